@@ -21,15 +21,15 @@ from dataclasses import dataclass, field
 import msgspec
 
 from benchmarks._rotor import HeterogeneousChain, cheapest_schedule
+from explorer.engine.bench.measure import measure, warm_checkpoint
+from explorer.engine.bench.step import prepare, run_step, torch_device
+from explorer.engine.bench.timing import step_ms
 from explorer.engine.compare.compare import compare
 from explorer.engine.device.device import device_of
 from explorer.engine.device.heap import without_page_faults
-from explorer.engine.measure.measure import measure, warm_checkpoint
-from explorer.engine.measure.stopwatch import step_ms
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load_for
 from explorer.engine.policy.apply import apply_policy
-from explorer.engine.step import prepare, run_step, torch_device
 from explorer.errors import BadInput
 from explorer.plan.names import Fqns
 from explorer.plan.planners.budget import Planner

@@ -21,22 +21,22 @@ import torch
 
 from benchmarks.zoo import entries
 from explorer.cli.options import ModelOptions
+from explorer.engine.bench.block_costs import block_costs
+from explorer.engine.bench.measure import warm_checkpoint
+from explorer.engine.bench.recording import Recorded, watched_step
+from explorer.engine.bench.step import prepare, run_step, torch_device
+from explorer.engine.bench.timing import Timed
 from explorer.engine.device.device import device_of
-from explorer.engine.measure.block_costs import block_costs
-from explorer.engine.measure.measure import warm_checkpoint
-from explorer.engine.measure.recording import Recorded, watched_step
-from explorer.engine.measure.stopwatch import Timed
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load_for
 from explorer.engine.state.global_state import preserve_global_state
-from explorer.engine.step import prepare, run_step, torch_device
 from explorer.errors import InvalidPolicy
 from explorer.plan.policy.presets import preset
 from explorer.plan.predict.baseline import keep_all_from
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.record import Measurement, ModelGraph, ModelRef, RunSpec
 from explorer.record.policy import Policy
-from tests.engine.measure.random_policies import KINDS, random_policy
+from tests.engine.bench.random_policies import KINDS, random_policy
 
 MODELS = {
     "gpt": {"batch": 2, "n_layers": 4},

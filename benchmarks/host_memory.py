@@ -21,7 +21,7 @@ SCRIPT = """
 import pathlib, resource, sys, torch
 from torch.utils.checkpoint import checkpoint
 from explorer.engine.compare.compare import compare
-from explorer.engine.measure.measure import measure_pair
+from explorer.engine.bench.measure import measure_pair
 from explorer.record import ModelRef, Policy, RunSpec
 
 folder, what = sys.argv[1:]

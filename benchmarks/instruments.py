@@ -13,12 +13,12 @@ import sys
 import time
 from collections.abc import Callable
 
+from explorer.engine.bench.attribution import attribute
+from explorer.engine.bench.recording import tracker_of
+from explorer.engine.bench.step import Trainee, prepare, run_step
 from explorer.engine.device.allocator import clock_skew_ns
 from explorer.engine.device.device import device_of
-from explorer.engine.measure.attribution import attribute
-from explorer.engine.measure.recording import tracker_of
 from explorer.engine.state.global_state import preserve_global_state
-from explorer.engine.step import Trainee, prepare, run_step
 from explorer.record import ModelRef, Policy, RunSpec
 
 BUDGET = {"allocator": 1.15, "tracker": 1.3, "both": None}

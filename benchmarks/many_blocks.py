@@ -26,7 +26,7 @@ import torch
 from streamlit.testing.v1 import AppTest
 from torch import nn
 
-from explorer.engine.measure.measure import measure
+from explorer.engine.bench.measure import measure
 from explorer.engine.model.describe import describe
 from explorer.jobs.protocol import Measure
 from explorer.record import Measurement, ModelGraph, ModelRef, RunSpec

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 
 import explorer
-from explorer.engine.measure.live import LiveStep
+from explorer.engine.bench.user_loop import LoopRecording
 from explorer.engine.model.load import load
 from explorer.record import ModelRef
 
@@ -32,7 +32,7 @@ def main(target: str = "sample_models/gpt.py", rounds: str = "12") -> None:
     watch = explorer.watch(watched[0], watched[2], at=range(2, 3 * n, 3))
     apart: dict[str, list[float]] = {"__enter__": [], "__exit__": []}
     for name in apart:
-        setattr(LiveStep, name, clocked(getattr(LiveStep, name), apart[name]))
+        setattr(LoopRecording, name, clocked(getattr(LoopRecording, name), apart[name]))
     ratios: dict[str, list[float]] = {"recorded": [], "beside": []}
     for i in range(1, 3 * n):
         n_clocked = [len(took_s) for took_s in apart.values()]

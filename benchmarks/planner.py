@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from explorer.engine.measure.measure import measure
+from explorer.engine.bench.measure import measure
 from explorer.engine.model.describe import describe
 from explorer.errors import BadInput
 from explorer.plan.planners.budget import Planner

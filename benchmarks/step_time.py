@@ -12,15 +12,15 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from explorer.engine.bench.measure import measure, warm_checkpoint
+from explorer.engine.bench.step import prepare, run_step, torch_device
+from explorer.engine.bench.timing import step_ms
 from explorer.engine.device.device import device_of
 from explorer.engine.device.heap import without_page_faults
-from explorer.engine.measure.measure import measure, warm_checkpoint
-from explorer.engine.measure.stopwatch import step_ms
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load_for
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.state.global_state import preserve_global_state
-from explorer.engine.step import prepare, run_step, torch_device
 from explorer.errors import ExplorerError
 from explorer.plan.names import is_within
 from explorer.plan.planners.budget import Planner

@@ -24,7 +24,7 @@ MODEL = ModelRef(target="sample_models/mlp.py", arguments={})
 N_COLD, N_WARM = 3, 15
 DIRECT = """
 import time
-from explorer.engine.measure.measure import measure
+from explorer.engine.bench.measure import measure
 from explorer.record.graph import ModelRef
 from explorer.record.plan import silent
 from explorer.record.run import RunSpec

@@ -36,7 +36,7 @@ WARM = (
     "explorer.engine.model.describe",
     "explorer.engine.compare.compare",
     "torch._dynamo",  # the first checkpoint call imports it (seconds)
-    "explorer.engine.measure.autograd_graph",
+    "explorer.engine.bench.other_tools",
     "explorer.lab.run",
     "explorer.engine.pipeline.run",
     "explorer.engine.pipeline.play.rank_main",

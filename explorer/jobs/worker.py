@@ -54,12 +54,11 @@ def _described(request: Describe, report: Report) -> Record:
 
 
 def _measured(request: Measure, report: Report) -> Record:
-    from explorer.engine.measure.fits import measure_what_fits
-    from explorer.engine.measure.foreseen import foresee
-    from explorer.engine.measure.measure import measure, measure_beside_keep_all
+    from explorer.engine.bench.measure import measure, measure_beside_keep_all, measure_what_fits
+    from explorer.engine.bench.without_data import measure_without_data
 
     if request.without_data:
-        return foresee(request.spec, report)
+        return measure_without_data(request.spec, report)
     if request.beside_keep_all:
         return measure_beside_keep_all(request.spec, report)
     return (measure_what_fits if request.until_it_fits else measure)(request.spec, report)
@@ -72,7 +71,7 @@ def _answer(request: Request, report: Report) -> Record:
         case Measure():
             return _measured(request, report)
         case SaveSnapshot():
-            from explorer.engine.measure.snapshot import save_snapshot
+            from explorer.engine.bench.other_tools import save_snapshot
 
             return save_snapshot(request.spec, Path(request.path), report)
         case Compare():
@@ -80,7 +79,7 @@ def _answer(request: Request, report: Report) -> Record:
 
             return compare(request.baseline, request.candidate, full=request.full, report=report)
         case DrawAutograd():
-            from explorer.engine.measure.autograd_graph import draw_autograd
+            from explorer.engine.bench.other_tools import draw_autograd
 
             return draw_autograd(request.spec, request.block, report)
         case FindPlans():

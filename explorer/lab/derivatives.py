@@ -19,12 +19,12 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from explorer.engine.bench.step import Trainee, autocast, forward_backward, prepare
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded, call
 from explorer.engine.state.global_state import deterministic_kernels
 from explorer.engine.state.rng import seed_everything
-from explorer.engine.step import Trainee, autocast, forward_backward, prepare
 from explorer.lab.kit.apart import rows_apart
 from explorer.lab.kit.bench import Answer, Gradients, LabBench, Raised, Setting, attempt, gradients_of
 from explorer.lab.kit.rows import DISTANCE, baseline_row, compared_row, series_of, size_of

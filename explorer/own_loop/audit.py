@@ -15,8 +15,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from explorer.engine.bench.user_loop import LoopRecording
 from explorer.engine.compare.rerun_draws import RerunDraws
-from explorer.engine.measure.live import LiveStep
 from explorer.engine.policy.apply import policy_of
 from explorer.engine.policy.plain import checkpointing_off
 from explorer.engine.state.global_state import preserve_global_state
@@ -106,7 +106,7 @@ def audit(model: nn.Module, step: Step) -> Audit:
 
 
 def _recorded(model: nn.Module, step: Step, where: str) -> Measurement:
-    live = LiveStep(model, None, where)
+    live = LoopRecording(model, None, where)
     with live:
         step()
     return live.measurement

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from explorer.engine.measure.own_steps import OwnSteps
+from explorer.engine.bench.user_step import UserSteps
 from explorer.errors import InvalidPolicy, OutOfMemory
 from explorer.plan.planners.budget import DEVICE, Planner, parse_budget
 from explorer.plan.planners.confirm import confirmed, kept
@@ -51,7 +51,7 @@ def auto_policy(model: nn.Module, step: Callable[[], object], budget: str | int 
     """
     frame: Any = sys._getframe(1)
     where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-    with OwnSteps(model, step, where) as steps:
+    with UserSteps(model, step, where) as steps:
         graph = steps.graph()
         run, refused = _first_that_fits(steps, graph)
         planner = Planner(run, graph)
@@ -76,7 +76,7 @@ def auto_policy(model: nn.Module, step: Callable[[], object], budget: str | int 
     )
 
 
-def _first_that_fits(steps: OwnSteps, graph: ModelGraph) -> tuple[Measurement, list[str]]:
+def _first_that_fits(steps: UserSteps, graph: ModelGraph) -> tuple[Measurement, list[str]]:
     """The timed run with everything kept, or of the ladder's first rung that fits; and the names of refused rungs."""
     refused: list[str] = []
     for name, policy in _rungs(graph):
@@ -100,7 +100,7 @@ def _rungs(graph: ModelGraph) -> Iterator[tuple[str, Policy]]:
     yield from ((f"{name} recomputed", policy) for name, policy in ladder(graph))
 
 
-def _run(steps: OwnSteps, policy: Policy, refused: list[str]) -> Measurement:
+def _run(steps: UserSteps, policy: Policy, refused: list[str]) -> Measurement:
     run = steps.recorded(policy)
     if run is None:
         raise OutOfMemory(
@@ -111,6 +111,6 @@ def _run(steps: OwnSteps, policy: Policy, refused: list[str]) -> Measurement:
     return run
 
 
-def _ratio(steps: OwnSteps, policy: Policy) -> tuple[float, float] | None:
+def _ratio(steps: UserSteps, policy: Policy) -> tuple[float, float] | None:
     times = steps.in_turns((KEEP_ALL, policy))
     return ratio_with_spread(times[1].step, times[0].step) if times else None

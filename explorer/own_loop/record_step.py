@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from explorer.engine.measure.live import LiveStep
+from explorer.engine.bench.user_loop import LoopRecording
 from explorer.errors import BadInput, message_of
 from explorer.own_loop.recorded_run import RecordedRun
 
@@ -27,13 +27,13 @@ class RecordedStep(RecordedRun):
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, where: str) -> None:
         super().__init__()
         self._step = (model, optimizer, where)
-        self._live: LiveStep | None = None
+        self._live: LoopRecording | None = None
 
     def __enter__(self) -> Self:
         try:
             if self._measurement is not None:
                 raise BadInput("A step was recorded in it already.", hint="Call explorer.record_step once a step.")
-            live = LiveStep(*self._step)
+            live = LoopRecording(*self._step)
             live.__enter__()
             self._live = live
         except Exception as trouble:

@@ -27,9 +27,9 @@ from msgspec.structs import replace
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from explorer.engine.bench.memory import memory_at_refusal
+from explorer.engine.bench.user_loop import LoopRecording
 from explorer.engine.device.rank import of_rank, rank_in_words
-from explorer.engine.measure.held import held_at_refusal
-from explorer.engine.measure.live import LiveStep
 from explorer.engine.watch.here_only import HereOnly
 from explorer.engine.watch.uncompiled import never_compiled
 from explorer.errors import BadInput, NotSaved, message_of
@@ -111,7 +111,7 @@ class Watch:
         self._model, self._optimizer = model, optimizer
         self._at = frozenset(at)
         self._own = {id(parameter) for parameter in model.parameters()}
-        self._live: LiveStep | None = None
+        self._live: LoopRecording | None = None
         self._hooks: list[Any] = []
         self._leaving: Any = None
         self._reserve: mmap.mmap | None = None
@@ -294,7 +294,7 @@ class Watch:
         if not self._is_asked_for(step) and (step > 1 or self.on_oom is None):
             return
         try:
-            live = LiveStep(self._model, self._optimizer, f"{self.where}, step {step}{rank_in_words()}")
+            live = LoopRecording(self._model, self._optimizer, f"{self.where}, step {step}{rank_in_words()}")
             live.__enter__()
         except Exception as error:  # another profiler, say: the loop goes on
             self._unrecorded(step, error)
@@ -328,8 +328,8 @@ class Watch:
 
     def _held(self, error: Exception) -> Measurement:
         where = f"{self.where}, step {self.n_steps + 1}{rank_in_words()}"
-        device = LiveStep(self._model, self._optimizer, where).device
-        return held_at_refusal(self._model, self._optimizer, device, where=where, error=error)
+        device = LoopRecording(self._model, self._optimizer, where).device
+        return memory_at_refusal(self._model, self._optimizer, device, where=where, error=error)
 
 
 def _refusal(run: Measurement, whole: Measurement | None) -> tuple[str, ...]:

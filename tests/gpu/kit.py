@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 import torch
 
-from explorer.engine.measure.measure import measure
+from explorer.engine.bench.measure import measure
 from explorer.record import Measurement, ModelRef, Policy, RunSpec
 
 Outcome = Literal["passed", "failed", "skipped", "crashed"]

@@ -112,7 +112,7 @@ class Float64:
 
 def send_pickles() -> None:
     """To the fork server as its client sends them, and to every socket as requests were before 2026-11."""
-    at_hand().start(print, Float64(), needs=["explorer.engine.step"]).close()
+    at_hand().start(print, Float64(), needs=["explorer.engine.bench.step"]).close()
     frame = pickle.dumps((Float64(), "print", (), ()))
     for file in filter(_is_open_pipe, range(3, 64)):
         with suppress(OSError), socket.socket(fileno=os.dup(file)) as line:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from explorer.engine.step import prepare
+from explorer.engine.bench.step import prepare
 from explorer.errors import BadInput
 from explorer.lab.derivatives import DERIVATIVES
 from explorer.lab.run import run_lab

@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import explorer
+from explorer.engine.bench.measure import measure
 from explorer.engine.device.limits import limited_process
-from explorer.engine.measure.measure import measure
 from explorer.errors import OutOfMemory
 from explorer.own_loop.watch import Watch
 from explorer.record import ModelRef, RunSpec

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import explorer
-from explorer.engine.measure.measure import measure
+from explorer.engine.bench.measure import measure
 from explorer.engine.model.load import load
 from explorer.errors import BadInput, NotSaved
 from explorer.jobs.run_file import read

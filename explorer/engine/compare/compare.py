@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from explorer.engine.bench.measure import measure_pair
+from explorer.engine.bench.step import Trainee, forward_backward, prepare
 from explorer.engine.compare.carried import carried, n_looked_at, names, not_walked, unstable
 from explorer.engine.compare.diffs import differences
 from explorer.engine.compare.draws import DrawWatch
@@ -29,13 +31,11 @@ from explorer.engine.compare.outcome import (
 )
 from explorer.engine.compare.probe import probe
 from explorer.engine.compare.reference import coarsest_epsilon, reference
-from explorer.engine.measure.measure import measure_pair
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load_for
 from explorer.engine.state.global_state import deterministic_kernels, preserve_global_state, tf32_kinds, without_tf32
 from explorer.engine.state.snapshot import SharedSnapshot
 from explorer.engine.state.state_diff import StateKey
-from explorer.engine.step import Trainee, forward_backward, prepare
 from explorer.engine.watch.checkpoint_error import failure_in_words
 from explorer.errors import BadInput, Cancelled
 from explorer.plan.hazards.hazards import hazards

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
+from explorer.engine.bench.step import OnPhase, Trainee, autocast, forward_backward, ignore
 from explorer.engine.compare.diffs import Yardstick, differences, is_floating, step_distances
 from explorer.engine.compare.kept import Kept, as_bytes, on_cpu
 from explorer.engine.model.loaded import call
 from explorer.engine.state.bits import same_bits
 from explorer.engine.state.rng import RngState, seed_everything
 from explorer.engine.state.state_diff import State, plain_copy, read_state
-from explorer.engine.step import OnPhase, Trainee, autocast, forward_backward, ignore
 from explorer.record.comparison import GradientDiff, ParameterDiff, RngDiff, TensorDiff
 
 N_STEPS = 2

@@ -20,6 +20,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from explorer.engine.bench.step import Trainee, autocast, forward_backward, prepare
 from explorer.engine.compare.outcome import fingerprint, input_gradients
 from explorer.engine.compare.step_program import hooked
 from explorer.engine.device.subprocess_call import call_in_subprocess
@@ -29,7 +30,6 @@ from explorer.engine.state.global_state import deterministic_kernels, preserve_g
 from explorer.engine.state.rng import RngState
 from explorer.engine.state.snapshot import SharedSnapshot, StepSnapshot
 from explorer.engine.state.state_diff import read_state, same_state
-from explorer.engine.step import Trainee, autocast, forward_backward, prepare
 from explorer.errors import Cancelled, ExplorerError, ModelFailed, said_by
 from explorer.plan.names import listed
 from explorer.record.allocations import Phase

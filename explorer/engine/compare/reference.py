@@ -11,6 +11,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from explorer.engine.bench.step import AUTOCAST, prepare
 from explorer.engine.compare.diffs import is_floating, relative_distance
 from explorer.engine.compare.outcome import Outcome, Tensors, not_reproducible_because, take
 from explorer.engine.compare.same_branches import Branches, SameBranches
@@ -18,7 +19,6 @@ from explorer.engine.compare.same_draws import SameDraws
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.state.rng import RngState, seed_everything
 from explorer.engine.state.snapshot import SharedSnapshot
-from explorer.engine.step import AUTOCAST, prepare
 from explorer.errors import said_by
 from explorer.record.policy import KEEP_ALL
 from explorer.record.run import RunSpec

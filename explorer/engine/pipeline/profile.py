@@ -20,6 +20,7 @@ import msgspec
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from explorer.engine.bench.step import split
 from explorer.engine.device.device import device_of
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded, blaming
@@ -27,7 +28,6 @@ from explorer.engine.pipeline.cut.build import Pipeline, build
 from explorer.engine.pipeline.first_look import N_MICROBATCHES, FirstLook, look_at, n_bytes
 from explorer.engine.pipeline.profile_stages import StageBench
 from explorer.engine.state.global_state import preserve_global_state
-from explorer.engine.step import split
 from explorer.errors import BadInput, InvalidPlan
 from explorer.plan.pipeline.cuts import Stages
 from explorer.plan.pipeline.stage_costs import special_units

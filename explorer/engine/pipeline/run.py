@@ -10,9 +10,9 @@ import msgspec
 import torch
 from torch import Tensor
 
+from explorer.engine.bench.memory import memory_limit
 from explorer.engine.device.device import device_of
 from explorer.engine.device.limits import failure_in_step
-from explorer.engine.measure.limited import limited_step
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.pipeline.cut.build import Pipeline, build, row_texts
@@ -65,7 +65,7 @@ def run_pipeline(
             if engine == "procs":
                 result.by_processes(report)
             else:
-                with limited_step(device_of(pipeline.trainee.device), pipeline.trainee):
+                with memory_limit(device_of(pipeline.trainee.device), pipeline.trainee):
                     result.in_one_process(report)
             result.compare(loaded, report)
         except (Cancelled, InvalidPlan, NotOnThisDevice):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import msgspec
 from torch import Tensor
 
+from explorer.engine.bench.step import autocast, prepare
 from explorer.engine.compare.diffs import Tensors, Yardstick, difference
 from explorer.engine.compare.reference import coarsest_epsilon
 from explorer.engine.model.loaded import Loaded, call
@@ -23,7 +24,6 @@ from explorer.engine.pipeline.cut.keyed_rng import KeyedRng
 from explorer.engine.pipeline.play.batch_norm import deferred_batch_norm
 from explorer.engine.state.bits import same_bits
 from explorer.engine.state.rng import seed_everything
-from explorer.engine.step import autocast, prepare
 from explorer.record.comparison import BufferDiff, GradientDiff
 from explorer.record.pipeline_run import BufferShares, GradientShares
 from explorer.record.plan import Progress, Report

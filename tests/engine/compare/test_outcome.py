@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from explorer.engine.bench.step import prepare
 from explorer.engine.compare.outcome import N_STEPS, not_reproducible_because, take
-from explorer.engine.step import prepare
 from tests.engine.judging import judged, pair
 
 

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from explorer.engine.bench.step import prepare
 from explorer.engine.compare.outcome import Outcome, take
 from explorer.engine.compare.reference import reference
 from explorer.engine.compare.same_branches import Branches, SameBranches
 from explorer.engine.model.load import load_for
 from explorer.engine.state.global_state import preserve_global_state
-from explorer.engine.step import prepare
 from explorer.record.run import RunSpec
 from tests.engine.tiny_nets import ref
 

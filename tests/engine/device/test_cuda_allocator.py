@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from explorer.engine.bench.recording import doubts
 from explorer.engine.device.allocator import peak_bytes
 from explorer.engine.device.cuda_allocator import CudaRecorder, blocks_of, read_trace
-from explorer.engine.measure.recording import doubts
 from explorer.errors import NotOnThisDevice
 
 MIB = 2**20

@@ -7,10 +7,10 @@ import platform
 
 import pytest
 
+from explorer.engine.bench.measure import measure
 from explorer.engine.device.device import CpuDevice
 from explorer.engine.device.first_step import MOST_TRIES, first_step
 from explorer.engine.device.subprocess_call import call_in_subprocess
-from explorer.engine.measure.measure import measure
 from explorer.engine.model.describe import describe
 from explorer.errors import OutOfMemory
 from explorer.plan.policy.presets import preset

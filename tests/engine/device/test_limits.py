@@ -8,10 +8,10 @@ import re
 import msgspec
 import pytest
 
+from explorer.engine.bench.measure import measure
+from explorer.engine.bench.step import prepare, run_step
 from explorer.engine.device.limits import limited_process
 from explorer.engine.device.subprocess_call import call_in_subprocess
-from explorer.engine.measure.measure import measure
-from explorer.engine.step import prepare, run_step
 from explorer.errors import OutOfMemory
 from explorer.record import RunSpec
 from explorer.record.plan import Report, silent

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from explorer.engine.bench.measure import measure
 from explorer.engine.device.limits import limited_process
-from explorer.engine.measure.measure import measure
 from explorer.engine.model import describe as describing
 from explorer.engine.model.describe import describe
 from explorer.engine.model.loaded import Loaded

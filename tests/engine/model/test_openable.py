@@ -8,10 +8,10 @@ import msgspec
 import pytest
 import torch
 
+from explorer.engine.bench.step import prepare, run_step
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load
 from explorer.engine.state.global_state import preserve_global_state
-from explorer.engine.step import prepare, run_step
 from explorer.errors import BadInput, ModelFailed, ModelNotLoaded
 from explorer.plan.policy.presets import preset
 from explorer.record.graph import ModelRef

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from explorer.engine.bench.step import forward_backward, prepare
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load
 from explorer.engine.state.global_state import preserve_global_state
-from explorer.engine.step import forward_backward, prepare
 from explorer.errors import InvalidPolicy
 from explorer.plan.catalogue import catalogue
 from explorer.plan.hazards.hazards import hazards

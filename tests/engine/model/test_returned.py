@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from explorer.engine.bench.measure import measure
 from explorer.engine.compare.compare import compare
-from explorer.engine.measure.measure import measure
 from explorer.engine.model.load import load
 from explorer.engine.model.loaded import shapes
 from explorer.errors import ModelNotLoaded

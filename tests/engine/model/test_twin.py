@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from explorer.engine.bench.step import forward_backward, prepare
 from explorer.engine.model.load import load
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.model.twin import is_same_start, left_behind, twin
 from explorer.engine.state.global_state import preserve_global_state
-from explorer.engine.step import forward_backward, prepare
 from explorer.record.graph import ModelRef
 from explorer.record.run import RunSpec
 from tests.engine import carried_nets, trap_nets

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from explorer.engine.measure.autograd_graph import draw_autograd
+from explorer.engine.bench.other_tools import draw_autograd
 from explorer.engine.model.describe import describe
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.policy.apply import apply_policy

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from explorer.engine.bench.recording import record
 from explorer.engine.device.device import CpuDevice
-from explorer.engine.measure.recording import record
 from explorer.engine.model.load import load
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.plan.predict.replay import Call, Replay

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
 import explorer
-from explorer.engine.measure.measure import measure
+from explorer.engine.bench.measure import measure
 from explorer.engine.watch.checkpoint_error import BRANCH, CACHE, TOKENS, TYPES, in_words
 from explorer.record import ModelRef, Policy, RunSpec
 

@@ -10,9 +10,9 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from explorer.engine.measure.recording import tracker_of
+from explorer.engine.bench.recording import tracker_of
+from explorer.engine.bench.step import prepare, run_step
 from explorer.engine.state.global_state import preserve_global_state
-from explorer.engine.step import prepare, run_step
 from explorer.engine.watch.flops import formula
 from explorer.record import Policy, RunSpec
 from tests.engine.tiny_nets import ref

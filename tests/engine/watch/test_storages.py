@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from explorer.engine.measure.recording import tracker_of
+from explorer.engine.bench.recording import tracker_of
+from explorer.engine.bench.step import prepare
 from explorer.engine.state.global_state import preserve_global_state
-from explorer.engine.step import prepare
 from explorer.record import RunSpec
 from tests.engine.tiny_nets import ref
 

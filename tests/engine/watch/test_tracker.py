@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from explorer.engine.measure.recording import tracker_of
+from explorer.engine.bench.recording import tracker_of
+from explorer.engine.bench.step import Trainee, prepare, run_step
 from explorer.engine.state.global_state import preserve_global_state
-from explorer.engine.step import Trainee, prepare, run_step
 from explorer.engine.watch.tracker import BACKWARD, FORWARD, OP_COLUMNS, RECOMPUTE, Tracker
 from explorer.record import Policy, RunSpec, Unit
 from tests.engine.tiny_nets import ref

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from explorer.engine.measure.measure import measure
+from explorer.engine.bench.measure import measure
 from explorer.engine.watch.uncounted import MATRIX_KIND, is_uncounted
 from explorer.record import ModelRef, RunSpec
 

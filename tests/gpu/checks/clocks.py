@@ -7,12 +7,12 @@ import time
 
 import torch
 
+from explorer.engine.bench.recording import tracker_of
+from explorer.engine.bench.step import Trainee, prepare, run_step
+from explorer.engine.bench.timing import step_ms
 from explorer.engine.device.allocator import clock_skew_ns, take_probe
 from explorer.engine.device.device import device_of
-from explorer.engine.measure.recording import tracker_of
-from explorer.engine.measure.stopwatch import step_ms
 from explorer.engine.state.global_state import preserve_global_state
-from explorer.engine.step import Trainee, prepare, run_step
 from tests.gpu.kit import Bench
 
 N_STEPS = 10

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from explorer.engine.bench.other_tools import save_snapshot
 from explorer.engine.compare.compare import compare
-from explorer.engine.measure.snapshot import save_snapshot
 from explorer.record import ModelRef, Policy
 from explorer.record.base import to_msgpack
 from tests.golden.make import TINY

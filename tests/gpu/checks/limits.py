@@ -7,9 +7,9 @@ import gc
 import msgspec
 import torch
 
+from explorer.engine.bench.measure import measure
 from explorer.engine.compare.compare import compare
 from explorer.engine.device.device import device_of
-from explorer.engine.measure.measure import measure
 from explorer.engine.model.describe import describe
 from explorer.plan.policy.presets import preset
 from tests.gpu.kit import Bench

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from explorer.engine.measure.measure import measure
+from explorer.engine.bench.measure import measure
 from explorer.engine.model.describe import describe
 from explorer.errors import BadInput
 from explorer.plan.planners.budget import Planner

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from explorer.engine.measure.measure import measure
+from explorer.engine.bench.measure import measure
 from explorer.plan.memory.ledger import in_place, ledger
 from explorer.plan.predict.changes import RNG_STATE_BYTES
 from explorer.plan.predict.forecaster import Forecaster, inside

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from explorer.engine.bench.step import Trainee, autocast, prepare, split
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded, blaming, call
 from explorer.engine.pipeline.cut.keyed_rng import KeyedRng
@@ -23,7 +24,6 @@ from explorer.engine.pipeline.cut.segments import divided, segment_of
 from explorer.engine.pipeline.cut.split import StageModule, StagePart, cut_tape, rebuild_output
 from explorer.engine.pipeline.cut.tape import Tape, record
 from explorer.engine.policy.apply import apply_policy
-from explorer.engine.step import Trainee, autocast, prepare, split
 from explorer.errors import BadInput, ExplorerError, InvalidPlan, message_of
 from explorer.plan.pipeline.actions import Action, Rows, format_rows, stage_ranks
 from explorer.plan.pipeline.clock import is_checkpointed

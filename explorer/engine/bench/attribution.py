@@ -1,0 +1,173 @@
+"""Role and block of each byte: the allocator's record of a step, with names from the tracker.
+
+The problem. Two instruments watch the step, and each knows half. The allocator sees every byte come and go, inside
+kernels too, but not the purpose of a byte. The tracker knows block, operator and role of each storage, but it does not
+see every storage.
+
+The idea. The timeline consists of the allocator's blocks alone, so its total is right by construction. The tracker
+only adds names to the blocks. A block without a name is shown as "unattributed".
+
+    allocator   pointer p   |alloc ........................ free|      |alloc .. free|
+    tracker     storage s        ^ returned by mm, block 3                            (no storage: inside a kernel)
+    entry                   p: temporary, block 3, mm                  p: unattributed, block and phase by time
+
+The mechanism (`attribute`; steps 1 to 4 in timeline.py).
+1. Cut the record to the step. The recording begins earlier; events before the step go into the base.
+2. Join: a storage lies in the block that has its pointer and size and was allocated last before the storage was seen.
+   An address is handed out many times in a step, so the order in time decides, with a little slack for two clocks.
+3. Memory from before the step is an entry too, born at tick 0. CUDA's allocator also knows its further bytes.
+4. Ticks are numbered over allocations and deaths alike: only events that change the total are on the time axis.
+5. Role, block and operator come from the storage, or else from the operator that ran at the allocation. An entry
+   without a name that outlives its forward is kept for backward: the generator's state that a checkpoint stashes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from explorer.engine.bench.timeline import SAVED, Entries, TrackedStep, entries_of, window
+from explorer.engine.device.allocator import AllocatorLog, Ints, lifetimes
+from explorer.engine.watch.storages import NONE
+from explorer.engine.watch.tracker import Tracker
+from explorer.record.allocations import PHASES, ROLES, Allocations, PhaseSpan
+from explorer.record.base import Column
+
+UNATTRIBUTED = ROLES.index("unattributed")
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """The attributed timeline, and the peaks that other counters read."""
+
+    allocations: Allocations
+    phases: tuple[PhaseSpan, ...]
+    tracker_peak_bytes: int
+    allocated: Column | None
+    """CUDA's allocated bytes at each tick."""
+    reserved: Column | None
+
+
+def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
+    """The timeline of the step in `log` and `tracker`. `skew_ns` is the allocator's clock minus the tracker's."""
+    log = window(log, tracker.begin_ns + skew_ns, tracker.end_ns + skew_ns)  # 1.
+    tracked = TrackedStep(tracker)
+    lived = lifetimes(log)
+    entries, tick_ns = entries_of(log, lived, tracked, skew_ns)  # 2., 3. and 4.
+    operator = _operators(entries, tracked, log.clock_grain_ns)  # 5.
+    known = entries.storage != NONE
+    roles = np.full(len(known), UNATTRIBUTED, dtype=np.int64)
+    roles[known] = tracked.roles()[entries.storage[known]]
+    phases = _spans(tracked, tick_ns)
+    # 5., last sentence: no operator returns a generator's state.
+    roles[~known & _kept_for_backward(entries, phases, len(tick_ns))] = SAVED
+    blocks = _blocks(entries, tracked, operator)
+    named = operator != NONE
+    ops = np.zeros(len(known), dtype=np.int64)
+    ops[named] = tracked.op_name[operator[named]]
+    begin_ns = tracker.begin_ns
+    # Calls name storages by the tracker's numbers; the record knows entries only.
+    entry_of = np.full(len(tracked.n_bytes), NONE, dtype=np.int64)
+    entry_of[entries.storage[known]] = np.flatnonzero(known)
+    allocations = Allocations(
+        n_ticks=len(tick_ns),
+        n_bytes=_column(entries.n_bytes),
+        born=_column(entries.born),
+        died=_column(entries.died),
+        role=_column(roles),
+        block=_column(blocks),
+        op=_column(ops),
+        blocks=tracker.fqns,
+        ops=tuple(tracker.op_names),
+        time_ns=_column(np.maximum(0, np.concatenate(([begin_ns], tick_ns)) - begin_ns)),
+        calls=tracker.calls.record(tick_ns, entry_of),
+        weight_casts=_column(np.flatnonzero(named & np.isin(operator, tracker.casts) & known)),
+    )
+    confirmed = np.zeros(len(tracked.n_bytes), dtype=bool)
+    confirmed[entries.storage[known]] = True
+    return Attribution(
+        allocations=allocations,
+        phases=phases,
+        tracker_peak_bytes=tracked.peak_bytes(confirmed),
+        allocated=_curve(log.allocated, entries),
+        reserved=_curve(log.reserved, entries),
+    )
+
+
+def _operators(entries: Entries, tracked: TrackedStep, grain_ns: int) -> Ints:
+    """The operator that returned each entry, or ran when the entry was allocated; NONE: outside every operator.
+
+    An allocator with a coarse clock may date an operator's allocation one grain before its beginning or after its end.
+    """
+    if not tracked.n_ops:
+        return np.full(len(entries.storage), NONE, dtype=np.int64)
+    running = np.searchsorted(tracked.op_first_ns, entries.time_ns, side="right") - 1
+    following = np.minimum(running + 1, tracked.n_ops - 1)
+    late_ns = np.where(running >= 0, entries.time_ns - tracked.op_last_ns[np.maximum(running, 0)], np.inf)
+    early_ns = np.where(following > running, tracked.op_first_ns[following] - entries.time_ns, np.inf)
+    early = (late_ns > 0) & (early_ns < late_ns) & (early_ns <= grain_ns)
+    running = np.where(early, following, running)
+    inside = early | (late_ns <= grain_ns)
+    known = entries.storage != NONE
+    operators = np.where(inside, running, NONE)
+    operators[known] = tracked.made_by[entries.storage[known]]
+    return operators
+
+
+def _blocks(entries: Entries, tracked: TrackedStep, operator: Ints) -> Ints:
+    """Block of each entry: its tagged owner, else its operator's block, else the running block, else the model."""
+    blocks = np.zeros(len(entries.storage), dtype=np.int64)
+    if len(tracked.scene_ns):
+        scene = np.searchsorted(tracked.scene_ns, entries.time_ns, side="right") - 1
+        blocks = np.where(scene >= 0, tracked.scene_block[np.maximum(scene, 0)], 0)
+    ran = operator != NONE
+    blocks[ran] = tracked.op_block[operator[ran]]
+    known = np.flatnonzero(entries.storage != NONE)
+    owner = tracked.owner[entries.storage[known]]
+    blocks[known[owner != NONE]] = owner[owner != NONE]
+    return blocks
+
+
+def _kept_for_backward(entries: Entries, phases: Sequence[PhaseSpan], n_ticks: int) -> NDArray[np.bool_]:
+    """Entries born in a forward, alive at its end and freed before the step ends.
+
+    Such an entry that no operator returned is the generators' state: each checkpoint keeps a copy for its recompute.
+    """
+    kept = np.zeros(len(entries.born), dtype=bool)
+    for span in phases:
+        if span.phase == "forward":
+            first = max(span.first_tick, 1)
+            kept |= (entries.born >= first) & (entries.born < span.end_tick) & (entries.died >= span.end_tick)
+    return kept & (entries.died <= n_ticks)
+
+
+def _spans(tracked: TrackedStep, tick_ns: Ints) -> tuple[PhaseSpan, ...]:
+    """Phases in ticks, without gaps. Spans without an event of the allocator are left out."""
+    if not len(tracked.scene_ns):
+        return ()
+    scenes = np.stack((tracked.scene_phase, tracked.scene_rerun))
+    changed = np.append(True, (scenes[:, 1:] != scenes[:, :-1]).any(axis=0))
+    first = np.searchsorted(tick_ns, tracked.scene_ns[changed]) + 1
+    first[0] = 0
+    ends = np.append(first[1:], len(tick_ns) + 1)
+    spans: list[PhaseSpan] = []
+    for phase, rerun, begin, end in zip(*scenes[:, changed].tolist(), first.tolist(), ends.tolist()):
+        if begin >= end:
+            continue
+        block = "" if rerun == NONE else tracked.fqns[rerun]
+        if spans and (spans[-1].phase, spans[-1].block) == (PHASES[phase], block):
+            begin = spans.pop().first_tick
+        spans.append(PhaseSpan(phase=PHASES[phase], block=block, first_tick=begin, end_tick=end))
+    return tuple(spans)
+
+
+def _curve(values: Ints | None, entries: Entries) -> Column | None:
+    """A curve of the log at each tick. The first value is from before the first event."""
+    return None if values is None else _column(values[np.append(0, entries.events + 1)])
+
+
+def _column(values: Ints) -> Column:
+    return Column("q", np.ascontiguousarray(values, dtype=np.int64).tobytes())

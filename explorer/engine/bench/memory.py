@@ -1,0 +1,146 @@
+"""Tensors in memory outside of a recording: before a step, under a memory limit, and when memory is refused.
+
+The tensors from before a step are the floor of every timeline, and they count towards the memory limit of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from explorer.engine.bench.step import Trainee, run_step
+from explorer.engine.device.device import Device
+from explorer.engine.device.limits import failure_in_step
+from explorer.engine.device.rank import rank_here
+from explorer.engine.state.bits import storages
+from explorer.engine.watch.storages import KnownTensor, tensors_in_memory
+from explorer.record.allocations import ROLES, Allocations
+from explorer.record.base import column
+from explorer.record.graph import RECORDED, ModelRef
+from explorer.record.measurement import Measurement
+from explorer.record.run import RunSpec
+
+
+def tensors_before_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, inputs: Iterable[object]
+) -> list[KnownTensor]:
+    """Parameters and their gradients, buffers, plain tensor attributes of modules, optimizer state, inputs.
+
+    A tensor of several roles has the first of its roles in this order.
+    """
+    known = []
+    for name, parameter in model.named_parameters():
+        known.append(KnownTensor(parameter, "parameter", owner(name)))
+    known += gradients(model)
+    known += [KnownTensor(buffer, "buffer", owner(name)) for name, buffer in model.named_buffers()]
+    for fqn, module in model.named_modules():
+        plain = (value for value in vars(module).values() if isinstance(value, torch.Tensor))
+        known += [KnownTensor(value, "buffer", fqn) for value in plain]
+    known += optimizer_tensors(model, optimizer)
+    known += [KnownTensor(leaf, "input", "") for leaf in inputs if isinstance(leaf, torch.Tensor)]
+    return known
+
+
+def gradients(model: nn.Module) -> list[KnownTensor]:
+    """Gradients that parameters hold now."""
+    named = model.named_parameters()
+    return [KnownTensor(one.grad, "gradient", owner(name)) for name, one in named if one.grad is not None]
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[KnownTensor]:
+    """The optimizer's state, each tensor with the block of its parameter."""
+    if optimizer is None:
+        return []
+    owners: dict[torch.Tensor, str] = {p: owner(name) for name, p in model.named_parameters()}
+    return [
+        KnownTensor(value, "optimizer state", owners.get(parameter, ""))
+        for parameter, state in optimizer.state.items()
+        for value in state.values()
+        if isinstance(value, torch.Tensor)
+    ]
+
+
+def storage_bytes(things: Iterable[KnownTensor], device: torch.device) -> int:
+    """Bytes of the tensors' storages on `device`, each storage once."""
+    held = (storage for thing in things for storage in storages(thing.tensor))
+    return sum({one._cdata: one.nbytes() for one in held if one.device.type == device.type}.values())
+
+
+def owner(name: str) -> str:
+    """fqn of the block that holds the parameter or buffer `name`."""
+    return name.rpartition(".")[0]
+
+
+def memory_limit(device: Device, trainee: Trainee) -> AbstractContextManager[None]:
+    """Limits the trainee and its step to the spec's memory. Raises OutOfMemory if the trainee alone holds more."""
+    return device.limited(trainee.spec.memory_limit_bytes, held_bytes(trainee))
+
+
+def run_within_limit(device: Device, trainee: Trainee) -> float:
+    """Runs one step within the limit and returns the loss."""
+    with memory_limit(device, trainee):
+        return run_step(trainee)
+
+
+def trainee_tensors(trainee: Trainee) -> list[KnownTensor]:
+    """All tensors in memory between two steps."""
+    return tensors_before_step(trainee.model, trainee.optimizer, tree_leaves((trainee.inputs, trainee.targets)))
+
+
+def held_bytes(trainee: Trainee) -> int:
+    """Bytes between two steps, on the trainee's device."""
+    return storage_bytes(trainee_tensors(trainee), trainee.device)
+
+
+def memory_at_refusal(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, device: Device, *, where: str, error: Exception
+) -> Measurement:
+    """Tensors that Python can reach, by role and block. On a GPU the allocator's other bytes are unattributed.
+
+    Tensors that autograd alone holds cannot be reached on the CPU. `error` is the error that ended the step.
+    """
+    blocks = tuple(dict(model.named_modules()))
+    number = {fqn: i for i, fqn in enumerate(blocks)}
+    known = tensors_before_step(model, optimizer, ())
+    known += [KnownTensor(one, "unattributed", "") for one in tensors_in_memory()]
+    rows: dict[int, tuple[int, int, int]] = {}
+    for thing in known:
+        for storage in storages(thing.tensor) if thing.tensor.device.type == device.torch.type else ():
+            row = (storage.nbytes(), ROLES.index(thing.role), number.get(thing.owner, 0))
+            if storage.nbytes():
+                rows.setdefault(storage._cdata, row)
+    entries = list(rows.values())
+    if device.torch.type == "cuda":
+        rest = torch.cuda.memory_allocated(device.torch) - sum(row[0] for row in entries)
+        entries += [(rest, ROLES.index("unattributed"), 0)] if rest > 0 else []
+    n, (rank, n_ranks) = len(entries), rank_here() or (None, None)
+    return Measurement(
+        spec=RunSpec(
+            model=ModelRef(target=f"{RECORDED}{where}"),
+            device="cuda" if device.torch.type == "cuda" else "cpu",
+            optimizer="none",
+            n_repeats=0,
+        ),
+        environment=device.environment(torch.get_num_threads()),
+        origin="recorded",
+        recorded_in=where,
+        rank=rank,
+        n_ranks=n_ranks,
+        allocations=Allocations(
+            n_ticks=0,
+            n_bytes=column(row[0] for row in entries),
+            born=column([0] * n),
+            died=column([1] * n),
+            role=column(row[1] for row in entries),
+            block=column(row[2] for row in entries),
+            op=column([0] * n),
+            blocks=blocks,
+            ops=("",),
+            time_ns=column(),
+        ),
+        failure=failure_in_step(error),
+    )

@@ -1,0 +1,156 @@
+"""A step for other tools: a block's autograd graph by torchviz, and a snapshot for PyTorch's memory viewer.
+
+The snapshot exists on CUDA only: it is the caching allocator's history with a Python stack for every allocation.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchviz
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from explorer.engine.bench.memory import run_within_limit
+from explorer.engine.bench.step import prepare, run_step, set_mode, torch_device, torch_dtype
+from explorer.engine.device.cuda_allocator import CudaRecorder
+from explorer.engine.device.device import device_of
+from explorer.engine.model.load import load_for
+from explorer.engine.model.loaded import Loaded, blaming, place
+from explorer.engine.policy.apply import apply_policy
+from explorer.engine.state.global_state import preserve_global_state
+from explorer.engine.state.rng import seed_everything
+from explorer.engine.watch.saved import looking_at_saved
+from explorer.errors import BadInput, NotOnThisDevice, NotSaved, nearest
+from explorer.record.graph import AutogradPicture, AutogradPictures
+from explorer.record.measurement import SavedFile
+from explorer.record.plan import Progress, Report, silent
+from explorer.record.policy import Policy
+from explorer.record.run import RunSpec
+
+
+def draw_autograd(spec: RunSpec, block: str, report: Report = silent) -> AutogradPictures:
+    """The graph of `block` alone, kept and recomputed, on the block's input in a real forward.
+
+    Recompute is drawn under the options of `spec.policy`. Non-reentrant checkpointing keeps the nodes and empties
+    them; reentrant checkpointing replaces the nodes by one. Drawn by torchviz (github.com/szagoruyko/pytorchviz).
+    Raises BadInput for a block that does not exist or is never called, ModelFailed for a model that raises.
+    """
+    with preserve_global_state():
+        report(Progress(what=f"loading {spec.model.target}", done=0, total=3))
+        loaded = place(load_for(spec), torch_device(spec), torch_dtype(spec))
+        set_mode(loaded.model, spec.mode)
+        args, kwargs = _inputs_of(loaded, block)
+        report(Progress(what="drawing the block kept", done=1, total=3))
+        kept = _picture(loaded.model, block, args, kwargs, show_saved=True)
+        report(Progress(what="drawing the block recomputed", done=2, total=3))
+        with apply_policy(loaded.model, replace_units(spec.policy, block)):
+            recomputed = _picture(loaded.model, block, args, kwargs, show_saved=False)
+        return AutogradPictures(block=block, kept=kept, recomputed=recomputed)
+
+
+def replace_units(policy: Policy, block: str) -> Policy:
+    """The options of `policy` on one block alone."""
+    options = {name: getattr(policy, name) for name in Policy.__struct_fields__ if name != "units"}
+    return Policy.recompute([block], **options)
+
+
+def _inputs_of(loaded: Loaded, block: str) -> tuple[Any, Any]:
+    modules = dict(loaded.model.named_modules())
+    if block not in modules:
+        raise BadInput(f"The model has no block {block!r}.", hint=nearest(block, modules))
+    caught: list[Any] = []
+
+    def catch(module: nn.Module, args: Any, kwargs: Any) -> None:
+        caught.append((args, kwargs))
+
+    hook = modules[block].register_forward_pre_hook(catch, with_kwargs=True)
+    try:
+        with blaming(loaded.ref, loaded.inputs, "forward"), torch.no_grad():
+            loaded.output()
+    finally:
+        hook.remove()
+    if not caught:
+        raise BadInput(f"The block {block!r} is never called.", hint="Choose one of the blocks inside it.")
+    return tree_map(_leaf, caught[0])
+
+
+def _leaf(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach().clone().requires_grad_(value.is_floating_point())
+
+
+def _picture(model: nn.Module, block: str, args: Any, kwargs: Any, *, show_saved: bool) -> AutogradPicture:
+    module = model.get_submodule(block)
+    own = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
+    saved: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            saved[storage._cdata] = storage.nbytes()
+
+    seed_everything(0)
+    with torch.enable_grad(), looking_at_saved(note):
+        output = module(*args, **kwargs)
+    outputs = tuple(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.grad_fn is not None)
+    if not outputs:
+        raise BadInput(f"The block {block!r} makes nothing that backward could pass through.")
+    names: dict[str, Tensor] = {
+        f"{block}.{name}".lstrip("."): parameter for name, parameter in module.named_parameters()
+    }
+    names |= {f"input {i}": leaf for i, leaf in enumerate(tree_leaves((args, kwargs))) if isinstance(leaf, Tensor)}
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # torchviz 0.0.3 asks distutils
+        dot = torchviz.make_dot(outputs, params=names, show_saved=show_saved)
+    return AutogradPicture(
+        dot=dot.source, n_nodes=_n_nodes(outputs), n_saved_tensors=len(saved), saved_bytes=sum(saved.values())
+    )
+
+
+def _n_nodes(outputs: tuple[Tensor, ...]) -> int:
+    """Nodes that backward passes through, accumulation into parameters included."""
+    seen, waiting = set(), [output.grad_fn for output in outputs]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting.extend(following for following, _ in node.next_functions)
+    return len(seen)
+
+
+N_WARM_UP = 2
+
+
+def save_snapshot(spec: RunSpec, path: Path, report: Report = silent) -> SavedFile:
+    """Takes one warm step of `spec` and writes its allocator history to `path`, a few KB an event.
+
+    Raises NotOnThisDevice on a CPU, NotSaved where the file cannot be written, ModelFailed for a model that raises.
+    Source: https://docs.pytorch.org/docs/stable/torch_cuda_memory.html
+    """
+    if spec.device != "cuda":
+        raise NotOnThisDevice(
+            f"A snapshot for PyTorch's memory viewer was asked of {spec.device}; only CUDA's allocator has one.",
+            hint="The run itself can be saved and opened here on any device.",
+        )
+    device = torch_device(spec)
+    with preserve_global_state():
+        trainee, recorder = prepare(spec), CudaRecorder(device, stacks=True)
+        with blaming(spec.model, trainee.inputs, "step"):
+            for i in range(N_WARM_UP):
+                report(Progress(what="warming up", done=i, total=N_WARM_UP + 1))
+                run_step(trainee)
+            trainee.model.zero_grad(set_to_none=True)
+            report(Progress(what="recording the snapshot", done=N_WARM_UP, total=N_WARM_UP + 1))
+            with recorder:
+                run_within_limit(device_of(device), trainee)
+    try:
+        n_bytes = path.write_bytes(pickle.dumps(recorder.snapshot))
+    except OSError as error:
+        raise NotSaved(f"The snapshot could not be written to {path}: {error.strerror}.") from error
+    return SavedFile(path=str(path), n_bytes=n_bytes)

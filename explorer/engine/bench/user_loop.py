@@ -1,0 +1,268 @@
+"""Recording of one step of a user's loop, with both instruments.
+
+    with ...:      zero_grad │ forward │ backward │ clip │ optimizer │ scheduler
+    phase          between   │ forward │ backward │ between │ optimizer │ between
+
+The loop announces no phases, so hooks find the borders: a call of the model, the begin and end of backward, and a step
+of an optimizer (torch's global hooks). Everything else is `between`. The user's state does not change: hooks are
+removed, no random number is drawn, no gradient is touched, and an exception reaches the user.
+"""
+
+from __future__ import annotations
+
+import atexit
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils.checkpoint import CheckpointError
+
+from explorer.engine.bench.attribution import Attribution, attribute
+from explorer.engine.bench.block_costs import block_costs, uncounted
+from explorer.engine.bench.memory import gradients, optimizer_tensors, tensors_before_step
+from explorer.engine.bench.recording import doubts, tag_buckets
+from explorer.engine.bench.user_loop_graph import recorded_graph
+from explorer.engine.device.allocator import Probe, clock_skew_ns, take_probe
+from explorer.engine.device.device import Device, device_of, place_of
+from explorer.engine.device.rank import rank_here
+from explorer.engine.model.loaded import types_of
+from explorer.engine.policy.apply import policy_of
+from explorer.engine.watch.backward import around_backward
+from explorer.engine.watch.checkpoint_error import failure_in_words
+from explorer.engine.watch.storages import tensors_in_memory
+from explorer.engine.watch.tracker import Tracker
+from explorer.engine.watch.uncompiled import compiler_off, never_compiled
+from explorer.errors import BadInput
+from explorer.record.allocations import PHASES
+from explorer.record.failure import Failure
+from explorer.record.graph import RECORDED, ModelRef
+from explorer.record.measurement import AllocatorPeaks, Measurement
+from explorer.record.run import Autocast, Optimizer, RunSpec
+
+BETWEEN, OPTIMIZER = PHASES.index("between"), PHASES.index("optimizer")
+
+
+class _LoopTracker(Tracker):
+    """A tracker in which the first call of the model begins the forward phase."""
+
+    autocast: Autocast = "none"
+    """Autocast at the call of the model."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for owner, names in ((self.scopes, ("_before", "_after", "_rerun")), (self, ("on_phase", "_gradient_came"))):
+            for name in names:
+                setattr(owner, name, self._safely(getattr(owner, name)))
+
+    def _safely(self, function: Callable[..., Any]) -> Callable[..., None]:
+        @never_compiled
+        def noted(*args: Any, **kwargs: Any) -> None:
+            try:
+                if self.trouble is None:
+                    function(*args, **kwargs)
+            except Exception as error:
+                self._failed(error)
+
+        return noted
+
+    def _failed(self, error: Exception) -> None:
+        """Keeps the first error of the tracker. The training goes on."""
+        self.trouble = self.trouble or error
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """True: a step may begin inside a compiled region, whose other frames stay unmarked (see uncompiled.py)."""
+        return True
+
+    def entered(self, block: int, frame: Any, inputs: Any) -> None:
+        if self._phase in (BETWEEN, OPTIMIZER) and not frame.reruns:
+            self.on_phase("forward")
+            self.autocast = _autocast()
+        super().entered(block, frame, inputs)
+
+
+class LoopRecording:
+    """Records between enter and exit and then sets `measurement`, also after an exception. The exception passes."""
+
+    measurement: Measurement
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, where: str) -> None:
+        self._model, self._where = model, where
+        self.optimizer = optimizer
+        """Optimizer of the loop. The caller may set the optimizer during the step."""
+        self.device: Device = device_of(place_of(model))
+        self._probes: list[Probe] = []
+        self._open = ExitStack()
+
+    def __enter__(self) -> None:
+        """Starts the recording. Raises BadInput if another instrument is on: each would record the other."""
+        _refuse_other_instruments()
+        self._recorder = self.device.recorder()
+        self._policy = policy_of(self._model)
+        segments = [unit.blocks[0] for unit in self._policy.units if len(unit.blocks) > 1]
+        self._tracker = _LoopTracker(self._model, self.device.torch, self._tensors_before(), segments=segments)
+        with ExitStack() as opened:
+            self._compiled = opened.enter_context(compiler_off())
+            self._said = opened.enter_context(_heard())
+            opened.enter_context(self._recorder)
+            opened.callback(self._probe)
+            self._probe()
+            opened.enter_context(self._tracker)
+            opened.callback(lambda: self._tracker.storages.tag(gradients(self._model)))  # FSDP's have no hook
+            opened.callback(lambda: self._tracker.storages.tag(optimizer_tensors(self._model, self.optimizer)))
+            opened.callback(lambda: tag_buckets(self._model, self._tracker))
+            self._tracker.on_phase("between")
+            opened.enter_context(_borders(self._tracker))
+            self._open = opened.pop_all()
+        atexit.register(self._open.close)  # a profiler that is still on when the interpreter ends crashes it
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
+        self.close()
+        if self._tracker.trouble is not None:
+            raise self._tracker.trouble
+        log = self._recorder.log
+        attributed = attribute(log, self._tracker, clock_skew_ns(log, self._probes))
+        spec = self._spec(attributed)
+        costs = block_costs(self._tracker, attributed.allocations, attributed.phases, spec.policy, {})
+        rank, n_ranks = rank_here() or (None, None)
+        told = [*self._said, *doubts(log, max(attributed.allocations.held_bytes))]
+        self.measurement = Measurement(
+            spec=spec,
+            environment=self.device.environment(torch.get_num_threads()),
+            origin="recorded",
+            recorded_in=self._where,
+            rank=rank,
+            n_ranks=n_ranks,
+            allocations=attributed.allocations,
+            phases=attributed.phases,
+            peaks=AllocatorPeaks(
+                tracker_peak_bytes=attributed.tracker_peak_bytes,
+                requested_peak_bytes=log.requested_peak_bytes,
+                allocated_peak_bytes=log.allocated_peak_bytes,
+                reserved_peak_bytes=log.reserved_peak_bytes,
+                allocated=attributed.allocated,
+                reserved=attributed.reserved,
+            ),
+            blocks=costs,
+            graph=recorded_graph(self._model, self._tracker, costs, spec.model),
+            uncounted_ops=uncounted(self._tracker),
+            dtype=types_of(self._model),
+            warnings=tuple(dict.fromkeys(told)),
+            ran_as_written=bool(self._compiled),
+            failure=self._failure(error) if isinstance(error, Exception) else None,
+            free_memory_bytes=self.device.free_bytes(),
+        )
+
+    def close(self) -> None:
+        """Removes all instruments."""
+        atexit.unregister(self._open.close)
+        self._open.close()
+
+    def _failure(self, error: Exception) -> Failure:
+        """The failure, with torch's CheckpointError in plain words. The error gets the same sentence as a note."""
+        failure = failure_in_words(error, self._model)
+        if isinstance(error, CheckpointError):
+            error.add_note(failure.sentence)
+        return failure
+
+    def _tensors_before(self) -> list[Any]:
+        """The model's and the optimizer's tensors by role. Other tensors of Python on the device count as input."""
+        here = (tensor for tensor in tensors_in_memory() if tensor.device.type == self.device.torch.type)
+        return tensors_before_step(self._model, self.optimizer, here)
+
+    def _probe(self) -> None:
+        with suppress(Exception):  # a device without memory has none for a probe either
+            self._probes.append(take_probe(self.device.torch, number=len(self._probes)))
+
+    def _spec(self, attributed: Attribution) -> RunSpec:
+        n_backwards = sum(span.phase == "forward" for span in attributed.phases)
+        kind = type(self.optimizer).__name__.lower()
+        optimizer: Optimizer = "adamw" if kind == "adamw" else "sgd" if kind == "sgd" else "none"
+        return RunSpec(
+            model=ModelRef(target=f"{RECORDED}{self._where}"),
+            policy=self._policy,
+            autocast=self._tracker.autocast,
+            device="cuda" if self.device.torch.type == "cuda" else "cpu",
+            optimizer=optimizer,
+            mode="train" if self._model.training else "eval",
+            n_accumulation=max(n_backwards, 1),
+            n_repeats=0,
+            n_threads=torch.get_num_threads(),
+        )
+
+
+@contextmanager
+def _borders(tracker: _LoopTracker) -> Iterator[None]:
+    """Announces the phases backward and optimizer at their begin, and `between` at their end."""
+
+    @never_compiled
+    def steps(optimizer: Any, args: Any, kwargs: Any) -> Any:
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if not callable(closure):
+            tracker.on_phase("optimizer")
+            return None
+
+        def closed() -> Any:  # forward and backward run inside the optimizer's step, as in Lightning
+            loss = closure()
+            tracker.on_phase("optimizer")
+            return loss
+
+        return (args[0], closed, *args[2:]) if len(args) > 1 else args, {
+            **kwargs, **({"closure": closed} if "closure" in kwargs else {})
+        }  # fmt: skip
+
+    hooks = [
+        register_optimizer_step_pre_hook(steps),
+        register_optimizer_step_post_hook(never_compiled(lambda *_: tracker.on_phase("between"))),
+    ]
+    try:
+        with around_backward(partial(tracker.on_phase, "backward"), partial(tracker.on_phase, "between")):
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def _heard() -> Iterator[list[str]]:
+    """Collects the warnings shown in the context. The user's filters and display stay in force."""
+    warned: list[str] = []
+    show = warnings.showwarning
+
+    def showwarning(message: Warning | str, *rest: Any, **named: Any) -> None:
+        warned.append(str(message))
+        show(message, *rest, **named)
+
+    warnings.showwarning = showwarning  # type: ignore[assignment]
+    try:
+        yield warned
+    finally:
+        warnings.showwarning = show
+
+
+def _refuse_other_instruments() -> None:
+    running = []
+    if torch._C._autograd._profiler_enabled():
+        running.append("a profiler is running, or another step is being recorded")
+    if (mode := _get_current_dispatch_mode()) is not None:
+        running.append(f"the dispatch mode {type(mode).__name__} is on")
+    if torch.cuda.is_available() and torch.cuda.is_initialized() and torch._C._cuda_isHistoryEnabled():
+        running.append("CUDA's memory history is being recorded")
+    if running:
+        raise BadInput(
+            f"A step cannot be recorded here: {' and '.join(running)}.",
+            hint="Record outside of it; both would record each other.",
+        )
+
+
+def _autocast() -> Autocast:
+    kind = next((kind for kind in ("cuda", "cpu") if torch.is_autocast_enabled(kind)), None)
+    if kind is None:
+        return "none"
+    return "float16" if torch.get_autocast_dtype(kind) is torch.float16 else "bfloat16"

@@ -1,0 +1,322 @@
+"""The attributed timeline: every byte of the allocator has one role and one block, the right ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import accumulate
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from explorer.engine.bench.attribution import _operators, attribute
+from explorer.engine.bench.recording import Recorded, record, tracker_of, watched_step
+from explorer.engine.bench.step import prepare, run_step
+from explorer.engine.device.allocator import AllocatorLog, clock_skew_ns, lifetimes, take_probe
+from explorer.engine.device.cuda_allocator import read_trace
+from explorer.engine.device.device import CpuDevice
+from explorer.engine.model.load import load
+from explorer.engine.state.global_state import preserve_global_state
+from explorer.engine.watch.storages import NONE
+from explorer.record import PHASES, ROLES, Allocations, ModelRef, Policy, RunSpec, Unit
+from tests.engine.bench.gpt_runs import BLOCKS
+from tests.engine.tiny_nets import ref
+from tests.graphs import alive_at
+
+MODES = {
+    "keep": Policy(),
+    "all": Policy.recompute(BLOCKS),
+    "mixed": Policy.recompute(BLOCKS[::2]),
+    "reentrant": Policy.recompute(BLOCKS, use_reentrant=True),
+    "nested": Policy.recompute([*BLOCKS, "blocks.1.mlp"]),
+}
+WIDE = {"width": 64, "length": 64}
+
+
+_runs: dict[str, Recorded] = {}
+
+
+def run_of(policy: Policy = Policy(), model: ModelRef | None = None, **options: Any) -> Recorded:  # noqa: B008
+    """One recording each; records with dictionaries inside have no hash."""
+    spec = RunSpec(model=model or ref("gpt", **WIDE), policy=policy, **options)
+    if repr(spec) not in _runs:
+        with preserve_global_state():
+            run = record(spec, load(spec.model), CpuDevice(), lambda what: None)
+        assert run.failure is None, run.failure
+        _runs[repr(spec)] = run
+    return _runs[repr(spec)]
+
+
+def log_of(run: Recorded) -> Allocations:
+    assert run.attribution is not None
+    return run.attribution.allocations
+
+
+def bytes_by_role(log: Allocations, tick: int) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for i in alive_at(log, tick):
+        total[ROLES[log.role[i]]] += log.n_bytes[i]
+    return total
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_tracker_and_allocator_agree_on_the_peak(mode: str) -> None:
+    run = run_of(MODES[mode])
+    peak = max(log_of(run).held_bytes)
+    assert run.alone_peak_bytes == pytest.approx(peak, rel=0.005)
+    assert run.peaks.tracker_peak_bytes == pytest.approx(peak, rel=0.005)
+
+
+def test_what_a_checkpoint_keeps_of_the_generators_is_saved() -> None:
+    """By pencil: torch's generator on the CPU is 5,056 bytes, and each of four checkpoints keeps its state."""
+
+    def saved(policy: Policy) -> int:
+        run = run_of(policy)
+        assert run.attribution is not None
+        border = next(span.end_tick for span in run.attribution.phases if span.phase == "forward") - 1
+        return bytes_by_role(log_of(run), border)["saved activation"]
+
+    assert saved(MODES["all"]) - saved(Policy.recompute(BLOCKS, preserve_rng_state=False)) == 4 * 5056
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_roles_sum_to_the_allocators_own_total_at_every_tick(mode: str) -> None:
+    """The right side is a running sum over the raw events, the left side goes role by role."""
+    run = run_of(MODES[mode])
+    log, raw, tracker = log_of(run), run.log, run.tracker
+    assert raw is not None and tracker is not None
+    inside = (raw.time_ns > tracker.begin_ns) & (raw.time_ns < tracker.end_ns)
+    own = AllocatorLog(time_ns=raw.time_ns[inside], pointer=raw.pointer[inside], n_bytes=raw.n_bytes[inside])
+    unknown = set(lifetimes(own).older_frees.tolist())
+    before = sum(tracker.storages.n_bytes[: tracker.storages.n_before_step])
+    raw_total = list(accumulate((n for i, n in enumerate(own.n_bytes.tolist()) if i not in unknown), initial=before))
+    by_role = [[0] * (log.n_ticks + 2) for _ in ROLES]
+    for size, born, died, role in zip(log.n_bytes, log.born, log.died, log.role):
+        by_role[role][born] += size
+        by_role[role][died] -= size
+    summed = [sum(values) for values in zip(*(accumulate(deltas) for deltas in by_role))][:-1]
+    assert summed == raw_total == list(log.held_bytes)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_recomputed_bytes_appear_for_exactly_the_chosen_blocks(mode: str) -> None:
+    log = log_of(run_of(MODES[mode]))
+    recomputed = ROLES.index("recomputed")
+    seen = {log.blocks[block] for block, role in zip(log.block, log.role) if role == recomputed}
+    outermost = {".".join(fqn.split(".")[:2]) for fqn in seen}
+    assert outermost == {fqn for fqn in MODES[mode].blocks if fqn.count(".") == 1}
+
+
+def test_saved_activations_fall_and_gradients_stay() -> None:
+    keep, recompute = log_of(run_of(MODES["keep"])), log_of(run_of(MODES["all"]))
+    total = {name: Counter[str]() for name in ("keep", "all")}
+    for name, log in (("keep", keep), ("all", recompute)):
+        for size, role in zip(log.n_bytes, log.role):
+            total[name][ROLES[role]] += size
+    assert total["all"]["saved activation"] < 0.5 * total["keep"]["saved activation"]
+    assert total["all"]["gradient"] == total["keep"]["gradient"] == total["keep"]["parameter"]
+    assert total["keep"]["optimizer state"] >= 2 * total["keep"]["parameter"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_phases_follow_each_other_without_gaps(mode: str) -> None:
+    run = run_of(MODES[mode])
+    assert run.attribution is not None
+    spans = run.attribution.phases
+    assert spans[0].first_tick == 0
+    assert spans[-1].end_tick == log_of(run).n_ticks + 1
+    assert all(a.end_tick == b.first_tick for a, b in zip(spans, spans[1:]))
+    assert all(span.first_tick < span.end_tick for span in spans)
+    again = [span.block for span in spans if span.phase == "recompute"]
+    assert set(again) == set(MODES[mode].blocks)
+    assert spans[0].phase == "forward"
+    assert spans[-1].phase == "optimizer"
+
+
+def test_what_is_saved_is_what_the_formula_of_the_measurement_counts() -> None:
+    run = run_of()
+    log, tracker = log_of(run), run.tracker
+    assert run.attribution is not None and tracker is not None
+    end = max(span.end_tick - 1 for span in run.attribution.phases if span.phase == "forward")
+    saved = bytes_by_role(log, end)["saved activation"]
+    assert saved == sum(n for n, role in zip(log.n_bytes, log.role) if ROLES[role] == "saved activation")
+
+
+def test_accumulated_gradients_are_counted_once_and_forwards_repeat() -> None:
+    run = run_of(n_accumulation=2)
+    log = log_of(run)
+    total = Counter[str]()
+    for size, role in zip(log.n_bytes, log.role):
+        total[ROLES[role]] += size
+    assert total["gradient"] == total["parameter"]
+    assert run.attribution is not None
+    assert [span.phase for span in run.attribution.phases] == ["forward", "backward"] * 2 + ["optimizer"]
+
+
+def test_a_frozen_block_has_no_gradient() -> None:
+    log = log_of(run_of(frozen=("blocks.0",)))
+    owners = {log.blocks[block] for block, role in zip(log.block, log.role) if ROLES[role] == "gradient"}
+    assert owners and not any(fqn.startswith("blocks.0") for fqn in owners)
+
+
+def test_without_an_optimizer_there_is_neither_state_nor_phase() -> None:
+    run = run_of(optimizer="none")
+    assert run.attribution is not None
+    assert {span.phase for span in run.attribution.phases} == {"forward", "backward"}
+    assert ROLES.index("optimizer state") not in log_of(run).role
+
+
+def test_autocast_keeps_cast_weights_as_what_they_are() -> None:
+    plain, cast = log_of(run_of()), log_of(run_of(autocast="bfloat16"))
+    tick = {id(log): log.n_ticks for log in (plain, cast)}
+    assert bytes_by_role(cast, tick[id(cast)])["parameter"] == bytes_by_role(plain, tick[id(plain)])["parameter"]
+    assert "aten._to_copy.default" in {cast.ops[op] for op in cast.op}
+
+
+def test_a_segments_blocks_are_told_apart() -> None:
+    log = log_of(run_of(Policy(units=(Unit(blocks=("1", "2")),)), ref("chain", width=64)))
+    recomputed = ROLES.index("recomputed")
+    seen = {log.blocks[block].partition(".")[0] for block, role in zip(log.block, log.role) if role == recomputed}
+    assert seen == {"1", "2"}
+
+
+def test_an_lstm_has_bytes_inside_its_kernels() -> None:
+    log = log_of(run_of(model=ref("lstm", width=64, length=64)))
+    inside = [i for i, role in enumerate(log.role) if ROLES[role] == "unattributed" and log.n_bytes[i] > 10_000]
+    assert inside
+    assert {log.blocks[log.block[i]] for i in inside} == {"layer"}
+    assert all("rnn" in log.ops[log.op[i]] for i in inside)
+
+
+def test_shared_weights_take_the_same_path_with_and_without_the_tracker() -> None:
+    """A dispatch mode alone would make autograd add up a shared weight's gradients out of place."""
+    with preserve_global_state():
+        trainee = prepare(RunSpec(model=ref("shared", width=64), optimizer="none"))
+        run_step(trainee)
+        trainee.model.zero_grad(set_to_none=True)
+        with CpuDevice().recorder() as unwatched:
+            run_step(trainee)
+        run = Recorded()
+        watched_step(run, trainee, CpuDevice())
+    assert run.log is not None
+    of_weights = [int((log.n_bytes == 64 * 64 * 4).sum()) for log in (unwatched.log, run.log)]
+    assert of_weights[0] == of_weights[1] > 0
+
+
+def test_stale_gradients_are_there_at_the_start_and_their_death_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The profiler loses frees of blocks older than itself: uncorrected the peak would be too high by the gradients."""
+    with preserve_global_state():
+        trainee = prepare(RunSpec(model=ref("gpt", width=128, batch=1, length=16)))
+        run_step(trainee)
+        clean = Recorded()
+        watched_step(clean, trainee, CpuDevice())
+        stale = Recorded()
+        with monkeypatch.context() as late:  # as in a loop that clears its gradients inside the step
+            late.setattr(trainee.model, "zero_grad", lambda **how: late.undo())
+            watched_step(stale, trainee, CpuDevice())
+    log = log_of(stale)
+    parameters = bytes_by_role(log, 0)["parameter"]
+    assert bytes_by_role(log, 0)["gradient"] == parameters
+    assert bytes_by_role(log_of(clean), 0)["gradient"] == 0
+    n_stale = sum(ROLES[log.role[i]] == "gradient" for i in alive_at(log, 0))
+    assert max(log.held_bytes[n_stale:]) == pytest.approx(max(log_of(clean).held_bytes), rel=0.01)
+    assert log.held_bytes[-1] == pytest.approx(log_of(clean).held_bytes[-1], rel=0.01)
+
+
+def test_an_allocation_nobody_tagged_keeps_block_and_phase() -> None:
+    """The same recording, told to a tracker whose storages are forgotten."""
+    with preserve_global_state():
+        trainee = prepare(RunSpec(model=ref("chain", width=64)))
+        run_step(trainee)
+        trainee.model.zero_grad(set_to_none=True)
+        tracker = tracker_of(trainee)
+        with CpuDevice().recorder() as recorder, tracker:
+            run_step(trainee, tracker.on_phase)
+    for i in range(tracker.storages.n_before_step, len(tracker.storages.pointer)):
+        tracker.storages.pointer[i] = 0
+    attribution = attribute(recorder.log, tracker, 0)
+    new = [i for i, born in enumerate(attribution.allocations.born) if born]
+    log, end = attribution.allocations, next(span.end_tick for span in attribution.phases if span.phase == "forward")
+    kept = {i for i in new if log.born[i] < end <= log.died[i] <= log.n_ticks}
+    assert kept
+    for i in new:  # what forward leaves for backward is saved, whoever made it
+        assert ROLES[log.role[i]] == ("saved activation" if i in kept else "unattributed")
+    assert {attribution.allocations.blocks[attribution.allocations.block[i]] for i in new} >= {"0.0", "3.1"}
+    assert {span.phase for span in attribution.phases} <= set(PHASES)
+
+
+def as_cuda_says_it(log: AllocatorLog, base_bytes: int, skew_ns: int) -> AllocatorLog:
+    """A CPU's recording in the words of CUDA's history: whole microseconds of another clock, two entries a free."""
+    older = set(lifetimes(log).older_frees.tolist())
+    trace: list[dict[str, Any]] = []
+    for i, (time_ns, pointer, n_bytes) in enumerate(
+        zip(*(c.tolist() for c in (log.time_ns, log.pointer, log.n_bytes)))
+    ):
+        entry = {"addr": pointer, "size": abs(n_bytes), "time_us": (time_ns + skew_ns) // 1000}
+        if n_bytes > 0:
+            trace.append({"action": "alloc", **entry})
+        elif i not in older:
+            trace += [{"action": "free_requested", **entry}, {"action": "free_completed", **entry}]
+    grown = int(log.n_bytes[[i for i in range(len(log.n_bytes)) if i not in older]].sum())
+    counters = [
+        f"{kind}_bytes.all.{when}" for kind in ("requested", "allocated", "reserved") for when in ("current", "peak")
+    ]
+    before = dict.fromkeys(counters, base_bytes)
+    return read_trace(trace, before, dict.fromkeys(counters, base_bytes + grown), {})
+
+
+@pytest.mark.parametrize("mode", ["keep", "mixed"])
+def test_a_clock_of_whole_microseconds_far_from_ours_attributes_alike(mode: str) -> None:
+    with preserve_global_state():
+        trainee = prepare(RunSpec(model=ref("gpt", **WIDE), policy=MODES[mode]))
+        run_step(trainee)
+        trainee.model.zero_grad(set_to_none=True)
+        tracker = tracker_of(trainee)
+        with CpuDevice().recorder() as recorder:
+            probes = [take_probe(trainee.device)]
+            with tracker:
+                run_step(trainee, tracker.on_phase)
+            probes.append(take_probe(trainee.device, number=1))
+    theirs = recorder.log
+    ours = as_cuda_says_it(theirs, sum(tracker.storages.n_bytes[: tracker.storages.n_before_step]), -3_123_456_789)
+    assert ours.is_complete
+    cpu, cuda = (attribute(log, tracker, clock_skew_ns(log, probes)) for log in (theirs, ours))
+    assert cuda.allocations.held_bytes == cpu.allocations.held_bytes
+    assert len(cuda.allocations.role) == len(cpu.allocations.role)
+    assert list(cuda.allocations.role) == list(cpu.allocations.role)
+    tagged = [i for i, role in enumerate(cpu.allocations.role) if ROLES[role] != "unattributed"]  # others go by time
+    assert [cuda.allocations.block[i] for i in tagged] == [cpu.allocations.block[i] for i in tagged]
+    assert len(tagged) > 100
+
+
+def test_a_long_history_is_attributed() -> None:
+    with preserve_global_state():
+        trainee = prepare(RunSpec(model=ref("chain")))
+        with tracker_of(trainee) as tracker:
+            tracker.on_phase("forward")
+    n = 200_000
+    times = np.repeat(np.arange(n), 2) * 10 + np.tile([0, 5], n) + tracker.begin_ns
+    log = AllocatorLog(
+        time_ns=times, pointer=np.tile(np.repeat([1, 2], 2), n // 2), n_bytes=np.tile([64, -64], n).astype(np.int64)
+    )
+    tracker.end_ns = int(times[-1]) + 1
+    attribution = attribute(log, tracker, 0)
+    assert attribution.allocations.n_ticks == 2 * n
+    assert max(attribution.allocations.held_bytes) == 64 + attribution.allocations.held_bytes[0]
+
+
+def test_an_event_of_a_coarse_clock_belongs_to_the_operator_it_fell_into() -> None:
+    """Whole microseconds may put what an operator takes before its beginning or behind its end, and no further."""
+
+    def operator_at(time_ns: int, grain_ns: int) -> int:
+        tracker = SimpleNamespace(
+            n_ops=2, op_first_ns=np.array([1000, 9000]), op_last_ns=np.array([5000, 9900]), made_by=np.array([0])
+        )
+        entries = SimpleNamespace(storage=np.array([NONE]), time_ns=np.array([time_ns]))
+        return int(_operators(entries, tracker, grain_ns)[0])  # type: ignore[arg-type]
+
+    assert [operator_at(t, 0) for t in (999, 1000, 5000, 5001, 8999, 9000)] == [NONE, 0, 0, NONE, NONE, 1]
+    assert [operator_at(t, 1000) for t in (500, 5500, 8500, 10_500)] == [0, 0, 1, 1]
+    assert [operator_at(t, 1000) for t in (7000, -500, 11_000)] == [NONE, NONE, NONE]
+    assert operator_at(20_000, 0) == NONE

@@ -1,0 +1,249 @@
+"""A measurement end to end: figures that hold each other up, failures as results, a world left as found."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+import torch
+
+from explorer.engine.bench.measure import measure, measure_pair
+from explorer.engine.bench.step import Trainee, prepare
+from explorer.engine.device.allocator import Recorder, Refusal
+from explorer.engine.device.device import CpuDevice
+from explorer.engine.device.limits import failure_in_step, limited_cuda, limited_process, out_of_memory, refusal_of
+from explorer.engine.model.load import Loaded
+from explorer.errors import BadInput, Cancelled, InvalidPolicy, OutOfMemory
+from explorer.record import Measurement, Policy, RunSpec
+from explorer.record.base import from_msgpack, to_msgpack
+from explorer.record.plan import Progress
+from tests.engine.bench.gpt_runs import BLOCKS, GPT
+from tests.engine.tiny_nets import ref
+
+
+def test_recompute_lowers_the_peak_and_says_what_it_costs(pair: tuple[Measurement, Measurement]) -> None:
+    baseline, candidate = pair
+    assert candidate.step_peak_bytes is not None and baseline.step_peak_bytes is not None
+    assert candidate.step_peak_bytes < 0.8 * baseline.step_peak_bytes
+    assert candidate.forward_flops == baseline.forward_flops
+    assert candidate.backward_flops == baseline.backward_flops
+    assert baseline.recompute_flops == 0
+    assert candidate.recompute_flops
+
+
+def test_forward_alone_needs_what_inference_needs(pair: tuple[Measurement, Measurement]) -> None:
+    """Two instruments agree about it, FLOPs are those of a step's forward, nothing is kept for a backward."""
+    alone, (step, _) = measure(RunSpec(model=GPT, n_repeats=2, forward_only=True)), pair
+    assert [span.phase for span in alone.phases] == ["forward"]
+    assert alone.step_peak_bytes == alone.peaks.alone_peak_bytes
+    assert alone.step_peak_bytes is not None and step.step_peak_bytes is not None
+    assert alone.step_peak_bytes < 0.5 * step.step_peak_bytes
+    assert alone.forward_flops == step.forward_flops and alone.backward_flops == 0
+    assert alone.saved_after_forward_bytes == 0 and alone.loss == step.loss
+    assert alone.times is not None and alone.times.backward.ms == () and len(alone.times.step.ms) == 2
+
+
+def test_times_have_one_reading_a_repeat(pair: tuple[Measurement, Measurement]) -> None:
+    for run in pair:
+        assert run.times is not None
+        assert run.times.clock == "process CPU time"
+        for samples in (run.times.step, run.times.forward, run.times.backward, run.times.optimizer):
+            assert len(samples.ms) == 3 and min(samples.ms) > 0
+        for whole, *parts in zip(
+            run.times.step.ms, run.times.forward.ms, run.times.backward.ms, run.times.optimizer.ms
+        ):
+            assert whole == pytest.approx(sum(parts))
+    baseline, candidate = pair
+    assert len(candidate.by_fqn["blocks.0"].recompute.ms) == 3
+    assert len(candidate.by_fqn[""].recompute.ms) == 3
+    assert baseline.by_fqn["blocks.0"].recompute.ms == ()
+    assert len(baseline.by_fqn["blocks.0"].forward.ms) == 3
+
+
+def test_a_measurement_survives_the_pipe(pair: tuple[Measurement, Measurement]) -> None:
+    for run in pair:
+        assert from_msgpack(to_msgpack(run), Measurement) == run
+
+
+def test_the_first_loss_is_that_of_the_initial_weights(pair: tuple[Measurement, Measurement]) -> None:
+    baseline, candidate = pair
+    assert baseline.loss == candidate.loss
+    assert baseline.loss is not None and 3 < baseline.loss < 5  # about ln(50)
+
+
+def test_the_environment_says_that_one_thread_is_pinned(pair: tuple[Measurement, Measurement]) -> None:
+    assert pair[0].environment.n_threads == 1
+    assert pair[0].environment.device == "cpu"
+    assert pair[0].environment.total_memory_bytes
+
+
+def test_the_world_is_left_as_found() -> None:
+    before = torch.get_rng_state()
+    threads = torch.get_num_threads()
+    measure(RunSpec(model=ref("chain"), n_repeats=1))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == threads
+    assert torch.is_grad_enabled()
+
+
+def test_progress_is_told_and_a_cancel_ends_the_run() -> None:
+    told: list[Progress] = []
+    measure(RunSpec(model=ref("chain"), n_repeats=2), told.append)
+    assert [p.done for p in told] == list(range(len(told)))
+    assert told[0].total == len(told)
+
+    def stop(progress: Progress) -> None:
+        if "recording" in progress.what:
+            raise Cancelled("A person ended the run.")
+
+    with pytest.raises(Cancelled):
+        measure(RunSpec(model=ref("chain"), n_repeats=1), stop)
+
+
+def test_a_run_that_is_not_timed_takes_its_recorded_steps_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, told = [], list[Progress]()
+    for module in ("recording", "memory", "measure"):
+        monkeypatch.setattr(f"explorer.engine.bench.{module}.run_step", lambda *given: steps.append(given) or 0.0)
+    run = measure(RunSpec(model=ref("chain"), n_repeats=0), told.append)
+    assert run.times is None and run.failure is None
+    assert len(steps) == 4 and told[0].total == len(told) == 1 + 4
+
+
+def test_out_of_memory_is_a_result_with_the_timeline_so_far() -> None:
+    run = measure(RunSpec(model=ref("greedy", n_bytes=2**50), n_repeats=1))
+    assert run.failure is not None
+    assert run.failure.kind == "out of memory"
+    assert run.failure.asked_bytes == 2**50
+    assert run.failure.free_bytes is not None and 0 < run.failure.free_bytes < 2**50
+    assert run.times is None
+    assert run.allocations is not None
+    ops = {run.allocations.ops[op] for op in run.allocations.op}
+    assert "aten.tanh.default" in ops
+    assert [span.phase for span in run.phases] == ["forward"]
+    assert run.by_fqn["first"].n_forward == 1
+
+
+def test_a_failure_while_timing_keeps_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("explorer.engine.bench.measure.step_ms", refuse)
+    run = measure(RunSpec(model=ref("chain"), n_repeats=1))
+    assert run.failure is not None and run.failure.kind == "out of memory"
+    assert run.times is None
+    assert run.step_peak_bytes is None and run.held_peak_bytes and run.by_fqn["0.0"].n_forward == 1
+
+
+def test_a_memory_limit_is_met_and_taken_back() -> None:
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    run = measure(RunSpec(model=ref("greedy", n_bytes=2**31), n_repeats=1, memory_limit_bytes=2**29))
+    assert run.failure is not None and run.failure.kind == "out of memory"
+    assert run.failure.asked_bytes == 2**31
+    assert run.failure.free_bytes is not None and run.failure.free_bytes <= 2**29
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+    with limited_process(None):
+        assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
+def test_a_model_that_raises_is_a_result_with_its_traceback() -> None:
+    run = measure(RunSpec(model=ref("raises"), n_repeats=1))
+    assert run.failure is not None
+    assert run.failure.kind == "model raised"
+    assert "does not fit" in run.failure.sentence
+    assert "tiny_nets.py" in run.failure.traceback
+    assert run.allocations is not None and run.by_fqn["first"].n_forward == 1
+
+
+def test_the_callers_mistakes_are_raised() -> None:
+    with pytest.raises(InvalidPolicy):
+        measure(RunSpec(model=ref("chain"), policy=Policy.recompute(["nowhere"])))
+    with pytest.raises(BadInput, match="differ in seed, dtype|differ in dtype, seed"):
+        measure_pair(RunSpec(model=ref("chain")), RunSpec(model=ref("chain"), seed=1, dtype="float64"))
+
+
+@pytest.mark.parametrize(
+    ("message", "asked", "free"),
+    [
+        ("DefaultCPUAllocator: not enough memory: you tried to allocate 4096 bytes.", 4096, None),
+        (
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.70 GiB of which "
+            "512.00 MiB is free. Of the allocated memory 14.00 GiB is allocated by PyTorch",
+            2 * 2**30,
+            512 * 2**20,
+        ),
+    ],
+)
+def test_the_words_of_torch_are_read(message: str, asked: int, free: int | None) -> None:
+    error = torch.OutOfMemoryError(message) if message.startswith("CUDA") else RuntimeError(message)
+    failure = failure_in_step(error)
+    assert failure.kind == "out of memory"
+    assert failure.asked_bytes == asked
+    assert free is None or failure.free_bytes == free
+
+
+def test_unknown_bytes_are_not_zero() -> None:
+    failure = failure_in_step(MemoryError())
+    assert (failure.asked_bytes, failure.free_bytes) == (None, None)
+    assert "0 bytes" not in failure.sentence
+    assert "7 bytes were free" in out_of_memory(Refusal(None, 7), "").sentence
+
+
+def test_the_limit_of_a_gpu_is_put_back_and_says_what_it_left_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.cuda as its sources describe it, made by hand: no GPU took part."""
+    share = [0.7]
+    fakes = {
+        "get_device_properties": lambda device: SimpleNamespace(total_memory=1000),
+        "get_per_process_memory_fraction": lambda device: share[0],
+        "set_per_process_memory_fraction": lambda fraction, device: share.__setitem__(0, fraction),
+        "empty_cache": lambda: None,
+        "memory_reserved": lambda device: 80,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    message = (
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which 100.00 GiB "
+        "is free."
+    )
+    with pytest.raises(OutOfMemory) as caught, limited_cuda(100, torch.device("cuda", 0)):
+        assert share == [0.1]
+        raise torch.OutOfMemoryError(message)
+    assert share == [0.7]
+    assert (caught.value.asked_bytes, caught.value.free_bytes) == (2 * 2**30, 20)
+    assert refusal_of(torch.OutOfMemoryError(message)).free_bytes == 100 * 2**30
+
+
+class Spoilt(CpuDevice):
+    """A GPU whose context an assertion has ended: everything that is asked of it afterwards raises."""
+
+    broken = False
+
+    def recorder(self) -> Recorder:
+        if self.broken:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        return super().recorder()
+
+    def release(self) -> None:
+        if self.broken:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+
+def test_a_device_that_one_run_has_spoilt_is_that_runs_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Spoilt()
+
+    def spoilt_by_the_candidate(spec: RunSpec, loaded: Loaded | None = None) -> Trainee:
+        device.broken |= bool(spec.policy.units)
+        if device.broken:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        return prepare(spec, loaded)
+
+    monkeypatch.setattr("explorer.engine.bench.measure.device_of", lambda where: device)
+    for place in ("measure", "recording"):
+        monkeypatch.setattr(f"explorer.engine.bench.{place}.prepare", spoilt_by_the_candidate)
+    plain = RunSpec(model=GPT, n_repeats=1)
+    baseline, candidate = measure_pair(plain, msgspec.structs.replace(plain, policy=Policy.recompute(BLOCKS)))
+    assert baseline.failure is None and baseline.step_peak_bytes and baseline.times is None
+    assert "left the device unusable" in baseline.warnings[-1]
+    assert candidate.failure is not None and "device-side assert" in candidate.failure.sentence
