@@ -30,7 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from explorer.engine.bench.memory import memory_at_refusal
 from explorer.engine.bench.user_loop import LoopRecording
 from explorer.engine.device.rank import of_rank, rank_in_words
-from explorer.engine.watch.here_only import HereOnly
+from explorer.engine.watch.scopes import ModuleHook
 from explorer.engine.watch.uncompiled import never_compiled
 from explorer.errors import BadInput, NotSaved, message_of
 from explorer.own_loop.record_step import place_of_caller
@@ -213,7 +213,7 @@ class Watch:
         """Registers the watch's hook after the model's other hooks: a refusal removes a recorded step's hooks."""
         if self._leaving is not None:
             self._leaving.remove()
-        self._leaving = self._model.register_forward_hook(HereOnly(self._left), always_call=True)
+        self._leaving = self._model.register_forward_hook(ModuleHook(self._left), always_call=True)
 
     def _left(self, model: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling():  # fullgraph=True refuses what cannot be traced

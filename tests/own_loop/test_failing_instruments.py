@@ -26,7 +26,7 @@ PACKAGE = str(Path(explorer.__file__).parent)
 CONSTRUCTORS = {"watch", "Asked.of", "Watch.__init__", "record_step", "RecordedStep.__init__"}
 """In front of the loop: their arguments are refused there."""
 SHIELDS = {"_LoopTracker._safely.<locals>.noted", "around_backward.<locals>.backward", "Watch._backward"}
-SHIELDS |= {"Tracker.__exit__", "BlockScopes.__exit__"}
+SHIELDS |= {"Tracker.__exit__", "BlockWatch.__exit__", "BlockScopes.__exit__"}
 """What they call is guarded; they are entered by torch, by each other, or by Python's own ExitStack."""
 REFUSED = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes."
 Call = tuple[Any, Any, int]

@@ -24,7 +24,7 @@ from explorer.engine.model.loaded import Loaded, blaming, place
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.state.rng import seed_everything
-from explorer.engine.watch.saved import looking_at_saved
+from explorer.engine.watch.scopes import looking_at_saved
 from explorer.errors import BadInput, NotOnThisDevice, NotSaved, nearest
 from explorer.record.graph import AutogradPicture, AutogradPictures
 from explorer.record.measurement import SavedFile

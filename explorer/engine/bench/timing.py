@@ -21,10 +21,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from explorer.engine.bench.checkpoint_cost import CheckpointCost
 from explorer.engine.bench.step import OnPhase, Trainee, ignore, run_step
 from explorer.engine.device.clocks import Clock, ClockName
-from explorer.engine.watch.backward import around_backward
-from explorer.engine.watch.saved import looking_at_saved
-from explorer.engine.watch.scopes import BlockScopes, Frame
-from explorer.engine.watch.uncompiled import DispatchMode
+from explorer.engine.watch.scopes import BlockScopes, BlockWatch, Frame, Listener, around_backward, looking_at_saved
 from explorer.record.allocations import Phase
 from explorer.record.failure import Failure
 from explorer.record.measurement import Samples, Times
@@ -187,7 +184,7 @@ class _Open(Frame):
         """(block, runs again, mark) of each block that is running."""
 
 
-class _BlockWatch:
+class _BlockWatch(Listener):
     """Times the blocks of one step."""
 
     def __init__(self, clock: Clock) -> None:
@@ -203,9 +200,6 @@ class _BlockWatch:
     def left(self, block: int, frame: Any, output: Any) -> None:
         entered, again, first = frame.entered.pop()
         self.spans.append((entered, again, not frame.entered, first, self._clock.mark()))
-
-    def rerun_changed(self, frame: Any) -> None:
-        """A segment's blocks are entered and left one by one."""
 
     def on_phase(self, phase: Phase) -> None:
         self._phase = phase
@@ -238,28 +232,29 @@ def live_operator_times(model: nn.Module, step: Callable[[], object], clock: Clo
 
 
 def _operator_times(model: nn.Module, step: Callable[[OnPhase], object], clock: Clock) -> Mapping[str, OperatorTimes]:
-    watch = _OperatorWatch(clock)
+    watch = _OperatorWatch(model, clock)
     clock.settle()
-    with BlockScopes(model, watch) as scopes, looking_at_saved(watch.saved), watch:
+    with looking_at_saved(watch.saved), watch:
         step(watch.on_phase)
     clock.settle()
-    times = {fqn: OperatorTimes() for fqn in scopes.fqns}
+    fqns = watch.scopes.fqns
+    times = {fqn: OperatorTimes() for fqn in fqns}
     for running, name, first, last in watch.spans:
         ms = clock.between_ms(first, last)
         for block in running:
-            of_block = times[scopes.fqns[block]]
+            of_block = times[fqns[block]]
             of_block.ms[name] += ms
             of_block.n_calls += 1
     for block, n_saved in watch.n_saved.items():
-        times[scopes.fqns[block]].n_saved = n_saved
+        times[fqns[block]].n_saved = n_saved
     return times
 
 
-class _OperatorWatch(DispatchMode):
+class _OperatorWatch(BlockWatch):
     """Times the operators and counts the saved tensors of one step."""
 
-    def __init__(self, clock: Clock) -> None:
-        super().__init__()
+    def __init__(self, model: nn.Module, clock: Clock) -> None:
+        super().__init__(model)
         self.spans: list[tuple[frozenset[int], str, Any, Any]] = []
         """(blocks that are running, operator, first mark, last mark)"""
         self.n_saved: Counter[int] = Counter()
@@ -283,9 +278,6 @@ class _OperatorWatch(DispatchMode):
 
     def left(self, block: int, frame: Any, output: Any) -> None:
         self._running = frozenset(frame.stack[1:])
-
-    def rerun_changed(self, frame: Any) -> None:
-        """No unit runs again."""
 
     def on_phase(self, phase: Phase) -> None:
         self._phase = phase

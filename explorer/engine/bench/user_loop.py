@@ -33,8 +33,8 @@ from explorer.engine.device.device import Device, device_of, place_of
 from explorer.engine.device.rank import rank_here
 from explorer.engine.model.loaded import types_of
 from explorer.engine.policy.apply import policy_of
-from explorer.engine.watch.backward import around_backward
 from explorer.engine.watch.checkpoint_error import failure_in_words
+from explorer.engine.watch.scopes import around_backward
 from explorer.engine.watch.storages import tensors_in_memory
 from explorer.engine.watch.tracker import Tracker
 from explorer.engine.watch.uncompiled import compiler_off, never_compiled

@@ -226,7 +226,7 @@ def _watched(trainee: Trainee) -> tuple[tuple[MaskDiff, ...], tuple[StateChange,
     """Masks and state changes at recompute, from a separate step of the candidate that is not compared."""
     audit = StateAudit(trainee.model)
     watch = DrawWatch(trainee.model, trainee.spec.policy)
-    with watch.watching():
+    with watch:
         forward_backward(trainee, audit.on_phase)
     audit.close()
     return watch.masks, tuple(audit.changes.values())

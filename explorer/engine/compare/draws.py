@@ -12,16 +12,13 @@ The compared runs do not use this mode, because a dispatch mode may change torch
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from explorer.engine.watch.scopes import BlockScopes, Frame
-from explorer.engine.watch.uncompiled import DispatchMode
+from explorer.engine.watch.scopes import BlockWatch, Frame
 from explorer.record.comparison import MaskDiff
 from explorer.record.policy import Policy
 
@@ -48,14 +45,13 @@ class _Call:
         return self.last
 
 
-class DrawWatch(DispatchMode):
+class DrawWatch(BlockWatch):
     """Collects draws inside the units of a policy while it is entered; `masks` holds the result."""
 
     def __init__(self, model: nn.Module, policy: Policy) -> None:
-        super().__init__()
         segments = [unit.blocks[0] for unit in policy.units if len(unit.blocks) > 1]
-        self._scopes = BlockScopes(model, self, segments=segments)
-        index = self._scopes.index
+        super().__init__(model, segments=segments)
+        index = self.scopes.index
         self._last = {index[unit.blocks[0]]: index[unit.blocks[-1]] for unit in policy.units}
         self._segments = {index[fqn] for fqn in segments}
         self._open: list[_Call] = []
@@ -65,13 +61,7 @@ class DrawWatch(DispatchMode):
     @property
     def masks(self) -> tuple[MaskDiff, ...]:
         """One entry for each block that drew inside a recomputed unit, in the order of the model."""
-        return tuple(sorted(self._found.values(), key=lambda mask: self._scopes.index[mask.block]))
-
-    @contextmanager
-    def watching(self) -> Iterator[DrawWatch]:
-        """The context around forwards and backwards of the model."""
-        with self._scopes, self:
-            yield self
+        return tuple(sorted(self._found.values(), key=lambda mask: self.scopes.index[mask.block]))
 
     def entered(self, block: int, frame: Frame, inputs: Any) -> None:
         again = bool(frame.reruns) and frame.reruns[-1] == block
@@ -104,9 +94,8 @@ class DrawWatch(DispatchMode):
         if self._open and torch.Tag.nondeterministic_seeded in func.tags:
             drawn = random_numbers(func, args, kwargs or {}, result)
             if drawn is not None:
-                block = self._scopes.fqns[self._scopes.frame.stack[-1]]
                 for call in self._open:
-                    call.draws[block].append(drawn)
+                    call.draws[self.running].append(drawn)
         return result
 
     def _compare(self, forward: _Call, again: _Call) -> None:

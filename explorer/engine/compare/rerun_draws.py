@@ -13,39 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from explorer.engine.compare.draws import random_numbers
-from explorer.engine.watch.scopes import BlockScopes, Frame
-from explorer.engine.watch.uncompiled import DispatchMode
+from explorer.engine.watch.scopes import BlockWatch
 
 
-class RerunDraws(DispatchMode):
+class RerunDraws(BlockWatch):
     """Counts draws between enter and exit, around a step, in `n_drawn` and `others`."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self._scopes = BlockScopes(model, self)
+        super().__init__(model)
         self._forward: dict[torch.Size, list[Tensor]] = defaultdict(list)
         self.n_drawn = 0
         """Number of draws of forwards inside backward."""
         self.others: dict[str, int] = defaultdict(int)
         """Number of such draws that forward did not make, by block; the empty string is the model itself."""
-
-    def __enter__(self) -> RerunDraws:
-        self._scopes.__enter__()
-        super().__enter__()
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        super().__exit__(*exc)
-        self._scopes.__exit__(None, None, None)
-
-    def entered(self, block: int, frame: Frame, inputs: Any) -> None:
-        """Does nothing: the frame has the stack of blocks."""
-
-    def left(self, block: int, frame: Frame, output: Any) -> None:
-        """Does nothing."""
-
-    def rerun_changed(self, frame: Frame) -> None:
-        """Does nothing: no policy is in force."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -62,4 +42,4 @@ class RerunDraws(DispatchMode):
             return
         self.n_drawn += 1
         if not any(torch.equal(draw, one) for one in known):
-            self.others[self._scopes.fqns[self._scopes.frame.stack[-1]]] += 1
+            self.others[self.running] += 1

@@ -25,11 +25,11 @@ from explorer.engine.model.loaded import Loaded, blaming, place
 from explorer.engine.model.of_module import has_running_statistics, of_module
 from explorer.engine.model.openable import refuse_unopenable
 from explorer.engine.state.rng import RngState
-from explorer.engine.watch.backward import around_backward
 from explorer.engine.watch.joins import edges_and_joins
 from explorer.engine.watch.moved_state import moved_traits, state_of
 from explorer.engine.watch.observe import Observation
 from explorer.engine.watch.own_checkpoints import OwnCheckpoints
+from explorer.engine.watch.scopes import around_backward
 from explorer.engine.watch.second_run import SecondRun
 from explorer.errors import BadInput, ExplorerError, ModelFailed
 from explorer.plan.names import is_within, lineage

@@ -19,9 +19,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from explorer.engine.device.limits import failure_in_step
 from explorer.engine.state.rng import RngState
-from explorer.engine.watch.saved import looking_at_saved
-from explorer.engine.watch.scopes import BlockScopes, Frame
-from explorer.engine.watch.uncompiled import DispatchMode
+from explorer.engine.watch.scopes import BlockWatch, Frame, looking_at_saved
 from explorer.record.failure import Failure
 
 _MISMATCH = re.compile(r"tensor at position (\d+):\nsaved metadata: (.*)\nrecomputed metadata: (.*)")
@@ -45,7 +43,7 @@ def in_words(error: BaseException, model: nn.Module) -> str:
         return ""
     mismatch = _MISMATCH.search(str(error))
     region = _region(error)
-    seen = _Third(model)
+    seen = _ThirdRun(model)
     if region is not None:
         seen.run(*region)
     if mismatch is None:
@@ -68,15 +66,14 @@ def failure_in_words(error: BaseException, model: nn.Module) -> Failure:
     return replace(failure, sentence=sentence) if sentence else failure
 
 
-class _Third(DispatchMode):
+class _ThirdRun(BlockWatch):
     """The third run of the region: `saved` names the origin of each saved tensor, in order."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
+        super().__init__(model)
         self.saved: list[str] = []
         self.block = ""
         """The outermost block that the region enters."""
-        self._scopes = BlockScopes(model, self)
         self._made: dict[int, str] = {
             t.untyped_storage()._cdata: f"the parameter {n}" for n, t in model.named_parameters()
         }
@@ -85,7 +82,7 @@ class _Third(DispatchMode):
     def run(self, function: Any, inputs: Any) -> None:
         rng = RngState.capture()
         try:
-            with self._scopes, looking_at_saved(self._note), torch.enable_grad(), self:
+            with looking_at_saved(self._note), torch.enable_grad(), self:
                 function(*inputs)
         except Exception:  # the third run may fail elsewhere: tensors saved until then count
             return
@@ -93,17 +90,11 @@ class _Third(DispatchMode):
             rng.restore()
 
     def entered(self, block: int, frame: Frame, inputs: Any) -> None:
-        self.block = self.block or self._scopes.fqns[block]
-
-    def left(self, block: int, frame: Frame, output: Any) -> None:
-        """Does nothing: the frame has the stack of blocks."""
-
-    def rerun_changed(self, frame: Frame) -> None:
-        """Does nothing: segments need no care here."""
+        self.block = self.block or self.scopes.fqns[block]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        block = self._scopes.fqns[self._scopes.frame.stack[-1]]
+        block = self.running
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self._alive.append(leaf)  # a freed address would be reused

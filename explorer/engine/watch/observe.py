@@ -15,14 +15,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from explorer.engine.watch.data_flow import DataFlow, Place, dense
 from explorer.engine.watch.flops import formula
 from explorer.engine.watch.handed import tensors_in
-from explorer.engine.watch.saved import let_go
+from explorer.engine.watch.scopes import looking_at_saved
 from explorer.engine.watch.turns import Turns
 from explorer.engine.watch.uncompiled import DispatchMode
 from explorer.record.graph import Trait
@@ -106,7 +105,7 @@ class Observation(DispatchMode):
             after = module.register_forward_hook(self._after(fqn), with_kwargs=True, always_call=True)
             self._open.callback(before.remove)
             self._open.callback(after.remove)
-        self._open.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor))
+        self._open.enter_context(looking_at_saved(self._saved, lets_go=self._lets_go))
         super().__enter__()
         return self
 
@@ -117,7 +116,7 @@ class Observation(DispatchMode):
     @contextmanager
     def of_loss(self) -> Iterator[None]:
         """Watches the tensors that the loss saves; its operators belong to no block. Use it once, at the end."""
-        with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
+        with looking_at_saved(self._saved, lets_go=self._lets_go):
             super().__enter__()
             try:
                 yield
@@ -213,7 +212,7 @@ class Observation(DispatchMode):
                 self.seen[fqn].op_flops[str(func)] += flops
                 entered.late_op_flops[str(func)] += flops
 
-    def _pack(self, tensor: Tensor) -> Tensor | None:
+    def _saved(self, tensor: Tensor) -> None:
         for fqn, entered in zip(self._stack, self._entered):
             entered.rerun_flops = self.seen[fqn].flops - entered.flops_before
             entered.late_op_flops.clear()
@@ -224,7 +223,6 @@ class Observation(DispatchMode):
             self._saved_in[identity].append(tuple((fqn, self.seen[fqn].n_calls - 1) for fqn in self._stack))
             for fqn in self._made_in.get(identity, ()):
                 self.seen[fqn].saved[identity] = storage.nbytes()
-        return None if self._lets_go else let_go(tensor)
 
     def _before(self, fqn: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:

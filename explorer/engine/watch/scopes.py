@@ -1,4 +1,4 @@
-"""The running block of each thread, and whether the block runs again for backward.
+"""Hooks of the instruments: the running block of each thread, the borders of backward, and saved tensors.
 
 Forward hooks alone miss the recompute of a block: a policy sits inside the block's `forward`, below its hooks, so the
 block is silent when it runs again. The recompute scope that the policy opens closes this gap.
@@ -7,29 +7,20 @@ Hooks are registered with always_call: early stop leaves a forward by an excepti
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import _disable_current_modes
 
 from explorer.engine.policy.recompute import observe_recompute
-from explorer.engine.watch.here_only import HereOnly
-from explorer.engine.watch.uncompiled import never_compiled
-
-
-class Listener(Protocol):
-    """Callbacks in the thread of the event, after the frame has changed. Unknown values are None."""
-
-    def entered(self, block: int, frame: Frame, inputs: Any) -> None: ...
-
-    def left(self, block: int, frame: Frame, output: Any) -> None: ...
-
-    def rerun_changed(self, frame: Frame) -> None:
-        """A recompute of a segment starts or ends; the blocks of the segment are entered and left one by one."""
-        ...
+from explorer.engine.watch.uncompiled import DispatchMode, never_compiled
 
 
 class Frame:
@@ -40,6 +31,19 @@ class Frame:
         """Innermost last; the first entry stands for "outside every block"."""
         self.reruns: list[int] = []
         """Open recompute scopes, innermost last."""
+
+
+class Listener:
+    """Callbacks in the thread of the event, after the frame has changed. A subclass overrides those that it needs."""
+
+    def entered(self, block: int, frame: Any, inputs: Any) -> None:
+        """A block begins; `inputs` is None if unknown, else (args, kwargs)."""
+
+    def left(self, block: int, frame: Any, output: Any) -> None:
+        """A block ends; `output` is None if unknown."""
+
+    def rerun_changed(self, frame: Any) -> None:
+        """A recompute of a segment starts or ends; the blocks of the segment are entered and left one by one."""
 
 
 class BlockScopes:
@@ -78,9 +82,9 @@ class BlockScopes:
     def __enter__(self) -> Self:
         with ExitStack() as opened:
             for i, module in enumerate(self.modules.values()):
-                before = HereOnly(self._before, i)
+                before = ModuleHook(self._before, i)
                 opened.callback(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True).remove)
-                after = HereOnly(self._after, i)
+                after = ModuleHook(self._after, i)
                 opened.callback(module.register_forward_hook(after, always_call=True).remove)
             opened.enter_context(observe_recompute(self._rerun))
             self._open = opened.pop_all()
@@ -128,3 +132,98 @@ class BlockScopes:
             self._listener.left(last, frame, output if last == block else None)
             if last == block:
                 return
+
+
+class BlockWatch(DispatchMode, Listener):
+    """A dispatch mode that knows the running block: `scopes` has its hooks between enter and exit."""
+
+    def __init__(
+        self, model: nn.Module, *, segments: Collection[str] = (), new_frame: Callable[[], Frame] = Frame
+    ) -> None:
+        super().__init__()
+        self.scopes = BlockScopes(model, self, segments=segments, new_frame=new_frame)
+
+    @property
+    def running(self) -> str:
+        """Name of the innermost running block of the calling thread; empty for the model itself."""
+        return self.scopes.fqns[self.scopes.frame.stack[-1]]
+
+    def __enter__(self) -> Self:
+        self.scopes.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, traceback)
+        self.scopes.__exit__(kind, error, traceback)
+
+
+class ModuleHook(functools.partial[Any]):
+    """A hook on one module; copies and unpickled forms of the hook do nothing.
+
+    A training may copy or pickle its model with its hooks (an average of the weights, a checkpoint of the whole model).
+    The copy would keep reporting to the instrument, and an instrument cannot be pickled.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial, (_nothing,)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """The copy of a hook."""
+
+
+@contextmanager
+def around_backward(begins: Callable[[], None], ended: Callable[[], None]) -> Iterator[None]:
+    """Calls `begins` before each backward and `ended` after it, also after an error; not for a nested backward.
+
+    A user's training loop does not announce its backward. torch.autograd.backward is replaced meanwhile:
+    Tensor.backward and gradient scalers call it.
+    """
+    plain: Callable[..., Any] = torch.autograd.backward
+    inside = False
+
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        nonlocal inside
+        if inside:  # reentrant checkpointing calls backward inside backward
+            return plain(*args, **kwargs)
+        begins()
+        inside = True
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            inside = False
+            ended()
+
+    torch.autograd.backward = backward
+    try:
+        yield
+    finally:
+        torch.autograd.backward = plain
+
+
+def looking_at_saved(look: Callable[[Tensor], None], *, lets_go: bool = False) -> saved_tensors_hooks:
+    """Calls `look` with each tensor that autograd saves. The tensor stays saved, unless `lets_go`: backward then fails.
+
+    Modes do not see the hook's work. Source: torch.autograd.graph.saved_tensors_hooks.
+    """
+
+    def pack(tensor: Tensor) -> Tensor | None:
+        look(tensor)
+        return None if lets_go else _without_operation(tensor)
+
+    return saved_tensors_hooks(pack, lambda tensor: tensor)
+
+
+def _without_operation(tensor: Tensor) -> Tensor:
+    """The tensor without the operation that made it, as the return value of a pack hook.
+
+    Some operations save their own output (exp, softmax, tanh). An output that is not detached would hold the operation
+    and thereby itself, until a backward that may never come.
+    """
+    if tensor.is_leaf:
+        return tensor
+    with _disable_current_modes():
+        return tensor.detach()

@@ -37,9 +37,9 @@ from torch import nn
 from explorer.engine.watch.calls import CallLog
 from explorer.engine.watch.flops import formula
 from explorer.engine.watch.in_place import ADD, references_of_the_last_holder, sum_of_gradients
-from explorer.engine.watch.scopes import BlockScopes, Frame
+from explorer.engine.watch.scopes import BlockWatch, Frame
 from explorer.engine.watch.storages import NONE, KnownTensor, Storages
-from explorer.engine.watch.uncompiled import DispatchMode, never_compiled
+from explorer.engine.watch.uncompiled import never_compiled
 from explorer.engine.watch.uncounted import is_uncounted
 from explorer.record.allocations import PHASES, Phase
 
@@ -67,7 +67,7 @@ class _Numbered(Frame):
         """CallLog numbers of the blocks on the stack, NONE outside of forward."""
 
 
-class Tracker(DispatchMode):
+class Tracker(BlockWatch):
     """Watches a step between enter and exit; the columns are complete afterwards, also after an exception.
 
     Operators are numbered in order, and `ops` holds the OP_COLUMNS of each in sequence. Kernels empty the processor's
@@ -86,8 +86,7 @@ class Tracker(DispatchMode):
         *,
         segments: Collection[str] = (),
     ) -> None:
-        super().__init__()
-        self.scopes = BlockScopes(model, self, segments=segments, new_frame=_Numbered)
+        super().__init__(model, segments=segments, new_frame=_Numbered)
         self.fqns = self.scopes.fqns
         self.op_names: list[str] = [""]
         self.uncounted: list[int] = []
@@ -127,18 +126,17 @@ class Tracker(DispatchMode):
                     opened.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
             self._main = self.scopes.frame
             self._main.first_node[0] = torch._C._autograd._get_sequence_nr()
-            opened.enter_context(self.scopes)
-            self.begin_ns = time.time_ns()
             super().__enter__()
+            self.begin_ns = time.time_ns()
             self._open = opened.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        super().__exit__(kind, error, traceback)
         self.end_ns = time.time_ns()
-        self._open.close()
+        with self._open:  # closes also if an exit raises
+            super().__exit__(kind, error, traceback)
         # A caller that keeps the columns must not keep the model: on CUDA it would count in the next run's total.
         del self._model
         self.scopes.modules.clear()

@@ -19,7 +19,7 @@ from explorer.record.policy import Policy
 def watched(model: nn.Module, policy: Policy, x: Tensor) -> dict[str, MaskDiff]:
     torch.manual_seed(0)
     watch = DrawWatch(model, policy)
-    with apply_policy(model, policy), watch.watching():
+    with apply_policy(model, policy), watch:
         model(x).sum().backward()
     return {mask.block: mask for mask in watch.masks}
 
