@@ -222,12 +222,12 @@ def test_files_stay_small() -> None:
 
 
 BUDGETS = {
-    "record": (2800, 15), "plan": (11950, 77), "engine": (16010, 134), "jobs": (1900, 12), "child_process": (550, 3),
+    "record": (2800, 15), "plan": (11950, 77), "engine": (15770, 117), "jobs": (1900, 12), "child_process": (550, 3),
     "view": (6450, 44), "ui": (6900, 66), "lab": (3050, 28), "own_loop": (1150, 11), "cli": (2450, 22),
 }  # fmt: skip
 """Lines and files of each ring at most. Code that needs more room takes something away first. The aim of the sum is
 44,000 lines in 340 files: lower a budget with the ring."""
-TESTS_BUDGET = (45900, 543)
+TESTS_BUDGET = (45880, 540)
 
 
 def size_of(folder: Path) -> tuple[int, int]:
