@@ -26,11 +26,11 @@ from explorer.engine.model.of_module import has_running_statistics, of_module
 from explorer.engine.model.openable import refuse_unopenable
 from explorer.engine.state.rng import RngState
 from explorer.engine.watch.joins import edges_and_joins
-from explorer.engine.watch.moved_state import moved_traits, state_of
 from explorer.engine.watch.observe import Observation
 from explorer.engine.watch.own_checkpoints import OwnCheckpoints
 from explorer.engine.watch.scopes import around_backward
 from explorer.engine.watch.second_run import SecondRun
+from explorer.engine.watch.state_changes import moved_traits, state_pictures
 from explorer.errors import BadInput, ExplorerError, ModelFailed
 from explorer.plan.names import is_within, lineage
 from explorer.record.failure import is_out_of_memory
@@ -87,7 +87,7 @@ def _observe_step(model: nn.Module, step: Callable[[], object], *, lets_go: bool
     def leave() -> None:
         raise _ForwardIsOver
 
-    before = state_of(model)
+    before = state_pictures(model)
     observation, again, own = Observation(model, lets_go=lets_go), SecondRun(model), OwnCheckpoints(model)
     noted = model.register_forward_pre_hook(lambda _, args, kwargs: given.append((args, kwargs)), with_kwargs=True)
     left = False
@@ -153,7 +153,7 @@ class _Observed:
 
 def _observe(loaded: Loaded, *, lets_go: bool) -> _Observed:
     model = loaded.model
-    before = state_of(model)
+    before = state_pictures(model)
     observation, again, own = Observation(model, lets_go=lets_go), SecondRun(model), OwnCheckpoints(model)
     with blaming(loaded.ref, loaded.inputs, "forward"), torch.enable_grad(), again, observation, own:
         output = loaded.output()

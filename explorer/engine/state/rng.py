@@ -10,7 +10,7 @@ import copy
 import importlib
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -21,7 +21,6 @@ from torch import nn
 TORCH_CPU = "torch cpu"
 PYTHON = "python"
 NUMPY = "numpy"
-_DEEPEST = 5
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,9 @@ def get_state(generator: Any) -> Any:
     if not isinstance(generator, str):
         if isinstance(generator, random.Random):
             return generator.getstate()
-        return generator.get_state() if hasattr(generator, "get_state") else generator.bit_generator.state
+        if hasattr(generator, "get_state"):
+            return generator.get_state()
+        return getattr(getattr(generator, "bit_generator", generator), "state", None)
     if generator == TORCH_CPU:
         return torch.get_rng_state()
     if generator == PYTHON:
@@ -147,26 +148,6 @@ def generators_of(model: nn.Module) -> dict[str, Any]:
         for name, value in vars(module).items()
         if is_generator(value)
     }
-
-
-def reachable_generators(model: nn.Module) -> list[Any]:
-    """Generators that modules hold, directly or inside lists, dictionaries and plain objects; each once."""
-    by_id = {id(g): g for module in model.modules() for value in vars(module).values() for g in _within(value, ())}
-    return list(by_id.values())
-
-
-def _within(value: Any, above: tuple[int, ...]) -> Iterator[Any]:
-    if is_generator(value):
-        yield value
-    elif len(above) < _DEEPEST and id(value) not in above and not isinstance(value, (torch.Tensor, nn.Module, type)):
-        if isinstance(value, Mapping):
-            parts: Any = value.values()
-        elif isinstance(value, (list, tuple, set, frozenset)):
-            parts = value
-        else:
-            parts = vars(value).values() if hasattr(value, "__dict__") and not callable(value) else ()
-        for part in list(parts):
-            yield from _within(part, (*above, id(value)))
 
 
 def get_position(generator: Any) -> bytes:

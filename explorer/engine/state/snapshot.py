@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import numbers
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -28,17 +27,20 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
 from explorer.engine.state.bits import storages
-from explorer.engine.state.closures import is_own_function, is_own_module
-from explorer.engine.state.referenced_names import names_in
+from explorer.engine.state.reachable import (
+    MAX_ITEMS,
+    PLAIN,
+    SharedNames,
+    is_own_function,
+    is_own_module,
+    items,
+    names_in,
+    reachable,
+)
 from explorer.engine.state.rng import RngState
-from explorer.engine.state.state_diff import Walk
 
 _TORCHS = (nn.Module, Optimizer, LRScheduler, GradScaler)
 _CONTAINERS = (dict, list, set, deque)
-_NOT_WALKED = (types.ModuleType, type, str, bytes, int, float, complex, np.ndarray)
-_MAX_ITEMS = 100_000
-_MAX_THINGS = 200_000
-
 _OF_TORCH = frozenset(vars(nn.Module())) | {"forward", "_call_impl", "_compiled_call_impl"}
 
 
@@ -169,85 +171,82 @@ class StepSnapshot:
 
     def __init__(self, model: nn.Module, step: Callable[[], object]) -> None:
         self._rng = RngState.capture(model)
-        self._known: set[int] = set()
-        self._tensors: dict[int, tuple[Tensor, _Bits]] = {}
-        self._gradients: dict[int, tuple[Tensor, _Bits | None]] = {}
-        self._containers: list[tuple[Any, Any]] = []
-        self._cells: list[tuple[types.CellType, Any]] = []
-        self._globals: list[tuple[dict[str, Any], str, Any]] = []
-        for root in (model, *optimizers_of(model), step):
-            self._walk(root)
+        objects = reachable((model, *optimizers_of(model), step), _parts)
+        of_torch = reachable((part for part in objects if isinstance(part, _TORCHS)), _parts_outside_functions)
+        tensors = {id(part): part for part in of_torch if isinstance(part, Tensor)}
+        tensors |= {id(part): part for part in objects if _is_trained(part)}
+        self._tensors = [(tensor, _Bits(tensor)) for tensor in tensors.values()]
+        leaves = [tensor for tensor in tensors.values() if tensor.is_leaf]
+        self._gradients = [(leaf, None if leaf.grad is None else _Bits(leaf.grad)) for leaf in leaves]
+        self._containers = [(part, part.copy()) for part in objects if _is_refilled(part)]
+        functions = [part for part in objects if isinstance(part, types.FunctionType) and is_own_function(part)]
+        self._cells = [cell for function in functions for cell in _cells(function)]
+        self._globals = [name for function in functions for name in _globals(function)]
 
     def restore(self) -> None:
         """Restores parameters, gradients, buffers, optimizer state, generators, and plain values around them."""
         with torch.no_grad():
-            for tensor, bits in self._tensors.values():
+            for tensor, bits in self._tensors:
                 bits.write_into(tensor)
-            for parameter, gradient in self._gradients.values():
+            for parameter, gradient in self._gradients:
                 _set_gradient(parameter, gradient)
         for container, image in self._containers:
             _refill(container, image)
         for cell, content in self._cells:
             cell.cell_contents = content
-        for namespace, name, value in self._globals:
-            if namespace.get(name) is not value:
-                namespace[name] = value
+        for file, name, value in self._globals:
+            if file.get(name) is not value:
+                file[name] = value
         self._rng.restore()
 
-    def _walk(self, root: object) -> None:
-        """Visits every object reachable from `root` once; the tensors of torch's objects are kept as bits."""
-        left: list[tuple[object, bool]] = [(root, False)]
-        while left and len(self._known) < _MAX_THINGS:
-            thing, is_torchs = left.pop()
-            if isinstance(thing, Tensor):
-                self._keep_tensor(thing, of_torch=is_torchs)
-            elif id(thing) not in self._known and not isinstance(thing, _NOT_WALKED):
-                self._known.add(id(thing))
-                is_torchs = isinstance(thing, _TORCHS) or (is_torchs and not isinstance(thing, types.FunctionType))
-                left += [(part, is_torchs) for part in self._parts(thing)]
 
-    def _keep_tensor(self, tensor: Tensor, *, of_torch: bool) -> None:
-        if id(tensor) not in self._tensors and (of_torch or (tensor.is_leaf and tensor.requires_grad)):
-            self._tensors[id(tensor)] = tensor, _Bits(tensor)
-            if tensor.is_leaf:
-                self._gradients[id(tensor)] = tensor, None if tensor.grad is None else _Bits(tensor.grad)
+def _parts(value: Any) -> list[Any]:
+    """What a walk from a step enters: own objects and torch's, never those of other libraries."""
+    parts: Iterable[Any] = ()
+    if isinstance(value, _CONTAINERS):
+        parts = items(value) or () if _is_refilled(value) else ()
+    elif isinstance(value, (tuple, frozenset)):
+        parts = value
+    elif isinstance(value, partial):
+        parts = (value.func, value.args, value.keywords)
+    elif isinstance(value, types.MethodType):
+        parts = (value.__func__, value.__self__)
+    elif isinstance(value, types.FunctionType):
+        if is_own_function(value):
+            contents = [content for _, content in _cells(value)]
+            names = [content for _, _, content in _globals(value)]
+            parts = (value.__defaults__, value.__kwdefaults__, vars(value), *contents, *names)
+    elif isinstance(value, _TORCHS):
+        parts = (vars(value),)
+    elif not isinstance(value, Tensor) and _holds_data(type(value)):
+        called = (type(value).__call__,) if callable(value) else ()
+        parts = (getattr(value, "__dict__", None), *called)
+    return [part for part in parts if not isinstance(part, (types.ModuleType, type, np.ndarray))]
 
-    def _parts(self, thing: Any) -> Iterator[object]:
-        if isinstance(thing, _CONTAINERS):
-            yield from self._held_by(thing)
-        elif isinstance(thing, (tuple, frozenset)):
-            yield from thing
-        elif isinstance(thing, partial):
-            yield from (thing.func, thing.args, thing.keywords)
-        elif isinstance(thing, types.MethodType):
-            yield from (thing.__func__, thing.__self__)
-        elif isinstance(thing, types.FunctionType):
-            if is_own_function(thing):
-                yield from self._of_function(thing)
-        elif isinstance(thing, _TORCHS) or _holds_data(type(thing)):
-            yield getattr(thing, "__dict__", None)
-            if callable(thing) and not isinstance(thing, _TORCHS):
-                yield type(thing).__call__
 
-    def _held_by(self, container: Any) -> Iterator[object]:
-        if len(container) > _MAX_ITEMS:
-            return
-        self._containers.append((container, container.copy()))
-        yield from container.values() if isinstance(container, dict) else container
+def _parts_outside_functions(value: Any) -> list[Any]:
+    return [] if isinstance(value, types.FunctionType) else _parts(value)
 
-    def _of_function(self, function: types.FunctionType) -> Iterator[object]:
-        yield from (function.__defaults__, function.__kwdefaults__)
-        for cell in function.__closure__ or ():
-            try:
-                self._cells.append((cell, cell.cell_contents))
-            except ValueError:  # still empty
-                continue
-            yield cell.cell_contents
-        for name in names_in(function.__code__):
-            if name in function.__globals__:
-                value = function.__globals__[name]
-                self._globals.append((function.__globals__, name, value))
-                yield value
+
+def _cells(function: types.FunctionType) -> Iterator[tuple[types.CellType, Any]]:
+    for cell in function.__closure__ or ():
+        try:
+            yield cell, cell.cell_contents
+        except ValueError:  # still empty
+            continue
+
+
+def _globals(function: types.FunctionType) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    file = function.__globals__
+    yield from ((file, name, file[name]) for name in names_in(function.__code__) if name in file)
+
+
+def _is_trained(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_leaf and value.requires_grad
+
+
+def _is_refilled(value: Any) -> bool:
+    return isinstance(value, _CONTAINERS) and len(value) <= MAX_ITEMS
 
 
 def optimizers_of(model: nn.Module) -> list[Optimizer]:
@@ -355,16 +354,10 @@ class SharedSnapshot:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        walk = Walk(model)
-        for module in model.modules():
-            walk.meet(type(module))
-        self._values = [(place, place.value) for place in walk.common() if _is_plain(place.value)]
+        shared = [(name, name.value) for name in SharedNames(model)]
+        self._values = [(name, value) for name, value in shared if isinstance(value, PLAIN)]
 
     def restore(self) -> None:
-        for place, value in self._values:
-            if place.value is not value:
-                place.put(value)
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, str, bytes, numbers.Number))
+        for name, value in self._values:
+            if name.value is not value:
+                name.set(value)

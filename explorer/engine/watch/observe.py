@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_leaves
 
 from explorer.engine.watch.data_flow import DataFlow, Place, dense
 from explorer.engine.watch.flops import formula
-from explorer.engine.watch.handed import tensors_in
 from explorer.engine.watch.scopes import looking_at_saved
+from explorer.engine.watch.state_changes import tensors_in
 from explorer.engine.watch.turns import Turns
 from explorer.engine.watch.uncompiled import DispatchMode
 from explorer.record.graph import Trait

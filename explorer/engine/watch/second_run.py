@@ -2,7 +2,7 @@
 
 random numbers    the generator, and whether the block continues its stream (a block that sets a seed draws the same
                   numbers again)
-arguments         whether container arguments change, see handed.py
+arguments         whether container arguments change, see state_changes.py
 statistics        whether a norm computes with the running statistics that it moves, see statistics_use.py
 results           whether an operator's result is written into later: torch refuses to keep such results (save_ops)
 hidden modules    unregistered modules, whose state no policy can restore
@@ -24,10 +24,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from explorer.engine.device.without_data import is_without_data
-from explorer.engine.state.rng import generator_key, get_position, imported_numpy, reachable_generators, state_bytes
+from explorer.engine.state.reachable import reachable_generators
+from explorer.engine.state.rng import generator_key, get_position, imported_numpy, state_bytes
 from explorer.engine.watch.data_flow import dense
-from explorer.engine.watch.handed import Handed
-from explorer.engine.watch.moved_state import moved_traits, state_of
+from explorer.engine.watch.state_changes import ContainerInputs, moved_traits, state_pictures
 from explorer.engine.watch.statistics_use import StatisticsUse
 from explorer.engine.watch.uncompiled import DispatchMode
 from explorer.plan.names import lineage
@@ -42,7 +42,7 @@ class _Call:
     """A call of a block that has not returned."""
 
     fqn: str
-    handed: Handed
+    containers: ContainerInputs
     outside: Outside
     objects: Outside
     """States of the Python and numpy generator objects of the model."""
@@ -110,8 +110,8 @@ class SecondRun(DispatchMode):
         super().__exit__(*exc)
         self._open.close()
         for call in self._done:
-            call.handed.look()
-            self.traits[call.fqn] |= call.handed.traits
+            call.containers.look()
+            self.traits[call.fqn] |= call.containers.traits
         for module in self._statistics.used():
             for ancestor in lineage(self._fqns[module]):
                 self.traits[ancestor].add("reads_statistics")
@@ -122,8 +122,8 @@ class SecondRun(DispatchMode):
             return func(*args, **kwargs)
         read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and dense(leaf)]
         for call in self._calls:
-            if call.handed.read is not None:
-                call.handed.read.update(map(self._name, read))
+            if call.containers.read is not None:
+                call.containers.read.update(map(self._name, read))
         drawing = _generator_of(args, kwargs) if torch.Tag.nondeterministic_seeded in func.tags else None
         before = get_position(drawing) if drawing is not None else b""
         out = func(*args, **kwargs)
@@ -179,7 +179,7 @@ class SecondRun(DispatchMode):
                 self._given[self._name(tensor)].add(self._fqns[module])
         return _Call(
             fqn=self._fqns[module],
-            handed=Handed(args, kwargs, self._name),
+            containers=ContainerInputs(args, kwargs, self._name),
             outside=outside_position(),
             objects=tuple(map(get_position, self._objects)),
             entry={generator_key(g): (g.initial_seed(), get_position(g)) for g in (*_defaults(), *self._own)},
@@ -198,7 +198,7 @@ class SecondRun(DispatchMode):
             self._moved(call, "numpy", call.outside[1:], (numpy,))
         self._moved(call, "objects", call.objects, tuple(map(get_position, self._objects)))
         self._moved(call, "strange", (), tuple(call.strange.values()))
-        call.handed.look()
+        call.containers.look()
 
     def _moved(self, call: _Call, stream: str, then: Outside, now: Outside) -> None:
         if then != now or (call.fqn, stream) in self._noted:
@@ -220,7 +220,7 @@ class SecondRun(DispatchMode):
 
     def _before_hidden(self, module: nn.Module, args: Any) -> None:
         if module not in self._fqns and not any(module in outer.modules() for outer, _ in self._hidden):
-            self._hidden.append((module, state_of(module)))
+            self._hidden.append((module, state_pictures(module)))
 
     def _after_hidden(self, module: nn.Module, args: Any, output: Any) -> None:
         if not self._hidden or self._hidden[-1][0] is not module:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from explorer.engine.watch.moved_state import RUNNING_STATISTICS
+from explorer.engine.watch.state_changes import RUNNING_STATISTICS
 
 
 class StatisticsUse:

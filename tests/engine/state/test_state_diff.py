@@ -1,16 +1,17 @@
-"""A picture of all that a model remembers is a copy that no later change reaches, and taking it touches nothing."""
+"""Copies of a model's state: no later change reaches them, and two of them are compared bit by bit."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Any
 
 import numpy
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from explorer.engine.state.state_diff import BEYOND, plain_copy, read_state, same_state
+from explorer.engine.state.state_diff import BEYOND, plain_copy, read_state, same_state, short_text
 
 
 class InSlots:
@@ -94,3 +95,19 @@ def test_an_iterator_with_attributes_is_an_object() -> None:
     before = plain_copy(schedule)
     next(schedule)
     assert not same_state(before, plain_copy(schedule))
+
+
+def test_a_structure_that_holds_itself_ends() -> None:
+    ring: list[Any] = []
+    ring.append({"itself": ring})
+    assert same_state(plain_copy(ring), plain_copy(ring))
+
+
+@pytest.mark.parametrize(("value", "short_form"), [
+    (3, "3"), (0.5, "0.5"), (None, "absent"), ([1, 2], "2 items"), ({"a": 1}, "1 items"),
+    ("x" * 99, "'" + "x" * 38 + "…"), (torch.tensor(7), "7"), (torch.tensor(0.25), "0.25"), (math.nan, "nan"),
+    (torch.zeros(2, 3), "0, 0, 0, … (2 x 3)"),
+])  # fmt: skip
+def test_short_form(value: Any, short_form: str) -> None:
+    kept: Tensor | Any = plain_copy(value)
+    assert short_text(kept) == short_form
