@@ -16,7 +16,7 @@ from explorer.engine.bench.measure import measure, warm_checkpoint
 from explorer.engine.bench.step import prepare, run_step, torch_device
 from explorer.engine.bench.timing import step_ms
 from explorer.engine.device.device import device_of
-from explorer.engine.device.heap import without_page_faults
+from explorer.engine.device.memory_limit import without_page_faults
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load_for
 from explorer.engine.policy.apply import apply_policy

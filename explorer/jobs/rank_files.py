@@ -17,10 +17,10 @@ from explorer.record.measurement import Measurement, RecordedRanks
 
 def files_of_ranks(path: Path) -> list[Path]:
     """Files that ranks wrote beside `path` under its name, by rank; may be empty."""
-    of_rank = re.compile(rf"{re.escape(path.stem)}\.rank(\d+){re.escape(path.suffix)}")
+    path_of_rank = re.compile(rf"{re.escape(path.stem)}\.rank(\d+){re.escape(path.suffix)}")
     if not path.parent.is_dir():
         return []
-    by_rank = {int(match[1]): file for file in path.parent.iterdir() if (match := of_rank.fullmatch(file.name))}
+    by_rank = {int(match[1]): file for file in path.parent.iterdir() if (match := path_of_rank.fullmatch(file.name))}
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 

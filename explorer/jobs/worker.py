@@ -39,9 +39,9 @@ from explorer.record.plan import Report
 
 def answer(request: Request, report: Report) -> Record:
     """The engine's answer to a request, within the memory of the machine. Raises the engine's errors."""
-    from explorer.engine.device.limits import limited_by_machine
+    from explorer.engine.device.memory_limit import machine_memory_limit
 
-    with limited_by_machine():
+    with machine_memory_limit():
         return _answer(request, report)
 
 

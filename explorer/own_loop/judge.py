@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from explorer.engine.compare.programs import judged_programs
 from explorer.engine.compare.step_program import Step, StepProgram, whole
-from explorer.engine.device.device import device_of, place_of
+from explorer.engine.device.device import device_of, device_of_model
 from explorer.engine.model.loaded import types_of
 from explorer.engine.model.plain_names import plain_buffers, plain_parameters
 from explorer.engine.state.bits import same_bits
@@ -150,7 +150,7 @@ def _starts_alike(one: Tensor, other: Tensor) -> bool:
 
 def _run(where: str, model: nn.Module) -> Measurement:
     """A Measurement without readings, as a program's entry in a comparison."""
-    device = device_of(place_of(model))
+    device = device_of(device_of_model(model))
     threads = torch.get_num_threads()
     spec = RunSpec(
         model=ModelRef(target=where),

@@ -29,7 +29,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from explorer.engine.bench.memory import memory_at_refusal
 from explorer.engine.bench.user_loop import LoopRecording
-from explorer.engine.device.rank import of_rank, rank_in_words
+from explorer.engine.device.device import path_of_rank, rank_text
 from explorer.engine.watch.scopes import ModuleHook
 from explorer.engine.watch.uncompiled import never_compiled
 from explorer.errors import BadInput, NotSaved, message_of
@@ -122,7 +122,7 @@ class Watch:
         """Starts the watch. The running step is number 1."""
         try:
             if self.on_oom is not None:
-                self.on_oom = of_rank(self.on_oom)
+                self.on_oom = path_of_rank(self.on_oom)
                 for module in NEEDED_AT_REFUSAL:
                     with suppress(ImportError):  # the file says why it holds no plan
                         import_module(module)
@@ -278,7 +278,7 @@ class Watch:
             if other in self.written:
                 self.written.pop(other).unlink(missing_ok=True)
         if self._files and step in self.runs and self._is_asked_for(step):
-            self._write(step, of_rank(Path(self._files.replace("{step}", str(step)))))
+            self._write(step, path_of_rank(Path(self._files.replace("{step}", str(step)))))
 
     def _write(self, step: int, path: Path) -> None:
         try:
@@ -294,7 +294,7 @@ class Watch:
         if not self._is_asked_for(step) and (step > 1 or self.on_oom is None):
             return
         try:
-            live = LoopRecording(self._model, self._optimizer, f"{self.where}, step {step}{rank_in_words()}")
+            live = LoopRecording(self._model, self._optimizer, f"{self.where}, step {step}{rank_text()}")
             live.__enter__()
         except Exception as error:  # another profiler, say: the loop goes on
             self._unrecorded(step, error)
@@ -327,7 +327,7 @@ class Watch:
             self._close()
 
     def _held(self, error: Exception) -> Measurement:
-        where = f"{self.where}, step {self.n_steps + 1}{rank_in_words()}"
+        where = f"{self.where}, step {self.n_steps + 1}{rank_text()}"
         device = LoopRecording(self._model, self._optimizer, where).device
         return memory_at_refusal(self._model, self._optimizer, device, where=where, error=error)
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from explorer.engine.device.limits import failure_in_step
+from explorer.engine.device.memory_limit import failure_in_step
 from explorer.errors import (
     BadInput,
     Cancelled,

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import explorer
-from explorer.engine.device.limits import limited_process
+from explorer.engine.device.memory_limit import process_memory_limit
 from explorer.engine.device.subprocess_call import call_in_subprocess
 from explorer.errors import BadInput
 from explorer.record.plan import AutoPlan, Report, silent
@@ -286,7 +286,7 @@ def planned_below_a_limit(report: Report) -> tuple[AutoPlan, bool]:
     def step() -> None:
         model(x).mean().backward()
 
-    with limited_process(800 * 2**20):
+    with process_memory_limit(800 * 2**20):
         plan = explorer.auto_policy(model, step, "600MiB")
     return plan, all(parameter.grad is None and parameter.item() == 1 for parameter in model.parameters())
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import explorer
 from explorer.engine.bench.measure import measure
-from explorer.engine.device.limits import limited_process
+from explorer.engine.device.memory_limit import process_memory_limit
 from explorer.errors import OutOfMemory
 from explorer.own_loop.watch import Watch
 from explorer.record import ModelRef, RunSpec
@@ -236,7 +236,7 @@ def test_the_peak_is_that_of_a_measured_step(loop: Loop, n_rows: int, tmp_path: 
 @pytest.mark.filterwarnings("ignore")
 def test_a_refusal_leaves_a_readable_file(loop: Loop, tmp_path: Path) -> None:
     path = tmp_path / "oom.explorer"
-    with pytest.raises((RuntimeError, OutOfMemory)) as caught, limited_process(400 * MIB):
+    with pytest.raises((RuntimeError, OutOfMemory)) as caught, process_memory_limit(400 * MIB):
         trained(loop, Line(tmp_path, on_oom=path), refuse_in=1)
     assert is_out_of_memory(caught.value)
     run = opened(path)

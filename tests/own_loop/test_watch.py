@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
 import explorer
-from explorer.engine.device.limits import limited_process
+from explorer.engine.device.memory_limit import process_memory_limit
 from explorer.errors import BadInput, OutOfMemory
 from explorer.jobs.run_file import read
 from explorer.record import Measurement
@@ -128,7 +128,7 @@ def test_watches_may_be_closed_in_any_order(tmp_path: Path) -> None:
 
 def died(loop: Loop, watch: Any, n_before: int) -> pytest.ExceptionInfo[RuntimeError]:
     """Step `n_before` + 1 asks for more than the process may take."""
-    with pytest.raises((RuntimeError, OutOfMemory)) as caught, limited_process(400 * MIB), watch:
+    with pytest.raises((RuntimeError, OutOfMemory)) as caught, process_memory_limit(400 * MIB), watch:
         steps(loop, n_before)
         loss = loop.model(loop.x).square().mean()
         torch.empty(800 * MIB, dtype=torch.uint8)
@@ -177,7 +177,7 @@ class Greedy(nn.Linear):
 def test_the_error_that_ends_a_recorded_step_inside_the_model_is_the_loops_own(tmp_path: Path) -> None:
     model, path = Greedy(4, 4), tmp_path / "oom.explorer"
     optimizer = torch.optim.SGD(model.parameters())
-    with limited_process(400 * MIB), explorer.watch(model, optimizer, at=(1, 2), on_oom=path):
+    with process_memory_limit(400 * MIB), explorer.watch(model, optimizer, at=(1, 2), on_oom=path):
         model(torch.ones(4, 4)).sum().backward()
         optimizer.step()
         model.wants = True

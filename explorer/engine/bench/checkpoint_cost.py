@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from explorer.engine.device.clocks import Clock
-from explorer.engine.device.device import device_of
+from explorer.engine.device.device import Clock, device_of
 from explorer.engine.policy.apply import apply_policy
 from explorer.record.policy import KEEP_ALL, Policy
 

@@ -25,8 +25,7 @@ from explorer.engine.bench.recording import Recorded, record
 from explorer.engine.bench.step import Trainee, prepare, run_step, torch_device
 from explorer.engine.bench.timing import Timed, block_ms, dispatched_forward_ms, operator_times, step_ms
 from explorer.engine.device.device import Device, device_of
-from explorer.engine.device.heap import without_page_faults
-from explorer.engine.device.limits import failure_in_step
+from explorer.engine.device.memory_limit import failure_in_step, without_page_faults
 from explorer.engine.device.subprocess_call import call_in_subprocess
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load_for
@@ -148,7 +147,7 @@ def _ready(timed: Timed, trainee: Trainee, spec: RunSpec, device: Device) -> Ite
         yield False
         return
     try:
-        with apply_policy(trainee.model, spec.policy), device.limited_again(spec.memory_limit_bytes):
+        with apply_policy(trainee.model, spec.policy), device.timed_memory_limit(spec.memory_limit_bytes):
             yield True
     except Exception as error:
         if isinstance(error, ExplorerError) and not is_out_of_memory(error):

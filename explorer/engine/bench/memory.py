@@ -13,9 +13,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from explorer.engine.bench.step import Trainee, run_step
-from explorer.engine.device.device import Device
-from explorer.engine.device.limits import failure_in_step
-from explorer.engine.device.rank import rank_here
+from explorer.engine.device.device import Device, current_rank
+from explorer.engine.device.memory_limit import failure_in_step
 from explorer.engine.state.bits import storages
 from explorer.engine.watch.storages import KnownTensor, tensors_in_memory
 from explorer.record.allocations import ROLES, Allocations
@@ -77,7 +76,7 @@ def owner(name: str) -> str:
 
 def memory_limit(device: Device, trainee: Trainee) -> AbstractContextManager[None]:
     """Limits the trainee and its step to the spec's memory. Raises OutOfMemory if the trainee alone holds more."""
-    return device.limited(trainee.spec.memory_limit_bytes, held_bytes(trainee))
+    return device.memory_limit(trainee.spec.memory_limit_bytes, held_bytes(trainee))
 
 
 def run_within_limit(device: Device, trainee: Trainee) -> float:
@@ -117,7 +116,7 @@ def memory_at_refusal(
     if device.torch.type == "cuda":
         rest = torch.cuda.memory_allocated(device.torch) - sum(row[0] for row in entries)
         entries += [(rest, ROLES.index("unattributed"), 0)] if rest > 0 else []
-    n, (rank, n_ranks) = len(entries), rank_here() or (None, None)
+    n, (rank, n_ranks) = len(entries), current_rank() or (None, None)
     return Measurement(
         spec=RunSpec(
             model=ModelRef(target=f"{RECORDED}{where}"),

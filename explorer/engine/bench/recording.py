@@ -19,8 +19,7 @@ from explorer.engine.bench.memory import held_bytes, memory_limit, optimizer_ten
 from explorer.engine.bench.step import Trainee, prepare, run_step
 from explorer.engine.device.allocator import AllocatorLog, Probe, Refusal, clock_skew_ns, peak_bytes, take_probe
 from explorer.engine.device.device import Device
-from explorer.engine.device.first_step import first_step
-from explorer.engine.device.limits import failure_in_step, out_of_memory
+from explorer.engine.device.memory_limit import failure_in_step, first_step, out_of_memory
 from explorer.engine.model.loaded import Loaded, types_of
 from explorer.engine.policy.offload import HOST
 from explorer.engine.state.rng import RngState
@@ -84,7 +83,7 @@ def record(spec: RunSpec, loaded: Loaded, device: Device, meter: Callable[[str],
         warm = None
         with _failures_kept(run):
             meter("warming up")
-            warm, run.loss = first_step(device, begun, lambda ready: run_within_limit(device, ready[0]))
+            warm, run.loss = first_step(device.release, begun, lambda ready: run_within_limit(device, ready[0]))
             meter("warming up under the tracker")
             warm[1].restore()
             with tracker_of(warm[0]):

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from explorer.engine.bench.checkpoint_cost import CheckpointCost
 from explorer.engine.bench.step import OnPhase, Trainee, ignore, run_step
-from explorer.engine.device.clocks import Clock, ClockName
+from explorer.engine.device.device import Clock, ClockName
 from explorer.engine.watch.scopes import BlockScopes, BlockWatch, Frame, Listener, around_backward, looking_at_saved
 from explorer.record.allocations import Phase
 from explorer.record.failure import Failure

@@ -29,8 +29,7 @@ from explorer.engine.bench.memory import gradients, optimizer_tensors, tensors_b
 from explorer.engine.bench.recording import doubts, tag_buckets
 from explorer.engine.bench.user_loop_graph import recorded_graph
 from explorer.engine.device.allocator import Probe, clock_skew_ns, take_probe
-from explorer.engine.device.device import Device, device_of, place_of
-from explorer.engine.device.rank import rank_here
+from explorer.engine.device.device import Device, current_rank, device_of, device_of_model
 from explorer.engine.model.loaded import types_of
 from explorer.engine.policy.apply import policy_of
 from explorer.engine.watch.checkpoint_error import failure_in_words
@@ -96,7 +95,7 @@ class LoopRecording:
         self._model, self._where = model, where
         self.optimizer = optimizer
         """Optimizer of the loop. The caller may set the optimizer during the step."""
-        self.device: Device = device_of(place_of(model))
+        self.device: Device = device_of(device_of_model(model))
         self._probes: list[Probe] = []
         self._open = ExitStack()
 
@@ -130,7 +129,7 @@ class LoopRecording:
         attributed = attribute(log, self._tracker, clock_skew_ns(log, self._probes))
         spec = self._spec(attributed)
         costs = block_costs(self._tracker, attributed.allocations, attributed.phases, spec.policy, {})
-        rank, n_ranks = rank_here() or (None, None)
+        rank, n_ranks = current_rank() or (None, None)
         told = [*self._said, *doubts(log, max(attributed.allocations.held_bytes))]
         self.measurement = Measurement(
             spec=spec,

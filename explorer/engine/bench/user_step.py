@@ -17,8 +17,8 @@ from explorer.engine.bench.block_costs import with_times
 from explorer.engine.bench.checkpoint_cost import checkpoint_cost
 from explorer.engine.bench.timing import BlockSamples, Timed, live_block_ms, live_operator_times, live_step_ms
 from explorer.engine.bench.user_loop import LoopRecording
-from explorer.engine.device.device import device_of, place_of
-from explorer.engine.device.limits import limited_by_machine
+from explorer.engine.device.device import device_of, device_of_model
+from explorer.engine.device.memory_limit import machine_memory_limit
 from explorer.engine.model.describe import describe_step
 from explorer.engine.model.loaded import shapes
 from explorer.engine.policy.apply import apply_policy, policy_of
@@ -42,7 +42,7 @@ class UserSteps:
         if policy_of(model).units:
             raise BadInput(f"The model of {where} carries a policy already.", hint="Undo it first: handle.undo().")
         self._model, self._step, self._where = model, step, where
-        self._device = device_of(place_of(model))
+        self._device = device_of(device_of_model(model))
         self._given = ""
         self.n_steps = 0
         """Real steps so far. A step that ends after its forward counts too."""
@@ -116,7 +116,7 @@ class UserSteps:
     def _fits(self, work: Callable[[], None]) -> bool:
         """Whether `work` got the memory that it requested. If not, all state is restored."""
         try:
-            with limited_by_machine():
+            with machine_memory_limit():
                 work()
         except Exception as error:
             if not is_out_of_memory(error):

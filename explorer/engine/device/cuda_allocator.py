@@ -25,14 +25,13 @@ from typing import Any, Literal, Self
 import numpy as np
 import torch
 
-from explorer.engine.device.allocator import AllocatorLog, Refusal
+from explorer.engine.device.allocator import EMPTY, AllocatorLog, Refusal
 from explorer.errors import NotOnThisDevice
 
 MAX_ENTRIES = 4_000_000
 CLOCK_GRAIN_NS = 1000
 """The history has times in whole microseconds, rounded down."""
 GRAIN_BYTES = 512
-EMPTY = np.zeros(0, dtype=np.int64)
 
 
 class CudaRecorder:
@@ -81,7 +80,7 @@ class _Curves:
     """Block bytes of the entries, by index in the history, whose blocks are alive at the end."""
     events: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     """(time in ns, pointer, requested bytes, allocated so far, reserved so far)"""
-    handed_out: dict[int, int] = field(default_factory=dict)
+    block_bytes: dict[int, int] = field(default_factory=dict)
     """Block bytes by pointer."""
     allocated: int = 0
     reserved: int = 0
@@ -90,7 +89,7 @@ class _Curves:
 
     def add(self, entry: dict[str, Any]) -> None:
         action, size = entry["action"], int(entry.get("size", 0))
-        place, self.n_entries = self.n_entries, self.n_entries + 1
+        index, self.n_entries = self.n_entries, self.n_entries + 1
         if action == "oom":
             self.refusal = Refusal(size, entry.get("device_free"))
         elif action in ("segment_alloc", "segment_map"):
@@ -98,9 +97,9 @@ class _Curves:
         elif action in ("segment_free", "segment_unmap"):
             self.reserved -= size
         elif action == "free_requested":
-            self.allocated -= self.handed_out.pop(entry["addr"], _rounded(size))
+            self.allocated -= self.block_bytes.pop(entry["addr"], _rounded(size))
         elif action == "alloc":
-            block = self.handed_out[entry["addr"]] = self.sizes.get(place, _rounded(size))
+            block = self.block_bytes[entry["addr"]] = self.sizes.get(index, _rounded(size))
             self.allocated += block
             self._event(entry, size)
         elif action == "free_completed":
@@ -127,8 +126,8 @@ def read_trace(
 ) -> AllocatorLog:
     """The events of one device's trace. `before` and `after` are memory_stats around the recording; `blocks` are the
     blocks in use after the recording."""
-    last = {entry["addr"]: place for place, entry in enumerate(trace) if entry["action"] == "alloc"}
-    curves = _Curves({place: blocks[pointer] for pointer, place in last.items() if pointer in blocks})
+    last = {entry["addr"]: index for index, entry in enumerate(trace) if entry["action"] == "alloc"}
+    curves = _Curves({index: blocks[pointer] for pointer, index in last.items() if pointer in blocks})
     for entry in trace:
         curves.add(entry)
     columns = np.array(curves.events, dtype=np.int64).reshape(-1, 5)
@@ -164,14 +163,14 @@ def _require_history(stats: dict[str, int]) -> None:
 
 def _record_history(context: Literal["all"] | None) -> None:
     """Starts the history. torch 2.11 to 2.13 take the arguments by name; unknown arguments are left out."""
-    wanted: dict[str, Any] = {"stacks": "python", "max_entries": MAX_ENTRIES, "clear_history": True}
-    known = inspect.signature(torch.cuda.memory._record_memory_history).parameters
-    if "max_entries" not in known:
+    arguments: dict[str, Any] = {"stacks": "python", "max_entries": MAX_ENTRIES, "clear_history": True}
+    parameters = inspect.signature(torch.cuda.memory._record_memory_history).parameters
+    if "max_entries" not in parameters:
         raise NotOnThisDevice(
             f"torch {torch.__version__} keeps no allocator history that can be bounded.", hint="Use torch 2.11 to 2.13."
         )
     torch.cuda.memory._record_memory_history(
-        "all", context=context, **{name: value for name, value in wanted.items() if name in known}
+        "all", context=context, **{name: value for name, value in arguments.items() if name in parameters}
     )
 
 

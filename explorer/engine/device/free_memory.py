@@ -1,4 +1,7 @@
-"""Memory that a process can still take. A run that asks for more must fail before the machine does."""
+"""Memory that a process can still take. A run that asks for more must fail before the machine does.
+
+The file stands apart from memory_limit.py because the worker, which holds no torch, imports it.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ _FILES = (
 
 def available_bytes() -> int | None:
     """Memory available without swapping: the lower of the machine's and the container's; None if neither is known."""
-    known = [n_bytes for n_bytes in (_of_machine(), _of_container()) if n_bytes is not None]
-    return min(known, default=None)
+    limits = [n_bytes for n_bytes in (_of_machine(), _of_container()) if n_bytes is not None]
+    return min(limits, default=None)
 
 
 def n_oom_kills() -> int | None:
@@ -25,8 +28,8 @@ def n_oom_kills() -> int | None:
     A count that grows shows that a SIGKILL in the meantime came from the system.
     """
     tables = (VMSTAT, CGROUP / "memory.events", CGROUP / "memory/memory.oom_control")
-    known = [counted["oom_kill"] for counted in map(_table, tables) if "oom_kill" in counted]
-    return sum(known) if known else None
+    counts = [table["oom_kill"] for table in map(_table, tables) if "oom_kill" in table]
+    return sum(counts) if counts else None
 
 
 def _of_machine() -> int | None:

@@ -18,7 +18,7 @@ from typing import IO, Any, TypeVar
 
 from explorer.child_process.forks import Answering, server_is_gone
 from explorer.engine.device.free_memory import n_oom_kills
-from explorer.engine.device.limits import limited_by_machine
+from explorer.engine.device.memory_limit import machine_memory_limit
 from explorer.errors import Crashed, ExplorerError
 from explorer.record.base import from_json, to_json
 from explorer.record.plan import Progress, Report
@@ -77,7 +77,7 @@ def answer_call(where: tuple[str, str], arguments: tuple[object, ...], answers: 
 
     outcome: object
     try:
-        with limited_by_machine():
+        with machine_memory_limit():
             outcome = getattr(importlib.import_module(where[0]), where[1])(*arguments, report)
     except ExplorerError as error:
         outcome = error

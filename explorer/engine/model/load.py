@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from explorer.engine.device.limits import limited_process
+from explorer.engine.device.memory_limit import process_memory_limit
 from explorer.engine.device.without_data import explain_data_dependence
 from explorer.engine.model.example_batch import SHAPE_ARGUMENTS, BatchShape
 from explorer.engine.model.loaded import Loaded
@@ -78,7 +78,7 @@ def load(ref: ModelRef, *, seed: int = 0, limit_bytes: int | None = None) -> Loa
     shape, arguments = _batch_shape(factory, arguments)
     seed_everything(seed)
     try:
-        with limited_process(limit_bytes), explain_data_dependence(ref.target):
+        with process_memory_limit(limit_bytes), explain_data_dependence(ref.target):
             built = factory(**{name: _meant(value) for name, value in arguments.items()})
     except ExplorerError:
         raise

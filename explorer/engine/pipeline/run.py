@@ -12,7 +12,7 @@ from torch import Tensor
 
 from explorer.engine.bench.memory import memory_limit
 from explorer.engine.device.device import device_of
-from explorer.engine.device.limits import failure_in_step
+from explorer.engine.device.memory_limit import failure_in_step
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.pipeline.cut.build import Pipeline, build, row_texts

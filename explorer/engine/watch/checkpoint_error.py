@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointError
 
-from explorer.engine.device.limits import failure_in_step
+from explorer.engine.device.memory_limit import failure_in_step
 from explorer.engine.state.rng import RngState
 from explorer.engine.watch.scopes import BlockWatch, Frame, looking_at_saved
 from explorer.record.failure import Failure

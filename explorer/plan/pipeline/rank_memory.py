@@ -30,10 +30,10 @@ class RankForecast:
 
     def ranks(self, n_ranks: int, times: Sequence[ActionTime]) -> tuple[RankMemory, ...]:
         """Held bytes at the highest point and at the end of every action; `times` in order of their start."""
-        of_rank: defaultdict[int, list[ActionTime]] = defaultdict(list)
+        path_of_rank: defaultdict[int, list[ActionTime]] = defaultdict(list)
         for time in times:
-            of_rank[time.rank].append(time)
-        return tuple(self._memory(rank, of_rank[rank]) for rank in range(n_ranks))
+            path_of_rank[time.rank].append(time)
+        return tuple(self._memory(rank, path_of_rank[rank]) for rank in range(n_ranks))
 
     def _memory(self, rank: int, times: list[ActionTime]) -> RankMemory:
         parameters, buffers = self._fixed(rank)

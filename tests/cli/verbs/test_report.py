@@ -66,7 +66,7 @@ def test_every_kind_of_run_is_listed_and_reported(tmp_path: Path, measured: Meas
         assert section in (tmp_path / "r.html").read_text()
 
 
-def of_rank(run: Measurement, rank: int, n_ranks: int = 2, step: int = 2) -> bytes:
+def path_of_rank(run: Measurement, rank: int, n_ranks: int = 2, step: int = 2) -> bytes:
     recorded = replace(
         run, origin="recorded", rank=rank, n_ranks=n_ranks, recorded_in=f"train.py, step {step}, rank {rank}"
     )
@@ -75,13 +75,13 @@ def of_rank(run: Measurement, rank: int, n_ranks: int = 2, step: int = 2) -> byt
 
 def test_the_files_that_ranks_wrote_are_one_report_by_their_common_name(tmp_path: Path, measured: Measurement) -> None:
     for rank in (0, 1):
-        (tmp_path / f"step2.rank{rank}.explorer").write_bytes(of_rank(measured, rank))
+        (tmp_path / f"step2.rank{rank}.explorer").write_bytes(path_of_rank(measured, rank))
     run(str(tmp_path / "step2.explorer"), "--out", str(tmp_path / "r.html"))
     text = (tmp_path / "r.html").read_text()
     assert "<h1>train.py, step 2, 2 of 2 ranks</h1>" in text and "<h2>Ranks</h2>" in text
     run(str(tmp_path / "step2.rank1.explorer"), "--out", str(tmp_path / "r.html"))
     assert "<h2>Ranks</h2>" not in (tmp_path / "r.html").read_text()
-    (tmp_path / "step2.rank1.explorer").write_bytes(of_rank(measured, 1, n_ranks=4, step=3))
+    (tmp_path / "step2.rank1.explorer").write_bytes(path_of_rank(measured, 1, n_ranks=4, step=3))
     refused = run(str(tmp_path / "step2.explorer"), "--out", str(tmp_path / "r.html"), code=2).stderr
     sentence = (
         "they are of trainings with 2 and 4 ranks; they were recorded in train.py, step 2 and in train.py, step 3"

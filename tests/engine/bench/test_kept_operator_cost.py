@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from explorer.engine.bench import timing
 from explorer.engine.bench.step import prepare
 from explorer.engine.bench.timing import dispatched_forward_ms
-from explorer.engine.device.clocks import CpuClock
+from explorer.engine.device.device import CpuClock
 from explorer.record import ModelRef, RunSpec
 
 

@@ -12,7 +12,13 @@ from explorer.engine.bench.measure import measure, measure_pair
 from explorer.engine.bench.step import Trainee, prepare
 from explorer.engine.device.allocator import Recorder, Refusal
 from explorer.engine.device.device import CpuDevice
-from explorer.engine.device.limits import failure_in_step, limited_cuda, limited_process, out_of_memory, refusal_of
+from explorer.engine.device.memory_limit import (
+    cuda_memory_limit,
+    failure_in_step,
+    out_of_memory,
+    process_memory_limit,
+    refusal_of,
+)
 from explorer.engine.model.load import Loaded
 from explorer.errors import BadInput, Cancelled, InvalidPolicy, OutOfMemory
 from explorer.record import Measurement, Policy, RunSpec
@@ -144,7 +150,7 @@ def test_a_memory_limit_is_met_and_taken_back() -> None:
     assert run.failure.asked_bytes == 2**31
     assert run.failure.free_bytes is not None and run.failure.free_bytes <= 2**29
     assert resource.getrlimit(resource.RLIMIT_AS) == before
-    with limited_process(None):
+    with process_memory_limit(None):
         assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
@@ -207,7 +213,7 @@ def test_the_limit_of_a_gpu_is_put_back_and_says_what_it_left_free(monkeypatch: 
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which 100.00 GiB "
         "is free."
     )
-    with pytest.raises(OutOfMemory) as caught, limited_cuda(100, torch.device("cuda", 0)):
+    with pytest.raises(OutOfMemory) as caught, cuda_memory_limit(100, torch.device("cuda", 0)):
         assert share == [0.1]
         raise torch.OutOfMemoryError(message)
     assert share == [0.7]

@@ -1,4 +1,4 @@
-"""The CUDA side of the edge, with torch.cuda as its sources document it: nothing here ran on a GPU."""
+"""Clocks, ranks, and the CUDA side of the edge, with torch.cuda as its sources document it: no GPU is needed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from explorer.engine.device import device as edge
-from explorer.engine.device.device import CudaDevice
-from explorer.engine.device.limits import limited_cuda
+from explorer.engine.device.device import CpuClock, CudaDevice, current_rank, path_of_rank, rank_text
+from explorer.engine.device.memory_limit import cuda_memory_limit
 
 GPU = torch.device("cuda", 0)
 GIB = 2**30
@@ -60,6 +60,34 @@ def test_a_limit_leaves_the_cache_that_fits(monkeypatch: pytest.MonkeyPatch, res
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    with limited_cuda(4 * GIB, GPU):
+    with cuda_memory_limit(4 * GIB, GPU):
         pass
     assert len(emptyings) == emptied and fractions == [0.05, 1.0]
+
+
+def test_cpu_time_is_in_milliseconds() -> None:
+    assert CpuClock().between_ms(1_000_000, 3_500_000) == 2.5
+    clock = CpuClock()
+    assert clock.mark() <= clock.mark()
+
+
+@pytest.mark.parametrize(
+    ("rank", "world", "expected"), [(None, None, None), ("0", "1", None), ("0", "4", (0, 4)), ("3", "4", (3, 4))]
+)
+def test_only_one_of_several_has_a_rank(
+    monkeypatch: pytest.MonkeyPatch, rank: str | None, world: str | None, expected: tuple[int, int] | None
+) -> None:
+    for name, value in (("RANK", rank), ("WORLD_SIZE", world)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert current_rank() == expected
+
+
+def test_files_and_words_name_the_rank_where_there_are_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path("runs/oom.explorer")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert (path_of_rank(path), rank_text()) == (path, "")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "3")
+    assert (path_of_rank(path), rank_text()) == (Path("runs/oom.rank3.explorer"), ", rank 3")

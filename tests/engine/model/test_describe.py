@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from explorer.engine.bench.measure import measure
-from explorer.engine.device.limits import limited_process
+from explorer.engine.device.memory_limit import process_memory_limit
 from explorer.engine.model import describe as describing
 from explorer.engine.model.describe import describe
 from explorer.engine.model.loaded import Loaded
@@ -151,7 +151,7 @@ def test_progress_is_told_and_can_cancel() -> None:
 
 def test_a_model_whose_step_does_not_fit_is_described_in_the_memory_of_its_forward() -> None:
     """Its step keeps more than a GiB."""
-    with limited_process(600 << 20):
+    with process_memory_limit(600 << 20):
         described = describe(tiny_nets.ref("wide", mib=40, depth=3))
     assert described.by_fqn[""].saved_bytes > 1 << 30
     assert described.by_fqn["1"].saved_bytes > 1 << 28

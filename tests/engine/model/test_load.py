@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from explorer.engine.bench.step import prepare, run_step
-from explorer.engine.device.limits import failure_in_step
+from explorer.engine.device.memory_limit import failure_in_step
 from explorer.engine.model.load import load, load_for
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.errors import ModelFailed, ModelNotLoaded, OutOfMemory

@@ -7,11 +7,11 @@ from msgspec.structs import replace
 from explorer.record.measurement import RecordedRanks
 from explorer.view.memory.ranks import MOST_LINES, rank_rows, ranks_at_peak, ranks_over_time, spread_of_ranks
 from tests.view.builders import MIB, Chain
-from tests.view.report.kinds import of_rank, ranks
+from tests.view.report.kinds import path_of_rank, ranks
 
 
 def several(*saved_mib: int, n_ranks: int | None = None) -> RecordedRanks:
-    runs = tuple(of_rank(i, Chain(saved=size * MIB), len(saved_mib)) for i, size in enumerate(saved_mib))
+    runs = tuple(path_of_rank(i, Chain(saved=size * MIB), len(saved_mib)) for i, size in enumerate(saved_mib))
     return RecordedRanks(ranks=runs, n_ranks=n_ranks or len(runs), recorded_in="train.py, step 2")
 
 

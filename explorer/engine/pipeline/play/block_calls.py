@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from explorer.engine.device.clocks import Ticks
-from explorer.engine.device.device import device_of
+from explorer.engine.device.device import Ticks, device_of
 from explorer.engine.policy.recompute import is_recomputing, observe_recompute
 from explorer.record.pipeline_run import BlockCalls
 

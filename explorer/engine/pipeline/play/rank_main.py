@@ -21,9 +21,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
-from explorer.engine.device.clocks import Ticks
-from explorer.engine.device.device import device_of
-from explorer.engine.device.limits import failure_in_step
+from explorer.engine.device.device import Ticks, device_of
+from explorer.engine.device.memory_limit import failure_in_step
 from explorer.engine.pipeline.cut.build import Pipeline, build, static_bytes
 from explorer.engine.pipeline.cut.split import StageModule, StagePart
 from explorer.engine.pipeline.play.batch_norm import deferred_batch_norm
@@ -134,7 +133,7 @@ def run_rank(spec: RunSpec, out: Path, announce: Announce = lambda name: None) -
     pipeline = build(spec)
     device = device_of(pipeline.trainee.device)
     group = _busy_ranks(pipeline)
-    with device.limited(spec.memory_limit_bytes, _static_bytes(pipeline, rank)):
+    with device.memory_limit(spec.memory_limit_bytes, _static_bytes(pipeline, rank)):
         clock = device.wall()
         _one_pass(pipeline, rank, Marks(rank, clock, announce, None, group))
         timed = Marks(rank, clock, announce, None, group)

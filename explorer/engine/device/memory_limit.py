@@ -1,23 +1,31 @@
-"""Memory limits, and out of memory as a result with the text and bytes of the refusal.
+"""Memory limits of a process or a GPU, and out of memory as a result with the text and bytes of the refusal.
 
 A limit bounds a process's address space (CPU) or torch's share of a GPU; the old limit returns afterwards. Under a
-limit that the user set, tensors are mapped one by one (heap.py), so that holes of the heap do not count. Under the
-limit of the machine, where steps are timed, the heap keeps its settings.
+limit that the user set, tensors are mapped one by one, so that holes of the heap do not count. Under the limit of the
+machine, where steps are timed, the heap keeps its settings.
+
+On Linux with glibc a large tensor is a separate mapping or a piece of the heap. A mapping is returned to the system at
+once, and a new one faults in every page: 0.56 ms a MiB (2.2 us a page of 4 KiB, kernel 6, an AMD EPYC). The heap keeps
+freed memory as holes, which count as taken although no tensor uses them, and returns only the free memory at its end.
+All threads share the settings of malloc: use one at a time.
+Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
 """
 
 from __future__ import annotations
 
+import ctypes
+import platform
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from explorer.engine.device.allocator import Refusal
 from explorer.engine.device.free_memory import available_bytes
-from explorer.engine.device.heap import without_holes
 from explorer.errors import NotOnThisDevice, OutOfMemory, message_of
 from explorer.record.failure import CPU_REFUSAL, Failure, failure_of, is_out_of_memory, refusal_behind
 
@@ -32,26 +40,37 @@ _CUDA_REFUSAL = re.compile(
 _NO_ROOM = re.compile(r"could not (create|execute) a |can't start new thread")
 """Messages of oneDNN and Python when no address space is left; without a limit the messages have other causes."""
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""Parameters of mallopt: free bytes allowed at the heap's end; size from which on a tensor is a separate mapping."""
+_DEFAULTS = {_TRIM_THRESHOLD: 2**26, _MMAP_THRESHOLD: 2**25}
+"""Largest values (64 bit), to which glibc moves both parameters as soon as a tensor of 32 MiB is freed."""
+_SMALL_BYTES = 2**16
+LEFT_BYTES = 2**20
+"""Growth of the address space from which on a refused step is repeated."""
+MOST_TRIES = 20
+
+Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
 @contextmanager
-def limited_process(limit_bytes: int | None, there_bytes: int = 0) -> Iterator[None]:
-    """Limits this process to `limit_bytes` of address space, of which it holds `there_bytes` already.
+def process_memory_limit(limit_bytes: int | None, resident_bytes: int = 0) -> Iterator[None]:
+    """Limits this process to `limit_bytes` of address space, of which it holds `resident_bytes` already.
 
-    Raises OutOfMemory if `there_bytes` exceed the limit, and NotOnThisDevice off Linux. Under glibc the limit bounds
+    Raises OutOfMemory if `resident_bytes` exceed the limit, and NotOnThisDevice off Linux. Under glibc the limit bounds
     the bytes that tensors hold at once, within a MiB or two. A tensor that fits into an old hole of the heap is not
     counted: after other steps, a process may exceed the limit by its holes.
     """
     if limit_bytes is None:
         yield
         return
-    if there_bytes > limit_bytes:
+    if resident_bytes > limit_bytes:
         raise OutOfMemory(
-            f"Parameters, optimizer state and batch hold {there_bytes:,} bytes; the limit is {limit_bytes:,}.",
+            f"Parameters, optimizer state and batch hold {resident_bytes:,} bytes; the limit is {limit_bytes:,}.",
             hint="Raise the memory limit, or take a smaller size: recomputing activations cannot help.",
             free_bytes=0,
         )
-    with without_holes(), _limited_address_space(limit_bytes - there_bytes):
+    with without_heap_holes(), _limited_address_space(limit_bytes - resident_bytes):
         yield
 
 
@@ -81,7 +100,7 @@ def _lowest(*limits: int) -> int:
 
 
 @contextmanager
-def limited_by_machine() -> Iterator[None]:
+def machine_memory_limit() -> Iterator[None]:
     """Limits this process to the memory available now, less a sixteenth: a run that asks for more fails alone.
 
     No limit is set on a machine with a GPU, where CUDA maps far more address space than it uses.
@@ -95,7 +114,7 @@ def limited_by_machine() -> Iterator[None]:
 
 
 @contextmanager
-def limited_cuda(limit_bytes: int | None, device: torch.device) -> Iterator[None]:
+def cuda_memory_limit(limit_bytes: int | None, device: torch.device) -> Iterator[None]:
     """Limits torch to `limit_bytes` of reserved GPU memory; the former share returns afterwards."""
     if limit_bytes is None:
         yield
@@ -147,7 +166,7 @@ def out_of_memory(refusal: Refusal, text: str) -> Failure:
     """The failure of a step that ran out of memory; `text` is the traceback."""
     return Failure(
         kind="out of memory",
-        sentence=_in_words(refusal, "step"),
+        sentence=_sentence(refusal, "step"),
         hint="Recompute more blocks, take a smaller batch, or split the batch into microbatches.",
         traceback=text,
         asked_bytes=refusal.asked_bytes,
@@ -158,14 +177,14 @@ def out_of_memory(refusal: Refusal, text: str) -> Failure:
 def _refused(error: BaseException) -> OutOfMemory:
     refusal = refusal_of(error)
     return OutOfMemory(
-        _in_words(refusal, "run"),
+        _sentence(refusal, "run"),
         hint="Take a smaller size or batch, or raise the memory limit where one was set.",
         asked_bytes=refusal.asked_bytes,
         free_bytes=refusal.free_bytes,
     )
 
 
-def _in_words(refusal: Refusal, who: str) -> str:
+def _sentence(refusal: Refusal, who: str) -> str:
     asked = "more memory" if refusal.asked_bytes is None else f"{refusal.asked_bytes:,} bytes"
     free = "" if refusal.free_bytes is None else f"; {refusal.free_bytes:,} bytes were free"
     return f"The {who} asked for {asked} and was refused{free}."
@@ -179,3 +198,76 @@ def _free_here() -> int | None:
         if soft != resource.RLIM_INFINITY:
             return max(0, soft - size_bytes)
     return available_bytes()
+
+
+def first_step(
+    release: Callable[[], None], make: Callable[[], Made], step: Callable[[Made], Result]
+) -> tuple[Made, Result]:
+    """The results of `make()` and `step(made)`; `step` sets the limit. Raises the error of the last try.
+
+    A step is repeated while libraries map memory for themselves. oneDNN generates the code of a kernel at the first use
+    of a shape: 34 MiB in the first step of the sample U-Net, none in the second. A limit on a CPU limits address space,
+    so the code counts although the step does not hold it. A refused step is repeated as long as the last try enlarged
+    the address space: the next try finds the code mapped. `release` frees what a try has left in caches. A model that
+    keeps something of every step grows at each try, so MOST_TRIES bounds the tries.
+    """
+    n_tries = 0
+    while True:
+        n_tries += 1
+        made, before_bytes = make(), address_space_bytes()
+        try:
+            return made, step(made)
+        except Exception as error:
+            if before_bytes is None or not is_out_of_memory(error):
+                raise
+            refused = error
+        _clear_frames(refused)
+        del made
+        release()
+        if n_tries == MOST_TRIES or (address_space_bytes() or 0) - before_bytes < LEFT_BYTES:
+            raise refused
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Clears the frames of `error` and its causes: tensors held there would count as growth."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+@contextmanager
+def without_heap_holes() -> Iterator[None]:
+    """Maps tensors of 64 KiB and more separately: address space is what the step holds, and little more.
+
+    Steps take almost twice as long inside, so timed steps run outside.
+    """
+    with _set({_MMAP_THRESHOLD: _SMALL_BYTES}):
+        yield
+
+
+@contextmanager
+def without_page_faults() -> Iterator[None]:
+    """Lets the heap keep freed memory: timed steps find the same memory each time, as with a caching allocator.
+
+    With glibc's defaults the time of one step varied by up to a fifth. With everything kept, 30 to 50 MiB were
+    returned and faulted in again each step; with everything recomputed, none.
+    """
+    with _set({_TRIM_THRESHOLD: -1, _MMAP_THRESHOLD: _DEFAULTS[_MMAP_THRESHOLD]}):
+        yield
+
+
+@contextmanager
+def _set(settings: dict[int, int]) -> Iterator[None]:
+    if platform.libc_ver()[0] != "glibc":
+        yield
+        return
+    libc = ctypes.CDLL(None)
+    libc.malloc_trim(0)
+    for setting, value in settings.items():
+        libc.mallopt(setting, value)
+    try:
+        yield
+    finally:
+        for setting, value in _DEFAULTS.items():
+            libc.mallopt(setting, value)
+        libc.malloc_trim(0)
