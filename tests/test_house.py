@@ -28,7 +28,7 @@ RINGS: dict[str, tuple[set[str], set[str]]] = {
     "errors": (set(), set()),
     "child_process": ({"errors"}, set()),
     "record": ({"errors"}, {"msgspec"}),
-    "plan": ({"record", "errors"}, {"msgspec", "numpy", "scipy", "yaml"}),
+    "plan": ({"record", "errors"}, {"msgspec", "numpy", "highspy", "yaml"}),
     "engine": ({"plan", "record", "errors", "child_process"}, {"msgspec", "torch", "torchviz", "numpy"}),
     "lab": ({"engine", "plan", "record", "errors", "child_process"}, {"msgspec", "torch", "numpy"}),
     "jobs": ({"record", "errors", "child_process"}, {"msgspec", "platformdirs"}),

@@ -39,7 +39,7 @@ from explorer.plan.planners.refusal import refusal
 from explorer.record.failure import is_out_of_memory
 from explorer.record.measurement import Measurement
 
-NEEDED_AT_REFUSAL = ("scipy.optimize", "scipy.sparse", "numpy.ma")
+NEEDED_AT_REFUSAL = ("highspy", "numpy.ma")
 """Late imports of a plan. After a refusal of memory, a library finds no room."""
 RESERVE_BYTES = 64 * 2**20
 """Address space reserved while watching and freed before the file is written, because memory has just run out."""

@@ -137,7 +137,7 @@ def _raised_by_model(error: BaseException) -> bool:
     return bool(owners) and owners[-1] != "explorer"
 
 
-_LIBRARIES = ("torch", "torchviz", "numpy", "scipy", "msgspec", "yaml", "platformdirs")
+_LIBRARIES = ("torch", "torchviz", "numpy", "highspy", "msgspec", "yaml", "platformdirs")
 
 
 def _as_out_of_memory(error: BaseException) -> BaseException:

@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from explorer.plan.memory.ledger import Bytes
-from explorer.plan.planners.highs import TOLERANCE
 from explorer.plan.planners.solve import LEAST_SECONDS, Limits, Solution
+from explorer.plan.planners.solver import TOLERANCE
 
 MOST_TRIES = 6
 GRAIN = 1e-6

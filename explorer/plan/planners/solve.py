@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 
 from explorer.plan.memory.ledger import Bytes
 from explorer.plan.planners.columns import Columns, Row, Values
-from explorer.plan.planners.highs import MIB, TOLERANCE, Minimum, Question, minimised
 from explorer.plan.planners.pieces import Pieces
 from explorer.plan.planners.reruns import Rerun
+from explorer.plan.planners.solver import MIB, TOLERANCE, Minimum, Question, minimised
 
 MOST_ROUNDS = 80
 MOST_NEW_ROWS = 6

@@ -62,9 +62,9 @@ def check_time_ratios(bench: Bench) -> None:
 
 def check_plans_under_budgets(bench: Bench) -> None:
     try:
-        import scipy  # noqa: F401
+        import highspy  # noqa: F401
     except ImportError:
-        raise Skipped("needs scipy, whose solver plans; it is too large to travel") from None
+        raise Skipped("needs highspy, the solver of plans") from None
     from explorer.plan.planners.budget import Planner
 
     for sample in ("gpt", "resnet", "unet", "moe"):

@@ -1,4 +1,4 @@
-"""The call of the solver HiGHS (scipy.optimize.milp): a program over columns, solved over classes of columns."""
+"""The call of the solver HiGHS: a program over columns, solved over classes of columns."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from explorer.errors import NotOnThisDevice, message_of
 from explorer.plan.planners.classes import Classes, classes_of
 from explorer.plan.planners.columns import Columns, Row, Values
-from explorer.plan.planners.solver_output import on_stderr
 
 MIB = 1024**2
 TOLERANCE = 0.001
 """The proven gap to the best value, as a share, at which a solution is good enough."""
 SCALE = 1000.0
 """Costs are passed in thousandths of the step's cost, because tolerances of the solver are absolute."""
+FEASIBLE = 2
+"""HiGHS's status of a solution that satisfies all rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +54,6 @@ class Minimum:
 
 def minimised(columns: Columns, question: Question) -> Minimum | None:
     """The cheapest choice (or the lowest peak) that satisfies the rows; None if there is none, or time ran out."""
-    try:
-        from scipy.optimize import Bounds, LinearConstraint, milp
-    except ImportError as error:
-        raise NotOnThisDevice(
-            f"Planning needs scipy, which could not be loaded: {message_of(error)}.",
-            hint="pip install -r requirements.txt",
-        ) from error
     costs = columns.costs / columns.unit_cost * SCALE
     asked = np.vstack([costs, *(_dense(row, columns.n_columns) for row, _ in question.rows)])
     classes = classes_of(columns, asked, apart=question.apart)
@@ -70,29 +65,53 @@ def minimised(columns: Columns, question: Question) -> Minimum | None:
     rows += classes.rows
     most = classes.sizes.copy()
     most[classes.labels[columns.peak_column]] = np.inf
-    whole = np.ones(len(most), dtype=np.int64)
-    whole[classes.labels[len(columns.ways) :]] = 0
-    with on_stderr():
-        result = milp(
-            objective,
-            integrality=whole if question.whole else None,
-            bounds=Bounds(0.0, most),
-            constraints=LinearConstraint(_sparse(rows, len(most)), -np.inf, np.array([bound for _, bound in rows])),
-            options={"time_limit": question.seconds, "mip_rel_gap": TOLERANCE / 2},
-        )
-    if result.x is None:
+    whole = np.zeros(len(most), dtype=np.uint8)
+    whole[classes.labels[: len(columns.ways)]] = question.whole
+    highs = _solved(objective, most, rows, whole, seconds=question.seconds)
+    info, solution = highs.getInfo(), highs.getSolution()
+    is_optimal = highs.modelStatusToString(highs.getModelStatus()) == "Optimal"
+    if info.primal_solution_status != FEASIBLE or not (question.whole or is_optimal):
         return None
-    # HiGHS reports no dual bound for a program without integer variables: its optimum is the bound.
-    bound = result.mip_dual_bound if question.whole and result.mip_dual_bound is not None else result.fun
-    numbers = np.round(result.x) * (whole > 0) + result.x * (whole == 0) if question.whole else result.x
-    x = classes.given(numbers, asked[1:].sum(axis=0))
+    # HiGHS proves a dual bound for a program with integer variables; the optimum of another program is the bound.
+    bound = info.mip_dual_bound if question.whole else info.objective_function_value
+    numbers = np.array(solution.col_value)
+    x = classes.given(np.where(whole > 0, np.round(numbers), numbers), asked[1:].sum(axis=0))
     n = len(question.rows)
     return Minimum(
-        bound=float(bound) * (MIB if question.for_peak else columns.unit_cost / SCALE),
+        bound=bound * (MIB if question.for_peak else columns.unit_cost / SCALE),
         x=x,
         peak_bytes=float(x[columns.peak_column]) * MIB,
-        slack=np.array([most for _, most in rows[:n]]) - _sparse(rows[:n], len(most)) @ result.x,
+        slack=np.array([limit for _, limit in rows[:n]]) - np.array(solution.row_value[:n]),
     )
+
+
+def _solved(costs: Values, most: Values, rows: Sequence[Row], whole: NDArray[np.uint8], *, seconds: float) -> Any:
+    """HiGHS after it minimised `costs` over columns between 0 and `most`. It prints nothing and starts no thread."""
+    try:
+        from highspy import Highs, HighsStatus
+    except ImportError as error:
+        raise NotOnThisDevice(
+            f"Planning needs highspy, which could not be loaded: {message_of(error)}.",
+            hint="pip install -r requirements.txt",
+        ) from error
+    highs: Any = Highs()  # type: ignore[no-untyped-call]
+    n, nothing = len(costs), np.zeros(0, dtype=np.int32)
+    for option, value in (
+        ("output_flag", False), ("threads", 1), ("mip_rel_gap", TOLERANCE / 2), ("time_limit", seconds),
+    ):  # fmt: skip
+        highs.setOptionValue(option, value)
+    highs.addCols(n, costs, np.zeros(n), most, 0, nothing, nothing, np.zeros(0))
+    starts = np.cumsum([0, *(len(row) for row, _ in rows)], dtype=np.int32)
+    indices = np.array([column for row, _ in rows for column in row], dtype=np.int32)
+    values = np.array([value for row, _ in rows for value in row.values()], dtype=np.float64)
+    upper = np.array([limit for _, limit in rows], dtype=np.float64)
+    highs.addRows(len(rows), np.full(len(rows), -np.inf), upper, len(values), starts[:-1], indices, values)
+    if whole.any():
+        highs.changeColsIntegrality(n, np.arange(n, dtype=np.int32), whole)
+    if highs.run() == HighsStatus.kError:  # other code of this process runs HiGHS with threads, which all calls share
+        highs.setOptionValue("threads", 0)
+        highs.run()
+    return highs
 
 
 def _limits(question: Question, columns: Columns, classes: Classes, objective: Values) -> list[Row]:
@@ -113,12 +132,3 @@ def _dense(row: dict[int, float], n_columns: int) -> Values:
     dense = np.zeros(n_columns)
     dense[list(row)] = list(row.values())
     return dense
-
-
-def _sparse(rows: Sequence[Row], n_columns: int) -> Any:
-    from scipy.sparse import csr_matrix
-
-    counts = [len(row) for row, _ in rows]
-    columns = [column for row, _ in rows for column in row]
-    values = [n for row, _ in rows for n in row.values()]
-    return csr_matrix((values, columns, np.concatenate(([0], np.cumsum(counts)))), shape=(len(rows), n_columns))
