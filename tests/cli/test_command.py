@@ -1,14 +1,42 @@
-"""What every command shares: one sentence for an error, a code that scripts can trust, tables that clip nothing."""
+"""Commands and their options: one sentence for every error, exit codes, the worker, and what is printed."""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
+import msgspec
 import pytest
+import typer
+from msgspec.structs import replace
+from typer.testing import CliRunner
 
 from explorer.cli import command as cli_verb
+from explorer.cli import main as cli
+from explorer.cli import verbs
+from explorer.cli.main import app
+from explorer.cli.options import ModelOptions, StepOptions
+from explorer.cli.report import document, print_pipeline
+from explorer.cli.worker import check_writable, make_folder, print_or_write, write_file
+from explorer.errors import BadInput, NotSaved
 from explorer.jobs.client import Worker
+from explorer.plan.policy.presets import PRESETS
+from explorer.record import Policy
+from explorer.record.base import limits
+from explorer.record.graph import ModelRef
+from explorer.record.pipeline_run import fullest_bytes
+from explorer.record.plan import JointPlan
+from explorer.record.policy import KEEP_ALL
+from explorer.record.run import N_REPEATS, RunSpec
+from tests import graphs, pipelines
 from tests.cli.asked import read, run, wrong
+from tests.view.builders import compared, measured
 
 
 def test_a_narrow_terminal_clips_nothing(shared: Worker, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,3 +94,214 @@ def test_the_traceback_and_the_document_of_an_error(shared: Worker, tiny: str) -
     failed = read("measure", f"{wrong(tiny)}:trouble", code=2)
     assert failed["failure"]["kind"] == "model raised" and failed["spec"], "what was recorded until then is kept"
     assert failed["step_peak_bytes"] is None and failed["complete"] is False, "a part of a step has no headline figure"
+
+
+def test_every_verb_explains_itself() -> None:
+    listed = run("--help").stdout
+    for name in ("models", "graph", "measure", "compare", "check", "export", "lab", "pipeline"):
+        assert name in listed and "Usage" in run(name, "--help").stdout
+    assert run("--version").stdout.strip()
+
+
+def test_a_new_verb_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = 'import typer\n\n\ndef greet(name: str) -> None:\n    """Says hello."""\n    typer.echo(f"hello {name}")\n'
+    (tmp_path / "greet.py").write_text(code)
+    monkeypatch.setattr(verbs, "__path__", [*verbs.__path__, str(tmp_path)])
+    shell = typer.Typer()
+    for one in cli.found_verbs():
+        shell.command()(one)
+    assert "Says hello." in CliRunner().invoke(shell, ["--help"]).stdout
+    assert CliRunner().invoke(shell, ["greet", "you"]).stdout == "hello you\n"
+    sys.modules.pop(f"{verbs.__name__}.greet")
+
+
+def test_check_knows_under_which_conditions_the_policy_runs(shared: Worker, tiny: str, tmp_path: Path) -> None:
+    path = tmp_path / "conditions.yaml"
+    path.write_text("version: 1\npolicy: {units: [blocks.1], use_reentrant: true, preserve_rng_state: false}\n")
+
+    def rules(*words: str, code: int = 1) -> set[str]:
+        return {hazard["rule"] for hazard in read("check", str(path), tiny, *words, code=code)["hazards"]}
+
+    plain = rules()
+    assert "dropout-redrawn" in plain
+    assert {"dropout-redrawn", "mode-flips"}.isdisjoint(rules("--mode", "eval", code=0))
+    for words, rule in (
+        (("--autocast", "bfloat16"), "reentrant-autocast"),
+        (("--frozen", "blocks.0"), "reentrant-frozen"),
+    ):
+        assert rule in rules(*words) - plain
+    assert "no block or parameter" in run("check", str(path), tiny, "--frozen", "blocs.0", code=2).stderr
+
+
+def test_a_line_of_flags_is_checked_in_place_of_a_file(shared: Worker, tiny: str) -> None:
+    flags = "--recompute-granularity full --recompute-method block --recompute-num-layers 1"
+    assert read("check", tiny, "--flags", flags)["read"]["file"]["policy"]["units"][0]["blocks"] == ["blocks.0"]
+    for words in ((tiny,), ("policy.yaml", tiny, "--flags", flags)):
+        assert "--flags is checked on one model" in run("check", *words, code=2).stderr
+
+
+def test_arguments_of_the_factory_have_the_type_they_look_like() -> None:
+    ref = ModelOptions(arguments=["a=6", "b=0.5", "c=true", "d=x=y", "e=-1e-3", "f="]).ref("m.py")
+    assert ref.arguments == {"a": 6, "b": 0.5, "c": True, "d": "x=y", "e": -1e-3, "f": ""}
+    with pytest.raises(BadInput, match="=3, x"):
+        ModelOptions(arguments=["=3", "x"]).ref("m.py")
+
+
+def test_presets_are_named_in_the_help() -> None:
+    shown = run("compare", "--help").stdout
+    assert all(name in shown for name in PRESETS)
+
+
+def test_the_usual_size_is_named_where_a_file_has_sizes(tmp_path: Path) -> None:
+    assert ModelOptions().ref("sample_models/gpt.py").size == "small"
+    assert ModelOptions(size="tiny").ref("sample_models/gpt.py").size == "tiny"
+    net = tmp_path / "net.py"
+    net.write_text("SIZES = {'wide': {'n': 2}, 'deep': {'n': 4}}\n")
+    assert ModelOptions().ref(f"{net}:build").size == "wide"
+    net.write_text("def build(): ...\n")
+    assert ModelOptions().ref(f"{net}:build").size is None
+    assert ModelOptions().ref("hf:LlamaConfig").size is None and ModelOptions().ref("a.b:build").size is None
+
+
+def test_steps_are_timed_as_often_as_asked() -> None:
+    model = ModelRef(target="sample_models/mlp.py")
+    assert StepOptions().spec(model, KEEP_ALL, seed=0).n_repeats == N_REPEATS
+    assert StepOptions(n_repeats=2).spec(model, KEEP_ALL, seed=0).n_repeats == 2
+
+
+OPTIONS = {"n_repeats": "--repeats", "n_threads": "--threads", "n_accumulation": "--accumulate", "seed": "--seed"}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_number_beyond_the_limits_of_the_record_is_refused(name: str) -> None:
+    for beyond in (limits(RunSpec, name)[0] - 1, limits(RunSpec, name)[1] + 1):
+        refused = CliRunner().invoke(app, ["measure", "sample_models/mlp.py", f"{OPTIONS[name]}={beyond}"])
+        assert refused.exit_code == 2 and f"Invalid value for '{OPTIONS[name]}'" in refused.stderr, refused.output
+
+
+def spawn(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    # A suite that runs in a shell's background ignores Ctrl-C, and a child would inherit that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "explorer", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, **environment},
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.slow
+def test_a_real_process_prints_the_document_and_nothing_else(tiny: str) -> None:
+    process = spawn("measure", tiny, "--repeats", "1", "--json")
+    stdout, stderr = process.communicate()
+    assert process.returncode == 0, stderr
+    assert json.loads(stdout)["step_peak_bytes"] > 0
+    # Progress is looked at now and then, so which of its words are seen depends on the machine.
+    assert stderr.strip() and "a model may print" not in stdout
+
+
+@pytest.mark.slow
+def test_ctrl_c_cancels_and_leaves_nobody_behind(tiny: str, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    process = spawn("graph", f"{wrong(tiny)}:trouble", "--set", "kind=hangs", STARTED=str(started))
+    while not started.exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 2 and "Cancelled." in stderr and "Traceback" not in stderr
+    assert children and not any(Path(f"/proc/{child}").exists() for child in children)
+
+
+def test_a_file_is_written_whole_or_the_one_that_was_there_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.explorer"
+    write_file(path, b"first")
+
+    def full(self: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(NotSaved, match="could not be written: No space left on device"):
+        write_file(path, b"second")
+    assert path.read_bytes() == b"first" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_a_run(tmp_path: Path) -> None:
+    check_writable(None, tmp_path / "new")
+    with pytest.raises(NotSaved, match="is a folder"):
+        check_writable(tmp_path)
+    with pytest.raises(NotSaved, match="which is not a folder"):
+        check_writable(tmp_path / "no" / "run")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotSaved, match="could not be made"):
+        make_folder(tmp_path / "file" / "below")
+    make_folder(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_text_goes_to_stdout_or_into_a_file_that_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    print_or_write("text", None)
+    print_or_write("text", tmp_path / "out")
+    printed = capsys.readouterr()
+    assert printed.out == "text" == (tmp_path / "out").read_text() and "Wrote" in printed.err
+
+
+def test_caveats_of_the_peak_are_in_the_document_of_every_run() -> None:
+    plain = measured()
+    assert document(plain)["caveats"] == ()
+    assert plain.allocations is not None
+    log = msgspec.structs.replace(plain.allocations, ops=(*plain.allocations.ops, "aten::mkldnn_rnn_layer"))
+    recurrent = msgspec.structs.replace(plain, allocations=log)
+    (caveat,) = document(recurrent)["caveats"]
+    assert "oneDNN" in caveat
+    both = document(msgspec.structs.replace(compared(), candidate=recurrent))
+    assert both["candidate"]["caveats"] == (caveat,) and both["baseline"]["caveats"] == ()
+
+
+GRAPH = graphs.gpt(4)
+PLAN = pipelines.planned(GRAPH)
+
+
+def printed(capsys: pytest.CaptureFixture[str], cap_bytes: int | None = None, **changes: object) -> str:
+    run = replace(pipelines.ran(GRAPH, RunSpec(model=GRAPH.model, plan=PLAN), n_moved=2), **changes)
+    joint = None if cap_bytes is None else JointPlan(
+        plan=PLAN, policy=Policy(), cap_bytes=cap_bytes, makespan_ms=1.0, rank_bytes=(1,), cuts_first_ms=None,
+        n_judged=1,
+    )  # fmt: skip
+    print_pipeline(run, joint)
+    return capsys.readouterr().out
+
+
+def test_every_rank_and_every_share_has_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    run = pipelines.ran(GRAPH, RunSpec(model=GRAPH.model, plan=PLAN), n_moved=2)
+    text = printed(capsys)
+    assert run.timing is not None and f"step {run.timing.makespan_ms:.1f} ms measured actions, composed" in text
+    assert all(memory.peak_action in text for memory in run.memory)
+    n = len(run.gradients)
+    (row,) = [line.split() for line in text.splitlines() if "moved by splitting" in line]
+    assert row[3:8] == [str(n - 2), "of", str(n), "0", "2"], "bitwise equal, by rounding, different"
+    assert all(note in text for note in run.notes)
+
+
+def test_wall_time_is_said_to_be_that(capsys: pytest.CaptureFixture[str]) -> None:
+    composed = pipelines.ran(GRAPH, RunSpec(model=GRAPH.model, plan=PLAN)).composed
+    assert "wall time of the ranks, links included" in printed(capsys, wall=composed)
+
+
+def test_a_cap_is_kept_or_missed(capsys: pytest.CaptureFixture[str]) -> None:
+    most = fullest_bytes(pipelines.ran(GRAPH, RunSpec(model=GRAPH.model, plan=PLAN)).memory)
+    assert " kept: the fullest rank holds " in printed(capsys, cap_bytes=most)
+    assert " missed: rank " in printed(capsys, cap_bytes=most - 1)
+
+
+def test_a_run_without_times_prints_what_it_has(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, composed=None, gradients=())
+    assert "step" not in text and "moved by" not in text and "2 stages" in text

@@ -25,7 +25,7 @@ from tests import graphs
 from tests.hostile import Trap
 from tests.ui.fake_worker import FakeJob, FakeWorker
 from tests.view.builders import compared, measured
-from tests.view.report.kinds import KINDS
+from tests.view.reports import KINDS
 
 OWN = "sample_models/mlp.py"
 WITH_A_POLICY = {

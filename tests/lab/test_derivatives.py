@@ -12,7 +12,7 @@ from explorer.lab.derivatives import DERIVATIVES
 from explorer.lab.run import run_lab
 from explorer.record.run import RunSpec
 from tests.engine import trap_nets
-from tests.lab.running import outcomes, run
+from tests.lab.test_lessons import outcomes, run
 
 
 class Cube(nn.Module):

@@ -1,17 +1,39 @@
-"""The outcomes of each lesson under its switches: what is equal, what differs, and how often a block runs."""
+"""Each lesson under every switch: its outcomes, the same result each time, and restored global state."""
 
 from __future__ import annotations
 
+import importlib
 import itertools
+from functools import cache
 
 import pytest
+import torch
 
+from explorer.errors import BadInput
 from explorer.lab.early_stop import BEGUN, ENDED
 from explorer.lab.kit.rows import DISTANCE
 from explorer.lab.no_grad_input import MISSING
+from explorer.lab.run import run_lab
 from explorer.lab.segment_memory import PEAK
 from explorer.lab.wrap_in_place import QUESTIONS
-from tests.lab.running import outcomes, run, value
+from explorer.plan.lessons import lessons
+from explorer.record.base import from_msgpack, to_msgpack
+from explorer.record.lab import LabOutcome
+
+
+@cache
+def run(name: str, **switches: str) -> LabOutcome:
+    return run_lab(name, switches)
+
+
+def outcomes(name: str, **switches: str) -> dict[str, str]:
+    return {row.label: row.outcome for row in run(name, **switches).rows}
+
+
+def value(outcome: LabOutcome, label: str, name: str) -> float:
+    number = outcome.row(label).value(name)
+    assert isinstance(number, int | float), (label, name, number)
+    return float(number)
 
 
 @pytest.mark.parametrize("p", ["0.1", "0.3", "0.5"])
@@ -239,3 +261,53 @@ def test_eval_mode_and_torchs_checkpoint_are_right_in_both_orders(checkpoint: st
     assert {row.outcome for row in outcome.rows[1:]} <= {"rounding", "bitwise equal"}
     n_checkpointed = value(outcome, "always: gradient", "microbatches checkpointed")
     assert n_checkpointed == (0 if mode == "eval" else int(microbatches))
+
+
+APART = ("nested-skips", "mode-flip")
+"""These start processes: a second each, so they are run once a setting and not in the sweep."""
+
+
+def combinations() -> list[tuple[str, dict[str, str]]]:
+    return [
+        (lesson.name, dict(zip([switch.name for switch in lesson.switches], values)))
+        for lesson in lessons()
+        if lesson.name not in APART
+        for values in itertools.product(*(switch.values for switch in lesson.switches))
+    ]
+
+
+def test_every_lesson_has_its_function() -> None:
+    for lesson in lessons():
+        assert callable(importlib.import_module(f"explorer.lab.{lesson.name.replace('-', '_')}").run), lesson.name
+
+
+@pytest.mark.parametrize(
+    ("name", "switches"), combinations(), ids=lambda part: "-".join(part.values()) if isinstance(part, dict) else part
+)
+def test_an_outcome_is_complete_and_crosses_the_pipe(name: str, switches: dict[str, str]) -> None:
+    outcome = run(name, **switches)
+    assert outcome.switches == switches and outcome.experiment == name
+    assert outcome.findings and all(sentence.endswith(".") for sentence in outcome.findings)
+    assert outcome.rows[0].outcome == "baseline"
+    assert outcome.chart.title.rstrip(")").endswith(("?", "chance", "raised"))
+    assert all(len(series.y) == len(outcome.chart.x) for series in outcome.chart.series)
+    assert from_msgpack(to_msgpack(outcome), LabOutcome) == outcome
+
+
+def test_the_world_is_left_as_found() -> None:
+    torch.manual_seed(11)
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    run_lab("dropout", {})
+    assert torch.equal(torch.get_rng_state(), before) and torch.get_num_threads() == threads
+
+
+def test_equal_switches_give_equal_figures() -> None:
+    first, second = run_lab("dropout", {}), run_lab("dropout", {})
+    assert first.rows == second.rows and first.chart == second.chart
+
+
+def test_unknown_names_are_told_with_what_there_is() -> None:
+    with pytest.raises(BadInput, match=r"no experiment 'dropuot'.*dropout"):
+        run_lab("dropuot", {})
+    with pytest.raises(BadInput, match=r"p cannot be '9'.*no switch 'q'|no switch 'q'.*p cannot be '9'"):
+        run_lab("dropout", {"p": "9", "q": "1"})

@@ -24,7 +24,7 @@ from tests.ui.conftest import SAMPLES
 from tests.ui.fake_worker import FakeWorker
 from tests.ui.page_driver import texts
 from tests.view.builders import compared, measured
-from tests.view.report.kinds import KINDS
+from tests.view.reports import KINDS
 
 PAGES = ("explore", "pipeline", "lab", "runs")
 GRAPH = graphs.gpt(4)

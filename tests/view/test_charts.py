@@ -28,7 +28,7 @@ from explorer.view.pipeline.ranks import against_chart, bands_chart, memory_char
 from explorer.view.pipeline.shares import calls_chart, truth_chart
 from tests import graphs, pipelines
 from tests.view.builders import compared
-from tests.view.compare.test_front import MARKS
+from tests.view.test_compare import MARKS
 
 
 def of_a_comparison(pair: Comparison, names: str = "layers") -> list[Chart]:

@@ -1,20 +1,38 @@
-"""Every target answers every policy: what it writes, what is lost on the way, and what it will do."""
+"""Every export: what is written, which blocks it names, and what is said of the differences."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
+from typing import Any
 
 import pytest
+import torch
+import yaml
+from torch import nn
 
 from explorer.errors import InvalidPlan, InvalidPolicy
 from explorer.plan.export.formats import FORMATS, exported
+from explorer.plan.export.layers import Layers, first_of, fullest_list, layers_of, prefix_of
 from explorer.plan.export.target import Target
 from explorer.plan.pipeline.actions import from_csv
 from explorer.plan.pipeline.orders import one_f_one_b
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.policy_file import PolicyFile
 from explorer.record.run import PipelinePlan
-from tests.plan.export.runs import PLAN, file_of
+from tests.plan.export.runs import (
+    LAYERS,
+    PLAN,
+    Chain,
+    assert_same,
+    chain_loss,
+    file_of,
+    module_of,
+    ran_again,
+    step,
+    untouched,
+)
 
 
 def test_an_unknown_target_is_named() -> None:
@@ -99,3 +117,210 @@ def test_stages_and_schedule_are_exported() -> None:
 def test_a_file_without_a_plan_says_so(target: str) -> None:
     with pytest.raises(InvalidPlan, match="holds no pipeline plan"):
         exported(PolicyFile(policy=KEEP_ALL), target)
+
+
+def recompute(model: nn.Module, names: list[str]) -> None:
+    """As any program does that takes a list of modules."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    for name in names:
+        parent, _, index = name.rpartition(".")
+        model.get_submodule(parent).register_module(index, checkpoint_wrapper(model.get_submodule(name)))
+
+
+def test_names_and_numbers_choose_the_same_blocks_and_those_run_again() -> None:
+    chosen, model = ("layers.3", "layers.1"), Chain()
+    form = exported(file_of(*chosen), "names")
+    document = yaml.safe_load(form.text)
+    assert document == {"names": ["layers.3", "layers.1"], "numbers": {"layers": [1, 3]}}
+    assert form.fit == "exact" and form.recomputed == chosen and form.checked == "executed"
+    plain, before = step(model, chain_loss, untouched)
+    for names in (document["names"], [f"layers.{i}" for i in document["numbers"]["layers"]]):
+        gradients, calls = step(model, chain_loss, lambda model, names=names: recompute(model, names))
+        assert ran_again(before, calls, LAYERS) == set(chosen)
+        assert_same(plain, gradients)
+
+
+def test_names_are_of_every_list_and_any_block() -> None:
+    blocks = ("enc.0", "dec.1.mlp", "dec.0", "1", "true")
+    document = yaml.safe_load(exported(file_of(*blocks), "names").text)
+    assert document == {"names": list(blocks), "numbers": {"enc": [0], "dec": [0], "": [1]}}
+    assert yaml.safe_load(exported(file_of(), "names").text) == {"names": [], "numbers": {}}
+    assert exported(file_of("a", early_stop=False, use_reentrant=True), "names").fit == "exact"
+
+
+def test_names_say_what_no_name_can() -> None:
+    units = (
+        Unit(blocks=("a",), action="offload"),
+        Unit(blocks=("b",), action="save_ops", save_ops=("aten.mm.default",)),
+        Unit(blocks=("c.0", "c.1")),
+    )
+    form = exported(PolicyFile(policy=Policy(units=units)), "names")
+    assert form.fit == "approximated" and yaml.safe_load(form.text)["names"] == ["b", "c.0", "c.1"]
+    for words in ("a is offloaded", "b keeps the results", "c.0 and c.1 are recomputed together"):
+        assert words in " ".join(form.reasons)
+
+
+SPLIT = PipelinePlan(stages=(("embed", "m.layers.0", "m.layers.1"), ("m.layers.2", "head.0")), n_microbatches=1)
+
+
+def test_numbers_of_one_list_in_order() -> None:
+    assert layers_of(["m.layers.3", "m.layers.1"]) == Layers(parent="m.layers", chosen=(1, 3))
+    assert Layers(parent="m", chosen=()).names([2, 0]) == ("m.2", "m.0")
+
+
+@pytest.mark.parametrize(
+    ("blocks", "words"),
+    [
+        (["m.head"], "m.head is no numbered layer"),
+        (["a.0", "b.0"], "Layers of a and of b are chosen"),
+        ([], "The policy recomputes nothing."),
+    ],
+)
+def test_what_is_no_list_of_layers_is_a_sentence(blocks: list[str], words: str) -> None:
+    assert words in str(layers_of(blocks))
+
+
+def test_the_longest_list_of_the_stages_is_the_models() -> None:
+    layers = fullest_list(SPLIT)
+    assert layers is not None and layers.parent == "m.layers" and layers.stages(SPLIT) == [[0, 1], [2]]
+    assert fullest_list(PipelinePlan(stages=(("embed",),), n_microbatches=1)) is None
+
+
+def test_no_other_prefix_differs_less() -> None:
+    stages = [[0, 1, 2], [3, 4, 5]]
+    for n in range(7):
+        for chosen in itertools.combinations(range(6), n):
+            differ = [len(set(chosen) ^ set(first_of(stages, k))) for k in range(4)]
+            assert differ[prefix_of(stages, chosen)] == min(differ)
+
+
+def plan_of(*stages: tuple[str, ...]) -> PipelinePlan:
+    return PipelinePlan(stages=stages, n_microbatches=4)
+
+
+def expanded(layout: str) -> list[str]:
+    """Stages as strings of E, t and L: `x*n` repeats a part, `(...)*n` several, `|` separates, commas are ignored."""
+    layout = re.sub(r"\(([^)]+)\)\*(\d+)", lambda match: match[1] * int(match[2]), layout.replace(",", ""))
+    return re.sub(r"(.)\*(\d+)", lambda match: match[1] * int(match[2]), layout).split("|")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "n", "extra", "missing"),
+    [
+        ((0, 1, 2), 3, (), ()),
+        ((0, 3), 2, (1,), (3,)),
+        ((4,), 1, (0,), (4,)),
+    ],
+)
+def test_without_a_plan_it_is_a_prefix(
+    chosen: tuple[int, ...], n: int, extra: tuple[int, ...], missing: tuple[int, ...]
+) -> None:
+    form = exported(file_of(*(LAYERS[i] for i in chosen)), "megatron")
+    assert form.text == f"--recompute-granularity full --recompute-method block --recompute-num-layers {n}\n"
+    assert form.recomputed == LAYERS[:n]
+    assert form.extra == tuple(LAYERS[i] for i in extra) and form.missing == tuple(LAYERS[i] for i in missing)
+    assert form.fit == ("exact" if not extra else "approximated")
+
+
+def test_with_a_plan_it_is_a_prefix_of_every_stage() -> None:
+    plan = plan_of(("embed", *LAYERS[:2]), (*LAYERS[2:], "norm", "head"))
+    form = exported(file_of("layers.0", "layers.2", plan=plan), "megatron")
+    assert form.fit == "exact" and "--recompute-num-layers 1\n" in form.text
+    uneven = exported(file_of("layers.2", "layers.3", plan=plan), "megatron")
+    assert uneven.recomputed == ("layers.0", "layers.1", "layers.2", "layers.3") and uneven.fit == "approximated"
+    assert uneven.extra == ("layers.0", "layers.1")
+    none = exported(file_of("layers.4", plan=plan), "megatron")
+    assert none.recomputed == () and none.missing == ("layers.4",) and none.text.startswith("#")
+
+
+@pytest.mark.parametrize(
+    ("stages", "layout"),
+    [
+        ((("embed", *LAYERS[:2]), (*LAYERS[2:], "norm", "head")), "Et*2|t*3L"),
+        ((("embed",), LAYERS[:1], LAYERS[1:4], (LAYERS[4], "head")), "E|t|t*3|tL"),
+        ((("embed", *LAYERS), ("norm", "head")), "Et*5|L"),
+        ((LAYERS[:2], LAYERS[2:]), "Et*2|t*3L"),
+    ],
+)
+def test_a_layout_counts_the_layers_of_each_stage(stages: tuple[tuple[str, ...], ...], layout: str) -> None:
+    form = exported(file_of(plan=plan_of(*stages)), "megatron-layout")
+    assert form.text == f'--pipeline-model-parallel-layout "{layout}"\n' and form.fit == "exact"
+    assert [part.count("t") for part in expanded(layout)] == [sum(fqn in LAYERS for fqn in stage) for stage in stages]
+
+
+def test_what_a_layout_cannot_say_is_said() -> None:
+    for stages, words in (
+        ((("embed",), ("dropout", *LAYERS)), "on several stages, and a layout has one embedding"),
+        (((*LAYERS, "norm"), ("head",)), "on several stages, and a layout has one head"),
+        (((*LAYERS[:2], "middle"), LAYERS[2:]), "middle stands between layers"),
+        ((("a",), ("b",)), "No stage holds a numbered layer"),
+    ):
+        form = exported(file_of(plan=plan_of(*stages)), "megatron-layout")
+        assert form.fit == "not expressible" and words in form.reasons[0]
+    with pytest.raises(InvalidPlan, match="holds no pipeline plan"):
+        exported(file_of("layers.0"), "megatron-layout")
+
+
+CODE = ("huggingface", "diffusers", "lightning", "fsdp2", "torchtitan")
+
+
+@pytest.mark.parametrize("target", CODE)
+def test_names_of_blocks_are_data_and_never_code(target: str) -> None:
+    names = ('a"""\nraise SystemExit', "@BODY@", "b\\", "c'")
+    text = exported(file_of(*names), target).text
+    space: dict[str, Any] = {}
+    decision = text[text.index("BLOCKS = (") : text.index("def chosen")]
+    exec(decision, space)
+    assert space["BLOCKS"] == names
+    compile(text, target, "exec")
+
+
+def test_a_model_without_the_blocks_is_refused_in_one_sentence() -> None:
+    with pytest.raises(ValueError, match=r"Chain has no block layers\.7: export the policy for this very model"):
+        module_of(file_of("layers.7"), "lightning").chosen(Chain())
+
+
+@pytest.mark.parametrize("options", [{}, {"use_reentrant": True}, {"early_stop": False}])
+def test_fsdp2_recomputes_before_it_shards(options: dict[str, bool]) -> None:
+    chosen = ("layers.1", "layers.4")
+    module = module_of(file_of(*chosen, **options), "fsdp2")
+    model = Chain()
+    plain, before = step(model, chain_loss, untouched)
+    gradients, calls = step(model, chain_loss, module.recompute)
+    assert ran_again(before, calls, LAYERS) == set(chosen)
+    assert_same(plain, gradients)
+    sharded: list[tuple[str, bool]] = []
+    module.fully_shard = lambda module, **sharding: sharded.append((type(module).__name__, sharding["wide"]))
+    module.recompute_then_shard(model, wide=True)
+    assert sharded == [("CheckpointWrapper", True)] * 2 + [("Chain", True)]
+
+
+def test_every_block_that_is_chosen_runs_again_also_those_that_diffusers_does_not_offer() -> None:
+    diffusers = pytest.importorskip("diffusers")
+    model = diffusers.UNet2DModel(
+        sample_size=8, in_channels=3, out_channels=3, layers_per_block=1, block_out_channels=(8, 8),
+        down_block_types=("DownBlock2D", "DownBlock2D"), up_block_types=("UpBlock2D", "UpBlock2D"), norm_num_groups=4,
+    )  # fmt: skip
+    chosen = ("down_blocks.0.resnets.0", "up_blocks.1.resnets.1", "time_embedding")
+    module = module_of(file_of(*chosen), "diffusers")
+
+    def loss_of(model: Any) -> torch.Tensor:
+        sample: torch.Tensor = model(torch.ones(1, 3, 8, 8), 3).sample
+        return sample.square().mean()
+
+    plain, before = step(model, loss_of, untouched)
+    gradients, calls = step(model, loss_of, module.recompute_blocks)
+    assert ran_again(before, calls, chosen) == set(chosen)
+    assert_same(plain, gradients)
+
+
+def test_it_is_exact_on_a_model_of_another_library() -> None:
+    model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU()) for _ in range(3)))
+    file, names = file_of("1"), ("0.1", "1.1", "2.1")
+    recompute = module_of(file, "diffusers").recompute_blocks
+    plain, before = step(model, lambda model: model(torch.ones(2, 4)).sum(), untouched)
+    gradients, calls = step(model, lambda model: model(torch.ones(2, 4)).sum(), lambda m: (recompute(m), recompute(m)))
+    assert {name for name in names if calls[name] == before[name] + 1} == {"1.1"}
+    assert_same(plain, gradients)
+    assert exported(file, "diffusers").fit == "exact"

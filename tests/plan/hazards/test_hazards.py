@@ -1,4 +1,4 @@
-"""Every rule fires in its trap, is silent without it, and asks the right blocks."""
+"""Rules of hazards: each fires where it should and nowhere else."""
 
 from __future__ import annotations
 
@@ -13,12 +13,42 @@ from explorer.plan.hazards.checkpoint_rules import Case
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.names import innermost
 from explorer.plan.pipeline.schedules import rows_of
-from explorer.record import ModelRef, RunSpec
-from explorer.record.graph import Block, CutPoint, ModelGraph
+from explorer.record.graph import Block, CutPoint, ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL, Policy, Unit
-from explorer.record.run import PipelinePlan
+from explorer.record.run import PipelinePlan, RunSpec
 from tests import graphs, pipelines
-from tests.plan.hazards.case_of import MODEL, OPTIONS, A, block, graph, rules, spec
+
+MODEL = ModelRef(target="net.py")
+
+
+def block(fqn: str, *traits: str, **fields: object) -> Block:
+    about = {"kind": "Block", "n_calls": 1, "parameter_bytes": 4, "buffer_bytes": 0, "output_bytes": 4,
+             "saved_bytes": 4, "forward_flops": 1, "rerun_flops": 1, **fields}  # fmt: skip
+    return Block(fqn=fqn, traits=traits, **about)  # type: ignore[arg-type]
+
+
+def graph(*blocks: Block, **fields: object) -> ModelGraph:
+    root = block("", *{trait for each in blocks for trait in each.traits})
+    return ModelGraph(model=MODEL, blocks=(root, *blocks), edges=(), **fields)  # type: ignore[arg-type]
+
+
+def rules(hazards: object) -> list[str]:
+    return [hazard.rule for hazard in hazards]  # type: ignore[attr-defined]
+
+
+def spec(**fields: object) -> RunSpec:
+    return RunSpec(model=MODEL, **fields)  # type: ignore[arg-type]
+
+
+A = Policy.recompute(["a"])
+
+
+OPTIONS = {
+    "redraw": Policy.recompute(["a"], preserve_rng_state=False),
+    "twice": Policy.recompute(["a"], running_stats="every_forward"),
+    "reentrant": Policy.recompute(["a"], use_reentrant=True),
+    "unchecked": Policy.recompute(["a"], determinism_check="none"),
+}
 
 
 def plan(n_microbatches: int = 4, **fields: object) -> PipelinePlan:

@@ -8,7 +8,7 @@ from explorer.plan.planners.refusal import refusal
 from explorer.record import Failure, RunSpec
 from tests import graphs
 from tests.graphs import GRAPH
-from tests.view.memory.made_up import cut
+from tests.view.builders import cut
 
 WHOLE = graphs.measured(GRAPH, RunSpec(model=GRAPH.model))
 FULL = Failure(kind="out of memory", sentence="full", asked_bytes=2**20, free_bytes=0)

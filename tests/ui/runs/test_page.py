@@ -19,7 +19,7 @@ from tests import graphs
 from tests.ui.fake_worker import FakeWorker
 from tests.ui.page_driver import figures, say, settle, texts
 from tests.ui.runs.listing import ALL, SPEC, saved
-from tests.view.report import kinds
+from tests.view import reports as kinds
 
 
 def test_an_empty_store_says_how_to_fill_it(runs_page: Callable[..., AppTest]) -> None:

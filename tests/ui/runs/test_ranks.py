@@ -8,7 +8,7 @@ from streamlit.testing.v1 import AppTest
 
 from explorer.jobs.store import Store
 from explorer.ui.session import opened
-from tests.view.report import kinds
+from tests.view import reports as kinds
 
 
 def test_ranks_stand_side_by_side_and_each_opens_as_a_run_of_its_own(

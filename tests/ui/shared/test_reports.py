@@ -10,7 +10,7 @@ from streamlit.testing.v1 import AppTest
 from explorer.jobs.store import Store
 from explorer.ui.shared.reports import report_bytes
 from tests.ui.runs.listing import saved, select
-from tests.view.report import kinds
+from tests.view import reports as kinds
 
 
 @pytest.mark.parametrize("kind", kinds.KINDS)

@@ -1,0 +1,188 @@
+"""The verb pipeline: its options, its runs, and results that ranks left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner, Result
+
+from explorer.cli import main as cli
+from explorer.cli.pipeline_options import PlanOptions, plan_of, spec_of_results
+from explorer.errors import InvalidPlan, UnreadableFile
+from explorer.plan.export.torchrun import run_files, run_key, torchrun_command
+from explorer.plan.pipeline.schedules import fitting
+from explorer.plan.policy import file as policy_file
+from explorer.record import KEEP_ALL, ModelRef, PipelinePlan, Policy, RunSpec
+from explorer.record.base import from_json, to_json
+from explorer.ui.pipeline.address import USUAL
+from tests.graphs import gpt
+
+GRAPH = gpt(6)
+
+
+def test_two_stages_are_the_start() -> None:
+    plan = plan_of(PlanOptions(), GRAPH, KEEP_ALL, None, kept=None)
+    assert len(plan.stages) == 2
+    assert tuple(fqn for blocks in plan.stages for fqn in blocks) == GRAPH.chain
+
+
+def test_page_and_command_line_begin_with_the_same_plan() -> None:
+    plan = plan_of(PlanOptions(), GRAPH, KEEP_ALL, None, kept=None)
+    assert (plan.schedule, plan.n_microbatches) == (USUAL.schedule, fitting(USUAL.n_microbatches, GRAPH))
+
+
+def test_a_plan_needs_its_cap_and_leaves_the_policy_open() -> None:
+    assert PlanOptions().cap_bytes("all") is None
+    assert PlanOptions(plan=True, cap="2MiB").cap_bytes("keep-all") == 2 * 2**20
+    for half in (PlanOptions(plan=True), PlanOptions(cap="2MiB")):
+        with pytest.raises(InvalidPlan, match="belong together"):
+            half.cap_bytes("keep-all")
+    with pytest.raises(InvalidPlan, match="both say what is recomputed"):
+        PlanOptions(plan=True, cap="2MiB").cap_bytes("all")
+
+
+def test_options_win_over_the_file() -> None:
+    kept = plan_of(PlanOptions(stages=3, microbatches=6, schedule="1F1B"), GRAPH, KEEP_ALL, None, kept=None)
+    plan = plan_of(PlanOptions(microbatches=8), GRAPH, KEEP_ALL, None, kept=kept)
+    assert (plan.stages, plan.schedule, plan.n_microbatches) == (kept.stages, "1F1B", 8)
+
+
+@pytest.mark.parametrize("rule", ["by-parameters", "by-time", "by-memory"])
+def test_every_rule_cuts(rule: str) -> None:
+    options = PlanOptions(stages=4, microbatches=4, schedule="Interleaved1F1B", cuts=rule)  # type: ignore[arg-type]
+    assert len(plan_of(options, GRAPH, KEEP_ALL, None, kept=None).stages) == 4
+
+
+def test_an_own_schedule_is_read_and_checked(tmp_path: Path) -> None:
+    rows = tmp_path / "own.csv"
+    rows.write_text("0F0,0B0\n1F0,1B0\n")
+    plan = plan_of(PlanOptions(stages=2, microbatches=1, rows=rows), GRAPH, KEEP_ALL, None, kept=None)
+    assert plan.actions == (("0F0", "0B0"), ("1F0", "1B0"))
+    with pytest.raises(InvalidPlan, match="0F1 is missing"):
+        plan_of(PlanOptions(stages=2, microbatches=2, rows=rows), GRAPH, KEEP_ALL, None, kept=None)
+
+
+def test_a_schedule_that_does_not_fit_is_refused_before_any_run() -> None:
+    with pytest.raises(InvalidPlan, match="at least as many microbatches"):
+        plan_of(PlanOptions(stages=4, microbatches=2, schedule="1F1B"), GRAPH, KEEP_ALL, None, kept=None)
+
+
+def test_the_run_script_says_all_that_torchrun_needs(tmp_path: Path) -> None:
+    plan = PipelinePlan(stages=(("a",), ("b",)), n_microbatches=2)
+    spec = RunSpec(model=ModelRef(target="m.py"), plan=plan)
+    files = run_files(spec)
+    assert set(files) == {"run_spec.json", "run.sh", "schedule.csv"}
+    assert torchrun_command(spec, tmp_path) == f"sh {tmp_path}/run.sh"
+    assert "torch.distributed.run --nproc-per-node 2" in files["run.sh"]
+    assert str(tmp_path) not in files["run.sh"]
+    assert files["schedule.csv"] == "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n"
+
+
+def test_a_model_that_is_a_file_goes_with_the_script(tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    file.write_text("def build(): ...\n")
+    plan = PipelinePlan(stages=(("a",), ("b",)), n_microbatches=2)
+    files = run_files(RunSpec(model=ModelRef(target=f"{file}:build"), plan=plan))
+    assert files["net.py"] == file.read_text()
+    assert from_json(files["run_spec.json"], RunSpec).model.target == "net.py:build"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "cannot be read"), (b"", "holds no action"), (b"\n\n", "holds no action"), (b"\xff\xfe0F0", "is not text")],
+)
+def test_a_schedule_that_is_no_text_of_actions_is_a_sentence(tmp_path: Path, content: bytes | None, words: str) -> None:
+    rows = tmp_path / "own.csv"
+    if content is not None:
+        rows.write_bytes(content)
+    with pytest.raises(InvalidPlan, match=words):
+        plan_of(PlanOptions(stages=2, microbatches=1, rows=rows), GRAPH, KEEP_ALL, None, kept=None)
+
+
+def test_an_own_schedule_has_its_own_name(tmp_path: Path) -> None:
+    rows = tmp_path / "own.csv"
+    rows.write_text("0F0,0B0\n1F0,1B0\n")
+    plan = plan_of(PlanOptions(stages=2, microbatches=1, rows=rows), GRAPH, KEEP_ALL, None, kept=None)
+    assert plan.schedule_name == "own schedule"
+    with pytest.raises(InvalidPlan, match="both say"):
+        PlanOptions(schedule="1F1B", rows=rows).changes()
+
+
+RAN = RunSpec(
+    model=ModelRef(target="net.py:build"),
+    plan=PipelinePlan(stages=(("a",), ("b",)), n_microbatches=4, schedule="1F1B"),
+    policy=Policy.recompute(["a"]),
+)
+
+
+def opened(folder: Path, *typed: str, **changed: Any) -> RunSpec:
+    """What `--results` makes of options that differ from what ran in `changed`."""
+    (folder / "run_spec.json").write_bytes(to_json(RAN))
+    of_plan = {name: changed.pop(name) for name in ("schedule", "n_microbatches") if name in changed}
+    plan = msgspec.structs.replace(RAN.plan, **of_plan)
+    asked = msgspec.structs.replace(RAN, model=ModelRef(target="elsewhere/net.py:build"), plan=plan, policy=KEEP_ALL)
+    asked = msgspec.structs.replace(asked, **changed)
+    return spec_of_results(folder / "results", asked, lambda: KEEP_ALL, typed.__contains__)
+
+
+def test_results_come_with_the_plan_that_ran(tmp_path: Path) -> None:
+    spec = opened(tmp_path)
+    assert (spec.plan, spec.policy) == (RAN.plan, RAN.policy)
+    assert spec.model.target == "elsewhere/net.py:build"
+    assert run_key(spec) == run_key(RAN)
+
+
+@pytest.mark.parametrize(
+    ("option", "changed", "sentence"),
+    [
+        ("schedule", {"schedule": "GPipe"}, "its schedule was 1F1B, not GPipe"),
+        ("microbatches", {"n_microbatches": 8}, "4 microbatches, not 8"),
+        ("seed", {"seed": 1}, "seed was 0, not 1"),
+        ("policy", {}, "recomputes other blocks"),
+        ("model", {"model": ModelRef(target="other.py:build")}, "its model was net.py:build"),
+    ],
+)
+def test_what_is_typed_may_not_deny_what_ran(tmp_path: Path, option: str, changed: dict, sentence: str) -> None:
+    with pytest.raises(InvalidPlan, match=sentence):
+        opened(tmp_path, option, **changed)
+
+
+def test_results_without_their_spec_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableFile, match="what ran there is not known"):
+        spec_of_results(tmp_path / "results", RAN, lambda: KEEP_ALL, {"seed"}.__contains__)
+
+
+pytestmark = pytest.mark.usefixtures("shared")
+
+TINY = "tests/browser/tiny_model.py"
+
+
+def run(*arguments: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(cli.app, ["pipeline", TINY, "--repeats", "0", "--no-store", *arguments])
+    assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
+    return result
+
+
+@pytest.mark.slow
+def test_the_plan_of_a_file_runs_again_unless_an_option_says_otherwise(tmp_path: Path) -> None:
+    path = tmp_path / "split [two].yaml"
+
+    def read(*arguments: str) -> dict[str, Any]:
+        return json.loads(run(*arguments, "--no-predict", "--json").stdout)
+
+    first = read("--stages", "2", "--microbatches", "4", "--policy", "every-2", "--out", str(path))
+    assert policy_file.load(str(path)).pipeline is not None
+    assert first["n_splitting_equal"] == first["n_gradients"] > 0
+    again = read("--policy", str(path), "--schedule", "GPipe")
+    asked, plan = first["spec"]["plan"], again["spec"]["plan"]
+    assert plan == {**asked, "schedule": "GPipe"} and again["spec"]["policy"] == first["spec"]["policy"]
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
+    for option in ("--out", "--save"):
+        refused = run(option, str(tmp_path), code=2).stderr
+        assert "cannot be written: it is a folder" in refused and "microbatch" not in refused

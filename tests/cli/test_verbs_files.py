@@ -1,0 +1,256 @@
+"""Verbs that write files or list: report, gallery, export and lab, and one path through all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from typer.testing import CliRunner, Result
+
+from explorer.cli.main import app
+from explorer.cli.verbs import gallery
+from explorer.jobs import run_file
+from explorer.jobs.protocol import Compare, RunLab
+from explorer.jobs.store import Store
+from explorer.plan.catalogue import catalogue
+from explorer.plan.lessons import lessons
+from explorer.plan.policy import file as policy_file
+from explorer.record import Comparison, Measurement, RunSpec
+from explorer.record.base import from_json, from_msgpack
+from explorer.record.lab import LabChart, LabOutcome
+from explorer.record.policy import Policy
+from explorer.record.policy_file import Export, PolicyFile
+from tests import graphs
+from tests.cli.asked import run
+from tests.exported import LAYERS, LLAMA, file_of, layers_again, run_there
+from tests.lab.added import ONE_MORE
+from tests.view.reports import pipelined
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "cpu.msgpack"
+
+
+@pytest.fixture
+def measured() -> Measurement:
+    """A run that brings its graph, as a recorded step does: no model is loaded for its hazards."""
+    pair = from_msgpack(GOLDEN.read_bytes(), Comparison)
+    return replace(pair.candidate, graph=graphs.gpt(4))
+
+
+def report(*arguments: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, ["report", *arguments])
+    assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
+    return result
+
+
+def test_a_stored_run_and_a_run_file_give_the_same_report(tmp_path: Path, measured: Measurement) -> None:
+    run_id = Store().save(measured, "my run")
+    file = tmp_path / "my.run"
+    file.write_bytes(Store().export_file(run_id))
+    for which, name in ((run_id, "a.html"), (str(file), "b.html")):
+        report(which, "--out", str(tmp_path / name))
+    text = (tmp_path / "a.html").read_text()
+    assert text == (tmp_path / "b.html").read_text()
+    assert "<h1>my run</h1>" in text and "<h2>Hazards</h2>" in text
+
+
+def test_without_a_run_the_stored_ones_are_listed(measured: Measurement) -> None:
+    assert "No run is stored yet" in report().stdout
+    run_id = Store().save(measured, "my run")
+    assert run_id in report().stdout and "my run" in report().stdout
+
+
+def test_what_cannot_be_reported_is_one_sentence(tmp_path: Path, measured: Measurement) -> None:
+    run_id = Store().save(measured)
+    assert "A report needs a place." in report(run_id, code=2).stderr
+    assert "There is no run nonsense" in report("nonsense", "--out", str(tmp_path / "r.html"), code=2).stderr
+    assert "cannot be written" in report(run_id, "--out", str(tmp_path), code=2).stderr
+
+
+def test_every_kind_of_run_is_listed_and_reported(tmp_path: Path, measured: Measurement) -> None:
+    sections = {"<h2>Schedule</h2>": Store().save(pipelined()), "<h2>Memory</h2>": Store().save(measured, "my run [2]")}
+    listed = report().stdout
+    assert "my run [2]" in listed
+    for section, run_id in sections.items():
+        assert run_id in listed
+        report(run_id, "--out", str(tmp_path / "r.html"))
+        assert section in (tmp_path / "r.html").read_text()
+
+
+def of_rank(run: Measurement, rank: int, n_ranks: int = 2, step: int = 2) -> bytes:
+    recorded = replace(
+        run, origin="recorded", rank=rank, n_ranks=n_ranks, recorded_in=f"train.py, step {step}, rank {rank}"
+    )
+    return run_file.write(run_file.stored_record(recorded))
+
+
+def test_the_files_that_ranks_wrote_are_one_report_by_their_common_name(tmp_path: Path, measured: Measurement) -> None:
+    for rank in (0, 1):
+        (tmp_path / f"step2.rank{rank}.explorer").write_bytes(of_rank(measured, rank))
+    report(str(tmp_path / "step2.explorer"), "--out", str(tmp_path / "r.html"))
+    text = (tmp_path / "r.html").read_text()
+    assert "<h1>train.py, step 2, 2 of 2 ranks</h1>" in text and "<h2>Ranks</h2>" in text
+    report(str(tmp_path / "step2.rank1.explorer"), "--out", str(tmp_path / "r.html"))
+    assert "<h2>Ranks</h2>" not in (tmp_path / "r.html").read_text()
+    (tmp_path / "step2.rank1.explorer").write_bytes(of_rank(measured, 1, n_ranks=4, step=3))
+    refused = report(str(tmp_path / "step2.explorer"), "--out", str(tmp_path / "r.html"), code=2).stderr
+    sentence = (
+        "they are of trainings with 2 and 4 ranks; they were recorded in train.py, step 2 and in train.py, step 3"
+    )
+    assert sentence in " ".join(refused.split())
+
+
+class Engine:
+    """Knows the answers, and what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to end."""
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    engine = Engine()
+
+    def ask(_: Engine, request: Any, *, keep: bool = False) -> Any:
+        engine.asked.append(request)
+        if isinstance(request, Compare):
+            return graphs.compared(graphs.gpt(2), request.candidate)
+        assert isinstance(request, RunLab)
+        lesson = next(one for one in lessons() if one.name == request.name)
+        chart = LabChart(kind="bars", title="", x_title="", y_title="", x=(), series=())
+        switches = {switch.name: switch.default for switch in lesson.switches}
+        return LabOutcome(
+            experiment=lesson.name, switches=switches, device="cpu", rows=(), chart=chart, findings=(), seconds=1.0
+        )
+
+    monkeypatch.setattr(gallery, "worker", lambda: engine)
+    monkeypatch.setattr(gallery, "ask", ask)
+    monkeypatch.setattr(gallery, "describe", lambda *_, **__: graphs.gpt(2))
+    return engine
+
+
+def test_every_sample_and_every_lesson_has_a_page_that_the_first_one_leads_to(stand_in: Engine, tmp_path: Path) -> None:
+    sample = catalogue()[0]
+    spec = RunSpec(model=graphs.gpt(2).model, policy=Policy.recompute(["blocks.0"]))
+    pair = graphs.compared(graphs.gpt(2), spec)
+    model = replace(spec.model, target=sample.target)
+    runs = (replace(run, spec=replace(run.spec, model=model)) for run in (pair.baseline, pair.candidate))
+    baseline, candidate = runs
+    Store().save(replace(pair, baseline=baseline, candidate=candidate), name="kept from before")
+    answer = CliRunner().invoke(app, ["gallery", "--out", str(tmp_path / "pages")])
+    assert answer.exit_code == 0, (answer.stderr, answer.exception)
+    pages = {path.name for path in (tmp_path / "pages").iterdir()}
+    expected = {f"{one.name}.html" for one in catalogue()} | {f"lesson-{one.name}.html" for one in lessons()}
+    assert pages == expected | {"index.html", "plotly.min.js"}
+    assert all((tmp_path / "pages" / name).stat().st_size < 3 * 1024**2 for name in expected)
+    first = (tmp_path / "pages" / "index.html").read_text()
+    assert all(f'href="{name}"' in first for name in expected)
+    compared = [request.baseline.model.target for request in stand_in.asked if isinstance(request, Compare)]
+    assert sorted(compared) == sorted(one.target for one in catalogue()[1:])
+    assert "kept from before" in (tmp_path / "pages" / f"{sample.name}.html").read_text()
+
+
+def test_a_place_that_cannot_be_a_folder_is_refused_before_anything_runs(stand_in: Engine, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    answer = CliRunner().invoke(app, ["gallery", "--out", str(tmp_path / "file")])
+    assert answer.exit_code == 2 and not stand_in.asked
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> str:
+    path = tmp_path / "policy.yaml"
+    path.write_text(policy_file.dumps(PolicyFile(policy=Policy.recompute(["layers.0", "layers.2"]))))
+    return str(path)
+
+
+def test_the_text_and_what_becomes_of_the_policy(policy: str) -> None:
+    answer = CliRunner().invoke(app, ["export", policy, "--to", "megatron"])
+    assert answer.exit_code == 0
+    assert answer.stdout == "--recompute-granularity full --recompute-method block --recompute-num-layers 2\n"
+    assert "approximated in Megatron-LM" in answer.stderr and "It recomputes layers.0, layers.1." in answer.stderr
+    assert "layers.2 is kept there and layers.1 is recomputed there" in answer.stderr
+
+
+def test_what_the_target_does_can_be_measured(policy: str, tmp_path: Path) -> None:
+    told = tmp_path / "as_run.yaml"
+    answer = CliRunner().invoke(app, ["export", policy, "--to", "megatron", "--as-run", str(told)])
+    assert answer.exit_code == 0
+    assert policy_file.load_policy(told) == Policy.recompute(
+        ["layers.0", "layers.1"], use_reentrant=True, running_stats="every_forward"
+    )
+
+
+def test_one_document(policy: str) -> None:
+    answer = CliRunner().invoke(app, ["export", policy, "--to", "names", "--json"])
+    form = from_json(answer.stdout, Export)
+    assert (form.fit, form.recomputed) == ("exact", ("layers.0", "layers.2")) and "layers: [0, 2]" in form.text
+
+
+def test_what_cannot_be_said_writes_nothing(tmp_path: Path) -> None:
+    policy, out = tmp_path / "policy.yaml", tmp_path / "flags.txt"
+    policy.write_text(policy_file.dumps(PolicyFile(policy=Policy.recompute(["head"]))))
+    answer = CliRunner().invoke(app, ["export", str(policy), "--to", "megatron", "--out", str(out)])
+    assert answer.exit_code == 1 and answer.stdout == "" and not out.exists()
+    assert "not expressible in Megatron" in answer.stderr and "export for names" in answer.stderr
+
+
+def test_an_unknown_target_is_one_sentence(policy: str) -> None:
+    answer = CliRunner().invoke(app, ["export", policy, "--to", "megatorn"])
+    told = " ".join(answer.stderr.split())
+    assert answer.exit_code == 2 and "There is no exporter megatorn. Did you mean megatron" in told
+
+
+@pytest.mark.slow
+def test_a_lesson_added_as_a_file_is_listed_and_runs(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root / "explorer", tmp_path / "explorer", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "explorer" / "lab" / "one_more.py").write_text(ONE_MORE)
+
+    def lab(*arguments: str) -> str:
+        command = [sys.executable, "-m", "explorer", "lab", *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    assert "one-more" in lab() and "Can a lesson be added as a file?" in lab()
+    outcome = json.loads(lab("one-more", "--set", "which=that", "--json"))
+    assert outcome["findings"] == ["It ran with that."] and outcome["switches"] == {"which": "that"}
+    assert outcome["rows"][1]["outcome"] == "bitwise equal"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("shared")
+@pytest.mark.parametrize(
+    ("net", "holder", "targets"),
+    [
+        (LAYERS, "layers", ("torch", "fsdp2", "lightning")),
+        (LLAMA, "model.layers", ("torch", "huggingface", "lightning")),
+    ],
+    ids=["layers", "llama"],
+)
+def test_what_was_chosen_here_runs_there(net: str, holder: str, targets: tuple[str, ...], tmp_path: Path) -> None:
+    if "transformers" in net:
+        pytest.importorskip("transformers")
+    (tmp_path / "net.py").write_text(net)
+    model, policy = f"{tmp_path / 'net.py'}:build", str(tmp_path / "policy.yaml")
+    settings = tmp_path / "trainer.yaml"
+    settings.write_text("activation_checkpointing: true\nactivation_checkpointing_kwargs: {every_n_layers: 2}\n")
+    quick = ("--repeats", "0", "--no-store", "--json")
+    compared = run("compare", model, "--policy", str(settings), "--out", policy, *quick)
+    assert json.loads(compared.stdout)["verdict"] == "bitwise equal"
+    assert json.loads(run("check", policy, model, "--json").stdout)["fresh"]
+    for target in targets:
+        fit = json.loads(run("export", policy, "--to", target, "--json").stdout)
+        assert fit["fit"] == "exact" and fit["recomputed"] == [f"{holder}.0", f"{holder}.2"]
+        run("export", policy, "--to", target, "--out", str(tmp_path / file_of(target)))
+    for target, outcome in run_there(tmp_path, targets).items():
+        assert outcome["same"], target
+        assert layers_again(outcome, holder) == {f"{holder}.0", f"{holder}.2"}, (target, outcome)

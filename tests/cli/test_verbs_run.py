@@ -1,0 +1,334 @@
+"""Verbs that run a model: measure, compare, check, batch, graph, models, grade and run."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from explorer.cli.main import app
+from explorer.cli.verbs import grade as verb
+from explorer.jobs import run_file
+from explorer.jobs.client import Worker
+from explorer.jobs.store import Store
+from explorer.plan.challenges import CHALLENGES, Challenge
+from explorer.plan.policy import file as policy_file
+from explorer.record import Measurement
+from explorer.record.base import from_msgpack
+from explorer.record.comparison import Comparison
+from explorer.record.graph import ModelRef
+from explorer.record.policy import Policy
+from explorer.record.policy_file import PolicyFile
+from tests.cli.asked import as_record, read, run
+
+pytestmark = pytest.mark.usefixtures("shared")
+
+
+def test_measure_prints_the_record_with_its_headlines(shared: Worker, tiny: str, tmp_path: Path) -> None:
+    saved = tmp_path / "one.run"
+    document = read(
+        "measure", tiny, "--policy", "every-2", "--repeats", "2", "--optimizer", "sgd", "--save", str(saved)
+    )
+    record = as_record(document, Measurement)
+    assert record.headlines() == {name: document[name] for name in record.headlines()}
+    assert record.spec.policy.blocks == ("blocks.0", "blocks.2") and record.spec.optimizer == "sgd"
+    assert document["step_peak_bytes"] > document["saved_after_forward_bytes"] > 0
+    store = Store(shared.store_path)
+    assert store.load(store.list()[0].run_id) == record == store.load(store.import_file(saved.read_bytes()))
+    n_runs = len(store.list())
+    text = run("measure", tiny, "--repeats", "2", "--no-store").stdout
+    assert "Step peak" in text and "measured" in text and "keep all" in text and len(store.list()) == n_runs
+
+
+def test_predicted_autocast_is_said_to_be_the_cpus(shared: Worker, tiny: str) -> None:
+    asked = ("measure", tiny, "--predict", "--autocast", "bfloat16")
+    assert any("Predicted by the CPU's autocast" in warning for warning in read(*asked)["warnings"])
+    assert "Predicted by the CPU's autocast: CUDA's lists of operators differ" in " ".join(run(*asked).stdout.split())
+    assert not any("autocast" in warning for warning in read(*asked[:3])["warnings"])
+
+
+def test_a_result_that_cannot_be_saved_is_printed_all_the_same(
+    shared: Worker, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("an older policy")
+
+    def full(self: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    result = run("compare", tiny, "--policy", "all", "--quick", "--repeats", "0", "--out", str(path), "--json", code=2)
+    assert json.loads(result.stdout)["verdict"] == "bitwise equal"
+    assert "No space left on device" in result.stderr
+    assert path.read_text() == "an older policy" and len(list(tmp_path.glob("policy*"))) == 1
+
+
+def test_compare_and_the_policy_file_that_comes_of_it(shared: Worker, tiny: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "policy.yaml")
+    document = read("compare", tiny, "--policy", "all", "--repeats", "2", "--out", path)
+    record = as_record(document, Comparison)
+    assert document["verdict"] == record.verdict == "bitwise equal"
+    assert document["candidate"]["saved_after_forward_bytes"] < document["baseline"]["saved_after_forward_bytes"]
+    file = policy_file.load(path)
+    assert file.policy == record.candidate.spec.policy and file.evidence is not None
+    assert file.evidence.verdict == "bitwise equal"
+    assert file.evidence.step_peak_bytes == record.candidate.step_peak_bytes
+    text = run("compare", tiny, "--policy", path, "--repeats", "2", "--quick").stdout
+    assert "bitwise equal" in text and "blocks.0" in text
+
+    checked = read("check", path, tiny)
+    assert checked["fresh"] and checked["fingerprint"] == file.fingerprint
+    assert "Nothing known goes wrong" in run("check", path, tiny).stdout
+    assert checked["not_foretold_because"] == ""
+    assert not read("check", path, tiny, "--size", "gpu", code=1)["fresh"]
+    other = run("measure", tiny, "--policy", path, "--size", "gpu", "--repeats", "0")
+    assert "has changed since or is another one: " in other.stderr
+
+    exported = run("export", path, "--to", "torch").stdout
+    assert "def apply_checkpointing(model)" in exported and "blocks.2" in exported
+    run("export", path, "--to", "torch", "--out", str(tmp_path / "applied.py"))
+    assert (tmp_path / "applied.py").read_text() == exported
+
+
+def test_a_difference_is_exit_code_1(shared: Worker, tiny: str, tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("version: 1\npolicy: {units: [blocks.0, blocks.1], preserve_rng_state: false}\n")
+    document = read("compare", tiny, "--policy", str(path), "--repeats", "1", code=1)
+    assert document["verdict"] == "different" and document["worst"]["name"]
+    assert document["worst"]["name"] in run("compare", tiny, "--policy", str(path), "--repeats", "1", code=1).stdout
+    assert any(hazard["severity"] == "error" for hazard in read("check", str(path), tiny, code=1)["hazards"])
+
+
+COUNTS = '''"""Two blocks that count their forwards."""
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.step = nn.Linear(4, 4), 0
+
+    def forward(self, x):
+        self.step += 1
+        return torch.relu(self.linear(x))
+
+
+def build():
+    return nn.Sequential(Block(), Block()), torch.randn(2, 4)
+'''
+
+
+def test_state_that_moved_twice_is_exit_code_3(shared: Worker, tmp_path: Path) -> None:
+    model, out = tmp_path / "counts.py", tmp_path / "policy.yaml"
+    model.write_text(COUNTS)
+    arguments = ("compare", str(model), "--policy", "all", "--repeats", "0", "--out", str(out))
+    document = read(*arguments, code=3)
+    assert document["verdict"] == "state moved" and document["n_bitwise_equal"] == document["n_gradients"]
+    assert document["moved_twice"] == ["step of 0", "step of 1"]
+    evidence = policy_file.load(str(out)).evidence
+    assert evidence is not None and evidence.verdict == "state moved"
+    printed = run(*arguments, code=3).stdout
+    assert "state moved twice: step of 0, step of 1" in printed and "(1 → 2)" in printed
+
+
+NET = """
+from torch import nn, randn
+
+def build(n=4):
+    return nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(n))), randn(4, 8)
+"""
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> str:
+    (tmp_path / "net.py").write_text(NET)
+    return f"{tmp_path / 'net.py'}:build"
+
+
+def test_settings_become_a_policy_file_that_measures_and_exports(net: str, tmp_path: Path) -> None:
+    settings, out = tmp_path / "train.sh", tmp_path / "policy.yaml"
+    settings.write_text("--recompute-granularity full --recompute-method uniform --recompute-num-layers 2")
+    told = run("check", str(settings), net, "--out", str(out))
+    assert "Read from Megatron-LM of" in told.stderr and "exact" in told.stderr
+    file = policy_file.load(out)
+    assert file.policy == Policy.recompute([("0", "1"), ("2", "3")])
+    assert file.fingerprint and file.blocks == {"*": 4, "*.*": 8}
+    assert "not a policy file" in run("export", str(settings), "--to", "torch", code=2).stderr
+    assert "(('0', '1'), 'recompute', ())" in run("export", str(out), "--to", "torch").stdout
+    answer = run("compare", net, "--policy", str(settings), "--repeats", "0", "--quick", "--json", "--no-store")
+    assert json.loads(answer.stdout)["verdict"] == "bitwise equal"
+    assert "Read from Megatron-LM" in answer.stderr
+
+
+def test_a_changed_model_and_patterns_are_told(net: str, tmp_path: Path) -> None:
+    path, out = tmp_path / "policy.yaml", tmp_path / "names.yaml"
+    path.write_text("version: 1\npolicy: {units: ['*']}\n")
+    assert "names blocks by pattern (*)" in run("export", str(path), "--to", "torch", code=2).stderr
+    assert "* stands for 4 units: 0, 1, 2 and 1 more." in run("check", str(path), net, "--out", str(out)).stderr
+    document = json.loads(run("check", str(out), net, "--set", "n=6", "--json", code=1).stdout)
+    assert "* are 6, and were 4" in document["stale_because"] and not document["fresh"]
+    assert document["read"]["file"]["policy"]["units"][0]["blocks"] == ["0"]
+    fewer = run("check", str(out), net, "--set", "n=2", code=1)
+    assert "has no block 2, 3" in fewer.stdout
+
+
+@pytest.mark.slow
+def test_the_largest_batch_under_a_policy() -> None:
+    asked = ["batch", "sample_models/mlp.py", "--budget", "8MiB", "--policy", "all", "--repeats", "0", "--json"]
+    answer = CliRunner().invoke(app, asked)
+    assert answer.exit_code == 0, answer.stderr
+    figures = json.loads(answer.stdout)
+    assert figures["event_by_event"]
+    assert figures["predicted_peak_bytes"] == figures["step_peak_bytes"] <= figures["budget_bytes"]
+    per_batch = figures["step_peak_bytes"] / figures["largest"]
+    assert figures["budget_bytes"] - figures["step_peak_bytes"] < per_batch
+
+
+@pytest.mark.slow
+def test_a_budget_below_a_batch_of_one_says_what_that_needs() -> None:
+    answer = CliRunner().invoke(app, ["batch", "sample_models/mlp.py", "--budget", "1MiB", "--repeats", "0"])
+    assert answer.exit_code == 2
+    assert "Not even a batch of 1 fits in 1.0 MiB: it needs" in answer.stderr and "(predicted)" in answer.stderr
+
+
+def test_graph_in_every_format(shared: Worker, tiny: str, tmp_path: Path) -> None:
+    graph = read("graph", tiny)
+    assert [block["fqn"] for block in graph["blocks"]][:3] == ["", "blocks", "blocks.0"] and graph["fingerprint"]
+    assert json.loads(run("graph", tiny, "--format", "json").stdout) == graph
+    assert "×3" in run("graph", tiny).stdout
+    assert run("graph", tiny, "--format", "dot").stdout.startswith("digraph")
+    run("graph", tiny, "--format", "dot", "--out", str(tmp_path / "graph.dot"))
+    assert (tmp_path / "graph.dot").read_text().startswith("digraph")
+    assert "blocks" not in run("graph", tiny, "--format", "png", code=2).stdout
+
+
+def test_models(root: Path) -> None:
+    listed = {sample["target"] for sample in read("models")}
+    assert listed == {f"sample_models/{path.name}" for path in (root / "sample_models").glob("[!_]*.py")}
+    assert "sample_models/gpt.py" in run("models").stdout
+
+
+def test_they_are_listed() -> None:
+    answer = CliRunner().invoke(app, ["grade"])
+    assert answer.exit_code == 0 and all(one.task in answer.stdout for one in CHALLENGES.values())
+    assert [one["name"] for one in json.loads(CliRunner().invoke(app, ["grade", "--json"]).stdout)] == list(CHALLENGES)
+
+
+def test_an_unknown_one_is_one_sentence() -> None:
+    answer = CliRunner().invoke(app, ["grade", "gtp"])
+    assert answer.exit_code == 2
+    assert "There is no challenge gtp. Did you mean gpt" in " ".join(answer.stderr.split())
+
+
+def test_a_policy_is_marked_by_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a model of a blink, with limits that recomputing everything keeps and keeping everything does not."""
+    model = ModelRef(target="tests/browser/tiny_model.py")
+    small = Challenge(name="tiny", task="Fit it.", model=model, peak_bytes=1_500_000, flop_ratio=2.0, hint="All.")
+    monkeypatch.setattr(verb, "CHALLENGES", {"tiny": small})
+    marked = CliRunner().invoke(app, ["grade", "tiny", "--policy", "all", "--json"])
+    document = json.loads(marked.stdout)
+    assert marked.exit_code == 0 and document["solved"], document["marks"]
+    kept = CliRunner().invoke(app, ["grade", "tiny"])
+    assert kept.exit_code == 1
+    assert "not met  step peak at most 1.4 MiB" in kept.stdout and "Not solved yet. All." in kept.stdout
+
+
+PLANNED = Policy.recompute(["stem", "blocks.5", ("blocks.0", "blocks.1", "blocks.2")])
+"""What `plan sample_models/resnet.py --budget 40MiB` chose."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "policy", "met"),
+    [
+        ("attention", "blocks.*.attention", [True, True, True]),
+        ("resnet", "policy.yaml", [True, True, True]),
+        ("resnet", "all", [True, False, True]),
+    ],
+)
+def test_a_whole_run_solves_or_misses_a_challenge(name: str, policy: str, met: list[bool], tmp_path: Path) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text(policy_file.dumps(PolicyFile(policy=PLANNED)))
+    graded = CliRunner().invoke(app, ["grade", name, "--policy", policy.replace(file.name, str(file)), "--json"])
+    document = json.loads(graded.stdout)
+    assert [mark["met"] for mark in document["marks"]] == met, document["marks"]
+    assert document["solved"] == all(met) and graded.exit_code == (0 if all(met) else 1)
+
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = """
+import sys, torch
+from beside import WIDTH
+if __name__ == "__main__":
+    assert sys.argv == ["train.py", "--lr", "0.1", "--steps", sys.argv[4]], sys.argv
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Dropout(0.5), torch.nn.Linear(WIDTH, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=float(sys.argv[2]))
+    for i in range(int(sys.argv[4])):
+        optimizer.zero_grad()
+        model(torch.randn(64, WIDTH)).square().mean().backward()
+        optimizer.step()
+    print(f"{model[0].weight.double().sum():.17e}")
+    if i == 4:
+        raise ValueError("the script's own")
+    sys.exit()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "beside.py").write_text("WIDTH = 32\n")
+    return tmp_path
+
+
+def python(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": str(ROOT)},
+    )
+
+
+def test_the_script_prints_what_it_prints_alone_and_the_step_is_written(folder: Path) -> None:
+    arguments = ("--lr", "0.1", "--steps", "3")
+    alone = python(folder, "train.py", *arguments)
+    watched = python(
+        folder, "-m", "explorer", "run", "train.py", "--at", "2", "--on-oom", "oom.explorer", "--", *arguments
+    )
+    assert watched.returncode == alone.returncode == 0, watched.stderr
+    assert watched.stdout == alone.stdout != ""
+    run = from_msgpack(run_file.read((folder / "step2.explorer").read_bytes()).record, Measurement)
+    assert run.recorded_in == "train.py, step 2" and run.by_fqn["2"].n_forward == 1 and run.spec.optimizer == "sgd"
+    assert "step 2" in watched.stderr and "step 1" not in watched.stderr
+    assert [path.name for path in folder.glob("*.explorer")] == ["step2.explorer"], (
+        "the first is recorded, not asked for"
+    )
+
+
+def test_what_the_script_raises_is_shown_and_what_was_missed_is_said(folder: Path) -> None:
+    raised = python(folder, "-m", "explorer", "run", "train.py", "--at", "1", "--", "--lr", "0.1", "--steps", "5")
+    assert raised.returncode == 1 and "ValueError: the script's own" in raised.stderr
+    assert (folder / "step1.explorer").exists() and "Wrote step 1" in raised.stderr
+    missed = python(
+        folder, "-m", "explorer", "run", "train.py", "--at", "1", "--at", "2", "--", "--lr", "0.1", "--steps", "1"
+    )
+    assert missed.returncode == 2 and "took 1 step; of those asked for, 2 could not be written" in missed.stderr
+    assert "Wrote step 1" in missed.stderr
+
+
+def test_a_script_without_an_optimizer_and_no_script_at_all_are_one_sentence(folder: Path) -> None:
+    (folder / "none.py").write_text("print('done')\n")
+    without = python(folder, "-m", "explorer", "run", "none.py", "--at", "1")
+    assert without.returncode == 2 and "made no optimizer" in without.stderr and without.stdout == "done\n"
+    assert "no script" in python(folder, "-m", "explorer", "run", "nowhere.py", "--at", "1").stderr
+    assert "Nothing to watch" in python(folder, "-m", "explorer", "run", "none.py").stderr

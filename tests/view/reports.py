@@ -1,0 +1,77 @@
+"""A record of each kind that has a report of its own, its report as text, and the figures in it."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from msgspec.structs import replace
+
+from explorer.record import Failure, Measurement, Policy, RunSpec
+from explorer.record.measurement import RecordedRanks
+from explorer.record.pipeline_run import PipelineRun
+from explorer.view.report.html import plotly_js
+from explorer.view.report.parts import Reported, ReportOf
+from explorer.view.report.report import report_text
+from tests import graphs, pipelines
+from tests.view.builders import MIB, Chain, measured
+
+GRAPH = graphs.gpt(4)
+REFUSED = Failure(kind="out of memory", sentence="The step asked for 8 bytes.", hint="Recompute more.")
+
+
+def pipelined() -> PipelineRun:
+    plan = pipelines.planned(GRAPH)
+    spec = RunSpec(model=GRAPH.model, policy=Policy.recompute(["blocks.0", "blocks.2"]), plan=plan)
+    return pipelines.ran(GRAPH, spec, n_moved=2)
+
+
+def of_rank(rank: int, chain: Chain, n_ranks: int = 3, failure: Failure | None = None) -> Measurement:
+    return replace(
+        measured(chain), origin="recorded", rank=rank, n_ranks=n_ranks, failure=failure, times=None,
+        recorded_in=f"train.py, step 2, rank {rank}",
+    )  # fmt: skip
+
+
+def ranks() -> RecordedRanks:
+    """Rank 1 was refused, rank 2 left no file."""
+    runs = (of_rank(0, Chain()), path_of_rank(1, Chain(saved=30 * MIB), failure=REFUSED))
+    return RecordedRanks(ranks=runs, n_ranks=3, recorded_in="train.py, step 2")
+
+
+KINDS: dict[str, Reported] = {
+    "pipeline": pipelined(), "ranks": ranks()
+}  # fmt: skip
+
+
+MOST_BYTES = 4 * 1024**2
+"""Of a report besides plotly.js."""
+_FIGURE = re.compile(
+    r'<figure class="chart" role="img" aria-label="(?P<alt>[^"]*)" data-name="(?P<name>[^"]*)">'
+    r'<div[^>]*></div><script type="application/json">(?P<figure>.*?)</script></figure>',
+    re.S,
+)
+
+
+def text_of(kind: str) -> str:
+    return besides_plotly(
+        report_text(ReportOf(run=KINDS[kind], name=f"a {kind}", graph=GRAPH if kind == "pipeline" else None))
+    )
+
+
+def besides_plotly(text: str) -> str:
+    return text.replace(plotly_js(), "")
+
+
+def besides_figures(text: str) -> str:
+    return _FIGURE.sub("", besides_plotly(text))
+
+
+def figures_in(text: str) -> dict[str, dict[str, Any]]:
+    """Name of each chart in a report, and its figure as the browser reads it."""
+    return {found["name"]: json.loads(found["figure"]) for found in _FIGURE.finditer(text)}
+
+
+def of(run: Reported) -> ReportOf:
+    return ReportOf(run=run, name="gpt, every second", created=1e9)

@@ -1,0 +1,265 @@
+"""Rows of blocks, colours and units."""
+
+from __future__ import annotations
+
+import itertools
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from explorer.plan.names import is_within
+from explorer.record import PHASES, ROLES, Policy, RunSpec, Samples, Verdict
+from explorer.view.drawing import colours
+from explorer.view.drawing.rows import MAX_ROWS, block_names, chart_rows, row_sum, rows_of, runs_of
+from explorer.view.drawing.units import byte_axis, change, count, flop_axis, flops, mib, milliseconds, percent
+from tests import graphs
+from tests.graphs import GRAPH, SPEC
+
+names = st.sampled_from(["a", "b", "0", "1", "2", "layer1", "encoder_layer_0", "conv"])
+trees = st.lists(st.lists(names, min_size=1, max_size=4).map(".".join), max_size=40)
+
+
+def closed(fqns: list[str]) -> list[str]:
+    """With all ancestors in front, as a module lists them."""
+    return list(dict.fromkeys(".".join(f.split(".")[:i]) for f in fqns for i in range(len(f.split(".")) + 1) if f))
+
+
+@given(trees)
+def test_each_leaf_is_in_exactly_one_row(fqns: list[str]) -> None:
+    tree = closed(fqns)
+    rows = rows_of(tree).rows
+    leaves = [fqn for fqn in tree if fqn and not any(other.startswith(f"{fqn}.") for other in tree)]
+    for leaf in leaves:
+        assert sum(is_within(leaf, fqn) for row in rows for fqn in row.fqns) == 1
+
+
+@given(trees)
+def test_index_finds_the_row_that_covers(fqns: list[str]) -> None:
+    tree = closed(fqns)
+    rows = rows_of(tree)
+    for fqn in tree:
+        i = rows.index(fqn)
+        covers = [j for j, row in enumerate(rows.rows) if any(is_within(fqn, top) for top in row.fqns)]
+        assert ([i] if i >= 0 else []) == covers
+
+
+def test_a_gpt_has_one_row_a_block() -> None:
+    tree = ["", "embedding", "blocks"]
+    tree += [f"blocks.{i}{part}" for i in range(12) for part in ("", ".attention", ".mlp")]
+    labels = [row.label for row in rows_of([*tree, "norm", "head"]).rows]
+    assert labels == ["embedding", *(f"blocks.{i}" for i in range(12)), "norm", "head"]
+
+
+def test_a_resnet_is_opened_inside_its_layers() -> None:
+    tree = ["", "conv1", *(f"layer{i}{part}" for i in range(1, 4) for part in ("", ".0", ".0.conv", ".1", ".1.conv"))]
+    labels = [row.label for row in rows_of(tree).rows]
+    assert labels == ["conv1", *(f"layer{i}.{j}" for i in range(1, 4) for j in range(2))]
+
+
+def test_two_hundred_blocks_share_rows_in_order() -> None:
+    tree = ["", "embedding", "blocks", *(f"blocks.{i}" for i in range(200)), "head"]
+    rows = rows_of(tree).rows
+    assert len(rows) <= MAX_ROWS
+    assert [fqn for row in rows for fqn in row.fqns] == ["embedding", *(f"blocks.{i}" for i in range(200)), "head"]
+    assert rows[1].label == "blocks.0 to blocks.9"
+
+
+def test_a_model_without_children_is_its_own_row() -> None:
+    assert [row.label for row in rows_of([""]).rows] == ["(model itself)"]
+    assert rows_of([""]).index("") == 0
+
+
+def test_a_pair_is_two_runs_and_a_run_is_a_baseline() -> None:
+    pair = graphs.compared(GRAPH, SPEC)
+    assert runs_of(pair) == {"baseline": pair.baseline, "candidate": pair.candidate}
+    assert runs_of(pair.baseline) == {"baseline": pair.baseline}
+
+
+def test_rows_sum_up_what_their_blocks_cost() -> None:
+    run = graphs.measured(GRAPH, RunSpec(model=GRAPH.model, policy=Policy()))
+    names = block_names(run, run)
+    assert names == [cost.fqn for cost in run.blocks]
+    rows = chart_rows(run)
+    for row in rows:
+        expected = sum(run.by_fqn[fqn].saved_after_forward_bytes for fqn in row.fqns)
+        assert row_sum(run, row, "saved_after_forward_bytes") == expected
+    unmeasured = graphs.measured(graphs.gpt(1), RunSpec(model=GRAPH.model))
+    far = next(row for row in rows if row.fqns == ("blocks.5",))
+    assert row_sum(unmeasured, far, "saved_after_forward_bytes") == 0
+
+
+def test_a_run_that_measured_no_block_has_no_rows() -> None:
+    assert chart_rows() == ()
+
+
+# Machado, Oliveira and Fernandes 2009, severity 1.0, for linear RGB.
+EYES = {
+    "full colour": np.eye(3),
+    "protanopia": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+    "deuteranopia": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+    ),
+    "tritanopia": np.array(
+        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
+    ),
+}
+EVERY = {
+    **{f"role {name}": value for name, value in colours.ROLE_COLOURS.items()},
+    **{f"phase {name}": value for name, value in colours.PHASE_COLOURS.items()},
+    **{f"verdict {name}": value for name, value in colours.VERDICT_COLOURS.items()},
+    **{f"run {name}": value for name, value in colours.RUN_COLOURS.items()},
+    **{f"stage {j}": value for j, value in enumerate(colours.STAGE_COLOURS)},
+}
+
+
+@pytest.mark.parametrize("page", [colours.LIGHT_PAGE, colours.DARK_PAGE])
+@pytest.mark.parametrize("name", EVERY)
+def test_every_colour_stands_out_from_both_pages(name: str, page: str) -> None:
+    assert colours.contrast(EVERY[name], page) >= 3.0
+
+
+def test_contrast_of_black_on_white_is_twenty_one() -> None:
+    assert colours.contrast("#000000", "#FFFFFF") == pytest.approx(21)
+    assert colours.contrast("#FFFFFF", "#FFFFFF") == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("one", "other"), list(itertools.combinations(ROLES, 2)))
+def test_two_roles_differ_by_pattern_or_to_every_eye(one: str, other: str) -> None:
+    if colours.ROLE_PATTERNS[one] == colours.ROLE_PATTERNS[other]:
+        for eye, matrix in EYES.items():
+            distance = np.linalg.norm(
+                oklab(matrix @ linear(colours.ROLE_COLOURS[one])) - oklab(matrix @ linear(colours.ROLE_COLOURS[other]))
+            )
+            assert distance > 0.08, (one, other, eye)
+
+
+def test_the_eye_test_can_fail() -> None:
+    red, green = (EYES["deuteranopia"] @ linear(c) for c in ("#B4543C", "#7F7030"))
+    assert np.linalg.norm(oklab(red) - oklab(green)) < 0.08
+
+
+def test_every_text_reaches_four_and_a_half_to_one() -> None:
+    assert colours.contrast(colours.QUIET_TEXT["light"], colours.LIGHT_PAGE) >= 4.5
+    assert colours.contrast(colours.QUIET_TEXT["dark"], colours.DARK_PAGE) >= 4.5
+    for ground in (*colours.PHASE_COLOURS.values(), *colours.STAGE_COLOURS, *colours.ROLE_COLOURS.values()):
+        assert colours.contrast(colours.ink(ground), ground) >= 4.5
+    assert colours.contrast("#FFFFFF", colours.RECOMPUTE) >= 4.5, "the word on a recomputed block is white"
+
+
+def test_nothing_is_unnamed() -> None:
+    assert set(colours.ROLE_COLOURS) == set(colours.ROLE_PATTERNS) == set(ROLES)
+    assert set(colours.PHASE_COLOURS) == set(colours.PHASE_PATTERNS) == set(PHASES)
+    assert set(colours.VERDICT_COLOURS) == set(colours.VERDICT_SYMBOLS) == set(get_args(Verdict))
+
+
+def test_recompute_has_one_colour_and_one_pattern_everywhere() -> None:
+    assert colours.ROLE_COLOURS["recomputed"] == colours.PHASE_COLOURS["recompute"] == colours.RECOMPUTE
+    assert colours.ROLE_PATTERNS["recomputed"] == colours.PHASE_PATTERNS["recompute"] == "/"
+    assert list(colours.ROLE_PATTERNS.values()).count("/") == 1
+
+
+def test_symbols_tell_the_verdicts_apart() -> None:
+    assert len(set(colours.VERDICT_SYMBOLS.values())) == len(colours.VERDICT_SYMBOLS)
+
+
+def test_forty_stages_look_different() -> None:
+    assert len({(colours.stage_colour(j), colours.stage_pattern(j)) for j in range(40)}) == 40
+
+
+def test_translucent() -> None:
+    assert colours.translucent("#1F77C8", 0.5) == "rgba(31, 119, 200, 0.5)"
+
+
+def linear(colour: str) -> np.ndarray:
+    channels = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+
+
+def oklab(rgb: np.ndarray) -> np.ndarray:
+    """Ottosson 2020: distances in this space are near to what is seen."""
+    cones = np.array([[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]])
+    mix = np.array([[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]])
+    return mix @ np.cbrt(np.clip(cones @ np.clip(rgb, 0, 1), 0, None))
+
+
+MIB = 1024**2
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "text"),
+    [
+        (None, "not measured"), (0, "0 MiB"), (1, "1 B"), (2048, "2.0 KiB"), (int(206.1 * MIB), "206.1 MiB"),
+        (1024 * MIB, "1.00 GiB"), (1023 * MIB, "1,023.0 MiB"), (-3 * MIB, "\N{MINUS SIGN}3.0 MiB"),
+        (5 * 1024**4, "5.00 TiB"),
+    ],
+)  # fmt: skip
+def test_bytes(n_bytes: int | None, text: str) -> None:
+    assert mib(n_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("n", "text"),
+    [(None, "not measured"), (0, "0 FLOP"), (999, "999 FLOP"), (16_490_000_000, "16.49 GFLOP"), (1500, "1.50 kFLOP")],
+)
+def test_flops(n: int | None, text: str) -> None:
+    assert flops(n) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (None, "not measured"), (0.0, "0.0 %"), (0.217, "+22 %"), (-0.73, "\N{MINUS SIGN}73 %"), (0.0312, "+3.1 %"),
+        (0.0001, "+<0.1 %"), (2.5, "+250 %"),
+    ],
+)  # fmt: skip
+def test_signed_percent(share: float | None, text: str) -> None:
+    assert percent(share, signed=True) == text
+
+
+def test_times_carry_their_spread() -> None:
+    assert milliseconds(Samples(ms=(10.0, 12.0, 11.0, 13.0, 12.0))) == "12.0 ± 0.5 ms"
+    assert milliseconds(Samples(ms=(12.3,))) == "12.3 ms"
+    assert milliseconds(Samples()) == milliseconds(None) == "not measured"
+
+
+@pytest.mark.parametrize(
+    ("median", "half", "text"),
+    [
+        (192, 0.389, "192.0 ± 0.4 ms"),
+        (531, 3.32, "531 ± 3 ms"),
+        (1234, 22.2, "1,234 ± 22 ms"),
+        (3.4, 0.0543, "3.40 ± 0.05 ms"),
+        (0.0123, 0.001, "0.012 ± 0.001 ms"),
+        (100, 1e-9, "100.0000 ± 0.0000 ms"),
+        (5, 0, "5 ± 0 ms"),
+    ],
+)
+def test_median_and_spread_end_at_the_same_digit(median: float, half: float, text: str) -> None:
+    quartiles = (median - half, median - half, median, median + half, median + half)
+    assert milliseconds(Samples(ms=quartiles)) == text
+
+
+def test_one_is_not_plural() -> None:
+    assert (count(1, "tensor"), count(0, "tensor"), count(1200, "tensor")) == ("1 tensor", "0 tensors", "1,200 tensors")
+
+
+def test_unknown_has_no_change() -> None:
+    assert change(None, 1) is change(1, None) is change(0, 1) is None
+    assert change(200, 50) == -0.75
+
+
+@given(st.integers(1, 10**16))
+def test_axes_never_need_powers_of_ten(largest: int) -> None:
+    assert largest / byte_axis(largest)[0] > 0
+    assert 1 <= largest / flop_axis(largest)[0] < 1000 or largest >= 10**18
+
+
+def test_axis_units() -> None:
+    assert byte_axis(200 * MIB) == (MIB, "MiB")
+    assert byte_axis(80 * 1024 * MIB) == (1024 * MIB, "GiB")
+    assert flop_axis(16_490_000_000) == (1e9, "GFLOP")

@@ -1,0 +1,270 @@
+"""Labels and overlays of the block graph, its Graphviz form, and the picture of autograd."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+
+import graphviz
+import msgspec
+import pytest
+
+from explorer.errors import NotOnThisDevice
+from explorer.plan.memory.ledger import ledger
+from explorer.record import Hazard, ModelRef, Policy, RunSpec
+from explorer.record.graph import INPUT, AutogradPicture, AutogradPictures, Edge, ModelGraph
+from explorer.view.drawing.units import mib
+from explorer.view.graph.dot import caption, difference, graph_dot, graph_svg, themed
+from explorer.view.graph.labels import Facts, labels
+from explorer.view.graph.nesting import nest
+from explorer.view.graph.overlay import (
+    DISTANCE,
+    NEEDS,
+    OF_RUN,
+    QUANTITIES,
+    Overlay,
+    of_gradients,
+    of_prices,
+    of_run,
+    shares,
+)
+from tests import graphs
+from tests.graphs import ALL, GRAPH, SPEC, gpt, hostile, unet
+
+
+def test_blocks_of_a_segment_say_that_they_are_recomputed_together() -> None:
+    policy = Policy.recompute([("blocks.0", "blocks.1", "blocks.2"), "blocks.4"])
+    drawn = labels(Facts(graph=gpt(6), policy=policy))
+    assert [drawn[f"blocks.{i}"].note for i in range(3)] == ["1 of 3 together", "2 of 3 together", "3 of 3 together"]
+    assert "recomputed as one segment: blocks.0 to blocks.2" in drawn["blocks.1"].title
+    for alone in ("blocks.3", "blocks.4"):
+        assert "together" not in drawn[alone].note and "segment" not in drawn[alone].title
+
+
+def test_a_block_says_what_it_keeps_frees_and_how_often_it_ran() -> None:
+    base, candidate = graphs.measured(GRAPH, RunSpec(model=GRAPH.model)), graphs.measured(GRAPH, SPEC)
+    hazard = Hazard(rule="r", severity="error", blocks=("head",), sentence="It breaks.", remedy="Do not.")
+    facts = Facts(graph=GRAPH, policy=SPEC.policy, baseline=base, candidate=candidate, hazards=(hazard,))
+    drawn = labels(facts)
+    assert drawn["blocks.0"].bytes == "15.0 → 0.5 MiB"
+    assert drawn["blocks.0"].note == "ran 2×"
+    assert drawn["norm"].bytes == "0.5 MiB"
+    assert drawn["head"].badges[0].text == "It breaks. Do not."
+    unmeasured = labels(Facts(graph=GRAPH, policy=SPEC.policy))
+    assert unmeasured["blocks.0"].bytes.endswith("?")
+
+
+def test_a_block_around_a_hazard_shows_it_too() -> None:
+    """A block folded away would not be seen: what stands around it shows its hazard."""
+    hazard = Hazard(rule="r", severity="error", blocks=("blocks.2.mlp",), sentence="Something.", remedy="Do.")
+    drawn = labels(Facts(graph=GRAPH, policy=Policy(), hazards=(hazard,)))
+    assert drawn["blocks.2"].badges[0].text == "Inside: Something. Do."
+    assert drawn["blocks"].badges[0].text == "1 of 6 blocks: Inside: Something. Do."
+    assert drawn["blocks.1"].badges[0].sign != "✕"
+
+
+def test_each_is_said_only_of_members_that_are_alike() -> None:
+    """Two of six stay: what one member keeps is not what each keeps."""
+    base, both = graphs.measured(GRAPH, RunSpec(model=GRAPH.model)), graphs.compared(GRAPH, SPEC)
+    every = Facts(graph=GRAPH, policy=SPEC.policy, baseline=base, candidate=both.candidate)
+    assert labels(every)["blocks"].bytes == "15.0 → 0.5 MiB each"
+    costs = tuple(
+        msgspec.structs.replace(cost, saved_after_forward_bytes=2 * graphs.MIB) if cost.fqn == ALL[2] else cost
+        for cost in both.candidate.blocks
+    )
+    segment = msgspec.structs.replace(both.candidate, blocks=costs)
+    drawn = labels(msgspec.structs.replace(every, candidate=segment))["blocks"].bytes
+    assert drawn == "90.0 → 4.5 MiB in all"
+    some = Facts(graph=GRAPH, policy=Policy.recompute(ALL[:4]), baseline=base)
+    freed = dict.fromkeys(ALL[:4], 14 * graphs.MIB)
+    assert labels(msgspec.structs.replace(some, freed_bytes=freed))["blocks"].bytes == "90.0 → ≈ 34.0 MiB in all"
+    assert labels(some)["blocks"].bytes == "90.0 MiB → ? in all"
+    assert labels(Facts(graph=GRAPH, policy=Policy(), baseline=base))["blocks"].bytes == "15.0 MiB each"
+
+
+def test_a_folded_run_shows_what_its_members_carry() -> None:
+    hazard = Hazard(rule="r", severity="warning", blocks=(ALL[2],), sentence="Something.", remedy="Do.")
+    run = labels(Facts(graph=GRAPH, policy=Policy(), hazards=(hazard,)))["blocks"]
+    assert [(badge.sign, badge.text.split(":")[0]) for badge in run.badges] == [
+        ("!", "1 of 6 blocks"),
+        ("⚄", "6 of 6 blocks"),
+    ]
+
+
+def test_a_block_inside_a_recomputed_one_does_not_say_that_it_keeps_its_bytes() -> None:
+    base, candidate = graphs.measured(GRAPH, RunSpec(model=GRAPH.model)), graphs.measured(GRAPH, SPEC)
+    before = labels(Facts(graph=GRAPH, policy=SPEC.policy, baseline=base))
+    assert before["blocks.0.mlp"].bytes == "6.0 MiB with blocks.0"
+    after = labels(Facts(graph=GRAPH, policy=SPEC.policy, baseline=base, candidate=candidate))
+    assert after["blocks.0.mlp"].bytes.startswith("6.0 → ")
+
+
+def test_a_block_whose_blocks_are_recomputed_does_not_say_that_it_keeps_their_bytes() -> None:
+    base = graphs.measured(GRAPH, RunSpec(model=GRAPH.model))
+    policy = Policy.recompute(["blocks.0.attention", "blocks.0.mlp", "blocks.1"])
+    facts = Facts(graph=GRAPH, policy=policy, baseline=base)
+    assert labels(facts)["blocks.0"].bytes == "15.0 MiB → ?"
+    freed = {fqn: 5 * graphs.MIB for fqn in policy.blocks}
+    drawn = labels(msgspec.structs.replace(facts, freed_bytes=freed))
+    assert drawn["blocks.0"].bytes == "15.0 → ≈ 5.0 MiB" and drawn["blocks.2"].bytes == "15.0 MiB"
+    assert drawn["blocks"].bytes == "90.0 → ≈ 75.0 MiB in all"
+    costs = tuple(
+        msgspec.structs.replace(cost, saved_after_forward_bytes=4 * graphs.MIB) if cost.fqn == "blocks.0" else cost
+        for cost in base.blocks
+    )
+    ran = msgspec.structs.replace(facts, candidate=msgspec.structs.replace(base, blocks=costs))
+    assert labels(ran)["blocks.0"].bytes == "15.0 → 4.0 MiB"
+
+
+def test_what_a_block_keeps_is_one_figure_in_every_state_of_the_page() -> None:
+    pinned = graphs.measured(GRAPH, SPEC)
+    kept = {"": None, "measured": graphs.measured(GRAPH, RunSpec(model=GRAPH.model)), "pinned": pinned}
+    drawn = {state: labels(Facts(graph=GRAPH, policy=Policy(), baseline=base)) for state, base in kept.items()}
+    assert drawn[""] and any(label.bytes for label in drawn[""].values())
+    for id in drawn[""]:
+        assert len({labels[id].bytes for labels in drawn.values()}) == 1, id
+
+
+FIRST = RunSpec(model=ModelRef(target="sample_models/gpt.py"), policy=Policy.recompute(["blocks.0"]))
+RUN = graphs.measured(GRAPH, FIRST)
+
+
+def test_every_figure_of_a_run_is_a_share_of_the_largest_at_its_depth() -> None:
+    for what in OF_RUN:
+        drawn = of_run(what, RUN)
+        bars = shares(drawn, nest(GRAPH))
+        assert all(0 < bar <= 1 for bar in bars.values())
+        assert not bars or 1.0 in bars.values()
+    saved = of_run("saved bytes", RUN)
+    assert "MiB" in saved.legend and "measured" in saved.legend
+    label = labels(Facts(graph=GRAPH, policy=Policy(), overlay=saved))["blocks.1"]
+    assert label.heat > 0 and "saved bytes" in label.title and "(measured)" in label.title
+
+
+def test_a_distance_is_that_of_the_furthest_gradient_below() -> None:
+    moved = of_gradients(graphs.compared(GRAPH, FIRST, equal=False))
+    last = GRAPH.chain[-1]
+    assert moved.figures[last] == moved.figures[""] == 0.01 and moved.figures[GRAPH.chain[0]] == 0
+    assert list(shares(moved, nest(GRAPH))) == [last]
+    assert NEEDS[DISTANCE] in of_gradients(graphs.compared(GRAPH, FIRST)).legend
+    assert NEEDS[DISTANCE] in of_gradients(None).legend
+
+
+def test_a_price_has_its_unit_and_every_quantity_says_what_it_needs() -> None:
+    assert of_prices({"blocks.0": 3.5}).legend.endswith("blocks.0: 3.5 MiB of peak for 1 % of the FLOPs.")
+    assert set(NEEDS) == set(QUANTITIES[1:])
+
+
+def test_the_spoken_name_says_the_figure_of_the_bar() -> None:
+    saved = of_run("saved bytes", RUN)
+    facts = Facts(graph=GRAPH, policy=Policy(), overlay=saved)
+    drawn = labels(facts)
+    assert drawn["blocks.1"].bar == f"saved bytes {mib(saved.figures['blocks.1'])} (measured)"
+    uneven = Overlay(what="forward time", figures={"blocks.0": 1.0, "blocks.3": 2.5}, unit="ms", origin="measured")
+    assert uneven.spoken(nest(GRAPH)["blocks"]) == "forward time at most 2.5 ms each (measured)"
+    assert uneven.spoken(nest(GRAPH)["blocks.1"]) == ""
+    at_moment = msgspec.structs.replace(facts, alive=ledger(RUN, 3))
+    assert not any(label.bar for label in labels(at_moment).values())
+
+
+QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+
+
+@pytest.mark.parametrize(
+    "graph", [gpt(12), gpt(3, n_inner=2), unet(3), hostile()], ids=["gpt", "inner", "unet", "hostile"]
+)
+@pytest.mark.parametrize("everything", [False, True])
+def test_every_edge_ends_at_a_node_that_is_there(graph: ModelGraph, everything: bool) -> None:
+    text = graph_dot(graph, [block.fqn for block in graph.blocks] if everything else None)
+    nodes = set(re.findall(r'^\s*("(?:[^"\\]|\\.)*") \[label', text, re.M))
+    clusters = set(re.findall(r'subgraph ("(?:[^"\\]|\\.)*")', text))
+    edges = re.findall(r'^\s*("(?:[^"\\]|\\.)*") -> ("(?:[^"\\]|\\.)*") \[(.*)\]$', text, re.M)
+    assert nodes and edges
+    for source, target, attributes in edges:
+        assert {source, target} <= nodes
+        assert set(re.findall(r'l(?:head|tail)=("(?:[^"\\]|\\.)*")', attributes)) <= clusters
+    bare = QUOTED.sub("", text)
+    assert bare.count("{") == bare.count("}") and "<" not in bare and "img" not in bare
+
+
+def test_repeats_are_one_node_and_edges_carry_bytes() -> None:
+    text = graph_dot(gpt(12))
+    assert "×12" in text and "blocks.11" not in text and 'label="0.5 MiB"' in text
+
+
+def test_what_the_model_is_given_is_a_node() -> None:
+    plain = gpt(2)
+    graph = msgspec.structs.replace(plain, edges=(Edge(source=INPUT, target="embedding", n_bytes=64), *plain.edges))
+    text = graph_dot(graph)
+    assert '":input" [label="input"' in text and '":input" -> "embedding"' in text
+    assert INPUT not in graph_dot(plain), "a graph of an earlier version does not say what flows in"
+
+
+def test_svg_needs_the_program_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(NotOnThisDevice, match="not installed here.*--format dot"):
+        graph_svg(gpt(3))
+
+
+@pytest.mark.skipif(shutil.which("dot") is None, reason="Graphviz's program dot is not installed")
+def test_graphviz_reads_it() -> None:
+    for graph in (gpt(3), hostile(), unet()):
+        subprocess.run(["dot", "-Tsvg"], input=graph_dot(graph), text=True, check=True, capture_output=True)
+
+
+DOT = """digraph {
+\tgraph [size="12,12"]
+\tnode [align=left fontname=monospace fontsize=10 height=0.2 ranksep=0.1 shape=box style=filled]
+\t1 [label="out\\n (4)" fillcolor=darkolivegreen1]
+\t2 [label=AddmmBackward0]
+\t3 [label="weight\\n (4, 4)" fillcolor=lightblue]
+\t4 [label="saved orange" fillcolor=orange]
+\t1 -> 2
+}
+"""
+
+
+@pytest.mark.parametrize("dark", [True, False])
+def test_fills_and_lines_follow_the_page(dark: bool) -> None:
+    picture = themed(DOT, dark=dark)
+    for fill in ("darkolivegreen1", "lightblue"):
+        assert fill not in picture
+    assert 'bgcolor="transparent"' in picture
+    assert picture.count('fillcolor="#') == 4
+    assert 'label="saved orange"' in picture
+    assert picture.count("1 -> 2") == 1
+
+
+def test_light_and_dark_differ() -> None:
+    assert themed(DOT, dark=True) != themed(DOT, dark=False)
+
+
+def test_hostile_names_stay_inside_their_quotes() -> None:
+    dot = graphviz.Digraph()
+    dot.node("1", '"] ; evil [label="<img src=x onerror=alert(1)>', fillcolor="lightblue")
+    before, after = dot.source, themed(dot.source, dark=True)
+    assert after.count("evil") == before.count("evil")
+    assert after.splitlines()[-2].split("fillcolor")[0] == before.splitlines()[-2].split("fillcolor")[0]
+
+
+def test_caption() -> None:
+    picture = AutogradPicture(dot=DOT, n_nodes=1, n_saved_tensors=2, saved_bytes=1024**2)
+    assert caption(picture) == "1 node, 2 saved tensors, 1.0 MiB"
+
+
+KEPT = AutogradPicture(dot="", n_nodes=62, n_saved_tensors=20, saved_bytes=15 * 2**20)
+
+
+def pair(n_nodes: int) -> AutogradPictures:
+    recomputed = AutogradPicture(dot="", n_nodes=n_nodes, n_saved_tensors=1, saved_bytes=2**19)
+    return AutogradPictures(block="blocks.0", kept=KEPT, recomputed=recomputed)
+
+
+def test_non_reentrant_recompute_keeps_the_nodes_and_empties_them() -> None:
+    sentence = difference(pair(62))
+    assert sentence == "The 62 nodes stay; recomputed they hold 1 saved tensor (0.5 MiB) instead of 20 (15.0 MiB)."
+
+
+def test_reentrant_recompute_replaces_them() -> None:
+    assert difference(pair(3)).startswith("62 nodes became 3;")

@@ -1,0 +1,280 @@
+"""Stacked bytes by role and by block, the ledger, and bars of blocks."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from explorer.plan.memory.ledger import ledger
+from explorer.record import ROLES, Allocations, Measurement
+from explorer.view.drawing.axis import MAX_POINTS
+from explorer.view.drawing.colours import ROLE_COLOURS
+from explorer.view.drawing.figure import Chart
+from explorer.view.drawing.rows import NO_COSTS
+from explorer.view.memory.blocks import saved_bytes_chart
+from explorer.view.memory.ledger import ledger_chart, place
+from explorer.view.memory.stacked import AGAIN, MOST_BANDS, REST, by_block, roles
+from explorer.view.memory.timeline import NO_TIMELINE, timeline
+from tests.graphs import alive_at
+from tests.view.builders import MIB, Chain, compared, logs, measured, runs
+
+
+def stack_of(chart: Chart) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Heights of the bands in bytes, those of the total line, and the bands' names."""
+    fig = chart.figure
+    bands = [trace for trace in fig.data if trace.stackgroup]
+    total = next(trace for trace in fig.data if trace.name == "total")
+    unit = {"KiB": 1024, "MiB": MIB, "GiB": 1024 * MIB}[fig.layout.yaxis.title.text[-4:-1]]
+    assert all(list(band.x) == list(total.x) for band in bands) and len(total.x) <= MAX_POINTS
+    return np.array([band.y for band in bands]) * unit, np.array(total.y) * unit, [band.name for band in bands]
+
+
+def assert_adds_up(chart: Chart, peak_bytes: int | None) -> None:
+    """At every drawn point to the byte, and the peak is among those."""
+    bands, total, _ = stack_of(chart)
+    assert np.rint(bands).sum(axis=0).tolist() == np.rint(total).tolist()
+    assert np.rint(total).max() == peak_bytes
+
+
+def test_points_carry_their_tick() -> None:
+    fig = roles(measured()).figure
+    assert [point[1] for point in fig.data[-1].customdata] == list(fig.data[-1].x)
+
+
+def test_bands_add_up_when_thinned() -> None:
+    """All roles are drawn at the same ticks: each thinned on its own would add up to nothing that was ever held."""
+    run = measured(Chain(n_blocks=200, n_parts=4), range(0, 200, 3))
+    assert run.allocations.n_ticks > MAX_POINTS
+    assert_adds_up(roles(run), run.step_peak_bytes)
+
+
+def test_bands_cover_the_step_once_and_recompute_is_hatched() -> None:
+    run = measured(recompute=[0, 2])
+    strips = {trace.name: trace for trace in timeline(run).figure.data if trace.fillpattern.shape is not None}
+    assert set(strips) == {span.phase for span in run.phases}
+    width = 0.0
+    for trace in strips.values():
+        xs = [x for x in trace.x if x is not None]
+        width += sum(xs[i + 1] - xs[i] for i in range(0, len(xs), 5))
+    assert width == run.allocations.n_ticks
+    assert strips["recompute"].fillpattern.shape == "/"
+    assert strips["forward"].fillpattern.shape == ""
+
+
+def test_hatched_phases_keep_their_colour() -> None:
+    strip = next(trace for trace in timeline(measured(recompute=[1])).figure.data if trace.name == "recompute")
+    assert strip.fillpattern.bgcolor == strip.fillcolor
+
+
+@settings(max_examples=12, deadline=None)
+@given(runs())
+def test_bands_add_up_to_the_total(run: Measurement) -> None:
+    assert_adds_up(by_block(run), run.step_peak_bytes)
+
+
+@settings(max_examples=12, deadline=None)
+@given(logs())
+def test_bands_add_up_for_any_order_of_events(log: Allocations) -> None:
+    if log.n_ticks and max(log.held_bytes):
+        assert_adds_up(by_block(msgspec.structs.replace(measured(), allocations=log, phases=())), max(log.held_bytes))
+
+
+def test_what_stays_lies_at_the_bottom_blocks_in_order_recompute_on_top() -> None:
+    names = stack_of(by_block(measured(Chain(n_blocks=4), recompute=[1])))[2]
+    blocks = [name for name in names if name.startswith("layers.")]
+    assert blocks == sorted(blocks) and len(blocks) == 4
+    assert names[0] == REST and names[-1] == AGAIN
+    assert AGAIN not in stack_of(by_block(measured(Chain(n_blocks=4))))[2]
+
+
+def test_recompute_of_every_block_is_one_band() -> None:
+    run = measured(Chain(n_blocks=4), recompute=[0, 2])
+    log = run.allocations
+    assert log is not None
+    bands, _, names = stack_of(by_block(run))
+    again = [i for i, role in enumerate(log.role) if role == ROLES.index("recomputed")]
+    assert len({log.block[i] for i in again}) >= 2
+    most = max(sum(log.n_bytes[i] for i in again if log.born[i] <= t < log.died[i]) for t in range(log.n_ticks + 1))
+    assert np.rint(bands[names.index(AGAIN)].max()) == most
+
+
+def test_a_deep_model_shares_bands() -> None:
+    names = stack_of(by_block(measured(Chain(n_blocks=60))))[2]
+    assert len(names) <= MOST_BANDS + 3 and any(" to " in name for name in names)
+
+
+def test_words_and_rows_say_the_same_peak() -> None:
+    run = measured(Chain(n_blocks=4), recompute=[1])
+    chart = by_block(run)
+    assert sum(row["at the peak (bytes)"] for row in chart.rows()) == run.step_peak_bytes
+    assert chart.alt.startswith("Stacked area chart of bytes by block, recompute on top. At the peak")
+    bare = by_block(msgspec.structs.replace(run, allocations=None))
+    assert bare.alt == NO_TIMELINE and list(bare.rows()) == [{"band": NO_TIMELINE}]
+
+
+@settings(max_examples=12, deadline=None)
+@given(runs())
+def test_bands_add_up_to_the_total_roles(run: Measurement) -> None:
+    assert_adds_up(roles(run), run.step_peak_bytes)
+
+
+@settings(max_examples=12, deadline=None)
+@given(logs())
+def test_bands_add_up_for_any_order_of_events_roles(log: Allocations) -> None:
+    if log.n_ticks and max(log.held_bytes):
+        run = msgspec.structs.replace(measured(), allocations=log, phases=())
+        for block in (None, "a", "", "missing"):
+            assert_adds_up(roles(run, block=block), max(log.held_bytes))
+
+
+def test_the_order_is_that_of_roles_bottom_first() -> None:
+    names = stack_of(roles(measured(recompute=[1])))[2]
+    assert names == [role for role in ROLES if role in names]
+    assert {"parameter", "saved activation", "recomputed", "gradient"} <= set(names)
+
+
+def test_recomputed_is_there_only_with_a_policy() -> None:
+    assert "recomputed" not in stack_of(roles(measured()))[2]
+
+
+def test_the_unattributed_band_is_visible() -> None:
+    run = measured()
+    log = run.allocations
+    hidden = msgspec.structs.replace(log, role=type(log.role)("q", [ROLES.index("unattributed")] * len(log.role)))
+    fig = roles(msgspec.structs.replace(run, allocations=hidden)).figure
+    (band,) = [trace for trace in fig.data if trace.stackgroup]
+    assert band.name == "unattributed" and band.fillpattern.shape == "x"
+
+
+def test_a_block_lies_at_the_bottom_in_full_colour() -> None:
+    run = measured(recompute=[3])
+    fig = roles(run, block="layers.3").figure
+    bands = [trace for trace in fig.data if trace.stackgroup]
+    shown = [band for band in bands if band.showlegend]
+    assert bands[: len(shown)] == shown
+    mine = sum(np.array(band.y) for band in shown) * MIB
+    ticks = [point[1] for point in fig.data[-1].customdata]
+    log = run.allocations
+    for tick, size in zip(ticks, mine):
+        alive = [i for i in alive_at(log, tick) if log.blocks[log.block[i]].startswith("layers.3")]
+        assert size == pytest.approx(sum(log.n_bytes[i] for i in alive), rel=1e-12)
+
+
+def test_a_block_whose_name_begins_alike_is_another_block() -> None:
+    run = measured(Chain(n_blocks=12))
+    fig = roles(run, block="layers.1").figure
+    (parameters, *_) = [trace for trace in fig.data if trace.stackgroup and trace.name == "parameter"]
+    assert parameters.y[0] == 3
+
+
+def test_colours_are_those_of_the_roles() -> None:
+    bands = [trace for trace in roles(measured(recompute=[0])).figure.data if trace.stackgroup]
+    assert len(bands) > 2
+    for trace in bands:
+        red, green, blue = (int(ROLE_COLOURS[trace.name][i : i + 2], 16) for i in (1, 3, 5))
+        assert trace.fillcolor.startswith(f"rgba({red}, {green}, {blue},")
+
+
+def test_table_twin_adds_up() -> None:
+    run = measured(recompute=[0, 1])
+    *rows, total = roles(run).rows()
+    assert total["at the peak (bytes)"] == run.step_peak_bytes == sum(row["at the peak (bytes)"] for row in rows)
+    assert [row["role"] for row in rows] == list(ROLES)
+
+
+def test_not_measured() -> None:
+    blind = msgspec.structs.replace(measured(), allocations=None)
+    assert roles(blind).figure.layout.annotations[0].text == roles(blind).alt == NO_TIMELINE
+    assert roles(blind).rows() == [{"role": NO_TIMELINE}]
+
+
+@settings(max_examples=12, deadline=None)
+@given(runs())
+def test_all_bars_and_the_table_add_up_to_the_peak(run: Measurement) -> None:
+    at_peak = ledger(run)
+    fig = ledger_chart(at_peak).figure
+    unit = {"KiB": 1024, "MiB": MIB, "GiB": 1024 * MIB}[fig.layout.xaxis.title.text[-4:-1]]
+    assert round(sum(sum(bar.x) for bar in fig.data) * unit) == run.step_peak_bytes
+    assert sum(row["bytes"] for row in ledger_chart(at_peak).rows()) == run.step_peak_bytes
+
+
+def test_rows_follow_the_module_not_the_alphabet() -> None:
+    run = measured(Chain(n_blocks=12))
+    expected = [f"layers.{i}" for i in range(12)]
+    assert [y for y in ledger_chart(ledger(run)).figure.data[0].y if y in expected] == expected
+
+
+def test_the_title_says_where_the_peak_is() -> None:
+    at_peak = ledger(measured(recompute=range(6)))
+    title = ledger_chart(at_peak).figure.layout.title
+    assert title.text == "What is alive at the peak?"
+    assert title.subtitle.text == "90.0 MiB, 67 % into recompute of layers.0"
+    assert "90.0 MiB in all" in ledger_chart(at_peak).alt
+
+
+def test_another_moment_is_named() -> None:
+    run = measured()
+    early = ledger(run, 0)
+    assert ledger_chart(early).figure.layout.title.text == "What is alive at event 0?"
+    assert place(early) == "at event 0"
+
+
+def test_clicks_find_their_blocks() -> None:
+    for bar in ledger_chart(ledger(measured())).figure.data:
+        for label, custom in zip(bar.y, bar.customdata):
+            assert custom[0] == ("" if label == "(model itself)" else label)
+
+
+@pytest.mark.parametrize("n_blocks", [200, 1000])
+def test_many_blocks_stay_readable(n_blocks: int) -> None:
+    fig = ledger_chart(ledger(measured(Chain(n_blocks=n_blocks))), [f"layers.{i}" for i in range(n_blocks)]).figure
+    assert len(fig.data[0].y) <= 26
+    assert fig.layout.height < 1000
+
+
+def test_bars_add_up_to_what_the_model_saves() -> None:
+    pair = compared(recompute=[0, 2])
+    fig = saved_bytes_chart(pair).figure
+    for bar, run in zip(fig.data, (pair.baseline, pair.candidate)):
+        head = run.by_fqn["head"].saved_after_forward_bytes
+        assert sum(bar.x) * 1024**2 == run.by_fqn[""].saved_after_forward_bytes + head
+
+
+def test_recomputed_blocks_are_hatched() -> None:
+    baseline, candidate = saved_bytes_chart(compared(recompute=[0, 2])).figure.data
+    assert set(baseline.marker.pattern.shape) == {""}
+    assert candidate.marker.pattern.shape[:4] == ("/", "", "/", "")
+
+
+def test_one_run_has_one_bar_a_block() -> None:
+    (bar,) = saved_bytes_chart(measured()).figure.data
+    assert list(bar.y) == [f"layers.{i}" for i in range(6)] + ["head"]
+
+
+def test_two_hundred_blocks_share_rows() -> None:
+    pair = compared(Chain(n_blocks=200), range(200))
+    fig = saved_bytes_chart(pair).figure
+    assert len(fig.data[0].y) <= 24
+    assert fig.data[1].customdata[0][2] == len(fig.data[1].customdata[0][0].split())
+
+
+def test_table_twin_has_every_block() -> None:
+    pair = compared(recompute=[1])
+    table = {row["block"]: row for row in saved_bytes_chart(pair).rows()}
+    assert len(table) == len(pair.baseline.blocks)
+    assert table["layers.1"]["candidate: ran again"] == 1
+    assert table["layers.1"]["baseline: ran again"] == 0
+    assert table["layers.1"]["candidate: skipped by early stop"] == "250.00 MFLOP"
+
+
+def test_without_blocks_it_says_so() -> None:
+    assert (
+        saved_bytes_chart(msgspec.structs.replace(measured(), blocks=())).figure.layout.annotations[0].text == NO_COSTS
+    )
+
+
+def test_alt_says_the_totals() -> None:
+    pair = compared(recompute=range(6))
+    assert saved_bytes_chart(pair).alt.endswith("91.0 MiB to 7.0 MiB saved when forward ends.")

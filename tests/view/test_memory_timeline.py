@@ -1,0 +1,309 @@
+"""The timeline of held bytes: lines, counters, predicted line, operators, sketch and ranks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import plotly.graph_objects as go
+import pytest
+from hypothesis import given, settings
+from msgspec.structs import replace
+
+from explorer.plan.predict.forecaster import Forecaster
+from explorer.record import Comparison, Measurement, Policy, Samples, Times
+from explorer.record.base import column, from_msgpack
+from explorer.record.measurement import RecordedRanks
+from explorer.view.compare.headline import headlines
+from explorer.view.drawing.axis import MAX_POINTS, positions
+from explorer.view.drawing.colours import CURSOR
+from explorer.view.drawing.figure import bold
+from explorer.view.memory.bands import ALLOCATED, RESERVED
+from explorer.view.memory.blocks import MOST, NOTHING, REST, operators_chart
+from explorer.view.memory.ranks import MOST_LINES, rank_rows, ranks_at_peak, ranks_over_time, spread_of_ranks
+from explorer.view.memory.stacked import roles
+from explorer.view.memory.timeline import HEIGHT, NAME, NO_TIMELINE, add_predicted, sketch, timeline
+from tests.view.builders import MIB, Chain, compared, cut, measured, on_cuda, runs
+from tests.view.reports import of_rank, ranks
+
+
+def line_of(fig: go.Figure, name: str) -> go.Scatter:
+    return next(trace for trace in fig.data if trace.name == name and trace.mode == "lines+markers")
+
+
+@settings(max_examples=12, deadline=None)
+@given(runs(), runs())
+def test_the_drawn_peak_is_the_headline_to_the_byte(baseline: Measurement, candidate: Measurement) -> None:
+    fig = timeline(baseline, candidate).figure
+    for name, run in (("baseline", baseline), ("candidate", candidate)):
+        trace = line_of(fig, name)
+        assert len(trace.x) <= MAX_POINTS
+        peaks = [point for point, y in zip(trace.customdata, trace.y) if y == max(trace.y)]
+        assert run.allocations is not None
+        assert run.allocations.peak_tick in [point[1] for point in peaks]
+        assert run.allocations.held_bytes[peaks[0][1]] == run.step_peak_bytes
+
+
+def test_every_drawn_height_is_the_held_bytes_of_its_tick() -> None:
+    run = measured(Chain(n_blocks=200, n_parts=4), range(0, 200, 3))
+    trace = line_of(timeline(run).figure, "baseline")
+    assert len(trace.x) > 1000
+    for (_, tick, *_rest), y in zip(trace.customdata, trace.y):
+        assert y * MIB == pytest.approx(run.allocations.held_bytes[tick], rel=1e-12)
+
+
+def test_hover_names_block_phase_operator_and_bytes() -> None:
+    run = measured(recompute=[3])
+    words = {point[1]: point[3:] for point in line_of(timeline(run).figure, "baseline").customdata.tolist()}
+    span = next(span for span in run.phases if span.phase == "recompute")
+    assert words[span.first_tick] == [
+        "recompute of layers.3", "allocated 4.0 MiB (recomputed) in layers.3 by aten::softmax"
+    ]  # fmt: skip
+    assert words[0] == ["before the step", "held before the step"]
+    assert any(expected[1].startswith("freed 7.0 MiB (recomputed) in layers.3.inner") for expected in words.values())
+
+
+def test_the_baseline_is_stretched_phase_onto_phase() -> None:
+    """Forward of both runs ends at one x, though the candidate had more events."""
+    pair = compared(recompute=range(6))
+    x = positions(pair.baseline, pair.baseline.allocations, pair.candidate, axis="tick")
+    assert pair.baseline.forward_end_tick != pair.candidate.forward_end_tick
+    assert x[pair.baseline.forward_end_tick] == pair.candidate.forward_end_tick
+    assert x[0] == 0 and x[-1] == pair.candidate.allocations.n_ticks
+    assert (x[1:] > x[:-1]).all()
+
+
+def test_a_run_cut_short_keeps_what_it_had() -> None:
+    pair = compared()
+    stop = pair.candidate.forward_end_tick + 5
+    fig = timeline(pair.baseline, cut(pair.candidate, stop)).figure
+    assert max(line_of(fig, "candidate").x) == stop
+    assert max(line_of(fig, "baseline").x) > stop
+
+
+def test_both_peaks_are_marked_with_their_values() -> None:
+    pair = compared(recompute=range(6))
+    texts = [note.text for note in timeline(pair.baseline, pair.candidate).figure.layout.annotations]
+    assert bold("149.0 MiB") + "\nbaseline" in texts
+    assert bold("90.0 MiB") + "\ncandidate" in texts
+
+
+def test_title_asks_and_subtitle_answers() -> None:
+    pair = compared(recompute=range(6))
+    title = timeline(pair.baseline, pair.candidate).figure.layout.title
+    assert title.text.endswith("?")
+    assert title.subtitle.text == "149.0 MiB to 90.0 MiB (\N{MINUS SIGN}40 %), now in recompute of layers.0"
+    assert title.subtitle.text in timeline(pair.baseline, pair.candidate).alt
+
+
+def test_on_the_time_axis_a_run_is_as_long_as_its_median_step() -> None:
+    """Recorded, the candidate is slower than timed: the picture agrees with the headline, not with the recording."""
+    pair = compared(recompute=range(6))
+    fig = timeline(
+        pair.baseline, timed(pair.candidate, forward=30.0, backward=60.0, optimizer=10.0), axis="time"
+    ).figure
+    line = line_of(fig, "candidate")
+    assert max(line.x) == pytest.approx(150.0), "the median step, which is longer than the three medians"
+    first_backward = next(span.first_tick for span in pair.candidate.phases if span.phase != "forward")
+    at = {point[1]: x for point, x in zip(line.customdata.tolist(), line.x)}
+    assert at[first_backward - 1] == pytest.approx(45.0)
+    assert list(line.x) == sorted(line.x)
+
+
+def timed(run: Measurement, *, forward: float, backward: float, optimizer: float) -> Measurement:
+    """`run` with these medians, in a step of 150 ms."""
+    of = {"step": 150.0, "forward": forward, "backward": backward, "optimizer": optimizer}
+    times = Times(clock="process CPU time", **{name: Samples(ms=(ms, ms, ms)) for name, ms in of.items()})
+    return msgspec.structs.replace(run, times=times)
+
+
+def test_a_picked_moment_is_a_line_through_the_plot() -> None:
+    pair = compared(recompute=range(6))
+    fig = timeline(pair.baseline, pair.candidate, cursor=("candidate", 7)).figure
+    assert [shape.x0 for shape in fig.layout.shapes if shape.line.color == CURSOR] == [7.0]
+    assert fig.layout.hovermode == "x unified"
+
+
+def test_time_axis_and_its_absence() -> None:
+    pair = compared()
+    fig = timeline(pair.baseline, pair.candidate, axis="time").figure
+    assert max(line_of(fig, "baseline").x) == pytest.approx(pair.baseline.allocations.n_ticks * 1e-3)
+    assert "ms" in fig.layout.xaxis.title.text
+    blind = msgspec.structs.replace(
+        pair.candidate, allocations=msgspec.structs.replace(pair.candidate.allocations, time_ns=column())
+    )
+    assert (
+        timeline(pair.baseline, blind, axis="time").figure.layout.xaxis.title.text == "allocator event of the candidate"
+    )
+
+
+def test_not_measured_is_said_and_not_drawn_as_zero() -> None:
+    blind = msgspec.structs.replace(measured(), allocations=None)
+    assert timeline(blind).figure.layout.annotations[0].text == NO_TIMELINE
+    half = timeline(blind, measured()).figure
+    assert [trace.name for trace in half.data if trace.mode == "lines+markers"] == ["candidate"]
+    assert "not measured" in half.layout.title.subtitle.text
+    assert timeline(blind).rows() == [{"run": "baseline", "phase": NO_TIMELINE}]
+
+
+def test_table_twin_holds_the_peak() -> None:
+    pair = compared()
+    table = timeline(pair.baseline, pair.candidate).rows()
+    for name, run in (("baseline", pair.baseline), ("candidate", pair.candidate)):
+        assert max(row["peak (bytes)"] for row in table if row["run"] == name) == run.step_peak_bytes
+        assert sum(row["events"] for row in table if row["run"] == name) == run.allocations.n_ticks
+
+
+def test_no_text_colour_is_set_except_on_marks() -> None:
+    """The theme's font colour makes the figure readable on the light and on the dark page."""
+    layout = timeline(measured()).figure.layout
+    assert layout.font.color is None and layout.title.font.color is None and layout.xaxis.color is None
+    assert layout.paper_bgcolor == layout.plot_bgcolor == "rgba(0,0,0,0)"
+
+
+def test_an_optimizer_of_many_events_is_narrowed_and_says_so() -> None:
+    """Adam without foreach has most of the events of a step and one sixth of the picture."""
+    run = measured(Chain(n_blocks=3), [1])
+    last = run.phases[-1]
+    many = 10 * run.allocations.n_ticks
+    log = run.allocations
+    stretched = msgspec.structs.replace(
+        log,
+        n_ticks=many,
+        died=column(many + 1 if died == log.n_ticks + 1 else died for died in log.died),
+        time_ns=column(),
+    )
+    phases = (*run.phases[:-1], msgspec.structs.replace(last, end_tick=many + 1))
+    fig = timeline(msgspec.structs.replace(run, allocations=stretched, phases=phases)).figure
+    x = max(line_of(fig, "baseline").x)
+    before = last.first_tick - 1
+    assert (x - before) / x == pytest.approx(1 / 6)
+    assert fig.layout.xaxis.title.text == "allocator event, optimizer narrowed"
+    assert fig.layout.xaxis.ticktext[-1] == f"{many:,}"
+    assert all(float(text.replace(",", "")) == place for text, place in
+               zip(fig.layout.xaxis.ticktext[:-1], fig.layout.xaxis.tickvals[:-1]))  # fmt: skip
+
+
+@pytest.mark.parametrize("blocks", [["layers.0"], ["layers.1", "layers.4"], [f"layers.{i}" for i in range(6)]])
+def test_the_top_of_the_line_is_the_predicted_peak(blocks: list[str]) -> None:
+    forecaster = Forecaster(measured())
+    policy = Policy.recompute(blocks)
+    line = forecaster.line(policy)
+    assert line is not None and int(line.max()) == forecaster.forecast(policy).step_peak_bytes
+    reentrant = Policy.recompute(blocks, use_reentrant=True)
+    assert forecaster.line(reentrant) is None and forecaster.forecast(reentrant).step_peak_bytes is None
+
+
+def test_it_is_drawn_dashed_over_one_run_and_over_two() -> None:
+    base, older = measured(), measured(recompute=(0,))
+    line = Forecaster(base).line(Policy.recompute(["layers.1"]))
+    assert line is not None
+    for chart, over in ((roles(base), None), (timeline(base, older), older)):
+        add_predicted(chart, line, base, over=over, axis="tick")
+        (drawn,) = [trace for trace in chart.figure.data if trace.name == NAME]
+        assert drawn.line.dash == "dash" and max(drawn.y) == pytest.approx(int(line.max()) / MIB)
+    n = len(chart.figure.data)
+    add_predicted(chart, line[:-1], base, over=None, axis="tick")
+    assert len(chart.figure.data) == n, "a line of another run is not drawn"
+
+
+def test_a_caching_allocators_curves_stand_above_the_line_and_inside_the_picture() -> None:
+    run = on_cuda(measured())
+    fig = timeline(run).figure
+    drawn = {trace.name: trace for trace in fig.data if trace.name in (ALLOCATED, RESERVED)}
+    assert set(drawn) == {"allocated (derived)", "reserved"}
+    for name, curve in ((ALLOCATED, run.peaks.allocated), (RESERVED, run.peaks.reserved)):
+        assert drawn[name].line.dash == "dot" and drawn[name].showlegend
+        assert [y * MIB for y in drawn[name].y] == [curve[point[1]] for point in drawn[name].customdata]
+    assert fig.layout.yaxis.range[1] * MIB > run.peaks.reserved_peak_bytes
+    assert {trace.name for trace in roles(run).figure.data} >= {ALLOCATED, RESERVED}
+
+
+def test_what_no_caching_allocator_said_is_not_drawn() -> None:
+    run = measured()
+    assert not {ALLOCATED, RESERVED} & {trace.name for trace in timeline(run).figure.data}
+    assert "allocator's" not in timeline(run).figure.layout.title.subtitle.text + headlines(run)[0].tooltip
+    short = cut(on_cuda(run), run.forward_end_tick)
+    assert not {ALLOCATED, RESERVED} & {trace.name for trace in timeline(short).figure.data}
+
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "cpu.msgpack"
+
+
+@pytest.fixture(scope="module")
+def pair() -> Comparison:
+    return from_msgpack(GOLDEN.read_bytes(), Comparison)
+
+
+@pytest.mark.parametrize("block", ["", "blocks.1", "blocks.1.mlp"])
+def test_the_operators_of_a_block_add_up_to_what_it_saves(pair: Comparison, block: str) -> None:
+    rows = operators_chart(pair.baseline, block).rows()
+    assert sum(row["saved (bytes)"] for row in rows) == pair.baseline.by_fqn[block].saved_after_forward_bytes
+    sizes = [row["saved (bytes)"] for row in rows]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_the_five_largest_are_named_and_the_rest_is_one_bar(pair: Comparison) -> None:
+    chart = operators_chart(pair, "blocks.0")
+    for trace, run in zip(chart.figure.data, (pair.baseline, pair.candidate)):
+        assert list(trace.y)[-1] == REST and len(trace.y) == MOST + 1
+        saved = run.by_fqn["blocks.0"].saved_after_forward_bytes
+        unit = {"MiB": 2**20, "KiB": 2**10}[chart.figure.layout.xaxis.title.text[-4:-1]]
+        assert sum(trace.x) * unit == pytest.approx(saved)
+    assert "aten" not in " ".join(chart.figure.data[0].y)
+    assert "of blocks.0 keeps for backward" in chart.alt
+
+
+def test_a_block_that_keeps_nothing_says_so(pair: Comparison) -> None:
+    for run, block in ((pair, "no.such"), (replace(pair.baseline, allocations=None), "")):
+        assert operators_chart(run, block).figure.layout.annotations[0].text == NOTHING
+
+
+def test_the_curve_touches_the_top_and_names_are_text() -> None:
+    drawn = sketch(measured(recompute=range(2)), ["<b>peak</b>", "second"])
+    assert "&lt;b&gt;peak" in drawn and "<script" not in drawn
+    heights = [float(point.split(",")[1]) for point in re.search(r'points="([^"]*)"', drawn)[1].split()]  # type: ignore[index]
+    assert min(heights) == 0 and max(heights) <= HEIGHT
+    assert all(f"</span> {phase}" in drawn for phase in ("forward", "recompute", "backward"))
+    assert len(drawn) < 20_000
+
+
+def several(*saved_mib: int, n_ranks: int | None = None) -> RecordedRanks:
+    runs = tuple(of_rank(i, Chain(saved=size * MIB), len(saved_mib)) for i, size in enumerate(saved_mib))
+    return RecordedRanks(ranks=runs, n_ranks=n_ranks or len(runs), recorded_in="train.py, step 2")
+
+
+def unrecorded(of: RecordedRanks, rank: int) -> RecordedRanks:
+    runs = [replace(run, allocations=None) if run.rank == rank else run for run in of.ranks]
+    return replace(of, ranks=tuple(runs))
+
+
+def test_the_fullest_is_held_against_the_emptiest() -> None:
+    assert spread_of_ranks(several(10, 20)).startswith("Rank 1 holds most: ")
+    assert "% over rank 0" in spread_of_ranks(several(10, 20))
+    assert spread_of_ranks(several(10, 10)).endswith(", and so do all others.")
+    assert spread_of_ranks(several(10, 10, n_ranks=4)).endswith("No file of ranks 2, 3.")
+
+
+def test_what_no_rank_recorded_is_not_said_to_be_equal() -> None:
+    assert spread_of_ranks(unrecorded(several(10, 10, 10), 0)).endswith(", as all others that recorded it.")
+    assert spread_of_ranks(unrecorded(several(10, 20), 0)).endswith(" MiB.")
+    nobody = unrecorded(unrecorded(several(10, 20), 0), 1)
+    assert spread_of_ranks(nobody) == "No rank recorded what it held."
+    assert "No rank has a memory timeline" in ranks_at_peak(nobody).figure.layout.annotations[0].text
+    assert [row["where"] for row in rank_rows(nobody)] == ["not recorded"] * 2
+
+
+def test_only_the_fullest_ranks_are_lines_and_all_are_rows() -> None:
+    many = several(*range(1, MOST_LINES + 3))
+    lines = [trace.name for trace in ranks_over_time(many).figure.data]
+    assert lines == [f"rank {i}" for i in range(2, MOST_LINES + 2)]
+    assert len(rank_rows(many)) == MOST_LINES + 2
+
+
+def test_the_roles_of_a_bar_add_up_to_the_peak() -> None:
+    fig = ranks_at_peak(ranks()).figure
+    unit = {"MiB": MIB, "GiB": 1024 * MIB}[fig.layout.xaxis.title.text[-4:-1]]
+    held = [sum(trace.x[i] for trace in fig.data) * unit for i in range(2)]
+    assert [round(size) for size in held] == [run.held_peak_bytes for run in ranks().ranks]

@@ -1,0 +1,329 @@
+"""Reports of every kind of record as one HTML file."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from explorer.errors import UnreadableFile
+from explorer.jobs import run_file
+from explorer.plan.lessons import lessons
+from explorer.record import Comparison, Environment, Failure, Measurement, RunSpec
+from explorer.record.base import Record, from_msgpack, from_plain
+from explorer.record.lab import LabChart, LabOutcome, LabSeries
+from explorer.view.compare.gradients import gradient_chart
+from explorer.view.compare.headline import headlines
+from explorer.view.lab import lab_chart
+from explorer.view.memory.timeline import timeline
+from explorer.view.pipeline.headline import figures
+from explorer.view.report.gallery import Exhibit, index_text, lesson_text
+from explorer.view.report.html import document, picture, plotly_js
+from explorer.view.report.parts import ReportOf, circumstances, environment, failure_boxes, model_in_words, page
+from explorer.view.report.report import report_text
+from explorer.view.text.runs import figures_of
+from tests import graphs, mutations
+from tests.graphs import GRAPH, SPEC
+from tests.view.builders import Chain, compared, measured
+from tests.view.reports import KINDS, MOST_BYTES, besides_figures, besides_plotly, figures_in, of, pipelined, text_of
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "cpu.msgpack"
+
+
+@pytest.fixture(scope="session")
+def pair() -> Comparison:
+    return from_msgpack(GOLDEN.read_bytes(), Comparison)
+
+
+RUN = graphs.measured(GRAPH, RunSpec(model=GRAPH.model))
+
+
+def test_the_spec_of_two_runs_is_the_candidates(pair: Comparison) -> None:
+    assert ReportOf(run=pair, name="n").spec is pair.candidate.spec
+    assert ReportOf(run=RUN, name="n").spec is RUN.spec
+
+
+def test_the_graph_of_the_run_comes_before_one_at_hand() -> None:
+    recorded = replace(RUN, graph=GRAPH)
+    assert ReportOf(run=RUN, name="n").known_graph is None
+    assert ReportOf(run=recorded, name="n").known_graph is GRAPH
+    other = graphs.gpt(1)
+    assert ReportOf(run=recorded, name="n", graph=other).known_graph is GRAPH
+    assert ReportOf(run=RUN, name="n", graph=other).known_graph is other
+    assert ReportOf(run=KINDS["pipeline"], name="n").known_graph is None
+
+
+def test_links_go_to_the_parts_that_have_something_to_say() -> None:
+    text = page(ReportOf(run=RUN, name="<b>"), ["head"], {"Memory": "<p>m</p>", "Cost": ""})
+    assert '<a href="#memory">Memory</a>' in text and ">Cost<" not in text
+    assert "<h1>&lt;b&gt;</h1>" in text
+
+
+def test_where_and_when() -> None:
+    of = ReportOf(run=RUN, name="n", created=0.0)
+    line = circumstances(of, "gpt.py", RUN.environment)
+    assert "gpt.py; " in line and f"torch {RUN.environment.torch_version}, 1970-01-01 00:00 UTC" in line
+    assert circumstances(ReportOf(run=RUN, name="n"), "gpt.py", None) == '<p class="quiet">gpt.py</p>'
+    assert model_in_words(SPEC) == " ".join(filter(None, (SPEC.model.target, SPEC.model.size)))
+
+
+def test_a_failure_that_several_ranks_had_is_said_once() -> None:
+    failure = Failure(kind="crash", sentence="It broke.", hint="Mend it.")
+    assert len(list(failure_boxes([failure, None, failure]))) == 1
+
+
+@pytest.mark.parametrize("origin", ["measured", "recorded"])
+def test_a_recorded_step_says_nothing_that_nobody_saw(origin: str) -> None:
+    run = replace(RUN, origin=origin, spec=replace(RUN.spec, optimizer="none"))
+    text = "".join(environment(run.environment, run.spec, run))
+    assert all((f"<td>{name}</td>" in text) == (origin == "measured") for name in ("seed", "timed steps", "optimizer"))
+    assert "<td>torch</td>" in text and "<td>types</td>" in text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_one_small_file_that_fetches_nothing(kind: str) -> None:
+    text = text_of(kind)
+    assert len(text.encode()) < MOST_BYTES and "default-src 'none'" in text
+    assert not re.search(r"<(link|img|iframe)|@import|url\((?!#)|src=|https?://", text)
+    assert "<b>no</b>" not in text and "<i>chains</i>" not in text
+    assert figures_in(text) or "<figure" not in text
+
+
+def test_scripts_run_by_a_nonce_that_no_text_in_the_body_can_name(pair: Comparison) -> None:
+    text = besides_plotly(report_text(of(pair)))
+    nonce = re.search(r"script-src 'nonce-([0-9a-f]{32})'; img-src data: blob:\"", text)
+    assert nonce is not None
+    assert re.findall(r"<script(?! type=\"application/json\")([^>]*)>", text) == [f' nonce="{nonce[1]}"'] * 2
+    again = document("t", [f'<script nonce="{nonce[1]}">alert(1)</script>'])
+    assert f"nonce-{nonce[1]}" not in again
+    assert report_text(of(pair)) == report_text(of(pair)) != report_text(of(pair.candidate))
+
+
+def test_plotly_stands_once_in_the_file_or_beside_it(pair: Comparison) -> None:
+    charts = [picture(timeline(pair.baseline, pair.candidate)), picture(gradient_chart(pair))]
+    assert document("t", charts).count(plotly_js()) == 1
+    shared = document("t", charts, share_plotly=True)
+    assert plotly_js() not in shared and shared.count('src="plotly.min.js"') == 1
+    assert "<script" not in document("t", ["<p>no chart</p>"])
+
+
+def test_a_figure_is_the_one_of_the_page(pair: Comparison) -> None:
+    chart = timeline(pair.baseline, pair.candidate)
+    markup = picture(chart)
+    figure = figures_in(markup)["memory-timeline"]
+    assert escape(chart.alt) in markup
+    assert [trace.get("name") for trace in figure["data"]] == [trace.name for trace in chart.figure.data]
+    assert figure["layout"]["title"]["text"] == chart.figure.layout.title.text
+    assert "template" not in figure["layout"] and chart.figure.layout.template.layout.colorway
+
+
+def test_a_deep_model_stays_small() -> None:
+    deep = compared(Chain(n_blocks=200), recompute=range(0, 200, 2))
+    assert len(besides_plotly(report_text(of(deep))).encode()) < MOST_BYTES
+
+
+def test_names_of_a_model_end_no_script() -> None:
+    wild = LabSeries(name="</script><script>alert(1)</script>", y=(1.0, None), part="other")
+    chart = LabChart(kind="bars", title="a < b & c", x_title="", y_title="n", x=("<b", "q&"), series=(wild, wild))
+    outcome = LabOutcome(
+        experiment="x", switches={}, device="cpu", rows=(), chart=chart, findings=('say "no"',), seconds=1.0
+    )
+    markup = picture(lab_chart(outcome))
+    assert markup.count("<script") == markup.count("</script>") == 1
+    assert len(figures_in(markup)) == 1
+
+
+def test_it_says_what_the_strip_says_and_every_part_is_there(pair: Comparison) -> None:
+    text = report_text(of(pair))
+    for figure in headlines(pair):
+        assert figure.value in text and figure.label in text
+    for part in ("Memory", "Blocks", "Cost", "Verdict", "Hazards", "Environment"):
+        assert f"<h2>{part}</h2>" in text and f'href="#{part.lower()}"' in text
+    assert "The policy lowered the peak" in text and "bitwise equal" in text
+    assert pair.candidate.environment.torch_version in text
+    assert len(figures_in(text)) == 10
+
+
+def test_one_run_has_its_own_page(pair: Comparison) -> None:
+    text = report_text(of(pair.candidate))
+    assert "<h2>Memory</h2>" in text and "<h2>Verdict</h2>" not in text and "<h2>Cost</h2>" not in text
+    assert list(figures_in(text)) == [
+        "memory-timeline", "bytes-by-role", "bytes-by-block", "alive-at-the-peak", "saved-bytes-by-block",
+        "operators-of-the-model",
+    ]  # fmt: skip
+
+
+def test_a_run_that_failed_says_so_and_looks_in_no_part_whole(pair: Comparison) -> None:
+    failure = Failure(kind="out of memory", sentence="The step asked for 8 bytes.", hint="Recompute more.")
+    text = report_text(of(replace(pair, candidate=replace(pair.candidate, failure=failure))))
+    assert "The step asked for 8 bytes." in text and "Recompute more." in text
+    assert "nothing is bought, and nothing is proven" in text
+    assert "<h2>Cost</h2>" not in text and "The policy lowered the peak" not in text
+
+
+def test_without_a_timeline_it_still_reports(pair: Comparison) -> None:
+    bare = Measurement(
+        spec=pair.candidate.spec,
+        environment=Environment(
+            device="cpu", device_name="<i>", torch_version="2", python_version="3", platform="", n_threads=1
+        ),
+    )
+    text = report_text(of(bare))
+    assert "not measured" in text and "&lt;i&gt;" in text and "<h2>Memory</h2>" not in text
+
+
+def test_the_report_of_a_recorded_step_says_recorded_and_why(pair: Comparison) -> None:
+    run = replace(pair.candidate, origin="recorded", recorded_in="train.py:42", times=None)
+    text = report_text(of(run))
+    cards = re.search(r'<div class="cards">.*?</div></div>', text, re.S)
+    assert cards is not None and ">recorded<" in cards[0] and ">measured<" not in cards[0]
+    assert "recorded by the same instruments in one step of a script" in text
+    assert "The peak of 2.5 MiB lies at the start of backward; it is made of" in text
+    assert "baseline" not in besides_figures(text)
+    lines = figures_in(text)["memory-timeline"]["data"]
+    assert any(line.get("name") == "this run" for line in lines)
+    assert all("baseline" not in line.get("name", "") + line.get("hovertemplate", "") for line in lines)
+    assert "<td>seed</td>" not in text and "<td>timed steps</td>" not in text and "<td>mode</td>" in text
+
+
+def test_the_report_of_a_step_that_was_only_foreseen_says_predicted_and_why_not_more(pair: Comparison) -> None:
+    run = replace(pair.baseline, origin="predicted", times=None, warnings=("What kernels take is not in it.",))
+    text = report_text(of(run))
+    cards = re.search(r'<div class="cards">.*?</div></div>', text, re.S)
+    assert cards is not None and ">predicted<" in cards[0]
+    assert ">measured<" not in cards[0] and ">counted<" not in cards[0]
+    assert "Every figure is predicted" in text and "measured by a clock" not in text
+    assert "Warning: What kernels take is not in it." in text
+
+
+FOUR = graphs.gpt(4)
+RECORDS: dict[str, Any] = {
+    **KINDS,
+    "measurement": run_file.with_graph(measured(), FOUR),
+    "comparison": run_file.with_graph(compared(), FOUR),
+}
+PLACES = [(name, path, kind) for name, record in RECORDS.items() for path, kind in mutations.places(record)]
+LARGEST = len(plotly_js()) + 1_000_000
+"""Letters of a report of these small runs, whatever one field says."""
+
+
+def opened(document: Any, kind: type[Record], created: float = 1.0) -> Any:
+    """The record in a file that holds `document`. Raises UnreadableFile."""
+    stored = run_file.stored_record(from_plain(document, kind), "n")
+    read = run_file.read(run_file.write(msgspec.structs.replace(stored, created=created)))
+    return from_msgpack(read.record, kind)
+
+
+def draw(run: Any) -> None:
+    text = report_text(ReportOf(run=run, name=run_file.name_of(run), created=1.0))
+    assert len(text) < LARGEST
+    if hasattr(run, "headlines"):
+        json.dumps(run.headlines())
+    if isinstance(run, Measurement):
+        figures_of(run)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_what_passes_is_drawn(data: st.DataObject) -> None:
+    name, path, kind = data.draw(st.sampled_from(PLACES))
+    values = mutations.values(kind, mutations.at(RECORDS[name], path))
+    if not values:
+        return
+    document = mutations.changed(RECORDS[name], path, data.draw(st.sampled_from(values)))
+    try:
+        run = opened(document, type(RECORDS[name]))
+    except UnreadableFile as error:
+        assert len(str(error)) < 1000
+        return
+    draw(run)
+
+
+FORGED: list[tuple[str, tuple[str | int, ...], Any]] = [
+    ("ranks", ("n_ranks",), 2**31),
+    ("ranks", ("n_ranks",), 10**6),
+    ("ranks", ("ranks",), []),
+    ("measurement", ("spec", "n_repeats"), 10**18),
+    ("measurement", ("spec", "n_threads"), -1),
+    ("comparison", ("candidate", "spec", "seed"), 2**62),
+    ("pipeline", ("spec", "plan", "n_microbatches"), 10**9),
+    ("pipeline", ("spec", "plan", "n_ranks"), 0),
+    ("pipeline", ("composed", "ranks"), []),
+    ("pipeline", ("composed", "actions", 0, "rank"), 10**5),
+    ("pipeline", ("memory", 0, "held_bytes"), []),
+    ("measurement", ("graph", "blocks"), []),
+    ("measurement", ("graph", "chain"), ["nowhere"]),
+    ("measurement", ("environment", "total_memory_bytes"), -5),
+    ("measurement", ("blocks", 0, "forward", "ms"), [float("nan")]),
+]
+
+
+@pytest.mark.parametrize(("name", "path", "value"), FORGED)
+def test_what_cannot_have_happened_is_refused(name: str, path: tuple[str | int, ...], value: Any) -> None:
+    opened(mutations.to_plain(RECORDS[name]), type(RECORDS[name]))
+    with pytest.raises(UnreadableFile):
+        opened(mutations.changed(RECORDS[name], path, value), type(RECORDS[name]))
+
+
+@pytest.mark.parametrize("created", [1e300, float("inf"), -1e18, float("nan")])
+def test_a_date_that_is_none_is_refused(created: float) -> None:
+    with pytest.raises(UnreadableFile, match="created"):
+        opened(mutations.to_plain(RECORDS["pipeline"]), type(RECORDS["pipeline"]), created)
+
+
+def test_many_ranks_are_one_short_report() -> None:
+    """The ranks that left no file are named in a few words."""
+    ranks = opened(mutations.changed(RECORDS["ranks"], ("n_ranks",), 2**16), type(RECORDS["ranks"]))
+    draw(ranks)
+
+
+def test_a_spec_at_its_limits_is_drawn() -> None:
+    spec = RECORDS["measurement"].spec
+    largest = {"n_repeats": 1000, "n_threads": 1024, "seed": 2**53 - 1, "n_accumulation": 4096}
+    assert set(largest) <= set(RunSpec.__struct_fields__)
+    run = msgspec.structs.replace(RECORDS["measurement"], spec=msgspec.structs.replace(spec, **largest))
+    draw(opened(mutations.to_plain(run), Measurement))
+
+
+def test_a_pipeline_says_what_its_strip_says() -> None:
+    run, text = pipelined(), text_of("pipeline")
+    for figure in figures(run, None, run.spec.plan, before=None):
+        assert figure.value in text and figure.label in text
+    for part in ("Schedule", "Memory", "Gradients", "Calls", "Hazards", "Environment"):
+        assert f"<h2>{part}</h2>" in text
+    assert all(note in text for note in run.notes)
+    assert "actions-of-the-schedule" in figures_in(text)
+
+
+def test_ranks_stand_side_by_side_and_a_refused_one_has_no_peak() -> None:
+    text = text_of("ranks")
+    assert "Rank 1 holds most: at least 245.0 MiB, then refused" in text and "No file of rank 2." in text
+    assert "<h2>Rank 1</h2>" in text and "The step held at least 245.0 MiB" in text and "149.0 MiB" in text
+    figures = figures_in(text)
+    lines = [trace.get("name") for trace in figures["ranks-over-the-step"]["data"]]
+    assert {"rank 0", "rank 1"} <= set(lines)
+    assert {name for trace in figures["peaks-of-the-ranks"]["data"] for name in trace["y"]} == {"rank 0", "rank 1"}
+
+
+def test_a_lesson_and_the_first_page_of_the_gallery() -> None:
+    lesson = lessons()[0]
+    chart = LabChart(
+        kind="bars", title="How far?", x_title="", y_title="n", x=("a",), series=(LabSeries(name="s", y=(1.0,)),)
+    )
+    outcome = LabOutcome(
+        experiment=lesson.name, switches={switch.name: switch.default for switch in lesson.switches}, device="cpu",
+        rows=(), chart=chart, findings=("All is well.",), seconds=1.0,
+    )  # fmt: skip
+    text = lesson_text(lesson, outcome)
+    assert lesson.title in text and "All is well." in text and "A real run of 1.0 s on cpu." in text
+    index = index_text([Exhibit(file="a b.html", title="A <b>", line="what", shelf="Traps")])
+    assert 'href="a b.html"' in index and "A &lt;b&gt;" in index and "<h2>Traps</h2>" in index

@@ -1,0 +1,303 @@
+"""Sentences and glossaries of the page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from explorer.plan.lessons import lessons
+from explorer.plan.pipeline.schedules import SCHEDULES
+from explorer.plan.policy.file import evidence_of
+from explorer.plan.why.peak import explain
+from explorer.record import KEEP_ALL, Comparison, Failure, Measurement, ModelRef, Policy, RunSpec
+from explorer.record.pipeline_run import fullest_bytes, rank_memory
+from explorer.record.plan import Certificate, Forecast, JointPlan, Plan
+from explorer.record.policy import Unit
+from explorer.view.compare.headline import headlines
+from explorer.view.drawing.units import MIB
+from explorer.view.memory.timeline import timeline
+from explorer.view.text import pipeline as words
+from explorer.view.text.lab import GLOSSARY
+from explorer.view.text.pipeline import cap_kept, cap_outcome, planned
+from explorer.view.text.plan import against_budget, certificate, expected, in_words
+from explorer.view.text.runs import (
+    conditions,
+    figures_of,
+    peak_and_end,
+    stored_flops,
+    stored_time,
+    what_failed,
+    who_failed,
+)
+from tests import graphs, pipelines
+from tests.graphs import GRAPH
+from tests.view.builders import Book, Chain, compared, measured, on_cuda
+
+
+def test_a_caching_allocators_peaks_stand_beside_the_drawn_one() -> None:
+    run = on_cuda(measured())
+    expected = "allocator's peaks: 149.0 MiB requested, 150.0 MiB allocated, 298.0 MiB reserved"
+    assert timeline(run).figure.layout.title.subtitle.text.endswith(expected)
+    assert expected in headlines(run)[0].tooltip
+    table = timeline(run).rows()
+    assert max(row["peak reserved (bytes)"] for row in table) == run.peaks.reserved_peak_bytes
+    assert max(row["peak allocated (derived) (bytes)"] for row in table) == run.step_peak_bytes + 512
+
+
+def test_conditions_say_what_is_not_usual_and_nothing_else() -> None:
+    spec = RunSpec(model=ModelRef(target="m.py", size="small", arguments={"n": 4}))
+    assert conditions(spec) == "small, n=4, cpu"
+    other = msgspec.structs.replace(
+        spec, autocast="bfloat16", optimizer="sgd", momentum=0.9, frozen=("a",), n_threads=2
+    )
+    assert conditions(other) == "small, n=4, cpu, bfloat16 autocast, optimizer sgd, momentum 0.9, frozen a, 2 threads"
+
+
+RAISED = Failure(kind="model raised", sentence="The model raised CheckpointError.")
+REFUSED = Failure(kind="out of memory", sentence="Out of memory.")
+
+
+def cut_short(failure: Failure, *, phase: str = "recompute") -> Measurement:
+    """A step that ended in the recompute of layers.5, or in forward; what unwinds behind it only frees."""
+    book = Book()
+    book.hold("parameter", "layers.5", 100 * 2**20)
+    book.phase("forward")
+    kept = book.alloc("saved activation", "layers.5", 8 * 2**20)
+    if phase == "recompute":
+        book.phase("backward")
+        book.free(book.alloc("temporary", "head", 2**20))
+        book.phase("recompute", "layers.5")
+        book.alloc("recomputed", "layers.5", 4 * 2**20)
+    book.phase("backward")
+    book.free(kept)
+    whole = measured(Chain(), range(6))
+    return msgspec.structs.replace(
+        whole, allocations=book.close(), phases=tuple(book.spans), times=None, failure=failure
+    )
+
+
+def failed(baseline: Failure | None = None, candidate: Failure | None = None) -> Comparison:
+    pair = compared(recompute=range(6))
+    runs = {
+        name: cut_short(failure)
+        for name, failure in (("baseline", baseline), ("candidate", candidate))
+        if failure is not None
+    }
+    return msgspec.structs.replace(pair, gradients=(), failure=baseline or candidate, **runs)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [failed(candidate=RAISED), failed(baseline=REFUSED), msgspec.structs.replace(compared(), failure=RAISED)],
+    ids=["candidate", "baseline", "while it was judged"],
+)
+def test_nothing_reads_like_a_win(pair: Comparison) -> None:
+    assert not pair.comparable
+    assert pair.headlines()["flop_ratio"] is None and pair.headlines()["time_ratio"] is None
+    for head in headlines(pair):
+        assert "→" not in head.value and "%" not in head.value + head.delta, head
+        assert head.tone != "good", head
+    assert explain(pair) == ()
+    assert evidence_of(pair) is None
+    assert "%" not in timeline(pair.baseline, pair.candidate).alt or pair.candidate.complete
+
+
+def test_a_part_of_a_step_has_no_headline_figure() -> None:
+    run = cut_short(RAISED)
+    figures = run.headlines()
+    assert figures["complete"] is False and figures["held_peak_bytes"] == 112 * 2**20
+    silent = set(figures) - {"complete", "failed_in", "held_peak_bytes"}
+    assert all(figures[name] is None for name in silent), figures
+
+
+def test_it_says_where_and_how_much() -> None:
+    assert cut_short(RAISED).failed_in == "the recompute of layers.5"
+    assert cut_short(REFUSED, phase="forward").failed_in == "forward"
+    assert peak_and_end(cut_short(REFUSED)) == "at least 112.0 MiB, then refused"
+    assert what_failed(failed(candidate=RAISED)) == "candidate failed in the recompute of layers.5"
+    assert what_failed(failed(baseline=REFUSED)) == "baseline refused in the recompute of layers.5"
+    assert what_failed(compared()) == ""
+    assert who_failed(failed(candidate=RAISED)) == "candidate failed"
+    strip = {head.key: head for head in headlines(failed(baseline=REFUSED))}
+    assert strip["step_peak_bytes"].delta == "baseline at least 112.0 MiB, then refused"
+
+
+def test_a_failure_behind_the_recorded_step_has_no_place() -> None:
+    assert msgspec.structs.replace(measured(), failure=RAISED).failed_in == ""
+
+
+def test_its_line_is_drawn_and_named() -> None:
+    pair = failed(candidate=RAISED)
+    words = [note.text.replace("\n", " ") for note in timeline(pair.baseline, pair.candidate).figure.layout.annotations]
+    assert any("at least 112.0 MiB, then failed" in word for word in words), words
+
+
+def test_every_word_of_a_lesson_is_explained_and_none_is_left_over() -> None:
+    assert {word for lesson in lessons() for word in lesson.words} == set(GLOSSARY)
+
+
+FOUR = graphs.gpt(4)
+PLAN = pipelines.planned(FOUR)
+JOINT = JointPlan(
+    plan=PLAN, policy=Policy.recompute(["blocks.0"]), cap_bytes=80 * MIB, makespan_ms=20.0,
+    rank_bytes=(70 * MIB, 60 * MIB), cuts_first_ms=25.0, n_judged=9, bound_ms=16.0,
+)  # fmt: skip
+
+
+def test_a_plan_says_what_it_chose_and_what_an_even_cut_would_have_cost() -> None:
+    text = planned(JOINT)
+    assert text.startswith("Planned below 80.0 MiB a rank: stages of ") and "1 block recomputed" in text
+    assert "fullest rank 70.0 MiB, step 20.0 ms (25.0 ms with an even cut)" in text
+    assert "(no even cut fits)" in planned(replace(JOINT, cuts_first_ms=None))
+
+
+@pytest.mark.parametrize(
+    ("bound", "proof"),
+    [
+        (20.0, "no plan below the cap is quicker."),
+        (16.0, "at most 20.0 % of this step could be saved."),
+        (0.0, "plans. "),
+    ],
+)
+def test_what_is_proven(bound: float, proof: str) -> None:
+    assert planned(replace(JOINT, bound_ms=bound)).endswith(proof)
+
+
+def test_a_run_keeps_the_cap_or_says_which_rank_does_not() -> None:
+    run = pipelines.ran(FOUR, RunSpec(model=FOUR.model, plan=PLAN))
+    most = fullest_bytes(run.memory)
+    assert most is not None
+    kept, missed = (replace(JOINT, cap_bytes=cap) for cap in (most, most - 1))
+    assert cap_kept(run, kept) and cap_outcome(run, kept).startswith("cap ") and " kept: " in cap_outcome(run, kept)
+    assert cap_kept(run, missed) is False and " missed: rank " in cap_outcome(run, missed)
+    unmeasured = rank_memory(0, "measured", [], parameter_bytes=0, receive_bytes=0)
+    for memory in ((), (unmeasured,)):
+        blind = replace(run, memory=memory)
+        assert cap_kept(blind, missed) is None and cap_outcome(blind, missed) == ""
+
+
+def test_every_schedule_is_explained() -> None:
+    assert all(schedule.name in words.SCHEDULE for schedule in SCHEDULES.values())
+
+
+def plan_of(proof: Certificate, *, budget: int | None = MIB) -> Plan:
+    return Plan(
+        policy=Policy.recompute(["a"]), step_peak_bytes=MIB, baseline_step_peak_bytes=2 * MIB, extra_cost=1.0,
+        step_cost=10.0, cost_unit="ms", budget_bytes=budget, certificate=proof,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("gap", "budget", "n_segments", "sentence"),
+    [
+        (0.0, MIB, 0, "Proven: no other choice among 99 modules, at most one inside another, is faster."),
+        (0.0, None, 0, "Proven: no other choice among 99 modules, at most one inside another, needs less memory."),
+        (
+            0.031,
+            MIB,
+            24,
+            "Nearly proven: no other choice among 75 modules and 24 segments, at most one inside another, is faster by "
+            "more than 3.1 %.",
+        ),
+        (0.0, MIB, 99, "Proven: no other choice among 99 segments, is faster."),
+        (1.0, MIB, 98, "The best that was found in time among 1 module and 98 segments; nothing is proven."),
+    ],
+)
+def test_a_certificate_in_words(gap: float, budget: int | None, n_segments: int, sentence: str) -> None:
+    proof = Certificate(bound=1.0, gap=gap, n_candidates=99, n_rows=7, n_solves=1, n_segments=n_segments)
+    words, meaning = certificate(plan_of(proof, budget=budget))
+    assert words == sentence and "7 moments of the step decided it, 1 call of the solver." in meaning
+
+
+def test_a_budget_is_kept_or_passed() -> None:
+    assert against_budget(50 * MIB, 60 * MIB, measured=True) == ":green[50.0 MiB measured: within 60.0 MiB.]"
+    assert against_budget(70 * MIB, 60 * MIB, measured=False) == ":red[70.0 MiB predicted: 10.0 MiB over 60.0 MiB.]"
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ((0, 0, 0), "among 0 modules"),
+        ((2, 2, 0), "among 2 segments"),
+        ((9, 2, 1), "among 6 modules, 2 segments and 1 way to keep results, at most one inside another"),
+        ((3, 0, 2), "among 1 module and 2 ways to keep results"),
+    ],
+)
+def test_what_was_chosen_among_is_counted_by_kind(counts: tuple[int, int, int], words: str) -> None:
+    n, n_segments, n_keeping = counts
+    proof = Certificate(
+        bound=1.0, gap=0.0, n_candidates=n, n_rows=1, n_solves=1, n_segments=n_segments, n_keeping=n_keeping
+    )
+    told, _ = certificate(plan_of(proof))
+    assert f"{words}, is faster" in told
+
+
+MM, SDPA = "aten.mm.default", "aten._scaled_dot_product_flash_attention.default"
+
+
+def test_each_action_has_its_words() -> None:
+    assert in_words(KEEP_ALL) == "keep all"
+    assert in_words(Policy.recompute(["a", "b"])) == "recompute 2 blocks: a, b"
+    assert in_words(Policy.recompute([("a", "b"), "c"])) == "recompute 3 blocks in 2 units: a, b, c"
+    assert in_words(Policy.recompute(list("abcdef"))) == "recompute 6 blocks: a ... f"
+    assert in_words(Policy.recompute(["h.10.mlp", ("h.9", "h.10"), ("h.2", "h.3")])).endswith(": h.2 ... h.10.mlp")
+    mixed = Policy(
+        units=(
+            Unit(blocks=("a",)),
+            Unit(blocks=("b",), action="save_ops", save_ops=(MM, SDPA)),
+            Unit(blocks=("c",), action="offload"),
+            Unit(blocks=("d",), action="save_ops", save_ops=(MM, SDPA)),
+        )
+    )
+    assert in_words(mixed) == (
+        "recompute 1 block: a; recompute 2 blocks but keep mm, _scaled_dot_product_flash_attention: b, d; "
+        "offload 1 block: c"
+    )
+
+
+def test_an_operator_is_named_once_and_a_name_that_is_none_is_repeated() -> None:
+    of_links = Unit(blocks=("a",), action="save_ops", save_ops=(MM, MM.replace("default", "out"), "bmm"))
+    assert in_words(Policy(units=(of_links,))) == "recompute 1 block but keep mm, bmm: a"
+
+
+def test_what_it_should_do_is_said_as_far_as_it_is_known() -> None:
+    assert expected(Forecast(), 100) == ""
+    assert expected(Forecast(step_peak_bytes=60, time_ratio=1.16), 100) == "≈ −40 % peak, ×1.16 time"
+    assert expected(Forecast(time_ratio=1.16), 100) == "≈ ×1.16 time"
+
+
+RUN = graphs.measured(GRAPH, RunSpec(model=GRAPH.model))
+
+
+def test_every_figure_has_its_unit() -> None:
+    figures = figures_of(RUN)
+    assert figures["Saved after forward"].endswith("MiB") and "MiB" in figures["Step peak"]
+    assert figures["Phase of the peak"] == RUN.peak_phase
+    assert figures["Forward"].endswith("FLOP")
+
+
+def test_a_run_that_was_cut_short_has_no_time_and_no_phase() -> None:
+    short = figures_of(replace(RUN, failure=Failure(kind="out of memory", sentence="full")))
+    assert short["Phase of the peak"] == short["Step time"] == short["Forward"] == "not measured"
+    assert short["Step peak"].startswith("at least")
+
+
+@pytest.mark.parametrize(
+    ("headlines", "flops", "time"),
+    [
+        ({"flop_ratio": 1.333, "time_ratio": 1.25, "time_ratio_spread": 0.02}, "+33 %", "×1.25 ± 0.02"),
+        ({"step_ms": 12.3}, "", "12 ms"),
+        ({"step_ms": 1.234}, "", "1.23 ms"),
+        ({}, "", ""),
+    ],
+)
+def test_of_stored_headlines(headlines: dict[str, Any], flops: str, time: str) -> None:
+    assert (stored_flops(headlines), stored_time(headlines)) == (flops, time)
+
+
+def test_flops_of_a_run_by_itself_are_summed_over_what_is_known() -> None:
+    alone = stored_flops({"forward_flops": 2 * 10**9, "backward_flops": 4 * 10**9, "recompute_flops": None})
+    assert alone == stored_flops({"forward_flops": 6 * 10**9}) != ""
