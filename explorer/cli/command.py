@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, get_type_hints
@@ -28,6 +29,9 @@ from explorer.record.failure import Failure
 
 EQUAL, DIFFERENT, COULD_NOT_RUN, STATE_MOVED = 0, 1, 2, 3
 _PIPE_WIDTH = 120
+_FIGURE = re.compile(r"[+×≈\N{MINUS SIGN}-]?[\d,.]+(e[+-]?\d+)?( |$)|(not measured|none known)$")
+_LONGEST_WORD = 14
+"""Letters of a word that a narrow terminal does not break."""
 FIT_COLOURS = {"exact": "green", "approximated": "yellow", "not expressible": "red"}
 
 
@@ -97,7 +101,7 @@ def answer_failure(failure: Failure, output: Output) -> None:
 
 
 @contextmanager
-def answered(output: Output) -> Iterator[None]:
+def errors_to_stderr(output: Output) -> Iterator[None]:
     """The answer is on stdout already: a later failure goes to stderr alone."""
     try:
         yield
@@ -118,13 +122,23 @@ def answer_console() -> Console:
     return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=_PIPE_WIDTH)
 
 
-def table_of(rows: Iterable[Mapping[str, str]], *, right: tuple[str, ...] = ()) -> Table:
-    """A table with a column for each key. Cells are rich markup; the columns in `right` are aligned to the right."""
+def table_of(rows: Iterable[Mapping[str, Any]]) -> Table:
+    """A table of plain cells with a column for each key. Columns of figures are aligned to the right and not broken."""
+    cells = [{name: "" if cell is None else str(cell) for name, cell in row.items()} for row in rows]
     table = Table(box=box.SIMPLE_HEAD, header_style="dim", padding=(0, 1))
-    for i, row in enumerate(rows):
-        for name in row if i == 0 else ():
-            table.add_column(name, justify="right" if name in right else "left")
-        table.add_row(*row.values())
+    for name in dict.fromkeys(name for row in cells for name in row):
+        column = [row.get(name, "") for row in cells]
+        figures = any(column) and all(_FIGURE.match(cell) for cell in column if cell)
+        longest = max(map(len, column)) if figures else 0
+        words = max(map(len, " ".join((name, *column)).split()), default=0)
+        table.add_column(
+            escape(name),
+            justify="right" if figures else "left",
+            overflow="fold",
+            min_width=max(longest, min(_LONGEST_WORD, words)),
+        )
+    for row in cells:
+        table.add_row(*(escape(row.get(str(column.header), "")) for column in table.columns))
     return table
 
 

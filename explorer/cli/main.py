@@ -15,7 +15,7 @@ import typer
 from explorer import __version__
 from explorer.cli import verbs
 
-_FIRST = ("models", "graph", "check", "export", "measure", "compare", "plan", "pipeline", "run", "lab")
+_ORDER = ("models", "graph", "check", "export", "measure", "compare", "plan", "pipeline", "run", "lab")
 """Order of the verbs in `--help`: the order of use. Other verbs follow."""
 
 app = typer.Typer(
@@ -37,14 +37,14 @@ def about(
         raise typer.Exit
 
 
-def found_verbs() -> tuple[Callable[..., None], ...]:
+def all_verbs() -> tuple[Callable[..., None], ...]:
     """The function of every file in verbs/."""
     names = sorted(module.name for module in iter_modules(verbs.__path__))
-    names.sort(key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
+    names.sort(key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
     return tuple(getattr(import_module(f"{verbs.__name__}.{name}"), name) for name in names)
 
 
-for _verb in found_verbs():
+for _verb in all_verbs():
     app.command()(_verb)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,6 +28,11 @@ from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.policy_file import PolicyFile, Reading
 from explorer.record.run import N_REPEATS, Device, RunSpec
 
+in_model, in_step, in_limits, in_output = (
+    partial(typer.Option, rich_help_panel=panel) for panel in ("Model", "Step", "Limits", "Output")
+)
+"""Options by their panel of `--help`."""
+
 
 def bounded(kind: type[Record], name: str, *flags: str, **options: Any) -> Any:
     """An option within the limits of a record's field."""
@@ -41,11 +47,7 @@ PolicyPath = Annotated[str, typer.Argument(metavar="policy.yaml", help="A policy
 Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write to a file instead of stdout.")]
 Predict = Annotated[
     bool,
-    typer.Option(
-        "--predict",
-        help="Allocate and run nothing: every figure is predicted. For models that do not fit here.",
-        rich_help_panel="Step",
-    ),
+    in_step("--predict", help="Allocate and run nothing: every figure is predicted. For models that do not fit here."),
 ]
 PolicyName = Annotated[
     str,
@@ -61,19 +63,13 @@ PolicyName = Annotated[
 class ModelOptions:
     """Which variant of the model."""
 
-    size: Annotated[
-        str | None, typer.Option(help="Name in the file's SIZES; small where it has one.", rich_help_panel="Model")
-    ] = None
+    size: Annotated[str | None, in_model(help="Name in the file's SIZES; small where it has one.")] = None
     arguments: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="NAME=VALUE", help="Argument of the factory; may be repeated.", rich_help_panel="Model"
-        ),
+        list[str] | None, in_model("--set", metavar="NAME=VALUE", help="Argument of the factory; may be repeated.")
     ] = None
-    weights: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Weights to begin from: .safetensors, or .pt.", rich_help_panel="Model"),
-    ] = None
+    weights: Annotated[Path | None, in_model(metavar="FILE", help="Weights to begin from: .safetensors, or .pt.")] = (
+        None
+    )
     seed: Annotated[
         int, bounded(RunSpec, "seed", help="Of parameters, batch and dropout.", rich_help_panel="Model")
     ] = 0
@@ -97,14 +93,11 @@ class ModelOptions:
 class ConditionOptions:
     """Conditions of the run that hazards depend on."""
 
-    device: Annotated[Literal["cpu", "cuda"], typer.Option(rich_help_panel="Step")] = "cpu"
-    autocast: Annotated[Literal["none", "bfloat16", "float16"], typer.Option(rich_help_panel="Step")] = "none"
-    mode: Annotated[Literal["train", "eval"], typer.Option(rich_help_panel="Step")] = "train"
+    device: Annotated[Literal["cpu", "cuda"], in_step()] = "cpu"
+    autocast: Annotated[Literal["none", "bfloat16", "float16"], in_step()] = "none"
+    mode: Annotated[Literal["train", "eval"], in_step()] = "train"
     frozen: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="BLOCK", help="Block whose parameters need no gradient; may be repeated.", rich_help_panel="Step"
-        ),
+        list[str] | None, in_step(metavar="BLOCK", help="Block whose parameters need no gradient; may be repeated.")
     ] = None
 
     def under(self, model: ModelRef, policy: Policy) -> RunSpec:
@@ -121,11 +114,9 @@ class StepOptions(ConditionOptions):
 
     dtype: Annotated[
         Literal["own", "float32", "float64", "bfloat16", "float16"],
-        typer.Option(help="Of parameters and floating inputs; own: as the model is built.", rich_help_panel="Step"),
+        in_step(help="Of parameters and floating inputs; own: as the model is built."),
     ] = "own"
-    optimizer: Annotated[
-        Literal["adamw", "sgd", "none"], typer.Option(help="none: backward only.", rich_help_panel="Step")
-    ] = "adamw"
+    optimizer: Annotated[Literal["adamw", "sgd", "none"], in_step(help="none: backward only.")] = "adamw"
     n_accumulation: Annotated[
         int,
         bounded(
@@ -142,10 +133,7 @@ class StepOptions(ConditionOptions):
     n_threads: Annotated[
         int, bounded(RunSpec, "n_threads", "--threads", help="CPU threads.", rich_help_panel="Step")
     ] = 1
-    memory_limit: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Such as 1.5GiB; more is out of memory.", rich_help_panel="Limits"),
-    ] = None
+    memory_limit: Annotated[str | None, in_limits(metavar="SIZE", help="Such as 1.5GiB; more is out of memory.")] = None
     time_limit_s: Annotated[
         float, bounded(RunSpec, "time_limit_s", "--time-limit", metavar="SECONDS", rich_help_panel="Limits")
     ] = 600.0
@@ -163,12 +151,8 @@ class StepOptions(ConditionOptions):
 class KeepOptions:
     """Where the result is written."""
 
-    save: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the run to a file as well.", rich_help_panel="Output")
-    ] = None
-    no_store: Annotated[
-        bool, typer.Option("--no-store", help="Keep the run out of the store of runs.", rich_help_panel="Output")
-    ] = False
+    save: Annotated[Path | None, in_output(metavar="FILE", help="Write the run to a file as well.")] = None
+    no_store: Annotated[bool, in_output("--no-store", help="Keep the run out of the store of runs.")] = False
 
 
 def describe(
@@ -196,11 +180,11 @@ def file_on(name: str, graph: ModelGraph) -> PolicyFile:
             hint=nearest(name, PRESETS) or f"There are {', '.join(PRESETS)}; or give a policy file.",
         )
     read = read_policy.load(name, graph)
-    tell(read)
+    say_source(read)
     return read.file
 
 
-def tell(read: Reading) -> None:
+def say_source(read: Reading) -> None:
     """Writes to stderr the source of a policy, its fit and its differences, if there are any."""
     if read.told or read.source != POLICY_FILE:
         say(f"Read from {escape(read.source)}: [{FIT_COLOURS[read.fit]}]{read.fit}[/].")
@@ -208,7 +192,7 @@ def tell(read: Reading) -> None:
         say(escape(sentence))
 
 
-def refuse_strangers(frozen: Iterable[str], graph: ModelGraph) -> None:
+def check_frozen(frozen: Iterable[str], graph: ModelGraph) -> None:
     """Raises BadInput if a frozen name is neither a block nor a parameter."""
     known = {*graph.by_fqn, *(name for block in graph.blocks for name in block.own_parameters)}
     if strangers := [fqn for fqn in frozen if fqn not in known]:

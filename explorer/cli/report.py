@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any, get_args
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -17,12 +16,13 @@ from explorer.record.comparison import Comparison, GradientDiff, TensorDiff
 from explorer.record.measurement import Measurement
 from explorer.record.pipeline_run import PipelineRun, Share
 from explorer.record.plan import JointPlan
-from explorer.record.policy import Policy
 from explorer.view.compare.cost import uncounted_in_words
-from explorer.view.compare.gradients import moved_sentence, scope_sentence
+from explorer.view.compare.gradients import distance_in_words, moved_sentence, scope_sentence
 from explorer.view.compare.headline import headlines
 from explorer.view.drawing.rows import Row, chart_rows, row_sum
 from explorer.view.drawing.units import NOT_MEASURED, count, flops, mib, percent
+from explorer.view.pipeline.gantt import rank_table
+from explorer.view.pipeline.ranks import memory_chart
 from explorer.view.text.pipeline import cap_kept, cap_outcome
 from explorer.view.text.plan import in_words
 from explorer.view.text.runs import what_failed
@@ -52,12 +52,17 @@ def figures(run: Measurement) -> dict[str, Any]:
     return {**run.headlines(), "caveats": beside_peak(run)}
 
 
-def print_measurement(run: Measurement) -> None:
-    """To stdout."""
+def print_record(record: Comparison | Measurement) -> None:
+    """To stdout: the figures of the page's strip, the verdict of a comparison, and the blocks."""
     console = answer_console()
-    _title(console, run, run.spec.policy)
-    _figures(console, run)
-    if run.failure is None:
+    run = record.candidate if isinstance(record, Comparison) else record
+    _title(console, run)
+    _figures(console, record, run)
+    if isinstance(record, Comparison):
+        _verdict(console, record)
+        if record.comparable:
+            console.print(_block_table(run, record.baseline))
+    elif run.failure is None:
         phase = f", in {run.peak_phase}" if run.peak_phase else ""
         origin = " Predicted: nothing was allocated or run." if run.origin == "predicted" else ""
         console.print(f"  [dim]The peak is {mib(run.step_peak_bytes)}{phase}.{origin}[/]\n")
@@ -65,89 +70,80 @@ def print_measurement(run: Measurement) -> None:
     else:
         where = f" in {escape(run.failed_in)}" if run.failed_in else ""
         console.print(f"  [bold red]Failed[/]{where}: the step has no peak, only what was held until then.\n")
-    _warnings(console, run)
+    for warning in run.warnings:
+        console.print(f"  [yellow]Warning[/]  {escape(warning)}")
 
 
-def print_comparison(comparison: Comparison) -> None:
-    """To stdout."""
-    console = answer_console()
-    _title(console, comparison.candidate, comparison.candidate.spec.policy)
-    _figures(console, comparison)
+def _verdict(console: Console, comparison: Comparison) -> None:
     if not comparison.comparable:
         failed = escape(what_failed(comparison))
         console.print(f"  [bold red]Failed[/]   the {failed}: nothing is bought, and nothing is proven.\n")
     colour = _VERDICTS[comparison.verdict]
     console.print(f"  [bold]Verdict[/]  [{colour}]{comparison.verdict}[/]{_scope(comparison)}\n")
-    if comparison.moved_twice:
-        console.print(f"  [bold]Moved[/]    {escape(moved_sentence(comparison))}")
-    if (worst := comparison.worst) is not None:
-        console.print(f"  [bold]Worst[/]    {escape(worst.name)}: {_distance(worst)}")
-    for cause in comparison.causes:
-        console.print(f"  [bold]Likely[/]   {escape(cause)}")
-    if comparison.not_reproducible_because:
-        console.print(f"  [bold]Why[/]      {escape(comparison.not_reproducible_because)}")
-    if scope := scope_sentence(comparison):
-        console.print(f"  [bold]Scope[/]    {escape(scope)}")
-    if comparison.worst is not None or comparison.causes:
+    worst = comparison.worst
+    lines = [
+        ("Moved", moved_sentence(comparison) if comparison.moved_twice else ""),
+        ("Worst", "" if worst is None else f"{worst.name}: {_distance(worst)}"),
+        *(("Likely", cause) for cause in comparison.causes),
+        ("Why", comparison.not_reproducible_because),
+        ("Scope", scope_sentence(comparison)),
+    ]
+    for word, text in lines:
+        if text:
+            console.print(f"  [bold]{word}[/]{' ' * (9 - len(word))}{escape(text)}")
+    if worst is not None or comparison.causes:
         console.print()
-    if comparison.comparable:
-        console.print(_block_table(comparison.candidate, comparison.baseline))
-    _warnings(console, comparison.candidate)
 
 
-def _title(console: Console, run: Measurement, policy: Policy) -> None:
+def _title(console: Console, run: Measurement) -> None:
     spec, environment = run.spec, run.environment
     model = " ".join(filter(None, (spec.model.target, spec.model.size)))
     extra = "" if spec.autocast == "none" else f", autocast {spec.autocast}"
-    console.print(
-        f"\n[bold]{escape(model)}[/]  [dim]{escape(environment.device_name)}, torch {environment.torch_version}, ",
-        end="",
-    )
     types, threads = run.dtype or spec.dtype, count(environment.n_threads, "thread")
-    console.print(f"[dim]{types}{extra}, {spec.optimizer}, {spec.mode} mode, {threads}[/]")
-    console.print(f"[dim]{'Forward alone' if spec.forward_only else f'Policy: {escape(in_words(policy))}'}[/]\n")
+    policy = "Forward alone" if spec.forward_only else f"Policy: {in_words(spec.policy)}"
+    console.print(
+        f"\n[bold]{escape(model)}[/]  [dim]{escape(environment.device_name)}, torch {environment.torch_version}, "
+        f"{types}{extra}, {spec.optimizer}, {spec.mode} mode, {threads}\n{escape(policy)}[/]\n"
+    )
 
 
-def _figures(console: Console, run: Comparison | Measurement) -> None:
+def _figures(console: Console, record: Comparison | Measurement, run: Measurement) -> None:
     table = Table(box=None, show_header=False, padding=(0, 2))
-    for figure in headlines(run):
+    for figure in headlines(record):
         tone = _TONES[figure.tone]
         origin = "" if figure.value == NOT_MEASURED else ", ".join(figure.origin)
         table.add_row(
             figure.label, f"[bold]{escape(figure.value)}[/]", f"[{tone}]{escape(figure.delta)}[/]", f"[dim]{origin}[/]"
         )
     console.print(table)
-    if left_out := uncounted_in_words(run.candidate if isinstance(run, Comparison) else run):
+    if left_out := uncounted_in_words(run):
         console.print(f"  [yellow]{escape(left_out)}.[/]")
-    for caveat in beside_peak(run.candidate if isinstance(run, Comparison) else run):
+    for caveat in beside_peak(run):
         console.print(f"  [yellow]{escape(caveat)}[/]")
     console.print()
 
 
 def _block_table(run: Measurement, baseline: Measurement | None = None) -> Table:
     """A table with a line per block; consecutive blocks with the same figures share a line."""
-    table = Table(box=box.SIMPLE_HEAD, header_style="dim", padding=(0, 1))
-    table.add_column("block", overflow="fold")  # a narrow terminal breaks names, never numbers
-    for name in ("saved after\nforward", "forward", "recompute", "runs\nagain"):
-        table.add_column(name, justify="right", no_wrap=True)
     lines = [(row.label, _cells(row, run, baseline)) for row in chart_rows(run)]
+    rows = []
     for (_, cells), group in groupby(lines, key=lambda line: (line[0].rpartition(".")[0], line[1])):
         labels = [label for label, _ in group]
         label = labels[0] if len(labels) == 1 else f"{labels[0]} to {labels[-1].rpartition('.')[2]}, each"
-        table.add_row(escape(label), *cells, style="cyan" if cells[-1] else None)
-    return table
+        rows.append({"block": label, **cells})
+    return table_of(rows)
 
 
-def _cells(row: Row, run: Measurement, baseline: Measurement | None) -> tuple[str, ...]:
+def _cells(row: Row, run: Measurement, baseline: Measurement | None) -> dict[str, str]:
     again = row_sum(run, row, "n_recompute")
     saved = mib(row_sum(run, row, "saved_after_forward_bytes"))
-    kept = saved if baseline is None else mib(row_sum(baseline, row, "saved_after_forward_bytes"))
-    return (
-        saved if kept == saved else f"{kept} → {saved}",
-        flops(row_sum(run, row, "forward_flops")),
-        flops(row_sum(run, row, "recompute_flops")) if again else "",
-        f"×{again}" if again else "",
-    )
+    before = saved if baseline is None else mib(row_sum(baseline, row, "saved_after_forward_bytes"))
+    return {
+        "saved after forward": saved if before == saved else f"{before} → {saved}",
+        "forward": flops(row_sum(run, row, "forward_flops")),
+        "recompute": flops(row_sum(run, row, "recompute_flops")) if again else "",
+        "runs again": f"×{again}" if again else "",
+    }
 
 
 def _scope(comparison: Comparison) -> str:
@@ -166,23 +162,8 @@ def _scope(comparison: Comparison) -> str:
 
 
 def _distance(diff: TensorDiff) -> str:
-    if diff.presence != "both":
-        return f"in the {diff.presence}"
-    if diff.n_nonfinite_mismatch:
-        return f"{count(diff.n_nonfinite_mismatch, 'element')} finite on one side only"
-    if diff.n_nonfinite:
-        return f"{count(diff.n_nonfinite, 'element')} not finite"
-    parts = []
-    if diff.relative_norm is not None:
-        parts.append(f"relative distance {diff.relative_norm:.2g}")
-    if diff.max_abs is not None:
-        parts.append(f"largest difference {diff.max_abs:.2g}")
-    return ", ".join(parts) or diff.verdict
-
-
-def _warnings(console: Console, run: Measurement) -> None:
-    for warning in run.warnings:
-        console.print(f"  [yellow]Warning[/]  {escape(warning)}")
+    largest = "" if diff.max_abs is None or diff.n_nonfinite else f", largest difference {diff.max_abs:.2g}"
+    return distance_in_words(diff) + largest
 
 
 def in_short(blocks: tuple[str, ...]) -> str:
@@ -201,13 +182,17 @@ def print_pipeline(run: PipelineRun, joint: JointPlan | None = None) -> None:
     where = f"[dim]{run.engine}, {escape(run.environment.device_name)}[/]"
     console.print(f"\n[bold]{escape(run.spec.model.target)}[/]  {shape}  {where}\n", soft_wrap=True)
     if run.timing is not None:
+        predicted = run.predicted
         how = "wall time of the ranks, links included" if run.wall is not None else "measured actions, composed"
-        predicted = f", predicted {run.predicted.makespan_ms:.1f} ms" if run.predicted else ""
+        before = f", predicted {predicted.makespan_ms:.1f} ms" if predicted else ""
         console.print(
-            f"  step [bold]{run.timing.makespan_ms:.1f} ms[/] [dim]{how}{predicted}[/]   "
+            f"  step [bold]{run.timing.makespan_ms:.1f} ms[/] [dim]{how}{before}[/]   "
             f"bubble [bold]{percent(run.timing.bubble_fraction)}[/]"
         )
-        console.print(_rank_table(run))
+        stages = [", ".join(str(s.stage) for s in run.stages if s.rank == memory.rank) for memory in run.memory]
+        peaks = memory_chart(run.memory, predicted.memory if predicted else ()).rows()
+        console.print(table_of({"rank": row["rank"], "stages": of} | row for of, row in zip(stages, peaks)))
+        console.print(table_of(rank_table(run.timing, predicted)))
         console.print("  [dim]peak: of forward and backward; the optimizer's state, counted, comes on top.[/]\n")
     if joint is not None and (outcome := cap_outcome(run, joint)):
         console.print(f"  [{'green' if cap_kept(run, joint) else 'bold red'}]{escape(outcome)}[/]\n")
@@ -217,31 +202,10 @@ def print_pipeline(run: PipelineRun, joint: JointPlan | None = None) -> None:
         console.print(f"  [dim]{escape(note)}[/]", soft_wrap=True)
 
 
-def _rank_table(run: PipelineRun) -> Table:
-    state = f"{run.spec.optimizer} state"
-    predicted = {memory.rank: memory.peak_bytes for memory in run.predicted.memory} if run.predicted else {}
-    assert run.timing is not None
-    bubbles = {use.rank: use.bubble_fraction for use in run.timing.ranks}
-    rows = (
-        {
-            "rank": str(memory.rank),
-            "stages": ", ".join(str(stage.stage) for stage in run.stages if stage.rank == memory.rank),
-            "peak": mib(memory.peak_bytes),
-            "predicted": mib(predicted.get(memory.rank)),
-            "at": memory.peak_action,
-            "receive buffers": mib(memory.receive_bytes),
-            state: mib(memory.optimizer_bytes),
-            "bubble": percent(bubbles[memory.rank]),
-        }
-        for memory in run.memory
-    )
-    return table_of(rows, right=("peak", "predicted", "receive buffers", state, "bubble"))
-
-
 def _truth_table(run: PipelineRun) -> Table:
     shares: tuple[Share, ...] = get_args(Share)
     rows = [_share_row(share, [getattr(entry, share) for entry in run.gradients]) for share in shares]
-    return table_of(rows, right=tuple(rows[0])[1:])
+    return table_of(rows)
 
 
 def _share_row(share: Share, diffs: list[GradientDiff]) -> dict[str, str]:

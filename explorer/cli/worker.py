@@ -101,11 +101,11 @@ def _follow(job: Job) -> None:
     if console.is_terminal:
         _draw(job, console)
         return
-    told = ""
+    printed = ""
     while not job.wait(_POLL_S):
-        if job.progress.what != told:
-            told = job.progress.what
-            print(told, file=console.file, flush=True)
+        if job.progress.what != printed:
+            printed = job.progress.what
+            print(printed, file=console.file, flush=True)
 
 
 def _draw(job: Job, console: Console) -> None:

@@ -108,7 +108,7 @@ def test_a_new_verb_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "greet.py").write_text(code)
     monkeypatch.setattr(verbs, "__path__", [*verbs.__path__, str(tmp_path)])
     shell = typer.Typer()
-    for one in cli.found_verbs():
+    for one in cli.all_verbs():
         shell.command()(one)
     assert "Says hello." in CliRunner().invoke(shell, ["--help"]).stdout
     assert CliRunner().invoke(shell, ["greet", "you"]).stdout == "hello you\n"

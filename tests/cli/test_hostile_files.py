@@ -80,7 +80,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Refusing:
     def borrowed() -> Iterator[Refusing]:
         yield refusing
 
-    for verb in cli.found_verbs():
+    for verb in cli.all_verbs():
         module = import_module(verb.__module__)
         if hasattr(module, "worker"):
             monkeypatch.setattr(module, "worker", borrowed)
@@ -140,7 +140,7 @@ def test_reports_of_hostile_runs_load_nothing(trap: Trap, tmp_path: Path, engine
 def test_verbs_with_hostile_files_load_the_model_of_the_command_line_alone(
     trap: Trap, tmp_path: Path, engine: Refusing
 ) -> None:
-    assert {*WITH_A_POLICY, *WITHOUT_FILES, *ELSEWHERE} == {verb.__name__ for verb in cli.found_verbs()}
+    assert {*WITH_A_POLICY, *WITHOUT_FILES, *ELSEWHERE} == {verb.__name__ for verb in cli.all_verbs()}
     files = [*policy_files(trap, tmp_path), run_files(trap, tmp_path)[0]]
     for file in files:
         for verb, arguments in WITH_A_POLICY.items():

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from explorer.cli import main as cli
-from explorer.cli.pipeline_options import PlanOptions, plan_of, spec_of_results
+from explorer.cli.verbs.pipeline import PlanOptions, plan_of, spec_of_results
 from explorer.errors import InvalidPlan, UnreadableFile
 from explorer.plan.export.torchrun import run_files, run_key, torchrun_command
 from explorer.plan.pipeline.schedules import fitting
@@ -25,13 +25,13 @@ GRAPH = gpt(6)
 
 
 def test_two_stages_are_the_start() -> None:
-    plan = plan_of(PlanOptions(), GRAPH, KEEP_ALL, None, kept=None)
+    plan = plan_of(PlanOptions(), GRAPH, KEEP_ALL, None, default=None)
     assert len(plan.stages) == 2
     assert tuple(fqn for blocks in plan.stages for fqn in blocks) == GRAPH.chain
 
 
 def test_page_and_command_line_begin_with_the_same_plan() -> None:
-    plan = plan_of(PlanOptions(), GRAPH, KEEP_ALL, None, kept=None)
+    plan = plan_of(PlanOptions(), GRAPH, KEEP_ALL, None, default=None)
     assert (plan.schedule, plan.n_microbatches) == (USUAL.schedule, fitting(USUAL.n_microbatches, GRAPH))
 
 
@@ -46,29 +46,29 @@ def test_a_plan_needs_its_cap_and_leaves_the_policy_open() -> None:
 
 
 def test_options_win_over_the_file() -> None:
-    kept = plan_of(PlanOptions(stages=3, microbatches=6, schedule="1F1B"), GRAPH, KEEP_ALL, None, kept=None)
-    plan = plan_of(PlanOptions(microbatches=8), GRAPH, KEEP_ALL, None, kept=kept)
-    assert (plan.stages, plan.schedule, plan.n_microbatches) == (kept.stages, "1F1B", 8)
+    file_plan = plan_of(PlanOptions(stages=3, microbatches=6, schedule="1F1B"), GRAPH, KEEP_ALL, None, default=None)
+    plan = plan_of(PlanOptions(microbatches=8), GRAPH, KEEP_ALL, None, default=file_plan)
+    assert (plan.stages, plan.schedule, plan.n_microbatches) == (file_plan.stages, "1F1B", 8)
 
 
 @pytest.mark.parametrize("rule", ["by-parameters", "by-time", "by-memory"])
 def test_every_rule_cuts(rule: str) -> None:
     options = PlanOptions(stages=4, microbatches=4, schedule="Interleaved1F1B", cuts=rule)  # type: ignore[arg-type]
-    assert len(plan_of(options, GRAPH, KEEP_ALL, None, kept=None).stages) == 4
+    assert len(plan_of(options, GRAPH, KEEP_ALL, None, default=None).stages) == 4
 
 
 def test_an_own_schedule_is_read_and_checked(tmp_path: Path) -> None:
     rows = tmp_path / "own.csv"
     rows.write_text("0F0,0B0\n1F0,1B0\n")
-    plan = plan_of(PlanOptions(stages=2, microbatches=1, rows=rows), GRAPH, KEEP_ALL, None, kept=None)
+    plan = plan_of(PlanOptions(stages=2, microbatches=1, rows=rows), GRAPH, KEEP_ALL, None, default=None)
     assert plan.actions == (("0F0", "0B0"), ("1F0", "1B0"))
     with pytest.raises(InvalidPlan, match="0F1 is missing"):
-        plan_of(PlanOptions(stages=2, microbatches=2, rows=rows), GRAPH, KEEP_ALL, None, kept=None)
+        plan_of(PlanOptions(stages=2, microbatches=2, rows=rows), GRAPH, KEEP_ALL, None, default=None)
 
 
 def test_a_schedule_that_does_not_fit_is_refused_before_any_run() -> None:
     with pytest.raises(InvalidPlan, match="at least as many microbatches"):
-        plan_of(PlanOptions(stages=4, microbatches=2, schedule="1F1B"), GRAPH, KEEP_ALL, None, kept=None)
+        plan_of(PlanOptions(stages=4, microbatches=2, schedule="1F1B"), GRAPH, KEEP_ALL, None, default=None)
 
 
 def test_the_run_script_says_all_that_torchrun_needs(tmp_path: Path) -> None:
@@ -100,13 +100,13 @@ def test_a_schedule_that_is_no_text_of_actions_is_a_sentence(tmp_path: Path, con
     if content is not None:
         rows.write_bytes(content)
     with pytest.raises(InvalidPlan, match=words):
-        plan_of(PlanOptions(stages=2, microbatches=1, rows=rows), GRAPH, KEEP_ALL, None, kept=None)
+        plan_of(PlanOptions(stages=2, microbatches=1, rows=rows), GRAPH, KEEP_ALL, None, default=None)
 
 
 def test_an_own_schedule_has_its_own_name(tmp_path: Path) -> None:
     rows = tmp_path / "own.csv"
     rows.write_text("0F0,0B0\n1F0,1B0\n")
-    plan = plan_of(PlanOptions(stages=2, microbatches=1, rows=rows), GRAPH, KEEP_ALL, None, kept=None)
+    plan = plan_of(PlanOptions(stages=2, microbatches=1, rows=rows), GRAPH, KEEP_ALL, None, default=None)
     assert plan.schedule_name == "own schedule"
     with pytest.raises(InvalidPlan, match="both say"):
         PlanOptions(schedule="1F1B", rows=rows).changes()

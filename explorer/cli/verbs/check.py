@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, answer_console, print_json, say, verb
-from explorer.cli.options import ConditionOptions, ModelOptions, PolicyPath, describe, refuse_strangers, tell
+from explorer.cli.options import ConditionOptions, ModelOptions, PolicyPath, check_frozen, describe, say_source
 from explorer.cli.report import in_short
 from explorer.cli.worker import check_writable, print_or_write, worker
 from explorer.errors import BadInput, InvalidPolicy
@@ -54,7 +54,7 @@ def check(
         stale = read.changed
     except InvalidPolicy as error:
         stale = str(error)
-    refuse_strangers(conditions.frozen or (), graph)
+    check_frozen(conditions.frozen or (), graph)
     spec = conditions.under(options.ref(target), read.policy if read else KEEP_ALL)
     fired = hazards(graph, read.policy, read.file.pipeline, spec) if read else ()
     because = not_foretold(read.policy, graph, Forecast()) if read else ""
@@ -64,7 +64,7 @@ def check(
     else:
         print_hazards(flags or policy, graph, stale, fired)
         if read is not None:
-            tell(msgspec.structs.replace(read, changed=""))
+            say_source(msgspec.structs.replace(read, changed=""))
         if because:
             say(escape(because))
     if out is not None and read is not None:

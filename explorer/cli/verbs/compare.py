@@ -16,20 +16,12 @@ from explorer.cli.command import (
     STATE_MOVED,
     Output,
     RunFailed,
-    answered,
+    errors_to_stderr,
     print_json,
     verb,
 )
-from explorer.cli.options import (
-    KeepOptions,
-    Model,
-    ModelOptions,
-    PolicyName,
-    StepOptions,
-    describe,
-    file_on,
-)
-from explorer.cli.report import document, print_comparison
+from explorer.cli.options import KeepOptions, Model, ModelOptions, PolicyName, StepOptions, describe, file_on, in_output
+from explorer.cli.report import document, print_record
 from explorer.cli.worker import ask, check_writable, print_or_write, save_run_file, worker
 from explorer.jobs.protocol import Compare
 from explorer.plan.policy import file as policy_file
@@ -52,12 +44,9 @@ _CODES: dict[Verdict, int] = {
 class CompareOptions:
     """Options of comparisons alone."""
 
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", metavar="FILE", help="Write the policy file with its evidence.", rich_help_panel="Output"
-        ),
-    ] = None
+    out: Annotated[Path | None, in_output("--out", metavar="FILE", help="Write the policy file with its evidence.")] = (
+        None
+    )
     quick: Annotated[
         bool, typer.Option("--quick", help="Gradients and buffers only: no rerun, no float64 reference, no audit.")
     ] = False
@@ -93,8 +82,8 @@ def compare(
     if output.json:
         print_json(document(compared))
     else:
-        print_comparison(compared)
-    with answered(output):
+        print_record(compared)
+    with errors_to_stderr(output):
         if keep.save is not None:
             save_run_file(compared, keep.save)
         if only.out is not None:

@@ -8,7 +8,7 @@ import msgspec
 import typer
 from rich.markup import escape
 
-from explorer.cli.command import DIFFERENT, Output, RunFailed, answer_console, print_json, verb
+from explorer.cli.command import DIFFERENT, Output, RunFailed, answer_console, print_json, table_of, verb
 from explorer.cli.options import PolicyName, describe, file_on
 from explorer.cli.worker import ask, worker
 from explorer.errors import BadInput, nearest
@@ -49,9 +49,7 @@ def _list(output: Output) -> None:
     if output.json:
         print_json(tuple(CHALLENGES.values()))
         return
-    width = max(map(len, CHALLENGES))
-    for challenge in CHALLENGES.values():
-        answer_console().print(f"  [bold]{challenge.name:<{width}}[/]  {escape(challenge.task)}")
+    answer_console().print(table_of({"challenge": one.name, "task": one.task} for one in CHALLENGES.values()))
 
 
 def _print(challenge: Challenge, marked: tuple[Marked, ...], *, solved: bool) -> None:

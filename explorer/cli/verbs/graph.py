@@ -53,20 +53,20 @@ def print_graph(graph: ModelGraph) -> None:
     if graph.note:
         console.print(f"[yellow]{escape(graph.note)}[/]")
     rows = (_cells(row, graph) for row in layout(graph, default_open(graph)).rows)
-    console.print(table_of(rows, right=("calls", "saved", "parameters")))
+    console.print(table_of(rows))
 
 
 def _cells(row: BlockRow, graph: ModelGraph) -> dict[str, str]:
     blocks = [graph.by_fqn[fqn] for fqn in (row.members or (row.id,)) if fqn in graph.by_fqn]
-    times = f" [cyan]×{len(row.members)}[/]" if row.members else ""
+    times = f" ×{len(row.members)}" if row.members else ""
     kind = blocks[0].kind if row.members else row.kind
     return {
-        "block": f"{'  ' * row.depth}{escape(row.name)}{times}",
-        "kind": escape(kind),
+        "block": f"{'  ' * row.depth}{row.name}{times}",
+        "kind": kind,
         "calls": str(sum(block.n_calls for block in blocks)) if blocks else "",
         "saved": mib(sum(block.saved_bytes for block in blocks)),
         "parameters": mib(sum(block.parameter_bytes for block in blocks)),
-        "traits": f"[dim]{escape(_traits(blocks))}[/]",
+        "traits": _traits(blocks),
     }
 
 

@@ -7,12 +7,9 @@ from textwrap import fill
 from typing import Annotated, Literal
 
 import typer
-from rich import box
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from explorer.cli.command import Output, answer_console, print_json, verb
+from explorer.cli.command import Output, answer_console, print_json, table_of, verb
 from explorer.cli.worker import ask, worker
 from explorer.errors import BadInput
 from explorer.jobs.protocol import RunLab
@@ -22,7 +19,6 @@ from explorer.record.lab import LabOutcome, Lesson
 from explorer.view.lab import lab_origins, lab_table
 
 WIDTH = 100
-_ANY_WIDTH, _LONGEST_WORD = 1000, 14
 
 Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="An experiment; without it they are listed.")]
 LabModel = Annotated[
@@ -66,10 +62,7 @@ def _list(output: Output) -> None:
     console = answer_console()
     for theme, shelf in groupby(lessons(), key=lambda lesson: lesson.theme):
         console.print(f"\n[bold]{theme}[/]")
-        table = Table(box=None, show_header=False, padding=(0, 2))
-        for lesson in shelf:
-            table.add_row(f"[cyan]{lesson.name}[/]", lesson.question)
-        console.print(table)
+        console.print(table_of({"experiment": lesson.name, "question": lesson.question} for lesson in shelf))
     console.print("\n[dim]`python -m explorer lab NAME` runs one; --set SWITCH=VALUE flips a switch.[/]")
 
 
@@ -85,42 +78,13 @@ def _print(lesson: Lesson, outcome: LabOutcome) -> None:
         others = ", ".join(f"{switch.name}={other}" for other in switch.values if other != value)
         console.print(f"  {switch.question} [bold]{escape(switch.label(value))}[/] [dim](--set {escape(others)})[/]")
     console.print()
-    console.print(_table(outcome, console))
+    console.print(table_of(lab_table(outcome)))
+    origins = lab_origins(outcome)
+    for origin in dict.fromkeys(origins.values()):
+        console.print(f"[dim]{origin}: {escape(', '.join(name for name in origins if origins[name] == origin))}[/]")
     if outcome.printed:
         console.print(escape(outcome.printed), style="dim")
     console.print("[bold]What to take away[/]")
     for finding in outcome.findings:
         console.print(escape(fill(finding, width, initial_indent="• ", subsequent_indent="  ")))
     console.print(f"\n[dim]A real run of {outcome.seconds:.1f} s on {outcome.device}.[/]")
-
-
-def _table(outcome: LabOutcome, console: Console) -> Table:
-    """The outcome as a table. Column headings name the origins of figures; a table too wide has the origins below."""
-    wide = _drawn(outcome, {name: f"{name}\n({origin})" for name, origin in lab_origins(outcome).items()})
-    if console.measure(wide, options=console.options.update(max_width=_ANY_WIDTH)).maximum <= console.width:
-        return wide
-    narrow, origins = _drawn(outcome, {}), lab_origins(outcome)
-    narrow.caption = "; ".join(
-        f"{origin}: {', '.join(name for name in origins if origins[name] == origin)}"
-        for origin in dict.fromkeys(origins.values())
-    )
-    return narrow
-
-
-def _drawn(outcome: LabOutcome, headings: dict[str, str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, header_style="dim", padding=(0, 1 if headings else 0, 0, 1))
-    table.caption_justify, table.show_edge = "left", bool(headings)
-    rows, origins = lab_table(outcome), lab_origins(outcome)
-    for name in rows[0]:
-        justify: Literal["left", "right"] = "right" if name in origins else "left"
-        words = " ".join((name, *(row[name] for row in rows))).split()
-        table.add_column(
-            headings.get(name, name),
-            justify=justify,
-            vertical="top",
-            overflow="fold",
-            min_width=min(_LONGEST_WORD, max(map(len, words))),
-        )
-    for row in rows:
-        table.add_row(*map(escape, row.values()))
-    return table

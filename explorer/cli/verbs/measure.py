@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import typer
 from rich.markup import escape
 
-from explorer.cli.command import Output, RunFailed, answered, print_json, say, verb
+from explorer.cli.command import Output, RunFailed, errors_to_stderr, print_json, say, verb
 from explorer.cli.options import (
     KeepOptions,
     Model,
@@ -20,8 +19,11 @@ from explorer.cli.options import (
     StepOptions,
     chosen_policy,
     describe,
+    in_limits,
+    in_output,
+    in_step,
 )
-from explorer.cli.report import document, print_measurement
+from explorer.cli.report import document, print_record
 from explorer.cli.worker import ask, check_writable, save_run_file, worker
 from explorer.errors import BadInput
 from explorer.jobs.protocol import Measure, SaveSnapshot
@@ -38,23 +40,14 @@ class MeasureOptions:
 
     snapshot: Annotated[
         Path | None,
-        typer.Option(
-            "--snapshot",
-            metavar="FILE",
-            help="Also write one step for PyTorch's own memory viewer (CUDA only).",
-            rich_help_panel="Output",
+        in_output(
+            "--snapshot", metavar="FILE", help="Also write one step for PyTorch's own memory viewer (CUDA only)."
         ),
     ] = None
     forward_only: Annotated[
-        bool,
-        typer.Option(
-            "--forward-only", help="Forward and loss without gradients: what inference needs.", rich_help_panel="Step"
-        ),
+        bool, in_step("--forward-only", help="Forward and loss without gradients: what inference needs.")
     ] = False
-    fit: Annotated[
-        bool,
-        typer.Option("--fit", help="Out of memory: recompute ever more until it fits.", rich_help_panel="Limits"),
-    ] = False
+    fit: Annotated[bool, in_limits("--fit", help="Out of memory: recompute ever more until it fits.")] = False
     predict: Predict = False
 
 
@@ -86,9 +79,9 @@ def measure(
     if output.json:
         print_json(document(measured))
     else:
-        print_measurement(measured)
+        print_record(measured)
     _say_what_did_not_fit(measured, graph)
-    with answered(output):
+    with errors_to_stderr(output):
         if keep.save is not None:
             save_run_file(measured, keep.save)
         if measured.failure is not None:

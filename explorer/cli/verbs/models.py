@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from rich.markup import escape
-
 from explorer.cli.command import Output, answer_console, print_json, table_of, verb
 from explorer.plan.catalogue import Sample, catalogue
 
@@ -22,11 +20,7 @@ def print_models(samples: tuple[Sample, ...]) -> None:
     """Prints the sample models, and instructions to load a person's model."""
     console = answer_console()
     rows = (
-        {
-            "model": f"[bold]{escape(sample.target)}[/]",
-            "sizes": ", ".join(sample.sizes),
-            "what it is": escape(sample.title.partition(". ")[0]),
-        }
+        {"model": sample.target, "sizes": ", ".join(sample.sizes), "what it is": sample.title.partition(". ")[0]}
         for sample in samples
     )
     console.print(table_of(rows))

@@ -11,8 +11,8 @@ import msgspec
 import typer
 from rich.markup import escape
 
-from explorer.cli.command import DIFFERENT, Output, RunFailed, answer_console, answered, print_json, say, verb
-from explorer.cli.options import Model, ModelOptions, Predict, StepOptions, describe
+from explorer.cli.command import DIFFERENT, Output, RunFailed, answer_console, errors_to_stderr, print_json, say, verb
+from explorer.cli.options import Model, ModelOptions, Predict, StepOptions, describe, in_output
 from explorer.cli.report import figures
 from explorer.cli.worker import ask, check_writable, print_or_write, worker
 from explorer.errors import BadInput, InvalidPolicy
@@ -51,9 +51,7 @@ class BudgetOptions:
     ] = None
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", metavar="FILE", help="Write the policy file with its evidence.", rich_help_panel="Output"
-        ),
+        in_output("--out", metavar="FILE", help="Write the policy file with its evidence."),
     ] = None
     predict: Predict = False
 
@@ -83,7 +81,7 @@ def plan(model: Model, options: ModelOptions, step: StepOptions, asked: BudgetOp
         _print(tries, first, met=met)
         if against:
             answer_console().print(f"  [yellow]{escape(against)}[/]")
-    with answered(output):
+    with errors_to_stderr(output):
         if asked.out is not None:
             print_or_write(_policy_text(chosen, first, run, graph), asked.out)
     if not met:

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
-from explorer.cli.command import Output, answer_console, print_json, say, verb
+from explorer.cli.command import Output, answer_console, print_json, say, table_of, verb
 from explorer.cli.worker import check_writable, print_or_write
 from explorer.errors import BadInput
 from explorer.jobs import run_file
@@ -34,11 +33,11 @@ def report(output: Output, run: Which = None, out: ReportPath = None) -> None:
     if out is None:
         raise BadInput("A report needs a place.", hint="Give --out report.html.")
     check_writable(out)
-    reported = found_run(run)
+    reported = load_run(run)
     print_or_write(report_text(reported), out)
 
 
-def found_run(which: str) -> ReportOf:
+def load_run(which: str) -> ReportOf:
     """The run in a file, in the files that ranks wrote under this name, or the stored one of that id.
 
     Raises BadInput, UnreadableFile.
@@ -58,8 +57,5 @@ def _list(output: Output) -> None:
     if output.json:
         print_json(runs)
         return
-    table = Table(box=None, show_header=False, padding=(0, 2))
-    for run in runs:
-        table.add_row(f"[cyan]{run.run_id}[/]", run.kind, escape(run.name))
-    console = answer_console()
-    console.print(table if runs else "No run is stored yet: measure or compare a model first.")
+    rows = [{"run": run.run_id, "kind": run.kind, "name": run.name} for run in runs]
+    answer_console().print(table_of(rows) if runs else "No run is stored yet: measure or compare a model first.")

@@ -165,7 +165,7 @@ def _place(diff: TensorDiff, exponent: float | None, low: int, high: int) -> flo
 def _marks(
     verdict: Verdict, diffs: Sequence[TensorDiff], numbers: Sequence[int], where: Sequence[float], *, named: bool
 ) -> go.Scatter:
-    custom = [[diff.name, " x ".join(map(str, diff.shape)) or "scalar", _distance(diff)] for diff in diffs]
+    custom = [[diff.name, " x ".join(map(str, diff.shape)) or "scalar", distance_in_words(diff)] for diff in diffs]
     across = [diff.name for diff in diffs] if named else list(numbers)
     return go.Scatter(
         x=where if named else across, y=across if named else where, mode="markers", customdata=custom,
@@ -175,7 +175,8 @@ def _marks(
     )  # fmt: skip
 
 
-def _distance(diff: TensorDiff) -> str:
+def distance_in_words(diff: TensorDiff) -> str:
+    """`relative distance 0.31`, or why there is none."""
     if diff.presence != "both":
         return f"present in {diff.presence}"
     if diff.n_nonfinite_mismatch:
