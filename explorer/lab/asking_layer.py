@@ -19,8 +19,8 @@ from explorer.engine.policy.apply import apply_policy
 from explorer.engine.policy.recompute import is_recomputing
 from explorer.lab.kit.bench import Answer, Gradients, LabBench, Setting, step_gradients
 from explorer.lab.kit.nets import BATCH, WIDTH, block_names, blocks_of, chain
-from explorer.lab.kit.rows import baseline_row, compared_row, counted, size_of
-from explorer.record.lab import LabChart, LabRow, LabSeries
+from explorer.lab.kit.rows import baseline_row, chart, compared_row, counted, line, size_of
+from explorer.record.lab import LabRow
 from explorer.record.policy import KEEP_ALL, Policy
 
 THEME, PLACE = "Wrapped blocks", 7
@@ -61,24 +61,16 @@ def run(setting: Setting, bench: LabBench) -> Answer:
                 gradients.append(step_gradients(model, bench.normal(BATCH, WIDTH, seed=step)))
                 counts.append(blocks_of(model, Warming)[0].n_forwards)
         trained[label] = (gradients, counts)
-    (expected, right), (given, counts) = trained["kept"], trained["recomputed"]
+    (expected, right), (recomputed, counts) = trained["kept"], trained["recomputed"]
     rows = (
         baseline_row("kept", counted("forwards counted", right[-1])),
-        compared_row("recomputed, first step", expected[0], given[0], counted("forwards counted", counts[0])),
-        compared_row("recomputed, last step", expected[-1], given[-1], counted("forwards counted", counts[-1])),
+        compared_row("recomputed, first step", expected[0], recomputed[0], counted("forwards counted", counts[0])),
+        compared_row("recomputed, last step", expected[-1], recomputed[-1], counted("forwards counted", counts[-1])),
     )
-    chart = LabChart(
-        kind="lines",
-        title="How many forwards did the layer count?",
-        x_title="training step",
-        y_title="forwards counted",
-        x=tuple(str(i + 1) for i in range(n_steps)),
-        series=(
-            LabSeries(name="kept", y=tuple(map(float, right)), part="baseline"),
-            LabSeries(name="recomputed", y=tuple(map(float, counts)), part="candidate"),
-        ),
-    )
-    return Answer(rows, chart, tuple(_findings(rows)))
+    titles = ("How many forwards did the layer count?", "training step", "forwards counted")
+    series = (line("kept", right, "baseline"), line("recomputed", counts, "candidate"))
+    drawn = chart("lines", titles, [str(i + 1) for i in range(n_steps)], series)
+    return Answer(rows, drawn, tuple(_findings(rows)))
 
 
 def _findings(rows: tuple[LabRow, ...]) -> list[str]:

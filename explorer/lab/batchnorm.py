@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from explorer.engine.policy.apply import apply_policy
 from explorer.lab.kit.bench import Answer, Gradients, LabBench, Setting, gradients_of, step_gradients
 from explorer.lab.kit.nets import BATCH, WIDTH, Normed, chain
-from explorer.lab.kit.rows import DISTANCE, baseline_row, brief, counted, gap, measured, size_of
-from explorer.record.lab import LabChart, LabRow, LabSeries
+from explorer.lab.kit.rows import DISTANCE, baseline_row, brief, chart, counted, gap, line, measured, size_of
+from explorer.record.lab import LabRow
 from explorer.record.policy import KEEP_ALL, Policy
 
 THEME, PLACE = "Wrapped blocks", 6
@@ -50,16 +50,10 @@ def run(setting: Setting, bench: LabBench) -> Answer:
         trained = _train(policy, used, n_steps, bench)
         gaps = [gap(a.statistics, b.statistics) for a, b in zip(plain, trained)]
         rows.append(_statistics_row(cure, plain, trained))
-        series.append(LabSeries(name=cure, y=tuple(g.distance for g in gaps)))
-    chart = LabChart(
-        kind="lines",
-        title="How far are the running statistics from those of the kept run?",
-        x_title="training step",
-        y_title=DISTANCE,
-        x=tuple(str(i + 1) for i in range(n_steps)),
-        series=tuple(series),
-    )
-    return Answer(tuple(rows), chart, tuple(_findings(rows, setting)))
+        series.append(line(cure, [distance.distance for distance in gaps]))
+    titles = ("How far are the running statistics from those of the kept run?", "training step", DISTANCE)
+    drawn = chart("lines", titles, [str(i + 1) for i in range(n_steps)], series)
+    return Answer(tuple(rows), drawn, tuple(_findings(rows, setting)))
 
 
 class TrainedNet:

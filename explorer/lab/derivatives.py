@@ -27,11 +27,11 @@ from explorer.engine.state.global_state import deterministic_kernels
 from explorer.engine.state.rng import seed_everything
 from explorer.lab.kit.apart import rows_apart
 from explorer.lab.kit.bench import Answer, Gradients, LabBench, Raised, Setting, attempt, gradients_of
-from explorer.lab.kit.rows import DISTANCE, baseline_row, compared_row, series_of, size_of
+from explorer.lab.kit.rows import DISTANCE, baseline_row, chart, compared_row, series_of, size_of
 from explorer.plan.names import products_kept
 from explorer.record.base import from_json, to_json
 from explorer.record.graph import ModelGraph, ModelRef
-from explorer.record.lab import LabChart, LabRow
+from explorer.record.lab import LabRow
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 
@@ -64,15 +64,8 @@ def run(setting: Setting, bench: LabBench) -> Answer:
         rows += _rows(spec, loaded, derivative, checkpoints(blocks, graph), bench)
     n_ways = len(rows) // len(DERIVATIVES)
     series = (series_of(rows[i::n_ways], DISTANCE, "other", _way(rows[i])) for i in range(1, n_ways))
-    chart = LabChart(
-        kind="bars",
-        title="How wrong is the result? (no bar: it raised)",
-        x_title="what is computed",
-        y_title=DISTANCE,
-        x=tuple(DERIVATIVES),
-        series=tuple(series),
-    )
-    return Answer(tuple(rows), chart, tuple(_findings(rows)))
+    titles = ("How wrong is the result? (no bar: it raised)", "what is computed", DISTANCE)
+    return Answer(tuple(rows), chart("bars", titles, DERIVATIVES, series), tuple(_findings(rows)))
 
 
 def checkpoints(blocks: tuple[str, ...], graph: ModelGraph) -> dict[str, Policy]:

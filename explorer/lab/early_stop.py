@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from explorer.engine.policy.apply import apply_policy
 from explorer.lab.kit.bench import Answer, Gradients, LabBench, Setting, gradients_of, mean_square
 from explorer.lab.kit.nets import BATCH, WIDTH
-from explorer.lab.kit.rows import baseline_row, compared_row, counted
-from explorer.record.lab import LabChart, LabFigure, LabRow, LabSeries
+from explorer.lab.kit.rows import baseline_row, chart, compared_row, counted, line
+from explorer.record.lab import LabFigure, LabRow
 from explorer.record.policy import Policy
 
 THEME, PLACE = "Traps", 4
@@ -69,17 +69,9 @@ def run(setting: Setting, bench: LabBench) -> Answer:
         compared_row("recomputed", expected, gradients),
         *(LabRow(label=name, outcome="shown", figures=runs[name].figures()) for name in layers),
     )
-    chart = LabChart(
-        kind="bars",
-        title="How often does each layer run in one step?",
-        x_title="layer of the block",
-        y_title="forwards in one step",
-        x=tuple(layers),
-        series=(
-            LabSeries(name=BEGUN, y=tuple(float(runs[name].begun) for name in layers)),
-            LabSeries(name=ENDED, y=tuple(float(runs[name].ended) for name in layers), part="recompute"),
-        ),
-    )
+    titles = ("How often does each layer run in one step?", "layer of the block", "forwards in one step")
+    begun = line(BEGUN, [runs[name].begun for name in layers])
+    ended = line(ENDED, [runs[name].ended for name in layers], "recompute")
     twice = [name for name in layers if runs[name].ended == 2]
     broken = [name for name in layers if runs[name].begun > runs[name].ended]
     skipped = [name for name in layers if runs[name].begun == 1]
@@ -89,7 +81,7 @@ def run(setting: Setting, bench: LabBench) -> Answer:
         f"Gradients are {rows[1].outcome}"
         + (": what was left out, backward never reads." if broken or skipped else "; the whole block ran again."),
     )
-    return Answer(rows, chart, findings)
+    return Answer(rows, chart("bars", titles, layers, (begun, ended)), findings)
 
 
 def _layered(last: str) -> nn.Sequential:

@@ -10,7 +10,6 @@ torch stops as soon as it has what backward needs, unless told otherwise.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Literal
 
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -18,8 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from explorer.engine.policy.apply import apply_policy
 from explorer.lab.kit.bench import Answer, Gradients, LabBench, Setting, gradients_of, mean_square
 from explorer.lab.kit.nets import BATCH, WIDTH, Residual, chain
-from explorer.lab.kit.rows import baseline_row, compared_row, counted, percent
-from explorer.record.lab import LabChart, LabSeries
+from explorer.lab.kit.rows import baseline_row, chart, compared_row, counted, line, percent
+from explorer.record.lab import LabPart
 from explorer.record.policy import KEEP_ALL, Policy
 
 THEME, PLACE = "Wrapped blocks", 5
@@ -33,7 +32,7 @@ SWITCHES = {
 }
 WORDS = ("FLOPs", "recompute", "early stop")
 
-PARTS: tuple[Literal["forward", "recompute", "backward"], ...] = ("forward", "recompute", "backward")
+PARTS: tuple[LabPart, ...] = ("forward", "recompute", "backward")
 
 
 def run(setting: Setting, bench: LabBench) -> Answer:
@@ -52,17 +51,8 @@ def run(setting: Setting, bench: LabBench) -> Answer:
         baseline_row("keep", *figures["keep"]),
         compared_row("recompute", expected, gradients, *figures["recompute"]),
     )
-    chart = LabChart(
-        kind="stacked bars",
-        title="Where does the arithmetic of a step go?",
-        x_title="policy",
-        y_title="operations",
-        unit="FLOPs",
-        x=tuple(flops),
-        series=tuple(
-            LabSeries(name=p, part=p, y=tuple(float(f[i]) for f in flops.values())) for i, p in enumerate(PARTS)
-        ),
-    )
+    titles = ("Where does the arithmetic of a step go?", "policy", "operations")
+    series = [line(part, [parts[i] for parts in flops.values()], part) for i, part in enumerate(PARTS)]
     forward, again, backward = flops["recompute"]
     findings = (
         f"The recompute costs {percent(again / forward)} of one forward: {again:,} of {forward:,} FLOPs.",
@@ -70,7 +60,7 @@ def run(setting: Setting, bench: LabBench) -> Answer:
         f"{rows[1].outcome}.",
         _why(again / forward, setting),
     )
-    return Answer(rows, chart, findings)
+    return Answer(rows, chart("stacked bars", titles, flops, series, "FLOPs"), findings)
 
 
 def _why(share: float, setting: Setting) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +19,8 @@ from torch import Tensor, nn
 from explorer.engine.policy.apply import apply_policy
 from explorer.lab.kit.bench import Answer, Gradients, LabBench, Setting, gradients_of, mean_square, step_gradients
 from explorer.lab.kit.nets import BATCH, WIDTH, Dropped, Normed, Smooth, block_names, chain
-from explorer.lab.kit.rows import DISTANCE, baseline_row, brief, compared_row, gap, measured, series_of, size_of
-from explorer.record.lab import LabChart, LabRow
+from explorer.lab.kit.rows import DISTANCE, baseline_row, brief, chart, compared_row, gap, measured, series_of, size_of
+from explorer.record.lab import LabFigure, LabRow
 from explorer.record.policy import KEEP_ALL, Policy
 
 THEME, PLACE = "Microbatches and second order", 2
@@ -60,15 +59,9 @@ def run(setting: Setting, bench: LabBench) -> Answer:
         compared_row("microbatches, recomputed", expected, recomputed, *_statistics(full, again), reference=reference),
         compared_row("recomputed against microbatches", kept, recomputed, *_statistics(split, again)),
     )
-    chart = LabChart(
-        kind="bars",
-        title="What makes the difference: splitting or recomputing?",
-        x_title="compared",
-        y_title=DISTANCE,
-        x=("splitting alone", "splitting and recomputing", "recomputing alone"),
-        series=(series_of(rows[1:], DISTANCE),),
-    )
-    return Answer(rows, chart, tuple(_findings(rows)))
+    titles = ("What makes the difference: splitting or recomputing?", "compared", DISTANCE)
+    x_names = ("splitting alone", "splitting and recomputing", "recomputing alone")
+    return Answer(rows, chart("bars", titles, x_names, [series_of(rows[1:], DISTANCE)]), tuple(_findings(rows)))
 
 
 def _accumulated(model: nn.Sequential, x: Tensor, n_microbatches: int, policy: Policy) -> Gradients:
@@ -81,13 +74,13 @@ def _accumulated(model: nn.Sequential, x: Tensor, n_microbatches: int, policy: P
     return gradients_of(model)
 
 
-def _statistics(expected: nn.Module, given: nn.Module) -> tuple[Any, ...]:
-    pairs = zip(expected.named_buffers(), given.named_buffers())
-    floating = [(name, a.cpu(), b.cpu()) for (name, a), (_, b) in pairs if a.is_floating_point()]
-    if not floating:
-        return ()
-    moved = gap({name: a for name, a, _ in floating}, {name: b for name, _, b in floating})
-    return (measured("running statistics off by", moved.distance),)
+def _statistics(expected: nn.Module, model: nn.Module) -> tuple[LabFigure, ...]:
+    before, after = _floating_buffers(expected), _floating_buffers(model)
+    return (measured("running statistics off by", gap(before, after).distance),) if before else ()
+
+
+def _floating_buffers(model: nn.Module) -> Gradients:
+    return {name: buffer.cpu() for name, buffer in model.named_buffers() if buffer.is_floating_point()}
 
 
 def _findings(rows: tuple[LabRow, ...]) -> list[str]:

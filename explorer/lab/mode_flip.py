@@ -13,8 +13,7 @@ from __future__ import annotations
 from explorer.lab.kit.apart import rows_apart
 from explorer.lab.kit.bench import Answer, LabBench, Setting
 from explorer.lab.kit.checkpoints import CHECK_OFF, CHECKPOINTS, flip_row
-from explorer.lab.kit.rows import baseline_row, distance_bars, size_of
-from explorer.record.lab import LabRow
+from explorer.lab.kit.rows import baseline_row, distance_bars, outcome_sentence
 
 THEME, PLACE = "Wrapped blocks", 8
 QUESTION = "What if the model's mode changes before the block runs again?"
@@ -32,17 +31,5 @@ def run(setting: Setting, bench: LabBench) -> Answer:
         arguments = (label, setting["layer"], setting["flip"])
         # Shapes are not compared there, and a kernel that is handed empty tensors may end the process.
         rows += rows_apart([(flip_row, arguments)], bench) if label == CHECK_OFF else [flip_row(bench, *arguments)]
-    return Answer(
-        tuple(rows), distance_bars(rows[1:], "How wrong is the gradient?"), tuple(map(_flip_finding, rows[1:]))
-    )
-
-
-def _flip_finding(row: LabRow) -> str:
-    name = row.label.capitalize()
-    if row.outcome == "raised":
-        return f"{name} refuses: {row.note}."
-    if row.outcome == "crashed":
-        return f"{name}: {row.note}, without an exception that anybody could catch."
-    if row.outcome == "bitwise equal":
-        return f"{name}: gradients are bitwise equal."
-    return f"{name} says nothing and is off by {size_of(row)} of the gradient's size."
+    chart = distance_bars(rows[1:], "How wrong is the gradient?")
+    return Answer(tuple(rows), chart, tuple(map(outcome_sentence, rows[1:])))

@@ -22,7 +22,7 @@ from explorer.lab.kit.apart import Trial, rows_apart
 from explorer.lab.kit.bench import Answer, Gradients, LabBench, Setting, attempt, gradients_of, mean_square
 from explorer.lab.kit.checkpoints import CHECK_OFF, flip_row
 from explorer.lab.kit.nets import BATCH, WIDTH
-from explorer.lab.kit.rows import baseline_row, compared_row, distance_bars
+from explorer.lab.kit.rows import baseline_row, compared_row, distance_bars, outcome_sentence
 from explorer.record.lab import LabRow
 
 THEME, PLACE = "Traps", 3
@@ -57,12 +57,7 @@ def run(setting: Setting, bench: LabBench) -> Answer:
         if n_died
         else "Each process came to its end; had one died, it would be reported here like any other result."
     )
-    return Answer(rows, chart, (*map(_finding, rows[1:]), fate))
-
-
-def _finding(row: LabRow) -> str:
-    words = f"{row.outcome}: {row.note}" if row.note else f"gradients {row.outcome}"
-    return f"{row.label.capitalize()}: {words}."
+    return Answer(rows, chart, (*map(outcome_sentence, rows[1:]), fate))
 
 
 class TupleBlock(nn.Module):

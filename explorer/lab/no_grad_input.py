@@ -13,14 +13,13 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from torch import nn
 
 from explorer.engine.policy.apply import apply_policy
-from explorer.lab.kit.bench import Answer, Gradients, LabBench, Raised, Setting, attempt, gradients_of, mean_square
+from explorer.lab.kit.bench import Answer, Gradients, LabBench, Raised, Setting, gradients_of, mean_square
 from explorer.lab.kit.checkpoints import ENGINES, engine_policy
 from explorer.lab.kit.nets import BATCH, WIDTH, Smooth, chain
-from explorer.lab.kit.rows import baseline_row, compared_row, counted, series_of
-from explorer.record.lab import LabChart, LabRow
+from explorer.lab.kit.rows import chart, counted, series_of, sides
+from explorer.record.lab import LabRow
 
 THEME, PLACE = "Traps", 1
 QUESTION = "Does a checkpointed block train when its input does not ask for a gradient?"
@@ -43,46 +42,32 @@ MISSING = "parameters without a gradient"
 def run(setting: Setting, bench: LabBench) -> Answer:
     """Which parameters get a gradient, depending on what enters the first recomputed block."""
     blocks = [f"block{i}" for i in range(3)][: 3 if setting["blocks"] == "all" else 1]
-    rows: list[LabRow] = []
-    expected: Gradients = {}
-    for done, engine in enumerate(ENGINES):
-        bench.tell(engine, done, len(ENGINES))
-        model = chain(Smooth, 3).to(bench.device)
-        with apply_policy(model, engine_policy(engine, blocks)):
-            tried = attempt(partial(_fed_step, model, setting["input"], bench))
-        if engine == "keep":
-            assert not isinstance(tried, Raised)
-            expected = tried
-            rows.append(baseline_row("keep", counted(MISSING, _n_missing(tried))))
-        else:
-            rows.append(compared_row(engine, expected, tried, counted(MISSING, _n_missing(tried))))
-    chart = LabChart(
-        kind="bars",
-        title="How many of the parameters get no gradient?",
-        x_title="checkpoint",
-        y_title=MISSING,
-        x=tuple(ENGINES),
-        series=(series_of(rows, MISSING),),
-    )
-    return Answer(tuple(rows), chart, tuple(_findings(rows, len(expected))))
+    runs = {engine: partial(_fed_step, engine, blocks, setting["input"], bench) for engine in ENGINES}
+    expected = runs.pop("keep")()
+    rows = sides(bench, ("keep", expected), runs, lambda result: [counted(MISSING, _n_missing(result))])
+    titles = ("How many of the parameters get no gradient?", "checkpoint", MISSING)
+    drawn = chart("bars", titles, ENGINES, [series_of(rows, MISSING)])
+    return Answer(rows, drawn, tuple(_findings(rows, len(expected))))
 
 
-def _fed_step(model: nn.Module, source: str, bench: LabBench) -> Gradients:
+def _fed_step(engine: str, blocks: list[str], source: str, bench: LabBench) -> Gradients:
+    model = chain(Smooth, 3).to(bench.device)
     x = bench.normal(BATCH, WIDTH)
     if source == "asked":
         x.requires_grad_()
     elif source == "trained":
         x = x * torch.ones(WIDTH, device=bench.device, requires_grad=True)
-    mean_square(model(x)).backward()
+    with apply_policy(model, engine_policy(engine, blocks)):
+        mean_square(model(x)).backward()
     return gradients_of(model)
 
 
-def _n_missing(tried: Gradients | Raised) -> int:
+def _n_missing(result: Gradients | Raised) -> int:
     """A backward that raised gave no parameter a gradient: 6 parameters in 3 blocks."""
-    return 6 if isinstance(tried, Raised) else sum(gradient is None for gradient in tried.values())
+    return 6 if isinstance(result, Raised) else sum(gradient is None for gradient in result.values())
 
 
-def _findings(rows: list[LabRow], n_parameters: int) -> list[str]:
+def _findings(rows: tuple[LabRow, ...], n_parameters: int) -> list[str]:
     findings = []
     for row in rows[1:]:
         if row.outcome == "raised":

@@ -18,8 +18,8 @@ from explorer.engine.state.rng import RngState
 from explorer.lab.kit.bench import Answer, LabBench, Setting, gradients_of, mean_square, step_gradients
 from explorer.lab.kit.checkpoints import WrittenOutCheckpoint
 from explorer.lab.kit.nets import BATCH, WIDTH, Dropped, blocks_of, chain
-from explorer.lab.kit.rows import N_BLOCKS, agreement, baseline_row, compared_row, measured, size_of
-from explorer.record.lab import LabChart, LabRow, LabSeries
+from explorer.lab.kit.rows import N_BLOCKS, agreement, baseline_row, chart, compared_row, line, measured, size_of
+from explorer.record.lab import LabRow
 
 THEME, PLACE = "Wrapped blocks", 2
 QUESTION = "Is one snapshot of the random generator, taken before the model, enough?"
@@ -62,30 +62,21 @@ def run(setting: Setting, bench: LabBench) -> Answer:
             for i in range(N_BLOCKS)
         ),
     )
-    chart = LabChart(
-        kind="bars",
-        title="Whose forward mask does each rerun repeat? (50 % is chance)",
-        x_title="rerun of",
-        y_title="mask elements that agree",
-        unit="%",
-        x=tuple(f"block{i}" for i in range(N_BLOCKS)),
-        series=(
-            LabSeries(name="with its own forward", y=tuple(100 * share for share in own), part="baseline"),
-            LabSeries(name="with block0's forward", y=tuple(100 * share for share in first), part="recompute"),
-        ),
+    titles = ("Whose forward mask does each rerun repeat? (50 % is chance)", "rerun of", "mask elements that agree")
+    series = (
+        line("with its own forward", [100 * share for share in own], "baseline"),
+        line("with block0's forward", [100 * share for share in first], "recompute"),
     )
-    return Answer(rows, chart, tuple(_findings(rows, own, first)))
+    drawn = chart("bars", titles, [f"block{i}" for i in range(N_BLOCKS)], series, "%")
+    n_own, n_first = sum(share == 1 for share in own), sum(share == 1 for share in first)
+    findings = (
+        f"{n_own} of {N_BLOCKS} blocks repeat their own mask; {n_first} of {N_BLOCKS} repeat the mask of block0.",
+        f"Gradients: {rows[1].outcome}, off by {size_of(rows[1])} of their size.",
+    )
+    return Answer(rows, drawn, findings)
 
 
 def _snapshot(where: str, whole: RngState, block: nn.Module) -> RngState | None:
     if where == "none":
         return None
     return whole if where == "model" else RngState.capture(block)
-
-
-def _findings(rows: tuple[LabRow, ...], own: list[float], first: list[float]) -> list[str]:
-    n_own, n_first = sum(share == 1 for share in own), sum(share == 1 for share in first)
-    return [
-        f"{n_own} of {N_BLOCKS} blocks repeat their own mask; {n_first} of {N_BLOCKS} repeat the mask of block0.",
-        f"Gradients: {rows[1].outcome}, off by {size_of(rows[1])} of their size.",
-    ]

@@ -21,16 +21,7 @@ from explorer.engine.policy.apply import apply_policy
 from explorer.engine.state.rng import seed_everything
 from explorer.lab.kit.bench import Answer, Gradients, LabBench, Setting, step_gradients
 from explorer.lab.kit.nets import BATCH, WIDTH, Dropped, block_names, chain, torch_mask
-from explorer.lab.kit.rows import (
-    N_BLOCKS,
-    baseline_row,
-    compared_row,
-    mask_chart,
-    mask_rows,
-    mismatches,
-    percent,
-    size_of,
-)
+from explorer.lab.kit.rows import N_BLOCKS, mask_chart, mask_rows, mismatches, percent, sides, size_of
 from explorer.record.policy import KEEP_ALL, Policy
 
 THEME, PLACE = "Wrapped blocks", 3
@@ -90,16 +81,15 @@ def run(setting: Setting, bench: LabBench) -> Answer:
     }[source]
     restore = named if setting["restore"] == "yes" else ()
     expected = _seeded_gradients(_fresh(source, bench), KEEP_ALL, bench)
-    rows, shares = [baseline_row("kept")], [0.0] * N_BLOCKS
-    for done, use_reentrant in enumerate((True, False)):
-        label = "reentrant" if use_reentrant else "non-reentrant"
-        bench.tell(label, done, 2)
-        model = _fresh(source, bench)
-        policy = Policy.recompute(block_names(model), use_reentrant=use_reentrant, restore_rng=restore)
-        rows.append(compared_row(label, expected, _seeded_gradients(model, policy, bench)))
-        shares = mismatches(model)
-    rows.extend(mask_rows(shares))
-    wrong = [row.label for row in rows[1:3] if row.outcome != "bitwise equal"]
+    models = {"reentrant": _fresh(source, bench), "non-reentrant": _fresh(source, bench)}
+    policies = {
+        label: Policy.recompute(block_names(model), use_reentrant=label == "reentrant", restore_rng=restore)
+        for label, model in models.items()
+    }
+    runs = {label: partial(_seeded_gradients, models[label], policies[label], bench) for label in models}
+    rows = sides(bench, ("kept", expected), runs)
+    shares = mismatches(models["non-reentrant"])
+    wrong = [row.label for row in rows[1:] if row.outcome != "bitwise equal"]
     findings = (
         f"Wrong gradients and no word about it: {' and '.join(wrong)}."
         if wrong
@@ -108,7 +98,7 @@ def run(setting: Setting, bench: LabBench) -> Answer:
         f"{size_of(rows[2])} of its size.",
         f"Put back before each rerun: torch's default generators{', ' + ', '.join(restore) if restore else ''}.",
     )
-    return Answer(tuple(rows), mask_chart(shares, P_DROP), findings)
+    return Answer((*rows, *mask_rows(shares)), mask_chart(shares, P_DROP), findings)
 
 
 def _fresh(source: str, bench: LabBench) -> nn.Sequential:

@@ -19,8 +19,8 @@ from explorer.engine.policy.apply import apply_policy
 from explorer.lab.kit.bench import Answer, Gradients, LabBench, Raised, Setting, attempt, gradients_of, mean_square
 from explorer.lab.kit.checkpoints import ENGINES, engine_policy
 from explorer.lab.kit.nets import BATCH, WIDTH, Dropped, block_names, blocks_of, chain
-from explorer.lab.kit.rows import compared_row, counted
-from explorer.record.lab import LabChart, LabRow, LabSeries
+from explorer.lab.kit.rows import chart, compared_row, counted, line
+from explorer.record.lab import LabRow
 
 THEME, PLACE = "Wrapped blocks", 9
 QUESTION = "Does a second backward through the same forward give the same gradient, and what does it cost?"
@@ -55,15 +55,10 @@ def run(setting: Setting, bench: LabBench) -> Answer:
                 )
                 runs[engine].append(None if isinstance(tried, Raised) else float(calls[0]))
     rows[0] = LabRow(label=rows[0].label, outcome="baseline", figures=rows[0].figures)
-    chart = LabChart(
-        kind="bars",
-        title="How often has block0 run its forward so far?",
-        x_title="after",
-        y_title="forwards of block0",
-        x=("forward", "first backward", "second backward"),
-        series=tuple(LabSeries(name=engine, y=tuple(values)) for engine, values in runs.items()),
-    )
-    return Answer(tuple(rows), chart, tuple(_findings(rows)))
+    titles = ("How often has block0 run its forward so far?", "after", "forwards of block0")
+    series = [line(engine, values) for engine, values in runs.items()]
+    drawn = chart("bars", titles, ("forward", "first backward", "second backward"), series)
+    return Answer(tuple(rows), drawn, tuple(_findings(rows)))
 
 
 def _count_call(calls: list[int], *hook_arguments: Any) -> None:

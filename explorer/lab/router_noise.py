@@ -18,7 +18,7 @@ from explorer.engine.policy.apply import apply_policy
 from explorer.lab.kit.bench import Answer, LabBench, Setting, attempt, step_gradients
 from explorer.lab.kit.checkpoints import CHECKPOINTS
 from explorer.lab.kit.nets import BATCH, WIDTH, block_names, blocks_of, chain
-from explorer.lab.kit.rows import baseline_row, compared_row, distance_bars, measured, number, percent, size_of
+from explorer.lab.kit.rows import baseline_row, compared_row, distance_bars, measured, number, outcome_sentence, percent
 from explorer.record.lab import LabRow
 from explorer.record.policy import Policy
 
@@ -82,9 +82,5 @@ def _findings(rows: list[LabRow]) -> list[str]:
     for row in rows:
         moved = number(row, MOVED)
         share = "no block ran again" if moved is None else f"{percent(moved)} of a block's tokens changed their expert"
-        if row.outcome == "raised":
-            findings.append(f"{row.label.capitalize()} refused; {share}.")
-        else:
-            off = size_of(row)
-            findings.append(f"{row.label.capitalize()}: {share}; gradients {row.outcome}, off by {off} of their size.")
+        findings.append(outcome_sentence(row, share))
     return findings

@@ -33,8 +33,8 @@ from explorer.lab.kit.bench import (
 )
 from explorer.lab.kit.checkpoints import WrittenOutCheckpoint
 from explorer.lab.kit.nets import BATCH, WIDTH, Smooth, chain
-from explorer.lab.kit.rows import DISTANCE, baseline_row, compared_row, counted, series_of, size_of
-from explorer.record.lab import LabChart, LabRow
+from explorer.lab.kit.rows import DISTANCE, baseline_row, chart, compared_row, counted, series_of, size_of
+from explorer.record.lab import LabRow
 from explorer.record.run import CheckpointMode
 
 THEME, PLACE = "Microbatches and second order", 1
@@ -98,18 +98,12 @@ def run(setting: Setting, bench: LabBench) -> Answer:
         rows.append(
             compared_row(f"{mode}: Hessian-vector product", product, second, recomputed, reference=reference_product)
         )
-    chart = LabChart(
-        kind="bars",
-        title="How wrong are first and second order?",
-        x_title="checkpoint mode (no bar: it raised)",
-        y_title=DISTANCE,
-        x=MODES,
-        series=(
-            series_of(rows[1::2], DISTANCE, "baseline", "gradient"),
-            series_of(rows[2::2], DISTANCE, name="Hessian-vector product"),
-        ),
+    titles = ("How wrong are first and second order?", "checkpoint mode (no bar: it raised)", DISTANCE)
+    series = (
+        series_of(rows[1::2], DISTANCE, "baseline", "gradient"),
+        series_of(rows[2::2], DISTANCE, name="Hessian-vector product"),
     )
-    return Answer(tuple(rows), chart, tuple(_findings(rows, n)))
+    return Answer(tuple(rows), chart("bars", titles, MODES, series), tuple(_findings(rows, n)))
 
 
 def _keep_blocks(block: nn.Module, part: Tensor, i: int) -> Tensor:

@@ -20,9 +20,9 @@ from explorer.engine.device.allocator import AllocatorLog, lifetimes
 from explorer.engine.device.device import device_of
 from explorer.lab.kit.bench import Answer, LabBench, Setting
 from explorer.lab.kit.nets import Recurrent
-from explorer.lab.kit.rows import baseline_row, counted, measured, percent
+from explorer.lab.kit.rows import baseline_row, chart, counted, line, measured, percent
 from explorer.lab.kit.segmented import Chain, Merge, checkpointed_loss, recurrent_chain, segmented_step
-from explorer.record.lab import LabChart, LabFigure, LabRow, LabSeries
+from explorer.record.lab import LabFigure, LabRow
 
 THEME, PLACE = "Segments and gradient stores", 3
 QUESTION = "How much memory does a segmented step need, and what does a list of stores add?"
@@ -52,28 +52,27 @@ def run(setting: Setting, bench: LabBench) -> Answer:
     plain = peak_bytes(partial(_plain, chained, x), bench)
     counts = [1, 2, 4, 8, length]
     peaks: dict[str, list[int]] = {"one store": [], "list of stores": [], "torch's checkpoint": []}
-    for done, n_segments in enumerate(counts):
-        bench.tell(f"{n_segments} segments", done, len(counts))
-        peaks["one store"].append(peak_bytes(partial(_segmented, chained, x, n_segments, "add"), bench))
-        peaks["list of stores"].append(peak_bytes(partial(_segmented, chained, x, n_segments, "per_segment"), bench))
-        peaks["torch's checkpoint"].append(peak_bytes(partial(_checkpointed, chained, x, n_segments), bench))
+    for done, n in enumerate(counts):
+        bench.tell(f"{n} segments", done, len(counts))
+        steps: tuple[Callable[[], object], ...] = (
+            partial(_segmented, chained, x, n, "add"),
+            partial(_segmented, chained, x, n, "per_segment"),
+            partial(_checkpointed, chained, x, n),
+        )
+        for values, step in zip(peaks.values(), steps):
+            values.append(peak_bytes(step, bench))
     rows = (
         baseline_row("plain", _bytes(PEAK, plain)),
         *(_row(label, counts, values) for label, values in peaks.items()),
     )
-    chart = LabChart(
-        kind="lines",
-        title="How much memory does the step hold at its peak?",
-        x_title="number of segments",
-        y_title="peak, beyond weights and batch",
-        unit="bytes",
-        x=tuple(map(str, counts)),
-        series=(
-            LabSeries(name="plain", y=tuple(float(plain) for _ in counts), part="baseline"),
-            *(LabSeries(name=label, y=tuple(map(float, values))) for label, values in peaks.items()),
-        ),
+    titles = (
+        "How much memory does the step hold at its peak?",
+        "number of segments",
+        "peak, beyond weights and batch",
     )
-    return Answer(rows, chart, tuple(_findings(plain, counts, peaks)))
+    series = [line("plain", [plain] * len(counts), "baseline"), *(line(label, peaks[label]) for label in peaks)]
+    drawn = chart("lines", titles, map(str, counts), series, "bytes")
+    return Answer(rows, drawn, tuple(_findings(plain, counts, peaks)))
 
 
 def peak_bytes(step: Callable[[], object], bench: LabBench) -> int:

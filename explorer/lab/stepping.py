@@ -18,9 +18,9 @@ from torch import nn
 
 from explorer.lab.kit.bench import Answer, Gradients, LabBench, Setting
 from explorer.lab.kit.nets import WIDTH, Recurrent
-from explorer.lab.kit.rows import DISTANCE, baseline_row, brief, compared_row, counted
+from explorer.lab.kit.rows import DISTANCE, baseline_row, brief, chart, compared_row, counted, line
 from explorer.lab.kit.segmented import Merge, install, recurrent_chain, segmented_step
-from explorer.record.lab import LabChart, LabRow, LabSeries
+from explorer.record.lab import LabRow
 
 THEME, PLACE = "Segments and gradient stores", 2
 QUESTION = "May the optimizer step on each segment's store instead of on the merged one?"
@@ -62,15 +62,10 @@ def run(setting: Setting, bench: LabBench) -> Answer:
             )
         )
     distances = [compared_row("", a, b).value(DISTANCE) for a, b in zip(merged, each)]
-    chart = LabChart(
-        kind="lines",
-        title="How far apart are the weights?",
-        x_title="batch",
-        y_title=f"{DISTANCE} of the weights",
-        x=tuple(str(i + 1) for i in range(N_TRAINED)),
-        series=(LabSeries(name=setting["optimizer"], y=tuple(float(d or 0.0) for d in distances), part="candidate"),),
-    )
-    return Answer(tuple(rows), chart, tuple(_findings(rows, setting)))
+    titles = ("How far apart are the weights?", "batch", f"{DISTANCE} of the weights")
+    series = line(setting["optimizer"], [float(distance or 0.0) for distance in distances], "candidate")
+    drawn = chart("lines", titles, [str(i + 1) for i in range(N_TRAINED)], [series])
+    return Answer(tuple(rows), drawn, tuple(_findings(rows, setting)))
 
 
 def _trained(merge: Merge, optimizer_name: str, n_segments: int, bench: LabBench) -> list[Gradients]:

@@ -22,8 +22,8 @@ from torch.utils.checkpoint import checkpoint
 from explorer.engine.policy.apply import apply_policy
 from explorer.lab.kit.bench import Answer, LabBench, Setting, step_gradients
 from explorer.lab.kit.nets import BATCH, WIDTH, Residual, block_names, chain
-from explorer.lab.kit.rows import baseline_row, compared_row, counted
-from explorer.record.lab import LabChart, LabRow, LabSeries
+from explorer.lab.kit.rows import baseline_row, chart, compared_row, counted, line, number, outcome_sentence
+from explorer.record.lab import LabFigure, LabRow
 from explorer.record.policy import Policy
 
 THEME, PLACE = "Wrapped blocks", 4
@@ -92,27 +92,16 @@ def run(setting: Setting, bench: LabBench) -> Answer:
         model = chain(Residual, 3).to(bench.device)
         wrap(model, way)
         by_position = dict(zip(expected, step_gradients(model, x).values()))
-        rows.append(compared_row(label, expected, by_position, *_kept(plain, model, x)))
+        rows.append(compared_row(label, expected, by_position, *_unchanged(plain, model, x)))
         if way == setting["printed"]:
             printed = str(model)
-    series = [
-        LabSeries(name=row.label, y=tuple(_share(row, question) for question in QUESTIONS))
-        for row in rows
-        if row.figures
-    ]
-    chart = LabChart(
-        kind="bars",
-        title="What does each way of wrapping leave as it was?",
-        x_title="question",
-        y_title="kept",
-        unit="%",
-        x=QUESTIONS,
-        series=tuple(series),
-    )
-    return Answer(tuple(rows), chart, tuple(_findings(rows[1:])), printed)
+    series = [line(row.label, [100.0 * (number(row, name) or 0.0) for name in QUESTIONS]) for row in rows[1:]]
+    titles = ("What does each way of wrapping leave as it was?", "question", "kept")
+    findings = tuple(outcome_sentence(row, _losses(row)) for row in rows[1:])
+    return Answer(tuple(rows), chart("bars", titles, QUESTIONS, series, "%"), findings, printed)
 
 
-def _kept(plain: nn.Sequential, model: nn.Sequential, x: Tensor) -> tuple[Any, ...]:
+def _unchanged(plain: nn.Sequential, model: nn.Sequential, x: Tensor) -> tuple[LabFigure, ...]:
     names, saved = dict(plain.named_parameters()), plain.state_dict()
     same_names = sum(name in names for name, _ in model.named_parameters())
     same_saved = sum(name in saved for name in model.state_dict())
@@ -128,22 +117,13 @@ def _kept(plain: nn.Sequential, model: nn.Sequential, x: Tensor) -> tuple[Any, .
 
 def _copy_is_its_own(model: nn.Sequential, x: Tensor) -> bool:
     """A copy whose weights are all zero returns its input (every block is x + ...), if it runs its own weights."""
-    twin = copy.deepcopy(model)
+    copied = copy.deepcopy(model)
     with torch.no_grad():
-        for parameter in twin.parameters():
+        for parameter in copied.parameters():
             parameter.zero_()
-        return torch.equal(twin(x), x)
+        return torch.equal(copied(x), x)
 
 
-def _share(row: LabRow, question: str) -> float | None:
-    value = row.value(question)
-    return None if value is None else 100.0 * float(value)
-
-
-def _findings(rows: list[LabRow]) -> list[str]:
-    findings = []
-    for row in rows:
-        lost = [question for question in QUESTIONS if row.value(question) != 1.0]
-        loses = f"fails at: {', '.join(lost)}" if lost else "leaves everything as it was"
-        findings.append(f"{row.label.capitalize()}: gradients {row.outcome}; {loses}.")
-    return findings
+def _losses(row: LabRow) -> str:
+    lost = [question for question in QUESTIONS if row.value(question) != 1.0]
+    return f"fails at: {', '.join(lost)}" if lost else "leaves everything as it was"

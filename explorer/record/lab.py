@@ -98,10 +98,13 @@ class LabSeries(Record):
     """The subject of the series. The subject decides the colour, which is the same on every page."""
 
 
+ChartKind = Literal["bars", "stacked bars", "lines"]
+
+
 class LabChart(Record):
     """The data of one picture. All series share `x`."""
 
-    kind: Literal["bars", "stacked bars", "lines"]
+    kind: ChartKind
     title: str
     """The question that the picture answers."""
     x_title: str

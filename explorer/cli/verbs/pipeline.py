@@ -216,7 +216,7 @@ def _plan_faults(asked: PipelinePlan, ran: PipelinePlan, typed: Typed) -> list[s
     """Faults of the plan. `asked` is the plan that ran, with the options applied."""
     counts = (
         ("stages", len(asked.stages), len(ran.stages)),
-        ("ranks", asked.n_ranks, len(rows_of(ran))),
+        ("ranks", asked.n_ranks, len(rows_of(ran)) if typed("ranks") else None),
         ("microbatches", asked.n_microbatches, ran.n_microbatches),
     )
     faults = [f"it had {there} {name}, not {here}" for name, here, there in counts if typed(name) and here != there]

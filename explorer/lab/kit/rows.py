@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from explorer.engine.compare.diffs import Yardstick, difference, differences
-from explorer.lab.kit.bench import Gradients, Raised
+from explorer.lab.kit.bench import Gradients, LabBench, Raised, attempt
 from explorer.lab.kit.nets import Dropped, blocks_of
 from explorer.plan.names import some
 from explorer.record.comparison import GradientDiff
-from explorer.record.lab import LabChart, LabFigure, LabPart, LabRow, LabSeries, RowOutcome
+from explorer.record.lab import ChartKind, LabChart, LabFigure, LabPart, LabRow, LabSeries, RowOutcome
 
 EQUAL_TENSORS = "equal in every bit"
 DISTANCE = "relative distance"
@@ -107,16 +107,55 @@ def compared_row(
     return LabRow(label=label, outcome=apart.outcome, figures=(*apart.figures(), *figures), note=note)
 
 
-def distance_bars(rows: Sequence[LabRow], title: str, x_title: str = "checkpoint", y_title: str = DISTANCE) -> LabChart:
+def sides(
+    bench: LabBench,
+    baseline: tuple[str, Gradients],
+    runs: Mapping[str, Callable[[], Gradients]],
+    figures: Callable[[Gradients | Raised], Sequence[LabFigure]] = lambda result: (),
+    reference: Gradients | None = None,
+) -> tuple[LabRow, ...]:
+    """A row for the baseline, and a row for each of `runs`, compared with it; a run may raise.
+
+    `figures` makes the further figures of a row from the result of its run.
+    """
+    name, expected = baseline
+    rows = [baseline_row(name, *figures(expected))]
+    for done, (label, run) in enumerate(runs.items()):
+        bench.tell(label, done, len(runs))
+        result = attempt(run)
+        rows.append(compared_row(label, expected, result, *figures(result), reference=reference))
+    return tuple(rows)
+
+
+def outcome_sentence(row: LabRow, more: str = "") -> str:
+    """`Reentrant: gradients different, off by 0.31 of their size.`; `more` stands behind the colon."""
+    if row.outcome == "raised":
+        said = f"refuses: {row.note}"
+    elif row.outcome == "crashed":
+        said = f"ends the process: {row.note}, without an exception to catch"
+    else:
+        off = f", off by {size_of(row)} of their size" if row.outcome == "different" else ""
+        said = f"gradients {row.outcome}{off}"
+    return f"{row.label[:1].upper()}{row.label[1:]}: {said}{'; ' if more else ''}{more}."
+
+
+def chart(
+    kind: ChartKind, titles: tuple[str, str, str], x: Iterable[str], series: Iterable[LabSeries], unit: str = ""
+) -> LabChart:
+    """A chart; `titles`: the question, and the titles of x and y."""
+    title, x_title, y_title = titles
+    x, series = tuple(x), tuple(series)
+    return LabChart(kind=kind, title=title, x_title=x_title, y_title=y_title, x=x, series=series, unit=unit)
+
+
+def distance_bars(rows: Sequence[LabRow], title: str, x_title: str = "checkpoint") -> LabChart:
     """A bar chart of the distance of each row from the baseline; rows without gradients have no bar."""
-    return LabChart(
-        kind="bars",
-        title=title,
-        x_title=x_title,
-        y_title=y_title,
-        x=tuple(row.label for row in rows),
-        series=(series_of(rows, DISTANCE),),
-    )
+    return chart("bars", (title, x_title, DISTANCE), [row.label for row in rows], [series_of(rows, DISTANCE)])
+
+
+def line(name: str, values: Iterable[float | None], part: LabPart = "other") -> LabSeries:
+    """A series of numbers."""
+    return LabSeries(name=name, y=tuple(None if value is None else float(value) for value in values), part=part)
 
 
 def series_of(rows: Sequence[LabRow], figure: str, part: LabPart = "candidate", name: str = "") -> LabSeries:
@@ -177,17 +216,7 @@ def chance_of(p: float) -> float:
 
 def mask_chart(shares: list[float], p: float) -> LabChart:
     """Each block's mismatch beside that of two masks which have nothing to do with each other."""
-    return LabChart(
-        kind="bars",
-        title="How much of each mask did the rerun draw differently?",
-        x_title="block",
-        y_title=MISMATCH,
-        unit="%",
-        x=tuple(f"block{i}" for i in range(len(shares))),
-        series=(
-            LabSeries(name="rerun against forward", y=tuple(100 * share for share in shares), part="recompute"),
-            LabSeries(
-                name="two independent masks, 2p(1-p)", y=tuple(100 * chance_of(p) for _ in shares), part="baseline"
-            ),
-        ),
-    )
+    drawn = line("rerun against forward", [100 * share for share in shares], "recompute")
+    chance = line("two independent masks, 2p(1-p)", [100 * chance_of(p) for _ in shares], "baseline")
+    titles = ("How much of each mask did the rerun draw differently?", "block", MISMATCH)
+    return chart("bars", titles, [f"block{i}" for i in range(len(shares))], [drawn, chance], "%")
