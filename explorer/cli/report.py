@@ -23,7 +23,7 @@ from explorer.view.drawing.rows import Row, chart_rows, row_sum
 from explorer.view.drawing.units import NOT_MEASURED, count, flops, mib, percent
 from explorer.view.pipeline.gantt import rank_table
 from explorer.view.pipeline.ranks import memory_chart
-from explorer.view.text.pipeline import cap_kept, cap_outcome
+from explorer.view.text.pipeline import cap_outcome, within_cap
 from explorer.view.text.plan import in_words
 from explorer.view.text.runs import what_failed
 
@@ -195,7 +195,7 @@ def print_pipeline(run: PipelineRun, joint: JointPlan | None = None) -> None:
         console.print(table_of(rank_table(run.timing, predicted)))
         console.print("  [dim]peak: of forward and backward; the optimizer's state, counted, comes on top.[/]\n")
     if joint is not None and (outcome := cap_outcome(run, joint)):
-        console.print(f"  [{'green' if cap_kept(run, joint) else 'bold red'}]{escape(outcome)}[/]\n")
+        console.print(f"  [{'green' if within_cap(run, joint) else 'bold red'}]{escape(outcome)}[/]\n")
     if run.gradients:
         console.print(_truth_table(run))
     for note in run.notes:

@@ -1,7 +1,7 @@
 """Random numbers from somewhere else.
 
 torch's snapshot covers torch's own default generators. A block may draw from others: a torch.Generator that it owns,
-Python's random module, numpy. Nobody resets those, and nobody complains.
+Python's random module, numpy. Nothing resets them, and nothing reports it.
 
 A policy of this explorer can name them in restore_rng; then they are put back before the block runs again and
 afterwards moved on to where they were.

@@ -27,7 +27,7 @@ from explorer.record.lab import LabFigure, LabRow
 from explorer.record.policy import Policy
 
 THEME, PLACE = "Wrapped blocks", 4
-QUESTION = "After a block was made to recompute, is it still the same model for everybody else?"
+QUESTION = "After a block was made to recompute, is it still the same model for other code?"
 SWITCHES = {
     "printed": (
         "Which wrapped model to print?",

@@ -124,7 +124,7 @@ def failure_of(error: BaseException, *, in_step: bool) -> Failure:
         inside = frames and "-packages" in frames[-1].filename
         hint = f"The traceback shows the line of {'the library that raised it' if inside else 'the model'}."
         return Failure(kind="model raised", sentence=f"The model raised {said_by(error)}.", hint=hint, traceback=text)
-    hint = "Nothing foresaw this error; the traceback says where it was raised."
+    hint = "The explorer has no rule for this error; the traceback says where it was raised."
     return Failure(kind="internal", sentence=f"{said_by(error)}.", hint=hint, traceback=text)
 
 

@@ -21,7 +21,7 @@ from explorer.view.drawing.units import MIB
 from explorer.view.memory.timeline import timeline
 from explorer.view.text import pipeline as words
 from explorer.view.text.lab import GLOSSARY
-from explorer.view.text.pipeline import cap_kept, cap_outcome, planned
+from explorer.view.text.pipeline import cap_outcome, plan_sentence, within_cap
 from explorer.view.text.plan import against_budget, certificate, expected, in_words
 from explorer.view.text.runs import (
     conditions,
@@ -148,10 +148,10 @@ JOINT = JointPlan(
 
 
 def test_a_plan_says_what_it_chose_and_what_an_even_cut_would_have_cost() -> None:
-    text = planned(JOINT)
+    text = plan_sentence(JOINT)
     assert text.startswith("Planned below 80.0 MiB a rank: stages of ") and "1 block recomputed" in text
     assert "fullest rank 70.0 MiB, step 20.0 ms (25.0 ms with an even cut)" in text
-    assert "(no even cut fits)" in planned(replace(JOINT, cuts_first_ms=None))
+    assert "(no even cut fits)" in plan_sentence(replace(JOINT, cuts_first_ms=None))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_plan_says_what_it_chose_and_what_an_even_cut_would_have_cost() -> Non
     ],
 )
 def test_what_is_proven(bound: float, proof: str) -> None:
-    assert planned(replace(JOINT, bound_ms=bound)).endswith(proof)
+    assert plan_sentence(replace(JOINT, bound_ms=bound)).endswith(proof)
 
 
 def test_a_run_keeps_the_cap_or_says_which_rank_does_not() -> None:
@@ -171,12 +171,12 @@ def test_a_run_keeps_the_cap_or_says_which_rank_does_not() -> None:
     most = fullest_bytes(run.memory)
     assert most is not None
     kept, missed = (replace(JOINT, cap_bytes=cap) for cap in (most, most - 1))
-    assert cap_kept(run, kept) and cap_outcome(run, kept).startswith("cap ") and " kept: " in cap_outcome(run, kept)
-    assert cap_kept(run, missed) is False and " missed: rank " in cap_outcome(run, missed)
+    assert within_cap(run, kept) and cap_outcome(run, kept).startswith("cap ") and " kept: " in cap_outcome(run, kept)
+    assert within_cap(run, missed) is False and " missed: rank " in cap_outcome(run, missed)
     unmeasured = rank_memory(0, "measured", [], parameter_bytes=0, receive_bytes=0)
     for memory in ((), (unmeasured,)):
         blind = replace(run, memory=memory)
-        assert cap_kept(blind, missed) is None and cap_outcome(blind, missed) == ""
+        assert within_cap(blind, missed) is None and cap_outcome(blind, missed) == ""
 
 
 def test_every_schedule_is_explained() -> None:

@@ -18,7 +18,7 @@ from explorer.errors import BadInput, InvalidPolicy
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.imports import read_policy
 from explorer.plan.policy import file as policy_file
-from explorer.plan.why.caveats import not_foretold
+from explorer.plan.why.caveats import why_not_predicted
 from explorer.record.graph import Hazard, ModelGraph
 from explorer.record.plan import Forecast
 from explorer.record.policy import KEEP_ALL
@@ -57,7 +57,7 @@ def check(
     check_frozen(conditions.frozen or (), graph)
     spec = conditions.under(options.ref(target), read.policy if read else KEEP_ALL)
     fired = hazards(graph, read.policy, read.file.pipeline, spec) if read else ()
-    because = not_foretold(read.policy, graph, Forecast()) if read else ""
+    because = why_not_predicted(read.policy, graph, Forecast()) if read else ""
     if output.json:
         verdict = {"fresh": not stale, "stale_because": stale, "fingerprint": graph.fingerprint}
         print_json({**verdict, "hazards": fired, "not_foretold_because": because, "read": read})

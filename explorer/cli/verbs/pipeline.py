@@ -55,7 +55,7 @@ from explorer.record.plan import CapWish, JointPlan
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import CheckpointMode, PipelineEngine, PipelinePlan, RunSpec
 from explorer.view.drawing.units import mib
-from explorer.view.text.pipeline import cap_kept, planned
+from explorer.view.text.pipeline import plan_sentence, within_cap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,7 +306,7 @@ def _wish(split: PlanOptions, cap_bytes: int) -> CapWish:
 def _planned(engine: Worker, graph: ModelGraph, profile: PipelineProfile | None, wish: CapWish) -> JointPlan:
     assert profile is not None, "a plan is made from measured stretches"
     joint: JointPlan = ask(engine, FindJointPlan(profile=profile, graph=graph, wish=wish))
-    say(planned(joint))
+    say(plan_sentence(joint))
     return joint
 
 
@@ -314,7 +314,7 @@ def _planned_once_more(
     engine: Worker, graph: ModelGraph, profile: PipelineProfile | None, wish: CapWish, held: int
 ) -> JointPlan:
     """A second plan after a run whose fullest rank held `held` bytes, more than the cap."""
-    say(f"A rank held {mib(held)} of {mib(wish.cap_bytes)}: planning once more with as much less.")
+    say(f"A rank held {mib(held)} of {mib(wish.cap_bytes)}: planning again with the cap lowered by the excess.")
     joint = _planned(engine, graph, profile, once_more(wish, held))
     return msgspec.structs.replace(joint, cap_bytes=wish.cap_bytes)
 
@@ -372,7 +372,7 @@ def _write_run(spec: RunSpec, folder: Path, output: Output) -> None:
 def _answer(run: PipelineRun, keep: KeepOptions, output: Output, joint: JointPlan | None = None) -> None:
     if keep.save is not None:
         save_run_file(run, keep.save)
-    kept = None if joint is None else cap_kept(run, joint)
+    kept = None if joint is None else within_cap(run, joint)
     if output.json:
         planned = {} if joint is None else {"joint_plan": to_plain(joint), "cap_kept": kept}
         print_json({**run.headlines(), **to_plain(run), **planned})

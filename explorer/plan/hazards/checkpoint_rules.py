@@ -174,7 +174,7 @@ def kept_cache(case: Case) -> Iterator[Hazard]:
             rule="kept-cache", severity="error", blocks=blocks,
             sentence=f"{some(blocks)} reads a cache, list or dictionary that it is handed and that changes while or "
             "after it runs; running again finds another content, so shapes or values differ from forward.",
-            remedy="Train with use_cache=False, or recompute the block around it, which makes the list anew.",
+            remedy="Train with use_cache=False, or recompute the block around it, which makes a new list.",
         )  # fmt: skip
 
 
@@ -239,7 +239,7 @@ def random_last(case: Case) -> Iterator[Hazard]:
         yield Hazard(
             rule="random-last", severity="error", blocks=last,
             sentence=f"The noise of RReLU at the end of {some(last)} is filled in after early stop has left the "
-            "block: backward reads memory that nobody wrote.",
+            "block: backward reads uninitialized memory.",
             remedy="Switch early_stop off, or end the unit one block later.",
         )  # fmt: skip
 
@@ -310,7 +310,7 @@ def checkpoints_itself(case: Case) -> Iterator[Hazard]:
     if not own or not case.trains:
         return
     twice = {fqn for fqn in case.policy.blocks for one in own if is_within(fqn, one) or is_within(one, fqn)}
-    again = f" The policy makes {some(tuple(sorted(twice)))} run once more on top." if twice else ""
+    again = f" The policy makes {some(tuple(sorted(twice)))} run a further time." if twice else ""
     yield Hazard(
         rule="checkpoints-itself", severity="warning", blocks=own,
         sentence=f"The model runs {some(own)} again for backward by itself, with a policy and without: a verdict says "

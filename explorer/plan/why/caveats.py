@@ -132,7 +132,9 @@ def _one_draw(run: Measurement) -> str:
     return f"One draw: {some(idle)} did not run in this step. A step that runs other layers has another peak."
 
 
-def not_foretold(policy: Policy, graph: ModelGraph | None, expected: Forecast, run: Measurement | None = None) -> str:
+def why_not_predicted(
+    policy: Policy, graph: ModelGraph | None, expected: Forecast, run: Measurement | None = None
+) -> str:
     """Why the peak of a policy is not predicted from `run`; empty if it is predicted, or no reason is known."""
     if expected.step_peak_bytes is not None:
         return ""

@@ -148,8 +148,7 @@ def _generators(comparison: Comparison) -> Iterator[str]:
     own = [name for name in moved if not name.startswith("torch ")]
     if own:
         yield (
-            f"The recompute drew from {listed(own)} once more: torch does not set this generator back, "
-            "restore_rng does."
+            f"The recompute drew from {listed(own)} again: torch does not set this generator back, restore_rng does."
         )
     if default:
         yield f"The generator {listed(default)} stands elsewhere after the step: later steps draw other numbers."
@@ -187,7 +186,7 @@ def _state(comparison: Comparison) -> Iterator[str]:
     for name, kind in dict.fromkeys((change.name, change.kind) for change in other):
         same = [change for change in other if (change.name, change.kind) == (name, kind)]
         example = f"{same[0].after_forward} → {same[0].after_backward}"
-        yield f"The recompute changed the {kind} {name} of {listed(_blocks(same))} once more ({example})."
+        yield f"The recompute changed the {kind} {name} of {listed(_blocks(same))} a second time ({example})."
 
 
 def _carried(comparison: Comparison) -> Iterator[str]:

@@ -149,7 +149,7 @@ def _by_itself(case: PeakCase) -> str:
         return ""
     return (
         f"{own}, in both runs: what these blocks keep was gone before the policy, which can free "
-        "little of it and makes them run once more."
+        "little of it and makes them run again."
     )
 
 

@@ -128,10 +128,10 @@ def _line(state: ExploreState, known: Shown, graph: ModelGraph, foreseen: Foreca
     if mine.none_because:
         small(f":red[{plain(mine.none_because)}]")
     elif mine.job is not None:
-        small(f":material/hourglass_top: {plain(words.looking(mine.text))}")
+        small(f":material/hourglass_top: {plain(words.search_text(mine.text))}")
     else:
         sentence, meaning = stands(state, known, points(state, known, graph, search), foreseen)
-        looks = f" {words.found_so_far(len(search.plans), search.n_expected)}" if search.running else ""
+        looks = f" {words.search_progress(len(search.plans), search.n_expected)}" if search.running else ""
         small(f"{sentence}{looks}" if sentence or looks else plain(search.none_because or words.EMPTY), help=meaning)
 
 

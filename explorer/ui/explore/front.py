@@ -32,7 +32,7 @@ def front_panel(state: ExploreState, view: Shown, graph: ModelGraph) -> None:
     search = plans.look(view, graph)
     with st.container(horizontal=True, gap="small", vertical_alignment="center", key="front_row"):
         with st.container(width="stretch"):
-            st.caption(words.measuring(len(state.to_measure)) if state.to_measure else words.FRONT)
+            st.caption(words.measuring_text(len(state.to_measure)) if state.to_measure else words.FRONT)
         if not drafts.why_not_run(state.draft):
             _measure(state, view, graph)
     st.fragment(_chart, run_every=LOOK_EVERY_S if search.running else None)(state, graph)
@@ -50,7 +50,7 @@ def _chart(state: ExploreState, graph: ModelGraph) -> None:
     if search.none_because:
         st.caption(search.none_because)
     elif search.running:
-        st.caption(words.found_so_far(len(search.plans), search.n_expected))
+        st.caption(words.search_progress(len(search.plans), search.n_expected))
 
 
 def _take(state: ExploreState, graph: ModelGraph, mark: Mark) -> None:

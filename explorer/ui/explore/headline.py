@@ -80,7 +80,7 @@ def _cell(headline: Headline, known: Shown, *, was: str) -> Cell:
     """`was` is the measured figure of an earlier policy, shown dimmed."""
     compared = known.against and headline.origin and headline.key != "n_recompute"
     origin = ", ".join(headline.origin) + (f", against {known.against}" if compared else "")
-    origins = glossary.ORIGIN | ({"predicted": glossary.FORESEEN_ORIGIN} if known.foreseen else {})
+    origins = glossary.ORIGIN | ({"predicted": glossary.PREDICTED_ORIGIN} if known.foreseen else {})
     meaning = [headline.tooltip, *(origins[origin] for origin in headline.origin)]
     return Cell(
         label=headline.label,

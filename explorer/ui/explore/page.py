@@ -13,7 +13,7 @@ from typing import Any
 
 import streamlit as st
 
-from explorer.plan.why.caveats import not_foretold
+from explorer.plan.why.caveats import why_not_predicted
 from explorer.record.graph import Hazard, ModelGraph
 from explorer.record.policy_file import Reading
 from explorer.ui.explore import exports, plans, work
@@ -162,7 +162,7 @@ def _desk(state: ExploreState, places: Places) -> None:
         small(_freshness(known))
         for sentence in known.baseline.warnings if known.baseline is not None and known.foreseen else ():
             st.caption(plain(sentence))
-        if known.kept is not None and (because := not_foretold(policy, graph, foreseen, known.kept)):
+        if known.kept is not None and (because := why_not_predicted(policy, graph, foreseen, known.kept)):
             st.caption(plain(because))
     _danger(places, hazards)
     if graph is not None and drawn is not None:

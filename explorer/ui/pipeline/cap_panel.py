@@ -47,9 +47,9 @@ def cap_panel(
             args=(split, graph, profile),
         )
     if split.planned is not None and _is_drawn(split, graph, split.planned):
-        st.caption(plain(words.planned(split.planned)))
+        st.caption(plain(words.plan_sentence(split.planned)))
         if run is not None and (outcome := words.cap_outcome(run, split.planned)):
-            colour = "green" if words.cap_kept(run, split.planned) else "red"
+            colour = "green" if words.within_cap(run, split.planned) else "red"
             st.caption(f":{colour}[**{plain(outcome.replace('cap', 'Cap', 1))}.**]")
 
 

@@ -136,7 +136,7 @@ def _trouble(split: PipelineState, known: Results | None) -> None:
     for message in filter(None, (split.draft.message, split.message)):
         st.warning(plain(message), icon=":material/link_off:")
     if split.draft.predict:
-        st.info(words.NOT_FORESEEN, icon=":material/visibility:")
+        st.info(words.NEEDS_REAL_STEPS, icon=":material/visibility:")
     last_failure(split.job, key="pipeline")
     if known is not None and known.fault:
         st.error(plain(known.fault), icon=":material/error:")

@@ -139,7 +139,7 @@ def _hover(mark: Mark) -> tuple[str, str, str]:
 def _answer(marks: Sequence[Mark], budget_bytes: int | None) -> str:
     plans = [mark for mark in marks if mark.kind == "plan"]
     if not plans:
-        return f"{count(len(marks), 'policy', 'policies')} foretold or measured, no plan yet"
+        return f"{count(len(marks), 'policy', 'policies')} predicted or measured, no plan yet"
     least, word = min(plans, key=lambda mark: mark.peak_bytes), _word(marks)
     if budget_bytes is not None and (fits := [mark for mark in plans if mark.peak_bytes <= budget_bytes]):
         best = min(fits, key=lambda mark: mark.time_ratio)

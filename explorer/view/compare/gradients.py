@@ -130,7 +130,9 @@ def moved_sentence(comparison: Comparison) -> str:
     """`state moved twice: step of blocks.0, mean of blocks.1 and 4 more`"""
     moved = comparison.moved_twice
     if not moved:
-        return "but random numbers were drawn anew: " + ", ".join(m.block for m in comparison.masks if m.n_mismatched)
+        return "but the recompute drew other random numbers: " + ", ".join(
+            m.block for m in comparison.masks if m.n_mismatched
+        )
     return f"state moved twice: {listed(moved, MAX_MOVED)}"
 
 

@@ -60,7 +60,7 @@ PRICE, DISTANCE = "marginal price", "gradient distance"
 QUANTITIES = (NOTHING, *OF_RUN, PRICE, DISTANCE)
 NEEDS = {
     **dict.fromkeys(OF_RUN, "Run measures it"),
-    PRICE: "a whole run of the baseline foretells it",
+    PRICE: "a whole run of the baseline predicts it",
     DISTANCE: "a comparison whose gradients differ has it, bitwise equal ones are at no distance",
 }
 

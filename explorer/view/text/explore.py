@@ -4,18 +4,18 @@ from __future__ import annotations
 
 STEP_PEAK = (
     "The most memory held at any moment of one training step: parameters, optimizer state, gradients and everything "
-    "between, in bytes that tensors asked for. On a GPU the caching allocator rounds them up and keeps what is freed: "
-    "what has to be free there are the reserved bytes of a step with a warm cache, which stand beside it."
+    "between, in bytes that tensors asked for. On a GPU the caching allocator rounds sizes up and keeps freed memory. "
+    "There the device must have the reserved bytes of a step with a warm cache, which stand beside the peak."
 )
 COST = (
     "What recomputing costs. Floating-point operations of matrix products, convolutions, attention and recurrent "
-    "layers are counted exactly, element-wise work is not in them. Time is measured by alternating runs: the ± is half "
-    "the distance between the quartiles, about one standard deviation, so one run in three falls outside."
+    "layers are counted exactly; element-wise work is left out. Time is measured in alternating runs. The ± is half "
+    "the distance between the quartiles, about one standard deviation: one run in three lies outside."
 )
 GRADIENTS = (
     "Every gradient of the candidate is compared with the baseline's. Bitwise equal: not one bit differs. Rounding: "
-    "as close to a float64 reference as the baseline itself. State moved: gradients are equal, but something that the "
-    "model carries to the next step (a counter, an average, a random generator) moved once more in the recompute. "
+    "as close to a float64 reference as the baseline itself. State moved: gradients are equal, but the recompute "
+    "changed state of the next step (a counter, an average, a random generator) a second time. "
     "An equal loss alone proves nothing."
 )
 HEADLINES = {
@@ -52,7 +52,7 @@ ORIGIN = {
     "measured": "A clock or an allocator said so during a real step.",
     "counted": "Counted exactly: operations, calls, bytes.",
     "predicted": "Computed from the measured baseline; nothing was run. Press Run to measure it.",
-    "simulated": "Played through by a model of the machine.",
+    "simulated": "Simulated by a model of the machine.",
     "recorded": "Recorded by the same instruments in one step of a script.",
 }
 
@@ -86,8 +86,8 @@ OPTIONS = {
         "and gives wrong gradients in every block that uses dropout."
     ),
     "use_reentrant": (
-        "The older implementation of checkpointing. It trains nothing when no input needs a gradient, and refuses "
-        "torch.autograd.grad; here to be compared with."
+        "The older implementation of checkpointing, for comparison. It trains nothing when no input needs a gradient, "
+        "and refuses torch.autograd.grad."
     ),
     "early_stop": "Stop recomputing as soon as everything backward needs is there. Off runs the block to its end.",
     "determinism_check": "Compare shapes of recomputed tensors with the first ones and raise an error if they differ.",
@@ -115,7 +115,7 @@ PREDICT = (
 )
 NOT_PLAYED = "Nothing has been played yet. Choose blocks in the graph, then press **Predict** at the bottom."
 NO_CLOCK = ":violet-badge[:material/visibility: predicted] Counted on steps without data; no clock ran."
-FORESEEN_ORIGIN = "Played without data, or computed from such a step: nothing was allocated and nothing was run."
+PREDICTED_ORIGIN = "Played without data, or computed from such a step: nothing was allocated and nothing was run."
 PINNED = ":violet-badge[:material/push_pin: pinned baseline] Compared with this, not with everything kept:"
 FITTED = ":violet-badge[:material/memory: what fitted] Compared with the run that fitted, not with everything kept:"
 FRESHNESS = {

@@ -51,14 +51,13 @@ STEPS = (
         title="See",
         text="This is one training step of a small GPT, measured a moment ago. The headline says how much it held at "
         "its worst moment: {peak}. The graph shows its blocks, each with the bytes that it keeps so that backward can "
-        "use them: {saved} together, and all of it waits until backward comes round.",
+        "use them: {saved} together. All of them wait for backward.",
     ),
     TourStep(
         key="guess",
         title="Guess",
-        text="Recomputing a block means: forward forgets what it made inside of the block and keeps only what went in; "
-        "backward runs the block again when it needs the rest. If every block of this GPT is recomputed, "
-        "**what will the peak be?**",
+        text="Recomputing a block means: forward keeps the block's input only, and backward runs the block again when "
+        "it needs the rest. If every block of this GPT is recomputed, **what will the peak be?**",
     ),
     TourStep(
         key="toggle",
@@ -84,12 +83,12 @@ STEPS = (
         title="Take away",
         text="*Policy file* at the bottom holds your decision, for `explorer.apply_policy` in a training script. *For "
         "another program* in it writes the same for transformers, torchtitan, Megatron-LM and others, and says what is "
-        "lost there. Your own settings of those can be opened there too.",
+        "lost there. Settings of these programs can be opened there too.",
     ),
     TourStep(
         key="batchnorm",
         title="The trap: BatchNorm",
-        text="Gradients can be equal and training another one all the same. Open the ResNet, recompute all, set "
+        text="Gradients can be equal while training still changes. Open the ResNet, recompute all, set "
         "*running_stats* under Options to every_forward, and press Run: BatchNorm's running averages move twice a "
         "step, and the verdict says so. With *once* they move once; the option returns to it when you go on.",
     ),

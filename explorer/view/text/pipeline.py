@@ -49,7 +49,7 @@ CRITICAL = (
     "The critical path is the chain of actions that wait for nothing but each other: to shorten the step, one of these "
     "has to get shorter. Everything else has slack."
 )
-NOT_FORESEEN = (
+NEEDS_REAL_STEPS = (
     "Stages are priced by real steps, and nothing of this model is allocated: predict is on. Switch it off in Options "
     "to split it."
 )
@@ -63,7 +63,7 @@ BALANCE: dict[CutRule, str] = {
     "by-memory": "even memory",
 }
 BALANCE_HELP = (
-    "Cut anew into the same number of stages, such that the heaviest is as light as possible: by parameters, by "
+    "Cut into the same number of stages so that the heaviest stage is as light as possible: by parameters, by "
     "measured forward and backward time, or by what a stage holds while its microbatches are in flight."
 )
 ENGINES = {"inproc": "one process", "replay": "each rank alone", "procs": "one process a rank"}
@@ -103,9 +103,9 @@ CAP = (
 READ_TRUTH = (
     "Read downwards: full batch, then microbatches, then with recompute, then split; each row counts what this one "
     "step left equal in every bit. Microbatching alone changes gradients where dropout draws a mask or BatchNorm takes "
-    "a mean for each microbatch; elsewhere it only sums in another order. Rounding: no further from the same step in "
-    "float64 than ten times what the unsplit model is; where float64 cannot follow (other masks), a moved gradient is "
-    "called different."
+    "a mean for each microbatch; elsewhere it only sums in another order. Rounding: the distance from the same step in "
+    "float64 is at most ten times that of the unsplit model. Where float64 draws other masks, a moved gradient counts "
+    "as different."
 )
 EMPTY_TRUTH = (
     "After a run: the full batch, the microbatched, the recomputed and the split model are compared gradient by "
@@ -119,7 +119,7 @@ EMPTY_SCHEDULE = (
 KEEPS_ALL = "Everything is kept. Click a block to recompute it; the policy is that of the Explore page."
 
 
-def planned(joint: JointPlan) -> str:
+def plan_sentence(joint: JointPlan) -> str:
     """Words for a plan below a cap: the choice, the cost of choosing cuts first, and the proof."""
     stages = "+".join(str(len(stage)) for stage in joint.plan.stages)
     first = "no even cut fits" if joint.cuts_first_ms is None else f"{joint.cuts_first_ms:.1f} ms with an even cut"
@@ -131,7 +131,7 @@ def planned(joint: JointPlan) -> str:
     )
 
 
-def cap_kept(run: PipelineRun, joint: JointPlan) -> bool | None:
+def within_cap(run: PipelineRun, joint: JointPlan) -> bool | None:
     """Whether every rank of `run` held at most the cap that `joint` was made below; None: no rank was measured."""
     held = fullest_bytes(run.memory)
     return None if held is None else held <= joint.cap_bytes
@@ -139,7 +139,7 @@ def cap_kept(run: PipelineRun, joint: JointPlan) -> bool | None:
 
 def cap_outcome(run: PipelineRun, joint: JointPlan) -> str:
     """Words for whether `run` stayed below the cap; empty if no rank was measured."""
-    kept = cap_kept(run, joint)
+    kept = within_cap(run, joint)
     if kept is None:
         return ""
     fullest = max(run.memory, key=lambda memory: memory.device_bytes or 0)

@@ -11,8 +11,8 @@ from explorer.record.policy import Action, Policy, Unit
 from explorer.view.drawing.units import change, count, mib, percent
 
 BUDGET = (
-    "What the step may take: memory (60 MiB, 1.5 GiB), a share of what keeping everything needs (50 %), or time that "
-    "you would give for memory (+10 % time). The cheapest policy that keeps it is drawn; undo brings yours back."
+    "The limit of a step: memory (60 MiB, 1.5 GiB), a share of the peak with everything kept (50 %), or extra time "
+    "(+10 % time). The cheapest policy within the limit is drawn; undo brings yours back."
 )
 SLIDER = "Memory for time"
 NO_FRONT = "..."
@@ -26,11 +26,11 @@ AS_GOOD = "No plan that was found is faster at this peak."
 PROVEN_TO = 5e-3
 """A gap smaller than the resolution of any clock here."""
 ABOUT = (
-    "The planner wrote the step down as a small program: each module or segment is kept or recomputed, no "
-    "moment may hold more than the budget, and as little time as possible is to be spent. A solver then looked for the "
-    "best choice, and for a bound below which no choice can be. The proof is about the forecast: a run says what is "
-    "really held and how long it really takes. Segments (several blocks recomputed as one) and blocks that keep what "
-    "their matrix products return are a choice where the certificate counts them."
+    "The planner writes the step as a small program. Each module or segment is kept or recomputed, no moment may hold "
+    "more than the budget, and the time is minimal. A solver finds the best choice, and a bound that no choice can "
+    "beat. The proof is about the forecast: only a run says how much is held and how long the step takes. Segments "
+    "(several blocks recomputed as one) and blocks that keep the results of their matrix products are choices where "
+    "the certificate counts them."
 )
 
 
@@ -57,17 +57,17 @@ MEASURE = (
 )
 
 
-def measuring(n_left: int) -> str:
+def measuring_text(n_left: int) -> str:
     """Text while runs of policies on the front are under way."""
     return f"Measuring the points that matter: {count(n_left, 'run')} to go."
 
 
-def looking(text: str) -> str:
+def search_text(text: str) -> str:
     """Text while the worker searches the plan for a budget."""
     return f"Looking for the cheapest policy within {text} ..."
 
 
-def found_so_far(n: int, n_expected: int) -> str:
+def search_progress(n: int, n_expected: int) -> str:
     """Text while the worker searches the front."""
     return f"Finding plans: {n} of {n_expected}." if n_expected else "Finding plans."
 

@@ -13,7 +13,7 @@ from explorer.plan.memory.ledger import alive, array_of, belongs, held, peak_tic
 from explorer.plan.predict.baseline import at_size, keep_all_from, largest, with_bytes
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.predict.not_predicted import no_baseline
-from explorer.plan.why.caveats import not_foretold
+from explorer.plan.why.caveats import why_not_predicted
 from explorer.record import KEEP_ALL, Failure, Measurement, Policy, Unit
 from explorer.record.plan import Forecast
 from explorer.record.sound import unsound
@@ -72,7 +72,7 @@ def test_nothing_is_put_together_from_what_does_not_repeat_forward() -> None:
     reasons = {name: no_baseline(one) for name, one in broken.items()}
     assert {name for name, because in reasons.items() if because} == broken.keys() - {"another block's"}
     assert "layers.0 keep chosen operators or offload" in reasons["offloaded"]
-    assert not_foretold(policy, None, Forecast(), broken["reentrant"]) == reasons["reentrant"] != ""
+    assert why_not_predicted(policy, None, Forecast(), broken["reentrant"]) == reasons["reentrant"] != ""
     assert no_baseline(run) == no_baseline(measured()) == ""
 
 
@@ -89,10 +89,10 @@ def test_a_recompute_that_makes_something_else_is_not_taken_for_forward() -> Non
     other = msgspec.structs.replace(run, allocations=log)
     assert keep_all_from(other) is None
     policy = Policy.recompute(["layers.0"])
-    assert "made other tensors than its forward" in not_foretold(
+    assert "made other tensors than its forward" in why_not_predicted(
         policy, None, Forecaster(other).forecast(policy), other
     )
-    assert not_foretold(policy, None, Forecaster(run).forecast(policy), run) == ""
+    assert why_not_predicted(policy, None, Forecaster(run).forecast(policy), run) == ""
 
 
 def test_a_run_that_was_cut_short_is_no_baseline() -> None:

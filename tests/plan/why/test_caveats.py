@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from explorer.plan.why.caveats import beside_peak, in_words, not_foretold, own_reruns, reruns_beside
+from explorer.plan.why.caveats import beside_peak, in_words, own_reruns, reruns_beside, why_not_predicted
 from explorer.plan.why.gradients import causes, patterns
 from explorer.record.allocations import ROLES, Allocations
 from explorer.record.base import column
@@ -89,15 +89,17 @@ def caching() -> ModelGraph:
 
 def test_why_a_peak_is_not_foretold() -> None:
     plain, cached = Policy.recompute(["layers.1"]), Policy.recompute(["layers.0"])
-    assert not_foretold(plain, caching(), Forecast()) == ""
-    assert not_foretold(cached, caching(), Forecast(step_peak_bytes=1)) == "", "somebody did foretell it"
-    assert "layers.0 are handed a cache" in not_foretold(cached, caching(), Forecast())
+    assert why_not_predicted(plain, caching(), Forecast()) == ""
+    assert why_not_predicted(cached, caching(), Forecast(step_peak_bytes=1)) == "", "somebody did foretell it"
+    assert "layers.0 are handed a cache" in why_not_predicted(cached, caching(), Forecast())
     reentrant = msgspec.structs.replace(plain, use_reentrant=True)
-    assert not_foretold(reentrant, graph(), Forecast()) == (
+    assert why_not_predicted(reentrant, graph(), Forecast()) == (
         "The forecast does not cover reentrant checkpointing: press Run."
     )
     views = Policy(units=(Unit(blocks=("layers.1",), action="save_ops", save_ops=("aten.view.default",)),))
-    assert "aten.view.default returns memory that another operator made" in not_foretold(views, graph(), Forecast())
+    assert "aten.view.default returns memory that another operator made" in why_not_predicted(
+        views, graph(), Forecast()
+    )
 
 
 RUN = measured(recompute=[0, 1])
@@ -146,7 +148,7 @@ CAUSES = [
     ({"rng": (RngDiff(generator="python", equal=False),)}, "The recompute drew from python once more"),
     ({"rng": (RngDiff(generator="torch cpu", equal=False),)}, "The generator torch cpu stands elsewhere"),
     ({"state_changes": (moved("running_mean", "buffer"),)}, "Running statistics moved twice in a"),
-    ({"state_changes": (moved("n", "attribute"),)}, "The recompute changed the attribute n of a once more (1 → 2)"),
+    ({"state_changes": (moved("n", "attribute"),)}, "The recompute changed the attribute n of a a second time (1 → 2)"),
 ]
 
 
