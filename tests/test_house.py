@@ -222,12 +222,12 @@ def test_files_stay_small() -> None:
 
 
 BUDGETS = {
-    "record": (2800, 15), "plan": (11950, 77), "engine": (15770, 117), "jobs": (1900, 12), "child_process": (550, 3),
-    "view": (6450, 44), "ui": (6900, 66), "lab": (3050, 28), "own_loop": (1150, 11), "cli": (2450, 22),
+    "record": (2770, 15), "plan": (11890, 76), "engine": (15770, 117), "jobs": (1900, 12), "child_process": (550, 3),
+    "view": (6430, 44), "ui": (6900, 66), "lab": (2920, 28), "own_loop": (1150, 11), "cli": (2280, 21),
 }  # fmt: skip
 """Lines and files of each ring at most. Code that needs more room takes something away first. The aim of the sum is
-44,000 lines in 340 files: lower a budget with the ring."""
-TESTS_BUDGET = (45880, 540)
+44,0 lines in 340 files: lower a budget with the ring."""
+TESTS_BUDGET = (45130, 436)
 
 
 def size_of(folder: Path) -> tuple[int, int]:
@@ -249,8 +249,8 @@ RETIRED = re.compile(
 )
 """Words that readers had to decode. A ring's number goes down with every file that is rewritten, never up."""
 MOST_RETIRED = {
-    "record": 1, "plan": 8, "engine": 7, "jobs": 3, "child_process": 0, "view": 5,
-    "ui": 51, "lab": 3, "own_loop": 0, "cli": 1,
+    "record": 0, "plan": 2, "engine": 7, "jobs": 3, "child_process": 0, "view": 0,
+    "ui": 51, "lab": 0, "own_loop": 0, "cli": 0,
 }  # fmt: skip
 
 
@@ -269,8 +269,8 @@ VAGUE_NAMES = set(
 )
 """Participles and pronouns: a name is a noun of the field. Fields of stored records keep the names they have."""
 MOST_VAGUE_NAMES = {
-    "record": 24, "plan": 246, "engine": 244, "jobs": 6, "child_process": 7, "view": 101,
-    "ui": 145, "lab": 17, "own_loop": 11, "cli": 27,
+    "record": 7, "plan": 246, "engine": 244, "jobs": 6, "child_process": 7, "view": 36,
+    "ui": 145, "lab": 0, "own_loop": 11, "cli": 0,
 }  # fmt: skip
 """A ring's number goes down with every file that is rewritten, never up."""
 

@@ -194,11 +194,11 @@ def say_source(read: Reading) -> None:
 
 def check_frozen(frozen: Iterable[str], graph: ModelGraph) -> None:
     """Raises BadInput if a frozen name is neither a block nor a parameter."""
-    known = {*graph.by_fqn, *(name for block in graph.blocks for name in block.own_parameters)}
-    if strangers := [fqn for fqn in frozen if fqn not in known]:
+    names = {*graph.by_fqn, *(name for block in graph.blocks for name in block.own_parameters)}
+    if strangers := [fqn for fqn in frozen if fqn not in names]:
         raise BadInput(
             f"--frozen names {', '.join(strangers)}; the model has no block or parameter of that name.",
-            hint=nearest(strangers[0], known),
+            hint=nearest(strangers[0], names),
         )
 
 

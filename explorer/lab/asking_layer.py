@@ -74,8 +74,8 @@ def run(setting: Setting, bench: LabBench) -> Answer:
 
 
 def _findings(rows: tuple[LabRow, ...]) -> list[str]:
-    kept, first, last = rows
-    n_right, n_counted = kept.value("forwards counted"), last.value("forwards counted")
+    baseline, first, last = rows
+    n_right, n_counted = baseline.value("forwards counted"), last.value("forwards counted")
     findings = [f"Kept, the layer counts {n_right} forwards; recomputed, {n_counted}."]
     if first.outcome == "bitwise equal":
         findings.append("Gradients are bitwise equal: the rerun saw the very value that the first forward used.")

@@ -81,10 +81,10 @@ def checkpoints(blocks: tuple[str, ...], graph: ModelGraph) -> dict[str, Policy]
 def _rows(
     spec: RunSpec, loaded: Loaded, derivative: str, policies: Mapping[str, Policy], bench: LabBench
 ) -> list[LabRow]:
-    kept = derive(spec, loaded, derivative)
+    expected = derive(spec, loaded, derivative)
     label = f"{derivative}: keep"
-    if isinstance(kept, Raised):
-        return [LabRow(label=label, outcome="raised", note=str(kept))] + [
+    if isinstance(expected, Raised):
+        return [LabRow(label=label, outcome="raised", note=str(expected))] + [
             LabRow(label=f"{derivative}: {way}", outcome="shown", note="keep itself raises") for way in policies
         ]
     rows = [baseline_row(label)]
@@ -94,7 +94,7 @@ def _rows(
         if way == "reentrant":
             rows += rows_apart([(trial, (label, derivative, to_json(policed).decode()))], bench)
         else:
-            rows.append(judged(policed, loaded, label, derivative, kept))
+            rows.append(judged(policed, loaded, label, derivative, expected))
     return rows
 
 
@@ -102,19 +102,19 @@ def trial(bench: LabBench, label: str, derivative: str, spec_json: str) -> LabRo
     """The row of one policy, in a process of its own: the model is loaded and differentiated with everything kept."""
     spec = from_json(spec_json.encode(), RunSpec)
     loaded = load_for(spec)
-    kept = derive(replace(spec, policy=Policy()), loaded, derivative)
-    assert not isinstance(kept, Raised), "the parent differentiated the same model"
-    return judged(spec, loaded, label, derivative, kept)
+    expected = derive(replace(spec, policy=Policy()), loaded, derivative)
+    assert not isinstance(expected, Raised), "the parent differentiated the same model"
+    return judged(spec, loaded, label, derivative, expected)
 
 
-def judged(spec: RunSpec, loaded: Loaded, label: str, derivative: str, kept: Gradients) -> LabRow:
+def judged(spec: RunSpec, loaded: Loaded, label: str, derivative: str, expected: Gradients) -> LabRow:
     """The row of one policy against `kept`; a float64 reference is derived only where they differ."""
     tried = derive(spec, loaded, derivative)
-    row = compared_row(label, kept, tried)
+    row = compared_row(label, expected, tried)
     if row.outcome != "different":
         return row
     exact = derive(replace(spec, policy=Policy(), dtype="float64"), loaded, derivative)
-    return compared_row(label, kept, tried, reference=None if isinstance(exact, Raised) else exact)
+    return compared_row(label, expected, tried, reference=None if isinstance(exact, Raised) else exact)
 
 
 def derive(spec: RunSpec, loaded: Loaded, derivative: str) -> Gradients | Raised:
@@ -217,13 +217,13 @@ def _way(row: LabRow) -> str:
 def _findings(rows: list[LabRow]) -> list[str]:
     findings = []
     for way in dict.fromkeys(map(_way, rows)):
-        mine = {row.label.partition(": ")[0]: row for row in rows if _way(row) == way}
-        wrong = {kind: row for kind, row in mine.items() if row.outcome in ("different", "missing")}
+        by_kind = {row.label.partition(": ")[0]: row for row in rows if _way(row) == way}
+        wrong = {kind: row for kind, row in by_kind.items() if row.outcome in ("different", "missing")}
         groups = (
-            ("bitwise equal for", [kind for kind, row in mine.items() if row.outcome == "bitwise equal"]),
-            ("equal but for rounding for", [kind for kind, row in mine.items() if row.outcome == "rounding"]),
-            ("raises for", [kind for kind, row in mine.items() if row.outcome == "raised"]),
-            ("ends the process for", [kind for kind, row in mine.items() if row.outcome == "crashed"]),
+            ("bitwise equal for", [kind for kind, row in by_kind.items() if row.outcome == "bitwise equal"]),
+            ("equal but for rounding for", [kind for kind, row in by_kind.items() if row.outcome == "rounding"]),
+            ("raises for", [kind for kind, row in by_kind.items() if row.outcome == "raised"]),
+            ("ends the process for", [kind for kind, row in by_kind.items() if row.outcome == "crashed"]),
             ("silently wrong for", [f"{kind} (by {size_of(row)})" for kind, row in wrong.items()]),
         )
         parts = [f"{words} {', '.join(kinds)}" for words, kinds in groups if kinds]

@@ -50,14 +50,14 @@ def run(setting: Setting, bench: LabBench) -> Answer:
     expected = step_gradients(full, x)
     reference = step_gradients(exact.double(), x.double())
     bench.tell("microbatches", 1, 3)
-    kept = _accumulated(split, x, n, KEEP_ALL)
+    without = _accumulated(split, x, n, KEEP_ALL)
     bench.tell("microbatches, recomputed", 2, 3)
     recomputed = _accumulated(again, x, n, Policy.recompute(block_names(again)))
     rows = (
         baseline_row("full batch"),
-        compared_row("microbatches", expected, kept, *_statistics(full, split), reference=reference),
+        compared_row("microbatches", expected, without, *_statistics(full, split), reference=reference),
         compared_row("microbatches, recomputed", expected, recomputed, *_statistics(full, again), reference=reference),
-        compared_row("recomputed against microbatches", kept, recomputed, *_statistics(split, again)),
+        compared_row("recomputed against microbatches", without, recomputed, *_statistics(split, again)),
     )
     titles = ("What makes the difference: splitting or recomputing?", "compared", DISTANCE)
     x_names = ("splitting alone", "splitting and recomputing", "recomputing alone")

@@ -45,7 +45,7 @@ def run(setting: Setting, bench: LabBench) -> Answer:
         state = WrittenOutCheckpoint.apply(block, _snapshot(setting["snapshot"], whole, block), state)
     mean_square(state).backward()
     masks = [block.dropout.masks for block in blocks_of(model, Dropped)]
-    own = [agreement(rerun, forward) for forward, rerun in masks]
+    by_block = [agreement(rerun, forward) for forward, rerun in masks]
     first = [agreement(rerun, masks[0][0]) for _, rerun in masks]
     rows = (
         baseline_row("kept"),
@@ -53,9 +53,9 @@ def run(setting: Setting, bench: LabBench) -> Answer:
         *(
             LabRow(
                 label=f"mask of block{i}",
-                outcome="bitwise equal" if own[i] == 1 else "different",
+                outcome="bitwise equal" if by_block[i] == 1 else "different",
                 figures=(
-                    measured("agrees with its own forward", own[i], "share"),
+                    measured("agrees with its own forward", by_block[i], "share"),
                     measured("agrees with block0's forward", first[i], "share"),
                 ),
             )
@@ -64,11 +64,11 @@ def run(setting: Setting, bench: LabBench) -> Answer:
     )
     titles = ("Whose forward mask does each rerun repeat? (50 % is chance)", "rerun of", "mask elements that agree")
     series = (
-        line("with its own forward", [100 * share for share in own], "baseline"),
+        line("with its own forward", [100 * share for share in by_block], "baseline"),
         line("with block0's forward", [100 * share for share in first], "recompute"),
     )
     drawn = chart("bars", titles, [f"block{i}" for i in range(N_BLOCKS)], series, "%")
-    n_own, n_first = sum(share == 1 for share in own), sum(share == 1 for share in first)
+    n_own, n_first = sum(share == 1 for share in by_block), sum(share == 1 for share in first)
     findings = (
         f"{n_own} of {N_BLOCKS} blocks repeat their own mask; {n_first} of {N_BLOCKS} repeat the mask of block0.",
         f"Gradients: {rows[1].outcome}, off by {size_of(rows[1])} of their size.",

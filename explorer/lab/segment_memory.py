@@ -79,8 +79,8 @@ def peak_bytes(step: Callable[[], object], bench: LabBench) -> int:
     """Most bytes held at once of those that were allocated during `step`."""
     recorder = device_of(bench.device).recorder()
     with recorder:
-        kept = step()
-    del kept
+        result = step()
+    del result
     return peak_of(recorder.log)
 
 
@@ -124,11 +124,11 @@ def _row(label: str, counts: list[int], peaks: list[int]) -> LabRow:
 
 
 def _findings(plain: int, counts: list[int], peaks: dict[str, list[int]]) -> list[str]:
-    one, many, torchs = peaks.values()
-    least = min(one)
-    n_best = counts[one.index(least)]
-    closest = max(abs(a - b) / b for a, b in zip(one, torchs))
-    extra = many[-1] - one[-1]
+    merged, many, torchs = peaks.values()
+    least = min(merged)
+    n_best = counts[merged.index(least)]
+    closest = max(abs(a - b) / b for a, b in zip(merged, torchs))
+    extra = many[-1] - merged[-1]
     helps = "Cutting helps" if least < plain else "Cutting does not help"
     return [
         f"{helps}: the least peak with one store is {least / MIB:.2f} MiB, at {n_best} "
@@ -136,7 +136,7 @@ def _findings(plain: int, counts: list[int], peaks: dict[str, list[int]]) -> lis
         f"Over all numbers of segments torch's own checkpoint is at most {percent(closest)} away from the one store: "
         f"it holds the same things.",
         f"With {counts[-1]} segments a list of stores needs {extra / MIB:.2f} MiB more than one store "
-        f"({percent(extra / one[-1])})"
+        f"({percent(extra / merged[-1])})"
         + (
             ": one gradient of every shared weight a segment."
             if extra

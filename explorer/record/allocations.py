@@ -97,8 +97,8 @@ class Allocations(Record):
     @cached_property
     def peak_tick(self) -> int:
         """First tick at which most is held."""
-        held = self.held_bytes
-        return held.index(max(held))
+        line = self.held_bytes
+        return line.index(max(line))
 
 
 class LedgerCell(Record):

@@ -77,8 +77,8 @@ class GradientDiff(TensorDiff):
     @property
     def verdict(self) -> Verdict:
         """The verdict of a tensor; but equal gradients with NaN or infinity prove nothing, as NaN absorbs any error."""
-        own = super().verdict
-        return "not comparable" if own == "bitwise equal" and self.n_nonfinite else own
+        verdict = super().verdict
+        return "not comparable" if verdict == "bitwise equal" and self.n_nonfinite else verdict
 
 
 class BufferDiff(TensorDiff):
@@ -106,10 +106,10 @@ class ParameterDiff(TensorDiff):
 
         AdamW divides a gradient by its size: a gradient that is zero in exact arithmetic becomes a whole step.
         """
-        own = super().verdict
-        if own != "different" or self.presence != "both" or self.n_nonfinite or self.n_nonfinite_mismatch:
-            return own
-        return "rounding" if self.gradients_round else own
+        verdict = super().verdict
+        if verdict != "different" or self.presence != "both" or self.n_nonfinite or self.n_nonfinite_mismatch:
+            return verdict
+        return "rounding" if self.gradients_round else verdict
 
 
 class StateDiff(TensorDiff, kw_only=True):
@@ -268,8 +268,8 @@ class Comparison(Record):
             return "not comparable"
         if self.moved_twice or any(mask.n_mismatched for mask in self.masks):
             return "different" if "rounding" in trained else "state moved"
-        own = {diff.verdict for diff in self.all_diffs}
-        return "rounding" if "rounding" in own else "bitwise equal"
+        verdicts = {diff.verdict for diff in self.all_diffs}
+        return "rounding" if "rounding" in verdicts else "bitwise equal"
 
     @property
     def comparable(self) -> bool:

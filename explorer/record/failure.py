@@ -145,13 +145,13 @@ def _as_out_of_memory(error: BaseException) -> BaseException:
     refusal = refusal_behind(error)
     if refusal is None or isinstance(refusal, OutOfMemory):
         return refusal or error
-    asked = CPU_REFUSAL.search(words_of(refusal))
+    match = CPU_REFUSAL.search(words_of(refusal))
     return OutOfMemory(
-        f"The run asked for {int(asked[1]):,} bytes and was refused."
-        if asked
+        f"The run asked for {int(match[1]):,} bytes and was refused."
+        if match
         else f"Memory ran out: {said_by(refusal)}.",
         hint="Take a smaller size or batch, recompute more blocks, or raise the memory limit.",
-        asked_bytes=int(asked[1]) if asked else None,
+        asked_bytes=int(match[1]) if match else None,
     )
 
 
@@ -164,16 +164,18 @@ def _refuses(error: BaseException) -> bool:
     words = words_of(error)
     if CPU_REFUSAL.search(words):
         return True
-    told = any(sign in words for sign in ("std::bad_alloc", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"))
-    told = told or ("DefaultCPUAllocator" in words and "memory" in words)
-    return isinstance(error, RuntimeError) and told
+    refused = any(
+        sign in words for sign in ("std::bad_alloc", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+    )
+    refused = refused or ("DefaultCPUAllocator" in words and "memory" in words)
+    return isinstance(error, RuntimeError) and refused
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """`error` and its causes, in order."""
-    seen: set[int] = set()
+    ids: set[int] = set()
     link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
+    while link is not None and id(link) not in ids:
+        ids.add(id(link))
         yield link
         link = link.__cause__ or link.__context__

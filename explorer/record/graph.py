@@ -202,9 +202,9 @@ class ModelGraph(Record, rename={"chain": "spine"}):  # its name in documents
 
         Empty if no block says where it saves: graphs of earlier versions do not.
         """
-        known = any(block.last_saved_in for block in self.blocks)
+        any_saved = any(block.last_saved_in for block in self.blocks)
         return frozenset(
-            block.fqn for block in self.blocks if known and block.fqn and block.n_calls and not block.last_saved_in
+            block.fqn for block in self.blocks if any_saved and block.fqn and block.n_calls and not block.last_saved_in
         )
 
     @cached_property

@@ -84,7 +84,7 @@ class RankMemory(Record):
 
 def fullest_bytes(memory: Sequence[RankMemory]) -> int | None:
     """Bytes of the fullest rank, state of the optimizer included; None if nothing was measured."""
-    return max((one.device_bytes for one in memory if one.device_bytes is not None), default=None)
+    return max((rank.device_bytes for rank in memory if rank.device_bytes is not None), default=None)
 
 
 class RankUse(Record):
@@ -267,7 +267,7 @@ def rank_memory(rank: int, origin: Origin, samples: Sequence[tuple[int, int, str
         rank=rank,
         origin=origin,
         time_ns=column(time for time, _, _ in samples),
-        held_bytes=column(held for _, held, _ in samples),
+        held_bytes=column(n_bytes for _, n_bytes, _ in samples),
         action=column(index.get(name, -1) for _, _, name in samples),
         actions=names,
         **fixed,

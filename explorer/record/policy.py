@@ -63,8 +63,8 @@ class Policy(Record):
     @property
     def model_blocks(self) -> Mapping[str, int]:
         """Blocks of the policy's model, as the policy file counts them; empty: unknown."""
-        known: Mapping[str, int] = self.__dict__.get("_model_blocks", {})
-        return known
+        counts: Mapping[str, int] = self.__dict__.get("_model_blocks", {})
+        return counts
 
     @property
     def stops_early(self) -> bool:

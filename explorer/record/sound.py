@@ -58,8 +58,8 @@ def _graph(graph: ModelGraph) -> Iterator[str]:
     }
     if len(names) < len(graph.blocks) or "" not in names:
         yield "graph: a block is there twice, or the model itself is not"
-    for what, (used, known) in named.items():
-        for name in used - known:
+    for what, (used, indices) in named.items():
+        for name in used - indices:
             yield f"graph: {what} {name} is not there"
 
 
@@ -81,19 +81,19 @@ def _played(schedule: PlayedSchedule) -> Iterator[str]:
 
 
 def _memory(memory: Sequence[RankMemory], n_ranks: int) -> Iterator[str]:
-    if len({one.rank for one in memory}) < len(memory) or any(one.rank >= n_ranks for one in memory):
-        yield f"memory of ranks {[one.rank for one in memory][:9]} of {n_ranks}"
-    for one in memory:
+    if len({rank.rank for rank in memory}) < len(memory) or any(rank.rank >= n_ranks for rank in memory):
+        yield f"memory of ranks {[rank.rank for rank in memory][:9]} of {n_ranks}"
+    for rank in memory:
         columns = {
-            "time_ns": (one.time_ns, 0, _MOST_BYTES),
-            "held_bytes": (one.held_bytes, 0, _MOST_BYTES),
-            "action": (one.action, -1, len(one.actions) - 1),
+            "time_ns": (rank.time_ns, 0, _MOST_BYTES),
+            "held_bytes": (rank.held_bytes, 0, _MOST_BYTES),
+            "action": (rank.action, -1, len(rank.actions) - 1),
         }
         for name, (column, least, most) in columns.items():
-            if fault := _misfit(column, len(one.time_ns), most, least):
-                yield f"rank {one.rank}: {name} {fault}"
-        if any(later < time for time, later in zip(one.time_ns, one.time_ns[1:])):
-            yield f"rank {one.rank}: time_ns does not ascend"
+            if fault := _misfit(column, len(rank.time_ns), most, least):
+                yield f"rank {rank.rank}: {name} {fault}"
+        if any(later < time for time, later in zip(rank.time_ns, rank.time_ns[1:])):
+            yield f"rank {rank.rank}: time_ns does not ascend"
 
 
 def _faults(run: Measurement) -> Iterator[str]:

@@ -62,8 +62,8 @@ def _samples(engine: Worker, out: Path) -> Iterator[Exhibit]:
 def _stored(sample: Sample, graph: ModelGraph) -> ReportOf | None:
     """The newest comparison of a sample model that went to its end."""
     store = Store()
-    known = [run for run in store.list() if run.kind == "comparison" and run.model == sample.target]
-    for run in sorted(known, key=lambda run: -run.created):
+    runs = [run for run in store.list() if run.kind == "comparison" and run.model == sample.target]
+    for run in sorted(runs, key=lambda run: -run.created):
         if run.headlines.get("comparable"):
             record = store.load(run.run_id)
             assert isinstance(record, Comparison)

@@ -26,8 +26,8 @@ def grade(output: Output, name: Name = None, policy: PolicyName = "keep-all") ->
         _list(output)
         return
     if name not in CHALLENGES:
-        known = f"There are {', '.join(CHALLENGES)}."
-        raise BadInput(f"There is no challenge {name}.", hint=nearest(name, CHALLENGES) or known)
+        names = f"There are {', '.join(CHALLENGES)}."
+        raise BadInput(f"There is no challenge {name}.", hint=nearest(name, CHALLENGES) or names)
     challenge = CHALLENGES[name]
     with worker() as engine:
         graph = describe(engine, challenge.model, 0)
@@ -49,7 +49,9 @@ def _list(output: Output) -> None:
     if output.json:
         print_json(tuple(CHALLENGES.values()))
         return
-    answer_console().print(table_of({"challenge": one.name, "task": one.task} for one in CHALLENGES.values()))
+    answer_console().print(
+        table_of({"challenge": challenge.name, "task": challenge.task} for challenge in CHALLENGES.values())
+    )
 
 
 def _print(challenge: Challenge, marked: tuple[Marked, ...], *, solved: bool) -> None:

@@ -73,8 +73,8 @@ def measure(
         if extra.snapshot is not None:
             saved: SavedFile = ask(engine, SaveSnapshot(spec=spec, path=str(extra.snapshot.resolve())))
             say(f"Wrote {escape(saved.path)}. Open it at https://docs.pytorch.org/memory_viz.")
-        asked = Measure(spec=spec, until_it_fits=extra.fit, without_data=extra.predict)
-        measured: Measurement = ask(engine, asked, keep=not (keep.no_store or extra.predict))
+        request = Measure(spec=spec, until_it_fits=extra.fit, without_data=extra.predict)
+        measured: Measurement = ask(engine, request, keep=not (keep.no_store or extra.predict))
         graph = describe(engine, ref, options.seed) if measured.refused else None
     if output.json:
         print_json(document(measured))

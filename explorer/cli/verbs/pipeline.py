@@ -113,7 +113,7 @@ class PlanOptions:
             raise InvalidPlan(
                 f"--schedule {self.schedule} and --rows {self.rows} both say who does what.", hint="Give one of them."
             )
-        own = None if self.rows is None else format_rows(read_rows(self.rows))
+        actions = None if self.rows is None else format_rows(read_rows(self.rows))
         fields = {
             "n_microbatches": self.microbatches,
             "schedule": self.schedule,
@@ -121,7 +121,7 @@ class PlanOptions:
             "checkpoint": self.checkpoint,
             "keyed_rng": False if self.unkeyed else None,
             "deferred_batch_norm": True if self.deferred_batch_norm else None,
-            "actions": () if self.schedule is not None else own,
+            "actions": () if self.schedule is not None else actions,
         }
         return {name: value for name, value in fields.items() if value is not None}
 
@@ -165,7 +165,7 @@ Typed = Callable[[str], bool]
 """Whether an option was given on this command line."""
 
 
-def spec_of_results(results: Path, asked: RunSpec, policy: Callable[[], Policy], typed: Typed) -> RunSpec:
+def spec_of_results(results: Path, request: RunSpec, policy: Callable[[], Policy], typed: Typed) -> RunSpec:
     """The spec that ran, with the model and weights of the command line: a file never decides what is loaded.
 
     `policy` reads the requested policy.
@@ -173,9 +173,9 @@ def spec_of_results(results: Path, asked: RunSpec, policy: Callable[[], Policy],
     Raises UnreadableFile without a spec file, InvalidPlan if a typed option contradicts the spec.
     """
     ran = spec_beside(results)
-    faults = [*_model_faults(asked.model, ran.model, typed), *_spec_faults(asked, ran, typed)]
-    if ran.plan is not None and asked.plan is not None:
-        faults += _plan_faults(asked.plan, ran.plan, typed)
+    faults = [*_model_faults(request.model, ran.model, typed), *_spec_faults(request, ran, typed)]
+    if ran.plan is not None and request.plan is not None:
+        faults += _plan_faults(request.plan, ran.plan, typed)
     if typed("policy") and policy().units != ran.policy.units:
         faults.append("--policy recomputes other blocks")
     if faults:
@@ -183,19 +183,19 @@ def spec_of_results(results: Path, asked: RunSpec, policy: Callable[[], Policy],
             f"The run in {results} was another one: {'; '.join(faults)}.",
             hint="Leave these options out: the run's own plan lies beside its results.",
         )
-    named = {"target": asked.model.target, "weights": asked.model.weights}
+    named = {"target": request.model.target, "weights": request.model.weights}
     return msgspec.structs.replace(ran, model=msgspec.structs.replace(ran.model, **named))
 
 
-def _model_faults(asked: ModelRef, ran: ModelRef, typed: Typed) -> list[str]:
+def _model_faults(request: ModelRef, ran: ModelRef, typed: Typed) -> list[str]:
     faults = []
-    if _file_and_factory(asked.target) != _file_and_factory(ran.target):
-        faults.append(f"its model was {ran.target}, not {asked.target}")
-    if Path(asked.weights).name != Path(ran.weights).name:
+    if _file_and_factory(request.target) != _file_and_factory(ran.target):
+        faults.append(f"its model was {ran.target}, not {request.target}")
+    if Path(request.weights).name != Path(ran.weights).name:
         faults.append(f"its weights were {ran.weights or 'those of the factory'}: name them with --weights")
-    if typed("size") and asked.size != ran.size:
-        faults.append(f"--size {asked.size} is not {ran.size}")
-    if typed("arguments") and asked.arguments != ran.arguments:
+    if typed("size") and request.size != ran.size:
+        faults.append(f"--size {request.size} is not {ran.size}")
+    if typed("arguments") and request.arguments != ran.arguments:
         was = " ".join(f"{name}={value}" for name, value in ran.arguments.items()) or "nothing"
         faults.append(f"--set was {was}")
     return faults
@@ -206,26 +206,26 @@ def _file_and_factory(target: str) -> tuple[str, str]:
     return (Path(path).name.removesuffix(".py"), factory) if ".py" in target else (target, "")
 
 
-def _spec_faults(asked: RunSpec, ran: RunSpec, typed: Typed) -> list[str]:
-    pairs = [(name, getattr(asked, name), getattr(ran, name)) for name in OF_THE_SPEC]
-    pairs.append(("memory_limit", asked.memory_limit_bytes, ran.memory_limit_bytes))
+def _spec_faults(request: RunSpec, ran: RunSpec, typed: Typed) -> list[str]:
+    pairs = [(name, getattr(request, name), getattr(ran, name)) for name in OF_THE_SPEC]
+    pairs.append(("memory_limit", request.memory_limit_bytes, ran.memory_limit_bytes))
     return [f"{name} was {there}, not {here}" for name, here, there in pairs if typed(name) and here != there]
 
 
-def _plan_faults(asked: PipelinePlan, ran: PipelinePlan, typed: Typed) -> list[str]:
+def _plan_faults(request: PipelinePlan, ran: PipelinePlan, typed: Typed) -> list[str]:
     """Faults of the plan. `asked` is the plan that ran, with the options applied."""
     counts = (
-        ("stages", len(asked.stages), len(ran.stages)),
-        ("ranks", asked.n_ranks, len(rows_of(ran)) if typed("ranks") else None),
-        ("microbatches", asked.n_microbatches, ran.n_microbatches),
+        ("stages", len(request.stages), len(ran.stages)),
+        ("ranks", request.n_ranks, len(rows_of(ran)) if typed("ranks") else None),
+        ("microbatches", request.n_microbatches, ran.n_microbatches),
     )
     faults = [f"it had {there} {name}, not {here}" for name, here, there in counts if typed(name) and here != there]
-    if typed("schedule") and (ran.actions or asked.schedule != ran.schedule):
-        faults.append(f"its schedule was {ran.schedule_name}, not {asked.schedule}")
-    if typed("rows") and asked.actions != ran.actions:
+    if typed("schedule") and (ran.actions or request.schedule != ran.schedule):
+        faults.append(f"its schedule was {ran.schedule_name}, not {request.schedule}")
+    if typed("rows") and request.actions != ran.actions:
         faults.append(f"its schedule was {ran.schedule_name}, not that of --rows")
     for option, name in (("checkpoint",) * 2, ("unkeyed", "keyed_rng"), ("deferred_batch_norm",) * 2):
-        if typed(option) and getattr(asked, name) != getattr(ran, name):
+        if typed(option) and getattr(request, name) != getattr(ran, name):
             faults.append(f"{name} was {getattr(ran, name)}")
     return faults
 
@@ -288,9 +288,9 @@ def pipeline(
             return
         request = RunPipeline(spec=spec, engine=run.engine, profile=profile)
         pipeline_run = ask(engine, request, keep=not keep.no_store)
-        held = fullest_bytes(pipeline_run.memory)
-        if wish is not None and held is not None and held > wish.cap_bytes:
-            joint = _planned_once_more(engine, graph, profile, wish, held)
+        n_bytes = fullest_bytes(pipeline_run.memory)
+        if wish is not None and n_bytes is not None and n_bytes > wish.cap_bytes:
+            joint = _planned_once_more(engine, graph, profile, wish, n_bytes)
             spec = msgspec.structs.replace(spec, policy=joint.policy, plan=joint.plan)
             pipeline_run = ask(engine, msgspec.structs.replace(request, spec=spec), keep=not keep.no_store)
         _write_plan(run.out, spec, graph)
@@ -299,8 +299,8 @@ def pipeline(
 
 def _wish(split: PlanOptions, cap_bytes: int) -> CapWish:
     shape = PipelinePlan(stages=((),) * (split.stages or 2), n_microbatches=USUAL_MICROBATCHES, schedule=USUAL_SCHEDULE)
-    asked = msgspec.structs.replace(shape, **split.changes())
-    return CapWish(asked=asked, cap_bytes=cap_bytes, n_microbatches=split.microbatches)
+    split_plan = msgspec.structs.replace(shape, **split.changes())
+    return CapWish(asked=split_plan, cap_bytes=cap_bytes, n_microbatches=split.microbatches)
 
 
 def _planned(engine: Worker, graph: ModelGraph, profile: PipelineProfile | None, wish: CapWish) -> JointPlan:
@@ -311,11 +311,11 @@ def _planned(engine: Worker, graph: ModelGraph, profile: PipelineProfile | None,
 
 
 def _planned_once_more(
-    engine: Worker, graph: ModelGraph, profile: PipelineProfile | None, wish: CapWish, held: int
+    engine: Worker, graph: ModelGraph, profile: PipelineProfile | None, wish: CapWish, n_bytes: int
 ) -> JointPlan:
     """A second plan after a run whose fullest rank held `held` bytes, more than the cap."""
-    say(f"A rank held {mib(held)} of {mib(wish.cap_bytes)}: planning again with the cap lowered by the excess.")
-    joint = _planned(engine, graph, profile, once_more(wish, held))
+    say(f"A rank held {mib(n_bytes)} of {mib(wish.cap_bytes)}: planning again with the cap lowered by the excess.")
+    joint = _planned(engine, graph, profile, once_more(wish, n_bytes))
     return msgspec.structs.replace(joint, cap_bytes=wish.cap_bytes)
 
 
@@ -333,10 +333,10 @@ def _refuse_accumulation(spec: RunSpec) -> None:
 
 
 def _opened(
-    engine: Worker, results: Path, asked: tuple[typer.Context, RunSpec, PlanOptions, str], keep: KeepOptions
+    engine: Worker, results: Path, options: tuple[typer.Context, RunSpec, PlanOptions, str], keep: KeepOptions
 ) -> PipelineRun:
     """The run that torchrun's ranks recorded, under the plan that the ranks ran."""
-    context, spec, split, policy = asked
+    context, spec, split, policy = options
     ran = spec_beside(results).plan
     assert ran is not None, "run_spec.json is written for a plan"
     changed = split.changes()
@@ -372,13 +372,13 @@ def _write_run(spec: RunSpec, folder: Path, output: Output) -> None:
 def _answer(run: PipelineRun, keep: KeepOptions, output: Output, joint: JointPlan | None = None) -> None:
     if keep.save is not None:
         save_run_file(run, keep.save)
-    kept = None if joint is None else within_cap(run, joint)
+    met = None if joint is None else within_cap(run, joint)
     if output.json:
-        planned = {} if joint is None else {"joint_plan": to_plain(joint), "cap_kept": kept}
+        planned = {} if joint is None else {"joint_plan": to_plain(joint), "cap_kept": met}
         print_json({**run.headlines(), **to_plain(run), **planned})
     else:
         print_pipeline(run, joint)
     if run.failure is not None:
         answer_failure(run.failure, replace(output, json=False))
-    if run.moved or kept is False:
+    if run.moved or met is False:
         raise typer.Exit(DIFFERENT)

@@ -57,20 +57,20 @@ class BudgetOptions:
 
 
 @verb
-def plan(model: Model, options: ModelOptions, step: StepOptions, asked: BudgetOptions, output: Output) -> None:
+def plan(model: Model, options: ModelOptions, step: StepOptions, wish: BudgetOptions, output: Output) -> None:
     """The cheapest policy under a memory budget, with a proof, confirmed by a run. Exit 1: the run missed it."""
-    if (asked.budget is None) == (asked.time is None):
+    if (wish.budget is None) == (wish.time is None):
         raise BadInput(
             "A plan needs one of --budget and --time.", hint="--budget 60%, or --time +10% for the least memory."
         )
     ref = options.ref(model)
     spec = step.spec(ref, KEEP_ALL, seed=options.seed)
-    check_writable(asked.out)
+    check_writable(wish.out)
     with worker() as engine:
-        graph = describe(engine, ref, options.seed, without_data=asked.predict)
-        first = _first_run(engine, spec, graph, predict=asked.predict)
+        graph = describe(engine, ref, options.seed, without_data=wish.predict)
+        first = _first_run(engine, spec, graph, predict=wish.predict)
         planner = Planner(first, graph)
-        last = _confirmed(engine, spec, first, planner, asked)
+        last = _confirmed(engine, spec, first, planner, wish)
     tries = last.tries
     chosen, run = tries[-1]
     met = kept(chosen, run)
@@ -82,8 +82,8 @@ def plan(model: Model, options: ModelOptions, step: StepOptions, asked: BudgetOp
         if against:
             answer_console().print(f"  [yellow]{escape(against)}[/]")
     with errors_to_stderr(output):
-        if asked.out is not None:
-            print_or_write(_policy_text(chosen, first, run, graph), asked.out)
+        if wish.out is not None:
+            print_or_write(_policy_text(chosen, first, run, graph), wish.out)
     if not met:
         raise typer.Exit(DIFFERENT)
 
@@ -91,8 +91,8 @@ def plan(model: Model, options: ModelOptions, step: StepOptions, asked: BudgetOp
 def _measured(engine: Worker, spec: RunSpec, policy: Policy, *, predict: bool, fits: bool) -> Measurement:
     """The run of a plan; in turns with everything kept, if that `fits`."""
     chosen = msgspec.structs.replace(spec, policy=policy)
-    asked = Measure(spec=chosen, without_data=predict, beside_keep_all=fits and not predict)
-    run = ask(engine, asked, keep=not predict)
+    request = Measure(spec=chosen, without_data=predict, beside_keep_all=fits and not predict)
+    run = ask(engine, request, keep=not predict)
     assert isinstance(run, Measurement)
     return run
 
@@ -100,8 +100,8 @@ def _measured(engine: Worker, spec: RunSpec, policy: Policy, *, predict: bool, f
 def _first_run(engine: Worker, spec: RunSpec, graph: ModelGraph, *, predict: bool) -> Measurement:
     """The run that keeps everything, else the first run that fits. Raises RunFailed if no run fits."""
     kept_all = msgspec.structs.replace(spec, policy=KEEP_ALL)
-    asked = Measure(spec=kept_all, until_it_fits=not predict, without_data=predict)
-    run: Measurement = ask(engine, asked, keep=not predict)
+    request = Measure(spec=kept_all, until_it_fits=not predict, without_data=predict)
+    run: Measurement = ask(engine, request, keep=not predict)
     if run.refused:
         say(f"[yellow]{escape(did_not_fit(run, keep_all_from(run, graph)))}[/]")
     if run.failure is not None:
@@ -110,19 +110,19 @@ def _first_run(engine: Worker, spec: RunSpec, graph: ModelGraph, *, predict: boo
 
 
 def _confirmed(
-    engine: Worker, spec: RunSpec, first_run: Measurement, planner: Planner, asked: BudgetOptions
+    engine: Worker, spec: RunSpec, first_run: Measurement, planner: Planner, wish: BudgetOptions
 ) -> Confirmation:
     """The plan and its run. The planner plans again if the run exceeds the budget or the model refuses a segment."""
 
     def solve(planner: Planner) -> Plan:
-        if asked.time is not None:
-            return planner.least_memory(parse_share(asked.time))
-        return planner.within(parse_budget(asked.budget or "", planner.keep_all_bytes, first_run))
+        if wish.time is not None:
+            return planner.least_memory(parse_share(wish.time))
+        return planner.within(parse_budget(wish.budget or "", planner.keep_all_bytes, first_run))
 
     def run(policy: Policy) -> Measurement:
         fits = not first_run.spec.policy.units
         try:
-            chosen = _measured(engine, spec, policy, predict=asked.predict, fits=fits)
+            chosen = _measured(engine, spec, policy, predict=wish.predict, fits=fits)
             if chosen.failure is not None and chosen.failure.kind != "out of memory":
                 raise RunFailed(chosen.failure)
         except RunFailed as error:
@@ -139,11 +139,11 @@ def _confirmed(
 
 
 def _document(last: Confirmation, first: Measurement, *, met: bool) -> dict[str, Any]:
-    def one(chosen: Plan, run: Measurement) -> dict[str, Any]:
+    def part(chosen: Plan, run: Measurement) -> dict[str, Any]:
         derived = {"cost_ratio": chosen.cost_ratio, "proven": chosen.proven}
         return {"plan": {**to_plain(chosen), **derived}, "measured": figures(run)}
 
-    *missed, chosen = [one(*pair) for pair in last.tries]
+    *missed, chosen = [part(*pair) for pair in last.tries]
     beside = {"met": met, "first_run": figures(first), "missed": missed, "refused_segments": last.refused}
     return {**chosen, **beside}
 
@@ -172,8 +172,8 @@ def _origin(run: Measurement) -> str:
 
 
 def _ran(run: Measurement) -> str:
-    kept, after = (run.times.beside.median_ms, run.times.step.median_ms) if run.times else (None, None)
-    return f"; {percent(after / kept - 1, signed=True)} measured, in turns" if kept and after is not None else ""
+    before, after = (run.times.beside.median_ms, run.times.step.median_ms) if run.times else (None, None)
+    return f"; {percent(after / before - 1, signed=True)} measured, in turns" if before and after is not None else ""
 
 
 def _policy_text(chosen: Plan, first: Measurement, run: Measurement, graph: ModelGraph) -> str:

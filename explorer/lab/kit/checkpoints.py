@@ -60,9 +60,9 @@ class WrittenOutCheckpoint(torch.autograd.Function):
 def flip_row(bench: LabBench, label: str, layer: str, flip: str) -> LabRow:
     """A row that compares one of CHECKPOINTS with keeping, on blocks with `layer`; `flip`: `between` or `never`."""
     make = partial(Dropped, 0.3) if layer == "dropout" else Normed
-    kept, model = (chain(make, 3).to(bench.device) for _ in range(2))
+    plain, model = (chain(make, 3).to(bench.device) for _ in range(2))
     flips = flip == "between"
-    expected = _flipped_step(kept, KEEP_ALL, bench, flips=flips)
+    expected = _flipped_step(plain, KEEP_ALL, bench, flips=flips)
     policy = Policy.recompute(block_names(model), **CHECKPOINTS[label])
     return compared_row(label, expected, attempt(partial(_flipped_step, model, policy, bench, flips=flips)))
 

@@ -130,13 +130,13 @@ def sides(
 def outcome_sentence(row: LabRow, more: str = "") -> str:
     """`Reentrant: gradients different, off by 0.31 of their size.`; `more` stands behind the colon."""
     if row.outcome == "raised":
-        said = f"refuses: {row.note}"
+        words = f"refuses: {row.note}"
     elif row.outcome == "crashed":
-        said = f"ends the process: {row.note}, without an exception to catch"
+        words = f"ends the process: {row.note}, without an exception to catch"
     else:
         off = f", off by {size_of(row)} of their size" if row.outcome == "different" else ""
-        said = f"gradients {row.outcome}{off}"
-    return f"{row.label[:1].upper()}{row.label[1:]}: {said}{'; ' if more else ''}{more}."
+        words = f"gradients {row.outcome}{off}"
+    return f"{row.label[:1].upper()}{row.label[1:]}: {words}{'; ' if more else ''}{more}."
 
 
 def chart(

@@ -99,9 +99,9 @@ def segmented_step(chain: Chain, x: Tensor, n_segments: int, merge: Merge = "add
     while entries:
         entry = entries.pop()
         entry.rng.restore()
-        known = _Known(gradients, stores[0] if merge == "add" else {})
+        begin = _Known(gradients, stores[0] if merge == "add" else {})
         with running_again(chain.model):
-            gradients, store = _pull_back(chain, entry.steps, _leaf(entry.input, x), known)
+            gradients, store = _pull_back(chain, entry.steps, _leaf(entry.input, x), begin)
         if merge == "per_segment":
             stores.append(store)
         else:
@@ -172,11 +172,11 @@ class _Known:
     store: Store
 
 
-def _pull_back(chain: Chain, steps: Sequence[Step], start: Tensor, known: _Known) -> tuple[list[Tensor], Store]:
+def _pull_back(chain: Chain, steps: Sequence[Step], start: Tensor, begin: _Known) -> tuple[list[Tensor], Store]:
     """Runs a segment again and backward: the gradient at its input (none of the net's own), and its parameters'."""
     parameters = chain.trainable
-    shared = tuple(known.store)
-    token = _Start.apply(known, shared, _run(steps, start), *(parameters[name] for name in shared))
+    shared = tuple(begin.store)
+    token = _Start.apply(begin, shared, _run(steps, start), *(parameters[name] for name in shared))
     leaves = [start] if start.requires_grad else []
     pulled = torch.autograd.grad(token, [*leaves, *parameters.values()], allow_unused=True)
     del token
@@ -192,11 +192,11 @@ class _Start(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, known: _Known, shared: tuple[str, ...], output: Tensor, *parameters: Tensor) -> Tensor:
-        ctx.known, ctx.shared = known, shared
+    def forward(ctx: Any, begin: _Known, shared: tuple[str, ...], output: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.known, ctx.shared = begin, shared
         return output.new_zeros(())
 
     @staticmethod
     def backward(ctx: Any, *token_gradient: Any) -> Any:
-        known: _Known = ctx.known
-        return (None, None, known.output_gradient.pop(), *(known.store.pop(name) for name in ctx.shared))
+        begin: _Known = ctx.known
+        return (None, None, begin.output_gradient.pop(), *(begin.store.pop(name) for name in ctx.shared))

@@ -85,12 +85,13 @@ def _time_picture(comparison: Comparison) -> go.Figure:
     fig = figure(QUESTION_OF_TIME, time_answer(comparison), height=150 + 34 * max(len(timed), 4))
     for name, colour, shape in (("forward", KEEP, ""), ("recompute", RECOMPUTE, "/")):
         samples = [_samples(run, row, name) for row in timed]
-        if any(one.ms for one in samples):
+        if any(sample.ms for sample in samples):
             series = BarSeries(
-                name=name, lengths=[one.median_ms for one in samples], figures=[milliseconds(one) for one in samples],
+                name=name, lengths=[sample.median_ms for sample in samples], figures=list(map(milliseconds, samples)),
                 colour=colour, pattern=shape,
             )  # fmt: skip
-            spread = {"type": "data", "array": [one.spread_ms for one in samples], "thickness": 1.5, "color": SPREAD}
+            ms = [sample.spread_ms for sample in samples]
+            spread = {"type": "data", "array": ms, "thickness": 1.5, "color": SPREAD}
             add_bars(fig, [row.label for row in timed], series, error_x=spread)
     clock = run.times.clock if run.times else NOT_MEASURED
     return bars(fig, f"milliseconds, {clock}", mode="group")

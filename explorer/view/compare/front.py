@@ -193,16 +193,16 @@ class Plane(Record):
 
 def names_beside(named: Sequence[tuple[tuple[float, float], str]], plane: Plane) -> list[str]:
     """A place of PLACES for each mark and its name, or the empty string if there is no room."""
-    taken = [_around(mark, plane) for mark in plane.marks]
+    boxes_drawn = [_around(mark, plane) for mark in plane.marks]
     places: list[str] = []
     for mark, name in named:
-        own, (x, y) = _around(mark, plane), plane.pixels(mark)
-        others = [box for box in taken if box != own]
+        around, (x, y) = _around(mark, plane), plane.pixels(mark)
+        others = [box for box in boxes_drawn if box != around]
         boxes = ((place, _rectangle(x, y, name, place)) for place in PLACES)
         place, box = next(((place, box) for place, box in boxes if _is_free(box, others, plane)), ("", None))
         places.append(place)
         if box is not None:
-            taken.append(box)
+            boxes_drawn.append(box)
     return places
 
 
@@ -231,7 +231,7 @@ def _rectangle(x: float, y: float, name: str, place: str) -> Rectangle:
     return left, left + width, bottom, bottom + LINE
 
 
-def _is_free(box: Rectangle, taken: Sequence[Rectangle], plane: Plane) -> bool:
+def _is_free(box: Rectangle, others: Sequence[Rectangle], plane: Plane) -> bool:
     left, right, bottom, top = box
     inside = left >= 0 and right <= plane.width and bottom >= 0 and top <= plane.height
-    return inside and all(right <= a or b <= left or top <= c or d <= bottom for a, b, c, d in taken)
+    return inside and all(right <= a or b <= left or top <= c or d <= bottom for a, b, c, d in others)

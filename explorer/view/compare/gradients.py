@@ -47,9 +47,9 @@ def _picture(comparison: Comparison) -> go.Figure:
     if all(diff.verdict == "bitwise equal" for diff in diffs):
         return empty(QUESTION, f"{verdict_sentence(comparison)}: there is no distance to draw.")
     exponents = [_exponent(diff) for diff in diffs]
-    known = [value for value in exponents if value is not None]
-    low = math.floor(min(known)) - 1 if known else -2
-    high = math.ceil(max(known)) + 1 if known else 0
+    numbers = [value for value in exponents if value is not None]
+    low = math.floor(min(numbers)) - 1 if numbers else -2
+    high = math.ceil(max(numbers)) + 1 if numbers else 0
     named = len(diffs) <= MAX_NAMES
     fig = figure(QUESTION, verdict_sentence(comparison), height=150 + 22 * max(len(diffs), 6) if named else 420)
     for verdict in get_args(Verdict):

@@ -38,7 +38,7 @@ def headlines(run: Comparison | Measurement) -> tuple[Headline, ...]:
     figures = _of_one(run) if isinstance(run, Measurement) else _of_two(run)
     if isinstance(run, Comparison) and run.is_predicted:
         figures = tuple(map(_predicted, figures))
-    return tuple(replace(one, origin=()) if one.value == NOT_MEASURED else one for one in figures)
+    return tuple(replace(headline, origin=()) if headline.value == NOT_MEASURED else headline for headline in figures)
 
 
 def _predicted(figure: Headline) -> Headline:
@@ -109,8 +109,8 @@ def _of_one(run: Measurement) -> tuple[Headline, ...]:
 
 
 def _peak_tooltip(run: Measurement) -> str:
-    own = peaks_in_words(run)
-    return HEADLINES["step_peak_bytes"] + (f" The {own}." if own else "")
+    peaks = peaks_in_words(run)
+    return HEADLINES["step_peak_bytes"] + (f" The {peaks}." if peaks else "")
 
 
 def _flops_tooltip(run: Measurement) -> str:

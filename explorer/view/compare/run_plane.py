@@ -58,18 +58,18 @@ def run_plane(points: Sequence[RunPoint], model: str) -> Chart:
 
 def is_ahead(points: Sequence[RunPoint], place: int) -> bool:
     """Whether no run under the same conditions beats the run at `place`."""
-    one = points[place]
-    others = (point for point in points if point.conditions == one.conditions and point is not one)
-    return one.verdict not in UNSAFE and not any(_beats(other, one) for other in others)
+    run = points[place]
+    others = (point for point in points if point.conditions == run.conditions and point is not run)
+    return run.verdict not in UNSAFE and not any(_beats(other, run) for other in others)
 
 
-def _beats(other: RunPoint, one: RunPoint) -> bool:
-    if other.verdict in UNSAFE or other.peak_bytes > one.peak_bytes:
+def _beats(other: RunPoint, run: RunPoint) -> bool:
+    if other.verdict in UNSAFE or other.peak_bytes > run.peak_bytes:
         return False
-    spread = max(other.spread_ms or 0.0, one.spread_ms or 0.0)
-    if other.peak_bytes == one.peak_bytes:
-        return other.step_ms < one.step_ms - spread
-    return other.step_ms <= one.step_ms + spread
+    spread = max(other.spread_ms or 0.0, run.spread_ms or 0.0)
+    if other.peak_bytes == run.peak_bytes:
+        return other.step_ms < run.step_ms - spread
+    return other.step_ms <= run.step_ms + spread
 
 
 def _picture(points: Sequence[RunPoint], ahead: Sequence[int], model: str) -> go.Figure:

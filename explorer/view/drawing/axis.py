@@ -71,8 +71,8 @@ def _phase_ms(run: Measurement) -> dict[str, float] | None:
         "backward": run.times.backward.median_ms,
         "optimizer": run.times.optimizer.median_ms,
     }
-    known = {phase: ms for phase, ms in measured.items() if ms is not None}
-    return known if len(known) == len(measured) else None
+    medians = {phase: ms for phase, ms in measured.items() if ms is not None}
+    return medians if len(medians) == len(measured) else None
 
 
 def event_ticks(run: Measurement) -> tuple[list[float], list[str]]:
@@ -110,16 +110,16 @@ def _stretched(ticks: Positions, run: Measurement, drawn: Measurement) -> Positi
     log = run.allocations
     if log is None or drawn.allocations is None:
         return ticks
-    own, onto = _borders(run.phases, log.n_ticks), _borders(drawn.phases, drawn.allocations.n_ticks)
+    source, onto = _borders(run.phases, log.n_ticks), _borders(drawn.phases, drawn.allocations.n_ticks)
     shared = 0
-    while shared < min(len(own), len(onto)) and own[shared][0] == onto[shared][0]:
+    while shared < min(len(source), len(onto)) and source[shared][0] == onto[shared][0]:
         shared += 1
     if not shared:
         return ticks * (drawn.allocations.n_ticks / max(log.n_ticks, 1))
-    whole = shared == len(own) == len(onto)
+    whole = shared == len(source) == len(onto)
     # A run that was cut short is stretched as far as it went; behind the last common border events count as they are.
-    tail = (log.n_ticks - own[shared - 1][1]) if not whole else 0
-    x_own = [0, *(end for _, end in own[:shared]), log.n_ticks]
+    tail = (log.n_ticks - source[shared - 1][1]) if not whole else 0
+    x_own = [0, *(end for _, end in source[:shared]), log.n_ticks]
     x_onto = [0, *(end for _, end in onto[:shared]), onto[shared - 1][1] + tail]
     return np.asarray(np.interp(ticks, x_own, x_onto), dtype=np.float64)
 
@@ -194,5 +194,5 @@ def minmax(values: NDArray[Any], n_points: int = MAX_POINTS) -> Indices:
 
 def with_points(indices: Indices, extra: Iterable[int], n: int) -> Indices:
     """`indices` and the values of `extra` in 0..n-1, ascending, without duplicates."""
-    wanted = np.fromiter((i for i in extra if 0 <= i < n), dtype=np.intp)
-    return np.union1d(indices, wanted)
+    inside = np.fromiter((i for i in extra if 0 <= i < n), dtype=np.intp)
+    return np.union1d(indices, inside)

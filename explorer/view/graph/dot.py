@@ -121,14 +121,14 @@ def caption(picture: AutogradPicture) -> str:
 
 def difference(pictures: AutogradPictures) -> str:
     """A sentence on the changes that recomputing made in the graph, with the record's figures."""
-    kept, again = pictures.kept, pictures.recomputed
+    plain, again = pictures.kept, pictures.recomputed
     nodes = (
-        f"The {count(kept.n_nodes, 'node')} stay"
-        if again.n_nodes == kept.n_nodes
-        else f"{count(kept.n_nodes, 'node')} became {again.n_nodes:,}"
+        f"The {count(plain.n_nodes, 'node')} stay"
+        if again.n_nodes == plain.n_nodes
+        else f"{count(plain.n_nodes, 'node')} became {again.n_nodes:,}"
     )
     tensors = count(again.n_saved_tensors, "saved tensor")
     return (
         f"{nodes}; recomputed they hold {tensors} ({mib(again.saved_bytes)}) instead of "
-        f"{kept.n_saved_tensors:,} ({mib(kept.saved_bytes)})."
+        f"{plain.n_saved_tensors:,} ({mib(plain.saved_bytes)})."
     )

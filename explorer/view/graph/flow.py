@@ -74,8 +74,8 @@ def folded(graph: ModelGraph, nodes: Mapping[str, Node], opened: Collection[str]
         apart = any(a != b for a, b in zip(paths[source], paths[target]))
         if apart:
             tensor = edge.data if edge.data is not None else -1 - number
-            known = ways[source, target].setdefault(tensor, edge)
-            if known.n_bytes < edge.n_bytes:
+            first = ways[source, target].setdefault(tensor, edge)
+            if first.n_bytes < edge.n_bytes:
                 ways[source, target][tensor] = edge
     joins = {join.id: join for join in graph.joins if shown.get(join.id) == join.id}
     _dissolve(joins, ways)
@@ -227,13 +227,13 @@ def _down(order: Mapping[str, Sequence[str]], box: str, ends: Collection[str]) -
 
 def lanes(spans: Mapping[K, Span]) -> dict[K, int]:
     """A lane for each span so that no two in one lane touch; short spans stay near the boxes."""
-    taken: list[list[Span]] = []
+    lanes_used: list[list[Span]] = []
     lane_of: dict[K, int] = {}
     for key, (low, high) in sorted(spans.items(), key=lambda item: (item[1][1] - item[1][0], item[1][0])):
-        free = (i for i, others in enumerate(taken) if all(high < a or b < low for a, b in others))
-        lane = next(free, len(taken))
-        if lane == len(taken):
-            taken.append([])
-        taken[lane].append((low, high))
+        free = (i for i, others in enumerate(lanes_used) if all(high < a or b < low for a, b in others))
+        lane = next(free, len(lanes_used))
+        if lane == len(lanes_used):
+            lanes_used.append([])
+        lanes_used[lane].append((low, high))
         lane_of[key] = lane
     return lane_of

@@ -226,8 +226,8 @@ class _Drawing:
             boxes = [id for id in order if id in rows]
             neighbours |= set(zip(boxes, boxes[1:]))
         for cut in self.graph.cuts:
-            known = cut.after in self.flow.paths and cut.before in self.flow.paths
-            pair = self.flow.siblings(cut.after, cut.before) if known else None
+            drawn = cut.after in self.flow.paths and cut.before in self.flow.paths
+            pair = self.flow.siblings(cut.after, cut.before) if drawn else None
             if pair in neighbours and pair is not None:
                 below = rows[pair[1]]
                 self.cuts.append(

@@ -91,13 +91,13 @@ def labels(facts: Facts) -> dict[str, Label]:
 def _label(facts: Facts, node: Node, on: set[str], badges: dict[str, list[Badge]], heat: float) -> Label:
     block = facts.graph.by_fqn.get(node.id)
     if node.members:
-        own = _of_members([_own_badges(facts, badges, fqn) for fqn in node.members])
+        of_node = _of_members([_own_badges(facts, badges, fqn) for fqn in node.members])
     else:
-        own = [] if block is None else _own_badges(facts, badges, node.id)
+        of_node = [] if block is None else _own_badges(facts, badges, node.id)
     return Label(
         bytes=_bytes(facts, node, block, on),
         note=_note(facts, node, on),
-        badges=tuple(own),
+        badges=tuple(of_node),
         title=_title(facts, node, block),
         heat=heat,
         bar=facts.overlay.spoken(node) if facts.overlay is not None and facts.alive is None else "",
@@ -119,8 +119,10 @@ def _of_run(facts: Facts, members: tuple[str, ...], on: set[str]) -> str:
         return f"{each.pop()} each"
     before = sum(_saved(facts, fqn) for fqn in members)
     touched = {*on, *facts.recomputed_inside}
-    held = [_held(facts, fqn) if fqn in touched or _recomputed_with(fqn, on) else _saved(facts, fqn) for fqn in members]
-    after = None if None in held else sum(size or 0 for size in held)
+    sizes = [
+        _held(facts, fqn) if fqn in touched or _recomputed_with(fqn, on) else _saved(facts, fqn) for fqn in members
+    ]
+    after = None if None in sizes else sum(size or 0 for size in sizes)
     if after == before:
         return f"{mib(before)} in all"
     then = "?" if after is None else mib(after) if facts.candidate else f"≈ {mib(after)}"
@@ -131,7 +133,7 @@ def _held(facts: Facts, fqn: str) -> int | None:
     """Bytes that a recomputed block still keeps, alone, around or inside others: measured, else predicted."""
     if facts.candidate and (cost := facts.candidate.by_fqn.get(fqn)):
         return cost.saved_after_forward_bytes
-    freed = [facts.freed_bytes.get(one) for one in facts.recomputed_inside.get(fqn, (fqn,))]
+    freed = [facts.freed_bytes.get(block) for block in facts.recomputed_inside.get(fqn, (fqn,))]
     return None if None in freed else max(_saved(facts, fqn) - sum(size or 0 for size in freed), 0)
 
 
@@ -167,14 +169,14 @@ def _saved(facts: Facts, fqn: str) -> int:
 
 def _kept_cost(facts: Facts, fqn: str) -> MeasuredBlock | None:
     """Cost of a block with everything kept. None also for a pinned baseline, whose figures belong to its policy."""
-    kept = facts.baseline is not None and not facts.baseline.spec.policy.units
-    return facts.baseline.by_fqn.get(fqn) if facts.baseline and kept else None
+    keeps_all = facts.baseline is not None and not facts.baseline.spec.policy.units
+    return facts.baseline.by_fqn.get(fqn) if facts.baseline and keeps_all else None
 
 
 def _after(facts: Facts, fqn: str) -> str:
-    held = _held(facts, fqn)
+    n_bytes = _held(facts, fqn)
     measured = facts.candidate is not None and fqn in facts.candidate.by_fqn
-    return "?" if held is None else mib(held) if measured else f"≈ {mib(held)}"
+    return "?" if n_bytes is None else mib(n_bytes) if measured else f"≈ {mib(n_bytes)}"
 
 
 def _note(facts: Facts, node: Node, on: set[str]) -> str:
@@ -220,12 +222,12 @@ def _own_badges(facts: Facts, badges: dict[str, list[Badge]], fqn: str) -> list[
 def _of_members(each: list[list[Badge]]) -> list[Badge]:
     """A badge per sign, the gravest first, with the number of members that carry the sign. No hazard is lost."""
     first: dict[str, Badge] = {}
-    for badge in (badge for own in each for badge in own):
+    for badge in (badge for of_member in each for badge in of_member):
         first.setdefault(badge.sign, badge)
-    n_with = {sign: sum(any(badge.sign == sign for badge in own) for own in each) for sign in first}
+    n_with = {sign: sum(any(badge.sign == sign for badge in of_member) for of_member in each) for sign in first}
     return [
         Badge(sign=sign, severity=badge.severity, text=f"{n_with[sign]} of {len(each)} blocks: {badge.text}")
-        for sign, badge in sorted(first.items(), key=lambda one: GRAVITY.index(one[1].severity))
+        for sign, badge in sorted(first.items(), key=lambda pair: GRAVITY.index(pair[1].severity))
     ]
 
 
@@ -273,11 +275,11 @@ def _shares(facts: Facts, nodes: dict[str, Node]) -> dict[str, float]:
     """Each node's bytes alive, everything below included, relative to the largest drawn at its level."""
     if facts.alive is None:
         return shares(facts.overlay, nodes) if facts.overlay is not None else {}
-    held: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for fqn, n_bytes in facts.alive.by_block.items():
         id: str | None = fqn if fqn in nodes else None
         while id:
-            held[id] = held.get(id, 0) + n_bytes
+            sizes[id] = sizes.get(id, 0) + n_bytes
             id = nodes[id].parent
-    largest = max(held.values(), default=0)
-    return {id: n_bytes / largest for id, n_bytes in held.items()} if largest else {}
+    largest = max(sizes.values(), default=0)
+    return {id: n_bytes / largest for id, n_bytes in sizes.items()} if largest else {}

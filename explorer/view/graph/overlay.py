@@ -35,20 +35,22 @@ class Overlay(Record):
 
     def spoken(self, node: Node) -> str:
         """`saved bytes 15.0 MiB (measured)`, of several blocks the largest; empty if unknown."""
-        known = [self.figures[fqn] for fqn in _blocks(node) if fqn in self.figures]
-        if not known:
+        numbers = [self.figures[fqn] for fqn in _blocks(node) if fqn in self.figures]
+        if not numbers:
             return ""
-        most = "at most " if len(set(known)) > 1 else ""
-        return f"{self.what} {most}{self.in_words(max(known))}{' each' if len(known) > 1 else ''} ({self.origin})"
+        most = "at most " if len(set(numbers)) > 1 else ""
+        return f"{self.what} {most}{self.in_words(max(numbers))}{' each' if len(numbers) > 1 else ''} ({self.origin})"
 
     @property
     def legend(self) -> str:
         """A sentence on the meaning of a full bar."""
-        known = {fqn: figure for fqn, figure in self.figures.items() if fqn and figure > 0}
-        if not known:
+        positive = {fqn: figure for fqn, figure in self.figures.items() if fqn and figure > 0}
+        if not positive:
             return f"No block has any {self.what} yet: {NEEDS[self.what]}."
-        most = max(known, key=lambda fqn: (known[fqn], -fqn.count(".")))
-        return f"Bars: {self.what}, {self.origin}. Full: the most at that depth; {most}: {self.in_words(known[most])}."
+        most = max(positive, key=lambda fqn: (positive[fqn], -fqn.count(".")))
+        return (
+            f"Bars: {self.what}, {self.origin}. Full: the most at that depth; {most}: {self.in_words(positive[most])}."
+        )
 
 
 OF_RUN: dict[str, tuple[Callable[[MeasuredBlock], float | None], str, str]] = {
@@ -96,11 +98,11 @@ def of_gradients(comparison: Comparison | None) -> Overlay:
 
 def shares(overlay: Overlay, nodes: Mapping[str, Node]) -> dict[str, float]:
     """Share of each node, 0 to 1; a node for several blocks shows their largest share."""
-    own = {id: _figure(overlay, node) for id, node in nodes.items() if id}
+    by_node = {id: _figure(overlay, node) for id, node in nodes.items() if id}
     most: dict[int, float] = {}
-    for id, figure in own.items():
+    for id, figure in by_node.items():
         most[id.count(".")] = max(most.get(id.count("."), 0.0), figure)
-    return {id: figure / most[id.count(".")] for id, figure in own.items() if figure > 0}
+    return {id: figure / most[id.count(".")] for id, figure in by_node.items() if figure > 0}
 
 
 def _figure(overlay: Overlay, node: Node) -> float:

@@ -39,7 +39,9 @@ def _picture(run: Comparison | Measurement) -> go.Figure:
     rows = chart_rows(*runs.values())
     if not rows:
         return empty(QUESTION, NO_COSTS)
-    lines = {name: [row_sum(one, row, "saved_after_forward_bytes") for row in rows] for name, one in runs.items()}
+    lines = {
+        name: [row_sum(measured, row, "saved_after_forward_bytes") for row in rows] for name, measured in runs.items()
+    }
     unit, unit_name = byte_axis(max(max(line) for line in lines.values()))
     fig = figure(QUESTION, _answer(runs), height=150 + (14 + 12 * len(runs)) * max(len(rows), 4))
     for name, line in lines.items():
@@ -63,8 +65,8 @@ def _rows(run: Comparison | Measurement) -> list[dict[str, Any]]:
     table = []
     for fqn in block_names(*runs.values()):
         row: dict[str, Any] = {"block": fqn or WHOLE_MODEL}
-        for name, one in runs.items():
-            cost = one.by_fqn.get(fqn)
+        for name, measured in runs.items():
+            cost = measured.by_fqn.get(fqn)
             if cost is not None:
                 row |= _columns(cost, name if len(runs) > 1 else "")
         table.append(row)
@@ -99,12 +101,12 @@ NOTHING = "Nothing made in this block is kept for backward."
 def operators_chart(run: Comparison | Measurement, block: str) -> Chart:
     """Chart of the bytes that the operators of `block` keep when forward ends. Empty `block`: the whole model."""
     named = block or "the model"
-    kept = {name: _kept(one, block) for name, one in runs_of(run).items()}
+    saved = {name: _kept(measured, block) for name, measured in runs_of(run).items()}
     return Chart(
         name=f"operators of {named}",
-        figure=_operator_picture(named, kept),
-        alt=f"Bars of the bytes that each operator of {named} keeps for backward. {_operator_answer(kept)}.",
-        rows=lambda: _operator_rows(kept),
+        figure=_operator_picture(named, saved),
+        alt=f"Bars of the bytes that each operator of {named} keeps for backward. {_operator_answer(saved)}.",
+        rows=lambda: _operator_rows(saved),
     )
 
 
@@ -125,14 +127,14 @@ def _kept(run: Measurement, block: str) -> dict[str, tuple[int, int]]:
     return {op: (size, n_made[op]) for op, size in n_bytes.most_common()}
 
 
-def _operator_picture(named: str, kept: dict[str, dict[str, tuple[int, int]]]) -> go.Figure:
+def _operator_picture(named: str, saved: dict[str, dict[str, tuple[int, int]]]) -> go.Figure:
     question = f"Which operators of {named} save most?"
-    names = _names(kept)
+    names = _names(saved)
     if not names:
         return empty(question, NOTHING)
-    lines = {run: [_of(by_op, name, names) for name in names] for run, by_op in kept.items()}
+    lines = {run: [_of(by_op, name, names) for name in names] for run, by_op in saved.items()}
     unit, unit_name = byte_axis(max(size for line in lines.values() for size, _ in line))
-    fig = figure(question, _operator_answer(kept), height=150 + (14 + 12 * len(kept)) * max(len(names), 3))
+    fig = figure(question, _operator_answer(saved), height=150 + (14 + 12 * len(saved)) * max(len(names), 3))
     for run, line in lines.items():
         figures = [f"{mib(size)} in {count(n, 'allocation')}" for size, n in line]
         lengths = [size / unit for size, _ in line]
@@ -141,10 +143,10 @@ def _operator_picture(named: str, kept: dict[str, dict[str, tuple[int, int]]]) -
     return bars(fig, f"saved for backward ({unit_name})", mode="group")
 
 
-def _names(kept: dict[str, dict[str, tuple[int, int]]]) -> list[str]:
+def _names(saved: dict[str, dict[str, tuple[int, int]]]) -> list[str]:
     """The five largest of either run, the largest first, and whether there are more."""
     most: Counter[str] = Counter()
-    for by_op in kept.values():
+    for by_op in saved.values():
         for op, (size, _) in by_op.items():
             most[op] = max(most[op], size)
     names = [op for op, _ in most.most_common(MOST)]
@@ -158,19 +160,19 @@ def _of(by_op: dict[str, tuple[int, int]], name: str, shown: list[str]) -> tuple
     return sum(size for size, _ in rest), sum(n for _, n in rest)
 
 
-def _operator_answer(kept: dict[str, dict[str, tuple[int, int]]]) -> str:
-    sums = [mib(sum(size for size, _ in by_op.values())) for by_op in kept.values()]
+def _operator_answer(saved: dict[str, dict[str, tuple[int, int]]]) -> str:
+    sums = [mib(sum(size for size, _ in by_op.values())) for by_op in saved.values()]
     return " to ".join(sums) + " saved when forward ends"
 
 
-def _operator_rows(kept: dict[str, dict[str, tuple[int, int]]]) -> list[dict[str, Any]]:
+def _operator_rows(saved: dict[str, dict[str, tuple[int, int]]]) -> list[dict[str, Any]]:
     """Every operator, the largest first."""
-    ops = dict.fromkeys(op for by_op in kept.values() for op in by_op)
-    prefix = {run: f"{run}: " if len(kept) > 1 else "" for run in kept}
+    ops = dict.fromkeys(op for by_op in saved.values() for op in by_op)
+    prefix = {run: f"{run}: " if len(saved) > 1 else "" for run in saved}
     return [
         {"operator": op}
-        | {f"{prefix[run]}saved (bytes)": by_op.get(op, (0, 0))[0] for run, by_op in kept.items()}
-        | {f"{prefix[run]}allocations": by_op.get(op, (0, 0))[1] for run, by_op in kept.items()}
+        | {f"{prefix[run]}saved (bytes)": by_op.get(op, (0, 0))[0] for run, by_op in saved.items()}
+        | {f"{prefix[run]}allocations": by_op.get(op, (0, 0))[1] for run, by_op in saved.items()}
         for op in ops
     ]
 

@@ -69,8 +69,8 @@ def place(ledger: Ledger) -> str:
     if ledger.phase is None or ledger.phase_share is None:
         return f"at event {ledger.tick}"
     phase = f"{ledger.phase} of {ledger.phase_block}" if ledger.phase_block else ledger.phase
-    known = not ledger.at_block or (ledger.phase_block and is_within(ledger.at_block, ledger.phase_block))
-    inside = "" if known else f", in {ledger.at_block}"
+    is_clear = not ledger.at_block or (ledger.phase_block and is_within(ledger.at_block, ledger.phase_block))
+    inside = "" if is_clear else f", in {ledger.at_block}"
     return f"{percent_whole(ledger.phase_share)} into {phase}{inside}"
 
 
@@ -81,8 +81,8 @@ def _natural(fqn: str) -> list[tuple[int, str]]:
 
 def _grid(ledger: Ledger, fqns: Sequence[str]) -> tuple[list[str], list[tuple[str, ...]], list[dict[Role, int]]]:
     """Labels, fqns and bytes by role of each row that holds something."""
-    known = set(fqns)
-    rows = rows_of([*fqns, *sorted((block for block in ledger.by_block if block not in known), key=_natural)])
+    in_model = set(fqns)
+    rows = rows_of([*fqns, *sorted((block for block in ledger.by_block if block not in in_model), key=_natural)])
     labels = [*(row.label for row in rows.rows), ROOT_LABEL]
     members = [*(row.fqns for row in rows.rows), ("",)]
     sizes: list[dict[Role, int]] = [{} for _ in labels]

@@ -48,16 +48,16 @@ def ranks_at_peak(ranks: RecordedRanks) -> Chart:
 def spread_of_ranks(ranks: RecordedRanks) -> str:
     """A sentence on the fullest rank, its lead over the lowest rank, and the ranks without a file."""
     missing = f" No file of {_named(ranks.missing)}." if ranks.missing else ""
-    known = [run for run in ranks.ranks if run.held_peak_bytes is not None]
-    if not known:
+    recorded = [run for run in ranks.ranks if run.held_peak_bytes is not None]
+    if not recorded:
         return f"No rank recorded what it held.{missing}"
-    full, low = ranks.fullest, min(known, key=lambda run: run.held_peak_bytes or 0)
+    full, low = ranks.fullest, min(recorded, key=lambda run: run.held_peak_bytes or 0)
     more = change(low.held_peak_bytes, full.held_peak_bytes)
     beside = ""
     if more:
         beside = f", {percent(more, signed=True)} over rank {low.rank} ({peak_and_end(low)})"
-    elif len(known) > 1:
-        beside = ", and so do all others" if len(known) == len(ranks.ranks) else ", as all others that recorded it"
+    elif len(recorded) > 1:
+        beside = ", and so do all others" if len(recorded) == len(ranks.ranks) else ", as all others that recorded it"
     return f"Rank {full.rank} holds most: {peak_and_end(full)}{beside}.{missing}"
 
 
@@ -96,11 +96,11 @@ def _line(run: Measurement, unit: int, name: str) -> go.Scatter:
     log, rank = run.allocations, run.rank or 0
     assert log is not None
     line = held(log)
-    kept = [int(i) for i in minmax(line, N_POINTS)]
+    points = [int(i) for i in minmax(line, N_POINTS)]
     return go.Scatter(
         name=f"rank {rank}",
-        x=[log.time_ns[i] / 1e6 for i in kept],
-        y=[float(line[i]) / unit for i in kept],
+        x=[log.time_ns[i] / 1e6 for i in points],
+        y=[float(line[i]) / unit for i in points],
         mode="lines",
         line={"color": stage_colour(rank), "shape": "hv", "width": 2, "dash": DASHES[rank % len(DASHES)]},
         hovertemplate=f"rank {rank}: %{{y:.2f}} {name}",
@@ -126,9 +126,9 @@ def _bars(ranks: RecordedRanks) -> go.Figure:
 
 def _role_rows(ranks: RecordedRanks) -> list[dict[str, Any]]:
     at = [(run, ledger(run).by_role) for run in ranks.ranks if run.allocations is not None]
-    seen = [role for role in ROLES if any(by_role[role] for _, by_role in at)]
+    drawn = [role for role in ROLES if any(by_role[role] for _, by_role in at)]
     return [
-        {"rank": run.rank, "peak": peak_and_end(run), **{role: mib(by_role[role]) for role in seen}}
+        {"rank": run.rank, "peak": peak_and_end(run), **{role: mib(by_role[role]) for role in drawn}}
         for run, by_role in at
     ]
 

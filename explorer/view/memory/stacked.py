@@ -130,12 +130,12 @@ def _picture(measurement: Measurement, block: str | None, *, axis: Axis, cursor:
     if axis == "time" and not has_times(measurement):
         axis = "tick"
     total = held(log)
-    mine = None if block is None else belongs(log, block)
-    stack = _layers(log, mine)
+    inside = None if block is None else belongs(log, block)
+    stack = _layers(log, inside)
     ticks = drawn_ticks(log, stack)
     x = positions(measurement, log, measurement, axis=axis)
     unit, unit_name = byte_axis(int(total.max()))
-    fig = figure(question, _answer(measurement, block, held(log, mine) if mine is not None else None), height=480)
+    fig = figure(question, _answer(measurement, block, held(log, inside) if inside is not None else None), height=480)
     add_bands(fig, measurement, x, pale=False)
     for layer in stack:
         fig.add_trace(area(layer, x[ticks], layer.line[ticks] / unit))
@@ -175,12 +175,12 @@ def _alt(measurement: Measurement, block: str | None) -> str:
     return f"Stacked area chart of bytes{of_block} by role. {where}: {', '.join(parts) or 'nothing'}."
 
 
-def _layers(log: Allocations, mine: Mask | None) -> list[Layer]:
+def _layers(log: Allocations, of_block: Mask | None) -> list[Layer]:
     """Bottom first, in the order of ROLES; a chosen block's lie under all others."""
-    if mine is None:
+    if of_block is None:
         layers = [_layer(role, line, pale=False) for role, line in zip(ROLES, held_by_role(log))]
     else:
-        inside, outside = held_by_role(log, mine), held_by_role(log, ~mine)
+        inside, outside = held_by_role(log, of_block), held_by_role(log, ~of_block)
         layers = [_layer(role, line, pale=False) for role, line in zip(ROLES, inside)]
         layers += [_layer(role, line, pale=True) for role, line in zip(ROLES, outside)]
     return [layer for layer in layers if layer.line.any()]
@@ -257,12 +257,14 @@ def _block_layers(run: Measurement, log: Allocations) -> list[Layer]:
     names = block_names(run) or [fqn for fqn in log.blocks if fqn]
     rows = rows_of(names, MOST_BANDS)
     row_of = np.array([rows.index(fqn) for fqn in log.blocks] or [-1], dtype=np.int64)[block]
-    own = ~fixed & ~again
+    freeable = ~fixed & ~again
     layers = [Layer(name=REST, line=held(log, fixed), colour=ROLE_COLOURS["parameter"], pattern="")]
-    layers += [Layer(name=ROOT_LABEL, line=held(log, own & (row_of < 0)), colour=ROLE_COLOURS["unattributed"],
+    layers += [Layer(name=ROOT_LABEL, line=held(log, freeable & (row_of < 0)), colour=ROLE_COLOURS["unattributed"],
                       pattern=".")]  # fmt: skip
     layers += [
-        Layer(name=row.label, line=held(log, own & (row_of == i)), colour=stage_colour(i), pattern=stage_pattern(i))
+        Layer(
+            name=row.label, line=held(log, freeable & (row_of == i)), colour=stage_colour(i), pattern=stage_pattern(i)
+        )
         for i, row in enumerate(rows.rows)
     ]
     layers.append(Layer(

@@ -103,7 +103,7 @@ def _rows(baseline: Measurement, candidate: Measurement | None) -> list[dict[str
         for span in run.phases:
             stretch = line[span.first_tick : span.end_tick]
             if len(stretch):
-                own = {
+                peaks = {
                     f"peak {counter} (bytes)": int(curve[span.first_tick : span.end_tick].max())
                     for counter, curve in counters(run).items()
                 }
@@ -117,7 +117,7 @@ def _rows(baseline: Measurement, candidate: Measurement | None) -> list[dict[str
                         "peak (bytes)": int(stretch.max()),
                         "held at its end (bytes)": int(stretch[-1]),
                         "is the step's peak": int(stretch.max()) == int(line.max()),
-                        **own,
+                        **peaks,
                     }
                 )
     return table
@@ -200,8 +200,8 @@ def _mark_peak(fig: go.Figure, name: str, run: Measurement, x: Positions, unit: 
 
 def _answer(baseline: Measurement, candidate: Measurement | None) -> str:
     if candidate is None:
-        own = peaks_in_words(baseline)
-        return f"{peak_and_end(baseline)}, {peak_place(baseline)}" + (f"; {own}" if own else "")
+        peaks = peaks_in_words(baseline)
+        return f"{peak_and_end(baseline)}, {peak_place(baseline)}" + (f"; {peaks}" if peaks else "")
     if not (baseline.complete and candidate.complete):
         return f"baseline {peak_and_end(baseline)}; candidate {peak_and_end(candidate)}"
     old, new = baseline.step_peak_bytes, candidate.step_peak_bytes
@@ -278,5 +278,5 @@ def _curve(run: Measurement) -> str:
 
 
 def _legend(run: Measurement) -> str:
-    seen = dict.fromkeys(span.phase for span in run.phases)
-    return " ".join(f'<span style="color:{PHASE_COLOURS[phase]}">■</span> {phase}' for phase in seen)
+    phases = dict.fromkeys(span.phase for span in run.phases)
+    return " ".join(f'<span style="color:{PHASE_COLOURS[phase]}">■</span> {phase}' for phase in phases)

@@ -40,9 +40,9 @@ def _shelf(exhibits: Sequence[Exhibit]) -> str:
     return f'<div class="gallery">{"".join(map(_card, exhibits))}</div>'
 
 
-def _card(one: Exhibit) -> str:
-    inside = f"<b>{escape(one.title)}</b>{paragraph(one.line, 'quiet')}"
-    return f'<a href="{escape(one.file)}"><div class="card">{inside}</div></a>'
+def _card(exhibit: Exhibit) -> str:
+    inside = f"<b>{escape(exhibit.title)}</b>{paragraph(exhibit.line, 'quiet')}"
+    return f'<a href="{escape(exhibit.file)}"><div class="card">{inside}</div></a>'
 
 
 def lesson_text(lesson: Lesson, outcome: LabOutcome) -> str:

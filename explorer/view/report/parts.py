@@ -41,8 +41,8 @@ class ReportOf:
         """The graph in the run's record, else `graph`."""
         run = self.run.candidate if isinstance(self.run, Comparison) else self.run
         run = run.fullest if isinstance(run, RecordedRanks) else run
-        own = run.graph if isinstance(run, (Measurement, PipelineRun)) else None
-        return own or self.graph
+        recorded = run.graph if isinstance(run, (Measurement, PipelineRun)) else None
+        return recorded or self.graph
 
 
 def page(of: ReportOf, head: Iterable[str], parts: Mapping[str, str]) -> str:

@@ -84,7 +84,7 @@ def _head(of: ReportOf, run: Run) -> Iterator[str]:
     if isinstance(run, Comparison) and not run.comparable:
         yield box([f"The {what_failed(run)}: nothing is bought, and nothing is proven."], "error")
     holders: tuple[Run, ...] = (run.baseline, run.candidate, run) if isinstance(run, Comparison) else (run,)
-    yield from failure_boxes(one.failure for one in holders)
+    yield from failure_boxes(holder.failure for holder in holders)
     yield paragraph(did_not_fit(shown, None), "warn")
 
 
@@ -272,9 +272,9 @@ def _pipeline_memory(run: PipelineRun) -> Iterator[str]:
 
 
 def _of_ranks(run: PipelineRun) -> list[Chart]:
-    fullest = sorted(run.memory, key=lambda one: -(one.device_bytes or 0))[:MOST_RANKS]
+    fullest = sorted(run.memory, key=lambda rank: -(rank.device_bytes or 0))[:MOST_RANKS]
     predicted = run.predicted.memory if run.predicted is not None else ()
-    return [rank_chart(one, predicted) for one in sorted(fullest, key=lambda one: one.rank)]
+    return [rank_chart(rank, predicted) for rank in sorted(fullest, key=lambda rank: rank.rank)]
 
 
 def _gradients(run: PipelineRun) -> Iterator[str]:

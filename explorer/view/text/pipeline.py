@@ -133,20 +133,20 @@ def plan_sentence(joint: JointPlan) -> str:
 
 def within_cap(run: PipelineRun, joint: JointPlan) -> bool | None:
     """Whether every rank of `run` held at most the cap that `joint` was made below; None: no rank was measured."""
-    held = fullest_bytes(run.memory)
-    return None if held is None else held <= joint.cap_bytes
+    n_bytes = fullest_bytes(run.memory)
+    return None if n_bytes is None else n_bytes <= joint.cap_bytes
 
 
 def cap_outcome(run: PipelineRun, joint: JointPlan) -> str:
     """Words for whether `run` stayed below the cap; empty if no rank was measured."""
-    kept = within_cap(run, joint)
-    if kept is None:
+    met = within_cap(run, joint)
+    if met is None:
         return ""
     fullest = max(run.memory, key=lambda memory: memory.device_bytes or 0)
-    held = mib(fullest.device_bytes)
-    if kept:
-        return f"cap {mib(joint.cap_bytes)} kept: the fullest rank holds {held}"
-    return f"cap {mib(joint.cap_bytes)} missed: rank {fullest.rank} needs {held}"
+    size = mib(fullest.device_bytes)
+    if met:
+        return f"cap {mib(joint.cap_bytes)} kept: the fullest rank holds {size}"
+    return f"cap {mib(joint.cap_bytes)} missed: rank {fullest.rank} needs {size}"
 
 
 def _proof(joint: JointPlan) -> str:

@@ -80,9 +80,9 @@ def against_budget(peak_bytes: int, budget_bytes: int, *, measured: bool) -> str
     return f":red[{mib(peak_bytes)} {origin}: {mib(peak_bytes - budget_bytes)} over {mib(budget_bytes)}.]"
 
 
-def better(peak: str, cost: float, own: float, counts: str) -> str:
+def better(peak: str, cost: float, drawn: float, counts: str) -> str:
     """The sentence on a policy that a plan beats; `counts`: time, or FLOPs if the step is not timed."""
-    return f"A plan with {peak} takes ×{cost:.2f} {counts} instead of ×{own:.2f}."
+    return f"A plan with {peak} takes ×{cost:.2f} {counts} instead of ×{drawn:.2f}."
 
 
 _DONE: dict[Action, str] = {"recompute": "recompute", "save_ops": "recompute", "offload": "offload"}
@@ -103,8 +103,8 @@ def _units(units: Sequence[Unit]) -> str:
     segments = sum(len(unit.blocks) > 1 for unit in units)
     joined = f" in {count(len(units), 'unit')}" if segments else ""
     first = units[0]
-    kept = f" but keep {some(tuple(dict.fromkeys(map(operator_word, first.save_ops))))}" if first.save_ops else ""
-    return f"{_DONE[first.action]} {count(len(named), 'block')}{joined}{kept}: {listed}"
+    keeping = f" but keep {some(tuple(dict.fromkeys(map(operator_word, first.save_ops))))}" if first.save_ops else ""
+    return f"{_DONE[first.action]} {count(len(named), 'block')}{joined}{keeping}: {listed}"
 
 
 def _counted(fqn: str) -> list[tuple[bool, int, str]]:

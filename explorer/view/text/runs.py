@@ -34,8 +34,8 @@ def stored_flops(headlines: Mapping[str, Any]) -> str:
     if (ratio := headlines.get("flop_ratio")) is not None:
         return percent(ratio - 1, signed=True)
     parts = [headlines.get(f"{phase}_flops") for phase in ("forward", "recompute", "backward")]
-    known = [part for part in parts if part is not None]
-    return flops(sum(known)) if known else ""
+    numbers = [part for part in parts if part is not None]
+    return flops(sum(numbers)) if numbers else ""
 
 
 def stored_time(headlines: Mapping[str, Any]) -> str:
@@ -75,10 +75,10 @@ def who_failed(comparison: Comparison) -> str:
 
 def stored_peak(headlines: dict[str, object]) -> str:
     """The peak of a measurement from its stored headline figures."""
-    peak, held = headlines.get("step_peak_bytes"), headlines.get("held_peak_bytes")
+    peak, least = headlines.get("step_peak_bytes"), headlines.get("held_peak_bytes")
     if isinstance(peak, int):
         return mib(peak)
-    return f"at least {mib(held)}, then failed" if isinstance(held, int) else NOT_MEASURED
+    return f"at least {mib(least)}, then failed" if isinstance(least, int) else NOT_MEASURED
 
 
 def did_not_fit(run: Measurement, whole: Measurement | None) -> str:

@@ -145,7 +145,7 @@ def moved(name: str, kind: str) -> StateChange:
 
 CAUSES = [
     ({"masks": (MaskDiff(block="a", n_elements=10, n_mismatched=4),)}, "The dropout mask differs in a between"),
-    ({"rng": (RngDiff(generator="python", equal=False),)}, "The recompute drew from python once more"),
+    ({"rng": (RngDiff(generator="python", equal=False),)}, "The recompute drew from python again"),
     ({"rng": (RngDiff(generator="torch cpu", equal=False),)}, "The generator torch cpu stands elsewhere"),
     ({"state_changes": (moved("running_mean", "buffer"),)}, "Running statistics moved twice in a"),
     ({"state_changes": (moved("n", "attribute"),)}, "The recompute changed the attribute n of a a second time (1 → 2)"),
