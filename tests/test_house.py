@@ -226,7 +226,7 @@ BUDGETS = {
     "view": (6430, 44), "ui": (6900, 66), "lab": (2920, 28), "own_loop": (1150, 11), "cli": (2280, 21),
 }  # fmt: skip
 """Lines and files of each ring at most. Code that needs more room takes something away first. The aim of the sum is
-44,0 lines in 340 files: lower a budget with the ring."""
+44,000 lines in 340 files: lower a budget with the ring."""
 TESTS_BUDGET = (45130, 436)
 
 

@@ -36,7 +36,7 @@ def of_rank(rank: int, chain: Chain, n_ranks: int = 3, failure: Failure | None =
 
 def ranks() -> RecordedRanks:
     """Rank 1 was refused, rank 2 left no file."""
-    runs = (of_rank(0, Chain()), path_of_rank(1, Chain(saved=30 * MIB), failure=REFUSED))
+    runs = (of_rank(0, Chain()), of_rank(1, Chain(saved=30 * MIB), failure=REFUSED))
     return RecordedRanks(ranks=runs, n_ranks=3, recorded_in="train.py, step 2")
 
 
