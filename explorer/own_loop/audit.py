@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from explorer.engine.bench.user_loop import LoopRecording
-from explorer.engine.compare.rerun_draws import RerunDraws
+from explorer.engine.compare.watched import RerunDraws
 from explorer.engine.policy.apply import policy_of
 from explorer.engine.policy.plain import checkpointing_off
 from explorer.engine.state.global_state import preserve_global_state

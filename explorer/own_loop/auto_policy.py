@@ -13,13 +13,12 @@ Demand: https://github.com/pytorch/pytorch/issues/32219
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from explorer.engine.bench.user_step import UserSteps
 from explorer.errors import InvalidPolicy, OutOfMemory
+from explorer.own_loop.record_step import place_of_caller
 from explorer.plan.planners.budget import DEVICE, Planner, parse_budget
 from explorer.plan.planners.confirm import confirmed, kept
 from explorer.plan.planners.front import undominated
@@ -49,9 +48,7 @@ def auto_policy(model: nn.Module, step: Callable[[], object], budget: str | int 
     also for a step that cannot be repeated or has no backward, and for a model with a policy. Raises OutOfMemory if no
     policy fits.
     """
-    frame: Any = sys._getframe(1)
-    where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-    with UserSteps(model, step, where) as steps:
+    with UserSteps(model, step, place_of_caller()) as steps:
         graph = steps.graph()
         run, refused = _first_that_fits(steps, graph)
         planner = Planner(run, graph)

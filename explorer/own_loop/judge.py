@@ -10,23 +10,22 @@ Loss equality is never part of it.
 
 from __future__ import annotations
 
-import sys
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 
-from explorer.engine.compare.programs import judged_programs
-from explorer.engine.compare.step_program import Step, StepProgram, whole
+from explorer.engine.compare.judgement import judge_programs
+from explorer.engine.compare.programs import Step, step_programs, whole
 from explorer.engine.device.device import device_of, device_of_model
 from explorer.engine.model.loaded import types_of
 from explorer.engine.model.plain_names import plain_buffers, plain_parameters
 from explorer.engine.state.bits import same_bits
 from explorer.engine.state.global_state import deterministic_kernels, preserve_global_state
 from explorer.errors import BadInput
+from explorer.own_loop.record_step import place_of_caller
 from explorer.plan.names import listed
 from explorer.plan.why.gradients import causes
 from explorer.record.comparison import BufferDiff, Comparison, GradientDiff, ParameterDiff, TensorDiff, Verdict
@@ -93,16 +92,16 @@ def judge(
     """
     other = model if candidate_model is None else candidate_model
     names = _same_parameters(model, other)
-    programs = [
-        StepProgram(step=step, model=trained, batch=batch, parameters=names)
-        for step, trained in ((reference_step, model), (candidate_step, other))
-    ]
-    frame: Any = sys._getframe(1)
-    where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-    with preserve_global_state(), deterministic_kernels(), warnings.catch_warnings():
-        fields = judged_programs(*programs)
-    runs = [_run(where, program.model) for program in programs]
-    comparison = Comparison(baseline=runs[0], candidate=runs[1], **fields)
+    where = place_of_caller()
+    sides = (reference_step, model), (candidate_step, other)
+    comparison = Comparison(baseline=_run(where, model), candidate=_run(where, other))
+    with (
+        preserve_global_state(),
+        deterministic_kernels(),
+        warnings.catch_warnings(),
+        step_programs(sides, batch, names) as (reference, candidate),
+    ):
+        comparison = judge_programs(comparison, reference, candidate)
     if comparison.failure is None and comparison.n_gradients == 0 and not comparison.trains_in_backward:
         raise BadInput(
             "Neither step left a gradient in the model that it was given.",
@@ -144,8 +143,7 @@ def _same_parameters(model: nn.Module, other: nn.Module) -> tuple[str, ...]:
 
 
 def _starts_alike(one: Tensor, other: Tensor) -> bool:
-    left, right = whole(one), whole(other)
-    return one is other or (left is not None and right is not None and same_bits(left.cpu(), right.cpu()))
+    return one is other or same_bits(whole(one).detach().cpu(), whole(other).detach().cpu())
 
 
 def _run(where: str, model: nn.Module) -> Measurement:

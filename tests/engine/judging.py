@@ -7,11 +7,10 @@ from typing import Any
 
 import msgspec
 
-from explorer.engine.compare.compare import Meter, equivalence, with_causes
+from explorer.engine.compare.compare import judge_specs, with_causes
 from explorer.engine.state.global_state import deterministic_kernels, preserve_global_state
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import Environment, Measurement
-from explorer.record.plan import silent
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 from tests.engine import rerun_nets, trap_nets
@@ -37,8 +36,6 @@ def judged(net: str, blocks: Sequence[Any] = ("1", "2"), *, full: bool = True, *
 
 def judged_pair(baseline: RunSpec, candidate: RunSpec, *, full: bool = True) -> Comparison:
     """The judging half on any two specs."""
-    with preserve_global_state(), deterministic_kernels():
-        evidence = equivalence(baseline, candidate, full=full, meter=Meter(silent))
     empty = [Measurement(spec=spec, environment=WHERE) for spec in (baseline, candidate)]
-    comparison = Comparison(baseline=empty[0], candidate=empty[1], **evidence)
-    return with_causes(comparison)
+    with preserve_global_state(), deterministic_kernels():
+        return with_causes(judge_specs(Comparison(baseline=empty[0], candidate=empty[1]), full=full))

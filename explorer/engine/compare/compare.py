@@ -1,46 +1,25 @@
-"""Runs baseline and candidate from one state, measures them in turns, then compares their results bit by bit.
-
-measure_pair ─▶ saved bytes and added time
-baseline ─▶ baseline again ─▶ float64 ─▶ candidate ─▶ candidate, watched
-            └ noise floor     └ rounding             └ masks, state
-"""
+"""Measures a baseline and a candidate in turns, and judges whether their steps are equal."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from dataclasses import asdict
 
 import msgspec
 
 from explorer.engine.bench.measure import measure_pair
-from explorer.engine.bench.step import Trainee, forward_backward, prepare
-from explorer.engine.compare.carried import carried, n_looked_at, names, not_walked, unstable
-from explorer.engine.compare.diffs import differences
-from explorer.engine.compare.draws import DrawWatch
-from explorer.engine.compare.module_state import StateAudit
-from explorer.engine.compare.outcome import (
-    Outcome,
-    Yardsticks,
-    eval_difference,
-    not_reproducible_because,
-    parameter_differences,
-    rng_differences,
-    same_gradients,
-    take,
-)
-from explorer.engine.compare.probe import probe
-from explorer.engine.compare.reference import coarsest_epsilon, reference
+from explorer.engine.bench.step import forward_backward, prepare
+from explorer.engine.compare.judgement import judge_programs
+from explorer.engine.compare.probe import ProbeResult, probe
+from explorer.engine.compare.programs import SpecProgram
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load_for
 from explorer.engine.state.global_state import deterministic_kernels, preserve_global_state, tf32_kinds, without_tf32
-from explorer.engine.state.snapshot import SharedSnapshot
-from explorer.engine.state.state_diff import StateKey
-from explorer.engine.watch.checkpoint_error import failure_in_words
-from explorer.errors import BadInput, Cancelled
+from explorer.errors import BadInput
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.why.gradients import causes
-from explorer.record.comparison import BufferDiff, Comparison, GradientDiff, MaskDiff, StateChange
+from explorer.record.comparison import Comparison
 from explorer.record.failure import Failure
 from explorer.record.graph import Hazard
 from explorer.record.measurement import Measurement
@@ -77,17 +56,25 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
     """
     _same_but_for_the_policy(baseline, candidate)
     meter = Meter(report)
-    probed = probe(baseline, candidate, report) if full and baseline.plan is None and candidate.plan is None else {}
+    probes = full and baseline.plan is None and candidate.plan is None
+    probed = probe(baseline, candidate, report) if probes else ProbeResult()
     measured = measure_pair(baseline, candidate, meter)
-    failed = _first_failure(*measured)
-    comparison = Comparison(baseline=measured[0], candidate=measured[1], failure=failed)
-    if failed is not None:
+    failure = _first_failure(*measured)
+    comparison = Comparison(baseline=measured[0], candidate=measured[1], failure=failure)
+    if failure is not None:
         return comparison
-    coarse = tf32_kinds() if baseline.device == "cuda" else ()
+    comparison = msgspec.structs.replace(
+        comparison, without_tf32=tf32_kinds() if baseline.device == "cuda" else (), **asdict(probed)
+    )
     with preserve_global_state(), deterministic_kernels(strict=runs_strictly(baseline)), without_tf32():
-        judged = equivalence(baseline, candidate, full=full, meter=meter)
-    judged |= {"without_tf32": coarse, **probed}
-    return with_causes(msgspec.structs.replace(comparison, **judged))
+        comparison = judge_specs(comparison, full=full, stage=meter.step)
+    return with_causes(comparison)
+
+
+def judge_specs(of: Comparison, *, full: bool = True, stage: Callable[[str], None] = lambda what: None) -> Comparison:
+    """`of` with the evidence of its verdict: both specs run from copies of one loaded model."""
+    baseline = SpecProgram(of.baseline.spec, load_for(of.baseline.spec))
+    return judge_programs(of, baseline, baseline.under(of.candidate.spec), full=full, stage=stage)
 
 
 def with_causes(comparison: Comparison) -> Comparison:
@@ -117,91 +104,6 @@ def _first_failure(baseline: Measurement, candidate: Measurement) -> Failure | N
     return None
 
 
-def equivalence(baseline: RunSpec, candidate: RunSpec, *, full: bool, meter: Meter) -> dict[str, Any]:
-    """The fields of a Comparison that give its verdict: both specs run from copies of one loaded model."""
-    loaded = load_for(baseline)
-    start = SharedSnapshot(loaded.model)
-
-    def fresh(spec: RunSpec) -> Trainee:
-        start.restore()
-        return prepare(spec, loaded)
-
-    meter.step("baseline, for its gradients")
-    trainee = fresh(baseline)
-    if trainee.left_behind:
-        return {"reproducible": False, "not_reproducible_because": trainee.left_behind}
-    base = take(trainee, full=full)
-    fields: dict[str, Any] = {"not_walked": names(not_walked(base))}
-    rerun = exact = None
-    own_changes = unjudged = frozenset[StateKey]()
-    if full:
-        meter.step("baseline again: does it equal itself?")
-        rerun, own_changes = _rerun(fresh(baseline), base)
-        because, unjudged = not_reproducible_because(base, rerun), unstable(base, rerun)
-        fields |= {"reproducible": not because, "not_reproducible_because": because, "unjudged": names(unjudged)}
-        rerun = rerun if because else base  # equal outcomes need one copy
-        meter.step("baseline in float64: how far is it from exact?")
-        start.restore()
-        exact, because = reference(baseline, loaded, base)
-        fields |= {"reference": "float64" if exact else "none", "no_reference_because": because}
-    meter.step("candidate, for its gradients")
-    try:
-        trainee = fresh(candidate)
-        cand = take(trainee, full=full, lead=base)
-        meter.step("candidate, watched: masks and module state")
-        if full and candidate.policy.units:
-            fields["masks"], changes = _watched(fresh(candidate))
-            own = own_changes | unjudged
-            fields["state_changes"] = tuple(c for c in changes if (c.block, c.name, c.kind) not in own)
-            fields["masks_watched"] = True
-            if candidate.policy.stops_early and any(mask.n_not_drawn_again for mask in fields["masks"]):
-                fields["equal_without_early_stop"] = same_gradients(base, _to_the_end(fresh, candidate, base))
-    except Cancelled:
-        raise
-    except Exception as error:  # a user's model may raise anything when it runs again
-        return {**fields, "failure": failure_in_words(error, trainee.model)}
-    yardsticks = Yardsticks(coarsest_epsilon(baseline, base.gradients), rerun, exact)
-    fields |= {"carried": carried(base, cand, yardsticks, unjudged), "n_carried": n_looked_at(base) - len(unjudged)}
-    return _moved_again(fields | side_by_side(base, cand, yardsticks))
-
-
-def _to_the_end(fresh: Callable[[RunSpec], Trainee], candidate: RunSpec, base: Outcome) -> Outcome:
-    policy = msgspec.structs.replace(candidate.policy, early_stop=False)
-    return take(fresh(msgspec.structs.replace(candidate, policy=policy)), full=False, like=base)
-
-
-def _moved_again(fields: dict[str, Any]) -> dict[str, Any]:
-    """Clears `candidate_error` of state that a recompute moved twice: such a difference is never rounding."""
-    changed = {f"{change.block}.{change.name}".lstrip(".") for change in fields.get("state_changes", ())}
-    return fields | {
-        family: tuple(
-            msgspec.structs.replace(diff, candidate_error=None) if diff.name in changed else diff
-            for diff in fields[family]
-        )
-        for family in ("buffers", "carried")
-    }
-
-
-def side_by_side(base: Outcome, cand: Outcome, yardsticks: Yardsticks) -> dict[str, Any]:
-    """Every difference between two outcomes, tensor by tensor, as fields of a Comparison."""
-    gradients, of_inputs, later = (
-        differences(GradientDiff, getattr(base, family), getattr(cand, family), yardsticks.of(family))
-        for family in ("gradients", "input_gradients", "later_gradients")
-    )
-    return {
-        "gradients": gradients,
-        "input_gradients": of_inputs,
-        "later_gradients": later,
-        "buffers": differences(BufferDiff, base.buffers, cand.buffers, yardsticks.of("buffers")),
-        "parameters": parameter_differences(base, cand, yardsticks, (*gradients, *later)),
-        "n_steps": base.n_steps,
-        "trains_in_backward": bool(base.trained & base.moved.keys()),
-        "rng": rng_differences(base, cand),
-        "eval_output": eval_difference(base, cand, yardsticks),
-        "loss_equal": base.loss == cand.loss,
-    }
-
-
 def runs_strictly(baseline: RunSpec) -> bool:
     """Whether the step runs with deterministic kernels alone. False on a CPU, where the answer changes nothing."""
     if baseline.device == "cpu":
@@ -214,22 +116,6 @@ def runs_strictly(baseline: RunSpec) -> bool:
     except RuntimeError:  # an operator has no deterministic kernel; the model's own errors appear in the next run
         return False
     return True
-
-
-def _rerun(trainee: Trainee, first: Outcome) -> tuple[Outcome, frozenset[StateKey]]:
-    """A second run of the baseline, and the state that its backward changes without any recompute."""
-    audit = StateAudit(trainee.model)
-    return take(trainee, on_phase=audit.on_phase, like=first), frozenset(audit.changes)
-
-
-def _watched(trainee: Trainee) -> tuple[tuple[MaskDiff, ...], tuple[StateChange, ...]]:
-    """Masks and state changes at recompute, from a separate step of the candidate that is not compared."""
-    audit = StateAudit(trainee.model)
-    watch = DrawWatch(trainee.model, trainee.spec.policy)
-    with watch:
-        forward_backward(trainee, audit.on_phase)
-    audit.close()
-    return watch.masks, tuple(audit.changes.values())
 
 
 def _same_but_for_the_policy(baseline: RunSpec, candidate: RunSpec) -> None:

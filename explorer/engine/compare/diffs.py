@@ -17,7 +17,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from explorer.engine.state.bits import dense, same_bits
+from explorer.engine.state.bits import INTEGERS, dense, same_bits
 from explorer.record.comparison import Presence, TensorDiff
 
 Tensors = Mapping[str, Tensor | None]
@@ -25,7 +25,6 @@ Tensors = Mapping[str, Tensor | None]
 
 LENGTH_ROUNDS = 512 * torch.finfo(torch.float32).eps
 """Allowed relative error of a step's length: Adam's 1 - 0.999 ** n in float32 is right to 3e-5."""
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MAX_INT64 = 2**63 - 1
 
 Kind = TypeVar("Kind", bound=TensorDiff)
@@ -235,7 +234,7 @@ def _presence(baseline: Tensor | None, candidate: Tensor | None) -> Presence:
 
 
 def _ordered(tensor: Tensor) -> Tensor:
-    bits = tensor.contiguous().view(_BITS[tensor.element_size()]).to(torch.int64)
+    bits = tensor.contiguous().view(INTEGERS[tensor.element_size()]).to(torch.int64)
     lowest = -(2 ** (8 * tensor.element_size() - 1))
     return torch.where(bits < 0, lowest - bits, bits)
 

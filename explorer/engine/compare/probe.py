@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from explorer.engine.bench.step import Trainee, autocast, forward_backward, prepare
-from explorer.engine.compare.outcome import fingerprint, input_gradients
-from explorer.engine.compare.step_program import hooked
+from explorer.engine.compare.outcome import fingerprint
+from explorer.engine.compare.programs import hooked, input_gradients
 from explorer.engine.device.subprocess_call import call_in_subprocess
 from explorer.engine.model.twin import own_batch
 from explorer.engine.policy.recompute import RunningAgain
@@ -57,11 +57,20 @@ class ProbedStep:
     """State that the walk knows, that the runs moved and that could not be put back: the comparison covers it."""
 
 
-def probe(baseline: RunSpec, candidate: RunSpec, report: Report) -> dict[str, Any]:
-    """Fields of a Comparison: `n_probes`, `hidden_state`, `not_probed_because`. An error becomes a sentence."""
+@dataclass(frozen=True)
+class ProbeResult:
+    """The fields of a Comparison on hidden state."""
+
+    n_probes: int = 0
+    hidden_state: tuple[str, ...] = ()
+    not_probed_because: str = ""
+
+
+def probe(baseline: RunSpec, candidate: RunSpec, report: Report) -> ProbeResult:
+    """The blocks of the candidate's policy with hidden state. An error becomes a sentence."""
     blocks = tuple(dict.fromkeys(block for unit in candidate.policy.units for block in unit.blocks))
     if not blocks or baseline.forward_only:
-        return {}
+        return ProbeResult()
 
     def step(names: tuple[str, ...], n_runs: int = 0) -> ProbedStep:
         spec = msgspec.structs.replace(baseline, n_probes=n_runs or baseline.n_probes)
@@ -73,22 +82,22 @@ def probe(baseline: RunSpec, candidate: RunSpec, report: Report) -> dict[str, An
     try:
         probed = step(blocks)
         if probed.left == probed.first:
-            return {"n_probes": probed.n_runs}
+            return ProbeResult(probed.n_runs)
         plain = step(())
         if probed.left == plain.left:
-            return {"n_probes": probed.n_runs}
+            return ProbeResult(probed.n_runs)
         if because := probed.not_put_back and f"{listed(list(probed.not_put_back))} cannot be put back":
-            return {"not_probed_because": f"The blocks were run again without a result: {because}."}
+            return ProbeResult(not_probed_because=f"The blocks were run again without a result: {because}.")
         if step(()).left != plain.left:
-            return {"not_probed_because": "Two steps of the baseline in clean processes differ."}
+            return ProbeResult(not_probed_because="Two steps of the baseline in clean processes differ.")
         while len(blocks) > 1:
             half = blocks[: len(blocks) // 2]
             blocks = half if step(half, probed.n_runs).left != plain.left else blocks[len(half) :]
     except Cancelled:
         raise
     except (ExplorerError, MemoryError, OSError) as error:
-        return {"not_probed_because": f"The probe for hidden state did not run: {said_by(error)}."}
-    return {"n_probes": probed.n_runs, "hidden_state": blocks}
+        return ProbeResult(not_probed_because=f"The probe for hidden state did not run: {said_by(error)}.")
+    return ProbeResult(probed.n_runs, blocks)
 
 
 def probed_step(spec: RunSpec, blocks: tuple[str, ...], kept: tuple[str, ...], report: Report) -> ProbedStep:
@@ -162,12 +171,12 @@ def _run(calls: Calls, trainee: Trainee, seconds: float) -> int:
 
 def _left(trainee: Trainee, loss: float) -> Fingerprints:
     """Fingerprint of each tensor and generator after backward, before the optimizer, which no block influences."""
-    model = trainee.model
+    model, batches = trainee.model, {"inputs": trainee.inputs, "targets": trainee.targets}
     tensors: Iterator[tuple[str, Tensor | None]] = itertools.chain(
         model.named_parameters(),
         model.named_buffers(),
         ((f"gradient of {name}", parameter.grad) for name, parameter in model.named_parameters()),
-        ((f"gradient of {name}", gradient) for name, gradient in input_gradients(trainee)),
+        ((f"gradient of {name}", gradient) for name, gradient in input_gradients(batches)),
     )
     left = {name: b"" if tensor is None else fingerprint(tensor) for name, tensor in tensors}
     return left | RngState.capture(model).positions() | {"loss": repr(loss).encode()}

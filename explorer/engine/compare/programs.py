@@ -1,172 +1,338 @@
-"""Compares two programs over the same parameters, as `compare` compares two policies.
+"""A model and its training step, run from one state as often as a comparison needs.
 
-    reference ─▶ reference again ─▶ reference in float64 ─▶ candidate
-                 └ noise floor      └ rounding
-
-Each run is `step_program.take_steps`, from the state before the comparison.
+A `SpecProgram` trains a new copy of a loaded model in each run. A `StepProgram` trains the user's own model, because a
+copy of a compiled or sharded model differs; the user's step runs its optimizer itself.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
-from torch.utils._pytree import tree_leaves
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
+from torch.utils.hooks import RemovableHandle
 
-from explorer.engine.compare.carried import carried, n_looked_at, names, unstable
-from explorer.engine.compare.compare import side_by_side
-from explorer.engine.compare.diffs import is_floating
-from explorer.engine.compare.forwards import Forwards, forward_difference
-from explorer.engine.compare.outcome import Outcome, Yardsticks, not_reproducible_because, same_gradients
-from explorer.engine.compare.reference import does_not_run, epsilon_of, most_common_type, too_far
-from explorer.engine.compare.same_draws import SameDraws
-from explorer.engine.compare.step_program import StepProgram, hooked, put_back, take_steps
-from explorer.engine.model.plain_names import plain_modules
-from explorer.engine.state.snapshot import ModelSnapshot, OptimizerSnapshot
-from explorer.engine.state.state_diff import State, StateKey, same_state
-from explorer.engine.watch.checkpoint_error import failure_in_words
+from explorer.engine.bench.step import AUTOCAST, OnPhase, Trainee, autocast, forward_backward, ignore, prepare
+from explorer.engine.compare.diffs import Tensors, is_floating
+from explorer.engine.compare.watched import StateAudit
+from explorer.engine.model.loaded import Loaded, call
+from explorer.engine.model.plain_names import plain_buffers, plain_modules, plain_parameters
+from explorer.engine.model.twin import own_batch
+from explorer.engine.state.rng import seed_everything
+from explorer.engine.state.snapshot import ModelSnapshot, OptimizerSnapshot, SharedSnapshot
+from explorer.engine.state.state_diff import State, StateKey, plain_copy, read_state
 from explorer.engine.watch.uncompiled import compiler_off
-from explorer.record.comparison import ForwardDiff, ParameterDiff
+from explorer.record.policy import KEEP_ALL
+from explorer.record.run import RunSpec
+
+Step = Callable[[nn.Module, Any], Any]
+"""One training step: runs forward and backward of a model on a batch, both arguments."""
 
 
-def judged_programs(reference: StepProgram, candidate: StepProgram) -> dict[str, Any]:
-    """The fields of a Comparison. An error of the reference passes through; the candidate's becomes `failure`."""
-    starts = [program.state() for program in (reference, candidate)]
-    with ExitStack() as leaving:
-        programs = (reference, candidate)
-        models = [leaving.enter_context(ModelSnapshot(program.model, _own(program.model))) for program in programs]
-        reference, candidate = (replace(program, found=models, optimizers=reference.optimizers) for program in programs)
-        leaving.callback(_leave, reference.optimizers)
-        base = take_steps(reference)
-        with _formats() as formats:
-            rerun = take_steps(reference, like=base)
-        because, own = not_reproducible_because(base, rerun), unstable(base, rerun)
-        fields: dict[str, Any] = {"reproducible": not because, "not_reproducible_because": because}
-        epsilon = epsilon_of(base.gradients, formats)
-        exact, no_reference = _in_float64(reference, base, epsilon)
-        fields |= {"reference": "float64" if exact else "none", "no_reference_because": no_reference}
+def formats_of(spec: RunSpec) -> set[torch.dtype]:
+    """Floating types of a run beside those of its gradients."""
+    return {AUTOCAST[spec.autocast]} if spec.autocast != "none" else set()
+
+
+class SpecProgram:
+    """The step of a RunSpec. `start` makes a new copy of `loaded`, which never runs itself; `end` frees the copy."""
+
+    stepped: bool | None = None
+    no_float64_because = ""
+    initial_state: State = {}
+
+    def __init__(self, spec: RunSpec, loaded: Loaded, shared: SharedSnapshot | None = None) -> None:
+        self.spec, self._loaded = spec, loaded
+        self._shared = shared or SharedSnapshot(loaded.model)
+        self._trainee: Trainee | None = None
+        self._on_phase: OnPhase = ignore
+        self.moved_by_backward: frozenset[StateKey] = frozenset()
+        """State that the backward of the observed run changed."""
+        self.formats = formats_of(spec)
+
+    def under(self, spec: RunSpec) -> SpecProgram:
+        """The program of another spec of the same model."""
+        return SpecProgram(spec, self._loaded, self._shared)
+
+    def without_policy(self) -> SpecProgram:
+        return self.under(replace(self.spec, policy=KEEP_ALL, plan=None))
+
+    def in_float64(self) -> SpecProgram:
+        """The same steps without a policy, in float64."""
+        return self.under(replace(self.spec, dtype="float64", autocast="none", policy=KEEP_ALL, plan=None))
+
+    def start(self) -> None:
+        self._shared.restore()
+        self._trainee = prepare(self.spec, self._loaded)
+
+    def end(self) -> None:
+        self.trainee.handle.undo()  # a wrapped model is a cycle: its GPU memory would stay during the next run
+        self._trainee = None
+
+    @property
+    def trainee(self) -> Trainee:
+        assert self._trainee is not None, "no run has started"
+        return self._trainee
+
+    @property
+    def model(self) -> nn.Module:
+        return self._loaded.model if self._trainee is None else self._trainee.model
+
+    @property
+    def batches(self) -> dict[str, Any]:
+        return {"inputs": self.trainee.inputs, "targets": self.trainee.targets}
+
+    def take_step(self, lead: Tensors) -> float:
+        """Runs forward and backward and returns the loss."""
+        on_phase, self._on_phase = self._on_phase, ignore
+        loss = forward_backward(self.trainee, on_phase)
+        on_phase("optimizer")
+        return loss
+
+    def optimize(self) -> None:
+        if self.trainee.optimizer is not None:
+            self.trainee.optimizer.step()
+
+    def named(self) -> dict[str, nn.Parameter]:
+        return dict(self.model.named_parameters())
+
+    def buffers(self) -> dict[str, Tensor]:
+        return dict(self.model.named_buffers())
+
+    def gradients(self) -> dict[str, Tensor | None]:
+        return {name: parameter.grad for name, parameter in self.named().items() if parameter.requires_grad}
+
+    def state(self) -> State:
+        return read_state(self.model, whole=True)
+
+    def eval_output(self) -> Tensor | None:
+        """Floating tensors of the model's output in eval mode, as one flat tensor. None if the output has no such
+        tensor or the model fails (some models take other inputs in eval mode)."""
+        seed_everything(self.spec.seed)
         try:
-            cand = take_steps(candidate, lead=base)
-        except Exception as error:  # a user's program may raise anything
-            return {**fields, "failure": failure_in_words(error, candidate.model)}
-        if not same_gradients(base, cand):
-            fields |= {"forward": _forwards(reference, candidate), "untied": _untied(reference, candidate)}
-    yardsticks = Yardsticks(epsilon, rerun if because else base, exact)
-    apart = _of_one_alone(*starts)
-    for outcome in (base, cand):
-        outcome.buffers = {key: value for key, value in outcome.buffers.items() if key not in names(apart)}
-    moved = {key for key in apart if any(_moves(outcome, start, key) for outcome, start in zip((base, cand), starts))}
-    fields |= {"unjudged": names(own | moved), "n_carried": n_looked_at(base) - len(own | apart)}
-    fields["carried"] = carried(base, cand, yardsticks, own | apart)
-    fields |= side_by_side(base, cand, yardsticks)
-    return fields | {"parameters": _by_themselves(fields, base), "loss_equal": _equal_losses(base, cand)}
-
-
-def _forwards(reference: StepProgram, candidate: StepProgram) -> ForwardDiff | None:
-    """The forward difference, from one watched step of each; None if either program is compiled or fails."""
-    sides = []
-    for program in (reference, candidate):
-        if _is_compiled(program):
+            self.model.eval()
+            with (
+                warnings.catch_warnings(action="ignore"),  # reentrant: "none of the inputs requires grad", as meant
+                torch.no_grad(),
+                autocast(self.trainee),
+            ):
+                output = call(self.model, self.trainee.inputs)
+        except Exception:  # detection models and the like: nothing to compare, and not the policy's fault
             return None
-        forwards = Forwards(program.model)
-        try:
-            batch = put_back(program)
-            with forwards.watching():
-                program.step(program.model, batch)
-        except Exception:  # a hook may fail in a compiled or sharded model: the verdict does not need this evidence
-            return None
-        sides.append(forwards)
-    return forward_difference(*sides)
+        leaves = tree_leaves(output.to_tuple() if hasattr(output, "to_tuple") else output)  # transformers' ModelOutput
+        tensors = [leaf.detach().flatten().cpu() for leaf in leaves if isinstance(leaf, Tensor) and is_floating(leaf)]
+        return torch.cat(tensors) if tensors else None
+
+    @contextmanager
+    def observed(self) -> Iterator[None]:
+        """Reads `moved_by_backward` in the run inside."""
+        audit = StateAudit(self.model)
+        self._on_phase = audit.on_phase
+        yield
+        self.moved_by_backward = frozenset(audit.changes)
 
 
-def _is_compiled(program: StepProgram) -> bool:
-    modules = list(program.model.modules())
-    return any(hasattr(thing, "_torchdynamo_orig_callable") for thing in (program.step, *modules)) or any(
-        module._compiled_call_impl is not None for module in modules
-    )
+@dataclass
+class StepProgram:
+    """A user's step and the model that the step trains, restored in place; see `step_programs`."""
+
+    step: Step
+    model: nn.Module
+    batch: Any
+    parameters: tuple[str, ...] = ()
+    """Plain names of the parameters that are compared."""
+    dtype: torch.dtype | None = None
+    """The type to which floating tensors are cast before the step; None casts nothing."""
+    models: list[ModelSnapshot] = field(default_factory=list)
+    """Every model to restore before a run: both programs may train the same parameters."""
+    optimizers: dict[int, OptimizerSnapshot] = field(default_factory=dict)
+    """Every optimizer of both programs that has stepped so far, by identity."""
+    initial_state: State = field(default_factory=dict)
+    formats: set[torch.dtype] = field(default_factory=set)
+    """Floating types of the outputs of all modules in the observed run."""
+    stepped: bool = False
+    """Whether an optimizer of torch stepped in the last step."""
+
+    @property
+    def no_float64_because(self) -> str:
+        if any(hasattr(parameter, "full_tensor") for parameter in self.model.parameters()):
+            return "The model is sharded: FSDP gathers parameters in the type in which it sharded them, not in float64."
+        return ""
+
+    def in_float64(self) -> StepProgram:
+        """The same step over tensors of float64, without a compiler."""
+        return dataclasses.replace(self, dtype=torch.float64)
+
+    def start(self) -> None:
+        for model in self.models:
+            model.restore(self.dtype)
+        for optimizer in self.optimizers.values():
+            optimizer.restore()
+        self.batches = {"batch": tree_map(self._cast, own_batch(self.batch))}
+
+    def end(self) -> None:
+        """Frees nothing: the model is the user's own."""
+
+    def _cast(self, leaf: Any) -> Any:
+        if self.dtype is None or not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+            return leaf
+        return leaf.detach().to(self.dtype).requires_grad_(leaf.requires_grad)
+
+    def take_step(self, lead: Tensors) -> float | None:
+        """Runs the step and returns its loss; None if the step returns none.
+
+        Gradients are read when the first optimizer starts, or at the end. The optimizer then gets the gradients of
+        `lead`, if any: with equal gradients, differences of the parameters come from the optimizers alone.
+        """
+        self.stepped, self._lead = False, lead
+        self._gradients: dict[str, Tensor | None] = {}
+        self._lent: list[tuple[Tensor, Tensor]] = []
+        before = register_optimizer_step_pre_hook(self._before_optimizer)
+        after = register_optimizer_step_post_hook(self._after_optimizer)
+        with hooked(before, after), compiler_off() if self.dtype else nullcontext():
+            loss = self.step(self.model, self.batches["batch"])
+        self._read_gradients(self.named())
+        value = loss.item() if isinstance(loss, Tensor) and loss.numel() == 1 else math.nan
+        return None if math.isnan(value) else value
+
+    def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self.stepped = True
+        if id(optimizer) not in self.optimizers:
+            self.optimizers[id(optimizer)] = OptimizerSnapshot(optimizer)
+        ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        parameters = {name: parameter for name, parameter in self.named().items() if id(parameter) in ids}
+        self._read_gradients(parameters)
+        for name, parameter in parameters.items():
+            gradient = self._lead.get(name)
+            if gradient is not None and parameter.grad is not None:
+                self._lent.append((parameter.grad, parameter.grad.clone()))
+                parameter.grad.copy_(_laid_out_as(parameter.grad, gradient))
+
+    def _after_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Restores the program's gradients: a step that does not zero its gradients adds to them."""
+        for lent, gradient in self._lent:
+            lent.copy_(gradient)
+        self._lent.clear()
+
+    def _read_gradients(self, parameters: dict[str, nn.Parameter]) -> None:
+        for name, parameter in parameters.items():
+            if parameter.requires_grad and name not in self._gradients:
+                gradient = parameter.grad
+                self._gradients[name] = None if gradient is None else whole(gradient).detach().clone()
+
+    def optimize(self) -> None:
+        """Does nothing: the step has run its optimizer."""
+
+    def named(self) -> dict[str, nn.Parameter]:
+        parameters = plain_parameters(self.model)
+        return {name: parameters[name] for name in self.parameters}
+
+    def buffers(self) -> dict[str, Tensor]:
+        return plain_buffers(self.model)
+
+    def gradients(self) -> dict[str, Tensor | None]:
+        return self._gradients
+
+    def state(self) -> State:
+        plain = {id(module): fqn for fqn, module in reversed(list(plain_modules(self.model)))}
+        names = {fqn: plain[id(module)] for fqn, module in self.model.named_modules() if id(module) in plain}
+        return {(names[key[0]], *key[1:]): value for key, value in read_state(self.model).items() if key[0] in names}
+
+    def eval_output(self) -> None:
+        """None: how the user evaluates the model is not known."""
+
+    @contextmanager
+    def observed(self) -> Iterator[None]:
+        """Reads `formats` in the run inside: outputs show autocast, gradients do not."""
+
+        def look(module: nn.Module, inputs: Any, output: Any) -> None:
+            leaves = (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and is_floating(leaf))
+            self.formats.update(leaf.dtype for leaf in leaves)
+
+        with hooked(register_module_forward_hook(look)):
+            yield
 
 
-def _untied(*programs: StepProgram) -> tuple[str, ...]:
-    """Names that share a parameter in one program alone."""
-    groups: list[set[frozenset[str]]] = []
-    for program in programs:
-        by_identity: dict[int, list[str]] = defaultdict(list)
-        for name, parameter in program.named().items():
-            by_identity[id(parameter)].append(name)
-        groups.append({frozenset(names) for names in by_identity.values() if len(names) > 1})
-    return tuple(sorted({name for group in groups[0] ^ groups[1] for name in group}))
-
-
-def _leave(optimizers: dict[int, OptimizerSnapshot]) -> None:
-    for optimizer in optimizers.values():
-        optimizer.close()
-
-
-def _by_themselves(fields: dict[str, Any], base: Outcome) -> tuple[ParameterDiff, ...]:
-    """The parameter differences with `gradients_round` corrected for optimizers that got equal gradients.
-
-    Rounding of gradients explains a parameter difference only in a step without an optimizer of torch.
-    """
-    unequal = {diff.name for diff in (*fields["gradients"], *fields["later_gradients"]) if not diff.bitwise}
-    return tuple(
-        msgspec.structs.replace(
-            diff, gradients_round=not base.stepped and diff.gradients_round and diff.name in unequal
-        )
-        for diff in fields["parameters"]
-    )
-
-
-def _equal_losses(base: Outcome, cand: Outcome) -> bool | None:
-    """Whether the losses are equal; None if either step returned no loss."""
-    return None if math.isnan(base.loss) or math.isnan(cand.loss) else base.loss == cand.loss
-
-
-def _in_float64(reference: StepProgram, base: Outcome, epsilon: float) -> tuple[Outcome | None, str]:
-    if any(hasattr(parameter, "full_tensor") for parameter in reference.model.parameters()):
-        return (
-            None,
-            "The model is sharded: FSDP gathers parameters in the type in which it sharded them, not in float64.",
-        )
-    exact = replace(reference, dtype=torch.float64)
-    try:
-        with compiler_off(), SameDraws(most_common_type(base.gradients)):
-            outcome = take_steps(exact, lead=base)
-    except Exception as error:  # a type written into the step, a kernel without float64
-        return None, does_not_run(error)
-    because = too_far(outcome, base, epsilon)
-    return (None, because) if because else (outcome, "")
+Program = SpecProgram | StepProgram
 
 
 @contextmanager
-def _formats() -> Iterator[set[torch.dtype]]:
-    """Floating types of the outputs of all modules inside: outputs show autocast, gradients do not."""
-    seen: set[torch.dtype] = set()
-
-    def look(module: nn.Module, inputs: Any, output: Any) -> None:
-        leaves = (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and is_floating(leaf))
-        seen.update(leaf.dtype for leaf in leaves)
-
-    with hooked(register_module_forward_hook(look)):
-        yield seen
-
-
-def _of_one_alone(one: State, other: State) -> set[StateKey]:
-    """Keys that only one model has, or whose start values differ: they come from the code, not from training."""
-    return {key for key in one.keys() | other.keys()
-            if key not in one or key not in other or not same_state(one[key], other[key])}  # fmt: skip
-
-
-def _moves(outcome: Outcome, start: State, key: StateKey) -> bool:
-    return key in start and any(not same_state(start[key], state.get(key)) for state in outcome.states)
+def step_programs(
+    sides: Sequence[tuple[Step, nn.Module]], batch: Any, parameters: tuple[str, ...]
+) -> Iterator[list[StepProgram]]:
+    """Programs over the same parameters. All models, and all optimizers that stepped, are restored at the end."""
+    programs = [StepProgram(step, model, batch, parameters) for step, model in sides]
+    for program in programs:
+        program.initial_state = program.state()
+    optimizers: dict[int, OptimizerSnapshot] = {}
+    with ExitStack() as at_end:
+        for program in programs:
+            own = {id(module): module for _, module in plain_modules(program.model)}
+            programs[0].models.append(at_end.enter_context(ModelSnapshot(program.model, own.values())))
+            program.models, program.optimizers = programs[0].models, optimizers
+        try:
+            yield programs
+        finally:
+            for optimizer in optimizers.values():
+                optimizer.close()
 
 
-def _own(model: nn.Module) -> list[nn.Module]:
-    return list({id(module): module for _, module in plain_modules(model)}.values())
+def values_of(program: Program) -> dict[str, Tensor]:
+    """The compared parameters as whole tensors."""
+    return {name: whole(parameter) for name, parameter in program.named().items()}
+
+
+def follow(program: Program, values: Tensors) -> None:
+    """Writes the parameters of another run into the trained parameters."""
+    with torch.no_grad():
+        for name, parameter in program.named().items():
+            value = values.get(name)
+            if value is not None and parameter.requires_grad:
+                parameter.copy_(_laid_out_as(parameter, value))
+
+
+def state_of(program: Program) -> State:
+    """State of the model and of the batch, because a model may write into the batch."""
+    return {**program.state(), ("", "batch", "attribute"): plain_copy(list(program.batches.values()))}
+
+
+def input_gradients(batches: Mapping[str, Any]) -> Iterator[tuple[str, Tensor | None]]:
+    """Gradients of the leaves of the batch that require one, by path in the batch."""
+    for name, batch in batches.items():
+        for path, leaf in tree_flatten_with_path(batch)[0]:
+            if isinstance(leaf, Tensor) and leaf.is_leaf and leaf.requires_grad:
+                yield name + keystr(path), leaf.grad
+
+
+@contextmanager
+def hooked(*hooks: RemovableHandle) -> Iterator[None]:
+    """A context that removes `hooks` at its end."""
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The full tensor of a sharded one, gathered from all ranks; any other tensor itself."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def _laid_out_as(parameter: Any, value: Tensor) -> Tensor:
+    """`value` sharded over the ranks like `parameter`; unchanged if `parameter` is not sharded."""
+    if not hasattr(parameter, "full_tensor"):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value, parameter.device_mesh, parameter.placements)

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from explorer.engine.bench.step import autocast, prepare
 from explorer.engine.compare.diffs import Tensors, Yardstick, difference
-from explorer.engine.compare.reference import coarsest_epsilon
+from explorer.engine.compare.programs import formats_of
+from explorer.engine.compare.reference import epsilon_of
 from explorer.engine.model.loaded import Loaded, call
 from explorer.engine.pipeline.cut.build import Pipeline, microbatches, policy_of
 from explorer.engine.pipeline.cut.keyed_rng import KeyedRng
@@ -111,7 +112,7 @@ def _yardstick(
     pipeline: Pipeline, loaded: Loaded, n_microbatches: int, pairs: tuple[tuple[Tensors, Tensors], ...]
 ) -> Yardstick:
     """Yardstick of the unsplit model's float64 gradients; without gradients if all `pairs` agree or float64 fails."""
-    epsilon = coarsest_epsilon(pipeline.spec, pairs[0][0])
+    epsilon = epsilon_of(pairs[0][0], formats_of(pipeline.spec))
     if all(_same(left[name], right.get(name)) for left, right in pairs for name in left):
         return Yardstick(epsilon=epsilon)
     try:

@@ -22,7 +22,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 _NOT_MADE = (UninitializedBuffer, UninitializedParameter)
 _PLAIN = (Tensor, torch.nn.Parameter)
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integer type of each element size, in which bits are compared and counted."""
 _COMPRESSED = {
     torch.sparse_csr: (Tensor.crow_indices, Tensor.col_indices, Tensor.values),
     torch.sparse_bsr: (Tensor.crow_indices, Tensor.col_indices, Tensor.values),
@@ -187,7 +188,7 @@ def _has_no_bytes(part: Tensor) -> bool:
 
 def _as_integers(tensor: Tensor) -> Tensor:
     whole = _real(tensor).contiguous()
-    return whole if whole.dtype is torch.bool else whole.view(_BITS[whole.element_size()])
+    return whole if whole.dtype is torch.bool else whole.view(INTEGERS[whole.element_size()])
 
 
 def _real(tensor: Tensor) -> Tensor:

@@ -1,12 +1,31 @@
-"""What a step leaves behind: two runs of one spec leave the same, and further steps are followed."""
+"""The outcome of a run: bits on disk, equal runs of one program, and state that a model carries to its next step."""
 
 from __future__ import annotations
 
-import msgspec
+import os
+from typing import Any
 
-from explorer.engine.bench.step import prepare
-from explorer.engine.compare.outcome import N_STEPS, not_reproducible_because, take
-from tests.engine.judging import judged, pair
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+
+from explorer.engine.compare import outcome as outcome_file
+from explorer.engine.compare.outcome import N_STEPS, Outcome, TensorsOnDisk, not_reproducible_because, outcome_of
+from explorer.engine.compare.programs import SpecProgram
+from explorer.engine.model.load import load_for
+from explorer.engine.state.bits import same_bits
+from explorer.record.comparison import Comparison
+from explorer.record.policy import Policy
+from explorer.record.run import Optimizer, RunSpec
+from tests.engine import carried_nets
+from tests.engine.judging import judged, judged_pair, pair
+
+
+def outcome(spec: RunSpec, *, full: bool = True) -> Outcome:
+    program = SpecProgram(spec, load_for(spec))
+    program.start()
+    return outcome_of(program, full=full)
 
 
 def test_running_statistics_change_buffers_alone() -> None:
@@ -42,21 +61,190 @@ def test_further_steps_start_from_the_first() -> None:
 
 def test_two_runs_of_one_spec_leave_the_same_and_name_what_differs() -> None:
     spec, _ = pair("dropout")
-    first, again = (take(prepare(spec)) for _ in range(2))
+    first, again = outcome(spec), outcome(spec)
     assert not_reproducible_because(first, again) == "" and first.n_steps == N_STEPS == len(first.after)
     assert first.parameters is first.after[-1] and set(first.gradients) == first.trained
-    other = take(prepare(msgspec.structs.replace(spec, seed=1)))
+    other = outcome(msgspec.structs.replace(spec, seed=1))
     assert "gradients (0.weight, 0.bias, " in not_reproducible_because(first, other)
 
 
 def test_the_quick_form_takes_no_step() -> None:
-    outcome = take(prepare(pair("dropout")[0]), full=False)
-    assert (outcome.n_steps, outcome.after, outcome.eval_output) == (0, [], None)
-    assert outcome.parameters == {} and outcome.moved == {}
+    first = outcome(pair("dropout")[0], full=False)
+    assert (first.n_steps, first.after, first.eval_output) == (0, [], None)
+    assert first.parameters == {} and not first.moved
 
 
 def test_a_parameter_that_forward_moves_is_told_before_any_optimizer() -> None:
     spec, _ = pair("plain")
-    trainee = prepare(spec)
-    trainee.model.register_forward_pre_hook(lambda module, inputs: module[0].bias.data.add_(1.0))
-    assert set(take(trainee, full=False).moved) == {"0.bias"}
+    program = SpecProgram(spec, load_for(spec))
+    program.start()
+    program.model.register_forward_pre_hook(lambda module, inputs: module[0].bias.data.add_(1.0))
+    assert set(outcome_of(program, full=False).moved) == {"0.bias"}
+
+
+TENSORS: dict[str, Tensor | None] = {
+    "scalar": torch.tensor(3.5),
+    "empty": torch.empty(0, 4),
+    "none": None,
+    "transposed": torch.arange(12.0).reshape(3, 4).t(),
+    "half": torch.randn(5, dtype=torch.float16),
+    "brain": torch.randn(2, 3, dtype=torch.bfloat16),
+    "double": torch.randn(7, dtype=torch.float64),
+    "complex": torch.randn(4, dtype=torch.complex64).conj(),
+    "flags": torch.tensor([True, False]),
+    "nan": torch.tensor([float("nan"), -0.0, float("inf")]),
+    "sparse": torch.eye(3).to_sparse(),
+}
+
+
+def test_every_bit_comes_back() -> None:
+    there = TensorsOnDisk(TENSORS.items())
+    assert list(there) == list(TENSORS)
+    for name in reversed(TENSORS):
+        given, read = TENSORS[name], there[name]
+        if given is None or read is None:
+            assert given is read
+        else:
+            dense = given.to_dense() if given.layout is not torch.strided else given.resolve_conj()
+            assert same_bits(dense, read), name
+
+
+def test_what_is_kept_does_not_follow_the_tensor() -> None:
+    tensor = torch.zeros(3)
+    there = TensorsOnDisk([("a", tensor)])
+    tensor.fill_(1)
+    read = there["a"]
+    assert read is not None and read.tolist() == [0, 0, 0]
+
+
+def test_what_is_equal_is_written_once() -> None:
+    first = TensorsOnDisk([("same", torch.ones(1000)), ("other", torch.ones(1000))])
+    second = TensorsOnDisk([("same", torch.ones(1000)), ("other", torch.zeros(1000))], first)
+    assert second._end == 4000
+    for name, value in (("same", 1.0), ("other", 0.0)):
+        read = second[name]
+        assert read is not None and bool((read == value).all())
+
+
+def test_a_full_disk_leaves_it_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**options: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(outcome_file.tempfile, "TemporaryFile", full)
+    tensor = torch.zeros(3)
+    there = TensorsOnDisk([("a", tensor)])
+    tensor.fill_(1)
+    read = there["a"]
+    assert read is not None and read.tolist() == [0, 0, 0]
+
+
+def test_a_copy_of_the_process_may_move_the_position_of_the_file() -> None:
+    """A model that forks shares the position with its copy: reading and writing do not use it."""
+    first = TensorsOnDisk([("a", torch.arange(4.0))])
+    extent = first._extents["a"]
+    os.lseek(extent.file.open.fileno(), 7, os.SEEK_SET)
+    again = TensorsOnDisk([("a", torch.arange(4.0)), ("b", torch.ones(3))], like=first)
+    assert torch.equal(first["a"], torch.arange(4.0)) and torch.equal(again["b"], torch.ones(3))
+    assert os.lseek(extent.file.open.fileno(), 0, os.SEEK_CUR) == 7
+
+
+def carried(factory: str, block: str = "1", *, optimizer: Optimizer = "adamw", **arguments: object) -> Comparison:
+    spec = RunSpec(model=carried_nets.ref(factory, **arguments), optimizer=optimizer)
+    return judged_pair(spec, msgspec.structs.replace(spec, policy=Policy.recompute((block,))))
+
+
+MOVED = {
+    "MomentumEncoder": ("state moved", "weight of 1.trap.key"),
+    "AverageByData": ("state moved", "weight of 1.trap.key"),
+    "TrainedMoved": ("different", ""),
+    "StepRead": ("different", "step of 1.trap"),
+    "FlipFlop": ("state moved", "flag of 1.trap"),
+    "NumpyMean": ("state moved", "mean of 1.trap"),
+    "FloatMean": ("state moved", "mean of 1.trap"),
+    "Queue": ("state moved", "queue of 1.trap"),
+    "Counted": ("state moved", "seen of 1.trap"),
+    "OnTheClass": ("state moved", "OnTheClass.n_calls"),
+    "FileGlobal": ("state moved", "N_CALLS"),
+    "ClassElsewhere": ("state moved", "Registry.n_calls"),
+    "GlobalElsewhere": ("state moved", "tests.engine.carried_elsewhere.N_CALLS"),
+    "InSlots": ("state moved", "deep of 1.trap"),
+    "Unregistered": ("state moved", "hidden of 1.trap"),
+    "InClosure": ("state moved", "count of 1.trap"),
+    "Draws": ("state moved", "sources of 1.trap"),
+    "InDefaults": ("state moved", "InDefaults.moves"),
+    "OnAFunction": ("state moved", "file_counter"),
+    "OnAParameter": ("state moved", "scale itself of 1.trap"),
+    "OnAList": ("state moved", "history of 1.trap"),
+    "Iterated": ("state moved", "schedule of 1.trap"),
+    "InAQueue": ("state moved", "counts of 1.trap"),
+    "SwitchesMode": ("state moved", "mode of 1.trap.idle"),
+    "KeepsHooks": ("state moved", "hooks of 1.trap"),
+}
+
+
+def test_every_kind_of_memory_has_its_expectation() -> None:
+    assert MOVED.keys() == carried_nets.KINDS.keys()
+
+
+@pytest.mark.parametrize("kind", MOVED)
+def test_memory_that_moves_twice_is_never_green(kind: str) -> None:
+    comparison = carried("memory", kind=kind, right=False)
+    verdict, name = MOVED[kind]
+    assert (comparison.verdict, comparison.reproducible) == (verdict, True)
+    assert all(diff.bitwise for diff in comparison.gradients)
+    assert not name or name in comparison.moved_twice
+
+
+@pytest.mark.parametrize("kind", MOVED)
+def test_memory_that_moves_once_is_equal_in_every_bit(kind: str) -> None:
+    comparison = carried("memory", kind=kind, right=True)
+    assert (comparison.verdict, comparison.moved_twice, comparison.carried, comparison.unjudged) == (
+        "bitwise equal",
+        (),
+        (),
+        (),
+    )
+    assert comparison.n_carried > 0
+
+
+def test_without_an_optimizer_memory_is_judged_all_the_same() -> None:
+    assert carried("memory", kind="FlipFlop", right=False, optimizer="none").verdict == "state moved"
+    assert carried("memory", kind="MomentumEncoder", right=True, optimizer="none").verdict == "bitwise equal"
+
+
+def test_gradients_of_inputs_are_compared() -> None:
+    wrong = carried("input_gradient", "noisy", right=False)
+    assert (wrong.verdict, [diff.name for diff in wrong.input_gradients]) == ("different", ["inputs"])
+    assert all(diff.bitwise for diff in wrong.gradients)
+    right = carried("input_gradient", "noisy", right=True)
+    assert right.verdict == "bitwise equal" and right.input_gradients[0].bitwise
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_batch_that_is_written_into_is_compared(*, right: bool) -> None:
+    comparison = carried("writes_into_batch", "noisy", right=right)
+    assert (comparison.verdict, comparison.moved_twice) == (
+        ("bitwise equal", ()) if right else ("state moved", ("batch",))
+    )
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_what_a_hook_counts_is_compared(*, right: bool) -> None:
+    assert carried("hooked_counter", right=right).verdict == ("bitwise equal" if right else "state moved")
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_an_optimizer_inside_backward_is_judged_by_its_parameters(*, right: bool) -> None:
+    comparison = carried("optimizer_in_backward", right=right)
+    assert (comparison.n_gradients, comparison.trains_in_backward) == (0, True)
+    assert comparison.verdict == ("bitwise equal" if right else "different")
+
+
+def test_a_copy_without_its_hooks_is_not_judged_as_the_model() -> None:
+    comparison = carried("clipped_another_each_time")
+    assert comparison.verdict == "not comparable"
+    assert (
+        "hooks on tensors" in comparison.not_reproducible_because
+        and "weight itself" in comparison.not_reproducible_because
+    )
+    assert carried("another_each_time").verdict == "bitwise equal", "a copy that lacks nothing is judged"

@@ -59,5 +59,5 @@ def test_a_comparison_names_the_block_and_is_not_green() -> None:
 
 def test_a_model_that_cannot_run_is_no_finding() -> None:
     spec = RunSpec(model=hidden_nets.ref("no such kind"))
-    found = probe(spec, RunSpec(model=spec.model, policy=Policy.recompute(BLOCKS)), silent)
-    assert "hidden_state" not in found and found["not_probed_because"]
+    result = probe(spec, RunSpec(model=spec.model, policy=Policy.recompute(BLOCKS)), silent)
+    assert not result.hidden_state and result.not_probed_because

@@ -1,13 +1,30 @@
-"""The step in float64, which rounding is held against; where there is none, it is said why."""
+"""The step in float64, against which rounding is judged; without one, the reason is given."""
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
 
-from explorer.engine.compare.reference import coarsest_epsilon, epsilon_of, most_common_type
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from explorer.engine.compare.outcome import Outcome, outcome_of
+from explorer.engine.compare.programs import SpecProgram, formats_of
+from explorer.engine.compare.reference import (
+    Branches,
+    SameBranches,
+    SameDraws,
+    epsilon_of,
+    most_common_type,
+    reference,
+)
+from explorer.engine.model.load import load_for
+from explorer.engine.state.global_state import preserve_global_state
 from explorer.record.graph import ModelRef
 from explorer.record.run import RunSpec
 from tests.engine.judging import judged
+from tests.engine.tiny_nets import ref
 
 
 def test_reentrant_rounding_is_told_from_wrong() -> None:
@@ -38,4 +55,84 @@ def test_rounding_is_measured_by_the_coarsest_type() -> None:
     assert epsilon_of({"a": full, "b": half}, set()) == torch.finfo(torch.bfloat16).eps
     assert epsilon_of({"a": full}, {torch.float16}) == torch.finfo(torch.float16).eps
     spec = RunSpec(model=ModelRef(target="a.py"), autocast="bfloat16")
-    assert coarsest_epsilon(spec, {"a": full}) == torch.finfo(torch.bfloat16).eps
+    assert epsilon_of({"a": full}, formats_of(spec)) == torch.finfo(torch.bfloat16).eps
+
+
+def referred(factory: str) -> tuple[Outcome | None, str]:
+    spec = RunSpec(model=ref(factory), optimizer="none")
+    program = SpecProgram(spec, load_for(spec))
+    with preserve_global_state():
+        program.start()
+        return reference(program, outcome_of(program))
+
+
+def test_decisions_within_rounding_of_zero_leave_a_reference() -> None:
+    exact, because = referred("borderline")
+    assert exact is not None and because == ""
+
+
+def test_what_amplifies_rounding_has_none_and_no_generator_is_blamed() -> None:
+    exact, because = referred("amplifying")
+    assert exact is None
+    assert "no generator moved" in because and "amplifies rounding" in because
+
+
+def decided(x: Tensor, *, in_place: bool) -> tuple[Tensor, Tensor]:
+    """A result and its gradient by `x`."""
+    x = x.clone().requires_grad_()
+    passed = (x * 1).relu_() if in_place else x.relu()
+    y = F.max_pool2d(passed, 2)
+    y.sum().backward()
+    assert x.grad is not None
+    return y.detach(), x.grad
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_another_input_is_decided_as_the_first_was(in_place: bool) -> None:
+    first = torch.tensor([[[[1.0, 0.0], [-1.0, 1.0 - 1e-7]]]])
+    other = torch.tensor([[[[1.0 - 1e-7, 1e-9], [-1.0, 1.0]]]])
+    with Branches() as branches:
+        y, gradient = decided(first, in_place=in_place)
+    assert gradient.flatten().tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert decided(other, in_place=in_place)[1].flatten().tolist() == [0.0, 0.0, 0.0, 1.0]
+    with SameBranches(branches.decisions):
+        alike, same_gradient = decided(other, in_place=in_place)
+    assert torch.equal(same_gradient, gradient) and torch.allclose(alike, y, atol=1e-6)
+    with pytest.raises(IndexError), SameBranches(branches.decisions):
+        decided(other, in_place=in_place)
+
+
+def test_a_model_that_samples_in_its_own_type_has_a_reference() -> None:
+    """torch.rand_like draws other numbers in float64; the reference draws the baseline's."""
+    comparison = judged("noise_in_own_type", ("1", "2"))
+    assert (comparison.verdict, comparison.reference) == ("bitwise equal", "float64")
+    sampled = judged("sampled_lstm", ("lstm",), use_reentrant=True)
+    assert (sampled.verdict, sampled.reference) == ("rounding", "float64")
+    assert any(not diff.bitwise for diff in sampled.gradients)
+    assert sampled.causes == (
+        "Reentrant checkpointing runs forward without gradients, where torch may choose other kernels.",
+    )
+
+
+DRAWS: dict[str, Callable[[torch.dtype], Tensor]] = {
+    "rand_like": lambda dtype: torch.rand_like(torch.zeros(5, dtype=dtype)),
+    "randn": lambda dtype: torch.randn(5, dtype=dtype),
+    "in place": lambda dtype: torch.zeros(5, dtype=dtype).uniform_(2.0, 3.0),
+    "of a float": lambda dtype: torch.bernoulli(torch.full((5,), 0.5, dtype=dtype)),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_draw_of_float64_is_the_narrow_one_widened(name: str) -> None:
+    torch.manual_seed(3)
+    narrow = DRAWS[name](torch.float32)
+    torch.manual_seed(3)
+    with SameDraws(torch.float32):
+        wide = DRAWS[name](torch.float64)
+    assert wide.dtype == torch.float64 and torch.equal(wide, narrow.double())
+
+
+def test_what_draws_nothing_stays_in_float64() -> None:
+    x = torch.full((3,), 1 / 3, dtype=torch.float64)
+    with SameDraws(torch.float32):
+        assert torch.equal(x * x, torch.full((3,), (1 / 3) ** 2, dtype=torch.float64))

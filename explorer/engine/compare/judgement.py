@@ -1,0 +1,345 @@
+"""The one judgement of two programs: the order of their runs, and every difference of their outcomes.
+
+    baseline ─▶ baseline again ─▶ baseline in float64 ─▶ candidate ─▶ candidate, watched
+                └ noise floor     └ rounding                          └ masks, state, forward
+
+Gradients, buffers and parameters are compared tensor by tensor; state that a model carries to its next step, leaf by
+leaf. Tensors and floats are compared with float64, other values must be equal. An attribute in which two runs of the
+baseline differ (an address, a clock) is left out and named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import torch
+from msgspec import structs
+from msgspec.structs import replace
+from torch import Tensor, nn
+
+from explorer.engine.bench.step import forward_backward
+from explorer.engine.compare.diffs import Tensors, Yardstick, difference, differences, is_floating, step_distances
+from explorer.engine.compare.outcome import (
+    EVAL_OUTPUT,
+    Outcome,
+    not_reproducible_because,
+    outcome_of,
+    rng_differences,
+    same_gradients,
+)
+from explorer.engine.compare.programs import Program, SpecProgram, StepProgram
+from explorer.engine.compare.reference import epsilon_of, reference
+from explorer.engine.compare.watched import DrawWatch, Forwards, StateAudit, forward_difference
+from explorer.engine.state.state_diff import BEYOND, State, StateKey, leaves, same_state, short_text
+from explorer.engine.watch.checkpoint_error import failure_in_words
+from explorer.errors import Cancelled
+from explorer.record.comparison import (
+    BufferDiff,
+    Comparison,
+    ForwardDiff,
+    GradientDiff,
+    ParameterDiff,
+    Presence,
+    StateDiff,
+    TensorDiff,
+)
+
+D = TypeVar("D", bound=TensorDiff)
+AnyProgram = TypeVar("AnyProgram", SpecProgram, StepProgram)
+Kind = Literal["parameter", "frozen parameter", "buffer", "attribute", "gradient"]
+
+
+def judge_programs(
+    of: Comparison,
+    baseline: AnyProgram,
+    candidate: AnyProgram,
+    *,
+    full: bool = True,
+    stage: Callable[[str], None] = lambda what: None,
+) -> Comparison:
+    """The comparison `of` with the evidence of its verdict. An error of the candidate becomes `failure`.
+
+    `full` False leaves out rerun, float64 reference, further steps and evidence. `stage` is told what runs next.
+    Errors of the baseline pass through.
+    """
+    stage("baseline, for its gradients")
+    baseline.start()
+    if isinstance(baseline, SpecProgram) and (lost := baseline.trainee.left_behind):
+        return replace(of, reproducible=False, not_reproducible_because=lost)
+    base = outcome_of(baseline, full=full)
+    of = replace(of, not_walked=_names(_not_walked(base)))
+    rerun = exact = None
+    unlike = frozenset[StateKey]()
+    if full:
+        stage("baseline again: does it equal itself?")
+        baseline.start()
+        with baseline.observed():
+            rerun = outcome_of(baseline, like=base)
+        because, unlike = not_reproducible_because(base, rerun), unstable(base, rerun)
+        of = replace(of, reproducible=not because, not_reproducible_because=because, unjudged=_names(unlike))
+        rerun = rerun if because else base  # equal outcomes need one copy
+        stage("baseline in float64: how far is it from exact?")
+        exact, because = reference(baseline, base)
+        of = replace(of, reference="float64" if exact else "none", no_reference_because=because)
+    stage("candidate, for its gradients")
+    try:
+        candidate.start()
+        cand = outcome_of(candidate, full=full, lead=base)
+        stage("candidate, watched: masks and module state")
+        if full and isinstance(candidate, SpecProgram) and candidate.spec.policy.units:
+            of = _watched(of, candidate, baseline.moved_by_backward | unlike)
+            if candidate.spec.policy.stops_early and any(mask.n_not_drawn_again for mask in of.masks):
+                of = replace(of, equal_without_early_stop=_equal_without_early_stop(candidate, base))
+        elif isinstance(candidate, StepProgram) and not same_gradients(base, cand):
+            of = replace(of, forward=_forward_difference(baseline, candidate), untied=_untied(baseline, candidate))
+    except Cancelled:
+        raise
+    except Exception as error:  # a user's model may raise anything when it runs again
+        return replace(of, failure=failure_in_words(error, candidate.model))
+    yardsticks = Yardsticks(epsilon_of(base.gradients, baseline.formats), rerun, exact)
+    return _of_outcomes(of, (baseline, candidate), (base, cand), yardsticks, unlike)
+
+
+def _watched(of: Comparison, candidate: SpecProgram, own_changes: frozenset[StateKey]) -> Comparison:
+    """`of` with masks and state changes at recompute, from a separate step of the candidate that is not compared."""
+    candidate.start()
+    audit, draws = StateAudit(candidate.model), DrawWatch(candidate.model, candidate.spec.policy)
+    with draws:
+        forward_backward(candidate.trainee, audit.on_phase)
+    audit.close()
+    candidate.end()
+    changes = tuple(change for key, change in audit.changes.items() if key not in own_changes)
+    return replace(of, masks=draws.masks, masks_watched=True, state_changes=changes)
+
+
+def _equal_without_early_stop(candidate: SpecProgram, base: Outcome) -> bool:
+    policy = replace(candidate.spec.policy, early_stop=False)
+    to_the_end = candidate.under(replace(candidate.spec, policy=policy))
+    to_the_end.start()
+    return same_gradients(base, outcome_of(to_the_end, full=False, like=base))
+
+
+def _forward_difference(*programs: StepProgram) -> ForwardDiff | None:
+    """The forward difference, from one watched step of each; None if a program is compiled or fails."""
+    sides = []
+    for program in programs:
+        modules = list(program.model.modules())
+        if any(hasattr(thing, "_torchdynamo_orig_callable") for thing in (program.step, *modules)) or any(
+            module._compiled_call_impl is not None for module in modules
+        ):
+            return None
+        forwards = Forwards(program.model)
+        try:
+            program.start()
+            with forwards.watching():
+                program.step(program.model, program.batches["batch"])
+        except Exception:  # a hook may fail in a compiled or sharded model: the verdict does not need this evidence
+            return None
+        sides.append(forwards)
+    return forward_difference(*sides)
+
+
+def _untied(*programs: StepProgram) -> tuple[str, ...]:
+    """Names that share a parameter in one program alone."""
+    ties: list[set[frozenset[str]]] = []
+    for program in programs:
+        names_of: dict[nn.Parameter, set[str]] = defaultdict(set)
+        for name, parameter in program.named().items():
+            names_of[parameter].add(name)
+        ties.append({frozenset(names) for names in names_of.values() if len(names) > 1})
+    return tuple(sorted({name for names in ties[0] ^ ties[1] for name in names}))
+
+
+def unstable(first: Outcome, second: Outcome) -> frozenset[StateKey]:
+    """Attributes and buffers in which two runs of one program differ after any step."""
+    return frozenset(key for left, right in zip(first.states, second.states) for key in _unequal(left, right))
+
+
+def _unequal(left: State, right: State) -> list[StateKey]:
+    keys = [*left, *(key for key in right if key not in left)]
+    return [key for key in keys if not same_state(left.get(key), right.get(key))]
+
+
+def _not_walked(outcome: Outcome) -> Iterator[StateKey]:
+    """Attributes whose copy is incomplete, because the walk reached a limit."""
+    for key, value in (outcome.states[-1] if outcome.states else {}).items():
+        if any(part == BEYOND for _, part in leaves(value) if isinstance(part, str)):
+            yield key
+
+
+def _name(key: StateKey) -> str:
+    """Such as `blocks.0.step`."""
+    return f"{key[0]}.{key[1]}".lstrip(".")
+
+
+def _names(keys: Iterable[StateKey]) -> tuple[str, ...]:
+    return tuple(sorted(map(_name, keys)))
+
+
+@dataclass(frozen=True)
+class Yardsticks:
+    """The scales of differences: the baseline's rerun, and the same steps in float64."""
+
+    epsilon: float
+    rerun: Outcome | None
+    exact: Outcome | None
+
+    def of(self, family: str) -> Yardstick:
+        """The yardstick of one field of Outcome: each family has its own scale."""
+        return self.yardstick(*(getattr(outcome, family) if outcome else {} for outcome in (self.rerun, self.exact)))
+
+    def yardstick(self, rerun: Tensors, reference: Tensors) -> Yardstick:
+        """The yardstick of any tensors of the rerun and the reference."""
+        return Yardstick(rerun=rerun, reference=reference, epsilon=self.epsilon)
+
+
+def _of_outcomes(
+    of: Comparison,
+    programs: tuple[Program, Program],
+    runs: tuple[Outcome, Outcome],
+    yardsticks: Yardsticks,
+    unlike: frozenset[StateKey],
+) -> Comparison:
+    """`of` with every difference of the outcomes, tensor by tensor."""
+    base, cand = runs
+    starts = [program.initial_state for program in programs]
+    foreign = {*_unequal(*starts), *(starts[0].keys() ^ starts[1].keys())}  # of the code, not of training
+    moved = {
+        key for start, outcome in zip(starts, runs) for key in foreign & start.keys()
+        if any(not same_state(start[key], state.get(key)) for state in outcome.states)
+    }  # fmt: skip
+    if foreign:
+        for outcome in runs:
+            outcome.buffers = {key: value for key, value in outcome.buffers.items() if key not in _names(foreign)}
+    gradients, of_inputs, later = (
+        differences(GradientDiff, getattr(base, family), getattr(cand, family), yardsticks.of(family))
+        for family in ("gradients", "input_gradients", "later_gradients")
+    )
+    twice = {f"{change.block}.{change.name}".lstrip(".") for change in of.state_changes}
+    return replace(
+        of,
+        gradients=gradients,
+        input_gradients=of_inputs,
+        later_gradients=later,
+        buffers=_never_rounding(twice, differences(BufferDiff, base.buffers, cand.buffers, yardsticks.of("buffers"))),
+        parameters=parameter_differences(base, cand, yardsticks, (*gradients, *later)),
+        n_steps=base.n_steps,
+        trains_in_backward=bool(base.trained & base.moved.keys()),
+        rng=rng_differences(base, cand),
+        eval_output=_eval_difference(base, cand, yardsticks),
+        loss_equal=None if base.loss is None or cand.loss is None else base.loss == cand.loss,
+        carried=_never_rounding(twice, state_differences(base, cand, yardsticks, unlike | foreign)),
+        n_carried=max(map(len, base.states), default=0) - len(unlike | foreign),
+        unjudged=_names(unlike | moved),
+    )
+
+
+def _never_rounding(names: Collection[str], diffs: tuple[D, ...]) -> tuple[D, ...]:
+    """Clears `candidate_error` of state that a recompute moved twice: such a difference is never rounding."""
+    return tuple(replace(diff, candidate_error=None) if diff.name in names else diff for diff in diffs)
+
+
+def _eval_difference(baseline: Outcome, candidate: Outcome, yardsticks: Yardsticks) -> TensorDiff | None:
+    """The difference of the outputs in eval mode; None if neither run has such an output."""
+    if baseline.eval_output is None and candidate.eval_output is None:
+        return None
+    runs = (baseline, candidate, yardsticks.rerun, yardsticks.exact)
+    sides = [{EVAL_OUTPUT: outcome.eval_output} if outcome else {} for outcome in runs]
+    return differences(TensorDiff, sides[0], sides[1], yardsticks.yardstick(sides[2], sides[3]))[0]
+
+
+def parameter_differences(
+    baseline: Outcome, candidate: Outcome, yardsticks: Yardsticks, gradients: Iterable[GradientDiff]
+) -> tuple[ParameterDiff, ...]:
+    """Differences of all parameters after the last step; `gradients` of every step show which differences are rounding.
+
+    If the optimizers of both runs got equal gradients, the yardstick is the step alone: only the step rounds. Rounding
+    of gradients then explains nothing, unless a user's step moves its parameters without an optimizer of torch.
+    """
+    rounding, unequal = {name: True for name in baseline.trained}, set()
+    for diff in gradients:
+        rounding[diff.name] = rounding.get(diff.name, True) and diff.verdict in ("bitwise equal", "rounding")
+        unequal |= set() if diff.bitwise else {diff.name}
+    equal = set(baseline.trained) if candidate.led else {diff.name for diff in gradients} - unequal
+    explained = rounding.keys() if baseline.stepped is None else set() if baseline.stepped else unequal
+    before = baseline.after[-2] if len(baseline.after) > 1 else {}
+    alone = {name: before[name] for name in equal if name in before and name not in baseline.moved}
+    yardstick = dataclasses.replace(yardsticks.of("parameters"), before=alone)
+    diffs = differences(ParameterDiff, baseline.parameters, candidate.parameters, yardstick)
+    return tuple(
+        replace(
+            diff,
+            trained=diff.name in baseline.trained,
+            gradients_round=diff.name in explained and rounding[diff.name] and diff.name not in baseline.moved,
+            **_step(diff, baseline, candidate, before.get(diff.name)),
+        )
+        for diff in diffs
+    )
+
+
+def _step(diff: ParameterDiff, baseline: Outcome, candidate: Outcome, before: Tensor | None) -> dict[str, float | None]:
+    if diff.bitwise or diff.max_abs is None or before is None or not is_floating(before):
+        return {}
+    one, other = baseline.parameters[diff.name], candidate.parameters[diff.name]
+    return step_distances(one, other, before) if one is not None and other is not None else {}
+
+
+def state_differences(
+    baseline: Outcome, candidate: Outcome, yardsticks: Yardsticks, unjudged: Collection[StateKey]
+) -> tuple[StateDiff, ...]:
+    """Differences of attributes, buffers and moved parameters after each step, without equal values."""
+    diffs = list(_moved_parameters(baseline, candidate, yardsticks))
+    for i, (left, right) in enumerate(zip(baseline.states, candidate.states)):
+        runs = [outcome.states[i] if outcome else {} for outcome in (yardsticks.rerun, yardsticks.exact)]
+        for key in _unequal(left, right):
+            if key not in unjudged and (i or key[2] != "buffer"):  # buffers of the first step: `Comparison.buffers`
+                diffs.append(_furthest(key, i + 1, [state.get(key) for state in (left, right, *runs)], yardsticks))
+    return tuple(diffs)
+
+
+def _moved_parameters(baseline: Outcome, candidate: Outcome, yardsticks: Yardsticks) -> Iterator[StateDiff]:
+    """Differences of parameters that forward or backward moved: momentum encoders, averages, a step in backward."""
+    for diff in differences(TensorDiff, baseline.moved, candidate.moved, yardsticks.of("moved")):
+        if not diff.bitwise:
+            kind: Kind = "parameter" if diff.name in baseline.trained else "frozen parameter"
+            yield _state_diff(diff, block=diff.name.rpartition(".")[0], kind=kind, step=1)
+
+
+def _furthest(key: StateKey, step: int, values: list[Any], yardsticks: Yardsticks) -> StateDiff:
+    """The largest difference within one attribute. `values` are of baseline, candidate, rerun and reference."""
+    left, right, rerun, exact = (dict(leaves(value)) if value is not None else {} for value in values)
+    yardstick = yardsticks.yardstick(_tensors(rerun), _tensors(exact))
+    parts = [_part(path, left, right, yardstick) for path in {**left, **right}]
+    wrong = [diff for diff in parts if not diff.bitwise]
+    worst = max(wrong, key=lambda diff: (diff.verdict == "different", diff.relative_norm or 0.0))
+    gradient = worst.verdict == "different" and worst.name.endswith(".grad")
+    kind: Kind = "gradient" if gradient else key[2]
+    furthest = _state_diff(replace(worst, name=_name(key)), block=key[0], kind=kind, step=step)
+    return replace(furthest, baseline_value=short_text(values[0]), candidate_value=short_text(values[1]))
+
+
+def _part(path: str, left: dict[str, Any], right: dict[str, Any], yardstick: Yardstick) -> TensorDiff:
+    one, other = (_tensors({path: side[path]}).get(path) if path in side else None for side in (left, right))
+    if one is not None and other is not None:
+        return difference(TensorDiff, path, one, other, yardstick)
+    presence: Presence = "baseline only" if path not in right else "both" if path in left else "candidate only"
+    equal = path in left and path in right and same_state(left[path], right[path])
+    kind = type(left[path] if path in left else right[path]).__name__
+    return TensorDiff(name=path, shape=(), dtype=kind, presence=presence, bitwise=equal)
+
+
+def _tensors(parts: Mapping[str, Any]) -> dict[str, Tensor | None]:
+    """The parts that are tensors or floats; a Python float becomes a float64 tensor."""
+    return {
+        path: part if isinstance(part, Tensor) else torch.tensor(part, dtype=torch.float64)
+        for path, part in parts.items()
+        if isinstance(part, (Tensor, float))
+    }
+
+
+def _state_diff(diff: TensorDiff, *, block: str, kind: Kind, step: int) -> StateDiff:
+    return StateDiff(**structs.asdict(diff), block=block, kind=kind, step=step)

@@ -1,0 +1,315 @@
+"""What a watched step shows beside its results: random numbers, state that a recompute moves, and where forwards part.
+
+The compared runs go without these instruments, because a dispatch mode or a hook may change torch's choice of kernels.
+
+    forward     A₁ B₁ A₂          A called twice
+    recompute          A₂ B₁ A₁
+
+Draws of a forward and its recompute are paired by call: a recompute belongs to the latest forward of its unit that has
+no recompute yet, because backward runs in reverse.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from explorer.engine.compare.diffs import in_double, is_floating
+from explorer.engine.model.plain_names import plain_modules
+from explorer.engine.state.state_diff import State, StateKey, read_state, same_state, short_text
+from explorer.engine.watch.scopes import BlockWatch, Frame
+from explorer.record.allocations import Phase
+from explorer.record.comparison import ForwardDiff, MaskDiff, StateChange
+from explorer.record.policy import Policy
+
+_MASKS = (torch.ops.aten.bernoulli_, torch.ops.aten.bernoulli)
+_WITH_MASK = (torch.ops.aten.native_dropout, torch.ops.aten._fused_dropout)
+
+
+class _Draws(BlockWatch):
+    """Calls `drew` with the random numbers of each operation."""
+
+    def drew(self, draw: Tensor) -> None:
+        raise NotImplementedError
+
+    def listens(self) -> bool:
+        """Whether draws are wanted now."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded in func.tags and self.listens():
+            draw = random_numbers(func, args, kwargs or {}, result)
+            if draw is not None:
+                self.drew(draw)
+        return result
+
+
+class RerunDraws(_Draws):
+    """Finds random numbers of a recompute that the forward never drew, in models that checkpoint themselves.
+
+    The units of such a model are not known, so each draw is compared with all forward draws of its shape: masks of
+    many elements are not equal by chance.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self._forward: dict[torch.Size, list[Tensor]] = defaultdict(list)
+        self.n_drawn = 0
+        """Number of draws of forwards inside backward."""
+        self.others: dict[str, int] = defaultdict(int)
+        """Number of such draws that forward did not make, by block; the empty string is the model itself."""
+
+    def drew(self, draw: Tensor) -> None:
+        earlier = self._forward[draw.shape]
+        if torch._C._current_graph_task_id() == -1:
+            earlier.append(draw)
+            return
+        self.n_drawn += 1
+        if not any(torch.equal(draw, other) for other in earlier):
+            self.others[self.running] += 1
+
+
+@dataclass
+class _Call:
+    """One call of a unit with its draws in order, by the innermost block that drew."""
+
+    unit: int
+    """First block of the unit."""
+    last: int
+    again: bool
+    is_segment: bool = False
+    draws: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def ends_with(self) -> int | None:
+        """The block whose end ends the call; None for the recompute of a segment, which ends with its scope."""
+        if self.again:
+            return None if self.is_segment else self.unit
+        return self.last
+
+
+class DrawWatch(_Draws):
+    """Collects draws inside the units of a policy while it is entered; `masks` holds the result."""
+
+    def __init__(self, model: nn.Module, policy: Policy) -> None:
+        segments = [unit.blocks[0] for unit in policy.units if len(unit.blocks) > 1]
+        super().__init__(model, segments=segments)
+        index = self.scopes.index
+        self._last = {index[unit.blocks[0]]: index[unit.blocks[-1]] for unit in policy.units}
+        self._segments = {index[fqn] for fqn in segments}
+        self._open: list[_Call] = []
+        self._waiting: dict[int, list[_Call]] = defaultdict(list)
+        self._masks: dict[str, MaskDiff] = {}
+
+    @property
+    def masks(self) -> tuple[MaskDiff, ...]:
+        """One entry for each block that drew inside a recomputed unit, in the order of the model."""
+        return tuple(sorted(self._masks.values(), key=lambda mask: self.scopes.index[mask.block]))
+
+    def entered(self, block: int, frame: Frame, inputs: Any) -> None:
+        again = bool(frame.reruns) and frame.reruns[-1] == block
+        if block in self._last and not (again and block in self._segments):
+            self._open.append(_Call(block, self._last[block], again))
+
+    def left(self, block: int, frame: Frame, output: Any) -> None:
+        if self._open and block == self._open[-1].ends_with:
+            self._close()
+
+    def rerun_changed(self, frame: Frame) -> None:
+        n_running = sum(unit in self._segments for unit in frame.reruns)
+        n_open = sum(call.again and call.unit in self._segments for call in self._open)
+        if n_running > n_open:
+            segment = frame.reruns[-1]
+            self._open.append(_Call(segment, self._last[segment], again=True, is_segment=True))
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        call = self._open.pop()
+        waiting = self._waiting[call.unit]
+        if not call.again:
+            waiting.append(call)
+        elif waiting:
+            self._compare(waiting.pop(), call)
+
+    def listens(self) -> bool:
+        return bool(self._open)
+
+    def drew(self, draw: Tensor) -> None:
+        for call in self._open:
+            call.draws[self.running].append(draw)
+
+    def _compare(self, forward: _Call, again: _Call) -> None:
+        for block, draws in forward.draws.items():
+            repeats = again.draws[block]
+            pairs = list(zip(draws, repeats))
+            so_far = self._masks.get(block, MaskDiff(block=block, n_elements=0, n_mismatched=0))
+            self._masks[block] = MaskDiff(
+                block=block,
+                n_elements=so_far.n_elements + sum(first.numel() for first, _ in pairs),
+                n_mismatched=so_far.n_mismatched + sum(_n_unequal(*pair) for pair in pairs),
+                n_not_drawn_again=so_far.n_not_drawn_again + sum(draw.numel() for draw in draws[len(repeats) :]),
+                is_mask=so_far.is_mask and all(draw.dtype is torch.bool for draw in draws),
+            )
+
+
+def _n_unequal(first: Tensor, second: Tensor) -> int:
+    return int((first != second).sum()) if first.shape == second.shape else first.numel()
+
+
+def random_numbers(func: Any, args: Any, kwargs: Any, result: Any) -> Tensor | None:
+    """The random numbers of one call, safe from later writes: masks as booleans, other numbers as copies."""
+    kind = func.overloadpacket
+    if kind in _WITH_MASK:
+        return result[1].bool()
+    if kind in _MASKS:
+        return result != 0
+    if "scaled_dot_product" in func.name():
+        # Fused attention draws its mask inside the kernel: equal inputs and an equal mask give an equal output.
+        return result[0].detach().clone() if _argument(func, args, kwargs, "dropout_p") else None
+    return result.detach().clone() if isinstance(result, Tensor) else None
+
+
+def _argument(func: Any, args: Any, kwargs: Any, name: str) -> Any:
+    """The value of the argument `name` of `func`, by position or keyword, else its default."""
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.name == name:
+            return args[i] if i < len(args) else kwargs.get(name, argument.default_value)
+    return None
+
+
+@dataclass
+class StateAudit:
+    """Collects the state of `model` that backward changes: pass `on_phase` to the step, then read `changes`."""
+
+    model: nn.Module
+    changes: dict[StateKey, StateChange] = field(default_factory=dict)
+    _after_forward: State | None = None
+
+    def on_phase(self, phase: Phase | str) -> None:
+        """Called at the start of each phase: compares the state after a backward with the state at its start."""
+        if phase == "backward" and self._after_forward is None:
+            self._after_forward = read_state(self.model)
+        elif phase != "backward":
+            self.close()
+
+    def close(self) -> None:
+        """Ends the current backward, if any."""
+        if self._after_forward is None:
+            return
+        before, after = self._after_forward, read_state(self.model)
+        self._after_forward = None
+        for key in [*before, *(key for key in after if key not in before)]:
+            if key not in self.changes and not same_state(before.get(key), after.get(key)):
+                block, name, kind = key
+                self.changes[key] = StateChange(
+                    block=block, name=name, kind=kind,
+                    after_forward=short_text(before.get(key)), after_backward=short_text(after.get(key)),
+                )  # fmt: skip
+
+
+_ROUNDS = 256
+"""Units in the last place by which two sketches of one activation may differ."""
+Sketch = tuple[tuple[Any, ...], ...]
+
+
+@dataclass
+class Forwards:
+    """Calls of a model's blocks during one step, by plain name, in the order in which they end."""
+
+    model: nn.Module
+    calls: dict[tuple[str, int], tuple[Sketch, Sketch, str]] = field(default_factory=dict)
+    """Input, output and description of each block's n-th call."""
+    order: dict[str, None] = field(default_factory=dict)
+    """Blocks in the order in which they are first entered."""
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """The context around one step."""
+        counts: dict[str, int] = defaultdict(int)
+        inputs: dict[str, list[Sketch]] = defaultdict(list)
+
+        def enter(fqn: str) -> Any:
+            def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+                self.order.setdefault(fqn)
+                inputs[fqn].append(_sketch((args, kwargs)))
+
+            return hook
+
+        def leave(fqn: str) -> Any:
+            def hook(module: nn.Module, args: Any, output: Any) -> None:
+                given = inputs[fqn].pop()
+                if torch._C._current_graph_task_id() == -1:  # a forward inside backward is a recompute
+                    self.calls[fqn, counts[fqn]] = (given, _sketch(output), _description(module))
+                    counts[fqn] += 1
+
+            return hook
+
+        with ExitStack() as hooks:
+            for fqn, module in plain_modules(self.model):
+                hooks.callback(module.register_forward_pre_hook(enter(fqn), with_kwargs=True).remove)
+                hooks.callback(module.register_forward_hook(leave(fqn)).remove)
+            yield
+
+
+def forward_difference(baseline: Forwards, candidate: Forwards) -> ForwardDiff:
+    """The first call, in the order of the baseline, whose output differs for the same input."""
+    common = [key for key in baseline.calls if key in candidate.calls]
+    diff = ForwardDiff(
+        n_calls=_n_calls(baseline, candidate),
+        n_compared=len(common),
+        order=tuple(baseline.order),
+        same=all(repr(baseline.calls[key][1]) == repr(candidate.calls[key][1]) for key in common),  # NaN too
+    )
+    for key in common:
+        one, other = baseline.calls[key], candidate.calls[key]
+        if _same(one[0], other[0]) and not _same(one[1], other[1]):
+            fields = {name: getattr(diff, name) for name in ("n_calls", "n_compared", "order", "same")}
+            return ForwardDiff(**fields, block=key[0], in_baseline=one[2], in_candidate=other[2])
+    return diff
+
+
+def _n_calls(*sides: Forwards) -> tuple[int, int]:
+    one, other = (sum(fqn == "" for fqn, _ in side.calls) for side in sides)
+    return one, other
+
+
+def _description(module: nn.Module) -> str:
+    """The module as text: `LayerNorm(16, eps=1e-05) in eval mode`. The class alone if the module has children."""
+    own = "" if next(module.children(), None) is not None else f"({module.extra_repr()})"
+    return f"{type(module).__name__}{own}{'' if module.training else ' in eval mode'}"
+
+
+def _sketch(values: Any) -> Sketch:
+    return tuple(_of_tensor(leaf.detach()) for leaf in tree_leaves(values) if isinstance(leaf, Tensor))
+
+
+def _of_tensor(tensor: Tensor) -> tuple[Any, ...]:
+    flat = in_double(tensor).flatten()
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).flatten()
+    places = torch.arange(flat.numel(), device=flat.device, dtype=torch.float64)
+    projections = [float(torch.dot(flat, torch.cos(places * angle + angle))) for angle in (0.7, 2.3)]
+    epsilon = torch.finfo(tensor.dtype).eps if is_floating(tensor) else 0.0
+    return tuple(tensor.shape), tensor.dtype, epsilon, float(flat.norm()), *projections
+
+
+def _same(left: Sketch, right: Sketch) -> bool:
+    """Whether two sketches are equal up to rounding of at most _ROUNDS units in the last place."""
+    return len(left) == len(right) and all(
+        one[:2] == other[:2]
+        and all(
+            abs(a - b) <= min(_ROUNDS * one[2], math.sqrt(one[2])) * one[3] or a == b or a != a
+            for a, b in zip(one[3:], other[3:])
+        )
+        for one, other in zip(left, right)
+    )

@@ -1,0 +1,296 @@
+"""What a watched step shows: draws of forward and recompute, state that moves again, where two forwards part."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from explorer.engine.compare.watched import DrawWatch, Forwards, RerunDraws, StateAudit, forward_difference
+from explorer.engine.policy.apply import apply_policy
+from explorer.record.comparison import ForwardDiff, MaskDiff
+from explorer.record.policy import Policy
+
+
+def watched(model: nn.Module, policy: Policy, x: Tensor) -> dict[str, MaskDiff]:
+    torch.manual_seed(0)
+    watch = DrawWatch(model, policy)
+    with apply_policy(model, policy), watch:
+        model(x).sum().backward()
+    return {mask.block: mask for mask in watch.masks}
+
+
+def chain(n: int, draw: Callable[[], nn.Module] = lambda: nn.Dropout(0.4)) -> nn.Sequential:
+    return nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), draw(), nn.Tanh()) for _ in range(n)))
+
+
+class Repeat(nn.Module):
+    """Calls one cell several times, so that its recomputes come in reverse order of its forwards."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.cell = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.4), nn.Tanh())
+        self.n = n
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.n):
+            x = self.cell(x)
+        return x
+
+
+X = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("blocks", [["0", "1", "2"], [("0", "1"), "2"], [("0", "1", "2")], ["0", "0.1", "2"]])
+def test_every_draw_is_found_again(blocks: list[Any]) -> None:
+    masks = watched(chain(3), Policy.recompute(blocks), X)
+    named = {fqn for entry in blocks for fqn in ([entry] if isinstance(entry, str) else entry)}
+    assert set(masks) == {f"{fqn}.1" for fqn in named if "." not in fqn}
+    assert all(mask.n_elements and mask.n_elements % 30 == 0 for mask in masks.values())
+    assert all((mask.n_mismatched, mask.n_not_drawn_again, mask.is_mask) == (0, 0, True) for mask in masks.values())
+
+
+@pytest.mark.parametrize("blocks", [["0", "1", "2"], [("0", "1"), "2"]])
+def test_without_the_stash_masks_differ_in_every_unit(blocks: list[Any]) -> None:
+    masks = watched(chain(3), Policy.recompute(blocks, preserve_rng_state=False), X)
+    assert all(mask.n_mismatched > 0 for mask in masks.values()) and len(masks) == 3
+
+
+def test_a_cell_called_many_times_pairs_last_with_first() -> None:
+    """In forward order two of the three calls would look mismatched."""
+    assert watched(Repeat(3), Policy.recompute(["cell"]), X)["cell.1"] == MaskDiff(
+        block="cell.1", n_elements=90, n_mismatched=0
+    )
+
+
+def test_what_is_kept_is_not_listed() -> None:
+    assert set(watched(chain(3), Policy.recompute(["1"]), X)) == {"1.1"}
+    assert watched(chain(2), Policy(), X) == {}
+
+
+class Noisy(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.randn_like(x)
+
+
+def test_other_random_numbers_are_told_from_masks() -> None:
+    masks = watched(chain(1, Noisy), Policy.recompute(["0"], preserve_rng_state=False), X)
+    assert (masks["0.1"].is_mask, masks["0.1"].mismatch_share) == (False, 1.0)
+
+
+class FusedAttention(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = x[None, None]
+        return functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=self.dropout)[0, 0]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_attention_counts_as_random_only_with_dropout(dropout: float) -> None:
+    masks = watched(chain(1, lambda: FusedAttention(dropout)), Policy.recompute(["0"]), X)
+    assert set(masks) == ({"0.1"} if dropout else set())
+
+
+def test_draws_that_early_stop_leaves_out_are_counted() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), Noise())
+    masks = watched(nn.Sequential(model, nn.Linear(6, 6)), Policy.recompute(["0"]), X)
+    assert (masks["0.2"].n_elements, masks["0.2"].n_not_drawn_again) == (0, 30)
+
+
+class Noise(nn.Module):
+    """Adds noise that backward does not need."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.rand_like(x)
+
+
+def test_hooks_are_gone_afterwards() -> None:
+    model = chain(2)
+    watched(model, Policy.recompute(["0"]), X)
+    assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
+
+
+class Own(nn.Module):
+    """Recomputes by torch's own checkpoint."""
+
+    def __init__(self, preserve: bool) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5))
+        self.preserve = preserve
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.layer, x, use_reentrant=False, preserve_rng_state=self.preserve, early_stop=False)
+
+
+@pytest.mark.parametrize(("preserve", "others"), [(True, {}), (False, {"layer.1": 1})])
+def test_a_mask_drawn_anew_is_told_with_its_block(preserve: bool, others: dict[str, int]) -> None:
+    model = Own(preserve)
+    with RerunDraws(model) as draws:
+        model(torch.randn(64, 64)).sum().backward()
+    assert (draws.n_drawn, dict(draws.others)) == (1, others)
+
+
+def test_without_a_rerun_nothing_is_drawn_in_backward() -> None:
+    model = Own(True).layer
+    with RerunDraws(model) as draws:
+        model(torch.randn(64, 64)).sum().backward()
+    assert (draws.n_drawn, dict(draws.others)) == (0, {})
+
+
+def parted(change: Any, *, n_calls: int = 1) -> ForwardDiff:
+    torch.manual_seed(0)
+    one = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.LayerNorm(4), nn.Dropout(0.0)), nn.Linear(4, 2))
+    other = copy.deepcopy(one)
+    change(other)
+    sides = [Forwards(one), Forwards(other)]
+    x = torch.randn(3, 4)
+    for side, times in zip(sides, (1, n_calls)):
+        with side.watching():
+            for _ in range(times):
+                side.model(x).sum().backward()
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in (*one.modules(), *other.modules()))
+    return forward_difference(*sides)
+
+
+def scale(block: str) -> Any:
+    return lambda model: model.get_submodule(block).weight.data.mul_(1.01)
+
+
+def round_off(model: nn.Module) -> None:
+    model[0].weight.data.mul_(1 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "block", "same"),
+    [
+        (lambda model: None, None, True),
+        (scale("0"), "0", False),
+        (scale("1.0"), "1.0", False),
+        (scale("2"), "2", False),
+        (round_off, None, False),
+    ],
+)
+def test_the_innermost_block_that_parts_first_is_named(change: Any, block: str | None, same: bool) -> None:
+    diff = parted(change)
+    assert (diff.block, diff.same, diff.n_calls) == (block, same, (1, 1))
+    assert diff.order == ("", "0", "1", "1.0", "1.1", "2")
+
+
+def test_settings_and_mode_of_the_block_are_told() -> None:
+    def coarse(model: nn.Module) -> None:
+        model.eval()
+        model[1][0].eps = 0.1
+
+    diff = parted(coarse)
+    assert diff.in_baseline == "LayerNorm((4,), eps=1e-05, elementwise_affine=True, bias=True)"
+    assert diff.in_candidate == "LayerNorm((4,), eps=0.1, elementwise_affine=True, bias=True) in eval mode"
+
+
+def test_calls_of_the_model_are_counted() -> None:
+    assert parted(lambda model: None, n_calls=3).n_calls == (1, 3)
+
+
+class Holder(nn.Module):
+    held: Any
+
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.held = held
+        self.register_buffer("table", torch.zeros(3))
+
+
+class Plain:
+    def __init__(self) -> None:
+        self.n = 0
+
+
+def changed(before: Any, mutate: Any) -> list[tuple[str, str, str]]:
+    model = nn.Sequential(Holder(before))
+    audit = StateAudit(model)
+    audit.on_phase("forward")
+    audit.on_phase("backward")
+    mutate(model[0])
+    audit.on_phase("optimizer")
+    # This file holds the values too, in the marks of its test functions.
+    return [(change.block, change.name, change.kind) for change in audit.changes.values() if change.block]
+
+
+def set_to(value: Any) -> Any:
+    return lambda holder: setattr(holder, "held", value)
+
+
+HELD = [("0", "held", "attribute")]
+
+
+@pytest.mark.parametrize(("before", "mutate"), [
+    (1, set_to(2)),
+    (1, set_to(1.0)),
+    (None, set_to(3)),
+    ([1], lambda holder: holder.held.append(2)),
+    ({"a": [1]}, lambda holder: holder.held["a"].append(2)),
+    (torch.zeros(2), lambda holder: holder.held.add_(1)),
+    ([torch.zeros(2)], lambda holder: holder.held[0].add_(1)),
+    ({1, 2}, lambda holder: holder.held.add(3)),
+    (Plain(), lambda holder: setattr(holder.held, "n", 1)),
+    (1, lambda holder: delattr(holder, "held")),
+], ids=["number", "type", "none", "list", "dict", "tensor", "tensor in list", "set", "object", "gone"])  # fmt: skip
+def test_a_change_is_seen(before: Any, mutate: Any) -> None:
+    assert changed(before, mutate) == HELD
+
+
+@pytest.mark.parametrize(
+    "before",
+    [1, float("nan"), "text", [1, {"a": torch.ones(2)}], (1, 2), Plain(), len, None],
+    ids=["number", "nan", "text", "list", "tuple", "object", "function", "none"],
+)
+def test_no_change_is_seen_where_there_is_none(before: Any) -> None:
+    assert changed(before, lambda holder: None) == []
+
+
+def test_an_equal_tensor_made_anew_is_no_change() -> None:
+    """A loss kept on the module is computed again with the same bits: nobody is harmed."""
+    assert changed(torch.ones(2), set_to(torch.ones(2))) == []
+
+
+def test_buffers_are_told_from_attributes() -> None:
+    assert changed(0, lambda holder: holder.table.add_(1)) == [("0", "table", "buffer")]
+
+
+def test_torch_s_own_fields_and_generators_do_not_count() -> None:
+    def mutate(holder: Holder) -> None:
+        holder.eval()
+        holder.register_forward_hook(lambda *_: None)
+        holder.held.manual_seed(5)
+
+    assert changed(torch.Generator(), mutate) == []
+
+
+def test_only_backward_is_judged() -> None:
+    model = nn.Sequential(Holder(0))
+    audit = StateAudit(model)
+    for phase, value in [("forward", 1), ("backward", 1), ("forward", 2), ("backward", 2), ("optimizer", 3)]:
+        audit.on_phase(phase)
+        if phase != "backward":
+            model[0].held = value
+    assert audit.changes == {}
+
+
+def test_accumulation_reports_a_change_once() -> None:
+    model = nn.Sequential(Holder(0))
+    audit = StateAudit(model)
+    for _ in range(3):
+        audit.on_phase("forward")
+        audit.on_phase("backward")
+        model[0].held += 1
+    audit.close()
+    (change,) = audit.changes.values()
+    assert (change.after_forward, change.after_backward) == ("0", "1")
