@@ -21,9 +21,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from benchmarks._rotor import HeterogeneousChain, cheapest_schedule
-from explorer.engine.bench.measure import measure, warm_checkpoint
-from explorer.engine.bench.step import prepare, run_step, torch_device
-from explorer.engine.bench.timing import step_ms
+from explorer.engine.bench.bench import bench_of
+from explorer.engine.bench.checkpoint_cost import warm_checkpoint
+from explorer.engine.bench.measure import measure
+from explorer.engine.bench.step import prepare, torch_device
 from explorer.engine.compare.compare import compare
 from explorer.engine.device.device import device_of
 from explorer.engine.device.memory_limit import without_page_faults
@@ -230,14 +231,14 @@ def in_turns(spec: RunSpec, policies: Sequence[Policy], n_rounds: int) -> Mappin
     """
     device = device_of(torch_device(spec))
     warm_checkpoint(device.torch)
-    trainee, clock, draw = prepare(spec, load_for(spec)), device.clock(), random.Random(spec.seed)
+    bench, draw = bench_of(prepare(spec, load_for(spec)), device), random.Random(spec.seed)
     taken: dict[Policy, list[float]] = {policy: [] for policy in policies}
     with without_page_faults():
-        run_step(trainee)
+        bench.take()
         for number in range(1 + n_rounds):
             for policy in draw.sample(policies, len(policies)):
-                with apply_policy(trainee.model, policy):
-                    ms = step_ms(trainee, clock)["step"]
+                with apply_policy(bench.model, policy):
+                    ms = bench.time()["step"]
                 if number:  # the first round warms up
                     taken[policy].append(ms)
     return {policy: Samples(ms=tuple(values)) for policy, values in taken.items()}

@@ -22,11 +22,9 @@ import torch
 
 from benchmarks.zoo import entries
 from explorer.cli.options import ModelOptions
-from explorer.engine.bench.block_costs import block_costs
-from explorer.engine.bench.measure import warm_checkpoint
-from explorer.engine.bench.recording import Recorded, watched_step
+from explorer.engine.bench.checkpoint_cost import warm_checkpoint
+from explorer.engine.bench.recording import record_step
 from explorer.engine.bench.step import prepare, run_step, torch_device
-from explorer.engine.bench.timing import Timed
 from explorer.engine.device.device import device_of
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load_for
@@ -36,6 +34,7 @@ from explorer.plan.policy.presets import preset
 from explorer.plan.predict.baseline import keep_all_from
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.record import Measurement, ModelGraph, ModelRef, RunSpec
+from explorer.record.failure import Failure
 from explorer.record.policy import Policy
 from tests.engine.bench.random_policies import KINDS, random_policy
 
@@ -169,21 +168,16 @@ def units_of(policy: Policy) -> str:
 
 def recorded(spec: RunSpec) -> Measurement:
     """The step under both instruments, and nothing else that `measure` does."""
-    device = device_of(torch_device(spec))
+    failures: list[Failure] = []
     with preserve_global_state():
-        run, trainee = Recorded(), prepare(spec, load_for(spec))
+        trainee = prepare(spec, load_for(spec))
         try:
             run_step(trainee)
         except RuntimeError as error:  # kept results that the model writes into
             print(f"{spec.model.target}: {str(error).splitlines()[0][:80]}", file=sys.stderr)
-        watched_step(run, trainee, device)
+        recording = record_step(trainee, device_of(torch_device(spec)), failures)
         trainee.handle.undo()
-    made = Measurement(spec=spec, environment=device.environment(spec.n_threads), failure=run.failure)
-    if run.attribution is None or run.tracker is None:
-        return made
-    allocations, phases = run.attribution.allocations, run.attribution.phases
-    costs = block_costs(run.tracker, allocations, phases, spec.policy, Timed().block_samples())
-    return msgspec.structs.replace(made, allocations=allocations, phases=phases, blocks=costs)
+    return msgspec.structs.replace(recording.measurement(spec), failure=failures[-1] if failures else None)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from explorer.engine.bench.measure import measure, warm_checkpoint
-from explorer.engine.bench.step import prepare, run_step, torch_device
-from explorer.engine.bench.timing import step_ms
+from explorer.engine.bench.bench import bench_of
+from explorer.engine.bench.checkpoint_cost import warm_checkpoint
+from explorer.engine.bench.measure import measure
+from explorer.engine.bench.step import prepare, torch_device
 from explorer.engine.device.device import device_of
 from explorer.engine.device.memory_limit import without_page_faults
 from explorer.engine.model.describe import describe
@@ -119,15 +120,16 @@ def timed(model: ModelRef, policies: Mapping[str, Policy]) -> dict[str, Samples]
     with preserve_global_state(), without_page_faults():
         loaded = load_for(spec)
         warm_checkpoint(device.torch)
-        trainee, clock = prepare(spec, loaded), device.clock()
+        trainee = prepare(spec, loaded)
+        bench = bench_of(trainee, device)
         trainee.handle.undo()
         for round_ in range(-1, N_ROUNDS):
             for key in draw.sample(list(policies), len(policies)):
                 with apply_policy(trainee.model, policies[key]):
                     if round_ < 0:
-                        run_step(trainee)
+                        bench.take()
                     else:
-                        taken[key].append(step_ms(trainee, clock)["step"])
+                        taken[key].append(bench.time()["step"])
     return {key: Samples(ms=tuple(ms)) for key, ms in taken.items()}
 
 

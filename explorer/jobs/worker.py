@@ -54,14 +54,13 @@ def _described(request: Describe, report: Report) -> Record:
 
 
 def _measured(request: Measure, report: Report) -> Record:
-    from explorer.engine.bench.measure import measure, measure_beside_keep_all, measure_what_fits
-    from explorer.engine.bench.without_data import measure_without_data
+    from explorer.engine.bench import measure as ways
 
     if request.without_data:
-        return measure_without_data(request.spec, report)
+        return ways.measure_without_data(request.spec, report)
     if request.beside_keep_all:
-        return measure_beside_keep_all(request.spec, report)
-    return (measure_what_fits if request.until_it_fits else measure)(request.spec, report)
+        return ways.measure_beside_keep_all(request.spec, report)
+    return (ways.measure_what_fits if request.until_it_fits else ways.measure)(request.spec, report)
 
 
 def _answer(request: Request, report: Report) -> Record:

@@ -1,4 +1,4 @@
-"""Role and block of each byte: the allocator's record of a step, with names from the tracker.
+"""Role and block of each byte of a step, and the cost of each block.
 
 The problem. Two instruments watch the step, and each knows half. The allocator sees every byte come and go, inside
 kernels too, but not the purpose of a byte. The tracker knows block, operator and role of each storage, but it does not
@@ -29,12 +29,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from explorer.engine.bench.timeline import SAVED, Entries, TrackedStep, entries_of, window
+from explorer.engine.bench.timeline import SAVED, Entries, TrackedStep, as_ints, entries_of, window
 from explorer.engine.device.allocator import AllocatorLog, Ints, lifetimes
 from explorer.engine.watch.storages import NONE
-from explorer.engine.watch.tracker import Tracker
+from explorer.engine.watch.tracker import BACKWARD, FORWARD, OP_COLUMNS, RECOMPUTE, Tracker
 from explorer.record.allocations import PHASES, ROLES, Allocations, PhaseSpan
 from explorer.record.base import Column
+from explorer.record.measurement import MeasuredBlock
+from explorer.record.policy import Policy
 
 UNATTRIBUTED = ROLES.index("unattributed")
 
@@ -171,3 +173,90 @@ def _curve(values: Ints | None, entries: Entries) -> Column | None:
 
 def _column(values: Ints) -> Column:
     return Column("q", np.ascontiguousarray(values, dtype=np.int64).tobytes())
+
+
+def block_costs(
+    tracker: Tracker, log: Allocations, phases: Sequence[PhaseSpan], policy: Policy
+) -> tuple[MeasuredBlock, ...]:
+    """Costs of all blocks in module order, the model itself first. FLOPs are counted, bytes measured."""
+    tree = _Tree(tracker.fqns)
+    size, born, died = (np.asarray(values) for values in (log.n_bytes, log.born, log.died))
+    role, block = np.asarray(log.role), np.asarray(log.block)
+    peak = log.peak_tick
+    ends = [span.end_tick - 1 for span in phases if span.phase == "forward"]
+    saved = (role == SAVED) & (born <= ends[-1]) & (died > ends[-1]) if ends else np.zeros(len(size), dtype=bool)
+
+    def per_block(which: np.ndarray) -> list[int]:
+        own = np.zeros(len(tracker.fqns), dtype=np.int64)
+        np.add.at(own, block[which], size[which])
+        return tree.inclusive(own.tolist())
+
+    def counted(phase: int) -> list[int]:
+        return [tracker.flops.get((phase, i), 0) for i in range(len(tracker.fqns))]
+
+    saved_bytes, peak_bytes = per_block(saved), per_block((born <= peak) & (died > peak))
+    forward, recompute = counted(FORWARD), counted(RECOMPUTE)
+    skipped = tree.inclusive(_skipped(tracker, tree, policy, forward, recompute))
+    flops = [tree.inclusive(own) for own in (forward, recompute, counted(BACKWARD))]
+    return tuple(
+        MeasuredBlock(
+            fqn=fqn,
+            n_forward=tracker.n_forward[i],
+            n_recompute=tracker.n_recompute[i],
+            saved_after_forward_bytes=saved_bytes[i],
+            at_peak_bytes=peak_bytes[i],
+            forward_flops=flops[0][i],
+            recompute_flops=flops[1][i],
+            backward_flops=flops[2][i],
+            skipped_flops=skipped[i],
+        )
+        for i, fqn in enumerate(tracker.fqns)
+    )
+
+
+def uncounted(tracker: Tracker) -> dict[str, int]:
+    """Calls of operators without a FLOP formula. The optimizer's operators are left out: no FLOPs include them."""
+    names, _, phases, *_ = as_ints(tracker.ops).reshape(-1, len(OP_COLUMNS)).T
+    calls = np.bincount(names[phases <= BACKWARD], minlength=len(tracker.op_names))
+    return {tracker.op_names[i]: int(calls[i]) for i in tracker.uncounted if calls[i]}
+
+
+class _Tree:
+    """Blocks by number; a parent comes before its children."""
+
+    def __init__(self, fqns: Sequence[str]) -> None:
+        number = {fqn: i for i, fqn in enumerate(fqns)}
+        self.parent = [number.get(fqn.rpartition(".")[0], 0) for fqn in fqns]
+
+    def inclusive(self, own: Sequence[int]) -> list[int]:
+        """Each block's values plus the values of all blocks below."""
+        total = list(own)
+        for i in range(len(total) - 1, 0, -1):
+            total[self.parent[i]] += total[i]
+        return total
+
+    def above(self, i: int) -> list[int]:
+        """The block and its ancestors, innermost first."""
+        line = [i]
+        while i:
+            i = self.parent[i]
+            line.append(i)
+        return line
+
+
+def _skipped(
+    tracker: Tracker, tree: _Tree, policy: Policy, forward: Sequence[int], recompute: Sequence[int]
+) -> list[int]:
+    """FLOPs of each block's forward that the innermost unit around the block should rerun, and that did not rerun."""
+    scale: dict[int, float] = {}
+    number = tracker.scopes.index
+    for unit in policy.units:
+        members = [number[fqn] for fqn in unit.blocks if fqn in number and tracker.n_forward[number[fqn]]]
+        runs = [tracker.n_recompute[i] / tracker.n_forward[i] for i in members]
+        scale.update((i, max(runs)) for i in members)
+    skipped = []
+    for i in range(len(tracker.fqns)):
+        around = next((block for block in tree.above(i) if block in scale), None)
+        expected = forward[i] * scale[around] if around is not None else 0
+        skipped.append(max(0, round(expected) - recompute[i]))
+    return skipped

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from explorer.engine.device.device import Clock, device_of
 from explorer.engine.policy.apply import apply_policy
@@ -42,6 +43,12 @@ class CheckpointCost(NamedTuple):
     """Directly after another call."""
     saved_tensor_ms: float
     """Extra time for each tensor saved in the call."""
+
+
+def warm_checkpoint(device: torch.device) -> None:
+    """Calls torch.utils.checkpoint once: the first call imports torch._dynamo (seconds), at no policy's charge."""
+    value = torch.ones(1, device=device, requires_grad=True)
+    checkpoint(torch.exp, value, use_reentrant=False).sum().backward()
 
 
 @cache

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from explorer.engine.bench.step import Trainee, run_step
+from explorer.engine.bench.step import Trainee
 from explorer.engine.device.device import Device, current_rank
 from explorer.engine.device.memory_limit import failure_in_step
 from explorer.engine.state.bits import storages
@@ -77,12 +77,6 @@ def owner(name: str) -> str:
 def memory_limit(device: Device, trainee: Trainee) -> AbstractContextManager[None]:
     """Limits the trainee and its step to the spec's memory. Raises OutOfMemory if the trainee alone holds more."""
     return device.memory_limit(trainee.spec.memory_limit_bytes, held_bytes(trainee))
-
-
-def run_within_limit(device: Device, trainee: Trainee) -> float:
-    """Runs one step within the limit and returns the loss."""
-    with memory_limit(device, trainee):
-        return run_step(trainee)
 
 
 def trainee_tensors(trainee: Trainee) -> list[KnownTensor]:

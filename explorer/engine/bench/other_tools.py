@@ -15,7 +15,7 @@ import torchviz
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from explorer.engine.bench.memory import run_within_limit
+from explorer.engine.bench.bench import bench_of
 from explorer.engine.bench.step import prepare, run_step, set_mode, torch_device, torch_dtype
 from explorer.engine.device.cuda_allocator import CudaRecorder
 from explorer.engine.device.device import device_of
@@ -148,7 +148,7 @@ def save_snapshot(spec: RunSpec, path: Path, report: Report = silent) -> SavedFi
             trainee.model.zero_grad(set_to_none=True)
             report(Progress(what="recording the snapshot", done=N_WARM_UP, total=N_WARM_UP + 1))
             with recorder:
-                run_within_limit(device_of(device), trainee)
+                bench_of(trainee, device_of(device)).take()
     try:
         n_bytes = path.write_bytes(pickle.dumps(recorder.snapshot))
     except OSError as error:

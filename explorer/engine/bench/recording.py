@@ -1,22 +1,30 @@
-"""Recording of one step of a run with both instruments, and of a second step with the allocator alone.
+"""Recording of one step with two instruments: the allocator sees every byte, the tracker names storages.
 
-Watching can change a step: nn.MultiheadAttention leaves its fused path under a dispatch mode. The step is therefore
-repeated without the tracker and with the same random numbers. A warning names a difference between the two peaks.
+Watching can change a step: nn.MultiheadAttention leaves its fused path under a dispatch mode. `record` therefore
+repeats the step of a RunSpec without the tracker and with the same random numbers, and compares the peaks.
 """
 
 from __future__ import annotations
 
 import warnings
+from array import array
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cached_property
+from types import TracebackType
+from typing import Self
 
+import numpy as np
+import torch
+from msgspec.structs import replace
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from explorer.engine.bench.attribution import Attribution, attribute
-from explorer.engine.bench.memory import held_bytes, memory_limit, optimizer_tensors, run_within_limit, trainee_tensors
-from explorer.engine.bench.step import Trainee, prepare, run_step
+from explorer.engine.bench.attribution import Attribution, attribute, block_costs, uncounted
+from explorer.engine.bench.bench import bench_of
+from explorer.engine.bench.memory import gradients, held_bytes, memory_limit, optimizer_tensors, trainee_tensors
+from explorer.engine.bench.step import Trainee, prepare, run_step, segment_heads
+from explorer.engine.bench.timeline import as_ints
 from explorer.engine.device.allocator import AllocatorLog, Probe, Refusal, clock_skew_ns, peak_bytes, take_probe
 from explorer.engine.device.device import Device
 from explorer.engine.device.memory_limit import failure_in_step, first_step, out_of_memory
@@ -29,105 +37,180 @@ from explorer.engine.watch.tracker import FORWARD, OP_COLUMNS, Tracker
 from explorer.errors import ExplorerError
 from explorer.record.allocations import ROLES
 from explorer.record.failure import Failure, is_out_of_memory
-from explorer.record.measurement import AllocatorPeaks
+from explorer.record.measurement import AllocatorPeaks, Measurement
 from explorer.record.run import RunSpec
 
 CHANGES_THE_STEP = 0.005
 """Difference of the two peaks, as a share of the peak, above which a warning blames the tracker."""
+EMPTY = "aten.empty.memory_format"
+GRADIENT = ROLES.index("gradient")
 
 
-@dataclass
-class Recorded:
-    """Results of the recording of one run. Fields after a failure are missing."""
+class Recording:
+    """Both instruments between enter and exit, also for a step that raises. `data` False: no allocator is recorded.
 
-    tracker: Tracker | None = None
-    attribution: Attribution | None = None
-    log: AllocatorLog | None = None
-    alone_peak_bytes: int | None = None
-    steady_reserved_bytes: int | None = None
-    offloaded_bytes: int | None = None
-    dtype: str = ""
-    loss: float | None = None
-    """Loss of the first step, from the initial weights."""
-    warnings: list[str] = field(default_factory=list)
-    failure: Failure | None = None
+    Without data the births and deaths of storages seen by the tracker take the place of the allocator's events.
+    """
 
-    @property
-    def peaks(self) -> AllocatorPeaks:
-        if self.log is None or self.attribution is None:
-            return AllocatorPeaks()
-        return AllocatorPeaks(
-            alone_peak_bytes=self.alone_peak_bytes,
-            tracker_peak_bytes=self.attribution.tracker_peak_bytes,
-            requested_peak_bytes=self.log.requested_peak_bytes,
-            allocated_peak_bytes=self.log.allocated_peak_bytes,
-            reserved_peak_bytes=self.log.reserved_peak_bytes,
-            steady_reserved_peak_bytes=self.steady_reserved_bytes,
-            offloaded_peak_bytes=self.offloaded_bytes,
-            allocated=self.attribution.allocated,
-            reserved=self.attribution.reserved,
+    def __init__(self, model: nn.Module, tracker: Tracker, device: Device, *, data: bool = True) -> None:
+        self.tracker = tracker
+        self.optimizer: torch.optim.Optimizer | None = None
+        """Optimizer of the step, whose state is named at the exit."""
+        self._model, self._device = model, device
+        self._recorder = device.recorder() if data else None
+        self._probes: list[Probe] = []
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as opened:
+            if self._recorder is not None:
+                opened.enter_context(self._recorder)
+                opened.callback(self._probe)
+                self._probe()
+            opened.enter_context(self.tracker)
+            opened.callback(self._name_results)
+            self._open = opened.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._open.__exit__(kind, error, traceback)
+
+    @cached_property
+    def log(self) -> AllocatorLog:
+        """The allocator's events, or those of the tracker's storages."""
+        return events_of(self.tracker) if self._recorder is None else self._recorder.log
+
+    @cached_property
+    def attribution(self) -> Attribution:
+        """The timeline of the recorded step."""
+        return attribute(self.log, self.tracker, clock_skew_ns(self.log, self._probes))
+
+    def measurement(self, spec: RunSpec) -> Measurement:
+        """The recorded step as the measurement of `spec`, without times."""
+        attributed, log = self.attribution, self.log
+        peaks = AllocatorPeaks(
+            tracker_peak_bytes=attributed.tracker_peak_bytes,
+            requested_peak_bytes=log.requested_peak_bytes,
+            allocated_peak_bytes=log.allocated_peak_bytes,
+            reserved_peak_bytes=log.reserved_peak_bytes,
+            allocated=attributed.allocated,
+            reserved=attributed.reserved,
+        )
+        return Measurement(
+            spec=spec,
+            environment=self._device.environment(spec.n_threads),
+            allocations=attributed.allocations,
+            phases=attributed.phases,
+            peaks=AllocatorPeaks() if self._recorder is None else peaks,
+            blocks=block_costs(self.tracker, attributed.allocations, attributed.phases, spec.policy),
+            uncounted_ops=uncounted(self.tracker),
+            dtype=types_of(self._model),
+            warnings=tuple(doubts(log, max(attributed.allocations.held_bytes))),
         )
 
+    def _probe(self) -> None:
+        with suppress(Exception):  # a device without memory has none for a probe either
+            self._probes.append(take_probe(self._device.torch, number=len(self._probes)))
 
-def record(spec: RunSpec, loaded: Loaded, device: Device, meter: Callable[[str], None]) -> Recorded:
-    """Records a warm-up, a step with both instruments, and a step with the allocator alone."""
-    run = Recorded()
+    def _name_results(self) -> None:
+        tag_buckets(self._model, self.tracker)
+        self.tracker.storages.tag(optimizer_tensors(self._model, self.optimizer))
+        self.tracker.storages.tag(gradients(self._model))  # FSDP's have no hook
 
-    def begun() -> tuple[Trainee, RngState]:
+
+def recording_of(trainee: Trainee, device: Device, *, data: bool = True) -> Recording:
+    """The instruments for the next step of `trainee`, whose gradients are cleared."""
+    trainee.model.zero_grad(set_to_none=True)
+    recording = Recording(trainee.model, tracker_of(trainee), device, data=data)
+    recording.optimizer = trainee.optimizer
+    return recording
+
+
+def tracker_of(trainee: Trainee) -> Tracker:
+    """A tracker with the tensors that are in memory before the step."""
+    segments = segment_heads(trainee.spec.policy)
+    return Tracker(trainee.model, trainee.device, trainee_tensors(trainee), segments=segments)
+
+
+def record(spec: RunSpec, loaded: Loaded, device: Device, meter: Callable[[str], None]) -> Measurement:
+    """Records a warm-up, a step with both instruments, and a step with the allocator alone. No step is timed.
+
+    Lack of memory and errors of the model become `failure`. Mistakes of the caller raise.
+    """
+
+    def begin() -> tuple[Trainee, RngState]:
         """A trainee and its random state, so that every step skips the same layers if layers are skipped at random."""
         device.release()
         trainee = prepare(spec, loaded)
         return trainee, RngState.capture(trainee.model)
 
-    with _heard(run), _failures_kept(run):
-        warm = None
-        with _failures_kept(run):
-            meter("warming up")
-            warm, run.loss = first_step(device.release, begun, lambda ready: run_within_limit(device, ready[0]))
-            meter("warming up under the tracker")
-            warm[1].restore()
-            with tracker_of(warm[0]):
-                run_within_limit(device, warm[0])
-        trainee, drawn = warm or begun()
-        run.dtype = types_of(trainee.model)
-        device.release()
-        meter("recording the step")
-        drawn.restore()
-        watched_step(run, trainee, device)
-        if run.failure is None:
-            meter("recording the step without the tracker")
+    run = Measurement(spec=spec, environment=device.environment(spec.n_threads))
+    failures: list[Failure] = []
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        with _failures_in(failures):
+            warm = None
+            with _failures_in(failures):
+                meter("warming up")
+                warm, loss = first_step(device.release, begin, lambda ready: bench_of(ready[0], device).take())
+                run = replace(run, loss=loss)
+                meter("warming up under the tracker")
+                warm[1].restore()
+                with tracker_of(warm[0]):
+                    bench_of(warm[0], device).take()
+            trainee, drawn = warm or begin()
+            run = replace(run, dtype=types_of(trainee.model))
+            device.release()
+            meter("recording the step")
             drawn.restore()
-            _step_alone(run, trainee, device)
-    return run
+            recording = record_step(trainee, device, failures)
+            run = replace(recording.measurement(spec), loss=run.loss)
+            if any(unit.action == "offload" for unit in spec.policy.units):
+                run = replace(run, peaks=replace(run.peaks, offloaded_peak_bytes=HOST.peak_bytes))
+            if not failures:
+                meter("recording the step without the tracker")
+                drawn.restore()
+                run = _with_peak_alone(run, trainee, device)
+    texts = [*(str(warning.message) for warning in shown), *run.warnings]
+    return replace(run, warnings=tuple(dict.fromkeys(texts)), failure=failures[-1] if failures else None)
 
 
-def watched_step(run: Recorded, trainee: Trainee, device: Device) -> None:
-    """Records one step with both instruments in `run`. A failed step keeps its recording until the failure."""
-    trainee.model.zero_grad(set_to_none=True)
-    recorder, tracker = device.recorder(), tracker_of(trainee)
-    probes: list[Probe] = []
+def record_step(trainee: Trainee, device: Device, failures: list[Failure]) -> Recording:
+    """Records one step. A failed step keeps its recording until the failure, which is added to `failures`."""
+    recording = recording_of(trainee, device)
+    before = len(failures)
     HOST.restart()
-    with _failures_kept(run, trainee.model), recorder:
-        probes.append(take_probe(device.torch))
-        try:
-            with tracker:
-                try:
-                    with memory_limit(device, trainee):
-                        run_step(trainee, tracker.on_phase)
-                finally:
-                    tracker.storages.tag(optimizer_tensors(trainee.model, trainee.optimizer))
-        finally:
-            with suppress(Exception):  # a device without memory has none for a probe either
-                probes.append(take_probe(device.torch, number=1))
-    if any(unit.action == "offload" for unit in trainee.spec.policy.units):
-        run.offloaded_bytes = HOST.peak_bytes
+    with _failures_in(failures, trainee.model), recording, memory_limit(device, trainee):
+        run_step(trainee, recording.tracker.on_phase)
+    if len(failures) > before and failures[-1].kind == "out of memory" and (exact := recording.log.refusal) is not None:
+        # The history has the exact request; the least of the reported free bytes includes a limit's rest.
+        free = [n_bytes for n_bytes in (exact.free_bytes, failures[-1].free_bytes) if n_bytes is not None]
+        refusal = Refusal(exact.asked_bytes, min(free, default=None))
+        failures[-1] = out_of_memory(refusal, failures[-1].traceback)
+    return recording
+
+
+def _with_peak_alone(run: Measurement, trainee: Trainee, device: Device) -> Measurement:
+    """`run` with the peak of one more step that the allocator alone watches, and a warning if the peaks differ."""
+    trainee.model.zero_grad(set_to_none=True)
+    base_bytes = held_bytes(trainee)
+    recorder = device.recorder()
+    with recorder:
+        bench_of(trainee, device).take()
     log = recorder.log
-    if run.failure is not None and log.refusal is not None and run.failure.kind == "out of memory":
-        run.failure = out_of_memory(_refusal(log.refusal, run.failure.free_bytes), run.failure.traceback)
-    attributed = attribute(log, tracker, clock_skew_ns(log, probes))
-    run.tracker, run.attribution = tracker, attributed
-    run.log = log
-    run.warnings += doubts(log, max(attributed.allocations.held_bytes))
+    alone = peak_bytes(log, base_bytes if log.base_bytes is None else log.base_bytes)
+    # The cache is as the watched step left it.
+    peaks = replace(run.peaks, alone_peak_bytes=alone, steady_reserved_peak_bytes=log.reserved_peak_bytes)
+    watched = run.held_peak_bytes or 0
+    if abs(watched - alone) <= CHANGES_THE_STEP * alone:
+        return replace(run, peaks=peaks)
+    text = (
+        f"Being watched changes this model's step: it peaks at {watched:,} bytes under the tracker and at "
+        f"{alone:,} bytes without. The timeline shows the watched step."
+    )
+    return replace(run, peaks=peaks, warnings=(*run.warnings, text))
 
 
 def doubts(log: AllocatorLog, drawn_bytes: int) -> list[str]:
@@ -144,71 +227,46 @@ def doubts(log: AllocatorLog, drawn_bytes: int) -> list[str]:
     return []
 
 
-def _refusal(exact: Refusal, free_bytes: int | None) -> Refusal:
-    """The refusal with the history's exact request, and the least reported free bytes, a limit's rest included."""
-    known = [n_bytes for n_bytes in (exact.free_bytes, free_bytes) if n_bytes is not None]
-    return Refusal(exact.asked_bytes, min(known, default=None))
-
-
-def tracker_of(trainee: Trainee) -> Tracker:
-    """A tracker with the tensors that are in memory before the step."""
-    segments = [unit.blocks[0] for unit in trainee.spec.policy.units if len(unit.blocks) > 1]
-    return Tracker(trainee.model, trainee.device, trainee_tensors(trainee), segments=segments)
-
-
-def _step_alone(run: Recorded, trainee: Trainee, device: Device) -> None:
-    trainee.model.zero_grad(set_to_none=True)
-    base_bytes = held_bytes(trainee)
-    recorder = device.recorder()
-    with recorder:
-        run_within_limit(device, trainee)
-    log = recorder.log
-    alone = peak_bytes(log, base_bytes if log.base_bytes is None else log.base_bytes)
-    run.alone_peak_bytes = alone
-    run.steady_reserved_bytes = log.reserved_peak_bytes  # the cache is as the watched step left it
-    assert run.attribution is not None
-    watched = max(run.attribution.allocations.held_bytes)
-    if abs(watched - alone) > CHANGES_THE_STEP * alone:
-        run.warnings.append(
-            f"Being watched changes this model's step: it peaks at {watched:,} bytes under the tracker and at "
-            f"{alone:,} bytes without. The timeline shows the watched step."
-        )
-
-
 @contextmanager
-def _failures_kept(run: Recorded, model: nn.Module | None = None) -> Iterator[None]:
-    """Turns out of memory and the model's errors into the run's failure. Mistakes of the caller pass."""
+def _failures_in(failures: list[Failure], model: nn.Module | None = None) -> Iterator[None]:
+    """Adds out of memory and the model's errors to `failures`. Mistakes of the caller pass."""
     try:
         yield
     except Exception as error:
         if isinstance(error, ExplorerError) and not is_out_of_memory(error):
             raise
-        run.failure = failure_in_step(error) if model is None else failure_in_words(error, model)
+        failures.append(failure_in_step(error) if model is None else failure_in_words(error, model))
 
 
-@contextmanager
-def _heard(run: Recorded) -> Iterator[None]:
-    """Adds the warnings of torch and the model to the run, each sentence once."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield
-    run.warnings = list(dict.fromkeys([*(str(warning.message) for warning in caught), *run.warnings]))
-
-
-EMPTY = "aten.empty.memory_format"
-GRADIENT = ROLES.index("gradient")
+def events_of(tracker: Tracker) -> AllocatorLog:
+    """The step's storages in the form of an allocator's log, each with a unique address."""
+    columns = tracker.storages
+    columns.pointer = array("q", range(1, len(columns.n_bytes) + 1))
+    turns = as_ints(columns.turns)
+    number = np.abs(turns) - 1
+    inside = number >= columns.n_before_step
+    turns, number = turns[inside], number[inside]
+    born = turns > 0
+    times = np.where(born, as_ints(columns.seen_ns)[number], as_ints(columns.died_ns)[number])
+    assert (as_ints(columns.died_ns)[number[~born]] != NONE).all()
+    n_bytes = np.where(born, 1, -1) * as_ints(columns.n_bytes)[number]
+    return AllocatorLog(time_ns=times, pointer=number + 1, n_bytes=n_bytes)
 
 
 def tag_buckets(model: nn.Module, tracker: Tracker) -> None:
-    """Tags the storages that DDP's forward allocated and still holds as gradients. Call before the tracker forgets."""
+    """Tags the storages that DistributedDataParallel's forward allocated and still holds as gradients.
+
+    DDP rebuilds its buckets in its second forward. They hold the gradients and stay in memory; by lifetime alone they
+    look like saved activations of model size. Call it before the tracker forgets.
+    """
     wrappers = {fqn for fqn, module in model.named_modules() if isinstance(module, DistributedDataParallel)}
     blocks = {number for number, fqn in enumerate(tracker.fqns) if fqn in wrappers}
     if not blocks:
         return
-    seen = tracker.storages
-    for index, op in enumerate(seen.made_by):
-        if op == NONE or seen.role[index] != NONE or seen.died_ns[index] != NONE:
+    columns = tracker.storages
+    for index, op in enumerate(columns.made_by):
+        if op == NONE or columns.role[index] != NONE or columns.died_ns[index] != NONE:
             continue
         name, block, phase, *_ = tracker.ops[op * len(OP_COLUMNS) : (op + 1) * len(OP_COLUMNS)]
         if block in blocks and phase == FORWARD and tracker.op_names[name] == EMPTY:
-            seen.role[index], seen.owner[index] = GRADIENT, block
+            columns.role[index], columns.owner[index] = GRADIENT, block

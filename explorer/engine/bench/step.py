@@ -26,6 +26,7 @@ from explorer.engine.policy.apply import PolicyHandle, apply_policy
 from explorer.engine.state.rng import seed_everything
 from explorer.errors import BadInput, NotOnThisDevice, nearest
 from explorer.record.allocations import Phase
+from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 
 OnPhase = Callable[[Phase], None]
@@ -90,9 +91,7 @@ def trainee_of(spec: RunSpec, own: Loaded) -> Trainee:
 def run_step(trainee: Trainee, on_phase: OnPhase = ignore) -> float:
     """Runs one whole step and returns the loss (mean over the batch). Errors of the model pass through unchanged."""
     losses = gradients(trainee, on_phase)
-    if trainee.optimizer is not None:
-        on_phase("optimizer")
-        trainee.optimizer.step()
+    optimizer_step(trainee, on_phase)
     return sum(loss.item() for loss in losses)
 
 
@@ -121,6 +120,13 @@ def gradients(trainee: Trainee, on_phase: OnPhase) -> list[torch.Tensor]:
     return losses
 
 
+def optimizer_step(trainee: Trainee, on_phase: OnPhase) -> None:
+    """Runs the optimizer, if the trainee has one."""
+    if trainee.optimizer is not None:
+        on_phase("optimizer")
+        trainee.optimizer.step()
+
+
 def _loss(trainee: Trainee, inputs: Any, targets: Any) -> torch.Tensor:
     """The loss. The output lives only in this frame, so backward starts with nothing but what autograd keeps."""
     with autocast(trainee), torch.no_grad() if trainee.spec.forward_only else nullcontext():
@@ -139,6 +145,11 @@ def _refuse_idle_policy(spec: RunSpec) -> None:
             f"The run is forward alone and recomputes {len(spec.policy.units)} units: nothing runs again there.",
             hint="Leave the policy out, or measure a whole step.",
         )
+
+
+def segment_heads(policy: Policy) -> list[str]:
+    """The first block of each segment: units of several blocks are watched there (watch/scopes.py)."""
+    return [unit.blocks[0] for unit in policy.units if len(unit.blocks) > 1]
 
 
 def torch_device(spec: RunSpec) -> torch.device:

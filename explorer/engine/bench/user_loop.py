@@ -12,25 +12,23 @@ from __future__ import annotations
 
 import atexit
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.checkpoint import CheckpointError
 
-from explorer.engine.bench.attribution import Attribution, attribute
-from explorer.engine.bench.block_costs import block_costs, uncounted
-from explorer.engine.bench.memory import gradients, optimizer_tensors, tensors_before_step
-from explorer.engine.bench.recording import doubts, tag_buckets
+from explorer.engine.bench.memory import tensors_before_step
+from explorer.engine.bench.recording import Recording
+from explorer.engine.bench.step import segment_heads
 from explorer.engine.bench.user_loop_graph import recorded_graph
-from explorer.engine.device.allocator import Probe, clock_skew_ns, take_probe
 from explorer.engine.device.device import Device, current_rank, device_of, device_of_model
-from explorer.engine.model.loaded import types_of
 from explorer.engine.policy.apply import policy_of
 from explorer.engine.watch.checkpoint_error import failure_in_words
 from explorer.engine.watch.scopes import around_backward
@@ -38,10 +36,10 @@ from explorer.engine.watch.storages import tensors_in_memory
 from explorer.engine.watch.tracker import Tracker
 from explorer.engine.watch.uncompiled import compiler_off, never_compiled
 from explorer.errors import BadInput
-from explorer.record.allocations import PHASES
+from explorer.record.allocations import PHASES, PhaseSpan
 from explorer.record.failure import Failure
 from explorer.record.graph import RECORDED, ModelRef
-from explorer.record.measurement import AllocatorPeaks, Measurement
+from explorer.record.measurement import Measurement
 from explorer.record.run import Autocast, Optimizer, RunSpec
 
 BETWEEN, OPTIMIZER = PHASES.index("between"), PHASES.index("optimizer")
@@ -96,63 +94,41 @@ class LoopRecording:
         self.optimizer = optimizer
         """Optimizer of the loop. The caller may set the optimizer during the step."""
         self.device: Device = device_of(device_of_model(model))
-        self._probes: list[Probe] = []
         self._open = ExitStack()
 
     def __enter__(self) -> None:
         """Starts the recording. Raises BadInput if another instrument is on: each would record the other."""
         _refuse_other_instruments()
-        self._recorder = self.device.recorder()
         self._policy = policy_of(self._model)
-        segments = [unit.blocks[0] for unit in self._policy.units if len(unit.blocks) > 1]
-        self._tracker = _LoopTracker(self._model, self.device.torch, self._tensors_before(), segments=segments)
+        self._tracker = _LoopTracker(
+            self._model, self.device.torch, self._tensors_before(), segments=segment_heads(self._policy)
+        )
+        self._recording = Recording(self._model, self._tracker, self.device)
         with ExitStack() as opened:
             self._compiled = opened.enter_context(compiler_off())
-            self._said = opened.enter_context(_heard())
-            opened.enter_context(self._recorder)
-            opened.callback(self._probe)
-            self._probe()
-            opened.enter_context(self._tracker)
-            opened.callback(lambda: self._tracker.storages.tag(gradients(self._model)))  # FSDP's have no hook
-            opened.callback(lambda: self._tracker.storages.tag(optimizer_tensors(self._model, self.optimizer)))
-            opened.callback(lambda: tag_buckets(self._model, self._tracker))
+            self._texts = opened.enter_context(_shown_warnings())
+            opened.enter_context(self._recording)
+            opened.callback(self._hand_over_optimizer)
             self._tracker.on_phase("between")
             opened.enter_context(_borders(self._tracker))
             self._open = opened.pop_all()
         atexit.register(self._open.close)  # a profiler that is still on when the interpreter ends crashes it
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         self.close()
         if self._tracker.trouble is not None:
             raise self._tracker.trouble
-        log = self._recorder.log
-        attributed = attribute(log, self._tracker, clock_skew_ns(log, self._probes))
-        spec = self._spec(attributed)
-        costs = block_costs(self._tracker, attributed.allocations, attributed.phases, spec.policy, {})
+        spec = self._spec(self._recording.attribution.phases)
+        run = self._recording.measurement(spec)
         rank, n_ranks = current_rank() or (None, None)
-        told = [*self._said, *doubts(log, max(attributed.allocations.held_bytes))]
-        self.measurement = Measurement(
-            spec=spec,
-            environment=self.device.environment(torch.get_num_threads()),
+        self.measurement = replace(
+            run,
             origin="recorded",
             recorded_in=self._where,
             rank=rank,
             n_ranks=n_ranks,
-            allocations=attributed.allocations,
-            phases=attributed.phases,
-            peaks=AllocatorPeaks(
-                tracker_peak_bytes=attributed.tracker_peak_bytes,
-                requested_peak_bytes=log.requested_peak_bytes,
-                allocated_peak_bytes=log.allocated_peak_bytes,
-                reserved_peak_bytes=log.reserved_peak_bytes,
-                allocated=attributed.allocated,
-                reserved=attributed.reserved,
-            ),
-            blocks=costs,
-            graph=recorded_graph(self._model, self._tracker, costs, spec.model),
-            uncounted_ops=uncounted(self._tracker),
-            dtype=types_of(self._model),
-            warnings=tuple(dict.fromkeys(told)),
+            graph=recorded_graph(self._model, self._tracker, run.blocks, spec.model),
+            warnings=tuple(dict.fromkeys([*self._texts, *run.warnings])),
             ran_as_written=bool(self._compiled),
             failure=self._failure(error) if isinstance(error, Exception) else None,
             free_memory_bytes=self.device.free_bytes(),
@@ -162,6 +138,9 @@ class LoopRecording:
         """Removes all instruments."""
         atexit.unregister(self._open.close)
         self._open.close()
+
+    def _hand_over_optimizer(self) -> None:
+        self._recording.optimizer = self.optimizer
 
     def _failure(self, error: Exception) -> Failure:
         """The failure, with torch's CheckpointError in plain words. The error gets the same sentence as a note."""
@@ -175,12 +154,8 @@ class LoopRecording:
         here = (tensor for tensor in tensors_in_memory() if tensor.device.type == self.device.torch.type)
         return tensors_before_step(self._model, self.optimizer, here)
 
-    def _probe(self) -> None:
-        with suppress(Exception):  # a device without memory has none for a probe either
-            self._probes.append(take_probe(self.device.torch, number=len(self._probes)))
-
-    def _spec(self, attributed: Attribution) -> RunSpec:
-        n_backwards = sum(span.phase == "forward" for span in attributed.phases)
+    def _spec(self, phases: Sequence[PhaseSpan]) -> RunSpec:
+        n_backwards = sum(span.phase == "forward" for span in phases)
         kind = type(self.optimizer).__name__.lower()
         optimizer: Optimizer = "adamw" if kind == "adamw" else "sgd" if kind == "sgd" else "none"
         return RunSpec(
@@ -229,7 +204,7 @@ def _borders(tracker: _LoopTracker) -> Iterator[None]:
 
 
 @contextmanager
-def _heard() -> Iterator[list[str]]:
+def _shown_warnings() -> Iterator[list[str]]:
     """Collects the warnings shown in the context. The user's filters and display stay in force."""
     warned: list[str] = []
     show = warnings.showwarning

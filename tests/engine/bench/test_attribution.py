@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from explorer.engine.bench.attribution import _operators, attribute
-from explorer.engine.bench.recording import Recorded, record, tracker_of, watched_step
-from explorer.engine.bench.step import prepare, run_step
+from explorer.engine.bench.recording import Recording, record, record_step, tracker_of
+from explorer.engine.bench.step import Trainee, prepare, run_step
 from explorer.engine.device.allocator import AllocatorLog, clock_skew_ns, lifetimes, take_probe
 from explorer.engine.device.cuda_allocator import read_trace
 from explorer.engine.device.device import CpuDevice
@@ -20,6 +20,7 @@ from explorer.engine.model.load import load
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.watch.storages import NONE
 from explorer.record import PHASES, ROLES, Allocations, ModelRef, Policy, RunSpec, Unit
+from explorer.record.failure import Failure
 from tests.engine.bench.gpt_runs import BLOCKS
 from tests.engine.tiny_nets import ref
 from tests.graphs import alive_at
@@ -34,22 +35,28 @@ MODES = {
 WIDE = {"width": 64, "length": 64}
 
 
-_runs: dict[str, Recorded] = {}
+_runs: dict[str, Recording] = {}
 
 
-def run_of(policy: Policy = Policy(), model: ModelRef | None = None, **options: Any) -> Recorded:  # noqa: B008
+def recorded(trainee: Trainee) -> Recording:
+    failures: list[Failure] = []
+    run = record_step(trainee, CpuDevice(), failures)
+    assert not failures, failures
+    return run
+
+
+def run_of(policy: Policy = Policy(), model: ModelRef | None = None, **options: Any) -> Recording:  # noqa: B008
     """One recording each; records with dictionaries inside have no hash."""
     spec = RunSpec(model=model or ref("gpt", **WIDE), policy=policy, **options)
     if repr(spec) not in _runs:
         with preserve_global_state():
-            run = record(spec, load(spec.model), CpuDevice(), lambda what: None)
-        assert run.failure is None, run.failure
-        _runs[repr(spec)] = run
+            trainee = prepare(spec)
+            run_step(trainee)
+            _runs[repr(spec)] = recorded(trainee)
     return _runs[repr(spec)]
 
 
-def log_of(run: Recorded) -> Allocations:
-    assert run.attribution is not None
+def log_of(run: Recording) -> Allocations:
     return run.attribution.allocations
 
 
@@ -62,10 +69,11 @@ def bytes_by_role(log: Allocations, tick: int) -> Counter[str]:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_tracker_and_allocator_agree_on_the_peak(mode: str) -> None:
-    run = run_of(MODES[mode])
-    peak = max(log_of(run).held_bytes)
-    assert run.alone_peak_bytes == pytest.approx(peak, rel=0.005)
-    assert run.peaks.tracker_peak_bytes == pytest.approx(peak, rel=0.005)
+    spec = RunSpec(model=ref("gpt", **WIDE), policy=MODES[mode])
+    with preserve_global_state():
+        run = record(spec, load(spec.model), CpuDevice(), lambda what: None)
+    assert run.peaks.alone_peak_bytes == pytest.approx(run.step_peak_bytes, rel=0.005)
+    assert run.peaks.tracker_peak_bytes == pytest.approx(run.step_peak_bytes, rel=0.005)
 
 
 def test_what_a_checkpoint_keeps_of_the_generators_is_saved() -> None:
@@ -73,7 +81,6 @@ def test_what_a_checkpoint_keeps_of_the_generators_is_saved() -> None:
 
     def saved(policy: Policy) -> int:
         run = run_of(policy)
-        assert run.attribution is not None
         border = next(span.end_tick for span in run.attribution.phases if span.phase == "forward") - 1
         return bytes_by_role(log_of(run), border)["saved activation"]
 
@@ -85,7 +92,6 @@ def test_roles_sum_to_the_allocators_own_total_at_every_tick(mode: str) -> None:
     """The right side is a running sum over the raw events, the left side goes role by role."""
     run = run_of(MODES[mode])
     log, raw, tracker = log_of(run), run.log, run.tracker
-    assert raw is not None and tracker is not None
     inside = (raw.time_ns > tracker.begin_ns) & (raw.time_ns < tracker.end_ns)
     own = AllocatorLog(time_ns=raw.time_ns[inside], pointer=raw.pointer[inside], n_bytes=raw.n_bytes[inside])
     unknown = set(lifetimes(own).older_frees.tolist())
@@ -122,7 +128,6 @@ def test_saved_activations_fall_and_gradients_stay() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_phases_follow_each_other_without_gaps(mode: str) -> None:
     run = run_of(MODES[mode])
-    assert run.attribution is not None
     spans = run.attribution.phases
     assert spans[0].first_tick == 0
     assert spans[-1].end_tick == log_of(run).n_ticks + 1
@@ -136,8 +141,7 @@ def test_phases_follow_each_other_without_gaps(mode: str) -> None:
 
 def test_what_is_saved_is_what_the_formula_of_the_measurement_counts() -> None:
     run = run_of()
-    log, tracker = log_of(run), run.tracker
-    assert run.attribution is not None and tracker is not None
+    log = log_of(run)
     end = max(span.end_tick - 1 for span in run.attribution.phases if span.phase == "forward")
     saved = bytes_by_role(log, end)["saved activation"]
     assert saved == sum(n for n, role in zip(log.n_bytes, log.role) if ROLES[role] == "saved activation")
@@ -150,7 +154,6 @@ def test_accumulated_gradients_are_counted_once_and_forwards_repeat() -> None:
     for size, role in zip(log.n_bytes, log.role):
         total[ROLES[role]] += size
     assert total["gradient"] == total["parameter"]
-    assert run.attribution is not None
     assert [span.phase for span in run.attribution.phases] == ["forward", "backward"] * 2 + ["optimizer"]
 
 
@@ -162,7 +165,6 @@ def test_a_frozen_block_has_no_gradient() -> None:
 
 def test_without_an_optimizer_there_is_neither_state_nor_phase() -> None:
     run = run_of(optimizer="none")
-    assert run.attribution is not None
     assert {span.phase for span in run.attribution.phases} == {"forward", "backward"}
     assert ROLES.index("optimizer state") not in log_of(run).role
 
@@ -197,9 +199,7 @@ def test_shared_weights_take_the_same_path_with_and_without_the_tracker() -> Non
         trainee.model.zero_grad(set_to_none=True)
         with CpuDevice().recorder() as unwatched:
             run_step(trainee)
-        run = Recorded()
-        watched_step(run, trainee, CpuDevice())
-    assert run.log is not None
+        run = recorded(trainee)
     of_weights = [int((log.n_bytes == 64 * 64 * 4).sum()) for log in (unwatched.log, run.log)]
     assert of_weights[0] == of_weights[1] > 0
 
@@ -209,12 +209,10 @@ def test_stale_gradients_are_there_at_the_start_and_their_death_is_seen(monkeypa
     with preserve_global_state():
         trainee = prepare(RunSpec(model=ref("gpt", width=128, batch=1, length=16)))
         run_step(trainee)
-        clean = Recorded()
-        watched_step(clean, trainee, CpuDevice())
-        stale = Recorded()
+        clean = recorded(trainee)
         with monkeypatch.context() as late:  # as in a loop that clears its gradients inside the step
             late.setattr(trainee.model, "zero_grad", lambda **how: late.undo())
-            watched_step(stale, trainee, CpuDevice())
+            stale = recorded(trainee)
     log = log_of(stale)
     parameters = bytes_by_role(log, 0)["parameter"]
     assert bytes_by_role(log, 0)["gradient"] == parameters

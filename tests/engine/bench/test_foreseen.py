@@ -7,8 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from explorer.engine.bench.measure import measure
-from explorer.engine.bench.without_data import measure_without_data
+from explorer.engine.bench.measure import measure, measure_without_data
 from explorer.engine.device.without_data import without_data
 from explorer.engine.model.describe import describe
 from explorer.errors import BadInput, ModelFailed

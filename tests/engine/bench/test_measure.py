@@ -109,7 +109,7 @@ def test_progress_is_told_and_a_cancel_ends_the_run() -> None:
 
 def test_a_run_that_is_not_timed_takes_its_recorded_steps_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     steps, told = [], list[Progress]()
-    for module in ("recording", "memory", "measure"):
+    for module in ("recording", "bench"):
         monkeypatch.setattr(f"explorer.engine.bench.{module}.run_step", lambda *given: steps.append(given) or 0.0)
     run = measure(RunSpec(model=ref("chain"), n_repeats=0), told.append)
     assert run.times is None and run.failure is None
@@ -134,7 +134,7 @@ def test_a_failure_while_timing_keeps_the_recording(monkeypatch: pytest.MonkeyPa
     def refuse(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("explorer.engine.bench.measure.step_ms", refuse)
+    monkeypatch.setattr("explorer.engine.bench.bench.Bench.time", refuse)
     run = measure(RunSpec(model=ref("chain"), n_repeats=1))
     assert run.failure is not None and run.failure.kind == "out of memory"
     assert run.times is None

@@ -21,11 +21,10 @@ def calls_of(policy: Policy | None = None, model: ModelRef | None = None, **opti
     spec = RunSpec(model=model or ref("gpt", **WIDE), policy=policy or Policy(), **options)  # type: ignore[arg-type]
     with preserve_global_state():
         run = record(spec, load(spec.model), CpuDevice(), lambda what: None)
-    assert run.attribution is not None and run.failure is None
-    log, phases = run.attribution.allocations, run.attribution.phases
-    replay = Replay.of(msgspec.structs.replace(measured(), allocations=log, phases=phases), None)
+    assert run.allocations is not None and run.failure is None
+    replay = Replay.of(msgspec.structs.replace(measured(), allocations=run.allocations, phases=run.phases), None)
     assert replay is not None
-    return replay, log
+    return replay, run.allocations
 
 
 @pytest.fixture(scope="module")

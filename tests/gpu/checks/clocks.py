@@ -7,9 +7,9 @@ import time
 
 import torch
 
+from explorer.engine.bench.bench import bench_of
 from explorer.engine.bench.recording import tracker_of
 from explorer.engine.bench.step import Trainee, prepare, run_step
-from explorer.engine.bench.timing import step_ms
 from explorer.engine.device.allocator import clock_skew_ns, take_probe
 from explorer.engine.device.device import device_of
 from explorer.engine.state.global_state import preserve_global_state
@@ -47,8 +47,9 @@ def check_clock_skew(bench: Bench) -> None:
 def check_events_against_the_wall(bench: Bench) -> None:
     with preserve_global_state():
         for sample, size in (("gpt", "small"), ("gpt", "gpu"), ("resnet", "gpu")):
-            trainee, clock = warm(bench, sample, size), device_of(bench.torch).clock()
-            events = statistics.median(step_ms(trainee, clock)["step"] for _ in range(N_STEPS))
+            trainee = warm(bench, sample, size)
+            timed = bench_of(trainee, device_of(bench.torch))
+            events = statistics.median(timed.time()["step"] for _ in range(N_STEPS))
             wall = statistics.median(wall_ms(bench, trainee) for _ in range(N_STEPS))
             bench.figure(f"{sample} {size} events over wall", events / wall)
             if bench.device == "cuda":

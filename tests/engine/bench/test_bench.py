@@ -1,0 +1,238 @@
+"""The clock charges a step, a RunSpec's or a user's: by phase, by block, by operator, and for a checkpoint alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from explorer.engine.bench import bench as bench_module
+from explorer.engine.bench.bench import Bench, OperatorTimes, Readings, bench_of
+from explorer.engine.bench.checkpoint_cost import FEW, MANY, N_MODULES, N_ROUNDS, CheckpointCost, read_cost
+from explorer.engine.bench.step import prepare
+from explorer.engine.bench.user_step import announced
+from explorer.engine.device.device import CpuDevice
+from explorer.engine.state.global_state import preserve_global_state
+from explorer.record import Measurement, ModelRef, Policy, RunSpec, Unit
+from explorer.record.measurement import Environment, MeasuredBlock
+from tests.engine.tiny_nets import ref
+
+MLP = RunSpec(model=ModelRef(target="sample_models/mlp.py"))
+
+
+class Ticking:
+    """A clock that advances by one millisecond a reading: makes times exact."""
+
+    name: Literal["process CPU time"] = "process CPU time"
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.n_settled = 0
+
+    def mark(self) -> int:
+        self.now += 1
+        return self.now
+
+    def settle(self) -> None:
+        self.n_settled += 1
+
+    def between_ms(self, first: Any, last: Any) -> float:
+        return float(last - first)
+
+
+def ticking(spec: RunSpec) -> Bench:
+    trainee = bench_of(prepare(spec), CpuDevice())
+    return Bench(trainee.model, trainee.step, Ticking())
+
+
+def of_user(model: nn.Module, step: Callable[[], object]) -> Bench:
+    return Bench(model, announced(model, step), Ticking())
+
+
+def test_phases_of_a_step_add_up() -> None:
+    with preserve_global_state():
+        bench = ticking(RunSpec(model=ref("chain"), n_accumulation=2))
+        assert bench.time() == {"forward": 2, "backward": 2, "optimizer": 1, "step": 5}
+    assert bench.clock.n_settled == 2  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_block_that_runs_again_is_charged_with_its_ancestors(reentrant: bool) -> None:
+    policy = Policy.recompute(["1", "2"], use_reentrant=reentrant)
+    with preserve_global_state():
+        bench = ticking(RunSpec(model=ref("chain"), policy=policy))
+        bench.take()
+        times = bench.time_blocks(policy)
+    again = {fqn for fqn, rerun in times if rerun}
+    assert again == {"", "1", "2", "1.0", "1.1", "2.0", "2.1"} or again == {"", "1", "2", "1.0", "2.0"}
+    assert times["", True] == times["1", True] + times["2", True]
+    assert times["1", True] > times["1.0", True]
+    assert times["", False] > sum(times[fqn, False] for fqn in "0123")
+
+
+def test_a_segments_blocks_are_charged_one_by_one() -> None:
+    policy = Policy(units=(Unit(blocks=("1", "2")),))
+    with preserve_global_state():
+        bench = ticking(RunSpec(model=ref("chain"), policy=policy))
+        bench.take()
+        times = bench.time_blocks(policy)
+    assert times["", True] == times["1", True] + times["2", True]
+
+
+def test_a_users_step_is_charged_by_forward_and_backward() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+
+    def step() -> None:
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+        bench.clock.mark()  # its optimizer
+
+    bench = of_user(model, step)
+    assert bench.time() == {"forward": 2, "backward": 2, "between": 6, "step": 10}
+    assert not model._forward_hooks and not model._forward_pre_hooks
+
+
+def test_a_forward_inside_backward_belongs_to_backward() -> None:
+    model = nn.Linear(2, 2)
+
+    def step() -> None:
+        y = torch.utils.checkpoint.checkpoint(model, torch.ones(1, 2), use_reentrant=False)
+        y.square().sum().backward()
+
+    phases: list[str] = []
+    announced(model, step)(phases.append)
+    assert phases == ["between", "forward", "between", *["backward"] * 3, "between"]
+
+
+def test_blocks_of_a_users_step_run_once() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    times = of_user(model, lambda: model(torch.ones(1, 2)).sum().backward()).time_blocks(Policy())
+    assert times == {("0", False): 1, ("1", False): 1, ("", False): 5}
+
+
+def test_each_operator_is_charged_to_every_block_that_is_running_and_backward_to_none() -> None:
+    bench = ticking(MLP)
+    times = bench.time_operators()
+    linears = [fqn for fqn, module in bench.model.named_modules() if isinstance(module, nn.Linear)]
+    assert linears
+    for fqn in linears:
+        # One mark lies between the two of an operator: each took a millisecond.
+        assert times[fqn].ms == {"aten.t.default": 1.0, "aten.addmm.default": 1.0} and times[fqn].n_calls == 2
+    below = [fqn for fqn, module in bench.model.named_modules() if not list(module.children())]
+    whole = times[""]
+    assert whole.ms["aten.addmm.default"] == len(linears)
+    assert whole.n_calls == sum(whole.ms.values()) >= sum(times[fqn].n_calls for fqn in below if fqn in times)
+    assert not [op for op in whole.ms if "backward" in op]
+    # A linear layer saves its input, and its weight where that input needs a gradient.
+    assert [times[fqn].n_saved for fqn in linears] == [1, *[2] * (len(linears) - 1)]
+    assert whole.n_saved >= sum(times[fqn].n_saved for fqn in linears)
+
+
+def test_of_a_users_step_neither_what_is_around_the_model_counts_nor_its_backward() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Identity())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step() -> None:
+        for _ in range(3):
+            model(torch.ones(2, 4).exp()).sin().sum().backward()
+        optimizer.step()
+
+    times = of_user(model, step).time_operators()
+    assert times["0"].ms == {"aten.t.default": 3.0, "aten.addmm.default": 3.0}
+    assert times["1"].ms == {"aten.gelu.default": 3.0}
+    assert times[""].ms == times["0"].ms | times["1"].ms and times[""].n_calls == 9
+    assert [times[fqn].n_saved for fqn in ("0", "1", "")] == [3, 3, 6], "the input of the model needs no gradient"
+    assert (times["2"].n_calls, times["2"].n_saved) == (0, 0), "watched, and nothing ran there"
+
+
+def test_every_forward_is_dispatched_and_no_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dispatch(TorchDispatchMode):
+        """In place of torch's own."""
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            operators[-1].append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    operators: list[list[str]] = []
+
+    def contexts(ops: list[Any]) -> tuple[Dispatch, None]:
+        assert ops == [], "nothing is kept"
+        operators.append([])
+        return Dispatch(), None
+
+    bench = ticking(RunSpec(model=MLP.model, n_accumulation=2))
+    assert bench.time_dispatched() > 0, "torch's own"
+    monkeypatch.setattr(bench_module, "create_selective_checkpoint_contexts", contexts)
+    assert bench.time_dispatched() > 0
+    assert len(operators) == 2, "one forward a microbatch"
+    for of_forward in operators:
+        assert "aten.addmm.default" in of_forward and not [op for op in of_forward if "backward" in op]
+    n_seen = [len(of_forward) for of_forward in operators]
+    bench.take()
+    assert [len(of_forward) for of_forward in operators] == n_seen, "the dispatch has ended"
+
+
+def test_readings_become_samples_and_none_become_nothing() -> None:
+    cost = MeasuredBlock(fqn="a", n_forward=1, n_recompute=1, saved_after_forward_bytes=0, at_peak_bytes=0,
+                         forward_flops=0, recompute_flops=0, backward_flops=0)  # fmt: skip
+    cpu = Environment(device="cpu", device_name="", torch_version="", python_version="", platform="", n_threads=1)
+    run = Measurement(spec=MLP, environment=cpu, blocks=(cost,))
+    assert Readings().added_to(run, "process CPU time") == run
+    readings = Readings(
+        steps=[{"step": 3.0, "forward": 1.0, "backward": 2.0}, {"step": 5.0, "forward": 2.0, "backward": 3.0}],
+        blocks=[{("a", False): 1.0, ("a", True): 0.5}, {("a", False): 2.0}],
+        checkpoint=CheckpointCost(call_ms=0.25, close_call_ms=0.125, saved_tensor_ms=0.5),
+        operators={"a": OperatorTimes(ms={"aten.mm.default": 1.0}, n_calls=2, n_saved=3)},
+    )
+    timed = readings.added_to(run, "process CPU time")
+    times, block = timed.times, timed.by_fqn["a"]
+    assert times is not None
+    assert (times.checkpoint_ms, times.close_checkpoint_ms, times.saved_tensor_ms) == (0.25, 0.125, 0.5)
+    assert (times.step.ms, times.forward.ms, times.optimizer.ms) == ((3.0, 5.0), (1.0, 2.0), ())
+    assert (block.forward.ms, block.recompute.ms) == ((1.0, 2.0), (0.5,))
+    assert (block.operator_ms, block.n_operators, block.n_saved) == ({"aten.mm.default": 1.0}, 2, 3)
+
+
+def test_a_kept_operator_costs_the_extra_time_of_dispatched_forwards() -> None:
+    readings = Readings(steps=[{"forward": ms} for ms in (10.0, 11.0, 12.0, 50.0)], dispatched=[14.0, 99.0, 15.0])
+    assert readings.kept_operator_ms is None, "operators were not counted"
+    readings.operators = {"": OperatorTimes(n_calls=8)}
+    assert readings.kept_operator_ms == 2 * 4.0 / 8, "forward and rerun; a slow minute counts once"
+    readings.dispatched = [1.0, 1.0, 1.0]
+    assert readings.kept_operator_ms == 0
+    assert Readings().kept_operator_ms is None
+
+
+class Planned(Ticking):
+    """A clock by which a step takes the planned time; every module and every sweep in it takes a millisecond."""
+
+    def __init__(self, steps: list[float]) -> None:
+        super().__init__()
+        self.steps = iter(steps)
+
+    def between_ms(self, first: Any, last: Any) -> float:
+        return next(self.steps) if last - first > 1 else 1.0
+
+
+@pytest.mark.parametrize(
+    ("swept", "few", "many", "expected"),
+    [
+        (3.0 + FEW * 0.1, 1.0 + FEW * 0.1, 1.0 + MANY * 0.1, (3.0, 1.0, 0.1)),
+        (2.0, 1.0, 0.5, (2.0, 1.0, 0.0)),  # nothing is negative
+        (-1.0, -1.0, -1.0, (0.0, 0.0, 0.0)),
+    ],
+)
+def test_a_checkpoint_costs_the_median_of_what_is_left_over(
+    swept: float, few: float, many: float, expected: tuple[float, ...]
+) -> None:
+    """A reading is a kept step and a recomputed one: less the modules' forward, the difference is the call's cost."""
+    readings = (call for call in (swept, few, many) for _ in range(N_ROUNDS))
+    steps = [10.0 + extra for call in readings for extra in (0.0, N_MODULES * (call + 1.0))]
+    steps[1] = 1e6  # a slow minute counts once
+    position = torch.get_rng_state()
+    assert read_cost(torch.device("cpu"), Planned(steps)) == pytest.approx(expected)
+    assert torch.equal(torch.get_rng_state(), position)
