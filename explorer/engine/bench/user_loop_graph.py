@@ -18,7 +18,7 @@ from explorer.engine.model.block_chain import chain_of, repeated_as
 from explorer.engine.model.loaded import types_of
 from explorer.engine.model.of_module import has_running_statistics, of_module
 from explorer.engine.policy.apply import policy_of
-from explorer.engine.watch.observe import Seen
+from explorer.engine.watch.block_facts import BlockFacts
 from explorer.engine.watch.tracker import FORWARD, OP_COLUMNS, Tracker
 from explorer.plan.names import above, lineage
 from explorer.plan.why.caveats import reruns_beside
@@ -34,8 +34,8 @@ def recorded_graph(model: nn.Module, tracker: Tracker, costs: Sequence[MeasuredB
     cost_of = {cost.fqn: cost for cost in costs}
     n_forwards = max(1, cost_of[""].n_forward)
     calls = _calls_by_block(tracker)
-    seen = _seen(modules, tracker, cost_of, calls)
-    repeats = repeated_as(modules, seen)
+    facts = _facts(modules, tracker, cost_of, calls)
+    repeats = repeated_as(modules, facts)
     traits = _traits(modules, tracker)
     for fqn in reruns_beside(costs, policy_of(model).blocks):
         traits[fqn].add("checkpoints_itself")
@@ -57,7 +57,7 @@ def recorded_graph(model: nn.Module, tracker: Tracker, costs: Sequence[MeasuredB
         model=ref,
         blocks=blocks,
         edges=_edges(tracker, n_forwards),
-        chain=chain_of(modules, seen),
+        chain=chain_of(modules, facts),
         dtype=types_of(model).partition(",")[0] or "float32",
         n_parameters=sum(parameter.numel() for parameter in model.parameters()),
         note=NOTE,
@@ -76,25 +76,25 @@ def _returned(tracker: Tracker, calls: Sequence[int]) -> set[int]:
     return {storage for call in calls for storage in tracker.calls.outputs[call]}
 
 
-def _seen(
+def _facts(
     modules: Mapping[str, nn.Module],
     tracker: Tracker,
     costs: Mapping[str, MeasuredBlock],
     calls: Mapping[str, Sequence[int]],
-) -> dict[str, Seen]:
+) -> dict[str, BlockFacts]:
     """Calls and operator signature of each block, for the chain and the search for repeated blocks."""
     own: dict[int, list[int]] = defaultdict(list)
     ops = as_ints(tracker.ops).reshape(-1, len(OP_COLUMNS))
     for name, block, phase, *_ in ops.tolist():
         if phase == FORWARD:
             own[block].append(name)
-    seen: dict[str, Seen] = {}
+    facts: dict[str, BlockFacts] = {}
     for block, fqn in reversed(list(enumerate(modules))):
-        below = [seen[f"{fqn}.{name}".lstrip(".")] for name, _ in _unique_children(fqn, modules)]
+        below = [facts[f"{fqn}.{name}".lstrip(".")] for name, _ in _unique_children(fqn, modules)]
         signature = hash((tuple(own[block]), *(child.signature for child in below)))
         first = calls[fqn][0] if calls[fqn] else 0
-        seen[fqn] = Seen(n_calls=costs[fqn].n_forward, first_call=first, signature=signature)
-    return seen
+        facts[fqn] = BlockFacts(n_calls=costs[fqn].n_forward, first_call=first, signature=signature)
+    return facts
 
 
 def _unique_children(fqn: str, modules: Mapping[str, nn.Module]) -> list[tuple[str, nn.Module]]:

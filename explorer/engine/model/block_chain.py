@@ -8,14 +8,14 @@ from itertools import pairwise
 
 from torch import nn
 
-from explorer.engine.watch.data_flow import ELSEWHERE, GIVEN, Datum
-from explorer.engine.watch.observe import Seen
+from explorer.engine.watch.block_facts import BlockFacts
+from explorer.engine.watch.edges import ELSEWHERE, GIVEN, Datum
 from explorer.record.graph import CutPoint
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
-def repeated_as(modules: Mapping[str, nn.Module], seen: Mapping[str, Seen]) -> dict[str, str]:
+def repeated_as(modules: Mapping[str, nn.Module], facts: Mapping[str, BlockFacts]) -> dict[str, str]:
     """fqn -> first block of the run, for consecutive equal children of a container with equal operators."""
     first: dict[str, str] = {}
     for fqn, module in modules.items():
@@ -24,19 +24,19 @@ def repeated_as(modules: Mapping[str, nn.Module], seen: Mapping[str, Seen]) -> d
         previous: str | None = None
         for name, child in module.named_children():
             this = f"{fqn}.{name}".lstrip(".")
-            if this not in seen:
+            if this not in facts:
                 continue
-            if previous is not None and _alike(modules[previous], child, seen[previous], seen[this]):
+            if previous is not None and _alike(modules[previous], child, facts[previous], facts[this]):
                 first[this] = first.get(previous, previous)
             previous = this
     return first
 
 
-def _alike(one: nn.Module, other: nn.Module, seen: Seen, seen_other: Seen) -> bool:
+def _alike(one: nn.Module, other: nn.Module, facts: BlockFacts, facts_other: BlockFacts) -> bool:
     """Whether both are built alike (class, settings, parameter shapes) and ran the same operators as often."""
     return (
-        seen.n_calls > 0
-        and (seen.n_calls, seen.signature) == (seen_other.n_calls, seen_other.signature)
+        facts.n_calls > 0
+        and (facts.n_calls, facts.signature) == (facts_other.n_calls, facts_other.signature)
         and repr(one) == repr(other)
         and _parameters(one) == _parameters(other) != []
     )
@@ -46,10 +46,10 @@ def _parameters(module: nn.Module) -> list[tuple[str, tuple[int, ...], object]]:
     return [(name, tuple(p.shape), p.dtype) for name, p in module.named_parameters()]
 
 
-def chain_of(modules: Mapping[str, nn.Module], seen: Mapping[str, Seen]) -> tuple[str, ...]:
+def chain_of(modules: Mapping[str, nn.Module], facts: Mapping[str, BlockFacts]) -> tuple[str, ...]:
     """Blocks in order of their first call. A block is opened if a container inside has several children of one kind.
     These children are not opened again. Containers that are never called are always opened."""
-    members = {fqn for container in modules for fqn in _kin(container, modules, seen)}
+    members = {fqn for container in modules for fqn in _kin(container, modules, facts)}
     opened = {""}
     for member in members:
         parts = member.split(".")[:-1]
@@ -61,9 +61,9 @@ def chain_of(modules: Mapping[str, nn.Module], seen: Mapping[str, Seen]) -> tupl
         chain: list[str] = []
         for name, child in modules[fqn].named_children():
             this = f"{fqn}.{name}".lstrip(".")
-            if this not in seen:
+            if this not in facts:
                 continue
-            never_called = not seen[this].n_calls
+            never_called = not facts[this].n_calls
             if this in opened or (never_called and isinstance(child, CONTAINERS)):
                 chain.extend(walk(this))
             elif not never_called:
@@ -71,20 +71,20 @@ def chain_of(modules: Mapping[str, nn.Module], seen: Mapping[str, Seen]) -> tupl
         return chain
 
     units = walk("")
-    return tuple(sorted(units, key=lambda fqn: seen[fqn].first_call)) or ("",)
+    return tuple(sorted(units, key=lambda fqn: facts[fqn].first_call)) or ("",)
 
 
-def _kin(container: str, modules: Mapping[str, nn.Module], seen: Mapping[str, Seen]) -> list[str]:
+def _kin(container: str, modules: Mapping[str, nn.Module], facts: Mapping[str, BlockFacts]) -> list[str]:
     """Called children of a container that share their class with another called child."""
     if not isinstance(modules[container], CONTAINERS):
         return []
     called = {f"{container}.{name}".lstrip("."): child for name, child in modules[container].named_children()}
-    kinds = {fqn: type(child) for fqn, child in called.items() if fqn in seen and seen[fqn].n_calls}
+    kinds = {fqn: type(child) for fqn, child in called.items() if fqn in facts and facts[fqn].n_calls}
     count = Counter(kinds.values())
     return [fqn for fqn, kind in kinds.items() if count[kind] > 1]
 
 
-def cut_points(chain: Sequence[str], seen: Mapping[str, Seen], data: Sequence[Datum]) -> tuple[CutPoint, ...]:
+def cut_points(chain: Sequence[str], facts: Mapping[str, BlockFacts], data: Sequence[Datum]) -> tuple[CutPoint, ...]:
     """A cut between each two consecutive units, with the crossing data. A cut with a unit on both sides is refused.
 
     `chain` is in order of the first calls, so each datum and each unit is added once and dropped once.
@@ -94,11 +94,11 @@ def cut_points(chain: Sequence[str], seen: Mapping[str, Seen], data: Sequence[Da
     crossing: list[Datum] = []
     both: list[str] = []
     for after, before in pairwise(chain):
-        border = seen[before].first_call
+        border = facts[before].first_call
         while to_come and to_come[0].born < border:
             crossing.append(to_come.popleft())
         crossing = [datum for datum in crossing if datum.last_read is not None and datum.last_read >= border]
-        both = [fqn for fqn in (*both, after) if seen[fqn].last_exit > border]
+        both = [fqn for fqn in (*both, after) if facts[fqn].last_exit > border]
         refusal = f"{', '.join(both)} is called again behind this cut" if both else None
         cuts.append(
             CutPoint(

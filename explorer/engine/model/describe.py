@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -25,11 +24,11 @@ from explorer.engine.model.loaded import Loaded, blaming, place
 from explorer.engine.model.of_module import has_running_statistics, of_module
 from explorer.engine.model.openable import refuse_unopenable
 from explorer.engine.state.rng import RngState
-from explorer.engine.watch.joins import edges_and_joins
-from explorer.engine.watch.observe import Observation
-from explorer.engine.watch.own_checkpoints import OwnCheckpoints
+from explorer.engine.watch.block_facts import BlockNotes, Consecutive
+from explorer.engine.watch.edges import edges_and_joins
+from explorer.engine.watch.forward import ForwardWatch
+from explorer.engine.watch.rerun_traits import ArgumentsAndState, RandomNumbers, SelfCheckpointing
 from explorer.engine.watch.scopes import around_backward
-from explorer.engine.watch.second_run import SecondRun
 from explorer.engine.watch.state_changes import moved_traits, state_pictures
 from explorer.errors import BadInput, ExplorerError, ModelFailed
 from explorer.plan.names import is_within, lineage
@@ -65,14 +64,14 @@ def describe_step(model: nn.Module, step: Callable[[], object], target: str) -> 
     refuse_unopenable(model, target)
     for lets_go in (True, False):
         try:
-            observed, given = _observe_step(model, step, lets_go=lets_go)
+            notes, inputs = _observe_step(model, step, lets_go=lets_go)
             break
         except ExplorerError:
             raise
         except Exception as error:  # a model that takes gradients in its forward fails if nothing is kept
             if not lets_go or is_out_of_memory(error):
                 raise
-    graph = _graph(Loaded(ModelRef(target=target), model, given, None, None), observed)
+    graph = _graph(Loaded(ModelRef(target=target), model, inputs, None, None), notes)
     types = {parameter.device.type for parameter in model.parameters()}
     return msgspec.structs.replace(graph, device="cuda" if "cuda" in types else "cpu")
 
@@ -81,33 +80,30 @@ class _ForwardIsOver(BaseException):
     """Ends the step. A BaseException passes every `except Exception` of the step."""
 
 
-def _observe_step(model: nn.Module, step: Callable[[], object], *, lets_go: bool) -> tuple[_Observed, Any]:
-    given: list[Any] = []
+def _observe_step(model: nn.Module, step: Callable[[], object], *, lets_go: bool) -> tuple[_Notes, Any]:
+    inputs: list[Any] = []
 
     def leave() -> None:
         raise _ForwardIsOver
 
-    before = state_pictures(model)
-    observation, again, own = Observation(model, lets_go=lets_go), SecondRun(model), OwnCheckpoints(model)
-    noted = model.register_forward_pre_hook(lambda _, args, kwargs: given.append((args, kwargs)), with_kwargs=True)
-    left = False
+    notes = _Notes(model, lets_go=lets_go)
+    hook = model.register_forward_pre_hook(lambda _, args, kwargs: inputs.append((args, kwargs)), with_kwargs=True)
+    is_over = False
     try:
-        with around_backward(leave, lambda: None), torch.enable_grad(), again, observation, own:
+        with around_backward(leave, lambda: None), torch.enable_grad(), notes.watch:
             step()
     except _ForwardIsOver:
-        left = True
+        is_over = True
     finally:
-        noted.remove()
-    if not left or not given:
-        what = "did not call the model" if not given else "ran to its end without a backward"
+        hook.remove()
+    if not is_over or not inputs:
+        what = "did not call the model" if not inputs else "ran to its end without a backward"
         raise BadInput(
             f"The step {what}.", hint="Give a function that runs forward, loss and backward of this very model."
         )
-    with observation.of_loss():  # the loss was watched with the step
-        pass
-    moved = moved_traits(model, before)
-    again.settle(None)
-    return _Observed(observation, again, own.blocks, moved), given[0]
+    notes.close()
+    notes.random.settle(None)
+    return notes, inputs[0]
 
 
 ON_CPU = "Watched on the CPU: a forward of this model does not fit on {device}."
@@ -143,98 +139,105 @@ def _watched(own: Loaded, another: Callable[[], Loaded], device: Device) -> Mode
     raise AssertionError("the second look returns or raises")
 
 
-@dataclass(frozen=True)
-class _Observed:
-    ops: Observation
-    again: SecondRun
-    own: tuple[str, ...]
-    moved: dict[str, set[Trait]]
+class _Notes:
+    """The note-takers of one forward."""
+
+    def __init__(self, model: nn.Module, *, lets_go: bool) -> None:
+        self.blocks, self.consecutive = BlockNotes(model), Consecutive()
+        self.random, self.state, self.checkpoints = RandomNumbers(model), ArgumentsAndState(model), SelfCheckpointing()
+        note_takers = (self.checkpoints, self.blocks, self.consecutive, self.random, self.state)
+        self.watch = ForwardWatch(model, note_takers, lets_go=lets_go)
+        self._model, self._state_before = model, state_pictures(model)
+
+    def close(self) -> None:
+        """Completes the notes; nothing more is watched."""
+        self.consecutive.forget()
+        self.blocks.add_up_containers()
+        self._moved = moved_traits(self._model, self._state_before)
+
+    def traits(self) -> dict[str, set[Trait]]:
+        """Traits by block from operators, from the modules' kinds, and from changed state; the last two are inherited
+        by ancestors."""
+        facts = self.blocks.facts.items()
+        traits = {fqn: block.traits | self.random.traits[fqn] | self.state.traits[fqn] for fqn, block in facts}
+        for fqn in self.checkpoints.blocks:
+            traits[fqn].add("checkpoints_itself")
+        for fqn, module in self.blocks.modules.items():
+            inherited = set(self._moved.get(fqn, ()))
+            if has_running_statistics(module):
+                inherited.add("running_statistics")
+            for ancestor in lineage(fqn):
+                traits[ancestor] |= inherited
+            if any(kind.__name__ == "GradientCheckpointingLayer" for kind in type(module).__mro__):
+                traits[fqn].add("checkpointing_layer")
+        return traits
 
 
-def _observe(loaded: Loaded, *, lets_go: bool) -> _Observed:
-    model = loaded.model
-    before = state_pictures(model)
-    observation, again, own = Observation(model, lets_go=lets_go), SecondRun(model), OwnCheckpoints(model)
-    with blaming(loaded.ref, loaded.inputs, "forward"), torch.enable_grad(), again, observation, own:
+def _observe(loaded: Loaded, *, lets_go: bool) -> _Notes:
+    notes = _Notes(loaded.model, lets_go=lets_go)
+    with blaming(loaded.ref, loaded.inputs, "forward"), torch.enable_grad(), notes.watch:
         output = loaded.output()
-    with blaming(loaded.ref, loaded.inputs, "loss"), torch.enable_grad(), observation.of_loss():
+    with blaming(loaded.ref, loaded.inputs, "loss"), torch.enable_grad(), notes.watch.of_loss():
         loaded.loss(output)
-    moved = moved_traits(model, before)
-    again.settle(_another(loaded, again) if again.streams else None)
-    return _Observed(observation, again, own.blocks, moved)
+    notes.close()
+    notes.random.settle(_second_forward(loaded, notes.random) if notes.random.streams else None)
+    return notes
 
 
-def _another(loaded: Loaded, first: SecondRun) -> SecondRun | None:
+def _second_forward(loaded: Loaded, first: RandomNumbers) -> RandomNumbers | None:
     """A second forward, from the state of the generators after the first. None if the second forward fails."""
-    another = SecondRun(loaded.model, streams=first.streams)
+    second = RandomNumbers(loaded.model, streams=first.streams)
     try:
-        with torch.no_grad(), another:
+        with torch.no_grad(), ForwardWatch(loaded.model, [second]):
             loaded.output()
     except Exception:  # the model ran once, and a second forward is no requirement
         return None
-    return another
+    return second
 
 
-def _graph(loaded: Loaded, observed: _Observed) -> ModelGraph:
-    model, ops = loaded.model, observed.ops
-    traits = _traits(ops, observed)
-    repeats = repeated_as(ops.modules, ops.seen)
-    shared = _sharing(ops.modules)
-    blocks = tuple(_block(fqn, observed, traits[fqn], shared.get(fqn, ()), repeats.get(fqn)) for fqn in ops.seen)
-    chain = chain_of(ops.modules, ops.seen)
-    edges, joins = edges_and_joins(ops.flow)
+def _graph(loaded: Loaded, notes: _Notes) -> ModelGraph:
+    modules, facts, flow = notes.blocks.modules, notes.blocks.facts, notes.blocks.flow
+    traits = notes.traits()
+    repeats = repeated_as(modules, facts)
+    shared = _sharing(modules)
+    blocks = tuple(_block(fqn, notes, traits[fqn], shared.get(fqn, ()), repeats.get(fqn)) for fqn in facts)
+    chain = chain_of(modules, facts)
+    edges, joins = edges_and_joins(flow)
     shapes = tuple(tuple(leaf.shape) for leaf in tree_leaves(loaded.inputs) if isinstance(leaf, torch.Tensor))
     return ModelGraph(
         model=loaded.ref,
         blocks=blocks,
         edges=edges,
         joins=joins,
-        cuts=cut_points(chain, ops.seen, ops.flow.data),
+        cuts=cut_points(chain, facts, flow.data),
         chain=chain,
         input_shapes=shapes,
-        dtype=str(_dtype(model)).removeprefix("torch."),
-        n_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        dtype=str(_dtype(loaded.model)).removeprefix("torch."),
+        n_parameters=sum(parameter.numel() for parameter in loaded.model.parameters()),
     )
 
 
-def _block(fqn: str, observed: _Observed, traits: set[Trait], shares: tuple[str, ...], repeat_of: str | None) -> Block:
-    ops = observed.ops
-    module, seen = ops.modules[fqn], ops.seen[fqn]
+def _block(fqn: str, notes: _Notes, traits: set[Trait], shares: tuple[str, ...], repeat_of: str | None) -> Block:
+    blocks, facts = notes.blocks, notes.blocks.facts[fqn]
     return Block(
-        **of_module(fqn, module),
-        n_calls=seen.n_calls,
-        output_bytes=seen.output_bytes,
-        saved_bytes=sum(seen.saved.values()),
-        forward_flops=seen.flops,
-        rerun_flops=seen.rerun_flops,
-        op_flops=dict(seen.op_flops),
-        late_op_flops=dict(seen.late_op_flops),
-        rewritten_ops=tuple(sorted(observed.again.rewritten_ops[fqn])),
-        last_saved_in=seen.last_saved_in,
-        outputs_saved_outside=ops.saved_outside(fqn),
-        inputs_saved_in=ops.saved_in(seen.given),
-        outputs_saved_in=ops.saved_in(seen.returned),
-        follows=ops.turns.follows(fqn),
+        **of_module(fqn, blocks.modules[fqn]),
+        n_calls=facts.n_calls,
+        output_bytes=facts.output_bytes,
+        saved_bytes=sum(facts.saved.values()),
+        forward_flops=facts.flops,
+        rerun_flops=facts.rerun_flops,
+        op_flops=dict(facts.op_flops),
+        late_op_flops=dict(facts.late_op_flops),
+        rewritten_ops=tuple(sorted(notes.state.rewritten_ops[fqn])),
+        last_saved_in=facts.last_saved_in,
+        outputs_saved_outside=blocks.saved_outside(fqn),
+        inputs_saved_in=blocks.saved_in(facts.arguments),
+        outputs_saved_in=blocks.saved_in(facts.returned),
+        follows=notes.consecutive.follows(fqn),
         traits=tuple(sorted(traits)),
         shares_parameters_with=shares,
         repeat_of=repeat_of,
     )
-
-
-def _traits(ops: Observation, observed: _Observed) -> dict[str, set[Trait]]:
-    """Traits from operators, from the modules' kinds, and from changed state. Ancestors inherit the last two."""
-    traits = {fqn: seen.traits | observed.again.traits[fqn] for fqn, seen in ops.seen.items()}
-    for fqn in observed.own:
-        traits[fqn].add("checkpoints_itself")
-    for fqn, module in ops.modules.items():
-        own = set(observed.moved.get(fqn, ()))
-        if has_running_statistics(module):
-            own.add("running_statistics")
-        for ancestor in lineage(fqn):
-            traits[ancestor] |= own
-        if any(kind.__name__ == "GradientCheckpointingLayer" for kind in type(module).__mro__):
-            traits[fqn].add("checkpointing_layer")
-    return traits
 
 
 def _sharing(modules: dict[str, nn.Module]) -> dict[str, tuple[str, ...]]:

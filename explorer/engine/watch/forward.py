@@ -1,0 +1,191 @@
+"""Watches one forward of an unwrapped model: one dispatch mode, one set of hooks, one name for each storage.
+
+Note-takers override the events that they need:
+
+    entered, left   a call of a block, with its arguments and its output
+    begins          the same call, with the arguments as hooks of the block have left them
+    reads, ran      an operator before and after it runs
+    saved           a tensor that autograd keeps for backward; torch's hooks miss data that a C++ node keeps elsewhere
+
+An address of a storage is reused, so a storage's name is its address and the number of the operator that made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch._C import _functorch  # type: ignore[attr-defined]
+from torch.utils._python_dispatch import _disable_current_modes
+
+from explorer.engine.watch.scopes import BlockWatch, ModuleHook, looking_at_saved
+from explorer.engine.watch.storages import tensors_of
+from explorer.engine.watch.uncompiled import DispatchMode
+
+StorageName = tuple[int, int]
+"""Address of a storage, and the number of the operator that made it."""
+
+
+@dataclass(slots=True)
+class Operator:
+    """One operator; the last three fields are filled when it has run. Tensors are those of one storage each."""
+
+    func: Any
+    args: Any
+    kwargs: Any
+    read: list[Tensor]
+    out: Any = None
+    written: list[Tensor] = field(default_factory=list)
+    made: set[int] = field(default_factory=set)
+    """Addresses of new storages."""
+
+
+class NoteTaker:
+    """Receives the events of a forward. `watch.stack` has the names of the running blocks, innermost last."""
+
+    watch: ForwardWatch
+    watches_loss = False
+
+    def hooks(self) -> Iterable[Any]:
+        """Registers further hooks, which the watch removes."""
+        return ()
+
+    def entered(self, fqn: str, args: Any, kwargs: Any) -> None: ...
+
+    def begins(self, fqn: str, args: Any, kwargs: Any) -> None: ...
+
+    def left(self, fqn: str, output: Any) -> None: ...
+
+    def reads(self, op: Operator) -> None: ...
+
+    def ran(self, op: Operator) -> None: ...
+
+    def saved(self, tensor: Tensor) -> None: ...
+
+    def ended(self) -> None:
+        """The forward is over."""
+
+
+class ForwardWatch(BlockWatch):
+    """Reports every operator and call of `model` between enter and exit. Use a copy of the model, without a policy.
+
+    With `lets_go` no tensor is kept for backward: forward needs little memory, but gradients inside the model fail.
+    """
+
+    def __init__(self, model: nn.Module, note_takers: Sequence[NoteTaker], *, lets_go: bool = False) -> None:
+        super().__init__(model)
+        self.stack: list[str] = []
+        self._note_takers = note_takers
+        self._lets_go = lets_go
+        self._n_operators = 0
+        self._made_by: dict[int, int] = {}
+        """Number of the operator that made the present storage at an address."""
+        self._open = ExitStack()
+        for note_taker in note_takers:
+            note_taker.watch = self
+        self._subscribe(note_takers)
+
+    def _subscribe(self, note_takers: Sequence[NoteTaker]) -> None:
+        def subscribers(event: str) -> list[Callable[..., None]]:
+            plain = getattr(NoteTaker, event)
+            return [getattr(each, event) for each in note_takers if getattr(type(each), event) is not plain]
+
+        self._entered, self._begin, self._left = map(subscribers, ("entered", "begins", "left"))
+        self._reads, self._ran, self._saved = map(subscribers, ("reads", "ran", "saved"))
+
+    def __enter__(self) -> Self:
+        with ExitStack() as opened:
+            super().__enter__()
+            opened.push(super().__exit__)
+            if self._begin:
+                for fqn, module in self.scopes.modules.items():
+                    hook = ModuleHook(self._begins, fqn)
+                    opened.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+            for note_taker in self._note_takers:
+                for handle in note_taker.hooks():
+                    opened.callback(handle.remove)
+            opened.enter_context(looking_at_saved(self._save, lets_go=self._lets_go))
+            self._open = opened.pop_all()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._open.__exit__(*exc)
+        for note_taker in self._note_takers:
+            note_taker.ended()
+
+    @contextmanager
+    def of_loss(self) -> Iterator[None]:
+        """Reports the loss, whose operators belong to no block, to the note-takers that watch it."""
+        self._subscribe([each for each in self._note_takers if each.watches_loss])
+        with looking_at_saved(self._save, lets_go=self._lets_go):
+            DispatchMode.__enter__(self)
+            try:
+                yield
+            finally:
+                DispatchMode.__exit__(self, None, None, None)
+
+    def name(self, tensor: Tensor) -> StorageName:
+        """The name of the tensor's storage."""
+        return self.name_at(tensor.untyped_storage()._cdata)
+
+    def name_at(self, address: int) -> StorageName:
+        """The name of the storage at `address` now."""
+        return address, self._made_by.get(address, -1)
+
+    def entered(self, block: int, frame: Any, inputs: Any) -> None:
+        if inputs is not None:  # None: a recompute inside forward, which is no call
+            fqn, (args, kwargs) = self.scopes.fqns[block], inputs
+            for entered in self._entered:
+                entered(fqn, args, kwargs)
+            self.stack.append(fqn)
+
+    def _begins(self, fqn: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        with _disable_current_modes():  # other modes must see only the model's operators
+            for begins in self._begin:
+                begins(fqn, args, kwargs)
+
+    def left(self, block: int, frame: Any, output: Any) -> None:
+        fqn = self.scopes.fqns[block]
+        if self.stack[-1:] == [fqn]:
+            self.stack.pop()
+            with _disable_current_modes():
+                for left in self._left:
+                    left(fqn, output)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "prim":  # asks a tensor subclass for its device
+            return func(*args, **kwargs)
+        op = Operator(func, args, kwargs, dense_tensors((args, kwargs)))
+        for reads in self._reads:
+            reads(op)
+        op.out = func(*args, **kwargs)
+        op.written = dense_tensors(op.out)
+        op.made = set(map(_address, op.written)) - set(map(_address, op.read))
+        self._n_operators += 1
+        self._made_by.update(dict.fromkeys(op.made, self._n_operators))
+        for ran in self._ran:
+            ran(op)
+        return op.out
+
+    def _save(self, tensor: Tensor) -> None:
+        for saved in self._saved:
+            saved(tensor)
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def dense(tensor: Tensor) -> bool:
+    """Whether one storage is behind `tensor`: a sparse tensor has several, a tensor in `torch.func` is a wrapper."""
+    return tensor.layout == torch.strided and not _functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def dense_tensors(values: Any) -> list[Tensor]:
+    """All tensors of one storage in `values`, which may be an output of transformers."""
+    return list(filter(dense, tensors_of(values.to_tuple() if hasattr(values, "to_tuple") else values)))
