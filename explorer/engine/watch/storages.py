@@ -1,4 +1,4 @@
-"""Birth, operator, role and death of each storage during a step.
+"""Birth, operator, role and death of each storage during a step, and the calls of blocks that take and return storages.
 
 Storages are numbered in order of birth. A storage that is resized dies and is born again. References are weak, because
 a watcher must not keep storages alive.
@@ -15,14 +15,19 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
+from explorer.engine.device.allocator import Ints
 from explorer.engine.state.bits import storages
-from explorer.record.allocations import ROLES, Role
+from explorer.record.allocations import ROLES, Calls, Role
+from explorer.record.base import column
 
 NONE = -1
 """No storage, no operator, no role: in the columns of one process, never in a record."""
+UNENDED = 2**62
+"""Later than any time in ns."""
 
 
 @dataclass
@@ -124,6 +129,45 @@ class Storages:
             if index != NONE and self.role[index] == NONE:
                 self.role[index] = ROLES.index(thing.role)
                 self.owner[index] = self._owners.get(thing.owner, 0)
+
+
+class CallLog:
+    """Forward calls of blocks in order of begin; a checkpoint keeps a call's inputs. Storages are numbers."""
+
+    def __init__(self) -> None:
+        self.block, self.first_ns, self.last_ns = array("q"), array("q"), array("q")
+        self.inputs: list[Sequence[int]] = []
+        self.outputs: list[Sequence[int]] = []
+
+    def begin(self, block: int, storages: Sequence[int]) -> int:
+        """Adds a call that begins now and returns its number."""
+        self.block.append(block)
+        self.first_ns.append(time.time_ns())
+        self.last_ns.append(UNENDED)
+        self.inputs.append(storages)
+        self.outputs.append(())
+        return len(self.block) - 1
+
+    def end(self, call: int, storages: Sequence[int]) -> None:
+        """Ends call number `call` now. A call without an end, after an error, lasts to the end of the step."""
+        self.last_ns[call] = time.time_ns()
+        self.outputs[call] = storages
+
+    def record(self, tick_ns: Ints, entry_of: Ints) -> Calls:
+        """The calls on a timeline: tick i + 1 is at `tick_ns[i]`, and storage s has the entry `entry_of[s]`, or -1."""
+
+        def known(storages: Sequence[int]) -> list[int]:
+            return [entry for entry in (int(entry_of[storage]) for storage in storages) if entry >= 0]
+
+        inputs, outputs = ([known(storages) for storages in side] for side in (self.inputs, self.outputs))
+        return Calls(
+            block=column(self.block),
+            first_tick=column(np.searchsorted(tick_ns, np.asarray(self.first_ns), side="right").tolist()),
+            end_tick=column(np.searchsorted(tick_ns, np.asarray(self.last_ns), side="right").tolist()),
+            n_inputs=column(len(entries) for entries in inputs),
+            n_outputs=column(len(entries) for entries in outputs),
+            entries=column(entry for pair in zip(inputs, outputs) for entries in pair for entry in entries),
+        )
 
 
 def tensors_of(values: Any) -> Iterator[torch.Tensor]:

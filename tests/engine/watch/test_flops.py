@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +11,12 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from explorer.engine.bench.measure import measure
 from explorer.engine.bench.recording import tracker_of
 from explorer.engine.bench.step import prepare, run_step
 from explorer.engine.state.global_state import preserve_global_state
-from explorer.engine.watch.flops import formula
-from explorer.record import Policy, RunSpec
+from explorer.engine.watch.flops import MATRIX_KIND, formula, lacks_formula
+from explorer.record import ModelRef, Policy, RunSpec
 from tests.engine.tiny_nets import ref
 
 
@@ -147,3 +149,55 @@ def test_recompute_costs_what_the_reference_costs(policy: Policy, dropout: float
     plain = total_flops(Policy(), dropout)
     assert plain * 4 == pytest.approx(16.490e9, abs=0.001e9)
     assert total_flops(policy, dropout) / plain == pytest.approx(ratio, abs=0.0006)
+
+
+MIXER = """
+import torch
+from torch import nn
+
+
+class Mixer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(8, 8)
+
+    def forward(self, x):
+        basis, _ = torch.linalg.qr(self.mix(x))
+        return torch.fft.rfft(basis).abs()
+
+
+def build():
+    return Mixer(), torch.randn(4, 8)
+"""
+
+
+def test_a_run_names_the_operators_that_its_flops_leave_out(tmp_path: Path) -> None:
+    (tmp_path / "mixer.py").write_text(MIXER)
+    run = measure(RunSpec(model=ModelRef(target=f"{tmp_path / 'mixer.py'}:build"), n_repeats=1))
+    assert run.failure is None
+    assert run.uncounted_ops["aten.linalg_qr.default"] == 1
+    assert run.uncounted_ops["aten._fft_r2c.default"] == 1
+    assert all(lacks_formula(getattr(torch.ops.aten, name.split(".")[1])) for name in run.uncounted_ops)
+    assert run.forward_flops == 2 * 4 * 8 * 8
+
+
+def test_a_run_whose_operators_all_have_a_formula_names_none() -> None:
+    run = measure(RunSpec(model=ModelRef(target="sample_models/mlp.py", size="small"), n_repeats=1))
+    assert run.uncounted_ops == {}
+
+
+@pytest.mark.parametrize("name", ["mm", "addmm_", "convolution", "_grouped_mm", "add", "relu", "native_layer_norm"])
+def test_what_has_a_formula_or_is_element_wise_is_not_named(name: str) -> None:
+    assert not lacks_formula(getattr(torch.ops.aten, name).default if name != "add" else torch.ops.aten.add.Tensor)
+
+
+def test_an_operator_of_another_library_is_named() -> None:
+    with torch.library._scoped_library("explorer_tests", "DEF") as library:
+        library.define("unknown(Tensor x) -> Tensor")
+        assert lacks_formula(torch.ops.explorer_tests.unknown.default)
+
+
+def test_every_name_of_the_list_is_an_operator_of_torch() -> None:
+    """A name that torch drops would be looked for in vain."""
+    known = {schema.name.removeprefix("aten::") for schema in torch._C._jit_get_all_schemas()}
+    assert not MATRIX_KIND - known

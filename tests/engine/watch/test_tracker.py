@@ -1,4 +1,4 @@
-"""Attribution's raw material: calls, phases, FLOPs by block, and a stack that is balanced whatever happens."""
+"""A tracked step: phases and FLOPs by block, storages, sums of gradients, and a stack that is always balanced."""
 
 from __future__ import annotations
 
@@ -6,12 +6,22 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from explorer.engine.bench.recording import tracker_of
 from explorer.engine.bench.step import Trainee, prepare, run_step
 from explorer.engine.state.global_state import preserve_global_state
-from explorer.engine.watch.tracker import BACKWARD, FORWARD, OP_COLUMNS, RECOMPUTE, Tracker
+from explorer.engine.watch.tracker import (
+    ADD,
+    BACKWARD,
+    FORWARD,
+    OP_COLUMNS,
+    RECOMPUTE,
+    Tracker,
+    references_of_the_last_holder,
+    sum_of_gradients,
+)
 from explorer.record import Policy, RunSpec, Unit
 from tests.engine.tiny_nets import ref
 
@@ -41,22 +51,21 @@ def by_block(tracker: Tracker, phase: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_stack_is_balanced_after_the_step(mode: str) -> None:
+def test_a_step_under_the_tracker(mode: str) -> None:
+    """The stack is balanced, no hook stays, FLOPs are torch's, and no policy changes those of forward and backward."""
     with preserve_global_state():
-        _, tracker = watched(MODES[mode])
-    assert tracker.scopes.frame.stack == [0]
-    assert tracker.scopes.frame.reruns == []
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_the_model_is_left_as_found(mode: str) -> None:
-    with preserve_global_state():
-        trainee = prepare(RunSpec(model=ref("gpt"), policy=MODES[mode]))
-        before = hooks(trainee)
-        tracker = tracker_of(trainee)
-        with tracker:
-            run_step(trainee, tracker.on_phase)
+        plain = watched()[1]
+        trainee, tracker = watched(MODES[mode])
+        before = hooks(prepare(RunSpec(model=ref("gpt"), policy=MODES[mode])))
+        with FlopCounterMode(display=False) as counter:
+            run_step(trainee)
+    assert tracker.scopes.frame.stack == [0] and tracker.scopes.frame.reruns == []
     assert hooks(trainee) == before
+    assert sum(tracker.flops.values()) == counter.get_total_flops()
+    assert by_block(plain, FORWARD) == by_block(tracker, FORWARD)
+    if mode != "reentrant":
+        assert by_block(plain, BACKWARD) == by_block(tracker, BACKWARD)
+    assert sum(by_block(plain, BACKWARD).values()) == sum(by_block(tracker, BACKWARD).values())
 
 
 def hooks(trainee: Trainee) -> list[int]:
@@ -106,25 +115,6 @@ def test_backward_flops_belong_to_the_block_that_ran_forward() -> None:
     assert backward == {f"{i}.0": (2 if i else 1) * 2 * 8 * 16 * 16 for i in range(4)}
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_backward_flops_do_not_depend_on_the_policy(mode: str) -> None:
-    with preserve_global_state():
-        plain, again = watched()[1], watched(MODES[mode])[1]
-    assert by_block(plain, FORWARD) == by_block(again, FORWARD)
-    if mode != "reentrant":
-        assert by_block(plain, BACKWARD) == by_block(again, BACKWARD)
-    assert sum(by_block(plain, BACKWARD).values()) == sum(by_block(again, BACKWARD).values())
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_all_flops_agree_with_torchs_own_counter(mode: str) -> None:
-    with preserve_global_state():
-        trainee, tracker = watched(MODES[mode])
-        with FlopCounterMode(display=False) as counter:
-            run_step(trainee)
-    assert sum(tracker.flops.values()) == counter.get_total_flops()
-
-
 def test_recompute_flops_are_those_of_the_chosen_blocks_alone() -> None:
     with preserve_global_state():
         _, tracker = watched(Policy.recompute(["blocks.2"], early_stop=False))
@@ -140,3 +130,74 @@ def test_what_is_made_from_pythons_numbers_is_seen_and_its_views_are_not_noted()
         _ = made.view(10, 100).t()[3]
     assert list(tracker.storages.n_bytes) == [made.nbytes]
     assert {tracker.op_names[op] for op in tracker.ops[:: len(OP_COLUMNS)]} == {"aten.lift_fresh.default"}
+
+
+def test_a_resized_storage_is_followed() -> None:
+    with preserve_global_state():
+        trainee = prepare(RunSpec(model=ref("chain")))
+        tracker = tracker_of(trainee)
+        with tracker:
+            held = torch.empty(10)
+            held.resize_(1000)
+    assert [n for n in tracker.storages.n_bytes[tracker.storages.n_before_step :]] == [40, 4000]
+    assert list(tracker.storages.turns[tracker.storages.n_before_step :]) == [
+        tracker.storages.n_before_step + 1,
+        -tracker.storages.n_before_step - 1,
+        tracker.storages.n_before_step + 2,
+    ]
+
+
+class Sums(TorchDispatchMode):
+    """Adds gradients as the tracker does, and notes which sums took no storage of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_place: list[bool] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is ADD and not torch.is_grad_enabled():
+            total = sum_of_gradients(args, kwargs or {})
+            self.in_place.append(total is not None)
+            if total is not None:
+                return total
+        return func(*args, **(kwargs or {}))
+
+
+def test_this_torch_can_tell_the_last_holder() -> None:
+    assert references_of_the_last_holder() is not None
+
+
+def test_a_value_used_three_times_is_summed_in_place_to_the_same_bits() -> None:
+    def backward(x: torch.Tensor) -> torch.Tensor:
+        weight = torch.linspace(0, 1, 9).reshape(3, 3).requires_grad_()
+        (x @ weight @ weight @ weight).square().sum().backward()
+        assert weight.grad is not None
+        return weight.grad
+
+    x = torch.linspace(-1, 1, 6).reshape(2, 3)
+    expected = backward(x)
+    with Sums() as sums:
+        assert torch.equal(backward(x), expected)
+    assert sums.in_place == [True, True]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_gradient_that_a_hook_keeps_is_not_written(kept: bool) -> None:
+    held: list[torch.Tensor] = []
+    weight = torch.ones(3, requires_grad=True)
+    parts = [weight * 2, weight * 3]
+    if kept:
+        for part in parts:
+            part.grad_fn.register_hook(lambda given, _: held.append(given[0]))
+    with Sums() as sums:
+        sum(part.sum() for part in parts).backward()
+    assert sums.in_place == [not kept] and weight.grad.tolist() == [5.0] * 3
+    assert sorted(one.tolist() for one in held) == ([[2.0] * 3, [3.0] * 3] if kept else [])
+
+
+def test_what_differs_in_shape_or_type_is_added_as_asked() -> None:
+    with torch.no_grad():
+        assert sum_of_gradients((torch.ones(2), torch.ones(1)), {}) is None
+        assert sum_of_gradients((torch.ones(2), torch.ones(2).double()), {}) is None
+        assert sum_of_gradients((torch.ones(2), 1.0), {}) is None
+    assert sum_of_gradients((torch.ones(2), torch.ones(2)), {}) is None  # a forward's sum
