@@ -1,0 +1,340 @@
+"""Charts of the Pipeline page: schedule, ranks, causes of moved gradients, and the headline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from explorer.plan.pipeline.stage_costs import predict
+from explorer.record import ModelRef, Policy, RunSpec
+from explorer.record.pipeline_run import PipelineRun, PlayedSchedule, rank_memory
+from explorer.view.pipeline.gantt import FADED, PARTS, gantt, rank_table
+from explorer.view.pipeline.headline import figures, fullest, prices_held
+from explorer.view.pipeline.ranks import against_chart, bands_chart, memory_chart, rank_chart
+from explorer.view.pipeline.shares import calls_chart, truth_chart, truth_table
+from tests import graphs, pipelines
+from tests.pipelines import MIB, planned, ran
+
+GRAPH = graphs.gpt(4)
+SPEC = RunSpec(model=ModelRef(target="m.py"))
+PLAN = pipelines.planned(GRAPH, 2)
+
+
+def forecast(policy: Policy | None = None, **plan: object) -> PlayedSchedule:
+    chosen = msgspec.structs.replace(PLAN, **plan)
+    return predict(pipelines.priced(GRAPH, SPEC), chosen, policy or SPEC.policy)
+
+
+def bars(fig: Any) -> list[Any]:
+    return [trace for trace in fig.data if trace.type == "bar"]
+
+
+def test_every_action_is_a_bar_of_its_own_length_on_its_rank() -> None:
+    one = forecast()
+    drawn = {
+        custom[0]: (start, length, round(y))
+        for trace in bars(gantt(one).figure)
+        for custom, start, length, y in zip(trace.customdata, trace.base, trace.x, trace.y)
+    }
+    assert drawn == {a.name: (a.start_ms, a.duration_ms, a.rank) for a in one.actions}
+    assert len(drawn) == 2 * 2 * 4
+
+
+def test_recompute_is_the_first_part_of_a_backward() -> None:
+    one = forecast(Policy.recompute(["blocks.0"]))
+    by_name = {trace.name: trace for trace in bars(gantt(one).figure)}
+    again, backward = by_name["recompute"], by_name["backward"]
+    action = next(a for a in one.actions if a.recompute_ms)
+    place = [custom[0] for custom in again.customdata].index(action.name)
+    assert (again.base[place], again.x[place]) == (action.start_ms, action.recompute_ms)
+    place = [custom[0] for custom in backward.customdata].index(action.name)
+    assert backward.base[place] == action.start_ms + action.recompute_ms
+    assert backward.base[place] + backward.x[place] == pytest.approx(action.end_ms)
+
+
+def test_the_line_runs_along_the_critical_path_from_start_to_end() -> None:
+    one = forecast()
+    (line,) = [trace for trace in gantt(one).figure.data if trace.name == "critical path"]
+    assert (line.x[0], line.x[-1]) == (0.0, one.makespan_ms)
+    assert len(line.x) == 2 * len(one.critical_path)
+    assert list(line.x) == sorted(line.x)
+
+
+def test_the_prediction_is_a_thin_row_without_a_legend_of_its_own() -> None:
+    measured = msgspec.structs.replace(forecast(), origin="measured")
+    both = bars(gantt(measured, forecast()).figure)
+    thick, thin = both[: len(both) // 2], both[len(both) // 2 :]
+    assert len(thin) == len(thick)
+    assert all(trace.showlegend for trace in thick)
+    assert not any(trace.showlegend for trace in thin)
+    assert max(trace.width for trace in thin) < min(trace.width for trace in thick)
+    assert all("predicted" in trace.hovertemplate for trace in thin)
+
+
+def test_following_one_microbatch_fades_all_others() -> None:
+    for trace in bars(gantt(forecast(), follow=2).figure):
+        for custom, opacity in zip(trace.customdata, trace.marker.opacity):
+            assert opacity == (1.0 if custom[2] == 2 else FADED)
+
+
+def test_the_title_and_the_rows_say_who_waits() -> None:
+    one = forecast()
+    fig = gantt(one).figure
+    assert "idle 20.0 %" in fig.layout.title.subtitle.text
+    assert "predicted" in fig.layout.title.subtitle.text
+    idle = (f"rank {use.rank}\nidle {100 * use.bubble_fraction:.0f} %" for use in one.ranks)
+    assert fig.layout.yaxis.ticktext == tuple(idle)
+    assert all(f"rank {use.rank}" in gantt(one).alt for use in one.ranks)
+
+
+def test_narrow_bars_carry_no_number() -> None:
+    many = forecast(n_microbatches=64)
+    assert not any(text for trace in bars(gantt(many).figure) for text in trace.text)
+
+
+def test_a_split_backward_has_two_looks() -> None:
+    plan = pipelines.planned(GRAPH, 4, schedule="ZBVZeroBubble")
+    names = {trace.name for trace in bars(gantt(predict(pipelines.priced(GRAPH, SPEC), plan, SPEC.policy)).figure)}
+    assert {"backward, input part", "backward, weight part"} <= names
+
+
+def test_nothing_played_is_said_in_words() -> None:
+    fig = gantt(PlayedSchedule(origin="predicted", actions=(), ranks=())).figure
+    assert fig.layout.annotations[0].text == "No action was played."
+    assert set(PARTS) >= {"F", "B"}
+
+
+def test_tables_hold_every_action_and_every_rank() -> None:
+    one = forecast()
+    table = gantt(one).rows()
+    assert [row["action"] for row in table if row["on critical path"]] == list(one.critical_path)
+    assert len(table) == len(one.actions)
+    assert [row["rank"] for row in rank_table(one, one)] == [0, 1]
+    assert rank_table(one, one)[0]["idle, predicted"] == rank_table(one)[0]["idle"]
+
+
+def test_bars_of_a_rank_with_several_stages_say_which() -> None:
+    plan = pipelines.planned(GRAPH, 4, schedule="Interleaved1F1B")
+    one = predict(pipelines.priced(GRAPH, SPEC), plan, SPEC.policy)
+    sentences = {
+        text: edge
+        for trace in bars(gantt(one).figure)
+        for text, edge in zip(trace.text, trace.marker.line.color, strict=True)
+        if text
+    }
+    assert {f"{action.stage}:{action.microbatch}" for action in one.actions} >= set(sentences)
+    assert len({edge for text, edge in sentences.items() if text.startswith("0:")}) == 1
+    assert len(set(sentences.values())) == 4
+    assert {text for trace in bars(gantt(forecast()).figure) for text in trace.text} <= {"", "0", "1", "2", "3"}
+
+
+MEMORY = rank_memory(
+    3,
+    "measured",
+    [(0, 3 * MIB, ""), (1_000_000, 9 * MIB, "1F0"), (2_000_000, 12 * MIB, "1B0"), (3_000_000, 4 * MIB, "")],
+    parameter_bytes=2 * MIB,
+    receive_bytes=MIB,
+)
+
+
+@pytest.fixture
+def run() -> PipelineRun:
+    return pipelines.ran(GRAPH, RunSpec(model=ModelRef(target="m.py"), plan=pipelines.planned(GRAPH)))
+
+
+def test_each_rank_has_a_picture_on_one_scale_whose_peak_names_its_action(run: PipelineRun) -> None:
+    fig = memory_chart(run.memory).figure
+    lines = [trace for trace in fig.data if trace.mode == "lines"]
+    marks = [trace for trace in fig.data if trace.mode == "markers+text"]
+    assert [trace.name for trace in lines] == ["rank 0", "rank 1"]
+    for one, line, mark in zip(run.memory, lines, marks):
+        assert max(line.y) * MIB == one.peak_bytes
+        assert one.peak_action in mark.text[0]
+        assert mark.y[0] * MIB == one.peak_bytes
+    assert len({trace.yaxis for trace in lines}) == 2  # a row each, and not told apart by a phase's colour
+    assert len({trace.line.color for trace in lines}) == 1
+    assert fig.layout.yaxis.range == fig.layout.yaxis2.range
+
+
+def test_one_rank_shows_receive_buffers_as_their_own_band() -> None:
+    fig = rank_chart(MEMORY).figure
+    parameters, receive, rest = [trace for trace in fig.data if trace.stackgroup]
+    assert receive.name == "receive buffers"
+    assert [a + b + c for a, b, c in zip(parameters.y, receive.y, rest.y)] == [3, 9, 12, 4]
+    assert set(parameters.y) == {2}
+    assert set(receive.y) == {1}
+
+
+def test_bands_add_up_to_the_peak(run: PipelineRun) -> None:
+    fig = bands_chart((*run.memory, MEMORY)).figure
+    sums = [sum(trace.x[row] for trace in fig.data) * MIB for row in range(3)]
+    assert sums == [one.peak_bytes for one in (*run.memory, MEMORY)]
+
+
+def test_predicted_and_measured_stand_side_by_side(run: PipelineRun) -> None:
+    fig = against_chart(run).figure
+    assert [trace.name for trace in fig.data] == ["measured", "predicted"]
+    assert fig.data[0].x == fig.data[1].x
+    assert "furthest off by 0.0 %" in fig.layout.title.subtitle.text
+
+
+def test_a_run_whose_ranks_were_not_measured_draws_no_comparison(run: PipelineRun) -> None:
+    bare = msgspec.structs.replace(run, memory=(rank_memory(0, "measured", [], parameter_bytes=0, receive_bytes=0),))
+    assert "not both" in against_chart(bare).figure.layout.annotations[0].text
+    assert "not measured" in memory_chart(bare.memory).figure.layout.annotations[0].text
+    assert "not measured" in rank_chart(bare.memory[0]).figure.layout.annotations[0].text
+    assert "not measured" in bands_chart(()).figure.layout.annotations[0].text
+
+
+def test_the_table_says_peak_action_and_prediction(run: PipelineRun) -> None:
+    (row,) = memory_chart((MEMORY,)).rows()
+    assert (row["peak"], row["at"], row["receive buffers"]) == ("12.0 MiB", "1B0", "1.0 MiB")
+    assert "predicted" not in row
+    assert run.predicted is not None
+    assert all(row["predicted"] == row["peak"] for row in memory_chart(run.memory, run.predicted.memory).rows())
+    assert "rank 3 12.0 MiB at 1B0" in memory_chart((MEMORY,)).alt
+
+
+N = len(GRAPH.chain)
+
+
+def run_shares(n_moved: int = 0, on: tuple[str, ...] = ()) -> PipelineRun:
+    spec = RunSpec(model=ModelRef(target="m.py"), plan=pipelines.planned(GRAPH), policy=Policy.recompute(on))
+    return pipelines.ran(GRAPH, spec, n_moved=n_moved)
+
+
+def counts(fig: Any) -> dict[str, tuple[int, ...]]:
+    return {trace.name: tuple(trace.x) for trace in fig.data}
+
+
+def test_every_step_counts_all_gradients() -> None:
+    ran = counts(truth_chart(run_shares(n_moved=3)).figure)
+    assert ran == {
+        "bitwise equal": (0, N, N - 3),
+        "rounding": (N, 0, 0),
+        "different": (0, 0, 3),
+    }
+    assert f"splitting left {N - 3} of {N}" in truth_chart(run_shares(n_moved=3)).figure.layout.title.subtitle.text
+    assert f"splitting {N - 3} of {N}" in truth_chart(run_shares(n_moved=3)).alt
+
+
+def test_the_record_judges_not_the_size_of_a_distance() -> None:
+    """A distance that is small beside the gradient, and ten thousand times that of the baseline from float64."""
+    ran = run_shares()
+    far = msgspec.structs.replace(
+        pipelines.gradient_diff("w", 1e-6), baseline_error=1e-10, candidate_error=1e-6, tiny=0.0
+    )
+    first = msgspec.structs.replace(ran.gradients[0], splitting=far)
+    shown = msgspec.structs.replace(ran, gradients=(first, *ran.gradients[1:]))
+    assert counts(truth_chart(shown).figure)["different"] == (0, 0, 1)
+    assert truth_table(shown)[0]["splitting"] == "1e-06 (different)"
+    assert [moved.name for moved in shown.moved] == [first.name]
+
+
+def test_a_gradient_that_never_came_is_no_distance() -> None:
+    ran = run_shares()
+    lost = msgspec.structs.replace(
+        pipelines.gradient_diff("w", 0.0), presence="baseline only", bitwise=False, relative_norm=None
+    )
+    first = msgspec.structs.replace(ran.gradients[0], splitting=lost)
+    shown = msgspec.structs.replace(ran, gradients=(first, *ran.gradients[1:]))
+    assert truth_table(shown)[0]["splitting"] == "no gradient came"
+    assert "lost 1 gradient" in truth_chart(shown).figure.layout.title.subtitle.text
+
+
+def test_the_table_has_gradients_and_buffers() -> None:
+    table = truth_table(run_shares(n_moved=1))
+    assert [row["what"] for row in table] == ["gradient"] * N + ["buffer"]
+    assert table[0]["splitting"] == "0.001 (different)"
+    assert table[1]["splitting"] == "0 (bitwise)"
+    assert table[0]["microbatching"] == "1e-07 (rounding)"
+
+
+def test_a_recomputed_block_runs_twice_for_each_forward_call() -> None:
+    fig = calls_chart(run_shares(on=("blocks.1",))).figure
+    first, again = fig.data
+    assert set(first.x) == {1}
+    assert dict(zip(again.y, again.x)) == {fqn: float(fqn == "blocks.1") for fqn in GRAPH.chain}
+    assert "at most 2 runs" in fig.layout.title.subtitle.text
+    assert "every block ran once" in calls_chart(run_shares()).figure.layout.title.subtitle.text
+    by_block = {row["block"]: row["runs per forward call"] for row in calls_chart(run_shares(on=("blocks.1",))).rows()}
+    assert by_block == {fqn: 2 if fqn == "blocks.1" else 1 for fqn in GRAPH.chain}
+
+
+def test_unknown_is_said_in_words() -> None:
+    bare = msgspec.structs.replace(run_shares(), gradients=(), blocks=())
+    assert truth_chart(bare).figure.layout.annotations[0].text == "No gradient was compared."
+    assert calls_chart(bare).figure.layout.annotations[0].text == "Calls were not counted."
+
+
+PLAN_HEADLINE = planned(GRAPH)
+
+
+def run_of(**changes: object) -> PipelineRun:
+    return replace(ran(GRAPH, RunSpec(model=GRAPH.model, plan=PLAN_HEADLINE)), **changes)
+
+
+def test_nothing_is_known_before_a_price() -> None:
+    step, bubble, peak, gradients, plan = figures(None, None, None, before=None)
+    assert {one.value for one in (step, bubble, peak)} == {"not measured"}
+    assert {one.origin for one in (step, bubble, peak, gradients, plan)} == {""}
+    assert (gradients.value, plan.value) == ("not compared", "none yet")
+
+
+def test_a_prediction_says_so_and_what_the_ranks_gain() -> None:
+    predicted = run_of().predicted
+    assert predicted is not None
+    step, bubble, peak, *_, plan = figures(None, predicted, PLAN_HEADLINE, before=None)
+    assert {one.origin for one in (step, bubble, peak)} == {"predicted"}
+    work = sum(use.busy_ms for use in predicted.ranks)
+    assert step.delta == f"{work / predicted.makespan_ms:.2f}× as fast as one rank"
+    assert (plan.value, plan.delta) == ("2 stages", "4 microbatches, 2 ranks")
+
+
+def test_a_run_is_held_against_its_prediction() -> None:
+    run = run_of()
+    step, bubble, peak, gradients, _ = figures(run, None, PLAN_HEADLINE, before=None)
+    assert {one.origin for one in (step, bubble, peak, gradients)} == {"measured"}
+    assert step.delta.startswith(f"predicted {step.value}, off by") and bubble.delta == f"predicted {bubble.value}"
+    worst = fullest(run.memory)
+    assert worst is not None and peak.label == f"Peak of rank {worst.rank}"
+    assert peak.delta.startswith(f"predicted {peak.value}, + ") and peak.delta.endswith("optimizer")
+    at_once = run_of(wall=run.composed)
+    assert figures(at_once, None, PLAN_HEADLINE, before=None)[0].delta.endswith("with free links")
+
+
+@pytest.mark.parametrize(("scale", "words"), [(1.0, ""), (0.6, "less busy"), (1.6, "busier")])
+def test_a_price_that_was_taken_at_another_load_is_named(scale: float, words: str) -> None:
+    run = run_of()
+    assert run.composed is not None and run.predicted is not None
+    price = tuple(replace(one, end_ms=one.start_ms + 10.0) for one in run.composed.actions)
+    times = [10 * scale * (1.05 if one.kind == "B" else 1.0) for one in price]
+    took = tuple(replace(one, end_ms=one.start_ms + ms) for one, ms in zip(price, times, strict=True))
+    run = replace(run, composed=replace(run.composed, actions=took), predicted=replace(run.predicted, actions=price))
+    sentence = prices_held(run)
+    assert f"×{scale:.2f} to ×{1.05 * scale:.2f}" in sentence
+    assert ("than when the price was taken" in sentence) == bool(words) and words in sentence
+    assert prices_held(replace(run, predicted=None)) == ""
+
+
+@pytest.mark.parametrize(("n_moved", "words"), [(0, "bitwise equal to unsplit"), (2, "bitwise equal; 2 different")])
+def test_gradients_are_counted(n_moved: int, words: str) -> None:
+    run = ran(GRAPH, RunSpec(model=GRAPH.model, plan=PLAN_HEADLINE), n_moved=n_moved)
+    gradients = figures(run, None, PLAN_HEADLINE, before=None)[3]
+    n = len(run.gradients)
+    assert (gradients.value, gradients.delta) == (f"{n - n_moved} of {n}", words)
+
+
+def test_an_earlier_plan_stands_beside_the_prediction_of_this_one() -> None:
+    before = run_of()
+    step, bubble, *_ = figures(None, before.predicted, PLAN_HEADLINE, before=before)
+    assert step.delta.startswith("an earlier plan: ") and bubble.delta.startswith("an earlier plan: ")
+
+
+def test_the_fullest_rank_counts_the_optimizer() -> None:
+    first, second = run_of().memory
+    assert fullest((first, replace(second, optimizer_bytes=10**12))).rank == second.rank
+    assert fullest(()) is None
