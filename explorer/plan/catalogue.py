@@ -37,9 +37,9 @@ class FactoryArguments(Record):
 def factory_arguments(target: str) -> FactoryArguments:
     """Arguments that a model takes; none where its text is not found or cannot be read: opening the model says why."""
     if target.startswith("hf:"):
-        own = _of_configuration(target.removeprefix("hf:"))
-        usual = {name: value for name, value in own.usual.items() if _is_offered(name)}
-        return FactoryArguments(usual={**HUGGING_FACE, **usual}, choices=own.choices)
+        arguments = _of_configuration(target.removeprefix("hf:"))
+        usual = {name: value for name, value in arguments.usual.items() if _is_offered(name)}
+        return FactoryArguments(usual={**HUGGING_FACE, **usual}, choices=arguments.choices)
     where, _, name = target.partition(":")
     if not where.endswith(".py"):
         return FactoryArguments()
@@ -88,9 +88,9 @@ def _parameters(node: ast.FunctionDef) -> Iterator[_Parameter]:
     defaults = node.args.defaults
     for argument, default in zip(positional[len(positional) - len(defaults) :], defaults, strict=True):
         yield argument.arg, argument.annotation, default
-    for argument, own in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
-        if own is not None:
-            yield argument.arg, argument.annotation, own
+    for argument, keyword_default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
+        if keyword_default is not None:
+            yield argument.arg, argument.annotation, keyword_default
 
 
 def _offered(parameters: Iterator[_Parameter]) -> FactoryArguments:
@@ -122,7 +122,7 @@ def _words(annotation: ast.expr | None) -> tuple[str, ...]:
     if not isinstance(annotation, ast.Subscript) or not ast.unparse(annotation.value).endswith("Literal"):
         return ()
     inside = annotation.slice
-    words = [_literal(one) for one in (inside.elts if isinstance(inside, ast.Tuple) else [inside])]
+    words = [_literal(part) for part in (inside.elts if isinstance(inside, ast.Tuple) else [inside])]
     return tuple(word for word in words if isinstance(word, str))
 
 
@@ -173,7 +173,7 @@ class Sample(Record):
     """What can be changed besides, as it usually is."""
 
     def usual(self, size: str | None) -> dict[str, int | float | str | bool]:
-        """Arguments, and over them those of that size, or of the size that is taken where none is named."""
+        """The arguments of a size (None: the default size) over the usual ones."""
         return {**self.arguments.usual, **self.sizes.get(size or default_size(self.sizes) or "", {})}
 
 
@@ -200,8 +200,8 @@ def sample(path: Path) -> Sample:
 
 def own_samples(targets: Iterable[str]) -> tuple[Sample, ...]:
     """Models given by reference, each under a name that no other has; a file's SIZES are its sizes."""
-    given = tuple(dict.fromkeys(targets))
-    short = {target: _short(target) for target in given}
+    unique = tuple(dict.fromkeys(targets))
+    short = {target: _short(target) for target in unique}
     return tuple(
         Sample(
             name=target,
@@ -211,7 +211,7 @@ def own_samples(targets: Iterable[str]) -> tuple[Sample, ...]:
             sizes=sizes_of(target),
             arguments=factory_arguments(target),
         )
-        for target in given
+        for target in unique
     )
 
 

@@ -41,18 +41,18 @@ def lesson_called(name: str) -> Lesson:
     raise BadInput(f"The lab has no experiment {name!r}.", hint=nearest(name, names) or f"It has {', '.join(names)}.")
 
 
-def settings(lesson: Lesson, given: Mapping[str, str]) -> dict[str, str]:
-    """Every switch with its value: the given one or the default. Raises BadInput with all faults at once."""
+def settings(lesson: Lesson, values: Mapping[str, str]) -> dict[str, str]:
+    """Every switch with its value: the one in `values` or the default. Raises BadInput with all faults at once."""
     switches = {switch.name: switch for switch in lesson.switches}
     faults = []
-    for name, value in given.items():
+    for name, value in values.items():
         if name not in switches:
             faults.append(f"{lesson.name} has no switch {name!r} (it has {', '.join(switches) or 'none'})")
         elif value not in switches[name].values:
             faults.append(f"{name} cannot be {value!r} (it can be {', '.join(switches[name].values)})")
     if faults:
         raise BadInput(f"{'; '.join(faults)}.", hint=f"`python -m explorer lab {lesson.name} --json` runs it as it is.")
-    return {name: given.get(name, switch.default) for name, switch in switches.items()}
+    return {name: values.get(name, switch.default) for name, switch in switches.items()}
 
 
 @cache

@@ -35,7 +35,7 @@ def lineage(fqn: str) -> Iterator[str]:
 def innermost(fqns: Iterable[str]) -> tuple[str, ...]:
     """The names of `fqns` that contain no other name of `fqns`."""
     named = tuple(fqns)
-    holders = {fqn for one in named for fqn in above(one)}
+    holders = {fqn for name in named for fqn in above(name)}
     return tuple(fqn for fqn in named if fqn not in holders)
 
 
@@ -58,8 +58,8 @@ def some(fqns: Sequence[str]) -> str:
 def written_results(unit: Unit, graph: ModelGraph | None) -> tuple[str, ...]:
     """Operators of the unit's `save_ops` whose results torch refuses to keep. Their names say that they write into an
     argument, or the observed forward writes into their results later."""
-    known = {} if graph is None else graph.by_fqn
-    rewritten = {op for fqn in unit.blocks if fqn in known for op in known[fqn].rewritten_ops}
+    by_fqn = {} if graph is None else graph.by_fqn
+    rewritten = {op for fqn in unit.blocks if fqn in by_fqn for op in by_fqn[fqn].rewritten_ops}
     return tuple(op for op in unit.save_ops if op in rewritten or any(part.endswith("_") for part in op.split(".")))
 
 
@@ -72,5 +72,5 @@ def products_kept(blocks: tuple[str, ...], graph: ModelGraph) -> Unit:
     """
     counted = {op for fqn in blocks for op, flops in graph.by_fqn[fqn].op_flops.items() if flops}
     every = Unit(blocks=blocks, action="save_ops", save_ops=tuple(sorted(counted)))
-    kept = tuple(op for op in every.save_ops if op not in written_results(every, graph))
-    return Unit(blocks=blocks, action="save_ops", save_ops=kept) if kept else Unit(blocks=blocks)
+    products = tuple(op for op in every.save_ops if op not in written_results(every, graph))
+    return Unit(blocks=blocks, action="save_ops", save_ops=products) if products else Unit(blocks=blocks)

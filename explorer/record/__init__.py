@@ -1,5 +1,7 @@
 """Frozen records of plain values, without tensors, modules or figures. base.py defines a record."""
 
+# ruff: noqa: F401 (the names that others import from here)
+
 from explorer.record.allocations import PHASES, ROLES, Allocations, Calls, Phase, PhaseSpan, Role
 from explorer.record.base import Origin, Record
 from explorer.record.comparison import (
@@ -19,46 +21,3 @@ from explorer.record.graph import Block, CutPoint, Edge, Hazard, Join, ModelGrap
 from explorer.record.measurement import AllocatorPeaks, Environment, MeasuredBlock, Measurement, Samples, Times
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.run import CheckpointMode, PipelinePlan, RunSpec
-
-__all__ = [
-    "KEEP_ALL",
-    "PHASES",
-    "ROLES",
-    "AllocatorPeaks",
-    "Allocations",
-    "Block",
-    "MeasuredBlock",
-    "BufferDiff",
-    "Calls",
-    "CheckpointMode",
-    "Comparison",
-    "CutPoint",
-    "Edge",
-    "Environment",
-    "Failure",
-    "GradientDiff",
-    "Hazard",
-    "MaskDiff",
-    "Measurement",
-    "Join",
-    "ModelGraph",
-    "ModelRef",
-    "Origin",
-    "ParameterDiff",
-    "Phase",
-    "PhaseSpan",
-    "PipelinePlan",
-    "Policy",
-    "Record",
-    "RngDiff",
-    "Role",
-    "RunSpec",
-    "Samples",
-    "StateChange",
-    "StateDiff",
-    "TensorDiff",
-    "Times",
-    "Trait",
-    "Unit",
-    "Verdict",
-]

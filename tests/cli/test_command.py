@@ -42,9 +42,10 @@ from tests.view.builders import compared, measured
 def test_a_narrow_terminal_clips_nothing(shared: Worker, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli_verb, "_PIPE_WIDTH", 80)
     arguments = ("compare", tiny, "--policy", "every-2", "--quick", "--repeats", "0", "--set", "width=256")
-    for text in (run(*arguments).stdout, run("lab", "dropout").stdout):
+    compared = run(*arguments).stdout
+    for text in (compared, run("lab", "dropout").stdout):
         assert "\u2026" not in text  # how a clipped cell ends
-    rows = [line.rstrip() for line in run(*arguments).stdout.splitlines() if "FLOP" in line]
+    rows = [line.rstrip() for line in compared.splitlines() if "FLOP" in line]
     assert rows and max(map(len, rows)) <= 80
 
 

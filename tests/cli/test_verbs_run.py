@@ -315,20 +315,24 @@ def test_the_script_prints_what_it_prints_alone_and_the_step_is_written(folder: 
     )
 
 
-def test_what_the_script_raises_is_shown_and_what_was_missed_is_said(folder: Path) -> None:
-    raised = python(folder, "-m", "explorer", "run", "train.py", "--at", "1", "--", "--lr", "0.1", "--steps", "5")
-    assert raised.returncode == 1 and "ValueError: the script's own" in raised.stderr
-    assert (folder / "step1.explorer").exists() and "Wrote step 1" in raised.stderr
-    missed = python(
-        folder, "-m", "explorer", "run", "train.py", "--at", "1", "--at", "2", "--", "--lr", "0.1", "--steps", "1"
-    )
-    assert missed.returncode == 2 and "took 1 step; of those asked for, 2 could not be written" in missed.stderr
+def test_what_the_script_raises_is_shown_and_what_was_missed_is_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    raised = run("run", "train.py", "--at", "1", "--", "--lr", "0.1", "--steps", "5", code=1)
+    assert "ValueError: the script's own" in raised.stderr and "Wrote step 1" in raised.stderr
+    assert (folder / "step1.explorer").exists()
+    missed = run("run", "train.py", "--at", "1", "--at", "2", "--", "--lr", "0.1", "--steps", "1", code=2)
+    assert "took 1 step; of those asked for, 2 could not be written" in " ".join(missed.stderr.split())
     assert "Wrote step 1" in missed.stderr
 
 
-def test_a_script_without_an_optimizer_and_no_script_at_all_are_one_sentence(folder: Path) -> None:
+def test_a_script_without_an_optimizer_and_no_script_at_all_are_one_sentence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
     (folder / "none.py").write_text("print('done')\n")
-    without = python(folder, "-m", "explorer", "run", "none.py", "--at", "1")
-    assert without.returncode == 2 and "made no optimizer" in without.stderr and without.stdout == "done\n"
-    assert "no script" in python(folder, "-m", "explorer", "run", "nowhere.py", "--at", "1").stderr
-    assert "Nothing to watch" in python(folder, "-m", "explorer", "run", "none.py").stderr
+    without = run("run", "none.py", "--at", "1", code=2)
+    assert "made no optimizer" in without.stderr and without.stdout == "done\n"
+    assert "no script" in run("run", "nowhere.py", "--at", "1", code=2).stderr
+    assert "Nothing to watch" in run("run", "none.py", code=2).stderr

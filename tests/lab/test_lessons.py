@@ -268,12 +268,14 @@ APART = ("nested-skips", "mode-flip")
 
 
 def combinations() -> list[tuple[str, dict[str, str]]]:
-    return [
-        (lesson.name, dict(zip([switch.name for switch in lesson.switches], values)))
-        for lesson in lessons()
-        if lesson.name not in APART
-        for values in itertools.product(*(switch.values for switch in lesson.switches))
-    ]
+    """Each lesson with its defaults, and with each other value of each switch: the tests above have the pairs."""
+    settings = []
+    for lesson in lessons():
+        defaults = {switch.name: switch.default for switch in lesson.switches}
+        flips = [{switch.name: value} for switch in lesson.switches for value in switch.values[1:]]
+        if lesson.name not in APART:
+            settings += [(lesson.name, defaults | flip) for flip in ({}, *flips)]
+    return settings
 
 
 def test_every_lesson_has_its_function() -> None:

@@ -198,6 +198,7 @@ def test_what_the_models_own_code_raises_is_told_by_its_place() -> None:
     assert kinds == ["model raised", "model raised", "internal", "model raised"]
 
 
+@settings(max_examples=25)
 @given(st.text(), st.text(alphabet="\x1b\udcffab é\n", max_size=30), st.integers(1, 3000))
 def test_any_failure_can_be_written_and_shown(text: str, part: str, times: int) -> None:
     failure = Failure(kind="crash", sentence=text + part * times, hint=part * times, traceback=part * times)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from explorer.record import CutPoint, Edge, ModelGraph, ModelRef
@@ -129,6 +129,7 @@ def made_graphs(draw: st.DrawFn) -> ModelGraph:
     return ModelGraph(model=ModelRef(target="made"), blocks=tuple(tree), edges=tuple(edges), cuts=cuts)
 
 
+@settings(max_examples=25)
 @given(made_graphs(), st.data())
 def test_boxes_nest_and_never_overlap(graph: ModelGraph, data: st.DataObject) -> None:
     opened = data.draw(st.lists(st.sampled_from([block.fqn for block in graph.blocks]), unique=True))
@@ -153,6 +154,7 @@ def test_boxes_nest_and_never_overlap(graph: ModelGraph, data: st.DataObject) ->
             assert above.top + above.height < below.top
 
 
+@settings(max_examples=25)
 @given(made_graphs())
 def test_every_block_is_somewhere(graph: ModelGraph) -> None:
     nodes = nest(graph)
@@ -162,12 +164,14 @@ def test_every_block_is_somewhere(graph: ModelGraph) -> None:
         assert all(nodes[child].parent == node.id for child in node.children)
 
 
+@settings(max_examples=25)
 @given(made_graphs(), st.data())
 def test_unfolding_the_ancestors_brings_a_block_into_view(graph: ModelGraph, data: st.DataObject) -> None:
     fqn = data.draw(st.sampled_from([block.fqn for block in graph.blocks if block.fqn]))
     assert fqn in rows(layout(graph, ancestors(graph, fqn)))
 
 
+@settings(max_examples=25)
 @given(made_graphs())
 def test_equal_input_gives_an_equal_picture(graph: ModelGraph) -> None:
     opened = everything(graph)
@@ -203,6 +207,7 @@ def test_a_container_with_most_of_the_bytes_is_open_at_first() -> None:
     assert default_open(graph) == ("body",)
 
 
+@settings(max_examples=25)
 @given(made_graphs(), st.data())
 def test_arrows_end_at_what_is_in_view_and_lanes_pass_beside_all_boxes_between(
     graph: ModelGraph, data: st.DataObject

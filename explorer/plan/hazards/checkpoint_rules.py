@@ -35,8 +35,8 @@ class Case:
     @cached_property
     def units(self) -> tuple[tuple[Unit, tuple[Block, ...]], ...]:
         """Each unit with the blocks it names, as far as the graph knows them."""
-        known = self.graph.by_fqn
-        return tuple((unit, tuple(known[fqn] for fqn in unit.blocks if fqn in known)) for unit in self.policy.units)
+        by_fqn = self.graph.by_fqn
+        return tuple((unit, tuple(by_fqn[fqn] for fqn in unit.blocks if fqn in by_fqn)) for unit in self.policy.units)
 
     def rerun_with(self, trait: Trait) -> tuple[str, ...]:
         """Innermost blocks with `trait` among those that run again: the ones a person can point at."""
@@ -92,9 +92,10 @@ def dropout_redrawn(case: Case) -> Iterator[Hazard]:
 def random_numbers_torch_does_not_stash(case: Case) -> Iterator[Hazard]:
     """torch stashes its own default generators only, whatever preserve_rng_state says."""
     registered = case.policy.restore_rng
-    own = tuple(fqn for fqn in case.rerun_with("own_generator") if not any(_reaches(path, fqn) for path in registered))
+    generators = case.rerun_with("own_generator")
+    unnamed = tuple(fqn for fqn in generators if not any(_reaches(path, fqn) for path in registered))
     sources = (
-        ("own-generator", own, "a generator object of its own", "the dotted path of the generator, an attribute"),
+        ("own-generator", unnamed, "a generator object of its own", "the dotted path of the generator, an attribute"),
         ("python-rng", case.rerun_with("python_rng"), "Python's random", "`python`"),
         ("numpy-rng", case.rerun_with("numpy_rng"), "numpy's global generator", "`numpy`"),
     )
@@ -306,15 +307,15 @@ def offload_without_device(case: Case) -> Iterator[Hazard]:
 
 def checkpoints_itself(case: Case) -> Iterator[Hazard]:
     """Both runs of a comparison have it, so no comparison of policies can say anything of it."""
-    own = tuple(block.fqn for block in case.graph.blocks if "checkpoints_itself" in block.traits)
-    if not own or not case.trains:
+    blocks = tuple(block.fqn for block in case.graph.blocks if "checkpoints_itself" in block.traits)
+    if not blocks or not case.trains:
         return
-    twice = {fqn for fqn in case.policy.blocks for one in own if is_within(fqn, one) or is_within(one, fqn)}
+    twice = {fqn for fqn in case.policy.blocks for name in blocks if is_within(fqn, name) or is_within(name, fqn)}
     again = f" The policy makes {some(tuple(sorted(twice)))} run a further time." if twice else ""
     yield Hazard(
-        rule="checkpoints-itself", severity="warning", blocks=own,
-        sentence=f"The model runs {some(own)} again for backward by itself, with a policy and without: a verdict says "
-        f"nothing of that recompute, and a policy on these blocks frees little.{again}",
+        rule="checkpoints-itself", severity="warning", blocks=blocks,
+        sentence=f"The model runs {some(blocks)} again for backward by itself, with a policy and without: a verdict "
+        f"says nothing of that recompute, and a policy on these blocks frees little.{again}",
         remedy="Switch the model's own checkpointing off (gradient_checkpointing_disable() in transformers), and see "
         "with explorer.audit(model, step) whether it gives the same gradient.",
     )  # fmt: skip

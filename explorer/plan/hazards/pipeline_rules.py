@@ -46,8 +46,10 @@ def shared_across_a_cut(case: Case) -> Iterator[Hazard]:
     stage = case.stage_of
 
     def split(block: Block) -> bool:
-        own = stage.get(block.fqn)
-        return own is not None and any(stage.get(other, own) != own for other in block.shares_parameters_with)
+        of_block = stage.get(block.fqn)
+        return of_block is not None and any(
+            stage.get(other, of_block) != of_block for other in block.shares_parameters_with
+        )
 
     blocks = innermost(block.fqn for block in case.graph.blocks if split(block))
     if blocks:
@@ -186,8 +188,8 @@ def _trains_outside(case: Case) -> bool:
     """True if a parameter of the model, or of a container of the blocks, trains: it may run before any block."""
     frozen = case.spec.frozen if case.spec is not None else ()
     holders = {above for fqn in case.stage_of for above in list(lineage(fqn))[1:]} | {""}
-    own = [name for block in case.graph.blocks if block.fqn in holders for name in block.own_parameters]
-    return any(not any(is_within(name, top) for top in frozen) for name in own)
+    parameters = [name for block in case.graph.blocks if block.fqn in holders for name in block.own_parameters]
+    return any(not any(is_within(name, top) for top in frozen) for name in parameters)
 
 
 def _trains(case: Case, fqn: str) -> bool:

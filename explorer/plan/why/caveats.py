@@ -24,8 +24,9 @@ def own_reruns(run: Measurement) -> dict[str, float]:
 
 
 def reruns_beside(costs: Sequence[MeasuredBlock], ordered: Sequence[str]) -> dict[str, float]:
-    """The same from what the blocks cost. A block whose called blocks all ran again is meant, where its own hooks
-    stayed silent.
+    """The same from the figures of blocks; `ordered`: the blocks of the policy.
+
+    A block counts as run again if all called blocks inside it ran again, even if its own hooks stayed silent.
     """
     again = {
         cost.fqn: cost.n_recompute / max(cost.n_forward, 1)
@@ -35,8 +36,8 @@ def reruns_beside(costs: Sequence[MeasuredBlock], ordered: Sequence[str]) -> dic
     called = [cost.fqn for cost in costs if cost.fqn and cost.n_forward]
     below = _called_below(called)
     for fqn in reversed(called):
-        if below[fqn] and all(one in again for one in below[fqn]):
-            again.setdefault(fqn, min(again[one] for one in below[fqn]))
+        if below[fqn] and all(name in again for name in below[fqn]):
+            again.setdefault(fqn, min(again[name] for name in below[fqn]))
     in_order = (cost.fqn for cost in costs if cost.fqn in again)
     return {fqn: again[fqn] for fqn in in_order if not any(holder in again for holder in above(fqn))}
 
@@ -54,7 +55,7 @@ def _called_below(called: list[str]) -> dict[str, list[str]]:
     """The nearest called blocks inside each called block. Containers that are never called are skipped."""
     below: dict[str, list[str]] = {fqn: [] for fqn in called}
     for fqn in called:
-        holder = next((one for one in above(fqn) if one in below), None)
+        holder = next((name for name in above(fqn) if name in below), None)
         if holder is not None:
             below[holder].append(fqn)
     return below

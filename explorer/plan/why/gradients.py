@@ -36,9 +36,9 @@ def patterns(comparison: Comparison) -> Iterator[str]:
     if forward is None or not first:
         return
     if forward.n_calls[0] != forward.n_calls[1]:
-        one, other = forward.n_calls
+        n_base, n_other = forward.n_calls
         yield (
-            f"The model is called {_times(one)} in a step of the baseline and {_times(other)} in the candidate's. "
+            f"The model is called {_times(n_base)} in a step of the baseline and {_times(n_other)} in the candidate's. "
             "Usual causes: other microbatches, and a divisor or a mean that does not fit them."
         )
     elif forward.block is not None:
@@ -64,12 +64,12 @@ def _in_backward(comparison: Comparison, order: tuple[str, ...]) -> Iterator[str
     """Forward is the same: which gradients are not."""
     places = {fqn: i for i, fqn in enumerate(order)}
     came = [diff for diff in comparison.gradients if diff.presence != "neither"]
-    known = [diff for diff in came if diff.name.rpartition(".")[0] in places]
-    known.sort(key=lambda diff: places[diff.name.rpartition(".")[0]])
-    wrong = [diff for diff in known if diff.verdict == "different"]
+    ordered = [diff for diff in came if diff.name.rpartition(".")[0] in places]
+    ordered.sort(key=lambda diff: places[diff.name.rpartition(".")[0]])
+    wrong = [diff for diff in ordered if diff.verdict == "different"]
     if not wrong:
         return
-    behind = known[known.index(wrong[-1]) + 1 :]
+    behind = ordered[ordered.index(wrong[-1]) + 1 :]
     begin = f"The model returns the same{' and the loss is equal' if comparison.loss_equal else ''}"
     usual = "" if comparison.loss_equal else f"{_LOSS}, "
     if len(wrong) == 1 and len(came) > 1:
@@ -77,7 +77,7 @@ def _in_backward(comparison: Comparison, order: tuple[str, ...]) -> Iterator[str
     elif behind:
         yield (
             f"{begin}; backward is the same down to {behind[0].name}, and {len(wrong)} of the "
-            f"{len(known) - len(behind)} gradients before it differ, {wrong[-1].name} first. "
+            f"{len(ordered) - len(behind)} gradients before it differ, {wrong[-1].name} first. "
             f"Usual causes: {usual}{_BACKWARD}."
         )
     else:
@@ -145,10 +145,10 @@ def _hazards(comparison: Comparison, fired: Sequence[Hazard], causes_seen: str) 
 def _generators(comparison: Comparison) -> Iterator[str]:
     moved = [diff.generator for diff in comparison.rng if not diff.equal]
     default = [name for name in moved if name.startswith("torch ")]
-    own = [name for name in moved if not name.startswith("torch ")]
-    if own:
+    others = [name for name in moved if not name.startswith("torch ")]
+    if others:
         yield (
-            f"The recompute drew from {listed(own)} again: torch does not set this generator back, restore_rng does."
+            f"The recompute drew from {listed(others)} again: torch does not set this generator back, restore_rng does."
         )
     if default:
         yield f"The generator {listed(default)} stands elsewhere after the step: later steps draw other numbers."
@@ -191,10 +191,10 @@ def _state(comparison: Comparison) -> Iterator[str]:
 
 def _carried(comparison: Comparison) -> Iterator[str]:
     """State that differs after the step without a recorded change in backward: parameters, hooks, later steps."""
-    seen = {f"{change.block}.{change.name}".lstrip(".") for change in comparison.state_changes}
+    changed = {f"{change.block}.{change.name}".lstrip(".") for change in comparison.state_changes}
     parameters = [diff for diff in comparison.parameters if not diff.trained]
     wrong = [diff for diff in (*comparison.carried, *parameters) if diff.verdict == "different"]
-    names = list(dict.fromkeys(diff.name for diff in wrong if diff.name not in seen))
+    names = list(dict.fromkeys(diff.name for diff in wrong if diff.name not in changed))
     if names:
         yield f"After the step {listed(names)} of the candidate {_is(names)} not what the baseline's {_is(names)}."
 
@@ -207,10 +207,10 @@ def _nonfinite(comparison: Comparison) -> Iterator[str]:
     both = [diff.name for diff in comparison.gradients if diff.bitwise and diff.n_nonfinite]
     if both:
         yield f"NaN or infinity stands in {listed(both)} of both runs, where any error would be absorbed."
-    one = [diff.name for diff in comparison.gradients if diff.n_nonfinite_mismatch]
-    one = one or [diff.name for diff in comparison.all_diffs if diff.n_nonfinite_mismatch]
-    if one:
-        yield f"NaN or infinity stands in {listed(one)} where the other run is finite."
+    single = [diff.name for diff in comparison.gradients if diff.n_nonfinite_mismatch]
+    single = single or [diff.name for diff in comparison.all_diffs if diff.n_nonfinite_mismatch]
+    if single:
+        yield f"NaN or infinity stands in {listed(single)} where the other run is finite."
 
 
 def _what_is_left(comparison: Comparison) -> Iterator[str]:
@@ -252,21 +252,21 @@ def _step(wrong: Sequence[ParameterDiff]) -> str:
 
 
 def _looked_at(comparison: Comparison) -> str:
-    seen = []
+    checks = []
     if comparison.rng:
-        seen.append(f"the positions of {_n(len(comparison.rng), 'generator')}")
+        checks.append(f"the positions of {_n(len(comparison.rng), 'generator')}")
     drawn_again = [mask for mask in comparison.masks if mask.n_elements]
     if drawn_again:
-        seen.append(f"the random numbers drawn again in {_n(len(drawn_again), 'block')}")
+        checks.append(f"the random numbers drawn again in {_n(len(drawn_again), 'block')}")
     if comparison.n_carried:
-        seen.append(f"{_n(comparison.n_carried, 'value')} that the model remembers")
+        checks.append(f"{_n(comparison.n_carried, 'value')} that the model remembers")
     watched = comparison.masks_watched or not comparison.candidate.spec.policy.units
     unseen = [] if watched else ["random numbers in forward and recompute were not watched"]
     if left_out := [mask.block for mask in comparison.masks if mask.n_not_drawn_again]:
         unseen.append(f"random numbers that {listed(left_out)} drew in forward were not drawn again")
     if not comparison.n_carried:
         unseen.append("what the model remembers was not looked at")
-    looked_at = f"Looked at and equal: {', '.join(seen)}." if seen else "Nothing beside the tensors was looked at."
+    looked_at = f"Looked at and equal: {', '.join(checks)}." if checks else "Nothing beside the tensors was looked at."
     return f"{looked_at} {_capital(' and '.join(unseen))}." if unseen else looked_at
 
 

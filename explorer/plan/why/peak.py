@@ -50,10 +50,10 @@ def largest_roles(at: Ledger) -> list[tuple[Role, int]]:
 
 def toggled(case: PeakCase, fqn: str) -> str:
     """The block a person would toggle to reach `fqn`: a repeated block, else its first entry of a container."""
-    known = case.graph.repeats if case.graph else ()
+    repeats = case.graph.repeats if case.graph else ()
     parts = fqn.split(".")
     entry = next((i for i, part in enumerate(parts) if part.isdecimal()), len(parts))
-    return next((block for block in known if is_within(fqn, block)), ".".join(parts[: entry + 1]))
+    return next((block for block in repeats if is_within(fqn, block)), ".".join(parts[: entry + 1]))
 
 
 def unit_name(fqns: tuple[str, ...]) -> str:
@@ -93,17 +93,17 @@ def explain_one(run: Measurement, graph: ModelGraph | None = None) -> tuple[str,
 
 def _stands(case: PeakCase) -> str:
     run, at = case.candidate, case.new
-    held = mib(at.total_bytes)
+    total = mib(at.total_bytes)
     named = (
         PLURAL if run.phases else {**PLURAL, "unattributed": "bytes that are neither of the model nor its optimizer's"}
     )
     parts = [f"{named[role]} ({mib(size)})" for role, size in largest_roles(at) if size >= 0.01 * at.total_bytes]
     made_of = f"; it is made of {', '.join(parts)}" if parts else ""
     if run.complete:
-        return f"The peak of {held} lies {in_place(at)}{made_of}."
+        return f"The peak of {total} lies {in_place(at)}{made_of}."
     if not run.phases:
-        return f"{held} were known to be held when the step failed{made_of}."
-    return f"The step held at least {held}, {in_place(at)}{made_of}."
+        return f"{total} were known to be held when the step failed{made_of}."
+    return f"The step held at least {total}, {in_place(at)}{made_of}."
 
 
 def _largest_part(case: PeakCase) -> str:
@@ -118,10 +118,10 @@ def _largest_part(case: PeakCase) -> str:
 
 
 def _ran_again(case: PeakCase) -> str:
-    own = in_words(case.candidate)
-    if not own:
+    reruns = in_words(case.candidate)
+    if not reruns:
         return ""
-    return f"{own}: what these blocks keep was gone without any policy."
+    return f"{reruns}: what these blocks keep was gone without any policy."
 
 
 def _result(case: PeakCase) -> str:
@@ -144,11 +144,11 @@ def _moved(case: PeakCase) -> str:
 
 
 def _by_itself(case: PeakCase) -> str:
-    own = in_words(case.baseline)
-    if not own:
+    reruns = in_words(case.baseline)
+    if not reruns:
         return ""
     return (
-        f"{own}, in both runs: what these blocks keep was gone before the policy, which can free "
+        f"{reruns}, in both runs: what these blocks keep was gone before the policy, which can free "
         "little of it and makes them run again."
     )
 
@@ -171,10 +171,10 @@ def _optimizer_peak(case: PeakCase) -> str:
     if case.new.phase != "optimizer":
         return ""
     roles = case.new.by_role
-    held = roles["parameter"] + roles["gradient"] + roles["optimizer state"]
+    fixed = roles["parameter"] + roles["gradient"] + roles["optimizer state"]
     return (
         f"The peak lies in the optimizer step, where no saved activation is left: parameters, gradients and optimizer "
-        f"state hold {mib(held)} of {mib(case.new.total_bytes)}, and recomputing cannot lower that."
+        f"state hold {mib(fixed)} of {mib(case.new.total_bytes)}, and recomputing cannot lower that."
     )
 
 
@@ -215,17 +215,17 @@ def _own_recompute(case: PeakCase) -> str:
 def _kept_activations(case: PeakCase) -> str:
     if case.new.by_role["saved activation"] < 0.25 * case.new.total_bytes:
         return ""
-    kept: dict[str, int] = {}
+    saved: dict[str, int] = {}
     for cell in case.new.cells:
         if cell.role == "saved activation" and not any(is_within(cell.block, fqn) for fqn in case.named):
             block = toggled(case, cell.block)
-            kept[block] = kept.get(block, 0) + cell.n_bytes
-    if not kept:
+            saved[block] = saved.get(block, 0) + cell.n_bytes
+    if not saved:
         return ""
-    largest = sorted(kept.items(), key=lambda item: -item[1])[:3]
+    largest = sorted(saved.items(), key=lambda item: -item[1])[:3]
     blocks = ", ".join(f"{block or 'the model itself'} ({mib(size)})" for block, size in largest)
-    n = f"{len(kept)} kept {'block' if len(kept) == 1 else 'blocks'}"
-    return f"{mib(sum(kept.values()))} of the peak are saved activations of {n}, most in {blocks}."
+    n = f"{len(saved)} kept {'block' if len(saved) == 1 else 'blocks'}"
+    return f"{mib(sum(saved.values()))} of the peak are saved activations of {n}, most in {blocks}."
 
 
 def _saves_little(case: PeakCase) -> str:
@@ -240,11 +240,11 @@ def _saves_little(case: PeakCase) -> str:
 
 def _first_block(case: PeakCase) -> str:
     first = case.graph.chain[0] if case.graph and case.graph.chain else None
-    given = case.old.by_role["input"]
-    if first is None or first not in case.named or not given > case.saved(first):
+    input_bytes = case.old.by_role["input"]
+    if first is None or first not in case.named or not input_bytes > case.saved(first):
         return ""
     return (
-        f"{first} reads the model's own input ({mib(given)}), which stays in memory whatever is recomputed: "
+        f"{first} reads the model's own input ({mib(input_bytes)}), which stays in memory whatever is recomputed: "
         f"recomputing it can free no more than {mib(case.saved(first))}."
     )
 
