@@ -49,6 +49,12 @@ _launched: Forks | None = None
 _launching = threading.Lock()
 
 
+def environment() -> dict[str, str]:
+    """The environment of this process, with this package importable from any working directory."""
+    paths = (str(Path(explorer.__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", ""))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
 class Forked:
     """A forked process: its id, its end and its exit code."""
 
@@ -126,7 +132,6 @@ class Forks:
     def launch(cls, warm: Sequence[str] = ()) -> Forks:
         """A new server, which imports `warm` one by one while it is idle. The server ends with this process."""
         own, its = socket.socketpair()
-        paths = (str(Path(explorer.__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", ""))
         with its:
             process = subprocess.Popen(
                 [sys.executable, "-m", "explorer.child_process.fork_server", str(its.fileno()), *warm],
@@ -134,7 +139,7 @@ class Forks:
                 stdout=2,  # output of a model
                 pass_fds=[its.fileno()],
                 process_group=0,  # outlives a kill of this process's group, and then ends its children
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+                env=environment(),
             )
         return cls(own, process)
 

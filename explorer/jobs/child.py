@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
+from explorer.child_process.forks import environment
 from explorer.errors import ExplorerError
 from explorer.jobs.protocol import Command, Event, frame_of, read_frame
 
-_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _LAST_WORDS_BYTES = 16_000
 _PATIENCE_S = 2.0
 
@@ -39,7 +39,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            env=_environment(),
+            env=environment(),
         )
         self._listener = threading.Thread(target=self._listen, name="worker stderr", daemon=True)
         self._follower = threading.Thread(target=self._follow, name="worker events", daemon=True)
@@ -114,12 +114,6 @@ class Child:
 def _stream(stream: IO[bytes] | None) -> IO[bytes]:
     assert stream is not None
     return stream
-
-
-def _environment() -> dict[str, str]:
-    """The caller's, with this package importable from any working directory."""
-    paths = (str(_PACKAGE_ROOT), os.environ.get("PYTHONPATH", ""))
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def worker_command(store_path: Path) -> tuple[str, ...]:

@@ -28,13 +28,15 @@ from explorer.jobs.protocol import (
     Reported,
     Request,
     Submit,
-    model_of_request,
+    description_of,
+    models_of,
+    specs_of,
     time_limit_s,
 )
 from explorer.jobs.store import default_path
 from explorer.record.base import Record, from_msgpack, from_plain, to_plain
 from explorer.record.failure import Failure
-from explorer.record.graph import ModelGraph, ModelRef
+from explorer.record.graph import ModelGraph
 from explorer.record.plan import Progress
 from explorer.record.run import RunSpec
 
@@ -117,9 +119,8 @@ class Worker:
         Raises BadInput if a text of the request cannot be written, UnreadableFile for a run specification beyond its
         limits.
         """
-        for field in (getattr(request, name) for name in request.__struct_fields__):
-            if isinstance(field, RunSpec):
-                from_plain(to_plain(field), RunSpec)
+        for spec in specs_of(request):
+            from_plain(to_plain(spec), RunSpec)
         with self._lock:
             # The random part distinguishes the app's jobs from jobs of an earlier app, whose ids are still in URLs.
             job = Job(self, f"{next(self._numbers)}-{secrets.token_hex(3)}", request, keep=keep)
@@ -234,8 +235,7 @@ class Worker:
                 elif self._closed:
                     self._finish(job, failure=_cancelled("The worker was closed while the run was under way."))
                 elif job._began or job._n_attempts >= _MOST_ATTEMPTS:
-                    doing = f"{type(job.request).__name__.lower()} {model_of_request(job.request)}".strip()
-                    self._finish(job, failure=crash(return_code, doing, last_words))
+                    self._finish(job, failure=crash(return_code, description_of(job.request), last_words))
                 else:
                     self._hand_over(job)
 
@@ -256,9 +256,7 @@ class Worker:
 
 def _graph_key(request: Request) -> str:
     """Key of the model's graph, equal for a description of a model and for runs of the model."""
-    fields = [getattr(request, name) for name in request.__struct_fields__]
-    models = [field.model if isinstance(field, RunSpec) else field for field in fields]
-    return repr((getattr(request, "without_data", False), [one for one in models if isinstance(one, ModelRef)][:1]))
+    return repr((getattr(request, "without_data", False), models_of(request)[:1]))
 
 
 def _cancelled(sentence: str) -> Failure:

@@ -153,11 +153,22 @@ DESCRIBE_LIMIT_S = 600.0
 """Time limit of requests without a RunSpec, such as Describe."""
 
 
-def model_of_request(request: Request) -> str:
-    """Target of the request's model; empty if the request names no model."""
-    fields = [getattr(request, name) for name in request.__struct_fields__]
-    models = [field.model if isinstance(field, RunSpec) else field for field in fields]
-    return next((model.target for model in models if isinstance(model, ModelRef)), "")
+def specs_of(request: Request) -> list[RunSpec]:
+    """Run specifications among the fields of a request."""
+    fields = (getattr(request, name) for name in request.__struct_fields__)
+    return [field for field in fields if isinstance(field, RunSpec)]
+
+
+def models_of(request: Request) -> list[ModelRef]:
+    """Models among the fields of a request, those of its run specifications included."""
+    fields = (getattr(request, name) for name in request.__struct_fields__)
+    models = (field.model if isinstance(field, RunSpec) else field for field in fields)
+    return [model for model in models if isinstance(model, ModelRef)]
+
+
+def description_of(request: Request) -> str:
+    """`measure sample_models/gpt.py`: the request in words."""
+    return " ".join([type(request).__name__.lower(), *(model.target for model in models_of(request)[:1])])
 
 
 class Submit(Record, tag=True):
@@ -211,9 +222,7 @@ _MOST_BYTES = 1 << 40
 
 def time_limit_s(request: Request) -> float:
     """Time limit of a request in seconds: the longest limit of its run specs, else DESCRIBE_LIMIT_S."""
-    fields = (getattr(request, name) for name in request.__struct_fields__)
-    limits = [field.time_limit_s for field in fields if isinstance(field, RunSpec)]
-    return max(limits, default=DESCRIBE_LIMIT_S)
+    return max((spec.time_limit_s for spec in specs_of(request)), default=DESCRIBE_LIMIT_S)
 
 
 def write_frame(stream: IO[bytes], record: Record) -> None:

@@ -1,4 +1,6 @@
-"""A run as a single file, for another machine. Damaged, foreign and newer files raise different errors.
+"""A run as a single file, for another machine, and the files of a training's ranks as one run.
+
+Damaged, foreign and newer files raise different errors. `step2.explorer` opens `step2.rank0.explorer` and the rest.
 
 magic | version u16 | sha256 of all that follows and of the version | length u64 | zlib of msgpack(StoredRecord)
 """
@@ -6,17 +8,19 @@ magic | version u16 | sha256 of all that follows and of the version | length u64
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Raw
 from msgspec.structs import replace
 
-from explorer.errors import UnreadableFile, message_of
+from explorer.errors import BadInput, UnreadableFile, message_of
 from explorer.record.base import Record, from_msgpack, to_msgpack
 from explorer.record.comparison import Comparison
 from explorer.record.graph import RECORDED, ModelGraph, ModelRef
@@ -229,3 +233,75 @@ def _in_words(policy: Policy) -> str:
     n_offload = sum(len(unit.blocks) for unit in policy.units if unit.action == "offload")
     counted = {"recompute": len(policy.blocks) - n_offload, "offload": n_offload}
     return ", ".join(f"{what} {n}" for what, n in counted.items() if n) or "keep all"
+
+
+def files_of_ranks(path: Path) -> list[Path]:
+    """Files that ranks wrote beside `path` under its name, by rank; may be empty."""
+    path_of_rank = re.compile(rf"{re.escape(path.stem)}\.rank(\d+){re.escape(path.suffix)}")
+    if not path.parent.is_dir():
+        return []
+    by_rank = {int(match[1]): file for file in path.parent.iterdir() if (match := path_of_rank.fullmatch(file.name))}
+    return [by_rank[rank] for rank in sorted(by_rank)]
+
+
+def grouped(files: Sequence[bytes]) -> list[StoredRecord]:
+    """Records of files chosen together. Files of the ranks of a step become one run; any other file is a run.
+
+    Raises UnreadableFile, BadInput.
+    """
+    groups: dict[str, list[StoredRecord]] = {}
+    for i, data in enumerate(files):
+        stored = read(data)
+        run = _run_of(stored)
+        group = str(i)
+        if isinstance(run, Measurement) and run.rank is not None:
+            group = f"{_place(run)} of {run.n_ranks}"
+        groups.setdefault(group, []).append(stored)
+    return [_as_one(group) for group in groups.values()]
+
+
+def open_files(files: Sequence[bytes]) -> StoredRecord:
+    """The record of one file, or the files of a step's ranks joined into one run. Raises UnreadableFile, BadInput."""
+    return _as_one([read(data) for data in files])
+
+
+def _as_one(stored: Sequence[StoredRecord]) -> StoredRecord:
+    if len(stored) == 1:
+        return stored[0]
+    runs = [_run_of(file) for file in stored]
+    alone = [file.name for file, run in zip(stored, runs) if not isinstance(run, Measurement) or run.rank is None]
+    if alone:
+        raise BadInput(
+            f"{len(stored)} files are opened as the ranks of one step, and {', '.join(alone)} was recorded by none.",
+            hint="Open such a file by itself.",
+        )
+    merged = _side_by_side([run for run in runs if isinstance(run, Measurement)])
+    name = f"{merged.recorded_in}, {len(merged.ranks)} of {merged.n_ranks} ranks"
+    return replace(stored_record(merged, name), created=max(file.created for file in stored))
+
+
+def _run_of(stored: StoredRecord) -> Record:
+    return from_msgpack(stored.record, KINDS[stored.kind])
+
+
+def _side_by_side(runs: Sequence[Measurement]) -> RecordedRanks:
+    """Raises BadInput with everything that shows that they are not ranks of one step."""
+    runs = sorted(runs, key=lambda run: run.rank or 0)
+    ranks = [run.rank for run in runs]
+    sizes = sorted({run.n_ranks or 0 for run in runs})
+    places = list(dict.fromkeys(_place(run) for run in runs))
+    faults = [f"rank {rank} is there twice" for rank in sorted({r or 0 for r in ranks if ranks.count(r) > 1})]
+    if len(sizes) > 1:
+        faults.append(f"they are of trainings with {' and '.join(map(str, sizes))} ranks")
+    if len(places) > 1:
+        faults.append(f"they were recorded in {' and in '.join(places)}")
+    if faults:
+        raise BadInput(
+            f"{len(runs)} files are opened as the ranks of one step; {'; '.join(faults)}.",
+            hint="Take the files that one step of one training left; delete those of an earlier one.",
+        )
+    return RecordedRanks(ranks=tuple(runs), n_ranks=sizes[0], recorded_in=places[0])
+
+
+def _place(run: Measurement) -> str:
+    return run.recorded_in.removesuffix(f", rank {run.rank}")

@@ -3,40 +3,140 @@
 reader thread   stdin ── Submit ──▶ waiting jobs     CancelJob, EndJob ──▶ the job's process
                          end of stdin ──▶ everything ends at once
 main thread     waiting jobs ──▶ process ──▶ its reports ──▶ its answer: Finished or Failed
+
+A process that ends without an answer has crashed; the worker then answers with a failure.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
+import select
 import shutil
 import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, NoReturn, Protocol
 
-from explorer.errors import Crashed, ExplorerError
-from explorer.jobs.failures import failure_of_job
-from explorer.jobs.job_process import JobProcess, OomKills, Start
+from explorer.errors import Crashed, ExplorerError, UnreadableFile
+from explorer.jobs.failures import crash, failure_of_job
 from explorer.jobs.protocol import (
     CancelJob,
     Command,
     EndJob,
     Event,
     Failed,
+    Frames,
     Reported,
     Submit,
+    description_of,
     read_frame,
     write_frame,
 )
 from explorer.record.failure import Failure
 from explorer.record.plan import Progress
 
+_CHUNK_BYTES = 1 << 20
+_LAST_WORDS_BYTES = 16_000
+_GARBLED = "The model wrote into the pipe by which its process answers, which was not open for it."
 _PREFIX = "checkpoint-explorer-"
 _LEFTOVER = re.compile(rf"{_PREFIX}([0-9]{{1,9}})-\w+")
+
+
+class Process(Protocol):
+    """A process that a fork server has started."""
+
+    code: int | None
+    """Exit code after the end: negative is a signal; None: unknown."""
+
+    def fileno(self) -> int: ...
+
+    @property
+    def ended(self) -> bool: ...
+
+    def kill(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+Start = Callable[[Submit, str, tuple[int, int], int], Process]
+"""Starts a job. Arguments: request, folder for temporary files, pipes of events and cancels, stdout and stderr."""
+OomKills = Callable[[], int | None]
+"""Number of processes that the system has ended for lack of memory so far; None if the system does not report."""
+
+
+class JobProcess:
+    """Starts at once. Raises Crashed if the fork server is gone."""
+
+    def __init__(self, submitted: Submit, start: Start, folder: str, n_oom_kills: OomKills) -> None:
+        self._submitted, self._n_oom_kills = submitted, n_oom_kills
+        self._n_before = n_oom_kills()
+        self._frames: Frames[Event] = Frames(Event)
+        self._last_words = bytearray()
+        self._events, events = os.pipe()
+        self._errors, errors = os.pipe()
+        cancels, self._cancels = os.pipe()
+        try:
+            self._process = start(submitted, folder, (events, cancels), errors)
+        finally:
+            for file in (events, errors, cancels):
+                os.close(file)
+
+    def cancel(self) -> None:
+        """A polite word, from any thread: its next report ends it."""
+        with suppress(OSError):
+            os.write(self._cancels, b"x")
+
+    def kill(self) -> None:
+        """Kills the process, from any thread; `answer` then returns a crash."""
+        self._process.kill()
+
+    def answer(self, tell: Callable[[Reported], None]) -> Event:
+        """Passes its reports to `tell`; returns its answer, or the failure that speaks for it. Call it once."""
+        listened = [self._events, self._errors]
+        try:
+            while True:
+                ready, _, _ = select.select([*listened, self._process.fileno()], [], [])
+                over = self._process.ended
+                if over:  # earlier reports are still in the pipes
+                    ready, _, _ = select.select(listened, [], [], 0)
+                for file in listened.copy():
+                    if file in ready and not self._listen(file):
+                        listened.remove(file)
+                while (event := self._frames.next()) is not None:
+                    if not isinstance(event, Reported):
+                        return event
+                    tell(event)
+                if over and not ready:
+                    return self._crashed()
+        except UnreadableFile as error:  # a model wrote into a file that is not its own
+            return Failed(job=self._submitted.job, failure=failure_of_job(Crashed(_GARBLED, hint=str(error))))
+
+    def close(self) -> None:
+        """Ends the process, with all processes that it has started."""
+        self._process.close()
+        for file in (self._events, self._errors, self._cancels):
+            os.close(file)
+
+    def _listen(self, file: int) -> bool:
+        """False at the end of the pipe."""
+        written = os.read(file, _CHUNK_BYTES)
+        if file == self._events:
+            self._frames.add(written)
+        else:
+            self._last_words += written
+            del self._last_words[:-_LAST_WORDS_BYTES]
+        return bool(written)
+
+    def _crashed(self) -> Event:
+        words = self._last_words.decode(errors="replace").strip()
+        before, now = self._n_before, self._n_oom_kills()
+        out_of_memory = None if before is None or now is None else now > before
+        failure = crash(self._process.code, description_of(self._submitted.request), words, out_of_memory=out_of_memory)
+        return Failed(job=self._submitted.job, failure=failure)
 
 
 def private_channel() -> tuple[IO[bytes], IO[bytes]]:
@@ -119,7 +219,7 @@ class Service:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _send(self, event: Event) -> None:
-        with self._sending, contextlib.suppress(BrokenPipeError):  # the reader thread ends the process
+        with self._sending, suppress(BrokenPipeError):  # the reader thread ends the process
             write_frame(self._events, event)
 
     def _end(self) -> NoReturn:
@@ -134,7 +234,7 @@ def _remove_leftovers() -> None:
     """Removes folders of this user's killed workers. Another user may own a folder with a similar name."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         pid = _LEFTOVER.fullmatch(folder.name)
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             if pid and folder.lstat().st_uid == os.getuid() and not _lives(int(pid[1])):
                 shutil.rmtree(folder, ignore_errors=True)
 

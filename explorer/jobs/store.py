@@ -20,11 +20,9 @@ import platformdirs
 
 from explorer.errors import BadInput, NotSaved, UnreadableFile, message_of, nearest
 from explorer.jobs import run_file
-from explorer.jobs.run_file import KINDS, StoredRecord, is_kept, model_of
+from explorer.jobs.run_file import KINDS, StoredRecord, model_of
 from explorer.record.base import Record, from_json, from_msgpack, to_json
 from explorer.record.run import RunSpec
-
-__all__ = ["Store", "StoredRun", "default_path", "is_kept"]
 
 VERSION = 1
 """The form that records are stored in."""
@@ -39,6 +37,7 @@ create table if not exists runs (
 )"""
 _ADDED = ("note", "spec", "machine")
 """Columns of text that tables of version 1 do not have."""
+_LISTED = ("id", "name", "kind", "model", "created", "pinned", "headlines", *_ADDED)
 
 
 class StoredRun(Record):
@@ -88,8 +87,7 @@ class Store:
             return ()
         with self._reading() as connection:
             rows = connection.execute(
-                "select id, name, kind, model, created, pinned, headlines, note, spec, machine from runs "
-                "order by pinned desc, created desc"
+                f"select {', '.join(_LISTED)} from runs order by pinned desc, created desc"
             ).fetchall()
         # Kinds that an earlier release kept (arenas, derivative matrices) stay in the file and are not listed.
         return tuple(listed for listed in map(_listed, rows) if listed.kind in KINDS)

@@ -17,8 +17,8 @@ from pathlib import Path
 from explorer.errors import Cancelled, NotSaved
 from explorer.jobs.failures import failure_of_job
 from explorer.jobs.protocol import Event, Failed, Finished, Reported, Request, Submit, time_limit_s, write_frame
-from explorer.jobs.run_file import with_graph
-from explorer.jobs.store import Store, is_kept
+from explorer.jobs.run_file import is_kept, with_graph
+from explorer.jobs.store import Store
 from explorer.record.base import Record, to_msgpack
 from explorer.record.plan import Progress, Report
 

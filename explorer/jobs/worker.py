@@ -15,7 +15,6 @@ import platformdirs
 
 from explorer.child_process.forks import WARM, Forks
 from explorer.engine.device.free_memory import n_oom_kills
-from explorer.jobs.job_process import Process
 from explorer.jobs.protocol import (
     Compare,
     Describe,
@@ -31,7 +30,7 @@ from explorer.jobs.protocol import (
     SaveSnapshot,
     Submit,
 )
-from explorer.jobs.service import Service
+from explorer.jobs.service import Process, Service
 from explorer.jobs.work import work
 from explorer.record.base import Record, from_msgpack, to_msgpack
 from explorer.record.plan import Report

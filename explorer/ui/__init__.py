@@ -1,1 +1,1 @@
-"""The Streamlit pages and the block-graph component: clicks come in, drawn pages go out. Read session/kept.py first."""
+"""The Streamlit pages and the block-graph component: clicks come in, drawn pages go out. Read navigation.py first."""

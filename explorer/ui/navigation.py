@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import streamlit as st
 
+from explorer.ui import lab
 from explorer.ui.explore import page as explore
-from explorer.ui.lab import page as lab
 from explorer.ui.pipeline import page as pipeline
 from explorer.ui.runs import page as runs
 

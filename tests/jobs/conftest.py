@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from explorer.jobs.client import Worker
-from tests.jobs.jobs_at_hand import FAKE
+from tests.jobs.samples import FAKE
 
 
 @pytest.fixture

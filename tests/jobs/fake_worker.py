@@ -12,9 +12,8 @@ from pathlib import Path
 
 from explorer.child_process.forks import Forks
 from explorer.errors import ModelFailed
-from explorer.jobs.job_process import Process
-from explorer.jobs.protocol import Compare, Describe, Measure, Request, Submit, model_of_request
-from explorer.jobs.service import Service
+from explorer.jobs.protocol import Compare, Describe, Measure, Request, Submit, models_of
+from explorer.jobs.service import Process, Service
 from explorer.jobs.work import work
 from explorer.record.base import Record, column, from_msgpack, to_msgpack
 from explorer.record.graph import ModelGraph
@@ -31,7 +30,7 @@ def measurement(request: Measure | Compare) -> Measurement:
 
 
 def answer(request: Request, report: Report) -> Record:
-    target = model_of_request(request)
+    target = next((model.target for model in models_of(request)), "")
     verb, _, value = target.partition(":")
     match verb:
         case "prints":

@@ -1,7 +1,9 @@
-"""The worker's life as the app sees it: progress, cancel, crash, time-out, no orphan. Only the verbs are fake."""
+"""The worker as the app sees it: progress, cancel, crash, time-out, no orphan; and its process with pipe and stderr."""
 
 from __future__ import annotations
 
+import queue
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -11,11 +13,13 @@ import pytest
 
 from explorer.errors import BadInput
 from explorer.jobs import run_file
+from explorer.jobs.child import Child, worker_command
 from explorer.jobs.client import Worker
+from explorer.jobs.protocol import CancelJob, Event, Failed
 from explorer.jobs.store import Store
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
-from tests.jobs.jobs_at_hand import FAKE, begin, describe, finish, measure, wait_gone
+from tests.jobs.samples import FAKE, LONG_S, begin, describe, finish, measure, wait_gone
 
 
 def test_a_result_arrives_and_one_process_serves_all(worker: Worker) -> None:
@@ -170,3 +174,73 @@ def test_close_ends_open_jobs_and_the_process(store_path: Path) -> None:
     wait_gone(pid)
     late = finish(describe(worker, "late"))
     assert late.failure is not None and late.failure.kind == "cancelled"
+
+
+ECHO = """
+import sys
+from explorer.jobs.protocol import CancelJob, Command, Failed, read_frame, write_frame
+from explorer.record.failure import Failure
+while (command := read_frame(sys.stdin.buffer, Command)) is not None:
+    write_frame(sys.stdout.buffer, Failed(job=command.job, failure=Failure(kind="cancelled", sentence="heard")))
+"""
+
+
+class Heard:
+    """Events and ends that the child's thread reports."""
+
+    def __init__(self) -> None:
+        self.events: queue.Queue[Event] = queue.Queue()
+        self.ends: queue.Queue[tuple[int, str]] = queue.Queue()
+
+    def child(self, program: str) -> Child:
+        return Child(
+            (sys.executable, "-c", program),
+            lambda _, event: self.events.put(event),
+            lambda _, code, words: self.ends.put((code, words)),
+        )
+
+
+def test_it_hears_answers_and_ends_when_its_stdin_does() -> None:
+    heard = Heard()
+    child = heard.child(ECHO)
+    for job in ("1", "2"):
+        child.send(CancelJob(job=job))
+        event = heard.events.get(timeout=LONG_S)
+        assert isinstance(event, Failed) and event.job == job
+    child.close()
+    assert heard.ends.get(timeout=LONG_S) == (0, "")
+    child.close()  # once more does no harm
+    assert heard.ends.empty()
+
+
+def test_its_last_words_are_kept() -> None:
+    heard = Heard()
+    heard.child("import sys; sys.stderr.write('x' * 20_000 + 'the end'); sys.exit(4)")
+    code, words = heard.ends.get(timeout=LONG_S)
+    assert code == 4 and words.endswith("xthe end") and len(words) == 16_000
+
+
+def test_what_is_no_event_ends_it() -> None:
+    heard = Heard()
+    heard.child(
+        "import sys, time; sys.stdout.buffer.write(b'\\1' + bytes(7) + b'\\xff'); sys.stdout.flush(); time.sleep(600)"
+    )
+    code, words = heard.ends.get(timeout=LONG_S)
+    assert code == -9 and words
+
+
+def test_a_killed_one_takes_along_what_it_started() -> None:
+    heard = Heard()
+    child = heard.child(
+        "import subprocess, sys, time; other = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
+        "; sys.stderr.write(f'[{other.pid}]'); sys.stderr.flush()"
+        "; sys.stdout.buffer.write(b'\\1' + bytes(7) + b'\\xff'); sys.stdout.flush(); time.sleep(600)"
+    )
+    _, words = heard.ends.get(timeout=LONG_S)
+    (started,) = re.findall(r"\[(\d+)\]", words)  # before or behind what its end is put down to
+    wait_gone(child.pid, int(started))
+
+
+def test_the_real_one_is_a_module_of_this_interpreter() -> None:
+    command = worker_command(Path("/there/runs.sqlite"))
+    assert command == (sys.executable, "-m", "explorer.jobs.worker", "--store", "/there/runs.sqlite")

@@ -98,7 +98,7 @@ def test_a_model_that_leaves_is_told_as_such() -> None:
     assert (failure.kind, failure.sentence) == ("model raised", "The model called sys.exit(3).")
 
 
-def test_what_nobody_foresaw_is_internal_and_shows_its_traceback() -> None:
+def test_an_unexpected_error_is_internal_and_shows_its_traceback() -> None:
     with pytest.raises(TypeError) as caught:
         column("x")
     failure = failure_of_job(caught.value)
@@ -163,7 +163,7 @@ def test_a_step_and_a_job_call_it_the_same(error: BaseException, wrapper: BaseEx
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a"), ValueError("a"), KeyError("a"), StopIteration("a")])
-def test_of_what_nobody_foresaw_the_place_decides(error: Exception) -> None:
+def test_of_an_unexpected_error_the_place_decides(error: Exception) -> None:
     assert [place(error).kind for place in PLACES] == ["model raised", "internal"]
 
 
@@ -171,7 +171,7 @@ SOURCE = """
 import torch
 from torch import nn
 
-ERRORS = {"key": KeyError("no"), "runtime": RuntimeError("no"), "exit": SystemExit(3), "interrupt": KeyboardInterrupt(),
+ERRORS = {"key": KeyError("no"), "exit": SystemExit(3), "interrupt": KeyboardInterrupt(),
           "memory": RuntimeError("std::bad_alloc")}
 
 class Raising(nn.Linear):
@@ -190,7 +190,7 @@ def build(error, wrapped):
     net[1].error = ERRORS[error]
     return net, torch.randn(8, 4)
 """
-FORWARD_RAISES = {"key": "model raised", "runtime": "model raised", "exit": "model raised", "interrupt": "cancelled",
+FORWARD_RAISES = {"key": "model raised", "exit": "model raised", "interrupt": "cancelled",
                   "memory": "out of memory"}  # fmt: skip
 
 
@@ -219,7 +219,7 @@ def failure_when(request: Request) -> Failure | None:
 
 
 @pytest.mark.parametrize(
-    ("error", "wrapped"), [*((error, False) for error in sorted(FORWARD_RAISES)), ("key", True), ("memory", True)]
+    ("error", "wrapped"), [*((error, False) for error in sorted(FORWARD_RAISES)), ("memory", True)]
 )
 def test_what_a_forward_raises_is_of_one_kind_whatever_job_ran_it(error: str, wrapped: bool, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(SOURCE)

@@ -20,7 +20,8 @@ from explorer.jobs.protocol import (
     Measure,
     RunLab,
     Submit,
-    model_of_request,
+    description_of,
+    models_of,
     read_frame,
     time_limit_s,
     write_frame,
@@ -82,5 +83,5 @@ def test_the_longest_limit_of_its_runs_counts() -> None:
 
 
 def test_the_model_of_a_request() -> None:
-    assert model_of_request(Describe(model=SPEC.model)) == model_of_request(Measure(spec=SPEC)) == "a.py"
-    assert model_of_request(RunLab(name="dropout")) == ""
+    assert models_of(Describe(model=SPEC.model)) == models_of(Measure(spec=SPEC)) == [SPEC.model]
+    assert description_of(Measure(spec=SPEC)) == "measure a.py" and description_of(RunLab(name="x")) == "runlab"

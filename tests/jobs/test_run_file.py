@@ -13,13 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from explorer.errors import UnreadableFile
+from explorer.errors import BadInput, UnreadableFile
 from explorer.jobs import run_file
-from explorer.jobs.run_file import StoredRecord
+from explorer.jobs.run_file import StoredRecord, files_of_ranks, grouped, open_files
 from explorer.record.allocations import ROLES, Allocations
-from explorer.record.base import column, to_msgpack
+from explorer.record.base import column, from_msgpack, to_msgpack
+from explorer.record.measurement import RecordedRanks
 from explorer.record.policy import Policy, Unit
-from tests.jobs.runs import measured
+from tests.jobs.samples import measured
 
 FILE = run_file.write(StoredRecord(kind="measurement", name="n", created=1.0, record=to_msgpack(measured())))
 
@@ -92,7 +93,7 @@ def test_a_small_file_takes_little_memory(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(data)
         assert len(data) < 4 * 10**6
     source = (
-        "import resource, sys; from pathlib import Path; from explorer.errors import UnreadableFile\n"
+        "import resource, sys; from pathlib import Path; from explorer.errors import BadInput, UnreadableFile\n"
         "from explorer.jobs import run_file\n"
         "most = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
         "before = most()\n"
@@ -152,3 +153,39 @@ def test_a_run_that_nobody_named_says_what_its_units_do() -> None:
     assert [told(), told(*units[:2]), told(units[2])] == ["keep all", "recompute 2", "offload 1"]
     assert told(*units) == "recompute 2, offload 1"
     assert told(Unit(blocks=("a", "b")), units[2]) == "recompute 2, offload 1", "blocks, not units"
+
+
+def file_of(rank: int | None, n_ranks: int = 3, where: str = "train.py:42, step 2") -> bytes:
+    recorded = f"{where}, rank {rank}" if rank is not None else where
+    run = msgspec.structs.replace(
+        measured(), rank=rank, n_ranks=None if rank is None else n_ranks, recorded_in=recorded
+    )
+    return run_file.write(run_file.stored_record(run, f"rank {rank}"))
+
+
+def test_files_beside_each_other_come_by_rank(tmp_path: Path) -> None:
+    for name in ("step.rank10.explorer", "step.rank2.explorer", "step.explorer", "other.rank0.explorer"):
+        (tmp_path / name).write_bytes(b"")
+    names = [path.name for path in files_of_ranks(tmp_path / "step.explorer")]
+    assert names == ["step.rank2.explorer", "step.rank10.explorer"]
+    assert files_of_ranks(tmp_path / "nowhere" / "step.explorer") == []
+
+
+def test_ranks_of_one_step_are_one_run_in_order() -> None:
+    stored = open_files([file_of(2), file_of(0)])
+    run = from_msgpack(stored.record, RecordedRanks)
+    assert [one.rank for one in run.ranks] == [0, 2] and run.missing == (1,)
+    assert stored.name == "train.py:42, step 2, 2 of 3 ranks"
+    assert open_files([file_of(None)]).kind == "measurement"
+
+
+def test_what_was_chosen_together_is_grouped_by_step() -> None:
+    stored = grouped([file_of(0), file_of(None), file_of(1), file_of(0, where="train.py:42, step 9")])
+    assert [one.kind for one in stored] == ["recorded ranks", "measurement", "measurement"]
+
+
+def test_every_fault_is_told() -> None:
+    with pytest.raises(BadInput, match=r"rank 0 is there twice; they are of trainings with 2 and 3 ranks; they were"):
+        open_files([file_of(0), file_of(0), file_of(1, n_ranks=2, where="a.py:1, step 1")])
+    with pytest.raises(BadInput, match="rank None was recorded by none"):
+        open_files([file_of(0), file_of(None)])

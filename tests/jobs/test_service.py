@@ -1,4 +1,4 @@
-"""The worker's side of the pipe: one job at a time, politely cancelled or killed, and no orphan of any."""
+"""The worker's side of the pipe: jobs in order, cancelled or killed, and one answer whatever happens to a process."""
 
 from __future__ import annotations
 
@@ -7,12 +7,35 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from explorer.errors import Crashed, ModelFailed
+from explorer.jobs import work as work_module
 from explorer.jobs.client import Worker
-from tests.jobs.jobs_at_hand import FAKE, LONG_S, begin, describe, finish, wait_gone
+from explorer.jobs.protocol import (
+    Describe,
+    Event,
+    Failed,
+    Finished,
+    Measure,
+    Reported,
+    Request,
+    Submit,
+    read_frame,
+    write_frame,
+)
+from explorer.jobs.service import JobProcess
+from explorer.jobs.store import Store
+from explorer.jobs.work import work
+from explorer.record.base import Record, to_msgpack
+from explorer.record.graph import ModelGraph, ModelRef
+from explorer.record.plan import Progress, Report
+from explorer.record.run import RunSpec
+from tests.jobs.samples import FAKE, LONG_S, begin, describe, finish, measured, wait_gone
 
 
 def test_jobs_wait_for_each_other_in_order(worker: Worker) -> None:
@@ -98,3 +121,158 @@ def test_a_killed_app_leaves_no_worker(tmp_path: Path) -> None:
     app.send_signal(signal.SIGKILL)
     app.wait()
     wait_gone(*[int(pid) for pid in pids.read_text().split()])
+
+
+SUBMITTED = Submit(job="7", request=Describe(model=ModelRef(target="a.py")))
+REPORT = Reported(job="7", progress=Progress(what="stepping", done=1, total=2))
+ANSWER = Finished(job="7", result=b"")
+
+
+class Ended:
+    """A process that has ended already."""
+
+    def __init__(self, code: int | None) -> None:
+        self.code = code
+        self.status, writing = os.pipe()
+        os.close(writing)  # readable from the beginning
+        self.ended = True
+        self.closed = False
+
+    def fileno(self) -> int:
+        return self.status
+
+    def kill(self) -> None:
+        raise AssertionError("it has ended")
+
+    def close(self) -> None:
+        os.close(self.status)
+        self.closed = True
+
+
+def started(says: Callable[[Any], object], code: int | None = 0, words: bytes = b"") -> Callable[..., Ended]:
+    def start(submitted: Submit, folder: str, files: tuple[int, int], errors: int) -> Ended:
+        with os.fdopen(os.dup(files[0]), "wb") as events:
+            says(events)
+        os.write(errors, words)
+        return Ended(code)
+
+    return start
+
+
+def answer_of(start: Any, heard: list[Event], oom_kills: tuple[int, ...] = ()) -> Event:
+    counts = iter(oom_kills)
+    job = JobProcess(SUBMITTED, start, "/tmp", lambda: next(counts, None))
+    answer = job.answer(heard.append)
+    job.close()
+    return answer
+
+
+def test_reports_are_passed_on_and_the_answer_is_returned() -> None:
+    heard: list[Event] = []
+    says = started(lambda events: [write_frame(events, one) for one in (REPORT, REPORT, ANSWER)])
+    assert answer_of(says, heard) == ANSWER and heard == [REPORT, REPORT]
+
+
+@pytest.mark.parametrize(
+    ("code", "oom_kills", "kind", "words"),
+    [
+        (-11, (0, 0), "crash", "SIGSEGV"),
+        (-9, (4, 5), "out of memory", ""),
+        (-9, (4, 4), "crash", "SIGKILL"),
+        (None, (0, 0), "crash", "fork server"),
+    ],
+)
+def test_an_end_without_an_answer_is_one(code: int | None, oom_kills: tuple[int, int], kind: str, words: str) -> None:
+    heard: list[Event] = []
+    says = started(lambda events: write_frame(events, REPORT), code, b"its last words")
+    answer = answer_of(says, heard, oom_kills)
+    assert heard == [REPORT] and isinstance(answer, Failed)
+    assert answer.failure.kind == kind and words in answer.failure.sentence
+    assert kind != "crash" or "its last words" in answer.failure.traceback
+
+
+def test_what_is_no_message_is_a_crash_that_says_who_wrote() -> None:
+    answer = answer_of(started(lambda events: events.write(b"\xff" * 64)), [])
+    assert isinstance(answer, Failed) and "The model wrote into the pipe" in answer.failure.sentence
+
+
+def test_a_fork_server_that_is_gone_is_raised() -> None:
+    def gone(*_: object) -> Ended:
+        raise Crashed("gone")
+
+    with pytest.raises(Crashed):
+        JobProcess(SUBMITTED, gone, "/tmp", lambda: 0)
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that is answered in this process leaves the process as it is."""
+    monkeypatch.setattr(work_module, "be_first_to_go", lambda: None)
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+
+def answered(answer: object, store: Path | None, *, cancelled: bool = False, **submit: object) -> list[Event]:
+    ear, voice = os.pipe()
+    cancels, cancel = os.pipe()
+    if cancelled:
+        os.write(cancel, b"x")
+    spec = RunSpec(model=ModelRef(target="a.py"), time_limit_s=submit.pop("limit_s", 60.0))
+    submitted = Submit(job="7", request=Measure(spec=spec), **submit)
+    work(answer, None if store is None else str(store), submitted, "/tmp", (voice, cancels))
+    events = []
+    with os.fdopen(ear, "rb") as stream:
+        while not events or isinstance(events[-1], Reported):
+            events.append(read_frame(stream, Event))
+    os.close(cancel)
+    assert {event.job for event in events} == {"7"}
+    return events
+
+
+def measures(request: Request, report: Report) -> Record:
+    report(Progress(what="stepping", done=1, total=2))
+    return measured()
+
+
+def test_reports_come_first_and_the_result_is_in_the_store(here: None, tmp_path: Path) -> None:
+    *reports, last = answered(measures, tmp_path / "runs.sqlite")
+    assert [event.progress.what for event in reports] == ["starting", "stepping"]
+    assert isinstance(last, Finished) and last.result == to_msgpack(measured()) and last.run_id is not None
+    assert Store(tmp_path / "runs.sqlite").load(last.run_id) == measured()
+
+
+@pytest.mark.parametrize("how", ["not asked for", "no store", "a description"])
+def test_what_is_not_kept_is_answered_all_the_same(here: None, how: str, tmp_path: Path) -> None:
+    def describes(request: Request, report: Report) -> Record:
+        return ModelGraph(model=ModelRef(target="a.py"), blocks=(), edges=())
+
+    store = None if how == "no store" else tmp_path / "runs.sqlite"
+    last = answered(describes if how == "a description" else measures, store, keep=how != "not asked for")[-1]
+    assert isinstance(last, Finished) and last.run_id is None and last.warning == ""
+
+
+def test_a_store_that_cannot_be_written_is_a_warning(here: None, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    last = answered(measures, tmp_path / "file" / "runs.sqlite")[-1]
+    assert isinstance(last, Finished) and last.run_id is None and "could not be saved" in last.warning
+
+
+def test_whatever_is_raised_is_an_answer(here: None) -> None:
+    def raises(error: BaseException) -> object:
+        def answer(request: Request, report: Report) -> Record:
+            raise error
+
+        return answer
+
+    for error, kind in ((ModelFailed("no"), "model raised"), (SystemExit(3), "model raised")):
+        last = answered(raises(error), None)[-1]
+        assert isinstance(last, Failed) and last.failure.kind == kind
+
+
+def test_a_cancel_is_heard_at_the_next_report(here: None) -> None:
+    last = answered(measures, None, cancelled=True)[-1]
+    assert isinstance(last, Failed) and last.failure.kind == "cancelled"
+
+
+def test_a_run_beyond_its_limit_is_told_as_that(here: None) -> None:
+    last = answered(measures, None, limit_s=0.0)[-1]
+    assert isinstance(last, Failed) and last.failure.kind == "time-out" and "limit of 0 s" in last.failure.sentence

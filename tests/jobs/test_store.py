@@ -16,13 +16,13 @@ import pytest
 
 from explorer.errors import BadInput, NotSaved, UnreadableFile
 from explorer.jobs import run_file
-from explorer.jobs.run_file import StoredRecord
-from explorer.jobs.store import Store, default_path, is_kept
+from explorer.jobs.run_file import StoredRecord, is_kept
+from explorer.jobs.store import Store, default_path
 from explorer.record.base import to_msgpack
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.measurement import Measurement
-from tests.jobs.runs import measured
+from tests.jobs.samples import measured
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_a_full_disk_says_so_and_loses_nothing_saved_before(store: Store) -> Non
     run_id = store.save(measured())
     process = run_python(
         "import os, resource, sys; from explorer.errors import NotSaved; from explorer.jobs.store import Store;"
-        "from tests.jobs.runs import measured, noisy; store = Store(sys.argv[1]);"
+        "from tests.jobs.samples import measured, noisy; store = Store(sys.argv[1]);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))\n"
         "try: store.save(noisy())\n"
         "except NotSaved as error: print(error.sentence)\n"
@@ -210,7 +210,7 @@ def test_a_date_that_an_earlier_release_let_in_is_brought_within_the_limits(stor
 
 def test_a_kill_at_any_moment_loses_no_acknowledged_run(store: Store) -> None:
     source = (
-        "import sys; from explorer.jobs.store import Store; from tests.jobs.runs import noisy;"
+        "import sys; from explorer.jobs.store import Store; from tests.jobs.samples import noisy;"
         "store, record = Store(sys.argv[1]), noisy()\n"
         "while True: print(store.save(record), flush=True)"
     )

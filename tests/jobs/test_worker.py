@@ -24,7 +24,7 @@ from explorer.record.plan import Progress
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 from tests.jobs import hostile_nets
-from tests.jobs.jobs_at_hand import finish, wait_gone
+from tests.jobs.samples import finish, wait_gone
 
 Picture = tuple[str, Any]
 NETS = Path(hostile_nets.__file__)

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from explorer.jobs.rank_files import files_of_ranks, opened
-from explorer.jobs.run_file import KINDS
+from explorer.jobs.run_file import KINDS, files_of_ranks, open_files
 from explorer.record.base import from_msgpack
 from explorer.record.measurement import RecordedRanks
 
@@ -57,7 +56,7 @@ def test_two_ranks_of_torchrun_are_one_run_and_the_training_cannot_tell(tmp_path
         assert all(torch.equal(bare[name], watched[name]) for name in bare) and bare
     files = files_of_ranks(tmp_path / "step2.explorer")
     assert [file.name for file in files] == ["step2.rank0.explorer", "step2.rank1.explorer"]
-    stored = opened([file.read_bytes() for file in files])
+    stored = open_files([file.read_bytes() for file in files])
     run = from_msgpack(stored.record, KINDS[stored.kind])
     assert isinstance(run, RecordedRanks)
     assert (run.n_ranks, run.missing, run.recorded_in) == (2, (), "train.py:13, step 2")

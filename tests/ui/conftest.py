@@ -16,10 +16,18 @@ from explorer.plan.catalogue import Sample
 from explorer.ui.session import backend
 from tests import graphs
 from tests.ui.fake_worker import FakeWorker
-from tests.ui.page_driver import WINDOW, settle
-from tests.ui.runs.listing import SCRIPT, select
+from tests.ui.page_driver import WINDOW, select, settle
+from tests.ui.pipeline_driver import SCRIPT as PIPELINE
+from tests.ui.pipeline_driver import Open, PipelineWorker, settled
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+RUNS = """
+import streamlit as st
+from explorer.ui.runs import page as runs
+st.switch_page = lambda page: st.session_state.update(switched=page)
+st.session_state.setdefault("pages", {"explore": "explore", "pipeline": "pipeline"})
+runs.page()
+"""
 SAMPLES = (
     Sample(
         name="gpt",
@@ -76,8 +84,31 @@ def runs_page(worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> Callable[.
     monkeypatch.setattr(backend, "store", Store)
 
     def start(*selected: int) -> AppTest:
-        at = AppTest.from_string(SCRIPT, default_timeout=60).run()
+        at = AppTest.from_string(RUNS, default_timeout=60).run()
         assert not at.exception, at.exception[0].message
         return select(at, *selected)
 
     return start
+
+
+@pytest.fixture
+def pipeline_worker() -> PipelineWorker:
+    return PipelineWorker()
+
+
+@pytest.fixture
+def visit(pipeline_worker: PipelineWorker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+    """A visit to the Pipeline page."""
+    st.cache_resource.clear()
+    monkeypatch.setattr(backend, "worker", lambda: pipeline_worker)
+    monkeypatch.setattr(backend, "samples", lambda: SAMPLES)
+
+    def start(*, waiting: bool = False, **query: str) -> AppTest:
+        at = AppTest.from_string(PIPELINE, default_timeout=60)
+        at.session_state["window"] = WINDOW
+        for name, value in query.items():
+            at.query_params[name] = value
+        return at.run().run() if waiting else settled(at.run())
+
+    yield start
+    st.cache_resource.clear()

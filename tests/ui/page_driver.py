@@ -1,12 +1,25 @@
-"""What a person does on the page, in the words that AppTest understands."""
+"""What a person does on the Explore page and on the Runs page, in the words that AppTest understands."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from streamlit.testing.v1 import AppTest
 
+from explorer.jobs.store import Store
+from explorer.record import ModelRef, Policy, RunSpec
+from explorer.ui.explore import budget
+from explorer.ui.explore.view import view_of
+from tests import graphs
+
+App = Callable[..., AppTest]
+ROOT = Path(__file__).resolve().parents[2]
+GRAPH = graphs.gpt(6)
+ALL = tuple(f"blocks.{i}" for i in range(6))
+SPEC = RunSpec(model=ModelRef(target="sample_models/gpt.py", size="small"), policy=Policy.recompute(ALL))
 WINDOW = {"height": 800, "narrow": False}
 """What a graph in a laptop's window says once it stands; AppTest has no browser that would."""
 
@@ -66,6 +79,64 @@ def address(at: AppTest) -> dict[str, str]:
 
 
 def widget(at: AppTest, kind: str, name: str) -> Any:
-    """The widget that shows the record's `name` now: ui/session/bound.py puts another in its place when it must."""
+    """The widget that shows the record's `name` now: ui/session/values.py puts another in its place when it must."""
     (shown,) = [one for one in getattr(at, kind) if one.key and one.key.partition("~")[0] == name]
     return shown
+
+
+def spec(at: AppTest) -> RunSpec:
+    """The drawn run."""
+    drawn: RunSpec = at.session_state["draft"].spec
+    return drawn
+
+
+def press(at: AppTest, key: str) -> AppTest:
+    return settle(at.button(key=key).click().run())
+
+
+def open_tab(at: AppTest, name: str) -> AppTest:
+    at.session_state["tabs"] = name
+    return settle(at.run())
+
+
+def upload(at: AppTest, data: bytes | str, name: str = "policy.yaml") -> AppTest:
+    """Opens a policy file."""
+    at.file_uploader(key="upload_policy").upload(name, data.encode() if isinstance(data, str) else data)
+    return settle(at.run())
+
+
+def start_only(**query: str) -> AppTest:
+    """A new visitor, while a run is under way."""
+    at = AppTest.from_file(str(ROOT / "app.py"), default_timeout=60)
+    for name, value in query.items():
+        at.query_params[name] = value
+    return at.run()
+
+
+def slider(at: AppTest) -> list[str]:
+    """Labels of the slider over the cheapest plans."""
+    (labels,) = [data["labels"] for data in component_data(at) if "at" in data]
+    return list(labels)
+
+
+def slide(at: AppTest, position: int) -> AppTest:
+    """A drag of the slider: its callback, and what the page answers."""
+    state = at.session_state["explore"]
+    view = view_of(state)
+    budget._slide(state, GRAPH, budget.points(state, view, budget.search_of(view)), position)
+    return settle(at.run())
+
+
+def select(at: AppTest, *rows: int) -> AppTest:
+    """Ticks these rows of the list of runs."""
+    if rows:
+        table = f"runs_{at.session_state['runs'].order}"
+        at.session_state[table] = {"selection": {"rows": list(rows), "columns": [], "cells": []}}
+        at.run()
+        assert not at.exception, at.exception[0].message
+    return at
+
+
+def saved(store: Store, name: str = "mine") -> str:
+    """Id of a stored comparison."""
+    return store.save(graphs.compared(GRAPH, SPEC), name)

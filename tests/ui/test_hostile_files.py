@@ -16,8 +16,8 @@ from explorer.jobs.store import Store
 from explorer.plan.policy import file as policy_file
 from explorer.record import ModelRef, RunSpec
 from explorer.record.policy_file import PolicyFile
-from explorer.ui.session import address, opened
-from explorer.ui.shared.reports import report_bytes
+from explorer.ui.session import address, repository
+from explorer.ui.shared.download import report_bytes
 from tests import graphs
 from tests.hostile import Trap
 from tests.ui.conftest import SAMPLES
@@ -45,14 +45,15 @@ def at_page(app: Callable[..., AppTest], worker: FakeWorker) -> Callable[..., Ap
     """Visits a page of the app; it does not end in a traceback, and asks for offered models alone."""
 
     def visit(page: str, opens: str = "", policy: bytes = b"", **query: str) -> AppTest:
-        script = f"from explorer.ui.{page} import page\npage.page()\n"
+        module = "explorer.ui import lab as page" if page == "lab" else f"explorer.ui.{page} import page"
+        script = f"from {module}\npage.page()\n"
         at = AppTest.from_string(script, default_timeout=60)
         at.session_state["window"] = {"height": 800, "narrow": False}
         at.session_state["pages"] = {name: name for name in PAGES}
         for name, value in query.items():
             at.query_params[name] = value
         if opens:
-            at.session_state[opened.KEY] = [page, opens]
+            at.session_state[repository.OPENED] = [page, opens]
         for _ in range(3):
             at.run()
             assert not at.exception, (page, query, at.exception[0].message)
@@ -102,8 +103,8 @@ def test_hostile_runs_are_listed_opened_and_reported(trap: Trap, at_page: Callab
         text = trap.texts[i % 4]
         hostile = trap.changed(run_file.with_graph(record, GRAPH), text)
         run_id = store.import_file(run_file.write(run_file.stored_record(hostile, text)))
-        if (kind := run_file.kind_of(record)) in opened.PAGES:
-            at_page(opened.PAGES[kind], opens=run_id)
+        if (kind := run_file.kind_of(record)) in repository.PAGES:
+            at_page(repository.PAGES[kind], opens=run_id)
         assert report_bytes(run_id)
     at_page("runs")
     assert not trap.mark.exists()

@@ -12,7 +12,7 @@ from explorer.cli.command import Output, answer_console, print_json, say, table_
 from explorer.cli.worker import check_writable, print_or_write
 from explorer.errors import BadInput
 from explorer.jobs import run_file
-from explorer.jobs.rank_files import files_of_ranks, opened
+from explorer.jobs.run_file import files_of_ranks, open_files
 from explorer.jobs.store import Store
 from explorer.record.base import from_msgpack
 from explorer.view.report.parts import Reported, ReportOf
@@ -46,7 +46,7 @@ def load_run(which: str) -> ReportOf:
     files = [path] if path.is_file() else files_of_ranks(path)
     if len(files) > 1:
         say(f"{escape(which)}: {len(files)} ranks side by side.")
-    stored = opened([file.read_bytes() for file in files] or [Store().export_file(which)])
+    stored = open_files([file.read_bytes() for file in files] or [Store().export_file(which)])
     record = from_msgpack(stored.record, run_file.KINDS[stored.kind])
     assert isinstance(record, Reported), "every kind of run has a report"
     return ReportOf(run=record, name=stored.name, created=stored.created)

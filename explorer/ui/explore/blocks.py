@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import streamlit as st
 
+from explorer.plan.hazards.hazards import hazards
 from explorer.plan.policy import block_names as decision
 from explorer.plan.policy.block_names import matching
 from explorer.plan.policy.presets import preset, preset_titles
 from explorer.record.graph import ModelGraph
+from explorer.record.plan import Forecast
 from explorer.record.policy import Policy
 from explorer.ui import block_graph
 from explorer.ui.block_graph import Paint
 from explorer.ui.explore.budget import SLIDER_KEY
+from explorer.ui.explore.forecast import block_prices, price_tag
 from explorer.ui.explore.state import ExploreState
+from explorer.ui.explore.view import View, ledger_of
 from explorer.ui.live_slider import catch_up
 from explorer.ui.session import page_job, window
-from explorer.ui.session.plain import plain
+from explorer.ui.session.repository import KeyedRun
 from explorer.ui.shared import draft as drafts
+from explorer.ui.shared.elements import escape
 from explorer.view.drawing.colours import RECOMPUTE, STAGE_COLOURS
+from explorer.view.graph import overlay
 from explorer.view.graph.geometry import layout
 from explorer.view.graph.labels import Facts, labels
-from explorer.view.graph.overlay import QUANTITIES
+from explorer.view.graph.overlay import Overlay
 from explorer.view.text import explore as glossary
 
 HEIGHT = 400
@@ -42,25 +49,7 @@ def tools(state: ExploreState, graph: ModelGraph, expected: Mapping[str, str]) -
             help=glossary.PRESETS,
             on_click=lambda: _take_preset(state, graph),
         )
-        st.button(
-            "Undo",
-            icon=":material/undo:",
-            key="undo",
-            help=glossary.UNDO,
-            disabled=not state.draft.history.past,
-            on_click=_undo,
-            args=(state, graph),
-        )
-        st.button(
-            "Redo",
-            icon=":material/redo:",
-            key="redo",
-            help=glossary.REDO,
-            disabled=not state.draft.history.future,
-            on_click=_undo,
-            args=(state, graph),
-            kwargs={"forward": True},
-        )
+        drafts.undo_buttons(state.draft.history, partial(_undo, state, graph), (glossary.UNDO, glossary.REDO))
         st.selectbox(
             "Search blocks",
             [block.fqn for block in graph.blocks if block.fqn],
@@ -93,11 +82,11 @@ def _take_preset(state: ExploreState, graph: ModelGraph) -> None:
 def _search(state: ExploreState, graph: ModelGraph) -> None:
     catch_up(SLIDER_KEY)
     drafts.absorb(state.draft, graph)
-    asked = st.session_state.get("search")
-    if asked in graph.by_fqn:
-        drafts.jump_to(state.draft, graph, asked)
-    elif asked:
-        take_matching(state, graph, asked)
+    text = st.session_state.get("search")
+    if text in graph.by_fqn:
+        drafts.jump_to(state.draft, graph, text)
+    elif text:
+        take_matching(state, graph, text)
 
 
 def take_matching(state: ExploreState, graph: ModelGraph, pattern: str) -> None:
@@ -107,6 +96,46 @@ def take_matching(state: ExploreState, graph: ModelGraph, pattern: str) -> None:
         matches = matching(pattern, [block.fqn for block in graph.blocks if block.fqn and block.n_calls])
         new = Policy.recompute(fqn for fqn in matches if fqn not in policy.blocks).units
         drafts.set_policy(state.draft, drafts.with_units(policy, (*policy.units, *new)), graph)
+
+
+def facts_of(state: ExploreState, view: View, graph: ModelGraph, forecast: Forecast) -> Facts:
+    """Facts for the labels of the blocks; `forecast` is about the drawn policy."""
+    spec = state.draft.spec
+    start = view.keep_all
+    if start is None and view.baseline is not None and view.baseline_key is not None:
+        start = KeyedRun(view.baseline_key, view.baseline)
+    complete = start if start is not None and start.run.complete else None
+    priced = complete if not spec.policy.units else None
+    if view.candidate is not None:
+        priced = KeyedRun(f"candidate of {state.shown}", view.candidate)
+    prices = block_prices(priced, graph)
+    last_candidate = view.comparison.candidate if view.comparison is not None else None
+    return Facts(
+        graph=graph,
+        policy=spec.policy,
+        baseline=complete.run if complete is not None else None,
+        candidate=view.candidate,
+        freed_bytes=forecast.freed_bytes,
+        prices={fqn: price_tag(price) for fqn, price in prices.items()},
+        hazards=hazards(graph, spec.policy, spec.plan, spec),
+        alive=ledger_of(view.baseline, last_candidate, state.tick),
+        overlay=_quantity(
+            state.overlay,
+            view,
+            {fqn: price.mib_per_percent for fqn, price in prices.items() if price.mib_per_percent is not None},
+        ),
+    )
+
+
+def _quantity(name: str, view: View, prices: dict[str, float]) -> Overlay | None:
+    """The quantity that a person chose to see on the blocks; None: nothing. `prices`: MiB for 1 % of the FLOPs."""
+    if name == overlay.NOTHING:
+        return None
+    if name == overlay.PRICE:
+        return overlay.of_prices(prices)
+    if name == overlay.DISTANCE:
+        return overlay.of_gradients(view.comparison if not view.stale else None)
+    return overlay.of_run(name, view.candidate or view.baseline)
 
 
 def graph_panel(state: ExploreState, facts: Facts) -> None:
@@ -130,7 +159,7 @@ def graph_panel(state: ExploreState, facts: Facts) -> None:
     unknown = decision.unknown_blocks(policy, graph)
     if unknown:
         st.warning(
-            plain(f"The policy names {len(unknown)} blocks that this model lacks: {', '.join(unknown[:5])}."),
+            escape(f"The policy names {len(unknown)} blocks that this model lacks: {', '.join(unknown[:5])}."),
             icon=":material/warning:",
         )
 
@@ -143,13 +172,20 @@ def _overlay(state: ExploreState, facts: Facts) -> None:
 
     with st.container(horizontal=True, gap="small", vertical_alignment="center", key="overlay_row"):
         st.selectbox(
-            "Bars on blocks", QUANTITIES, QUANTITIES.index(state.overlay), key="overlay", width=190, on_change=take,
-            help=glossary.OVERLAY, label_visibility="collapsed", format_func=lambda one: f"bars: {one}",
-        )  # fmt: skip
+            "Bars on blocks",
+            overlay.QUANTITIES,
+            overlay.QUANTITIES.index(state.overlay),
+            key="overlay",
+            width=190,
+            on_change=take,
+            help=glossary.OVERLAY,
+            label_visibility="collapsed",
+            format_func=lambda name: f"bars: {name}",
+        )
         if facts.alive is not None:
             st.caption("Bars: what each block holds at the picked moment.", width="stretch")
         elif facts.overlay is not None:
-            st.caption(plain(facts.overlay.legend), width="stretch")
+            st.caption(escape(facts.overlay.legend), width="stretch")
 
 
 def _segment_button(state: ExploreState, facts: Facts) -> None:
@@ -161,7 +197,7 @@ def _segment_button(state: ExploreState, facts: Facts) -> None:
     if decision.joined(facts.policy, first, second) == facts.policy:
         return
     st.button(
-        f"Recompute {plain(first)} and {plain(second)} as one segment",
+        f"Recompute {escape(first)} and {escape(second)} as one segment",
         icon=":material/join:",
         key="join",
         help=glossary.SEGMENT,

@@ -1,4 +1,10 @@
-"""The budget above the graph: a field, a slider over the cheapest plans, and one line that says how the policy does."""
+"""The budget above the graph: a field, a slider over the cheapest plans, and one line that says how the policy does.
+
+The idle worker finds the plans:
+
+    a baseline exists  ──▶ the worker finds the front, plan by plan ──▶ every visitor of the step shares the front
+    a run is requested ──▶ the search for the front stops, and starts again when the worker is idle
+"""
 
 from __future__ import annotations
 
@@ -7,29 +13,45 @@ from functools import partial
 
 import streamlit as st
 
+from explorer.errors import ExplorerError
+from explorer.jobs.client import Job
+from explorer.jobs.protocol import FindPlans
+from explorer.plan.planners.wish import parse_wish
+from explorer.plan.policy.presets import preset_titles
 from explorer.record.graph import ModelGraph
-from explorer.record.plan import Forecast, Plan
-from explorer.ui.explore import plans
-from explorer.ui.explore.plans import Found
-from explorer.ui.explore.shown import Shown, cost, cost_word, predicted
-from explorer.ui.explore.state import ExploreState
+from explorer.record.plan import Forecast, Front, Plan
+from explorer.ui.explore.forecast import cost, cost_word, predicted, predicted_presets
+from explorer.ui.explore.state import Budget, ExploreState
+from explorer.ui.explore.view import View, view_of
 from explorer.ui.live_slider import live_slider
-from explorer.ui.session.bound import bound
-from explorer.ui.session.plain import plain
+from explorer.ui.session import backend
+from explorer.ui.session.repository import request_key, runs
+from explorer.ui.session.values import bound
+from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.draft import with_units
-from explorer.ui.shared.readable import small
+from explorer.ui.shared.elements import escape, small_text
 from explorer.view.drawing.units import mib
 from explorer.view.text import plan as words
 
 FIELD_WIDTH = 190
 SLIDER_KEY = "front_slider"
 LOOK_EVERY_S = 0.5
-WORTH_SAYING = 0.01
+SMALLEST_GAIN = 0.01
 """Smallest share of the step that the front must save before the page calls it better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class Search:
+    """The part of the front that is found."""
+
+    plans: tuple[Plan, ...] = ()
+    n_expected: int = 0
+    running: bool = False
+    none_because: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanPoint:
     """A plan as the page predicts it: against the page's baseline, under the drawn options."""
 
     plan: Plan
@@ -39,29 +61,110 @@ class Point:
     """Half the width of the interval of a predicted time."""
 
 
-def points(state: ExploreState, known: Shown, graph: ModelGraph, search: Found) -> tuple[Point, ...]:
+def search_of(view: View, *, start: bool = False) -> Search:
+    """The search for the front. `start`: an idle worker begins a search that has not begun or was cut off."""
+    graph, run = view.graph, view.keep_all.run if view.keep_all else None
+    if graph is None or run is None or not run.complete or run.allocations is None:
+        return Search()
+    # A second measurement has the same timeline; a predicted step has another origin and no times.
+    key = f"{graph.fingerprint} {run.origin} {run.step_peak_bytes} {request_key(run.spec)}"
+    job = runs().fronts.get(key)
+    if start and (job is None or _was_cut_off(job)) and not backend.worker().open_jobs():
+        job = backend.worker().submit(FindPlans(run=run, graph=graph), keep=False)
+        runs().fronts.add(key, job)
+    if job is None:
+        return Search()
+    if job.finished and job.failure is not None and not _was_cut_off(job):
+        return Search(none_because=job.failure.sentence)
+    plans = job.result.plans if isinstance(job.result, Front) else job.progress.plans
+    return Search(plans=plans, n_expected=job.progress.total, running=not job.finished)
+
+
+def _was_cut_off(job: Job) -> bool:
+    return job.failure is not None and job.failure.kind == "cancelled"
+
+
+def request_plan(state: ExploreState, view: View, graph: ModelGraph, text: str) -> None:
+    """Takes over the typed budget and submits the search for its plan. An unusable text gets a sentence."""
+    before, state.budget = state.budget, Budget(text=text.strip())
+    budget, run = state.budget, view.keep_all.run if view.keep_all else None
+    if before.job is not None and (job := backend.worker().job(before.job)) is not None:
+        job.cancel()
+    if not budget.text:
+        return
+    if run is None or run.step_peak_bytes is None:
+        budget.none_because = "The baseline is not measured yet; a budget is planned from its timeline."
+        return
+    try:
+        budget.wish = parse_wish(budget.text, run.step_peak_bytes)
+    except ExplorerError as error:
+        budget.none_because = f"{error.sentence} {error.hint}".strip()
+        return
+    backend.free_worker()
+    budget.job = backend.worker().submit(FindPlans(run=run, graph=graph, wish=budget.wish), keep=False).id
+
+
+def settle(state: ExploreState, graph: ModelGraph) -> None:
+    """Draws a plan that was found for a person's budget, as one step of undo."""
+    budget = state.budget
+    if budget.job is None:
+        return
+    job = backend.worker().job(budget.job)
+    if job is not None and not job.finished:
+        return
+    budget.job = None
+    if job is None or job.failure is not None:
+        failure = job.failure if job is not None else None
+        lost = "The app was restarted; ask again."
+        budget.none_because = f"{failure.sentence} {failure.hint}".strip() if failure else lost
+        return
+    assert isinstance(job.result, Front), "what FindPlans gives"
+    (budget.plan,) = job.result.plans
+    if job.result.refusal:
+        budget.none_because = job.result.refusal + _presets_within(state)
+    else:
+        draw_plan(state, graph, budget.plan)
+
+
+def draw_plan(state: ExploreState, graph: ModelGraph, plan: Plan) -> None:
+    """Draws the policy of `plan`; the options stay as they are."""
+    drafts.set_policy(state.draft, with_units(state.draft.spec.policy, plan.policy.units), graph)
+
+
+def _presets_within(state: ExploreState) -> str:
+    """A sentence on presets that meet the budget when no plan does: plans contain no long segments, presets may."""
+    wish = state.budget.wish
+    if wish is None or wish.budget_bytes is None:
+        return ""
+    presets = predicted_presets(view_of(state), state.draft.spec.policy)
+    peaks = {name: forecast.step_peak_bytes for name, (_, forecast) in presets.items()}
+    within = [name for name, peak in peaks.items() if peak is not None and peak <= wish.budget_bytes]
+    return f" But the preset {preset_titles()[within[0]]} does, predicted." if within else ""
+
+
+def points(state: ExploreState, view: View, search: Search) -> tuple[PlanPoint, ...]:
     """Plans that no other plan beats in peak and cost, the least peak first. The plan for the budget takes part."""
-    wished, options = state.budget.plan, state.draft.spec.policy
-    every = search.plans if wished is None else (*search.plans, wished)
-    foretold = [(plan, predicted(known, graph, with_units(options, plan.policy.units))) for plan in every]
-    placed = [
-        Point(plan=plan, peak_bytes=one.step_peak_bytes, cost=ratio, spread=one.time_ratio_spread)
-        for plan, one in foretold
-        if one.step_peak_bytes is not None and (ratio := cost(one)) is not None
+    planned, options = state.budget.plan, state.draft.spec.policy
+    plans = search.plans if planned is None else (*search.plans, planned)
+    forecasts = [(plan, predicted(view, with_units(options, plan.policy.units))) for plan in plans]
+    every = [
+        PlanPoint(plan=plan, peak_bytes=forecast.step_peak_bytes, cost=ratio, spread=forecast.time_ratio_spread)
+        for plan, forecast in forecasts
+        if forecast.step_peak_bytes is not None and (ratio := cost(forecast)) is not None
     ]
-    unbeaten: list[Point] = []
-    for point in sorted(placed, key=lambda point: (point.peak_bytes, point.cost)):
+    unbeaten: list[PlanPoint] = []
+    for point in sorted(every, key=lambda point: (point.peak_bytes, point.cost)):
         if not unbeaten or point.cost < unbeaten[-1].cost:
             unbeaten.append(point)
     return tuple(unbeaten)
 
 
-def budget_row(state: ExploreState, known: Shown, graph: ModelGraph, foreseen: Forecast) -> None:
-    """Field, slider, line."""
-    search = plans.look(known, graph)
-    front = points(state, known, graph, search)
+def budget_row(state: ExploreState, view: View, graph: ModelGraph, forecast: Forecast) -> None:
+    """Field, slider, line; `forecast` is about the drawn policy."""
+    search = search_of(view)
+    front = points(state, view, search)
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom", key="budget_row"):
-        field = bound("budget", state.budget.text, partial(plans.ask, state, known, graph))
+        field = bound("budget", state.budget.text, partial(request_plan, state, view, graph))
         st.text_input(
             "Budget",
             field.value,
@@ -71,90 +174,93 @@ def budget_row(state: ExploreState, known: Shown, graph: ModelGraph, foreseen: F
             **field.wired,
         )
         with st.container(width="stretch"):
-            _slider(state, graph, _drawn(known, foreseen), () if search.running else front)
+            _slider(state, graph, _drawn_figures(view, forecast), () if search.running else front)
     waits = search.running or state.budget.job is not None
     look = st.fragment(_wait, run_every=LOOK_EVERY_S) if waits else _line
-    look(state, known, graph, foreseen)
+    look(state, view, forecast)
 
 
-def _drawn(known: Shown, foreseen: Forecast) -> tuple[int | None, float | None]:
+def _drawn_figures(view: View, forecast: Forecast) -> tuple[int | None, float | None]:
     """Peak and cost of the drawn policy, as the headline has them: measured if the policy ran, else predicted."""
-    if known.candidate is not None and known.comparison is not None:
-        figures = known.comparison.headlines()
-        counted = cost_word(known) == "FLOPs"
-        return known.candidate.step_peak_bytes, figures["flop_ratio" if counted else "time_ratio"]
-    return foreseen.step_peak_bytes, cost(foreseen)
+    if view.candidate is not None and view.comparison is not None:
+        figures = view.comparison.headlines()
+        counted = cost_word(view) == "FLOPs"
+        return view.candidate.step_peak_bytes, figures["flop_ratio" if counted else "time_ratio"]
+    return forecast.step_peak_bytes, cost(forecast)
 
 
 def _slider(
-    state: ExploreState, graph: ModelGraph, drawn: tuple[int | None, float | None], front: tuple[Point, ...]
+    state: ExploreState, graph: ModelGraph, drawn: tuple[int | None, float | None], front: tuple[PlanPoint, ...]
 ) -> None:
     """Draws the slider, one position per plan. The drawn policy stands at its plan, or at the plan of the nearest peak.
     The label of the position has the figures of the drawn policy."""
     units, (peak, ratio) = state.draft.spec.policy.units, drawn
     usual = peak or (front[-1].peak_bytes if front else 0)
     near = min(range(len(front)), key=lambda i: abs(front[i].peak_bytes - usual), default=0)
-    at = next((i for i, point in enumerate(front) if point.plan.policy.units == units), near)
+    position = next((i for i, point in enumerate(front) if point.plan.policy.units == units), near)
     labels = [_label(point.peak_bytes, point.cost) for point in front] or [words.NO_FRONT]
     if front and peak is not None and ratio is not None:
-        labels[at] = _label(peak, ratio)
-    live_slider(words.SLIDER, labels, at, partial(_slide, state, graph, front), key=SLIDER_KEY)
+        labels[position] = _label(peak, ratio)
+    live_slider(words.SLIDER, labels, position, partial(_slide, state, graph, front), key=SLIDER_KEY)
 
 
 def _label(peak_bytes: int, ratio: float) -> str:
     return f"{mib(peak_bytes)}, ×{ratio:.2f}"
 
 
-def _slide(state: ExploreState, graph: ModelGraph, front: tuple[Point, ...], at: int) -> None:
+def _slide(state: ExploreState, graph: ModelGraph, front: tuple[PlanPoint, ...], position: int) -> None:
     draft = state.draft
     before = draft.spec.policy
-    plans.take(state, graph, front[at].plan)
+    draw_plan(state, graph, front[position].plan)
     if state.slid == before and draft.spec.policy != before and len(draft.history.past) > 1:
         draft.history.past.pop()
     state.slid = draft.spec.policy
 
 
-def _wait(state: ExploreState, known: Shown, graph: ModelGraph, foreseen: Forecast) -> None:
+def _wait(state: ExploreState, view: View, forecast: Forecast) -> None:
     """Looks at the worker's plans; when the search ends, the page is drawn again."""
-    job = plans.asked(state)
-    if (job is None or job.finished) and (state.budget.job is not None or not plans.look(known, graph).running):
+    job = backend.worker().job(state.budget.job) if state.budget.job is not None else None
+    if (job is None or job.finished) and (state.budget.job is not None or not search_of(view).running):
         st.rerun()
-    _line(state, known, graph, foreseen)
+    _line(state, view, forecast)
 
 
-def _line(state: ExploreState, known: Shown, graph: ModelGraph, foreseen: Forecast) -> None:
+def _line(state: ExploreState, view: View, forecast: Forecast) -> None:
     """Writes a line on the planner's work, or on the drawn policy."""
-    search, mine = plans.look(known, graph), state.budget
-    if mine.none_because:
-        small(f":red[{plain(mine.none_because)}]")
-    elif mine.job is not None:
-        small(f":material/hourglass_top: {plain(words.search_text(mine.text))}")
+    search, budget = search_of(view), state.budget
+    if budget.none_because:
+        small_text(f":red[{escape(budget.none_because)}]")
+    elif budget.job is not None:
+        small_text(f":material/hourglass_top: {escape(words.search_text(budget.text))}")
     else:
-        sentence, meaning = stands(state, known, points(state, known, graph, search), foreseen)
+        sentence, meaning = standing(state, view, points(state, view, search), forecast)
         looks = f" {words.search_progress(len(search.plans), search.n_expected)}" if search.running else ""
-        small(f"{sentence}{looks}" if sentence or looks else plain(search.none_because or words.EMPTY), help=meaning)
+        text = f"{sentence}{looks}" or escape(search.none_because or words.EMPTY)
+        small_text(text, help=meaning)
 
 
-def stands(state: ExploreState, known: Shown, front: tuple[Point, ...], foreseen: Forecast) -> tuple[str, str | None]:
+def standing(
+    state: ExploreState, view: View, front: tuple[PlanPoint, ...], forecast: Forecast
+) -> tuple[str, str | None]:
     """A sentence on the drawn policy against the budget and the best plan, and the meaning of the sentence."""
     policy = state.draft.spec.policy
-    ran = known.candidate.step_peak_bytes if known.candidate is not None else None
-    peak = ran if ran is not None else foreseen.step_peak_bytes
+    measured_peak = view.candidate.step_peak_bytes if view.candidate is not None else None
+    peak = measured_peak if measured_peak is not None else forecast.step_peak_bytes
     wish = state.budget.wish
-    kept = ""
+    budget = ""
     if wish is not None and wish.budget_bytes is not None and peak is not None:
-        kept = words.against_budget(peak, wish.budget_bytes, measured=ran is not None and not known.foreseen)
-    drawn = (point.plan for point in front if point.plan.policy.units == policy.units)
-    plan = next(drawn, None)
+        measured = measured_peak is not None and not view.predicted
+        budget = words.against_budget(peak, wish.budget_bytes, measured=measured)
+    plan = next((point.plan for point in front if point.plan.policy.units == policy.units), None)
     if plan is not None and policy.units:
         proven, meaning = words.certificate(plan)
-        return f"{kept} {words.BEST}".strip(), f"{proven} {meaning}"
+        return f"{budget} {words.BEST}".strip(), f"{proven} {meaning}"
     if not policy.units and (len(front) == 1 or (state.budget.plan is not None and not state.budget.plan.policy.units)):
-        return f"{kept} {words.NOTHING_SAVES if len(front) == 1 else words.KEEP_ALL}".strip(), None
-    own, peak = cost(foreseen), foreseen.step_peak_bytes
-    if not front or not policy.units or own is None or peak is None:
-        return kept or (words.START if front else ""), None
+        return f"{budget} {words.NOTHING_SAVES if len(front) == 1 else words.KEEP_ALL}".strip(), None
+    ratio, peak = cost(forecast), forecast.step_peak_bytes
+    if not front or not policy.units or ratio is None or peak is None:
+        return budget or (words.START if front else ""), None
     best = min((point for point in front if point.peak_bytes <= peak), key=lambda point: point.cost, default=None)
-    if best is not None and best.cost < own - WORTH_SAYING:
-        return f"{kept} {words.better(mib(best.peak_bytes), best.cost, own, cost_word(known))}".strip(), None
-    return kept or words.AS_GOOD, None
+    if best is not None and best.cost < ratio - SMALLEST_GAIN:
+        return f"{budget} {words.better(mib(best.peak_bytes), best.cost, ratio, cost_word(view))}".strip(), None
+    return budget or words.AS_GOOD, None

@@ -1,4 +1,4 @@
-"""Leaving with something: the policy file, its form for another program, the run; coming back with a policy file."""
+"""Files of the Explore page: the policy, its form for another program, the run; and a policy that comes back in."""
 
 from __future__ import annotations
 
@@ -9,37 +9,45 @@ import streamlit as st
 
 from explorer.errors import ExplorerError, UnreadableFile, message_of
 from explorer.jobs import run_file
+from explorer.plan.export.formats import FORMATS, exported
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.imports import read_policy
 from explorer.plan.imports.read_policy import POLICY_FILE, SUFFIXES
+from explorer.plan.names import listed
 from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.file import evidence_of
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
-from explorer.record.policy_file import PolicyFile
-from explorer.ui.explore import exports, work
+from explorer.record.policy_file import Export, PolicyFile, Reading
+from explorer.ui.explore import work
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.session import backend, page_job
+from explorer.ui.session.repository import request_key, runs
 from explorer.ui.shared import draft as drafts
-from explorer.ui.shared.download import Offer, download
-from explorer.ui.shared.readable import small
-from explorer.ui.shared.reports import report_button
+from explorer.ui.shared.download import Offer, download, report_button
+from explorer.ui.shared.elements import escape, small_text
 from explorer.view.compare.headline import doubt, in_file
 
 LARGEST_POLICY = 1_000_000
 """Largest policy file that is read, in bytes."""
+COLOURS = {"exact": "green", "approximated": "orange", "not expressible": "red"}
+CHECKED = {
+    "executed": "A test runs such exports and counts what ran again.",
+    "grammar": "Written after its documents; no test could run it.",
+}
+MOST_NAMED = 12
 
 
 def policy_menu(state: ExploreState, graph: ModelGraph) -> Any:
     """Download and import of the policy. Returns the place of a warning above them."""
     with st.popover("Policy file", icon=":material/description:", key="policy_menu", width="stretch"):
-        warned = st.empty()
-        small("A training script applies it: `explorer.apply_policy(model, explorer.load_policy('policy.yaml'))`.")
+        warning = st.empty()
+        small_text("A training script applies it: `explorer.apply_policy(model, explorer.load_policy('policy.yaml'))`.")
         offer = Offer(
             "Policy with evidence (YAML)", f"{file_stem(state)}-policy.yaml", lambda: policy_text(state, graph)
         )
         download(offer, key="download_policy", width="stretch")
-        exports.panel(state, graph, policy_of(state, graph), _warning(state, graph))
+        _export(state, graph, policy_of(state, graph), _warning(state, graph))
         st.file_uploader(
             "Open a policy, or a program's settings",
             type=list(SUFFIXES),
@@ -49,13 +57,55 @@ def policy_menu(state: ExploreState, graph: ModelGraph) -> Any:
             help="A policy file, or recompute settings of transformers, torchtitan or Megatron-LM as YAML, JSON, TOML, "
             "flags or a call in Python: nothing is executed, and what is lost is said.",
         )
-    return warned
+    return warning
+
+
+def _export(state: ExploreState, graph: ModelGraph, file: PolicyFile, warning: str) -> None:
+    """Draws a choice of programs, then the program's verdict, recompute and file. `warning` goes on top."""
+    target = st.selectbox(
+        "For another program",
+        list(FORMATS),
+        format_func=lambda name: FORMATS[name].title,
+        key="export_target",
+        help="The policy in the words of a framework, and what is lost on the way there.",
+    )
+    try:
+        form = exported(file, target)
+    except ExplorerError as error:
+        small_text(f"{error} {error.hint or ''}".strip())
+        return
+    for sentence in sentences(form):
+        small_text(sentence)
+    if form.text:
+        suffix = FORMATS[target].suffix
+        text = (warning if suffix in (".py", ".yaml") else "") + form.text
+        offer = Offer(f"For {FORMATS[target].title}", f"policy-{target}{suffix}", text, icon="code")
+        download(offer, key="download_export", width="stretch")
+    if form.fit == "approximated" and form.as_run is not None:
+        st.button(
+            "Draw what it will do there",
+            key="draw_export",
+            icon=":material/draw:",
+            on_click=drafts.set_policy,
+            args=(state.draft, form.as_run, graph),
+            width="stretch",
+            help="As a policy that Run measures; undo brings yours back.",
+        )
+
+
+def sentences(form: Export) -> list[str]:
+    """Markdown: the fit, the blocks, the losses, the notes."""
+    lines = [f":{COLOURS[form.fit]}-badge[{form.fit}] in {form.written_for}. {CHECKED[form.checked]}"]
+    if form.recomputed is not None and form.fit != "not expressible":
+        names = listed([f"`{fqn}`" if fqn else "the model" for fqn in form.recomputed], MOST_NAMED)
+        lines.append(f"It recomputes {names or 'nothing'}.")
+    return [*lines, *form.reasons, *form.notes]
 
 
 def _take_upload(state: ExploreState, graph: ModelGraph) -> None:
-    given = st.session_state.get("upload_policy")
-    if given is not None:  # None: a person took the file out again
-        take_policy(state, graph, given.getvalue())
+    upload = st.session_state.get("upload_policy")
+    if upload is not None:  # None: a person took the file out again
+        take_policy(state, graph, upload.getvalue())
 
 
 def take_policy(state: ExploreState, graph: ModelGraph, data: bytes) -> None:
@@ -67,7 +117,7 @@ def take_policy(state: ExploreState, graph: ModelGraph, data: bytes) -> None:
         drafts.set_policy(state.draft, read.policy, graph)
         state.job.failure = None
         state.doubt = doubt(read.file.evidence.verdict if read.file.evidence else None)
-        state.read = read if read.told or read.source != POLICY_FILE else None
+        state.imported = read if read.told or read.source != POLICY_FILE else None
 
 
 def _text(data: bytes) -> str:
@@ -77,6 +127,17 @@ def _text(data: bytes) -> str:
         raise UnreadableFile(
             f"The policy file is not text: {message_of(error)}.", hint="A policy file is YAML in UTF-8."
         ) from error
+
+
+def imported_notes(state: ExploreState, read: Reading) -> None:
+    """Draws notes on an imported policy, until a person dismisses them."""
+    with st.container(border=True, key="read_policy"):
+        small_text(f":{COLOURS[read.fit]}-badge[{read.fit}] read from {escape(read.source)}")
+        for sentence in read.told:
+            small_text(escape(sentence))
+        if st.button("Understood", key="read_understood", type="tertiary", icon=":material/check:"):
+            state.imported = None
+            st.rerun()
 
 
 def policy_of(state: ExploreState, graph: ModelGraph) -> PolicyFile:
@@ -113,7 +174,7 @@ def run_menu(state: ExploreState) -> None:
     key = state.shown or state.baseline
     what, shown = "played without data" if state.draft.predict else "measured", work.result(state, "shown")
     if isinstance(shown, Comparison) and shown.is_predicted:  # the file holds the predicted run
-        key = backend.foreseen_key(shown.candidate.spec)
+        key = request_key(shown.candidate.spec)
     with st.popover("Run file", icon=":material/save:", key="run_menu", width="stretch", disabled=key is None):
         st.caption(f"Everything that was {what}, in one file: it opens on the Runs page of any machine, without torch.")
         if key is not None:
@@ -127,7 +188,7 @@ def run_bytes(key: str) -> bytes:
     try:
         return backend.store().export_file(key)
     except ExplorerError:
-        held = backend.records().get(key)
-        if held is None:
+        record = runs().in_memory(key)
+        if record is None:
             raise
-        return run_file.write(run_file.stored_record(held))
+        return run_file.write(run_file.stored_record(record))

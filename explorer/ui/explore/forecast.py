@@ -1,76 +1,146 @@
-"""Predicted peak, cost and saved bytes of the drawn policy. A stored forecaster answers every toggle."""
+"""Predicted peak, cost and saved bytes of policies, and prices of blocks. A stored forecaster answers every toggle."""
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
+from explorer.errors import InvalidPolicy
 from explorer.plan.memory.ledger import Bytes
 from explorer.plan.policy.counted import counted_units
+from explorer.plan.policy.presets import preset, preset_titles
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.predict.price import prices
+from explorer.plan.predict.step_cost import TimedStep, calibrated, error_of_median
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Forecast, Price
-from explorer.record.policy import Policy
-from explorer.ui.session import backend
+from explorer.record.policy import Policy, Unit
+from explorer.ui.explore.view import View
+from explorer.ui.session.repository import KeyedRun, request_key, runs
+from explorer.ui.shared.draft import with_units
+from explorer.view.compare.front import CostWord
 from explorer.view.drawing.units import MINUS, mib, percent
 
 
-def _forecaster(baseline: Measurement | None, graph: ModelGraph | None, key: str | None) -> Forecaster | None:
+def _forecaster(view: View) -> Forecaster | None:
     # A forecaster replays a step that kept everything; the graph says where recompute stops.
-    if baseline is None or not baseline.complete or graph is None or key is None or baseline.spec.policy.units:
+    start, graph = view.keep_all, view.graph
+    if start is None or not start.run.complete or graph is None or start.run.spec.policy.units:
         return None
-    forecaster: Forecaster | None = backend.records().get(f"forecaster {key}")
-    if forecaster is None:
-        forecaster = Forecaster(baseline, graph)
-        backend.records().keep(f"forecaster {key}", forecaster)
-    return forecaster
+    return runs().forecasters.get_or_make(start.key, lambda: Forecaster(start.run, graph))
 
 
-def foretold_line(
-    baseline: Measurement | None, graph: ModelGraph | None, policy: Policy, *, key: str | None
-) -> Bytes | None:
-    """Predicted bytes of `policy` at every event of `baseline`; None without a forecaster or a recomputed unit."""
-    forecaster = _forecaster(baseline, graph, key)
+def predicted_line(view: View, policy: Policy) -> Bytes | None:
+    """Predicted bytes of `policy` at every event of the run that kept everything; None without a forecaster or a
+    recomputed unit."""
+    forecaster = _forecaster(view)
     return forecaster.line(policy) if forecaster is not None and policy.units else None
 
 
-def forecast(baseline: Measurement | None, graph: ModelGraph | None, policy: Policy, *, key: str | None) -> Forecast:
-    """`key` is the record that holds `baseline`: its forecaster is built once."""
-    forecaster = _forecaster(baseline, graph, key)
+def predicted(view: View, policy: Policy) -> Forecast:
+    """Forecast of `policy` from the run that kept everything, with ratios against the page's baseline."""
+    forecast = calibrated(_uncalibrated(view, policy), _measured_steps(view))
+    start, base = view.keep_all.run if view.keep_all else None, view.baseline
+    if start is None or base is None or start is base:
+        return forecast
+    return replace(
+        forecast,
+        flop_ratio=_rebased(forecast.flop_ratio, start.total_flops, base.total_flops),
+        time_ratio=_rebased(forecast.time_ratio, _step_ms(start), _step_ms(base)),
+    )
+
+
+def _uncalibrated(view: View, policy: Policy) -> Forecast:
+    forecaster = _forecaster(view)
     return forecaster.forecast(policy) if forecaster is not None else Forecast()
+
+
+def _measured_steps(view: View) -> tuple[TimedStep, ...]:
+    """Whole steps of other policies, each measured in turns with everything kept."""
+    start = view.keep_all.run if view.keep_all else None
+    if start is None or start.times is None:
+        return ()
+    n_steps = len(start.times.step.ms)
+    forecasts = ((point, _uncalibrated(view, point.policy)) for point in runs().points(start.spec))
+    return tuple(
+        TimedStep(
+            predicted=forecast.time_ratio,
+            measured=point.time_ratio,
+            error=error_of_median(point.time_spread, n_steps),
+            calls=forecast.time_ratio_of_calls or 0.0,
+        )
+        for point, forecast in forecasts
+        if forecast.time_ratio is not None and point.time_spread is not None
+    )
+
+
+def _rebased(ratio: float | None, whole: float | None, base: float | None) -> float | None:
+    """A ratio to everything kept, as a ratio to the baseline."""
+    return ratio * whole / base if ratio is not None and whole and base else None
+
+
+def _step_ms(run: Measurement) -> float | None:
+    return run.times.step.median_ms if run.times else None
+
+
+def cost(forecast: Forecast) -> float | None:
+    """Step time over the time with everything kept; the FLOPs ratio if the step is not timed."""
+    return forecast.time_ratio if forecast.time_ratio is not None else forecast.flop_ratio
+
+
+def cost_word(view: View) -> CostWord:
+    """Quantity that `cost` counts: FLOPs if the step did not fit and so has no times."""
+    return "time" if view.keep_all is None or view.keep_all.run.times is not None else "FLOPs"
+
+
+def predicted_presets(view: View, policy: Policy) -> dict[str, tuple[Policy, Forecast]]:
+    """The presets of the menu by name: each as a policy with the options of `policy`, and its forecast.
+
+    A preset that chooses no block of this model is absent.
+    """
+    graph, start = view.graph, view.keep_all.key if view.keep_all else None
+    if graph is None:
+        return {}
+
+    def make() -> dict[str, tuple[Policy, Forecast]]:
+        chosen = {name: with_units(policy, _units_of(name, graph)) for name in preset_titles()}
+        return {
+            name: (policy, predicted(view, policy))
+            for name, policy in chosen.items()
+            if policy.units or name == "keep-all"
+        }
+
+    options = request_key(with_units(policy, ()))
+    key = f"{start} {view.baseline_key} {graph.fingerprint} {options} {_measured_steps(view)}"
+    return runs().presets.get_or_make(key, make)
+
+
+def _units_of(name: str, graph: ModelGraph) -> tuple[Unit, ...]:
+    try:
+        return preset(name, graph).units
+    except InvalidPolicy:  # no block of this model is worth recomputing by itself
+        return ()
 
 
 def worth_recomputing(graph: ModelGraph) -> frozenset[str]:
     """The blocks that a preset would choose from; counted once for a model."""
-    blocks = backend.records().get(f"counted {graph.fingerprint}")
-    if blocks is None:
-        blocks = frozenset(fqn for unit in counted_units(graph) for fqn in unit)
-        backend.records().keep(f"counted {graph.fingerprint}", blocks)
-    return frozenset(blocks)
+    return runs().worth_recomputing.get_or_make(
+        graph.fingerprint, lambda: frozenset(fqn for unit in counted_units(graph) for fqn in unit)
+    )
 
 
-def price_tags(measured: Measurement | None, graph: ModelGraph, *, key: str) -> dict[str, str]:
-    """Effect of toggling a block on `measured`, in a few words, by fqn."""
-    return {fqn: _words(price) for fqn, price in _prices(measured, graph, key).items()}
-
-
-def price_figures(measured: Measurement | None, graph: ModelGraph, *, key: str) -> dict[str, float]:
-    """Prices as MiB of peak for one percent of the step's FLOPs, by fqn; blocks without a price are left out."""
-    priced = _prices(measured, graph, key)
-    return {fqn: price.mib_per_percent for fqn, price in priced.items() if price.mib_per_percent is not None}
-
-
-def _prices(measured: Measurement | None, graph: ModelGraph, key: str) -> dict[str, Price]:
-    if measured is None:
+def block_prices(start: KeyedRun | None, graph: ModelGraph) -> dict[str, Price]:
+    """Price of toggling each block on a measured run, by fqn."""
+    if start is None:
         return {}
-    offered: dict[str, Price] | None = backend.records().get(f"prices {key}")
-    if offered is None:
-        every = prices(measured, graph=graph)
-        offered = {price.blocks[0]: price for price in every if price.toggle == "recompute"}
-        backend.records().keep(f"prices {key}", offered)
-    return offered
+    return runs().prices.get_or_make(
+        start.key,
+        lambda: {one.blocks[0]: one for one in prices(start.run, graph=graph) if one.toggle == "recompute"},
+    )
 
 
-def _words(price: Price) -> str:
+def price_tag(price: Price) -> str:
+    """Effect of a toggle in a few words: `peak −12 MiB for +1 % FLOPs`."""
     moved = price.peak_change_bytes
     peak = "peak stays" if not moved else f"peak {MINUS if moved < 0 else '+'}{mib(abs(moved))}"
     share = price.share_of_step_flops

@@ -10,9 +10,8 @@ from explorer.record.graph import Hazard
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Forecast
 from explorer.record.policy import Policy
-from explorer.ui.explore.shown import Freshness, Shown
-from explorer.ui.session.plain import plain
-from explorer.ui.shared.strip import Cell
+from explorer.ui.explore.view import Freshness, View
+from explorer.ui.shared.elements import Cell, escape
 from explorer.view.compare.headline import Headline, danger, errors, headlines
 from explorer.view.drawing.units import NOT_MEASURED, change, count, mib, percent
 from explorer.view.text import explore as glossary
@@ -46,26 +45,26 @@ class Drawn:
 
     @property
     def chosen(self) -> str:
-        """`6 of 12 blocks`: the chosen blocks, of the blocks that could be chosen if the graph is known."""
+        """`6 of 12 blocks`: the chosen blocks, of the blocks that could be chosen if the graph is view."""
         blocks = set(self.policy.blocks)
         of_all = f"{len(blocks)} of " if self.worth else ""
         return f"{of_all}{count(len(blocks | self.worth), 'block')}"
 
 
-def cells(known: Shown, drawn: Drawn) -> tuple[Cell, ...]:
+def cells(view: View, drawn: Drawn) -> tuple[Cell, ...]:
     """The strip: each figure with its meaning and its origin."""
     before = {}
-    if known.comparison is not None and known.stale:
-        before = {headline.key: headline.value for headline in headlines(known.comparison)}
-    return tuple(_cell(headline, known, was=before.get(headline.key, "")) for headline in figures(known, drawn))
+    if view.comparison is not None and view.stale:
+        before = {headline.key: headline.value for headline in headlines(view.comparison)}
+    return tuple(_cell(headline, view, was=before.get(headline.key, "")) for headline in figures(view, drawn))
 
 
-def figures(known: Shown, drawn: Drawn) -> tuple[Headline, ...]:
+def figures(view: View, drawn: Drawn) -> tuple[Headline, ...]:
     """Peak, saved, FLOPs, time, gradients, recomputed blocks: always six, so that nothing moves."""
-    comparison = known.comparison
-    if comparison is not None and not known.stale:
+    comparison = view.comparison
+    if comparison is not None and not view.stale:
         return tuple(_chosen(headline, drawn) for headline in headlines(comparison))
-    return _drawn(known.baseline or known.charted, drawn, INSTEAD.get(known.freshness))
+    return _drawn(view.baseline or view.charted, drawn, INSTEAD.get(view.freshness))
 
 
 def _chosen(headline: Headline, drawn: Drawn) -> Headline:
@@ -76,11 +75,11 @@ def _chosen(headline: Headline, drawn: Drawn) -> Headline:
     return replace(headline, value=drawn.chosen, delta=f"all {runs}" if drawn.policy.units else "none chosen")
 
 
-def _cell(headline: Headline, known: Shown, *, was: str) -> Cell:
+def _cell(headline: Headline, view: View, *, was: str) -> Cell:
     """`was` is the measured figure of an earlier policy, shown dimmed."""
-    compared = known.against and headline.origin and headline.key != "n_recompute"
-    origin = ", ".join(headline.origin) + (f", against {known.against}" if compared else "")
-    origins = glossary.ORIGIN | ({"predicted": glossary.PREDICTED_ORIGIN} if known.foreseen else {})
+    compared = view.against and headline.origin and headline.key != "n_recompute"
+    origin = ", ".join(headline.origin) + (f", against {view.against}" if compared else "")
+    origins = glossary.ORIGIN | ({"predicted": glossary.PREDICTED_ORIGIN} if view.predicted else {})
     meaning = [headline.tooltip, *(origins[origin] for origin in headline.origin)]
     return Cell(
         label=headline.label,
@@ -94,40 +93,38 @@ def _cell(headline: Headline, known: Shown, *, was: str) -> Cell:
 
 def _drawn(base: Measurement | None, drawn: Drawn, instead: str | None) -> tuple[Headline, ...]:
     """Figures before a run: the baseline measured, the policy predicted. `instead`: the text if Run has no use."""
-    policy, forecast = drawn.policy, drawn.forecast
-    plain = not policy.units
+    policy = drawn.policy
+    forecast = drawn.forecast if policy.units else Forecast()
     of_base = "everything kept"
     if base and base.spec.policy.units:
         of_base = "this policy" if base.spec.policy == policy else PINNED
     peak, saved = (base.step_peak_bytes, base.saved_after_forward_bytes) if base else (None, None)
     headlines = (
-        _bytes("step_peak_bytes", "Step peak", peak, None if plain else forecast.step_peak_bytes, of_base),
+        _bytes("step_peak_bytes", "Step peak", (peak, forecast.step_peak_bytes), of_base),
         _bytes(
-            "saved_after_forward_bytes",
-            "Saved after forward",
-            saved,
-            None if plain else forecast.saved_after_forward_bytes,
-            of_base,
+            "saved_after_forward_bytes", "Saved after forward", (saved, forecast.saved_after_forward_bytes), of_base
         ),
-        _flops(None if plain else forecast.flop_ratio, plain=plain, counted=base is not None),
-        _time(base, Forecast() if plain else forecast, of_base),
+        _flops(forecast.flop_ratio, is_base=base is not None and not policy.units),
+        _time(base, forecast, of_base),
         _gradients(drawn.hazards),
-        _headline("n_recompute", "Recomputed", drawn.chosen, "none chosen" if plain else "chosen"),
+        _headline("n_recompute", "Recomputed", drawn.chosen, "chosen" if policy.units else "none chosen"),
     )
     if base is None or base.origin == "measured":
         return headlines
     not_measured = (MEASURED, COUNTED) if base.origin == "predicted" else (MEASURED,)
     return tuple(
         replace(
-            one,
-            origin=(base.origin,) if one.origin in not_measured else one.origin,
-            delta=instead or one.delta if one.delta == PRESS else one.delta,
+            headline,
+            origin=(base.origin,) if headline.origin in not_measured else headline.origin,
+            delta=instead or headline.delta if headline.delta == PRESS else headline.delta,
         )
-        for one in headlines
+        for headline in headlines
     )
 
 
-def _bytes(key: str, label: str, base: int | None, predicted: int | None, of_base: str) -> Headline:
+def _bytes(key: str, label: str, values: tuple[int | None, int | None], of_base: str) -> Headline:
+    """`values`: of the baseline, and predicted for the drawn policy."""
+    base, predicted = values
     if base is None or predicted is None:
         of, origin = (of_base, MEASURED) if base is not None else ("", NOWHERE)
         return _headline(key, label, mib(base), of, origin=origin)
@@ -135,31 +132,18 @@ def _bytes(key: str, label: str, base: int | None, predicted: int | None, of_bas
     after = mib(predicted)
     before = number if after.endswith(f" {unit}") else mib(base)
     moved = change(base, predicted)
-    return Headline(
-        key=key,
-        label=label,
-        value=f"{before} → ≈ {after}",
-        delta=percent(moved, signed=True) if moved else "no change",
-        tone="neutral" if not moved else "good" if moved < 0 else "bad",
-        origin=PREDICTED,
-        tooltip=glossary.HEADLINES[key],
-    )
+    delta = percent(moved, signed=True) if moved else "no change"
+    headline = _headline(key, label, f"{before} → ≈ {after}", delta, origin=PREDICTED)
+    return replace(headline, tone="neutral" if not moved else "good" if moved < 0 else "bad")
 
 
-def _flops(ratio: float | None, *, plain: bool, counted: bool) -> Headline:
-    if ratio is None:
-        known = plain and counted
-        value, delta = ("+0 %", "nothing recomputed") if known else (NOT_MEASURED, PRESS)
-        return _headline("flop_ratio", "FLOPs", value, delta, origin=COUNTED if known else NOWHERE)
-    return Headline(
-        key="flop_ratio",
-        label="FLOPs",
-        value=f"≈ {percent(ratio - 1, signed=True)}",
-        delta="recomputed",
-        tone="neutral",
-        origin=PREDICTED,
-        tooltip=glossary.HEADLINES["flop_ratio"],
-    )
+def _flops(ratio: float | None, *, is_base: bool) -> Headline:
+    """`is_base`: the drawn policy is the known baseline, which recomputes nothing."""
+    if ratio is not None:
+        value = f"≈ {percent(ratio - 1, signed=True)}"
+        return _headline("flop_ratio", "FLOPs", value, "recomputed", origin=PREDICTED)
+    value, delta = ("+0 %", "nothing recomputed") if is_base else (NOT_MEASURED, PRESS)
+    return _headline("flop_ratio", "FLOPs", value, delta, origin=COUNTED if is_base else NOWHERE)
 
 
 def _gradients(hazards: tuple[Hazard, ...]) -> Headline:
@@ -168,7 +152,7 @@ def _gradients(hazards: tuple[Hazard, ...]) -> Headline:
     if not wrong:
         return _headline("verdict", "Gradients", "not compared", PRESS)
     headline = _headline("verdict", "Gradients", "not safe", f"{count(len(wrong), 'known error')}")
-    return replace(headline, tone="bad", tooltip=plain(danger(hazards)))
+    return replace(headline, tone="bad", tooltip=escape(danger(hazards)))
 
 
 def _time(base: Measurement | None, forecast: Forecast, of_base: str) -> Headline:

@@ -13,15 +13,13 @@ from explorer.plan.why.peak import explain, explain_one
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.ui.explore import state as states
-from explorer.ui.explore.forecast import foretold_line
-from explorer.ui.explore.shown import Picked, Shown
+from explorer.ui.explore.forecast import predicted_line
 from explorer.ui.explore.state import ExploreState
-from explorer.ui.session import backend
-from explorer.ui.session.bound import bound
-from explorer.ui.session.plain import plain
-from explorer.ui.shared import draft as drafts
+from explorer.ui.explore.view import Picked, View, ledger_of
+from explorer.ui.session.repository import runs
+from explorer.ui.session.values import bound
 from explorer.ui.shared.charts import draw
-from explorer.ui.shared.fold import fold
+from explorer.ui.shared.elements import escape, fold
 from explorer.view.drawing.axis import Axis, has_times
 from explorer.view.drawing.figure import Chart
 from explorer.view.drawing.rows import ROOT_LABEL
@@ -34,12 +32,12 @@ from explorer.view.text import explore as glossary
 TWO, OF_BASELINE, OF_CANDIDATE = "Both runs", "Baseline by role", "Candidate by role"
 
 
-def memory_panel(state: ExploreState, view: Shown, graph: ModelGraph | None, *, block: str) -> None:
+def memory_panel(state: ExploreState, view: View, *, block: str) -> None:
     """Draws the timelines, the ledger at the picked point (the peak by default) and the reasons.
 
     The panel is empty without a measured baseline.
     """
-    at, baseline = state.tick, view.charted
+    picked, baseline, graph = state.tick, view.charted, view.graph
     if baseline is None:
         return
     candidate = view.comparison.candidate if view.comparison else None
@@ -54,23 +52,27 @@ def memory_panel(state: ExploreState, view: Shown, graph: ModelGraph | None, *, 
             help="Milliseconds, phase by phase as in steps without recording.",
             disabled=not has_times(baseline, candidate),
         )
-        stacked = _by_block() if choice != TWO else False
+        stacked = choice != TWO and st.toggle(
+            "Stacked by block",
+            key="memory_by_block",
+            help="One band a block, piling up in forward and draining in backward; what runs again lies on top.",
+        )
     axis: Axis = "time" if timed else "tick"
-    reasons = _reasons(view, baseline, graph)
-    _answer(state, baseline, candidate, at)
+    reasons = _reasons(view, baseline)
+    _picked_moment(state, baseline, candidate)
     if choice == TWO and candidate:
-        chart = timeline(baseline, candidate, axis=axis, cursor=at, why=reasons[0] if reasons else "")
+        chart = timeline(baseline, candidate, axis=axis, cursor=picked, why=reasons[0] if reasons else "")
     else:
         name = "candidate" if choice == OF_CANDIDATE and candidate else "baseline"
         run = candidate if name == "candidate" and candidate else baseline
-        cursor = at[1] if at and at[0] == name else None
+        cursor = picked[1] if picked and picked[0] == name else None
         if stacked:
             chart = by_block(run, axis=axis, cursor=cursor)
         else:
             chart = roles(run, block=block or None, axis=axis, cursor=cursor)
 
     if choice != OF_CANDIDATE:
-        _foretell(state, view, chart, over=candidate if choice == TWO else None, axis=axis)
+        _add_prediction(state, view, chart, over=candidate if choice == TWO else None, axis=axis)
 
     def pick(custom: list[Any]) -> None:
         of_candidate = choice == OF_CANDIDATE or custom[0] == "candidate"
@@ -79,52 +81,37 @@ def memory_panel(state: ExploreState, view: Shown, graph: ModelGraph | None, *, 
     height, kind = (None, "_blocks") if stacked else (340, "")  # a block's band needs its line in the legend
     draw(chart, key=f"memory_{views.index(choice or views[0])}_{axis}{kind}", height=height, act=pick)
     _why(reasons[1:] if choice == TWO else reasons)
-    _alive(baseline, candidate, at, lambda fqns: _select(state, graph, fqns))
+    _alive(baseline, candidate, picked, lambda fqns: _select(state, graph, fqns))
 
 
-def _reasons(view: Shown, baseline: Measurement, graph: ModelGraph | None) -> tuple[str, ...]:
+def _reasons(view: View, baseline: Measurement) -> tuple[str, ...]:
+    graph = view.graph
     if view.comparison is not None:
         return explain(view.comparison, graph) if graph else ()
-    described = graph.fingerprint if graph else ""
-    key = f"why {view.baseline_key} {described}"  # a toggle does not change measured results
-    reasons: tuple[str, ...] | None = backend.records().get(key)
-    if reasons is None:
-        reasons = explain_one(baseline, graph)
-        backend.records().keep(key, reasons)
-    return reasons
+    key = f"{view.baseline_key} {graph.fingerprint if graph else ''}"  # a toggle does not change measured results
+    return runs().reasons.get_or_make(key, lambda: explain_one(baseline, graph))
 
 
-def _foretell(state: ExploreState, view: Shown, chart: Chart, *, over: Measurement | None, axis: Axis) -> None:
+def _add_prediction(state: ExploreState, view: View, chart: Chart, *, over: Measurement | None, axis: Axis) -> None:
     """Draws the unmeasured policy as a dashed line; from then on each toggle redraws the chart."""
-    policy, baseline = state.draft.spec.policy, view.charted
+    policy, baseline, start = state.draft.spec.policy, view.charted, view.keep_all
     state.charted = policy
-    if baseline is None or view.candidate is not None or view.kept is None or view.kept.spec != baseline.spec:
+    if baseline is None or view.candidate is not None or start is None or start.run.spec != baseline.spec:
         return
-    line = foretold_line(view.kept, drafts.graph_of(state.draft), policy, key=view.kept_key)
+    line = predicted_line(view, policy)
     if line is not None:
         add_predicted(chart, line, baseline, over=over, axis=axis)
 
 
-def _by_block() -> bool:
-    """Whether one run is stacked by block instead of by role."""
-    return bool(
-        st.toggle(
-            "Stacked by block",
-            key="memory_by_block",
-            help="One band a block, piling up in forward and draining in backward; what runs again lies on top.",
-        )
-    )
-
-
-def _answer(state: ExploreState, baseline: Measurement, candidate: Measurement | None, at: Picked) -> None:
+def _picked_moment(state: ExploreState, baseline: Measurement, candidate: Measurement | None) -> None:
     """Writes the bytes held at the picked moment above the chart, with a button back to the peak."""
-    run = candidate if at and at[0] == "candidate" else baseline
-    if at is None or run is None or run.allocations is None or at[1] > run.allocations.n_ticks:
+    alive = ledger_of(baseline, candidate, state.tick)
+    if alive is None or state.tick is None:
         return
-    alive = ledger(run, at[1])
+    name, event = state.tick
     largest = ", ".join(f"{fqn or ROOT_LABEL} {mib(size)}" for fqn, size in list(alive.by_block.items())[:3])
     with st.container(horizontal=True, vertical_alignment="center", key="moment"):
-        st.text(f"Event {at[1]:,} of the {at[0]}, {place(alive)}: {mib(alive.total_bytes)} held, most by {largest}.")
+        st.text(f"Event {event:,} of the {name}, {place(alive)}: {mib(alive.total_bytes)} held, most by {largest}.")
         st.button(
             "Back to the peak",
             icon=":material/vertical_align_top:",
@@ -134,17 +121,10 @@ def _answer(state: ExploreState, baseline: Measurement, candidate: Measurement |
 
 
 def _view_picker(state: ExploreState, views: list[str]) -> str:
-    asked = views[-1] if state.view == states.BY_ROLE else state.view
-    shown = bound("memory_view", asked if asked in views else views[0], lambda view: setattr(state, "view", view))
-    st.segmented_control(
-        "View",
-        views,
-        default=shown.value,
-        required=True,
-        label_visibility="collapsed",
-        **shown.wired,
-    )
-    return str(shown.value)
+    chosen = views[-1] if state.view == states.BY_ROLE else state.view
+    field = bound("memory_view", chosen if chosen in views else views[0], lambda view: setattr(state, "view", view))
+    st.segmented_control("View", views, default=field.value, required=True, label_visibility="collapsed", **field.wired)
+    return str(field.value)
 
 
 def _select(state: ExploreState, graph: ModelGraph | None, fqns: list[str]) -> None:
@@ -161,14 +141,15 @@ def _alive(
     if run.allocations is None:
         return
     name = "candidate" if run is candidate else "baseline"
-    at = ledger(run, picked[1] if picked and picked[0] == name and picked[1] <= run.allocations.n_ticks else None)
-    where = "at the peak" if at.is_peak else f"at event {at.tick}"
-    st.markdown(f"**Alive {where} of the {name}: {mib(at.total_bytes)}**", help=glossary.STEP_PEAK)
+    at_picked = ledger_of(baseline, candidate, picked) if picked and picked[0] == name else None
+    alive = at_picked or ledger(run, None)
+    where = "at the peak" if alive.is_peak else f"at event {alive.tick}"
+    st.markdown(f"**Alive {where} of the {name}: {mib(alive.total_bytes)}**", help=glossary.STEP_PEAK)
     st.caption("Click the line above to see another moment, a bar to find its block; ◎ on a block shows its share.")
     for caveat in beside_peak(run):
-        st.caption(plain(caveat))
+        st.caption(escape(caveat))
     names = [cost.fqn for cost in run.blocks]
-    draw(ledger_chart(at, names), key="ledger", act=lambda custom: select(custom[0].split(" ")))
+    draw(ledger_chart(alive, names), key="ledger", act=lambda custom: select(custom[0].split(" ")))
 
 
 def _why(reasons: tuple[str, ...]) -> None:

@@ -1,38 +1,64 @@
-"""The tabs beside the graph: memory, budget, cost, gradients, blocks, autograd. Hidden tabs are not computed."""
+"""The tabs beside the graph: memory, budget, cost, gradients, blocks, autograd. Hidden tabs are not computed.
+
+Cost: operations of each block and step times. Gradients: the verdict, the worst tensor, the likely cause, and what
+else the step changed. Blocks: one row each. Autograd: one block, kept and recomputed.
+"""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import streamlit as st
 
 from explorer.jobs.protocol import DrawAutograd
 from explorer.plan.hazards.hazards import hazards
-from explorer.record.comparison import Comparison
-from explorer.record.graph import ModelGraph
+from explorer.record.comparison import Comparison, Verdict
+from explorer.record.graph import AutogradPicture, AutogradPictures, ModelGraph
+from explorer.record.measurement import Measurement
 from explorer.ui.explore import work
 from explorer.ui.explore.front import front_panel
 from explorer.ui.explore.memory import memory_panel
-from explorer.ui.explore.panels import autograd_panel, cost_panel, gradients_panel, table_panel
-from explorer.ui.explore.shown import Freshness, Shown
 from explorer.ui.explore.state import ExploreState
+from explorer.ui.explore.view import Freshness, View
 from explorer.ui.session import page_job
 from explorer.ui.shared import draft as drafts
-from explorer.ui.shared.failure import failure_panel
-from explorer.ui.shared.fold import fold
-from explorer.ui.shared.hazards import hazards_panel
-from explorer.ui.shared.readable import small
+from explorer.ui.shared.charts import draw, in_groups
+from explorer.ui.shared.download import Offer, download
+from explorer.ui.shared.elements import failure_panel, fold, hazards_panel, small_text
+from explorer.view.compare.cost import (
+    recompute_cost,
+    recompute_time,
+    step_time,
+    time_answer,
+    uncounted_in_words,
+)
+from explorer.view.compare.gradients import (
+    buffer_table,
+    carried_table,
+    diff_table,
+    gradient_chart,
+    mask_table,
+    parameter_table,
+    recompute_count_table,
+    rng_table,
+    scope_sentence,
+    state_change_table,
+    verdict_sentence,
+)
 from explorer.view.compare.headline import errors
-from explorer.view.drawing.units import count
+from explorer.view.drawing.units import count, flops, milliseconds
+from explorer.view.graph.dot import caption, difference, themed
 from explorer.view.graph.nesting import RUN
+from explorer.view.memory.blocks import operators_chart, saved_bytes_chart
 from explorer.view.text import explore as glossary
 from explorer.view.text.runs import what_failed
 
 TABS = ["Memory", "Budget", "Cost", "Gradients", "Blocks", "Autograd"]
 
 
-def results(state: ExploreState, view: Shown) -> None:
+def results(state: ExploreState, view: View) -> None:
     """Draws the measured results of the last comparison, else of the baseline alone."""
-    graph = drafts.graph_of(state.draft)
-    comparison, baseline = view.comparison, view.charted
+    graph, comparison, baseline = view.graph, view.comparison, view.charted
     tabs = st.tabs(TABS, key="tabs", on_change="rerun")
     if baseline is None:
         with tabs[0]:
@@ -43,7 +69,7 @@ def results(state: ExploreState, view: Shown) -> None:
     memory, budget, cost, gradients, blocks, autograd = tabs
     if memory.open:
         with memory:
-            _memory(state, view, graph, block)
+            _memory(state, view, block)
     if budget.open and graph is not None:
         with budget:
             front_panel(state, view, graph)
@@ -61,14 +87,10 @@ def results(state: ExploreState, view: Shown) -> None:
             if why_not:
                 st.caption(why_not)
                 return
-            asked = autograd_panel(graph, work.result(state, "pictures"), block=block, busy=state.job.id is not None)
-            if asked is not None:
-                _start(state, DrawAutograd(spec=state.draft.spec, block=asked))
-
-
-def _start(state: ExploreState, request: DrawAutograd) -> None:
-    page_job.start(state.job, request)
-    st.rerun()
+            chosen = autograd_panel(graph, work.result(state, "pictures"), block=block, busy=state.job.id is not None)
+            if chosen is not None:
+                page_job.start(state.job, DrawAutograd(spec=state.draft.spec, block=chosen))
+                st.rerun()
 
 
 def _waiting(state: ExploreState) -> None:
@@ -82,12 +104,12 @@ def _waiting(state: ExploreState) -> None:
         )
 
 
-def _memory(state: ExploreState, view: Shown, graph: ModelGraph | None, block: str) -> None:
+def _memory(state: ExploreState, view: View, block: str) -> None:
     candidate = view.comparison.candidate if view.comparison is not None else None
     for name, run in (("baseline", view.charted), ("candidate", candidate)):
         if run is not None and run.failure is not None:
             failure_panel(run.failure, key=name)
-    memory_panel(state, view, graph, block=block)
+    memory_panel(state, view, block=block)
 
 
 def _cost(comparison: Comparison | None, why_empty: str) -> None:
@@ -102,19 +124,188 @@ def _cost(comparison: Comparison | None, why_empty: str) -> None:
 def _gradients(state: ExploreState, graph: ModelGraph | None, comparison: Comparison | None) -> None:
     spec = state.draft.spec
     if graph is not None:
-        known = hazards(graph, spec.policy, spec.plan, spec)
+        known_hazards = hazards(graph, spec.policy, spec.plan, spec)
         with fold(
-            f"Known before any run: {count(len(known), 'hazard')}",
+            f"Known before any run: {count(len(known_hazards), 'hazard')}",
             icon=":material/warning:",
-            key="hazards_with_errors" if errors(known) else "hazards",
-            expanded=bool(errors(known)),
+            key="hazards_with_errors" if errors(known_hazards) else "hazards",
+            expanded=bool(errors(known_hazards)),
         ):
-            hazards_panel(known)
+            hazards_panel(known_hazards)
     if comparison is None or comparison.is_predicted:
         st.caption(drafts.why_not_run(state.draft) or glossary.EMPTY)
         return
     if comparison.candidate.spec != spec:
-        small(glossary.FRESHNESS[Freshness.STALE])
+        small_text(glossary.FRESHNESS[Freshness.STALE])
     if comparison.failure is not None:
         failure_panel(comparison.failure, key="comparison")
     gradients_panel(comparison)
+
+
+PARTS = ("step", "forward", "backward", "optimizer")
+OPERATIONS, TIME, STEP = "Operations per block", "Time per block", "Time of the step"
+
+
+def cost_panel(comparison: Comparison) -> None:
+    """FLOPs and times of both runs, then of each recomputed block."""
+    st.markdown(glossary.NO_CLOCK if comparison.is_predicted else time_answer(comparison), help=glossary.COST)
+    st.dataframe(
+        [_row("baseline", comparison.baseline), _row("candidate", comparison.candidate)],
+        key="cost_totals", hide_index=True, width="stretch", alt="FLOPs and times of both runs",
+    )  # fmt: skip
+    if left_out := uncounted_in_words(comparison.candidate):
+        small_text(f":orange[{left_out}.]")
+    view = st.segmented_control(
+        "View",
+        [OPERATIONS, TIME, STEP],
+        default=OPERATIONS,
+        key="cost_view",
+        required=True,
+        label_visibility="collapsed",
+    )
+    chart = {OPERATIONS: recompute_cost, TIME: recompute_time, STEP: step_time}[view or OPERATIONS]
+    draw(chart(comparison), key=f"cost_{chart.__name__}")
+
+
+def _row(name: str, run: Measurement) -> dict[str, str]:
+    row = {
+        "run": name,
+        "forward": flops(run.forward_flops),
+        "recompute": flops(run.recompute_flops),
+        "backward": flops(run.backward_flops),
+    }
+    for part in PARTS:
+        row[f"{part} time"] = milliseconds(getattr(run.times, part) if run.times else None)
+    return row
+
+
+COLOURS: dict[Verdict, Literal["green", "orange", "violet", "red", "gray"]] = {
+    "bitwise equal": "green",
+    "rounding": "orange",
+    "state moved": "violet",
+    "different": "red",
+    "not comparable": "gray",
+}
+ICONS = {
+    "bitwise equal": ":material/check_circle:",
+    "rounding": ":material/approval:",
+    "state moved": ":material/sync_problem:",
+    "different": ":material/cancel:",
+    "not comparable": ":material/help:",
+}
+
+
+def gradients_panel(comparison: Comparison) -> None:
+    """The verdict with its reasons, the tensors, then buffers, random generators, masks and state."""
+    verdict = comparison.verdict
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        st.badge(verdict, icon=ICONS[verdict], color=COLOURS[verdict], help=glossary.GRADIENTS)
+        # st.text: names come from the model and must not become markup.
+        st.text(verdict_sentence(comparison))
+    for cause in comparison.causes:
+        st.text(f"Likely cause: {cause}")
+    if scope := scope_sentence(comparison):
+        st.text(scope)
+    draw(gradient_chart(comparison), key="gradients")
+    st.markdown("**What else the step left behind**")
+    for key, title, rows in _rest(comparison):
+        with fold(f"{title} ({len(rows)})", key=f"rest_{key}"):
+            st.dataframe(rows, key=f"table_{key}", hide_index=True, width="stretch", alt=title)
+
+
+def _rest(comparison: Comparison) -> list[tuple[str, str, list[dict[str, object]]]]:
+    """Further tables of the comparison; checks without rows are left out."""
+    checked = [
+        ("buffers", "Buffers after the step", buffer_table(comparison)),
+        ("inputs", "Gradients of the inputs", diff_table(comparison.input_gradients)),
+        ("later", f"Gradients of step {comparison.n_steps}", diff_table(comparison.later_gradients)),
+        ("parameters", f"Parameters after {comparison.n_steps} steps", parameter_table(comparison)),
+        ("carried", "What else the model carries on, where it differs", carried_table(comparison)),
+        ("rng", "Positions of the random generators", rng_table(comparison)),
+        ("masks", "Dropout masks, forward against recompute", mask_table(comparison)),
+        ("state", "State that the recompute changed a second time", state_change_table(comparison)),
+        ("counts", "How often each block ran", recompute_count_table(comparison)),
+    ]
+    return [entry for entry in checked if entry[2]]
+
+
+def table_panel(run: Comparison | Measurement, *, block: str) -> None:
+    """Saved bytes per block and, inside the selected one, per operator; all that is known of each as a table."""
+    draw(saved_bytes_chart(run), key="saved")
+    draw(operators_chart(run, block), key="operators")
+    st.markdown("**Every block**")
+    both = (run.baseline, run.candidate) if isinstance(run, Comparison) else (run, run)
+    rows = _costs(*both)
+    st.dataframe(
+        rows, key="block_costs", hide_index=True, width="stretch", column_config=in_groups(rows),
+        alt="What every block costs",
+    )  # fmt: skip
+
+
+def _costs(baseline: Measurement, candidate: Measurement) -> list[dict[str, object]]:
+    """Table rows, one per block that ran."""
+    rows = []
+    for cost in candidate.blocks:
+        before = baseline.by_fqn.get(cost.fqn)
+        rows.append(
+            {
+                "block": cost.fqn or "(the model)",
+                "ran in forward": cost.n_forward,
+                "ran again": cost.n_recompute,
+                "saved, kept (bytes)": before.saved_after_forward_bytes if before else None,
+                "saved, candidate (bytes)": cost.saved_after_forward_bytes,
+                "alive at the peak (bytes)": cost.at_peak_bytes,
+                "recompute (FLOP)": cost.recompute_flops,
+                "left out by early stop (FLOP)": cost.skipped_flops,
+            }
+        )
+    return rows
+
+
+WINDOW = 560
+"""Pixels of height through which a picture of full size is seen."""
+LARGE = 150
+"""Nodes from which the browser's layout takes seconds."""
+
+
+def autograd_panel(graph: ModelGraph, pictures: AutogradPictures | None, *, block: str, busy: bool) -> str | None:
+    """Returns the block that a person wants drawn, else None."""
+    st.caption(
+        "What autograd records during forward: one node an operation, and the tensors each one saves for backward. "
+        "Recomputed blocks save their input; the rest is made again when backward arrives."
+    )
+    called = [node.fqn for node in graph.blocks if node.fqn and node.n_calls]
+    if not called:
+        st.caption("This model has no block inside it that its forward calls; there is no picture to choose.")
+        return None
+    choice, button = st.columns([5, 2], vertical_alignment="bottom")
+    with choice:
+        drawn = pictures.block if pictures else ""
+        usual = next((fqn for fqn in (block, drawn, *graph.repeats) if fqn in called), called[0])
+        chosen = st.selectbox("Block", called, index=called.index(usual), key=f"autograd_block_{usual}")
+    with button:
+        pressed = st.button(
+            "Draw", icon=":material/account_tree:", key="draw", disabled=busy, width="stretch",
+            help="Runs the block's forward twice in the worker: kept and recomputed.",
+        )  # fmt: skip
+    if pictures is not None:
+        st.text(difference(pictures))
+        full = st.toggle("Full size", key="autograd_full", help="As large as its words need, to be scrolled.")
+        kept, recomputed = (st.container(), st.container()) if full else st.columns(2, gap="small")
+        with kept:
+            _picture(f"{pictures.block} kept", pictures.kept, "kept", full=full)
+        with recomputed:
+            _picture(f"{pictures.block} recomputed", pictures.recomputed, "recomputed", full=full)
+    return chosen if pressed else None
+
+
+def _picture(title: str, picture: AutogradPicture, key: str, *, full: bool) -> None:
+    st.text(title)
+    st.caption(caption(picture))
+    download(Offer("DOT file", f"autograd-{key}.dot", picture.dot), key=f"dot_{key}")
+    if picture.n_nodes > LARGE and not st.toggle(f"Draw all {picture.n_nodes} nodes", key=f"large_{key}"):
+        return
+    dark = st.context.theme.type == "dark"
+    with st.container(height=WINDOW if full else "content", key=f"autograd_{key}"):
+        width: Literal["content", "stretch"] = "content" if full else "stretch"
+        st.graphviz_chart(themed(picture.dot, dark=dark), width=width, alt=f"Autograd graph of {title}")

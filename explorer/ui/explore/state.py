@@ -10,9 +10,10 @@ from explorer.record.measurement import Measurement
 from explorer.record.plan import Plan, Wish
 from explorer.record.policy import Policy
 from explorer.record.policy_file import Reading
-from explorer.ui.session import backend, opened, page_job
-from explorer.ui.session.kept import kept
+from explorer.ui.session import page_job
 from explorer.ui.session.page_job import PageJob
+from explorer.ui.session.repository import OpenedRun, opened_run, runs
+from explorer.ui.session.values import session_value
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.draft import Draft
 from explorer.view.graph.overlay import NOTHING
@@ -41,8 +42,8 @@ class ExploreState:
 
     draft: Draft
     """The draft that every page shares."""
-    about: str = ""
-    """The draft's graph when this was new: another one means another model."""
+    model: str = ""
+    """The draft's graph widget when this was new: another widget means another model."""
     job: PageJob = field(default_factory=PageJob)
     baseline: str | None = None
     """Key of the measured baseline."""
@@ -69,39 +70,38 @@ class ExploreState:
     """Reason why the store could not keep the last run."""
     doubt: str = ""
     """Warning from the evidence in an imported policy file."""
-    read: Reading | None = None
+    imported: Reading | None = None
     """An imported policy with notes to show, until a person dismisses the notes."""
 
 
 def current() -> ExploreState:
     """This visitor's state. Another model resets the state; an opened run of the store sets the state."""
     draft = drafts.current()
-    state = kept("explore", ExploreState, lambda: ExploreState(draft=draft, about=draft.widget))
+    state = session_value("explore", ExploreState, lambda: ExploreState(draft=draft, model=draft.widget))
     state.draft = draft
-    if (run := opened.taken("explore")) is not None:
+    if (run := opened_run("explore")) is not None:
         _show(state, run)
-    if state.about != draft.widget:
+    if state.model != draft.widget:
         page_job.forget(state.job)
         _forget(state, PageJob())
     return state
 
 
 def _forget(state: ExploreState, job: PageJob) -> None:
-    fresh = ExploreState(draft=state.draft, about=state.draft.widget, job=job)
-    for one in fields(ExploreState):
-        setattr(state, one.name, getattr(fresh, one.name))
+    fresh = ExploreState(draft=state.draft, model=state.draft.widget, job=job)
+    for field_ in fields(ExploreState):
+        setattr(state, field_.name, getattr(fresh, field_.name))
 
 
-def _show(state: ExploreState, run: opened.Opened) -> None:
+def _show(state: ExploreState, run: OpenedRun) -> None:
     """Shows model, policy, options and figures of a stored run; a job under way goes on."""
     record = run.record
     assert isinstance(record, Comparison | Measurement), "no other kind is shown here"
-    played = record.candidate if isinstance(record, Comparison) else record
-    foreseen = isinstance(played, Measurement) and played.origin == "predicted"
-    spec = record.candidate.spec if isinstance(record, Comparison) else record.spec
-    drafts.restart(state.draft, spec, predict=foreseen)
-    if foreseen:
-        backend.records().keep(backend.foreseen_key(spec), played)
+    candidate = record.candidate if isinstance(record, Comparison) else record
+    predicted = candidate.origin == "predicted"
+    drafts.restart(state.draft, candidate.spec, predict=predicted)
+    if predicted:
+        runs().add_prediction(candidate.spec, candidate)
     _forget(state, state.job)
     if isinstance(record, Comparison):
         state.shown = run.run_id

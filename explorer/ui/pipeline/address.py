@@ -26,8 +26,8 @@ WORDS: dict[str, tuple[str, ...]] = {"schedule": tuple(SCHEDULES), "checkpoint":
 SWITCHES = {"keyed_rng": "keyed", "deferred_batch_norm": "deferred"}
 
 
-class PlanChoices(Record):
-    """A plan without its cuts; as it is made, of a person who has chosen nothing."""
+class SplitChoices(Record):
+    """A pipeline split without its cuts. The defaults are those of a person who has chosen nothing."""
 
     n_microbatches: int = USUAL_MICROBATCHES
     schedule: str = USUAL_SCHEDULE
@@ -35,22 +35,22 @@ class PlanChoices(Record):
     keyed_rng: bool = True
     deferred_batch_norm: bool = False
     n_ranks: int | None = None
-    """None: as many as the schedule usually takes."""
+    """None: the usual number of the schedule."""
     actions: tuple[tuple[str, ...], ...] = ()
-    """An own schedule, which no address holds; empty: that of `schedule`."""
+    """Rows of an own schedule, which no address holds; empty: the rows of `schedule`."""
 
 
-USUAL = PlanChoices()
+USUAL = SplitChoices()
 
 
-def to_query(choices: PlanChoices, stages: tuple[tuple[str, ...], ...]) -> dict[str, str]:
+def to_query(choices: SplitChoices, stages: tuple[tuple[str, ...], ...]) -> dict[str, str]:
     """The address of a plan."""
     places, place = [], 0
     for stage in stages[:-1]:
         place += len(stage)
         places.append(str(place))
     query = {"cuts": ".".join(places) or UNCUT}
-    changed = {name: getattr(choices, name) for name in PlanChoices.__struct_fields__}
+    changed = {name: getattr(choices, name) for name in SplitChoices.__struct_fields__}
     changed = {name: value for name, value in changed.items() if value != getattr(USUAL, name)}
     if "n_microbatches" in changed:
         query["microbatches"] = str(choices.n_microbatches)
@@ -60,7 +60,7 @@ def to_query(choices: PlanChoices, stages: tuple[tuple[str, ...], ...]) -> dict[
     return query | {word: str(int(changed[name])) for name, word in SWITCHES.items() if name in changed}
 
 
-def from_query(query: Mapping[str, str]) -> tuple[PlanChoices, list[int] | None]:
+def from_query(query: Mapping[str, str]) -> tuple[SplitChoices, list[int] | None]:
     """The choices of an address, and behind how many blocks it cuts. Raises UnreadableFile with all faults."""
     chosen: dict[str, Any] = {}
     places: list[int] | None = None
@@ -73,11 +73,11 @@ def from_query(query: Mapping[str, str]) -> tuple[PlanChoices, list[int] | None]
         chosen["n_ranks"] = _number(text)
         if chosen["n_ranks"] is None or chosen["n_ranks"] > MOST_RANKS:
             faults.append(f"ranks={text} is no number from 1 to {MOST_RANKS}")
-    for name, known in WORDS.items():
+    for name, allowed in WORDS.items():
         if (text := query.get(name)) is not None:
             chosen[name] = text
-            if text not in known:
-                faults.append(f"{name}={text} is not known. {nearest(text, known) or ''}".rstrip())
+            if text not in allowed:
+                faults.append(f"{name}={text} is not known. {nearest(text, allowed) or ''}".rstrip())
     for name, word in SWITCHES.items():
         if (text := query.get(word)) is not None:
             chosen[name] = text == "1"
@@ -106,10 +106,10 @@ def cuts_at(places: list[int], graph: ModelGraph) -> list[str]:
         else:
             cuts.append(f"{pair[0]}>{pair[1]}")
     if faults:
-        raise UnreadableFile(f"The link's cuts do not fit this model: {'; '.join(faults)}.", hint="Cut it anew.")
+        raise UnreadableFile(f"The link's cuts do not fit this model: {'; '.join(faults)}.", hint="Choose other cuts.")
     return cuts
 
 
 def _number(text: str) -> int | None:
-    """A whole number from 1; None: `text` is none."""
+    """A whole number from 1; None for any other text."""
     return (int(text) or None) if text.isascii() and text.isdigit() and len(text) < 7 else None

@@ -57,20 +57,20 @@ def labels(graph: ModelGraph, policy: Policy, plan: PipelinePlan, profile: Pipel
     stage_of = {fqn: stage for stage, blocks in enumerate(plan.stages) for fqn in blocks}
     costs = {cost.blocks[0]: cost for cost in profile.blocks if len(cost.blocks) == 1} if profile else {}
     on = set(policy.blocks)
-    written = {}
+    by_fqn = {}
     for node in nest(graph).values():
         if not node.id:
             continue
         stage = _stage(node, stage_of)
         price = _price(costs.get(node.id), recomputed=node.id in on)
         own = node.id in stage_of or node.members
-        written[node.id] = Label(
+        by_fqn[node.id] = Label(
             bytes=f"params {mib(graph.by_fqn[node.id].parameter_bytes)}" if node.id in graph.by_fqn else "",
             note=" · ".join(filter(None, [price, f"stage {stage}" if own and stage is not None else ""])),
             title=_title(node, stage, costs.get(node.id)),
             stage=stage,
         )
-    return written
+    return by_fqn
 
 
 def _price(cost: BlockCost | None, *, recomputed: bool) -> str:

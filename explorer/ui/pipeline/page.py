@@ -21,31 +21,26 @@ from explorer.record.pipeline_run import PlayedSchedule
 from explorer.record.run import PipelinePlan, RunSpec
 from explorer.ui.pipeline import state as pipeline_state
 from explorer.ui.pipeline import work as pipeline_work
-from explorer.ui.pipeline.cap_panel import cap_panel
 from explorer.ui.pipeline.cut_graph import cut_graph
-from explorer.ui.pipeline.plan_panel import cell, engine_picker, plan_panel
 from explorer.ui.pipeline.results import Results, result_tabs
+from explorer.ui.pipeline.split_panel import cap_panel, cell, engine_picker, split_panel
 from explorer.ui.pipeline.state import PipelineState
 from explorer.ui.session import page_job, window
-from explorer.ui.session.plain import plain
 from explorer.ui.shared import draft as drafts
-from explorer.ui.shared.failure import last_failure
+from explorer.ui.shared.elements import escape, last_failure, strip, two_columns
 from explorer.ui.shared.model import model_row
 from explorer.ui.shared.run_bar import RunBar, run_bar
-from explorer.ui.shared.strip import strip
 from explorer.ui.shared.tour import OnPage, tour_panel
 from explorer.view.compare.headline import danger
 from explorer.view.drawing.units import count
 from explorer.view.pipeline.headline import Figure, figures
 from explorer.view.text import pipeline as words
 
-RIGHT_HEIGHT = 520
-
 
 def page() -> None:
     """The whole page, top to bottom. The Explore page shares model, policy and options."""
     split = pipeline_state.current()
-    page_job.attach(split.job, pipeline_work.ASKED)
+    page_job.attach(split.job, pipeline_work.REQUESTS)
     page_job.settle(split.job, partial(pipeline_work.take, split))
     pipeline_work.prepare(split)
     graph = None if split.draft.predict else drafts.graph_of(split.draft)  # stages are priced by real steps
@@ -53,41 +48,37 @@ def page() -> None:
         pipeline_state.absorb(split, graph)
 
     slot = st.container()
-    if window.narrow():
-        left, right, height = st.container(), st.container(), None
-    else:
-        left, right = st.columns([6, 8], gap="medium")
-        height = RIGHT_HEIGHT + window.extra_height()
-    known = None
+    left, right = two_columns("pipeline_results")
+    results = None
     with left:
         model_row(split.draft, partial(_choose_model, split), key="pipeline_options")
         if graph is not None:
-            known = _plan(split, graph)
+            results = _split(split, graph)
         elif split.job.id is not None:
             st.skeleton(height=400)
     pipeline_state.to_address(split, graph)
     with slot:
-        strip(tuple(cell(figure) for figure in _figures(known)))
-    with right, st.container(height=height or "content", border=False, key="pipeline_results"):
-        has_split = known is not None and known.own_run is not None
-        seen = OnPage(model=split.draft.spec.model, is_pipeline=True, has_split=has_split)
-        tour_panel(seen, split.draft, partial(_choose_model, split))
-        _trouble(split, known)
-        if known is not None and not window.is_known():
+        strip(tuple(cell(figure) for figure in _figures(results)))
+    with right:
+        has_split = results is not None and results.own_run is not None
+        on_page = OnPage(model=split.draft.spec.model, is_pipeline=True, has_split=has_split)
+        tour_panel(on_page, split.draft, partial(_choose_model, split))
+        _trouble(split, results)
+        if results is not None and not window.is_known():
             st.skeleton(height=320)
-        elif known is not None:
-            result_tabs(known, split)
+        elif results is not None:
+            result_tabs(results, split)
     with st.bottom:
-        if known is not None and (warning := danger(known.hazards, "Hazards")):
-            st.error(plain(warning), icon=":material/gpp_bad:")
-        _bar(split, known.spec if known is not None and not known.fault else None)
+        if results is not None and (warning := danger(results.hazards, "Hazards")):
+            st.error(escape(warning), icon=":material/gpp_bad:")
+        _bar(split, results.spec if results is not None and not results.fault else None)
 
 
-def _figures(known: Results | None) -> tuple[Figure, ...]:
-    if known is None:
+def _figures(results: Results | None) -> tuple[Figure, ...]:
+    if results is None:
         return figures(None, None, None, before=None)
-    run = known.own_run
-    return figures(run, known.forecast, known.plan, before=None if run is not None else known.run)
+    run = results.own_run
+    return figures(run, results.forecast, results.plan, before=None if run is not None else results.run)
 
 
 def _choose_model(split: PipelineState, model: ModelRef) -> None:
@@ -95,9 +86,9 @@ def _choose_model(split: PipelineState, model: ModelRef) -> None:
     pipeline_state.forget(split)
 
 
-def _plan(split: PipelineState, graph: ModelGraph) -> Results:
+def _split(split: PipelineState, graph: ModelGraph) -> Results:
     """Draws the controls and the graph; returns the known results of the plan."""
-    plan = plan_panel(split, graph, pipeline_work.profile_of(split.draft.spec))
+    plan = split_panel(split, graph, pipeline_work.profile_of(split.draft.spec))
     spec = split.draft.spec
     profile = pipeline_work.profile_of(spec)
     full = msgspec.structs.replace(spec, plan=plan)
@@ -107,7 +98,7 @@ def _plan(split: PipelineState, graph: ModelGraph) -> Results:
     n_blocks = len(spec.policy.blocks)
     st.caption(f"{count(n_blocks, 'block')} recomputed, as on the Explore page." if n_blocks else words.KEEPS_ALL)
     if profile is not None and (missing := left_out(plan, spec.policy)):
-        st.caption(plain(missing))
+        st.caption(escape(missing))
     cut_graph(split, graph, plan, profile)
     forecast, fault = _forecast(profile, plan, spec)
     return Results(
@@ -131,16 +122,16 @@ def _forecast(profile: PipelineProfile | None, plan: PipelinePlan, spec: RunSpec
         return None, str(error)
 
 
-def _trouble(split: PipelineState, known: Results | None) -> None:
+def _trouble(split: PipelineState, results: Results | None) -> None:
     """Links that cannot be read, runs without a result, plans that cannot run."""
     for message in filter(None, (split.draft.message, split.message)):
-        st.warning(plain(message), icon=":material/link_off:")
+        st.warning(escape(message), icon=":material/link_off:")
     if split.draft.predict:
         st.info(words.NEEDS_REAL_STEPS, icon=":material/visibility:")
     last_failure(split.job, key="pipeline")
-    if known is not None and known.fault:
-        st.error(plain(known.fault), icon=":material/error:")
-    elif known is not None and known.plan.n_ranks == 1 and len(known.plan.stages) > 1:
+    if results is not None and results.fault:
+        st.error(escape(results.fault), icon=":material/error:")
+    elif results is not None and results.plan.n_ranks == 1 and len(results.plan.stages) > 1:
         st.info(words.ONE_RANK, icon=":material/info:")
 
 

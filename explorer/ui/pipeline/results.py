@@ -1,22 +1,28 @@
-"""Results of a plan: the schedule in time, memory by rank, causes of differences, number of runs of blocks."""
+"""Results of a split: the schedule in time, memory by rank, causes of differences, number of runs, and its files."""
 
 from __future__ import annotations
 
+import io
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import streamlit as st
 
+from explorer.errors import ExplorerError
+from explorer.plan.export.torchrun import NEEDS, run_files
+from explorer.plan.policy import file as policy_file
 from explorer.record.graph import Hazard
 from explorer.record.pipeline_run import PipelineRun, PlayedSchedule, RankMemory
+from explorer.record.policy_file import PolicyFile
 from explorer.record.run import PipelinePlan, RunSpec
-from explorer.ui.pipeline.files import files_panel
 from explorer.ui.pipeline.state import PipelineState
-from explorer.ui.session.plain import plain
+from explorer.ui.session import backend
+from explorer.ui.session.repository import runs
 from explorer.ui.shared.charts import draw
-from explorer.ui.shared.failure import failure_panel
-from explorer.ui.shared.hazards import hazards_panel
-from explorer.ui.shared.readable import small
+from explorer.ui.shared.download import Offer, download, report_button
+from explorer.ui.shared.elements import escape, failure_panel, fold, hazards_panel, small_text
+from explorer.view.compare.headline import danger
 from explorer.view.drawing.units import count
 from explorer.view.pipeline import gantt, ranks
 from explorer.view.pipeline import shares as splitting
@@ -25,6 +31,7 @@ from explorer.view.text import pipeline as words
 
 ALL_MICROBATCHES = "all microbatches"
 ALL_RANKS = "all ranks"
+FOLDER = "pipeline-run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +42,7 @@ class Results:
     """With the plan."""
     plan: PipelinePlan
     run: PipelineRun | None
-    """The last run: of this plan where `fresh`."""
+    """The last run; if `fresh`, a run of this plan."""
     fresh: bool
     forecast: PlayedSchedule | None
     fault: str = ""
@@ -47,25 +54,25 @@ class Results:
         return self.run if self.fresh else None
 
 
-def result_tabs(known: Results, split: PipelineState) -> None:
+def result_tabs(results: Results, split: PipelineState) -> None:
     """Draws the tabs; hidden tabs are not computed. An older run has a mark; a new plan shows its prediction."""
-    run = known.run
+    run = results.run
     if run is not None and run.failure is not None and _failed(run):
         split.shown = None
         st.rerun()
     names = ["Schedule", "Memory", "Gradients", "Calls", "Hazards", "Files"]
     tabs = st.tabs(
-        [f"{name} ({len(known.hazards)})" if name == "Hazards" else name for name in names],
+        [f"{name} ({len(results.hazards)})" if name == "Hazards" else name for name in names],
         key="pipeline_tabs",
         on_change="rerun",
     )
     bodies: tuple[Callable[[], None], ...] = (
-        lambda: _schedule(known),
-        lambda: _memory(known),
-        lambda: _truth(known),
-        lambda: _calls(known),
-        lambda: hazards_panel(known.hazards),
-        lambda: files_panel(known.spec, known.plan, known.hazards, split.shown if known.fresh else None),
+        lambda: _schedule(results),
+        lambda: _memory(results),
+        lambda: _truth(results),
+        lambda: _calls(results),
+        lambda: hazards_panel(results.hazards),
+        lambda: _files(results, split.shown if results.fresh else None),
     )
     for tab, body in zip(tabs, bodies):
         if tab.open:
@@ -83,31 +90,31 @@ def _failed(run: PipelineRun) -> bool:
     return failure_panel(run.failure, key="pipeline_run_failed")
 
 
-def _schedule(known: Results) -> None:
-    run = known.own_run
+def _schedule(results: Results) -> None:
+    run = results.own_run
     measured = run.timing if run is not None else None
-    shown = measured or known.forecast
+    shown = measured or results.forecast
     if shown is None:
         st.caption(words.EMPTY_SCHEDULE)
         return
-    _multiplied(known.hazards)
+    _multiplied(results.hazards)
     state, picker = st.columns([8, 3], vertical_alignment="center")
     predicted = run.predicted if run is not None and measured is not None else None
     with state:
         if measured is None:
-            small(words.NOT_YET)
+            small_text(words.NOT_YET)
         else:
-            small(words.MEASURED if predicted else words.MEASURED.partition("]")[0] + "]")
+            small_text(words.MEASURED if predicted else words.MEASURED.partition("]")[0] + "]")
     with picker:
         follow = st.selectbox(
             "Follow a microbatch",
-            [ALL_MICROBATCHES, *range(known.plan.n_microbatches)],
+            [ALL_MICROBATCHES, *range(results.plan.n_microbatches)],
             format_func=lambda i: f"microbatch {i}" if isinstance(i, int) else i,
             key="pipeline_follow",
             label_visibility="collapsed",
             help=words.FOLLOW,
         )
-    followed = follow if isinstance(follow, int) and follow < known.plan.n_microbatches else None
+    followed = follow if isinstance(follow, int) and follow < results.plan.n_microbatches else None
     draw(gantt.gantt(shown, predicted, follow=followed), key="pipeline_gantt")
     st.caption(words.LEGEND, help=f"{words.BUBBLE}\n\n{words.CRITICAL}\n\n{words.RANK}")
     if run is not None and (spread := prices_held(run)):
@@ -130,33 +137,33 @@ def _multiplied(hazards: tuple[Hazard, ...]) -> None:
     """Warns of multiplied recompute beside the schedule, not only in the list of hazards."""
     for hazard in hazards:
         if hazard.rule == "multiplied-recompute":
-            st.warning(plain(f"{hazard.sentence} {hazard.remedy}"), icon=":material/warning:")
+            st.warning(escape(f"{hazard.sentence} {hazard.remedy}"), icon=":material/warning:")
 
 
-def _memory(known: Results) -> None:
-    run = known.own_run
+def _memory(results: Results) -> None:
+    run = results.own_run
     measured = run is not None and bool(run.memory)
-    memory = run.memory if run is not None and measured else (known.forecast.memory if known.forecast else ())
+    memory = run.memory if run is not None and measured else (results.forecast.memory if results.forecast else ())
     if not memory:
         st.caption("Memory by rank is neither measured nor predicted yet.")
         return
     state, picker = st.columns([8, 3], vertical_alignment="center")
     with state:
-        small(words.MEASURED.partition("]")[0] + "]" if measured else words.NOT_YET, help=words.RECEIVE)
-    one = _picked_rank(memory, picker)
+        small_text(words.MEASURED.partition("]")[0] + "]" if measured else words.NOT_YET, help=words.RECEIVE)
+    picked = _picked_rank(memory, picker)
     predicted = run.predicted.memory if run is not None and run.predicted else ()
-    if one is None:
+    if picked is None:
         draw(ranks.memory_chart(memory, predicted), key="pipeline_memory")
         draw(ranks.bands_chart(memory), key="pipeline_bands")
     else:
-        draw(ranks.rank_chart(one, predicted), key="pipeline_rank")
+        draw(ranks.rank_chart(picked, predicted), key="pipeline_rank")
     if run is not None and predicted:
         draw(ranks.against_chart(run), key="pipeline_against")
 
 
-def _picked_rank(memory: tuple[RankMemory, ...], place: st.delta_generator.DeltaGenerator) -> RankMemory | None:
-    by_rank = {one.rank: one for one in memory}
-    with place:
+def _picked_rank(memory: tuple[RankMemory, ...], column: st.delta_generator.DeltaGenerator) -> RankMemory | None:
+    by_rank = {of_rank.rank: of_rank for of_rank in memory}
+    with column:
         rank = st.selectbox(
             "Rank",
             [ALL_RANKS, *by_rank],
@@ -168,12 +175,12 @@ def _picked_rank(memory: tuple[RankMemory, ...], place: st.delta_generator.Delta
     return by_rank.get(rank) if isinstance(rank, int) else None
 
 
-def _truth(known: Results) -> None:
-    run = known.run
+def _truth(results: Results) -> None:
+    run = results.run
     if run is None or not run.gradients:
         st.caption(words.EMPTY_TRUTH)
         return
-    if not known.fresh:
+    if not results.fresh:
         st.markdown(words.OLDER)
     draw(splitting.truth_chart(run), key="pipeline_truth")
     st.caption(words.READ_TRUTH)
@@ -185,12 +192,12 @@ def _truth(known: Results) -> None:
         st.text(note)
 
 
-def _calls(known: Results) -> None:
-    run = known.run
+def _calls(results: Results) -> None:
+    run = results.run
     if run is None or not run.blocks:
         st.caption(words.EMPTY_CALLS)
         return
-    if not known.fresh:
+    if not results.fresh:
         st.markdown(words.OLDER)
     worst = max(run.blocks, key=lambda block: block.multiplier)
     if worst.multiplier > 2:
@@ -201,3 +208,47 @@ def _calls(known: Results) -> None:
             icon=":material/warning:",
         )
     draw(splitting.calls_chart(run), key="pipeline_calls")
+
+
+def _files(results: Results, run_key: str | None) -> None:
+    """The policy file with the plan, and files for torchrun on real ranks. `run_key`: key of the plan's run, if any."""
+    spec, plan = results.spec, results.plan
+    if run_key is not None:
+        report_button(run_key, stem=FOLDER, widget="pipeline_report")
+    if warning := danger(results.hazards, "Hazards"):
+        st.error(f"This plan is not safe. {escape(warning)}", icon=":material/gpp_bad:")
+    graph = runs().graph(spec)
+
+    def policy_text() -> str:
+        bare = PolicyFile(policy=spec.policy, model=spec.model, pipeline=plan)
+        return policy_file.dumps(policy_file.file_of(spec.policy, graph, plan=plan) if graph else bare)
+
+    download(Offer("Policy file with the plan (YAML)", "pipeline-policy.yaml", policy_text), key="pipeline_policy")
+    st.markdown("**On real ranks**, one GPU each: unpack these files, run the script, open what the ranks leave.")
+    st.caption(NEEDS)
+    try:
+        backend.check_offered(spec.model)  # the text of its file goes along
+        files = run_files(spec)
+    except ExplorerError as error:
+        st.caption("These files need a plan that can run.")
+        st.text(error.sentence)
+        return
+    scripts = Offer(
+        "torchrun script, plan and schedule (zip)",
+        f"{FOLDER}.zip",
+        lambda: zipped(files),
+        icon="terminal",
+        help="Unpack it where torchrun starts. `python -m explorer pipeline --results DIR` opens what its ranks leave.",
+    )
+    download(scripts, key="pipeline_torchrun")
+    with fold("Schedule as text, one line a rank", icon=":material/table_rows:", key="pipeline_csv"):
+        st.code(files["schedule.csv"], language=None)
+
+
+def zipped(files: dict[str, str]) -> bytes:
+    """A zip archive with all files in one folder."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in files.items():
+            archive.writestr(f"{FOLDER}/{name}", text)
+    return packed.getvalue()

@@ -25,10 +25,11 @@ from explorer.record.run import PipelineEngine
 from explorer.ui import block_graph
 from explorer.ui.block_graph import GraphMarks
 from explorer.ui.pipeline import address as plan_link
-from explorer.ui.pipeline.address import PlanChoices
-from explorer.ui.session import address, opened, window
-from explorer.ui.session.kept import kept
+from explorer.ui.pipeline.address import SplitChoices
+from explorer.ui.session import address, window
 from explorer.ui.session.page_job import PageJob
+from explorer.ui.session.repository import opened_run
+from explorer.ui.session.values import session_value
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.draft import Draft, History
 from explorer.view.graph.nesting import ancestors, default_open
@@ -49,12 +50,12 @@ class PipelineState:
 
     draft: Draft
     """The draft that every page shares."""
-    choices: PlanChoices = plan_link.USUAL
+    choices: SplitChoices = plan_link.USUAL
     """Microbatches, schedule and switches of the plan."""
     own_schedule: tuple[tuple[str, ...], ...] = ()
     """Rows of a person's last schedule file; the rows are in use if `choices.actions` holds them."""
     engine: PipelineEngine = "inproc"
-    """Which executor plays it."""
+    """Executor of the schedule."""
     marks: GraphMarks | None = None
     """State of the drawn graph, as the page knows it, with the cuts; None until the graph is drawn."""
     model: str = ""
@@ -80,11 +81,11 @@ class PipelineState:
 def current() -> PipelineState:
     """This visitor's state; on the first visit the state of the address bar. An opened run sets the state."""
     draft = drafts.current()
-    if (run := opened.taken("pipeline")) is not None:
+    if (run := opened_run("pipeline")) is not None:
         assert isinstance(run.record, PipelineRun), "no other kind is shown here"
         drafts.restart(draft, msgspec.structs.replace(run.record.spec, plan=None))
         st.session_state["pipeline"] = _of_a_run(draft, run.record, run.run_id)
-    split = kept("pipeline", PipelineState, lambda: _first(draft))
+    split = session_value("pipeline", PipelineState, lambda: _first(draft))
     split.draft = draft
     return split
 
@@ -101,7 +102,7 @@ def _of_a_run(draft: Draft, run: PipelineRun, run_id: str) -> PipelineState:
     plan = run.spec.plan
     fresh = PipelineState(draft=draft, engine=run.engine, shown=run_id)
     if plan is not None:
-        fresh.choices = PlanChoices(**{name: getattr(plan, name) for name in PlanChoices.__struct_fields__})
+        fresh.choices = SplitChoices(**{name: getattr(plan, name) for name in SplitChoices.__struct_fields__})
         if plan.schedule not in SCHEDULES:
             choose(fresh, "schedule", USUAL_SCHEDULE)
             fresh.message = f"This run's schedule {plan.schedule[:40]} is not known here; {USUAL_SCHEDULE} is drawn."
@@ -148,14 +149,14 @@ def absorb(split: PipelineState, graph: ModelGraph, *, until_press: bool = False
     policy = split.draft.spec.policy
     if set(marks.on) != set(policy.blocks):
         block_graph.replace(marks, policy.blocks)
-    cuts, told = tuple(marks.cuts), st.session_state.get(WIDGET)
-    window.take(told)
-    if not block_graph.adopt(marks, told, until_press=until_press):
+    cuts, message = tuple(marks.cuts), st.session_state.get(WIDGET)
+    window.take(message)
+    if not block_graph.adopt(marks, message, until_press=until_press):
         return
     if set(marks.cuts) != set(cuts):
-        _remember(split, Before(cuts=cuts))
+        _record(split, Before(cuts=cuts))
     if set(marks.on) != set(policy.blocks):
-        _remember(split, Before(policy=policy))
+        _record(split, Before(policy=policy))
         drafts.set_policy(split.draft, decision.policy_after(policy, marks.on, graph), graph)
 
 
@@ -176,14 +177,14 @@ def cut_at(split: PipelineState, graph: ModelGraph, stages: tuple[tuple[str, ...
     marks = marks_of(split, graph)
     cuts = [f"{before[-1]}>{after[0]}" for before, after in zip(stages, stages[1:])]
     if set(cuts) != set(marks.cuts):
-        _remember(split, Before(cuts=tuple(marks.cuts)))
+        _record(split, Before(cuts=tuple(marks.cuts)))
         block_graph.replace(marks, marks.on, cuts)
 
 
 def recompute(split: PipelineState, graph: ModelGraph, policy: Policy) -> None:
     """Sets another policy for the draft, one undo step."""
     if policy != split.draft.spec.policy:
-        _remember(split, Before(policy=split.draft.spec.policy))
+        _record(split, Before(policy=split.draft.spec.policy))
         drafts.set_policy(split.draft, policy, graph)
         block_graph.replace(marks_of(split, graph), policy.blocks)
 
@@ -205,7 +206,7 @@ def undo(split: PipelineState, graph: ModelGraph, *, forward: bool = False) -> N
         drafts.set_policy(split.draft, before.policy, graph)
 
 
-def _remember(split: PipelineState, before: Before) -> None:
+def _record(split: PipelineState, before: Before) -> None:
     split.uncut &= before.cuts is None
     split.history.record(before)
 

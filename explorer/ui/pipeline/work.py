@@ -5,21 +5,23 @@ The request is the key of its result, so the figures of a plan return as soon as
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import msgspec
 
 from explorer.jobs.client import Job
 from explorer.jobs.protocol import Describe, FindJointPlan, ProfileStages, RunPipeline
 from explorer.plan.pipeline.cuts import atoms
-from explorer.record.base import to_json
 from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.pipeline_run import PipelineRun
 from explorer.record.plan import JointPlan
 from explorer.record.run import RunSpec
-from explorer.ui.pipeline.cap_panel import take_plan
+from explorer.ui.pipeline.split_panel import take_plan
 from explorer.ui.pipeline.state import PipelineState
-from explorer.ui.session import backend, page_job
+from explorer.ui.session import page_job
+from explorer.ui.session.repository import request_key, runs
 
-ASKED = (Describe, ProfileStages, FindJointPlan, RunPipeline)
+REQUESTS = (Describe, ProfileStages, FindJointPlan, RunPipeline)
 
 
 def prepare(split: PipelineState) -> None:
@@ -27,7 +29,7 @@ def prepare(split: PipelineState) -> None:
     if split.job.id is not None or split.job.run_failed or split.draft.predict:
         return
     spec = split.draft.spec
-    graph = backend.graph_of(spec)
+    graph = runs().graph(spec)
     if graph is None:
         page_job.start(split.job, Describe(model=spec.model, seed=spec.seed, device=spec.device))
     elif profile_of(spec) is None:
@@ -41,34 +43,33 @@ def run(split: PipelineState, spec: RunSpec) -> None:
 
 def take(split: PipelineState, job: Job) -> None:
     """The result of a finished job."""
-    records = backend.records()
+    result = cast(Any, job.result)
     match job.request:
         case Describe(model=model, device=device):
-            records.keep(backend.graph_key(model, device), job.result)
+            runs().add_graph(model, device, result)
         case ProfileStages(spec=spec):
-            records.keep(_profile_key(spec), job.result)
+            runs().profiles.add(request_key(_unsplit(spec)), result)
         case FindJointPlan() as request:
-            assert isinstance(job.result, JointPlan), "what FindJointPlan gives"
-            take_plan(split, request, job.result)
+            assert isinstance(result, JointPlan), "what FindJointPlan gives"
+            take_plan(split, request, result)
         case RunPipeline(spec=spec):
             key = job.run_id or job.id
-            records.keep(key, job.result)
+            runs().add(key, result)
             split.shown = key
-            if isinstance(job.result, PipelineRun) and job.result.failure is None:
-                records.keep(_run_key(spec), key)
+            if isinstance(result, PipelineRun) and result.failure is None:
+                runs().pipeline_runs.add(request_key(spec), key)
 
 
 def profile_of(spec: RunSpec) -> PipelineProfile | None:
     """Prices of the blocks of `spec`'s model, if measured lately."""
-    profile = backend.records().get(_profile_key(spec))
-    return profile if isinstance(profile, PipelineProfile) else None
+    return runs().profiles.get(request_key(_unsplit(spec)))
 
 
 def shown(split: PipelineState, spec: RunSpec) -> PipelineRun | None:
     """The last run of exactly `spec`, else the last run of this page; None before the first."""
     last = _last(split)
     if last is None or last.spec != spec:
-        split.shown = backend.records().get(_run_key(spec)) or split.shown
+        split.shown = runs().pipeline_runs.get(request_key(spec)) or split.shown
         last = _last(split)
     return last if last is not None and last.spec.model == spec.model else None
 
@@ -86,11 +87,3 @@ def _unsplit(spec: RunSpec) -> RunSpec:
     serves every plan and policy; units that save operators or offload stay in the specification."""
     special = tuple(unit for unit in spec.policy.units if unit.action != "recompute")
     return msgspec.structs.replace(spec, policy=msgspec.structs.replace(spec.policy, units=special), plan=None)
-
-
-def _profile_key(spec: RunSpec) -> str:
-    return f"profile {to_json(_unsplit(spec)).decode()}"
-
-
-def _run_key(spec: RunSpec) -> str:
-    return f"pipelined {to_json(spec).decode()}"

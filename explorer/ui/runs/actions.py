@@ -1,4 +1,4 @@
-"""Actions on the selected runs: open, rename, note, pin, download, delete, compare side by side."""
+"""Actions on the selected runs: open, rename, note, pin, download, delete, compare side by side; ranks of a step."""
 
 from __future__ import annotations
 
@@ -11,24 +11,21 @@ from explorer.errors import ExplorerError
 from explorer.jobs.store import StoredRun
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement, RecordedRanks
-from explorer.ui.runs.listed import PINNABLE, RANKS
-from explorer.ui.runs.ranks import ranks_panel
-from explorer.ui.runs.state import current, reorder
-from explorer.ui.session import backend, known, opened, pins
-from explorer.ui.session.opened import PAGES
-from explorer.ui.session.plain import plain
+from explorer.ui.runs.table import PINNABLE, RANKS, current, reorder
+from explorer.ui.session import backend, repository
+from explorer.ui.session.repository import PAGES
 from explorer.ui.shared.charts import draw
-from explorer.ui.shared.download import Offer, download
-from explorer.ui.shared.readable import on_primary
-from explorer.ui.shared.reports import report_button
+from explorer.ui.shared.download import Offer, download, report_button
+from explorer.ui.shared.elements import escape, on_primary
 from explorer.view.drawing.units import count
+from explorer.view.memory.ranks import rank_rows, ranks_at_peak, ranks_over_time
 from explorer.view.memory.timeline import timeline
 from explorer.view.text.runs import figures_of
 
 LONGEST_NOTE = 2000
 
 
-def one(run: StoredRun) -> None:
+def actions_on(run: StoredRun) -> None:
     """Draws the actions on a single run."""
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="actions"):
         name = st.text_input("Name", run.name, key=f"name_{run.run_id}", max_chars=200)
@@ -52,7 +49,7 @@ def one(run: StoredRun) -> None:
         if st.button("Delete", icon=":material/delete:", key="delete"):
             _confirm([run])
     _note(run)
-    if run.kind == RANKS and (rank := ranks_panel(run)) is not None:
+    if run.kind == RANKS and (rank := _ranks(run)) is not None:
         _open(rank)
 
 
@@ -67,31 +64,31 @@ def _note(run: StoredRun) -> None:
             do(lambda: backend.store().write_note(run.run_id, note.strip()), "Noted.", reorders=False)
 
 
-def several(runs: Sequence[StoredRun]) -> None:
+def compare_runs(runs: Sequence[StoredRun]) -> None:
     """Runs side by side in figures, two also as timelines on one axis; a comparison takes part with its candidate."""
     if st.button(f"Delete {count(len(runs), 'run')}", icon=":material/delete:", key="delete_several"):
         _confirm(runs)
     try:
-        measured = [_candidate(backend.record(run.run_id)) for run in runs]
+        candidates = [_candidate(repository.runs().record(run.run_id)) for run in runs]
     except ExplorerError as error:
-        st.error(plain(str(error)))
+        st.error(escape(str(error)))
         return
-    known_runs = [one for one in measured if one is not None]
-    if len(known_runs) < len(runs):
+    measured = [run for run in candidates if run is not None]
+    if len(measured) < len(runs):
         st.caption("Only measurements, comparisons and recorded ranks can be held side by side.")
         return
     if len(runs) == 2:
         st.text(f"baseline: {runs[0].name}\ncandidate: {runs[1].name}")
-        draw(timeline(*known_runs), key="two_runs")
-    figures = [figures_of(run) for run in known_runs]
-    names = _unlike([run.name for run in runs])
+        draw(timeline(*measured), key="two_runs")
+    figures = [figures_of(run) for run in measured]
+    names = _distinct([run.name for run in runs])
     st.dataframe(
         [{"figure": name, **{run: own[name] for run, own in zip(names, figures)}} for name in figures[0]],
         key="side_by_side", hide_index=True, width="stretch", alt="Headline figures of the selected runs",
     )  # fmt: skip
 
 
-def _unlike(names: Sequence[str]) -> list[str]:
+def _distinct(names: Sequence[str]) -> list[str]:
     """Names of the selected runs; equal names get their position as a suffix."""
     return [name if names.count(name) == 1 else f"{name} ({place})" for place, name in enumerate(names, 1)]
 
@@ -107,7 +104,7 @@ def _candidate(record: Any) -> Measurement | None:
 def _open(run: StoredRun) -> None:
     """Puts model, policy, options and figures of the run on the page that shows its kind."""
     try:
-        page_name = opened.hand_over(run)
+        page_name = repository.open_on_page(run)
     except ExplorerError as error:
         current().error = str(error)
         st.rerun()
@@ -117,7 +114,7 @@ def _open(run: StoredRun) -> None:
 def _pin(run: StoredRun) -> None:
     def act() -> None:
         backend.store().pin(run.run_id, pinned=not run.pinned)
-        pins.read()
+        repository.read_pins()
 
     do(act, "Unpinned." if run.pinned else "Pinned: new runs of this model are compared with this policy.")
 
@@ -133,16 +130,48 @@ def _confirm(runs: Sequence[StoredRun]) -> None:
 def _delete(runs: Sequence[StoredRun]) -> None:
     for run in runs:
         backend.store().delete(run.run_id)
-        known.forget(run.run_id)
+        repository.runs().drop(run.run_id)
 
 
-def do(act: Callable[[], object], done: str, *, reorders: bool = True) -> None:
-    """Calls `act` and draws the page again, which shows `done`, or the sentence that `act` returns."""
+def do(act: Callable[[], object], outcome: str, *, reorders: bool = True) -> None:
+    """Calls `act` and draws the page again, which shows `outcome`, or the sentence that `act` returns."""
     try:
-        outcome = act()
-        current().done = outcome if isinstance(outcome, str) else done
+        sentence = act()
+        current().outcome = sentence if isinstance(sentence, str) else outcome
         if reorders:
             reorder()
     except ExplorerError as error:
         current().error = str(error)
     st.rerun()
+
+
+def _ranks(run: StoredRun) -> StoredRun | None:
+    """The ranks of one recorded step side by side. Returns the rank that a person opens, as a run of the list."""
+    try:
+        ranks = repository.runs().record(run.run_id)
+        assert isinstance(ranks, RecordedRanks), "of that kind"
+        chosen = None
+        with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="one_rank"):
+            numbers = list(ranks.by_rank)
+            fullest = numbers.index(ranks.fullest.rank or 0)
+            rank = st.selectbox("Rank", numbers, index=fullest, key=f"rank_{run.run_id}", width=120)
+            if st.button(
+                on_primary("Open this rank"), icon=":material/open_in_new:", key="open_rank", type="primary",
+                help="On the Explore page, as a run of its own: forecast and planned like any other.",
+            ):  # fmt: skip
+                chosen = _stored_rank(f"{run.name}, rank {rank}", ranks.by_rank[rank])
+    except ExplorerError as error:
+        st.error(escape(str(error)))
+        return None
+    draw(ranks_over_time(ranks), key="ranks_over_time")
+    draw(ranks_at_peak(ranks), key="ranks_at_peak")
+    st.dataframe(rank_rows(ranks), key="ranks", hide_index=True, width="stretch", alt="One row a rank")
+    return chosen
+
+
+def _stored_rank(name: str, rank: Measurement) -> StoredRun:
+    """Adds the rank to the list the first time."""
+    store, model = backend.store(), rank.spec.model.target
+    stored = next((run for run in store.list() if (run.name, run.model) == (name, model)), None)
+    run_id = stored.run_id if stored is not None else store.save(rank, name)
+    return next(run for run in store.list() if run.run_id == run_id)

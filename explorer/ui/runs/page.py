@@ -6,15 +6,13 @@ import streamlit as st
 
 from explorer.errors import ExplorerError
 from explorer.jobs import run_file
-from explorer.jobs.rank_files import grouped
+from explorer.jobs.run_file import grouped
 from explorer.jobs.store import StoredRun
 from explorer.ui.runs import actions
-from explorer.ui.runs.listed import chosen_runs, table
-from explorer.ui.runs.points import points_of
-from explorer.ui.runs.state import RunsState, current, reorder
+from explorer.ui.runs.table import RunsState, chosen_runs, current, points_of, reorder, table
 from explorer.ui.session import backend
-from explorer.ui.session.plain import plain
 from explorer.ui.shared.charts import draw
+from explorer.ui.shared.elements import escape
 from explorer.view.compare.run_plane import SIGNS, TOO_FEW, run_plane
 from explorer.view.drawing.units import count
 
@@ -22,34 +20,34 @@ from explorer.view.drawing.units import count
 def page() -> None:
     """Draws the list, and the actions on the selected runs."""
     st.markdown("#### Runs", help="Kept in one file in your data directory; CHECKPOINT_EXPLORER_HOME names another.")
-    _say(current())
+    _last_outcome(current())
     try:
         runs = backend.store().list()
     except ExplorerError as error:
-        st.error(plain(str(error)))
+        st.error(escape(str(error)))
         return
     _take_file()
     if not runs:
         st.caption("No run yet. Press **Run** on the Explore page, or open a run file from another machine.")
         return
-    those = chosen_runs(runs)
-    selected = table(those)
+    listed = chosen_runs(runs)
+    selected = table(listed)
     if not selected:
         st.caption("Select a row to open, rename, note, pin, export or delete it; select several to compare them.")
     elif len(selected) == 1:
-        actions.one(selected[0])
+        actions.actions_on(selected[0])
     else:
-        actions.several(selected)
-    _plane(those)
+        actions.compare_runs(selected)
+    _plane(listed)
 
 
-def _say(state: RunsState) -> None:
+def _last_outcome(state: RunsState) -> None:
     """Shows the outcome of the last action, once."""
     if state.error:
-        st.error(plain(state.error))
-    if state.done:
-        st.success(plain(state.done))
-    state.error = state.done = ""
+        st.error(escape(state.error))
+    if state.outcome:
+        st.success(escape(state.outcome))
+    state.error = state.outcome = ""
 
 
 def _take_file() -> None:
@@ -60,17 +58,19 @@ def _take_file() -> None:
             accept_multiple_files=True,
         )  # fmt: skip
         st.caption("Files of the ranks of one step, chosen together, become one run: ranks side by side.")
-    taken = current().taken
-    new = [file for file in chosen if file.file_id not in taken]
+    files_taken = current().files_taken
+    new = [file for file in chosen if file.file_id not in files_taken]
     if not new:
         return
-    taken.update(file.file_id for file in new)
+    files_taken.update(file.file_id for file in new)
 
     names = ", ".join(file.name for file in new)
 
     def add() -> str:
         before = {run.run_id for run in backend.store().list()}
-        added = [backend.store().import_file(run_file.write(one)) for one in grouped([file.getvalue() for file in new])]
+        added = [
+            backend.store().import_file(run_file.write(record)) for record in grouped([file.getvalue() for file in new])
+        ]
         here = [run_id for run_id in added if run_id in before]
         if not here:
             return f"{names} {'was' if len(new) == 1 else 'were'} added."
@@ -82,10 +82,10 @@ def _take_file() -> None:
 def _plane(runs: tuple[StoredRun, ...]) -> None:
     """The runs of the chosen model, else of the newest run's, as points of peak and time."""
     model = max(runs, key=lambda run: run.created).model
-    placed = points_of([run for run in runs if run.model == model])
-    if len(placed) < 2:
+    keyed = points_of([run for run in runs if run.model == model])
+    if len(keyed) < 2:
         st.caption(TOO_FEW)
         return
-    points = [point for _, point in placed]
+    points = [point for _, point in keyed]
     st.caption(SIGNS)
-    draw(run_plane(points, model), key="run_plane", act=lambda custom: reorder(placed[int(custom[0])][0].run_id))
+    draw(run_plane(points, model), key="run_plane", act=lambda custom: reorder(keyed[int(custom[0])][0].run_id))

@@ -1,1 +1,1 @@
-"""Parts of a visitor's session: backend, address, widgets, window, known runs. Read kept.py first."""
+"""Parts of a visitor's session: address, values, window, job, and the repository of runs. Read repository.py first."""

@@ -55,16 +55,16 @@ def from_query(query: Mapping[str, str]) -> RunSpec | None:
                 hint="Copy the whole address again, to its end.",
             ) from error
         spec = from_json(text, RunSpec)
-    named = {"target": query["model"], "size": query.get("size"), "weights": query.get("weights", "")}
-    return msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, **named))
+    readable = {"target": query["model"], "size": query.get("size"), "weights": query.get("weights", "")}
+    return msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, **readable))
 
 
 def show(query: dict[str, str]) -> None:
     """Writes `query` into the address bar, which keeps the job under way."""
     now = st.query_params.to_dict()
-    wanted = query | {name: value for name, value in now.items() if name == "job"}
-    if now != wanted:
-        st.query_params.from_dict(wanted)
+    new = query | {name: value for name, value in now.items() if name == "job"}
+    if now != new:
+        st.query_params.from_dict(new)
 
 
 def _sparse(spec: RunSpec) -> dict[str, object]:

@@ -18,11 +18,10 @@ import streamlit as st
 
 from explorer.errors import ExplorerError
 from explorer.jobs.client import Job
-from explorer.jobs.protocol import Measure, Request
+from explorer.jobs.protocol import Measure, Request, models_of
 from explorer.record.failure import Failure
-from explorer.record.graph import ModelRef
-from explorer.record.run import RunSpec
 from explorer.ui.session import backend
+from explorer.ui.session.repository import runs
 
 Take = Callable[[Job], None]
 """Puts the result of a finished job onto its page."""
@@ -31,13 +30,13 @@ LOST = Failure(kind="crash", sentence="The app was restarted while this ran.", h
 
 @dataclass(slots=True, kw_only=True)
 class PageJob:
-    """The worker's job for a page. `asked` and `failure` begin and end with a job."""
+    """The worker's job for a page. `requested` and `failure` begin and end with a job."""
 
     id: str | None = None
     """The job under way; None: there is none, and the next may start."""
     what: str = ""
     """Name of the job's request, as `Compare`."""
-    asked: bool = False
+    requested: bool = False
     """Run was pressed, and the job has not started yet."""
     cancelling: bool = False
     """Cancel was pressed, and the job has not ended yet."""
@@ -54,8 +53,8 @@ class PageJob:
 
 def attach(life: PageJob, kinds: tuple[type, ...]) -> None:
     """Restores, after a refresh, the page's job from the address bar if the job is one of `kinds`."""
-    named = st.query_params.get("job")
-    job = backend.worker().job(named) if named and life.id is None else None
+    job_id = st.query_params.get("job")
+    job = backend.worker().job(job_id) if job_id and life.id is None else None
     if job is not None and isinstance(job.request, kinds):
         life.id, life.what = job.id, type(job.request).__name__
     _name_in_address(life)
@@ -67,11 +66,11 @@ def start(life: PageJob, request: Request) -> None:
         return
     life.failure, life.cancelling = None, False
     with refusing(life):
-        for model in _models(request):
+        for model in models_of(request):
             backend.check_offered(model)
-        backend.give_way()
-        foreseen = isinstance(request, Measure) and request.without_data  # no run: the list of runs has none of it
-        life.id, life.what = backend.worker().submit(request, keep=not foreseen).id, type(request).__name__
+        backend.free_worker()
+        predicted = isinstance(request, Measure) and request.without_data  # no run: the list of runs has none of it
+        life.id, life.what = backend.worker().submit(request, keep=not predicted).id, type(request).__name__
     life.refused = False
     _name_in_address(life)
 
@@ -134,19 +133,13 @@ def forget(life: PageJob) -> None:
 def record(life: PageJob, key: str | None) -> Any:
     """The record under `key`; None without a record. An unreadable record becomes the failure."""
     with refusing(life):
-        return backend.record(key)
+        return runs().record(key)
     return None
 
 
-def _models(request: Request) -> Iterator[ModelRef]:
-    for field in (getattr(request, name) for name in request.__struct_fields__):
-        if isinstance(field, RunSpec | ModelRef):
-            yield field.model if isinstance(field, RunSpec) else field
-
-
 def _name_in_address(life: PageJob) -> None:
-    named = st.query_params.get("job")
-    if life.id is not None and named != life.id:
+    job_id = st.query_params.get("job")
+    if life.id is not None and job_id != life.id:
         st.query_params["job"] = life.id
-    elif life.id is None and named is not None:
+    elif life.id is None and job_id is not None:
         del st.query_params["job"]

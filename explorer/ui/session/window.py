@@ -23,10 +23,10 @@ KEY = "window"
 
 def take(message: Mapping[str, Any] | None) -> bool:
     """Takes over the window size that a graph reports. Returns whether the size was new."""
-    seen = (message or {}).get("window")
-    if seen is None or seen == st.session_state.get(KEY):
+    size = (message or {}).get("window")
+    if size is None or size == st.session_state.get(KEY):
         return False
-    st.session_state[KEY] = dict(seen)
+    st.session_state[KEY] = dict(size)
     return True
 
 

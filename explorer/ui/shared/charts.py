@@ -10,7 +10,7 @@ from typing import Any
 import streamlit as st
 
 from explorer.ui.shared.download import Offer, download
-from explorer.ui.shared.fold import fold
+from explorer.ui.shared.elements import fold
 from explorer.view.drawing.figure import CONFIG, Chart, Rows, readable, written
 
 

@@ -1,4 +1,4 @@
-"""Download buttons for all files that leave the app. A press does not change the page.
+"""Download buttons for all files that leave the app, reports of runs among them. A press does not change the page.
 
 A file made on a press is shown by no page, and Streamlit drops such a file after two reruns of any page. A page that
 watches a job reruns several times a second, so a browser on a busy machine would request the file in vain. The last
@@ -9,13 +9,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Literal, NamedTuple
 
 import streamlit as st
 from streamlit import runtime
 
-N_HELD = 16
+from explorer.errors import ExplorerError
+from explorer.jobs.run_file import name_of
+from explorer.ui.session import backend
+from explorer.ui.session.repository import runs
+from explorer.view.report.parts import Reported, ReportOf
+from explorer.view.report.report import report_text
+
+N_FILES = 16
+"""Number of files that stay in memory."""
 TYPES = {
     ".csv": "text/csv",
     ".dot": "text/vnd.graphviz",
@@ -26,7 +35,7 @@ TYPES = {
 }
 
 
-_places = itertools.count()
+_slots = itertools.count()
 
 
 class Offer(NamedTuple):
@@ -43,10 +52,10 @@ class Offer(NamedTuple):
 def download(offer: Offer, *, key: str, width: Literal["content", "stretch"] = "content") -> None:
     """A button; the type of the file follows from its name."""
     mime = TYPES.get(PurePath(offer.file_name).suffix, "text/plain")
-    made = offer.data
+    data = offer.data
     st.download_button(
         offer.label,
-        data=made if isinstance(made, str) else lambda: _held(made(), mime, offer.file_name),
+        data=data if isinstance(data, str) else lambda: _stored(data(), mime, offer.file_name),
         file_name=offer.file_name,
         mime=mime,
         key=key,
@@ -57,11 +66,37 @@ def download(offer: Offer, *, key: str, width: Literal["content", "stretch"] = "
     )
 
 
-def _held(made: str | bytes, mime: str, file_name: str) -> bytes:
-    """The bytes of a file that stays until N_HELD others were made."""
-    data = made.encode() if isinstance(made, str) else made
+def _stored(text: str | bytes, mime: str, file_name: str) -> bytes:
+    """The bytes of a file that stays until N_FILES others were made."""
+    data = text.encode() if isinstance(text, str) else text
     if runtime.exists():
-        place = f"download {next(_places) % N_HELD}"
+        slot = f"download {next(_slots) % N_FILES}"
         files = runtime.get_instance().media_file_mgr
-        files.add(data, mime, place, file_name=file_name, is_for_static_download=True)
+        files.add(data, mime, slot, file_name=file_name, is_for_static_download=True)
     return data
+
+
+def report_bytes(key: str) -> bytes:
+    """The report of the run under `key`, with hazards if the model was described lately."""
+    return report_text(_report_of(key)).encode()
+
+
+def report_button(
+    key: str, *, stem: str, widget: str, label: str = "Report (HTML)", width: Literal["content", "stretch"] = "content"
+) -> None:
+    """Offers the report of the run under `key`; `stem` of the file, `widget`: key of the button."""
+    about = "One HTML file to hand on: figures, charts, verdict, environment. No server, no network."
+    offer = Offer(label, f"{stem}.html", lambda: report_bytes(key), icon="article", help=about)
+    download(offer, key=widget, width=width)
+
+
+def _report_of(key: str) -> ReportOf:
+    run = runs().record(key)
+    assert isinstance(run, Reported), "every kind of run has a report"
+    try:
+        stored = next((stored for stored in backend.store().list() if stored.run_id == key), None)
+    except ExplorerError:  # a run that the store could not keep has a report all the same
+        stored = None
+    name, created = (stored.name, stored.created) if stored is not None else (name_of(run), None)
+    of = ReportOf(run=run, name=name, created=created)
+    return replace(of, graph=runs().graph(of.spec))

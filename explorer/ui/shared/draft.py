@@ -22,12 +22,13 @@ from explorer.record.run import RunSpec
 from explorer.ui import block_graph
 from explorer.ui.block_graph import GraphMarks
 from explorer.ui.session import address, backend, window
-from explorer.ui.session.kept import kept
+from explorer.ui.session.repository import runs
+from explorer.ui.session.values import session_value
 from explorer.view.graph.nesting import ancestors, default_open
 from explorer.view.text import explore as glossary
 
 T = TypeVar("T")
-KEPT_STEPS = 100
+MOST_STEPS = 100
 """Undo goes back this far."""
 
 
@@ -40,7 +41,7 @@ class History(Generic[T]):
 
     def record(self, before: T) -> None:
         """Adds a step that restores `before`; undone steps are dropped."""
-        self.past = [*self.past, before][-KEPT_STEPS:]
+        self.past = [*self.past, before][-MOST_STEPS:]
         self.future = []
 
     def step(self, opposite: Callable[[T], T], *, forward: bool) -> T | None:
@@ -51,6 +52,20 @@ class History(Generic[T]):
         before = source.pop()
         other.append(opposite(before))
         return before
+
+
+def undo_buttons(history: History[Any], act: Callable[..., None], help: tuple[str, str], *, prefix: str = "") -> None:
+    """Draws Undo and Redo with their help texts; a press calls `act` with `forward`, True to redo."""
+    for name, text, steps in (("undo", help[0], history.past), ("redo", help[1], history.future)):
+        st.button(
+            name.capitalize(),
+            icon=f":material/{name}:",
+            key=f"{prefix}{name}",
+            help=text,
+            disabled=not steps,
+            on_click=act,
+            kwargs={"forward": name == "redo"},
+        )
 
 
 def _new_widget() -> str:
@@ -81,7 +96,7 @@ class Draft:
 
 def current() -> Draft:
     """This visitor's draft; on the first visit the draft of the address bar, else the first model on offer."""
-    return kept("draft", Draft, _first)
+    return session_value("draft", Draft, _first)
 
 
 def _first() -> Draft:
@@ -89,17 +104,17 @@ def _first() -> Draft:
     usual = RunSpec(model=ModelRef(target=first.target, size=next(iter(first.sizes), None)))
     try:
         spec = address.from_query(st.query_params.to_dict())
-        if spec is not None and not (spec.model.is_recorded and backend.recorded_run(spec.model)):
+        if spec is not None and not (spec.model.is_recorded and runs().recorded_run(spec.model)):
             backend.check_offered(spec.model)
     except ExplorerError as error:
         return Draft(spec=usual, message=str(error), predict=backend.predicts())
-    asked = st.query_params.get("predict")
-    return Draft(spec=spec or usual, predict=backend.predicts() if asked is None else asked == "1")
+    predict = st.query_params.get("predict")
+    return Draft(spec=spec or usual, predict=backend.predicts() if predict is None else predict == "1")
 
 
 def graph_of(draft: Draft) -> ModelGraph | None:
     """Graph of the drawn model, if described lately."""
-    return backend.graph_of(draft.spec, without_data=draft.predict)
+    return runs().graph(draft.spec, without_data=draft.predict)
 
 
 def why_not_run(draft: Draft) -> str:
@@ -112,8 +127,8 @@ def why_not_run(draft: Draft) -> str:
 def restart(draft: Draft, spec: RunSpec, *, predict: bool = False) -> None:
     """Resets the draft to `spec`, as on a first visit."""
     fresh = Draft(spec=spec, predict=predict)
-    for one in fields(Draft):
-        setattr(draft, one.name, getattr(fresh, one.name))
+    for field_ in fields(Draft):
+        setattr(draft, field_.name, getattr(fresh, field_.name))
 
 
 def choose_model(draft: Draft, model: ModelRef) -> None:
@@ -162,10 +177,10 @@ def absorb(draft: Draft, graph: ModelGraph, *, until_press: bool = False) -> Non
     With `until_press`, takes over only the clicks before the button whose callback calls this function.
     """
     marks = marks_of(draft, graph)
-    told = st.session_state.get(draft.widget)
-    draft.redraw |= window.take(told)
+    message = st.session_state.get(draft.widget)
+    draft.redraw |= window.take(message)
     selected = marks.selected
-    if not block_graph.adopt(marks, told, until_press=until_press):
+    if not block_graph.adopt(marks, message, until_press=until_press):
         return
     draft.redraw |= marks.selected != selected
     policy = draft.spec.policy
@@ -213,9 +228,13 @@ def _take_over(draft: Draft, policy: Policy) -> None:
 
 def jump_to(draft: Draft, graph: ModelGraph, fqn: str) -> None:
     """Unfolds whatever hides `fqn` and scrolls to it."""
-    marks = marks_of(draft, graph)
+    draft.jump = unfolded(marks_of(draft, graph), graph, fqn, draft.jump)
+
+
+def unfolded(marks: GraphMarks, graph: ModelGraph, fqn: str, jump: tuple[str, int] | None) -> tuple[str, int]:
+    """Unfolds whatever hides `fqn`; returns the jump to `fqn` that follows `jump`."""
     marks.open = list(dict.fromkeys([*marks.open, *ancestors(graph, fqn)]))
-    draft.jump = (fqn, draft.jump[1] + 1 if draft.jump else 1)
+    return fqn, jump[1] + 1 if jump else 1
 
 
 def select(draft: Draft, graph: ModelGraph, fqn: str) -> None:

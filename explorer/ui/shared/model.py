@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,15 @@ import msgspec
 import streamlit as st
 
 from explorer.plan.catalogue import Sample, default_size
-from explorer.record.base import limits
+from explorer.record.base import Record, limits
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 from explorer.ui.session import backend
-from explorer.ui.session.bound import Bound, bound
-from explorer.ui.session.devices import devices
-from explorer.ui.session.plain import plain
+from explorer.ui.session.values import Bound, bound, select
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.draft import Draft
-from explorer.ui.shared.readable import small
+from explorer.ui.shared.elements import escape, small_text
 from explorer.view.text import explore as glossary
 
 Argument = int | float | str | bool
@@ -63,28 +61,14 @@ def _model(model: ModelRef, samples: tuple[Sample, ...], choose: Choose) -> None
     if model.target not in by_target:
         targets = [model.target, *targets]
     titles = {sample.target: sample.title.partition(":")[0] for sample in samples}
-    shown = bound("model", model.target, lambda target: choose(_first_of(target, by_target)))
-    st.selectbox(
-        "Model",
-        targets,
-        targets.index(shown.value),
-        format_func=lambda target: titles.get(target, target),
-        help=_lesson(by_target.get(model.target)),
-        **shown.wired,
-    )
+    target = bound("model", model.target, lambda target: choose(_first_of(target, by_target)))
+    lesson = _lesson(by_target.get(model.target))
+    select("Model", targets, target, format_func=lambda target: titles.get(target, target), help=lesson)
     sizes = _sizes(by_target.get(model.target))
     offered = sizes or [AS_BUILT]
     size = model.size or default_size(dict.fromkeys(offered)) or AS_BUILT
-    chosen = bound("size", size, lambda size: choose(ModelRef(target=model.target, size=size)))
-    st.selectbox(
-        "Size",
-        offered,
-        offered.index(size) if size in offered else 0,
-        disabled=not sizes,
-        help=glossary.SIZE,
-        width=SIZE_WIDTH,
-        **chosen.wired,
-    )
+    field = bound("size", size, lambda size: choose(ModelRef(target=model.target, size=size)))
+    select("Size", offered, field, disabled=not sizes, help=glossary.SIZE, width=SIZE_WIDTH)
 
 
 def _sizes(sample: Sample | None) -> list[str]:
@@ -119,9 +103,9 @@ def _arguments(model: ModelRef, samples: tuple[Sample, ...], choose: Choose) -> 
     with st.popover("Numbers", disabled=not usual, key="arguments", help="Batch and model numbers"):
         st.caption("Arguments of the model's factory. Using others describes and measures the model again.")
         with st.form("arguments_form", border=False):
-            places = st.columns(2 if len(fields) > MANY else 1)
+            columns = st.columns(2 if len(fields) > MANY else 1)
             for i, (name, field) in enumerate(fields.items()):
-                with places[i % len(places)]:
+                with columns[i % len(columns)]:
                     _argument(name, usual[name], sample.arguments.choices.get(name, ()) if sample else (), field)
             st.form_submit_button("Use these", icon=":material/check:", on_click=use)
 
@@ -151,9 +135,9 @@ def _options(draft: Draft, graph: ModelGraph | None, choose: Choose) -> None:
         with run:
             st.markdown("**The step**")
             _weights(spec.model, choose)
-            _predict(draft)
+            _toggle("predict", draft.predict, lambda on: drafts.set_predict(draft, on=on))
             if not draft.predict:
-                _choice("device", spec.device, devices(spec.device), change)
+                _choice("device", spec.device, backend.devices(spec.device), change)
             for name, offered in CHOICES.items():
                 own = f"own ({graph.dtype})" if graph and name == "dtype" else "own"
                 _choice(name, getattr(spec, name), offered, change, own=own)
@@ -168,113 +152,76 @@ def _options(draft: Draft, graph: ModelGraph | None, choose: Choose) -> None:
             _frozen(spec, graph, change)
 
 
-def _predict(draft: Draft) -> None:
-    now = bound("option_predict", draft.predict, lambda on: drafts.set_predict(draft, on=on))
-    st.toggle("predict", now.value, help=glossary.OPTIONS["predict"], **now.wired)
-
-
 def _weights(model: ModelRef, choose: Choose) -> None:
     """Draws the choice of a weights file among the files named at the start of the app."""
     offered = ["", *backend.weights()]
     if len(offered) == 1:
         return
-    now = bound("weights", model.weights, lambda file: choose(msgspec.structs.replace(model, weights=file)))
-    st.selectbox(
-        "weights",
-        offered,
-        offered.index(now.value) if now.value in offered else 0,
-        format_func=lambda file: Path(file).name if file else AS_BUILT,
-        help=glossary.WEIGHTS,
-        **now.wired,
-    )
+    field = bound("weights", model.weights, lambda file: choose(msgspec.structs.replace(model, weights=file)))
+    select("weights", offered, field, format_func=_file_name, help=glossary.WEIGHTS)
 
 
-def _changed_options(draft: Draft) -> tuple[str, ...]:
+def _file_name(file: str) -> str:
+    return Path(file).name if file else AS_BUILT
+
+
+def _changed_options(draft: Draft) -> list[str]:
     """`dtype float64`: options that differ from the default. Options of the step stay from model to model."""
     spec = draft.spec
     usual = RunSpec(model=spec.model)
     of_model = ["predict on"] if draft.predict else []
     of_model += [f"weights {Path(spec.model.weights).name}"] if spec.model.weights else []
-    names = ("device", *CHOICES, *NUMBERS, "momentum", "frozen")
-    of_step = [
-        f"{name} {_in_words(getattr(spec, name))}" for name in names if getattr(spec, name) != getattr(usual, name)
-    ]
-    options = [name for name in Policy.__struct_fields__ if name != "units"]
-    return (
-        *of_model,
-        *of_step,
-        *(
-            f"{name} {_in_words(getattr(spec.policy, name))}"
-            for name in options
-            if getattr(spec.policy, name) != getattr(usual.policy, name)
-        ),
-    )
+    of_step = ("device", *CHOICES, *NUMBERS, "momentum", "frozen")
+    of_policy = [name for name in Policy.__struct_fields__ if name != "units"]
+    return of_model + _differing(spec, usual, of_step) + _differing(spec.policy, usual.policy, of_policy)
+
+
+def _differing(options: Record, usual: Record, names: Iterable[str]) -> list[str]:
+    values = ((name, getattr(options, name)) for name in names)
+    return [f"{name} {_in_words(value)}" for name, value in values if value != getattr(usual, name)]
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return " and ".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _changed_line(draft: Draft) -> None:
     """Names the changed options, beside the closed popover that holds them."""
     if changed := _changed_options(draft):
-        small(f":orange-badge[:material/tune: changed options] {plain(', '.join(changed))}")
-
-
-def _in_words(value: Any) -> str:
-    return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else _joined(value)
-
-
-def _joined(value: Any) -> str:
-    return " and ".join(value) if isinstance(value, tuple) else str(value)
+        small_text(f":orange-badge[:material/tune: changed options] {escape(', '.join(changed))}")
 
 
 def _choice(name: str, value: Any, offered: tuple[Any, ...], change: Change, *, own: str = "own") -> None:
-    """`own`: how the choice of that name reads, the model's own number format."""
-    shown = bound(f"option_{name}", value, partial(change, name))
-    st.selectbox(
-        name,
-        offered,
-        offered.index(value),
-        format_func=lambda choice: own if choice == "own" else choice,
-        help=glossary.OPTIONS[name],
-        **shown.wired,
-    )
+    """`own`: words for the choice of that name, the model's own number format."""
+    field = bound(f"option_{name}", value, partial(change, name))
+    words = {"own": own}
+    select(name, offered, field, format_func=lambda choice: words.get(choice, choice), help=glossary.OPTIONS[name])
 
 
 def _number(name: str, value: float, limits: tuple[float, float, float], change: Change) -> None:
-    shown = bound(f"option_{name}", value, partial(change, name))
+    field = bound(f"option_{name}", value, partial(change, name))
     low, high, step = limits
-    st.number_input(
-        name,
-        low,
-        high,
-        value,
-        step,
-        help=glossary.OPTIONS[name],
-        **shown.wired,
-    )
+    st.number_input(name, low, high, value, step, help=glossary.OPTIONS[name], **field.wired)
+
+
+def _toggle(name: str, value: bool, take: Callable[[bool], None]) -> None:
+    field = bound(f"option_{name}", value, take)
+    st.toggle(name, field.value, help=glossary.OPTIONS[name], **field.wired)
 
 
 def _frozen(spec: RunSpec, graph: ModelGraph | None, change: Change) -> None:
-    known = [block.fqn for block in graph.blocks if block.fqn and block.parameter_bytes] if graph else spec.frozen
-    shown = bound(
-        "option_frozen", [fqn for fqn in spec.frozen if fqn in known], lambda fqns: change("frozen", tuple(fqns))
-    )
-    st.multiselect(
-        "frozen",
-        known,
-        shown.value,
-        help=glossary.OPTIONS["frozen"],
-        **shown.wired,
-    )
+    blocks = [block.fqn for block in graph.blocks if block.fqn and block.parameter_bytes] if graph else spec.frozen
+    frozen = [fqn for fqn in spec.frozen if fqn in blocks]
+    field = bound("option_frozen", frozen, lambda fqns: change("frozen", tuple(fqns)))
+    st.multiselect("frozen", blocks, field.value, help=glossary.OPTIONS["frozen"], **field.wired)
 
 
 def _policy_options(policy: Policy, change: Change) -> None:
     """torch.utils.checkpoint's options under torch's names."""
-
-    def switch(name: str, value: bool, take: Callable[[bool], None]) -> None:
-        shown = bound(f"option_{name}", value, take)
-        st.toggle(name, shown.value, help=glossary.OPTIONS[name], **shown.wired)
-
     for name in ("preserve_rng_state", "early_stop", "use_reentrant"):
-        switch(name, getattr(policy, name), partial(change, name))
+        _toggle(name, getattr(policy, name), partial(change, name))
     checked = policy.determinism_check == "default"
-    switch("determinism_check", checked, lambda on: change("determinism_check", "default" if on else "none"))
+    _toggle("determinism_check", checked, lambda on: change("determinism_check", "default" if on else "none"))
     _choice("running_stats", policy.running_stats, ("once", "every_forward"), change)

@@ -1,6 +1,9 @@
-"""The Run button with the job under way beside it, the same on every page.
+"""The Run button and the job under way beside it, the same on every page.
 
-A press on Run redraws only this bar, and the rest of the page stays usable.
+    Run ──▶ the bar alone is drawn again: it starts the job and shows it ──▶ five looks a second ──▶ the whole page
+
+A press on Run redraws only this bar, and the rest of the page stays usable. Charts are drawn once, when their data is
+new.
 """
 
 from __future__ import annotations
@@ -10,11 +13,26 @@ from dataclasses import dataclass
 
 import streamlit as st
 
+from explorer.jobs.client import Job
+from explorer.ui.session import page_job
 from explorer.ui.session.page_job import PageJob, Take
-from explorer.ui.shared.progress import watch
-from explorer.ui.shared.readable import on_primary
+from explorer.ui.shared.elements import escape, on_primary
 
 RUN_WIDTH = 140
+LOOK_EVERY_S = 0.2
+DOING = {
+    "Describe": "Reading the model",
+    "Measure": "Measuring the baseline",
+    "Compare": "Running baseline and candidate",
+    "DrawAutograd": "Drawing the autograd graph",
+    "ProfileStages": "Measuring what each block costs",
+    "FindJointPlan": "Planning below the cap",
+    "RunPipeline": "Running the pipelined step and the unsplit ones",
+    "RunLab": "Running",
+}
+"""Words for a job, by the request's name."""
+PREDICTING = "Playing it without data"
+CANCELLING = "Cancelling: it stops within seconds, at its next step or by force"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +59,7 @@ def run_bar(life: PageJob, bar: RunBar) -> None:
 
 
 def _bar(life: PageJob, bar: RunBar) -> None:
-    if life.asked:
+    if life.requested:
         _start(life, bar)
     busy = life.id is not None
     off = busy or not bar.ready
@@ -54,19 +72,49 @@ def _bar(life: PageJob, bar: RunBar) -> None:
             width=RUN_WIDTH,
             disabled=off,
             help=bar.help,
-            on_click=lambda: setattr(life, "asked", True),
+            on_click=lambda: setattr(life, "requested", True),
         )
         with st.container(width="stretch"):
             if busy:
-                watch(life, bar.take, key=f"{bar.key}cancel")
+                st.fragment(_watch, run_every=LOOK_EVERY_S)(life, bar)
             else:
                 bar.idle()
 
 
 def _start(life: PageJob, bar: RunBar) -> None:
     """An old failure leaves the page, a new one comes onto it: that draws the whole page."""
-    life.asked = False
+    life.requested = False
     failed = life.failure is not None
     bar.start()
     if failed or life.failure is not None:
         st.rerun()
+
+
+def _watch(life: PageJob, bar: RunBar) -> None:
+    """Shows the job until its end; then the bar takes the result, and the whole page is drawn again."""
+    job = page_job.under_way(life, bar.take)
+    if job is None:
+        st.rerun()
+    share = job.progress.done / job.progress.total if job.progress.total else 0.0
+    key = f"{bar.key}cancel"
+    with st.container(horizontal=True, gap="small", vertical_alignment="center", key=f"{key}_row"):
+        with st.container(width="stretch"):
+            st.progress(min(share, 1.0), text=f"{in_words(life, job)}, {job.elapsed_s:.0f} s")
+        st.button(
+            "Cancel",
+            icon=":material/cancel:",
+            key=key,
+            on_click=page_job.cancel,
+            args=(life,),
+            disabled=life.cancelling,
+        )
+
+
+def in_words(life: PageJob, job: Job) -> str:
+    """`Measuring the baseline: step (2 of 5)`; after Cancel, an acknowledgement."""
+    if life.cancelling:
+        return CANCELLING
+    progress = job.progress
+    share = f" ({progress.done} of {progress.total})" if progress.total else ""
+    doing = PREDICTING if getattr(job.request, "without_data", False) else DOING[life.what]
+    return f"{doing}: {escape(progress.what)}{share}"

@@ -15,11 +15,10 @@ from explorer.record.graph import ModelRef
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy
 from explorer.ui.session import backend
-from explorer.ui.session.kept import kept
-from explorer.ui.session.plain import plain
+from explorer.ui.session.values import session_value
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.draft import Draft
-from explorer.ui.shared.readable import small
+from explorer.ui.shared.elements import escape, small_text
 from explorer.view.drawing.units import mib
 from explorer.view.text.lab import OFFER, STEPS
 
@@ -37,7 +36,7 @@ class Tour:
 
     at: int | None = None
     """Number of the step; None: not on the path."""
-    offered: bool = field(default_factory=lambda: _nobody_ran_anything())
+    offered: bool = field(default_factory=lambda: _only_baselines_ran())
     guess: int | None = None
     """Guessed bytes."""
     n_units: int = 0
@@ -55,7 +54,7 @@ class OnPage:
     baseline: Measurement | None = None
     comparison: Comparison | None = None
     """The last comparison of the drawn policy."""
-    foreseen_bytes: int | None = None
+    predicted_bytes: int | None = None
     """The peak if every block is recomputed."""
     n_units: int = 0
     has_split: bool = False
@@ -64,7 +63,7 @@ class OnPage:
 
 
 def current() -> Tour:
-    return kept("tour", Tour, Tour)
+    return session_value("tour", Tour, Tour)
 
 
 def begin() -> None:
@@ -84,30 +83,30 @@ def page_begins(n_units: int) -> None:
     current().n_units = n_units
 
 
-def tour_panel(seen: OnPage, draft: Draft, choose_model: Callable[[ModelRef], None]) -> None:
+def tour_panel(on_page: OnPage, draft: Draft, choose_model: Callable[[ModelRef], None]) -> None:
     """Draws the current step, or the offer; nothing after a person left the path."""
     tour = current()
     if tour.at is None:
-        if tour.offered and seen.baseline is not None:
+        if tour.offered and on_page.baseline is not None:
             _offer(tour)
         return
     step = STEPS[tour.at]
     with st.container(border=True, key="tour"):
-        small(f":blue-badge[{tour.at + 1} of {len(STEPS)}] **{step.title}**")
-        st.markdown(_filled(step.text, seen))
+        small_text(f":blue-badge[{tour.at + 1} of {len(STEPS)}] **{step.title}**")
+        st.markdown(_filled(step.text, on_page))
         needed = RESNET if step.key == "batchnorm" else GPT if step.key in _ON_GPT else None
-        if needed is not None and (seen.is_pipeline or seen.model.target != needed.target):
+        if needed is not None and (on_page.is_pipeline or on_page.model.target != needed.target):
             _go(f"Open the {NAMES[needed.target]}", partial(choose_model, needed))
         elif step.key == "guess":
-            _question(tour, seen)
-        elif step.key == "split" and not seen.is_pipeline:
+            _question(tour, on_page)
+        elif step.key == "split" and not on_page.is_pipeline:
             _go("Open Pipeline", lambda: None, page="pipeline")
         elif step.key == "challenge":
-            _challenges(seen, choose_model)
-        _steps(tour, draft, is_done=_is_done(step.key, tour, seen))
+            _challenges(on_page, choose_model)
+        _steps(tour, draft, is_done=_is_done(step.key, tour, on_page))
 
 
-def _nobody_ran_anything() -> bool:
+def _only_baselines_ran() -> bool:
     try:
         return all(run.kind == "measurement" for run in backend.store().list())
     except ExplorerError:  # the Runs page says why the store cannot be read
@@ -116,7 +115,7 @@ def _nobody_ran_anything() -> bool:
 
 def _offer(tour: Tour) -> None:
     with st.container(horizontal=True, gap="small", vertical_alignment="center", key="tour_offer"):
-        small(OFFER)
+        small_text(OFFER)
         st.button("Show me", key="tour_begin", type="tertiary", icon=":material/school:", on_click=begin)
         st.button("Not now", key="tour_decline", type="tertiary", on_click=_leave, args=(tour,))
 
@@ -150,26 +149,26 @@ def _steps(tour: Tour, draft: Draft, *, is_done: bool) -> None:
         st.button("Leave", key="tour_leave", type="tertiary", help=_AGAIN, on_click=_leave, args=(tour, draft))
 
 
-def _is_done(key: str, tour: Tour, seen: OnPage) -> bool:
-    ran = seen.comparison is not None
+def _is_done(key: str, tour: Tour, on_page: OnPage) -> bool:
+    ran = on_page.comparison is not None
     done = {
         "guess": tour.guess is not None,
-        "toggle": seen.n_units > 0,
+        "toggle": on_page.n_units > 0,
         "run": ran,
         "understand": ran,
-        "batchnorm": seen.comparison is not None and seen.comparison.verdict == "state moved",
-        "split": seen.has_split,
+        "batchnorm": on_page.comparison is not None and on_page.comparison.verdict == "state moved",
+        "split": on_page.has_split,
     }
     return done.get(key, True)
 
 
-def _filled(text: str, seen: OnPage) -> str:
+def _filled(text: str, on_page: OnPage) -> str:
     """The text with the page's figures filled in; missing figures are named as missing."""
-    run = seen.comparison
+    run = on_page.comparison
     ratio = run.headlines()["time_ratio"] if run else None
     return text.format(
-        peak=mib(seen.baseline.step_peak_bytes if seen.baseline else None),
-        saved=mib(seen.baseline.saved_after_forward_bytes if seen.baseline else None),
+        peak=mib(on_page.baseline.step_peak_bytes if on_page.baseline else None),
+        saved=mib(on_page.baseline.saved_after_forward_bytes if on_page.baseline else None),
         before=mib(run.baseline.step_peak_bytes if run else None),
         after=mib(run.candidate.step_peak_bytes if run else None),
         cost=f"×{ratio:.2f} of the time" if ratio else "time that was not measured",
@@ -177,16 +176,16 @@ def _filled(text: str, seen: OnPage) -> str:
     )
 
 
-def _question(tour: Tour, seen: OnPage) -> None:
+def _question(tour: Tour, on_page: OnPage) -> None:
     """Four answers; the forecast is the key."""
-    run, foreseen = seen.baseline, seen.foreseen_bytes
-    if not seen.is_read:
-        small("The model is being read; the answers to choose from come in a moment.")
+    run, predicted = on_page.baseline, on_page.predicted_bytes
+    if not on_page.is_read:
+        small_text("The model is being read; the answers to choose from come in a moment.")
         return
-    if run is None or run.step_peak_bytes is None or run.saved_after_forward_bytes is None or foreseen is None:
-        small("The peak of this model is not foretold; run it and see.")
+    if run is None or run.step_peak_bytes is None or run.saved_after_forward_bytes is None or predicted is None:
+        small_text("The peak of this model is not predicted; run it and see.")
         return
-    guesses = peak_guesses(run.step_peak_bytes, run.saved_after_forward_bytes, foreseen)
+    guesses = peak_guesses(run.step_peak_bytes, run.saved_after_forward_bytes, predicted)
     with st.container(horizontal=True, gap="small", key="tour_guesses"):
         for guess in guesses:
             st.button(
@@ -200,20 +199,20 @@ def _question(tour: Tour, seen: OnPage) -> None:
         if chosen.right:
             st.success(f"Right. {chosen.because} {_TO_SEE}")
         else:
-            st.info(f"Not {mib(chosen.peak_bytes)}. {chosen.because} It is foretold to be {mib(foreseen)}. {_TO_SEE}")
+            st.info(f"Not {mib(chosen.peak_bytes)}. {chosen.because} The forecast is {mib(predicted)}. {_TO_SEE}")
 
 
-def _challenges(seen: OnPage, choose_model: Callable[[ModelRef], None]) -> None:
+def _challenges(on_page: OnPage, choose_model: Callable[[ModelRef], None]) -> None:
     for challenge in CHALLENGES.values():
         st.markdown(f"**{challenge.task}**")
-        if seen.comparison is not None and is_about(challenge, seen.comparison):
-            for mark in marks(challenge, seen.comparison):
+        if on_page.comparison is not None and is_about(challenge, on_page.comparison):
+            for mark in marks(challenge, on_page.comparison):
                 sign = {True: ":green-badge[met]", False: ":red-badge[not met]", None: ":gray-badge[unknown]"}[mark.met]
-                small(f"{sign} {mark.asked}: {plain(mark.found)}")
-        if seen.is_pipeline or seen.model != challenge.model:
+                small_text(f"{sign} {mark.asked}: {escape(mark.found)}")
+        if on_page.is_pipeline or on_page.model != challenge.model:
             _go("Open its model", partial(choose_model, challenge.model), key=f"challenge_{challenge.name}")
         else:
-            small(challenge.hint)
+            small_text(challenge.hint)
 
 
 def _go(label: str, act: Callable[[], None], *, key: str = "tour_open", page: str = "explore") -> None:

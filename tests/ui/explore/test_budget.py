@@ -1,4 +1,4 @@
-"""A budget as a person uses it: typed, dragged or clicked; the graph follows, undo brings the old policy back."""
+"""A budget typed, dragged or clicked; the plans behind it, found beside everything else; and the front as a chart."""
 
 from __future__ import annotations
 
@@ -9,17 +9,31 @@ import msgspec
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from explorer.jobs.protocol import FindPlans
+from explorer.jobs.protocol import Compare, FindPlans
+from explorer.record import Failure, Policy
 from explorer.record.plan import Wish
-from explorer.ui.explore import blocks, budget, plans
-from explorer.ui.explore.shown import predicted, shown
+from explorer.ui.explore import blocks, budget, front
+from explorer.ui.explore.forecast import predicted
+from explorer.ui.explore.view import view_of
 from explorer.view.drawing.units import mib
 from explorer.view.text import plan as words
-from tests import graphs
-from tests.ui.explore.sliding import slide, slider
-from tests.ui.explore.visits import ALL, App
 from tests.ui.fake_worker import FakeWorker
-from tests.ui.page_driver import component_data, figures, graph_data, say, settle, texts, widget
+from tests.ui.page_driver import (
+    ALL,
+    GRAPH,
+    App,
+    component_data,
+    figures,
+    graph_data,
+    open_tab,
+    press,
+    say,
+    settle,
+    slide,
+    slider,
+    texts,
+    widget,
+)
 
 MIB = 2**20
 
@@ -35,127 +49,167 @@ def peak_bytes(at: AppTest) -> float:
     return float(figures(at)["Step peak"].replace("≈", "").split()[-2]) * MIB
 
 
-@pytest.mark.parametrize(("text", "most"), [("60 MiB", 60 * MIB), ("50 %", 52.25 * MIB), ("1 GiB", 1024 * MIB)])
-def test_a_typed_budget_is_drawn_and_undone(app: App, text: str, most: float) -> None:
+def refusals(at: AppTest) -> list[str]:
+    """Sentences on a budget without a plan."""
+    return [one.value.replace("\\", "") for one in at.markdown if one.value.startswith(":small[:red[")]
+
+
+def test_a_typed_budget_is_drawn_and_undone(app: App) -> None:
     at = say(app(), on=["head"])
-    at = typed(at, text)
-    assert peak_bytes(at) <= most
-    assert f"within {mib(most)}" in texts(at)
-    assert bool(graph_data(at)["on"]) == (most < 104 * MIB)
-    at = settle(at.button(key="undo").click().run())
-    assert graph_data(at)["on"] == ["head"]
-
-
-def test_time_can_be_the_budget(app: App) -> None:
-    at = typed(app(), "+30 % time")
+    for text, most in (("60 MiB", 60 * MIB), ("50 %", 52.25 * MIB), ("1 GiB", 1024 * MIB)):
+        at = typed(at, text)
+        assert peak_bytes(at) <= most and f"within {mib(most)}" in texts(at)
+        assert bool(graph_data(at)["on"]) == (most < 104 * MIB)
+        at = press(at, "undo")
+        assert graph_data(at)["on"] == ["head"]
+    at = typed(at, "+30 % time")
     assert float(figures(at)["Step time"].split("×")[1].split()[0]) <= 1.3
-    assert graph_data(at)["on"]
     (line,) = [one for one in at.markdown if words.BEST in one.value]
     assert "Proven" in line.help and "roven" not in texts(at), "the certificate is behind its help"
 
 
-@pytest.mark.parametrize("text", ["+0 %", "+0 % time", "200 %"])
-def test_a_budget_that_keeping_everything_meets_is_answered(app: App, text: str) -> None:
-    at = typed(app(), text)
-    assert not graph_data(at)["on"] and words.KEEP_ALL in texts(at)
-    assert words.START not in texts(at)
+def test_a_budget_that_keeping_everything_meets_or_nothing_meets_is_answered(app: App) -> None:
+    at = app()
+    for text in ("+0 %", "+0 % time", "200 %"):
+        at = typed(at, text)
+        assert not graph_data(at)["on"] and words.KEEP_ALL in texts(at)
+        assert words.START not in texts(at)
+    at = typed(at, "3 MiB")
+    (line,) = refusals(at)
+    assert "least that can be reached is 34" in line and not graph_data(at)["on"]
 
 
-def test_the_slider_says_what_the_headline_says(app: App) -> None:
+def test_what_is_no_budget_gets_a_sentence_and_changes_nothing(app: App, worker: FakeWorker) -> None:
+    at = say(app(), on=["head"])
+    for text in ("-3", "abc", "0", "60"):
+        at = typed(at, text)
+        assert refusals(at), texts(at)
+        assert graph_data(at)["on"] == ["head"]
+    assert all(job.request.wish == Wish() for job in worker.of(FindPlans))
+    assert not refusals(typed(at, ""))
+
+
+def test_slider_headline_and_line_say_the_same(app: App) -> None:
     at = typed(app(), "60 MiB")
-    for done in (at, settle(at.button(key="run").click().run()), say(at, on=["head"])):
+    for done in (at, press(at, "run"), say(at, on=["head"])):
         (data,) = [data for data in component_data(done) if "at" in data]
         peak, ratio = data["labels"][data["at"]].split(", ")
         strip = figures(done)
         assert strip["Step peak"].endswith(peak) and strip["Step time"].removeprefix("≈ ").startswith(ratio)
+    at = say(at, on=[])
+    assert "44.5 MiB over 60.0 MiB" in texts(at)
+    at = say(at, on=list(ALL))
+    assert "34.5 MiB predicted: within 60.0 MiB" in texts(at)
+    assert "34.5 MiB measured: within 60.0 MiB" in texts(press(at, "run"))
 
 
-def test_nothing_is_said_of_plans_that_nobody_has_looked_for(app: App) -> None:
-    at = say(app(), on=["head"])
-    state, graph = at.session_state["explore"], graphs.gpt(6)
-    known = shown(state)
-    foreseen = predicted(known, graph, state.draft.spec.policy)
-    points = budget.points(state, known, graph, plans.look(known, graph))
-    assert points and budget.stands(state, known, points, foreseen)[0]
-    assert budget.stands(state, known, (), foreseen) == ("", None)
-
-
-@pytest.mark.parametrize("text", ["-3", "abc", "0", "60"])
-def test_what_is_no_budget_gets_a_sentence_and_changes_nothing(app: App, worker: FakeWorker, text: str) -> None:
-    at = typed(say(app(), on=["head"]), text)
-    assert [one for one in at.markdown if one.value.startswith(":small[:red[")], texts(at)
-    assert graph_data(at)["on"] == ["head"]
-    assert all(job.request.wish == Wish() for job in worker.of(FindPlans))
-    assert not [one for one in typed(at, "").markdown if one.value.startswith(":small[:red[")]
-
-
-def test_an_impossible_budget_is_told_what_can_be_reached(app: App) -> None:
-    at = typed(app(), "3 MiB")
-    (line,) = [one.value for one in at.markdown if one.value.startswith(":small[:red[")]
-    assert "least that can be reached is 34" in line.replace("\\", "")
-    assert not graph_data(at)["on"]
+def test_a_policy_is_held_against_the_plans_that_are_found(app: App) -> None:
+    at = say(app(), on=["norm", "head", "blocks.5"])
+    assert "A plan with" in texts(at) and "instead of" in texts(at)
+    state = at.session_state["explore"]
+    view = view_of(state)
+    forecast = predicted(view, state.draft.spec.policy)
+    points = budget.points(state, view, budget.search_of(view))
+    assert points and budget.standing(state, view, points, forecast)[0]
+    assert budget.standing(state, view, (), forecast) == ("", None)
 
 
 def test_the_least_peak_is_one_figure_in_sentence_slider_and_front(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     """The search for the front stops early; a budget that is refused finds a lower peak."""
-    real = plans.look
+    real = budget.search_of
 
-    def cut_short(*args: Any, **more: Any) -> plans.Found:
-        found = real(*args, **more)
-        return replace(found, plans=tuple(plan for plan in found.plans if plan.step_peak_bytes > 50 * MIB))
+    def cut_short(*arguments: Any, **more: Any) -> budget.Search:
+        search = real(*arguments, **more)
+        return replace(search, plans=tuple(plan for plan in search.plans if plan.step_peak_bytes > 50 * MIB))
 
-    monkeypatch.setattr(plans, "look", cut_short)
+    monkeypatch.setattr(budget, "search_of", cut_short)
     at = app()
     assert float(slider(at)[0].split(" MiB")[0]) > 50
     at = typed(at, "3 MiB")
-    (line,) = [one.value for one in at.markdown if one.value.startswith(":small[:red[")]
     least = slider(at)[0].partition(",")[0]
-    assert least.startswith("34") and f"least that can be reached is {least}" in line.replace("\\", "")
-    assert not graph_data(at)["on"]
+    assert least.startswith("34") and f"least that can be reached is {least}" in refusals(at)[0]
 
 
 def test_a_preset_of_segments_may_reach_what_no_plan_does(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    foreseen = plans.predicted_presets
+    presets = budget.predicted_presets
 
-    def lower(*asked: Any) -> dict[str, Any]:
-        policy, one = foreseen(*asked)["sqrt"]
-        return {"sqrt": (policy, msgspec.structs.replace(one, step_peak_bytes=MIB))}
+    def lower(*arguments: Any) -> dict[str, Any]:
+        policy, forecast = presets(*arguments)["sqrt"]
+        return {"sqrt": (policy, msgspec.structs.replace(forecast, step_peak_bytes=MIB))}
 
     at = app()
-    monkeypatch.setattr(plans, "predicted_presets", lower)
-    line = texts(typed(at, "3 MiB")).replace("\\", "")
-    assert "least that can be reached is 34" in line and "But the preset √n segments does, predicted." in line
+    monkeypatch.setattr(budget, "predicted_presets", lower)
+    assert "But the preset √n segments does, predicted." in refusals(typed(at, "3 MiB"))[0]
 
 
-def test_the_line_watches_the_budget_while_blocks_are_clicked(app: App) -> None:
-    at = typed(app(), "60 MiB")
-    at = say(at, on=[])
-    assert "44.5 MiB over 60.0 MiB" in texts(at)
-    at = say(at, on=ALL)
-    assert "34.5 MiB predicted: within 60.0 MiB" in texts(at)
-    at = settle(at.button(key="run").click().run())
-    assert "34.5 MiB measured: within 60.0 MiB" in texts(at)
-
-
-def test_a_drag_is_one_step_of_undo(app: App) -> None:
+def test_a_drag_is_one_step_of_undo(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     at = say(app(), on=["head"])
     assert len(slider(at)) > 3
-    for step in (2, 1, 0):
-        at = slide(at, step)
+    for position in (2, 1, 0):
+        at = slide(at, position)
     assert peak_bytes(at) <= 35 * MIB
-    at = settle(at.button(key="undo").click().run())
+    at = press(at, "undo")
     assert graph_data(at)["on"] == ["head"]
+    state = at.session_state["explore"]
+    points = budget.points(state, view_of(state), budget.search_of(view_of(state)))
+    monkeypatch.setattr(blocks, "catch_up", lambda key: budget._slide(state, GRAPH, points, 0))
+    assert graph_data(press(at, "undo"))["on"] == ["head"], "an undo that arrives with the last move takes that back"
 
 
-def test_an_undo_that_arrives_with_the_last_move_takes_that_back(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    at = say(app(), on=["head"])
-    state, graph = at.session_state["explore"], graphs.gpt(6)
-    front = budget.points(state, shown(state), graph, plans.look(shown(state), graph))
-    monkeypatch.setattr(blocks, "catch_up", lambda key: budget._slide(state, graph, front, 0))
-    at = settle(at.button(key="undo").click().run())
-    assert graph_data(at)["on"] == ["head"]
+def test_the_front_is_found_once_gives_way_to_a_run_and_is_found_behind_it(app: App, worker: FakeWorker) -> None:
+    worker.slow_plans = True
+    at = app()
+    app()
+    (first,) = worker.of(FindPlans)
+    assert not first.finished and len(slider(at)) == 1, "one search for all visitors"
+    at = press(say(at, on=list(ALL)), "run")
+    assert first.cancelled and worker.of(Compare)[0].finished
+    worker.slow_plans = False
+    at.run()
+    assert len(worker.of(FindPlans)) == 2
+    worker.answer(worker.of(FindPlans)[1])
+    assert len(slider(settle(at.run()))) > 1
 
 
-def test_a_policy_that_a_plan_beats_is_told_so(app: App) -> None:
-    at = say(app(), on=["norm", "head", "blocks.5"])
-    assert "A plan with" in texts(at) and "instead of" in texts(at)
+def test_a_front_that_cannot_be_found_says_why(app: App, worker: FakeWorker) -> None:
+    worker.slow_plans = True
+    at = app()
+    worker.of(FindPlans)[0].finish(failure=Failure(kind="bad input", sentence="This run is none."))
+    assert "This run is none" in texts(settle(at.run()))
+
+
+def test_marks_are_plans_presets_runs_and_what_is_drawn(app: App) -> None:
+    at = open_tab(press(say(app(), on=list(ALL)), "run"), "Budget")
+    state = at.session_state["explore"]
+    marks = front.marks_of(state, view_of(state))
+    kinds = {kind: [mark for mark in marks if mark.kind == kind] for kind in ("plan", "preset", "run", "drawn")}
+    assert len(kinds["plan"]) > 3 and len(kinds["drawn"]) == 1
+    assert {mark.name for mark in kinds["preset"]} >= {"Recompute all", "Every second"}
+    assert {mark.policy for mark in kinds["run"]} == {Policy(), Policy.recompute(ALL)}
+    assert kinds["drawn"][0].measured and kinds["drawn"][0].policy == Policy.recompute(ALL)
+    assert not any(mark.measured for mark in (*kinds["plan"], *kinds["preset"]))
+    assert "Peak against time as a table" in [one.label for one in at.expander]
+
+
+def test_one_button_measures_what_matters_until_it_is_cancelled(app: App, worker: FakeWorker) -> None:
+    at = open_tab(app(), "Budget")
+    worker.slow = True
+    at = at.button(key="measure_points").click().run()
+    assert at.session_state["explore"].to_measure
+    at = press(at, "cancel")
+    assert not at.session_state["explore"].to_measure and len(worker.of(Compare)) == 1
+    worker.slow = False
+    button = at.button(key="measure_points")
+    n = int(button.label.split()[1])
+    assert 2 <= n <= 4
+    at = button.click().run()
+    for _ in range(n + 1):
+        at = settle(at)
+        at.run()
+    jobs = worker.of(Compare)[1:]
+    assert len(jobs) == n == len({job.request.candidate.policy for job in jobs})
+    assert not at.session_state["explore"].to_measure
+    assert not graph_data(at)["on"], "what is drawn stays"
+    assert at.button(key="measure_points").disabled, "all that matters is measured"
+    at = slide(at, 0)
+    assert "≈" not in figures(at)["Step peak"], "a measured point shows what was measured"

@@ -1,23 +1,31 @@
-"""The strip: six figures in every state, each with its origin, unknown ones without a number."""
+"""The strip: six figures in every state, each with its origin; measured figures are about one policy alfigure."""
 
 from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
 
-from explorer.record import Comparison, Hazard, Measurement, Policy, RunSpec
+from explorer.plan.predict.baseline import keep_all_from
+from explorer.record import KEEP_ALL, Comparison, Hazard, Measurement, ModelGraph, Policy, RunSpec
 from explorer.record.failure import Failure
+from explorer.record.measurement import Refused
 from explorer.record.plan import Forecast
+from explorer.ui.explore.files import policy_text
 from explorer.ui.explore.headline import Drawn, cells, figures
-from explorer.ui.explore.shown import Shown
+from explorer.ui.explore.view import Freshness, View
 from explorer.view.compare.headline import headlines
 from explorer.view.text import explore as glossary
+from explorer.view.text.runs import did_not_fit
 from tests import graphs
 from tests.graphs import ALL, GRAPH, SPEC
+from tests.ui import page_driver
+from tests.ui.fake_worker import FakeWorker
+from tests.ui.page_driver import App, graph_data, open_tab, press, say, texts, widget
+from tests.view.builders import MIB, measured
 
 
-def known(comparison: Comparison | None, baseline: Measurement | None, *, stale: bool = False) -> Shown:
-    return Shown(comparison=comparison, baseline=baseline, baseline_key=None, stale=stale)
+def view(comparison: Comparison | None, baseline: Measurement | None, *, stale: bool = False) -> View:
+    return View(comparison=comparison, baseline=baseline, baseline_key=None, stale=stale)
 
 
 def test_the_strip_has_the_same_six_figures_in_every_state() -> None:
@@ -25,14 +33,14 @@ def test_the_strip_has_the_same_six_figures_in_every_state() -> None:
     states = [(None, None), (None, base), (both, base)]
     for comparison, baseline in states:
         for stale in (False, True):
-            strip = figures(known(comparison, baseline, stale=stale), Drawn(policy=SPEC.policy))
+            strip = figures(view(comparison, baseline, stale=stale), Drawn(policy=SPEC.policy))
             assert [headline.key for headline in strip] == list(glossary.HEADLINES)
             for headline in strip:  # a figure means the same before and after a run
                 assert headline.tooltip.startswith(glossary.HEADLINES[headline.key])
 
 
 def test_an_unknown_forecast_is_not_a_number() -> None:
-    peak = figures(known(None, None), Drawn(policy=SPEC.policy))[0]
+    peak = figures(view(None, None), Drawn(policy=SPEC.policy))[0]
     assert peak.value == "not measured"
     assert not any(character.isdigit() for character in peak.value)
 
@@ -46,9 +54,9 @@ def test_the_last_figure_says_how_much_was_chosen_of_what_could_be() -> None:
         (None, Policy.recompute([*ALL, "head"]), "7 of 7 blocks", "chosen"),
         (both, SPEC.policy, "6 of 6 blocks", "all ran again"),
     ):
-        last = figures(known(comparison, None), Drawn(policy=policy, worth=worth))[-1]
+        last = figures(view(comparison, None), Drawn(policy=policy, worth=worth))[-1]
         assert (last.value, last.delta) == (value, delta)
-    assert figures(known(None, None), Drawn(policy=Policy()))[-1].value == "0 blocks", "the graph is not known yet"
+    assert figures(view(None, None), Drawn(policy=Policy()))[-1].value == "0 blocks", "the graph is not known yet"
 
 
 @pytest.mark.parametrize("failed", [False, True])
@@ -60,7 +68,7 @@ def test_the_page_counts_the_recomputed_blocks_of_a_run_as_its_report_does(n_aga
     blocks = tuple(replace(cost, n_recompute=int(cost.fqn in again)) for cost in both.candidate.blocks)
     failure = Failure(kind="model raised", sentence="It raised.") if failed else None
     both = replace(both, candidate=replace(both.candidate, blocks=blocks, failure=failure))
-    shown = figures(known(both, None), Drawn(policy=SPEC.policy, worth=frozenset([*ALL, "head"])))[-1]
+    shown = figures(view(both, None), Drawn(policy=SPEC.policy, worth=frozenset([*ALL, "head"])))[-1]
     reported = headlines(both)[-1]
     assert shown.key == reported.key == "n_recompute" and shown.origin == reported.origin == ("counted",)
     if n_again == len(ALL):
@@ -73,20 +81,95 @@ def test_the_page_counts_the_recomputed_blocks_of_a_run_as_its_report_does(n_aga
 def test_stale_figures_keep_the_old_value_beside_the_prediction() -> None:
     base, both = graphs.measured(GRAPH, RunSpec(model=GRAPH.model)), graphs.compared(GRAPH, SPEC)
     drawn = Drawn(policy=Policy.recompute(ALL[:1]), forecast=Forecast(step_peak_bytes=50 * graphs.MIB))
-    assert figures(known(both, base, stale=True), drawn)[0].origin == ("predicted",)
-    assert cells(known(both, base, stale=True), drawn)[0].below == "before: 104.5 → 34.5 MiB"
+    assert figures(view(both, base, stale=True), drawn)[0].origin == ("predicted",)
+    assert cells(view(both, base, stale=True), drawn)[0].below == "before: 104.5 → 34.5 MiB"
 
 
 def test_an_error_is_said_before_a_run() -> None:
     wrong = Hazard(rule="r", severity="error", blocks=("a",), sentence="It draws other numbers.", remedy="Do.")
-    strip = figures(known(None, None), Drawn(policy=SPEC.policy, hazards=(wrong,)))
-    assert [(one.value, one.tone) for one in strip if one.key == "verdict"] == [("not safe", "bad")]
+    strip = figures(view(None, None), Drawn(policy=SPEC.policy, hazards=(wrong,)))
+    assert [(figure.value, figure.tone) for figure in strip if figure.key == "verdict"] == [("not safe", "bad")]
 
 
 def test_a_figure_that_nobody_measured_names_no_origin() -> None:
     base = graphs.measured(GRAPH, RunSpec(model=GRAPH.model))
-    origins = {one.key: one.origin for one in figures(known(None, base), Drawn(policy=Policy()))}
+    origins = {figure.key: figure.origin for figure in figures(view(None, base), Drawn(policy=Policy()))}
     assert origins == {
         "step_peak_bytes": ("measured",), "saved_after_forward_bytes": ("measured",), "flop_ratio": ("counted",),
         "time_ratio": ("measured",), "verdict": (), "n_recompute": (),
     }  # fmt: skip
+
+
+def test_the_strip_says_predicted_of_a_baseline_that_did_not_run() -> None:
+    refused = Refused(what="everything kept", policy=KEEP_ALL, held_peak_bytes=60 * MIB, failed_in="forward")
+    run = replace(measured(recompute=range(6)), refused=(refused,))
+    whole = keep_all_from(run)
+    assert whole is not None
+    line = did_not_fit(run, whole)
+    assert "everything kept, at least 60.0 MiB, then refused" in line and line.endswith("MiB (predicted).")
+    put_together = View(comparison=None, baseline=whole, baseline_key="complete 1", stale=False, did_not_fit=line)
+    strip = {figure.key: figure for figure in figures(put_together, Drawn(policy=Policy()))}
+    assert strip["step_peak_bytes"].origin == strip["saved_after_forward_bytes"].origin == ("predicted",)
+    assert strip["time_ratio"].value == "not measured" and strip["time_ratio"].origin == ()
+    real = figures(view(None, measured()), Drawn(policy=Policy()))
+    assert real[0].origin == ("measured",) and real[0].value == strip["step_peak_bytes"].value
+
+
+def test_nothing_is_counted_of_a_model_that_was_not_read() -> None:
+    strip = {figure.key: figure for figure in figures(view(None, None), Drawn(policy=Policy()))}
+    assert strip["flop_ratio"].value == "not measured" and strip["flop_ratio"].origin == ()
+
+
+def test_each_freshness_has_a_sentence_and_no_sentence_is_left_over() -> None:
+    assert set(glossary.FRESHNESS) == set(Freshness)
+
+
+def test_figures_of_an_older_policy_or_of_other_options_say_so(app: App) -> None:
+    at = press(say(app(), on=ALL), "run")
+    at = say(at, on=ALL[:3])
+    strip = page_driver.figures(at)
+    assert "≈" in strip["Step peak"] and strip["Gradients"] == "not compared"
+    assert "before: 104.5 → 34.5 MiB" in texts(at) and "for the previous policy" in texts(at)
+    at = say(at, on=ALL)
+    assert page_driver.figures(at)["Step peak"] == "104.5 → 34.5 MiB"
+    assert "previous policy" not in texts(at)
+    at = app()
+    assert "for other options" not in texts(at)
+    widget(at, "selectbox", "option_dtype").set_value("float64").run()
+    assert "for other options" in texts(at)
+
+
+def test_a_run_without_measurable_figures_says_not_measured(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = graphs.measured
+
+    def bare(graph: ModelGraph, spec: RunSpec) -> Measurement:
+        return replace(whole(graph, spec), allocations=None, times=None, phases=())
+
+    monkeypatch.setattr(graphs, "measured", bare)
+    strip = page_driver.figures(app())
+    assert strip["Step peak"] == strip["Step time"] == "not measured"
+
+
+def test_a_run_that_was_cut_short_is_never_a_win(app: App, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the strip, the graph, in the tabs, in the file and at the bottom."""
+    whole = graphs.compared
+    raised = Failure(kind="model raised", sentence="The model raised CheckpointError.")
+
+    def cut(graph: ModelGraph, spec: RunSpec) -> Comparison:
+        pair = whole(graph, spec)
+        candidate = replace(pair.candidate, phases=pair.candidate.phases[:-1], failure=raised)
+        return replace(pair, candidate=candidate, gradients=(), failure=raised)
+
+    monkeypatch.setattr(graphs, "compared", cut)
+    at = press(say(app(), on=ALL), "run")
+    strip = page_driver.figures(at)
+    assert strip["Step peak"] == "at least 34.5 MiB"
+    assert strip["FLOPs"] == strip["Step time"] == strip["Saved after forward"] == "not measured"
+    assert strip["Gradients"] == "not comparable"
+    assert not any("→" in figure for figure in strip.values())
+    assert "failed" in texts(at) and "Why" not in texts(at) and "Measured." not in texts(at)
+    assert graph_data(at)["labels"]["blocks"][0].startswith("15.0 → ≈")
+    assert "evidence" not in policy_text(at.session_state["explore"], graphs.gpt(6))
+    for tab in ("Cost", "Gradients", "Blocks"):
+        open_tab(at, tab)
+    assert worker.store.list()[0].headlines["comparable"] is False

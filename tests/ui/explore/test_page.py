@@ -1,45 +1,76 @@
-"""The page as a person uses it: model, policy, run, compare, export; with a worker that knows the answers."""
+"""The Explore page as a person uses it: address, model, options, clicks, undo, search, and windows of other sizes."""
 
 from __future__ import annotations
 
 import pytest
+from streamlit.commands.page_config import _get_favicon_string
+from streamlit.testing.v1 import AppTest
 
 from explorer.jobs.protocol import Describe
 from explorer.plan.catalogue import FactoryArguments, Sample
 from explorer.record import ModelRef, Policy
+from explorer.ui.explore.blocks import take_matching
 from explorer.ui.explore.results import TABS
+from explorer.ui.explore.state import BY_ROLE
+from explorer.ui.navigation import TAB_ICON
 from explorer.ui.session import backend
+from explorer.ui.shared import draft as drafts
 from explorer.view.text import explore as glossary
 from explorer.view.text.lab import STEPS
 from tests import graphs
-from tests.ui.explore.visits import ALL, App, press, spec
 from tests.ui.fake_worker import FakeWorker
-from tests.ui.page_driver import figures, graph_data, say, settle, texts, widget
+from tests.ui.page_driver import (
+    ALL,
+    GRAPH,
+    WINDOW,
+    App,
+    address,
+    figures,
+    graph_data,
+    message,
+    open_tab,
+    press,
+    say,
+    settle,
+    spec,
+    texts,
+    upload,
+    widget,
+)
+
+
+def test_the_pages(app: App) -> None:
+    pages = app().session_state["pages"]
+    assert list(pages) == ["explore", "pipeline", "lab", "runs"]
+    assert [page.title for page in pages.values()] == ["Explore", "Pipeline", "Lab", "Runs"]
+    assert [page.url_path for page in pages.values()] == ["", "pipeline", "lab", "runs"]
+    assert _get_favicon_string(TAB_ICON).startswith("data:image/svg+xml"), "no server is asked for the tab's picture"
 
 
 def test_the_address_restores_model_policy_and_options(app: App) -> None:
     at = say(app(), on=["blocks.1", "blocks.2"])
-    query = {name: value[0] if isinstance(value, list) else value for name, value in at.query_params.items()}
-    again = app(**query)
+    again = app(**address(at))
     assert spec(again) == spec(at)
     assert graph_data(again)["on"] == ["blocks.1", "blocks.2"]
 
 
-def test_a_broken_link_says_so_and_the_page_works(app: App) -> None:
-    at = app(model="sample_models/gpt.py", run="YWJj")
-    assert "cannot be read" in texts(at)
-    assert figures(at)["Step peak"] == "104.5 MiB"
-
-
-def test_a_link_cannot_name_a_model_that_is_not_offered(app: App, worker: FakeWorker) -> None:
-    at = app(model="/etc/passwd.py:evil")
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ({"model": "sample_models/gpt.py", "run": "YWJj"}, "cannot be read"),
+        ({"model": "/etc/passwd.py:evil"}, r"/etc/passwd\.py\:evil is not offered here"),
+    ],
+)
+def test_a_link_that_is_broken_or_names_another_model_says_so(
+    app: App, worker: FakeWorker, query: dict[str, str], reason: str
+) -> None:
+    at = app(**query)
+    assert reason in texts(at) and figures(at)["Step peak"] == "104.5 MiB"
     assert all(job.request.model.target == "sample_models/gpt.py" for job in worker.of(Describe))
-    assert "is not offered here" in texts(at)
-    assert r"/etc/passwd\.py\:evil" in texts(at)  # as it is, not as markup
 
 
 def test_options_change_the_run_and_make_figures_stale(app: App) -> None:
-    at = press(say(app(), on=ALL), "run")
+    at = press(say(app(), on=list(ALL)), "run")
     widget(at, "selectbox", "option_optimizer").select("sgd").run()
     widget(at, "toggle", "option_early_stop").set_value(False).run()
     at = settle(at)
@@ -50,16 +81,13 @@ def test_options_change_the_run_and_make_figures_stale(app: App) -> None:
 
 def test_a_size_and_its_numbers_belong_to_the_model(app: App) -> None:
     at = app()
-    widget(at, "selectbox", "size").select("gpu").run()
-    at = settle(at)
+    at = settle(widget(at, "selectbox", "size").select("gpu").run())
     assert spec(at).model == ModelRef(target="sample_models/gpt.py", size="gpu")
     widget(at, "number_input", "argument_n_layers").set_value(3)
-    at.button(key="FormSubmitter:arguments_form-Use these").click().run()
-    at = settle(at)
+    at = settle(at.button(key="FormSubmitter:arguments_form-Use these").click().run())
     assert spec(at).model.arguments == {"n_layers": 3}
     widget(at, "number_input", "argument_dropout").set_value(0.2)
-    at.button(key="FormSubmitter:arguments_form-Use these").click().run()
-    at = settle(at)
+    at = settle(at.button(key="FormSubmitter:arguments_form-Use these").click().run())
     assert spec(at).model.arguments == {"n_layers": 3, "dropout": 0.2}, "what was changed before stays"
 
 
@@ -91,12 +119,11 @@ def test_names_from_a_model_never_become_markup(app: App, worker: FakeWorker) ->
     at = app()
     assert not any("onerror" in str(shown.value) for shown in (*at.markdown, *at.caption))  # a plain text may say it
     assert any("onerror" in row[0] for row in graph_data(at)["geometry"]["rows"])
-    at.session_state["tabs"] = "Gradients"
-    at = press(settle(at.run()), "run")
+    at = press(open_tab(at, "Gradients"), "run")
     assert not any("<script>" in str(markdown.value) for markdown in at.markdown)
 
 
-@pytest.mark.parametrize("n_blocks", [0, 1, 4])
+@pytest.mark.parametrize("n_blocks", [0, 4])
 def test_a_model_whose_presets_choose_nothing_has_every_tab_and_the_guided_path(
     app: App, worker: FakeWorker, n_blocks: int
 ) -> None:
@@ -108,10 +135,126 @@ def test_a_model_whose_presets_choose_nothing_has_every_tab_and_the_guided_path(
         assert f"**{step.title}**" in texts(at)
         at = press(at, "tour_next")
     for tab in TABS:
-        at.session_state["tabs"] = tab
-        at = settle(at.run())
+        at = open_tab(at, tab)
     assert [tab.label for tab in at.tabs] == TABS
     assert (glossary.NO_BLOCKS in texts(at)) == (n_blocks == 0)
     if n_blocks:
         at = press(say(at, on=["layer0"]), "run")
         assert figures(at)["Gradients"] == "bitwise equal"
+
+
+def test_another_model_starts_afresh(app: App, worker: FakeWorker) -> None:
+    at = press(say(app(), on=list(ALL)), "run")
+    worker.graph = graphs.unet()
+    at = settle(widget(at, "selectbox", "model").select("sample_models/unet.py").run())
+    assert spec(at).model == ModelRef(target="sample_models/unet.py", size="small")
+    assert not spec(at).policy.units and graph_data(at)["on"] == []
+    assert [row[0] for row in graph_data(at)["geometry"]["rows"]][:2] == ["down0", "down1"]
+
+
+def test_undo_and_redo_walk_through_clicks_and_presets(app: App) -> None:
+    at = say(app(), on=["head"])
+    at.session_state["presets"] = "all"
+    drafts.set_policy(at.session_state["draft"], Policy.recompute(ALL), GRAPH)
+    at.run()
+    assert spec(at).policy == Policy.recompute(ALL)
+    at = press(at, "undo")
+    assert graph_data(at)["on"] == ["head"]
+    at = press(at, "undo")
+    assert graph_data(at)["on"] == []
+    at = press(press(at, "redo"), "redo")
+    assert graph_data(at)["on"] == list(ALL)
+    assert graph_data(at)["revision"] > 0
+
+
+@pytest.mark.parametrize(
+    ("pressed", "marked", "undone"), [(False, ["blocks.1", "head"], ["head"]), (True, ["head"], [])]
+)
+def test_a_click_in_the_rerun_of_undo_counts_in_its_order(
+    app: App, pressed: bool, marked: list[str], undone: list[str]
+) -> None:
+    """Undo and a click on blocks.1 at once: undo takes back what was before it, or the click if that came first."""
+    at = say(app(), on=["head"])
+    if not pressed:
+        at = say(at, on=["head", "norm"])
+    on = [*graph_data(at)["on"], "blocks.1"]
+    at.session_state[at.session_state["draft"].widget] = message(at, pressed=pressed, on=on)
+    at = press(at, "undo")
+    assert graph_data(at)["on"] == marked
+    at = press(at, "undo")
+    assert graph_data(at)["on"] == undone
+    at.session_state[at.session_state["draft"].widget] = message(at, on=[*undone, "norm"])
+    at = upload(at, "version: 1\npolicy:\n  units: [blocks.0]\n")
+    assert set(graph_data(at)["on"]) == {"blocks.0", "norm"}, "a policy file and a click in one rerun both count"
+
+
+def test_blocks_are_selected_searched_and_matched_by_a_pattern(app: App, worker: FakeWorker) -> None:
+    at = say(app(), selected="norm")
+    state = at.session_state["explore"]
+    assert graph_data(at)["selected"] == "norm" and (state.looked_at, state.view) == ("norm", BY_ROLE)
+    say(at, selected="")
+    assert (state.looked_at, state.view) == ("", None)
+    assert at.selectbox(key="search").placeholder == "Search, or blocks.*.mlp"
+    at = settle(at.selectbox(key="search").select("blocks.3.mlp").run())
+    assert {"blocks", "blocks.3"} <= set(graph_data(at)["open"])
+    assert graph_data(at)["jump"]["id"] == "blocks.3.mlp"
+    take_matching(state, worker.graph, "blocks.*")  # AppTest itself can only choose what a box offers
+    assert spec(settle(at.run())).policy.blocks == ALL
+    take_matching(state, worker.graph, "blocks.*.nothing")
+    at = settle(at.run())
+    assert "No block matches" in texts(at) and spec(at).policy.blocks == ALL
+
+
+def n_charts(at: AppTest) -> int:
+    return len(at.get("plotly_chart"))
+
+
+def tell(at: AppTest, height: int, *, narrow: bool = False) -> AppTest:
+    """The graph stands, and says what it sees."""
+    at.session_state[at.session_state["draft"].widget] = {"window": {"height": height, "narrow": narrow}}
+    return settle(at.run())
+
+
+@pytest.fixture
+def stranger(app: App) -> AppTest:
+    """A visitor whose browser has said nothing yet."""
+    app()
+    at = app()
+    del at.session_state["window"]
+    return at.run()
+
+
+def test_a_new_visitor_sees_the_graph_and_then_the_charts_laid_out_for_the_window(stranger: AppTest) -> None:
+    assert n_charts(stranger) == 0 and len(stranger.metric) == 6
+    usual = graph_data(stranger)["height"]
+    assert graph_data(stranger)["window"] == {"height": 800, "narrow": False, "known": False}
+    at = tell(stranger, 812)
+    assert n_charts(at) == 2
+    assert graph_data(at)["window"] == {"height": 800, "narrow": False, "known": True}
+    for height, more in ((1075, 260), (5000, 800), (300, 0)):
+        assert graph_data(tell(at, height))["height"] == usual + more
+    n_columns = len(at.columns)
+    assert len(tell(at, 800, narrow=True).columns) < n_columns
+    assert len(tell(at, 800).columns) == n_columns
+
+
+def test_a_click_in_the_message_of_the_window_counts(stranger: AppTest) -> None:
+    """Streamlit hands both states of the graph over in one rerun."""
+    at = say(stranger, on=["blocks.3"])
+    assert n_charts(at) == 0
+    widget_key = at.session_state["draft"].widget
+    at.session_state[widget_key] = {**at.session_state[widget_key], "window": WINDOW}
+    at = settle(at.run())
+    assert n_charts(at) == 2 and graph_data(at)["on"] == ["blocks.3"]
+
+
+def test_a_table_is_made_when_it_is_unfolded(app: App) -> None:
+    at = app()
+    assert len(at.dataframe) == 0
+    at.session_state["ledger_twin"] = True
+    at.run()
+    assert not at.exception
+    (table,) = at.dataframe
+    assert table.value["bytes"].sum() > 0
+    at.session_state["ledger_twin"] = False
+    assert len(at.run().dataframe) == 0

@@ -1,9 +1,9 @@
-"""A model that is only foreseen: nothing of it is allocated or run, and every figure on the page says predicted."""
+"""Predictions: what a toggle would do, and a model of which nothing is allocated or run."""
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable
 
 import pytest
 from streamlit.testing.v1 import AppTest
@@ -11,12 +11,22 @@ from streamlit.testing.v1 import AppTest
 from explorer.jobs.protocol import Compare, Describe, FindPlans, Measure
 from explorer.plan.policy.file import evidence_of
 from explorer.record import Failure
-from explorer.ui.session import backend, known, opened
+from explorer.ui.session import backend, repository
 from explorer.view.drawing.units import mib
 from tests.ui.fake_worker import UNSAFE, FakeJob, FakeWorker
-from tests.ui.page_driver import address, figures, graph_data, say, settle, texts, widget
+from tests.ui.page_driver import (
+    App,
+    address,
+    figures,
+    graph_data,
+    open_tab,
+    press,
+    say,
+    settle,
+    texts,
+    widget,
+)
 
-App = Callable[..., AppTest]
 ALL = [f"blocks.{i}" for i in range(6)]
 NOTHING_RUNS = "Nothing of this model is allocated, so nothing can be run"
 
@@ -34,8 +44,25 @@ def origins(at: AppTest) -> set[str]:
     return {line for line in texts(at).splitlines() if line in ("measured", "counted", "predicted")}
 
 
+def test_a_toggle_and_every_preset_say_at_once_what_they_would_take(app: App, worker: FakeWorker) -> None:
+    at = app()
+    assert figures(at)["Step time"] == "102 ms"
+    offered = at.get("menu_button")[0].proto.options
+    assert "Keep all" in offered
+    assert [title for title in offered if title.startswith("Recompute all: ≈ −67 % peak, ×2.0")], offered
+    at = say(at, on=ALL)
+    assert figures(at)["Step peak"] == "104.5 → ≈ 34.5 MiB" and "predicted" in texts(at)
+    assert figures(at)["FLOPs"].startswith("≈ +") and not worker.of(Compare)
+    assert re.fullmatch(r"≈ ×2\.0\d ± 0\.\d\d", figures(at)["Step time"]), "predicted, with its interval"
+    at = press(at, "run")
+    assert figures(at)["Step time"].startswith("×1.") and "±" in figures(at)["Step time"]
+    shorter = figures(say(at, on=ALL[:5]))["Step time"]
+    assert float(shorter.split()[1][1:]) < 1.6, "a whole step that was measured says what the next policy will take"
+
+
 def test_nothing_is_allocated_and_every_figure_is_predicted(app: App, worker: FakeWorker) -> None:
     at = app()
+    assert {"measured", "counted"} <= origins(at)
     before = len(worker.jobs)
     assert not worker.of(Describe)[0].request.without_data
     at = switch(at, on=True)
@@ -45,10 +72,18 @@ def test_nothing_is_allocated_and_every_figure_is_predicted(app: App, worker: Fa
     assert at.metric[0].value == "104.5 MiB" and figures(at)["Step time"] == "not measured"
     assert "Nothing is allocated and nothing runs" in words(at)
     assert "every figure is predicted" in words(at) and UNSAFE in words(at)
-    assert "changed options] predict on" in words(at)
+    assert "changed options] predict on" in words(at) and origins(at) == {"predicted"}
+    job = worker.of(Measure)[-1]
+    assert not job.keep and job.run_id is None
+    assert len(backend.store().list()) == 1, "the measured baseline of the first look"
     at = say(at, on=ALL)
     assert "→ ≈" in figures(at)["Step peak"]
     assert not worker.of(Compare)
+    repository.runs().add("predicted", job.result)
+    at = switch(at, on=False)
+    run = repository.runs().measured(worker.of(Measure)[0].request.spec)
+    assert run is not None and run.key != "predicted" and run.run.origin == "measured"
+    assert "for the previous policy" not in texts(at) and not at.button(key="run").disabled
 
 
 def test_the_drawn_policy_is_played_by_the_button_in_place_of_run(app: App, worker: FakeWorker) -> None:
@@ -79,53 +114,30 @@ def test_the_drawn_policy_is_played_by_the_button_in_place_of_run(app: App, work
 def test_what_was_played_proves_nothing(app: App, worker: FakeWorker) -> None:
     at = say(switch(app(), on=True), on=ALL[:2])
     at = settle(at.button(key="run").click().run())
-    pair = backend.record(at.session_state["explore"].shown)
+    pair = repository.runs().record(at.session_state["explore"].shown)
     assert pair.is_predicted and pair.comparable
-    known.note("pair", pair)
-    assert known.measured(pair.candidate.spec) is None and not known.points(pair.baseline.spec)
+    repository.runs().add("pair", pair)
+    assert repository.runs().measured(pair.candidate.spec) is None and not repository.runs().points(pair.baseline.spec)
     assert evidence_of(pair, worker.graph) is None
-    at.session_state["tabs"] = "Cost"
-    at = settle(at.run())
+    at = open_tab(at, "Cost")
     assert "no clock ran" in words(at) and at.dataframe
-    at.session_state["tabs"] = "Gradients"
-    assert NOTHING_RUNS in words(settle(at.run()))
+    assert NOTHING_RUNS in words(open_tab(at, "Gradients"))
 
 
-def test_the_strip_names_no_other_origin(app: App) -> None:
-    measured = app()
-    assert {"measured", "counted"} <= origins(measured)
-    assert origins(switch(measured, on=True)) == {"predicted"}
-
-
-@pytest.mark.parametrize("tab", ["Memory", "Budget", "Cost", "Gradients", "Blocks", "Autograd"])
-def test_every_tab_stands_and_offers_no_run(app: App, tab: str) -> None:
+def test_every_tab_stands_and_offers_no_run(app: App) -> None:
     at = switch(app(), on=True)
-    at.session_state["tabs"] = tab
-    at = settle(at.run())
-    running = ("draw", "measure_points")
-    assert not [button.key for button in at.button if button.key in running and not button.disabled]
-    if tab == "Cost":
-        assert "Nothing has been played yet" in words(at)
-    if tab in ("Gradients", "Autograd"):
-        assert NOTHING_RUNS in words(at)
-    if tab == "Memory":
-        assert at.toggle(key="memory_time").disabled, "the player's clock is not the step's"
-    if tab == "Blocks":
-        assert graph_data(at)["geometry"]["rows"]
-
-
-def test_what_is_foreseen_is_no_run_and_measures_nothing(app: App, worker: FakeWorker) -> None:
-    at = switch(app(), on=True)
-    job = worker.of(Measure)[-1]
-    assert not job.keep and job.run_id is None
-    assert len(backend.store().list()) == 1, "the measured baseline of the first look"
-    backend.records().keep("foreseen", job.result)
-    known.note("foreseen", job.result)
-    at = switch(at, on=False)
-    spec = worker.of(Measure)[0].request.spec
-    key, run = known.measured(spec) or ("", None)
-    assert key not in ("", "foreseen") and run is not None and run.origin == "measured"
-    assert "Measured with everything kept" in texts(at) and not at.button(key="run").disabled
+    for tab in ("Memory", "Budget", "Cost", "Gradients", "Blocks", "Autograd"):
+        at = open_tab(at, tab)
+        running = ("draw", "measure_points")
+        assert not [button.key for button in at.button if button.key in running and not button.disabled]
+        if tab == "Cost":
+            assert "Nothing has been played yet" in words(at)
+        if tab in ("Gradients", "Autograd"):
+            assert NOTHING_RUNS in words(at)
+        if tab == "Memory":
+            assert at.toggle(key="memory_time").disabled, "the player's clock is not the step's"
+        if tab == "Blocks":
+            assert graph_data(at)["geometry"]["rows"]
 
 
 def test_a_changed_option_is_played_again_without_being_asked(app: App, worker: FakeWorker) -> None:
@@ -152,10 +164,10 @@ def test_the_policy_stays_and_a_link_and_the_command_line_bring_it(app: App, mon
     assert address(at)["predict"] == "0" and not app(**address(at)).session_state["draft"].predict
 
 
-def test_a_model_that_cannot_be_foreseen_is_one_sentence(
+def test_a_model_that_cannot_be_predicted_is_one_sentence(
     app: App, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fault = "gpt.py cannot be foreseen without its data: it decides by values that it computes."
+    fault = "gpt.py cannot be predicted without its data: it decides by values that it computes."
 
     def answer(job: FakeJob) -> None:
         if isinstance(job.request, Measure) and job.request.without_data:
@@ -165,16 +177,16 @@ def test_a_model_that_cannot_be_foreseen_is_one_sentence(
 
     monkeypatch.setattr(worker, "answer", answer)
     at = switch(app(), on=True)
-    assert [one.value for one in at.text if "foreseen" in one.value] == [fault]
+    assert [one.value for one in at.text if "predicted" in one.value] == [fault]
     assert len([job for job in worker.of(Measure) if job.request.without_data]) == 1, "one attempt"
     assert figures(at)["Step peak"] == "not measured"
 
 
 def test_a_predicted_run_that_is_opened_is_not_taken_for_measured(app: App, worker: FakeWorker) -> None:
     at = switch(app(), on=True)
-    run_id = backend.store().save(worker.of(Measure)[-1].result, "foreseen")
+    run_id = backend.store().save(worker.of(Measure)[-1].result, "predicted")
     at = switch(at, on=False)
-    at.session_state[opened.KEY] = ["explore", run_id]
+    at.session_state[repository.OPENED] = ["explore", run_id]
     at = settle(at.run())
     assert at.session_state["draft"].predict and origins(at) == {"predicted"}
     assert at.button(key="run").label.endswith("Predict")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,12 @@ from explorer.jobs.store import Store
 from explorer.own_loop.record_step import RecordedStep
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.record import Policy
-from explorer.ui.session import opened
+from explorer.ui.session import repository
 from explorer.ui.session.address import to_query
-from explorer.ui.session.plain import plain
+from explorer.ui.shared.elements import escape
 from explorer.view.drawing.units import mib
 from tests.ui.fake_worker import FakeWorker
-from tests.ui.page_driver import figures, graph_data, say, settle, texts
+from tests.ui.page_driver import App, figures, graph_data, open_tab, say, settle, texts
 
 
 def runs(worker: FakeWorker) -> list[object]:
@@ -38,40 +37,41 @@ def recorded(policy: Policy | None = None) -> RecordedStep:
     return run
 
 
-@pytest.fixture
-def store() -> Store:
-    return Store()
-
-
 def opened_on(at: AppTest, run: RecordedStep, store: Store, tmp_path: Path) -> str:
     run_id = store.import_file(run.save(tmp_path / "step.explorer").read_bytes())
-    at.session_state[opened.KEY] = ["explore", run_id]
+    at.session_state[repository.OPENED] = ["explore", run_id]
     settle(at.run())
     return run_id
 
 
-def test_the_step_is_drawn_and_forecast_and_nothing_runs(
-    app: Callable[..., AppTest], worker: FakeWorker, store: Store, tmp_path: Path
+def test_the_step_is_drawn_and_forecast_in_every_tab_and_nothing_runs(
+    app: App, worker: FakeWorker, store: Store, tmp_path: Path
 ) -> None:
     at = app()
     n_jobs, run = len(runs(worker)), recorded()
     opened_on(at, run, store, tmp_path)
     assert len(runs(worker)) == n_jobs
     assert at.button(key="run").disabled and not [one for one in at.selectbox if one.label == "dtype"]
-    assert plain(run.measurement.recorded_in) in texts(at) and "model is not here" in texts(at)
+    assert escape(run.measurement.recorded_in) in texts(at) and "model is not here" in texts(at)
     assert [row[0] for row in graph_data(at)["geometry"]["rows"]] == ["0", "1", "2", "3"]
     assert figures(at)["Step peak"] == mib(run.peak_bytes)
     assert "recorded" in texts(at)
     assert all(reason in texts(at) for reason in run.why())
     say(at, on=["0", "1"])
-    foreseen = Forecaster(run.measurement, run.measurement.graph).forecast(Policy.recompute(["0", "1"]))
-    assert figures(at)["Step peak"].endswith(f"≈ {mib(foreseen.step_peak_bytes)}")
-    assert foreseen.step_peak_bytes is not None and foreseen.step_peak_bytes < run.peak_bytes
+    forecast = Forecaster(run.measurement, run.measurement.graph).forecast(Policy.recompute(["0", "1"]))
+    assert figures(at)["Step peak"].endswith(f"≈ {mib(forecast.step_peak_bytes)}")
+    assert forecast.step_peak_bytes is not None and forecast.step_peak_bytes < run.peak_bytes
+    for tab in ("Cost", "Gradients", "Blocks", "Autograd"):
+        assert tab == "Blocks" or "model is not here" in texts(open_tab(at, tab))
+    split = AppTest.from_string(
+        "from explorer.ui.pipeline import page as pipeline\npipeline.page()\n", default_timeout=60
+    )
+    split.session_state["draft"] = at.session_state["draft"]
+    split.run()
+    assert not split.exception and "model is not here" in texts(split)
 
 
-def test_a_step_that_ran_with_a_policy_is_drawn_with_it(
-    app: Callable[..., AppTest], store: Store, tmp_path: Path
-) -> None:
+def test_a_step_that_ran_with_a_policy_is_drawn_with_it(app: App, store: Store, tmp_path: Path) -> None:
     at, run = app(), recorded(Policy.recompute(["0", "1", "2"]))
     opened_on(at, run, store, tmp_path)
     assert at.session_state["draft"].spec.policy == Policy.recompute(["0", "1", "2"])
@@ -81,48 +81,20 @@ def test_a_step_that_ran_with_a_policy_is_drawn_with_it(
     assert whole is not None and whole.step_peak_bytes is not None and whole.step_peak_bytes > run.peak_bytes
 
 
-@pytest.mark.parametrize("tab", ["Cost", "Gradients", "Blocks", "Autograd"])
-def test_every_tab_says_what_a_record_cannot(
-    app: Callable[..., AppTest], store: Store, tmp_path: Path, tab: str
-) -> None:
-    at = app()
-    opened_on(at, recorded(), store, tmp_path)
-    at.session_state["tabs"] = tab
-    at.run()
-    assert not at.exception
-    assert tab == "Blocks" or "model is not here" in texts(at)
-
-
-def test_a_link_restores_it_where_the_run_is_stored(
-    app: Callable[..., AppTest], worker: FakeWorker, store: Store, tmp_path: Path
-) -> None:
+def test_a_link_restores_it_where_the_run_is_stored(app: App, worker: FakeWorker, store: Store, tmp_path: Path) -> None:
     run = recorded()
     store.import_file(run.save(tmp_path / "step.explorer").read_bytes())
     at = app(**to_query(run.measurement.spec))
     assert figures(at)["Step peak"] == mib(run.peak_bytes) and not runs(worker)
 
 
-def test_a_link_to_a_run_that_is_not_here_is_one_sentence(app: Callable[..., AppTest]) -> None:
+def test_a_link_to_a_run_that_is_not_here_is_one_sentence(app: App) -> None:
     assert "recorded in a script" in texts(app(**to_query(recorded().measurement.spec)))
-
-
-def test_the_pipeline_page_says_that_the_model_is_not_here(
-    app: Callable[..., AppTest], store: Store, tmp_path: Path
-) -> None:
-    at = app()
-    opened_on(at, recorded(), store, tmp_path)
-    split = AppTest.from_string(
-        "from explorer.ui.pipeline import page as pipeline\npipeline.page()\n", default_timeout=60
-    )
-    split.session_state["draft"] = at.session_state["draft"]
-    split.run()
-    assert not split.exception
-    assert "model is not here" in texts(split)
 
 
 @pytest.mark.parametrize("in_step", [1, 2], ids=["with its timeline", "with what was held"])
 def test_a_step_that_memory_was_refused_in_opens(
-    app: Callable[..., AppTest], worker: FakeWorker, store: Store, tmp_path: Path, in_step: int
+    app: App, worker: FakeWorker, store: Store, tmp_path: Path, in_step: int
 ) -> None:
     model, path = nn.Sequential(nn.Linear(64, 256), nn.Linear(256, 64)), tmp_path / "oom.explorer"
     optimizer = torch.optim.SGD(model.parameters())
@@ -137,7 +109,7 @@ def test_a_step_that_memory_was_refused_in_opens(
     at = app()
     n_jobs = len(worker.jobs)
     run_id = store.import_file(path.read_bytes())
-    at.session_state[opened.KEY] = ["explore", run_id]
+    at.session_state[repository.OPENED] = ["explore", run_id]
     settle(at.run())
     assert len(worker.jobs) == n_jobs
     assert "4,194,304 bytes" in texts(at) and "Held then" in texts(at)

@@ -1,35 +1,32 @@
-"""What the worker does for the page, unasked or asked, once for all visitors, and found again after a refresh."""
+"""What the worker does for the page, requested or not: found again after a refresh, cancelled, failed, not fitting."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+import msgspec
+import pytest
 from streamlit.testing.v1 import AppTest
 
 from explorer.jobs.protocol import Compare, Describe, FindPlans, Measure
-from explorer.record import Policy
+from explorer.record import KEEP_ALL, Failure, Policy
+from explorer.record.measurement import Refused
 from explorer.ui.session import address as link
-from tests.ui.explore.visits import ALL, App, press, spec, start_only
-from tests.ui.fake_worker import FakeWorker
-from tests.ui.page_driver import figures, graph_data, say, settle, texts
+from tests import graphs
+from tests.ui.fake_worker import FakeJob, FakeWorker
+from tests.ui.page_driver import ALL, App, figures, graph_data, press, say, settle, spec, start_only, texts
+
+MIB = 2**20
 
 
-def test_the_first_visit_describes_and_measures_the_baseline_unasked(app: App, worker: FakeWorker) -> None:
+def test_the_first_visit_describes_and_measures_and_a_second_visitor_finds_it(app: App, worker: FakeWorker) -> None:
     at = app()
     assert [type(job.request) for job in worker.jobs.values()] == [Describe, Measure, FindPlans]
     assert figures(at)["Step peak"] == "104.5 MiB"
     assert [row[0] for row in graph_data(at)["geometry"]["rows"]] == ["embedding", "dropout", "blocks", "norm", "head"]
-
-
-def test_a_second_visitor_finds_the_measured_baseline(app: App, worker: FakeWorker) -> None:
-    app()
-    other = app()
-    assert len(worker.jobs) == 3
-    assert figures(other)["Step peak"] == "104.5 MiB"
+    assert figures(app())["Step peak"] == "104.5 MiB" and len(worker.jobs) == 3
 
 
 def test_run_measures_and_compares(app: App, worker: FakeWorker) -> None:
-    at = press(say(app(), on=ALL), "run")
+    at = press(say(app(), on=list(ALL)), "run")
     assert figures(at)["Step peak"] == "104.5 → 34.5 MiB"
     assert figures(at)["Gradients"] == "bitwise equal"
     assert figures(at)["Recomputed"] == "6 of 6 blocks"
@@ -39,33 +36,80 @@ def test_run_measures_and_compares(app: App, worker: FakeWorker) -> None:
     assert graph_data(at)["labels"]["blocks"][0] == "15.0 → 0.5 MiB each"
 
 
-def test_a_refresh_finds_its_run_again(app: App, worker: FakeWorker) -> None:
+def test_a_refresh_finds_its_run_and_the_baseline_again(app: App, worker: FakeWorker) -> None:
     worker.slow = True
-    at = say(app(), on=ALL)
+    at = say(app(), on=list(ALL))
     at.button(key="run").click().run()
     (job,) = worker.of(Compare)
-    query = link.to_query(spec(at)) | {"job": job.id}
     assert at.query_params["job"] in (job.id, [job.id])
-    again = start_only(**query)
-    assert again.button(key="run").disabled
+    at.session_state["explore"].job.requested = True
+    at.run()
+    assert len(worker.of(Compare)) == 1, "a press while something runs starts nothing"
+    again = start_only(**link.to_query(spec(at)), job=job.id)
+    assert again.button(key="run").disabled and figures(again)["Step peak"].startswith("104.5 → ≈")
     worker.answer(job)
     settle(again)
-    assert figures(again)["Step peak"] == "104.5 → 34.5 MiB"
-    assert "job" not in again.query_params
+    assert figures(again)["Step peak"] == "104.5 → 34.5 MiB" and "job" not in again.query_params
 
 
-def test_a_worker_that_forgot_the_job_is_said(app: App, worker: FakeWorker) -> None:
+def test_cancel_is_a_result_and_so_is_a_worker_that_forgot_the_job(app: App, worker: FakeWorker) -> None:
     worker.slow = True
-    at = say(app(), on=ALL)
+    at = say(app(), on=list(ALL))
+    at.button(key="run").click().run()
+    at = press(at, "cancel")
+    assert worker.of(Compare)[0].cancelled and "Cancelled" in texts(at)
+    assert not at.button(key="run").disabled
     at.button(key="run").click().run()
     worker.jobs.clear()
     assert "The app was restarted" in texts(settle(at))
 
 
-def test_a_refresh_during_a_run_still_shows_the_baseline(app: Callable[..., AppTest], worker: FakeWorker) -> None:
-    worker.slow = True
+def test_a_failure_is_a_result_and_the_page_lives_on(app: App, worker: FakeWorker) -> None:
+    worker.fail_with = Failure(
+        kind="out of memory",
+        sentence="Asked for the moon in <b>**blocks.3**</b>.",
+        hint="Take less.",
+        traceback="Traceback: line 1",
+        asked_bytes=2**30,
+        free_bytes=2**20,
+    )
+    at = press(say(app(), on=list(ALL)), "run")
+    assert "Asked for the moon in <b>**blocks.3**</b>." in [text.value for text in at.text]
+    assert "Take less." in texts(at) and "free were 1.0 MiB" in texts(at)
+    assert at.code[0].value == "Traceback: line 1"
+    worker.fail_with = None
+    at = press(at, "run")
+    assert figures(at)["Gradients"] == "bitwise equal" and "Asked for the moon" not in texts(at)
+
+
+def test_run_compares_with_what_fitted_and_a_refresh_measures_nothing_again(
+    app: App, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything kept is refused at 90 MiB, every second block recomputed fits."""
+    fitting, whole = Policy.recompute(["blocks.0", "blocks.2", "blocks.4"]), worker.answer
+    refused = Refused(what="everything kept", policy=KEEP_ALL, held_peak_bytes=90 * MIB, failed_in="forward")
+
+    def answer(job: FakeJob) -> None:
+        if isinstance(job.request, Measure):
+            run = graphs.measured(worker.graph, msgspec.structs.replace(job.request.spec, policy=fitting))
+            job.finish(msgspec.structs.replace(run, refused=(refused,)))
+        elif isinstance(job.request, Compare):
+            baseline = graphs.measured(worker.graph, job.request.baseline)
+            pair = graphs.compared(worker.graph, job.request.candidate)
+            job.finish(msgspec.structs.replace(pair, baseline=baseline))
+        else:
+            whole(job)
+
+    def shown(at: AppTest) -> str:
+        return texts(at).replace("\\", "")
+
+    monkeypatch.setattr(worker, "answer", answer)
     at = app()
-    at.button(key="run").click().run()
+    assert "at least 90.0 MiB, then refused" in shown(at)
+    assert "at least 90.0 MiB, then refused" in shown(app())
+    assert len(worker.of(Measure)) == 1
+    at = press(say(at, on=list(ALL)), "run")
     (job,) = worker.of(Compare)
-    again = start_only(model="sample_models/gpt.py", size="small", job=job.id)
-    assert figures(again)["Step peak"] == "104.5 MiB"
+    assert job.request.baseline.policy == fitting, "not everything kept: that would be refused again"
+    assert "Compared with the run that fitted" in shown(at) and "pinned baseline" not in shown(at)
+    assert "against what fitted" in shown(at)

@@ -12,7 +12,7 @@ from explorer.ui.pipeline.address import (
     SWITCHES,
     USUAL,
     WORDS,
-    PlanChoices,
+    SplitChoices,
     cuts_at,
     from_query,
     to_query,
@@ -21,7 +21,7 @@ from tests import graphs
 
 GRAPH = graphs.unet(3)
 choices = st.builds(
-    PlanChoices,
+    SplitChoices,
     n_microbatches=st.integers(1, MOST_MICROBATCHES),
     schedule=st.sampled_from(WORDS["schedule"]),
     checkpoint=st.sampled_from(WORDS["checkpoint"]),
@@ -31,7 +31,7 @@ choices = st.builds(
 
 
 @given(choices, st.lists(st.integers(1, 4), min_size=1, max_size=4))
-def test_a_link_restores_choices_and_cuts(chosen: PlanChoices, sizes: list[int]) -> None:
+def test_a_link_restores_choices_and_cuts(chosen: SplitChoices, sizes: list[int]) -> None:
     stages = tuple(tuple(f"b{stage}.{i}" for i in range(size)) for stage, size in enumerate(sizes))
     again, places = from_query(to_query(chosen, stages))
     assert again == chosen

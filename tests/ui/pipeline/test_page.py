@@ -1,26 +1,64 @@
-"""The Pipeline page with a worker that knows the answers: cuts, toggles, prediction, run, address, failure."""
+"""The Pipeline page with a worker that knows the answers: split, prediction, run, address, tabs, files, failure."""
 
 from __future__ import annotations
 
-from typing import Any
+import io
+import zipfile
 
 import pytest
+from streamlit.testing.v1 import AppTest
 
+from explorer.jobs.protocol import Describe, ProfileStages, RunPipeline
 from explorer.plan.catalogue import own_samples
-from explorer.record import Failure
+from explorer.record import Failure, Policy
+from explorer.ui.pipeline.results import FOLDER, zipped
 from explorer.ui.session import backend
-from tests.ui.page_driver import address, figures, graph_data, texts, widget
-from tests.ui.pipeline.cutting import CUT, stages_at
-from tests.ui.pipeline.pipeline_driver import (
+from tests.ui.page_driver import (
+    address,
+    figures,
+    graph_data,
+    texts,
+    widget,
+)
+from tests.ui.pipeline_driver import (
+    CUT,
+    GRAPH,
+    SCRIPT,
     Open,
     PipelineWorker,
     chosen,
+    open_tab,
     policy,
     press,
     run,
     say,
     settled,
+    stages_at,
 )
+
+
+def offered(at: AppTest) -> list[str]:
+    return [button.label for button in open_tab(at, "Files").get("download_button")]
+
+
+POLICY, REPORT = "Policy file with the plan (YAML)", "Report (HTML)"
+SCRIPT_ZIP = "torchrun script, plan and schedule (zip)"
+
+
+def test_plan_and_script_are_there_at_once_and_a_report_after_a_run_of_this_plan(visit: Open) -> None:
+    at = visit()
+    assert offered(at) == [POLICY, SCRIPT_ZIP]
+    at = run(at)
+    assert offered(at) == [REPORT, POLICY, SCRIPT_ZIP]
+    at = say(at, on=["blocks.1"])
+    assert at.session_state["draft"].spec.policy == Policy.recompute(["blocks.1"])
+    assert REPORT not in offered(at), "that run was of another plan"
+
+
+def test_an_archive_holds_every_file_in_one_folder() -> None:
+    with zipfile.ZipFile(io.BytesIO(zipped({"plan.yaml": "a: 1\n", "run.py": "print()\n"}))) as archive:
+        assert archive.namelist() == [f"{FOLDER}/plan.yaml", f"{FOLDER}/run.py"]
+        assert archive.read(f"{FOLDER}/plan.yaml") == b"a: 1\n"
 
 
 def test_the_number_of_stages_cuts_into_even_times(visit: Open) -> None:
@@ -38,24 +76,20 @@ def test_a_block_inside_a_block_is_said_to_be_left_out_of_the_prediction(visit: 
     assert "leaves out what is recomputed inside one (blocks.2.mlp)" in answer
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "key", "typed"),
-    [
+def test_every_change_in_a_row_counts(visit: Open) -> None:
+    at = visit(cuts="1.2.3.4.5", schedule="Interleaved1F1B", microbatches="6")
+    for kind, name, key, typed in (
+        ("selectbox", "n_ranks", "pipeline_n_ranks", (1, 2, 3, 2)),
         ("number_input", "n_microbatches", "pipeline_microbatches", (4, 8, 4, 8)),
         ("selectbox", "schedule", "pipeline_schedule", ("GPipe", "1F1B", "GPipe", "1F1B")),
-        ("selectbox", "n_ranks", "pipeline_n_ranks", (1, 2, 3, 2)),
         ("segmented_control", "engine", "pipeline_engine", ("replay", "procs", "inproc", "replay")),
         ("toggle", "keyed_rng", "pipeline_keyed_rng", (False, True, False, True)),
-    ],
-)
-def test_every_change_in_a_row_counts(visit: Open, kind: str, name: str, key: str, typed: tuple[Any, ...]) -> None:
-    at = visit(cuts="1.2.3.4.5", schedule="Interleaved1F1B" if name == "n_ranks" else "1F1B", microbatches="6")
-    for value in typed:
-        at = settled(widget(at, kind, key).set_value(value).run())
-        assert chosen(at, name) == value
-        assert widget(at, kind, key).value == value
-    at = settled(at.run())
-    assert chosen(at, name) == typed[-1]
+    ):
+        for value in typed:
+            at = settled(widget(at, kind, key).set_value(value).run())
+            assert chosen(at, name) == value == widget(at, kind, key).value
+        at = settled(at.run())
+        assert chosen(at, name) == typed[-1]
 
 
 def test_the_address_restores_the_plan(visit: Open) -> None:
@@ -72,13 +106,7 @@ def test_the_address_restores_the_plan(visit: Open) -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "answer"),
-    [
-        ({"cuts": "3.x"}, "no ascending"),
-        ({"cuts": "3", "schedule": "2F2B"}, "2F2B"),
-        ({"microbatches": "0"}, "microbatches=0"),
-        ({"cuts": "40"}, "behind block 40"),
-    ],
+    ("query", "answer"), [({"cuts": "3", "schedule": "2F2B"}, "2F2B"), ({"cuts": "40"}, "behind block 40")]
 )
 def test_a_broken_plan_in_a_link_says_so_and_the_page_works(visit: Open, query: dict[str, str], answer: str) -> None:
     at = visit(model="sample_models/gpt.py", **query)
@@ -86,22 +114,25 @@ def test_a_broken_plan_in_a_link_says_so_and_the_page_works(visit: Open, query: 
     assert figures(at)["Plan"] == "2 stages"
 
 
-def test_a_rank_that_ends_is_named_and_can_be_closed(visit: Open, worker: PipelineWorker) -> None:
-    worker.ended = Failure(kind="out of memory", sentence="Rank 1 failed in 1F2: out of memory."), 1
+def test_a_rank_that_ends_is_named_in_every_tab_until_it_is_closed(
+    visit: Open, pipeline_worker: PipelineWorker
+) -> None:
+    pipeline_worker.ended = Failure(kind="out of memory", sentence="Rank 1 failed in 1F2: out of memory."), 1
     at = run(visit())
-    assert "rank 1" in texts(at)
-    assert "Rank 1 failed in 1F2" in texts(at)
-    assert figures(at)["Gradients"] == "not compared"
-    at = press(at, "close_pipeline_run_failed")
-    assert "failed in 1F2" not in texts(at)
+    assert "rank 1" in texts(at) and figures(at)["Gradients"] == "not compared"
+    for name in ("Schedule", "Memory", "Gradients", "Calls", "Files"):
+        assert "Rank 1 failed in 1F2" in texts(open_tab(at, name))
+    assert "failed in 1F2" not in texts(press(at, "close_pipeline_run_failed"))
 
 
-def test_a_plan_that_cannot_run_says_why_and_run_is_off(visit: Open) -> None:
+def test_a_plan_that_cannot_run_says_why_has_no_script_and_run_is_off(visit: Open) -> None:
     at = visit()
+    assert offered(at) == [POLICY, SCRIPT_ZIP]
     widget(at, "selectbox", "pipeline_schedule").set_value("Interleaved1F1B")
     at = settled(widget(at, "number_input", "pipeline_stages").set_value(5).run())
     assert "5 stages" in at.error[0].value
     assert at.button(key="pipeline_run").disabled
+    assert offered(at) == [POLICY] and "These files need a plan that can run." in texts(at)
 
 
 def test_stages_that_share_one_rank_are_no_pipeline(visit: Open) -> None:
@@ -119,12 +150,6 @@ def test_a_schedule_that_multiplies_recompute_warns_beside_the_schedule(visit: O
     assert "splits backward" in at.warning[0].value
 
 
-def test_go_to_scrolls_to_where_a_stage_begins(visit: Open) -> None:
-    at = say(visit(), cuts=CUT)
-    at.session_state["pipeline"].jump = ("blocks.4", 1)
-    assert graph_data(at.run())["jump"] == {"id": "blocks.4", "n": 1}
-
-
 def test_the_batch_of_a_transformers_model_can_be_changed(visit: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "samples", lambda: own_samples(["hf:GPT2Config"]))
     at = visit()
@@ -139,3 +164,107 @@ def test_what_is_known_to_go_wrong_stands_beside_run(visit: Open) -> None:
     assert "Known before any run" in texts(at)
     assert "needs at least as many microbatches as stages" in texts(at)
     assert "Known before any run" not in texts(visit())
+
+
+def test_the_first_visit_reads_and_prices_the_model_and_cuts_it_in_two(
+    visit: Open, pipeline_worker: PipelineWorker
+) -> None:
+    at = visit()
+    assert [type(job.request) for job in pipeline_worker.jobs.values()] == [Describe, ProfileStages]
+    assert figures(at)["Plan"] == "2 stages"
+    assert "predicted" in texts(at)
+    assert figures(at)["Gradients"] == "not compared"
+    assert not pipeline_worker.of(RunPipeline)
+
+
+def test_run_measures_and_says_how_many_gradients_are_equal(visit: Open, pipeline_worker: PipelineWorker) -> None:
+    at = run(say(visit(), cuts=CUT))
+    n = len(GRAPH.chain)
+    assert figures(at)["Gradients"] == f"{n} of {n}"
+    (job,) = pipeline_worker.of(RunPipeline)
+    assert [len(stage) for stage in job.request.spec.plan.stages] == [3, 3, 4]
+    assert job.request.engine == "inproc"
+    assert job.request.profile is not None
+    assert "measured" in texts(at)
+
+
+def test_an_older_run_is_never_shown_as_this_plan(visit: Open, pipeline_worker: PipelineWorker) -> None:
+    at = run(say(visit(), cuts=CUT))
+    measured = figures(at)["Step"]
+    at = say(at, cuts=CUT[:1])
+    assert figures(at)["Gradients"] == "not compared"
+    assert f"an earlier plan: {measured}" in [metric.delta for metric in at.metric]
+    at = say(at, cuts=CUT)
+    assert figures(at)["Gradients"] == f"{len(GRAPH.chain)} of {len(GRAPH.chain)}"
+    assert len(pipeline_worker.of(RunPipeline)) == 1
+
+
+def test_a_refresh_finds_the_run_under_way(visit: Open, pipeline_worker: PipelineWorker) -> None:
+    pipeline_worker.waits = True
+    at = visit()
+    at = at.button(key="pipeline_run").click().run()
+    assert not at.exception
+    (job,) = pipeline_worker.of(RunPipeline)
+    assert address(at)["job"] == job.id
+    again = AppTest.from_string(SCRIPT, default_timeout=60)
+    for name, value in address(at).items():
+        again.query_params[name] = value
+    again.run()
+    assert again.session_state["pipeline"].job.id == job.id
+    job.finish(pipeline_worker.run(job.request.spec, job.request.engine))
+    assert figures(settled(again.run()))["Gradients"].endswith(f"of {len(GRAPH.chain)}")
+
+
+def test_a_model_that_is_only_predicted_is_not_split_until_predict_is_off(
+    visit: Open, pipeline_worker: PipelineWorker
+) -> None:
+    at = visit(predict="1")
+    assert not pipeline_worker.jobs and at.button(key="pipeline_run").disabled
+    assert "Stages are priced by real steps" in at.info[0].value and address(at)["predict"] == "1"
+    at = settled(widget(at, "toggle", "option_predict").set_value(False).run())
+    assert pipeline_worker.of(ProfileStages) and not at.info and not at.button(key="pipeline_run").disabled
+
+
+def alts(at: AppTest) -> list[str]:
+    return [chart.proto.alt for chart in at.get("plotly_chart")]
+
+
+def test_a_tab_has_its_charts_before_and_after_a_run(visit: Open) -> None:
+    charts = {
+        "Schedule": (["One row a rank"], ["One row a rank"]),
+        "Memory": (["Held bytes", "Stacked bars"], ["Held bytes", "Stacked bars", "Bars of the predicted"]),
+        "Gradients": ([], ["Bars of the gradients"]),
+        "Calls": ([], ["Bars of the runs per forward call"]),
+    }
+    at = visit()
+    for has_run in (False, True):
+        at = run(at) if has_run else at
+        for name, starts in charts.items():
+            shown = alts(open_tab(at, name))
+            assert [alt for alt, start in zip(shown, starts[has_run], strict=True) if not alt.startswith(start)] == []
+
+
+def test_one_rank_and_one_microbatch_can_be_followed(visit: Open) -> None:
+    at = open_tab(run(visit()), "Memory")
+    assert at.selectbox(key="pipeline_rank_picked").options == ["all ranks", "rank 0", "rank 1"]
+    at = settled(at.selectbox(key="pipeline_rank_picked").set_value(1).run())
+    assert alts(at)[0].startswith("Held bytes over the step by kind") and "Bars of the predicted" in alts(at)[1]
+    at = open_tab(at, "Schedule")
+    follow = at.selectbox(key="pipeline_follow")
+    assert len(follow.options) == 1 + at.session_state["pipeline"].choices.n_microbatches
+    at = settled(follow.set_value(2).run())
+    chart = next(chart for chart in at.get("plotly_chart"))
+    assert '"opacity":[0.18,' in chart.proto.spec.replace(" ", ""), "the others are faded"
+
+
+def test_why_the_blocks_have_no_price_stays_until_it_is_closed(visit: Open, pipeline_worker: PipelineWorker) -> None:
+    pipeline_worker.prices = False
+    at = visit(waiting=True)
+    (job,) = pipeline_worker.of(ProfileStages)
+    job.finish(failure=Failure(kind="crash", sentence="The worker ended."))
+    at = settled(at.run())
+    assert "The worker ended." in texts(at) and "The worker ended." in texts(settled(at.run()))
+    assert len(pipeline_worker.of(ProfileStages)) == 1, "one attempt while the card stands"
+    pipeline_worker.prices = True
+    at = settled(at.button(key="close_pipeline").click().run())
+    assert "The worker ended." not in texts(at)

@@ -1,18 +1,25 @@
-"""What was decided: a plan that nobody touched is evened out, one that comes from elsewhere is drawn."""
+"""Decisions on the Pipeline page: clicks in the graph count in their order, an untouched split is evened out."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 
-from explorer.jobs.protocol import ProfileStages
+from explorer.jobs.protocol import ProfileStages, RunPipeline
 from explorer.plan.pipeline.cuts import stages_by
 from explorer.record import Policy
 from explorer.ui.pipeline import state as pipeline_state
 from tests import pipelines
-from tests.ui.page_driver import graph_data, message, widget
-from tests.ui.pipeline.cutting import CUT, stages_at
-from tests.ui.pipeline.pipeline_driver import (
+from tests.ui.page_driver import (
+    address,
+    figures,
+    graph_data,
+    message,
+    texts,
+    widget,
+)
+from tests.ui.pipeline_driver import (
+    CUT,
     GRAPH,
     Open,
     PipelineWorker,
@@ -20,20 +27,68 @@ from tests.ui.pipeline.pipeline_driver import (
     press,
     say,
     settled,
+    stages_at,
 )
 
 
-@pytest.mark.parametrize("touched", [False, True])
-def test_a_plan_nobody_touched_is_evened_out_once_blocks_are_priced(
-    visit: Open, worker: PipelineWorker, touched: bool
+def test_every_block_of_the_chain_is_in_view_with_its_stage(visit: Open) -> None:
+    data = graph_data(visit())
+    shown = {row[0] for row in data["geometry"]["rows"]}
+    assert set(GRAPH.chain) <= shown
+    stages = [data["labels"][fqn][5] for fqn in GRAPH.chain]
+    assert stages == sorted(stages)
+    assert set(stages) == {0, 1}
+    assert len(data["geometry"]["cuts"]) == len(GRAPH.cuts)
+    assert {cut[4] for cut in data["geometry"]["cuts"]} == {"cut: 0.1 MiB a microbatch"}
+
+
+def test_a_cut_moves_stages_prediction_and_address_and_runs_nothing(
+    visit: Open, pipeline_worker: PipelineWorker
 ) -> None:
-    worker.prices = False
+    at = visit()
+    before = figures(at)["Step"]
+    at = say(at, cuts=CUT)
+    assert figures(at)["Plan"] == "3 stages"
+    assert widget(at, "number_input", "pipeline_stages").value == 3
+    assert figures(at)["Step"] != before
+    assert address(at)["cuts"] == "3.6"
+    assert not pipeline_worker.of(RunPipeline)
+
+
+def test_a_toggle_here_is_the_policy_everywhere(visit: Open) -> None:
+    at = say(visit(), on=["blocks.1"])
+    assert policy(at) == Policy.recompute(["blocks.1"])
+    assert graph_data(at)["on"] == ["blocks.1"]
+    assert "1 block recomputed" in texts(at)
+    at = say(at, on=["blocks.1", "blocks.2"])
+    assert policy(at) == Policy.recompute(["blocks.1", "blocks.2"])
+
+
+def test_undo_and_redo_walk_through_cuts_and_toggles(visit: Open) -> None:
+    at = say(say(visit(), cuts=CUT), on=["head"])
+    at = press(at, "pipeline_undo")
+    assert graph_data(at)["on"] == []
+    assert policy(at) == Policy()
+    assert sorted(graph_data(at)["cuts"]) == CUT
+    at = press(at, "pipeline_undo")
+    assert len(graph_data(at)["cuts"]) == 1
+    assert at.button(key="pipeline_undo").disabled
+    at = press(press(at, "pipeline_redo"), "pipeline_redo")
+    assert graph_data(at)["on"] == ["head"]
+    assert sorted(graph_data(at)["cuts"]) == CUT
+
+
+@pytest.mark.parametrize("touched", [False, True])
+def test_an_untouched_split_is_evened_out_once_blocks_are_priced(
+    visit: Open, pipeline_worker: PipelineWorker, touched: bool
+) -> None:
+    pipeline_worker.prices = False
     at = visit(waiting=True)
     assert stages_at(at) == [len(stage) for stage in stages_by("by-parameters", GRAPH, 2)] == [5, 5]
     if touched:
         at.session_state[pipeline_state.WIDGET] = message(at, cuts=CUT[:1])
         at.run()
-    (job,) = worker.of(ProfileStages)
+    (job,) = pipeline_worker.of(ProfileStages)
     even = pipelines.priced(GRAPH, job.request.spec)
     slow = msgspec.structs.replace(even.blocks[0], kept=msgspec.structs.replace(even.blocks[0].kept, forward_ms=6.0))
     job.finish(msgspec.structs.replace(even, blocks=(slow, *even.blocks[1:])))

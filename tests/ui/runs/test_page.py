@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 import streamlit
-from streamlit.testing.v1 import AppTest
 
 from explorer.jobs import run_file
 from explorer.jobs.protocol import Compare, Measure
 from explorer.jobs.store import Store
+from explorer.record import Failure, ModelRef, RunSpec
+from explorer.record.base import to_plain
+from explorer.ui.explore.files import run_bytes
+from explorer.ui.runs.table import current, points_of, reorder
 from explorer.ui.session import address as link
-from explorer.ui.session import backend, known
-from tests import graphs
+from explorer.ui.session import repository
+from tests import graphs, pipelines
 from tests.ui.fake_worker import FakeWorker
-from tests.ui.page_driver import figures, say, settle, texts
-from tests.ui.runs.listing import ALL, SPEC, saved
+from tests.ui.page_driver import ALL, SPEC, App, figures, saved, say, select, settle, texts
 from tests.view import reports as kinds
 
 
-def test_an_empty_store_says_how_to_fill_it(runs_page: Callable[..., AppTest]) -> None:
+def test_an_empty_store_says_how_to_fill_it(runs_page: App) -> None:
     assert "No run yet" in texts(runs_page())
 
 
-def test_every_run_is_listed_with_its_figures(runs_page: Callable[..., AppTest], store: Store) -> None:
+def test_every_run_is_listed_with_its_figures(runs_page: App, store: Store) -> None:
     saved(store)
     (row,) = runs_page().dataframe[0].value.to_dict("records")
     assert row["name"] == "mine"
@@ -34,7 +35,7 @@ def test_every_run_is_listed_with_its_figures(runs_page: Callable[..., AppTest],
     assert row["gradients"] == "bitwise equal"
 
 
-def test_a_file_that_is_no_run_is_one_sentence(runs_page: Callable[..., AppTest], store: Store) -> None:
+def test_a_file_that_is_no_run_is_one_sentence(runs_page: App, store: Store) -> None:
     for data in (b"", b"garbage", saved_file(store)[:-7], saved_file(store).replace(b"\n", b"\r", 1)):
         at = runs_page()
         at.file_uploader(key="upload_run").upload("x.run", data)
@@ -50,7 +51,7 @@ def saved_file(store: Store) -> bytes:
     return data
 
 
-def test_a_run_file_comes_back_in(runs_page: Callable[..., AppTest], store: Store) -> None:
+def test_a_run_file_comes_back_in(runs_page: App, store: Store) -> None:
     data = saved_file(store)
     at = runs_page()
     at.file_uploader(key="upload_run").upload("x.run", data)
@@ -66,9 +67,7 @@ def test_a_run_file_comes_back_in(runs_page: Callable[..., AppTest], store: Stor
     assert [one.name for one in store.list()] == ["by another name"], "content decides, not the name"
 
 
-def test_files_of_ranks_that_are_chosen_together_become_one_run(
-    runs_page: Callable[..., AppTest], store: Store
-) -> None:
+def test_files_of_ranks_that_are_chosen_together_become_one_run(runs_page: App, store: Store) -> None:
     files = [run_file.write(run_file.stored_record(run)) for run in kinds.ranks().ranks]
     at = runs_page()
     for i, data in enumerate([*files, saved_file(store)]):
@@ -82,25 +81,23 @@ def test_files_of_ranks_that_are_chosen_together_become_one_run(
     assert row["step peak"] == "at least 245.0 MiB, then failed on rank 1"
 
 
-def test_a_store_that_cannot_be_read_is_one_sentence(runs_page: Callable[..., AppTest], store: Store) -> None:
+def test_a_store_that_cannot_be_read_is_one_sentence(runs_page: App, store: Store) -> None:
     Path(store.path).write_bytes(b"no database")
     at = runs_page()
     assert len(at.error) == 1
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_refresh_shows_what_was_measured(
-    app: Callable[..., AppTest], worker: FakeWorker, store: Store, restarted: bool
-) -> None:
+def test_a_refresh_shows_what_was_measured(app: App, worker: FakeWorker, store: Store, restarted: bool) -> None:
     """Also after the app was started again: then the store says it. And a policy that ran before is measured."""
     at = settle(say(app(), on=list(ALL)).button(key="run").click().run())
     at = settle(say(at, on=["head"]).button(key="run").click().run())
     assert figures(say(at, on=list(ALL)))["Step peak"] == "104.5 → 34.5 MiB"
     n_runs = len(worker.of(Compare)), len(worker.of(Measure))
     if restarted:
-        graph = backend.graph_of(SPEC)
+        graph = repository.runs().graph(SPEC)
         streamlit.cache_resource.clear()
-        backend.records().keep(backend.graph_key(SPEC.model, SPEC.device), graph)
+        repository.runs().add_graph(SPEC.model, SPEC.device, graph)
     again = app(**link.to_query(SPEC))
     assert figures(again)["Step peak"] == "104.5 → 34.5 MiB"
     assert figures(again)["Gradients"] == "bitwise equal"
@@ -108,7 +105,7 @@ def test_a_refresh_shows_what_was_measured(
 
 
 def test_a_run_of_another_machine_or_of_older_code_is_not_shown_as_measured_here(
-    app: Callable[..., AppTest], store: Store, tmp_path: Path
+    app: App, store: Store, tmp_path: Path
 ) -> None:
     pair = graphs.compared(graphs.gpt(6), SPEC)
     elsewhere = msgspec.structs.replace(pair.candidate.environment, platform="Plan 9")
@@ -117,12 +114,10 @@ def test_a_run_of_another_machine_or_of_older_code_is_not_shown_as_measured_here
     changed = tmp_path / "model.py"
     changed.write_text("# younger than the run\n")
     run = store.list()[0]
-    assert known._is_current(run, f"{changed}:build") is False
+    assert repository.is_current(run, f"{changed}:build") is False
 
 
-def test_a_run_that_could_not_be_saved_says_so_and_stays(
-    app: Callable[..., AppTest], worker: FakeWorker, store: Store
-) -> None:
+def test_a_run_that_could_not_be_saved_says_so_and_stays(app: App, worker: FakeWorker, store: Store) -> None:
     worker.warning = "The run could not be saved: the disk is full."
     at = app()
     assert "the disk is full" in at.warning[0].value
@@ -130,8 +125,137 @@ def test_a_run_that_could_not_be_saved_says_so_and_stays(
     assert figures(at)["Gradients"] == "bitwise equal"
     assert "the disk is full" in at.warning[0].value
     assert store.list() == ()
-    from explorer.jobs import run_file
-    from explorer.ui.explore.files import run_bytes
-
     key = at.session_state["explore"].shown
     assert run_file.read(run_bytes(key)).kind == "comparison"
+
+
+def test_the_list_says_what_a_run_costs(runs_page: App, store: Store) -> None:
+    pair = graphs.compared(graphs.gpt(6), SPEC)
+    store.save(pair.baseline, "alone")
+    store.save(pair, "both")
+    rows = {row["name"]: row for row in runs_page().dataframe[0].value.to_dict("records")}
+    both = pair.headlines()
+    assert rows["both"]["FLOPs"] == f"+{both['flop_ratio'] - 1:.0%}".replace("%", " %")
+    assert rows["alone"]["FLOPs"].endswith("FLOP")
+    assert rows["both"]["step time"].startswith("×") and rows["alone"]["step time"].endswith(" ms")
+
+
+def test_the_list_is_of_one_model_and_sorted_by_figures(runs_page: App, store: Store) -> None:
+    pair = graphs.compared(graphs.gpt(6), SPEC)
+    store.save(pair.candidate, "low")
+    store.save(pair.baseline, "high")
+    other = msgspec.structs.replace(SPEC, model=ModelRef(target="sample_models/unet.py"))
+    store.save(msgspec.structs.replace(pair.baseline, spec=other), "foreign")
+    at = runs_page()
+    assert [row["name"] for row in at.dataframe[0].value.to_dict("records")] == ["foreign", "high", "low"]
+    at.selectbox(key="runs_model").select("sample_models/gpt.py").run()
+    at.selectbox(key="runs_sort").select("least peak").run()
+    rows = at.dataframe[0].value.to_dict("records")
+    assert [row["name"] for row in rows] == ["low", "high"] and rows[0]["peak (MiB)"] < rows[1]["peak (MiB)"]
+
+
+def test_a_run_that_was_cut_short_has_no_arrow_in_the_list(runs_page: App, store: Store) -> None:
+    pair = graphs.compared(graphs.gpt(6), SPEC)
+    failure = Failure(kind="out of memory", sentence="Out of memory.")
+    baseline = msgspec.structs.replace(pair.baseline, failure=failure)
+    store.save(msgspec.structs.replace(pair, baseline=baseline, gradients=(), failure=failure), "cut")
+    (row,) = runs_page().dataframe[0].value.to_dict("records")
+    assert row["step peak"] == "at least 104.5 MiB, then failed; 34.5 MiB"
+
+
+def test_a_pipeline_run_shows_its_highest_rank_and_every_gradient(runs_page: App, store: Store) -> None:
+    graph = graphs.gpt(6)
+    run = pipelines.ran(graph, RunSpec(model=graph.model, plan=pipelines.planned(graph)), n_moved=1)
+    store.save(run, "split")
+    (row,) = runs_page().dataframe[0].value.to_dict("records")
+    peaks = [memory.peak_bytes for memory in run.memory]
+    assert row["step peak"] == f"{max(peaks) / 2**20:.1f} MiB on rank {peaks.index(max(peaks))}"
+    assert row["gradients"] == f"{len(run.gradients) - 1} of {len(run.gradients)} equal"
+
+
+def test_the_runs_of_a_model_are_points_and_a_click_selects_one(runs_page: App, store: Store) -> None:
+    saved(store, "both")
+    run_id = store.save(graphs.compared(graphs.gpt(6), SPEC).baseline, "alone")
+    placed = points_of(store.list())
+    assert [(run.name, point.name) for run, point in placed] == [
+        ("alone", "alone"), ("both", "both"), ("both", "everything kept")
+    ]  # fmt: skip
+    assert placed[1][1].verdict == "bitwise equal" and not placed[1][1].keeps_all and placed[2][1].keeps_all
+    assert {point.conditions for _, point in placed} == {"small, cpu"}
+    at = runs_page()
+    at.session_state["run_plane"] = {"selection": {"points": [{"customdata": {"0": 0}}]}}
+    assert at.get("plotly_chart"), "two points or more are drawn"
+    state = at.session_state["runs"]
+    state.select, state.order = run_id, state.order + 1  # what a click on a point leaves
+    at.run()
+    assert at.text_input(key=f"name_{run_id}").value == "alone"
+
+
+def test_each_new_order_is_a_new_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streamlit, "session_state", {})
+    assert (current().order, current().select) == (0, None)
+    reorder("a")
+    assert (current().order, current().select) == (1, "a")
+    reorder()
+    assert (current().order, current().select) == (2, None)
+
+
+def test_two_runs_are_compared_in_words(runs_page: App, store: Store) -> None:
+    saved(store, "one")
+    saved(store, "other")
+    at = runs_page(0, 1)
+    figures = {row["figure"]: row for row in at.dataframe[-1].value.to_dict("records")}
+    assert figures["Step peak"] == {"figure": "Step peak", "other": "34.5 MiB", "one": "34.5 MiB"}
+    assert not any("_" in name for name in figures)
+
+
+def test_any_number_of_runs_stand_side_by_side_and_go_together(runs_page: App, store: Store) -> None:
+    for name in ("same", "same", "other"):
+        saved(store, name)
+    at = runs_page(0, 1, 2)
+    rows = at.dataframe[-1].value.to_dict("records")
+    assert list(rows[0]) == ["figure", "other", "same (2)", "same (3)"]
+    at.button(key="delete_several").click().run()
+    assert "They cannot be brought back" in texts(at) and len(store.list()) == 3, "asked first"
+
+
+def test_a_note_stays_beside_its_run(runs_page: App, store: Store) -> None:
+    run_id = saved(store)
+    at = runs_page(0)
+    at.text_input(key=f"note_{run_id}").set_value(" half the time, see the talk ").run()
+    at.button(key="save_note").click().run()
+    assert [run.note for run in store.list()] == ["half the time, see the talk"]
+    (row,) = at.dataframe[0].value.to_dict("records")
+    assert row["note"] == "half the time, see the talk"
+    assert at.button(key="save_note").disabled, "the row stays selected, and there is nothing left to save"
+
+
+def test_rename_and_pin_reach_the_store_and_delete_asks_first(runs_page: App, store: Store) -> None:
+    run_id = saved(store)
+    at = runs_page(0)
+    assert at.button(key="rename").disabled
+    at.text_input(key=f"name_{run_id}").set_value("  all recomputed ").run()
+    at.button(key="rename").click().run()
+    assert [run.name for run in store.list()] == ["all recomputed"]
+    at.button(key="pin").click().run()
+    assert [run.pinned for run in store.list()] == [True]
+    assert [plain["policy"] for plain in at.session_state["pinned"]] == [to_plain(SPEC)["policy"]]
+    assert "Select a row" in texts(at), "a pinned run moves up, so that its row is another run's now"
+    select(at, 0).button(key="pin").click().run()
+    assert [run.pinned for run in store.list()] == [False]
+    assert at.session_state["pinned"] == []
+    select(at, 0).button(key="delete").click().run()
+    assert store.list(), "nothing is deleted before it was confirmed"
+    assert "cannot be brought back" in texts(at)
+
+
+def test_ranks_stand_side_by_side_and_each_opens_as_a_run_of_its_own(runs_page: App, store: Store) -> None:
+    store.save(kinds.ranks(), "both")
+    at = runs_page(0)
+    assert [row["rank"] for row in at.dataframe[-1].value.to_dict("records")] == [0, 1]
+    assert len(at.get("plotly_chart")) == 2
+    for _ in range(2):  # the second time it is listed already
+        at = at.button(key="open_rank").click().run()
+        assert not at.exception and at.session_state["switched"] == "explore"
+    (alone,) = (run for run in store.list() if run.kind == "measurement")
+    assert alone.name == "both, rank 1" and at.session_state[repository.OPENED] == ["explore", alone.run_id]

@@ -12,7 +12,7 @@ from explorer.jobs.protocol import Compare, Describe, RunLab
 from explorer.record import Failure, ModelRef, RunSpec
 from explorer.ui.session import backend, page_job
 from explorer.ui.session.page_job import PageJob
-from explorer.ui.shared.progress import CANCELLING, in_words
+from explorer.ui.shared.run_bar import CANCELLING, in_words
 from tests import graphs
 from tests.ui.conftest import SAMPLES
 from tests.ui.fake_worker import FakeJob, FakeWorker

@@ -11,7 +11,7 @@ import streamlit as st
 from explorer.record import ModelRef, Policy, RunSpec
 from explorer.ui.session import address, backend
 from explorer.ui.shared import draft as drafts
-from explorer.ui.shared.draft import KEPT_STEPS, Draft
+from explorer.ui.shared.draft import MOST_STEPS, Draft
 from tests import graphs
 from tests.ui.conftest import SAMPLES
 
@@ -72,9 +72,9 @@ def test_every_decision_is_one_step_of_undo(draft: Draft, bar: Address) -> None:
 
 
 def test_undo_goes_back_so_far_and_no_further(draft: Draft) -> None:
-    for i in range(KEPT_STEPS + 5):
+    for i in range(MOST_STEPS + 5):
         drafts.set_policy(draft, Policy.recompute([f"blocks.{i % 2}"]), GRAPH)
-    assert len(draft.history.past) == KEPT_STEPS
+    assert len(draft.history.past) == MOST_STEPS
 
 
 def test_another_model_starts_afresh_and_the_options_stay(draft: Draft) -> None:

@@ -1,4 +1,4 @@
-"""The row of choices: weights are those that the app was started with, and a file that does not fit is a sentence."""
+"""The row of choices: its controls show its records after any changes; weights are those of the command line."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 from streamlit.testing.v1 import AppTest
 
 from explorer.errors import BadInput
 from explorer.jobs.protocol import Describe, Measure
 from explorer.jobs.store import Store
-from explorer.record import Failure, ModelRef, RunSpec
+from explorer.record import Failure, ModelRef, Policy, RunSpec
 from explorer.record.base import limits
 from explorer.ui.session import address as link
-from explorer.ui.session import backend, opened
+from explorer.ui.session import backend, repository
+from explorer.ui.shared import draft as drafts
+from explorer.ui.shared.draft import Draft
 from explorer.ui.shared.model import NUMBERS
 from tests import graphs
 from tests.ui.fake_worker import FakeJob, FakeWorker
-from tests.ui.page_driver import address, graph_data, settle, texts, widget
+from tests.ui.page_driver import App, address, graph_data, press, say, settle, spec, texts, upload, widget
 
-App = Callable[..., AppTest]
 SPEC = RunSpec(model=ModelRef(target="sample_models/gpt.py", size="small"))
 FILE = str(Path("run/model.safetensors").resolve())
 FAULT = f"The weights in {FILE} are not those of sample_models/gpt.py: it lacks head.weight."
@@ -38,11 +41,6 @@ def names_of(at: AppTest) -> list[str]:
     return [one.label for one in at.selectbox]
 
 
-def model_of(at: AppTest) -> ModelRef:
-    ref: ModelRef = at.session_state["draft"].spec.model
-    return ref
-
-
 def take(at: AppTest, file: str) -> AppTest:
     return settle(widget(at, "selectbox", "weights").set_value(file).run())
 
@@ -50,19 +48,19 @@ def take(at: AppTest, file: str) -> AppTest:
 @pytest.mark.parametrize("end", [0, 1])
 def test_a_link_at_the_limits_of_the_record_is_drawn_and_one_beyond_is_a_sentence(app: App, end: int) -> None:
     largest = {name: limits(RunSpec, name)[end] for name in (*NUMBERS, "momentum")}
-    spec = replace(SPEC, optimizer="sgd", **largest)
-    at = app(**link.to_query(spec))
-    assert at.session_state["draft"].spec == spec and not at.session_state["draft"].message
+    extreme = replace(SPEC, optimizer="sgd", **largest)
+    at = app(**link.to_query(extreme))
+    assert spec(at) == extreme and not at.session_state["draft"].message
     assert {name: widget(at, "number_input", f"option_{name}").value for name in largest} == largest
     for name in ("n_repeats", "n_threads"):
         at = app(**link.to_query(replace(SPEC, **{name: largest[name] + 2 * end - 1})))
-        assert name in texts(at).replace("\\", "") and at.session_state["draft"].spec.n_threads == 1
+        assert name in texts(at).replace("\\", "") and spec(at).n_threads == 1
 
 
 def test_a_stored_run_of_sixty_repeats_and_ninety_nine_threads_opens(app: App, store: Store) -> None:
-    spec = replace(SPEC, n_repeats=60, n_threads=99)
+    long = replace(SPEC, n_repeats=60, n_threads=99)
     at = app()
-    at.session_state[opened.KEY] = ["explore", store.save(graphs.compared(graphs.gpt(6), spec))]
+    at.session_state[repository.OPENED] = ["explore", store.save(graphs.compared(graphs.gpt(6), long))]
     settle(at.run())
     assert widget(at, "number_input", "option_n_repeats").value == 60
 
@@ -77,14 +75,14 @@ def test_weights_are_offered_by_name_and_run_with_the_model(app: App, worker: Fa
     field = widget(at, "selectbox", "weights")
     assert (field.options, field.value) == (["as built", "model.safetensors", "other.pt"], "")
     at = take(at, FILE)
-    assert model_of(at).weights == FILE
+    assert spec(at).model.weights == FILE
     assert "changed options] weights model.safetensors" in texts(at).replace("\\", "")
     assert worker.of(Describe)[-1].request.model.weights == FILE
     assert worker.of(Measure)[-1].request.spec.model.weights == FILE
     again = app(**address(at))
-    assert model_of(again).weights == FILE, "a link restores them"
+    assert spec(again).model.weights == FILE, "a link restores them"
     at = settle(widget(at, "selectbox", "size").set_value("gpu").run())
-    assert model_of(at) == ModelRef(target="sample_models/gpt.py", size="gpu"), "another size has other weights"
+    assert spec(at).model == ModelRef(target="sample_models/gpt.py", size="gpu"), "another size has other weights"
 
 
 def test_a_file_that_does_not_fit_is_one_sentence_and_can_be_taken_back(
@@ -108,9 +106,94 @@ def test_a_file_that_does_not_fit_is_one_sentence_and_can_be_taken_back(
 
 def test_no_link_and_no_file_names_other_weights(app: App, worker: FakeWorker, started_with: Any) -> None:
     at = app(model="sample_models/gpt.py", size="small", weights="/etc/passwd")
-    assert model_of(at).weights == "" and "not offered here" in texts(at)
+    assert spec(at).model.weights == "" and "not offered here" in texts(at)
     assert all(not job.request.model.weights for job in worker.of(Describe))
     started_with("--weights", FILE)
     with pytest.raises(BadInput, match="-- --weights /etc/passwd"):
         backend.check_offered(ModelRef(target="sample_models/gpt.py", weights="/etc/passwd"))
     backend.check_offered(ModelRef(target="sample_models/gpt.py", weights=FILE))
+
+
+SWITCHES = ("preserve_rng_state", "early_stop", "use_reentrant")
+ON = {True: b"true", False: b"false"}
+steps = st.one_of(
+    st.tuples(st.just("switch"), st.sampled_from(SWITCHES)),
+    st.tuples(st.just("optimizer"), st.sampled_from(["adamw", "sgd", "none"])),
+    st.tuples(st.just("repeats"), st.integers(1, 9)),
+    st.tuples(st.just("blocks"), st.integers(0, 5)),
+    st.tuples(st.just("import"), st.booleans()),
+    st.tuples(st.just("model"), st.sampled_from(["gpt", "unet"])),
+    st.tuples(st.sampled_from(["undo", "redo"]), st.none()),
+)
+
+
+def do(at: AppTest, worker: FakeWorker, what: str, how: object) -> None:
+    """One thing that a person does; what it must lead to is asserted where it is plain."""
+    if what == "switch":
+        now = widget(at, "toggle", f"option_{how}")
+        wanted = not now.value
+        now.set_value(wanted)
+        settle(at.run())
+        assert getattr(spec(at).policy, str(how)) is wanted
+    elif what == "optimizer":
+        settle(widget(at, "selectbox", "option_optimizer").set_value(how).run())
+        assert spec(at).optimizer == how
+    elif what == "repeats":
+        settle(widget(at, "number_input", "option_n_repeats").set_value(how).run())
+        assert spec(at).n_repeats == how
+    elif what == "blocks":
+        say(at, on=[worker.graph.chain[int(str(how))]])
+    elif what == "import":
+        text = b"version: 1\npolicy:\n  units: []\n  early_stop: " + ON[bool(how)] + b"\n"
+        upload(at, text)
+        assert spec(at).policy.early_stop is how
+    elif what == "model":
+        worker.graph = graphs.gpt(6) if how == "gpt" else graphs.unet()
+        settle(widget(at, "selectbox", "model").set_value(f"sample_models/{how}.py").run())
+        assert spec(at).model.target == f"sample_models/{how}.py"
+    elif not at.button(key=what).disabled:
+        press(at, what)
+
+
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(happened=st.lists(steps, max_size=6))
+def test_explore_shows_what_will_run(app: App, worker: FakeWorker, happened: list[tuple[str, object]]) -> None:
+    worker.graph = graphs.gpt(6)
+    at = app()
+    for what, how in happened:
+        do(at, worker, what, how)
+        now = spec(at)
+        assert {name: widget(at, "toggle", f"option_{name}").value for name in SWITCHES} == {
+            name: getattr(now.policy, name) for name in SWITCHES
+        }
+        assert widget(at, "selectbox", "option_optimizer").value == now.optimizer
+        assert widget(at, "number_input", "option_n_repeats").value == now.n_repeats
+        assert widget(at, "selectbox", "model").value == now.model.target
+
+
+def test_a_switch_follows_undo_and_answers_the_next_click(app: App, worker: FakeWorker) -> None:
+    at = app()
+    for what in (("switch", "preserve_rng_state"), ("switch", "preserve_rng_state"), ("undo", None)):
+        do(at, worker, *what)
+    assert widget(at, "toggle", "option_preserve_rng_state").value is False
+    assert spec(at).policy.preserve_rng_state is False
+    do(at, worker, "switch", "preserve_rng_state")
+    assert spec(at).policy.preserve_rng_state is True
+
+
+def test_undo_of_an_option_draws_the_controls_again() -> None:
+    """They stand outside of the part of the page that a click on undo draws."""
+    for redraws, policy in ((False, Policy.recompute(["head"])), (True, Policy(early_stop=False))):
+        draft = Draft(spec=RunSpec(model=graphs.gpt(6).model))
+        drafts._take_over(draft, policy)
+        assert draft.redraw is redraws and draft.spec.policy == policy
+
+
+def test_changed_options_are_named_where_they_follow_to_the_next_model(app: App, worker: FakeWorker) -> None:
+    at = app()
+    assert "changed options" not in texts(at)
+    do(at, worker, "optimizer", "sgd")
+    do(at, worker, "switch", "early_stop")
+    assert r"optimizer sgd, early\_stop off" in texts(at)
+    do(at, worker, "model", "unet")
+    assert "optimizer sgd" in texts(at) and "early" not in texts(at)

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import pytest
 from streamlit.testing.v1 import AppTest
 
 from explorer.plan.challenges import CHALLENGES
 from explorer.record.policy import Policy
 from explorer.ui.shared.tour import GPT, Tour
 from explorer.view.text.lab import STEPS
-from tests.ui.page_driver import say, settle, texts, widget
+from tests.ui.page_driver import App, press, say, settle, texts, widget
 
-App = Callable[..., AppTest]
 ALL = [f"blocks.{i}" for i in range(6)]
-
-
-def press(at: AppTest, key: str) -> AppTest:
-    return settle(at.button(key=key).click().run())
 
 
 def where(at: AppTest) -> str:
@@ -38,7 +30,7 @@ def test_the_path_from_the_offer_to_the_marks(app: App) -> None:
     sizes = [int(button.key.rpartition("_")[2]) for button in guesses]
     assert len(guesses) >= 3 and sizes == sorted(sizes, reverse=True)
     at = settle(guesses[0].click().run())
-    assert "It is foretold to be 34.5 MiB" in at.info[0].value and next_says(at) == "Next"
+    assert "The forecast is 34.5 MiB" in at.info[0].value and next_says(at) == "Next"
     right = next(button for button in at.button if button.label == "34.5 MiB")
     at = settle(right.click().run())
     assert at.success[0].value.startswith("Right.")
@@ -66,15 +58,15 @@ def test_who_declines_is_left_alone_and_who_ran_something_is_not_asked(app: App)
     assert "tour_begin" not in [button.key for button in app().button]
 
 
-@pytest.mark.parametrize("key", ["tour_next", "tour_back", "tour_leave"])
-def test_the_step_on_batchnorm_leaves_no_option_changed(app: App, key: str) -> None:
+def test_the_step_on_batchnorm_leaves_no_option_changed(app: App) -> None:
     at = app()
-    at.session_state["tour"] = Tour(at=[step.key for step in STEPS].index("batchnorm"), offered=False)
-    at = settle(at.run())
-    settle(widget(at, "selectbox", "option_running_stats").select("every_forward").run())
-    assert "changed options" in texts(at) and where(at) == "batchnorm"
-    at = press(at, key)
-    assert at.session_state["draft"].spec.policy == Policy() and "changed options" not in texts(at)
+    for key in ("tour_next", "tour_back", "tour_leave"):
+        at.session_state["tour"] = Tour(at=[step.key for step in STEPS].index("batchnorm"), offered=False)
+        at = settle(at.run())
+        settle(widget(at, "selectbox", "option_running_stats").select("every_forward").run())
+        assert "changed options" in texts(at) and where(at) == "batchnorm"
+        at = press(at, key)
+        assert at.session_state["draft"].spec.policy == Policy() and "changed options" not in texts(at)
 
 
 def test_a_step_offers_what_is_not_open_already(app: App) -> None:
@@ -109,4 +101,4 @@ def test_while_the_model_is_read_the_question_waits_and_says_so(app: App) -> Non
         assert not at.exception
         return texts(at)
 
-    assert "being read" in told(False) and "being read" not in told(True) and "not foretold" in told(True)
+    assert "being read" in told(False) and "being read" not in told(True) and "not predicted" in told(True)

@@ -1,0 +1,168 @@
+"""Measured results and their relation to the drawn policy: the facts behind strip, graph and charts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from msgspec.structs import replace
+
+from explorer.plan.memory.ledger import ledger
+from explorer.plan.predict.baseline import keep_all_from
+from explorer.record.allocations import Ledger
+from explorer.record.comparison import Comparison
+from explorer.record.graph import ModelGraph
+from explorer.record.measurement import Measurement
+from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.run import RunSpec
+from explorer.ui.explore import work
+from explorer.ui.explore.state import ExploreState
+from explorer.ui.session.repository import KeyedRun, runs
+from explorer.ui.shared import draft as drafts
+from explorer.view.text.runs import did_not_fit
+
+Picked = tuple[str, int] | None
+"""Run and tick of a point in the timeline."""
+
+
+class Freshness(StrEnum):
+    """Relation of the figures to the drawn policy; `glossary.FRESHNESS` has a sentence for each."""
+
+    NOTHING = "nothing"
+    BASELINE = "baseline"
+    PINNED = "pinned"
+    RECORDED = "recorded"
+    OTHER_OPTIONS = "other options"
+    FRESH = "fresh"
+    STALE = "stale"
+    FAILED = "failed"
+    PREDICTED_BASELINE = "predicted baseline"
+    PREDICTED_OTHER_OPTIONS = "predicted, other options"
+    PREDICTED_FRESH = "predicted, fresh"
+    PREDICTED_STALE = "predicted, stale"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """Measured results, and whether they are about the drawn policy. Computed once a rerun."""
+
+    comparison: Comparison | None
+    baseline: Measurement | None
+    baseline_key: str | None
+    stale: bool
+    graph: ModelGraph | None = None
+    """The drawn model, if described."""
+    keep_all: KeyedRun | None = None
+    """The run that kept everything, beside a pinned baseline. Forecasts start from this run."""
+    did_not_fit: str = ""
+    """Sentence on runs out of memory, and on the baseline put together from the run that fitted."""
+    predicted: bool = False
+    """True if nothing ran: the baseline was simulated without data."""
+    other_options: bool = False
+    """Whether options, seed or device have changed since the baseline ran."""
+
+    @property
+    def charted(self) -> Measurement | None:
+        """The baseline of the charts: the comparison's baseline, else the current baseline."""
+        return self.comparison.baseline if self.comparison is not None else self.baseline
+
+    @property
+    def candidate(self) -> Measurement | None:
+        """The candidate run, if it ran to its end under the drawn policy."""
+        pair = self.comparison
+        return pair.candidate if pair is not None and pair.comparable and not self.stale else None
+
+    @property
+    def pinned(self) -> Policy | None:
+        """The policy of the baseline, if the baseline did not keep everything."""
+        fresh = self.comparison is not None and not self.stale
+        run = self.comparison.baseline if fresh and self.comparison is not None else self.baseline
+        return run.spec.policy if run is not None and run.spec.policy.units else None
+
+    @property
+    def against(self) -> str:
+        """Words for the baseline of measured figures; empty if the baseline kept everything."""
+        if self.pinned is None:
+            return ""
+        return "what fitted" if self.did_not_fit else "the pinned baseline"
+
+    @property
+    def freshness(self) -> Freshness:
+        if self.comparison is None:
+            return self._freshness_of_baseline()
+        if self.predicted:
+            return Freshness.PREDICTED_STALE if self.stale else Freshness.PREDICTED_FRESH
+        if self.stale:
+            return Freshness.STALE
+        return Freshness.FRESH if self.comparison.comparable else Freshness.FAILED
+
+    def _freshness_of_baseline(self) -> Freshness:
+        if self.baseline is None:
+            return Freshness.NOTHING
+        if self.predicted:
+            return Freshness.PREDICTED_OTHER_OPTIONS if self.other_options else Freshness.PREDICTED_BASELINE
+        if self.baseline.spec.model.is_recorded:
+            return Freshness.RECORDED
+        if self.other_options:
+            return Freshness.OTHER_OPTIONS
+        return Freshness.PINNED if self.baseline.spec.policy.units else Freshness.BASELINE
+
+
+def view_of(state: ExploreState) -> View:
+    """The last comparison, and the baseline of the drawn run."""
+    comparison: Comparison | None = work.result(state, "shown")
+    spec, expected = state.draft.spec, work.baseline_spec(state)
+    baseline, key = _run_of(work.result(state, "baseline"), expected), state.baseline
+    fitted = baseline is not None and baseline.refused and baseline.complete
+    if comparison is not None and comparison.baseline.spec == expected and not (fitted or state.draft.predict):
+        baseline, key = comparison.baseline, state.shown
+    keep_all = KeyedRun(key, baseline) if baseline is not None and key is not None else None
+    complete = _completed(keep_all)
+    refused = did_not_fit(baseline, complete) if baseline is not None and baseline.refused else ""
+    if complete is not None:
+        keep_all = KeyedRun(f"complete {key}", complete)
+        if baseline is not None and baseline.refused:
+            key, baseline = keep_all
+    elif expected.policy.units:
+        keep_all = runs().measured(replace(expected, policy=KEEP_ALL))
+    same_options = replace(spec, policy=baseline.spec.policy) if baseline else None
+    return View(
+        comparison=comparison,
+        baseline=baseline,
+        baseline_key=key,
+        stale=comparison is not None and comparison.candidate.spec != spec,
+        graph=drafts.graph_of(state.draft),
+        keep_all=keep_all,
+        other_options=baseline is not None and baseline.spec != same_options,
+        did_not_fit=refused,
+        predicted=state.draft.predict,
+    )
+
+
+def _completed(keyed: KeyedRun | None) -> Measurement | None:
+    """The run that keeps everything, put together from a run that fitted under a policy or was recorded with a policy.
+    None if the run kept everything itself."""
+    if keyed is None or not keyed.run.complete:
+        return None
+    run = keyed.run
+    if not (run.refused or (run.origin == "recorded" and run.spec.policy.units)):
+        return None
+    graph = runs().graph(run.spec)
+    return runs().complete.get_or_make(keyed.key, lambda: keep_all_from(run, graph) if graph is not None else None)
+
+
+def _run_of(record: Measurement | Comparison | None, spec: RunSpec) -> Measurement | None:
+    """The run of `spec` in a record of one or two runs."""
+    if isinstance(record, Comparison):
+        return next((run for run in (record.baseline, record.candidate) if run.spec == spec), record.baseline)
+    return record
+
+
+def ledger_of(baseline: Measurement | None, candidate: Measurement | None, picked: Picked) -> Ledger | None:
+    """Bytes alive at the picked point; None without a picked point or without a timeline."""
+    if picked is None:
+        return None
+    run = candidate if picked[0] == "candidate" else baseline
+    if run is None or run.allocations is None or picked[1] > run.allocations.n_ticks:
+        return None
+    return ledger(run, picked[1])

@@ -1,1 +1,0 @@
-"""The Lab page: an experiment with its switches comes in, its findings go out. Read page.py first."""

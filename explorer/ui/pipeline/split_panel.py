@@ -1,0 +1,329 @@
+"""Controls of the split: stages and their cuts, microbatches, schedule, and a cap for every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, get_args
+
+import streamlit as st
+
+from explorer.errors import InvalidPlan
+from explorer.jobs.protocol import FindJointPlan
+from explorer.plan.pipeline.actions import format_rows, rows_in
+from explorer.plan.pipeline.cuts import CutRule, atoms, stages_by, usual_rule
+from explorer.plan.pipeline.rules import check_rows
+from explorer.plan.pipeline.schedules import SCHEDULES, default_ranks, fitting, rank_counts, rows_of
+from explorer.plan.sizes import parse_bytes
+from explorer.record.graph import ModelGraph
+from explorer.record.pipeline_cost import PipelineProfile
+from explorer.record.pipeline_run import PipelineRun
+from explorer.record.plan import CapWish, JointPlan
+from explorer.record.run import OWN_SCHEDULE, CheckpointMode, PipelinePlan
+from explorer.ui.pipeline import state as pipeline_state
+from explorer.ui.pipeline.address import MOST_MICROBATCHES, SplitChoices
+from explorer.ui.pipeline.state import PipelineState
+from explorer.ui.session import page_job
+from explorer.ui.session.repository import runs
+from explorer.ui.session.values import Bound, bound, select
+from explorer.ui.shared import draft as drafts
+from explorer.ui.shared.elements import Cell, escape
+from explorer.view.pipeline.headline import Figure
+from explorer.view.text import explore as glossary
+from explorer.view.text import pipeline as words
+
+STAGES_WIDTH, MICROBATCHES_WIDTH, RANKS_WIDTH, CAP_WIDTH = 120, 130, 85, 170
+"""The names of schedules need the rest of the row."""
+UPLOAD = "upload_schedule"
+
+
+def cell(figure: Figure) -> Cell:
+    """A figure of the headline as shown on the page."""
+    origin = glossary.ORIGIN.get(figure.origin, "")
+    return Cell(
+        label=figure.label,
+        value=figure.value,
+        delta=figure.delta,
+        help=f"{figure.help} {origin}".rstrip(),
+        below=figure.origin,
+    )
+
+
+def split_panel(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None) -> PipelinePlan:
+    """Draws the controls; returns the drawn plan."""
+    _first_cut(split, graph, profile)
+    stages = pipeline_state.stages_of(split, graph)
+    with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="pipeline_plan"):
+        field = bound("pipeline_stages", len(stages), lambda n: _take_stages(split, graph, profile, n))
+        most = max(len(atoms(graph)), len(stages), 1)
+        st.number_input("Stages", 1, most, field.value, help=words.STAGE, width=STAGES_WIDTH, **field.wired)
+        number = _bound(split, "n_microbatches", "pipeline_microbatches")
+        st.number_input(
+            "Microbatches", 1, MOST_MICROBATCHES, number.value, help=words.MICROBATCH, width=MICROBATCHES_WIDTH,
+            **number.wired,
+        )  # fmt: skip
+        schedule_picker(split, len(stages))
+    _tools(split, graph, profile)
+    return plan_of(split, stages)
+
+
+def _tools(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None) -> None:
+    """Draws balance, undo, redo, go to a stage, and rarely changed options."""
+    with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="pipeline_tools"):
+        st.menu_button(
+            "Balance",
+            list(words.BALANCE),
+            format_func=words.BALANCE.__getitem__,
+            key="pipeline_balance",
+            icon=":material/balance:",
+            help=words.BALANCE_HELP,
+            on_click=lambda: _balance(split, graph, profile),
+        )
+        drafts.undo_buttons(
+            split.history,
+            partial(pipeline_state.undo, split, graph),
+            ("Take back the last cut or toggle", "Make it again"),
+            prefix="pipeline_",
+        )
+        stages = pipeline_state.stages_of(split, graph)
+        st.menu_button(
+            "Go to",
+            list(range(len(stages))),
+            format_func=lambda stage: f"stage {stage}" if stage < len(stages) else "",
+            key="pipeline_jump",
+            icon=":material/my_location:",
+            help="Scrolls the graph to where a stage begins.",
+            on_click=_jump,
+            args=(split, graph),
+        )
+        with st.popover("More", key="pipeline_more", help="Recompute, dropout, BatchNorm, an own schedule"):
+            _more(split)
+            schedule_file(split, graph)
+
+
+def _bound(split: PipelineState, name: str, key: str) -> Bound:
+    return bound(key, getattr(split.choices, name), lambda value: pipeline_state.choose(split, name, value))
+
+
+def _choice(split: PipelineState, name: str, label: str, offered: tuple[Sequence[Any], str]) -> None:
+    """Draws a choice of values; `offered`: the values and their help text."""
+    options, help = offered
+    select(label, options, _bound(split, name, f"pipeline_{name}"), help=help)
+
+
+def _switch(split: PipelineState, name: str, label: str, help: str) -> None:
+    field = _bound(split, name, f"pipeline_{name}")
+    st.toggle(label, field.value, help=help, **field.wired)
+
+
+def _take_stages(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None, n_stages: int) -> None:
+    """Cuts the model into the number of stages that a person requests."""
+    _cut(split, graph, (int(n_stages), usual_rule(profile)), profile)
+
+
+def _balance(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None) -> None:
+    """Cuts the model into the current number of stages, by the rule that a person chose."""
+    rule: CutRule | None = st.session_state.get("pipeline_balance")
+    pipeline_state.absorb(split, graph, until_press=True)
+    if rule is not None:
+        _cut(split, graph, (len(pipeline_state.stages_of(split, graph)), rule), profile)
+
+
+def _jump(split: PipelineState, graph: ModelGraph) -> None:
+    """Unfolds and scrolls to the first block of the chosen stage."""
+    pipeline_state.absorb(split, graph)
+    stages = pipeline_state.stages_of(split, graph)
+    stage = st.session_state.get("pipeline_jump")
+    if stage is None or stage >= len(stages):
+        return
+    split.jump = drafts.unfolded(pipeline_state.marks_of(split, graph), graph, stages[stage][0], split.jump)
+
+
+def plan_of(split: PipelineState, stages: tuple[tuple[str, ...], ...]) -> PipelinePlan:
+    """The plan of these stages under the chosen schedule."""
+    choices = split.choices
+    return PipelinePlan(
+        stages=stages,
+        n_microbatches=choices.n_microbatches,
+        schedule=choices.schedule,
+        n_ranks=n_ranks_of(choices, len(stages)),
+        checkpoint=choices.checkpoint,
+        keyed_rng=choices.keyed_rng,
+        deferred_batch_norm=choices.deferred_batch_norm,
+        actions=choices.actions,
+    )
+
+
+def _more(split: PipelineState) -> None:
+    modes = (get_args(CheckpointMode), words.CHECKPOINT)
+    _choice(split, "checkpoint", "Recompute in which microbatches", modes)
+    _switch(split, "keyed_rng", "Dropout independent of the split", words.KEYED)
+    _switch(split, "deferred_batch_norm", "BatchNorm statistics once per batch", words.DEFERRED)
+
+
+def _first_cut(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None) -> None:
+    """Cuts a new model into two even stages, and again when its blocks are priced. Neither is a step of undo."""
+    if not split.uncut:
+        return
+    pipeline_state.choose(split, "n_microbatches", fitting(split.choices.n_microbatches, graph))
+    if len(atoms(graph)) > 1:
+        past = split.history.past
+        _cut(split, graph, (2, usual_rule(profile)), profile)
+        split.history.past = past
+    split.uncut = profile is None
+
+
+def _cut(
+    split: PipelineState, graph: ModelGraph, request: tuple[int, CutRule], profile: PipelineProfile | None
+) -> None:
+    n_stages, rule = request
+    with page_job.refusing(split.job):
+        pressure = None
+        if rule == "by-memory":
+            pressure = (split.draft.spec.policy, rows_of(plan_of(split, ((),) * n_stages)))
+        stages = stages_by(rule, graph, n_stages, profile=profile, pressure=pressure)
+        pipeline_state.cut_at(split, graph, stages)
+
+
+def engine_picker(split: PipelineState) -> None:
+    """Which executor plays the action list. All of them must give the same gradients."""
+    field = bound("pipeline_engine", split.engine, lambda engine: setattr(split, "engine", engine or split.engine))
+    st.segmented_control(
+        "Run it as",
+        list(words.ENGINES),
+        format_func=words.ENGINES.__getitem__,
+        default=field.value,
+        label_visibility="collapsed",
+        help=words.ENGINE_HELP,
+        **field.wired,
+    )
+
+
+def n_ranks_of(choices: SplitChoices, n_stages: int) -> int:
+    """Number of ranks: the chosen number if the schedule allows it, else the schedule's default."""
+    if choices.actions:
+        return len(choices.actions)
+    chosen = choices.n_ranks
+    if chosen is not None and chosen in rank_counts(choices.schedule, n_stages):
+        return chosen
+    return default_ranks(choices.schedule, n_stages)
+
+
+def schedule_picker(split: PipelineState, n_stages: int) -> None:
+    """The schedule's name, and how many ranks share the stages."""
+    names = [*SCHEDULES, *([OWN_SCHEDULE] if split.own_schedule else [])]
+    drawn = OWN_SCHEDULE if split.choices.actions else split.choices.schedule
+    field = bound("pipeline_schedule", drawn, lambda name: _choose_schedule(split, name))
+    select("Schedule", names, field, help=words.SCHEDULE)
+    n_ranks = n_ranks_of(split.choices, n_stages)
+    allowed = () if split.choices.actions else rank_counts(split.choices.schedule, n_stages)
+    offered = sorted({*allowed, n_ranks})
+    number = bound("pipeline_n_ranks", n_ranks, lambda n: pipeline_state.choose(split, "n_ranks", n))
+    select("Ranks", offered, number, disabled=len(offered) < 2, help=words.RANKS, width=RANKS_WIDTH)
+
+
+def _choose_schedule(split: PipelineState, name: str) -> None:
+    own = name == OWN_SCHEDULE
+    pipeline_state.choose(split, "actions", split.own_schedule if own else ())
+    if not own:
+        pipeline_state.choose(split, "schedule", name)
+
+
+def schedule_file(split: PipelineState, graph: ModelGraph) -> None:
+    """Draws the field for a person's schedule file."""
+    st.file_uploader(
+        "Own schedule (CSV)",
+        type=["csv", "txt"],
+        key=UPLOAD,
+        max_upload_size=1,
+        on_change=_take_upload,
+        args=(split, graph),
+        help=words.OWN_SCHEDULE,
+    )
+    if split.choices.actions:
+        st.caption(words.OWN_NOT_IN_LINK)
+
+
+def _take_upload(split: PipelineState, graph: ModelGraph) -> None:
+    upload = st.session_state.get(UPLOAD)
+    if upload is not None:  # None: a person took the file out again
+        take_schedule(split, graph, upload.name, upload.getvalue())
+
+
+def take_schedule(split: PipelineState, graph: ModelGraph, name: str, data: bytes) -> None:
+    """Takes the rows of a file as the schedule, with the stages and microbatches that the rows name."""
+    split.job.failure = None
+    with page_job.refusing(split.job):
+        rows = rows_in(data, name)
+        n_stages = 1 + max(action.stage for row in rows for action in row)
+        n_microbatches = 1 + max(action.microbatch for row in rows for action in row)
+        if n_microbatches > MOST_MICROBATCHES:
+            raise InvalidPlan(
+                f"The schedule {name} names {n_microbatches} microbatches; the page takes {MOST_MICROBATCHES} at most.",
+                hint="Run it with `python -m explorer pipeline MODEL --rows FILE`.",
+            )
+        check_rows(rows, n_stages=n_stages, n_microbatches=n_microbatches)
+        if len(pipeline_state.stages_of(split, graph)) != n_stages:
+            pipeline_state.cut_at(split, graph, stages_by("by-parameters", graph, n_stages))
+        split.own_schedule = format_rows(rows)
+        pipeline_state.choose(split, "actions", split.own_schedule)
+        pipeline_state.choose(split, "n_microbatches", n_microbatches)
+
+
+def cap_panel(
+    split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None, run: PipelineRun | None
+) -> None:
+    """Draws the field and its button, the outcome of the last press, and whether `run` kept the cap."""
+    field = bound("pipeline_cap", split.cap, lambda text: setattr(split, "cap", text))
+    with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="pipeline_cap_row"):
+        st.text_input(
+            "Cap a rank",
+            field.value,
+            placeholder="200MiB",
+            help=words.CAP,
+            width=CAP_WIDTH,
+            **field.wired,
+        )
+        st.button(
+            "Plan below the cap",
+            icon=":material/auto_awesome:",
+            key="pipeline_plan_button",
+            help=words.CAP,
+            disabled=profile is None or split.job.id is not None,
+            on_click=_request_plan,
+            args=(split, graph, profile),
+        )
+    if split.planned is not None and _is_drawn(split, graph, split.planned):
+        st.caption(escape(words.plan_sentence(split.planned)))
+        if run is not None and (outcome := words.cap_outcome(run, split.planned)):
+            colour = "green" if words.within_cap(run, split.planned) else "red"
+            st.caption(f":{colour}[**{escape(outcome.replace('cap', 'Cap', 1))}.**]")
+
+
+def _request_plan(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None) -> None:
+    """Submits the search for a plan below the cap to the worker, as many cuts are simulated."""
+    if profile is None:
+        return
+    pipeline_state.absorb(split, graph, until_press=True)
+    split.planned, split.job.failure = None, None
+    with page_job.refusing(split.job):
+        wish = CapWish(asked=plan_of(split, pipeline_state.stages_of(split, graph)), cap_bytes=parse_bytes(split.cap))
+        page_job.start(split.job, FindJointPlan(profile=profile, graph=graph, wish=wish))
+
+
+def take_plan(split: PipelineState, request: FindJointPlan, joint: JointPlan) -> None:
+    """Takes over the joint plan, unless the drawn plan changed meanwhile. Cut and policy are one step of undo each."""
+    graph, drawn = request.graph, runs().graph(split.draft.spec)
+    if drawn != graph or plan_of(split, pipeline_state.stages_of(split, graph)) != request.wish.asked:
+        page_job.refuse(split.job, InvalidPlan("The plan was changed while another was sought.", hint="Plan again."))
+        return
+    pipeline_state.choose(split, "n_microbatches", joint.plan.n_microbatches)
+    pipeline_state.cut_at(split, graph, joint.plan.stages)
+    pipeline_state.recompute(split, graph, drafts.with_units(split.draft.spec.policy, joint.policy.units))
+    split.planned = joint
+
+
+def _is_drawn(split: PipelineState, graph: ModelGraph, joint: JointPlan) -> bool:
+    """Whether nothing was chosen since."""
+    drawn = plan_of(split, pipeline_state.stages_of(split, graph))
+    return drawn == joint.plan and set(split.draft.spec.policy.blocks) == set(joint.policy.blocks)

@@ -1,0 +1,373 @@
+"""What ran and what was computed from it, for all visitors: one cache for each kind, each with its own bound.
+
+A run is found by the request that it answers, so that a refresh, undo or a preset shows an earlier measurement. For
+each model the newest runs of the store are read once. Stored runs must be from this machine and younger than the
+model's file, as a run of old code says nothing about new code. Read `Runs` first.
+
+At the end: the stored runs that a visitor has pinned as baselines, or opens on a page.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from threading import Lock
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import streamlit as st
+from msgspec.structs import replace
+
+from explorer.errors import ExplorerError
+from explorer.jobs import run_file
+from explorer.jobs.client import Job
+from explorer.jobs.store import StoredRun
+from explorer.plan.predict.forecaster import Forecaster
+from explorer.record.base import Record, from_plain, to_json, to_plain
+from explorer.record.comparison import Comparison
+from explorer.record.graph import ModelGraph, ModelRef
+from explorer.record.lab import LabOutcome
+from explorer.record.measurement import Measurement
+from explorer.record.pipeline_cost import PipelineProfile
+from explorer.record.pipeline_run import PipelineRun
+from explorer.record.plan import Forecast, Price
+from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.run import Device, RunSpec
+from explorer.ui.session import backend
+
+MOST_READ = 12
+"""Number of stored runs that are opened for a model."""
+N_REQUESTS = 4096
+"""Number of requests of a kind whose answers are known by run id."""
+T = TypeVar("T")
+
+
+class Recent(Generic[T]):
+    """The values used last, by key. Several threads may use them."""
+
+    def __init__(self, limit: int) -> None:
+        self._values: OrderedDict[str, T] = OrderedDict()
+        self._limit = limit
+        self._lock = Lock()
+
+    def add(self, key: str, value: T) -> None:
+        with self._lock:
+            self._values[key] = value
+            self._values.move_to_end(key)
+            while len(self._values) > self._limit:
+                self._values.popitem(last=False)
+
+    def get(self, key: str) -> T | None:
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+            return self._values.get(key)
+
+    def get_or_make(self, key: str, make: Callable[[], T]) -> T:
+        """The value under `key`; `make` computes a value that is not there. None is computed again."""
+        value = self.get(key)
+        if value is None:
+            value = make()
+            self.add(key, value)
+        return value
+
+    def drop(self, value: T) -> None:
+        """Drops `value` under every key."""
+        with self._lock:
+            for key in [key for key, other in self._values.items() if other == value]:
+                del self._values[key]
+
+
+class KeyedRun(NamedTuple):
+    """A run, and the key of the record that holds the run or of the runs that it was put together from."""
+
+    key: str
+    run: Measurement
+
+
+class Point(NamedTuple):
+    """Result for a policy in a comparison with everything kept."""
+
+    policy: Policy
+    step_peak_bytes: int
+    time_ratio: float
+    time_spread: float | None
+
+
+class Runs:
+    """The repository. Keys are run ids of the store, ids of jobs whose result the store lacks, or requests as JSON."""
+
+    def __init__(self) -> None:
+        self.records: Recent[Record] = Recent(24)
+        """Results of jobs and records of the store, by id. The store has what is no longer here."""
+        self._graphs: Recent[ModelGraph] = Recent(24)
+        self._predicted: Recent[Measurement | Comparison] = Recent(24)
+        self.profiles: Recent[PipelineProfile] = Recent(8)
+        """Prices of blocks, by the priced run."""
+        self.lab_outcomes: Recent[LabOutcome] = Recent(64)
+        self.fronts: Recent[Job] = Recent(32)
+        """Jobs that look, or looked, for the plans of a measured step."""
+        # Computed from a run, by the key of the run.
+        self.forecasters: Recent[Forecaster] = Recent(12)
+        self.prices: Recent[dict[str, Price]] = Recent(24)
+        self.presets: Recent[dict[str, tuple[Policy, Forecast]]] = Recent(24)
+        self.reasons: Recent[tuple[str, ...]] = Recent(24)
+        self.complete: Recent[Measurement | None] = Recent(12)
+        """Runs that keep everything, put together from runs that did not."""
+        self.worth_recomputing: Recent[frozenset[str]] = Recent(24)
+        """Blocks that a preset would choose from, by the graph's fingerprint."""
+        # Run ids by request.
+        self._measured: Recent[str] = Recent(N_REQUESTS)
+        self._fitted: Recent[str] = Recent(N_REQUESTS)
+        self._compared: Recent[str] = Recent(N_REQUESTS)
+        self.pipeline_runs: Recent[str] = Recent(N_REQUESTS)
+        self._recorded: dict[str, str | None] = {}
+        self._points: Recent[dict[Policy, tuple[str, Point]]] = Recent(N_REQUESTS)
+        self._models_read: set[str] = set()
+        self._deleted: set[str] = set()
+
+    def record(self, key: str | None) -> Any:
+        """The record under `key`: from memory, else from the store; None for no key. Raises as Store.load does."""
+        if key is None:
+            return None
+        return self.in_memory(key) or self.records.get_or_make(key, lambda: backend.store().load(key))
+
+    def in_memory(self, key: str) -> Record | None:
+        return self.records.get(key) or self._predicted.get(key)
+
+    def graph(self, spec: RunSpec, *, without_data: bool = False) -> ModelGraph | None:
+        """Graph of the model of `spec` on its device, if described lately; a recorded step contains its graph.
+
+        A graph described without data may lack properties that depend on values.
+        """
+        if not spec.model.is_recorded:
+            return self._graphs.get(_graph_key(spec.model, spec.device, without_data))
+        try:
+            run = self.record(self.recorded_run(spec.model))
+        except ExplorerError:  # deleted by another window, or damaged
+            return None
+        return run.graph if isinstance(run, Measurement) else None
+
+    def add_graph(self, model: ModelRef, device: Device, graph: ModelGraph, *, without_data: bool = False) -> None:
+        self._graphs.add(_graph_key(model, device, without_data), graph)
+
+    def recorded_run(self, model: ModelRef) -> str | None:
+        """Id of the recorded run that `model` stands for: the run opened last, else the newest run of the store."""
+        if self._recorded.get(model.target) is None:
+            stored = [run for run in backend.store().list() if run.model == model.target and run.kind == "measurement"]
+            newest = max(stored, key=lambda run: run.created, default=None)
+            self._recorded[model.target] = newest.run_id if newest is not None else None
+        return self._recorded[model.target]
+
+    def prediction(self, spec: RunSpec) -> KeyedRun | None:
+        """The step of `spec`, simulated without data."""
+        run = self._predicted.get(key := request_key(spec))
+        return KeyedRun(key, run) if isinstance(run, Measurement) else None
+
+    def add_prediction(self, spec: RunSpec, run: Measurement) -> KeyedRun:
+        self._predicted.add(key := request_key(spec), run)
+        return KeyedRun(key, run)
+
+    def predicted_pair(self, baseline: RunSpec, candidate: RunSpec) -> str | None:
+        """Key of the comparison of two predicted runs; None if a run is not predicted yet."""
+        runs = self.prediction(baseline), self.prediction(candidate)
+        if runs[0] is None or runs[1] is None:
+            return None
+        key = request_key(baseline, candidate)
+        if self._predicted.get(key) is None:
+            self._predicted.add(key, Comparison(baseline=runs[0].run, candidate=runs[1].run))
+        return key
+
+    def baseline(self, candidate: RunSpec) -> RunSpec:
+        """Baseline of `candidate`: the pinned policy or everything kept, else the run that fitted in its place."""
+        spec = pinned_baseline(candidate)
+        fitted = None if self.measured(spec) else self.fitted(spec)
+        return spec if fitted is None else fitted.run.spec
+
+    def measured(self, spec: RunSpec) -> KeyedRun | None:
+        """A whole run of exactly `spec`, alone or in a comparison."""
+        key = self._find(self._measured, request_key(spec), spec.model.target)
+        record = self.record(key)
+        runs = (record.baseline, record.candidate) if isinstance(record, Comparison) else (record,)
+        run = next((run for run in runs if isinstance(run, Measurement) and run.spec == spec), None)
+        return None if key is None or run is None else KeyedRun(key, run)
+
+    def fitted(self, spec: RunSpec) -> KeyedRun | None:
+        """The run that fitted after `spec` ran out of memory."""
+        key = self._find(self._fitted, request_key(spec), spec.model.target)
+        record = self.record(key)
+        return KeyedRun(key, record) if key is not None and isinstance(record, Measurement) else None
+
+    def compared(self, baseline: RunSpec, candidate: RunSpec) -> str | None:
+        """The key of a comparison of exactly these two."""
+        return self._find(self._compared, request_key(baseline, candidate), candidate.model.target)
+
+    def points(self, baseline: RunSpec) -> tuple[Point, ...]:
+        """Policies compared with `baseline`, each with its last measurement."""
+        self._find(self._measured, request_key(baseline), baseline.model.target)
+        points = self._points.get(request_key(baseline)) or {}
+        return tuple(point for key, point in points.values() if key not in self._deleted)
+
+    def add(self, key: str, record: Record) -> None:
+        """Adds a record that ran, or was opened, under `key`, as the answer to its requests."""
+        self.records.add(key, record)
+        self._add_answers(key, record)
+
+    def _add_answers(self, key: str, record: Record) -> None:
+        """A run cut short answers no request for a whole run; a prediction answers none."""
+        if isinstance(record, Measurement) and record.complete and record.origin != "predicted":
+            self._measured.add(request_key(record.spec), key)
+            for refused in record.refused[:1]:
+                self._fitted.add(request_key(replace(record.spec, policy=refused.policy)), key)
+        if not isinstance(record, Comparison) or record.is_predicted:
+            return
+        for run in (record.baseline, record.candidate):
+            if run.complete:
+                self._measured.add(request_key(run.spec), key)
+        if record.failure is not None or record.reproducible is not None:
+            self._compared.add(request_key(record.baseline.spec, record.candidate.spec), key)
+        self._add_point(key, record)
+
+    def _add_point(self, key: str, record: Comparison) -> None:
+        figures, run = record.headlines(), record.candidate
+        if not record.comparable or run.step_peak_bytes is None or figures["time_ratio"] is None:
+            return
+        point = Point(run.spec.policy, run.step_peak_bytes, figures["time_ratio"], figures["time_ratio_spread"])
+        request = request_key(record.baseline.spec)
+        self._points.add(request, (self._points.get(request) or {}) | {run.spec.policy: (key, point)})
+
+    def drop(self, key: str) -> None:
+        """Removes the answers of a run that was deleted."""
+        for answers in (self._measured, self._fitted, self._compared):
+            answers.drop(key)
+        self._deleted.add(key)
+
+    def open(self, run_id: str) -> Record:
+        """The record of a stored run, which answers its requests from now on. Raises as Store.load does."""
+        record: Record = self.record(run_id)
+        self.add(run_id, record)
+        if isinstance(record, Measurement) and record.spec.model.is_recorded:
+            self._recorded[record.spec.model.target] = run_id
+        return record
+
+    def _find(self, answers: Recent[str], request: str, target: str) -> str | None:
+        self._read_store(target)
+        key = answers.get(request)
+        if key is not None:
+            try:
+                self.record(key)
+            except ExplorerError:  # deleted by another window, or damaged
+                self.drop(key)
+                return None
+        return key
+
+    def _read_store(self, target: str) -> None:
+        """Adds the newest runs of a model, once; oldest first, so that the newest run wins."""
+        if target in self._models_read:
+            return
+        self._models_read.add(target)
+        try:
+            runs = [run for run in backend.store().list() if run.model == target and is_current(run, target)]
+            for run in sorted(runs, key=lambda run: run.created)[-MOST_READ:]:
+                record = backend.store().load(run.run_id)
+                if _ran_here(record):
+                    self._add_answers(run.run_id, record)
+        except ExplorerError:  # the Runs page says why the store cannot be read
+            return
+
+
+@st.cache_resource(show_spinner=False)
+def runs() -> Runs:
+    """The repository of this server."""
+    return Runs()
+
+
+def request_key(*specs: Record) -> str:
+    """A request as a key."""
+    return " ".join(to_json(spec).decode() for spec in specs)
+
+
+def _graph_key(model: ModelRef, device: Device, without_data: bool) -> str:
+    return f"{device}{' without data' if without_data else ''} {request_key(model)}"
+
+
+def is_current(run: StoredRun, target: str) -> bool:
+    """Whether a stored run is younger than the file of its model."""
+    file = Path(target.partition(":")[0])
+    return run.kind in ("measurement", "comparison") and not (file.is_file() and file.stat().st_mtime > run.created)
+
+
+def _ran_here(record: Record) -> bool:
+    run = record.candidate if isinstance(record, Comparison) else record
+    return isinstance(run, Measurement) and run.environment.platform == platform.platform(terse=True)
+
+
+PINNED = "pinned"
+
+
+def read_pins() -> None:
+    """Reads the pins of the store: they outlive a visit."""
+    st.session_state[PINNED] = []
+    try:
+        records = [runs().record(run.run_id) for run in backend.store().list() if run.pinned]
+    except ExplorerError:  # the Runs page says why the store cannot be read
+        return
+    pinned = [record.candidate if isinstance(record, Comparison) else record for record in records]
+    st.session_state[PINNED] = [to_plain(run.spec) for run in pinned if isinstance(run, Measurement)]
+
+
+def pinned_baseline(candidate: RunSpec) -> RunSpec:
+    """`candidate` under the policy of its model's pinned run, or with everything kept."""
+    if PINNED not in st.session_state:
+        read_pins()
+    pinned = (from_plain(plain, RunSpec) for plain in st.session_state[PINNED])
+    policy = next((spec.policy for spec in pinned if spec.model == candidate.model), KEEP_ALL)
+    return replace(candidate, policy=policy)
+
+
+PAGES = {
+    "measurement": "explore",
+    "comparison": "explore",
+    "pipeline run": "pipeline",
+}
+"""Which page shows which kind of run."""
+OPENED = "opened_run"
+
+
+class OpenedRun(NamedTuple):
+    """A run that its page shall show; nothing is measured again."""
+
+    run_id: str
+    record: Measurement | Comparison | PipelineRun
+
+
+def open_on_page(run: StoredRun) -> str:
+    """Names `run` for its page, which takes it when drawn next; returns that page. Raises as `Store.load` does."""
+    runs().open(run.run_id)
+    st.session_state[OPENED] = [PAGES[run.kind], run.run_id]
+    return PAGES[run.kind]
+
+
+def opened_run(page: str) -> OpenedRun | None:
+    """The run opened on `page`; a second call returns None."""
+    opened = st.session_state.get(OPENED)
+    if opened is None or opened[0] != page:
+        return None
+    del st.session_state[OPENED]
+    record = runs().record(opened[1])
+    _draw_from_file(record)
+    return OpenedRun(opened[1], record)
+
+
+def _draw_from_file(record: Record) -> None:
+    """Draws a model that is not offered here by its run's graph. A model on offer is described instead, as its code may
+    differ from the file."""
+    graph, spec = run_file.graph_of(record), run_file.spec_of(record)
+    if graph is None or spec is None:
+        return
+    try:
+        backend.check_offered(spec.model)
+    except ExplorerError:
+        predicted = getattr(getattr(record, "candidate", record), "origin", "") == "predicted"
+        runs().add_graph(spec.model, spec.device, graph, without_data=predicted)

@@ -1,0 +1,82 @@
+"""Values that a visitor's session keeps between runs of a page, and widgets that show and change them.
+
+Streamlit reloads a changed file, and the session still has objects of the old classes. `session_value` copies such an
+object field by field; a new field has its default, and an object that does not fit starts afresh.
+
+A record has the true value of a widget; `bound` replaces a widget that differs:
+
+    a person chooses ──▶ callback: the record changes before the page is drawn ──▶ the same widget, same value
+    undo, a link, an import, another model, a refused number ──▶ the record differs from the widget
+    ──▶ another widget takes its place, with the record's value
+
+The new widget has a new key because the browser owns the value of an existing widget. The browser would send the old
+value back, even from a closed popover.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import streamlit as st
+
+from explorer.errors import ExplorerError
+from explorer.record.base import from_plain, to_plain
+
+T = TypeVar("T")
+
+
+def session_value(name: str, kind: type[T], first: Callable[[], T]) -> T:
+    """The visitor's object under `name`; on the first visit `first` makes the object."""
+    value = st.session_state.get(name)
+    if type(value) is kind:
+        return value
+    renewed = converted(value, kind) if value is not None else None
+    st.session_state[name] = renewed if renewed is not None else first()
+    return session_value(name, kind, first)
+
+
+def converted(value: object, kind: type[T]) -> T | None:
+    """`value`, an object of older code, as a `kind`; None if its fields do not fit."""
+    try:
+        return from_plain(to_plain(value), kind)
+    except (ExplorerError, TypeError, AttributeError):
+        return None
+
+
+class Bound(NamedTuple):
+    """Arguments of a widget: its key, the record's value as its default, and the callback for a choice."""
+
+    key: str
+    value: Any
+    on_change: Callable[[], None]
+
+    @property
+    def wired(self) -> dict[str, Any]:
+        """Key and callback as the widget takes them: `st.toggle(label, field.value, **field.wired)`."""
+        return {"key": self.key, "on_change": self.on_change}
+
+
+def bound(name: str, value: Any, take: Callable[[Any], object]) -> Bound:
+    """Arguments of a widget that shows the record's `value`; `take` writes a person's choice into the record."""
+    drawn: dict[str, tuple[int, Any]] = st.session_state.setdefault("bound", {})
+    n, last = drawn.get(name, (0, value))
+    n += last != value
+    drawn[name] = (n, value)
+    key = f"{name}~{n}" if n else name
+
+    def changed() -> None:
+        chosen = st.session_state[key]
+        # Streamlit also calls when a browser first echoes the default; a replaced widget is ignored.
+        if drawn[name] == (n, chosen) or drawn[name][0] != n:
+            return
+        drawn[name] = (n, chosen)
+        take(chosen)
+
+    return Bound(key, value, changed)
+
+
+def select(label: str, options: Sequence[Any], field: Bound, **arguments: Any) -> None:
+    """Draws a box of choices; a value that is not among `options` shows the first one."""
+    index = options.index(field.value) if field.value in options else 0
+    st.selectbox(label, options, index, **field.wired, **arguments)

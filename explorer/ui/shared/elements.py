@@ -1,0 +1,167 @@
+"""Small elements of every page: escaped and small text, folds, the headline strip, hazards and failures.
+
+Text is readable at 4.5:1 also where Streamlit would fade it: badges in captions, words on the primary colour.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import streamlit as st
+
+from explorer.record.failure import Failure
+from explorer.record.graph import Hazard
+from explorer.ui.session import window
+from explorer.ui.session.page_job import PageJob
+from explorer.view.drawing.units import mib
+
+ON_PRIMARY = "#0B1B2B"
+"""Dark words on the light primary colour of the dark theme; Streamlit writes white in both."""
+_MARKUP = re.compile(r"([\\`*_{}\[\]()#+\-.!~|<>$:&])")
+
+
+def escape(text: str) -> str:
+    """`text` of a model, a file or a link, escaped so that neither Markdown nor Streamlit reads markup in it."""
+    return _MARKUP.sub(r"\\\1", text)
+
+
+def small_text(text: str, *, help: str | None = None) -> None:
+    """A line as small as a caption whose badges keep their colour: a caption fades all of it to 60 %."""
+    st.markdown(f":small[{text}]", help=help)
+
+
+def on_primary(label: str, *, disabled: bool = False) -> str:
+    """The label of a primary button; a disabled button has no coloured ground."""
+    if disabled or st.context.theme.type != "dark":
+        return label
+    return f':color[{label}]{{foreground="{ON_PRIMARY}"}}'
+
+
+def fold(title: str, *, key: str, icon: str | None = None, expanded: bool = False) -> Any:
+    """An expander that stays as a person left it: Streamlit forgets expanders hidden behind another tab or page.
+
+    `expanded` is its state until a person opens or closes it.
+    """
+    folds: dict[str, bool] = st.session_state.setdefault("folds", {})
+
+    def note() -> None:
+        folds[key] = bool(st.session_state[key])
+
+    return st.expander(title, folds.get(key, expanded), key=key, icon=icon, on_change=note)
+
+
+RIGHT_HEIGHT = 520
+
+
+def two_columns(key: str) -> tuple[Any, Any]:
+    """Places for controls at the left and results at the right; in a narrow window the results stand below.
+
+    The results scroll in a box of the window's height, with the key `key`.
+    """
+    height: int | Literal["content"] = "content"
+    if window.narrow():
+        left, right = st.container(), st.container()
+    else:
+        left, right = st.columns([6, 8], gap="medium")
+        height = RIGHT_HEIGHT + window.extra_height()
+    return left, right.container(height=height, border=False, key=key)
+
+
+SIDE_BY_SIDE = 3
+"""Figures of the strip per row in a narrow window."""
+EMPTY_LINE = "\N{NO-BREAK SPACE}"
+"""Placeholder as high as a word, so that nothing moves when a word appears."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A figure of the strip."""
+
+    label: str
+    value: str
+    delta: str = ""
+    """Text beside the value, most often a change."""
+    colour: Literal["green", "red", "gray", "off"] = "off"
+    help: str
+    """Markdown, as is `below`."""
+    below: str = ""
+    """Origin of the figure."""
+
+
+def strip(cells: tuple[Cell, ...]) -> None:
+    """Draws the fixed strip at the top: `cells` in one row, or in two rows in a narrow window."""
+    n = SIDE_BY_SIDE if window.narrow() else len(cells)
+    for start in range(0, len(cells), n):
+        with st.container(horizontal=True, gap="small"):
+            for cell in cells[start : start + n]:
+                with st.container(gap=None):
+                    st.metric(
+                        cell.label,
+                        cell.value,
+                        cell.delta or None,
+                        delta_color=cell.colour,
+                        delta_arrow="off",
+                        help=cell.help,
+                    )
+                    st.caption(cell.below or EMPTY_LINE)
+
+
+SEVERITIES: dict[str, Literal["red", "orange", "gray"]] = {"error": "red", "warning": "orange", "note": "gray"}
+
+
+def hazards_panel(hazards: tuple[Hazard, ...]) -> None:
+    """Draws hazards known before a run, one box per hazard with its remedy, or that there are none."""
+    if not hazards:
+        st.caption("No known hazard in this policy on this model.")
+    for hazard in hazards:
+        with st.container(border=True, gap="xsmall"):
+            st.badge(hazard.severity, color=SEVERITIES[hazard.severity])
+            st.text(f"{hazard.sentence}\nRemedy: {hazard.remedy}\nBlocks: {', '.join(hazard.blocks) or 'all'}")
+
+
+REFUSED = "This cannot be used"
+"""Title of a refused input."""
+TITLES = {
+    "bad input": "This cannot run",
+    "model raised": "The model raised an error",
+    "out of memory": "Out of memory",
+    "crash": "The worker process ended",
+    "time-out": "The time limit was reached",
+    "cancelled": "Cancelled",
+    "not on this device": "Not on this device",
+    "internal": "An error of the explorer itself",
+}
+
+
+def last_failure(life: PageJob, *, key: str) -> None:
+    """Draws the failure of the last job or input, until the next job starts or a person closes the panel."""
+    if life.failure is not None and failure_panel(life.failure, key=key, title=REFUSED if life.refused else ""):
+        life.failure = None
+        st.rerun()
+
+
+def failure_panel(failure: Failure, *, key: str, title: str = "") -> bool:
+    """Draws request, cause, next step and traceback under `title`, or under the title of the failure's kind.
+
+    Returns whether a person closed the panel.
+    """
+    calm = failure.kind == "cancelled"
+    with st.container(border=True, gap="xsmall", key=f"failure_{key}"):
+        words, close = st.columns([8, 1], vertical_alignment="top")
+        with words:
+            colour, icon = ("gray", "block") if calm else ("red", "error")
+            st.markdown(f":{colour}[:material/{icon}: **{title or TITLES[failure.kind]}**]")
+            # st.text: sentences carry names from models, which must not become markup.
+            st.text(failure.sentence)
+            if failure.asked_bytes is not None:
+                st.text(f"Asked for {mib(failure.asked_bytes)}, free were {mib(failure.free_bytes)}.")
+            if failure.hint:
+                st.text(failure.hint)
+        with close:
+            closed = st.button("Close", icon=":material/close:", key=f"close_{key}", type="tertiary")
+        if failure.traceback and not calm:
+            with st.expander("Traceback", key=f"traceback_{key}"):
+                st.code(failure.traceback, language="python")
+    return closed

@@ -1,0 +1,204 @@
+"""Controls of the split: menus, ranks, own schedules, and a cap for every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import streamlit as st
+from streamlit.testing.v1 import AppTest
+
+from explorer.jobs.protocol import FindJointPlan, RunPipeline
+from explorer.plan.pipeline.cuts import CutRule, stages_by
+from explorer.plan.planners.joint import joint_plan
+from explorer.record import ModelRef, RunSpec
+from explorer.ui.pipeline import split_panel
+from explorer.ui.pipeline import state as pipeline_state
+from explorer.ui.pipeline.split_panel import fitting
+from explorer.ui.pipeline.state import PipelineState
+from explorer.ui.shared.draft import Draft
+from explorer.view.drawing.units import MIB
+from explorer.view.text.pipeline import BALANCE
+from tests import graphs, pipelines
+from tests.ui.page_driver import (
+    address,
+    figures,
+    graph_data,
+    texts,
+    widget,
+)
+from tests.ui.pipeline_driver import (
+    GRAPH,
+    Open,
+    PipelineWorker,
+    chosen,
+    policy,
+    press,
+    run,
+    settled,
+)
+
+SPEC = RunSpec(model=ModelRef(target="sample_models/gpt.py"))
+PROFILE = pipelines.priced(GRAPH, SPEC)
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """Messages of the browser."""
+    state: dict[str, Any] = {}
+    monkeypatch.setattr(st, "session_state", state)
+    yield state
+
+
+@pytest.fixture
+def split(session: dict[str, Any]) -> PipelineState:
+    one = PipelineState(draft=Draft(spec=SPEC))
+    pipeline_state.cut_at(one, GRAPH, stages_by("by-parameters", GRAPH, 3))
+    return one
+
+
+@pytest.mark.parametrize("rule", BALANCE)
+def test_a_rule_cuts_into_as_many_stages_as_there_are(
+    split: PipelineState, session: dict[str, Any], rule: CutRule
+) -> None:
+    uneven = (GRAPH.chain[:1], GRAPH.chain[1:2], GRAPH.chain[2:])
+    pipeline_state.cut_at(split, GRAPH, uneven)
+    session["pipeline_balance"] = rule
+    split_panel._balance(split, GRAPH, PROFILE)
+    stages = pipeline_state.stages_of(split, GRAPH)
+    assert len(stages) == 3 and stages != uneven and sum(stages, ()) == GRAPH.chain
+    pipeline_state.undo(split, GRAPH)
+    assert pipeline_state.stages_of(split, GRAPH) == uneven, "one step of undo"
+
+
+def test_more_stages_than_there_are_places_is_a_sentence_and_changes_nothing(split: PipelineState) -> None:
+    before = pipeline_state.stages_of(split, GRAPH)
+    split_panel._take_stages(split, GRAPH, None, 99)
+    assert split.job.failure is not None and "99" in split.job.failure.sentence
+    assert pipeline_state.stages_of(split, GRAPH) == before
+
+
+def test_go_to_scrolls_to_the_first_block_of_a_stage(split: PipelineState, session: dict[str, Any]) -> None:
+    stages = pipeline_state.stages_of(split, GRAPH)
+    for n, stage in enumerate((2, 0), 1):
+        session["pipeline_jump"] = stage
+        split_panel._jump(split, GRAPH)
+        assert split.jump == (stages[stage][0], n)
+    session["pipeline_jump"] = 7
+    split_panel._jump(split, GRAPH)
+    assert split.jump == (stages[0][0], 2), "a stage that is there no more"
+
+
+def test_the_menus_offer_every_rule_and_every_stage(visit: Open) -> None:
+    at = visit(cuts="1.3")
+    balance, jump = at.get("menu_button")
+    assert list(balance.proto.options) == list(BALANCE.values())
+    assert [name for name in jump.proto.options if name] == ["stage 0", "stage 1", "stage 2"]
+
+
+@pytest.mark.parametrize(("n_rows", "wanted", "n"), [(2, 4, 2), (8, 4, 4), (6, 4, 3), (1, 4, 1)])
+def test_a_first_plan_fits_the_batch(n_rows: int, wanted: int, n: int) -> None:
+    graph = msgspec.structs.replace(graphs.gpt(2), input_shapes=((n_rows, 8),))
+    assert fitting(wanted, graph) == n
+
+
+OWN_ROWS = b"0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
+
+
+def give(at: AppTest, data: bytes) -> AppTest:
+    """Gives `data` as a file called own.csv."""
+    at.file_uploader(key="upload_schedule").upload("own.csv", data)
+    return settled(at.run())
+
+
+def test_an_own_schedule_is_given_as_a_file_and_has_its_own_name(visit: Open, pipeline_worker: PipelineWorker) -> None:
+    at = give(visit(cuts="1.2"), OWN_ROWS)
+    assert widget(at, "selectbox", "pipeline_schedule").value == "own schedule"
+    assert figures(at)["Plan"] == "2 stages"
+    assert chosen(at, "n_microbatches") == 2
+    at = run(at)
+    plan = pipeline_worker.of(RunPipeline)[-1].request.spec.plan
+    assert plan.actions == (("0F0", "0F1", "0B0", "0B1"), ("1F0", "1B0", "1F1", "1B1"))
+    assert (plan.n_ranks, plan.schedule_name) == (2, "own schedule")
+    at = settled(widget(at, "selectbox", "pipeline_schedule").set_value("GPipe").run())
+    assert chosen(at, "actions") == ()
+    at = settled(widget(at, "selectbox", "pipeline_schedule").set_value("own schedule").run())
+    assert chosen(at, "actions") == plan.actions
+
+
+def test_a_schedule_that_cannot_be_read_is_a_sentence_and_changes_nothing(visit: Open) -> None:
+    at = visit(cuts="1.2")
+    for data, fault in (
+        (b"", "holds no action"),
+        (b"\xff\xfe", "is not text"),
+        (b"0F0,fish", "'fish' (rank 0, cell 1)"),
+        (b"0F0,0B0\n1B0,1F0\n", "1B0"),
+        (b"0F0,0B0\n1F0\n", "1B0 is missing"),
+        (b"99F0,99B0\n", "is missing"),
+    ):
+        at = give(at, data)
+        assert fault in texts(at).replace("\\", "")
+        assert chosen(at, "actions") == () and figures(at)["Plan"] == "3 stages"
+
+
+def test_ranks_are_chosen_where_the_schedule_leaves_them_open(visit: Open) -> None:
+    at = visit(cuts="1.2.3")
+    assert widget(at, "selectbox", "pipeline_n_ranks").disabled
+    at = settled(widget(at, "selectbox", "pipeline_schedule").set_value("Interleaved1F1B").run())
+    ranks = widget(at, "selectbox", "pipeline_n_ranks")
+    assert (ranks.options, ranks.value) == (["1", "2"], 2)
+    at = settled(ranks.set_value(1).run())
+    assert "one rank" in at.info[0].value
+    assert address(at)["ranks"] == "1"
+    again = visit(**address(at))
+    assert widget(again, "selectbox", "pipeline_n_ranks").value == 1
+    at = settled(widget(at, "number_input", "pipeline_stages").set_value(5).run())
+    assert widget(at, "selectbox", "pipeline_n_ranks").value == 1
+
+
+def test_cuts_microbatches_and_policy_are_planned_below_a_cap_that_a_run_keeps(
+    visit: Open, pipeline_worker: PipelineWorker
+) -> None:
+    at = visit()
+    widget(at, "text_input", "pipeline_cap").set_value("45 MiB")
+    at = press(at, "pipeline_plan_button")
+    assert policy(at).blocks
+    assert "Planned below 45" in texts(at)
+    shown = at.session_state["pipeline"].planned
+    assert max(shown.rank_bytes) <= 45 * 2**20
+    assert chosen(at, "n_microbatches") == shown.plan.n_microbatches
+    assert set(graph_data(at)["on"]) == set(policy(at).blocks)
+    assert not pipeline_worker.of(RunPipeline)
+    assert "Cap 45" not in texts(at)
+    at = run(at)
+    assert "Cap 45\\.0 MiB kept\\: the fullest rank holds" in texts(at)
+    at.session_state["pipeline"].planned = msgspec.structs.replace(shown, cap_bytes=MIB)
+    assert "Cap 1\\.0 MiB missed\\: rank" in texts(at.run())
+    at = press(at, "pipeline_undo")
+    assert not policy(at).units
+    assert "Planned below" not in texts(at) and "Cap 1" not in texts(at)
+    widget(at, "text_input", "pipeline_cap").set_value("1 MiB")
+    at = press(at, "pipeline_plan_button")
+    assert "No plan was found that keeps every rank below 1" in texts(at) and not policy(at).units
+
+
+def test_a_plan_below_a_cap_can_be_cancelled_and_is_dropped_where_the_page_went_on(
+    visit: Open, pipeline_worker: PipelineWorker
+) -> None:
+    at, pipeline_worker.waits = visit(), True
+    widget(at, "text_input", "pipeline_cap").set_value("45 MiB")
+    at.button(key="pipeline_plan_button").click().run()
+    assert at.session_state["pipeline"].job.what == "FindJointPlan"
+    at.run()
+    at = press(at, "pipeline_cancel")
+    assert "The run was cancelled" in texts(at)
+    assert not policy(at).units
+    at.button(key="pipeline_plan_button").click().run()
+    widget(at, "selectbox", "pipeline_schedule").set_value("GPipe").run()
+    job = pipeline_worker.of(FindJointPlan)[-1]
+    pipeline_worker.plan(job, lambda: joint_plan(job.request.profile, job.request.graph, job.request.wish))
+    at = settled(at.run())
+    assert "changed while another was sought" in texts(at)
+    assert not policy(at).units

@@ -1,0 +1,214 @@
+"""The repository: a run is found by its request and answers no other one; runs that were pinned, and opened runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import streamlit as st
+from msgspec.structs import replace
+from streamlit.testing.v1 import AppTest
+
+from explorer.jobs import run_file
+from explorer.jobs.protocol import Compare, FindPlans, Measure, models_of
+from explorer.jobs.store import Store
+from explorer.plan.policy import file as policy_file
+from explorer.plan.policy.file import evidence_of
+from explorer.record import Failure, Measurement, ModelRef, Policy, RunSpec
+from explorer.record.base import to_plain
+from explorer.record.measurement import Refused
+from explorer.record.pipeline_run import PipelineRun
+from explorer.record.policy_file import PolicyFile
+from explorer.record.run import PipelinePlan
+from explorer.ui.session import backend, repository
+from explorer.ui.session.repository import OPENED, Recent, Runs, runs
+from tests import graphs
+from tests.ui.fake_worker import FakeWorker
+from tests.ui.page_driver import ALL, SPEC, figures, graph_data, saved, say, settle, texts
+
+GRAPH = graphs.gpt(6)
+BASE = RunSpec(model=ModelRef(target="models/nowhere.py"))
+CANDIDATE = replace(BASE, policy=Policy.recompute(["head"]))
+App = Callable[..., AppTest]
+
+
+def test_the_oldest_value_makes_room() -> None:
+    recent: Recent[str] = Recent(limit=2)
+    for key in ("a", "b"):
+        recent.add(key, key)
+    assert recent.get("a") == "a" == recent.get_or_make("a", lambda: "other")
+    assert recent.get_or_make("c", lambda: "c") == "c"
+    assert recent.get("b") is None and recent.get("a") == "a"
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
+    """The repository of a server with an empty store."""
+    st.cache_resource.clear()
+    monkeypatch.setattr(backend, "store", Store)
+    yield runs()
+    st.cache_resource.clear()
+
+
+def run(spec: RunSpec = BASE, **changed: object) -> Measurement:
+    return replace(graphs.measured(GRAPH, spec), **changed)
+
+
+def test_a_run_answers_for_exactly_what_it_ran(known: Runs) -> None:
+    known.add("alone", run())
+    assert known.measured(BASE) == ("alone", run())
+    assert known.measured(replace(BASE, seed=1)) is None and known.measured(CANDIDATE) is None
+
+
+def test_both_runs_of_a_comparison_are_found_and_the_pair(known: Runs) -> None:
+    known.add("pair", graphs.compared(GRAPH, CANDIDATE))
+    measured = known.measured(CANDIDATE)
+    assert measured is not None and measured.key == "pair" and measured.run.spec == CANDIDATE
+    assert known.compared(BASE, CANDIDATE) == "pair" and known.compared(CANDIDATE, BASE) is None
+    assert [point.policy for point in known.points(BASE)] == [CANDIDATE.policy]
+
+
+@pytest.mark.parametrize("change", [{"failure": Failure(kind="crash", sentence="It ended.")}, {"origin": "predicted"}])
+def test_a_run_cut_short_and_a_prediction_answer_nothing(known: Runs, change: dict[str, object]) -> None:
+    known.add("half", run(**change))
+    assert known.measured(BASE) is None
+
+
+def test_of_a_comparison_only_the_run_that_went_to_its_end_is_found(known: Runs) -> None:
+    pair = graphs.compared(GRAPH, CANDIDATE)
+    failure = Failure(kind="out of memory", sentence="Out of memory.")
+    known.add("pair", replace(pair, candidate=replace(pair.candidate, failure=failure)))
+    assert known.measured(CANDIDATE) is None and known.measured(BASE) is not None and known.points(BASE) == ()
+
+
+def test_what_fitted_is_found_by_what_was_refused(known: Runs) -> None:
+    refused = Refused(what="everything kept", policy=Policy(), held_peak_bytes=1, failed_in="forward")
+    fitted = run(CANDIDATE, refused=(refused,))
+    known.add("fits", fitted)
+    assert known.fitted(BASE) == ("fits", fitted) and known.measured(BASE) is None
+
+
+def test_kinds_do_not_push_each_other_out(known: Runs) -> None:
+    """A hundred predictions leave the graph of the model and the measured run where they are."""
+    known.add_graph(BASE.model, "cpu", GRAPH)
+    known.add("alone", run())
+    for seed in range(100):
+        known.add_prediction(replace(BASE, seed=seed), run(replace(BASE, seed=seed), origin="predicted"))
+    assert known.graph(BASE) == GRAPH and known.measured(BASE) is not None
+    assert known.prediction(BASE) is None and known.prediction(replace(BASE, seed=99)) is not None
+
+
+def test_a_deleted_run_is_forgotten_also_if_another_window_deleted_it(known: Runs) -> None:
+    known.add("pair", graphs.compared(GRAPH, CANDIDATE))
+    known.drop("pair")
+    assert known.compared(BASE, CANDIDATE) is None and known.points(BASE) == ()
+    known.add("gone", run())
+    known.records.drop(run())
+    assert known.measured(BASE) is None, "memory and store have it no more"
+
+
+def test_a_new_visit_reads_the_store_if_the_run_is_of_this_machine(
+    known: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = run()
+    monkeypatch.setattr(repository.platform, "platform", lambda terse: here.environment.platform)
+    elsewhere = replace(run(CANDIDATE), environment=replace(here.environment, platform="elsewhere"))
+    run_id = Store().save(here)
+    Store().save(elsewhere)
+    assert known.measured(BASE) == (run_id, here) and known.measured(CANDIDATE) is None
+
+
+def test_a_pinned_run_is_the_baseline_of_new_runs(app: App, worker: FakeWorker) -> None:
+    at = app()
+    at.session_state["pinned"] = [to_plain(SPEC)]
+    at = settle(at.run())
+    settle(at.button(key="run").click().run())
+    (job,) = worker.of(Compare)
+    assert job.request.baseline.policy == SPEC.policy
+    assert job.request.candidate.policy == Policy()
+
+
+def test_a_pin_outlives_the_visit_is_named_and_keeps_its_forecast(app: App, worker: FakeWorker, store: Store) -> None:
+    """The forecast is made from the run that kept everything, which is in the store."""
+    store.pin(saved(store))
+    at = app()
+    assert not worker.of(Measure), "the store holds the run that was pinned"
+    assert figures(at)["Step peak"] == "34.5 MiB"
+    at = say(at, on=["blocks.0"])
+    assert "pinned baseline" in texts(at) and r"recompute 6 blocks" in texts(at)
+    assert figures(at)["Step peak"].startswith("34.5 → ≈")
+    assert figures(at)["FLOPs"].startswith("≈ \N{MINUS SIGN}"), "against the pinned run, which recomputes more"
+    assert "predicted, against the pinned baseline" in texts(at)
+    assert graph_data(at)["labels"]["blocks"][0].startswith("90.0 → ≈"), "of kept blocks, not of recomputed ones"
+
+
+def test_a_comparison_with_a_pinned_baseline_says_so_everywhere(runs_page: App, store: Store) -> None:
+    policy = Policy.recompute(ALL[:1])
+    pair = graphs.compared(GRAPH, replace(SPEC, policy=policy))
+    pair = replace(pair, baseline=graphs.measured(GRAPH, SPEC))
+    evidence = evidence_of(pair)
+    assert evidence is not None and evidence.baseline_policy == SPEC.policy
+    assert policy_file.loads(policy_file.dumps(PolicyFile(policy=policy, evidence=evidence))).evidence == evidence
+    store.save(pair)
+    (row,) = runs_page().dataframe[0].value.to_dict("records")
+    assert row["step peak"] == "34.5 MiB (6 blocks recomputed) → 90.0 MiB"
+
+
+def test_an_opened_run_of_a_model_that_is_not_offered_is_drawn_from_its_file_and_runs_nothing(
+    app: App, worker: FakeWorker, store: Store
+) -> None:
+    at = app()
+    n_jobs = len(worker.jobs)
+    foreign = replace(SPEC, model=ModelRef(target="/tmp/evil.py:build"))
+    at.session_state[OPENED] = ["explore", store.save(graphs.compared(GRAPH, foreign), "without a graph")]
+    at = settle(at.run())
+    assert "is not offered here" in texts(at) and figures(at)["Step peak"] == "104.5 → 34.5 MiB"
+    with_graph = run_file.with_graph(graphs.compared(GRAPH, foreign), GRAPH)
+    at.session_state[OPENED] = ["explore", store.save(with_graph, "with its graph")]
+    at = settle(at.run())
+    assert graph_data(at)["on"] == list(ALL) and len(worker.jobs) == n_jobs + len(worker.of(FindPlans)[1:])
+    at = settle(at.button(key="run").click().run())
+    assert "is not offered here" in texts(at)
+    assert not [job for job in worker.jobs.values() if foreign.model in models_of(job.request)]
+
+
+def test_a_file_does_not_say_what_an_offered_model_looks_like(app: App, store: Store) -> None:
+    at = app()
+    forged = run_file.with_graph(graphs.compared(GRAPH, SPEC), graphs.gpt(2))
+    at.session_state[OPENED] = ["explore", store.save(forged, "forged")]
+    settle(at.run())
+    assert runs().graph(SPEC) == GRAPH
+
+
+def test_opening_a_run_brings_its_figures_back(app: App, worker: FakeWorker, runs_page: App, store: Store) -> None:
+    run_id = saved(store)
+    at = runs_page(0)
+    at.button(key="open").click().run()
+    assert at.session_state["switched"] == "explore"
+    explored = app()
+    explored.session_state[OPENED] = at.session_state[OPENED]
+    n_jobs = len(worker.jobs)
+    explored = settle(explored.run())
+    assert explored.session_state["explore"].shown == run_id
+    assert figures(explored)["Step peak"] == "104.5 → 34.5 MiB" and len(worker.jobs) == n_jobs
+
+
+def test_a_pipeline_run_opens_on_its_own_page(runs_page: App, store: Store) -> None:
+    def state_of_the_page() -> None:
+        from explorer.ui.pipeline import state
+
+        state.current()
+
+    plan = PipelinePlan(stages=(ALL[:3], ALL[3:]), n_microbatches=8, schedule="1F1B")
+    environment = graphs.compared(GRAPH, SPEC).candidate.environment
+    spec = replace(SPEC, plan=plan)
+    ran = PipelineRun(spec=spec, engine="replay", environment=environment, rows=(("0F0",), ("1F0",)))
+    run_id = store.save(ran)
+    at = runs_page(0)
+    at.button(key="open").click().run()
+    assert at.session_state["switched"] == "pipeline"
+    opened = AppTest.from_function(state_of_the_page, default_timeout=60)
+    opened.session_state[OPENED] = at.session_state[OPENED]
+    split = opened.run().session_state["pipeline"]
+    assert (split.shown, split.places, split.choices.n_microbatches, split.engine) == (run_id, [3], 8, "replay")
+    assert split.draft.spec == SPEC and OPENED not in opened.session_state

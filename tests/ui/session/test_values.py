@@ -1,0 +1,166 @@
+"""Widgets show their record whatever happened in between, and a session's values outlive a reload of the code.
+
+The page under test is as small as a page can be: a number that may be refused, a name, and a switch. What changes the
+record from elsewhere (undo, a link, an import, another model) is one thing to a widget: the record says something else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import streamlit
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from streamlit.testing.v1 import AppTest
+
+from explorer.record import ModelRef, Policy, RunSpec
+from explorer.ui.explore.state import ExploreState
+from explorer.ui.session.page_job import PageJob
+from explorer.ui.session.values import bound, converted, session_value
+from explorer.ui.shared.draft import Draft, History
+from tests.ui.page_driver import widget
+
+MOST = 6
+NAMES = ("a", "b", "c")
+START = {"number": 2, "name": "a", "switch": False}
+
+
+def small_page() -> None:
+    import functools
+
+    import streamlit as st
+
+    from explorer.ui.session.values import bound
+
+    record = st.session_state["record"]
+
+    def take(name: str, value: object) -> None:
+        record[name] = min(value, 6) if isinstance(value, int) and name == "number" else value
+
+    number = bound("number", record["number"], functools.partial(take, "number"))
+    st.number_input("number", 0, 9, number.value, key=number.key, on_change=number.on_change)
+    name = bound("name", record["name"], functools.partial(take, "name"))
+    st.selectbox("name", ["a", "b", "c"], "abc".index(name.value), key=name.key, on_change=name.on_change)
+    switch = bound("switch", record["switch"], functools.partial(take, "switch"))
+    st.toggle("switch", switch.value, key=switch.key, on_change=switch.on_change)
+    st.session_state["seen"] = {"number": number.value, "name": name.value, "switch": switch.value}
+
+
+def shown(at: AppTest) -> dict[str, Any]:
+    kinds = {"number": "number_input", "name": "selectbox", "switch": "toggle"}
+    return {name: widget(at, kind, name).value for name, kind in kinds.items()}
+
+
+changes = st.one_of(
+    st.tuples(st.just("number"), st.integers(0, 9)),
+    st.tuples(st.just("name"), st.sampled_from(NAMES)),
+    st.tuples(st.just("switch"), st.booleans()),
+)
+happenings = st.lists(st.tuples(st.sampled_from(["choose", "elsewhere", "nothing"]), changes), max_size=8)
+
+
+@settings(max_examples=40)
+@given(happenings)
+def test_widget_and_record_say_the_same_whatever_changed_last(happened: list[tuple[str, tuple[str, Any]]]) -> None:
+    at = AppTest.from_function(small_page, default_timeout=60)
+    record = at.session_state["record"] = dict(START)
+    expected = dict(START)
+    at.run()
+    for who, (name, value) in happened:
+        if who == "choose":
+            kind = {"number": "number_input", "name": "selectbox", "switch": "toggle"}[name]
+            widget(at, kind, name).set_value(value)
+            expected[name] = min(value, MOST) if name == "number" else value
+        elif who == "elsewhere":
+            expected[name] = value = min(value, MOST) if name == "number" else value
+            record[name] = value
+        assert not at.run().exception
+        assert record == expected == shown(at) == at.session_state["seen"]
+
+
+def test_every_choice_in_a_row_counts() -> None:
+    at = AppTest.from_function(small_page, default_timeout=60)
+    at.session_state["record"] = dict(START)
+    at.run()
+    for value in (4, 5, 4, 5):
+        widget(at, "number_input", "number").set_value(value)
+        at.run()
+        assert at.session_state["record"]["number"] == value
+
+
+def test_what_a_widget_was_given_is_no_choice() -> None:
+    """Streamlit calls a segmented control's callback when the browser first tells the value that it was given."""
+    taken: list[object] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streamlit, "session_state", {})
+        first = bound("view", "one", taken.append)
+        streamlit.session_state[first.key] = "one"
+        first.on_change()
+        assert not taken
+        streamlit.session_state[first.key] = "two"
+        first.on_change()
+        first.on_change()
+        assert taken == ["two"]
+        other = bound("view", "three", taken.append)
+        first.on_change()
+        assert taken == ["two"] and other.key != first.key, "one that was replaced has nothing to say"
+
+
+def test_a_choice_keeps_its_widget_and_a_change_from_elsewhere_takes_another() -> None:
+    """The browser keeps the value of a widget in a closed popover, and would send it back under the old key."""
+    at = AppTest.from_function(small_page, default_timeout=60)
+    record = at.session_state["record"] = dict(START)
+    at.run()
+    first = widget(at, "toggle", "switch")
+    key = first.key
+    first.set_value(True)
+    at.run()
+    assert widget(at, "toggle", "switch").key == key
+    record["switch"] = False
+    at.run()
+    assert widget(at, "toggle", "switch").key != key
+
+
+SPEC = RunSpec(model=ModelRef(target="m.py"), policy=Policy.recompute(["a"]))
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    monkeypatch.setattr(streamlit, "session_state", state)
+    return state
+
+
+@dataclass(slots=True, kw_only=True)
+class Earlier:
+    """A draft as the code had it before: without what came since, with what has gone."""
+
+    spec: RunSpec
+    widget: str
+    history: History[Policy] = field(default_factory=History)
+    gone: int = 3
+
+
+def test_the_same_object_from_one_run_to_the_next(session: dict[str, Any]) -> None:
+    first = session_value("draft", Draft, lambda: Draft(spec=SPEC))
+    assert session_value("draft", Draft, lambda: Draft(spec=SPEC)) is first
+
+
+def test_a_reload_carries_over_what_a_person_decided(session: dict[str, Any]) -> None:
+    session["draft"] = Earlier(spec=SPEC, widget="w", history=History([Policy()]))
+    draft = session_value("draft", Draft, lambda: Draft(spec=RunSpec(model=ModelRef(target="other.py"))))
+    assert draft == Draft(spec=SPEC, widget="w", history=History([Policy()]))
+    assert session["draft"] is draft
+
+
+@pytest.mark.parametrize("held", [{"spec": {"model": "old"}}, 3, Earlier(spec=3, widget="w")])  # type: ignore[arg-type]
+def test_what_does_not_fit_starts_afresh(session: dict[str, Any], held: object) -> None:
+    session["draft"] = held
+    assert session_value("draft", Draft, lambda: Draft(spec=SPEC, widget="new")).widget == "new"
+
+
+def test_every_state_can_be_converted() -> None:
+    state = ExploreState(draft=Draft(spec=SPEC), tick=("candidate", 3), job=PageJob(id="j", what="Compare"))
+    assert converted(state, ExploreState) == state
