@@ -41,7 +41,7 @@ class _Child:
     status: int
     owner: socket.socket
     """Socket of the process that requested the child."""
-    own: socket.socket
+    requests: socket.socket
     """Socket on which the child requests more processes."""
 
 
@@ -90,13 +90,13 @@ class _Server:
     def _fork(self, owner: socket.socket, request: bytes, files: Sequence[int]) -> None:
         """Forks a child for `request`. Raises ValueError if `request` is malformed."""
         (module, _, *needs), _ = forks.names_and_arguments(request)
-        status, errors, *given = files
+        status, errors, *passed = files
         os.set_blocking(status, False)  # a pipe that is full must not stop the server
         for name in (module, *needs):
             if name in forks.WARM or name.startswith(IMPORTABLE):
                 _import(name)
-        mine, own = socket.socketpair()
-        mine.settimeout(_PATIENCE_S)
+        requests, childs_end = socket.socketpair()
+        requests.settimeout(_PATIENCE_S)
         server = os.getpid()
         gc.freeze()  # no child collects the imported modules: collection is ten times as fast, pages stay shared
         if (pid := os.fork()) == 0:
@@ -104,15 +104,15 @@ class _Server:
             _die_with(server)
             os.dup2(errors, 2)
             os.dup2(2, 1)
-            for file in (status, errors, mine.detach()):
+            for file in (status, errors, requests.detach()):
                 os.close(file)
             self._forget_all()
-            _live(own, request, given)
+            _live(childs_end, request, passed)
         with suppress(PermissionError, ProcessLookupError):
             os.setpgid(pid, pid)
-        own.close()
-        self._customers.add(mine)
-        self._children[pid] = _Child(os.dup(status), owner, mine)
+        childs_end.close()
+        self._customers.add(requests)
+        self._children[pid] = _Child(os.dup(status), owner, requests)
         _say(status, pid)
 
     def _forget_all(self) -> None:
@@ -136,13 +136,13 @@ class _Server:
         if child is None:
             return
         _kill(-pid)
-        for other in [other for other, given in self._children.items() if given.owner is child.own]:
+        for other in [other for other, record in self._children.items() if record.owner is child.requests]:
             _kill(other)
             self._tidy(*os.waitpid(other, 0))
         if not self._children:
             _end_strays()
-        self._customers.discard(child.own)
-        child.own.close()
+        self._customers.discard(child.requests)
+        child.requests.close()
         _say(child.status, os.waitstatus_to_exitcode(status))
         os.close(child.status)
 
@@ -153,10 +153,10 @@ class _Server:
         os._exit(0)
 
 
-def _live(own: socket.socket, request: bytes, files: Sequence[int]) -> NoReturn:
+def _live(server: socket.socket, request: bytes, files: Sequence[int]) -> NoReturn:
     code = 1
     try:
-        forks.begin(own, request, files)
+        forks.begin(server, request, files)
         code = 0
     except BaseException:
         traceback.print_exc()

@@ -44,7 +44,7 @@ WARM = (
 )
 """Modules that the server imports while it is idle. No import may start a thread of torch or CUDA."""
 
-_given: Forks | None = None
+_parents_server: Forks | None = None
 _launched: Forks | None = None
 _launching = threading.Lock()
 
@@ -131,17 +131,17 @@ class Forks:
     @classmethod
     def launch(cls, warm: Sequence[str] = ()) -> Forks:
         """A new server, which imports `warm` one by one while it is idle. The server ends with this process."""
-        own, its = socket.socketpair()
-        with its:
+        ours, servers = socket.socketpair()
+        with servers:
             process = subprocess.Popen(
-                [sys.executable, "-m", "explorer.child_process.fork_server", str(its.fileno()), *warm],
+                [sys.executable, "-m", "explorer.child_process.fork_server", str(servers.fileno()), *warm],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # output of a model
-                pass_fds=[its.fileno()],
+                pass_fds=[servers.fileno()],
                 process_group=0,  # outlives a kill of this process's group, and then ends its children
                 env=environment(),
             )
-        return cls(own, process)
+        return cls(ours, process)
 
     def start(
         self,
@@ -196,8 +196,8 @@ def server_is_gone() -> Crashed:
 def at_hand() -> Forks:
     """The server that forked this process, else a server launched by this process."""
     global _launched
-    if _given is not None:
-        return _given
+    if _parents_server is not None:
+        return _parents_server
     with _launching:
         if _launched is None or not _launched.alive:
             _launched = Forks.launch()
@@ -216,8 +216,8 @@ def names_and_arguments(request: bytes) -> tuple[list[str], bytes]:
 
 def begin(server: socket.socket, request: bytes, files: Sequence[int]) -> None:
     """The first call in a forked process. `server` is the socket to start more processes."""
-    global _given, _launched
-    _given, _launched = Forks(server), None
+    global _parents_server, _launched
+    _parents_server, _launched = Forks(server), None
     (module, name, *_), arguments = names_and_arguments(request)
     function: Any = getattr(importlib.import_module(module), name)
     function(*pickle.loads(arguments), *files)

@@ -184,9 +184,9 @@ class Store:
             raise self._unknown(run_id)
 
     def _unknown(self, run_id: str) -> BadInput:
-        known = [run.run_id for run in self.list()]
+        run_ids = [run.run_id for run in self.list()]
         return BadInput(
-            f"There is no run {run_id} in {self.path}, which holds {len(known)}.", hint=nearest(run_id, known)
+            f"There is no run {run_id} in {self.path}, which holds {len(run_ids)}.", hint=nearest(run_id, run_ids)
         )
 
     @contextmanager

@@ -33,10 +33,10 @@ def work(answer: Answer, store_path: str | None, submitted: Submit, folder: str,
     events, cancels = os.fdopen(files[0], "wb"), files[1]
     clock = _Clock(time_limit_s(submitted.request))
 
-    own = os.getpid()
+    pid = os.getpid()
 
     def report(progress: Progress) -> None:
-        if os.getpid() != own:  # a model forked, and its copy of this process came back
+        if os.getpid() != pid:  # a model forked, and its copy of this process came back
             os._exit(0)
         clock.check()
         if select.select([cancels], [], [], 0)[0]:
@@ -51,7 +51,7 @@ def work(answer: Answer, store_path: str | None, submitted: Submit, folder: str,
         event: Event = Finished(job=submitted.job, result=encoded, run_id=run_id, warning=warning)
     except BaseException as error:  # a model may raise SystemExit, or its own exception
         event = Failed(job=submitted.job, failure=failure_of_job(error, timed_out=clock.over))
-    if os.getpid() == own:
+    if os.getpid() == pid:
         write_frame(events, event)
 
 

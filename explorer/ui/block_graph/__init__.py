@@ -109,8 +109,8 @@ def _remember(state: GraphMarks) -> None:
 
 def flipped(marks: Iterable[str], flips: Collection[str]) -> list[str]:
     """`marks` with every id in `flips` switched over, order kept."""
-    kept = [id for id in marks if id not in flips]
-    return kept + [id for id in flips if id not in set(marks)]
+    others = [id for id in marks if id not in flips]
+    return others + [id for id in flips if id not in set(marks)]
 
 
 def block_graph(drawing: Layout, state: GraphMarks, paint: Paint, *, key: str) -> None:

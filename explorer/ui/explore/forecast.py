@@ -135,7 +135,7 @@ def block_prices(start: KeyedRun | None, graph: ModelGraph) -> dict[str, Price]:
         return {}
     return runs().prices.get_or_make(
         start.key,
-        lambda: {one.blocks[0]: one for one in prices(start.run, graph=graph) if one.toggle == "recompute"},
+        lambda: {price.blocks[0]: price for price in prices(start.run, graph=graph) if price.toggle == "recompute"},
     )
 
 

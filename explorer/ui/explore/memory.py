@@ -70,13 +70,12 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> None:
             chart = by_block(run, axis=axis, cursor=cursor)
         else:
             chart = roles(run, block=block or None, axis=axis, cursor=cursor)
-
     if choice != OF_CANDIDATE:
         _add_prediction(state, view, chart, over=candidate if choice == TWO else None, axis=axis)
 
     def pick(custom: list[Any]) -> None:
-        of_candidate = choice == OF_CANDIDATE or custom[0] == "candidate"
-        state.tick = ("candidate" if of_candidate else "baseline", int(custom[1]))
+        name = "candidate" if choice == OF_CANDIDATE or custom[0] == "candidate" else "baseline"
+        state.tick = name, int(custom[1])
 
     height, kind = (None, "_blocks") if stacked else (340, "")  # a block's band needs its line in the legend
     draw(chart, key=f"memory_{views.index(choice or views[0])}_{axis}{kind}", height=height, act=pick)

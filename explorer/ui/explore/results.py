@@ -291,10 +291,10 @@ def autograd_panel(graph: ModelGraph, pictures: AutogradPictures | None, *, bloc
     if pictures is not None:
         st.text(difference(pictures))
         full = st.toggle("Full size", key="autograd_full", help="As large as its words need, to be scrolled.")
-        kept, recomputed = (st.container(), st.container()) if full else st.columns(2, gap="small")
-        with kept:
+        left, right = (st.container(), st.container()) if full else st.columns(2, gap="small")
+        with left:
             _picture(f"{pictures.block} kept", pictures.kept, "kept", full=full)
-        with recomputed:
+        with right:
             _picture(f"{pictures.block} recomputed", pictures.recomputed, "recomputed", full=full)
     return chosen if pressed else None
 

@@ -63,10 +63,10 @@ def labels(graph: ModelGraph, policy: Policy, plan: PipelinePlan, profile: Pipel
             continue
         stage = _stage(node, stage_of)
         price = _price(costs.get(node.id), recomputed=node.id in on)
-        own = node.id in stage_of or node.members
+        is_in_chain = node.id in stage_of or node.members
         by_fqn[node.id] = Label(
             bytes=f"params {mib(graph.by_fqn[node.id].parameter_bytes)}" if node.id in graph.by_fqn else "",
-            note=" · ".join(filter(None, [price, f"stage {stage}" if own and stage is not None else ""])),
+            note=" · ".join(filter(None, [price, f"stage {stage}" if is_in_chain and stage is not None else ""])),
             title=_title(node, stage, costs.get(node.id)),
             stage=stage,
         )

@@ -223,9 +223,9 @@ def schedule_picker(split: PipelineState, n_stages: int) -> None:
 
 
 def _choose_schedule(split: PipelineState, name: str) -> None:
-    own = name == OWN_SCHEDULE
-    pipeline_state.choose(split, "actions", split.own_schedule if own else ())
-    if not own:
+    is_own = name == OWN_SCHEDULE
+    pipeline_state.choose(split, "actions", split.own_schedule if is_own else ())
+    if not is_own:
         pipeline_state.choose(split, "schedule", name)
 
 

@@ -83,7 +83,7 @@ def compare_runs(runs: Sequence[StoredRun]) -> None:
     figures = [figures_of(run) for run in measured]
     names = _distinct([run.name for run in runs])
     st.dataframe(
-        [{"figure": name, **{run: own[name] for run, own in zip(names, figures)}} for name in figures[0]],
+        [{"figure": name, **{run: of_run[name] for run, of_run in zip(names, figures)}} for name in figures[0]],
         key="side_by_side", hide_index=True, width="stretch", alt="Headline figures of the selected runs",
     )  # fmt: skip
 

@@ -53,8 +53,8 @@ def samples() -> tuple[Sample, ...]:
     """
     shipped = catalogue()
     targets = {sample.target for sample in shipped}
-    own = (target for target in flag_values("--model", sys.argv[1:]) if target not in targets)
-    return (*own_samples(own), *shipped)
+    others = (target for target in flag_values("--model", sys.argv[1:]) if target not in targets)
+    return (*own_samples(others), *shipped)
 
 
 def weights() -> tuple[str, ...]:

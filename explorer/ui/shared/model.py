@@ -139,8 +139,8 @@ def _options(draft: Draft, graph: ModelGraph | None, choose: Choose) -> None:
             if not draft.predict:
                 _choice("device", spec.device, backend.devices(spec.device), change)
             for name, offered in CHOICES.items():
-                own = f"own ({graph.dtype})" if graph and name == "dtype" else "own"
-                _choice(name, getattr(spec, name), offered, change, own=own)
+                default = f"own ({graph.dtype})" if graph and name == "dtype" else "own"
+                _choice(name, getattr(spec, name), offered, change, default=default)
             if spec.optimizer == "sgd":
                 _number("momentum", spec.momentum, (*limits(RunSpec, "momentum"), 0.1), change)
             for name, (low, high) in NUMBERS.items():
@@ -193,10 +193,10 @@ def _changed_line(draft: Draft) -> None:
         small_text(f":orange-badge[:material/tune: changed options] {escape(', '.join(changed))}")
 
 
-def _choice(name: str, value: Any, offered: tuple[Any, ...], change: Change, *, own: str = "own") -> None:
-    """`own`: words for the choice of that name, the model's own number format."""
+def _choice(name: str, value: Any, offered: tuple[Any, ...], change: Change, *, default: str = "own") -> None:
+    """`default`: words for the choice `own`, the model's own number format."""
     field = bound(f"option_{name}", value, partial(change, name))
-    words = {"own": own}
+    words = {"own": default}
     select(name, offered, field, format_func=lambda choice: words.get(choice, choice), help=glossary.OPTIONS[name])
 
 

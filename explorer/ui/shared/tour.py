@@ -134,8 +134,8 @@ def _move(tour: Tour, draft: Draft, by: int) -> None:
 
 def _put_back(tour: Tour, draft: Draft) -> None:
     """Resets the option of the tour's BatchNorm step, as the option is wrong in every other run."""
-    asked = tour.at is not None and STEPS[tour.at].key == "batchnorm"
-    if asked and draft.spec.policy.running_stats != Policy().running_stats:
+    is_open = tour.at is not None and STEPS[tour.at].key == "batchnorm"
+    if is_open and draft.spec.policy.running_stats != Policy().running_stats:
         drafts.set_option(draft, drafts.graph_of(draft), "running_stats", Policy().running_stats)
 
 
