@@ -222,12 +222,12 @@ def test_files_stay_small() -> None:
 
 
 BUDGETS = {
-    "record": (2730, 15), "plan": (11890, 76), "engine": (15500, 95), "jobs": (1900, 12), "child_process": (550, 3),
-    "view": (6430, 44), "ui": (6900, 66), "lab": (2920, 28), "own_loop": (1139, 11), "cli": (2280, 21),
+    "record": (2730, 15), "plan": (11890, 76), "engine": (15500, 95), "jobs": (1840, 10), "child_process": (550, 3),
+    "view": (6430, 44), "ui": (6550, 45), "lab": (2920, 28), "own_loop": (1139, 11), "cli": (2280, 21),
 }  # fmt: skip
 """Lines and files of each ring at most. Code that needs more room takes something away first. The aim of the sum is
 44,000 lines in 340 files: lower a budget with the ring."""
-TESTS_BUDGET = (44880, 412)
+TESTS_BUDGET = (44120, 363)
 
 
 def size_of(folder: Path) -> tuple[int, int]:
@@ -249,8 +249,8 @@ RETIRED = re.compile(
 )
 """Words that readers had to decode. A ring's number goes down with every file that is rewritten, never up."""
 MOST_RETIRED = {
-    "record": 0, "plan": 2, "engine": 7, "jobs": 3, "child_process": 0, "view": 0,
-    "ui": 51, "lab": 0, "own_loop": 0, "cli": 0,
+    "record": 0, "plan": 2, "engine": 7, "jobs": 0, "child_process": 0, "view": 0,
+    "ui": 0, "lab": 0, "own_loop": 0, "cli": 0,
 }  # fmt: skip
 
 
@@ -269,8 +269,8 @@ VAGUE_NAMES = set(
 )
 """Participles and pronouns: a name is a noun of the field. Fields of stored records keep the names they have."""
 MOST_VAGUE_NAMES = {
-    "record": 7, "plan": 215, "engine": 244, "jobs": 6, "child_process": 7, "view": 36,
-    "ui": 145, "lab": 0, "own_loop": 11, "cli": 0,
+    "record": 7, "plan": 215, "engine": 244, "jobs": 0, "child_process": 0, "view": 36,
+    "ui": 0, "lab": 0, "own_loop": 11, "cli": 0,
 }  # fmt: skip
 """A ring's number goes down with every file that is rewritten, never up."""
 
