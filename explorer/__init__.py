@@ -16,7 +16,7 @@ from explorer.record.policy import Policy, Unit
 
 if TYPE_CHECKING:
     from explorer.engine.policy.apply import apply_policy
-    from explorer.engine.policy.recompute import is_recomputing
+    from explorer.engine.policy.units import is_recomputing
     from explorer.own_loop.audit import audit
     from explorer.own_loop.auto_policy import auto_policy
     from explorer.own_loop.hugging_face import HuggingFaceCallback
@@ -48,7 +48,7 @@ _WHERE = {
     "apply_policy": "explorer.engine.policy.apply",
     "audit": "explorer.own_loop.audit",
     "auto_policy": "explorer.own_loop.auto_policy",
-    "is_recomputing": "explorer.engine.policy.recompute",
+    "is_recomputing": "explorer.engine.policy.units",
     "judge": "explorer.own_loop.judge",
     "load_policy": "explorer.plan.policy.file",
     "record_step": "explorer.own_loop.record_step",

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from explorer.engine.policy.apply import apply_policy
-from explorer.engine.policy.recompute import is_recomputing
+from explorer.engine.policy.units import is_recomputing
 from explorer.lab.kit.bench import Answer, Gradients, LabBench, Setting, step_gradients
 from explorer.lab.kit.nets import BATCH, WIDTH, block_names, blocks_of, chain
 from explorer.lab.kit.rows import baseline_row, chart, compared_row, counted, line, size_of

@@ -17,8 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from explorer.engine.bench.user_loop import LoopRecording
 from explorer.engine.compare.watched import RerunDraws
-from explorer.engine.policy.apply import policy_of
-from explorer.engine.policy.plain import checkpointing_off
+from explorer.engine.policy.apply import checkpointing_off, policy_of
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.state.snapshot import ModelSnapshot, OptimizerSnapshot
 from explorer.engine.watch.uncompiled import compiler_off

@@ -25,7 +25,7 @@ from explorer.engine.compare.outcome import fingerprint
 from explorer.engine.compare.programs import hooked, input_gradients
 from explorer.engine.device.subprocess_call import call_in_subprocess
 from explorer.engine.model.twin import own_batch
-from explorer.engine.policy.recompute import RunningAgain
+from explorer.engine.policy.units import Recomputing
 from explorer.engine.state.global_state import deterministic_kernels, preserve_global_state, without_tf32
 from explorer.engine.state.rng import RngState
 from explorer.engine.state.snapshot import SharedSnapshot, StepSnapshot
@@ -163,7 +163,7 @@ def _run(calls: Calls, trainee: Trainee, seconds: float) -> int:
         while n < (asked or MOST) and (asked or n < FEWEST or time.perf_counter() < end):
             for module, inputs in calls:
                 args, kwargs = own_batch(inputs)
-                with RunningAgain((module,)):
+                with Recomputing((module,)):
                     module.forward(*args, **kwargs)
             n += 1
     return n

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import get_args
 
 import torch
 from torch import nn
 
-from explorer.engine.policy.actions import known_operators, operator
+from explorer.engine.policy.units import operator, runs_its_children, wraps_on
 from explorer.engine.state.rng import generators_of
 from explorer.errors import InvalidPolicy, nearest
 from explorer.record.policy import Action, DeterminismCheck, Policy, RunningStats, Unit
@@ -23,15 +23,15 @@ _CHOICES = {
 }
 
 
-def checked(model: nn.Module, policy: Policy, *, is_wrapped: Callable[[nn.Module], bool]) -> None:
+def check(model: nn.Module, policy: Policy) -> None:
     """Raises InvalidPolicy with every fault in one message."""
-    if any(is_wrapped(module) for module in model.modules()):
+    if any(wraps_on(module) for module in model.modules()):
         raise InvalidPolicy(
             "A policy was to be applied to a model that already carries one.",
             hint="Undo the first one with `handle.undo()`, or name all units in one policy.",
         )
     modules = dict(model.named_modules(remove_duplicate=False))
-    faults = [*_strangers(policy, modules), *_repeats(policy, modules), *_options(model, policy)]
+    faults = [*_unknown_blocks(policy, modules), *_repeated_blocks(policy, modules), *_options(model, policy)]
     for unit in policy.units:
         if all(fqn in modules for fqn in unit.blocks):
             faults.extend(_unit(unit, modules))
@@ -40,14 +40,14 @@ def checked(model: nn.Module, policy: Policy, *, is_wrapped: Callable[[nn.Module
         raise InvalidPolicy(count + "; ".join(faults) + ".", hint="The model is unchanged.")
 
 
-def _strangers(policy: Policy, modules: dict[str, nn.Module]) -> Iterator[str]:
+def _unknown_blocks(policy: Policy, modules: dict[str, nn.Module]) -> Iterator[str]:
     for fqn in policy.blocks:
         if fqn not in modules:
             close = nearest(fqn, modules).removeprefix("Did you mean ").rstrip("?")
             yield f"the model has no block {fqn!r}" + (f" (did you mean {close}?)" if close else "")
 
 
-def _repeats(policy: Policy, modules: dict[str, nn.Module]) -> Iterator[str]:
+def _repeated_blocks(policy: Policy, modules: dict[str, nn.Module]) -> Iterator[str]:
     for fqn, times in Counter(policy.blocks).items():
         if times > 1:
             yield f"{fqn or 'the model itself'!r} is named {times} times"
@@ -81,20 +81,21 @@ def _unit(unit: Unit, modules: dict[str, nn.Module]) -> Iterator[str]:
         try:
             operator(name)
         except (AttributeError, RuntimeError):
-            close = nearest(name, known_operators()).removeprefix("Did you mean ").rstrip("?")
+            close = nearest(name, _operators()).removeprefix("Did you mean ").rstrip("?")
             yield f"torch has no operator {name!r}" + (f" (did you mean {close}?)" if close else "")
     if len(unit.blocks) > 1:
         yield from _segment(unit, modules)
 
 
+def _operators() -> list[str]:
+    """Every operator of torch as a policy names it."""
+    names = (name.replace("::", ".") for name in torch._C._dispatch_get_all_op_names())
+    return [name if name.count(".") == 2 else f"{name}.default" for name in names]
+
+
 def _has_forward(module: nn.Module) -> bool:
     """Whether the module has a forward. Lists and dictionaries of modules have none, unless a subclass defines one."""
     return type(module).forward is not nn.Module.forward or "forward" in vars(module)
-
-
-def runs_its_children(parent: nn.Module) -> bool:
-    """Whether `parent` is a Sequential whose forward calls its children one after the other."""
-    return isinstance(parent, nn.Sequential) and type(parent).forward is nn.Sequential.forward
 
 
 def _segment(unit: Unit, modules: dict[str, nn.Module]) -> Iterator[str]:
@@ -124,8 +125,8 @@ def _options(model: nn.Module, policy: Policy) -> Iterator[str]:
             yield f"{option} is {value!r}; it can be {' or '.join(map(repr, allowed))}"
     if policy.use_reentrant and any(unit.action == "save_ops" for unit in policy.units):
         yield "use_reentrant=True cannot save the results of operators: torch offers that for use_reentrant=False alone"
-    own = generators_of(model)
+    generators = generators_of(model)
     for name in policy.restore_rng:
-        if name not in ("python", "numpy") and name not in own:
-            known = ", ".join(own) or "no generator of its own"
-            yield f"restore_rng names {name!r}; known are python, numpy, and in this model {known}"
+        if name not in ("python", "numpy") and name not in generators:
+            names = ", ".join(generators) or "no generator of its own"
+            yield f"restore_rng names {name!r}; known are python, numpy, and in this model {names}"

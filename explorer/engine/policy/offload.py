@@ -72,25 +72,25 @@ class _OnHost:
 
 def offload_saved(modules: Sequence[nn.Module], out: Out | None = None) -> AbstractContextManager[Any]:
     """A context in which tensors that autograd saves move to the host. Parameters of `modules` stay."""
-    own = {parameter.untyped_storage()._cdata for module in modules for parameter in module.parameters()}
-    gone: dict[Any, tuple[weakref.ref[Any], weakref.ref[_OnHost]]] = {}
+    parameters = {parameter.untyped_storage()._cdata for module in modules for parameter in module.parameters()}
+    copies: dict[Any, tuple[weakref.ref[Any], weakref.ref[_OnHost]]] = {}
     copy_out = out or to_host
 
     def pack(tensor: Tensor) -> Tensor | _OnHost:
         storage = tensor.untyped_storage()
-        if storage._cdata in own:
+        if storage._cdata in parameters:
             return tensor
         key = (storage._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version)
-        of, known = gone.get(key, (None, None))
-        there = known() if known is not None and of is not None and of() is storage else None
-        if there is None:  # a new tensor, or an address that was handed out again
+        owner, copy = copies.get(key, (None, None))
+        on_host = copy() if copy is not None and owner is not None and owner() is storage else None
+        if on_host is None:  # a new tensor, or an address that was handed out again
             small = _unexpanded(tensor)
             back = copy_out(small)
             if back is None:
                 return tensor.detach()  # an output and the operation that saves it would hold each other in a cycle
-            there = _OnHost(back, tensor.shape, small.nbytes)
-            gone[key] = weakref.ref(storage), weakref.ref(there)
-        return there
+            on_host = _OnHost(back, tensor.shape, small.nbytes)
+            copies[key] = weakref.ref(storage), weakref.ref(on_host)
+        return on_host
 
     def unpack(packed: Tensor | _OnHost) -> Tensor:
         return packed.tensor() if isinstance(packed, _OnHost) else packed
@@ -103,16 +103,16 @@ def to_host(tensor: Tensor) -> Back | None:
     if tensor.device.type != "cuda":
         return None
     device, lane = tensor.device, _lane(tensor.device)
-    kept = torch.empty(tensor.size(), dtype=tensor.dtype, layout=tensor.layout, pin_memory=True)
+    pinned = torch.empty(tensor.size(), dtype=tensor.dtype, layout=tensor.layout, pin_memory=True)
     lane.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(lane):
-        kept.copy_(tensor, non_blocking=True)
-        through = lane.record_event()
+        pinned.copy_(tensor, non_blocking=True)
+        copied = lane.record_event()
     tensor.record_stream(lane)
 
     def back() -> Tensor:
-        torch.cuda.current_stream(device).wait_event(through)
-        return kept.to(device, non_blocking=True)
+        torch.cuda.current_stream(device).wait_event(copied)
+        return pinned.to(device, non_blocking=True)
 
     return back
 

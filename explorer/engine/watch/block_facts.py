@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from explorer.engine.policy.in_turn import Arguments, arguments_of, handed_on, same_arguments
+from explorer.engine.policy.segments import Arguments, arguments_of, next_arguments, same_arguments
 from explorer.engine.watch.edges import DataFlow, Place
 from explorer.engine.watch.flops import formula
 from explorer.engine.watch.forward import NoteTaker, Operator, StorageName, dense, dense_tensors
@@ -229,7 +229,9 @@ class Consecutive(NoteTaker):
         arguments = arguments_of(args, kwargs)
         last = self._last.get(_parent(fqn))
         at_once = last is not None and not last.broken and last.python_rng == random.getstate()
-        follows = last is not None and at_once and same_arguments(handed_on(last.output, last.arguments), arguments)
+        follows = (
+            last is not None and at_once and same_arguments(next_arguments(last.output, last.arguments), arguments)
+        )
         self._before[fqn].append(last.fqn if last is not None and follows else "")
         self._arguments.append(arguments)
 

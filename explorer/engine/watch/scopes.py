@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import _disable_current_modes
 
-from explorer.engine.policy.recompute import observe_recompute
+from explorer.engine.policy.units import observe_recompute
 from explorer.engine.watch.uncompiled import DispatchMode, never_compiled
 
 

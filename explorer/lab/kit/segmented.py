@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from explorer.engine.policy.recompute import running_again
+from explorer.engine.policy.units import Recomputing
 from explorer.engine.state.rng import RngState
 from explorer.errors import InvalidPolicy
 from explorer.lab.kit.bench import mean_square
@@ -100,7 +100,7 @@ def segmented_step(chain: Chain, x: Tensor, n_segments: int, merge: Merge = "add
         entry = entries.pop()
         entry.rng.restore()
         begin = _Known(gradients, stores[0] if merge == "add" else {})
-        with running_again(chain.model):
+        with Recomputing((chain.model,)):
             gradients, store = _pull_back(chain, entry.steps, _leaf(entry.input, x), begin)
         if merge == "per_segment":
             stores.append(store)

@@ -1,16 +1,17 @@
 """A Python file that applies the policy with torch alone, for a training image without the explorer.
 
-It says the same as explorer.apply_policy, with one thing less: there is no undo. How segments run where no Sequential
-runs them it takes word for word from the engine's own file, which needs torch alone.
+The file is made of the engine's own source, which needs torch alone: units, segments, offloading, generators. Only the
+records of a policy and `apply_checkpointing` are written here. The file has no undo.
 """
 
 from __future__ import annotations
 
+import ast
 import re
+from collections import defaultdict
 from pathlib import Path
 
 from explorer.plan.export.target import Target
-from explorer.plan.export.torch_text import ERROR, TEMPLATE
 from explorer.record.policy import Policy
 from explorer.record.policy_file import Evidence, Export, PolicyFile
 
@@ -22,6 +23,67 @@ TORCH = Target(
     segments=True,
     checked="executed",
 )
+_OPTIONS = (
+    "preserve_rng_state", "use_reentrant", "determinism_check", "early_stop", "running_stats", "restore_rng"
+)  # fmt: skip
+_ENGINE = Path(__file__).parents[2] / "engine"
+_SOURCES = {
+    "policy/units.py": (),
+    "policy/segments.py": (),
+    "policy/offload.py": (),
+    "state/rng.py": ("TORCH_CPU", "PYTHON", "NUMPY", "OutsideRng", "get_state", "set_state"),
+}
+"""Files of the engine, and the definitions to take; all of them if none is named."""
+_TEMPLATE = '''\
+"""Activation checkpointing of one model, as decided with Checkpoint Explorer. Needs torch alone.
+
+    from this_file import apply_checkpointing
+    apply_checkpointing(model)      # once, after the model is built and before it is compiled or wrapped
+"""
+
+from __future__ import annotations
+
+@IMPORTS@
+
+@ORIGIN@
+
+class Unit(NamedTuple):
+    blocks: tuple[str, ...]  # several: siblings that follow each other
+    action: str
+    save_ops: tuple[str, ...]
+
+
+class Policy(NamedTuple):
+    preserve_rng_state: bool
+    use_reentrant: bool
+    determinism_check: str
+    early_stop: bool
+    running_stats: str
+    restore_rng: tuple[str, ...]
+
+
+class InvalidPolicy(ValueError):
+    def __init__(self, sentence: str, *, hint: str, neighbours: tuple[str, ...]) -> None:
+        super().__init__(f"{sentence} {hint}")
+        self.neighbours = neighbours
+
+
+@DECISION@
+
+
+def apply_checkpointing(model: nn.Module) -> nn.Module:
+    """Recomputes the units in backward, in place. Names, state_dict, isinstance, deepcopy and pickle stay the same."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    missing = [fqn for unit in UNITS for fqn in unit.blocks if fqn not in modules]
+    if missing:
+        raise ValueError(f"the model has no block {', '.join(missing)}: this file was made for another model")
+    names = tuple(name for name in POLICY.restore_rng if name in ("python", "numpy"))
+    paths = [path.rpartition(".") for path in POLICY.restore_rng if path not in names]
+    outside = OutsideRng(names, tuple(getattr(modules[fqn], name) for fqn, _, name in paths))
+    for module, name, function in replacements(modules, [Wrap(unit, POLICY, outside) for unit in UNITS]):
+        module.__dict__[name] = function
+    return model
+@ENGINE@'''
 
 
 def to_torch(file: PolicyFile) -> Export:
@@ -30,23 +92,52 @@ def to_torch(file: PolicyFile) -> Export:
 
 def _text(file: PolicyFile) -> str:
     """Names and numbers from the policy are written as Python literals, never as code."""
-    fillings = {"@ORIGIN@\n": _origin(file), "@DECISION@": _decision(file.policy), **_in_turn()}
+    sources = {path: re.sub(r"  # type: ignore.*", "", (_ENGINE / path).read_text()) for path in _SOURCES}
+    engine = "".join(f"\n\n{_code(text, _SOURCES[path])}\n" for path, text in sources.items())
+    fillings = {
+        "@ORIGIN@\n": _origin(file),
+        "@DECISION@": _decision(file.policy),
+        "@IMPORTS@": _imports("".join(sources.values()), set(re.findall(r"\w+", _TEMPLATE + engine))),
+        "@ENGINE@": engine,
+    }
     # In one pass: a block may be called @ORIGIN@.
-    return re.sub("|".join(fillings), lambda mark: fillings[mark[0]], TEMPLATE)
+    return re.sub("|".join(fillings), lambda mark: fillings[mark[0]], _TEMPLATE)
+
+
+def _code(text: str, names: tuple[str, ...]) -> str:
+    """The definitions of a source file by name, or all that follows its imports, with its docstring as a comment."""
+    tree, lines = ast.parse(text), text.splitlines()
+    if not names:
+        last = max(node.end_lineno or 0 for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom))
+        comment = [f"# {line}".rstrip() for line in (ast.get_docstring(tree) or "").splitlines()]
+        return "\n".join([*comment, "", *lines[last:]]).replace("\n\n\n\n", "\n\n\n")
+    definitions = []
+    for node in tree.body:
+        name = ast.unparse(node.targets[0]) if isinstance(node, ast.Assign) else getattr(node, "name", "")
+        if name in names:
+            first = min([node.lineno, *(line.lineno for line in getattr(node, "decorator_list", ()))])
+            definitions.append("\n".join(lines[first - 1 : node.end_lineno]))
+    return "\n\n\n".join(definitions)
+
+
+def _imports(text: str, words: set[str]) -> str:
+    """The imports of source files that bind one of `words`, without those of this package."""
+    modules: dict[str, set[str]] = defaultdict(set, {"typing": {"NamedTuple"}})
+    plain = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            plain |= {f"import {alias.name}" for alias in node.names if alias.name.partition(".")[0] in words}
+        elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith(("explorer", "__future__")):
+            modules[node.module or ""] |= {alias.name for alias in node.names if alias.name in words}
+    named = [f"from {module} import {', '.join(sorted(names))}" for module, names in modules.items() if names]
+    lines = sorted((*plain, *named), key=lambda line: (" torch" in line, line.startswith("from"), line))
+    return "\n".join(lines)
 
 
 def _decision(policy: Policy) -> str:
-    units = [f"    ({unit.blocks!r}, {unit.action!r}, {unit.save_ops!r}),\n" for unit in policy.units]
-    options = {
-        "PRESERVE_RNG_STATE": policy.preserve_rng_state,
-        "USE_REENTRANT": policy.use_reentrant,
-        "DETERMINISM_CHECK": policy.determinism_check,
-        "EARLY_STOP": policy.early_stop,
-        "RUNNING_STATISTICS_ONCE": policy.running_stats == "once",
-        "RESTORE_RNG": policy.restore_rng,
-    }
-    lines = [f"{name} = {value!r}" for name, value in options.items()]
-    return f"UNITS = [\n{''.join(units)}]\n" + "\n".join(lines)
+    units = [f"    Unit({unit.blocks!r}, {unit.action!r}, {unit.save_ops!r}),\n" for unit in policy.units]
+    options = [f"    {name}={getattr(policy, name)!r},\n" for name in _OPTIONS]
+    return f"UNITS = [\n{''.join(units)}]\nPOLICY = Policy(\n{''.join(options)})"
 
 
 def _origin(file: PolicyFile) -> str:
@@ -74,22 +165,3 @@ def _measured(evidence: Evidence) -> list[str]:
     if evidence.verdict is not None:
         lines.append(f"Gradients and buffers: {evidence.verdict}")
     return lines
-
-
-_IN_TURN = Path(__file__).parents[2] / "engine" / "policy" / "in_turn.py"
-
-
-def _in_turn() -> dict[str, str]:
-    """Imports and code of the engine's file; its docstring becomes a comment, its errors ValueErrors."""
-    _, docstring, code = _IN_TURN.read_text().split('"""', maxsplit=2)
-    lines = re.sub(r"  # type: ignore.*", "", code).splitlines()
-    imports = [line for line in lines if line.startswith(("import ", "from "))]
-    there = "".join(line for line in TEMPLATE.splitlines(keepends=True) if line.startswith(("import ", "from ")))
-    missing = [f"{line}\n" for line in imports if line not in there and "explorer" not in line]
-    body = "\n".join(line for line in lines if line not in imports).strip("\n")
-    comment = "\n".join(f"# {line}".rstrip() for line in docstring.splitlines())
-    return {
-        "@STANDARD@\n": "".join(line for line in missing if "torch" not in line),
-        "@TORCH@\n": "".join(line for line in missing if "torch" in line),
-        "@IN_TURN@\n": f"\n\n{comment}\n{ERROR}\n\n{body}\n",
-    }

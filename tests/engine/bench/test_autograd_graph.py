@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from explorer.engine.bench.other_tools import draw_autograd
-from explorer.engine.policy.recompute import observe_recompute
+from explorer.engine.policy.units import observe_recompute
 from explorer.errors import BadInput
 from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy

@@ -20,8 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import _infer_device_type
 
 import explorer
-from explorer.engine.policy.apply import apply_policy, is_wrapped, witnesses
-from explorer.engine.policy.recompute import observe_recompute
+from explorer.engine.policy.apply import apply_policy
+from explorer.engine.policy.units import observe_recompute, witnesses, wraps_on
 from explorer.engine.state.rng import seed_everything
 from explorer.errors import InvalidPolicy
 from explorer.plan.export.torch_file import to_torch
@@ -141,7 +141,7 @@ def test_undo_leaves_no_trace() -> None:
     before = {name: dict(vars(m)) for name, m in model.named_modules()}
     units = ["", "blocks.0", "blocks.1", "chain", ("chain.0", "chain.1"), ("chain.3", "chain.4")]
     handle = apply_policy(model, Policy.recompute(units))
-    assert [name for name, m in model.named_modules() if is_wrapped(m)] == ["", "blocks.0", "blocks.1", "chain"]
+    assert [name for name, m in model.named_modules() if wraps_on(m)] == ["", "blocks.0", "blocks.1", "chain"]
     handle.undo()
     handle.undo()
     assert {name: dict(vars(m)) for name, m in model.named_modules()} == before
@@ -372,7 +372,7 @@ class CallsByName(nn.Module):
 def test_tensors_given_by_keyword_get_their_exact_gradients(witnessed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With and without the witnesses that a GPU would add to the call: `stem` learns through the keywords alone."""
     if witnessed:
-        monkeypatch.setattr("explorer.engine.policy.apply.witnesses", lambda *_: (torch.ones(1),))
+        monkeypatch.setattr("explorer.engine.policy.units.witnesses", lambda *_: (torch.ones(1),))
     seed_everything(0)
     bare, model = CallsByName(), CallsByName()
     model.load_state_dict(bare.state_dict())
@@ -461,9 +461,9 @@ def test_a_stage_takes_its_part_of_a_policy() -> None:
     with pytest.raises(InvalidPolicy, match="no block '0'"):
         apply_policy(stage, policy)
     handle = apply_policy(stage, policy, part=True)
-    assert [is_wrapped(module) for module in stage.values()] == [False, True]
+    assert [bool(wraps_on(module)) for module in stage.values()] == [False, True]
     handle.undo()
-    assert not is_wrapped(stage["2"])
+    assert not wraps_on(stage["2"])
 
 
 def test_a_model_that_changed_since_the_file_was_written_is_told_of(tmp_path: Path) -> None:

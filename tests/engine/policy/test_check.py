@@ -1,13 +1,14 @@
-"""Every fault of a policy is told, all at once, before anything of the model is changed."""
+"""Faults of a policy are listed at once, before a change. A model's own checkpointing is switched off for a while."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+import torch.utils.checkpoint as torchs
+from torch import Tensor, nn
 
-from explorer.engine.policy.apply import apply_policy
-from explorer.engine.policy.check import runs_its_children
+from explorer.engine.policy.apply import SWITCHES, apply_policy, checkpointing_off
+from explorer.engine.policy.units import runs_its_children
 from explorer.errors import BadInput, InvalidPolicy
 from explorer.record.policy import Policy, Unit
 from tests.engine.policy.nets import net
@@ -68,3 +69,43 @@ def test_only_torchs_own_sequential_runs_its_children() -> None:
 
     assert runs_its_children(nn.Sequential()) and not runs_its_children(Skips())
     assert not runs_its_children(nn.ModuleList())
+
+
+class ChecksItself(nn.Module):
+    """Checkpoints its layer itself, by torch's function, either way."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.layer, self.reentrant, self.n_calls = nn.Linear(3, 3), reentrant, 0
+
+    def run(self, x: Tensor) -> Tensor:
+        self.n_calls += 1
+        return self.layer(x).tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torchs.checkpoint(self.run, x, use_reentrant=self.reentrant)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_torchs_own_is_a_plain_call_with_the_same_gradients(reentrant: bool) -> None:
+    model, x = ChecksItself(reentrant), torch.ones(2, 3, requires_grad=True)
+    model(x).sum().backward()
+    assert model.n_calls == 2
+    expected = model.layer.weight.grad.clone()
+    model.zero_grad()
+    with checkpointing_off(model):
+        model(x).sum().backward()
+    assert model.n_calls == 3 and torch.equal(model.layer.weight.grad, expected)
+    model(x).sum().backward()
+    assert model.n_calls == 5
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_switches_that_are_on_are_off_inside_alone(switch: str) -> None:
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    setattr(model[0], switch, True)
+    setattr(model[1], switch, 3)  # a number of that name is none
+    with pytest.raises(ValueError), checkpointing_off(model):
+        assert getattr(model[0], switch) is False and getattr(model[1], switch) == 3
+        raise ValueError
+    assert getattr(model[0], switch) is True and getattr(model[1], switch) == 3

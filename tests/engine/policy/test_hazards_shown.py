@@ -14,7 +14,7 @@ from explorer.engine.bench.step import forward_backward, prepare
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load
 from explorer.engine.pipeline.run import run_pipeline
-from explorer.engine.policy.recompute import observe_recompute
+from explorer.engine.policy.units import observe_recompute
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.errors import InvalidPlan
 from explorer.lab import derivatives

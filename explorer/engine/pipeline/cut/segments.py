@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from explorer.engine.pipeline.cut.tape import Step, Value
 from explorer.engine.policy.apply import apply_policy
-from explorer.engine.policy.check import runs_its_children
+from explorer.engine.policy.units import runs_its_children
 from explorer.engine.state.rng import generators_of
 from explorer.errors import InvalidPlan
 from explorer.record.policy import Policy, Unit

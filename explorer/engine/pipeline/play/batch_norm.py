@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from explorer.engine.policy.recompute import is_recomputing
+from explorer.engine.policy.units import is_recomputing
 
 
 @dataclass

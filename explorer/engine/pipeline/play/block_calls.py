@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from explorer.engine.device.device import Ticks, device_of
-from explorer.engine.policy.recompute import is_recomputing, observe_recompute
+from explorer.engine.policy.units import is_recomputing, observe_recompute
 from explorer.record.pipeline_run import BlockCalls
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from explorer.engine.policy.apply import apply_policy, is_wrapped
-from explorer.engine.policy.recompute import observe_recompute
+from explorer.engine.policy.apply import apply_policy
+from explorer.engine.policy.units import observe_recompute, wraps_on
 from explorer.engine.state.rng import seed_everything
 from explorer.errors import InvalidPolicy
 from explorer.record.policy import Policy, Unit
@@ -308,7 +308,7 @@ def test_nothing_changes_for_the_eye_and_undo_leaves_no_trace() -> None:
     appearance = list(model.state_dict()), [name for name, _ in model.named_modules()], repr(model)
     handle = apply_policy(model, Policy.recompute([*TWO, "blocks.0.up"]))
     assert (list(model.state_dict()), [name for name, _ in model.named_modules()], repr(model)) == appearance
-    assert [name for name, m in model.named_modules() if is_wrapped(m)] == [
+    assert [name for name, m in model.named_modules() if wraps_on(m)] == [
         *(name for i in range(1) for name in (f"blocks.{i}", f"blocks.{i}.up")),
         *(f"blocks.{i}" for i in range(1, N_BLOCKS)),
     ]

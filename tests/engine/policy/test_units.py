@@ -1,16 +1,20 @@
-"""A block that runs again knows it, in whatever thread, and moves its running statistics once."""
+"""Around each recompute: whether a block runs again, its running statistics, results that are saved."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from explorer import is_recomputing
 from explorer.engine.policy.apply import apply_policy
-from explorer.engine.policy.recompute import RunningAgain, observe_recompute, running_again
+from explorer.engine.policy.check import _operators
+from explorer.engine.policy.units import Recomputing, observe_recompute, operator, selective_contexts
 from explorer.record.policy import Policy
 
 RUNNING: list[str] = []
@@ -88,7 +92,7 @@ def test_observers_see_start_and_end_also_when_early_stop_leaves_by_an_exception
 
 def test_the_answer_belongs_to_the_thread_that_recomputes() -> None:
     told: list[bool] = []
-    with running_again(nn.Linear(2, 2), "a"):
+    with Recomputing((nn.Linear(2, 2),), "a"):
         other = threading.Thread(target=lambda: told.append(is_recomputing()))
         other.start()
         other.join()
@@ -108,7 +112,7 @@ def test_a_backward_in_another_thread_is_seen_there() -> None:
 
 
 def test_it_ends_when_the_block_raises() -> None:
-    with pytest.raises(ValueError, match="inside"), running_again(nn.Linear(2, 2)):
+    with pytest.raises(ValueError, match="inside"), Recomputing((nn.Linear(2, 2),)):
         raise ValueError("inside")
     assert not is_recomputing()
 
@@ -155,8 +159,43 @@ def test_a_norm_used_outside_its_unit_too_is_exact() -> None:
 def test_the_very_buffers_come_back() -> None:
     norm = nn.BatchNorm1d(4)
     before = dict(norm._buffers)
-    again = RunningAgain((norm,))
+    again = Recomputing((norm,))
     with again, again:
         norm(torch.randn(3, 4))
     assert all(norm._buffers[name] is before[name] for name in before)
     assert norm.num_batches_tracked == 0
+
+
+def test_an_operator_by_its_full_name() -> None:
+    assert operator("aten.mm.default") is torch.ops.aten.mm.default
+    for unknown in ("aten.mm", "aten.no_such.default", "aten.mm.no_such"):
+        with pytest.raises(AttributeError):
+            operator(unknown)
+
+
+def test_every_operator_that_is_offered_can_be_asked_for() -> None:
+    names = [name for name in _operators() if name.startswith("aten.")]
+    assert len(names) > 1000 and "aten.mm.default" in names
+    assert all(str(operator(name)) == name for name in names[::50])
+
+
+@pytest.mark.parametrize("save_ops", [(), (torch.ops.aten.mm.default,)])
+def test_each_recompute_is_surrounded_and_saved_results_come_back(save_ops: tuple[object, ...]) -> None:
+    entered: list[str] = []
+
+    @contextmanager
+    def again() -> Iterator[None]:
+        entered.append("in")
+        try:
+            yield
+        finally:  # early stop leaves by an exception
+            entered.append("out")
+
+    weight = torch.linspace(0, 1, 9).reshape(3, 3).requires_grad_()
+    x = torch.ones(2, 3)
+    expected = torch.autograd.grad((x @ weight).tanh().sin().sum(), weight)[0]
+    result = checkpoint(
+        lambda: (x @ weight).tanh().sin(), use_reentrant=False, context_fn=lambda: selective_contexts(save_ops, again)
+    )
+    assert torch.equal(torch.autograd.grad(result.sum(), weight)[0], expected)
+    assert entered == ["in", "out"]

@@ -1,0 +1,324 @@
+"""Runs the units of a policy through torch.utils.checkpoint.
+
+A standalone file of a policy is made of this source: it needs torch, segments.py, offload.py and OutsideRng alone.
+
+1. A unit's `forward` becomes a functools.partial around the original: no wrapper module, no closure. Names,
+   state_dict, isinstance and pickle therefore stay the same, and a deep copy runs its own weights.
+2. A segment (consecutive children of one parent) is wrapped on the Sequential that runs the children. Under other
+   parents the call of each block is replaced, see segments.py.
+3. An ancestor and its descendants may both be units; descendants run inside their ancestor's checkpoint.
+4. Keyword arguments are passed by position and bound again inside the checkpoint. Reentrant checkpointing refuses
+   keywords. Non-reentrant checkpointing holds their tensors itself, and a unit around the checkpoint cannot free them.
+
+A checkpointed block runs twice in one step: in forward, and again in backward to make what it did not keep. The second
+run must compute exactly what the first run did and leave no trace. `Recomputing` surrounds each second run; it is made
+in forward, where it can still read the generators. On entry, undone in reverse order on exit:
+
+5. Copies replace the running statistics: the second run moves the copies, which are then dropped. torch alone moves
+   the statistics of a BatchNorm twice (pytorch #96136).
+6. Generators that torch does not stash return to their state at the forward; on exit they get their later state back.
+7. `is_recomputing()` becomes true in the thread that recomputes; on CUDA this is autograd's thread, not the caller's.
+8. Observers are called, because a block's own hooks stay silent when a policy calls its `forward` directly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+from explorer.engine.policy.offload import offload_saved
+from explorer.engine.policy.segments import WrappedSegment, call_in_segment
+from explorer.engine.state.rng import OutsideRng
+from explorer.record.policy import Policy, Unit
+
+Observer = Callable[[str, bool], None]
+"""Called with a unit's first fqn and True when it starts to run again, False when that ends; never in forward."""
+
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+_thread = threading.local()
+_observers: list[Observer] = []
+
+
+@dataclass(frozen=True)
+class Wrap:
+    """A unit with its policy and outside generators. Copies and pickles of the model include the wrap."""
+
+    unit: Unit
+    policy: Policy
+    outside: OutsideRng | None = None
+
+    @property
+    def fqn(self) -> str:
+        """The unit's name: that of its first block."""
+        return self.unit.blocks[0]
+
+
+def replacements(
+    modules: Mapping[str, nn.Module], wraps: Sequence[Wrap]
+) -> Iterator[tuple[nn.Module, str, functools.partial[Any]]]:
+    """Each function that the wraps replace: module, attribute, function. Put each in place before the next is taken."""
+    by_parent: dict[str, tuple[Wrap, ...]] = {}
+    for wrap in wraps:
+        if len(wrap.unit.blocks) > 1:
+            parent = wrap.fqn.rpartition(".")[0]
+            by_parent[parent] = (*by_parent.get(parent, ()), wrap)
+    for fqn, segments in by_parent.items():
+        if runs_its_children(modules[fqn]):
+            yield modules[fqn], "forward", functools.partial(_in_segments, modules[fqn], modules[fqn].forward, segments)
+            continue
+        for wrap in segments:
+            members = tuple(modules[name] for name in wrap.unit.blocks)
+            segment = WrappedSegment(wrap.unit.blocks, members, _run, wrap)
+            for index, member in enumerate(members):
+                yield member, "_call_impl", functools.partial(call_in_segment, segment, index)
+    for wrap in wraps:
+        if len(wrap.unit.blocks) == 1:
+            module = modules[wrap.fqn]
+            yield module, "forward", functools.partial(_as_unit, module, module.forward, wrap)
+
+
+def wraps_on(module: nn.Module) -> tuple[Wrap, ...]:
+    """The wraps of this module itself; a Sequential may have several."""
+    wraps: tuple[Wrap, ...] = ()
+    forward, call = module.__dict__.get("forward"), module.__dict__.get("_call_impl")
+    if isinstance(forward, functools.partial) and forward.func is _as_unit:
+        wraps = (forward.args[2],)
+    elif isinstance(forward, functools.partial) and forward.func is _in_segments:
+        wraps = forward.args[2]
+    if isinstance(call, functools.partial) and call.func is call_in_segment:
+        wraps = (*wraps, call.args[0].wrap)
+    return wraps
+
+
+def runs_its_children(parent: nn.Module) -> bool:
+    """Whether `parent` is a Sequential whose forward calls its children one after the other."""
+    return isinstance(parent, nn.Sequential) and type(parent).forward is nn.Sequential.forward
+
+
+def _as_unit(module: nn.Module, forward: Callable[..., Any], wrap: Wrap, *args: Any, **kwargs: Any) -> Any:
+    return _run(wrap, forward, (module,), args, kwargs)
+
+
+def _in_segments(sequential: nn.Module, forward: Callable[..., Any], wraps: tuple[Wrap, ...], value: Any) -> Any:
+    """A Sequential's forward that runs each segment's children as a unit. One module may be a child several times."""
+    starts = {wrap.fqn.rpartition(".")[2]: wrap for wrap in wraps}
+    children = list(sequential._modules.items())
+    i = 0
+    while i < len(children):
+        name, child = children[i]
+        wrap = starts.get(name)
+        n_children = len(wrap.unit.blocks) if wrap else 1
+        if wrap is None:
+            value = child(value)  # type: ignore[misc]
+        else:
+            members = tuple(module for _, module in children[i : i + n_children] if module is not None)
+            value = _run(wrap, functools.partial(_chain, members), members, (value,), {})
+        i += n_children
+    return value
+
+
+def _chain(members: Sequence[nn.Module], value: Any) -> Any:
+    for member in members:
+        value = member(value)
+    return value
+
+
+def _run(
+    wrap: Wrap,
+    function: Callable[..., Any],
+    modules: Sequence[nn.Module],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    if wrap.unit.action == "offload":
+        with offload_saved(modules):
+            return function(*args, **kwargs)
+    policy = wrap.policy
+    recompute = functools.partial(
+        Recomputing, modules, wrap.fqn, running_stats=policy.running_stats, outside=wrap.outside
+    )
+    if kwargs:
+        function, args = functools.partial(_with_keywords, function, tuple(kwargs)), (*args, *kwargs.values())
+    if policy.use_reentrant:
+        return torch.utils.checkpoint.checkpoint(
+            _FirstThenAgain(function, recompute()),
+            *args,
+            use_reentrant=True,
+            preserve_rng_state=policy.preserve_rng_state,
+        )
+    if unseen := witnesses(args, modules):
+        function, args = functools.partial(_without_witnesses, function), (unseen, *args)
+    return torch.utils.checkpoint.checkpoint(
+        function,
+        *args,
+        use_reentrant=False,
+        preserve_rng_state=policy.preserve_rng_state,
+        determinism_check=policy.determinism_check,
+        early_stop=policy.early_stop,
+        context_fn=functools.partial(
+            selective_contexts, tuple(operator(name) for name in wrap.unit.save_ops), recompute
+        ),
+    )
+
+
+def _with_keywords(function: Callable[..., Any], names: Sequence[str], *args: Any) -> Any:
+    """Calls `function` with the last positional arguments bound to `names` as keywords."""
+    first = len(args) - len(names)
+    return function(*args[:first], **dict(zip(names, args[first:], strict=True)))
+
+
+def _without_witnesses(function: Callable[..., Any], _: Any, *args: Any) -> Any:
+    return function(*args)
+
+
+def witnesses(args: tuple[Any, ...], modules: Sequence[nn.Module]) -> tuple[torch.Tensor, ...]:
+    """One tensor for each device of `modules` that no tensor of `args` is on; the CPU needs none.
+
+    torch stashes only the generators of devices that it finds among the positional arguments of `checkpoint`
+    (get_device_states). Without witnesses a unit that moves its input to another device would draw other dropout masks
+    at recompute. torch looks into a tuple of witnesses, and autograd saves none of its tensors.
+    """
+    tensors = [tensor for module in modules if (tensor := next(module.parameters(), None)) is not None]
+    devices = {leaf.device for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)}
+    unseen = {tensor.device: tensor for tensor in tensors if tensor.device not in devices}
+    return tuple(tensor for device, tensor in unseen.items() if device.type not in ("cpu", "meta"))
+
+
+class _FirstThenAgain:
+    """Reentrant checkpointing has no context_fn: its function runs plainly at first, then inside `recomputing`."""
+
+    def __init__(self, function: Callable[..., Any], recomputing: Recomputing) -> None:
+        self._function, self._recomputing = function, recomputing
+        self._is_first = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._is_first:
+            self._is_first = False
+            return self._function(*args, **kwargs)
+        with self._recomputing:
+            return self._function(*args, **kwargs)
+
+
+def operator(name: str) -> Any:
+    """The operator `namespace.operator.overload` of torch.ops. Raises AttributeError for an unknown name."""
+    parts = name.split(".")
+    if len(parts) != 3:
+        raise AttributeError(name)
+    return functools.reduce(getattr, parts, torch.ops)
+
+
+def selective_contexts(
+    save_ops: tuple[Any, ...], recompute: Callable[[], AbstractContextManager[Any]]
+) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """The two contexts of torch's `context_fn`: around the forward, and around each recompute.
+
+    `recompute` is called at the start of the forward, because it reads the states of the outside generators.
+    """
+    if not save_ops:
+        return contextlib.nullcontext(), recompute()
+    forward, again = create_selective_checkpoint_contexts(list(save_ops))
+    return forward, _Both(recompute(), again)
+
+
+class _Both:
+    """Two contexts that can be entered together several times; a generator-based context breaks at the second time."""
+
+    def __init__(self, outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> None:
+        self._contexts = (outer, inner)
+        self._open: list[ExitStack] = []
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            for context in self._contexts:
+                stack.enter_context(context)
+            self._open.append(stack.pop_all())
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._open.pop().__exit__(*exc)
+
+
+def is_recomputing() -> bool:
+    """True inside a block that runs again for backward, in the thread that runs it."""
+    return getattr(_thread, "depth", 0) > 0
+
+
+@contextmanager
+def observe_recompute(observer: Observer) -> Iterator[None]:
+    """Calls `observer` whenever a recompute of a unit starts or ends, in any thread."""
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        _observers.remove(observer)
+
+
+class Recomputing:
+    """Context in which `modules` run again. It can be entered repeatedly and inside itself: second order does both."""
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        fqn: str = "",
+        *,
+        running_stats: str = "once",
+        outside: OutsideRng | None = None,
+    ) -> None:
+        self._modules, self._fqn, self._outside = modules, fqn, outside
+        self._hides_statistics = running_stats == "once"
+        self._at_forward = outside.read() if outside else None
+        self._open: list[tuple[list[tuple[nn.Module, str, torch.Tensor]], Any]] = []
+
+    def __enter__(self) -> Self:
+        # 5.
+        hidden = _hide_statistics(self._modules) if self._hides_statistics else []
+        # 6. The current state is read first: the step outside of this block has drawn more numbers.
+        later = None
+        if self._outside is not None and self._at_forward is not None:
+            later = self._outside.read()
+            self._outside.write(self._at_forward)
+        # A stack, because one block can run again while it runs again: second order, nested checkpoints.
+        self._open.append((hidden, later))
+        # 7. and 8.
+        _thread.depth = getattr(_thread, "depth", 0) + 1
+        for observer in tuple(_observers):
+            observer(self._fqn, True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # Early stop also ends here, by an exception of torch.
+        for observer in reversed(tuple(_observers)):
+            observer(self._fqn, False)
+        _thread.depth -= 1
+        hidden, later = self._open.pop()
+        if self._outside is not None and later is not None:
+            self._outside.write(later)
+        for module, name, buffer in hidden:
+            module._buffers[name] = buffer
+
+
+def _hide_statistics(modules: Sequence[nn.Module]) -> list[tuple[nn.Module, str, torch.Tensor]]:
+    """Replaces the statistics of BatchNorm and InstanceNorm by copies; exit puts the returned originals back."""
+    hidden: list[tuple[nn.Module, str, torch.Tensor]] = []
+    norms = {m: None for module in modules for m in module.modules() if isinstance(m, _NormBase)}
+    for norm in norms:
+        for name in _STATISTICS if norm.track_running_stats else ():
+            buffer = norm._buffers.get(name)
+            if buffer is not None:
+                hidden.append((norm, name, buffer))
+                norm._buffers[name] = buffer.clone()
+    return hidden
