@@ -8,8 +8,7 @@ from typing import Any
 from torch import nn
 
 from explorer.engine.model.describe import described
-from explorer.engine.model.loaded import Loaded
-from explorer.engine.model.openable import copied
+from explorer.engine.model.loaded import Loaded, copied
 from explorer.record.graph import ModelGraph, ModelRef
 
 

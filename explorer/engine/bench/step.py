@@ -19,8 +19,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from explorer.engine.model.load import load_for
-from explorer.engine.model.loaded import Loaded, call, place
-from explorer.engine.model.openable import refuse_sparse_under_adamw
+from explorer.engine.model.loaded import Loaded, call, place, refuse_sparse_under_adamw
 from explorer.engine.model.twin import twin
 from explorer.engine.policy.apply import PolicyHandle, apply_policy
 from explorer.engine.state.rng import seed_everything

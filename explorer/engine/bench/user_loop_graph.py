@@ -14,9 +14,8 @@ import torch
 from torch import nn
 
 from explorer.engine.bench.timeline import as_ints
-from explorer.engine.model.block_chain import chain_of, repeated_as
+from explorer.engine.model.blocks import chain_of, has_running_statistics, module_fields, repeated_as
 from explorer.engine.model.loaded import types_of
-from explorer.engine.model.of_module import has_running_statistics, of_module
 from explorer.engine.policy.apply import policy_of
 from explorer.engine.watch.block_facts import BlockFacts
 from explorer.engine.watch.tracker import FORWARD, OP_COLUMNS, Tracker
@@ -42,7 +41,7 @@ def recorded_graph(model: nn.Module, tracker: Tracker, costs: Sequence[MeasuredB
     n_bytes = tracker.storages.n_bytes
     blocks = tuple(
         Block(
-            **of_module(fqn, module),
+            **module_fields(fqn, module),
             n_calls=-(-cost_of[fqn].n_forward // n_forwards),
             output_bytes=sum(n_bytes[one] for one in _returned(tracker, calls[fqn])) // n_forwards,
             saved_bytes=cost_of[fqn].saved_after_forward_bytes,

@@ -18,11 +18,9 @@ from torch.utils._pytree import tree_leaves
 
 from explorer.engine.device.device import device_of
 from explorer.engine.device.without_data import is_without_data
-from explorer.engine.model.block_chain import chain_of, cut_points, repeated_as
+from explorer.engine.model.blocks import chain_of, cut_points, has_running_statistics, module_fields, repeated_as
 from explorer.engine.model.load import load
-from explorer.engine.model.loaded import Loaded, blaming, place
-from explorer.engine.model.of_module import has_running_statistics, of_module
-from explorer.engine.model.openable import refuse_unopenable
+from explorer.engine.model.loaded import Loaded, blaming, place, refuse_unopenable
 from explorer.engine.state.rng import RngState
 from explorer.engine.watch.block_facts import BlockNotes, Consecutive
 from explorer.engine.watch.edges import edges_and_joins
@@ -220,7 +218,7 @@ def _graph(loaded: Loaded, notes: _Notes) -> ModelGraph:
 def _block(fqn: str, notes: _Notes, traits: set[Trait], shares: tuple[str, ...], repeat_of: str | None) -> Block:
     blocks, facts = notes.blocks, notes.blocks.facts[fqn]
     return Block(
-        **of_module(fqn, blocks.modules[fqn]),
+        **module_fields(fqn, blocks.modules[fqn]),
         n_calls=facts.n_calls,
         output_bytes=facts.output_bytes,
         saved_bytes=sum(facts.saved.values()),

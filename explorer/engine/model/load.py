@@ -7,7 +7,7 @@
     hf:GPT2Config, hf:config.json a transformers configuration: random weights, offline
 
 A factory returns the model (a batch is made to fit), (model, inputs), (model, (inputs, targets), loss_function), or
-another form of returned.py. A tensor of inputs is passed as it is, a tuple or list as positional arguments, a dict as
+another form of batch.py. A tensor of inputs is passed as it is, a tuple or list as positional arguments, a dict as
 keyword arguments. A dict may hold the positional arguments under "*": {"*": (x, y), "mask": mask}.
 `loss_function(output, targets)` is a mean over the batch. The default loss is `output.loss`, the sum of a dict of
 losses, or else the mean of squares of all floating outputs.
@@ -29,17 +29,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from explorer.engine.device.memory_limit import process_memory_limit
 from explorer.engine.device.without_data import explain_data_dependence
-from explorer.engine.model.example_batch import SHAPE_ARGUMENTS, BatchShape
-from explorer.engine.model.loaded import Loaded
-from explorer.engine.model.openable import refuse_unopenable
-from explorer.engine.model.returned import unpacked
-from explorer.engine.model.weights import load_weights
+from explorer.engine.model.batch import SHAPE_ARGUMENTS, BatchShape, unpacked
+from explorer.engine.model.loaded import Loaded, refuse_unopenable
 from explorer.engine.state.rng import seed_everything
-from explorer.errors import ExplorerError, ModelNotLoaded, nearest, said_by
+from explorer.errors import BadInput, ExplorerError, ModelNotLoaded, nearest, said_by
 from explorer.plan.catalogue import default_size
 from explorer.plan.names import listed
 from explorer.record.failure import is_out_of_memory
@@ -47,19 +44,10 @@ from explorer.record.graph import ModelRef
 from explorer.record.run import RunSpec
 
 PROJECT = Path(__file__).resolve().parents[3]
+_STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model")
+"""Keys under which training scripts store the weights in a checkpoint."""
 
 Factory = Callable[..., Any]
-_ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
-def _meant(value: int | float | str | bool) -> Any:
-    """The value of an argument: a reference has no None and no lists (`weights=null`, `widths=[32,64]`)."""
-    if value == "null":
-        return None
-    if isinstance(value, str) and value.startswith("["):
-        with contextlib.suppress(ValueError):
-            return json.loads(value)
-    return value
 
 
 def load_for(spec: RunSpec) -> Loaded:
@@ -74,20 +62,22 @@ def load(ref: ModelRef, *, seed: int = 0, limit_bytes: int | None = None) -> Loa
     gradients off. Raises OutOfMemory if the factory takes more than `limit_bytes`.
     """
     grad = torch.is_grad_enabled()
-    factory, arguments = resolve(ref)
-    shape, arguments = _batch_shape(factory, arguments)
+    factory, arguments = _resolve(ref)
+    parameters = _parameters(factory)
+    of_batch = {name: int(arguments[name]) for name in SHAPE_ARGUMENTS if name in arguments and name not in parameters}
+    arguments = {name: value for name, value in arguments.items() if name not in of_batch}
     seed_everything(seed)
     try:
         with process_memory_limit(limit_bytes), explain_data_dependence(ref.target):
-            built = factory(**{name: _meant(value) for name, value in arguments.items()})
+            built = factory(**{name: _value(text) for name, text in arguments.items()})
     except ExplorerError:
         raise
     except (Exception, SystemExit) as error:
         if is_out_of_memory(error):
             raise
-        given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+        listing = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
         raise ModelNotLoaded(
-            f"The factory of {ref.target} was called with ({given}) and raised {said_by(error)}.",
+            f"The factory of {ref.target} was called with ({listing}) and raised {said_by(error)}.",
             hint="Try it in Python with the same arguments.",
         ) from error
     if grad and not torch.is_grad_enabled():
@@ -98,22 +88,24 @@ def load(ref: ModelRef, *, seed: int = 0, limit_bytes: int | None = None) -> Loa
         )
     if isinstance(built, nn.Module):
         refuse_unopenable(built, ref.target)
-    loaded = unpacked(ref, built, shape)
+    loaded = unpacked(ref, built, BatchShape(**{**SHAPE_ARGUMENTS, **of_batch}))
     refuse_unopenable(loaded.model, ref.target)
     if ref.weights:
-        load_weights(loaded.model, ref.weights, ref.target)
+        _load_weights(loaded.model, ref.weights, ref.target)
     return loaded
 
 
-def _batch_shape(factory: Factory, arguments: dict[str, Any]) -> tuple[BatchShape, dict[str, Any]]:
-    """The batch's shape, from arguments that the factory does not take, and the factory's arguments."""
-    taken = _parameters(factory)
-    own = {name: int(value) for name, value in arguments.items() if name in SHAPE_ARGUMENTS and name not in taken}
-    left = {name: value for name, value in arguments.items() if name not in own}
-    return BatchShape(**{**SHAPE_ARGUMENTS, **own}), left
+def _value(text: int | float | str | bool) -> Any:
+    """The value of an argument: a reference has no None and no lists (`weights=null`, `widths=[32,64]`)."""
+    if text == "null":
+        return None
+    if isinstance(text, str) and text.startswith("["):
+        with contextlib.suppress(ValueError):
+            return json.loads(text)
+    return text
 
 
-def resolve(ref: ModelRef) -> tuple[Factory, dict[str, Any]]:
+def _resolve(ref: ModelRef) -> tuple[Factory, dict[str, Any]]:
     """The factory of `ref` and the arguments to call it with. Raises ModelNotLoaded."""
     if ref.target.startswith("hf:"):
         from explorer.engine.model.transformers import factory as hf_factory
@@ -134,52 +126,47 @@ def resolve(ref: ModelRef) -> tuple[Factory, dict[str, Any]]:
             f"{ref.target!r} names no model.",
             hint="Write sample_models/gpt.py, path/to/file.py:factory, package.module:factory or hf:GPT2Config.",
         )
-    factory = _factory(getattr(module, name, None), module, name)
+    factory = _factory(module, name)
     if factory is None:
-        listing = getattr(module, "list_models", None)
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        functions = [*listing(), *functions] if callable(listing) else functions
-        raise ModelNotLoaded(
-            f"{where} has no factory {name!r}.", hint=nearest(name, functions) or _list(functions[:20])
-        )
-    _refuse_strangers(ref, factory)
-    arguments = _arguments(ref, getattr(module, "SIZES", None))
-    _refuse_missing(ref, factory, arguments)
-    return factory, arguments
+        names = [*_model_names(module), *functions]
+        raise ModelNotLoaded(f"{where} has no factory {name!r}.", hint=nearest(name, names) or _list(names[:20]))
+    return factory, _arguments(ref, factory, getattr(module, "SIZES", None))
 
 
-def _factory(member: Any, module: Any, name: str) -> Factory | None:
-    """A factory from `member`: a callable itself, copies of a model, or else `create_model` with the name."""
+def _factory(module: Any, name: str) -> Factory | None:
+    """The factory `name`: a callable, copies of a model, a class with a configuration, or a name for `create_model`."""
+    member = getattr(module, name, None)
     if isinstance(member, nn.Module):
         return functools.partial(copy.deepcopy, member)
+    if isinstance(member, type) and issubclass(member, nn.Module) and hasattr(member, "from_config"):
+        return _from_config(member)
     if callable(member):
-        return _from_config(member) if _is_configured(member) else member
-    create, known = getattr(module, "create_model", None), getattr(module, "list_models", None)
-    if member is None and callable(create) and callable(known) and name in known():
+        return member  # type: ignore[no-any-return]
+    create = getattr(module, "create_model", None)
+    if member is None and callable(create) and name in _model_names(module):
         return functools.partial(create, name)
     return None
 
 
-def _is_configured(member: Any) -> bool:
-    """Whether `member` is a module class with `from_config`, like the models of diffusers."""
-    return isinstance(member, type) and issubclass(member, nn.Module) and hasattr(member, "from_config")
+def _model_names(module: Any) -> list[str]:
+    """Names that a package's `create_model` knows, as in timm."""
+    listing = getattr(module, "list_models", None)
+    return list(listing()) if callable(listing) else []
 
 
 def _from_config(kind: Any) -> Factory:
-    """A factory for a class: `config=path/to/config.json` builds from the file, else the arguments are passed."""
+    """A factory for a class as of diffusers: `config=path/to/config.json` builds from the file, with the arguments."""
 
-    def build(*, config: str | None = None, **arguments: Any) -> nn.Module:
+    def build(*, config: str | None = None, **arguments: Any) -> Any:
         if config is None:
-            model: nn.Module = kind(**arguments)
-            return model
+            return kind(**arguments)
         path = Path(config)
-        path = path / "config.json" if path.is_dir() else path
         try:
-            read = json.loads(path.read_text())
+            settings = json.loads((path / "config.json" if path.is_dir() else path).read_text())
         except (OSError, ValueError) as error:
             raise ModelNotLoaded(f"{config} cannot be read as a configuration: {said_by(error)}.") from error
-        configured: nn.Module = kind.from_config({**read, **arguments})
-        return configured
+        return kind.from_config({**settings, **arguments})
 
     return build
 
@@ -192,53 +179,45 @@ def _parameters(factory: Factory) -> Mapping[str, inspect.Parameter]:
         return {}
 
 
-def _refuse_missing(ref: ModelRef, factory: Factory, arguments: Mapping[str, Any]) -> None:
-    """Raises ModelNotLoaded for arguments without a default and without a value."""
-    given = {"self", *arguments}
-    missing = [
-        one.name
-        for one in _parameters(factory).values()
-        if one.default is one.empty and one.kind not in _ANY and one.name not in given
-    ]
+def _arguments(ref: ModelRef, factory: Factory, sizes: Any) -> dict[str, Any]:
+    """Arguments of the size, then those of `ref`. Raises ModelNotLoaded for unknown and for missing arguments."""
+    parameters = _parameters(factory)
+    any_name = not parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    unknown = [] if any_name else [name for name in ref.arguments if name not in {**parameters, **SHAPE_ARGUMENTS}]
+    if unknown:
+        raise ModelNotLoaded(
+            f"{ref.target} has no argument {', '.join(map(repr, unknown))}.",
+            hint=nearest(unknown[0], parameters) or f"Its factory takes {', '.join(parameters)}.",
+        )
+    arguments = {**_size(ref, sizes), **ref.arguments}
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [each.name for each in parameters.values() if each.default is each.empty and each.kind not in kinds]
+    missing = [name for name in needed if name not in {"self", *arguments}]
     if missing:
         raise ModelNotLoaded(
             f"{ref.target} needs {listed(missing)}, which {'has' if len(missing) == 1 else 'have'} no default.",
             hint=f"Give {'it' if len(missing) == 1 else 'them'}: {' '.join(f'--set {name}=...' for name in missing)}; "
             "what is no number or word needs a factory of your own.",
         )
+    return arguments
 
 
-def _refuse_strangers(ref: ModelRef, factory: Factory) -> None:
-    """Raises ModelNotLoaded for arguments that are missing in the factory's signature."""
-    parameters = _parameters(factory)
-    if not parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-        return
-    if strangers := [name for name in ref.arguments if name not in parameters and name not in SHAPE_ARGUMENTS]:
-        raise ModelNotLoaded(
-            f"{ref.target} has no argument {', '.join(map(repr, strangers))}.",
-            hint=nearest(strangers[0], parameters) or _taken(list(parameters)),
-        )
-
-
-def _arguments(ref: ModelRef, sizes: Any) -> dict[str, Any]:
+def _size(ref: ModelRef, sizes: Any) -> Mapping[str, Any]:
+    """Arguments of the size of `ref`, or of the default size."""
     if not isinstance(sizes, dict):
         if ref.size is not None:
             raise ModelNotLoaded(
                 f"{ref.target} was asked for the size {ref.size!r}; it has no SIZES.", hint="Leave the size out."
             )
-        return dict(ref.arguments)
+        return {}
     size = ref.size or default_size(sizes)
     if size is not None and size not in sizes:
         raise ModelNotLoaded(f"{ref.target} has no size {size!r}.", hint=_list(list(sizes)))
-    return {**(sizes[size] if size is not None else {}), **ref.arguments}
+    return sizes[size] if size is not None else {}
 
 
 def _list(names: list[str]) -> str:
     return f"There are {', '.join(names)}." if names else ""
-
-
-def _taken(names: list[str]) -> str:
-    return f"Its factory takes {', '.join(names)}." if names else "Its factory takes no arguments."
 
 
 def _from_file(where: str) -> Any:
@@ -277,3 +256,44 @@ def _from_package(name: str) -> Any:
             f"The module {name} was imported and raised {said_by(error)}.",
             hint="Is it installed in the environment that runs the explorer?",
         ) from error
+
+
+def _load_weights(model: nn.Module, path: str, target: str) -> None:
+    """Loads all weights in place. Raises BadInput for a file without weights, ModelNotLoaded for another model's."""
+    weights = _state_dict(Path(path))
+    parameters = model.state_dict()
+    missing = [name for name in parameters if name not in weights]
+    strangers = [name for name in weights if name not in parameters]
+    other = [name for name in parameters if name in weights and parameters[name].shape != weights[name].shape]
+    faults = [
+        f"{word} {listed(names)}" for word, names in
+        (("it lacks", missing), ("the model has no", strangers), ("of another shape are", other)) if names
+    ]  # fmt: skip
+    if faults:
+        raise ModelNotLoaded(
+            f"The weights in {path} are not those of {target}: {'; '.join(faults)}.",
+            hint="Give the arguments with which the saved model was built, or leave the weights out.",
+        )
+    model.load_state_dict(weights)
+
+
+def _state_dict(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise BadInput(f"There is no file {path} to read weights from.", hint="Give a .safetensors or .pt file.")
+    try:
+        if path.suffix == ".safetensors":
+            content: Any = importlib.import_module("safetensors.torch").load_file(path)
+        else:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except ImportError as error:
+        raise BadInput(f"{path} needs the library safetensors.", hint="pip install safetensors") from error
+    except Exception as error:
+        raise BadInput(
+            f"{path} cannot be read as weights: {said_by(error)}.",
+            hint="Save model.state_dict() alone: a file that would run code is never loaded.",
+        ) from error
+    keys = _STATE_DICT_KEYS if isinstance(content, dict) else ()
+    weights = next((content[key] for key in keys if isinstance(content.get(key), dict)), content)
+    if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
+        raise BadInput(f"{path} holds no state_dict.", hint="Save model.state_dict().")
+    return weights

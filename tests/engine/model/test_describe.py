@@ -1,4 +1,4 @@
-"""The graph says what one forward did: who called whom, what flowed, what was kept, what drew, what moved."""
+"""The graph of one forward: blocks with calls, bytes and parameters, the chain of blocks, and its cuts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from explorer.engine.bench.measure import measure
 from explorer.engine.device.memory_limit import process_memory_limit
 from explorer.engine.model import describe as describing
+from explorer.engine.model.blocks import has_running_statistics, module_fields
 from explorer.engine.model.describe import describe
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.policy.apply import apply_policy
@@ -61,7 +62,7 @@ def test_the_graph_does_not_depend_on_where_tensors_come_to_lie() -> None:
     torch.manual_seed(0)
     model, kept = Walk(16), []
     graphs = []
-    for i in range(15):
+    for i in range(6):
         kept.append(torch.empty(ROW // 4 * (i % 3)))  # the allocator's lists differ a little every time
         graphs.append(graph(model))
     assert all(described == graphs[0] for described in graphs[1:])
@@ -87,7 +88,7 @@ def test_every_block_keeps_what_a_measurement_charges_to_it(name: str) -> None:
     A measurement also knows the scalars of 8 bytes that attention makes below every operator.
     """
     ref = ModelRef(target=f"sample_models/{name}.py", arguments=SMALL[name])
-    described, measured = describe(ref), measure(RunSpec(model=ref, n_repeats=1)).by_fqn
+    described, measured = describe(ref), measure(RunSpec(model=ref, n_repeats=0)).by_fqn
     for block in described.blocks[1:]:
         more = measured[block.fqn].saved_after_forward_bytes - block.saved_bytes
         n_attentions = SMALL[name]["n_layers"] if name in ("gpt", "vit", "tied_lm") else 0
@@ -189,3 +190,72 @@ def test_a_graph_for_a_gpu_is_watched_on_the_cpu_where_there_is_none(monkeypatch
 def test_on_a_visible_gpu_the_graph_of_a_cpu_run_is_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert describe(tiny_nets.ref("gpt")).device == "cpu"
+
+
+def test_the_spine_and_its_cuts() -> None:
+    described = graph(Walk())
+    assert described.chain == ("stem", "blocks.0", "blocks.1", "blocks.2", "head")
+    assert [(cut.after, cut.before) for cut in described.cuts] == list(zip(described.chain, described.chain[1:]))
+    assert {(cut.n_bytes, cut.n_tensors, cut.refusal) for cut in described.cuts} == {(ROW, 1, None)}
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.same = nn.Linear(W, W)
+        self.other = nn.Linear(W, W)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.same(torch.tanh(self.other(self.same(x))))
+
+
+def test_a_block_on_both_sides_refuses_the_cut() -> None:
+    described = graph(Twice())
+    assert described.by_fqn["same"].n_calls == 2
+    assert [(cut.after, cut.before, bool(cut.refusal)) for cut in described.cuts] == [("same", "other", True)]
+
+
+def test_skips_cross_a_cut_as_further_tensors() -> None:
+    described = describe(
+        ModelRef(target="sample_models/unet.py", arguments={"width": 4, "side": 8, "batch": 1, "depth": 2})
+    )
+    assert [cut.n_tensors for cut in described.cuts] == [2, 3, 3, 2, 1]
+    assert all(cut.refusal is None for cut in described.cuts)
+
+
+def test_experts_beside_each_other_are_no_spine() -> None:
+    small = {"n_layers": 2, "width": 8, "length": 4, "batch": 2, "vocabulary": 8}
+    described = describe(ModelRef(target="sample_models/moe.py", arguments=small))
+    assert described.chain == ("embedding", "blocks.0", "blocks.1", "norm", "head")
+
+
+def test_bytes_are_of_all_below_and_parameters_of_its_own() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3))
+            self.register_parameter("shift", None)
+            self.norm = nn.BatchNorm1d(2)
+
+    assert module_fields("blocks.0", Scaled()) == {
+        "fqn": "blocks.0",
+        "kind": "Scaled",
+        "parameter_bytes": (3 + 2 + 2) * 4,
+        "buffer_bytes": (2 + 2) * 4 + 8,
+        "own_parameters": ("blocks.0.scale",),
+    }
+    assert module_fields("", nn.Linear(2, 2))["own_parameters"] == ("weight", "bias")
+
+
+@pytest.mark.parametrize(
+    ("module", "moves"),
+    [
+        (nn.BatchNorm1d(2), True),
+        (nn.InstanceNorm1d(2, track_running_stats=True), True),
+        (nn.InstanceNorm1d(2), False),
+        (nn.BatchNorm1d(2, track_running_stats=False), False),
+        (nn.LayerNorm(2), False),
+    ],
+)
+def test_norms_whose_forward_moves_a_mean(module: nn.Module, moves: bool) -> None:
+    assert has_running_statistics(module) == moves

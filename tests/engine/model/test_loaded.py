@@ -1,17 +1,28 @@
-"""A model and a batch: called by the form of the batch, judged by one number, and blamed in a sentence."""
+"""A model and a batch: the call, the loss, errors in sentences, and names without wrappers."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
+from explorer.engine.bench.step import prepare, run_step
+from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load
 from explorer.engine.model.loaded import Loaded, blaming, call, default_loss, place
-from explorer.errors import ModelFailed
+from explorer.engine.model.plain_names import inside, plain_buffers, plain_modules, plain_parameters
+from explorer.engine.state.global_state import preserve_global_state
+from explorer.errors import BadInput, ModelFailed, ModelNotLoaded
+from explorer.plan.policy.presets import preset
 from explorer.record.graph import ModelRef
+from explorer.record.policy import Policy
+from explorer.record.run import RunSpec
+from tests.engine.graphs import graph_of
 
 
 def test_a_batch_that_does_not_fit_is_shown() -> None:
@@ -108,3 +119,111 @@ def test_a_dict_of_losses_is_their_sum() -> None:
     losses = {"loss_box": torch.tensor(2.0), "loss_class": torch.tensor([3.0])}
     assert default_loss(losses) == 5
     assert default_loss({**losses, "scores": torch.tensor([3.0])}) != 5
+
+
+CANNOT_BE_OPENED = """
+import torch, warnings
+from torch import nn
+def lazy():
+    return nn.Sequential(nn.LazyLinear(3), nn.LazyConv1d(2, 1)), torch.ones(2, 4)
+def warmed():
+    model = nn.Sequential(nn.LazyLinear(3))
+    model(torch.ones(2, 4))
+    return model, torch.ones(2, 4)
+def scripted():
+    return nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Linear(4, 4))), torch.ones(2, 4)
+def old_norm():
+    return nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 4)), torch.ones(2, 4)
+def sparse():
+    return nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 1)), torch.tensor([1, 2])
+"""
+
+
+@pytest.fixture
+def closed(tmp_path: Path) -> Path:
+    path = tmp_path / "closed.py"
+    path.write_text(CANNOT_BE_OPENED)
+    return path
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("factory", "words", "hint"), [
+    ("lazy", r"without a shape: 0\.weight, 0\.bias, 1\.weight and 1 more", "once before the factory returns"),
+    ("scripted", r"torch\.jit compiled: 1\.", r"before torch\.jit\.script"),
+])  # fmt: skip
+def test_models_that_cannot_be_watched_say_why_and_what_next(closed: Path, factory: str, words: str, hint: str) -> None:
+    with pytest.raises(ModelNotLoaded, match=f"{words}.*{hint}"):
+        load(ModelRef(target=f"{closed}:{factory}"))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_can_be_opened_is_opened(closed: Path) -> None:
+    assert describe(ModelRef(target=f"{closed}:warmed")).by_fqn["0"].parameter_bytes == 60
+    graph = describe(ModelRef(target=f"{closed}:old_norm"))
+    assert graph.chain == ("0", "1") and preset("all", graph).blocks
+    spec = RunSpec(model=graph.model, policy=Policy.recompute(["0"]), optimizer="adamw")
+    with preserve_global_state():
+        assert run_step(prepare(spec)) > 0
+    with pytest.raises(ModelFailed, match=r"weight_norm keeps a computed weight in 0.*parametrizations\.weight_norm"):
+        graph_of(load(graph.model).model, torch.ones(2, 4))
+
+
+def test_a_sparse_gradient_needs_another_optimizer(closed: Path) -> None:
+    spec = RunSpec(model=ModelRef(target=f"{closed}:sparse"))
+    with preserve_global_state():
+        with pytest.raises(BadInput, match=r"gradient of 0 is sparse.*AdamW.*sgd.*sparse=False"):
+            prepare(spec)
+        assert run_step(prepare(msgspec.structs.replace(spec, optimizer="sgd"))) > 0
+        assert run_step(prepare(msgspec.structs.replace(spec, frozen=("0",)))) > 0
+
+
+class Ddp(nn.Module):
+    """Holds what it wraps as DistributedDataParallel does."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+class Compiled(nn.Module):
+    """Holds what it wraps as torch.compile does."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = module
+
+
+class Own(nn.Module):
+    """Has a part called `module`, and a tensor beside it: no wrapper."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Linear(2, 2)
+        self.scale = nn.Parameter(torch.ones(1))
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+
+
+def test_wrappers_do_not_show_in_a_name() -> None:
+    plain = net()
+    wrapped = Ddp(nn.Sequential(checkpoint_wrapper(plain[0]), Compiled(plain[1])))
+    for names in (plain_parameters, plain_buffers):
+        assert {name: id(value) for name, value in names(wrapped).items()} == {
+            name: id(value) for name, value in names(plain).items()
+        }
+    assert [fqn for fqn, _ in plain_modules(wrapped)] == ["", "0", "1"]
+
+
+def test_a_part_called_module_is_no_wrapping() -> None:
+    assert inside(Ddp(net())) == "module" and inside(Own()) == "" and inside(net()) == ""
+    assert set(plain_parameters(Own())) == {"scale", "module.weight", "module.bias"}
+
+
+def test_a_shared_module_stands_under_all_its_names_and_a_circle_ends() -> None:
+    model = net()
+    model.again = model[0]
+    assert {"0.weight", "again.weight"} <= set(plain_parameters(model))
+    model[0].itself = model[0]
+    assert [fqn for fqn, _ in plain_modules(model)] == ["", "0", "1", "again"]

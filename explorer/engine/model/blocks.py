@@ -1,18 +1,39 @@
-"""The chain of consecutive blocks that make up the model, its repeated blocks, and the possible cuts."""
+"""Facts of blocks from their modules, the chain of blocks that make up the model, repeated blocks, possible cuts."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
+from explorer.engine.state.bits import n_bytes
 from explorer.engine.watch.block_facts import BlockFacts
 from explorer.engine.watch.edges import ELSEWHERE, GIVEN, Datum
 from explorer.record.graph import CutPoint
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+
+
+def module_fields(fqn: str, module: nn.Module) -> dict[str, Any]:
+    """Fields of a Block from its module, for described models and for recorded steps alike."""
+    return {
+        "fqn": fqn,
+        "kind": type(module).__name__,
+        "parameter_bytes": sum(map(n_bytes, module.parameters())),
+        "buffer_bytes": sum(map(n_bytes, module.buffers())),
+        "own_parameters": tuple(
+            f"{fqn}.{name}".lstrip(".") for name, parameter in module._parameters.items() if parameter is not None
+        ),
+    }
+
+
+def has_running_statistics(module: nn.Module) -> bool:
+    """Whether `module` is a norm of torch whose forward updates a mean and a variance."""
+    return isinstance(module, _NormBase) and module.track_running_stats and module.running_mean is not None
 
 
 def repeated_as(modules: Mapping[str, nn.Module], facts: Mapping[str, BlockFacts]) -> dict[str, str]:

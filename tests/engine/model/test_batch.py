@@ -1,0 +1,181 @@
+"""Models as people have them: what a factory returns, batches that are made to fit, configurations of transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from explorer.engine.compare.compare import compare
+from explorer.engine.model.describe import describe
+from explorer.engine.model.load import load
+from explorer.engine.model.loaded import shapes
+from explorer.errors import ModelNotLoaded
+from explorer.record import ModelRef, Policy, RunSpec
+from explorer.record.graph import INPUT
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "inputs"),
+    [
+        ("Net", {}, "float32[2, 8]"),
+        ("Net", {"width": 3, "batch": 7}, "float32[7, 3]"),
+        ("instance", {}, "float32[2, 4]"),
+        ("wide_net", {"depth": 1}, "float32[2, 16]"),
+        ("Image", {}, "float32[2, 3, 224, 224]"),
+        ("Words", {"length": 9}, "int64[2, 9]"),
+        ("Denoiser", {}, "float32[2, 4, 16, 16], int64[2], float32[2, 77, 6]"),
+        ("Labelled", {}, "float32[2, 4, 16, 16], int64[2], float32[2, 3], int64[2]"),
+        ("Beside", {}, "float32[2, 4, 16, 16], int64[2]"),
+        ("bare", {}, "float32[2, 8]"),
+        ("listed", {}, "float32[5, 8]"),
+        ("parts", {}, "float32[5, 8]"),
+        ("named", {}, "float32[5, 8]"),
+        ("bundle", {}, "float32[5, 8]"),
+    ],
+)
+def test_what_people_have_is_loaded_with_a_batch(
+    package: str, name: str, arguments: dict[str, int | float | str | bool], inputs: str
+) -> None:
+    loaded = load(ModelRef(target=f"{package}:{name}", arguments=arguments))
+    assert shapes(loaded.inputs) == inputs
+    assert loaded.loss(loaded.output()).requires_grad
+
+
+def test_a_batch_that_the_model_refuses_is_shown(package: str) -> None:
+    with pytest.raises(ModelNotLoaded, match=r"with float32\[2, 3, 48, 48\] it raised RuntimeError"):
+        load(ModelRef(target=f"{package}:Image", arguments={"side": 48}))
+
+
+def test_the_guess_leaves_model_and_generators_as_they_were(package: str) -> None:
+    loaded = load(ModelRef(target=f"{package}:Image"))
+    after = torch.rand(1)
+    again = load(ModelRef(target=f"{package}:Image"))
+    assert torch.equal(after, torch.rand(1)) and torch.equal(loaded.inputs, again.inputs)
+    norm = loaded.model.get_submodule("norm")
+    assert isinstance(norm, nn.BatchNorm2d) and norm.training and int(norm.num_batches_tracked or 0) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Strict", "needs width, layers, which have no default.*--set width=... --set layers=..."),
+        ("tiny_nit", "no factory 'tiny_nit'. Did you mean tiny_net"),
+        ("wrong_parts", "has net, inputs; its parts are model, inputs, targets, loss"),
+        ("several", "returned 4 things, not a model"),
+        ("Silent", "without an example batch, and none was found to guess one from"),
+        ("Picky", "without an example batch, and none was found"),
+    ],
+)
+def test_what_cannot_be_loaded_is_one_sentence(package: str, name: str, words: str) -> None:
+    with pytest.raises(ModelNotLoaded) as error:
+        load(ModelRef(target=f"{package}:{name}"))
+    error.match(words)
+
+
+def test_a_configuration_file_builds_a_configured_class(package: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"sample_size": 8, "in_channels": 2}))
+    ref = ModelRef(target=f"{package}:Denoiser", arguments={"config": str(path)})
+    assert shapes(load(ref).inputs).startswith("float32[2, 2, 8, 8]")
+    with pytest.raises(ModelNotLoaded, match="cannot be read as a configuration"):
+        load(ModelRef(target=f"{package}:Denoiser", arguments={"config": "nowhere.json"}))
+
+
+@pytest.mark.parametrize("name", ["step", "Denoiser"])
+def test_they_are_compared_like_any_other(package: str, name: str) -> None:
+    spec = RunSpec(model=ModelRef(target=f"{package}:{name}"), n_repeats=0)
+    block = "conv" if name == "Denoiser" else "blocks.0"
+    pair = compare(spec, RunSpec(model=spec.model, n_repeats=0, policy=Policy.recompute([block])))
+    assert pair.verdict == "bitwise equal" and pair.baseline.step_peak_bytes
+
+
+def test_a_step_of_ones_own_returns_its_loss(package: str) -> None:
+    loaded = load(ModelRef(target=f"{package}:step"))
+    loss = loaded.loss(loaded.output())
+    loss.backward()
+    assert loss.dim() == 0 and all(parameter.grad is not None for parameter in loaded.model.parameters())
+
+
+def test_transformers_that_is_missing_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    with pytest.raises(ModelNotLoaded, match="pip install transformers"):
+        load(ModelRef(target="hf:GPT2Config"))
+
+
+def test_a_model_larger_than_memory_is_refused_before_it_is_built() -> None:
+    pytest.importorskip("transformers")
+    arguments = {"num_hidden_layers": 4, "hidden_size": 65536, "intermediate_size": 262144}
+    with pytest.raises(ModelNotLoaded, match="GiB of parameters"):
+        load(ModelRef(target="hf:LlamaConfig", arguments=arguments))
+
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+FED = [
+    ("Wav2Vec2Config", {**SMALL, "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2}, "input_values"),
+    ("ASTConfig", {**SMALL, "num_mel_bins": 32, "max_length": 32}, "input_values"),
+    ("XLNetConfig", {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16, "vocab_size": 32}, "input_ids"),
+    ("PatchTSTConfig", {"d_model": 16, "num_attention_heads": 2, "context_length": 32, "ffn_dim": 16}, "past_values"),
+]
+
+
+@pytest.mark.parametrize(("config", "arguments", "fed"), FED, ids=[config for config, *_ in FED])
+def test_a_transformers_model_is_fed_what_it_takes(config: str, arguments: dict[str, int], fed: str) -> None:
+    pytest.importorskip("transformers")
+    loaded = load(ModelRef(target=f"hf:{config}", arguments=dict(arguments)))
+    assert fed in loaded.inputs
+    loaded.loss(loaded.output()).backward()
+
+
+HF = {
+    "GPT2Config": ({"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 60, "n_positions": 32}, "transformer.h.0"),
+    "LlamaConfig": (
+        {
+            "num_hidden_layers": 2,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_attention_heads": 4,
+            "vocab_size": 60,
+        },
+        "model.layers.0",
+    ),
+    "T5Config": (
+        {"num_layers": 2, "d_model": 32, "d_ff": 64, "num_heads": 4, "d_kv": 8, "vocab_size": 60},
+        "encoder.block.0",
+    ),
+    "ViTConfig": (
+        {
+            "num_hidden_layers": 2,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_attention_heads": 4,
+            "image_size": 32,
+            "patch_size": 8,
+        },
+        "vit.layers.0",
+    ),
+    "ResNetConfig": (
+        {"embedding_size": 8, "hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1]},
+        "resnet.encoder.stages.0",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("config", HF)
+def test_models_of_transformers_unmodified(config: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    assert hasattr(transformers, config)
+    arguments, unit = HF[config]
+    described = describe(ModelRef(target=f"hf:{config}", arguments=arguments))  # type: ignore[arg-type]
+    assert unit in described.chain
+    assert len(described.cuts) == len(described.chain) - 1
+    ends = {edge.source for edge in described.edges} | {edge.target for edge in described.edges}
+    assert ends <= set(described.by_fqn) | {INPUT} | {join.id for join in described.joins}
+    assert not any({"moves_buffers", "keeps_cache"} & set(b.traits) for b in described.blocks)
