@@ -25,10 +25,10 @@ import msgspec
 import torch
 
 from explorer.engine.model.describe import describe
-from explorer.engine.pipeline.cut.build import build
-from explorer.engine.pipeline.play.inproc import run_pass
-from explorer.engine.pipeline.play.procs import run_ranks
-from explorer.engine.pipeline.profile import TURNS, profile_blocks
+from explorer.engine.pipeline.build import build
+from explorer.engine.pipeline.in_process import run_pass
+from explorer.engine.pipeline.processes import run_ranks
+from explorer.engine.pipeline.profile import ROUNDS, profile_blocks
 from explorer.engine.pipeline.run import compose, run_pipeline
 from explorer.plan.pipeline.cuts import Stages, atoms, stages_by
 from explorer.plan.pipeline.schedules import SCHEDULES
@@ -43,7 +43,7 @@ from explorer.record.run import PipelinePlan, RunSpec
 
 N_MICROBATCHES = 8
 SPLITS = ("1F1B", "Interleaved1F1B", "ZBVZeroBubble")
-PRESETS = {"keep-all": TURNS[0], "all": TURNS[1]}
+PRESETS = {"keep-all": ROUNDS[0], "all": ROUNDS[1]}
 """And what the profile says while it measures what a preset does."""
 
 
@@ -95,7 +95,7 @@ class Replay:
         memory: list[RankMemory] = []
         for turn in self.turns:
             trace = run_pass(self.pipeline, alone=turn, memory=True)
-            memory += trace.memory(self.pipeline, tuple(trace.actions), turn[0])
+            memory += trace.memory()
         foreseen = predict(profile, plan, spec.policy)
         ratio = foreseen.makespan_ms / compose(self.pipeline, self.readings).makespan_ms
         replayed, predicted = _worst(memory, real.memory), _worst(foreseen.memory, real.memory)

@@ -54,7 +54,16 @@ LATE = {
 # A file beside the rooms is a room of its own. Rooms that stand on one line do not import each other.
 ROOMS: dict[str, list[str]] = {
     "engine": ["pipeline", "compare", "bench", "model", "watch", "policy", "device", "state"],
-    "engine/pipeline": ["run", "three_way profile", "profile_stages", "first_look", "play", "cut"],
+    "engine/pipeline": [
+        "run torchrun_rank",
+        "references profile processes",
+        "stage_bench rank",
+        "in_process",
+        "pass_readings stage_runner",
+        "build torch_adapter",
+        "stages",
+        "microbatches tape",
+    ],
     "plan": [
         "imports",
         "export why planners",

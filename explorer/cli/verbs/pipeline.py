@@ -43,7 +43,7 @@ from explorer.plan.pipeline.schedules import (
     fitting,
     rows_of,
 )
-from explorer.plan.planners.joint import once_more
+from explorer.plan.planners.joint import lowered_cap
 from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.presets import is_preset
 from explorer.plan.sizes import parse_bytes
@@ -315,7 +315,7 @@ def _planned_once_more(
 ) -> JointPlan:
     """A second plan after a run whose fullest rank held `held` bytes, more than the cap."""
     say(f"A rank held {mib(n_bytes)} of {mib(wish.cap_bytes)}: planning again with the cap lowered by the excess.")
-    joint = _planned(engine, graph, profile, once_more(wish, n_bytes))
+    joint = _planned(engine, graph, profile, lowered_cap(wish, n_bytes))
     return msgspec.structs.replace(joint, cap_bytes=wish.cap_bytes)
 
 

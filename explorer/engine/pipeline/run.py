@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import statistics
+import tempfile
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,22 +17,22 @@ from explorer.engine.device.device import device_of
 from explorer.engine.device.memory_limit import failure_in_step
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded
-from explorer.engine.pipeline.cut.build import Pipeline, build, row_texts
-from explorer.engine.pipeline.play.block_calls import CallCount
-from explorer.engine.pipeline.play.inproc import Mail, run_pass
-from explorer.engine.pipeline.play.procs import RanksEnded, first_failure, results_folder, run_ranks
-from explorer.engine.pipeline.play.rank_files import report_files, tensor_file
-from explorer.engine.pipeline.play.torch_adapter import cause_of
-from explorer.engine.pipeline.three_way import buffer_shares, gradient_shares, references
+from explorer.engine.pipeline.build import Pipeline, build
+from explorer.engine.pipeline.in_process import Mail, run_pass
+from explorer.engine.pipeline.pass_readings import CallCount
+from explorer.engine.pipeline.processes import first_failure, run_ranks
+from explorer.engine.pipeline.references import StepTensors, shares
+from explorer.engine.pipeline.torch_adapter import cause_of
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.errors import Cancelled, InvalidPlan, NotOnThisDevice
-from explorer.plan.export.torchrun import SPEC_FILE, run_key
-from explorer.plan.pipeline.clock import as_read, simulate
-from explorer.plan.pipeline.notes import notes
+from explorer.plan.export.torchrun import SPEC_FILE, report_file, run_key, tensor_file
+from explorer.plan.pipeline.actions import format_rows
+from explorer.plan.pipeline.clock import simulate
+from explorer.plan.pipeline.measured import notes, schedule_of
 from explorer.plan.pipeline.stage_costs import predict, state_bytes
 from explorer.record.base import from_msgpack
 from explorer.record.pipeline_cost import PipelineProfile
-from explorer.record.pipeline_run import ActionTime, BlockCalls, PipelineRun, PlayedSchedule, RankMemory, RankReport
+from explorer.record.pipeline_run import ActionTime, PipelineRun, PlayedSchedule, RankMemory, RankReport
 from explorer.record.plan import Progress, Report, silent
 from explorer.record.run import PipelineEngine, RunSpec
 
@@ -60,7 +62,9 @@ def run_pipeline(
         report(Progress(what="building the stages", done=0, total=6))
         loaded = loaded or load_for(spec)
         pipeline = build(spec, loaded)
-        result = _Result(pipeline, engine, profile)
+        result = _Result(pipeline, engine)
+        if profile is not None:
+            result.values["predicted"] = predict(profile, pipeline.plan, spec.policy)
         try:
             if engine == "procs":
                 result.by_processes(report)
@@ -80,15 +84,14 @@ def open_results(spec: RunSpec, folder: Path, report: Report = silent) -> Pipeli
     early end of a rank is a result (`failure`). Raises InvalidPlan."""
     with preserve_global_state():
         loaded = load_for(spec)
-        pipeline = build(spec, loaded)
-        result = _Result(pipeline, "torchrun", None)
+        result = _Result(build(spec, loaded), "torchrun")
         reports = _reports_in(folder, spec)
-        ended = first_failure(reports)
-        if ended is not None:
-            result.values |= {"failed_rank": ended[0], "failure": ended[1]}
+        failed = first_failure(reports)
+        if failed is not None:
+            result.values |= {"failed_rank": failed[0], "failure": failed[1]}
         else:
-            _check_complete(folder, reports, len(pipeline.rows))
-            result.read(RanksEnded(reports), folder)
+            _check_complete(folder, reports, len(result.pipeline.rows))
+            result.read(reports, folder)
         result.compare(loaded, report)
         return result.run()
 
@@ -96,41 +99,41 @@ def open_results(spec: RunSpec, folder: Path, report: Report = silent) -> Pipeli
 class _Result:
     """Collects the fields of a PipelineRun."""
 
-    def __init__(self, pipeline: Pipeline, engine: PipelineEngine, profile: PipelineProfile | None) -> None:
+    def __init__(self, pipeline: Pipeline, engine: PipelineEngine) -> None:
         self.pipeline = pipeline
         self.engine: PipelineEngine = engine
-        self.gradients: dict[str, Tensor | None] = {}
-        self.buffers: dict[str, Tensor | None] = {}
+        self.tensors = StepTensors({}, {})
         self.values: dict[str, object] = {}
-        if profile is not None:
-            self.values["predicted"] = predict(profile, pipeline.plan, pipeline.spec.policy)
 
     def in_one_process(self, report: Report) -> None:
         """Runs a warm-up, timed passes and a memory pass. `replay` runs the later passes by rank on recorded mail."""
         pipeline, replay = self.pipeline, self.engine == "replay"
         first = run_pass(pipeline, keep_mail=replay, report=report)
-        every = range(len(pipeline.rows))
-        turns: list[tuple[list[int], Mail] | None] = [([rank], first.mail) for rank in every] if replay else [None]
+        rounds: list[tuple[list[int], Mail] | None] = [None]
+        if replay:
+            rounds = [([rank], first.mail) for rank in range(len(pipeline.rows))]
         readings: list[ActionTime] = []
         for repeat in range(min(MOST_REPEATS, max(1, pipeline.spec.n_repeats))):
             report(Progress(what="timed step", done=repeat, total=MOST_REPEATS))
-            timed = [run_pass(pipeline, alone=alone) for alone in turns]
+            timed = [run_pass(pipeline, alone=alone) for alone in rounds]
             readings += [time for trace in timed for time in trace.actions]
-        self.gradients = pipeline.gradients()
-        self.buffers = {name: b.detach().cpu().clone() for name, b in pipeline.trainee.model.named_buffers()}
+        buffers = {name: b.detach().cpu().clone() for name, b in pipeline.trainee.model.named_buffers()}
+        self.tensors = StepTensors(pipeline.gradients(), buffers)
         composed = compose(pipeline, readings)
-        memory: list[RankMemory] = []
         report(Progress(what="step with memory recorded", done=3, total=6))
-        for alone in turns:
-            trace = run_pass(pipeline, alone=alone, memory=True)
-            memory += trace.memory(pipeline, composed.actions, alone[0] if alone else every)
-        losses = {i: loss for trace in timed for i, loss in trace.losses.items()}
+        traces = (run_pass(pipeline, alone=alone, memory=True) for alone in rounds)
+        memory = tuple(one for trace in traces for one in trace.memory(composed.actions))
+        calls, losses = CallCount(), dict[int, float]()
+        for trace in timed:
+            calls.forward.update(trace.calls.forward)
+            calls.recompute.update(trace.calls.recompute)
+            losses |= trace.losses
         self.values |= {
             "actions": tuple(time for trace in timed for time in trace.actions),
-            "memory": tuple(memory),
-            "blocks": _merged(pipeline, [trace.calls for trace in timed]),
+            "memory": memory,
+            "blocks": calls.blocks(pipeline),
             "losses": tuple(losses[i] for i in sorted(losses)),
-            "composed": with_memory(composed, tuple(memory)),
+            "composed": msgspec.structs.replace(composed, memory=memory),
         }
 
     def fail(self, error: Exception) -> None:
@@ -139,9 +142,9 @@ class _Result:
         if action is not None:
             rank = self.pipeline.rank_of[action.stage]
             sentence = f"Rank {rank} failed in {action}: {failure.sentence}"
-            self.values |= {"failure": msgspec.structs.replace(failure, sentence=sentence), "failed_rank": rank}
-        else:
-            self.values["failure"] = failure
+            failure = msgspec.structs.replace(failure, sentence=sentence)
+            self.values["failed_rank"] = rank
+        self.values["failure"] = failure
 
     def by_processes(self, report: Report) -> None:
         """Runs one process per rank. Raises NotOnThisDevice if there are fewer GPUs than ranks."""
@@ -151,102 +154,77 @@ class _Result:
                 f"{n_ranks} ranks need a GPU each; this machine has {n_devices}.",
                 hint="Use the engine inproc or replay, which measure every rank on one GPU.",
             )
-        with results_folder() as folder:
-            ended = run_ranks(self.pipeline.spec, n_ranks, folder, report)
+        with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
+            ended = run_ranks(self.pipeline.spec, n_ranks, Path(folder), report)
             if ended.failure is not None:
                 self.values |= {"failure": ended.failure, "failed_rank": ended.failed_rank}
             else:
-                self.read(ended, folder)
+                self.read(ended.reports, Path(folder))
 
-    def read(self, ended: RanksEnded, folder: Path) -> None:
+    def read(self, reports: dict[int, RankReport], folder: Path) -> None:
         """Reads the ranks' results in `folder`."""
-        reports = [ended.reports[rank] for rank in sorted(ended.reports)]
+        in_order = [reports[rank] for rank in sorted(reports)]
         partial: dict[tuple[str, int], Tensor | None] = {}
-        for report in reports:
+        buffers: dict[str, Tensor] = {}
+        for report in in_order:
             tensors = torch.load(tensor_file(folder, report.rank), weights_only=True)
             partial |= tensors["gradients"]
-            self.buffers |= tensors["buffers"]
-        self.gradients = self.pipeline.summed(partial)
-        actions = tuple(time for report in reports for time in report.actions)
-        memory = tuple(report.memory for report in reports if report.memory is not None)
+            buffers |= tensors["buffers"]
+        self.tensors = StepTensors(self.pipeline.summed(partial), buffers)
+        actions = tuple(time for report in in_order for time in report.actions)
+        memory = tuple(report.memory for report in in_order if report.memory is not None)
         self.values |= {
             "actions": tuple(sorted(actions, key=lambda time: time.start_ms)),
             "memory": memory,
-            "blocks": tuple(sorted((b for report in reports for b in report.blocks), key=lambda block: block.stage)),
-            "losses": next((report.losses for report in reports if report.losses), ()),
-            "composed": with_memory(compose(self.pipeline, actions), memory),
-            "wall": as_read(self.pipeline.rows, actions),
+            "blocks": tuple(sorted((b for report in in_order for b in report.blocks), key=lambda block: block.stage)),
+            "losses": next((report.losses for report in in_order if report.losses), ()),
+            "composed": msgspec.structs.replace(compose(self.pipeline, actions), memory=memory),
+            "wall": schedule_of(self.pipeline.rows, actions),
         }
 
     def compare(self, loaded: Loaded, report: Report) -> None:
         """Compares the run with the unsplit model, unless the run failed."""
-        if "failure" in self.values:
-            return
-        runs = references(self.pipeline, loaded, report)
-        buffers = {name: self.buffers.get(name) for name in runs[0].buffers}
-        self.values |= {
-            "gradients": gradient_shares(self.pipeline, loaded, runs, self.gradients),
-            "buffers": buffer_shares(runs, buffers),
-        }
-
-    def _with_optimizer(self) -> None:
-        """Adds to each rank's memory the state that the optimizer of the spec would keep on the rank."""
-        pipeline, spec = self.pipeline, self.pipeline.spec
-        trained = dict.fromkeys(range(len(pipeline.rows)), 0)
-        for stage, module in enumerate(pipeline.modules):
-            trained[pipeline.rank_of[stage]] += sum(p.nbytes for p in module.parameters() if p.requires_grad)
-        self.values["memory"] = tuple(
-            msgspec.structs.replace(one, optimizer_bytes=state_bytes(spec, trained[one.rank]))
-            for one in self.values.get("memory", ())  # type: ignore[attr-defined]
-        )
+        if "failure" not in self.values:
+            gradients, buffers = shares(self.pipeline, loaded, self.tensors, report)
+            self.values |= {"gradients": gradients, "buffers": buffers}
 
     def run(self) -> PipelineRun:
         pipeline = self.pipeline
-        self._with_optimizer()
         run = PipelineRun(
             spec=pipeline.spec,
             engine=self.engine,
             environment=device_of(pipeline.trainee.device).environment(pipeline.spec.n_threads),
-            rows=row_texts(pipeline),
+            rows=format_rows(pipeline.rows),
             stages=pipeline.stages(),
             **self.values,  # type: ignore[arg-type]
         )
-        return msgspec.structs.replace(run, notes=notes(run))
+        memory = tuple(msgspec.structs.replace(one, optimizer_bytes=self._state_bytes(one)) for one in run.memory)
+        return msgspec.structs.replace(run, memory=memory, notes=notes(run))
+
+    def _state_bytes(self, memory: RankMemory) -> int:
+        """State that the optimizer of the spec would keep on the rank."""
+        modules = [self.pipeline.modules[stage] for stage in self.pipeline.stages_of(memory.rank)]
+        trained = sum(p.nbytes for module in modules for p in module.parameters() if p.requires_grad)
+        return state_bytes(self.pipeline.spec, trained)
 
 
 def compose(pipeline: Pipeline, readings: Sequence[ActionTime]) -> PlayedSchedule:
     """The schedule simulated from measured durations, one machine per rank. Several readings give their median."""
-    by_name: dict[str, list[ActionTime]] = {}
+    by_name: defaultdict[str, list[ActionTime]] = defaultdict(list)
     for time in readings:
-        by_name.setdefault(time.name, []).append(time)
-    taken = {name: statistics.median(time.duration_ms for time in times) for name, times in by_name.items()}
-    again = {name: statistics.median(time.recompute_ms for time in times) for name, times in by_name.items()}
+        by_name[time.name].append(time)
     return simulate(
         pipeline.rows,
-        lambda action: taken[str(action)],
-        recompute=lambda action: again[str(action)],
+        lambda action: statistics.median(time.duration_ms for time in by_name[str(action)]),
+        recompute=lambda action: statistics.median(time.recompute_ms for time in by_name[str(action)]),
         origin="measured",
     )
 
 
-def with_memory(forecast: PlayedSchedule, memory: tuple[RankMemory, ...]) -> PlayedSchedule:
-    return msgspec.structs.replace(forecast, memory=memory)
-
-
-def _merged(pipeline: Pipeline, counts: list[CallCount]) -> tuple[BlockCalls, ...]:
-    whole = CallCount()
-    for count in counts:
-        whole.forward.update(count.forward)
-        whole.recompute.update(count.recompute)
-    return whole.blocks(pipeline)
-
-
 def _reports_in(folder: Path, spec: RunSpec) -> dict[int, RankReport]:
     """The reports of the ranks in `folder`. Raises InvalidPlan if a rank ran another spec."""
-    reports = {}
-    for path in report_files(folder):
-        report = from_msgpack(path.read_bytes(), RankReport)
-        reports[report.rank] = report
+    files = sorted(folder.glob(report_file(folder, "*").name))
+    reports = {report.rank: report for report in (from_msgpack(file.read_bytes(), RankReport) for file in files)}
     strangers = [str(rank) for rank, report in sorted(reports.items()) if report.run_key not in ("", run_key(spec))]
     if strangers:
         raise InvalidPlan(

@@ -110,13 +110,23 @@ export PYTHONPATH="$PWD:${{EXPLORER:-{CHECKOUT}}}${{PYTHONPATH:+:$PYTHONPATH}}"{
   exit 2
 }}
 exec "$PYTHON" -m torch.distributed.run --nproc-per-node {n_ranks} "$@" \\
-  -m explorer.engine.pipeline.play.torchrun_rank {SPEC_FILE} --out {RESULTS}
+  -m explorer.engine.pipeline.torchrun_rank {SPEC_FILE} --out {RESULTS}
 """
 
 
 def _and_beside(folder: str) -> str:
     """A shell line that adds the folder of the model's file to PYTHONPATH, so that its imports are found there."""
     return f'\nexport PYTHONPATH="$PYTHONPATH:"{shlex.quote(folder)}' if folder else ""
+
+
+def report_file(folder: Path, rank: int | str) -> Path:
+    """The RankReport of a rank in the folder of results."""
+    return folder / f"rank-{rank}.msgpack"
+
+
+def tensor_file(folder: Path, rank: int) -> Path:
+    """Gradients and buffers of a rank's stages in the folder of results."""
+    return folder / f"rank-{rank}.pt"
 
 
 def run_key(spec: RunSpec) -> str:

@@ -1,27 +1,31 @@
-"""A schedule played by a clock before it runs: step time, bubble, critical path, and memory by rank.
+"""A schedule simulated by a clock before it runs: step time, bubble, critical path, and memory by rank.
 
 Every rank does its row in order; an action starts when the rank is free and what it needs has arrived. Time passes in
 actions alone: a transfer takes none.
+
+Memory of a rank is parameters + receive buffers + saved activations in flight + gradients + sent tensors that torch
+still holds, and, while an action runs, its highest point above that.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
 from explorer.errors import InvalidPlan
-from explorer.plan.pipeline.actions import Action, Rows, stage_ranks
-from explorer.plan.pipeline.rank_memory import RankForecast
-from explorer.plan.pipeline.rules import Triple, needs, play
-from explorer.plan.pipeline.schedules import rows_of
-from explorer.plan.pipeline.split_backward import Priced, priced_backward
+from explorer.plan.pipeline.actions import Action, Rows, Triple, execution_order, needs, stage_ranks
+from explorer.plan.pipeline.schedules import rows_of, runs_1f1b
 from explorer.record.base import Origin
-from explorer.record.pipeline_cost import StageCost
-from explorer.record.pipeline_run import ActionTime, PlayedSchedule, RankUse
+from explorer.record.pipeline_cost import ActionCost, SplitCost, StageCost
+from explorer.record.pipeline_run import ActionTime, PlayedSchedule, RankMemory, RankUse, rank_memory
 from explorer.record.run import CheckpointMode, PipelinePlan
 
 Duration = Callable[[Action], float]
+Priced = tuple[ActionCost, SplitCost]
+"""Costs of a microbatch with an undivided backward, and with a split backward."""
 
 UNIT_MS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 
@@ -41,31 +45,18 @@ def simulate(
 ) -> PlayedSchedule:
     """Plays `rows`; durations, and the part of each that is recompute, in milliseconds. Raises InvalidPlan on a
     deadlock."""
-    times, blockers = _play_timed(rows, duration, recompute)
+    times, blockers = _simulated_times(rows, duration, recompute)
+    return played_schedule(rows, times, blockers, origin)
+
+
+def played_schedule(
+    rows: Rows, times: dict[Triple, ActionTime], blockers: dict[Triple, Triple | None], origin: Origin
+) -> PlayedSchedule:
+    """The record of actions with known times; `blockers`: the action that each action waited for last."""
     makespan = max((time.end_ms for time in times.values()), default=0.0)
     return PlayedSchedule(
         origin=origin,
         actions=tuple(sorted(times.values(), key=lambda time: (time.start_ms, time.rank))),
-        ranks=tuple(_use(rank, [times[action] for action in row], makespan) for rank, row in enumerate(rows)),
-        critical_path=_critical_path(times, blockers),
-    )
-
-
-def as_read(rows: Rows, actions: Sequence[ActionTime]) -> PlayedSchedule:
-    """Actions where the ranks' own clocks put them: links, contention and everything else they wait for is in the
-    gaps."""
-    times: dict[Triple, ActionTime] = {(time.stage, time.kind, time.microbatch): time for time in actions}
-    n_stages = len(stage_ranks(rows))
-    blockers: dict[Triple, Triple | None] = {}
-    for row in rows:
-        for before, action in zip((None, *row), row):
-            waited = [other for either in needs(action, n_stages) for other in either if other in times]
-            known: list[Triple] = waited if before is None else [*waited, before]
-            blockers[action] = max(known, key=lambda other: times[other].end_ms, default=None)
-    makespan = max((time.end_ms for time in actions), default=0.0)
-    return PlayedSchedule(
-        origin="measured",
-        actions=tuple(sorted(actions, key=lambda time: (time.start_ms, time.rank))),
         ranks=tuple(_use(rank, [times[action] for action in row], makespan) for rank, row in enumerate(rows)),
         critical_path=_critical_path(times, blockers),
     )
@@ -108,7 +99,7 @@ def is_checkpointed(checkpoint: CheckpointMode, microbatch: int, n_microbatches:
     return checkpoint == "always" or (checkpoint == "except_last" and microbatch < n_microbatches - 1)
 
 
-def _play_timed(
+def _simulated_times(
     rows: Rows, duration: Duration, recompute: Duration
 ) -> tuple[dict[Triple, ActionTime], dict[Triple, Triple | None]]:
     rank_of = stage_ranks(rows)
@@ -117,7 +108,7 @@ def _play_timed(
     ends: dict[Triple, float] = {}
     blockers: dict[Triple, Triple | None] = {}
     last: dict[int, Triple] = {}
-    for action in play(rows):
+    for action in execution_order(rows):
         stage, kind, microbatch = action
         rank = rank_of[stage]
         blocker: Triple | None = last.get(rank)
@@ -161,3 +152,110 @@ def _critical_path(times: dict[Triple, ActionTime], blockers: dict[Triple, Tripl
         path.append(times[at].name)
         at = blockers[at]
     return tuple(reversed(path))
+
+
+def priced_backward(cost: ActionCost) -> Priced:
+    """The cost, and the cost of its split backward: measured, or else an estimate."""
+    return cost, cost.split or halves(cost)
+
+
+def halves(cost: ActionCost) -> SplitCost:
+    """An estimate without measurement: two equal halves of the plain backward, with recompute in both."""
+    each_ms = (cost.backward_ms - cost.recompute_ms) / 2 + cost.recompute_ms
+    return SplitCost(
+        input_ms=each_ms,
+        weight_ms=each_ms,
+        input_recompute_ms=cost.recompute_ms,
+        weight_recompute_ms=cost.recompute_ms,
+        input_extra_bytes=cost.backward_extra_bytes,
+        weight_extra_bytes=cost.backward_extra_bytes,
+        first_weight_extra_bytes=cost.first_backward_extra_bytes,
+    )
+
+
+@dataclass
+class RankForecast:
+    """Memory of ranks, action by action. `home`: the rank of each stage; `cost_of(stage, microbatch)`: the cost of a
+    stage's actions."""
+
+    plan: PipelinePlan
+    costs: tuple[StageCost, ...]
+    home: dict[int, int]
+    cost_of: Callable[[int, int], Priced]
+    _with_gradient: set[int] = field(default_factory=set)
+
+    def ranks(self, n_ranks: int, times: Sequence[ActionTime]) -> tuple[RankMemory, ...]:
+        """Held bytes at the highest point and at the end of every action; `times` in order of their start."""
+        of_rank: defaultdict[int, list[ActionTime]] = defaultdict(list)
+        for time in times:
+            of_rank[time.rank].append(time)
+        return tuple(self._memory(rank, of_rank[rank]) for rank in range(n_ranks))
+
+    def _memory(self, rank: int, times: list[ActionTime]) -> RankMemory:
+        parameters, buffers = self._fixed(rank)
+        held = parameters + buffers
+        samples = [(0, held, "")]
+        for time in times:
+            high, held = self._through((time.stage, time.kind, time.microbatch), held)
+            samples += [(round(time.start_ms * 1e6), high, time.name), (round(time.end_ms * 1e6), held, "")]
+        return rank_memory(rank, "predicted", samples, parameter_bytes=parameters, receive_bytes=buffers)
+
+    def peak_bytes(self, rank: int, row: Sequence[Triple]) -> int:
+        """Most that a rank holds while it does `row` (actions of one rank)."""
+        peak = held = sum(self._fixed(rank))
+        for action in row:
+            high, held = self._through(action, held)
+            peak = max(peak, high, held)
+        return peak
+
+    def _fixed(self, rank: int) -> tuple[int, int]:
+        """Parameters and receive buffers, held all the time."""
+        own = [self.costs[stage] for stage, home in self.home.items() if home == rank]
+        buffers = sum(stage.receive_bytes + stage.gradient_receive_bytes for stage in own) * self.plan.n_microbatches
+        return sum(stage.parameter_bytes for stage in own), buffers
+
+    def _through(self, action: Triple, held: int) -> tuple[int, int]:
+        """Highest point of an action that begins with `held`, and what is held after it."""
+        stage, kind, i = action
+        cost, split = self.cost_of(stage, i)
+        if kind == "F":
+            # An output for a stage of the same rank takes the place of that stage's buffer.
+            taken = self.costs[stage].gradient_receive_bytes if self._same_rank(stage, stage + 1) else 0
+            return held + cost.forward_extra_bytes, held + cost.saved_bytes - taken
+        if kind == "I":
+            # Of what it passes on, a whole backward sends a copy, and I the very gradient that came.
+            after = held + split.owed_bytes + self._sent_gradient(stage, i, cost, self.costs[stage].passed_bytes)
+            return held + split.input_extra_bytes, after
+        first = stage not in self._with_gradient
+        self._with_gradient.add(stage)
+        after = held - cost.saved_bytes + self._sent_output(stage, i) + self.costs[stage].loss_bytes
+        after += self.costs[stage].gradient_bytes if first else 0
+        if kind == "W":
+            extra = split.first_weight_extra_bytes if first else split.weight_extra_bytes
+            return held + extra, after - split.owed_bytes
+        extra = cost.first_backward_extra_bytes if first else cost.backward_extra_bytes
+        return held + extra, after + self._sent_gradient(stage, i, cost, 0)
+
+    def _sent_output(self, stage: int, i: int) -> int:
+        """Bytes of an output that torch still holds when its microbatch is through; in_process.py has the rules."""
+        if stage + 1 not in self.home:
+            return 0
+        size, m = self.costs[stage].gradient_receive_bytes - self.costs[stage].passed_bytes, self.plan.n_microbatches
+        if not runs_1f1b(self.plan) or self._same_rank(stage, stage + 1):
+            return size
+        n_warm_up = min(m, len(self.costs) - stage)
+        taken = size if i == n_warm_up - 2 and i < m - n_warm_up else 0
+        given = size if 0 <= n_warm_up - 2 < m - n_warm_up == i else 0
+        return taken - given
+
+    def _sent_gradient(self, stage: int, i: int, cost: ActionCost, passed: int) -> int:
+        """Bytes of a gradient that torch holds after sending it; within the rank it takes the place of a buffer."""
+        if stage == 0 or (runs_1f1b(self.plan) and i > 0):
+            return 0
+        received = self.costs[stage].receive_bytes
+        sent = received if cost.sent_gradient_bytes is None else cost.sent_gradient_bytes
+        return sent - passed - (received if self._same_rank(stage, stage - 1) else 0)
+
+    def _same_rank(self, stage: int, to: int) -> bool:
+        """True if both stages live on the same rank."""
+        return self.home.get(to) == self.home[stage]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from explorer.errors import InvalidPlan, nearest
-from explorer.plan.pipeline.actions import Rows, parse_rows
+from explorer.plan.pipeline.actions import Rows, check_rows, parse_rows
 from explorer.plan.pipeline.orders import (
     dual_pipe_v,
     gpipe,
@@ -21,7 +21,6 @@ from explorer.plan.pipeline.orders import (
     one_f_one_b,
     zbv_zero_bubble,
 )
-from explorer.plan.pipeline.rules import check_rows
 from explorer.record.graph import ModelGraph
 from explorer.record.run import PipelinePlan
 
@@ -160,6 +159,11 @@ def rank_counts(schedule: str, n_stages: int) -> tuple[int, ...]:
     known = SCHEDULES.get(schedule)
     counts = range(1, n_stages + 1)
     return () if known is None else tuple(n for n in counts if not _misshapen(known, n_stages, n))
+
+
+def runs_1f1b(plan: PipelinePlan) -> bool:
+    """Whether torch's own 1F1B runs the plan, which holds fewer sent tensors than torch's other schedules."""
+    return plan.schedule == "1F1B" and not plan.actions
 
 
 def sizes_of(plan: PipelinePlan) -> Sizes:

@@ -1,4 +1,4 @@
-"""Cuts, microbatches and policy of a pipeline, chosen together under a cap on what every rank holds.
+"""Cuts, microbatches and policy of a pipeline, chosen together under a cap on the bytes of every rank.
 
 Choosing cuts first and the policy second is worse: under an even cut the fullest rank recomputes most, and the step
 waits for this rank. A joint choice gives fewer blocks to a rank that must recompute.
@@ -9,13 +9,14 @@ waits for this rank. A joint choice gives fewer blocks to a rank that must recom
    tried instead.
 3. The clock simulates each resulting plan and the even cuts. Borders move by one until no move is quicker. So the
    result is never worse than an even cut.
-4. A lower bound (pipeline_bound.py) says how far the result may be from the best plan.
+4. A lower bound (rank_choice.py) says how far the result may be from the best plan.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from itertools import combinations
 from math import comb
 from typing import NamedTuple, get_args
@@ -25,9 +26,8 @@ import msgspec
 from explorer.errors import InvalidPlan
 from explorer.plan.pipeline.clock import forecast
 from explorer.plan.pipeline.cuts import CutRule, balance, stages_by
-from explorer.plan.pipeline.schedules import default_ranks, rows_of, sizes_of, unmet
-from explorer.plan.planners.pipeline_bound import least_step_ms
-from explorer.plan.planners.rank_choice import RankChoices
+from explorer.plan.pipeline.schedules import default_ranks, sizes_of, unmet
+from explorer.plan.planners.rank_choice import RankChoices, least_step_ms
 from explorer.plan.policy.counted import in_error
 from explorer.plan.sizes import mib, mib_up
 from explorer.record.graph import ModelGraph
@@ -46,13 +46,14 @@ Starts = tuple[int, ...]
 """First stretch of every stage."""
 
 
-class PlayedPlan(NamedTuple):
+class SimulatedPlan(NamedTuple):
     """A plan with its simulated step; plans with a lower `order` are better."""
 
     over_bytes: int
     """Bytes above the cap on the fullest rank; 0 if the plan fits."""
     makespan_ms: float
     rank_bytes: tuple[int, ...]
+    starts: Starts
     plan: PipelinePlan
     policy: Policy
 
@@ -67,161 +68,144 @@ def joint_plan(profile: PipelineProfile, graph: ModelGraph, wish: CapWish, repor
     Without a number in `wish` all numbers of microbatches are tried that divide the batch and suit the schedule.
     `report` receives each number. Raises InvalidPlan, with the least memory found, if no plan fits.
     """
-    asked = wish.asked
-    search = _Search(profile, graph, wish, report)
-    counts = (wish.n_microbatches,) if wish.n_microbatches else microbatch_counts(profile, asked)
+    shape = wish.asked
+    shape = msgspec.structs.replace(shape, n_ranks=shape.n_ranks or default_ranks(shape.schedule, len(shape.stages)))
+    may_recompute = [_may_recompute(graph, block) for block in profile.blocks]
+    ends = time.monotonic() + SECONDS
+    plans: list[SimulatedPlan] = []
+    even_ms: list[float] = []
+    bounds: list[float] = []
+    counts = (wish.n_microbatches,) if wish.n_microbatches else microbatch_counts(profile, wish.asked)
     for n_done, n_microbatches in enumerate(counts):
-        search.now = Progress(what=f"plans with {n_microbatches} microbatches", done=n_done, total=len(counts))
-        search.over_cuts(n_microbatches)
-    best = search.best
+        shape = msgspec.structs.replace(shape, n_microbatches=n_microbatches)
+        choices = RankChoices(profile, shape, may_recompute, wish.cap_bytes)
+        progress = Progress(what=f"plans with {n_microbatches} microbatches", done=n_done, total=len(counts))
+        report(progress)
+        bounds.append(least_step_ms(choices))
+        search = _CutSearch(choices, ends, partial(report, progress))
+        even = search.even_cuts(graph)
+        even_ms += [one.makespan_ms for one in even if not one.over_bytes]
+        search.other_cuts()
+        plans += search.plans.values()
+    best = min(plans, key=lambda one: one.order, default=None)
     if best is None or best.over_bytes:
-        raise _impossible(search, wish.cap_bytes)
+        raise _impossible(best, wish.cap_bytes)
     return JointPlan(
         plan=best.plan,
         policy=best.policy,
         cap_bytes=wish.cap_bytes,
         makespan_ms=best.makespan_ms,
         rank_bytes=best.rank_bytes,
-        cuts_first_ms=search.cuts_first_ms,
-        n_judged=len(search.judged),
-        bound_ms=min(search.bound_ms, best.makespan_ms),
+        cuts_first_ms=min(even_ms, default=None),
+        n_judged=len(plans),
+        bound_ms=min(*bounds, best.makespan_ms),
     )
 
 
-def once_more(wish: CapWish, held_bytes: int) -> CapWish:
+def lowered_cap(wish: CapWish, run_bytes: int) -> CapWish:
     """The wish after a run above the cap: the cap is lowered by the excess of the fullest rank."""
-    return msgspec.structs.replace(wish, cap_bytes=2 * wish.cap_bytes - held_bytes)
+    return msgspec.structs.replace(wish, cap_bytes=2 * wish.cap_bytes - run_bytes)
 
 
-def microbatch_counts(profile: PipelineProfile, asked: PipelinePlan) -> tuple[int, ...]:
+def microbatch_counts(profile: PipelineProfile, shape: PipelinePlan) -> tuple[int, ...]:
     """All numbers of microbatches that divide the batch and suit the schedule. Raises InvalidPlan if there is none."""
-    if asked.actions:
-        return (asked.n_microbatches,)
+    if shape.actions:
+        return (shape.n_microbatches,)
     rows = profile.batch_rows
     divisors = [n for n in range(1, min(rows, MOST_MICROBATCHES) + 1) if rows % n == 0]
-    fit = [n for n in divisors if not unmet(asked.schedule, sizes_of(msgspec.structs.replace(asked, n_microbatches=n)))]
+    fit = [n for n in divisors if not unmet(shape.schedule, sizes_of(msgspec.structs.replace(shape, n_microbatches=n)))]
     if not fit:
         raise InvalidPlan(
-            f"No number of microbatches divides a batch of {rows} rows and suits {asked.schedule} with "
-            f"{len(asked.stages)} stages.",
+            f"No number of microbatches divides a batch of {rows} rows and suits {shape.schedule} with "
+            f"{len(shape.stages)} stages.",
             hint="Take a larger batch, fewer stages, or the schedule GPipe.",
         )
     return tuple(fit)
 
 
-class _Search:
-    """The search over cuts: judged plans, the best plan, and the lower bound."""
+class _CutSearch:
+    """The search over cuts at one number of microbatches."""
 
-    def __init__(self, profile: PipelineProfile, graph: ModelGraph, wish: CapWish, report: Report) -> None:
-        self._profile, self._graph, self._cap = profile, graph, wish.cap_bytes
-        self._report, asked = report, wish.asked
-        self.now = Progress(what="", done=0, total=0)
-        self._asked = msgspec.structs.replace(
-            asked, n_ranks=asked.n_ranks or default_ranks(asked.schedule, len(asked.stages))
-        )
-        self._worth = [_is_worth(graph, block) for block in profile.blocks]
-        self._ends = time.monotonic() + SECONDS
-        self.judged: dict[tuple[int, Starts], PlayedPlan] = {}
-        self.best: PlayedPlan | None = None
-        self.cuts_first_ms: float | None = None
-        self.bound_ms = float("inf")
-        """Lower bound of the step over all numbers of microbatches so far."""
+    def __init__(self, choices: RankChoices, ends: float, before_simulation: Callable[[], None]) -> None:
+        """The search stops at `ends` (monotonic seconds)."""
+        self._choices, self._ends, self._before = choices, ends, before_simulation
+        self._blocks, self._n_stages = choices.profile.blocks, len(choices.shape.stages)
+        self.plans: dict[Starts, SimulatedPlan] = {}
 
-    def over_cuts(self, n_microbatches: int) -> None:
-        """Judges the even cuts, and other cuts until time runs out."""
-        n, n_stages = len(self._profile.blocks), len(self._asked.stages)
-        shape = msgspec.structs.replace(self._asked, n_microbatches=n_microbatches)
-        rows = rows_of(msgspec.structs.replace(shape, stages=((),) * n_stages))
-        choices = RankChoices(self._profile, shape, rows, self._worth, self._cap)
-        self._report(self.now)
-        self.bound_ms = min(self.bound_ms, least_step_ms(self._profile, shape, rows, self._worth, self._cap))
-        for starts in self._even(shape, choices):
-            judged = self._judge(starts, choices)
-            if not judged.over_bytes and (self.cuts_first_ms is None or judged.makespan_ms < self.cuts_first_ms):
-                self.cuts_first_ms = judged.makespan_ms
+    def even_cuts(self, graph: ModelGraph) -> list[SimulatedPlan]:
+        """The cuts of equal parameters, time and memory. Raises InvalidPlan if there are too many stages."""
+        choices, profile = self._choices, self._choices.profile
+        first = {block.blocks[0]: k for k, block in enumerate(self._blocks)}
+        pressure = (Policy.recompute([fqn for block in self._blocks for fqn in block.blocks]), choices.rows)
+        cuts = [
+            stages_by(rule, graph, self._n_stages, profile=profile, pressure=pressure) for rule in get_args(CutRule)
+        ]
+        return [self._simulated(tuple(first[stage[0]] for stage in stages)) for stages in cuts]
+
+    def other_cuts(self) -> None:
+        """All cuts if they are few; else the balanced cut, and the moves of borders from the best cut."""
+        n, n_stages = len(self._blocks), self._n_stages
         if comb(n - 1, n_stages - 1) <= MOST_CUTS:
             for cuts in combinations(range(1, n), n_stages - 1):
                 if time.monotonic() < self._ends:
-                    self._judge((0, *cuts), choices)
+                    self._simulated((0, *cuts))
             return
         if time.monotonic() < self._ends:
-            starts = balance(n, n_stages, choices.stage_ms)
+            starts = balance(n, n_stages, self._choices.stage_ms)
             if all(a < b for a, b in zip(starts, starts[1:])):  # else no cut fits at all
-                self._judge(starts, choices)
-        tried = [one for (m, _), one in self.judged.items() if m == n_microbatches]
-        self._move_borders(min(tried, key=lambda one: one.order), choices)
-
-    def _even(self, shape: PipelinePlan, choices: RankChoices) -> Iterator[Starts]:
-        first = {block.blocks[0]: k for k, block in enumerate(self._profile.blocks)}
-        everything = Policy.recompute([fqn for block in self._profile.blocks for fqn in block.blocks])
-        for rule in get_args(CutRule):
-            stages = stages_by(
-                rule, self._graph, len(shape.stages), profile=self._profile, pressure=(everything, choices.rows)
-            )
-            yield tuple(first[stage[0]] for stage in stages)
-
-    def _move_borders(self, now: PlayedPlan, choices: RankChoices) -> None:
-        """Moves one border by one block at a time, until no move is better."""
+                self._simulated(starts)
+        best = min(self.plans.values(), key=lambda one: one.order)
         while time.monotonic() < self._ends:
-            starts = self._starts(now.plan)
-            moved = [
-                (*starts[:j], starts[j] + by, *starts[j + 1 :])
-                for j in range(1, len(starts))
-                for by in (-1, 1)
-                if starts[j - 1] < starts[j] + by < (*starts, len(self._profile.blocks))[j + 1]
-            ]
-            best_moved = min((self._judge(one, choices) for one in moved), key=lambda one: one.order, default=now)
-            if best_moved.order >= now.order:
+            moved = [self._simulated(starts) for starts in self._moves(best.starts)]
+            best_moved = min(moved, key=lambda one: one.order, default=best)
+            if best_moved.order >= best.order:
                 return
-            now = best_moved
+            best = best_moved
 
-    def _starts(self, plan: PipelinePlan) -> Starts:
-        first = {block.blocks[0]: k for k, block in enumerate(self._profile.blocks)}
-        return tuple(first[stage[0]] for stage in plan.stages)
+    def _moves(self, starts: Starts) -> list[Starts]:
+        """The cuts with one border moved by one block."""
+        return [
+            (*starts[:j], starts[j] + by, *starts[j + 1 :])
+            for j in range(1, len(starts))
+            for by in (-1, 1)
+            if starts[j - 1] < starts[j] + by < (*starts, len(self._blocks))[j + 1]
+        ]
 
-    def _judge(self, starts: Starts, choices: RankChoices) -> PlayedPlan:
-        key = (choices.shape.n_microbatches, starts)
-        if key not in self.judged:
-            self._report(self.now)
-            self.judged[key] = played = self._played(starts, choices)
-            if self.best is None or played.order < self.best.order:
-                self.best = played
-        return self.judged[key]
-
-    def _played(self, starts: Starts, choices: RankChoices) -> PlayedPlan:
-        blocks = self._profile.blocks
-        borders = (*starts, len(blocks))
-        choice = choices.under(borders)
-        stages = tuple(
-            tuple(fqn for block in blocks[first:end] for fqn in block.blocks)
-            for first, end in zip(borders, borders[1:])
-        )
-        plan = msgspec.structs.replace(choices.shape, stages=stages)
-        policy = Policy.recompute([fqn for k in sorted(choice.recomputed) for fqn in blocks[k].blocks])
-        played = forecast(plan, choice.costs)
-        return PlayedPlan(
-            over_bytes=max(0, max(choice.rank_bytes) - self._cap),
-            makespan_ms=played.makespan_ms,
-            rank_bytes=choice.rank_bytes,
-            plan=plan,
-            policy=policy,
-        )
+    def _simulated(self, starts: Starts) -> SimulatedPlan:
+        if starts not in self.plans:
+            self._before()
+            blocks, borders = self._blocks, (*starts, len(self._blocks))
+            choice = self._choices.under(borders)
+            stages = tuple(
+                tuple(fqn for block in blocks[first:end] for fqn in block.blocks)
+                for first, end in zip(borders, borders[1:])
+            )
+            plan = msgspec.structs.replace(self._choices.shape, stages=stages)
+            self.plans[starts] = SimulatedPlan(
+                over_bytes=max(0, max(choice.rank_bytes) - self._choices.cap_bytes),
+                makespan_ms=forecast(plan, choice.costs).makespan_ms,
+                rank_bytes=choice.rank_bytes,
+                starts=starts,
+                plan=plan,
+                policy=Policy.recompute([fqn for k in sorted(choice.recomputed) for fqn in blocks[k].blocks]),
+            )
+        return self.plans[starts]
 
 
-def _is_worth(graph: ModelGraph, block: BlockCost) -> bool:
+def _may_recompute(graph: ModelGraph, block: BlockCost) -> bool:
     """True if the block may be recomputed and saves fewer bytes if recomputed."""
     if block.recomputed.saved_bytes >= block.kept.saved_bytes:
         return False
     return not in_error(graph, [(fqn,) for fqn in block.blocks])
 
 
-def _impossible(search: _Search, cap_bytes: int) -> InvalidPlan:
-    if search.best is None:
+def _impossible(best: SimulatedPlan | None, cap_bytes: int) -> InvalidPlan:
+    if best is None:
         return InvalidPlan("No plan could be made.", hint="Give numbers of microbatches that suit the schedule.")
-    least = max(search.best.rank_bytes)
+    least = max(best.rank_bytes)
     return InvalidPlan(
         f"No plan was found that keeps every rank below {mib(cap_bytes)}: the least was {mib(least)}, on rank "
-        f"{search.best.rank_bytes.index(least)} with {len(search.best.plan.stages)} stages and "
-        f"{search.best.plan.n_microbatches} microbatches.",
+        f"{best.rank_bytes.index(least)} with {len(best.plan.stages)} stages and "
+        f"{best.plan.n_microbatches} microbatches.",
         hint=f"Give a cap of {mib_up(least)} or more, more stages, or a smaller batch.",
     )

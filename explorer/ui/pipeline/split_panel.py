@@ -10,9 +10,8 @@ import streamlit as st
 
 from explorer.errors import InvalidPlan
 from explorer.jobs.protocol import FindJointPlan
-from explorer.plan.pipeline.actions import format_rows, rows_in
+from explorer.plan.pipeline.actions import check_rows, format_rows, rows_in
 from explorer.plan.pipeline.cuts import CutRule, atoms, stages_by, usual_rule
-from explorer.plan.pipeline.rules import check_rows
 from explorer.plan.pipeline.schedules import SCHEDULES, default_ranks, fitting, rank_counts, rows_of
 from explorer.plan.sizes import parse_bytes
 from explorer.record.graph import ModelGraph

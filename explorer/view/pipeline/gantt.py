@@ -13,7 +13,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from explorer.plan.pipeline.transfers import links, transfers
+from explorer.plan.pipeline.measured import links, transfers
 from explorer.record.pipeline_run import ActionTime, PlayedSchedule, Stage
 from explorer.view.drawing.colours import ON_COLOUR, PHASE_COLOURS, RUN_COLOURS, STAGE_COLOURS
 from explorer.view.drawing.figure import Chart, empty, figure, hatch

@@ -1,23 +1,28 @@
-"""The price list: what it measures, and how near to the allocator's peaks a prediction from it comes."""
+"""The price list: what it measures, which stretches are equal, and how near a prediction comes to measured peaks."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Literal
 
 import pytest
 import torch
+from torch import nn
 
-from explorer.engine.pipeline.cut.build import build
-from explorer.engine.pipeline.play.inproc import run_pass
-from explorer.engine.pipeline.profile import profile_blocks
+from explorer.engine.pipeline import stage_runner
+from explorer.engine.pipeline.build import build
+from explorer.engine.pipeline.in_process import run_pass
+from explorer.engine.pipeline.profile import N_TIMED, profile_blocks
+from explorer.engine.pipeline.stage_bench import N_OF_A_KIND, PassMeter, survey
+from explorer.errors import NotOnThisDevice
 from explorer.plan.pipeline.schedules import SCHEDULES
 from explorer.plan.pipeline.stage_costs import predict
 from explorer.record.pipeline_cost import PipelineProfile
+from explorer.record.plan import silent
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.run import RunSpec
-from tests.engine.pipeline.pipeline_nets import LANGUAGE, QUIET, RETURNING
-from tests.engine.pipeline.plans import spec
-from tests.engine.pipeline.profiles import NETS, WIDE
+from tests.engine.pipeline.pipeline_nets import GATED, LANGUAGE, QUIET, RETURNING
+from tests.engine.pipeline.pipeline_runs import PROFILED, WIDE, priced, profile_of, spec
 
 TOLERANCE = 0.025 if torch.__version__ >= "2.13" else 0.07
 """As a share of a rank's peak; on torch 2.11 one of ZBV is 6.4 % off."""
@@ -25,14 +30,12 @@ TOLERANCE = 0.025 if torch.__version__ >= "2.13" else 0.07
 
 @pytest.mark.parametrize("every", [0, 1, 2], ids=["kept", "recomputed", "in turns"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("net", list(NETS))
-def test_peaks_by_rank_are_those_of_the_run(
-    net: str, schedule: str, every: int, profiles: dict[str, PipelineProfile]
-) -> None:
-    policy = Policy.recompute(NETS[net][::every]) if every else KEEP_ALL
+@pytest.mark.parametrize("net", PROFILED)
+def test_peaks_by_rank_are_those_of_the_run(net: str, schedule: str, every: int) -> None:
+    policy = Policy.recompute(PROFILED[net][::every]) if every else KEEP_ALL
     n_stages = 3 if schedule in ("GPipe", "1F1B") else 4
-    plan = spec(net, NETS[net], n_stages, policy, arguments=WIDE, schedule=schedule)
-    shares_off = off(profiles[net], plan)
+    plan = spec(net, PROFILED[net], n_stages, policy, arguments=WIDE, schedule=schedule)
+    shares_off = off(profile_of(net), plan)
     assert max(map(abs, shares_off)) < TOLERANCE, shares_off
 
 
@@ -41,7 +44,7 @@ def off(profiled: PipelineProfile, plan: RunSpec) -> list[float]:
     assert plan.plan is not None
     pipeline = build(plan)
     trace = run_pass(pipeline, memory=True)
-    measured = trace.memory(pipeline, tuple(trace.actions), range(len(pipeline.rows)))
+    measured = trace.memory()
     predicted = predict(profiled, plan.plan, plan.policy).memory
     return [(p.peak_bytes or 0) / (m.peak_bytes or 1) - 1 for p, m in zip(predicted, measured, strict=True)]
 
@@ -74,8 +77,80 @@ def test_what_saves_operators_or_offloads_is_priced_as_it_is(action: Literal["sa
     assert profile.blocks[1].chosen.saved_bytes > profile.blocks[1].recomputed.saved_bytes
 
 
-def test_what_goes_through_a_block_is_no_bytes_of_its_own(profiles: dict[str, PipelineProfile]) -> None:
+def test_what_goes_through_a_block_is_no_bytes_of_its_own() -> None:
     one = 2 * 32 * 64 * 4
-    passed = [(block.output_bytes, block.passed_bytes) for block in profiles["carrying"].blocks]
+    passed = [(block.output_bytes, block.passed_bytes) for block in profile_of("carrying").blocks]
     # The last of the blocks also joins what it made and what came through: one tensor of its own.
     assert passed == [(one, 0), (2 * one, one), (2 * one, one), (2 * one, one), (2 * one, 0), (one, 0), (0, 0)]
+
+
+def test_a_split_backward_is_measured_in_both_halves() -> None:
+    first, *others, _ = profile_of("language").blocks
+    assert first.kept.split is None  # there is no gradient of the input there
+    for block in others:
+        kept, again = block.kept.split, block.recomputed.split
+        assert kept is not None
+        assert again is not None
+        assert kept.input_ms > 0
+        assert kept.weight_ms > 0
+        assert kept.input_recompute_ms == kept.weight_recompute_ms == 0
+        # W runs the block again for each of its groups of parameters: norm, wide, narrow.
+        assert again.weight_recompute_ms > 1.2 * again.input_recompute_ms > 0
+        assert again.owed_bytes >= kept.owed_bytes > 0  # the recomputed tensors that only W reads
+        # Every group frees its part; recomputed it leaves tensors behind as well, how many depends on torch.
+        assert kept.weight_end_bytes < min(0, again.weight_end_bytes)
+
+
+def test_a_torch_without_split_backward_still_prices_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object) -> None:
+        raise NotOnThisDevice("This torch has none.", hint="Use another.")
+
+    monkeypatch.setattr(stage_runner, "backward_input", missing)
+    blocks = priced("language").blocks
+    assert all(cost.split is None for block in blocks for cost in (block.kept, block.recomputed))
+    assert sum(block.kept.backward_ms for block in blocks) > 0
+
+
+DEEP = ("tokens", *(f"blocks.{k}" for k in range(8)), "head")
+
+
+@pytest.mark.parametrize(
+    ("net", "blocks", "kinds"),
+    [
+        ("language", LANGUAGE, (0, 1, 1, 1, 4, 5)),  # the norm behind the last block is part of its stretch
+        ("gated", GATED, (0, 1, 2, 1, 2, 5)),  # the last one sends to nobody
+        ("quiet", QUIET, tuple(range(len(QUIET)))),
+    ],
+)
+def test_equal_are_those_of_one_make_that_hold_the_same(
+    net: str, blocks: tuple[str, ...], kinds: tuple[int, ...]
+) -> None:
+    pipeline = build(spec(net, blocks, len(blocks), n_microbatches=2))
+    surveyed = survey(pipeline, PassMeter(silent, 2))
+    assert surveyed.kinds == kinds
+    assert surveyed.samples(kinds) == {
+        j for j, kind in enumerate(kinds) if sum(other == kind for other in kinds[:j]) < N_OF_A_KIND
+    }
+
+
+def test_equal_blocks_have_one_price_and_most_of_them_are_not_run_for_it() -> None:
+    plan = spec("language", DEEP, 2, KEEP_ALL, arguments={"n_blocks": 8})
+    n_calls: Counter[str] = Counter()
+    seen: list[str] = []
+    calls = nn.modules.module.register_module_forward_hook(lambda module, *_: n_calls.update([type(module).__name__]))
+    try:
+        profile = profile_blocks(
+            plan, tuple((fqn,) for fqn in DEEP), lambda one: seen.append(one.what), n_microbatches=4
+        )
+    finally:
+        calls.remove()
+    first, *others = profile.blocks[1:8]
+    assert all(block.kept == first.kept and block.recomputed == first.recomputed for block in others)
+    assert first.kept.forward_ms > 0
+    assert "pricing blocks, kept: 4 kinds of 10" in seen
+    assert n_calls["Block"] < n_blocks_run_if_each_were_timed(8)
+
+
+def n_blocks_run_if_each_were_timed(n_blocks: int) -> int:
+    """Forwards of two microbatches, of the stretches and of all in one stage, whole and split, kept and recomputed."""
+    return 2 * n_blocks * 2 * 2 * 2 * N_TIMED

@@ -1,4 +1,4 @@
-"""Generated schedules keep the laws that every schedule must keep."""
+"""Schedules as text, their orders of actions, and the laws that every schedule keeps."""
 
 from __future__ import annotations
 
@@ -6,12 +6,116 @@ from collections import Counter
 
 import pytest
 from hypothesis import given
-from hypothesis.strategies import integers, sampled_from
+from hypothesis.strategies import builds, integers, lists, sampled_from
 
 from explorer.errors import InvalidPlan
-from explorer.plan.pipeline.actions import format_rows
+from explorer.plan.pipeline.actions import (
+    Action,
+    check_rows,
+    execution_order,
+    format_rows,
+    from_csv,
+    parse_rows,
+    stage_ranks,
+    to_csv,
+)
+from explorer.plan.pipeline.orders import gpipe, looped_bfs, one_f_one_b
 from explorer.plan.pipeline.schedules import SCHEDULES, default_ranks, rows_of
 from explorer.record.run import PipelinePlan
+
+ACTIONS = builds(Action, integers(0, 40), sampled_from("FBIW"), integers(0, 40))
+ROWS = lists(lists(ACTIONS, min_size=1, max_size=9).map(tuple), min_size=1, max_size=5).map(tuple)
+
+
+@given(rows=ROWS)
+def test_rows_survive_csv_and_text(rows: tuple[tuple[Action, ...], ...]) -> None:
+    assert from_csv(to_csv(rows)) == rows
+    assert parse_rows(format_rows(rows)) == rows
+
+
+def test_an_action_prints_as_torch_writes_it() -> None:
+    assert str(Action(2, "F", 0)) == "2F0"
+    assert parse_rows([[" 12W3 "]]) == ((Action(12, "W", 3),),)
+
+
+def test_waiting_communication_and_overlap_are_read() -> None:
+    rows = from_csv("0F0,,0SEND_F0,(0F1;1B0)OVERLAP_F_B,0REDUCE_GRAD\n,1RECV_F0,1F0\n")
+    assert format_rows(rows) == (("0F0", "0F1", "1B0"), ("1F0",))
+
+
+def test_every_bad_cell_is_named_at_once() -> None:
+    with pytest.raises(InvalidPlan) as caught:
+        parse_rows([["0F0", "0X1"], ["F1"]])
+    assert "'0X1' (rank 0, cell 1)" in str(caught.value)
+    assert "'F1' (rank 1, cell 0)" in str(caught.value)
+
+
+def test_stages_know_their_ranks() -> None:
+    assert stage_ranks(from_csv("0F0,3F0\n1F0,2F0\n")) == {0: 0, 1: 1, 2: 1, 3: 0}
+
+
+@given(n_ranks=integers(1, 6), n_microbatches=integers(1, 9))
+def test_one_f_one_b_keeps_few_in_flight(n_ranks: int, n_microbatches: int) -> None:
+    for rank, row in enumerate(one_f_one_b(n_ranks, n_microbatches)):
+        flying = most = 0
+        for action in row:
+            flying += 1 if action.kind == "F" else -1
+            most = max(most, flying)
+        assert most == min(n_microbatches, n_ranks - rank)
+
+
+def test_the_lists_read_as_in_the_papers() -> None:
+    assert format_rows(gpipe(2, 2)) == (("0F0", "0F1", "0B0", "0B1"), ("1F0", "1F1", "1B0", "1B1"))
+    assert format_rows(one_f_one_b(2, 3)) == (
+        ("0F0", "0F1", "0B0", "0F2", "0B1", "0B2"),
+        ("1F0", "1B0", "1F1", "1B1", "1F2", "1B2"),
+    )
+    assert format_rows(looped_bfs(1, 2)) == (("0F0", "0F1", "1F0", "1F1", "1B1", "1B0", "0B1", "0B0"),)
+
+
+TWO_STAGES = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([["0F0", "0F0", "0F1", "0B0", "0B1"], TWO_STAGES[1]], "0F0 appears 2 times"),
+        ([["0F0", "0F1", "0B0"], TWO_STAGES[1]], "0B1 is missing"),
+        ([["0F1", "0B0", "0B1"], TWO_STAGES[1]], "0F0 is missing"),
+        ([["0F0", "0F1", "0B0", "0I1"], TWO_STAGES[1]], "0W1 is missing"),
+        ([["0F0", "0F1", "0B0", "0B1", "0I1", "0W1"], TWO_STAGES[1]], "0B1 is there beside"),
+        ([["0F0", "0B0", "0B1", "0F1"], TWO_STAGES[1]], "0B1 comes before 0F1 on rank 0"),
+        ([["0F0", "0F1", "0B0", "0W1", "0I1"], TWO_STAGES[1]], "0W1 comes before 0I1 on rank 0"),
+        ([["0F0", "0F1", "0B0", "0B1", "1B1"], ["1F0", "1B0", "1F1"]], "stage 1 is on ranks 0 and 1"),
+        ([TWO_STAGES[0], [*TWO_STAGES[1], "2F0"]], "2F0 names stage 2 of 2"),
+        ([[*TWO_STAGES[0], "0F2"], TWO_STAGES[1]], "0F2 names microbatch 2 of 2"),
+    ],
+)
+def test_each_rule_names_the_action(rows: list[list[str]], words: str) -> None:
+    with pytest.raises(InvalidPlan) as caught:
+        check_rows(parse_rows(rows), n_stages=2, n_microbatches=2)
+    assert words in str(caught.value)
+
+
+def test_a_deadlock_says_who_waits_for_what() -> None:
+    rows = parse_rows([["0F0", "0B0", "0F1", "0B1"], ["1F1", "1F0", "1B0", "1B1"]])
+    with pytest.raises(InvalidPlan) as caught:
+        check_rows(rows, n_stages=2, n_microbatches=2)
+    assert "rank 0 waits at 0B0 for 1B0" in str(caught.value)
+    assert "rank 1 waits at 1F1 for 0F1" in str(caught.value)
+
+
+def test_the_order_respects_every_row_and_every_need() -> None:
+    rows = one_f_one_b(3, 4)
+    order = execution_order(rows)
+    for row in rows:
+        assert [action for action in order if action in row] == list(row)
+    place = {action: index for index, action in enumerate(order)}
+    for action in order:
+        if action.kind == "F" and action.stage:
+            assert place[action._replace(stage=action.stage - 1)] < place[action]
+        if action.kind == "B" and action.stage < 2:
+            assert place[action._replace(stage=action.stage + 1)] < place[action]
 
 
 def plan(schedule: str, n_stages: int, n_microbatches: int, **fields: object) -> PipelinePlan:

@@ -1,1 +1,0 @@
-"""A model's forward written down once and cut into stages."""

@@ -1,0 +1,226 @@
+"""Ranks as processes of this machine: started from a warm fork server, watched, and ended with this process.
+
+    this process ── fork server (forks.py) ──▶ rank 0 ┐
+                                           ──▶ rank 1 ┤ gloo or NCCL
+      ▲ ends, pulses                       ──▶ rank 2 ┘
+      └── the first rank that dies, or the time limit, ends all of them; the guilty one is named
+
+The fork server ends the ranks when this process is gone, and the kernel does when the fork server is.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from explorer.child_process.forks import Forked, at_hand, server_is_gone
+from explorer.engine.device.free_memory import n_oom_kills
+from explorer.errors import ExplorerError
+from explorer.plan.export.torchrun import report_file
+from explorer.record.base import from_json, from_msgpack, to_json
+from explorer.record.failure import Failure
+from explorer.record.pipeline_run import RankReport
+from explorer.record.plan import Progress, Report, silent
+from explorer.record.run import RunSpec
+
+GRACE_S = 1.0
+"""Time for the other ranks to report after a rank has failed."""
+POLL_S = 0.2
+WAITING = -1
+BETWEEN_RANKS = ("Connection closed by peer", "Connection reset by peer", "gloo", "NCCL", "TCPStore", "Broken pipe")
+"""Words of an error that another rank's end caused."""
+
+
+@dataclass(frozen=True)
+class RanksEnded:
+    """Results of the processes: the reports of the ranks, or the first failure and its rank."""
+
+    reports: dict[int, RankReport]
+    failure: Failure | None = None
+    failed_rank: int | None = None
+    started_s: float = 0.0
+    """Seconds from the first process's start until all ranks had joined."""
+
+
+def run_ranks(
+    spec: RunSpec, n_ranks: int, out: Path, report: Report = silent, *, joined_only: bool = False
+) -> RanksEnded:
+    """Runs every rank of `spec` to its end, or to the first failure. Raises Cancelled, after all have stopped.
+
+    `joined_only` stops once the process group exists, to time the start. Results are files in `out`.
+    """
+    forks, needs = at_hand(), ["explorer.engine.pipeline.rank"]
+    with tempfile.TemporaryDirectory(prefix="ranks-") as meeting:
+        ranks: list[Forked] = []
+        watch = _Watch(spec, ranks, _pulses(Path(meeting), n_ranks), out)
+        try:
+            for rank in range(n_ranks):
+                job = RankJob(to_json(spec), rank, n_ranks, meeting, str(out), joined_only)
+                ranks.append(forks.start(rank_process, job, needs=needs))
+            return watch.until_the_end(report)
+        finally:
+            for process in ranks:
+                process.kill()
+            for process in ranks:
+                process.close()
+
+
+@dataclass(frozen=True)
+class RankJob:
+    """The order for one rank's process."""
+
+    spec_json: bytes
+    rank: int
+    n_ranks: int
+    meeting: str
+    """Folder where the ranks find each other."""
+    out: str
+    joined_only: bool
+
+
+def rank_process(job: RankJob) -> None:
+    """Body of one rank's process."""
+    import torch.distributed as dist
+
+    from explorer.engine.pipeline.rank import failed_report, join, run_rank, write_report
+
+    spec, pulses = from_json(job.spec_json, RunSpec), _pulses(Path(job.meeting), job.n_ranks)
+    action = ""
+
+    def announce(name: str) -> None:
+        """A pulse for the watch: when the action began, in seconds; WAITING between actions."""
+        nonlocal action
+        action = name
+        pulses[job.rank] = int(time.monotonic()) if name else WAITING
+
+    try:
+        join(spec, job.rank, init_method=f"file://{job.meeting}/store", rank=job.rank, world_size=job.n_ranks)
+        pulses[job.n_ranks + job.rank] = 1
+        if not job.joined_only:
+            run_rank(spec, Path(job.out), announce)
+    except BaseException as error:
+        write_report(failed_report(spec, job.rank, error, action), Path(job.out))
+        # Not sys.exit: a peer's death leaves threads of the transport that would wait for ever.
+        os._exit(1)
+    dist.destroy_process_group()
+
+
+def _pulses(meeting: Path, n_ranks: int) -> memoryview:
+    """Two numbers a rank, shared by all: its last pulse, and 1 once it has joined."""
+    path = meeting / "pulses"
+    if not path.exists():
+        path.write_bytes(WAITING.to_bytes(8, sys.byteorder, signed=True) * 2 * n_ranks)
+    with path.open("r+b") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
+
+
+class _Watch:
+    """The ranks at work, from their start until all have ended or one has failed."""
+
+    def __init__(self, spec: RunSpec, ranks: list[Forked], pulses: memoryview, out: Path) -> None:
+        self._spec, self._ranks, self._pulses, self._out = spec, ranks, pulses, out
+        self._begun, self._started_s = time.monotonic(), 0.0
+        self._oom_kills_before = n_oom_kills()
+
+    def until_the_end(self, report: Report) -> RanksEnded:
+        ranks = self._ranks
+        while True:
+            alive = [process for process in ranks if not process.ended]
+            if not self._started_s and all(self._pulses[len(ranks) + rank] == 1 for rank in range(len(ranks))):
+                self._started_s = time.monotonic() - self._begun
+            if any(process.code != 0 for process in ranks if process.ended):
+                select.select(alive, [], [], GRACE_S)
+                return self._failed(*self._guilty())
+            if not alive:
+                return RanksEnded(self._reports(), started_s=self._started_s)
+            if time.monotonic() - self._begun > self._spec.time_limit_s:
+                return self._failed(*self._hanging())
+            n_done = len(ranks) - len(alive)
+            report(Progress(what=f"{len(alive)} of {len(ranks)} ranks at work", done=n_done, total=len(ranks)))
+            select.select(alive, [], [], POLL_S if self._started_s else 0.01)
+
+    def _failed(self, rank: int, failure: Failure) -> RanksEnded:
+        return RanksEnded(self._reports(), failure, rank, self._started_s)
+
+    def _reports(self) -> dict[int, RankReport]:
+        reports = {}
+        for rank in range(len(self._ranks)):
+            path = report_file(self._out, rank)
+            if path.exists():
+                try:
+                    reports[rank] = from_msgpack(path.read_bytes(), RankReport)
+                except ExplorerError:
+                    continue
+        return reports
+
+    def _guilty(self) -> tuple[int, Failure]:
+        """The rank that died without a report, else the one whose error no other rank caused.
+
+        A rank that is killed after its last action leaves a report without a failure.
+        """
+        reports = self._reports()
+        dead = [rank for rank, process in enumerate(self._ranks) if process.ended and process.code != 0]
+        without_report = [rank for rank in dead if rank not in reports]
+        failed = first_failure({rank: reports[rank] for rank in dead if rank in reports})
+        if failed is not None and not without_report:
+            return failed
+        rank = (without_report or dead)[0]
+        now, before = n_oom_kills(), self._oom_kills_before
+        return rank, _death(rank, self._ranks[rank].code, None if now is None or before is None else now > before)
+
+    def _hanging(self) -> tuple[int, Failure]:
+        """At the time limit: the rank that is inside an action for longest; the others wait for it."""
+        since = {rank: pulse for rank, pulse in enumerate(self._pulses[: len(self._ranks)]) if pulse != WAITING}
+        late = [rank for rank, process in enumerate(self._ranks) if not process.ended]
+        rank = min(since, key=lambda r: since[r]) if since else late[0]
+        return rank, Failure(
+            kind="time-out",
+            sentence=f"Rank {rank} was still at work when the limit of {self._spec.time_limit_s:g} s was reached.",
+            hint="Raise the time limit, or run the stage in one process to see where it stays.",
+        )
+
+
+def first_failure(reports: dict[int, RankReport]) -> tuple[int, Failure] | None:
+    """The rank that ended early by an error no other rank caused, with its failure; None if no rank failed."""
+    failures = {rank: report.failure for rank, report in reports.items() if report.failure is not None}
+    if not failures:
+        return None
+    causes = [rank for rank, one in failures.items() if not any(word in one.sentence for word in BETWEEN_RANKS)]
+    rank = (causes or list(failures))[0]
+    failure, action = failures[rank], reports[rank].failed_action
+    sentence = f"Rank {rank} failed{f' in {action}' if action else ''}: {failure.sentence}"
+    return rank, msgspec.structs.replace(failure, sentence=sentence)
+
+
+def _death(rank: int, code: int | None, memory_ran_out: bool | None) -> Failure:
+    """`memory_ran_out`: whether the system says so; None: it does not say."""
+    if code is None:
+        gone = server_is_gone()
+        return Failure(kind="crash", sentence=f"Rank {rank} ended early. {gone.sentence}", hint=gone.hint)
+    if code >= 0:
+        return Failure(
+            kind="crash",
+            sentence=f"Rank {rank} ended with exit code {code} and left no word.",
+            hint="Its last lines stand in the worker's log; run the stage in one process to see the error.",
+        )
+    sentence = f"Rank {rank} was ended by {signal.Signals(-code).name}."
+    if -code == signal.SIGKILL and memory_ran_out:
+        hint = "Take fewer ranks, a smaller batch, or recompute more blocks."
+        return Failure(kind="out of memory", sentence=f"{sentence} The system's memory had run out.", hint=hint)
+    hint = "Run it again; in one process the error shows." if -code != signal.SIGKILL else _KILLED[memory_ran_out]
+    return Failure(kind="crash", sentence=sentence, hint=hint)
+
+
+_KILLED = {
+    False: "Somebody ended it from outside; the system's memory did not run out. Run it again.",
+    None: "It was ended from outside, by a person or by the system when memory runs out. Run it again.",
+}

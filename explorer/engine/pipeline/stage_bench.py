@@ -1,0 +1,321 @@
+"""Measurement of the single stages of a pipeline: which stages are equal, and time and bytes of every action.
+
+The pipeline has two microbatches: the first backward makes the parameters' gradients, the second adds to them. Every
+backward is measured whole (B) and in two parts (I, W).
+
+Equal stages (the layers of a transformer) cost the same, so a few of each kind are timed alone, with recorded tensors
+at their borders. Equal stages have one make (classes, settings, parameters and inputs by shape, the functions between
+blocks) and hold the same bytes at every action. Experts with different tokens are not equal.
+
+A run of the whole model (engine/measure) does not replace this bench: it has no I and W. Rank peaks predicted without
+them were up to 30 % off, with them 2.5 % (schedules that split the backward, torch 2.13).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from torch import Tensor
+
+from explorer.engine.pipeline.build import Pipeline
+from explorer.engine.pipeline.in_process import Mail, run_pass
+from explorer.engine.pipeline.stages import Contiguous, StageModule
+from explorer.engine.pipeline.tape import Meta
+from explorer.engine.state.bits import same_bits
+from explorer.errors import NotOnThisDevice
+from explorer.plan.pipeline.actions import Action, Rows
+from explorer.record.pipeline_cost import ActionCost, LastBlock, SplitCost
+from explorer.record.pipeline_run import ActionTime, RankMemory
+from explorer.record.plan import Progress, Report
+
+N_MICROBATCHES = 2
+N_OF_A_KIND = 2
+"""Timed stages of each kind. Their readings are pooled."""
+
+
+@dataclass
+class PassMeter:
+    """Progress over all passes of a profile."""
+
+    report: Report
+    n_passes: int
+    what: str = ""
+    n_done: int = 0
+
+    def begin_pass(self) -> None:
+        self.report(Progress(what=self.what, done=self.n_done, total=self.n_passes))
+        self.n_done += 1
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Tensors at the borders of stages, and the kinds of stages to price."""
+
+    mail: Mail
+    kinds: tuple[int, ...]
+    """By stage, the first equal stage."""
+    passed: dict[int, int] = field(default_factory=dict)
+    """By stage, received bytes that are sent on unchanged."""
+    overwriting: frozenset[int] = frozenset()
+    """Stages that work in place on received tensors, which a checkpoint cannot run again."""
+    loss_bytes: int = 0
+
+    def samples(self, kinds: Iterable[int]) -> frozenset[int]:
+        """The first few stages of each kind in `kinds`."""
+        return frozenset(
+            j for kind in set(kinds) for j in [j for j, k in enumerate(self.kinds) if k == kind][:N_OF_A_KIND]
+        )
+
+
+def survey(pipeline: Pipeline, meter: PassMeter) -> Survey:
+    """Two passes over the whole `pipeline`, one stage a rank: the first reads the borders, the second the memory."""
+    pipeline = dataclasses.replace(pipeline, rows=_one_by_one("FB", len(pipeline.parts)))
+    inputs: dict[int, list[Tensor]] = {}
+    passed: dict[int, int] = {}
+    overwriting = set()
+
+    def before(module: StageModule, received: tuple[Tensor, ...]) -> None:
+        inputs[module.part.stage] = [tensor.detach().clone() for tensor in received]
+
+    def after(module: StageModule, received: tuple[Tensor, ...], sent: tuple[Tensor, ...]) -> None:
+        stage = module.part.stage
+        storages = {_storage(tensor) for tensor in received}
+        passed[stage] = sum(tensor.nbytes for tensor in sent if _storage(tensor) in storages)
+        if not all(same_bits(was, now.detach()) for was, now in zip(inputs.pop(stage), received, strict=True)):
+            overwriting.add(stage)
+
+    meter.begin_pass()
+    with _hooks(pipeline, after, before=before):
+        first = run_pass(pipeline, keep_mail=True)
+    meter.begin_pass()
+    memory = run_pass(pipeline, memory=True).memory()
+    first_of_kind: dict[Hashable, int] = {}
+    kinds = tuple(
+        first_of_kind.setdefault((_make(module), _signature(memory[stage]), passed[stage], stage in overwriting), stage)
+        for stage, module in enumerate(pipeline.modules)
+    )
+    return Survey(first.mail, kinds, passed, frozenset(overwriting), first.loss_bytes)
+
+
+class StageBench:
+    """Warm stages of a pipeline, with backward whole and split, one rank a stage, and the readings of all passes."""
+
+    def __init__(self, pipeline: Pipeline, surveyed: Survey, stages: Collection[int], meter: PassMeter) -> None:
+        """Readings of `stages` of one kind are pooled."""
+        self._meter, self._survey, self._stages = meter, surveyed, stages
+        self.pipeline = dataclasses.replace(pipeline, rows=_one_by_one("FB", len(pipeline.parts)))
+        self.split: Pipeline | None = None
+        self._times: defaultdict[tuple[int, str], list[ActionTime]] = defaultdict(list)
+        self._run(self.pipeline)
+        split = dataclasses.replace(pipeline, rows=_one_by_one("FIW", len(pipeline.parts)))
+        try:
+            self._run(split)
+        except (NotOnThisDevice, RuntimeError):  # torch wraps errors of a split backward
+            return  # costs of other schedules stay valid, and a run with a split backward reports the error
+        self.split = split
+
+    def _run(self, pipeline: Pipeline) -> tuple[ActionTime, ...]:
+        self._meter.begin_pass()
+        return run_pass(pipeline, alone=(self._stages, self._survey.mail)).actions
+
+    def time(self) -> None:
+        """Times one pass of each pipeline by the device's clock, and adds the readings to earlier readings."""
+        for pipeline in (self.pipeline, self.split):
+            if pipeline is None:
+                self._meter.begin_pass()
+                continue
+            for time in self._run(pipeline):
+                if time.kind == "F" or time.microbatch:  # the first backward adds to nothing, all others do
+                    self._times[self._survey.kinds[time.stage], time.kind].append(time)
+
+    def ms(self, stage: int, kind: str, what: str = "duration_ms") -> float:
+        """Median over all readings of the stage's kind, in milliseconds; `what` is a field of ActionTime."""
+        return statistics.median(getattr(time, what) for time in self._times[self._survey.kinds[stage], kind])
+
+    def least_ms(self, stage: int, kind: str) -> float:
+        """The quickest reading in milliseconds, where a busy machine shows least."""
+        return min(time.duration_ms for time in self._times[self._survey.kinds[stage], kind])
+
+    def costs(self, weight_ms_per_block: float) -> dict[int, ActionCost]:
+        """Costs by kind, for the kinds of the bench's stages."""
+        kinds = sorted({self._survey.kinds[stage] for stage in self._stages})
+        whole = self._levels(self.pipeline, kinds)
+        costs = {stage: self._cost(whole[stage]) for stage in kinds}
+        if self.split is None:
+            return costs
+        conditions = [self._levels(self.split, kinds, hook) for hook in (_release_gradients, _hold_outputs, None)]
+        for stage in kinds:
+            if stage:  # no rank waits for a gradient of the first stage
+                split = self._split_cost([levels[stage] for levels in conditions], costs[stage], weight_ms_per_block)
+                costs[stage] = msgspec.structs.replace(costs[stage], split=split)
+        return costs
+
+    def _levels(self, pipeline: Pipeline, stages: Collection[int], hook: Hook | None = None) -> dict[int, Levels]:
+        """Levels of `stages` by stage, in one pass under `hook`, a function that makes a hook of stages."""
+        self._meter.begin_pass()
+        held: list[Any] = []
+        with _hooks(pipeline, hook and hook(held)):
+            trace = run_pass(pipeline, alone=(stages, self._survey.mail), memory=True)
+        return {one.rank: Levels(one) for one in trace.memory()}
+
+    def _cost(self, levels: Levels) -> ActionCost:
+        stage = levels.stage
+        forward, first_back, back = levels["F0"], levels["B0"], levels["B1"]
+        last = len(self.pipeline.parts) - 1
+        made = self._survey.loss_bytes
+        if stage < last:
+            made = sum(m.n_bytes for m in self.pipeline.parts[stage].metas_out) - self._survey.passed[stage]
+        return ActionCost(
+            forward_ms=self.ms(stage, "F"),
+            backward_ms=self.ms(stage, "B"),
+            recompute_ms=self.ms(stage, "B", "recompute_ms"),
+            saved_bytes=forward.left,
+            forward_extra_bytes=forward.high,
+            first_backward_extra_bytes=first_back.high,
+            backward_extra_bytes=back.high,
+            # Saved tensors are freed; tensors sent either way, or the loss, are still held here.
+            sent_gradient_bytes=max(back.left + forward.left - made, 0) if stage else 0,
+        )
+
+    def _split_cost(self, conditions: list[Levels], cost: ActionCost, weight_ms_per_block: float) -> SplitCost:
+        """`conditions`: levels inside a longer stage, inside with the graph held, and at the end of a stage."""
+        inside, held, end = conditions
+        stage = inside.stage
+        sent = (cost.sent_gradient_bytes or 0) - self._survey.passed[stage]
+        return SplitCost(
+            input_ms=self.ms(stage, "I"),
+            weight_ms=self.ms(stage, "W"),
+            input_recompute_ms=self.ms(stage, "I", "recompute_ms"),
+            weight_recompute_ms=self.ms(stage, "W", "recompute_ms"),
+            weight_ms_per_block=weight_ms_per_block,
+            input_extra_bytes=inside["I1"].high,
+            owed_bytes=inside["I1"].left - sent,
+            weight_extra_bytes=inside["W1"].high,
+            first_weight_extra_bytes=inside["W0"].high,
+            weight_end_bytes=inside["W1"].left,
+            last=LastBlock(
+                input_extra_bytes=end["I1"].high,
+                held_bytes=held["I1"].left - sent,
+                owed_bytes=end["I1"].left - sent,
+                weight_extra_bytes=end["W1"].high,
+                first_weight_extra_bytes=end["W0"].high,
+            ),
+        )
+
+
+Hook = Callable[[list[Any]], Callable[..., Any]]
+"""Makes a forward hook of a stage from the list of what the hook keeps alive."""
+
+
+def _hold_outputs(held: list[Any]) -> Callable[..., None]:
+    """Every stage's output and graph stay held from outside, as while I goes on in the same stage."""
+    return lambda module, received, sent: held.extend((one, one.grad_fn) for one in sent)
+
+
+def _release_gradients(held: list[Any]) -> Callable[..., tuple[Tensor, ...]]:
+    """Every graph stays held, and output gradients are held only by the backward that reads them."""
+
+    def hook(module: StageModule, received: tuple[Tensor, ...], sent: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        storages = {_storage(tensor) for tensor in received}
+        copies = tuple(CopiedGradient.apply(t) if t.requires_grad and _storage(t) not in storages else t for t in sent)
+        held.extend(tensor.grad_fn for tensor in copies)
+        return copies
+
+    return hook
+
+
+class CopiedGradient(Contiguous):
+    """Passes its input on. The gradient that goes back is a copy."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0].clone()
+
+
+@contextmanager
+def _hooks(
+    pipeline: Pipeline, after: Callable[..., object] | None = None, before: Callable[..., object] | None = None
+) -> Iterator[None]:
+    """Calls `before(module, received)` before and `after(module, received, sent)` after every stage's forward."""
+    hooks = [module.register_forward_hook(after) for module in pipeline.modules if after is not None]
+    hooks += [module.register_forward_pre_hook(before) for module in pipeline.modules if before is not None]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _one_by_one(kinds: str, n_stages: int) -> Rows:
+    """Rows that run one microbatch after the other. Forwards follow backwards, as in most of a schedule."""
+    order = [(kind, i) for i in range(N_MICROBATCHES) for kind in kinds]
+    return tuple(tuple(Action(stage, kind, i) for kind, i in order) for stage in range(n_stages))
+
+
+@dataclass
+class Level:
+    """Held bytes of one action above the bytes at its entry: the highest, and those left at its end."""
+
+    entry: int
+    high: int = 0
+    left: int = 0
+
+
+class Levels:
+    """Levels of a stage's actions by kind and microbatch, such as `F0`. An action that allocates nothing has zeros."""
+
+    def __init__(self, memory: RankMemory) -> None:
+        self.stage = memory.rank
+        self._levels: dict[str, Level] = {}
+        before = 0
+        for held, index in zip(memory.held_bytes, memory.action, strict=True):
+            if index >= 0:
+                level = self._levels.setdefault(memory.actions[index], Level(before))
+                level.left = held - level.entry
+                level.high = max(level.high, level.left)
+            before = held
+
+    def __getitem__(self, action: str) -> Level:
+        return self._levels.get(f"{self.stage}{action}", Level(0))
+
+
+def _signature(memory: RankMemory) -> Hashable:
+    """The levels of all actions, without the number of the stage."""
+    levels = Levels(memory)._levels
+    return tuple(sorted((name[-2:], level.high, level.left) for name, level in levels.items()))
+
+
+def _make(module: StageModule) -> Hashable:
+    """The make of a stage: its parts and shapes. Two stages of one make do the same work."""
+    part = module.part
+    steps = tuple(
+        (
+            step.grad,
+            step.random,
+            tuple(
+                (name, type(inner), inner.training, inner.extra_repr())
+                for name, inner in module.get_submodule(step.target.replace(".", "/")).named_modules()
+            )
+            if isinstance(step.target, str)
+            else step.target,
+        )
+        for step in part.steps
+    )
+    tensors = (*module.parameters(), *module.buffers())
+    shapes = tuple((tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for tensor in tensors)
+    return steps, shapes, (bool(part.stage), part.is_last, _shapes(part.metas_in), _shapes(part.metas_out))
+
+
+def _shapes(metas: Iterable[Meta]) -> Hashable:
+    return tuple((meta.shape, meta.dtype, meta.requires_grad) for meta in metas)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

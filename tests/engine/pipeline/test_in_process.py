@@ -1,0 +1,297 @@
+"""Schedules in one process: no bit moves, and actions, calls and bytes are those of the ranks."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+from explorer.engine.device.device import CpuDevice
+from explorer.engine.model.describe import describe
+from explorer.engine.model.load import load
+from explorer.engine.pipeline.in_process import SendHandles
+from explorer.engine.pipeline.microbatches import KeyedRng, deferred_batch_norm
+from explorer.engine.pipeline.pass_readings import MemoryWatch
+from explorer.engine.pipeline.run import run_pipeline
+from explorer.engine.policy.apply import apply_policy
+from explorer.errors import InvalidPlan
+from explorer.plan.hazards.hazards import hazards
+from explorer.plan.pipeline.actions import Action, format_rows
+from explorer.plan.pipeline.orders import one_f_one_b
+from explorer.plan.pipeline.schedules import SCHEDULES
+from explorer.record.pipeline_run import ActionTime
+from explorer.record.policy import KEEP_ALL, Policy
+from tests.engine.pipeline.pipeline_nets import CARRYING, EXPERTS, LANGUAGE, TRANSPOSED, UNET, WITHOUT_A_LOSS
+from tests.engine.pipeline.pipeline_runs import SOME, assert_split_is_exact, ran, spec
+
+N_STAGES = {name: 3 if name in ("GPipe", "1F1B") else 4 for name in SCHEDULES}
+
+
+@pytest.mark.parametrize("policy", [KEEP_ALL, SOME], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name != "LoopedBFS"])
+def test_splitting_moves_no_bit(schedule: str, policy: Policy) -> None:
+    assert_split_is_exact(ran(spec("language", LANGUAGE, N_STAGES[schedule], policy, schedule=schedule)))
+
+
+def test_breadth_first_adds_up_in_another_order_and_says_so() -> None:
+    run = ran(spec("language", LANGUAGE, 4, schedule="LoopedBFS"))
+    assert run.n_splitting_equal < len(run.gradients)
+    assert {s.splitting.verdict for s in run.gradients} <= {"bitwise equal", "rounding"}
+    assert not run.moved
+    assert any("another order of microbatches" in note for note in run.notes)
+
+
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "Interleaved1F1B"])
+def test_each_rank_alone_gives_the_same_gradients(schedule: str) -> None:
+    run = ran(spec("language", LANGUAGE, N_STAGES[schedule], SOME, schedule=schedule), "replay")
+    assert_split_is_exact(run)
+    assert {time.rank for time in run.actions} == {memory.rank for memory in run.memory}
+
+
+def test_carried_skips_batch_norm_and_work_in_place() -> None:
+    run = ran(spec("unet", UNET, 3, Policy.recompute(["up"]), schedule="1F1B"))
+    assert_split_is_exact(run)
+    assert len(run.stages[1].receives) == 2  # the skip is carried beside the pooled tensor
+    counted = next(s for s in run.buffers if s.name.endswith("num_batches_tracked"))
+    assert counted.microbatching.max_abs == 3.0  # four microbatches against one batch
+
+
+def test_non_contiguous_boundaries_and_integer_values() -> None:
+    run = ran(spec("transposed", TRANSPOSED, 3, n_microbatches=2))
+    assert_split_is_exact(run)
+    assert any("int64" in name for name in run.stages[1].receives)
+    assert {s.microbatching.verdict for s in run.gradients} == {"rounding"}  # no dropout: the same sums, in other order
+
+
+def test_a_value_that_leaves_by_an_attribute_is_followed() -> None:
+    assert_split_is_exact(ran(spec("experts", EXPERTS, 3, n_microbatches=2)))
+
+
+def test_an_own_action_list_runs() -> None:
+    rows = format_rows(one_f_one_b(3, 4))
+    own = (rows[0], rows[1], tuple(name for i in range(4) for name in (f"2F{i}", f"2B{i}")))
+    run = ran(spec("language", LANGUAGE, 3, schedule="1F1B", actions=own))
+    assert_split_is_exact(run)
+    assert run.rows == own
+
+
+def test_composed_times_are_the_measured_ones() -> None:
+    run = ran(msgspec.structs.replace(spec("language", LANGUAGE, 3, SOME, schedule="1F1B"), n_repeats=1))
+    assert run.composed is not None
+    assert run.composed.origin == "measured"
+    measured = {time.name: time.duration_ms for time in run.actions}
+    assert {t.name: pytest.approx(t.duration_ms) for t in run.composed.actions} == measured  # one timed pass
+    assert any(time.recompute_ms > 0 for time in run.actions if time.kind == "B")
+    assert run.composed.makespan_ms < sum(measured.values())
+
+
+def test_an_indivisible_batch_is_explained() -> None:
+    with pytest.raises(InvalidPlan, match="8 rows does not divide into 3") as caught:
+        ran(spec("language", LANGUAGE, 2, n_microbatches=3))
+    assert "1, 2, 4, 8" in caught.value.hint
+
+
+def test_a_model_that_raises_is_a_result() -> None:
+    run = ran(spec("without_a_loss", WITHOUT_A_LOSS, 2))
+    assert run.failure is not None
+    assert run.failure.sentence.startswith("Rank 1 failed in 1F0: The model raised ValueError: no loss today")
+    assert run.failed_rank == 1
+    assert run.stages  # what is known without running stays
+
+
+def test_the_world_is_left_as_found() -> None:
+    plan = spec("unet", UNET, 2, Policy.recompute(["up"]))
+    loaded = load(plan.model)
+    before = {name: tensor.clone() for name, tensor in loaded.model.state_dict().items()}
+    rng, threads = torch.get_rng_state(), torch.get_num_threads()
+    run_pipeline(plan, loaded=loaded)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in loaded.model.state_dict().items())
+    assert torch.equal(rng, torch.get_rng_state())
+    assert torch.get_num_threads() == threads
+    assert all(parameter.grad is None for parameter in loaded.model.parameters())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in loaded.model.modules())
+
+
+def test_behind_a_frozen_stage_a_split_backward_loses_what_the_hazard_says() -> None:
+    plan = spec("language", LANGUAGE, 4, schedule="ZBVZeroBubble")
+    assert plan.plan is not None
+    graph = describe(plan.model)
+    still = msgspec.structs.replace(plan, frozen=plan.plan.stages[0])  # the positions train before the first cut
+    assert "lost-gradients" not in {one.rule for one in hazards(graph, plan.policy, plan.plan, still)}
+    assert not ran(still).moved
+    frozen = msgspec.structs.replace(plan, frozen=(*plan.plan.stages[0], "positions"))
+    fired = {one.rule: one for one in hazards(graph, plan.policy, plan.plan, frozen)}
+    assert fired["lost-gradients"].severity == "error"
+    run = ran(frozen)
+    assert run.failure is None
+    lost = {shares.name for shares in run.gradients if shares.splitting.presence == "baseline only"}
+    assert lost, "torch finds the way to the weights from the stage's input, which needs no gradient"
+    assert {shares.name for shares in run.moved} == lost
+    assert {name.rpartition(".")[0] for name in lost} <= set(fired["lost-gradients"].blocks)
+    whole = ran(msgspec.structs.replace(frozen, plan=msgspec.structs.replace(plan.plan, schedule="Interleaved1F1B")))
+    assert not whole.moved
+
+
+@pytest.mark.parametrize("schedule", ["ZBVZeroBubble", "InterleavedZeroBubble", "DualPipeV", "1F1B"])
+def test_what_blocks_hand_on_can_be_read_again_after_a_split_backward(schedule: str) -> None:
+    """torch's I detaches in place what a stage sends; a checkpoint of the stage reads it once more in W."""
+    run = ran(spec("carrying", CARRYING, 4, Policy.recompute(CARRYING), schedule=schedule))
+    assert_split_is_exact(run)
+
+
+def test_a_split_backward_multiplies_recompute_and_warns() -> None:
+    run = ran(spec("language", LANGUAGE, 4, SOME, schedule="ZBVZeroBubble"))
+    multipliers = {block.fqn: block.multiplier for block in run.blocks}
+    assert multipliers["tokens"] == 1.0
+    assert multipliers["blocks.2"] > 2.0
+    assert any("splits the backward" in note for note in run.notes)
+
+
+class Sent:
+    """Stands for the tensors of one action."""
+
+
+def alive_after(rows: str, *, one_f_one_b: bool, n_stages: int = 3) -> list[set[str]]:
+    """By action, which sends are still alive once it is done."""
+    handles = SendHandles(one_f_one_b, n_stages, 4)
+    sends: dict[str, weakref.ref[Sent]] = {}
+    alive = []
+    for name in rows.split():
+        sent = Sent()
+        sends[name] = weakref.ref(sent)
+        handles.after(Action(int(name[0]), name[1], int(name[2])), sent)
+        del sent
+        gc.collect()
+        alive.append({one for one, ref in sends.items() if ref() is not None})
+    return alive
+
+
+def test_gpipe_keeps_every_send_to_the_end() -> None:
+    assert alive_after("0F0 0F1 0F2", one_f_one_b=False)[-1] == {"0F0", "0F1", "0F2"}
+
+
+def test_1f1b_keeps_the_last_gradient_until_the_next() -> None:
+    alive = alive_after("2F0 2B0 2F1 2B1", one_f_one_b=True)
+    assert alive == [set(), {"2B0"}, {"2B0"}, {"2B1"}]
+
+
+def test_1f1b_keeps_the_last_warm_up_send_but_one_until_the_drain() -> None:
+    alive = alive_after("0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3", one_f_one_b=True)
+    assert [step - {"0B0", "0B1", "0B2", "0B3"} for step in alive] == [set(), *[{"0F1"}] * 4, set(), set(), set()]
+
+
+@pytest.mark.parametrize(("mode", "again"), [("always", 4), ("except_last", 3), ("never", 0)])
+def test_which_microbatches_are_checkpointed(mode: str, again: int) -> None:
+    run = ran(spec("language", LANGUAGE, 3, SOME, checkpoint=mode, schedule="1F1B"))
+    assert_split_is_exact(run)
+    calls = {block.fqn: (block.n_forward, block.n_recompute) for block in run.blocks}
+    assert calls["blocks.1"] == (4, again)
+    assert calls["head"] == (4, 0)
+
+
+def test_eval_mode_recomputes_all_the_same() -> None:
+    run = ran(msgspec.structs.replace(spec("language", LANGUAGE, 3, SOME), mode="eval"))
+    assert_split_is_exact(run)
+    assert {block.n_recompute for block in run.blocks if block.fqn in SOME.blocks} == {4}
+
+
+def test_replay_and_one_process_measure_the_same_memory() -> None:
+    plan = spec("language", LANGUAGE, 3, SOME, schedule="1F1B", arguments={"width": 64, "length": 32})
+    together, alone = ran(plan), ran(plan, "replay")
+    assert [m.peak_bytes for m in together.memory] == [m.peak_bytes for m in alone.memory]
+    assert [m.peak_action for m in together.memory] == [m.peak_action for m in alone.memory]
+
+
+def test_memory_is_complete() -> None:
+    run = ran(spec("language", LANGUAGE, 3, schedule="GPipe", arguments={"width": 64, "length": 32}))
+    for memory in run.memory:
+        assert memory.origin == "measured"
+        assert memory.peak_bytes is not None
+        assert memory.peak_bytes > memory.parameter_bytes + memory.receive_bytes
+        assert memory.peak_action == f"{memory.rank}B0"
+        assert list(memory.time_ns) == sorted(memory.time_ns)
+        # Parameters, gradients and receive buffers are what is left, and sends that torch still holds.
+        assert memory.held_bytes[-1] >= 2 * memory.parameter_bytes + memory.receive_bytes
+    whole = 4 * 64 * 32 * 8
+    assert [memory.receive_bytes for memory in run.memory] == [whole, 2 * whole, whole]
+
+
+def test_an_allocation_is_its_ranks_whoever_frees_it() -> None:
+    watch = MemoryWatch(CpuDevice())
+    with watch:
+        with watch.window(0, "0F0"):
+            mine = torch.empty(1000, dtype=torch.uint8)
+        with watch.window(1, "1F0"):
+            other = torch.empty(300, dtype=torch.uint8)
+            del mine
+        with watch.window(2, "outside actions"):
+            """What the watch allocates for itself belongs to neither."""
+    clock = (
+        ActionTime(rank=0, stage=0, kind="F", microbatch=0, start_ms=0.0, end_ms=1.0),
+        ActionTime(rank=1, stage=1, kind="F", microbatch=0, start_ms=1.0, end_ms=2.0),
+    )
+    first, second = watch.ranks({0: 50, 1: 7}, {1: 5}, clock)
+    assert (first.peak_bytes, first.held_bytes[-1], first.peak_action) == (1050, 50, "0F0")
+    assert (second.peak_bytes, second.held_bytes[-1], second.receive_bytes) == (307, 307, 5)
+    assert max(first.time_ns) <= 1_000_000 <= max(second.time_ns) and other.numel() == 300
+
+
+def test_keys_differ_by_block_and_microbatch_and_seed() -> None:
+    drawn = set()
+    for seed in (0, 1):
+        rng = KeyedRng(seed, ("a", "b"))
+        for block in ("a", "b"):
+            for microbatch in (0, 1):
+                rng.enter(block, microbatch)
+                drawn.add(torch.rand(()).item())
+    assert len(drawn) == 8
+
+
+def test_dropout_without_keys_depends_on_the_split() -> None:
+    run = ran(spec("language", LANGUAGE, 3, keyed_rng=False))
+    assert run.n_splitting_equal < len(run.gradients)
+    assert max(s.splitting.relative_norm or 0.0 for s in run.gradients) > 1e-3
+    assert any("not keyed" in note for note in run.notes)
+
+
+def test_deferred_batch_norm_moves_once_and_lands_near_the_whole_batch() -> None:
+    run = ran(spec("unet", UNET, 3, deferred_batch_norm=True))
+    assert_split_is_exact(run)
+    for shares in run.buffers:
+        if shares.name.startswith("down"):
+            assert (shares.microbatching.relative_norm or 0.0) < 1e-5, shares.name
+            if shares.name.endswith("num_batches_tracked"):
+                assert shares.microbatching.bitwise
+
+
+def moved(model: nn.Module, parts: list[torch.Tensor], *, enabled: bool) -> list[torch.Tensor]:
+    with deferred_batch_norm(model, enabled=enabled):
+        for part in parts:
+            model(part).sum().backward()
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    return [value.clone() for value in model.buffers()]
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_microbatches_move_them_as_the_whole_batch_does(momentum: float | None) -> None:
+    x = torch.randn(8, 3, 5)
+    norm = nn.BatchNorm1d(3, momentum=momentum)
+    whole = moved(copy.deepcopy(norm), [x], enabled=False)
+    deferred = moved(copy.deepcopy(norm), list(x.split(2)), enabled=True)
+    each = moved(copy.deepcopy(norm), list(x.split(2)), enabled=False)
+    for one, other in zip(whole, deferred, strict=True):
+        torch.testing.assert_close(one, other)
+    assert [int(n[-1]) for n in (whole, deferred, each)] == [1, 1, 4]
+
+
+def test_what_runs_again_is_gathered_once() -> None:
+    x = torch.randn(8, 3)
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    kept = moved(copy.deepcopy(model), list(x.split(2)), enabled=True)
+    with apply_policy(model, Policy.recompute(["1"])):
+        assert all(map(torch.equal, moved(model, list(x.split(2)), enabled=True), kept))

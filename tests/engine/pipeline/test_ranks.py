@@ -1,0 +1,204 @@
+"""Real ranks over gloo: the same bits, the same bytes, and an end that names the guilty one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import msgspec
+import pytest
+from torch.distributed.pipelining import PipelineStage
+
+from explorer.child_process.forks import at_hand
+from explorer.engine.pipeline import processes
+from explorer.engine.pipeline.rank import write_report
+from explorer.engine.pipeline.run import run_pipeline
+from explorer.errors import Cancelled
+from explorer.plan.pipeline.actions import format_rows
+from explorer.plan.pipeline.measured import links
+from explorer.plan.pipeline.orders import one_f_one_b
+from explorer.record.graph import ModelRef
+from explorer.record.pipeline_run import RankReport
+from explorer.record.plan import Progress
+from explorer.record.policy import KEEP_ALL, Policy
+from explorer.view.pipeline.headline import figures
+from tests.engine.pipeline.pipeline_nets import LANGUAGE, NAPPING, TRANSPOSED, TROUBLE, UNET
+from tests.engine.pipeline.pipeline_runs import SOME, assert_split_is_exact, ran, spec
+from tests.forked import forked, server_of
+
+ROOMY = {"width": 128, "length": 64, "batch": 16}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("schedule", "n_stages", "policy"),
+    [
+        ("GPipe", 2, KEEP_ALL),
+        ("1F1B", 3, SOME),
+        ("Interleaved1F1B", 4, SOME),
+        ("ZBVZeroBubble", 4, SOME),
+        ("DualPipeV", 4, SOME),
+    ],
+)
+def test_real_ranks_give_the_same_bits_and_bytes(schedule: str, n_stages: int, policy: Policy) -> None:
+    plan = spec("language", LANGUAGE, n_stages, policy, schedule=schedule, arguments=ROOMY)
+    real, alone = run_pipeline(plan, "procs"), ran(plan, "replay")
+    assert_split_is_exact(real)
+    assert real.losses == alone.losses
+    for one, other in zip(real.memory, alone.memory, strict=True):
+        assert one.peak_bytes is not None
+        assert other.peak_bytes is not None
+        assert abs(one.peak_bytes - other.peak_bytes) <= 0.01 * one.peak_bytes
+        assert one.peak_action == other.peak_action
+    assert {b.fqn: b.n_recompute for b in real.blocks} == {b.fqn: b.n_recompute for b in alone.blocks}
+    assert not forked()
+
+
+@pytest.mark.slow
+def test_batch_norm_skips_and_integers_cross_processes() -> None:
+    assert_split_is_exact(run_pipeline(spec("unet", UNET, 3, Policy.recompute(["up"]), schedule="1F1B"), "procs"))
+    integers = run_pipeline(spec("transposed", TRANSPOSED, 3, n_microbatches=2), "procs")
+    if hasattr(PipelineStage, "_get_grad_send_meta"):
+        assert_split_is_exact(integers)
+    else:  # torch 2.11 would wait for the gradient of integers
+        assert integers.failure is not None and integers.failure.kind == "not on this device"
+
+
+@pytest.mark.slow
+def test_an_own_action_list_runs_on_real_ranks() -> None:
+    rows = format_rows(one_f_one_b(3, 4))
+    own = (rows[0], ("1F0", "1F1", "1B0", "1F2", "1B1", "1F3", "1B2", "1B3"), rows[2])
+    assert_split_is_exact(run_pipeline(spec("language", LANGUAGE, 3, schedule="1F1B", actions=own), "procs"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "kind", "words"),
+    [
+        ("die", "crash", "Rank 1 ended with exit code 1"),
+        ("raise", "model raised", "Rank 1 failed in 1F"),
+        ("memory", "out of memory", "Rank 1 failed"),
+        ("sleep", "time-out", "Rank 1 was still at work"),
+    ],
+)
+def test_a_rank_that_fails_is_named_and_the_others_are_stopped(how: str, kind: str, words: str) -> None:
+    plan = spec("trouble", TROUBLE, 3, arguments={"how": how}, n_microbatches=2)
+    run = run_pipeline(msgspec.structs.replace(plan, time_limit_s=6.0 if how == "sleep" else 300.0), "procs")
+    assert run.failure is not None
+    assert (run.failure.kind, run.failed_rank) == (kind, 1)
+    assert words in run.failure.sentence
+    assert not forked()
+
+
+@pytest.mark.slow
+def test_cancel_leaves_nobody_behind() -> None:
+    seen: set[int] = set()
+
+    def report(progress: Progress) -> None:
+        seen.update(forked())
+        if len(seen) == 3:
+            raise Cancelled("The run was cancelled.")
+
+    with pytest.raises(Cancelled):
+        run_pipeline(spec("trouble", TROUBLE, 3, arguments={"how": "sleep"}, n_microbatches=2), "procs", report)
+    assert len(seen) == 3
+    assert not forked()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("whom", "words"), [("rank", "was ended by SIGKILL"), ("server", "fork server")])
+def test_an_end_from_outside_is_a_crash_and_not_lack_of_memory(whom: str, words: str, tmp_path: Path) -> None:
+    killed: list[int] = []
+
+    def report(progress: Progress) -> None:
+        if not killed and len(forked()) == 3:
+            rank = max(forked())
+            killed.append(rank if whom == "rank" else server_of(rank))
+            os.kill(killed[0], signal.SIGKILL)
+
+    plan = spec("trouble", TROUBLE, 3, arguments={"how": "sleep"}, n_microbatches=2)
+    run = run_pipeline(msgspec.structs.replace(plan, time_limit_s=60.0), "procs", report)
+    assert run.failure is not None
+    assert (run.failure.kind, words in run.failure.sentence) == ("crash", True), run.failure
+    assert not forked()
+
+
+@pytest.mark.parametrize("reported", [(), (0,), (1,), (0, 1)])
+def test_a_rank_that_is_killed_is_not_the_models_fault_whatever_it_has_reported(
+    reported: tuple[int, ...], tmp_path: Path
+) -> None:
+    ranks = [at_hand().start(function) for function in (os.getpid, signal.pause)]
+    ranks[1].kill()
+    for rank in reported:
+        write_report(RankReport(rank=rank), tmp_path)
+    assert all(process.wait() for process in ranks)
+    watch = processes._Watch(spec("trouble", TROUBLE, 3), ranks, memoryview(b""), tmp_path)
+    rank, failure = watch._guilty()
+    assert (rank, failure.kind, failure.sentence) == (1, "crash", "Rank 1 was ended by SIGKILL.")
+    for process in ranks:
+        process.close()
+
+
+@pytest.mark.slow
+def test_a_rank_without_a_stage_waits() -> None:
+    rows = (*format_rows(one_f_one_b(2, 4)), ())
+    run = run_pipeline(spec("language", LANGUAGE, 2, actions=rows), "procs")
+    assert_split_is_exact(run)
+    assert [memory.rank for memory in run.memory] == [0, 1, 2]
+
+
+@pytest.mark.slow
+def test_one_clock_reads_actions_and_what_they_recompute() -> None:
+    """A block that waits takes wall time and no CPU time: its recompute is as long as its forward."""
+    run = run_pipeline(spec("napping", NAPPING, 2, Policy.recompute(NAPPING), schedule="1F1B"), "procs")
+    assert run.failure is None
+    forward = {time.microbatch: time.duration_ms for time in run.actions if (time.stage, time.kind) == (1, "F")}
+    for time in run.actions:
+        if (time.stage, time.kind) == (1, "B"):
+            assert forward[time.microbatch] / 2 < time.recompute_ms <= time.duration_ms
+
+
+NAP_MS = 150.0
+
+
+FAR = f"""
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import schedules
+
+send = schedules._batch_p2p
+
+
+def slowly(ops, desc=None):
+    if any(op.op is dist.isend for op in ops):
+        time.sleep({NAP_MS} / 1e3)
+    return send(ops, desc)
+
+
+def far():
+    if dist.is_initialized():  # in a rank
+        schedules._batch_p2p = slowly
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), (torch.randn(4, 4), torch.randn(4, 4)), nn.MSELoss()
+"""
+
+
+@pytest.mark.slow
+def test_what_a_slow_link_costs_is_in_the_step(tmp_path: Path) -> None:
+    """One microbatch there and back over a link that takes its time: nothing else happens meanwhile."""
+    (tmp_path / "net.py").write_text(FAR)
+    plan = spec("far", ("0", "1"), 2, n_microbatches=1)
+    plan = msgspec.structs.replace(plan, model=ModelRef(target=f"{tmp_path / 'net.py'}:far"))
+    run = run_pipeline(plan, "procs")
+    assert_split_is_exact(run)
+    assert run.timing is run.wall is not None
+    assert run.composed is not None
+    assert run.wall.makespan_ms >= run.composed.makespan_ms + 2 * NAP_MS
+    assert {(link.source, link.target) for link in links(run.wall) if link.wait_ms >= NAP_MS} == {(0, 1), (1, 0)}
+    step = figures(run, None, plan.plan, before=None)[0]
+    assert step.value == f"{run.wall.makespan_ms:,.1f} ms"
+    assert run.headlines()["makespan_ms"] == run.wall.makespan_ms
+    assert f"The step took {run.wall.makespan_ms:.1f} ms by the ranks' own clocks" in " ".join(run.notes)
