@@ -3,8 +3,10 @@
 Every rank does its row in order; an action starts when the rank is free and what it needs has arrived. Time passes in
 actions alone: a transfer takes none.
 
-Memory of a rank is parameters + receive buffers + saved activations in flight + gradients + sent tensors that torch
-still holds, and, while an action runs, its highest point above that.
+Memory of a rank:
+
+    held between actions    parameters + receive buffers + saved activations in flight + gradients + sends in flight
+    held while one runs     that sum, and the action's highest point above it
 """
 
 from __future__ import annotations
