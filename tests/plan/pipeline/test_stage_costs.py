@@ -140,8 +140,8 @@ def test_what_is_recomputed_inside_a_block_is_said_to_be_left_out() -> None:
 SPLIT_KEPT = SplitCost(input_ms=1.0, weight_ms=1.0, input_extra_bytes=30, owed_bytes=20, weight_extra_bytes=10,
                  first_weight_extra_bytes=18, weight_end_bytes=-40)  # fmt: skip
 SPLIT_AGAIN = SplitCost(input_ms=2.0, weight_ms=4.0, input_recompute_ms=1.0, weight_recompute_ms=3.0,
-                  weight_ms_per_block=0.5, input_extra_bytes=130, owed_bytes=50, weight_extra_bytes=300, first_weight_extra_bytes=308,
-                  weight_end_bytes=200)  # fmt: skip
+                        weight_ms_per_block=0.5, input_extra_bytes=130, owed_bytes=50, weight_extra_bytes=300,
+                        first_weight_extra_bytes=308, weight_end_bytes=200)  # fmt: skip
 BLOCK = BlockCost(
     blocks=("b",),
     kept=ActionCost(forward_ms=1.0, backward_ms=2.0, saved_bytes=100, split=SPLIT_KEPT),
