@@ -64,17 +64,24 @@ CPU_AUTOCAST = (
 )
 
 
-class _Meter:
-    """Counts the steps of a job and reports each at its begin."""
+class Meter:
+    """Counts `total` steps of a job and reports each at its begin. Steps of a job inside may come first."""
 
     def __init__(self, report: Report, total: int) -> None:
         self._report = report
         self._done = 0
         self._total = total
+        self._n_inside = 0
 
     def __call__(self, what: str) -> None:
-        self._report(Progress(what=what, done=min(self._done, self._total), total=self._total))
+        total = self._n_inside + self._total
+        self._report(Progress(what=what, done=min(self._n_inside + self._done, total), total=total))
         self._done += 1
+
+    def inside(self, progress: Progress) -> None:
+        """Reports a step of the job inside, as a step of this job."""
+        self._n_inside = progress.total
+        self._report(replace(progress, total=progress.total + self._total))
 
     def named(self, name: str) -> Callable[[str], None]:
         """The same meter; each text begins with `name`."""
@@ -91,18 +98,23 @@ def measure(spec: RunSpec, report: Report = silent) -> Measurement:
 
 def measure_pair(baseline: RunSpec, candidate: RunSpec, report: Report = silent) -> tuple[Measurement, Measurement]:
     """Both runs from identical state, timed in turns (A, B, A, B). Raises BadInput if other settings differ."""
+    refuse_other_settings(baseline, candidate)
+    first, second = _measure((baseline, candidate), report)
+    return first, second
+
+
+def refuse_other_settings(baseline: RunSpec, candidate: RunSpec) -> None:
+    """Raises BadInput if the runs differ in more than policy and plan."""
     differing = [
-        name
+        f"{name}: {getattr(baseline, name)!r} and {getattr(candidate, name)!r}"
         for name in RunSpec.__struct_fields__
         if name not in ("policy", "plan") and getattr(baseline, name) != getattr(candidate, name)
     ]
     if differing:
         raise BadInput(
-            f"Baseline and candidate differ in {', '.join(differing)}; a pair differs in policy and plan alone.",
-            hint="Measure them one by one, or give both the same settings.",
+            f"Baseline and candidate differ in more than their policy ({'; '.join(differing)}).",
+            hint="Only runs of one model, batch, device and seed can be compared.",
         )
-    first, second = _measure((baseline, candidate), report)
-    return first, second
 
 
 def measure_beside_keep_all(spec: RunSpec, report: Report = silent) -> Measurement:
@@ -118,7 +130,7 @@ def _measure(specs: Sequence[RunSpec], report: Report) -> tuple[Measurement, ...
     names = ("baseline: ", "candidate: ") if len(specs) > 1 else ("",)
     n_keep_all = sum(not spec.policy.units for spec in specs)
     n_timed = len(specs) * (1 + 2 * n_repeats) + n_keep_all if n_repeats else 0
-    meter = _Meter(report, 1 + len(specs) * 4 + n_timed)
+    meter = Meter(report, 1 + len(specs) * 4 + n_timed)
     with preserve_global_state():
         meter("loading the model")
         loaded = load_for(specs[0])
@@ -141,7 +153,7 @@ def _measure(specs: Sequence[RunSpec], report: Report) -> tuple[Measurement, ...
     )
 
 
-def _time(runs: Sequence[tuple[RunSpec, Readings]], loaded: Loaded, device: Device, meter: _Meter) -> None:
+def _time(runs: Sequence[tuple[RunSpec, Readings]], loaded: Loaded, device: Device, meter: Meter) -> None:
     """Times all runs in turns on one model: memory holds one model, and a slow minute affects all runs alike."""
     first = runs[0][0]
     trainee = prepare(first, loaded)
@@ -234,7 +246,7 @@ def measure_without_data(spec: RunSpec, report: Report = silent) -> Measurement:
     """
     if spec.device != "cpu":
         raise BadInput("A step without data is played on the CPU.", hint="Leave --device out.")
-    device, meter = device_of(torch.device("cpu")), _Meter(report, 3)
+    device, meter = device_of(torch.device("cpu")), Meter(report, 3)
 
     def cast(own: torch.dtype) -> torch.dtype:
         return cast_type(own, torch_dtype(spec))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from explorer.engine.bench.bench import bench_of
+from explorer.engine.bench.measure import Meter
 from explorer.engine.bench.step import prepare, run_step, set_mode, torch_device, torch_dtype
 from explorer.engine.device.cuda_allocator import CudaRecorder
 from explorer.engine.device.device import device_of
@@ -28,7 +29,7 @@ from explorer.engine.watch.scopes import looking_at_saved
 from explorer.errors import BadInput, NotOnThisDevice, NotSaved, nearest
 from explorer.record.graph import AutogradPicture, AutogradPictures
 from explorer.record.measurement import SavedFile
-from explorer.record.plan import Progress, Report, silent
+from explorer.record.plan import Report, silent
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 
@@ -40,14 +41,15 @@ def draw_autograd(spec: RunSpec, block: str, report: Report = silent) -> Autogra
     them; reentrant checkpointing replaces the nodes by one. Drawn by torchviz (github.com/szagoruyko/pytorchviz).
     Raises BadInput for a block that does not exist or is never called, ModelFailed for a model that raises.
     """
+    meter = Meter(report, 3)
     with preserve_global_state():
-        report(Progress(what=f"loading {spec.model.target}", done=0, total=3))
+        meter(f"loading {spec.model.target}")
         loaded = place(load_for(spec), torch_device(spec), torch_dtype(spec))
         set_mode(loaded.model, spec.mode)
         args, kwargs = _inputs_of(loaded, block)
-        report(Progress(what="drawing the block kept", done=1, total=3))
+        meter("drawing the block kept")
         kept = _picture(loaded.model, block, args, kwargs, show_saved=True)
-        report(Progress(what="drawing the block recomputed", done=2, total=3))
+        meter("drawing the block recomputed")
         with apply_policy(loaded.model, replace_units(spec.policy, block)):
             recomputed = _picture(loaded.model, block, args, kwargs, show_saved=False)
         return AutogradPictures(block=block, kept=kept, recomputed=recomputed)
@@ -138,15 +140,15 @@ def save_snapshot(spec: RunSpec, path: Path, report: Report = silent) -> SavedFi
             f"A snapshot for PyTorch's memory viewer was asked of {spec.device}; only CUDA's allocator has one.",
             hint="The run itself can be saved and opened here on any device.",
         )
-    device = torch_device(spec)
+    device, meter = torch_device(spec), Meter(report, N_WARM_UP + 1)
     with preserve_global_state():
         trainee, recorder = prepare(spec), CudaRecorder(device, stacks=True)
         with blaming(spec.model, trainee.inputs, "step"):
-            for i in range(N_WARM_UP):
-                report(Progress(what="warming up", done=i, total=N_WARM_UP + 1))
+            for _ in range(N_WARM_UP):
+                meter("warming up")
                 run_step(trainee)
             trainee.model.zero_grad(set_to_none=True)
-            report(Progress(what="recording the snapshot", done=N_WARM_UP, total=N_WARM_UP + 1))
+            meter("recording the snapshot")
             with recorder:
                 bench_of(trainee, device_of(device)).take()
     try:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import msgspec
 
-from explorer.engine.bench.measure import measure_pair
+from explorer.engine.bench.measure import Meter, measure_pair, refuse_other_settings
 from explorer.engine.bench.step import forward_backward, prepare
 from explorer.engine.compare.judgement import judge_programs
 from explorer.engine.compare.probe import ProbeResult, probe
@@ -16,35 +16,16 @@ from explorer.engine.compare.programs import SpecProgram
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load_for
 from explorer.engine.state.global_state import deterministic_kernels, preserve_global_state, tf32_kinds, without_tf32
-from explorer.errors import BadInput
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.why.gradients import causes
 from explorer.record.comparison import Comparison
 from explorer.record.failure import Failure
 from explorer.record.graph import Hazard
 from explorer.record.measurement import Measurement
-from explorer.record.plan import Progress, Report, silent
+from explorer.record.plan import Report, silent
 from explorer.record.run import RunSpec
 
 _N_STAGES = 5
-
-
-class Meter:
-    """Progress over the measurement and the comparison as one count."""
-
-    def __init__(self, report: Report) -> None:
-        self._report = report
-        self._measured = 0
-        self._stage = 0
-
-    def __call__(self, progress: Progress) -> None:
-        self._measured = progress.total
-        self._report(msgspec.structs.replace(progress, total=progress.total + _N_STAGES))
-
-    def step(self, what: str) -> None:
-        done = self._measured + self._stage
-        self._stage += 1
-        self._report(Progress(what=what, done=done, total=self._measured + _N_STAGES))
 
 
 def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report: Report = silent) -> Comparison:
@@ -54,11 +35,11 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
     result: `failure` gives the reason beside both measurements.
     Raises BadInput if the specs differ in more than policy and plan, and what loading the model raises.
     """
-    _same_but_for_the_policy(baseline, candidate)
-    meter = Meter(report)
+    refuse_other_settings(baseline, candidate)
+    meter = Meter(report, _N_STAGES)
     probes = full and baseline.plan is None and candidate.plan is None
     probed = probe(baseline, candidate, report) if probes else ProbeResult()
-    measured = measure_pair(baseline, candidate, meter)
+    measured = measure_pair(baseline, candidate, meter.inside)
     failure = _first_failure(*measured)
     comparison = Comparison(baseline=measured[0], candidate=measured[1], failure=failure)
     if failure is not None:
@@ -67,7 +48,7 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
         comparison, without_tf32=tf32_kinds() if baseline.device == "cuda" else (), **asdict(probed)
     )
     with preserve_global_state(), deterministic_kernels(strict=runs_strictly(baseline)), without_tf32():
-        comparison = judge_specs(comparison, full=full, stage=meter.step)
+        comparison = judge_specs(comparison, full=full, stage=meter)
     return with_causes(comparison)
 
 
@@ -116,17 +97,3 @@ def runs_strictly(baseline: RunSpec) -> bool:
     except RuntimeError:  # an operator has no deterministic kernel; the model's own errors appear in the next run
         return False
     return True
-
-
-def _same_but_for_the_policy(baseline: RunSpec, candidate: RunSpec) -> None:
-    free = {"policy", "plan"}
-    differing = [
-        name for name in RunSpec.__struct_fields__
-        if name not in free and getattr(baseline, name) != getattr(candidate, name)
-    ]  # fmt: skip
-    if differing:
-        both = "; ".join(f"{name}: {getattr(baseline, name)!r} and {getattr(candidate, name)!r}" for name in differing)
-        raise BadInput(
-            f"Baseline and candidate differ in more than their policy ({both}).",
-            hint="Only runs of one model, batch, device and seed can be compared.",
-        )

@@ -7,7 +7,7 @@
 calls.py has the rules for one call; this file combines calls. An input that a checkpoint keeps stays alive although
 another unit would free it (a skip from one block to another). Each call keeps the state of torch's generator on the
 CPU. Source: https://docs.pytorch.org/docs/stable/checkpoint.html.
-Test against real runs: tests/engine/bench/test_forecast_comes_true.py.
+Test against real runs: tests/engine/bench/test_predictions.py.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.watch.storages import NONE
 from explorer.record import PHASES, ROLES, Allocations, ModelRef, Policy, RunSpec, Unit
 from explorer.record.failure import Failure
-from tests.engine.bench.gpt_runs import BLOCKS
 from tests.engine.tiny_nets import ref
 from tests.graphs import alive_at
+from tests.zoo import BLOCKS
 
 MODES = {
     "keep": Policy(),

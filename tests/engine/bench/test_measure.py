@@ -24,12 +24,12 @@ from explorer.errors import BadInput, Cancelled, InvalidPolicy, OutOfMemory
 from explorer.record import Measurement, Policy, RunSpec
 from explorer.record.base import from_msgpack, to_msgpack
 from explorer.record.plan import Progress
-from tests.engine.bench.gpt_runs import BLOCKS, GPT
 from tests.engine.tiny_nets import ref
+from tests.zoo import BLOCKS, GPT, gpt_pair
 
 
-def test_recompute_lowers_the_peak_and_says_what_it_costs(pair: tuple[Measurement, Measurement]) -> None:
-    baseline, candidate = pair
+def test_recompute_lowers_the_peak_and_says_what_it_costs() -> None:
+    baseline, candidate = gpt_pair()
     assert candidate.step_peak_bytes is not None and baseline.step_peak_bytes is not None
     assert candidate.step_peak_bytes < 0.8 * baseline.step_peak_bytes
     assert candidate.forward_flops == baseline.forward_flops
@@ -38,9 +38,9 @@ def test_recompute_lowers_the_peak_and_says_what_it_costs(pair: tuple[Measuremen
     assert candidate.recompute_flops
 
 
-def test_forward_alone_needs_what_inference_needs(pair: tuple[Measurement, Measurement]) -> None:
+def test_forward_alone_needs_what_inference_needs() -> None:
     """Two instruments agree about it, FLOPs are those of a step's forward, nothing is kept for a backward."""
-    alone, (step, _) = measure(RunSpec(model=GPT, n_repeats=2, forward_only=True)), pair
+    alone, (step, _) = measure(RunSpec(model=GPT, n_repeats=2, forward_only=True)), gpt_pair()
     assert [span.phase for span in alone.phases] == ["forward"]
     assert alone.step_peak_bytes == alone.peaks.alone_peak_bytes
     assert alone.step_peak_bytes is not None and step.step_peak_bytes is not None
@@ -50,8 +50,8 @@ def test_forward_alone_needs_what_inference_needs(pair: tuple[Measurement, Measu
     assert alone.times is not None and alone.times.backward.ms == () and len(alone.times.step.ms) == 2
 
 
-def test_times_have_one_reading_a_repeat(pair: tuple[Measurement, Measurement]) -> None:
-    for run in pair:
+def test_times_have_one_reading_a_repeat() -> None:
+    for run in gpt_pair():
         assert run.times is not None
         assert run.times.clock == "process CPU time"
         for samples in (run.times.step, run.times.forward, run.times.backward, run.times.optimizer):
@@ -60,28 +60,28 @@ def test_times_have_one_reading_a_repeat(pair: tuple[Measurement, Measurement]) 
             run.times.step.ms, run.times.forward.ms, run.times.backward.ms, run.times.optimizer.ms
         ):
             assert whole == pytest.approx(sum(parts))
-    baseline, candidate = pair
+    baseline, candidate = gpt_pair()
     assert len(candidate.by_fqn["blocks.0"].recompute.ms) == 3
     assert len(candidate.by_fqn[""].recompute.ms) == 3
     assert baseline.by_fqn["blocks.0"].recompute.ms == ()
     assert len(baseline.by_fqn["blocks.0"].forward.ms) == 3
 
 
-def test_a_measurement_survives_the_pipe(pair: tuple[Measurement, Measurement]) -> None:
-    for run in pair:
+def test_a_measurement_survives_the_pipe() -> None:
+    for run in gpt_pair():
         assert from_msgpack(to_msgpack(run), Measurement) == run
 
 
-def test_the_first_loss_is_that_of_the_initial_weights(pair: tuple[Measurement, Measurement]) -> None:
-    baseline, candidate = pair
+def test_the_first_loss_is_that_of_the_initial_weights() -> None:
+    baseline, candidate = gpt_pair()
     assert baseline.loss == candidate.loss
     assert baseline.loss is not None and 3 < baseline.loss < 5  # about ln(50)
 
 
-def test_the_environment_says_that_one_thread_is_pinned(pair: tuple[Measurement, Measurement]) -> None:
-    assert pair[0].environment.n_threads == 1
-    assert pair[0].environment.device == "cpu"
-    assert pair[0].environment.total_memory_bytes
+def test_the_environment_says_that_one_thread_is_pinned() -> None:
+    assert gpt_pair()[0].environment.n_threads == 1
+    assert gpt_pair()[0].environment.device == "cpu"
+    assert gpt_pair()[0].environment.total_memory_bytes
 
 
 def test_the_world_is_left_as_found() -> None:
@@ -166,7 +166,7 @@ def test_a_model_that_raises_is_a_result_with_its_traceback() -> None:
 def test_the_callers_mistakes_are_raised() -> None:
     with pytest.raises(InvalidPolicy):
         measure(RunSpec(model=ref("chain"), policy=Policy.recompute(["nowhere"])))
-    with pytest.raises(BadInput, match="differ in seed, dtype|differ in dtype, seed"):
+    with pytest.raises(BadInput, match="more than their policy .dtype: 'own' and 'float64'; seed: 0 and 1"):
         measure_pair(RunSpec(model=ref("chain")), RunSpec(model=ref("chain"), seed=1, dtype="float64"))
 
 

@@ -1,15 +1,18 @@
-"""The picture of a block's graph: nodes stay where recompute is non-reentrant, what they hold goes."""
+"""A block's autograd graph by torchviz, and the snapshot for PyTorch's memory viewer."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from explorer.engine.bench.other_tools import draw_autograd
+from explorer.engine.bench.other_tools import draw_autograd, save_snapshot
 from explorer.engine.policy.units import observe_recompute
-from explorer.errors import BadInput
+from explorer.errors import BadInput, NotOnThisDevice
 from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
+from tests.engine.tiny_nets import ref
 
 GPT = ModelRef(target="sample_models/gpt.py", arguments={"n_layers": 2, "width": 16, "length": 8, "batch": 2})
 
@@ -41,19 +44,21 @@ def test_the_drawing_names_parameters_and_inputs() -> None:
         assert name in drawn.recomputed.dot
 
 
-def test_a_drawing_is_reproducible_but_for_addresses() -> None:
-    one, two = (draw_autograd(spec(), "blocks.0").kept for _ in range(2))
+def test_a_drawing_is_reproducible_but_for_addresses_and_runs_no_backward() -> None:
+    reruns: list[str] = []
+    with observe_recompute(lambda fqn, starts: reruns.append(fqn)):
+        one, two = (draw_autograd(spec(), "blocks.0").kept for _ in range(2))
     assert (one.n_nodes, one.n_saved_tensors, one.saved_bytes) == (two.n_nodes, two.n_saved_tensors, two.saved_bytes)
-
-
-def test_drawing_runs_no_backward() -> None:
-    seen: list[str] = []
-    with observe_recompute(lambda fqn, starts: seen.append(fqn)):
-        draw_autograd(spec(), "blocks.0")
-    assert seen == []
+    assert reruns == []
 
 
 @pytest.mark.parametrize(("block", "words"), [("block.0", "no block 'block.0'"), ("blocks", "never called")])
 def test_what_cannot_be_drawn(block: str, words: str) -> None:
     with pytest.raises(BadInput, match=words):
         draw_autograd(spec(), block)
+
+
+def test_a_snapshot_needs_cudas_allocator(tmp_path: Path) -> None:
+    with pytest.raises(NotOnThisDevice, match="asked of cpu"):
+        save_snapshot(RunSpec(model=ref("chain")), tmp_path / "step.pickle")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,291 @@
+"""Predictions come true in real runs: of policies, of the baseline from a run with recompute, of a larger step."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from explorer.engine.bench.measure import measure
+from explorer.engine.model.describe import describe
+from explorer.plan.policy.presets import preset
+from explorer.plan.predict.baseline import at_size, keep_all_from
+from explorer.plan.predict.changes import RNG_STATE_BYTES
+from explorer.plan.predict.forecaster import Forecaster
+from explorer.plan.predict.price import prices
+from explorer.record import Measurement, ModelGraph, ModelRef, Policy, RunSpec, Unit
+from tests.engine import preset_nets
+from tests.engine.bench.random_policies import KINDS, random_policy
+from tests.zoo import SMALL, sample, sample_run
+
+FEW: dict[str, dict[str, int]] = {
+    "gpt": {"n_layers": 6, "batch": 4},
+    "moe": {"n_layers": 4, "batch": 8},
+    "vit": {"n_layers": 4, "batch": 4},
+    "mlp": {"batch": 1024},
+    "resnet": {"batch": 16},
+    "recurrent": {"batch": 64},
+    "unet": {"batch": 4},
+    "tied_lm": {"n_layers": 4, "batch": 4},
+}
+"""Layers and rows are alike: with fewer a forecast is as hard, and a run is done sooner."""
+FEW_BYTES = 256
+"""Allowed error for a model of less than a MiB: gradients of biases come and go at the very moment of the peak."""
+
+
+def holds(
+    graph: ModelGraph, base: Measurement, policy: Policy, *, rel: float = 1e-4, within_bytes: int = 0
+) -> Measurement:
+    forecast = Forecaster(base, graph).forecast(policy)
+    run = measure(replace(base.spec, policy=policy))
+    assert run.failure is None, run.failure
+    assert forecast.step_peak_bytes == pytest.approx(
+        run.step_peak_bytes, rel=0 if within_bytes else rel, abs=within_bytes
+    )
+    assert forecast.saved_after_forward_bytes == pytest.approx(run.saved_after_forward_bytes, rel=2e-3, abs=64)
+    if base.total_flops:
+        assert forecast.flop_ratio is not None and round(forecast.flop_ratio * base.total_flops) == run.total_flops
+    return run
+
+
+def graph_and_run(model: ModelRef, **options: object) -> tuple[ModelGraph, Measurement]:
+    return describe(model), measure(RunSpec(model=model, n_repeats=0, **options))  # type: ignore[arg-type]
+
+
+def peak(run: Measurement) -> int:
+    assert run.step_peak_bytes is not None
+    return run.step_peak_bytes
+
+
+def save_ops(blocks: tuple[str, ...], *ops: str) -> Policy:
+    return Policy(units=tuple(Unit(blocks=(fqn,), action="save_ops", save_ops=ops) for fqn in blocks))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "chosen"),
+    [
+        ("gpt", "every-2"),
+        ("gpt", "sqrt"),
+        ("moe", "sqrt"),
+        ("mlp", "sqrt"),
+        ("resnet", "sqrt"),
+        ("resnet", "every-2"),
+        ("recurrent", "all"),
+        ("unet", "every-2"),
+        ("tied_lm", "all"),
+        ("vit", "except-last"),
+    ],
+)
+def test_a_preset_of_a_sample_model(name: str, chosen: str) -> None:
+    graph, base = sample_run(name, **FEW[name])
+    policy = preset(chosen, graph)
+    run = holds(graph, base, policy)
+    freed = Forecaster(base, graph).forecast(policy).freed_bytes
+    for fqn in policy.blocks:
+        left = base.by_fqn[fqn].saved_after_forward_bytes - freed[fqn]
+        assert left == pytest.approx(run.by_fqn[fqn].saved_after_forward_bytes, abs=16), fqn  # scalars made in C++
+    assert peak(run) < 0.8 * peak(base), "a policy that changes nothing proves nothing"
+
+
+def test_a_chain_recomputed_as_a_whole_and_block_by_block() -> None:
+    """Two levels: each block runs up to three times, and at no moment is more than one of them whole."""
+    graph, base = sample_run("resnet", batch=8)
+    run = holds(graph, base, Policy.recompute(["blocks", *graph.repeats]))
+    alone = Forecaster(base, graph).forecast(Policy.recompute(["blocks"]))
+    assert alone.step_peak_bytes is not None and peak(run) < 0.6 * alone.step_peak_bytes
+    holds(graph, base, Policy.recompute(["blocks", *graph.repeats], early_stop=False))
+
+
+@pytest.mark.parametrize(
+    "units",
+    [
+        ["layers.0", "layers.0.attention", "layers.1", "layers.1.attention", "layers.2.attention"],
+        ["angles", "layers.0"],
+        [("layers.0.mlp", "layers.0.dropout"), ("layers.2.mlp", "layers.2.dropout")],
+        ["layers.0", ("layers.0.mlp", "layers.0.dropout"), "layers.1.dropout"],
+    ],
+    ids=["keywords inside", "saves nothing", "ends in what saves nothing", "both inside"],
+)
+def test_units_of_a_decoder(units: list[str | tuple[str, ...]]) -> None:
+    """An inner unit that takes its tensors by keyword; units and ends of units that save nothing."""
+    holds(*graph_and_run(preset_nets.ref("decoder")), Policy.recompute(units), rel=1e-5)
+
+
+def test_a_layer_of_which_the_model_calls_a_part_a_second_time() -> None:
+    """Backward of that call comes first, and is not where backward of the layer begins."""
+    holds(*graph_and_run(preset_nets.ref("decoder", twice=True)), Policy.recompute(["layers.0"]))
+
+
+def test_a_checkpoint_keeps_its_inputs_until_its_backward_has_ended() -> None:
+    """The skip of down.0 goes into a concatenation that up.2 saves: its checkpoint alone keeps the skip itself."""
+    graph, base = graph_and_run(sample("unet", batch=2), optimizer="none")
+    holds(graph, base, Policy.recompute(["down.0", "up.2"]))
+
+
+def test_keeping_a_block_whose_skip_others_hold_costs_it_once() -> None:
+    """down.0 hands on what it saves: recomputed, the skip is there twice, kept it is one."""
+    graph, base = sample_run("unet", batch=2)
+    run = measure(replace(base.spec, policy=Policy.recompute(graph.repeats)))
+    price = next(price for price in prices(run, (), graph=graph) if price.blocks == ("down.0",))
+    kept = measure(replace(base.spec, policy=Policy.recompute(graph.repeats[1:])))
+    assert price.peak_bytes == pytest.approx(kept.step_peak_bytes, rel=1e-3)
+
+
+def test_autocast_keeps_its_copies_of_weights_until_forward_ends() -> None:
+    graph, base = graph_and_run(sample("gpt", n_layers=3, batch=2), autocast="bfloat16")
+    holds(graph, base, Policy.recompute(graph.repeats[:-1]))
+
+
+@pytest.mark.parametrize("ops", [("aten.addmm.default",), ("aten.add.Tensor", "aten.native_layer_norm.default")])
+def test_results_of_operators_that_stay(ops: tuple[str, ...]) -> None:
+    """Products that backward needs, and sums that it does not."""
+    graph, base = sample_run("gpt")
+    run = holds(graph, base, save_ops(graph.repeats, *ops), within_bytes=FEW_BYTES)
+    plain = Forecaster(base, graph).forecast(Policy.recompute(graph.repeats))
+    assert plain.saved_after_forward_bytes is not None and run.saved_after_forward_bytes is not None
+    assert run.saved_after_forward_bytes > plain.saved_after_forward_bytes + 10_000
+
+
+def test_a_whole_chain_as_one_unit_lets_go_of_what_is_not_kept() -> None:
+    policy = save_ops(("blocks",), "aten.native_batch_norm.default", "aten.convolution.default")
+    holds(*sample_run("resnet"), policy, within_bytes=FEW_BYTES)
+
+
+@pytest.mark.parametrize("parts", [(), ("conv1", "norm1")])
+def test_an_output_that_the_next_block_saves_as_well_is_gone_when_its_own_runs_again(parts: tuple[str, ...]) -> None:
+    """An activation saves its result: running again ends there, behind all units inside, and starts without it."""
+    graph, base = sample_run("resnet")
+    inside = [f"{fqn}.{part}" for fqn in graph.repeats for part in parts]
+    holds(graph, base, Policy.recompute(["blocks", *inside] if inside else ["blocks.2"]), within_bytes=FEW_BYTES)
+
+
+@pytest.mark.parametrize("inside", [("attention_dropout", "dropout"), ("dropout",), ("attention_dropout",)])
+def test_units_inside_an_attention(inside: tuple[str, ...]) -> None:
+    """The noise of a dropout is there until the weights are multiplied by it; where running again ends, that unit has
+    stashed the generator's state."""
+    attentions = [f"blocks.{i}.attention" for i in range(2)]
+    units = [*attentions, *(f"{fqn}.{dropout}" for fqn in attentions for dropout in inside)]
+    holds(*sample_run("gpt"), Policy.recompute(units), within_bytes=FEW_BYTES)
+
+
+OWN_LOSS = '''"""Two views of one batch are to agree: the model runs twice a step, and the loss is made of both."""
+import torch
+from torch import nn
+import torch.nn.functional as F
+
+
+def build(width=32, n_blocks=3, batch=64):
+    blocks = (nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.LayerNorm(width))
+              for _ in range(n_blocks))
+    x = torch.randn(batch, width)
+
+    def step(model):
+        one, other = (F.normalize(model(x + noise * torch.randn_like(x)), dim=-1) for noise in (0.1, 0.2))
+        likeness = one @ other.T / 0.1
+        return F.cross_entropy(likeness, torch.arange(batch)) + 1e-3 * sum(p.square().sum() for p in model.parameters())
+
+    return nn.Sequential(*blocks), step
+'''
+
+
+def test_a_step_with_a_loss_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "own_loss.py"
+    path.write_text(OWN_LOSS)
+    graph, base = graph_and_run(ModelRef(target=f"{path}:build"))
+    run = holds(graph, base, Policy.recompute(["0", "1", "2"]), within_bytes=FEW_BYTES)
+    assert run.by_fqn["1"].n_recompute == 2 and peak(run) < 0.9 * peak(base)
+    holds(graph, base, Policy.recompute([("0", "1"), "2.0"]), within_bytes=FEW_BYTES)
+    holds(graph, base, save_ops(("0", "2"), "aten.addmm.default"), within_bytes=FEW_BYTES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(SMALL))
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_policies_of_every_kind(name: str, kind: str) -> None:
+    """Two of each; benchmarks/forecast.py draws more, of more models."""
+    graph, base = sample_run(name)
+    for seed in range(2):
+        policy = random_policy(kind, graph, base, random.Random(f"{name} {kind} {seed}"))
+        if policy.units and Forecaster(base, graph).forecast(policy).step_peak_bytes is not None:
+            holds(graph, base, policy, within_bytes=2 * RNG_STATE_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("resnet", "flat"),
+        pytest.param("mlp", "flat", marks=pytest.mark.slow),
+        pytest.param("gpt", "nested", marks=pytest.mark.slow),
+        pytest.param("unet", "segments", marks=pytest.mark.slow),
+        pytest.param("moe", "nested", marks=pytest.mark.slow),
+    ],
+)
+def test_the_baseline_of_a_step_that_fits_only_with_recompute(name: str, kind: str) -> None:
+    """From two random policies of one kind with some of torch's options; benchmarks/forecast.py draws more."""
+    few = {"n_layers": 4} if name in ("gpt", "moe") else {}
+    graph, base = sample_run(name, batch=2, **few)
+    for seed in range(2):
+        policy = random_policy(kind, graph, base, random.Random(f"{name} {kind} {seed}"))
+        stashes = seed == 0 or any(block.uses_rng for block in graph.blocks)
+        run = measure(replace(base.spec, policy=replace(policy, preserve_rng_state=stashes, early_stop=seed == 0)))
+        composed = keep_all_from(run, graph)
+        assert composed is not None and composed.origin == ("predicted" if policy.units else "measured"), run.failure
+        assert composed.total_flops == base.total_flops
+        assert composed.saved_after_forward_bytes == pytest.approx(base.saved_after_forward_bytes, rel=5e-3)
+        assert composed.step_peak_bytes == pytest.approx(base.step_peak_bytes, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "units", "sizes"),
+    [
+        ("gpt", ["embedding.dropout"], {"n_layers": 1, "width": 32, "length": 32, "batch": 8, "vocabulary": 64}),
+        ("resnet", [("stem", "blocks", "head")], {"blocks_per_stage": 2, "n_stages": 2, "side": 8, "batch": 1}),
+    ],
+)
+def test_what_only_a_checkpoint_keeps_is_not_in_the_baseline(
+    name: str, units: list[str | tuple[str, ...]], sizes: dict[str, int]
+) -> None:
+    """A sum made for a dropout, which saves its mask alone; copies of running statistics, made before the rerun."""
+    graph, base = sample_run(name, **sizes)
+    composed = keep_all_from(measure(replace(base.spec, policy=Policy.recompute(units))), graph)
+    assert composed is not None and composed.allocations is not None and base.allocations is not None
+    assert composed.saved_after_forward_bytes == pytest.approx(base.saved_after_forward_bytes, rel=1e-4)
+    assert composed.step_peak_bytes == pytest.approx(base.step_peak_bytes, rel=1e-4)
+    assert sorted(composed.allocations.n_bytes) == sorted(base.allocations.n_bytes)
+
+
+@pytest.mark.parametrize("autocast", ["none", "bfloat16"])
+def test_accumulated_microbatches_each_repeat_their_own_forward(autocast: str) -> None:
+    graph, base = graph_and_run(sample("mlp", batch=8), n_accumulation=2, autocast=autocast)
+    composed = keep_all_from(measure(replace(base.spec, policy=preset("all", graph))), graph)
+    assert composed is not None and composed.step_peak_bytes == pytest.approx(base.step_peak_bytes, rel=1e-3)
+    assert composed.saved_after_forward_bytes == pytest.approx(base.saved_after_forward_bytes, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "sizes", "large"),
+    [
+        ("mlp", "batch", (4, 8), 100),
+        pytest.param("gpt", "batch", (2, 4), 6, marks=pytest.mark.slow),
+        pytest.param("gpt", "length", (8, 16, 24), 96, marks=pytest.mark.slow),
+        pytest.param("moe", "batch", (2, 3), 5, marks=pytest.mark.slow),
+    ],
+)
+def test_a_larger_step_to_the_byte_and_every_policy_of_it(
+    name: str, key: str, sizes: tuple[int, ...], large: int
+) -> None:
+    n_layers = 2 if name == "gpt" else 4  # layers are alike
+    runs = {size: sample_run(name, n_layers=n_layers, **{key: size}) for size in (*sizes, large)}
+    graph, real = runs.pop(large)
+    composed = at_size({size: run for size, (_, run) in runs.items()}, large, real.spec)
+    assert composed.event_by_event and composed.measurement is not None
+    assert composed.step_peak_bytes == pytest.approx(real.step_peak_bytes, rel=1e-5)
+    assert composed.measurement.total_flops == real.total_flops
+    policy = preset("all", graph)
+    forecast = Forecaster(composed.measurement, graph).forecast(policy)
+    assert forecast.step_peak_bytes == pytest.approx(
+        measure(replace(real.spec, policy=policy)).step_peak_bytes, rel=1e-3
+    )
