@@ -128,15 +128,15 @@ def sides(
 
 
 def outcome_sentence(row: LabRow, more: str = "") -> str:
-    """`Reentrant: gradients different, off by 0.31 of their size.`; `more` stands behind the colon."""
-    if row.outcome == "raised":
-        words = f"refuses: {row.note}"
-    elif row.outcome == "crashed":
-        words = f"ends the process: {row.note}, without an exception to catch"
-    else:
-        off = f", off by {size_of(row)} of their size" if row.outcome == "different" else ""
-        words = f"gradients {row.outcome}{off}"
-    return f"{row.label[:1].upper()}{row.label[1:]}: {words}{'; ' if more else ''}{more}."
+    """`Reentrant: no exception, gradients different, off by 0.31 of their size; ...`; `more` comes last."""
+    label = f"{row.label[:1].upper()}{row.label[1:]}"
+    words = {
+        "raised": f"{label} refuses: {row.note}",
+        "crashed": f"{label}: {row.note}, without an exception to catch",
+        "different": f"{label}: no exception, gradients different, off by {size_of(row)} of their size",
+        "missing": f"{label}: no exception, and gradients are missing",
+    }.get(row.outcome, f"{label}: gradients {row.outcome}")
+    return f"{words}{'; ' if more else ''}{more}."
 
 
 def chart(
