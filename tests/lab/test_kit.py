@@ -14,6 +14,7 @@ from explorer.engine.compare.diffs import relative_distance
 from explorer.engine.state.rng import RngState
 from explorer.lab.kit.apart import rows_apart
 from explorer.lab.kit.bench import (
+    Gradients,
     LabBench,
     Raised,
     attempt,
@@ -41,9 +42,11 @@ from explorer.lab.kit.rows import (
     mask_chart,
     mask_rows,
     mismatches,
+    outcome_sentence,
+    sides,
     size_of,
 )
-from explorer.record.lab import LabRow
+from explorer.record.lab import LabFigure, LabRow
 from explorer.record.policy import KEEP_ALL
 
 
@@ -189,6 +192,26 @@ def test_bars_have_no_length_where_nothing_came_back() -> None:
     assert chart.x == ("doubled", "refused") and chart.series[0].y == (1.0, None)
     assert (chart.series[0].name, chart.series[0].part) == (DISTANCE, "candidate")
     assert (size_of(rows[0]), size_of(rows[1])) == ("1", "an unknown amount")
+
+
+def test_sides_are_rows_beside_their_baseline_and_one_that_raises_is_a_row() -> None:
+    right: Gradients = {"weight": torch.ones(2)}
+
+    def refuse() -> Gradients:
+        raise ValueError("no")
+
+    def n_tensors(result: Gradients | Raised) -> list[LabFigure]:
+        return [counted("tensors", 0 if isinstance(result, Raised) else len(result))]
+
+    runs = {"same": lambda: right, "doubled": lambda: {"weight": 2 * torch.ones(2)}, "refused": refuse}
+    rows = sides(LabBench(), ("kept", right), runs, n_tensors)
+    assert [row.outcome for row in rows] == ["baseline", "bitwise equal", "different", "raised"]
+    assert [row.value("tensors") for row in rows] == [1, 1, 1, 0]
+    assert [outcome_sentence(row, "more") for row in rows[1:]] == [
+        "Same: gradients bitwise equal; more.",
+        "Doubled: no exception, gradients different, off by 1 of their size; more.",
+        "Refused refuses: ValueError: no; more.",
+    ]
 
 
 def test_an_absent_gradient_is_named() -> None:
