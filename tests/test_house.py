@@ -231,12 +231,12 @@ def test_files_stay_small() -> None:
 
 
 BUDGETS = {
-    "record": (2730, 15), "plan": (11890, 76), "engine": (15350, 89), "jobs": (1840, 10), "child_process": (550, 3),
+    "record": (2730, 15), "plan": (11650, 70), "engine": (15350, 89), "jobs": (1840, 10), "child_process": (550, 3),
     "view": (6430, 44), "ui": (6550, 45), "lab": (2920, 28), "own_loop": (1139, 11), "cli": (2280, 21),
 }  # fmt: skip
 """Lines and files of each ring at most. Code that needs more room takes something away first. The aim of the sum is
 44,000 lines in 340 files: lower a budget with the ring."""
-TESTS_BUDGET = (43860, 342)
+TESTS_BUDGET = (43660, 312)
 
 
 def size_of(folder: Path) -> tuple[int, int]:
@@ -278,7 +278,7 @@ VAGUE_NAMES = set(
 )
 """Participles and pronouns: a name is a noun of the field. Fields of stored records keep the names they have."""
 MOST_VAGUE_NAMES = {
-    "record": 7, "plan": 215, "engine": 244, "jobs": 0, "child_process": 0, "view": 36,
+    "record": 7, "plan": 203, "engine": 244, "jobs": 0, "child_process": 0, "view": 36,
     "ui": 0, "lab": 0, "own_loop": 11, "cli": 0,
 }  # fmt: skip
 """A ring's number goes down with every file that is rewritten, never up."""
