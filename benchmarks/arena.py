@@ -33,7 +33,7 @@ from explorer.engine.model.load import load_for
 from explorer.engine.policy.apply import apply_policy
 from explorer.errors import BadInput
 from explorer.plan.names import Fqns
-from explorer.plan.planners.budget import Planner
+from explorer.plan.planners.planner import Planner
 from explorer.plan.policy.counted import counted_units, runs
 from explorer.plan.policy.presets import preset
 from explorer.plan.predict.forecaster import Forecaster

@@ -13,7 +13,7 @@ from typing import Any
 from explorer.engine.bench.measure import measure
 from explorer.engine.model.describe import describe
 from explorer.errors import BadInput
-from explorer.plan.planners.budget import Planner
+from explorer.plan.planners.planner import Planner
 from explorer.record import Block, Measurement, ModelGraph, ModelRef, RunSpec
 from explorer.record.plan import Plan
 from tests.view.builders import Chain, measured

@@ -24,7 +24,7 @@ from explorer.engine.policy.apply import apply_policy
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.errors import ExplorerError
 from explorer.plan.names import is_within
-from explorer.plan.planners.budget import Planner
+from explorer.plan.planners.planner import Planner
 from explorer.plan.policy.presets import preset
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.predict.step_cost import TimedStep, calibrated, error_of_median

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from explorer.plan.memory.ledger import array_of, held
-from explorer.plan.predict.forecaster import Forecaster
-from explorer.plan.predict.price import prices
+from explorer.plan.predict.forecaster import Forecaster, prices
 from explorer.record import (
     ROLES,
     Allocations,

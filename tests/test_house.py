@@ -231,7 +231,7 @@ def test_files_stay_small() -> None:
 
 
 BUDGETS = {
-    "record": (2730, 15), "plan": (11650, 70), "engine": (15350, 89), "jobs": (1840, 10), "child_process": (550, 3),
+    "record": (2730, 15), "plan": (11536, 63), "engine": (15350, 89), "jobs": (1840, 10), "child_process": (550, 3),
     "view": (6430, 44), "ui": (6550, 45), "lab": (2920, 28), "own_loop": (1139, 11), "cli": (2280, 21),
 }  # fmt: skip
 """Lines and files of each ring at most. Code that needs more room takes something away first. The aim of the sum is

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 from explorer.engine.bench.user_step import UserSteps
 from explorer.errors import InvalidPolicy, OutOfMemory
 from explorer.own_loop.record_step import place_of_caller
-from explorer.plan.planners.budget import DEVICE, Planner, parse_budget
+from explorer.plan.planners.budget import DEVICE, parse_budget
 from explorer.plan.planners.confirm import confirmed, kept
 from explorer.plan.planners.front import undominated
+from explorer.plan.planners.planner import Planner
 from explorer.plan.policy.presets import ladder
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement, ratio_with_spread

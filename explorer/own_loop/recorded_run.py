@@ -10,7 +10,8 @@ from pathlib import Path
 
 from explorer.errors import BadInput, NotSaved
 from explorer.jobs.run_file import stored_record, write
-from explorer.plan.planners.budget import Planner, parse_budget
+from explorer.plan.planners.budget import parse_budget
+from explorer.plan.planners.planner import Planner
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.why.caveats import beside_peak, held_beyond, own_reruns
 from explorer.plan.why.peak import explain_one

@@ -35,7 +35,7 @@ from explorer.engine.watch.uncompiled import never_compiled
 from explorer.errors import BadInput, NotSaved, message_of
 from explorer.own_loop.record_step import place_of_caller
 from explorer.own_loop.recorded_run import RecordedRun
-from explorer.plan.planners.refusal import refusal
+from explorer.plan.planners.confirm import refusal
 from explorer.record.failure import is_out_of_memory
 from explorer.record.measurement import Measurement
 

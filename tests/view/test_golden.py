@@ -11,7 +11,7 @@ import pytest
 
 from explorer.plan.memory.ledger import held, held_by_role, ledger
 from explorer.plan.names import is_within
-from explorer.plan.predict.price import prices
+from explorer.plan.predict.forecaster import prices
 from explorer.plan.why.peak import explain
 from explorer.record import ROLES, Comparison, Measurement
 from explorer.record.base import from_msgpack, to_msgpack

@@ -18,8 +18,9 @@ from explorer.cli.worker import ask, check_writable, print_or_write, worker
 from explorer.errors import BadInput, InvalidPolicy
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Measure
-from explorer.plan.planners.budget import Planner, parse_budget, parse_share
+from explorer.plan.planners.budget import parse_budget, parse_share
 from explorer.plan.planners.confirm import Confirmation, confirmed, kept
+from explorer.plan.planners.planner import Planner
 from explorer.plan.policy import file as policy_file
 from explorer.plan.predict.baseline import keep_all_from
 from explorer.plan.predict.not_predicted import contradiction

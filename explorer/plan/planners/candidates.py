@@ -1,24 +1,33 @@
 """The candidates of a planner, with prices: every module that runs, saves tensors and is safe to run again.
 
-Candidates include parts of blocks: "these MLPs and those norms" is often cheaper than any choice of whole blocks. A
-price is the measured time of one more forward, minus the part that early stop leaves out, plus the overhead of
+Parts of blocks are candidates: "these MLPs and those norms" is often cheaper than any choice of whole blocks. A price
+is the measured time of one more forward, minus the part that early stop leaves out, plus the overhead of
 torch.utils.checkpoint per call. Equal siblings take the mean of their times: the times differ by noise alone.
 
-Segments are candidates if a step has few blocks to join (offered.py). Blocks that keep the results of some operators
-are candidates if the operators were timed (keeping.py). Offload is none: transfers to the host are not measured.
+segments        Stretches of blocks in a chain. A segment keeps one input for several blocks. That matters if inputs
+                are most of the saved bytes. A chain of few choices (chain.py) gets stretches of every length, another
+                model the shortest. All units of presets are offered too, so that a plan is never worse than a preset.
+kept operators  Each block that presets count offers to keep all its matrix products, attentions and convolutions, or
+                one kind alone, if the operators were timed one by one. Such a unit is neither inside nor around another
+                unit: torch's caches are not tested there.
+
+Offload is no candidate: transfers to the host are not measured.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from explorer.plan.names import Fqns, lineage
-from explorer.plan.planners.keeping import is_kept_apart, keeping_units
-from explorer.plan.planners.offered import Named, OfferedChoices, offered, offered_whole
-from explorer.plan.policy.counted import in_error
-from explorer.plan.predict.calls import SavedByCall, calls_of, saved_by_calls
+import msgspec
+import numpy as np
+
+from explorer.errors import InvalidPolicy
+from explorer.plan.names import Fqns, lineage, products_kept
+from explorer.plan.policy.counted import counted_units, in_error, runs
+from explorer.plan.policy.presets import preset, preset_titles
+from explorer.plan.predict.calls import SavedByCall, calls_of, results_unknown, saved_by_calls
 from explorer.plan.predict.replay import Replay
 from explorer.plan.predict.step_cost import (
     kin_of,
@@ -33,6 +42,28 @@ from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.plan import CostUnit
 from explorer.record.policy import KEEP_ALL, Policy, Unit
+
+Named = str | Fqns | Unit
+"""A block, a segment, or a unit with its action."""
+MOST_CANDIDATES = 800
+"""A model with more candidates loses the modules inside repeated blocks, so that solving takes seconds."""
+MOST_SEGMENTS = 24
+"""Limit of stretches outside chains of few choices: a length that would exceed the limit is not offered."""
+MOST_STRETCHES = 600
+"""Limit of stretches in a chain of few choices: above the limit only lengths in equal ratios are offered."""
+MOST_BLOCKS = 200
+"""A model with more counted blocks has no such candidates, so that solving takes seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferedChoices:
+    """The units that a planner may choose from."""
+
+    among: tuple[Named, ...] | None = None
+    """The units to choose from; None means the result of `offered_units`."""
+    without: tuple[Named, ...] = ()
+    """Excluded units, such as segments that the model refuses."""
+    every_stretch: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +102,8 @@ def candidates_of(baseline: Measurement, graph: ModelGraph, replay: Replay, offe
     """Candidates on a keep-all step, recomputed with torch's defaults."""
     costs = _Costs(baseline, graph)
     if offer.among is None:
-        named = [Unit(blocks=blocks) for blocks in _named(graph, every_stretch=offer.every_stretch)]
-        named += keeping_units(baseline, graph, replay) if costs.unit == "ms" else ()
+        named = [Unit(blocks=blocks) for blocks in _default_units(graph, every_stretch=offer.every_stretch)]
+        named += units_that_keep_results(baseline, graph, replay) if costs.unit == "ms" else ()
     else:
         named = [_unit(one) for one in offer.among]
     struck = {_unit(one) for one in offer.without}
@@ -121,19 +152,19 @@ def _around(units: Sequence[Candidate]) -> tuple[tuple[int, ...], ...]:
     """Numbers of the candidates around each candidate, innermost first."""
     places: dict[str, list[int]] = defaultdict(list)
     for i, one in enumerate(units):
-        for fqn in () if is_kept_apart(one.unit) else one.unit.blocks:
+        for fqn in () if excludes_nesting(one.unit) else one.unit.blocks:
             places[fqn].append(i)
     return tuple(
         ()
-        if is_kept_apart(one.unit)
+        if excludes_nesting(one.unit)
         else tuple(i for fqn in list(lineage(one.unit.blocks[0]))[1:] for i in places.get(fqn, ()))
         for one in units
     )
 
 
-def _named(graph: ModelGraph, *, every_stretch: bool) -> list[Fqns]:
-    of_presets = [unit.blocks for whole in offered_whole(graph) for unit in whole if len(unit.blocks) > 1]
-    return list(dict.fromkeys((*offered(graph, every_stretch=every_stretch), *of_presets)))
+def _default_units(graph: ModelGraph, *, every_stretch: bool) -> list[Fqns]:
+    of_presets = [unit.blocks for whole in preset_units(graph) for unit in whole if len(unit.blocks) > 1]
+    return list(dict.fromkeys((*offered_units(graph, every_stretch=every_stretch), *of_presets)))
 
 
 def _unit(named: Named) -> Unit:
@@ -141,7 +172,7 @@ def _unit(named: Named) -> Unit:
 
 
 def _calls(replay: Replay, graph: ModelGraph, unit: Unit) -> list[SavedByCall]:
-    if is_kept_apart(unit):
+    if excludes_nesting(unit):
         return calls_of(replay, graph, unit, Policy(units=(unit,)))
     return saved_by_calls(replay, unit.blocks, stops_early=True)
 
@@ -170,3 +201,88 @@ class _Costs:
         if self.unit == "ms":
             return self._scale * (unit_ms(self._baseline, self._graph, unit, inside, KEEP_ALL) or 0.0)
         return float(unit_flops(self._baseline, self._graph, unit, inside, KEEP_ALL) or 0)
+
+
+def offered_units(graph: ModelGraph, *, every_stretch: bool = False) -> list[Fqns]:
+    """The offered units, single blocks first."""
+    singles = [block.fqn for block in graph.blocks if block.fqn and block.n_calls and block.saved_bytes]
+    if len(singles) > MOST_CANDIDATES:
+        repeated = set(graph.repeats)
+        singles = [fqn for fqn in singles if repeated.isdisjoint(list(lineage(fqn))[1:])]
+    counted = (unit for unit in counted_units(graph) if len(unit) > 1)
+    stretches = _of_all_lengths(chain_stretches(graph)) if every_stretch else _of_few_lengths(chain_stretches(graph))
+    return [*((fqn,) for fqn in singles), *dict.fromkeys((*counted, *stretches))]
+
+
+def preset_units(graph: ModelGraph) -> list[tuple[Unit, ...]]:
+    """The units of every preset that keeps less than everything."""
+    wholes = []
+    for name in preset_titles():
+        try:
+            units = preset(name, graph).units
+        except InvalidPolicy:  # there is no block to count
+            return []
+        if units:
+            wholes.append(units)
+    return list(dict.fromkeys(wholes))
+
+
+def chain_stretches(graph: ModelGraph) -> list[Fqns]:
+    """Blocks that hand on to each other, in order of execution: what presets count with what lies between, or the
+    graph's own chain where that has the longer stretch."""
+    counted = {fqn for unit in counted_units(graph) for fqn in unit}
+    around = {above for fqn in counted for above in lineage(fqn)}
+    between = {fqn for fqn in graph.chain if fqn not in around and counted.isdisjoint(lineage(fqn))}
+    levels = [_stretches(graph, level) for level in (counted | between, set(graph.chain))]
+    return max(levels, key=lambda level: max(map(len, level), default=0))
+
+
+def _stretches(graph: ModelGraph, fqns: Collection[str]) -> list[Fqns]:
+    blocks = [(block.fqn,) for block in graph.blocks if block.fqn in fqns and block.n_calls]
+    return [tuple(fqn for unit in stretch for fqn in unit) for stretch in runs(blocks, graph)]
+
+
+def _of_few_lengths(chains: Sequence[Fqns]) -> Iterator[Fqns]:
+    n_offered = 0
+    for length in range(2, max(map(len, chains), default=0) + 1):
+        windows = list(_windows(chains, length))
+        n_offered += len(windows)
+        if n_offered > MOST_SEGMENTS:
+            break
+        yield from windows
+
+
+def _of_all_lengths(chains: Sequence[Fqns]) -> Iterator[Fqns]:
+    longest = max(map(len, chains), default=0)
+    lengths: Iterable[int] = range(2, longest + 1)
+    n_lengths = longest - 1
+    while sum(len(list(_windows(chains, length))) for length in lengths) > MOST_STRETCHES and n_lengths > 1:
+        n_lengths -= 1
+        lengths = np.unique(np.geomspace(2, longest, n_lengths).round().astype(int)).tolist()
+    for length in lengths:
+        yield from _windows(chains, length)
+
+
+def _windows(chains: Sequence[Fqns], length: int) -> Iterator[Fqns]:
+    for chain in chains:
+        yield from (chain[first : first + length] for first in range(len(chain) - length + 1))
+
+
+def units_that_keep_results(baseline: Measurement, graph: ModelGraph, replay: Replay) -> Iterator[Unit]:
+    """Units that keep results, in the order of the blocks."""
+    counted = counted_units(graph)
+    for blocks in counted if len(counted) <= MOST_BLOCKS else ():
+        every = products_kept(blocks, graph)
+        if (
+            every.save_ops
+            and unit_ms(baseline, graph, every, (), KEEP_ALL) is not None
+            and not results_unknown(replay, every.save_ops)
+        ):
+            yield every
+            if len(every.save_ops) > 1:
+                yield from (msgspec.structs.replace(every, save_ops=(op,)) for op in every.save_ops)
+
+
+def excludes_nesting(unit: Unit) -> bool:
+    """True if the unit may be neither inside nor around another unit."""
+    return unit.action != "recompute"

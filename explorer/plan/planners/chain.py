@@ -8,24 +8,32 @@ those of its forward and of its backward. An item covers consecutive places: a s
 
 While a place runs, earlier items hold fewer bytes by a constant, and later items hold nothing. So later places depend
 on a label only: (change of bytes by earlier items, cost). A label that is worse in both than another is dropped. Bytes
-that are not constant (a skip, an input that two items keep) are read twice. The bound takes the lowest reading, and a
-solution the highest. The exact forecast judges each solution.
+that are not constant (a skip, an input that two items keep) are read twice: low for the bound, high for a solution.
 
-solve.py plans every other model. There a place has too many choices for a list of them.
+In a chain of few choices a candidate is a stretch of the chain, lies in one place, or holds all places of a stretch.
+Items are read from the forecasts of single choices. program.py plans every other model.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from explorer.plan.memory.ledger import Bytes
-from explorer.plan.planners.solve import LEAST_SECONDS, Limits, Solution
+from explorer.plan.names import Fqns, is_within, lineage
+from explorer.plan.planners.candidates import Candidates, chain_stretches, excludes_nesting
+from explorer.plan.planners.program import LEAST_SECONDS, Limits, Solution
 from explorer.plan.planners.solver import TOLERANCE
+from explorer.plan.predict.calls import saved_by_calls
+from explorer.plan.predict.replay import Replay
+from explorer.record.graph import ModelGraph
 
 MOST_TRIES = 6
 GRAIN = 1e-6
@@ -71,8 +79,7 @@ class _Labels:
     """The label at the first place of the item."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cheapest:
+class Cheapest(NamedTuple):
     """A solution of the dynamic program."""
 
     bound: float
@@ -82,28 +89,28 @@ class Cheapest:
 
 @dataclass(slots=True, kw_only=True)
 class ChainProgram:
-    """The program of a measured chain, shared by all its plans; the interface is that of Program in solve.py."""
+    """The program of a measured chain, shared by all its plans; the interface is that of Program in program.py."""
 
     line: Bytes
     places: ChainItems
     cost: Callable[[tuple[int, ...]], float]
     peak_of: Callable[[tuple[int, ...]], int]
     suggested: tuple[tuple[int, ...], ...] = ()
-    _judged: dict[tuple[int, ...], int] = field(default_factory=dict)
+    _peaks: dict[tuple[int, ...], int] = field(default_factory=dict)
     _n_solves: int = 0
 
-    def judged(self, chosen: tuple[int, ...]) -> int:
+    def peak(self, chosen: tuple[int, ...]) -> int:
         """Peak bytes of a choice by the exact forecast."""
-        if chosen not in self._judged:
-            self._judged[chosen] = self.peak_of(chosen)
-        return self._judged[chosen]
+        if chosen not in self._peaks:
+            self._peaks[chosen] = self.peak_of(chosen)
+        return self._peaks[chosen]
 
     def solve(self, limits: Limits) -> Solution | None:
         """The best choice within `limits`; None if there is none."""
         self._n_solves = 0
         ends = time.monotonic() + limits.seconds
         for chosen in ((), *self.suggested):
-            self.judged(chosen)
+            self.peak(chosen)
         if limits.budget_bytes is not None:
             return self._within(limits.budget_bytes)
         return self._lowest(float("inf") if limits.most_cost is None else limits.most_cost * (1 + 1e-9), ends)
@@ -117,13 +124,12 @@ class ChainProgram:
         if low is None:
             return None
         bound = low.bound
-        tried = self._cheapest(budget, high=True)
-        self._judge(low, tried)
+        self._judge(low, self._cheapest(budget, high=True))
         aim, best = budget, self._best_within(budget)
         for _ in range(MOST_TRIES):
             if low is None or (best is not None and best[0] * (1 - TOLERANCE / 2) <= bound):
                 break
-            aim -= max(self.judged(low.chosen) - budget, 1)
+            aim -= max(self.peak(low.chosen) - budget, 1)
             low = self._cheapest(aim, high=False)
             self._judge(low)
             best = self._best_within(budget)
@@ -133,10 +139,10 @@ class ChainProgram:
         """The lowest peak of the choices that cost at most `most_cost`."""
         bound, low = self._least_budget(most_cost, ends, high=False)
         self._judge(low)
-        within = {chosen: peak for chosen, peak in self._judged.items() if self.cost(chosen) <= most_cost}
+        within = {chosen: peak for chosen, peak in self._peaks.items() if self.cost(chosen) <= most_cost}
         if min(within.values()) - bound >= 2:
             self._judge(self._least_budget(most_cost, ends, high=True)[1])
-            within |= {chosen: peak for chosen, peak in self._judged.items() if self.cost(chosen) <= most_cost}
+            within |= {chosen: peak for chosen, peak in self._peaks.items() if self.cost(chosen) <= most_cost}
         best = min(within, key=lambda chosen: (within[chosen], self.cost(chosen)))
         return self._solution(best, float(within[best]), bound)
 
@@ -146,20 +152,19 @@ class ChainProgram:
         answer: Cheapest | None = None
         while least - below > 1 and time.monotonic() < ends:
             middle = (below + least) // 2
-            found = self._cheapest(middle, high=high, most_cost=most_cost)
-            if found is None:
+            cheapest = self._cheapest(middle, high=high, most_cost=most_cost)
+            if cheapest is None:
                 below = middle
             else:
-                least, answer = middle, found
+                least, answer = middle, cheapest
         return below + 1, answer
 
     def _judge(self, *answers: Cheapest | None) -> None:
-        for answer in answers:
-            if answer is not None:
-                self.judged(answer.chosen)
+        for answer in filter(None, answers):
+            self.peak(answer.chosen)
 
     def _best_within(self, budget: int) -> tuple[float, tuple[int, ...]] | None:
-        within = [(self.cost(chosen), chosen) for chosen, peak in self._judged.items() if peak <= budget]
+        within = [(self.cost(chosen), chosen) for chosen, peak in self._peaks.items() if peak <= budget]
         return min(within, default=None)
 
     def _solution(self, chosen: tuple[int, ...], value: float, bound: float) -> Solution:
@@ -181,10 +186,10 @@ class ChainProgram:
         parts: list[list[_Labels]] = [[] for _ in range(n_places + 1)]
         none, most = np.array([-1]), most_cost / self.places.grain
         parts[0] = [_Labels(held=np.zeros(1), cost=np.zeros(1, dtype=np.int64), item=none, before=none)]
-        known: list[_Labels] = []
+        labels_at: list[_Labels] = []
         for place in range(n_places + 1):
             labels = _undominated(parts[place])
-            known.append(labels)
+            labels_at.append(labels)
             for number in from_place[place] if place < n_places else ():
                 item = self.places.items[number]
                 cost = labels.cost + item.cost[high]
@@ -198,21 +203,19 @@ class ChainProgram:
                             before=fits,
                         )
                     )
-        last = known[-1]
+        last = labels_at[-1]
         fits = np.flatnonzero(last.held <= budget - self.places.behind)
         if not len(fits):
             return None
         label = int(fits[last.cost[fits].argmin()])
-        return Cheapest(
-            bound=float(last.cost[label]) * self.places.grain, chosen=tuple(sorted(self._traced(known, label)))
-        )
+        return Cheapest(float(last.cost[label]) * self.places.grain, tuple(sorted(self._traced(labels_at, label))))
 
-    def _traced(self, known: Sequence[_Labels], label: int) -> Iterator[int]:
+    def _traced(self, labels_at: Sequence[_Labels], label: int) -> Iterator[int]:
         """The candidates on the path to a label of the last place."""
         place = self.places.n_places
         while place:
-            item = self.places.items[int(known[place].item[label])]
-            label, place = int(known[place].before[label]), item.first
+            item = self.places.items[int(labels_at[place].item[label])]
+            label, place = int(labels_at[place].before[label]), item.first
             yield from item.chosen
 
 
@@ -226,3 +229,172 @@ def _undominated(parts: Sequence[_Labels]) -> _Labels:
     cheapest = np.minimum.accumulate(cost[order]) if len(order) else cost
     order = order[np.append(True, cost[order][1:] < cheapest[:-1])[: len(order)]]
     return _Labels(held=held[order], cost=cost[order], item=item[order], before=before[order])
+
+
+MOST_INSIDE = 6
+"""Candidates of one place: a place has at most as many choices as these have subsets."""
+MOST_CHOICES = 1500
+"""Choices of all places together; each is forecast once."""
+MOST_PLACES = 200
+
+
+def is_chain_of_few(graph: ModelGraph) -> bool:
+    """True if the model has a chain of blocks with few modules each; `places_of` checks the details."""
+    names = {fqn: 0 for chain in chain_stretches(graph) if len(chain) > 2 for fqn in chain}
+    for block in graph.blocks:
+        if block.n_calls and block.saved_bytes:
+            above = next((fqn for fqn in lineage(block.fqn) if fqn in names), None)
+            if above is not None:
+                names[above] += 1
+    return 0 < len(names) <= MOST_PLACES and max(names.values()) <= MOST_INSIDE
+
+
+def places_of(
+    replay: Replay,
+    candidates: Candidates,
+    stretches: Sequence[Fqns],
+    line_of: Callable[[tuple[int, ...]], Bytes],
+) -> ChainItems | None:
+    """The places and items of the chain; None if the model is no chain of few choices. `line_of` forecasts a choice."""
+    blocks = _blocks(replay, candidates, stretches)
+    within = None if blocks is None else _choices(candidates, blocks)
+    ticks = None if blocks is None else _place_of_tick(replay, blocks)
+    if blocks is None or within is None or ticks is None:
+        return None
+    grain = GRAIN * (candidates.step_cost or 1.0) / len(blocks)
+    reading = _Reading(line=replay.line, ticks=ticks, bonus=_inputs_kept_twice(replay, candidates, within), grain=grain)
+    items = []
+    for chosen, (first, end) in within:
+        cost = candidates.cost(chosen)
+        item = reading.item(chosen, (first, end), cost, line_of(chosen))
+        if item is None:
+            return None
+        items.append(item)
+    behind = float(replay.line[ticks == len(blocks)].max(initial=0))
+    return ChainItems(items=tuple(items), n_places=len(blocks), behind=behind, grain=grain)
+
+
+def _blocks(replay: Replay, candidates: Candidates, stretches: Sequence[Fqns]) -> list[str] | None:
+    """The block of each place, in order of execution; None if a block runs more than once, or inside another's call."""
+    blocks = dict.fromkeys(fqn for stretch in stretches for fqn in stretch)
+    holders = {above for fqn in blocks for above in lineage(fqn)}
+    named = {fqn for one in candidates.units for fqn in one.unit.blocks}
+    for fqn in named - holders:
+        outer = [above for above in lineage(fqn) if above in named and above not in holders]
+        if not any(above in blocks for above in lineage(fqn)):
+            blocks[outer[-1]] = None
+    if not all(len(replay.calls.get(fqn, ())) == 1 for fqn in blocks):
+        return None
+    order = sorted(blocks, key=lambda fqn: replay.calls[fqn][0].first)
+    calls = [replay.calls[fqn][0] for fqn in order]
+    return order if all(one.end <= after.first for one, after in itertools.pairwise(calls)) else None
+
+
+def _choices(candidates: Candidates, blocks: Sequence[str]) -> list[tuple[tuple[int, ...], tuple[int, int]]] | None:
+    """Every choice, with its first and its end place; None if there are too many choices."""
+    number = {fqn: place for place, fqn in enumerate(blocks)}
+    choices: list[tuple[tuple[int, ...], tuple[int, int]]] = []
+    inside: list[list[int]] = [[] for _ in blocks]
+    for i, one in enumerate(candidates.units):
+        named = [next((number[above] for above in lineage(fqn) if above in number), None) for fqn in one.unit.blocks]
+        places = sorted({place for place in named if place is not None})
+        if None in named:  # the candidate contains places
+            places = [place for fqn, place in number.items() if is_within(fqn, one.unit.blocks[0])]
+        if not places or places[-1] - places[0] + 1 != len(places):
+            return None
+        if len(places) == 1 and None not in named:
+            inside[places[0]].append(i)
+        else:
+            choices.append(((i,), (places[0], places[-1] + 1)))
+    if any(len(some) > MOST_INSIDE for some in inside):
+        return None
+    choices += [
+        (chosen, (place, place + 1))
+        for place, some in enumerate(inside)
+        for n in range(len(some) + 1)
+        for chosen in itertools.combinations(some, n)
+        if _is_policy(candidates, chosen)
+    ]
+    return choices if len(choices) <= MOST_CHOICES else None
+
+
+def _is_policy(candidates: Candidates, chosen: tuple[int, ...]) -> bool:
+    """True if no two units share a block, nesting has two levels at most, and units that keep results do not nest."""
+    units = [candidates.units[i].unit for i in chosen]
+    if any(sum(o in chosen for o in candidates.around[i]) > 1 for i in chosen):
+        return False
+    for one, other in itertools.permutations(units, 2):
+        if not set(one.blocks).isdisjoint(other.blocks):
+            return False
+        if excludes_nesting(one) and any(is_within(a, b) or is_within(b, a) for a in one.blocks for b in other.blocks):
+            return False
+    return True
+
+
+def _place_of_tick(replay: Replay, blocks: Sequence[str]) -> NDArray[np.intp] | None:
+    """The place of each tick; None if backward does not run through the places from the last to the first."""
+    calls = [replay.calls[fqn][0] for fqn in blocks]
+    begins = len(replay.line)
+    begin_of = []
+    for fqn in blocks:
+        saved = saved_by_calls(replay, (fqn,), stops_early=True)
+        following = saved[0].begins - 1 if saved else begins  # a place without a backward has no ticks there
+        if following > begins:
+            return None
+        begins = following
+        begin_of.append(begins)
+    if calls[-1].end > begins:
+        return None
+    ticks = np.full(len(replay.line), len(blocks), dtype=np.intp)
+    end = len(ticks)
+    for place, begin in enumerate(begin_of):
+        ticks[begin:end] = place
+        end = begin
+    for place, call in enumerate(calls):
+        ticks[
+            call.first + 1 if place else 0 : calls[place + 1].first + 1 if place + 1 < len(calls) else call.end + 1
+        ] = place
+    return ticks
+
+
+def _inputs_kept_twice(
+    replay: Replay, candidates: Candidates, within: Sequence[tuple[tuple[int, ...], tuple[int, int]]]
+) -> dict[int, int]:
+    """Bytes of inputs that each candidate keeps and a candidate of another place keeps too, by candidate."""
+    firsts: dict[int, set[int]] = defaultdict(set)
+    place_of = {i: first for chosen, (first, _) in within for i in chosen}
+    for i, one in enumerate(candidates.units):
+        for entry in (entry for call in one.calls for entry in call.inputs):
+            firsts[entry].add(place_of.get(i, -1))
+    return {
+        i: sum(int(replay.size[entry]) for call in one.calls for entry in set(call.inputs) if len(firsts[entry]) > 1)
+        for i, one in enumerate(candidates.units)
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reading:
+    line: Bytes
+    ticks: NDArray[np.intp]
+    bonus: dict[int, int]
+    grain: float
+
+    def item(self, chosen: tuple[int, ...], places: tuple[int, int], cost: float, line: Bytes) -> Item | None:
+        """The item of a choice; None if the choice frees bytes at ticks of earlier places, which items may not do."""
+        first, end = places
+        more = line - self.line
+        own, later = (first <= self.ticks) & (self.ticks < end), self.ticks >= end
+        if (more[self.ticks < first] < 0).any():
+            return None
+        least = sum(self.bonus[i] for i in chosen)
+        need = float(line[own].max(initial=0))
+        after = more[later] if later.any() else np.zeros(1)
+        grains = cost / self.grain
+        return Item(
+            chosen=chosen,
+            first=first,
+            end=end,
+            cost=(int(np.floor(grains)), int(np.ceil(grains))),
+            need=(need - least, need),
+            held=(float(after.min()) - least, float(after.max())),
+        )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 
 from explorer.errors import BadInput
-from explorer.plan.planners.budget import Planner
+from explorer.plan.planners.planner import Planner
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Front, Plan, Progress, Report, Wish

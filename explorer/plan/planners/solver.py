@@ -1,4 +1,4 @@
-"""The call of the solver HiGHS: a program over columns, solved over classes of columns."""
+"""The call of the solver HiGHS: a program over variables, solved over classes of equal variables."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from explorer.errors import NotOnThisDevice, message_of
-from explorer.plan.planners.classes import Classes, classes_of
-from explorer.plan.planners.columns import Columns, Row, Values
+from explorer.plan.planners.symmetry import Classes, classes_of
+from explorer.plan.planners.variables import Row, Values, Variables
 
 MIB = 1024**2
 TOLERANCE = 0.001
@@ -35,7 +35,7 @@ class Question:
     """A known lower bound of the objective."""
     whole: bool = True
     """True: the variables are integers. False: the relaxed program with fractions."""
-    apart: bool = False
+    single_units: bool = False
     """True: choose single units. False: count the units of each class."""
 
 
@@ -46,27 +46,27 @@ class Minimum:
     bound: float
     """Cost, or bytes of the peak."""
     x: Values
-    """Values of the columns. Their sum falls below the counts of the classes if segments would have to overlap."""
+    """Values of the variables. Their sum falls below the counts of the classes if segments would have to overlap."""
     peak_bytes: float
     slack: Values
     """Slack of each row of the question."""
 
 
-def minimised(columns: Columns, question: Question) -> Minimum | None:
+def minimised(variables: Variables, question: Question) -> Minimum | None:
     """The cheapest choice (or the lowest peak) that satisfies the rows; None if there is none, or time ran out."""
-    costs = columns.costs / columns.unit_cost * SCALE
-    asked = np.vstack([costs, *(_dense(row, columns.n_columns) for row, _ in question.rows)])
-    classes = classes_of(columns, asked, apart=question.apart)
+    costs = variables.costs / variables.unit_cost * SCALE
+    coefficients = np.vstack([costs, *(_dense(row, variables.n_variables) for row, _ in question.rows)])
+    classes = classes_of(variables, coefficients, single_units=question.single_units)
     objective = np.zeros(len(classes.sizes))
     objective[classes.labels] = 0.0 if question.for_peak else costs
-    objective[classes.labels[columns.peak_column]] = 1.0 if question.for_peak else 0.0
-    rows = [classes.of(row) for row in question.rows]
-    rows += _limits(question, columns, classes, objective)
+    objective[classes.labels[variables.peak]] = 1.0 if question.for_peak else 0.0
+    rows = [classes.counted(row) for row in question.rows]
+    rows += _limits(question, variables, classes, objective)
     rows += classes.rows
     most = classes.sizes.copy()
-    most[classes.labels[columns.peak_column]] = np.inf
+    most[classes.labels[variables.peak]] = np.inf
     whole = np.zeros(len(most), dtype=np.uint8)
-    whole[classes.labels[: len(columns.ways)]] = question.whole
+    whole[classes.labels[: len(variables.of_choice)]] = question.whole
     highs = _solved(objective, most, rows, whole, seconds=question.seconds)
     info, solution = highs.getInfo(), highs.getSolution()
     is_optimal = highs.modelStatusToString(highs.getModelStatus()) == "Optimal"
@@ -74,19 +74,19 @@ def minimised(columns: Columns, question: Question) -> Minimum | None:
         return None
     # HiGHS proves a dual bound for a program with integer variables; the optimum of another program is the bound.
     bound = info.mip_dual_bound if question.whole else info.objective_function_value
-    numbers = np.array(solution.col_value)
-    x = classes.given(np.where(whole > 0, np.round(numbers), numbers), asked[1:].sum(axis=0))
+    counts = np.array(solution.col_value)
+    x = classes.assigned(np.where(whole > 0, np.round(counts), counts), coefficients[1:].sum(axis=0))
     n = len(question.rows)
     return Minimum(
-        bound=bound * (MIB if question.for_peak else columns.unit_cost / SCALE),
+        bound=bound * (MIB if question.for_peak else variables.unit_cost / SCALE),
         x=x,
-        peak_bytes=float(x[columns.peak_column]) * MIB,
+        peak_bytes=float(x[variables.peak]) * MIB,
         slack=np.array([limit for _, limit in rows[:n]]) - np.array(solution.row_value[:n]),
     )
 
 
 def _solved(costs: Values, most: Values, rows: Sequence[Row], whole: NDArray[np.uint8], *, seconds: float) -> Any:
-    """HiGHS after it minimised `costs` over columns between 0 and `most`. It prints nothing and starts no thread."""
+    """HiGHS after it minimised `costs` over variables between 0 and `most`. It prints nothing and starts no thread."""
     try:
         from highspy import Highs, HighsStatus
     except ImportError as error:
@@ -114,15 +114,15 @@ def _solved(costs: Values, most: Values, rows: Sequence[Row], whole: NDArray[np.
     return highs
 
 
-def _limits(question: Question, columns: Columns, classes: Classes, objective: Values) -> list[Row]:
+def _limits(question: Question, variables: Variables, classes: Classes, objective: Values) -> list[Row]:
     """Rows for the cost limit and for the known lower bound of the objective."""
     limits: list[Row] = []
     if question.most_cost is not None:
-        costs = {int(column): float(columns.costs[column]) for column in np.flatnonzero(columns.costs)}
-        scaled = {column: n / columns.unit_cost * SCALE for column, n in costs.items()}
-        limits.append(classes.of((scaled, question.most_cost / columns.unit_cost * SCALE)))
+        costs = {int(i): float(variables.costs[i]) for i in np.flatnonzero(variables.costs)}
+        scaled = {i: n / variables.unit_cost * SCALE for i, n in costs.items()}
+        limits.append(classes.counted((scaled, question.most_cost / variables.unit_cost * SCALE)))
     if question.bound > 0:
-        known = question.bound / MIB if question.for_peak else question.bound / columns.unit_cost * SCALE
+        known = question.bound / MIB if question.for_peak else question.bound / variables.unit_cost * SCALE
         least = {int(label): -float(objective[label]) for label in np.flatnonzero(objective)}
         limits.append((least, -known * (1 - 1e-9)))
     return limits

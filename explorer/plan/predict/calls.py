@@ -1,17 +1,9 @@
 """Tensors that each call of a unit saves for its backward, and that a recompute of the unit would free.
 
-1. A tensor that a call saves is freed when forward of the call ends, and restored when its backward begins. The last
-   saved tensor stays until an operator has used it. A segment frees block by block, and restores all blocks at once.
-   An output that no other block saves (see the graph) is freed when the last block that uses it returns. Autocast's
-   copy of a weight is freed when forward ends.
-2. The checkpoint of a call keeps its inputs until backward of the call has ended.
-3. A rerun holds the temporary tensors of forward a second time.
-4. Kept operators (save_ops): the results of the named operators stay from forward on, whether backward needs them or
-   not. The rerun reads the results and allocates nothing for these operators. A result that the rerun reads then lives
-   as in forward. A result after the point where the rerun stops stays until backward of the call has ended.
+Rules 1, 2 and 4 to 6 of this room, for one call. A segment is called once for each time that all its blocks are called.
 
 Not predicted: what a kernel keeps for itself (oneDNN's recurrent layers: peaks up to 7 % off), and, without a graph,
-outputs that no other block saves. Source: torch.utils.checkpoint (_CachedTorchDispatchMode)."""
+outputs that no other block saves."""
 
 from __future__ import annotations
 
@@ -215,7 +207,7 @@ def calls_of(
 
 
 def _with_statistics(replay: Replay, norms: Sequence[str], call: SavedByCall, inside: Collection[str]) -> SavedByCall:
-    """`call` with copies of running statistics, which a rerun updates. A norm's copies live until its backward."""
+    """`call` with copies of running statistics (rule 5)."""
     copies, n_bytes = list(call.copies), 0
     for fqn in norms:
         own = replay.below(fqn)

@@ -4,28 +4,37 @@
           forward |____________________|        kept -> recomputed: the shaded bytes are gone,
           of b    fe ////////////////// rb      the peak may now be at rb (the recompute itself)
 
-calls.py has the rules for one call; this file combines calls. An input that a checkpoint keeps stays alive although
-another unit would free it (a skip from one block to another). Each call keeps the state of torch's generator on the
-CPU. Source: https://docs.pytorch.org/docs/stable/checkpoint.html.
+calls.py has the changes of one call; this file combines calls by rules 1, 2, 3 and 7 of this room. Units inside units:
+
+    outer   |____ i1 ____ i2 ____ i3 ____|     forward keeps nothing inside but the generator state of each unit
+    again   |____ i1 ____ i2 ____ ^            keeps the inputs of i1, i2, i3, and stops where i3 is entered
+    then    i3 again, its backward, i2 again, its backward, ...
+
 Test against real runs: tests/engine/bench/test_predictions.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from explorer.plan.memory.ledger import Bytes, Mask
-from explorer.plan.predict.nesting import Nest, again_bytes, entries_restored_with
+from explorer.plan.names import above
+from explorer.plan.predict.calls import FOREVER, NOTHING, SavedByCall, most_at_once
 from explorer.plan.predict.replay import Replay
+from explorer.plan.predict.step_cost import stops_inside
+from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
-from explorer.record.policy import Policy
+from explorer.record.policy import Policy, Unit
 
 RNG_STATE_BYTES = 5056
 """State of torch's CPU generator (torch.get_rng_state), which every checkpoint call keeps; a GPU's lies on the CPU."""
+NO_PARENT = -1
 Changes = NDArray[np.int64]
 """First ticks, end ticks, and bytes more than measured between them."""
 
@@ -33,6 +42,143 @@ Changes = NDArray[np.int64]
 def stash_bytes(measurement: Measurement, policy: Policy) -> int:
     """Bytes that every checkpoint call keeps on the measured device for its generator."""
     return RNG_STATE_BYTES if policy.preserve_rng_state and measurement.environment.device == "cpu" else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nest:
+    """Calls of units, outer calls first, and the call around each call."""
+
+    calls: tuple[SavedByCall, ...]
+    parent: tuple[int, ...]
+    """Index in `calls` of the innermost call around each call, or NO_PARENT."""
+    stops_inside: tuple[bool, ...]
+    """True if the rerun of the call ends where its last inner unit is entered, by call."""
+
+    inside: Mapping[int, Sequence[int]]
+    """Indices of the calls directly inside a call, by index of a call that contains some."""
+
+    def below(self, i: int) -> list[int]:
+        """Indices of all calls inside call `i`."""
+        return [k for j in self.inside.get(i, ()) for k in (j, *self.below(j))]
+
+    def above(self, i: int) -> list[int]:
+        """Indices of the calls around call `i`, innermost first."""
+        outer = []
+        while (i := self.parent[i]) != NO_PARENT:
+            outer.append(i)
+        return outer
+
+
+def flat(calls: Sequence[SavedByCall]) -> Nest:
+    """The nest of `calls` if none lies inside another."""
+    n = len(calls)
+    return Nest(calls=tuple(calls), parent=(NO_PARENT,) * n, stops_inside=(False,) * n, inside={})
+
+
+def nest_of(policy: Policy, calls: Mapping[Unit, Sequence[SavedByCall]], graph: ModelGraph | None) -> Nest:
+    """The nest of all calls of the units of `policy`."""
+    outer = enclosing(policy)
+    if not outer:
+        return flat([call for own in calls.values() for call in own])
+    order = sorted(calls, key=lambda unit: _depth(unit, outer))
+    in_order: list[SavedByCall] = []
+    parent: list[int] = []
+    stops: list[bool] = []
+    places: dict[Unit, range] = {}
+    for unit in order:
+        holders = [i for above in _chain(unit, outer) for i in places[above]]
+        places[unit] = range(len(in_order), len(in_order) + len(calls[unit]))
+        children = [child for child, holder in outer.items() if holder == unit]
+        for call in calls[unit]:
+            around = (i for i in holders if in_order[i].first <= call.first and call.end <= in_order[i].end)
+            parent.append(next(around, NO_PARENT))
+            stops.append(policy.stops_early and any(stops_inside(graph, unit, child) for child in children))
+            in_order.append(call)
+    directly: dict[int, list[int]] = defaultdict(list)
+    for i, holder in enumerate(parent):
+        if holder != NO_PARENT:
+            directly[holder].append(i)
+    return Nest(calls=tuple(in_order), parent=tuple(parent), stops_inside=tuple(stops), inside=directly)
+
+
+@lru_cache(maxsize=32)
+def enclosing(policy: Policy) -> Mapping[Unit, Unit]:
+    """The innermost unit around each unit that lies inside others."""
+    named = {fqn: unit for unit in policy.units for fqn in unit.blocks}
+    holders = {}
+    for unit in policy.units:
+        holder = next((fqn for fqn in above(unit.blocks[0]) if fqn in named), None)
+        if holder is not None:
+            holders[unit] = named[holder]
+    return holders
+
+
+def again_bytes(replay: Replay, nest: Nest, i: int, *, stash_bytes: int) -> int:
+    """Peak bytes of rerunning call `i`, if the units inside it keep nothing."""
+    call, inside = nest.calls[i], nest.inside.get(i, ())
+    if not inside:
+        return call.again_bytes
+    children, below = [nest.calls[j] for j in inside], [nest.calls[j] for j in nest.below(i)]
+    entered = max(child.first if nest.stops_inside[i] else child.end for child in children)
+    last = _last_tick(replay, call, below, entered)
+    entries = replay.between(call.first, last)
+    born, died = replay.born[entries], replay.died[entries].copy()
+    place = {entry: k for k, entry in enumerate(entries.tolist())}
+    for one in below:
+        for entry, leaves in zip(one.entries.tolist(), _leaves_again(replay, one).tolist()):
+            if entry in place:
+                died[place[entry]] = min(int(died[place[entry]]), leaves)
+    for entry in {entry for child in children for entry in child.inputs if entry in place}:
+        died[place[entry]] = FOREVER  # an input that the inner unit keeps
+    if len(replay.casts):
+        died[np.isin(entries, replay.casts)] = FOREVER
+    # The unit that the rerun stops at has already stashed its generator state.
+    begun = [one.first for one in below if one.first < last]
+    begun += [one.first for one in children if nest.stops_inside[i] and one.first == last]
+    return call.statistics_bytes + most_at_once(
+        np.concatenate((replay.size[entries], np.full(len(begun), stash_bytes))),
+        np.concatenate((born, np.array(begun, dtype=np.int64))),
+        np.concatenate((died, np.full(len(begun), FOREVER))),
+    )
+
+
+def _leaves_again(replay: Replay, call: SavedByCall) -> Bytes:
+    """The tick at which a rerun frees each of `call.entries`: not before the last saved tensor, often an output."""
+    last = max((int(replay.born[entry]) for entry in call.saved_outputs), default=0)
+    later = np.minimum(np.maximum(call.leaves, last + 1), replay.let_go[call.entries])
+    return np.where(np.isin(call.entries, call.outputs), call.leaves, np.maximum(call.leaves, later))
+
+
+def entries_restored_with(nest: Nest, i: int, owner: Bytes) -> Bytes:
+    """Entries that calls around call `i` restore, or keep for inner calls, at the tick at which `i` begins."""
+    parts = [np.array(nest.calls[i].inputs, dtype=np.int64)]
+    for j in nest.above(i):
+        if nest.calls[j].begins == nest.calls[i].begins:
+            entries = nest.calls[j].entries
+            parts.append(entries[owner[entries] == j])
+            parts += [np.array(nest.calls[k].inputs, dtype=np.int64) for k in nest.inside[j]]
+    return np.unique(np.concatenate(parts))
+
+
+def _last_tick(replay: Replay, call: SavedByCall, below: Sequence[SavedByCall], entered: int) -> int:
+    """The tick at which a rerun ends: the last tensor saved outside of inner units, or tick `entered` if later."""
+    theirs = [part for one in below for part in (one.entries, np.array(one.saved_outputs))]
+    within = np.concatenate([NOTHING, *theirs])
+    own = call.entries[~np.isin(call.entries, call.outputs)]
+    own = np.setdiff1d(np.concatenate((own, np.array(call.saved_outputs, dtype=np.int64))), within)
+    return max(entered, int(replay.born[own].max(initial=call.first)))
+
+
+def _chain(unit: Unit, outer: Mapping[Unit, Unit]) -> list[Unit]:
+    holders = []
+    while unit in outer:
+        unit = outer[unit]
+        holders.append(unit)
+    return holders
+
+
+def _depth(unit: Unit, outer: Mapping[Unit, Unit]) -> int:
+    return len(_chain(unit, outer))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,18 +200,18 @@ class Simulated:
 
 def changes_of(replay: Replay, nest: Nest, border: int | None, *, stash_bytes: int) -> Simulated:
     """Changes if all calls of `nest` are recomputed. Tick `border` is the end of forward, None if not reached."""
-    own, given = _of_calls(replay, nest), _given(replay, nest)
+    absent, retained = _absences(replay, nest), _inputs_and_results(replay, nest)
     born, died, size = replay.born, replay.died, replay.size
-    is_given = np.zeros(len(size), dtype=bool)
-    is_given[given.entry] = True
+    is_retained = np.zeros(len(size), dtype=bool)
+    is_retained[retained.entry] = True
     # Most entries are freed and restored once. An entry that is an input too may be kept meanwhile, or for longer.
-    gone, mixed = _single_gaps(replay, own, is_given)
-    touched = np.flatnonzero(mixed | is_given)
-    again = mixed[own.entry]
-    lives = _merged(
-        np.concatenate((touched, own.entry[again], given.entry)),
-        np.concatenate((born[touched], own.back[again], given.back)),
-        np.concatenate((np.where(mixed, own.first_leave, died)[touched], died[own.entry[again]], given.leave)),
+    gone, mixed = _single_gaps(replay, absent, is_retained)
+    touched = np.flatnonzero(mixed | is_retained)
+    again = mixed[absent.entry]
+    lives = _joined_stretches(
+        np.concatenate((touched, absent.entry[again], retained.entry)),
+        np.concatenate((born[touched], absent.back[again], retained.back)),
+        np.concatenate((np.where(mixed, absent.first_leave, died)[touched], died[absent.entry[again]], retained.leave)),
         len(replay.line) + 2,
     )
     left = (gone[1], gone[2], -size[gone[0]])
@@ -77,9 +223,9 @@ def changes_of(replay: Replay, nest: Nest, border: int | None, *, stash_bytes: i
     saved, away = 0, np.zeros(len(replay.size), dtype=bool)
     if border is not None:
         kept = np.zeros(len(replay.size), dtype=bool)
-        kept[given.entry[(given.back <= border) & (border < given.leave)]] = True
+        kept[retained.entry[(retained.back <= border) & (border < retained.leave)]] = True
         # An entry freed right after the last event of forward counts as freed at the end of forward.
-        away[own.entry[(own.leave <= border + 1) & (border < own.back)]] = True
+        away[absent.entry[(absent.leave <= border + 1) & (border < absent.back)]] = True
         away &= ~kept
         longer = int(replay.size[kept & (replay.died <= border)].sum())
         stash = sum(size for first, end, size in stashes if first <= border < end)
@@ -88,17 +234,17 @@ def changes_of(replay: Replay, nest: Nest, border: int | None, *, stash_bytes: i
     changes = np.empty((3, sum(len(part[0]) for part in parts)), dtype=np.int64)
     for row, columns in zip(changes, zip(*parts)):
         np.concatenate(columns, out=row)
-    return Simulated(changes=changes, saved_bytes=saved, away=away, gone=gone, lives=lives, owner=own.owner)
+    return Simulated(changes=changes, saved_bytes=saved, away=away, gone=gone, lives=lives, owner=absent.owner)
 
 
-def _single_gaps(replay: Replay, own: _Absent, is_given: Mask) -> tuple[tuple[Bytes, Bytes, Bytes], Mask]:
+def _single_gaps(replay: Replay, absent: _Absent, is_retained: Mask) -> tuple[tuple[Bytes, Bytes, Bytes], Mask]:
     """Entries with a single absence (entry, first tick, end tick), and a mask of the other absent entries."""
-    born, died = replay.born[own.entry], replay.died[own.entry]
-    plain = ~is_given[own.entry] & (born <= own.leave) & (own.leave <= died) & (own.back <= died)
-    mixed = np.zeros(len(is_given), dtype=bool)
-    mixed[own.entry[~plain]] = True
-    some = plain & (own.leave < own.back)
-    return (own.entry[some], own.leave[some], own.back[some]), mixed
+    born, died = replay.born[absent.entry], replay.died[absent.entry]
+    plain = ~is_retained[absent.entry] & (born <= absent.leave) & (absent.leave <= died) & (absent.back <= died)
+    mixed = np.zeros(len(is_retained), dtype=bool)
+    mixed[absent.entry[~plain]] = True
+    some = plain & (absent.leave < absent.back)
+    return (absent.entry[some], absent.leave[some], absent.back[some]), mixed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +269,8 @@ class _Retained:
     back: Bytes
 
 
-def _of_calls(replay: Replay, nest: Nest) -> _Absent:
-    """Entries that calls make again. The first call to free an entry decides `leave`, the innermost call `back`."""
+def _absences(replay: Replay, nest: Nest) -> _Absent:
+    """Entries that calls make again. The first call decides `leave`, the innermost `back` (rule 1)."""
     calls = nest.calls
     entries, leaves = joined([call.entries for call in calls]), joined([call.leaves for call in calls])
     owner = np.full(len(replay.size), -1, dtype=np.int64)
@@ -138,11 +284,8 @@ def _of_calls(replay: Replay, nest: Nest) -> _Absent:
     return _Absent(entry=mine, leave=leave[mine], back=back[mine], owner=owner, first_leave=leave)
 
 
-def _given(replay: Replay, nest: Nest) -> _Retained:
-    """Inputs that checkpoints keep: each until backward of its call has ended.
-
-    A call inside another call keeps its inputs from the rerun of the outer call until its own rerun.
-    """
+def _inputs_and_results(replay: Replay, nest: Nest) -> _Retained:
+    """Inputs that checkpoints keep (rule 2), and results of kept operators (rule 6)."""
     inputs: list[int] = []
     since: list[int] = []
     until: list[int] = []
@@ -158,7 +301,7 @@ def _given(replay: Replay, nest: Nest) -> _Retained:
     return _Retained(entry=entry, leave=leave, back=np.maximum(back, replay.born[entry]))
 
 
-def _merged(entry: Bytes, first: Bytes, end: Bytes, length: int) -> tuple[Bytes, Bytes, Bytes]:
+def _joined_stretches(entry: Bytes, first: Bytes, end: Bytes, length: int) -> tuple[Bytes, Bytes, Bytes]:
     """The stretches, with touching or overlapping stretches of an entry merged."""
     some = first < end
     entry, first, end = entry[some], first[some], np.minimum(end[some], length - 1)
@@ -214,8 +357,8 @@ def reruns(
     for i, (call, tick, place) in enumerate(zip(nest.calls, before, places)):
         base = int(replay.line[tick] + offsets[place]) - call.late_bytes
         if nest.parent[i] >= 0:
-            base += _back_at(replay, simulated, entries_restored_with(nest, i, simulated.owner), tick)
-        # During the rerun the checkpoint also keeps the present state of the generator.
+            base += _bytes_absent_at(replay, simulated, entries_restored_with(nest, i, simulated.owner), tick)
+        # Rule 3: the present state of the generator.
         yield tick, base + again_bytes(replay, nest, i, stash_bytes=stash_bytes) + stash_bytes
 
 
@@ -230,7 +373,7 @@ def held_at(replay: Replay, simulated: Simulated, tick: int) -> Mask:
     return held
 
 
-def _back_at(replay: Replay, simulated: Simulated, entries: Bytes, tick: int) -> int:
+def _bytes_absent_at(replay: Replay, simulated: Simulated, entries: Bytes, tick: int) -> int:
     """Bytes of `entries` that are not held at `tick`."""
     entry, first, end = simulated.gone
     missing = np.zeros(len(replay.size), dtype=bool)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from explorer.plan.names import is_within, listed, some, written_results
-from explorer.plan.predict.nesting import enclosing
+from explorer.plan.predict.changes import enclosing
 from explorer.plan.sizes import mib
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from explorer.plan.memory.ledger import PLURAL, in_place, ledger, place
 from explorer.plan.names import is_within, some
-from explorer.plan.predict.price import prices
+from explorer.plan.predict.forecaster import prices
 from explorer.plan.sizes import mib
 from explorer.plan.why.caveats import in_words
 from explorer.record.allocations import FIXED_ROLES, Ledger, Role

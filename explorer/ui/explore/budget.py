@@ -16,7 +16,7 @@ import streamlit as st
 from explorer.errors import ExplorerError
 from explorer.jobs.client import Job
 from explorer.jobs.protocol import FindPlans
-from explorer.plan.planners.wish import parse_wish
+from explorer.plan.planners.budget import parse_wish
 from explorer.plan.policy.presets import preset_titles
 from explorer.record.graph import ModelGraph
 from explorer.record.plan import Forecast, Front, Plan

@@ -8,8 +8,7 @@ from explorer.errors import InvalidPolicy
 from explorer.plan.memory.ledger import Bytes
 from explorer.plan.policy.counted import counted_units
 from explorer.plan.policy.presets import preset, preset_titles
-from explorer.plan.predict.forecaster import Forecaster
-from explorer.plan.predict.price import prices
+from explorer.plan.predict.forecaster import Forecaster, prices
 from explorer.plan.predict.step_cost import TimedStep, calibrated, error_of_median
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement

@@ -13,8 +13,7 @@ from explorer.engine.model.describe import describe
 from explorer.plan.policy.presets import preset
 from explorer.plan.predict.baseline import at_size, keep_all_from
 from explorer.plan.predict.changes import RNG_STATE_BYTES
-from explorer.plan.predict.forecaster import Forecaster
-from explorer.plan.predict.price import prices
+from explorer.plan.predict.forecaster import Forecaster, prices
 from explorer.record import Measurement, ModelGraph, ModelRef, Policy, RunSpec, Unit
 from tests.engine import preset_nets
 from tests.engine.bench.random_policies import KINDS, random_policy

@@ -17,7 +17,7 @@ from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load
 from explorer.engine.policy.apply import apply_policy
 from explorer.errors import BadInput
-from explorer.plan.planners.budget import Planner
+from explorer.plan.planners.planner import Planner
 from explorer.record import Measurement, ModelGraph, ModelRef, Policy
 
 

@@ -65,7 +65,7 @@ def check_plans_under_budgets(bench: Bench) -> None:
         import highspy  # noqa: F401
     except ImportError:
         raise Skipped("needs highspy, the solver of plans") from None
-    from explorer.plan.planners.budget import Planner
+    from explorer.plan.planners.planner import Planner
 
     for sample in ("gpt", "resnet", "unet", "moe"):
         spec = bench.spec(sample, "gpu")

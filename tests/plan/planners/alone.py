@@ -6,9 +6,9 @@ from functools import cache
 
 import numpy as np
 
-from explorer.plan.planners.budget import Planner
-from explorer.plan.planners.columns import Values
-from explorer.plan.planners.solve import Program
+from explorer.plan.planners.planner import Planner
+from explorer.plan.planners.program import Program
+from explorer.plan.planners.variables import Values
 from explorer.plan.predict.forecaster import Forecaster
 from tests.plan.planners.test_budget import known
 
@@ -21,7 +21,7 @@ def planner_and_forecaster(sample: str) -> tuple[Planner, Forecaster]:
 
 def taken_alone(program: Program, unit: int) -> Values:
     """The columns of pieces.py, those that hang on `unit` as low in bytes as their bonds let them."""
-    columns = program.columns
-    x = np.zeros(columns.n_columns)
-    x[columns.number[unit, None]] = 1.0
-    return columns.old(x)
+    variables = program.variables
+    x = np.zeros(variables.n_variables)
+    x[variables.number[unit, None]] = 1.0
+    return variables.factors(x)

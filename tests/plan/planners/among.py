@@ -1,4 +1,4 @@
-"""Few units of a sample model to plan among, every policy of them, and each as a point of the columns."""
+"""Few units of a sample model to plan among, every policy of them, and each as a point of the variables."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from explorer.plan.names import is_within
-from explorer.plan.planners.budget import Planner
 from explorer.plan.planners.candidates import Named
-from explorer.plan.planners.columns import Columns, Values
+from explorer.plan.planners.planner import Planner
+from explorer.plan.planners.variables import Values, Variables
 from explorer.record.policy import Unit
 from tests.plan.planners.test_budget import known
 
@@ -40,10 +40,10 @@ def planner_of(among: Among) -> Planner:
     return Planner(run, graph, among=among)
 
 
-def point(columns: Columns, chosen: tuple[int, ...], around: tuple[tuple[int, ...], ...]) -> Values:
-    x = np.zeros(columns.n_columns)
+def point(variables: Variables, chosen: tuple[int, ...], around: tuple[tuple[int, ...], ...]) -> Values:
+    x = np.zeros(variables.n_variables)
     for i in chosen:
-        x[columns.number[i, next((o for o in around[i] if o in chosen), None)]] = 1.0
+        x[variables.number[i, next((o for o in around[i] if o in chosen), None)]] = 1.0
     return x
 
 

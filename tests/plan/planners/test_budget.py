@@ -15,7 +15,8 @@ from explorer.engine.bench.measure import measure
 from explorer.engine.model.describe import describe
 from explorer.errors import BadInput
 from explorer.plan.names import above, products_kept
-from explorer.plan.planners.budget import Planner, parse_budget, parse_share
+from explorer.plan.planners.budget import parse_budget, parse_share
+from explorer.plan.planners.planner import Planner
 from explorer.plan.policy.presets import preset
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.record import Measurement, ModelGraph, ModelRef, Policy, RunSpec
@@ -220,8 +221,8 @@ def test_no_plan_is_worse_than_the_first_so_many_of_equal_blocks_however_short_t
 def test_what_is_tried_first_names_no_block_twice_where_equal_segments_overlap() -> None:
     graph, run = known("gpt12")
     chosen = Planner(run, graph, among=[(f"blocks.{i}", f"blocks.{i + 1}") for i in range(11)])
-    assert any(len(unit.blocks) > 1 for tried in chosen._program.known() for unit in chosen.policy(tried).units)
-    assert all(is_at_most_nested_once(chosen.policy(tried)) for tried in chosen._program.known())
+    assert any(len(unit.blocks) > 1 for tried in chosen._program.tried() for unit in chosen.policy(tried).units)
+    assert all(is_at_most_nested_once(chosen.policy(tried)) for tried in chosen._program.tried())
 
 
 def test_the_least_memory_that_a_time_allows() -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from explorer.plan.names import above, is_within
-from explorer.plan.planners.candidates import _in_error
-from explorer.plan.planners.offered import offered
+from explorer.plan.planners.candidates import _in_error, offered_units
 from tests.plan.planners.test_budget import planner
 from tests.plan.planners.test_offered import _chain, _changed
 
@@ -34,5 +33,5 @@ def test_a_price_is_less_than_the_step_and_segments_are_offered() -> None:
 
 def test_a_block_that_writes_into_its_input_forbids_the_segments_that_begin_with_it_alone() -> None:
     graph = _changed(_chain(5), "h.2", traits=("changes_inputs",))
-    units = offered(graph, every_stretch=True)
+    units = offered_units(graph, every_stretch=True)
     assert _in_error(graph, units) == {unit for unit in units if unit[0] == "h.2"}

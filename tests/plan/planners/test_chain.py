@@ -15,7 +15,7 @@ import pytest
 from explorer.engine.bench.measure import measure
 from explorer.engine.model.describe import describe
 from explorer.errors import BadInput
-from explorer.plan.planners.budget import Planner
+from explorer.plan.planners.planner import Planner
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.record import MeasuredBlock, Measurement, ModelGraph, ModelRef, RunSpec, Samples, Times
 from explorer.record.policy import Policy, Unit

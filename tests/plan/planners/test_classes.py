@@ -7,21 +7,21 @@ import random
 import numpy as np
 import pytest
 
-from explorer.plan.planners.classes import Classes, classes_of
-from explorer.plan.planners.columns import Values
+from explorer.plan.planners.symmetry import Classes, classes_of
+from explorer.plan.planners.variables import Values
 from tests.plan.planners.test_budget import known, planner
 from tests.plan.planners.test_columns import point
 
 GRAPH, _ = known("gpt12")
 PLANNER = planner("gpt12")
-COLUMNS, AROUND = PLANNER._program.columns, PLANNER.candidates.around
+COLUMNS, AROUND = PLANNER._program.variables, PLANNER.candidates.around
 N_MOMENTS = 3
 
 
 def asked() -> Values:
     """Costs, and the bytes of the moments that hold most with everything kept."""
-    over = PLANNER._program.over(np.zeros(COLUMNS.n_columns), 0.9 * PLANNER.keep_all_bytes)
-    rows = np.zeros((1 + N_MOMENTS, COLUMNS.n_columns))
+    over = PLANNER._program.over(np.zeros(COLUMNS.n_variables), 0.9 * PLANNER.keep_all_bytes)
+    rows = np.zeros((1 + N_MOMENTS, COLUMNS.n_variables))
     rows[0] = COLUMNS.costs
     for row, (_, row_of) in zip(rows[1:], over):
         for column, n_bytes in row_of()[0].items():
@@ -42,7 +42,7 @@ def test_the_numbers_of_every_policy_keep_the_rows_and_make_a_policy_that_costs_
     numbers = counted(classes, x)
     for row, most in classes.rows:
         assert sum(n * numbers[label] for label, n in row.items()) <= most + 1e-9
-    other = classes.given(numbers, says.sum(axis=0))
+    other = classes.assigned(numbers, says.sum(axis=0))
     given = np.array_equal(counted(classes, other), numbers)
     if given:
         assert COLUMNS.legal(COLUMNS.chosen(other)) == list(COLUMNS.chosen(other))
@@ -51,26 +51,26 @@ def test_the_numbers_of_every_policy_keep_the_rows_and_make_a_policy_that_costs_
 
 
 def test_equal_blocks_are_counted_and_the_first_of_them_are_taken() -> None:
-    classes = classes_of(COLUMNS, np.zeros((1, COLUMNS.n_columns)))
+    classes = classes_of(COLUMNS, np.zeros((1, COLUMNS.n_variables)))
     blocks = [i for i, one in enumerate(PLANNER.candidates.units) if one.unit.blocks[0] in GRAPH.repeats]
     units = [one.unit for one in PLANNER.candidates.units]
     whole = [i for i in blocks if len(units[i].blocks) == 1 and units[i].action == "recompute"]
     assert len(whole) == 12 and len({classes.labels[i] for i in whole}) == 1
     numbers = np.zeros(len(classes.sizes))
     numbers[classes.labels[whole[0]]] = 4
-    x = classes.given(numbers, np.zeros(COLUMNS.n_columns))
+    x = classes.assigned(numbers, np.zeros(COLUMNS.n_variables))
     assert COLUMNS.chosen(x) == tuple(whole[:4])
 
 
 def test_segments_that_would_have_to_overlap_are_not_given() -> None:
-    classes = classes_of(COLUMNS, np.zeros((1, COLUMNS.n_columns)))
+    classes = classes_of(COLUMNS, np.zeros((1, COLUMNS.n_variables)))
     lengths = {i: len(one.unit.blocks) for i, one in enumerate(PLANNER.candidates.units)}
     triple = next(i for i, n in lengths.items() if n == 3)
     numbers = np.zeros(len(classes.sizes))
     numbers[classes.labels[triple]] = 5
-    assert 0 < counted(classes, classes.given(numbers, np.zeros(COLUMNS.n_columns)))[classes.labels[triple]] < 5
+    assert 0 < counted(classes, classes.assigned(numbers, np.zeros(COLUMNS.n_variables)))[classes.labels[triple]] < 5
 
 
 def test_apart_every_column_is_its_own() -> None:
-    classes = classes_of(COLUMNS, asked(), apart=True)
-    assert len(set(classes.labels.tolist())) == COLUMNS.n_columns == len(classes.sizes)
+    classes = classes_of(COLUMNS, asked(), single_units=True)
+    assert len(set(classes.labels.tolist())) == COLUMNS.n_variables == len(classes.sizes)

@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 
 from explorer.errors import InvalidPolicy
-from explorer.plan.planners.budget import Planner
+from explorer.plan.planners.candidates import chain_stretches
 from explorer.plan.planners.confirm import MOST_PAIRS, confirmed, kept
-from explorer.plan.planners.offered import chains
+from explorer.plan.planners.planner import Planner
 from explorer.record import Measurement, Policy
 from tests.plan.planners.test_budget import known, line_of
 from tests.view.builders import Chain, measured
@@ -53,7 +53,7 @@ def test_where_nothing_goes_so_low_the_floor_is_tried_and_told_as_missed() -> No
 @pytest.mark.parametrize("n_refused", [2, None], ids=["two pairs", "every pair"])
 def test_refused_segments_are_struck_in_few_tries(n_refused: int | None) -> None:
     graph, run = known("mlp")
-    pairs = {pair for segment in chains(graph) for pair in list(pairwise(segment))[:n_refused]}
+    pairs = {pair for segment in chain_stretches(graph) for pair in list(pairwise(segment))[:n_refused]}
     tried: list[Policy] = []
     messages: list[str] = []
 

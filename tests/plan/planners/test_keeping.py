@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from explorer.plan.planners import keeping
-from explorer.plan.planners.keeping import is_kept_apart, keeping_units
+from explorer.plan.planners import candidates
+from explorer.plan.planners.candidates import excludes_nesting, units_that_keep_results
 from explorer.plan.predict.replay import Replay
 from explorer.record import Measurement
 from explorer.record.policy import Unit
@@ -19,7 +19,7 @@ def units(run: Measurement) -> list[Unit]:
     graph, _ = known("gpt")
     replay = Replay.of(run, graph)
     assert replay is not None
-    return list(keeping_units(run, graph, replay))
+    return list(units_that_keep_results(run, graph, replay))
 
 
 def test_each_block_may_keep_all_of_its_products_or_one_kind() -> None:
@@ -40,11 +40,11 @@ def test_none_is_offered_where_operators_or_looks_at_them_were_not_timed() -> No
 
 def test_of_a_model_with_many_blocks_none_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     _, run = known("gpt")
-    monkeypatch.setattr(keeping, "MOST_BLOCKS", 2)
+    monkeypatch.setattr(candidates, "MOST_BLOCKS", 2)
     assert units(run) == []
 
 
 def test_what_does_more_than_recompute_stands_alone() -> None:
-    assert is_kept_apart(Unit(blocks=("a",), action="save_ops", save_ops=PRODUCTS))
-    assert is_kept_apart(Unit(blocks=("a",), action="offload"))
-    assert not is_kept_apart(Unit(blocks=("a", "b")))
+    assert excludes_nesting(Unit(blocks=("a",), action="save_ops", save_ops=PRODUCTS))
+    assert excludes_nesting(Unit(blocks=("a",), action="offload"))
+    assert not excludes_nesting(Unit(blocks=("a", "b")))

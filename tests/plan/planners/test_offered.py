@@ -7,7 +7,13 @@ from collections import Counter
 import msgspec
 import pytest
 
-from explorer.plan.planners.offered import MOST_CANDIDATES, MOST_SEGMENTS, MOST_STRETCHES, offered, offered_whole
+from explorer.plan.planners.candidates import (
+    MOST_CANDIDATES,
+    MOST_SEGMENTS,
+    MOST_STRETCHES,
+    offered_units,
+    preset_units,
+)
 from explorer.record.graph import Block, ModelGraph
 from explorer.record.policy import Unit
 from tests.graphs import block
@@ -32,25 +38,25 @@ def _changed(graph: ModelGraph, fqn: str, **fields: object) -> ModelGraph:
 
 
 def test_single_blocks_come_first_and_then_stretches_by_length() -> None:
-    units = offered(_chain(3))
+    units = offered_units(_chain(3))
     assert units == [("h.0",), ("h.1",), ("h.2",), ("h.0", "h.1"), ("h.1", "h.2"), ("h.0", "h.1", "h.2")]
 
 
 @pytest.mark.parametrize("fields", [{"saved_bytes": 0}, {"n_calls": 0}], ids=["saves nothing", "never called"])
 def test_a_module_that_could_free_nothing_is_not_offered(fields: dict[str, int]) -> None:
     whole = _chain(2, inner=1)
-    assert ("h.1.0",) in offered(whole)
-    assert ("h.1.0",) not in offered(_changed(whole, "h.1.0", **fields))
+    assert ("h.1.0",) in offered_units(whole)
+    assert ("h.1.0",) not in offered_units(_changed(whole, "h.1.0", **fields))
 
 
 def test_no_stretch_reaches_over_a_place_where_more_happens_than_handing_on() -> None:
-    units = offered(_changed(_chain(4), "h.2", follows=""))
+    units = offered_units(_changed(_chain(4), "h.2", follows=""))
     assert [unit for unit in units if len(unit) > 1] == [("h.0", "h.1"), ("h.2", "h.3")]
 
 
 @pytest.mark.parametrize("n", [2, 7, 12, MOST_SEGMENTS + 1, MOST_SEGMENTS + 2])
 def test_a_length_is_offered_as_a_whole_or_not_at_all(n: int) -> None:
-    lengths = Counter(len(unit) for unit in offered(_chain(n)) if len(unit) > 1)
+    lengths = Counter(len(unit) for unit in offered_units(_chain(n)) if len(unit) > 1)
     assert lengths.total() <= MOST_SEGMENTS
     assert lengths == {length: n - length + 1 for length in range(2, max(lengths, default=1) + 1)}
     following = max(lengths, default=1) + 1
@@ -59,7 +65,7 @@ def test_a_length_is_offered_as_a_whole_or_not_at_all(n: int) -> None:
 
 @pytest.mark.parametrize("n", [3, 8, 26, 32, 60, 150])
 def test_a_chain_of_few_choices_is_offered_stretches_up_to_all_of_it_from_every_block(n: int) -> None:
-    stretches = [unit for unit in offered(_chain(n), every_stretch=True) if len(unit) > 1]
+    stretches = [unit for unit in offered_units(_chain(n), every_stretch=True) if len(unit) > 1]
     lengths = Counter(map(len, stretches))
     assert len(stretches) <= MOST_STRETCHES and {2, n} <= set(lengths)
     assert lengths == {length: n - length + 1 for length in lengths}
@@ -68,14 +74,14 @@ def test_a_chain_of_few_choices_is_offered_stretches_up_to_all_of_it_from_every_
 
 def test_of_a_large_model_nothing_inside_repeated_blocks_is_offered() -> None:
     small, large = _chain(40, inner=4), _chain(MOST_CANDIDATES // 4, inner=4)
-    assert ("h.0.1",) in offered(small)
-    assert offered(large) == [(f"h.{i}",) for i in range(MOST_CANDIDATES // 4)]
+    assert ("h.0.1",) in offered_units(small)
+    assert offered_units(large) == [(f"h.{i}",) for i in range(MOST_CANDIDATES // 4)]
 
 
-def test_presets_are_offered_whole() -> None:
-    wholes = offered_whole(_chain(16))
+def test_presets_are_preset_units() -> None:
+    wholes = preset_units(_chain(16))
     assert tuple(Unit(blocks=(f"h.{i}",)) for i in range(0, 16, 3)) in wholes, "every third"
     assert any(len(unit.blocks) > 1 for whole in wholes for unit in whole), "segments of sqrt"
     assert len(set(wholes)) == len(wholes) and all(wholes)
     alone = _chain(1)
-    assert offered_whole(msgspec.structs.replace(alone, blocks=alone.blocks[:1], chain=())) == [], "nothing to count"
+    assert preset_units(msgspec.structs.replace(alone, blocks=alone.blocks[:1], chain=())) == [], "nothing to count"

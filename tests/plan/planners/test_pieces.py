@@ -14,7 +14,7 @@ def test_the_line_of_each_candidate_alone_is_the_forecasts(sample: str) -> None:
     program = planner._program
     for i in range(len(planner.candidates.units)):
         line, foreseen = (
-            program.pieces.line(program.line, taken_alone(program, i)),
+            program.timeline.line(program.line, taken_alone(program, i)),
             forecaster.line(planner.policy((i,))),
         )
         ticks = {rerun.tick for rerun in program.reruns if rerun.unit == i}
@@ -25,7 +25,7 @@ def test_the_line_of_each_candidate_alone_is_the_forecasts(sample: str) -> None:
 def test_the_bytes_at_a_tick_are_those_of_the_line() -> None:
     planner, _ = planner_and_forecaster("unet")
     program = planner._program
-    x = np.random.default_rng(0).random(program.pieces.n_columns)
-    line = program.pieces.line(program.line, x)
+    x = np.random.default_rng(0).random(program.timeline.n_factors)
+    line = program.timeline.line(program.line, x)
     for tick in range(0, len(line), 97):
-        assert program.line[tick] + program.pieces.at(tick) @ x == pytest.approx(line[tick], abs=1e-3)
+        assert program.line[tick] + program.timeline.at(tick) @ x == pytest.approx(line[tick], abs=1e-3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from explorer.plan.planners.refusal import refusal
+from explorer.plan.planners.confirm import refusal
 from explorer.record import Failure, RunSpec
 from tests import graphs
 from tests.graphs import GRAPH

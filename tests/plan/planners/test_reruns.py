@@ -14,7 +14,7 @@ def test_the_rerun_of_each_candidate_alone_holds_what_the_forecast_says(sample: 
     n_reruns = 0
     for i in range(len(planner.candidates.units)):
         line, foreseen = (
-            program.pieces.line(program.line, taken_alone(program, i)),
+            program.timeline.line(program.line, taken_alone(program, i)),
             forecaster.line(planner.policy((i,))),
         )
         assert foreseen is not None

@@ -12,10 +12,10 @@ def test_the_moment_that_holds_most_holds_the_peak_of_the_forecast(among: Among)
     planner = planner_of(among)
     program = planner._program
     for chosen in policies(planner):
-        peak = program.judged(chosen)
-        x = point(program.columns, chosen, planner.candidates.around)
+        peak = program.peak(chosen)
+        x = point(program.variables, chosen, planner.candidates.around)
         assert not program.over(x, peak)
         (_, row_of), *_ = program.over(x, peak - 2)
         row, most = row_of()
         assert sum(n * x[column] for column, n in row.items()) - most == pytest.approx(peak, abs=1)
-        assert float(program.columns.costs @ x) == pytest.approx(program.columns.cost(chosen))
+        assert float(program.variables.costs @ x) == pytest.approx(program.variables.cost(chosen))

@@ -24,35 +24,35 @@ def question(*rows: tuple[dict[int, float], float]) -> Question:
 
 
 def test_without_a_limit_nothing_is_recomputed() -> None:
-    columns = planner_of(WIDE)._program.columns
-    answer = minimised(columns, question())
+    variables = planner_of(WIDE)._program.variables
+    answer = minimised(variables, question())
     assert answer is not None and answer.bound == pytest.approx(0.0, abs=1e-9)
-    assert not answer.x[: len(columns.ways)].any()
+    assert not answer.x[: len(variables.of_choice)].any()
 
 
 def test_what_a_row_asks_for_is_taken_and_costs_no_more_than_is_proven() -> None:
-    columns = planner_of(WIDE)._program.columns
-    answer = minimised(columns, question((dict.fromkeys(range(len(columns.ways)), -1.0), -1.0)))
-    assert answer is not None and answer.x[: len(columns.ways)].sum() >= 1 - 1e-6
-    cost = float(columns.costs @ answer.x)
+    variables = planner_of(WIDE)._program.variables
+    answer = minimised(variables, question((dict.fromkeys(range(len(variables.of_choice)), -1.0), -1.0)))
+    assert answer is not None and answer.x[: len(variables.of_choice)].sum() >= 1 - 1e-6
+    cost = float(variables.costs @ answer.x)
     assert 0 < answer.bound <= cost * (1 + 1e-6) and cost <= answer.bound / (1 - TOLERANCE) + 1e-6
 
 
 def test_rows_that_contradict_each_other_have_no_answer() -> None:
-    columns = planner_of(WIDE)._program.columns
-    assert minimised(columns, question(({0: 1.0}, 0.0), ({0: -1.0}, -1.0))) is None
+    variables = planner_of(WIDE)._program.variables
+    assert minimised(variables, question(({0: 1.0}, 0.0), ({0: -1.0}, -1.0))) is None
 
 
 def test_without_the_solver_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = planner_of(WIDE)._program.columns
+    variables = planner_of(WIDE)._program.variables
     monkeypatch.setitem(sys.modules, "highspy", None)
     with pytest.raises(NotOnThisDevice, match="Planning needs highspy"):
-        minimised(columns, question())
+        minimised(variables, question())
 
 
 def test_a_solve_prints_nothing_and_starts_no_thread(capfd: pytest.CaptureFixture[str]) -> None:
-    columns, before = planner_of(WIDE)._program.columns, threads_now()
-    assert minimised(columns, question((dict.fromkeys(range(len(columns.ways)), -1.0), -1.0))) is not None
+    variables, before = planner_of(WIDE)._program.variables, threads_now()
+    assert minimised(variables, question((dict.fromkeys(range(len(variables.of_choice)), -1.0), -1.0))) is not None
     assert capfd.readouterr().out == "" and threads_now() <= before
 
 
@@ -67,6 +67,6 @@ first.run()
 from tests.plan.planners.test_solver import question
 from tests.plan.planners.among import WIDE, planner_of
 from explorer.plan.planners.solver import minimised
-assert minimised(planner_of(WIDE)._program.columns, question()) is not None
+assert minimised(planner_of(WIDE)._program.variables, question()) is not None
 """
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)

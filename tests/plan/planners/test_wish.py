@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from explorer.errors import BadInput
-from explorer.plan.planners.wish import parse_wish
+from explorer.plan.planners.budget import parse_wish
 from explorer.record.plan import Wish
 
 MIB = 1024**2

@@ -8,8 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from explorer.plan.predict.calls import saved_by_calls
-from explorer.plan.predict.changes import changes_of, held_at, line_with, offsets_of
-from explorer.plan.predict.nesting import NO_PARENT, Nest, again_bytes, enclosing, flat, nest_of
+from explorer.plan.predict.changes import (
+    NO_PARENT,
+    Nest,
+    again_bytes,
+    changes_of,
+    enclosing,
+    flat,
+    held_at,
+    line_with,
+    nest_of,
+    offsets_of,
+)
 from explorer.plan.predict.replay import Replay
 from explorer.record import ModelGraph, Policy, Unit
 from tests.graphs import block

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from explorer.engine.bench.measure import measure
 from explorer.plan.memory.ledger import in_place, ledger
 from explorer.plan.predict.changes import RNG_STATE_BYTES
-from explorer.plan.predict.forecaster import Forecaster, inside
-from explorer.plan.predict.price import prices
+from explorer.plan.predict.forecaster import Forecaster, inside, prices
 from explorer.record import Allocations, Calls, Measurement, ModelGraph, Policy, RunSpec
 from explorer.record.plan import Forecast
 from tests import graphs

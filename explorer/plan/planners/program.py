@@ -5,7 +5,7 @@ computes the line of the solution. Moments at which the line exceeds the budget 
 again. Every row holds for every policy within the budget, so each solution gives a valid lower bound. The first
 solution that the exact forecast confirms is optimal. A solution that the forecast rejects is excluded by a row.
 
-Units that the moments do not distinguish are counted (classes.py): hundreds of equal blocks become a few integers.
+Units that the moments do not distinguish are counted (symmetry.py): hundreds of equal blocks become a few integers.
 Fewer moments distinguish fewer units, so the search keeps only moments that bind in the relaxed program.
 
 Time may end before the solver does. So every judged choice is stored and reused for other limits. Choices that a
@@ -26,10 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from explorer.plan.memory.ledger import Bytes
-from explorer.plan.planners.columns import Columns, Row, Values
-from explorer.plan.planners.pieces import Pieces
-from explorer.plan.planners.reruns import Rerun
 from explorer.plan.planners.solver import MIB, TOLERANCE, Minimum, Question, minimised
+from explorer.plan.planners.variables import Row, Values, Variables
+from explorer.plan.predict.linear_memory import LinearTimeline, Rerun
 
 MOST_ROUNDS = 80
 MOST_NEW_ROWS = 6
@@ -38,6 +37,8 @@ N_DROPPED = 40
 N_DEEPENED = 4
 N_DEEPER = 12
 LEAST_SECONDS = 0.1
+RELAXED_SECONDS = 30.0
+"""A relaxed program takes milliseconds. Without its solution nothing is known, not even whether there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,31 +71,31 @@ class Program:
     """The integer program of a measured step, shared by all its plans."""
 
     line: Bytes
-    pieces: Pieces
+    timeline: LinearTimeline
     reruns: tuple[Rerun, ...]
-    columns: Columns
+    variables: Variables
     peak_of: Callable[[tuple[int, ...]], int]
     """The exact forecast of a choice: peak bytes."""
     suggested: tuple[tuple[int, ...], ...] = ()
     """Choices that no solution may be worse than."""
     _stretches: NDArray[np.intp] | None = None
-    _tried: list[tuple[int, ...]] = field(default_factory=list)
-    _judged: dict[tuple[int, ...], int] = field(default_factory=dict)
+    _first_choices: list[tuple[int, ...]] = field(default_factory=list)
+    _peaks: dict[tuple[int, ...], int] = field(default_factory=dict)
     _binding: dict[object, Row] = field(default_factory=dict)
     """Rows that bound the last relaxed solution. Most of the rows bind the next relaxed solution too."""
 
-    def judged(self, chosen: tuple[int, ...]) -> int:
+    def peak(self, chosen: tuple[int, ...]) -> int:
         """Peak bytes of a choice by the exact forecast."""
-        if chosen not in self._judged:
-            self._judged[chosen] = self.peak_of(chosen)
-        return self._judged[chosen]
+        if chosen not in self._peaks:
+            self._peaks[chosen] = self.peak_of(chosen)
+        return self._peaks[chosen]
 
-    def known(self) -> list[tuple[int, ...]]:
+    def tried(self) -> list[tuple[int, ...]]:
         """Choices judged for any limits, presets, and first blocks of each kind; by cost, then by number of units."""
-        if not self._tried:
-            self._tried = [(), *self.suggested, *self.columns.first_of_kinds()]
+        if not self._first_choices:
+            self._first_choices = [(), *self.suggested, *self.variables.first_of_kinds()]
         return sorted(
-            {*self._tried, *self._judged}, key=lambda chosen: (self.columns.cost(chosen), len(chosen), chosen)
+            {*self._first_choices, *self._peaks}, key=lambda chosen: (self.variables.cost(chosen), len(chosen), chosen)
         )
 
     def solve(self, limits: Limits) -> Solution | None:
@@ -105,13 +106,13 @@ class Program:
         if answer is None:
             return None
         self._binding = dict(search.moments)
-        for chosen in self.known():
+        for chosen in self.tried():
             search.judge(chosen)
         search.round(answer)
         for _ in range(MOST_ROUNDS):
             answer = search.ask(whole=True)
             if answer is not None:
-                search.judge(self.columns.chosen(answer.x))
+                search.judge(self.variables.chosen(answer.x))
             if answer is None or search.done or time.monotonic() > ends:
                 break
             if not search.separate(answer):
@@ -130,7 +131,7 @@ class Program:
 
     def over(self, x: Values, limit: float) -> list[tuple[object, Callable[[], Row]]]:
         """Keys and rows of the moments at which `x` holds more than `limit`: the worst of each stretch, worst first."""
-        line = self.pieces.line(self.line, self.columns.old(x))
+        line = self.timeline.line(self.line, self.variables.factors(x))
         if self._stretches is None:
             borders = {0, *(rerun.tick + 1 for rerun in self.reruns if rerun.tick + 1 < len(line))}
             self._stretches = np.array(sorted(borders), dtype=np.intp)
@@ -140,11 +141,11 @@ class Program:
             first = int(self._stretches[place])
             tick = first + int(line[first : first + self._length(place)].argmax())
             exceeding.append((float(most[place]), tick, partial(self._held_at, tick)))
-        taken = self.columns.taken(x)
+        shares = self.variables.share_of_units(x)
         for number, rerun in enumerate(self.reruns):
-            if taken[rerun.unit] < 1e-6:
+            if shares[rerun.unit] < 1e-6:
                 continue
-            for part, (excess, row) in enumerate(rerun.worst(x, self.columns)):
+            for part, (excess, row) in enumerate(self._worst_moments(rerun, x)):
                 held = line[rerun.tick] + excess
                 if held > limit + 0.5:
                     key = (number, part, tuple(row.items()))
@@ -152,15 +153,33 @@ class Program:
         exceeding.sort(key=lambda one: -one[0])
         return [(key, row_of) for _, key, row_of in exceeding]
 
+    def _worst_moments(self, rerun: Rerun, x: Values) -> list[tuple[float, dict[int, float]]]:
+        """Excess and row of the moment of a rerun that holds most under `x`, alone and with each unit around."""
+        number, alone = self.variables.number, self.variables.of_unit[rerun.unit]
+        held = rerun.alive * x[alone].sum()
+        for unit, more in rerun.inside.items():
+            held = held + more * x[number[unit, rerun.unit]]
+        at = int(held.argmax())
+        row = dict.fromkeys(alone, float(rerun.alive[at]))
+        row |= {number[unit, rerun.unit]: float(more[at]) for unit, more in rerun.inside.items()}
+        moments = [(float(held[at]), row)]
+        for holder, n_bytes, others in rerun.restored:
+            restored = {number[rerun.unit, holder]: float(n_bytes)}
+            restored |= {number[unit, holder]: -float(less) for unit, less in others.items()}
+            excess = held[at] + sum(n * x[variable] for variable, n in restored.items())
+            both = {i: row.get(i, 0.0) + restored.get(i, 0.0) for i in {**row, **restored}}
+            moments.append((float(excess), both))
+        return moments
+
     def _length(self, place: int) -> int:
         assert self._stretches is not None
         following = self._stretches[place + 1] if place + 1 < len(self._stretches) else len(self.line)
         return int(following - self._stretches[place])
 
     def _held_at(self, tick: int, more: dict[int, float] | None = None) -> Row:
-        row = self.columns.bytes_of(self.pieces.at(tick))
-        for column, n in (more or {}).items():
-            row[column] = row.get(column, 0.0) + n
+        row = self.variables.bytes_of(self.timeline.at(tick))
+        for variable, n in (more or {}).items():
+            row[variable] = row.get(variable, 0.0) + n
         return row, -float(self.line[tick])
 
 
@@ -177,9 +196,9 @@ class _Search:
     bound: float = 0.0
     n_solves: int = 0
     moments: dict[object, Row] = field(default_factory=dict)
-    """Row of each moment so far: bytes by column, and minus the bytes held if everything is kept."""
+    """Row of each moment so far: bytes by variable, and minus the bytes held if everything is kept."""
     forbidden: list[Row] = field(default_factory=list)
-    apart: bool = False
+    single_units: bool = False
     """True if single units are chosen, no longer counts of classes."""
 
     def ask(self, *, whole: bool) -> Minimum | None:
@@ -190,21 +209,21 @@ class _Search:
             for_peak=self.limits.budget_bytes is None,
             most_cost=self.limits.most_cost,
             whole=whole,
-            apart=self.apart,
-            seconds=max(LEAST_SECONDS, self.ends - time.monotonic()),
+            single_units=self.single_units,
+            seconds=max(LEAST_SECONDS, self.ends - time.monotonic()) if whole else RELAXED_SECONDS,
             bound=self.bound,
         )
-        answer = minimised(self.program.columns, question)
+        answer = minimised(self.program.variables, question)
         if answer is not None:
             self.bound = max(self.bound, answer.bound)
         return answer
 
     def _rows(self) -> list[Row]:
-        """The known moments in MiB: at most the budget, or at most the column of the peak."""
+        """The known moments in MiB: at most the budget, or at most the variable of the peak."""
         budget = self.limits.budget_bytes
-        peak = {self.program.columns.peak_column: -1.0} if budget is None else {}
+        peak = {self.program.variables.peak: -1.0} if budget is None else {}
         return [
-            ({**{column: n / MIB for column, n in row.items()}, **peak}, (most + (budget or 0)) / MIB)
+            ({**{variable: n / MIB for variable, n in row.items()}, **peak}, (most + (budget or 0)) / MIB)
             for row, most in self.moments.values()
         ]
 
@@ -232,41 +251,41 @@ class _Search:
 
     def round(self, answer: Minimum) -> None:
         """Judges first solutions: growing prefixes of the units of the relaxed solution, largest fraction first."""
-        columns = self.program.columns
-        chosen = columns.legal(np.argsort(-columns.taken(answer.x), kind="stable").tolist())
+        variables = self.program.variables
+        chosen = variables.legal(np.argsort(-variables.share_of_units(answer.x), kind="stable").tolist())
         for n in sorted({0, *np.linspace(0, len(chosen), N_ROUNDED + 1).astype(int).tolist()}):
             self.judge(tuple(sorted(chosen[:n])))
         self.drop()
 
     def drop(self) -> None:
         """Judges the best choice without one of its units, most expensive unit first."""
-        dearest = sorted(self.best or (), key=lambda i: -self.program.columns.costs[i])
+        dearest = sorted(self.best or (), key=lambda i: -self.program.variables.costs[i])
         for i in dearest[:N_DROPPED]:
             self.judge(tuple(one for one in self.best or () if one != i))
 
     def deepen(self) -> None:
-        """Tries a third level of nesting, which has no column, in the best choices and in near misses of the budget."""
-        program, budget, cost_of = self.program, self.limits.budget_bytes, self.program.columns.cost
-        cheaper = ((peak, one) for one, peak in program._judged.items() if budget is None or cost_of(one) < self.value)
+        """Tries a third level of nesting, which has no variable, in the best choices and in near misses."""
+        program, budget, cost_of = self.program, self.limits.budget_bytes, self.program.variables.cost
+        cheaper = ((peak, one) for one, peak in program._peaks.items() if budget is None or cost_of(one) < self.value)
         starts = [one for _, one in heapq.nsmallest(N_DEEPENED, cheaper)]
-        tries = (tuple(sorted((*one, *more))) for one in starts for more in program.columns.third_levels(one))
+        tries = (tuple(sorted((*one, *more))) for one in starts for more in program.variables.third_levels(one))
         tries = (one for one in tries if budget is None or cost_of(one) < self.value)
         for chosen in itertools.islice(tries, N_DEEPER):
-            program.judged(chosen)
+            program.peak(chosen)
             self.judge(chosen)
 
     def judge(self, chosen: tuple[int, ...]) -> None:
         """Forecasts a choice that may be better than the best so far, and keeps the better choice."""
         limits, budget = self.limits, self.limits.budget_bytes
-        cost = self.program.columns.cost(chosen)
+        cost = self.program.variables.cost(chosen)
         if limits.most_cost is not None and cost > limits.most_cost * (1 + 1e-9):
             return
         if budget is not None and cost >= self.value:
             return
         # The bound holds for two levels of nesting only; a choice with three levels was judged before.
-        if budget is not None and cost < self.bound * (1 - 1e-6) and chosen not in self.program._judged:
+        if budget is not None and cost < self.bound * (1 - 1e-6) and chosen not in self.program._peaks:
             return
-        peak = self.program.judged(chosen)
+        peak = self.program.peak(chosen)
         value = cost if budget is not None else float(peak)
         if value < self.value and (budget is None or peak <= budget):
             self.best, self.value = chosen, value
@@ -291,6 +310,6 @@ class _Search:
 
     def refuse(self, answer: Minimum) -> None:
         """Switches to single units when no row is left to add; after the switch, forbids the rejected choice."""
-        if self.apart:
-            self.forbidden.append(self.program.columns.all_but(self.program.columns.chosen(answer.x)))
-        self.apart = True
+        if self.single_units:
+            self.forbidden.append(self.program.variables.all_but(self.program.variables.chosen(answer.x)))
+        self.single_units = True

@@ -1,0 +1,259 @@
+"""The planner: the cheapest policy whose peak stays below a budget, or the lowest peak within a step time.
+planner = Planner(run, graph)             # any measured step that fits
+planner.within(budget_bytes)              # -> Plan
+planner.least_memory(0.10)                # -> Plan: at most ten percent more time
+planner.front()                           # -> Plans between everything kept and the floor
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+
+from explorer.errors import BadInput
+from explorer.plan.memory.ledger import Bytes, array_of, held, holders, in_place
+from explorer.plan.planners.candidates import Named, OfferedChoices, candidates_of, chain_stretches, preset_units
+from explorer.plan.planners.chain import ChainProgram, is_chain_of_few, places_of
+from explorer.plan.planners.program import LEAST_SECONDS, Limits, Program, Solution
+from explorer.plan.planners.variables import Variables
+from explorer.plan.predict.changes import stash_bytes
+from explorer.plan.predict.forecaster import Forecaster
+from explorer.plan.predict.linear_memory import UnitCalls, linear_reruns, linear_timeline
+from explorer.plan.predict.replay import Replay
+from explorer.plan.sizes import mib, mib_up, told_apart
+from explorer.record.allocations import FIXED_ROLES, ROLES
+from explorer.record.graph import ModelGraph
+from explorer.record.measurement import Measurement
+from explorer.record.plan import Certificate, Plan
+from explorer.record.policy import KEEP_ALL, Policy
+
+FRONT_SECONDS = 2.5
+"""Seconds for all points of the front together. Most points take much less: a person waits for them."""
+
+
+class Planner:
+    """An integer program made from one measured step, which is solved once for each plan."""
+
+    def __init__(
+        self,
+        run: Measurement,
+        graph: ModelGraph,
+        *,
+        among: Iterable[Named] | None = None,
+        without: Iterable[Named] = (),
+        seconds: float = 3.0,
+    ) -> None:
+        """`among`: the blocks, segments and units to choose from, by default all; `without`: the excluded units.
+
+        Raises BadInput for a run without a complete timeline.
+        """
+        self._forecaster = Forecaster(run, graph)
+        baseline = self._forecaster.baseline
+        replay = None if baseline is None else Replay.of(baseline, graph)
+        if baseline is None or replay is None:
+            raise BadInput(
+                "A plan is made from a complete step with its timeline, and this run is none.",
+                hint="Measure again, with --policy keep-all or, where that does not fit, with --policy all.",
+            )
+        self._seconds = seconds
+        self._baseline, self._graph, self._replay = baseline, graph, replay
+        self._offer(OfferedChoices(among=None if among is None else tuple(among), without=tuple(without)))
+
+    def _offer(self, choices: OfferedChoices) -> None:
+        self._choices = choices
+        self._program: Program | ChainProgram = self._of_chain(choices) or self._of_any(choices)
+        self._floor: Plan | None = None
+
+    def without(self, units: Iterable[Named]) -> Planner:
+        """A planner of the same step that excludes `units` too."""
+        other = copy.copy(self)
+        other._offer(replace(self._choices, without=(*self._choices.without, *units)))
+        return other
+
+    def _of_chain(self, offer: OfferedChoices) -> ChainProgram | None:
+        """The program of a chain of few choices; None if the model is no such chain, or choices were named."""
+        if offer.among is not None or not is_chain_of_few(self._graph):
+            return None
+        replay = self._replay
+        self.candidates = candidates_of(self._baseline, self._graph, replay, replace(offer, every_stretch=True))
+        places = places_of(replay, self.candidates, chain_stretches(self._graph), self._line_of)
+        if places is None:
+            return None
+        return ChainProgram(
+            line=replay.line,
+            places=places,
+            cost=self.candidates.cost,
+            peak_of=self._peak_of,
+            suggested=self._presets(),
+        )
+
+    def _of_any(self, offer: OfferedChoices) -> Program:
+        self.candidates = candidates_of(self._baseline, self._graph, self._replay, offer)
+        stash = stash_bytes(self._baseline, KEEP_ALL)
+        units = UnitCalls(calls=[one.calls for one in self.candidates.units], around=self.candidates.around)
+        timeline = linear_timeline(self._replay, units, stash_bytes=stash)
+        return Program(
+            line=self._replay.line,
+            timeline=timeline,
+            reruns=linear_reruns(self._replay, units, stash_bytes=stash),
+            variables=Variables(self.candidates, timeline),
+            peak_of=self._peak_of,
+            suggested=self._presets(),
+        )
+
+    @property
+    def keep_all_bytes(self) -> int:
+        """The peak with everything kept, measured or derived from a run with recompute."""
+        return int(self._program.line.max())
+
+    def policy(self, chosen: Sequence[int]) -> Policy:
+        """The policy that recomputes the candidates `chosen`."""
+        return Policy(units=tuple(self.candidates.units[i].unit for i in chosen))
+
+    def cost_of(self, chosen: Sequence[int]) -> float:
+        """The cost of recomputing the candidates `chosen`, in `cost_unit` of the candidates."""
+        return self.candidates.cost(tuple(chosen))
+
+    def presets(self) -> Iterator[tuple[int, float]]:
+        """Peak and cost of every preset. No plan is worse than a preset."""
+        for chosen in self._program.suggested:
+            yield self._program.peak(chosen), self.cost_of(chosen)
+
+    def floor(self) -> Plan:
+        """The cheapest plan with the lowest peak that can be reached."""
+        if self._floor is None:
+            self._floor = self._lowest(None, seconds=self._seconds / 4)
+        return self._floor
+
+    def within(self, budget_bytes: int, *, seconds: float | None = None) -> Plan:
+        """The cheapest plan whose peak is within the budget. Raises BadInput, with the lowest peak, if none is."""
+        plan = self._cheapest(budget_bytes, seconds=seconds)
+        if plan is None and self.floor().step_peak_bytes <= budget_bytes:  # time ran out before a plan was found
+            floor = self.floor()
+            unproven = msgspec.structs.replace(floor.certificate, bound=0.0, gap=1.0)
+            plan = msgspec.structs.replace(floor, budget_bytes=budget_bytes, certificate=unproven)
+        if plan is None:
+            raise self._impossible(budget_bytes)
+        return plan
+
+    def least_memory(self, more_time: float) -> Plan:
+        """The plan with the lowest peak whose step takes at most the share `more_time` longer."""
+        if not math.isfinite(more_time) or more_time < 0:
+            raise BadInput(f"A step cannot take {more_time:+.0%} of its time.", hint="Give zero or more, such as +10%.")
+        return self._lowest(more_time)
+
+    def front(self, n_points: int = 10, *, seconds: float = FRONT_SECONDS) -> Iterator[Plan]:
+        """Plans from everything kept down to the floor, yielded when they are found.
+
+        `seconds`: for all plans together. A plan leaves its unused time to later plans; the floor gets half a plan's.
+        """
+        ends = time.monotonic() + seconds - self._seconds / 2
+        lowest = self._program.lowest_bytes()
+        last = self.within(self.keep_all_bytes)
+        yield last
+        budgets = np.linspace(self.keep_all_bytes, lowest, n_points + 1)[1:-1].astype(int).tolist()
+        for n_left, budget in zip(range(len(budgets), 0, -1), budgets):
+            if budget < last.step_peak_bytes:
+                plan = self._cheapest(budget, seconds=max(LEAST_SECONDS, (ends - time.monotonic()) / n_left))
+                if plan is None:
+                    break
+                last = plan
+                yield last
+        floor = self.floor()
+        if floor.step_peak_bytes < last.step_peak_bytes:
+            yield floor
+
+    def _cheapest(self, budget_bytes: int, *, seconds: float | None = None) -> Plan | None:
+        solution = self._program.solve(Limits(budget_bytes=budget_bytes, seconds=seconds or self._seconds))
+        return None if solution is None else self._plan(solution, budget_bytes=budget_bytes)
+
+    def _lowest(self, more_time: float | None, *, seconds: float | None = None) -> Plan:
+        """The lowest peak, then the cheapest plan with it: the first solution may recompute units that free nothing."""
+        most_cost = None if more_time is None else more_time * self.candidates.step_cost
+        lowest = self._program.solve(Limits(most_cost=most_cost, seconds=seconds or self._seconds))
+        assert lowest is not None, "keeping everything keeps any limit of time"
+        cheap = self._cheapest(int(lowest.value), seconds=seconds)
+        plan = self._plan(lowest, budget_bytes=None)
+        if cheap is not None and cheap.extra_cost <= plan.extra_cost:
+            plan = msgspec.structs.replace(cheap, budget_bytes=None, certificate=plan.certificate)
+        return msgspec.structs.replace(plan, time_budget=more_time)
+
+    def _presets(self) -> tuple[tuple[int, ...], ...]:
+        """Numbers of the candidates in each preset. A unit that is no candidate frees nothing, or a hazard forbids it.
+
+        A preset that keeps results is left out if no candidate keeps results: their operators have no measured price.
+        """
+        number = {one.unit: i for i, one in enumerate(self.candidates.units)}
+        priced = {unit.action for unit in number}
+        wholes = (whole for whole in preset_units(self._graph) if all(unit.action in priced for unit in whole))
+        return tuple(tuple(sorted(number[unit] for unit in whole if unit in number)) for whole in wholes)
+
+    def _peak_of(self, chosen: tuple[int, ...]) -> int:
+        peak = self._forecaster.peak_bytes(self.policy(chosen))
+        assert peak is not None, "every candidate can be forecast"
+        return peak
+
+    def _line_of(self, chosen: tuple[int, ...]) -> Bytes:
+        line = self._forecaster.line(self.policy(chosen))
+        assert line is not None, "every candidate can be forecast"
+        return line
+
+    def _plan(self, solution: Solution, *, budget_bytes: int | None) -> Plan:
+        policy = self.policy(solution.chosen)
+        forecast = self._forecaster.forecast(policy)
+        assert forecast.step_peak_bytes is not None
+        return Plan(
+            policy=policy,
+            budget_bytes=budget_bytes,
+            step_peak_bytes=forecast.step_peak_bytes,
+            baseline_step_peak_bytes=self.keep_all_bytes,
+            extra_cost=self.candidates.cost(solution.chosen),
+            step_cost=self.candidates.step_cost,
+            cost_unit=self.candidates.cost_unit,
+            cost_ratio_spread=forecast.time_ratio_spread,
+            flop_ratio=forecast.flop_ratio,
+            certificate=self._certificate(solution),
+        )
+
+    def _certificate(self, solution: Solution) -> Certificate:
+        units = [one.unit for one in self.candidates.units]
+        lengths = [len(unit.blocks) for unit in units if len(unit.blocks) > 1 and not unit.save_ops]
+        return Certificate(
+            bound=solution.bound,
+            gap=solution.gap,
+            n_candidates=len(units),
+            n_rows=solution.n_rows,
+            n_solves=solution.n_solves,
+            n_segments=len(lengths),
+            n_keeping=sum(bool(unit.save_ops) for unit in units),
+            longest_segment=max(lengths, default=0),
+            inside_segments=isinstance(self._program, Program),
+        )
+
+    def _impossible(self, budget_bytes: int) -> BadInput:
+        floor = self.floor()
+        least, fixed = floor.step_peak_bytes, self.fixed_bytes
+        alone = f"parameters, optimizer state, gradients and inputs alone hold {mib(fixed)}"
+        recomputed = f"with {len(floor.policy.units)} units recomputed"
+        at = self._forecaster.at_peak(floor.policy)
+        why = "" if at is None else f"That is held {in_place(at)}: {holders(at)}."
+        asked, reached = told_apart(budget_bytes, least)
+        return BadInput(
+            f"No policy brings this step below {asked}: the least that can be reached is {reached}, "
+            f"{alone if budget_bytes < fixed else recomputed}. {why} Looked at: {floor.certificate.scope}.",
+            hint=f"Ask for {mib_up(least)} or more, or take a smaller batch.",
+        )
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Peak bytes of the roles that no recompute can free."""
+        log = self._baseline.allocations
+        assert log is not None
+        fixed = np.isin(array_of(log.role), [ROLES.index(role) for role in FIXED_ROLES])
+        return int(held(log, fixed).max())

@@ -1,0 +1,351 @@
+"""The memory of a step as a linear function of the units that are recomputed: the rules of this room for all policies.
+
+    bytes held at t  =  measured at t  +  sum over changes with first <= t < end of bytes * factor
+
+A factor is 1 if a unit is recomputed and 0 if it is kept, or one of two auxiliary factors between 0 and 1:
+
+    absence(entry)   at most the sum of the units that free the entry before t (rule 1).
+                     At most the sum of the units that restore it after t (rule 1).
+                     At most 1 minus each unit that keeps it as an input meanwhile (rule 2).
+    presence(entry)  At least each unit that keeps the entry beyond its measured end (rules 2 and 6).
+
+A rerun has one row for each of its moments (rule 4):
+
+    held before its backward begins  +  alive at this moment of the rerun  +  generator state of the unit
+        -  bytes freed by units inside  +  inputs that units inside keep, and their generator state    <= budget
+
+For a unit that is not recomputed the row states only the budget before its backward. A rerun that ends in a unit
+inside stops early (rule 7): moments after the stop have no row.
+
+changes.py simulates one policy, tensor by tensor. This file is what an integer program of all policies needs. The
+tests of the planners compare both on every policy of some units.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from explorer.plan.memory.ledger import Bytes
+from explorer.plan.predict.calls import FOREVER, SavedByCall
+from explorer.plan.predict.replay import Replay
+
+Bound = tuple[dict[int, float], float]
+"""Coefficients by factor, and the upper bound of their sum."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitCalls:
+    """The calls of every unit that may be recomputed, and the units around each unit, innermost first."""
+
+    calls: Sequence[Sequence[SavedByCall]]
+    around: Sequence[Sequence[int]]
+
+    def inside(self, outer: int, call: SavedByCall) -> list[tuple[int, SavedByCall]]:
+        """Units inside a call of unit `outer`, each with its call."""
+        return [
+            (unit, inner) for unit in self._inside.get(outer, ()) for inner in self.calls[unit]
+            if call.first <= inner.first and inner.end <= call.end
+        ]  # fmt: skip
+
+    @cached_property
+    def _inside(self) -> Mapping[int, list[int]]:
+        inside: dict[int, list[int]] = defaultdict(list)
+        for unit, above in enumerate(self.around):
+            for outer in above:
+                inside[outer].append(unit)
+        return inside
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearTimeline:
+    """Changes of the timeline, one element per change, and the bounds of the auxiliary factors."""
+
+    first: Bytes
+    end: Bytes
+    n_bytes: Bytes
+    factor: NDArray[np.intp]
+    n_factors: int
+    bounds: tuple[Bound, ...]
+
+    def at(self, tick: int) -> NDArray[np.float64]:
+        """Bytes that each factor adds at `tick`."""
+        here = (self.first <= tick) & (tick < self.end)
+        bytes_ = self.n_bytes[here].astype(np.float64)
+        return np.bincount(self.factor[here], bytes_, self.n_factors).astype(np.float64)
+
+    def line(self, measured: Bytes, factors: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Bytes at every tick under the values `factors`."""
+        length = len(measured)
+        bytes_ = self.n_bytes * factors[self.factor]
+        ends = np.minimum(self.end, length)
+        steps = np.bincount(self.first, bytes_, length + 1) - np.bincount(ends, bytes_, length + 1)
+        return np.asarray(measured + np.cumsum(steps[:length]))
+
+
+def linear_timeline(replay: Replay, units: UnitCalls, *, stash_bytes: int) -> LinearTimeline:
+    """The timeline as a linear function; `stash_bytes`: generator state that each call keeps (rule 3)."""
+    changes = _Changes(replay, units)
+    changes.of_single_units(stash_bytes)
+    for entry in sorted({*changes.gaps, *changes.retained}):
+        changes.of_shared_entry(entry)
+    rows = np.array(changes.rows, dtype=np.int64).reshape(-1, 4)
+    rows = np.concatenate((changes.simple, rows))
+    rows = rows[(rows[:, 0] < rows[:, 1]) & (rows[:, 2] != 0)]
+    return LinearTimeline(
+        first=rows[:, 0],
+        end=rows[:, 1],
+        n_bytes=rows[:, 2],
+        factor=rows[:, 3].astype(np.intp),
+        n_factors=changes.n_factors,
+        bounds=tuple(changes.bounds),
+    )
+
+
+@dataclass(slots=True)
+class _Gap:
+    """A call of `unit` frees an entry at tick `leave` and restores it at tick `back` (rule 1)."""
+
+    unit: int
+    leave: int
+    back: int
+
+
+@dataclass(slots=True)
+class _Retention:
+    """A call of `unit` keeps an entry until tick `ends` (rule 2, or rule 6).
+
+    Inside a recomputed unit of `around` the call keeps the entry from the tick beside that unit until tick `begins`.
+    """
+
+    unit: int
+    ends: int
+    begins: int
+    around: tuple[tuple[int, int], ...]
+
+
+Keepers = tuple[frozenset[tuple[int, frozenset[int]]], frozenset[tuple[int, int]]]
+
+
+@dataclass(slots=True)
+class _Changes:
+    """The changes of the timeline while they are collected."""
+
+    replay: Replay
+    units: UnitCalls
+    rows: list[tuple[int, int, int, int]] = field(default_factory=list)
+    """First tick, end tick, bytes and factor of each change."""
+    simple: Bytes = field(default_factory=lambda: np.zeros((0, 4), dtype=np.int64))
+    """Rows of entries that one unit alone changes."""
+    bounds: list[Bound] = field(default_factory=list)
+    gaps: dict[int, list[_Gap]] = field(default_factory=lambda: defaultdict(list))
+    retained: dict[int, list[_Retention]] = field(default_factory=lambda: defaultdict(list))
+    n_factors: int = 0
+    auxiliary: dict[tuple[object, ...], int] = field(default_factory=dict)
+    """The number of each auxiliary factor, by its meaning."""
+
+    def of_single_units(self, stash_bytes: int) -> None:
+        """Collects entries that one unit alone changes. The others go to `gaps` and `retained`."""
+        self.n_factors = len(self.units.calls)
+        size, born = self.replay.size, self.replay.born
+        parts, n_uses = [], np.zeros(len(size), dtype=np.int64)
+        for unit, calls in enumerate(self.units.calls):
+            for call in calls:
+                n = len(call.entries)
+                parts.append(np.column_stack((call.entries, call.leaves, np.full(n, call.begins), np.full(n, unit))))
+                np.add.at(n_uses, call.entries, 1)
+                n_uses[list(call.inputs)] += 2
+                self.rows.append((call.first, call.ends, stash_bytes, unit))
+                around = tuple(self._begins_around(unit, call))
+                for entry in set(call.inputs):
+                    self.retained[entry].append(_Retention(unit, call.ends, call.begins, around))
+                for entry, _, until in call.held:
+                    n_uses[entry] += 2
+                    self.retained[entry].append(_Retention(unit, until, until, ()))
+        every = np.concatenate(parts) if parts else np.zeros((0, 4), dtype=np.int64)
+        alone = n_uses[every[:, 0]] == 1
+        entry, leave, back, of_unit = every[alone].T
+        self.simple = np.column_stack((np.maximum(leave, born[entry]), back, -size[entry], of_unit))
+        for shared, leave_, back_, unit in every[~alone].tolist():
+            self.gaps[shared].append(_Gap(unit, leave_, back_))
+
+    def _begins_around(self, unit: int, inner: SavedByCall) -> Iterator[tuple[int, int]]:
+        """Each unit around a call, and the tick at which backward of its call begins."""
+        for outer in self.units.around[unit]:
+            calls = (call for call in self.units.calls[outer] if call.first <= inner.first and inner.end <= call.end)
+            if (call := next(calls, None)) is not None:
+                yield outer, call.begins
+
+    def of_shared_entry(self, entry: int) -> None:
+        """Adds the changes of a shared entry, one for each stretch between two events."""
+        gaps, retained = self.gaps.get(entry, []), self.retained.get(entry, [])
+        born, died, size = (int(of[entry]) for of in (self.replay.born, self.replay.died, self.replay.size))
+        events = {born, died}
+        for gap in gaps:
+            events |= {gap.leave, gap.back}
+        for one in retained:
+            events |= {one.ends, one.begins, *(begins for _, begins in one.around)}
+        ticks = sorted(tick for tick in events if tick >= born)
+        for first, end in zip(ticks, ticks[1:]):
+            factor = self._absence(first, gaps, retained) if first < died else self._presence(first, retained)
+            if factor is not None:
+                self.rows.append((first, end, -size if first < died else size, factor))
+
+    def _absence(self, tick: int, gaps: list[_Gap], retained: list[_Retention]) -> int | None:
+        """The factor of an entry's absence at `tick`; None if no unit frees it there."""
+        freeing = frozenset(gap.unit for gap in gaps if gap.leave <= tick)
+        restoring = frozenset(gap.unit for gap in gaps if gap.back > tick)
+        if not freeing or not restoring:
+            return None
+        outer, inner = _keepers_at(tick, retained)
+        outer = frozenset((unit, around) for unit, around in outer if not freeing <= around)
+        if freeing == restoring and len(restoring) == 1 and not outer and not inner:
+            return next(iter(restoring))
+        factor, is_new = self._factor(("absence", freeing, restoring, outer, inner))
+        if is_new:
+            self._bound({factor: 1, **dict.fromkeys(freeing, -1)}, 0)
+            if not freeing <= restoring:
+                self._bound({factor: 1, **dict.fromkeys(restoring, -1)}, 0)
+            for unit, around in outer:
+                self._bound({factor: 1, **dict.fromkeys(around, -1), unit: 1}, 1)
+            for unit, holder in inner:
+                self._bound({factor: 1, unit: 1, holder: 1}, 2)
+        return factor
+
+    def _presence(self, tick: int, retained: list[_Retention]) -> int | None:
+        """The factor of an entry's presence at `tick` after its measured end; None if no unit keeps it there."""
+        outer, inner = _keepers_at(tick, retained)
+        if not outer and not inner:
+            return None
+        if len(outer) == 1 and not inner and not next(iter(outer))[1]:
+            return next(iter(outer))[0]
+        factor, is_new = self._factor(("presence", outer, inner))
+        if is_new:
+            for unit, around in outer:
+                self._bound({factor: -1, **dict.fromkeys(around, -1), unit: 1}, 0)
+            for unit, holder in inner:
+                self._bound({factor: -1, unit: 1, holder: 1}, 1)
+        return factor
+
+    def _factor(self, meaning: tuple[object, ...]) -> tuple[int, bool]:
+        """The number of the auxiliary factor with this meaning, and whether the factor is new."""
+        is_new = meaning not in self.auxiliary
+        if is_new:
+            self.auxiliary[meaning] = self.n_factors
+            self.n_factors += 1
+        return self.auxiliary[meaning], is_new
+
+    def _bound(self, coefficients: dict[int, float], most: float) -> None:
+        self.bounds.append((coefficients, most))
+
+
+def _keepers_at(tick: int, retained: list[_Retention]) -> Keepers:
+    """Units that keep an entry at `tick`: outer and inner (rule 2).
+
+    An outer (unit, units around it) keeps the entry if no unit around it is recomputed.
+    An inner (unit, holder) keeps the entry only if its holder is recomputed.
+    """
+    outer = frozenset((one.unit, frozenset(j for j, _ in one.around)) for one in retained if tick < one.ends)
+    inner = frozenset((one.unit, j) for one in retained for j, begins in one.around if begins <= tick < one.begins)
+    return outer, inner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rerun:
+    """One call of a unit that runs again (rule 4)."""
+
+    unit: int
+    tick: int
+    """The last tick before backward of the call begins."""
+    alive: Bytes
+    """Bytes that the rerun adds at each of its moments, if no unit inside is recomputed."""
+    inside: Mapping[int, Bytes]
+    """By unit inside: bytes that it keeps minus bytes that it frees, at each moment."""
+    restored: tuple[tuple[int, int, Mapping[int, int]], ...]
+    """Units around whose backward begins at the same tick: number, bytes they restore, bytes by inner unit.
+
+    The bytes of an inner unit are not restored if that unit is recomputed too.
+    """
+
+
+def linear_reruns(replay: Replay, units: UnitCalls, *, stash_bytes: int) -> tuple[Rerun, ...]:
+    """The reruns of every call of every unit."""
+    reruns = []
+    for unit, call in ((unit, call) for unit, calls in enumerate(units.calls) for call in calls):
+        within = units.inside(unit, call)
+        alive, parts = np.array([call.again_bytes], dtype=np.int64), dict[int, Bytes]()
+        if within:
+            alive, parts = _moments(replay, call, within, stash_bytes=stash_bytes)
+        around = (
+            (holder, other) for holder in units.around[unit] for other in units.calls[holder]
+            if other.begins == call.begins and other.first <= call.first and call.end <= other.end
+        )  # fmt: skip
+        reruns.append(
+            Rerun(
+                unit=unit,
+                tick=max(call.begins - 1, 0),
+                alive=alive + stash_bytes - call.late_bytes,
+                inside=parts,
+                restored=tuple(_restored(replay, units, (unit, call), outer) for outer in around),
+            )
+        )
+    return tuple(reruns)
+
+
+def _moments(
+    replay: Replay, call: SavedByCall, within: list[tuple[int, SavedByCall]], *, stash_bytes: int
+) -> tuple[Bytes, dict[int, Bytes]]:
+    """Bytes alive at each allocation of the rerun, and the change of these bytes by each unit inside.
+
+    The rerun repeats forward up to the last saved tensor.
+    """
+    inner = np.append(call.entries[~np.isin(call.entries, call.outputs)], np.array(call.saved_outputs, dtype=np.int64))
+    last = int(replay.born[inner].max(initial=call.first))
+    entries = replay.between(call.first, last)
+    size, born, died = replay.size[entries], replay.born[entries], replay.died[entries]
+    moments = np.unique(born)
+    alive = _sum_at(moments, born, died, size)
+    place = {entry: k for k, entry in enumerate(entries.tolist())}
+    tail = int(inner[replay.born[inner].argmax()]) if len(inner) else None
+    by_unit: dict[int, Bytes] = {}
+    for unit, one in within:
+        pairs = zip(one.entries.tolist(), one.leaves.tolist())
+        freed_again = [(place[entry], leaves) for entry, leaves in pairs if entry in place]
+        at = np.array([k for k, _ in freed_again], dtype=np.int64)
+        freed = _sum_at(moments, np.array([leaves for _, leaves in freed_again], dtype=np.int64), died[at], size[at])
+        if tail is not None and (tail in one.entries or tail in one.saved_outputs):
+            freed = np.where(moments > one.first, alive, freed)
+        inputs = np.array([place[entry] for entry in set(one.inputs) if entry in place], dtype=np.int64)
+        retained = _sum_at(moments, died[inputs], np.full(len(inputs), FOREVER), size[inputs])
+        retained = retained + stash_bytes * (moments > one.first)
+        by_unit[unit] = by_unit.get(unit, 0) + retained - freed
+    return alive, by_unit
+
+
+def _sum_at(moments: Bytes, born: Bytes, died: Bytes, size: Bytes) -> Bytes:
+    """Bytes alive at each of `moments`, from entries with `born`, `died` and `size`."""
+    some = born < died
+    steps = np.zeros(len(moments) + 1, dtype=np.int64)
+    np.add.at(steps, np.searchsorted(moments, born[some]), size[some])
+    np.subtract.at(steps, np.searchsorted(moments, died[some]), size[some])
+    return np.cumsum(steps[:-1])
+
+
+def _restored(
+    replay: Replay, units: UnitCalls, inner: tuple[int, SavedByCall], around: tuple[int, SavedByCall]
+) -> tuple[int, int, Mapping[int, int]]:
+    """Bytes that the unit around restores just before `inner` runs again, as in `Rerun.restored`."""
+    (unit, call), (holder, outer) = inner, around
+    freed = outer.entries[(outer.leaves < outer.begins) & ~np.isin(outer.entries, call.entries)]
+    others: dict[int, int] = {}
+    for sibling, one in units.inside(holder, outer):
+        if sibling != unit:
+            less = int(replay.size[freed[np.isin(freed, one.entries)]].sum())
+            if less:
+                others[sibling] = others.get(sibling, 0) + less
+    return holder, int(replay.size[freed].sum()), others
