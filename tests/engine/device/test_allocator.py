@@ -1,4 +1,4 @@
-"""Events of an allocator: paired, bounded and summed the same way on both devices, and complete on the CPU."""
+"""Events of the allocators of both devices: recorded completely, paired, bounded and summed the same way."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch._C._profiler import _EventType
 from torch.profiler import record_function
 
+from explorer.engine.bench.recording import doubts
 from explorer.engine.device import allocator
 from explorer.engine.device.allocator import (
     EMPTY,
@@ -22,6 +23,8 @@ from explorer.engine.device.allocator import (
     peak_bytes,
     take_probe,
 )
+from explorer.engine.device.cuda_allocator import CudaRecorder, blocks_of, read_trace
+from explorer.errors import NotOnThisDevice
 
 CPU = torch.device("cpu")
 
@@ -136,3 +139,203 @@ def test_ranges_that_somebody_opens_are_not_recorded(monkeypatch: pytest.MonkeyP
     with CpuRecorder(), record_function("Optimizer.step"):
         torch.ones(64).exp()
     assert set(tags) == {_EventType.Allocation}
+
+
+MIB = 2**20
+
+
+def synthetic_entry(action: str, addr: int, size: int, time_us: int, **more: int) -> dict[str, Any]:
+    """One TraceEntry as torch.cuda.memory._snapshot documents it; made by hand, not recorded on a GPU."""
+    return {"action": action, "addr": addr, "size": size, "stream": 0, "time_us": time_us, "frames": [], **more}
+
+
+SYNTHETIC_BASE = {
+    "requested_bytes.all.current": 1000,
+    "allocated_bytes.all.current": 1024,
+    "reserved_bytes.all.current": 2 * 2**20,
+}
+
+
+SYNTHETIC_STATS = {
+    "requested_bytes.all.current": 410,
+    "allocated_bytes.all.current": 1536,
+    "reserved_bytes.all.current": 2 * 2**20,
+    "requested_bytes.all.peak": 1900,
+    "allocated_bytes.all.peak": 2048,
+    "reserved_bytes.all.peak": 22 * 2**20,
+}
+
+
+SYNTHETIC_TRACE = [
+    ("segment_alloc", 9000, 20 * 2**20),
+    ("alloc", 9000, 900),
+    ("free_requested", 9000, 900),
+    ("free_completed", 9000, 900),
+    ("free_completed", 100, 600),
+    ("segment_free", 9000, 20 * 2**20),
+    ("alloc", 9000, 10),
+    ("snapshot", 0, 0),
+]
+
+
+def synthetic_trace() -> list[dict[str, Any]]:
+    return [synthetic_entry(*entry, i + 1) for i, entry in enumerate(SYNTHETIC_TRACE)]
+
+
+def test_synthetic_cuda_trace_is_read_to_the_byte() -> None:
+    log = read_trace(synthetic_trace(), SYNTHETIC_BASE, SYNTHETIC_STATS, {})
+    assert log.is_complete and doubts(log, 1900) == []
+    assert log.n_bytes.tolist() == [900, -900, -600, 10]
+    assert log.time_ns.tolist() == [2500, 4500, 5500, 7500]
+    assert log.base_bytes is not None
+    assert peak_bytes(log, log.base_bytes) == log.requested_peak_bytes == 1900
+    assert log.allocated is not None and log.allocated.tolist() == [1024, 2048, 1024, 1024, 1536]
+    assert log.reserved is not None and log.reserved.tolist() == [2 * MIB, 22 * MIB, 22 * MIB, 22 * MIB, 2 * MIB]
+    assert (log.allocated_peak_bytes, log.reserved_peak_bytes) == (2048, 22 * MIB)
+
+
+def test_synthetic_cuda_refusal_says_what_was_asked_and_free() -> None:
+    refused = synthetic_entry("oom", 0, 2**40, 3, device_free=2**30)
+    del refused["addr"]
+    log = read_trace([refused], SYNTHETIC_BASE, SYNTHETIC_STATS, {})
+    assert log.refusal is not None
+    assert (log.refusal.asked_bytes, log.refusal.free_bytes) == (2**40, 2**30)
+
+
+@st.composite
+def handed_out(draw: st.DrawFn) -> tuple[list[dict[str, Any]], dict[int, int], list[int]]:
+    """A history whose blocks may be larger than what was asked, the blocks alive after it, and the true curve."""
+    alive = {900: (5000, 5120), 901: (700_000, 700_416)}
+    true = [sum(block for _, block in alive.values())]
+    trace = []
+    for _ in range(draw(st.integers(0, 40))):
+        pointer = draw(st.sampled_from([1, 2, 3, 4, 900, 901]))
+        if pointer in alive:
+            asked, block = alive.pop(pointer)
+            trace += [synthetic_entry(f"free_{state}", pointer, asked, 1) for state in ("requested", "completed")]
+            true.append(true[-1] - block)
+        elif pointer < 900:
+            asked = draw(st.integers(1, 3 * MIB))
+            block = -(-asked // 512) * 512 + draw(st.sampled_from([0, 0, 512, MIB // 2, MIB]))
+            alive[pointer] = (asked, block)
+            trace.append(synthetic_entry("alloc", pointer, asked, 1))
+            true.append(true[-1] + block)
+    return trace, {pointer: block for pointer, (_, block) in alive.items()}, true
+
+
+@given(handed_out())
+def test_the_derived_curve_never_says_more_than_was_handed_out(
+    history: tuple[list[dict[str, Any]], dict[int, int], list[int]],
+) -> None:
+    trace, blocks, true = history
+    after = SYNTHETIC_STATS | {"allocated_bytes.all.current": true[-1]}
+    log = read_trace(trace, SYNTHETIC_BASE, after, blocks)
+    assert log.allocated is not None
+    assert log.allocated[-1] == true[-1]
+    seen = log.allocated.tolist()
+    assert len(seen) == len(true) and all(ours <= theirs for ours, theirs in zip(seen, true))
+    if {entry["addr"] for entry in trace if entry["action"] == "free_completed"} <= {900, 901}:
+        assert seen == true  # whatever was allocated lives on, and the segments say how large its blocks are
+
+
+def test_blocks_in_use_are_those_of_the_asked_gpu() -> None:
+    def segment(device: int, *blocks: tuple[int, int, str]) -> dict[str, Any]:
+        named = [{"address": address, "size": size, "state": state} for address, size, state in blocks]
+        return {"device": device, "address": 0, "total_size": 2 * MIB, "blocks": named}
+
+    segments = [
+        segment(0, (1, 512, "active_allocated")),
+        segment(1, (2, 1024, "active_allocated"), (3, 512, "inactive"), (4, 512, "active_awaiting_free")),
+    ]
+    assert blocks_of(segments, 1) == {2: 1024}
+
+
+@pytest.mark.parametrize("n_lost", range(1, 8))
+def test_a_full_history_is_noticed_and_still_right_for_what_it_holds(n_lost: int) -> None:
+    """The ring keeps the newest entries: levels are hung up at the end, where the counters stand."""
+    whole = read_trace(synthetic_trace(), SYNTHETIC_BASE, SYNTHETIC_STATS, {})
+    log = read_trace(synthetic_trace()[n_lost:], SYNTHETIC_BASE, SYNTHETIC_STATS, {})
+    n_events = len(log.n_bytes)
+    assert log.base_bytes is not None and whole.base_bytes is not None
+    assert log.base_bytes == whole.base_bytes + whole.n_bytes[: len(whole.n_bytes) - n_events].sum()
+    for ours, theirs in ((log.allocated, whole.allocated), (log.reserved, whole.reserved)):
+        assert ours is not None and theirs is not None
+        assert ours[1:].tolist() == theirs[len(theirs) - n_events :].tolist()
+    if log.base_bytes != whole.base_bytes:
+        assert not log.is_complete
+        assert "history was full" in doubts(log, 410)[0] and "1,900 bytes" in doubts(log, 410)[0]
+
+
+def test_a_ring_that_is_just_full_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("explorer.engine.device.cuda_allocator.MAX_ENTRIES", len(SYNTHETIC_TRACE))
+    assert not read_trace(synthetic_trace(), SYNTHETIC_BASE, SYNTHETIC_STATS, {}).is_complete
+
+
+def test_a_drawn_peak_that_the_allocator_contradicts_is_said() -> None:
+    log = read_trace(synthetic_trace(), SYNTHETIC_BASE, SYNTHETIC_STATS, {})
+    assert doubts(log, 1899) == ["The drawn peak is 1,899 bytes; the allocator's own requested peak is 1,900 bytes."]
+
+
+def test_a_clock_that_steps_back_does_not_reorder_the_history() -> None:
+    trace = synthetic_trace()
+    trace[3]["time_us"] = 1
+    log = read_trace(trace, SYNTHETIC_BASE, SYNTHETIC_STATS, {})
+    assert log.n_bytes.tolist() == [900, -900, -600, 10]
+    assert log.time_ns.tolist() == [2500, 2500, 5500, 7500]
+
+
+@pytest.fixture
+def made_up_cuda(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """torch.cuda as its sources document it, without a GPU; the list collects how the history was switched."""
+    switched: list[str | None] = []
+    stats = iter([SYNTHETIC_STATS, SYNTHETIC_BASE | {"requested_bytes.all.peak": 0}, SYNTHETIC_STATS])
+
+    def record(
+        enabled: str | None = "all", context: str | None = "all", stacks: str = "all", max_entries: int = 1,
+        clear_history: bool = False,
+    ) -> None:  # fmt: skip
+        assert enabled is None or (context is None and clear_history and max_entries > 10**6)
+        switched.append(enabled)
+
+    fakes = {
+        "synchronize": lambda device: None,
+        "get_allocator_backend": lambda: "native",
+        "memory_stats": lambda device: next(stats),
+        "reset_peak_memory_stats": lambda device: None,
+        "memory._record_memory_history": record,
+        "memory._snapshot": lambda: {"device_traces": [[], synthetic_trace()], "segments": []},
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(f"torch.cuda.{name}", fake)
+    return switched
+
+
+def test_the_history_of_the_right_gpu_is_read_and_switched_off(made_up_cuda: list[str | None]) -> None:
+    recorder = CudaRecorder(torch.device("cuda", 1))
+    with pytest.raises(ValueError, match="in the step"), recorder:
+        assert made_up_cuda == ["all"]
+        raise ValueError("in the step")
+    assert made_up_cuda == ["all", None]
+    assert recorder.log.is_complete and recorder.log.n_bytes.tolist() == [900, -900, -600, 10]
+
+
+def test_a_gpu_that_died_in_the_step_leaves_no_history_on(
+    made_up_cuda: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dead(device: torch.device) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    recorder = CudaRecorder(torch.device("cuda", 1))
+    with pytest.raises(RuntimeError, match="device-side assert"), recorder:
+        monkeypatch.setattr("torch.cuda.synchronize", dead)
+    assert made_up_cuda == ["all", None]
+    assert len(recorder.log.n_bytes) == 0
+
+
+def test_an_allocator_without_history_is_refused_before_anything_is_switched(
+    made_up_cuda: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.get_allocator_backend", lambda: "cudaMallocAsync")
+    with pytest.raises(NotOnThisDevice, match="cudaMallocAsync"), CudaRecorder(torch.device("cuda", 1)):
+        pass
+    assert made_up_cuda == []

@@ -1,16 +1,24 @@
-"""Clocks, ranks, and the CUDA side of the edge, with torch.cuda as its sources document it: no GPU is needed."""
+"""The edge of a device: clocks, ranks, CUDA as its sources document it, child processes, models without memory."""
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
+from torch._subclasses.fake_tensor import is_fake
 
 from explorer.engine.device import device as edge
 from explorer.engine.device.device import CpuClock, CudaDevice, current_rank, path_of_rank, rank_text
 from explorer.engine.device.memory_limit import cuda_memory_limit
+from explorer.engine.device.subprocess_call import call_in_subprocess
+from explorer.engine.device.without_data import cast_buffers, explain_data_dependence, is_without_data, without_data
+from explorer.errors import BadInput, Cancelled, Crashed, ModelFailed
+from explorer.record.plan import Progress, Report, silent
 
 GPU = torch.device("cuda", 0)
 GIB = 2**30
@@ -91,3 +99,87 @@ def test_files_and_words_name_the_rank_where_there_are_several(monkeypatch: pyte
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "3")
     assert (path_of_rank(path), rank_text()) == (Path("runs/oom.rank3.explorer"), ", rank 3")
+
+
+def counts(up_to: int, report: Report) -> tuple[int, int]:
+    for number in range(up_to):
+        report(Progress(what="counting", done=number, total=up_to))
+    return os.getpid(), sum(range(up_to))
+
+
+def refuses(why: str, report: Report) -> None:
+    raise BadInput(f"This cannot be done: {why}.", hint="Ask for less.")
+
+
+def dies(report: Report) -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def stays(report: Report) -> None:
+    signal.pause()
+
+
+def test_it_runs_elsewhere_and_what_it_says_and_returns_arrives() -> None:
+    heard: list[Progress] = []
+    answer = call_in_subprocess(counts, 4, report=heard.append, what="counts")
+    assert answer is not None
+    assert answer[0] != os.getpid() and answer[1] == 6
+    counted = [progress.done for progress in heard if progress.what == "counting"]
+    assert list(dict.fromkeys(counted)) == [0, 1, 2, 3]
+
+
+def test_what_it_refuses_is_refused_here_with_its_hint() -> None:
+    with pytest.raises(BadInput, match="cannot be done: too large") as refused:
+        call_in_subprocess(refuses, "too large", report=silent, what="asks")
+    assert refused.value.hint == "Ask for less."
+
+
+def test_an_end_without_an_answer_says_what_it_did_and_how_it_ended() -> None:
+    with pytest.raises(Crashed, match="The run that breaks ended the process by SIGSEGV"):
+        call_in_subprocess(dies, report=silent, what="breaks")
+    with pytest.raises(Crashed, match="The run that waits was not done after 0 s"):
+        call_in_subprocess(stays, report=silent, what="waits", limit_s=0)
+
+
+def test_whoever_listens_may_end_it() -> None:
+    def cancel(progress: Progress) -> None:
+        raise Cancelled("Cancelled.")
+
+    with pytest.raises(Cancelled):
+        call_in_subprocess(stays, report=cancel, what="waits")
+
+
+def test_a_model_of_a_tebibyte_is_built_and_run() -> None:
+    with without_data():
+        model = nn.Sequential(*(nn.Linear(2**14, 2**14, bias=False) for _ in range(2**10)))
+        result = model(torch.ones(1, 2**14))
+        assert is_without_data()
+    assert sum(parameter.nbytes for parameter in model.parameters()) == 2**40
+    assert is_fake(model[0].weight) and is_fake(result) and result.shape == (1, 2**14)
+    assert not is_without_data() and not is_fake(nn.Linear(2, 2).weight)
+
+
+def test_types_are_those_asked_for_and_buffers_stay_real() -> None:
+    def half(dtype: torch.dtype) -> torch.dtype:
+        return torch.bfloat16 if dtype.is_floating_point else dtype
+
+    with without_data(half):
+        norm = nn.BatchNorm1d(4)
+        cast_buffers(norm, half)
+    assert norm.weight.dtype == norm.running_mean.dtype == torch.bfloat16
+    assert norm.num_batches_tracked.dtype == torch.int64 and not is_fake(norm.running_mean)
+
+
+def test_torch_is_as_it_was_after_a_model_that_raises() -> None:
+    registered, truncated = nn.Module.register_parameter, nn.init._no_grad_trunc_normal_
+    with pytest.raises(ValueError), without_data():
+        nn.init.trunc_normal_(nn.Linear(2, 2).weight)
+        raise ValueError
+    assert nn.Module.register_parameter is registered and nn.init._no_grad_trunc_normal_ is truncated
+
+
+def test_a_decision_by_data_is_refused_in_a_sentence() -> None:
+    with pytest.raises(ModelFailed, match=r"net\.py cannot be foreseen without its data"), without_data():
+        layer = nn.Linear(2, 2)
+        with explain_data_dependence("net.py"):
+            layer(torch.ones(1, 2)).sum().item()

@@ -21,44 +21,20 @@ from torch.utils.checkpoint import _infer_device_type
 
 import explorer
 from explorer.engine.policy.apply import apply_policy
-from explorer.engine.policy.units import observe_recompute, witnesses, wraps_on
+from explorer.engine.policy.units import witnesses, wraps_on
 from explorer.engine.state.rng import seed_everything
 from explorer.errors import InvalidPolicy
-from explorer.plan.export.torch_file import to_torch
 from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.block_names import shape_of
 from explorer.record.policy import Policy, Unit
 from explorer.record.policy_file import PolicyFile
-from tests.engine.policy.nets import Residual, net
+from tests.engine.policy.nets import Residual, assert_same, bits, net, reruns, second_order
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
-
-
-def gradients(model: nn.Module, seed: int = 1) -> dict[str, Tensor]:
-    """Gradients and buffers after one backward, and the next random number."""
-    model.zero_grad()
-    seed_everything(seed)
-    model(torch.randn(6, 8)).square().mean().backward()
-    tensors = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    tensors |= {f"buffer {name}": b.clone() for name, b in model.named_buffers()}
-    return tensors | {"next": torch.rand(3)}
-
-
-def assert_same(expected: dict[str, Tensor], actual: dict[str, Tensor]) -> None:
-    assert expected.keys() == actual.keys(), expected.keys() ^ actual.keys()
-    wrong = [name for name in expected if not torch.equal(expected[name], actual[name])]
-    assert not wrong, wrong
-
-
-def reruns(model: nn.Module, seed: int = 1) -> list[str]:
-    seen: list[str] = []
-    with observe_recompute(lambda fqn, starts: seen.append(fqn) if starts else None):
-        gradients(model, seed)
-    return seen
 
 
 UNITS = (
@@ -81,25 +57,25 @@ def test_any_policy_gives_the_bare_step_bit_by_bit(
 ) -> None:
     if reentrant:  # the first block of a reentrant unit trains nothing when its input needs no gradient
         chosen -= {("stem",), ("",)}
-    bare = gradients(net())
+    bare = bits(net())
     model = net()
     policy = Policy.recompute(chosen, use_reentrant=reentrant, early_stop=early_stop)
     with apply_policy(model, policy):
-        assert_same(bare, gradients(model))
+        assert_same(bare, bits(model))
         again = net()
-        gradients(again)
-        assert_same(gradients(again, seed=2), gradients(model, seed=2))  # running statistics add up
+        bits(again)
+        assert_same(bits(again, seed=2), bits(model, seed=2))  # running statistics add up
 
 
 @pytest.mark.parametrize(("option", "value"), [("preserve_rng_state", False), ("running_stats", "every_forward")])
 def test_the_options_that_protect_can_be_seen_to_protect(option: str, value: object) -> None:
     model = net()
-    bare = gradients(net())
+    bare = bits(net())
     with (
         apply_policy(model, Policy.recompute(["blocks.0", "blocks.1"], **{option: value})),
         pytest.raises(AssertionError),
     ):
-        assert_same(bare, gradients(model))
+        assert_same(bare, bits(model))
 
 
 def test_every_unit_runs_again_exactly_once_and_nothing_else_does() -> None:
@@ -155,7 +131,7 @@ def test_a_deep_copy_runs_its_own_weights(units: list[str | tuple[str, ...]]) ->
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(float("nan"))
-    assert_same(gradients(net()), gradients(twin))
+    assert_same(bits(net()), bits(twin))
     assert reruns(twin) == [units[0] if isinstance(units[0], str) else units[0][0]]
     assert all(p.isnan().all() for p in model.parameters())
 
@@ -176,7 +152,7 @@ def test_a_policed_model_travels(through: Callable[[nn.Module], nn.Module]) -> N
     model = net()
     apply_policy(model, Policy.recompute(["", "blocks.0", ("chain.0", "chain.1")]))
     twin = through(model)
-    assert_same(gradients(net()), gradients(twin))
+    assert_same(bits(net()), bits(twin))
     assert sorted(reruns(twin)) == ["", "blocks.0", "chain.0"]
 
 
@@ -186,11 +162,11 @@ def test_a_module_that_is_a_child_twice_runs_twice_inside_and_outside_a_segment(
         same = nn.Linear(8, 8)
         return nn.Sequential(same, nn.Tanh(), same, same, nn.Tanh())
 
-    bare = gradients(shared())
+    bare = bits(shared())
     for units in ([("0", "1")], [("2", "3")], [("1", "2", "3")], ["0"]):
         model = shared()
         with apply_policy(model, Policy.recompute(units)):
-            assert_same(bare, gradients(model))
+            assert_same(bare, bits(model))
 
 
 def test_hooks_fire_on_the_block_once_and_below_it_twice() -> None:
@@ -199,7 +175,7 @@ def test_hooks_fire_on_the_block_once_and_below_it_twice() -> None:
     for name in ("blocks.0", "blocks.0.up", "chain.2"):
         model.get_submodule(name).register_forward_hook(lambda *_, name=name: fired.append(name))
     with apply_policy(model, Policy.recompute(["blocks.0", ("chain.2", "chain.3")])):
-        gradients(model)
+        bits(model)
     assert sorted(fired) == ["blocks.0", "blocks.0.up", "blocks.0.up", "chain.2", "chain.2"]
 
 
@@ -246,16 +222,16 @@ def noisy(source: str) -> nn.Module:
 def test_generators_torch_does_not_stash_are_restored_when_named(
     source: str, names: tuple[str, ...], generators: tuple[torch.Generator, ...]
 ) -> None:
-    bare = gradients(noisy(source))
+    bare = bits(noisy(source))
     forgotten = noisy(source)
     with apply_policy(forgotten, Policy.recompute(["1", "3"])), pytest.raises(AssertionError):
-        assert_same(bare, gradients(forgotten))
+        assert_same(bare, bits(forgotten))
     model = noisy(source)
     apply_policy(model, Policy.recompute(["1", "3"], restore_rng=names), generators=generators)
-    assert_same(bare, gradients(model))
+    assert_same(bare, bits(model))
     twin = copy.deepcopy(noisy(source))
     apply_policy(twin, Policy.recompute([("1", "2", "3")], restore_rng=names), generators=generators)
-    assert_same(bare, gradients(copy.deepcopy(twin)))
+    assert_same(bare, bits(copy.deepcopy(twin)))
 
 
 def test_a_copy_draws_from_its_own_generator_and_shares_the_worlds() -> None:
@@ -269,38 +245,32 @@ def test_a_copy_draws_from_its_own_generator_and_shares_the_worlds() -> None:
 
 
 def test_selective_recompute_keeps_results_and_running_statistics() -> None:
-    bare = gradients(net())
+    bare = bits(net())
     model = net()
     saving = Unit(blocks=("blocks.0",), action="save_ops", save_ops=("aten.addmm.default",))
     whole = Unit(blocks=("chain.0", "chain.1"), action="save_ops", save_ops=("aten.tanh.default",))
     with apply_policy(model, Policy(units=(saving, whole))):
-        assert_same(bare, gradients(model))
+        assert_same(bare, bits(model))
 
 
 def test_offload_gives_the_same_step() -> None:
     model = net()
     with apply_policy(model, Policy(units=(Unit(blocks=("blocks.0",), action="offload"),))):
-        assert_same(gradients(net()), gradients(model))
+        assert_same(bits(net()), bits(model))
         assert reruns(model) == []
 
 
 def test_second_order_is_exact() -> None:
-    def product(model: nn.Module) -> list[Tensor]:
-        seed_everything(3)
-        loss = model(torch.randn(6, 8)).square().mean()
-        first = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
-        return list(torch.autograd.grad(sum(g.square().sum() for g in first), list(model.parameters())))
-
     bare, model = net(), net()
     with apply_policy(model, Policy.recompute(["blocks.0", "blocks.1", ("chain.0", "chain.1")])):
-        pairs = list(zip(product(bare), product(model), strict=True))
+        pairs = list(zip(second_order(bare), second_order(model), strict=True))
     assert all(torch.equal(a, b) for a, b in pairs)
     assert all(torch.equal(a, b) for a, b in zip(bare.buffers(), model.buffers(), strict=True))
 
 
 def test_another_policy_is_refused_and_the_same_one_changes_nothing() -> None:
     model = net()
-    bare, before = gradients(net()), {name: dict(vars(m)) for name, m in model.named_modules()}
+    bare, before = bits(net()), {name: dict(vars(m)) for name, m in model.named_modules()}
     policy = Policy.recompute(["stem", ("chain.0", "chain.1"), "chain.3"], restore_rng=("python",))
     handle = apply_policy(model, policy)
     for other in (Policy.recompute(["blocks.0"]), Policy.recompute(["stem"]), Policy(units=policy.units)):
@@ -310,7 +280,7 @@ def test_another_policy_is_refused_and_the_same_one_changes_nothing() -> None:
     apply_policy(model, policy).undo()
     assert {name: dict(vars(m)) for name, m in model.named_modules()} == applied
     assert reruns(model) == ["chain.3", "chain.0", "stem"]
-    assert_same(bare, gradients(net()))
+    assert_same(bare, bits(net()))
     twin = copy.deepcopy(model)
     apply_policy(twin, policy)
     handle.undo()
@@ -343,7 +313,7 @@ def test_a_dictionary_of_modules_with_a_forward_is_a_block() -> None:
     model = dense()
     with apply_policy(model, Policy.recompute(["0"])):
         assert reruns(model) == ["0"]
-        assert_same(gradients(dense()), gradients(model))
+        assert_same(bits(dense()), bits(model))
 
 
 class ByName(nn.Module):
@@ -377,7 +347,7 @@ def test_tensors_given_by_keyword_get_their_exact_gradients(witnessed: bool, mon
     bare, model = CallsByName(), CallsByName()
     model.load_state_dict(bare.state_dict())
     with apply_policy(model, Policy.recompute(["block"])):
-        assert_same(gradients(bare), gradients(model))
+        assert_same(bits(bare), bits(model))
         assert reruns(model) == ["block"]
 
 
@@ -402,32 +372,21 @@ class Mixes(nn.Module):
         return self.dropout(torch.tanh(self.up(x) * gate + shift)) ** power
 
 
-def put_on(model: nn.Module, policy: Policy, *, by_file: bool) -> None:
-    if not by_file:
-        apply_policy(model, policy)
-        return
-    namespace: dict[str, Any] = {}
-    exec(to_torch(PolicyFile(policy=policy)).text, namespace)
-    namespace["apply_checkpointing"](model)
-
-
-@pytest.mark.parametrize("by_file", [False, True])
-def test_reentrant_checkpointing_takes_keywords_by_position(by_file: bool) -> None:
+def test_reentrant_checkpointing_takes_keywords_by_position() -> None:
     seed_everything(0)
     bare, model = Keywords(), Keywords()
     model.load_state_dict(bare.state_dict())
-    put_on(model, Policy.recompute(["block"], use_reentrant=True), by_file=by_file)
-    assert by_file or reruns(model) == ["block"]
-    assert_same(gradients(bare), gradients(model))
+    apply_policy(model, Policy.recompute(["block"], use_reentrant=True))
+    assert reruns(model) == ["block"]
+    assert_same(bits(bare), bits(model))
 
 
-@pytest.mark.parametrize("by_file", [False, True])
-def test_a_unit_inside_another_holds_no_tensor_that_it_is_given_by_keyword(by_file: bool) -> None:
+def test_a_unit_inside_another_holds_no_tensor_that_it_is_given_by_keyword() -> None:
     """torch's own checkpoint holds such a tensor from forward on, though the unit around it can make it again."""
     seed_everything(0)
     bare, model = nn.Sequential(Keywords(), nn.Linear(8, 8)), nn.Sequential(Keywords(), nn.Linear(8, 8))
     model.load_state_dict(bare.state_dict())
-    put_on(model, Policy.recompute(["0", "0.block"]), by_file=by_file)
+    apply_policy(model, Policy.recompute(["0", "0.block"]))
     inputs: list[weakref.ref[torch.UntypedStorage]] = []
 
     def noted(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
@@ -436,7 +395,7 @@ def test_a_unit_inside_another_holds_no_tensor_that_it_is_given_by_keyword(by_fi
     with model[0].block.register_forward_pre_hook(noted, with_kwargs=True):
         output = model(torch.randn(4, 8))
     assert len(inputs) == 2 and not any(storage() for storage in inputs) and output.requires_grad
-    assert_same(gradients(bare), gradients(model))
+    assert_same(bits(bare), bits(model))
 
 
 def test_torch_sees_every_device_of_a_unit() -> None:

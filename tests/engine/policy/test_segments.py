@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from explorer.engine.policy.apply import apply_policy
-from explorer.engine.policy.units import observe_recompute, wraps_on
+from explorer.engine.policy.units import wraps_on
 from explorer.engine.state.rng import seed_everything
 from explorer.errors import InvalidPolicy
 from explorer.record.policy import Policy, Unit
+from tests.engine.policy.nets import assert_same, bits, reruns, second_order
 
 N_BLOCKS = 6
 
@@ -165,34 +166,9 @@ class Attributes(nn.Module):
         return x
 
 
-def bits(model: nn.Module, seed: int = 1) -> dict[str, Tensor]:
-    """Gradients and buffers after one backward, that of the input, and the next random number."""
-    model.zero_grad()
-    seed_everything(seed)
-    x = torch.randn(16, 8, requires_grad=True)
-    output = model(x)
-    output.square().mean().backward()
-    tensors = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    tensors |= {f"buffer {name}": b.clone() for name, b in model.named_buffers()}
-    return tensors | {"output": output.detach(), "input": x.grad.clone(), "next": torch.rand(3)}  # type: ignore[union-attr]
-
-
-def assert_same(expected: dict[str, Tensor], actual: dict[str, Tensor]) -> None:
-    assert expected.keys() == actual.keys()
-    wrong = [name for name in expected if not torch.equal(expected[name], actual[name])]
-    assert not wrong, wrong
-
-
 def made(kind: Callable[[], nn.Module]) -> nn.Module:
     seed_everything(0)
     return kind()
-
-
-def reruns(model: nn.Module) -> list[str]:
-    seen: list[str] = []
-    with observe_recompute(lambda fqn, starts: seen.append(fqn) if starts else None):
-        bits(model)
-    return seen
 
 
 def segments(*lengths: int) -> list[tuple[str, ...]]:
@@ -359,15 +335,9 @@ def test_without_gradients_blocks_run_one_by_one_and_any_may_be_called() -> None
 
 
 def test_second_order_is_exact() -> None:
-    def product(model: nn.Module) -> list[Tensor]:
-        seed_everything(3)
-        loss = model(torch.randn(16, 8)).square().mean()
-        first = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
-        return list(torch.autograd.grad(sum(g.square().sum() for g in first), list(model.parameters())))
-
     bare, model = made(Net), made(Net)
     with apply_policy(model, Policy.recompute(TWO)):
-        assert all(torch.equal(a, b) for a, b in zip(product(bare), product(model), strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(second_order(bare), second_order(model), strict=True))
 
 
 class Sums(Net):

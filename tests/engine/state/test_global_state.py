@@ -1,7 +1,8 @@
-"""Settings of the process inside and after a context, and what an observer leaves as it was."""
+"""Generators and settings of the process: read, restored, and left as they were by an observer."""
 
 from __future__ import annotations
 
+import copy
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from explorer.engine.model.describe import describe
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.state.global_state import deterministic_kernels, tf32_kinds, without_tf32
-from explorer.engine.state.rng import RngState
+from explorer.engine.state.rng import OutsideRng, RngState, generators_of, get_state, seed_everything, set_state
 from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
@@ -55,64 +56,38 @@ def loaded() -> Iterator[Loaded]:
     yield Loaded(TINY, model, torch.randn(3, 4), None, None)
 
 
-def look(loaded: Loaded) -> None:
-    graph_of_loaded(loaded)
-
-
-def modes(loaded: Loaded) -> object:
-    return [module.training for module in loaded.model.modules()]
-
-
-def tensors(loaded: Loaded) -> object:
-    return [(id(t), t._version, t.tolist()) for t in (*loaded.model.parameters(), *loaded.model.buffers())]
-
-
-def gradients(loaded: Loaded) -> object:
-    return [(id(p.grad), None if p.grad is None else p.grad.tolist()) for p in loaded.model.parameters()]
-
-
-def generators(loaded: Loaded) -> object:
-    return RngState.capture(loaded.model).positions()
-
-
-def hooks(loaded: Loaded) -> object:
-    return [
-        [len(value) for name, value in sorted(vars(module).items()) if name.endswith("_hooks")]
-        for module in loaded.model.modules()
-    ]
-
-
-def attributes(loaded: Loaded) -> object:
+def state(loaded: Loaded) -> dict[str, object]:
+    """What a look at a model must leave as it was."""
     plain = (bool, int, float, str, type(None))
-    return [{k: v if isinstance(v, plain) else id(v) for k, v in vars(m).items()} for m in loaded.model.modules()]
+    modules = list(loaded.model.modules())
+    tensors = (*loaded.model.parameters(), *loaded.model.buffers())
+    return {
+        "modes": [module.training for module in modules],
+        "tensors": [(id(t), t._version, t.tolist()) for t in tensors],
+        "gradients": [(id(t.grad), None if t.grad is None else t.grad.tolist()) for t in loaded.model.parameters()],
+        "generators": RngState.capture(loaded.model).positions(),
+        "hooks": [[len(v) for name, v in sorted(vars(m).items()) if name.endswith("_hooks")] for m in modules],
+        "attributes": [{k: v if isinstance(v, plain) else id(v) for k, v in vars(m).items()} for m in modules],
+        "batch": (loaded.inputs.tolist(), loaded.inputs.requires_grad, loaded.inputs._version),
+    }
 
 
-def batch(loaded: Loaded) -> object:
-    return loaded.inputs.tolist(), loaded.inputs.requires_grad, loaded.inputs._version
-
-
-ITEMS = [modes, tensors, gradients, generators, hooks, attributes, batch]
-
-
-@pytest.mark.parametrize("item", ITEMS, ids=lambda item: item.__name__)
-def test_describing_leaves(loaded: Loaded, item: Callable[[Loaded], object]) -> None:
-    before = item(loaded)
-    look(loaded)
-    assert item(loaded) == before
-
-
-@pytest.mark.parametrize("item", [tensors, generators, attributes], ids=lambda item: item.__name__)
-def test_the_check_can_fail(loaded: Loaded, item: Callable[[Loaded], object]) -> None:
-    before = item(loaded)
-    loaded.output()
-    assert item(loaded) != before
-
-
-@pytest.mark.parametrize("item", ITEMS, ids=lambda item: item.__name__)
-def test_a_policy_put_on_and_taken_off_leaves(loaded: Loaded, item: Callable[[Loaded], object]) -> None:
-    before = item(loaded)
+def take_a_policy_on_and_off(loaded: Loaded) -> None:
     apply_policy(loaded.model, Policy.recompute(["norm", "linear"], restore_rng=("generator", "python"))).undo()
-    assert item(loaded) == before
+
+
+@pytest.mark.parametrize("look", [graph_of_loaded, take_a_policy_on_and_off])
+def test_a_look_leaves_everything(loaded: Loaded, look: Callable[[Loaded], object]) -> None:
+    before = state(loaded)
+    look(loaded)
+    assert state(loaded) == before
+
+
+def test_the_check_can_fail(loaded: Loaded) -> None:
+    before = state(loaded)
+    loaded.output()
+    after = state(loaded)
+    assert {"tensors", "generators", "attributes"} <= {name for name in before if before[name] != after[name]}
 
 
 @pytest.mark.parametrize(
@@ -201,3 +176,102 @@ def test_a_choice_by_kind_survives() -> None:
     with without_tf32():
         assert tf32_kinds() == ()
     assert tf32_kinds() == ("convolutions",)
+
+
+class Noise(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(3)
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2), Noise())
+
+
+def draws(net: nn.Module) -> dict[str, float]:
+    return {
+        "torch cpu": torch.rand(1).item(),
+        "python": random.random(),
+        "numpy": numpy.random.rand(),
+        "1.generator": torch.rand(1, generator=net[1].generator).item(),  # type: ignore[index]
+    }
+
+
+def test_restore_repeats_every_draw() -> None:
+    net = model()
+    state = RngState.capture(net)
+    first = draws(net)
+    assert draws(net) != first
+    state.restore()
+    assert draws(net) == first
+
+
+def test_reading_moves_nothing() -> None:
+    net = model()
+    seed_everything(5)
+    before = RngState.capture(net).positions()
+    assert RngState.capture(net).positions() == before
+
+
+@pytest.mark.parametrize("source", ["torch cpu", "python", "numpy", "1.generator"])
+def test_positions_tell_which_generator_moved(source: str) -> None:
+    net = model()
+    before = RngState.capture(net).positions()
+    kept = RngState.capture(net)
+    draws(net)
+    moved = RngState.capture(net).states[source]
+    kept.restore()
+    if source == "1.generator":
+        net[1].generator.set_state(moved)  # type: ignore[index]
+    else:
+        set_state(source, moved)
+    after = RngState.capture(net).positions()
+    assert {name for name in before if before[name] != after[name]} == {source}
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**32 + 1, 2**63 - 1])
+def test_a_seed_decides_everything(seed: int) -> None:
+    net = model()
+    seed_everything(seed)
+    first = RngState.capture().positions()
+    draws(net)
+    seed_everything(seed)
+    assert RngState.capture().positions() == first
+
+
+def test_generators_of_a_model_by_dotted_path() -> None:
+    net = model()
+    assert generators_of(net) == {"1.generator": net[1].generator}  # type: ignore[index]
+    assert list(generators_of(net[1])) == ["generator"]  # type: ignore[index]
+
+
+def test_outside_generators_go_back_and_return() -> None:
+    own, shared = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
+    outside = OutsideRng(("python", "numpy"), (own,), (shared,))
+    at_forward = outside.read()
+
+    def drawn() -> tuple[object, ...]:
+        return random.random(), numpy.random.rand(), torch.rand(1, generator=own), torch.rand(1, generator=shared)
+
+    first = drawn()
+    later = outside.read()
+    outside.write(at_forward)
+    assert drawn() == first
+    outside.write(later)
+    assert drawn() != first
+
+
+def test_a_copy_takes_own_generators_along_and_shares_the_rest() -> None:
+    outside = OutsideRng(("python",), (torch.Generator(),), (torch.Generator(),))
+    twin = copy.deepcopy(outside)
+    assert twin.own[0] is not outside.own[0]
+    assert twin.shared[0] is outside.shared[0]
+
+
+def test_names_of_the_process() -> None:
+    for name in ("torch cpu", "python", "numpy"):
+        state = get_state(name)
+        first = draws(model())[name]
+        assert draws(model())[name] != first
+        set_state(name, state)
+        assert draws(model())[name] == first
