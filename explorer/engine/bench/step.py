@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded, call, place, refuse_sparse_under_adamw
-from explorer.engine.model.twin import twin
+from explorer.engine.model.separate_copy import separate_copy
 from explorer.engine.policy.apply import PolicyHandle, apply_policy
 from explorer.engine.state.rng import seed_everything
 from explorer.errors import BadInput, NotOnThisDevice, nearest
@@ -64,7 +64,7 @@ def prepare(spec: RunSpec, loaded: Loaded | None = None) -> Trainee:
     generator are set; `state.global_state` restores both.
     Raises BadInput (unknown frozen fqn, indivisible batch), NotOnThisDevice, and what load and apply_policy raise.
     """
-    return trainee_of(spec, twin(loaded, seed=spec.seed) if loaded else load_for(spec))
+    return trainee_of(spec, separate_copy(loaded, seed=spec.seed) if loaded else load_for(spec))
 
 
 def trainee_of(spec: RunSpec, own: Loaded) -> Trainee:

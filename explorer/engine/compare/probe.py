@@ -24,7 +24,7 @@ from explorer.engine.bench.step import Trainee, autocast, forward_backward, prep
 from explorer.engine.compare.outcome import fingerprint
 from explorer.engine.compare.programs import hooked, input_gradients
 from explorer.engine.device.subprocess_call import call_in_subprocess
-from explorer.engine.model.twin import own_batch
+from explorer.engine.model.separate_copy import copy_batch
 from explorer.engine.policy.units import Recomputing
 from explorer.engine.state.global_state import deterministic_kernels, preserve_global_state, without_tf32
 from explorer.engine.state.rng import RngState
@@ -113,7 +113,7 @@ def probed_step(spec: RunSpec, blocks: tuple[str, ...], kept: tuple[str, ...], r
 
 
 def _two_steps(trainee: Trainee, blocks: tuple[str, ...], kept: tuple[str, ...]) -> ProbedStep:
-    model, batch = trainee.model, own_batch((trainee.inputs, trainee.targets))
+    model, batch = trainee.model, copy_batch((trainee.inputs, trainee.targets))
     before = read_state(model, whole=True)
     replaced = [(module, vars(module).pop("forward")) for module in model.modules() if "forward" in vars(module)]
     found, start = StepSnapshot(model, _nothing), SharedSnapshot(model)  # no walk sees into a replaced forward
@@ -143,7 +143,7 @@ def _first_step(trainee: Trainee, fqns: tuple[str, ...]) -> tuple[Fingerprints, 
     def keep(fqn: str) -> Any:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
             if forward:
-                calls[fqn].append((module, own_batch((args, kwargs))))
+                calls[fqn].append((module, copy_batch((args, kwargs))))
 
         return hook
 
@@ -162,7 +162,7 @@ def _run(calls: Calls, trainee: Trainee, seconds: float) -> int:
     with torch.no_grad(), autocast(trainee):
         while n < (asked or MOST) and (asked or n < FEWEST or time.perf_counter() < end):
             for module, inputs in calls:
-                args, kwargs = own_batch(inputs)
+                args, kwargs = copy_batch(inputs)
                 with Recomputing((module,)):
                     module.forward(*args, **kwargs)
             n += 1

@@ -27,7 +27,7 @@ from explorer.engine.compare.diffs import Tensors, is_floating
 from explorer.engine.compare.watched import StateAudit
 from explorer.engine.model.loaded import Loaded, call
 from explorer.engine.model.plain_names import plain_buffers, plain_modules, plain_parameters
-from explorer.engine.model.twin import own_batch
+from explorer.engine.model.separate_copy import copy_batch
 from explorer.engine.state.rng import seed_everything
 from explorer.engine.state.snapshot import ModelSnapshot, OptimizerSnapshot, SharedSnapshot
 from explorer.engine.state.state_diff import State, StateKey, plain_copy, read_state
@@ -178,7 +178,7 @@ class StepProgram:
             model.restore(self.dtype)
         for optimizer in self.optimizers.values():
             optimizer.restore()
-        self.batches = {"batch": tree_map(self._cast, own_batch(self.batch))}
+        self.batches = {"batch": tree_map(self._cast, copy_batch(self.batch))}
 
     def end(self) -> None:
         """Frees nothing: the model is the user's own."""

@@ -128,8 +128,9 @@ def cuda_memory_limit(limit_bytes: int | None, device: torch.device) -> Iterator
         yield
     except torch.OutOfMemoryError as error:
         # torch names the free bytes of the whole GPU; the limit caused the refusal, and torch has emptied its cache.
-        asked, free = refusal_of(error).asked_bytes, max(0, limit_bytes - torch.cuda.memory_reserved(device))
-        raise OutOfMemory(f"{message_of(error)}.", asked_bytes=asked, free_bytes=free) from error
+        free_bytes = max(0, limit_bytes - torch.cuda.memory_reserved(device))
+        asked_bytes = refusal_of(error).asked_bytes
+        raise OutOfMemory(f"{message_of(error)}.", asked_bytes=asked_bytes, free_bytes=free_bytes) from error
     finally:
         torch.cuda.set_per_process_memory_fraction(before, device)
 
@@ -185,9 +186,9 @@ def _refused(error: BaseException) -> OutOfMemory:
 
 
 def _sentence(refusal: Refusal, who: str) -> str:
-    asked = "more memory" if refusal.asked_bytes is None else f"{refusal.asked_bytes:,} bytes"
+    request = "more memory" if refusal.asked_bytes is None else f"{refusal.asked_bytes:,} bytes"
     free = "" if refusal.free_bytes is None else f"; {refusal.free_bytes:,} bytes were free"
-    return f"The {who} asked for {asked} and was refused{free}."
+    return f"The {who} asked for {request} and was refused{free}."
 
 
 def _free_here() -> int | None:

@@ -99,7 +99,7 @@ def cast_buffers(model: nn.Module, cast: Cast) -> None:
 
 
 def _fake(parameter: nn.Parameter, mode: FakeTensorMode, cast: Cast) -> Any:
-    own = cast(parameter.dtype)
+    dtype = cast(parameter.dtype)
     with mode:
-        empty = torch.empty_strided(parameter.shape, parameter.stride(), dtype=own, device=parameter.device.type)
+        empty = torch.empty_strided(parameter.shape, parameter.stride(), dtype=dtype, device=parameter.device.type)
     return nn.Parameter(empty, requires_grad=parameter.requires_grad)

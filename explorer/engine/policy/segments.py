@@ -213,9 +213,9 @@ def _shapes(output: Any, unchanged: Sequence[Tensor]) -> Any:
     return tree_map(shape_of, output)
 
 
-def _looks_alike(one: Any, other: Any) -> bool:
+def _looks_alike(a: Any, b: Any) -> bool:
     kinds = (Tensor, _Shape)
-    return isinstance(one, kinds) and isinstance(other, kinds) and (one.shape, one.dtype) == (other.shape, other.dtype)
+    return isinstance(a, kinds) and isinstance(b, kinds) and (a.shape, a.dtype) == (b.shape, b.dtype)
 
 
 def _is_same(expected: Any, actual: Any, pending: _Pending | None = None) -> bool:
@@ -223,7 +223,7 @@ def _is_same(expected: Any, actual: Any, pending: _Pending | None = None) -> boo
     if expected is actual:
         return True
     (leaves, form), (actual_leaves, actual_form) = tree_flatten(expected), tree_flatten(actual)
-    return form == actual_form and all(_is_same_leaf(one, other, pending) for one, other in zip(leaves, actual_leaves))
+    return form == actual_form and all(_is_same_leaf(a, b, pending) for a, b in zip(leaves, actual_leaves))
 
 
 def _is_same_leaf(expected: Any, actual: Any, pending: _Pending | None) -> bool:

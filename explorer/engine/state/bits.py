@@ -37,10 +37,9 @@ def same_bits(left: Tensor, right: Tensor) -> bool:
     """Whether two tensors are equal in shape, type and every bit, NaN payloads and the sign of zero included."""
     if _form(left) != _form(right):
         return False
-    ours, theirs = contents(left), contents(right)
-    return len(ours) == len(theirs) and all(
-        one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other.to(one.device))
-        for one, other in zip(ours, theirs)
+    lefts, rights = contents(left), contents(right)
+    return len(lefts) == len(rights) and all(
+        a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b.to(a.device)) for a, b in zip(lefts, rights)
     )
 
 
@@ -55,11 +54,8 @@ def parts(tensor: Tensor) -> tuple[Tensor, ...]:
 
 def n_bytes(tensor: Tensor) -> int:
     """Bytes of all parts; of a sharded tensor, the bytes in this process."""
-    held = 0
-    for part in parts(tensor):
-        with _unseen():
-            held += part.untyped_storage().nbytes() if part.is_quantized else part.nbytes
-    return held
+    with _unseen():
+        return sum(p.untyped_storage().nbytes() if p.is_quantized else p.nbytes for p in _parts(tensor))
 
 
 def storages(tensor: Tensor) -> list[torch.UntypedStorage]:
@@ -110,8 +106,8 @@ def _parts(tensor: Any) -> Iterator[Tensor]:
     elif type(tensor) in _PLAIN or _has_own_memory(tensor):
         yield _plain(tensor)
     else:
-        inside = [getattr(tensor, name) for name in _names_inside(tensor)]
-        yield from (part for held in inside if isinstance(held, Tensor) for part in _parts(held))
+        values = [getattr(tensor, name) for name in _names_inside(tensor)]
+        yield from (part for value in values if isinstance(value, Tensor) for part in _parts(value))
 
 
 def _names_inside(tensor: Any) -> list[str]:
@@ -175,7 +171,7 @@ def _dense(part: Tensor) -> Tensor | None:
     if _has_no_bytes(part):
         return None
     if part.is_nested:
-        return torch.cat([one.flatten() for one in part.unbind()]).cpu()
+        return torch.cat([row.flatten() for row in part.unbind()]).cpu()
     if part.is_floating_point() and part.element_size() == 1:  # float8 has no arithmetic, and float32 holds its values
         return part.float().cpu()
     return part.dequantize().cpu() if part.is_quantized else part.cpu()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import operator
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -57,8 +58,7 @@ class ModelSnapshot:
         self._tensors = [(tensor, tensor.data, tensor.grad) for tensor in (*model.parameters(), *model.buffers())]
         shared = {storage._cdata: storage for tensor, _, _ in self._tensors for storage in storages(tensor)}
         self._memory = [(storage, storage.clone()) for storage in shared.values()]
-        self._held = [(module, dict(module._parameters), dict(module._buffers)) for module in model.modules()]
-        self._modes = [(module, module.training) for module in model.modules()]
+        self._modules = [(m, dict(m._parameters), dict(m._buffers), m.training) for m in model.modules()]
         self._attributes = [(module, _plain(module)) for module in modules]
         self._rng = RngState.capture(model)
 
@@ -81,7 +81,8 @@ class ModelSnapshot:
                 tensor.data = tensor.data.to(dtype)
 
     def _write(self, attributes: list[dict[str, Any]]) -> None:
-        for module, parameters, buffers in self._held:
+        for module, parameters, buffers, training in self._modules:
+            module.training = training
             module._parameters.clear()
             module._parameters.update(parameters)
             module._buffers.clear()
@@ -93,8 +94,6 @@ class ModelSnapshot:
             if storage.nbytes() != content.nbytes():
                 storage.resize_(content.nbytes())
             storage.copy_(content)
-        for module, training in self._modes:
-            module.training = training
         for (module, _), before in zip(self._attributes, attributes):
             for name in _plain(module).keys() - before.keys():
                 delattr(module, name)
@@ -113,7 +112,7 @@ class OptimizerSnapshot:
 
     def restore(self) -> None:
         """Restores a copy of the initial state; floating tensors become float64 for parameters in float64."""
-        self._write({parameter: self._copy(parameter, held) for parameter, held in self._state.items()})
+        self._write({parameter: self._copy(parameter, state) for parameter, state in self._state.items()})
 
     def close(self) -> None:
         """Gives the optimizer its original state objects back."""
@@ -126,8 +125,8 @@ class OptimizerSnapshot:
             group.update(copy.deepcopy(before))
 
     @staticmethod
-    def _copy(parameter: Any, held: Any) -> Any:
-        copied = copy.deepcopy(held)
+    def _copy(parameter: Any, state: Any) -> Any:
+        copied = copy.deepcopy(state)
         if isinstance(copied, dict) and isinstance(parameter, Tensor) and parameter.dtype is torch.float64:
             wide = {name: value.double() for name, value in copied.items()
                     if isinstance(value, Tensor) and value.is_floating_point() and value.dim()}  # fmt: skip
@@ -142,14 +141,12 @@ def _plain(module: nn.Module) -> dict[str, Any]:
 def _copies(attributes: list[dict[str, Any]], model: nn.Module) -> list[dict[str, Any]]:
     """Deep copies that share objects as the originals do, with the model's own tensors and modules inside."""
     memo: dict[int, Any] = {id(part): part for part in (*model.modules(), *model.parameters(), *model.buffers())}
-    return [{name: _copy(value, memo) for name, value in held.items()} for held in attributes]
+    return [{name: _copy(value, memo) for name, value in names.items()} for names in attributes]
 
 
 def _copy(value: Any, memo: dict[int, Any]) -> Any:
-    if type(value).__module__.partition(".")[0] == "torch" and not isinstance(value, (Tensor, torch.Generator)):
-        return value  # handles, meshes, compiled functions: torch manages these
-    if isinstance(value, torch.Generator):  # RngState captures the generator object itself
-        return value
+    if type(value).__module__.partition(".")[0] == "torch" and not isinstance(value, Tensor):
+        return value  # torch manages handles, meshes, compiled functions; RngState has the generators
     try:
         return copy.deepcopy(value, memo)
     except Exception:  # locks, handles, tensors of a graph cannot be copied
@@ -218,10 +215,16 @@ def _parts(value: Any) -> list[Any]:
             parts = (value.__defaults__, value.__kwdefaults__, vars(value), *contents, *names)
     elif isinstance(value, _TORCHS):
         parts = (vars(value),)
-    elif not isinstance(value, Tensor) and _holds_data(type(value)):
+    elif (
+        type(value) is types.SimpleNamespace or is_own_module(type(value).__module__) and not isinstance(value, Tensor)
+    ):
         called = (type(value).__call__,) if callable(value) else ()
         parts = (getattr(value, "__dict__", None), *called)
     return [part for part in parts if not isinstance(part, (types.ModuleType, type, np.ndarray))]
+
+
+def _is_own_object(value: Any) -> bool:
+    return is_own_module(type(value).__module__) and not isinstance(value, Tensor)
 
 
 def _parts_outside_functions(value: Any) -> list[Any]:
@@ -251,12 +254,12 @@ def _is_refilled(value: Any) -> bool:
 
 def optimizers_of(model: nn.Module) -> list[Optimizer]:
     """Every optimizer in memory that steps a parameter of the model."""
-    own = {id(parameter) for parameter in model.parameters()}
+    ids = {id(parameter) for parameter in model.parameters()}
+    optimizers = [thing for thing in gc.get_objects() if issubclass(type(thing), Optimizer)]
     return [
-        thing
-        for thing in gc.get_objects()
-        if issubclass(type(thing), Optimizer)
-        and any(id(parameter) in own for group in thing.param_groups for parameter in group["params"])
+        optimizer
+        for optimizer in optimizers
+        if any(id(p) in ids for group in optimizer.param_groups for p in group["params"])
     ]
 
 
@@ -293,15 +296,11 @@ class _Bits:
         elif self.bytes_.size:
             tensor.copy_(torch.from_numpy(self.bytes_).view(self.like.dtype).reshape(self.like.shape))
 
-    def fits(self, tensor: Tensor | None) -> bool:
-        return tensor is not None and (tensor.shape, tensor.dtype, tensor.layout) == (
-            self.like.shape,
-            self.like.dtype,
-            self.like.layout,
-        )
+    def fits(self, tensor: Tensor) -> bool:
+        like = self.like
+        return (tensor.shape, tensor.dtype, tensor.layout) == (like.shape, like.dtype, like.layout)
 
-    def made(self, device: torch.device) -> Tensor:
-        """A new tensor with the kept bytes."""
+    def new_tensor(self, device: torch.device) -> Tensor:
         if self.bytes_ is None:
             return self.like.clone()
         tensor = torch.empty_strided(self.like.shape, self.like.stride(), dtype=self.like.dtype, device=device)
@@ -321,29 +320,19 @@ def _set_gradient(parameter: Tensor, before: _Bits | None) -> None:
     elif gradient is not None and before.fits(gradient) and before.bytes_ is not None:
         before.write_into(gradient)
     else:
-        parameter.grad = before.made(parameter.device)
+        parameter.grad = before.new_tensor(parameter.device)
 
 
 def _refill(container: Any, image: Any) -> None:
     """Restores the items of a container, if any item is another object than before."""
-    now, then = (list(one.items()) if isinstance(one, dict) else list(one) for one in (container, image))
-    if len(now) == len(then) and all(_is_same(one, other) for one, other in zip(now, then)):
+    now, then = ([*part, *part.values()] if isinstance(part, dict) else part for part in (container, image))
+    if len(now) == len(then) and all(map(operator.is_, now, then)):
         return
     container.clear()
     if isinstance(container, (dict, set)):
         container.update(image)
     else:
         container.extend(image)
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other) == 2:
-        return one[0] is other[0] and one[1] is other[1]
-    return one is other
-
-
-def _holds_data(kind: type) -> bool:
-    return kind is types.SimpleNamespace or is_own_module(kind.__module__)
 
 
 class SharedSnapshot:

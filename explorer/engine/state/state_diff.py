@@ -203,7 +203,7 @@ def _same(left: Any, right: Any, results: dict[tuple[int, int], bool]) -> bool:
 def _same_parts(left: Any, right: Any, results: dict[tuple[int, int], bool]) -> bool:
     if isinstance(left, dict):
         return left.keys() == right.keys() and all(_same(left[key], right[key], results) for key in left)
-    return len(left) == len(right) and all(_same(one, other, results) for one, other in zip(left, right))
+    return len(left) == len(right) and all(_same(a, b, results) for a, b in zip(left, right))
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

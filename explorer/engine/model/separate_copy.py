@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,19 +21,19 @@ from explorer.engine.state.bits import same_bits, storages
 from explorer.engine.state.state_diff import read_state, same_state
 
 
-def twin(loaded: Loaded, *, seed: int) -> Loaded:
+def separate_copy(loaded: Loaded, *, seed: int) -> Loaded:
     """`loaded` in its first state, with a separate model and batch. `loaded` must not have run before."""
     with warnings.catch_warnings(action="ignore"):  # the first build showed the same warnings
         built = load(loaded.ref, seed=seed)
-    if is_same_start(loaded, built):
-        return replace(built, inputs=own_batch(built.inputs), targets=own_batch(built.targets))
+    if is_equal_start(loaded, built):
+        return replace(built, inputs=copy_batch(built.inputs), targets=copy_batch(built.targets))
     parts = (loaded.model, loaded.inputs, loaded.targets, loaded.loss_function)
     model, inputs, targets, loss_function = copy.deepcopy(parts)
-    lost = left_behind(loaded.model, model)
+    lost = lost_state(loaded.model, model)
     return replace(loaded, model=model, inputs=inputs, targets=targets, loss_function=loss_function, left_behind=lost)
 
 
-def left_behind(model: nn.Module, copied: nn.Module) -> str:
+def lost_state(model: nn.Module, copied: nn.Module) -> str:
     """A sentence about state that the copy has lost; empty if the copy is the same model."""
     there, here = (read_state(each, whole=True) for each in (model, copied))
     lost = [f"{key[0]}.{key[1]}".lstrip(".") for key, value in there.items() if not same_state(value, here.get(key))]
@@ -47,45 +46,40 @@ def left_behind(model: nn.Module, copied: nn.Module) -> str:
     )
 
 
-def is_same_start(one: Loaded, other: Loaded) -> bool:
+def is_equal_start(first: Loaded, second: Loaded) -> bool:
     """Whether both start from the same bits, in separate memory."""
-    modules = [[(fqn, module.training) for fqn, module in loaded.model.named_modules()] for loaded in (one, other)]
-    tensors = [dict(_named(loaded.model)) for loaded in (one, other)]
+    modules = [[(fqn, module.training) for fqn, module in loaded.model.named_modules()] for loaded in (first, second)]
+    tensors = [dict((*loaded.model.named_parameters(), *loaded.model.named_buffers())) for loaded in (first, second)]
     if modules[0] != modules[1] or tensors[0].keys() != tensors[1].keys():
         return False
     if not all(_equal_and_apart(tensor, tensors[1][name]) for name, tensor in tensors[0].items()):
         return False
-    batches = [tree_leaves((loaded.inputs, loaded.targets)) for loaded in (one, other)]
+    batches = [tree_leaves((loaded.inputs, loaded.targets)) for loaded in (first, second)]
     if len(batches[0]) != len(batches[1]) or not all(map(_equal, *batches)):
         return False
-    return same_state(_remembered(one.model), _remembered(other.model))
+    return same_state(_separate_state(first.model), _separate_state(second.model))
 
 
-def own_batch(batch: Any) -> Any:
+def copy_batch(batch: Any) -> Any:
     """Copies of every tensor, with the same `requires_grad`."""
-    return tree_map(lambda leaf: _own(leaf) if isinstance(leaf, Tensor) else leaf, batch)
+
+    def copied(leaf: Any) -> Any:
+        return leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
+
+    return tree_map(copied, batch)
 
 
-def _own(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-
-
-def _named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from model.named_parameters()
-    yield from model.named_buffers()
-
-
-def _remembered(model: nn.Module) -> Any:
+def _separate_state(model: nn.Module) -> Any:
     """State that each model holds alone. A class or a file is common to both, and may change between the builds."""
     return [value for key, value in read_state(model).items() if key[0] or key[1] in vars(model)]
 
 
-def _equal_and_apart(one: Tensor, other: Tensor) -> bool:
-    addresses = [{storage.data_ptr() for storage in storages(tensor) if storage.nbytes()} for tensor in (one, other)]
-    return one is not other and not addresses[0] & addresses[1] and _equal(one, other)
+def _equal_and_apart(a: Tensor, b: Tensor) -> bool:
+    addresses = [{storage.data_ptr() for storage in storages(tensor) if storage.nbytes()} for tensor in (a, b)]
+    return a is not b and not addresses[0] & addresses[1] and _equal(a, b)
 
 
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.requires_grad == other.requires_grad and same_bits(one, other)
-    return type(one) is type(other)
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.requires_grad == b.requires_grad and same_bits(a, b)
+    return type(a) is type(b)
