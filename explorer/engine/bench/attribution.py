@@ -60,20 +60,20 @@ def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
     lived = lifetimes(log)
     entries, tick_ns = entries_of(log, lived, tracked, skew_ns)  # 2., 3. and 4.
     operator = _operators(entries, tracked, log.clock_grain_ns)  # 5.
-    known = entries.storage != NONE
-    roles = np.full(len(known), UNATTRIBUTED, dtype=np.int64)
-    roles[known] = tracked.roles()[entries.storage[known]]
+    stored = entries.storage != NONE
+    roles = np.full(len(stored), UNATTRIBUTED, dtype=np.int64)
+    roles[stored] = tracked.roles()[entries.storage[stored]]
     phases = _spans(tracked, tick_ns)
     # 5., last sentence: no operator returns a generator's state.
-    roles[~known & _kept_for_backward(entries, phases, len(tick_ns))] = SAVED
+    roles[~stored & _kept_for_backward(entries, phases, len(tick_ns))] = SAVED
     blocks = _blocks(entries, tracked, operator)
     named = operator != NONE
-    ops = np.zeros(len(known), dtype=np.int64)
+    ops = np.zeros(len(stored), dtype=np.int64)
     ops[named] = tracked.op_name[operator[named]]
     begin_ns = tracker.begin_ns
     # Calls name storages by the tracker's numbers; the record knows entries only.
     entry_of = np.full(len(tracked.n_bytes), NONE, dtype=np.int64)
-    entry_of[entries.storage[known]] = np.flatnonzero(known)
+    entry_of[entries.storage[stored]] = np.flatnonzero(stored)
     allocations = Allocations(
         n_ticks=len(tick_ns),
         n_bytes=_column(entries.n_bytes),
@@ -86,10 +86,10 @@ def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
         ops=tuple(tracker.op_names),
         time_ns=_column(np.maximum(0, np.concatenate(([begin_ns], tick_ns)) - begin_ns)),
         calls=tracker.calls.record(tick_ns, entry_of),
-        weight_casts=_column(np.flatnonzero(named & np.isin(operator, tracker.casts) & known)),
+        weight_casts=_column(np.flatnonzero(named & np.isin(operator, tracker.casts) & stored)),
     )
     confirmed = np.zeros(len(tracked.n_bytes), dtype=bool)
-    confirmed[entries.storage[known]] = True
+    confirmed[entries.storage[stored]] = True
     return Attribution(
         allocations=allocations,
         phases=phases,
@@ -113,9 +113,9 @@ def _operators(entries: Entries, tracked: TrackedStep, grain_ns: int) -> Ints:
     early = (late_ns > 0) & (early_ns < late_ns) & (early_ns <= grain_ns)
     running = np.where(early, following, running)
     inside = early | (late_ns <= grain_ns)
-    known = entries.storage != NONE
+    stored = entries.storage != NONE
     operators = np.where(inside, running, NONE)
-    operators[known] = tracked.made_by[entries.storage[known]]
+    operators[stored] = tracked.made_by[entries.storage[stored]]
     return operators
 
 
@@ -127,9 +127,9 @@ def _blocks(entries: Entries, tracked: TrackedStep, operator: Ints) -> Ints:
         blocks = np.where(scene >= 0, tracked.scene_block[np.maximum(scene, 0)], 0)
     ran = operator != NONE
     blocks[ran] = tracked.op_block[operator[ran]]
-    known = np.flatnonzero(entries.storage != NONE)
-    owner = tracked.owner[entries.storage[known]]
-    blocks[known[owner != NONE]] = owner[owner != NONE]
+    stored = np.flatnonzero(entries.storage != NONE)
+    owner = tracked.owner[entries.storage[stored]]
+    blocks[stored[owner != NONE]] = owner[owner != NONE]
     return blocks
 
 
@@ -138,12 +138,12 @@ def _kept_for_backward(entries: Entries, phases: Sequence[PhaseSpan], n_ticks: i
 
     Such an entry that no operator returned is the generators' state: each checkpoint keeps a copy for its recompute.
     """
-    kept = np.zeros(len(entries.born), dtype=bool)
+    outlives = np.zeros(len(entries.born), dtype=bool)
     for span in phases:
         if span.phase == "forward":
             first = max(span.first_tick, 1)
-            kept |= (entries.born >= first) & (entries.born < span.end_tick) & (entries.died >= span.end_tick)
-    return kept & (entries.died <= n_ticks)
+            outlives |= (entries.born >= first) & (entries.born < span.end_tick) & (entries.died >= span.end_tick)
+    return outlives & (entries.died <= n_ticks)
 
 
 def _spans(tracked: TrackedStep, tick_ns: Ints) -> tuple[PhaseSpan, ...]:
@@ -179,25 +179,31 @@ def block_costs(
     tracker: Tracker, log: Allocations, phases: Sequence[PhaseSpan], policy: Policy
 ) -> tuple[MeasuredBlock, ...]:
     """Costs of all blocks in module order, the model itself first. FLOPs are counted, bytes measured."""
-    tree = _Tree(tracker.fqns)
-    size, born, died = (np.asarray(values) for values in (log.n_bytes, log.born, log.died))
-    role, block = np.asarray(log.role), np.asarray(log.block)
+    fqns, number = tracker.fqns, {fqn: i for i, fqn in enumerate(tracker.fqns)}
+    parent = [number.get(fqn.rpartition(".")[0], 0) for fqn in fqns]
+    size, born, died, role, block = (np.asarray(c) for c in (log.n_bytes, log.born, log.died, log.role, log.block))
     peak = log.peak_tick
     ends = [span.end_tick - 1 for span in phases if span.phase == "forward"]
     saved = (role == SAVED) & (born <= ends[-1]) & (died > ends[-1]) if ends else np.zeros(len(size), dtype=bool)
 
-    def per_block(which: np.ndarray) -> list[int]:
-        own = np.zeros(len(tracker.fqns), dtype=np.int64)
-        np.add.at(own, block[which], size[which])
-        return tree.inclusive(own.tolist())
+    def inclusive(values: Sequence[int]) -> list[int]:
+        """Each block's value plus the values of all blocks below. A parent comes before its children."""
+        total = list(values)
+        for i in range(len(total) - 1, 0, -1):
+            total[parent[i]] += total[i]
+        return total
 
-    def counted(phase: int) -> list[int]:
-        return [tracker.flops.get((phase, i), 0) for i in range(len(tracker.fqns))]
+    def bytes_of(entries: np.ndarray) -> list[int]:
+        values = np.zeros(len(fqns), dtype=np.int64)
+        np.add.at(values, block[entries], size[entries])
+        return inclusive(values.tolist())
 
-    saved_bytes, peak_bytes = per_block(saved), per_block((born <= peak) & (died > peak))
-    forward, recompute = counted(FORWARD), counted(RECOMPUTE)
-    skipped = tree.inclusive(_skipped(tracker, tree, policy, forward, recompute))
-    flops = [tree.inclusive(own) for own in (forward, recompute, counted(BACKWARD))]
+    forward, recompute, backward = (
+        [tracker.flops.get((phase, i), 0) for i in range(len(fqns))] for phase in (FORWARD, RECOMPUTE, BACKWARD)
+    )
+    saved_bytes, peak_bytes = bytes_of(saved), bytes_of((born <= peak) & (died > peak))
+    skipped = inclusive(_skipped(tracker, parent, policy, forward, recompute))
+    forward, recompute, backward = map(inclusive, (forward, recompute, backward))
     return tuple(
         MeasuredBlock(
             fqn=fqn,
@@ -205,47 +211,17 @@ def block_costs(
             n_recompute=tracker.n_recompute[i],
             saved_after_forward_bytes=saved_bytes[i],
             at_peak_bytes=peak_bytes[i],
-            forward_flops=flops[0][i],
-            recompute_flops=flops[1][i],
-            backward_flops=flops[2][i],
+            forward_flops=forward[i],
+            recompute_flops=recompute[i],
+            backward_flops=backward[i],
             skipped_flops=skipped[i],
         )
-        for i, fqn in enumerate(tracker.fqns)
+        for i, fqn in enumerate(fqns)
     )
 
 
-def uncounted(tracker: Tracker) -> dict[str, int]:
-    """Calls of operators without a FLOP formula. The optimizer's operators are left out: no FLOPs include them."""
-    names, _, phases, *_ = as_ints(tracker.ops).reshape(-1, len(OP_COLUMNS)).T
-    calls = np.bincount(names[phases <= BACKWARD], minlength=len(tracker.op_names))
-    return {tracker.op_names[i]: int(calls[i]) for i in tracker.uncounted if calls[i]}
-
-
-class _Tree:
-    """Blocks by number; a parent comes before its children."""
-
-    def __init__(self, fqns: Sequence[str]) -> None:
-        number = {fqn: i for i, fqn in enumerate(fqns)}
-        self.parent = [number.get(fqn.rpartition(".")[0], 0) for fqn in fqns]
-
-    def inclusive(self, own: Sequence[int]) -> list[int]:
-        """Each block's values plus the values of all blocks below."""
-        total = list(own)
-        for i in range(len(total) - 1, 0, -1):
-            total[self.parent[i]] += total[i]
-        return total
-
-    def above(self, i: int) -> list[int]:
-        """The block and its ancestors, innermost first."""
-        line = [i]
-        while i:
-            i = self.parent[i]
-            line.append(i)
-        return line
-
-
 def _skipped(
-    tracker: Tracker, tree: _Tree, policy: Policy, forward: Sequence[int], recompute: Sequence[int]
+    tracker: Tracker, parent: Sequence[int], policy: Policy, forward: Sequence[int], recompute: Sequence[int]
 ) -> list[int]:
     """FLOPs of each block's forward that the innermost unit around the block should rerun, and that did not rerun."""
     scale: dict[int, float] = {}
@@ -254,9 +230,14 @@ def _skipped(
         members = [number[fqn] for fqn in unit.blocks if fqn in number and tracker.n_forward[number[fqn]]]
         runs = [tracker.n_recompute[i] / tracker.n_forward[i] for i in members]
         scale.update((i, max(runs)) for i in members)
-    skipped = []
-    for i in range(len(tracker.fqns)):
-        around = next((block for block in tree.above(i) if block in scale), None)
-        expected = forward[i] * scale[around] if around is not None else 0
-        skipped.append(max(0, round(expected) - recompute[i]))
-    return skipped
+    scales: list[float] = []
+    for i in range(len(parent)):
+        scales.append(scale.get(i, scales[parent[i]] if i else 0.0))
+    return [max(0, round(flops * runs) - again) for flops, runs, again in zip(forward, scales, recompute)]
+
+
+def uncounted(tracker: Tracker) -> dict[str, int]:
+    """Calls of operators without a FLOP formula. The optimizer's operators are left out: no FLOPs include them."""
+    names, _, phases, *_ = as_ints(tracker.ops).reshape(-1, len(OP_COLUMNS)).T
+    calls = np.bincount(names[phases <= BACKWARD], minlength=len(tracker.op_names))
+    return {tracker.op_names[i]: int(calls[i]) for i in tracker.uncounted if calls[i]}

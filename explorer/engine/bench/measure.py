@@ -248,8 +248,8 @@ def measure_without_data(spec: RunSpec, report: Report = silent) -> Measurement:
         raise BadInput("A step without data is played on the CPU.", hint="Leave --device out.")
     device, meter = device_of(torch.device("cpu")), Meter(report, 3)
 
-    def cast(own: torch.dtype) -> torch.dtype:
-        return cast_type(own, torch_dtype(spec))
+    def cast(dtype: torch.dtype) -> torch.dtype:
+        return cast_type(dtype, torch_dtype(spec))
 
     def step(trainee: Trainee, on_phase: OnPhase) -> None:
         """The step without its loss, which has no value here."""

@@ -31,23 +31,21 @@ def tensors_before_step(
 
     A tensor of several roles has the first of its roles in this order.
     """
-    known = []
-    for name, parameter in model.named_parameters():
-        known.append(KnownTensor(parameter, "parameter", owner(name)))
-    known += gradients(model)
-    known += [KnownTensor(buffer, "buffer", owner(name)) for name, buffer in model.named_buffers()]
-    for fqn, module in model.named_modules():
-        plain = (value for value in vars(module).values() if isinstance(value, torch.Tensor))
-        known += [KnownTensor(value, "buffer", fqn) for value in plain]
-    known += optimizer_tensors(model, optimizer)
-    known += [KnownTensor(leaf, "input", "") for leaf in inputs if isinstance(leaf, torch.Tensor)]
-    return known
+    plain = [(fqn, value) for fqn, module in model.named_modules() for value in vars(module).values()]
+    return [
+        *(KnownTensor(parameter, "parameter", owner(name)) for name, parameter in model.named_parameters()),
+        *gradients(model),
+        *(KnownTensor(buffer, "buffer", owner(name)) for name, buffer in model.named_buffers()),
+        *(KnownTensor(value, "buffer", fqn) for fqn, value in plain if isinstance(value, torch.Tensor)),
+        *optimizer_tensors(model, optimizer),
+        *(KnownTensor(leaf, "input", "") for leaf in inputs if isinstance(leaf, torch.Tensor)),
+    ]
 
 
 def gradients(model: nn.Module) -> list[KnownTensor]:
     """Gradients that parameters hold now."""
     named = model.named_parameters()
-    return [KnownTensor(one.grad, "gradient", owner(name)) for name, one in named if one.grad is not None]
+    return [KnownTensor(p.grad, "gradient", owner(name)) for name, p in named if p.grad is not None]
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[KnownTensor]:
@@ -63,10 +61,12 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None)
     ]
 
 
-def storage_bytes(things: Iterable[KnownTensor], device: torch.device) -> int:
+def storage_bytes(tensors: Iterable[KnownTensor], device: torch.device) -> int:
     """Bytes of the tensors' storages on `device`, each storage once."""
-    held = (storage for thing in things for storage in storages(thing.tensor))
-    return sum({one._cdata: one.nbytes() for one in held if one.device.type == device.type}.values())
+    everywhere = (storage for tensor in tensors for storage in storages(tensor.tensor))
+    return sum(
+        {storage._cdata: storage.nbytes() for storage in everywhere if storage.device.type == device.type}.values()
+    )
 
 
 def owner(name: str) -> str:
@@ -76,7 +76,7 @@ def owner(name: str) -> str:
 
 def memory_limit(device: Device, trainee: Trainee) -> AbstractContextManager[None]:
     """Limits the trainee and its step to the spec's memory. Raises OutOfMemory if the trainee alone holds more."""
-    return device.memory_limit(trainee.spec.memory_limit_bytes, held_bytes(trainee))
+    return device.memory_limit(trainee.spec.memory_limit_bytes, bytes_before_step(trainee))
 
 
 def trainee_tensors(trainee: Trainee) -> list[KnownTensor]:
@@ -84,7 +84,7 @@ def trainee_tensors(trainee: Trainee) -> list[KnownTensor]:
     return tensors_before_step(trainee.model, trainee.optimizer, tree_leaves((trainee.inputs, trainee.targets)))
 
 
-def held_bytes(trainee: Trainee) -> int:
+def bytes_before_step(trainee: Trainee) -> int:
     """Bytes between two steps, on the trainee's device."""
     return storage_bytes(trainee_tensors(trainee), trainee.device)
 
@@ -98,12 +98,12 @@ def memory_at_refusal(
     """
     blocks = tuple(dict(model.named_modules()))
     number = {fqn: i for i, fqn in enumerate(blocks)}
-    known = tensors_before_step(model, optimizer, ())
-    known += [KnownTensor(one, "unattributed", "") for one in tensors_in_memory()]
+    tensors = tensors_before_step(model, optimizer, ())
+    tensors += [KnownTensor(tensor, "unattributed", "") for tensor in tensors_in_memory()]
     rows: dict[int, tuple[int, int, int]] = {}
-    for thing in known:
-        for storage in storages(thing.tensor) if thing.tensor.device.type == device.torch.type else ():
-            row = (storage.nbytes(), ROLES.index(thing.role), number.get(thing.owner, 0))
+    for entry in tensors:
+        for storage in storages(entry.tensor) if entry.tensor.device.type == device.torch.type else ():
+            row = (storage.nbytes(), ROLES.index(entry.role), number.get(entry.owner, 0))
             if storage.nbytes():
                 rows.setdefault(storage._cdata, row)
     entries = list(rows.values())

@@ -48,11 +48,11 @@ def draw_autograd(spec: RunSpec, block: str, report: Report = silent) -> Autogra
         set_mode(loaded.model, spec.mode)
         args, kwargs = _inputs_of(loaded, block)
         meter("drawing the block kept")
-        kept = _picture(loaded.model, block, args, kwargs, show_saved=True)
+        plain = _picture(loaded.model, block, args, kwargs, show_saved=True)
         meter("drawing the block recomputed")
         with apply_policy(loaded.model, replace_units(spec.policy, block)):
             recomputed = _picture(loaded.model, block, args, kwargs, show_saved=False)
-        return AutogradPictures(block=block, kept=kept, recomputed=recomputed)
+        return AutogradPictures(block=block, kept=plain, recomputed=recomputed)
 
 
 def replace_units(policy: Policy, block: str) -> Policy:
@@ -89,12 +89,12 @@ def _leaf(value: Any) -> Any:
 
 def _picture(model: nn.Module, block: str, args: Any, kwargs: Any, *, show_saved: bool) -> AutogradPicture:
     module = model.get_submodule(block)
-    own = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
+    parameters = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
     saved: dict[int, int] = {}
 
     def note(tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        if storage._cdata not in own:
+        if storage._cdata not in parameters:
             saved[storage._cdata] = storage.nbytes()
 
     seed_everything(0)
@@ -116,14 +116,13 @@ def _picture(model: nn.Module, block: str, args: Any, kwargs: Any, *, show_saved
 
 def _n_nodes(outputs: tuple[Tensor, ...]) -> int:
     """Nodes that backward passes through, accumulation into parameters included."""
-    seen, waiting = set(), [output.grad_fn for output in outputs]
+    nodes, waiting = set(), [output.grad_fn for output in outputs]
     while waiting:
         node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        waiting.extend(following for following, _ in node.next_functions)
-    return len(seen)
+        if node is not None and node not in nodes:
+            nodes.add(node)
+            waiting.extend(following for following, _ in node.next_functions)
+    return len(nodes)
 
 
 N_WARM_UP = 2

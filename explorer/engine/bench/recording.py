@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from explorer.engine.bench.attribution import Attribution, attribute, block_costs, uncounted
 from explorer.engine.bench.bench import bench_of
-from explorer.engine.bench.memory import gradients, held_bytes, memory_limit, optimizer_tensors, trainee_tensors
+from explorer.engine.bench.memory import bytes_before_step, gradients, memory_limit, optimizer_tensors, trainee_tensors
 from explorer.engine.bench.step import Trainee, prepare, run_step, segment_heads
 from explorer.engine.bench.timeline import as_ints
 from explorer.engine.device.allocator import AllocatorLog, Probe, Refusal, clock_skew_ns, peak_bytes, take_probe
@@ -195,7 +195,7 @@ def record_step(trainee: Trainee, device: Device, failures: list[Failure]) -> Re
 def _with_peak_alone(run: Measurement, trainee: Trainee, device: Device) -> Measurement:
     """`run` with the peak of one more step that the allocator alone watches, and a warning if the peaks differ."""
     trainee.model.zero_grad(set_to_none=True)
-    base_bytes = held_bytes(trainee)
+    base_bytes = bytes_before_step(trainee)
     recorder = device.recorder()
     with recorder:
         bench_of(trainee, device).take()
@@ -215,15 +215,15 @@ def _with_peak_alone(run: Measurement, trainee: Trainee, device: Device) -> Meas
 
 def doubts(log: AllocatorLog, drawn_bytes: int) -> list[str]:
     """Sentences about contradictions between the allocator's counters and the timeline's peak of `drawn_bytes`."""
-    own_bytes = log.requested_peak_bytes
+    n_bytes = log.requested_peak_bytes
     if not log.is_complete:
-        own = "" if own_bytes is None else f" (the allocator's own requested peak is {own_bytes:,} bytes)"
+        peak = "" if n_bytes is None else f" (the allocator's own requested peak is {n_bytes:,} bytes)"
         return [
             "The allocator's history was full before the step ended: the timeline lacks its beginning, and a peak "
-            f"that lay there{own}."
+            f"that lay there{peak}."
         ]
-    if own_bytes is not None and own_bytes != drawn_bytes:
-        return [f"The drawn peak is {drawn_bytes:,} bytes; the allocator's own requested peak is {own_bytes:,} bytes."]
+    if n_bytes is not None and n_bytes != drawn_bytes:
+        return [f"The drawn peak is {drawn_bytes:,} bytes; the allocator's own requested peak is {n_bytes:,} bytes."]
     return []
 
 

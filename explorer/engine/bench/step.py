@@ -67,24 +67,24 @@ def prepare(spec: RunSpec, loaded: Loaded | None = None) -> Trainee:
     return trainee_of(spec, separate_copy(loaded, seed=spec.seed) if loaded else load_for(spec))
 
 
-def trainee_of(spec: RunSpec, own: Loaded) -> Trainee:
-    """As `prepare`, with the model of `own` itself instead of a copy."""
+def trainee_of(spec: RunSpec, loaded: Loaded) -> Trainee:
+    """As `prepare`, with the model of `loaded` itself instead of a copy."""
     device = torch_device(spec)
     torch.set_num_threads(spec.n_threads)
-    own = place(own, device, torch_dtype(spec))
-    model = own.model
+    loaded = place(loaded, device, torch_dtype(spec))
+    model = loaded.model
     set_mode(model, spec.mode)
     freeze(model, spec.frozen)
-    split(own.inputs, own.targets, spec.n_accumulation)
+    split(loaded.inputs, loaded.targets, spec.n_accumulation)
     _refuse_idle_policy(spec)
     optimizer = None if spec.forward_only else build_optimizer(model, spec)
     handle = apply_policy(model, spec.policy)
     seed_everything(spec.seed)
 
     def loss(output: Any, targets: Any) -> torch.Tensor:
-        return own.loss(output, targets=targets, trains=not spec.forward_only)
+        return loaded.loss(output, targets=targets, trains=not spec.forward_only)
 
-    return Trainee(spec, device, model, own.inputs, own.targets, loss, optimizer, handle, own.left_behind)
+    return Trainee(spec, device, model, loaded.inputs, loaded.targets, loss, optimizer, handle, loaded.left_behind)
 
 
 def run_step(trainee: Trainee, on_phase: OnPhase = ignore) -> float:
@@ -175,12 +175,12 @@ def set_mode(model: nn.Module, mode: str) -> None:
 
 def freeze(model: nn.Module, fqns: tuple[str, ...]) -> None:
     """Freezes the parameters at or below `fqns` (blocks or parameters). Raises BadInput with every unknown name."""
-    known = {name for name, _ in model.named_modules()} | {name for name, _ in model.named_parameters()}
-    strangers = [fqn for fqn in fqns if fqn not in known]
+    names = {name for name, _ in model.named_modules()} | {name for name, _ in model.named_parameters()}
+    strangers = [fqn for fqn in fqns if fqn not in names]
     if strangers:
         raise BadInput(
             f"The run freezes {', '.join(strangers)}; the model has no block or parameter of that name.",
-            hint=nearest(strangers[0], known),
+            hint=nearest(strangers[0], names),
         )
     for name, parameter in model.named_parameters():
         if any(fqn in ("", name) or name.startswith(f"{fqn}.") for fqn in fqns):

@@ -78,8 +78,8 @@ def _join(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: in
     slack_ns = SLACK_NS + log.clock_grain_ns
     ends_ns = np.append(log.time_ns, np.iinfo(np.int64).max)
     born_ns, died_ns = log.time_ns[lived.born].tolist(), ends_ns[lived.died].tolist()
-    seen = zip(tracked.pointer.tolist(), tracked.n_bytes.tolist(), (tracked.seen_ns + skew_ns).tolist())
-    for number, (pointer, n_bytes, seen_ns) in enumerate(seen):
+    storages = zip(tracked.pointer.tolist(), tracked.n_bytes.tolist(), (tracked.seen_ns + skew_ns).tolist())
+    for number, (pointer, n_bytes, seen_ns) in enumerate(storages):
         waiting = candidates.get((pointer, n_bytes))
         if number < tracked.n_before_step or not waiting:
             continue
@@ -98,16 +98,16 @@ def _older(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: i
 
     CUDA reports the frees. The CPU's profiler does not, so the tracker's deaths of storages are used.
     """
-    known = slice(0, tracked.n_before_step)
+    before = slice(0, tracked.n_before_step)
     end = len(log.time_ns)
-    n_bytes, died = tracked.n_bytes[known].tolist(), [end] * tracked.n_before_step
+    n_bytes, died = tracked.n_bytes[before].tolist(), [end] * tracked.n_before_step
     storage = list(range(tracked.n_before_step))
     if log.base_bytes is None:
-        gone = np.flatnonzero(tracked.died_ns[known] != NONE)
+        gone = np.flatnonzero(tracked.died_ns[before] != NONE)
         for i, number in enumerate(gone.tolist()):
             died[number] = end + 1 + i
-        return _Older(as_ints(n_bytes), as_ints(died), as_ints(storage), tracked.died_ns[known][gone] + skew_ns)
-    number_at = {pointer: i for i, pointer in enumerate(tracked.pointer[known].tolist())}
+        return _Older(as_ints(n_bytes), as_ints(died), as_ints(storage), tracked.died_ns[before][gone] + skew_ns)
+    number_at = {pointer: i for i, pointer in enumerate(tracked.pointer[before].tolist())}
     frees = lived.older_frees
     for event, pointer, size in zip(frees.tolist(), log.pointer[frees].tolist(), (-log.n_bytes[frees]).tolist()):
         number = number_at.pop(pointer, NONE)
@@ -159,19 +159,19 @@ class TrackedStep:
     """The tracker's columns as numpy arrays, without a copy."""
 
     def __init__(self, tracker: Tracker) -> None:
-        seen = tracker.storages
-        self.pointer, self.n_bytes = as_ints(seen.pointer), as_ints(seen.n_bytes)
-        self.made_by, self.role = as_ints(seen.made_by), as_ints(seen.role)
-        self.owner = as_ints(seen.owner)
-        self.seen_ns, self.died_ns = as_ints(seen.seen_ns), as_ints(seen.died_ns)
-        self.turns = as_ints(seen.turns)
+        columns = tracker.storages
+        self.pointer, self.n_bytes = as_ints(columns.pointer), as_ints(columns.n_bytes)
+        self.made_by, self.role = as_ints(columns.made_by), as_ints(columns.role)
+        self.owner = as_ints(columns.owner)
+        self.seen_ns, self.died_ns = as_ints(columns.seen_ns), as_ints(columns.died_ns)
+        self.turns = as_ints(columns.turns)
         ops = as_ints(tracker.ops).reshape(-1, len(OP_COLUMNS))
         self.op_name, self.op_block, self.op_phase, self.op_first_ns, self.op_last_ns = ops.T
         self.scene_ns, self.scene_block = as_ints(tracker.scene_ns), as_ints(tracker.scene_block)
         self.scene_phase, self.scene_rerun = as_ints(tracker.scene_phase), as_ints(tracker.scene_rerun)
         self.borders = tracker.borders
         self.fqns = tracker.fqns
-        self.n_before_step = seen.n_before_step
+        self.n_before_step = columns.n_before_step
         self.n_ops = len(ops)
 
     def turn(self, *, of_death: bool) -> Ints:

@@ -43,7 +43,7 @@ def recorded_graph(model: nn.Module, tracker: Tracker, costs: Sequence[MeasuredB
         Block(
             **module_fields(fqn, module),
             n_calls=-(-cost_of[fqn].n_forward // n_forwards),
-            output_bytes=sum(n_bytes[one] for one in _returned(tracker, calls[fqn])) // n_forwards,
+            output_bytes=sum(n_bytes[storage] for storage in _returned(tracker, calls[fqn])) // n_forwards,
             saved_bytes=cost_of[fqn].saved_after_forward_bytes,
             forward_flops=cost_of[fqn].forward_flops // n_forwards,
             rerun_flops=cost_of[fqn].forward_flops // n_forwards,
@@ -82,15 +82,15 @@ def _facts(
     calls: Mapping[str, Sequence[int]],
 ) -> dict[str, BlockFacts]:
     """Calls and operator signature of each block, for the chain and the search for repeated blocks."""
-    own: dict[int, list[int]] = defaultdict(list)
+    operators: dict[int, list[int]] = defaultdict(list)
     ops = as_ints(tracker.ops).reshape(-1, len(OP_COLUMNS))
     for name, block, phase, *_ in ops.tolist():
         if phase == FORWARD:
-            own[block].append(name)
+            operators[block].append(name)
     facts: dict[str, BlockFacts] = {}
     for block, fqn in reversed(list(enumerate(modules))):
         below = [facts[f"{fqn}.{name}".lstrip(".")] for name, _ in _unique_children(fqn, modules)]
-        signature = hash((tuple(own[block]), *(child.signature for child in below)))
+        signature = hash((tuple(operators[block]), *(child.signature for child in below)))
         first = calls[fqn][0] if calls[fqn] else 0
         facts[fqn] = BlockFacts(n_calls=costs[fqn].n_forward, first_call=first, signature=signature)
     return facts
@@ -131,13 +131,13 @@ def _traits(modules: Mapping[str, nn.Module], tracker: Tracker) -> dict[str, set
     ops = as_ints(tracker.ops).reshape(-1, len(OP_COLUMNS))
     drawn = {tracker.fqns[block] for name, block, *_ in ops.tolist() if name in dice}
     for fqn, module in modules.items():
-        own: set[Trait] = {"uses_rng"} if fqn in drawn else set()
+        inherited: set[Trait] = {"uses_rng"} if fqn in drawn else set()
         if has_running_statistics(module):
-            own.add("running_statistics")
+            inherited.add("running_statistics")
         for holder in lineage(fqn):
             if holder in traits:
                 called = tracker.n_forward[tracker.scopes.index[holder]]
-                traits[holder] |= own if called else own - {"uses_rng"}
+                traits[holder] |= inherited if called else inherited - {"uses_rng"}
     return traits
 
 

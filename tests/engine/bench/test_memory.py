@@ -12,7 +12,7 @@ from torch import nn
 
 from explorer.engine.bench.measure import measure, measure_what_fits
 from explorer.engine.bench.memory import (
-    held_bytes,
+    bytes_before_step,
     memory_at_refusal,
     memory_limit,
     optimizer_tensors,
@@ -94,9 +94,9 @@ def test_parameters_batch_and_then_gradients_and_optimizer_state_are_held() -> N
     parameters = sum(parameter.nbytes for parameter in trainee.model.parameters())
     buffers = sum(buffer.nbytes for buffer in trainee.model.buffers())
     batch = trainee.inputs.nbytes + trainee.targets.nbytes
-    assert held_bytes(trainee) == parameters + buffers + batch
+    assert bytes_before_step(trainee) == parameters + buffers + batch
     run_step(trainee)
-    assert held_bytes(trainee) >= 4 * parameters + buffers + batch, "AdamW keeps two moments a parameter"
+    assert bytes_before_step(trainee) >= 4 * parameters + buffers + batch, "AdamW keeps two moments a parameter"
 
 
 def test_a_trainee_above_the_limit_is_refused_before_it_steps() -> None:
