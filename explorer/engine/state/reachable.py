@@ -32,6 +32,7 @@ MAX_OBJECTS = 200_000
 MAX_ITEMS = 100_000
 """Longest container whose items are walked."""
 _DEEPEST = 6
+_OF_TORCH = frozenset(vars(nn.Module()))
 _OF_DATA = frozenset({"builtins", "types", "collections", "weakref", "queue", "_queue", "_thread", "array", "random",
                       "itertools", "__main__"})  # fmt: skip
 """Modules of the standard library whose objects hold a user's data."""
@@ -109,7 +110,8 @@ def data_inside(roots: Iterable[Any]) -> list[Any]:
 
 def reachable_generators(model: nn.Module) -> list[Any]:
     """Generators that modules hold, directly or inside lists, dictionaries and plain objects; each once."""
-    inside = data_inside(value for module in model.modules() for value in vars(module).values())
+    attributes = (item for module in model.modules() for item in vars(module).items())
+    inside = data_inside(value for name, value in attributes if name not in _OF_TORCH)
     return [value for value in inside if is_generator(value)]
 
 

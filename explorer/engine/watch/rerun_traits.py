@@ -171,7 +171,11 @@ def _defaults() -> tuple[torch.Generator, ...]:
 def outside_position() -> States:
     """States of Python's and numpy's default generators; None for numpy if it is not imported."""
     numpy = imported_numpy()
-    return random.getstate(), state_bytes(numpy.random.get_state()) if numpy is not None else None
+    if numpy is None:
+        return random.getstate(), None
+    state = numpy.random.get_state()  # a dict for another generator than Mersenne Twister
+    fast = (state[1].tobytes(), *state[2:]) if isinstance(state, tuple) else state_bytes(state)
+    return random.getstate(), fast
 
 
 class ArgumentsAndState(NoteTaker):
