@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from explorer.cli.command import answer_console, table_of
-from explorer.plan.why.caveats import beside_peak
+from explorer.plan.why.caveats import peak_caveats
 from explorer.record.base import to_plain
 from explorer.record.comparison import Comparison, GradientDiff, TensorDiff
 from explorer.record.measurement import Measurement
@@ -49,7 +49,7 @@ def document(record: Comparison | Measurement) -> dict[str, Any]:
 
 def figures(run: Measurement) -> dict[str, Any]:
     """The headline figures of a run, and the caveats of its peak."""
-    return {**run.headlines(), "caveats": beside_peak(run)}
+    return {**run.headlines(), "caveats": peak_caveats(run)}
 
 
 def print_record(record: Comparison | Measurement) -> None:
@@ -118,7 +118,7 @@ def _figures(console: Console, record: Comparison | Measurement, run: Measuremen
     console.print(table)
     if left_out := uncounted_in_words(run):
         console.print(f"  [yellow]{escape(left_out)}.[/]")
-    for caveat in beside_peak(run):
+    for caveat in peak_caveats(run):
         console.print(f"  [yellow]{escape(caveat)}[/]")
     console.print()
 
@@ -166,7 +166,7 @@ def _distance(diff: TensorDiff) -> str:
     return distance_in_words(diff) + largest
 
 
-def in_short(blocks: tuple[str, ...]) -> str:
+def names_in_short(blocks: tuple[str, ...]) -> str:
     """Up to four names, else the first name, the last name and the count."""
     return ", ".join(blocks) if len(blocks) <= 4 else f"{blocks[0]} ... {blocks[-1]} ({count(len(blocks), 'block')})"
 

@@ -25,8 +25,16 @@ from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded, call
 from explorer.engine.state.global_state import deterministic_kernels
 from explorer.engine.state.rng import seed_everything
-from explorer.lab.kit.apart import rows_apart
-from explorer.lab.kit.bench import Answer, Gradients, LabBench, Raised, Setting, attempt, gradients_of
+from explorer.lab.kit.bench import (
+    Answer,
+    Gradients,
+    LabBench,
+    Raised,
+    Setting,
+    attempt,
+    gradients_of,
+    rows_of_processes,
+)
 from explorer.lab.kit.rows import DISTANCE, baseline_row, chart, compared_row, series_of, size_of
 from explorer.plan.names import products_kept
 from explorer.record.base import from_json, to_json
@@ -92,7 +100,7 @@ def _rows(
         policed = replace(spec, policy=policy)
         label = f"{derivative}: {way}"
         if way == "reentrant":
-            rows += rows_apart([(trial, (label, derivative, to_json(policed).decode()))], bench)
+            rows += rows_of_processes([(trial, (label, derivative, to_json(policed).decode()))], bench)
         else:
             rows.append(judged(policed, loaded, label, derivative, expected))
     return rows

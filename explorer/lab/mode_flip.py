@@ -10,8 +10,7 @@ refuse. Whether that notices anything depends on what changed.
 
 from __future__ import annotations
 
-from explorer.lab.kit.apart import rows_apart
-from explorer.lab.kit.bench import Answer, LabBench, Setting
+from explorer.lab.kit.bench import Answer, LabBench, Setting, rows_of_processes
 from explorer.lab.kit.checkpoints import CHECK_OFF, CHECKPOINTS, flip_row
 from explorer.lab.kit.rows import baseline_row, distance_bars, outcome_sentence
 
@@ -30,6 +29,8 @@ def run(setting: Setting, bench: LabBench) -> Answer:
     for label in CHECKPOINTS:
         arguments = (label, setting["layer"], setting["flip"])
         # Shapes are not compared there, and a kernel that is handed empty tensors may end the process.
-        rows += rows_apart([(flip_row, arguments)], bench) if label == CHECK_OFF else [flip_row(bench, *arguments)]
+        rows += (
+            rows_of_processes([(flip_row, arguments)], bench) if label == CHECK_OFF else [flip_row(bench, *arguments)]
+        )
     chart = distance_bars(rows[1:], "How wrong is the gradient?")
     return Answer(tuple(rows), chart, tuple(map(outcome_sentence, rows[1:])))

@@ -18,8 +18,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from explorer.lab.kit.apart import Trial, rows_apart
-from explorer.lab.kit.bench import Answer, Gradients, LabBench, Setting, attempt, gradients_of, mean_square
+from explorer.lab.kit.bench import (
+    Answer,
+    Gradients,
+    LabBench,
+    Setting,
+    Trial,
+    attempt,
+    gradients_of,
+    mean_square,
+    rows_of_processes,
+)
 from explorer.lab.kit.checkpoints import CHECK_OFF, flip_row
 from explorer.lab.kit.nets import BATCH, WIDTH
 from explorer.lab.kit.rows import baseline_row, compared_row, distance_bars, outcome_sentence
@@ -49,7 +58,7 @@ def run(setting: Setting, bench: LabBench) -> Answer:
     trials: list[Trial] = [(skip_row, (engine, danger)) for engine in ("non-reentrant", "reentrant")]
     if danger == "flip":
         trials = [(flip_row, (label, "batchnorm", "between")) for label in (CHECK_OFF, "reentrant")]
-    rows = (baseline_row("keep"), *rows_apart(trials, bench))
+    rows = (baseline_row("keep"), *rows_of_processes(trials, bench))
     chart = distance_bars(rows[1:], "How wrong is the gradient? (no bar: no gradient came back)")
     n_died = sum(row.outcome == "crashed" for row in rows)
     fate = (

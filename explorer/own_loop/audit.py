@@ -25,7 +25,7 @@ from explorer.errors import BadInput
 from explorer.own_loop.judge import Judged, judge
 from explorer.own_loop.record_step import place_of_caller
 from explorer.plan.names import listed
-from explorer.plan.why.caveats import in_words, own_reruns
+from explorer.plan.why.caveats import in_words, self_checkpointing
 from explorer.record.measurement import Measurement
 
 Step = Callable[[], object]
@@ -46,7 +46,7 @@ class Audit:
     @property
     def reruns(self) -> dict[str, float]:
         """Blocks that the model runs again without a policy, with the reruns per forward."""
-        return own_reruns(self.measurement)
+        return self_checkpointing(self.measurement)
 
     @property
     def is_same(self) -> bool | None:
@@ -91,13 +91,13 @@ def audit(model: nn.Module, step: Step) -> Audit:
 
     with _put_back(model) as model_before:
         as_it_is = _recorded(model, step, where)
-        if not own_reruns(as_it_is):
+        if not self_checkpointing(as_it_is):
             return Audit(as_it_is, None, None)
         model_before.restore()
         with RerunDraws(model) as draws:
             step()
         model_before.restore()
-        left = own_reruns(_recorded(model, plain_step, where))
+        left = self_checkpointing(_recorded(model, plain_step, where))
     judged = None
     if not left:
         judged = judge(lambda model, batch: plain_step(), lambda model, batch: step(), model, None)

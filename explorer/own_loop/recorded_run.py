@@ -13,7 +13,7 @@ from explorer.jobs.run_file import stored_record, write
 from explorer.plan.planners.budget import parse_budget
 from explorer.plan.planners.planner import Planner
 from explorer.plan.predict.forecaster import Forecaster
-from explorer.plan.why.caveats import beside_peak, held_beyond, own_reruns
+from explorer.plan.why.caveats import bytes_outside, peak_caveats, self_checkpointing
 from explorer.plan.why.peak import explain_one
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Forecast, Plan
@@ -89,11 +89,11 @@ class RecordedRun:
             return self._why_not
         run = self._measurement
         cut = "" if run.failure is None else f", then it failed: {run.failure.sentence}"
-        word = "at least" if cut else "peak at least" if held_beyond(run) else "peak"
+        word = "at least" if cut else "peak at least" if bytes_outside(run) else "peak"
         head = f"Recorded step of {run.recorded_in}: {word} {mib(self.peak_bytes)}{cut}"
         again = sum(cost.n_recompute > 0 for cost in run.blocks)
         ran = f"{count(again, 'block')} ran again for backward." if again else "No block ran again for backward."
-        return "\n  ".join([head, *self.why(), *([] if own_reruns(run) else [ran]), *beside_peak(run)])
+        return "\n  ".join([head, *self.why(), *([] if self_checkpointing(run) else [ran]), *peak_caveats(run)])
 
 
 def _written(target: Path, content: bytes) -> Path:

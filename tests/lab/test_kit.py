@@ -12,7 +12,6 @@ from torch import nn
 
 from explorer.engine.compare.diffs import relative_distance
 from explorer.engine.state.rng import RngState
-from explorer.lab.kit.apart import rows_apart
 from explorer.lab.kit.bench import (
     Gradients,
     LabBench,
@@ -22,6 +21,7 @@ from explorer.lab.kit.bench import (
     gradients_of,
     hessian_product,
     mean_square,
+    rows_of_processes,
     step_gradients,
 )
 from explorer.lab.kit.checkpoints import CHECKPOINTS, ENGINES, WrittenOutCheckpoint, engine_policy, flip_row
@@ -255,7 +255,7 @@ LEFT = "ended the process with exit code 7: it said nothing"
 
 
 def test_each_row_has_a_process_and_a_death_is_a_row() -> None:
-    alive, left, dead = rows_apart([(lives, ("alive",)), (leaves, ("left",)), (dies, ("dead",))], LabBench())
+    alive, left, dead = rows_of_processes([(lives, ("alive",)), (leaves, ("left",)), (dies, ("dead",))], LabBench())
     assert alive.outcome == "baseline" and alive.value("process") not in (None, os.getpid())
     assert (left.label, left.outcome, left.note) == ("left", "crashed", LEFT)
     assert (dead.label, dead.outcome, dead.note) == ("dead", "crashed", "ended the process by SIGKILL")

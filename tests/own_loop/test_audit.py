@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import explorer
 from explorer.errors import BadInput
 from explorer.plan.hazards.hazards import hazards
-from explorer.plan.why.caveats import in_words, own_reruns
+from explorer.plan.why.caveats import in_words, self_checkpointing
 from explorer.record import Policy
 from tests.engine.graphs import graph_of
 from tests.own_loop.test_record_step import torchs_own_warning
@@ -79,7 +79,7 @@ def test_they_are_named_before_any_run_and_counted_in_one(how: str) -> None:
     assert hazard.blocks == ("1", "2") and "once more on top" in hazard.sentence
     with explorer.record_step(model) as run:
         step_of(model)()
-    assert own_reruns(run.measurement) == {"1": 1.0, "2": 1.0}
+    assert self_checkpointing(run.measurement) == {"1": 1.0, "2": 1.0}
     assert "ran again ×1, by the model itself" in repr(run)
     assert run.measurement.graph is not None
     assert "checkpoints_itself" in run.measurement.graph.by_fqn["1"].traits

@@ -40,7 +40,7 @@ from explorer.view.compare.gradients import (
     state_change_table,
     verdict_sentence,
 )
-from explorer.view.compare.headline import danger, doubt, errors, headlines, in_file
+from explorer.view.compare.headline import danger, doubt, errors, headlines, warning_lines
 from explorer.view.compare.run_plane import TOO_FEW, UNSAFE, RunPoint, is_ahead, run_plane
 from explorer.view.drawing.units import MIB
 from tests.view.builders import compared, equal_gradient, measured, wrong_gradient
@@ -443,6 +443,6 @@ def test_what_goes_wrong_is_said_where_a_policy_is_run_or_taken_away() -> None:
     note = Hazard(rule="s", severity="note", blocks=("a",), sentence="By the way.", remedy="Nothing.")
     assert errors((note, wrong)) == (wrong,)
     assert danger((wrong, wrong, note)).endswith("Do. 1 more error in the tab Gradients.")
-    assert danger((note,)) == in_file((note,)) == ""
-    assert in_file((wrong,)).splitlines()[2] == "#   It draws other numbers in *a*. Do."
+    assert danger((note,)) == warning_lines((note,)) == ""
+    assert warning_lines((wrong,)).splitlines()[2] == "#   It draws other numbers in *a*. Do."
     assert "different" in doubt("different") and doubt("rounding") == doubt(None) == ""

@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, answer_console, print_json, say, verb
 from explorer.cli.options import ConditionOptions, ModelOptions, PolicyPath, check_frozen, describe, say_source
-from explorer.cli.report import in_short
+from explorer.cli.report import names_in_short
 from explorer.cli.worker import check_writable, print_or_write, worker
 from explorer.errors import BadInput, InvalidPolicy
 from explorer.plan.hazards.hazards import hazards
@@ -87,7 +87,7 @@ def print_hazards(policy_path: str, graph: ModelGraph, stale: str, hazards: tupl
         colour = _SEVERITIES[hazard.severity]
         console.print(
             f"  [{colour}]{hazard.severity:<8}[/] [bold]{escape(hazard.rule)}[/]  "
-            f"[dim]{escape(in_short(hazard.blocks))}[/]"
+            f"[dim]{escape(names_in_short(hazard.blocks))}[/]"
         )
         for line in textwrap.wrap(hazard.sentence, 96) + textwrap.wrap(hazard.remedy, 96):
             console.print(f"           {escape(line)}")

@@ -20,7 +20,7 @@ from explorer.engine.policy.apply import policy_of
 from explorer.engine.watch.block_facts import BlockFacts
 from explorer.engine.watch.tracker import FORWARD, OP_COLUMNS, Tracker
 from explorer.plan.names import above, lineage
-from explorer.plan.why.caveats import reruns_beside
+from explorer.plan.why.caveats import reruns_outside
 from explorer.record.graph import Block, Edge, ModelGraph, ModelRef, Trait
 from explorer.record.measurement import MeasuredBlock
 
@@ -36,7 +36,7 @@ def recorded_graph(model: nn.Module, tracker: Tracker, costs: Sequence[MeasuredB
     facts = _facts(modules, tracker, cost_of, calls)
     repeats = repeated_as(modules, facts)
     traits = _traits(modules, tracker)
-    for fqn in reruns_beside(costs, policy_of(model).blocks):
+    for fqn in reruns_outside(costs, policy_of(model).blocks):
         traits[fqn].add("checkpoints_itself")
     n_bytes = tracker.storages.n_bytes
     blocks = tuple(

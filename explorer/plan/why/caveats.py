@@ -18,12 +18,12 @@ from explorer.record.plan import Forecast
 from explorer.record.policy import Policy
 
 
-def own_reruns(run: Measurement) -> dict[str, float]:
+def self_checkpointing(run: Measurement) -> dict[str, float]:
     """The outermost blocks that ran again without being in the policy, and how often for each of their forwards."""
-    return reruns_beside(run.blocks, run.spec.policy.blocks)
+    return reruns_outside(run.blocks, run.spec.policy.blocks)
 
 
-def reruns_beside(costs: Sequence[MeasuredBlock], ordered: Sequence[str]) -> dict[str, float]:
+def reruns_outside(costs: Sequence[MeasuredBlock], ordered: Sequence[str]) -> dict[str, float]:
     """The same from the figures of blocks; `ordered`: the blocks of the policy.
 
     A block counts as run again if all called blocks inside it ran again, even if its own hooks stayed silent.
@@ -44,7 +44,7 @@ def reruns_beside(costs: Sequence[MeasuredBlock], ordered: Sequence[str]) -> dic
 
 def in_words(run: Measurement) -> str:
     """`layers.0, layers.1 and 6 more ran again ×1, by the model itself`; the empty string: none does."""
-    times_run = own_reruns(run)
+    times_run = self_checkpointing(run)
     if not times_run:
         return ""
     times = sorted({f"×{value:.3g}" for value in times_run.values()})
@@ -65,16 +65,16 @@ LARGE_SHARE = 0.05
 """Share of a peak above which the unattributed bytes are mentioned."""
 
 
-def beside_peak(run: Measurement) -> tuple[str, ...]:
+def peak_caveats(run: Measurement) -> tuple[str, ...]:
     """Sentences on the limits of the peak of a run."""
     log = run.allocations
     if log is None or not run.complete:
         return ()
-    rules = (_as_written(run), held_beyond(run))
-    return tuple(filter(None, (*rules, _nobodys(run), _of_the_library(log.ops), _one_draw(run))))
+    rules = (_as_written(run), bytes_outside(run))
+    return tuple(filter(None, (*rules, _unattributed(run), _of_the_library(log.ops), _one_draw(run))))
 
 
-def held_beyond(run: Measurement) -> str:
+def bytes_outside(run: Measurement) -> str:
     """A sentence on memory that a recorded peak does not include, so that the figure is a lower bound; empty: none."""
     if run.origin != "recorded" or run.allocations is None:
         return ""
@@ -97,7 +97,7 @@ def _as_written(run: Measurement) -> str:
     )
 
 
-def _nobodys(run: Measurement) -> str:
+def _unattributed(run: Measurement) -> str:
     at = ledger(run)
     share = at.by_role["unattributed"] / max(at.total_bytes, 1)
     if share <= LARGE_SHARE:

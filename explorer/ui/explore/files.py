@@ -26,7 +26,7 @@ from explorer.ui.session.repository import request_key, runs
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.download import Offer, download, report_button
 from explorer.ui.shared.elements import escape, small_text
-from explorer.view.compare.headline import doubt, in_file
+from explorer.view.compare.headline import doubt, warning_lines
 
 LARGEST_POLICY = 1_000_000
 """Largest policy file that is read, in bytes."""
@@ -159,7 +159,7 @@ def policy_text(state: ExploreState, graph: ModelGraph) -> str:
 def _warning(state: ExploreState, graph: ModelGraph) -> str:
     """Known hazards, as the first lines of the file."""
     spec = state.draft.spec
-    return in_file(hazards(graph, spec.policy, spec.plan, spec))
+    return warning_lines(hazards(graph, spec.policy, spec.plan, spec))
 
 
 def file_stem(state: ExploreState) -> str:

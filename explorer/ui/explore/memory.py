@@ -8,7 +8,7 @@ from typing import Any
 import streamlit as st
 
 from explorer.plan.memory.ledger import ledger
-from explorer.plan.why.caveats import beside_peak
+from explorer.plan.why.caveats import peak_caveats
 from explorer.plan.why.peak import explain, explain_one
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
@@ -145,7 +145,7 @@ def _alive(
     where = "at the peak" if alive.is_peak else f"at event {alive.tick}"
     st.markdown(f"**Alive {where} of the {name}: {mib(alive.total_bytes)}**", help=glossary.STEP_PEAK)
     st.caption("Click the line above to see another moment, a bar to find its block; ◎ on a block shows its share.")
-    for caveat in beside_peak(run):
+    for caveat in peak_caveats(run):
         st.caption(escape(caveat))
     names = [cost.fqn for cost in run.blocks]
     draw(ledger_chart(alive, names), key="ledger", act=lambda custom: select(custom[0].split(" ")))

@@ -232,7 +232,7 @@ def danger(fired: tuple[Hazard, ...], tab: str = "Gradients") -> str:
     return f"Known before any run: {wrong[0].sentence} {wrong[0].remedy}{more}"
 
 
-def in_file(fired: tuple[Hazard, ...]) -> str:
+def warning_lines(fired: tuple[Hazard, ...]) -> str:
     """Comment lines for a file that carries the policy away; a name cannot end the comment, nor name an encoding."""
     lines = [f"#   {' '.join(f'{hazard.sentence} {hazard.remedy}'.split())}\n" for hazard in errors(fired)]
     return "".join(["# WARNING\n", "# Known to go wrong before any run:\n", *lines]) if lines else ""

@@ -8,7 +8,7 @@ from html import escape
 
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.memory.ledger import ledger
-from explorer.plan.why.caveats import beside_peak
+from explorer.plan.why.caveats import peak_caveats
 from explorer.plan.why.peak import explain, explain_one
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
@@ -136,7 +136,7 @@ def by_role_and_block(run: Measurement) -> Iterator[str]:
     alive = ledger(run)
     when = "Alive at the peak" if run.phases else "Known to be held when it was refused"
     yield paragraph(f"{when}: {mib(alive.total_bytes)}.")
-    yield from (paragraph(caveat, "quiet") for caveat in beside_peak(run))
+    yield from (paragraph(caveat, "quiet") for caveat in peak_caveats(run))
     yield drawn(ledger_chart(alive, [cost.fqn for cost in run.blocks]))
 
 

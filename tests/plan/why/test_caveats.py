@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from explorer.plan.why.caveats import beside_peak, in_words, own_reruns, reruns_beside, why_not_predicted
+from explorer.plan.why.caveats import in_words, peak_caveats, reruns_outside, self_checkpointing, why_not_predicted
 from explorer.plan.why.gradients import causes, patterns
 from explorer.record.allocations import ROLES, Allocations
 from explorer.record.base import column
@@ -36,13 +36,13 @@ def log() -> Allocations:
 
 
 def test_a_plain_chain_needs_no_word() -> None:
-    assert beside_peak(measured()) == ()
-    assert beside_peak(msgspec.structs.replace(measured(), allocations=None)) == ()
+    assert peak_caveats(measured()) == ()
+    assert peak_caveats(msgspec.structs.replace(measured(), allocations=None)) == ()
 
 
 def test_a_large_share_that_is_nobodys_is_said_with_its_size() -> None:
     roles = [ROLES.index("unattributed") if ROLES[role] == "optimizer state" else role for role in log().role]
-    (sentence,) = beside_peak(logged(role=column(roles)))
+    (sentence,) = peak_caveats(logged(role=column(roles)))
     lost = sum(
         size for size, role, born, died in zip(log().n_bytes, roles, log().born, log().died)
         if ROLES[role] == "unattributed" and born <= log().peak_tick < died
@@ -52,18 +52,18 @@ def test_a_large_share_that_is_nobodys_is_said_with_its_size() -> None:
 
 def test_a_recorded_peak_that_misses_what_cpp_holds_is_the_least() -> None:
     recorded = msgspec.structs.replace(logged(ops=(*log().ops, "aten::convolution")), origin="recorded", graph=graph())
-    (of_convolutions,) = beside_peak(recorded)
+    (of_convolutions,) = peak_caveats(recorded)
     wrapped = msgspec.structs.replace(graph().blocks[0], kind="DistributedDataParallel")
     parallel = msgspec.structs.replace(graph(), blocks=(wrapped, *graph().blocks[1:]))
-    (of_buckets,) = beside_peak(msgspec.structs.replace(recorded, graph=parallel))
+    (of_buckets,) = peak_caveats(msgspec.structs.replace(recorded, graph=parallel))
     assert "at least" in of_convolutions and "oneDNN" in of_convolutions
     assert "at least" in of_buckets and "buckets in C++" in of_buckets
     measured_alone = msgspec.structs.replace(recorded, origin="measured")
-    assert beside_peak(measured_alone) == (), "its processes have no reducer, and torch's allocator is seen"
+    assert peak_caveats(measured_alone) == (), "its processes have no reducer, and torch's allocator is seen"
 
 
 def test_recurrent_layers_of_onednn_are_named() -> None:
-    (sentence,) = beside_peak(logged(ops=(*log().ops, "aten::mkldnn_rnn_layer")))
+    (sentence,) = peak_caveats(logged(ops=(*log().ops, "aten::mkldnn_rnn_layer")))
     assert "oneDNN" in sentence and "7 %" in sentence
 
 
@@ -73,10 +73,10 @@ def test_a_peak_of_drawn_layers_is_one_draw() -> None:
         msgspec.structs.replace(block, n_forward=0) if block.fqn in ("layers.1", "layers.2") else block
         for block in run.blocks
     )
-    (sentence,) = beside_peak(msgspec.structs.replace(run, blocks=idle))
+    (sentence,) = peak_caveats(msgspec.structs.replace(run, blocks=idle))
     assert sentence.startswith("One draw: layers.1, layers.2 did not run in this step.")
     none = tuple(msgspec.structs.replace(block, n_forward=0) for block in run.blocks)
-    assert beside_peak(msgspec.structs.replace(run, blocks=none)) == (), "a list that nobody runs is no draw"
+    assert peak_caveats(msgspec.structs.replace(run, blocks=none)) == (), "a list that nobody runs is no draw"
 
 
 def caching() -> ModelGraph:
@@ -111,20 +111,20 @@ def cost(fqn: str, n_forward: int, n_recompute: int) -> MeasuredBlock:
 
 
 def test_what_a_policy_ordered_is_no_news() -> None:
-    assert own_reruns(RUN) == {"layers": 1.0}, "the list around them was ordered by nobody"
+    assert self_checkpointing(RUN) == {"layers": 1.0}, "the list around them was ordered by nobody"
     ordered = msgspec.structs.replace(RUN, spec=msgspec.structs.replace(RUN.spec, policy=Policy.recompute(["layers"])))
-    assert own_reruns(ordered) == {} and in_words(ordered) == ""
+    assert self_checkpointing(ordered) == {} and in_words(ordered) == ""
 
 
 def test_the_outermost_is_named_with_how_often_it_ran_again() -> None:
     costs = [cost("a", 2, 4), cost("a.b", 2, 4), cost("c", 1, 0)]
-    assert reruns_beside(costs, ()) == {"a": 2.0}
-    assert reruns_beside(costs, ("a",)) == {}
+    assert reruns_outside(costs, ()) == {"a": 2.0}
+    assert reruns_outside(costs, ("a",)) == {}
 
 
 def test_a_block_whose_hooks_stayed_silent_ran_again_where_all_inside_did() -> None:
-    assert reruns_beside([cost("a", 1, 0), cost("a.b", 1, 1), cost("a.c", 1, 2)], ()) == {"a": 1.0}
-    assert reruns_beside([cost("a", 1, 0), cost("a.b", 1, 1), cost("a.c", 1, 0)], ()) == {"a.b": 1.0}
+    assert reruns_outside([cost("a", 1, 0), cost("a.b", 1, 1), cost("a.c", 1, 2)], ()) == {"a": 1.0}
+    assert reruns_outside([cost("a", 1, 0), cost("a.b", 1, 1), cost("a.c", 1, 0)], ()) == {"a.b": 1.0}
 
 
 def test_it_is_said_in_one_clause() -> None:
