@@ -20,8 +20,7 @@ from explorer.record.plan import Forecast, Plan
 from explorer.record.policy import Policy
 from explorer.view.drawing.units import count, mib
 from explorer.view.memory.timeline import sketch
-from explorer.view.report.parts import ReportOf
-from explorer.view.report.report import report_text
+from explorer.view.report.report import ReportOf, report_text
 
 
 class RecordedRun:

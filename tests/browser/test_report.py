@@ -11,8 +11,7 @@ import pytest
 from explorer.record import Comparison
 from explorer.record.base import from_msgpack
 from explorer.view.report.html import document, table
-from explorer.view.report.parts import ReportOf
-from explorer.view.report.report import report_text
+from explorer.view.report.report import ReportOf, report_text
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -76,7 +76,7 @@ def test_they_are_named_before_any_run_and_counted_in_one(how: str) -> None:
     graph = graph_of(model, X)
     assert [block.fqn for block in graph.blocks if "checkpoints_itself" in block.traits] == ["1", "2"]
     (hazard,) = (one for one in hazards(graph, Policy.recompute(["1"])) if one.rule == "checkpoints-itself")
-    assert hazard.blocks == ("1", "2") and "once more on top" in hazard.sentence
+    assert hazard.blocks == ("1", "2") and "run a further time" in hazard.sentence
     with explorer.record_step(model) as run:
         step_of(model)()
     assert self_checkpointing(run.measurement) == {"1": 1.0, "2": 1.0}

@@ -12,8 +12,7 @@ from explorer.record import Failure, Measurement, Policy, RunSpec
 from explorer.record.measurement import RecordedRanks
 from explorer.record.pipeline_run import PipelineRun
 from explorer.view.report.html import plotly_js
-from explorer.view.report.parts import Reported, ReportOf
-from explorer.view.report.report import report_text
+from explorer.view.report.report import Reported, ReportOf, report_text
 from tests import graphs, pipelines
 from tests.view.builders import MIB, Chain, measured
 

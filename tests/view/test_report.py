@@ -27,8 +27,15 @@ from explorer.view.memory.timeline import timeline
 from explorer.view.pipeline.headline import figures
 from explorer.view.report.gallery import Exhibit, index_text, lesson_text
 from explorer.view.report.html import document, picture, plotly_js
-from explorer.view.report.parts import ReportOf, circumstances, environment, failure_boxes, model_in_words, page
-from explorer.view.report.report import report_text
+from explorer.view.report.report import (
+    ReportOf,
+    circumstances,
+    environment,
+    failure_boxes,
+    model_in_words,
+    page,
+    report_text,
+)
 from explorer.view.text.runs import figures_of
 from tests import graphs, mutations
 from tests.graphs import GRAPH, SPEC

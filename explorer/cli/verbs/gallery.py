@@ -26,8 +26,7 @@ from explorer.record.run import RunSpec
 from explorer.view.compare.gradients import verdict_sentence
 from explorer.view.report.gallery import Exhibit, index_text, lesson_text
 from explorer.view.report.html import PLOTLY_FILE, plotly_js
-from explorer.view.report.parts import ReportOf
-from explorer.view.report.report import report_text
+from explorer.view.report.report import ReportOf, report_text
 
 POLICY = "every-2"
 """Policy for sample models without a stored comparison."""

@@ -15,8 +15,7 @@ from explorer.jobs import run_file
 from explorer.jobs.run_file import files_of_ranks, open_files
 from explorer.jobs.store import Store
 from explorer.record.base import from_msgpack
-from explorer.view.report.parts import Reported, ReportOf
-from explorer.view.report.report import report_text
+from explorer.view.report.report import Reported, ReportOf, report_text
 
 Which = Annotated[
     str | None, typer.Argument(metavar="[RUN]", help="A run file, or the id of a stored run; without it: a list.")

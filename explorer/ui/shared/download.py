@@ -20,8 +20,7 @@ from explorer.errors import ExplorerError
 from explorer.jobs.run_file import name_of
 from explorer.ui.session import backend
 from explorer.ui.session.repository import runs
-from explorer.view.report.parts import Reported, ReportOf
-from explorer.view.report.report import report_text
+from explorer.view.report.report import Reported, ReportOf, report_text
 
 N_FILES = 16
 """Number of files that stay in memory."""
