@@ -12,7 +12,7 @@ from explorer.plan.pipeline.stage_costs import predict
 from explorer.record import ModelRef, Policy, RunSpec
 from explorer.record.pipeline_run import PipelineRun, PlayedSchedule, rank_memory
 from explorer.view.pipeline.gantt import FADED, PARTS, gantt, rank_table
-from explorer.view.pipeline.headline import figures, fullest, prices_held
+from explorer.view.pipeline.headline import figures, fullest, price_spread
 from explorer.view.pipeline.ranks import against_chart, bands_chart, memory_chart, rank_chart
 from explorer.view.pipeline.shares import calls_chart, truth_chart, truth_table
 from tests import graphs, pipelines
@@ -314,10 +314,10 @@ def test_a_price_that_was_taken_at_another_load_is_named(scale: float, words: st
     times = [10 * scale * (1.05 if one.kind == "B" else 1.0) for one in price]
     took = tuple(replace(one, end_ms=one.start_ms + ms) for one, ms in zip(price, times, strict=True))
     run = replace(run, composed=replace(run.composed, actions=took), predicted=replace(run.predicted, actions=price))
-    sentence = prices_held(run)
+    sentence = price_spread(run)
     assert f"×{scale:.2f} to ×{1.05 * scale:.2f}" in sentence
     assert ("than when the price was taken" in sentence) == bool(words) and words in sentence
-    assert prices_held(replace(run, predicted=None)) == ""
+    assert price_spread(replace(run, predicted=None)) == ""
 
 
 @pytest.mark.parametrize(("n_moved", "words"), [(0, "bitwise equal to unsplit"), (2, "bitwise equal; 2 different")])

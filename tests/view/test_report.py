@@ -24,7 +24,7 @@ from explorer.view.compare.gradients import gradient_chart
 from explorer.view.compare.headline import headlines
 from explorer.view.lab import lab_chart
 from explorer.view.memory.timeline import timeline
-from explorer.view.pipeline.headline import figures
+from explorer.view.pipeline.headline import figures, price_spread
 from explorer.view.report.gallery import Exhibit, index_text, lesson_text
 from explorer.view.report.html import document, picture, plotly_js
 from explorer.view.report.report import (
@@ -314,6 +314,7 @@ def test_a_pipeline_says_what_its_strip_says() -> None:
     for part in ("Schedule", "Memory", "Gradients", "Calls", "Hazards", "Environment"):
         assert f"<h2>{part}</h2>" in text
     assert all(note in text for note in run.notes)
+    assert price_spread(run) in text
     assert "actions-of-the-schedule" in figures_in(text)
 
 

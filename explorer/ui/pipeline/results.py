@@ -26,7 +26,7 @@ from explorer.view.compare.headline import danger
 from explorer.view.drawing.units import count
 from explorer.view.pipeline import gantt, ranks
 from explorer.view.pipeline import shares as splitting
-from explorer.view.pipeline.headline import prices_held
+from explorer.view.pipeline.headline import price_spread
 from explorer.view.text import pipeline as words
 
 ALL_MICROBATCHES = "all microbatches"
@@ -117,7 +117,7 @@ def _schedule(results: Results) -> None:
     followed = follow if isinstance(follow, int) and follow < results.plan.n_microbatches else None
     draw(gantt.gantt(shown, predicted, follow=followed), key="pipeline_gantt")
     st.caption(words.LEGEND, help=f"{words.BUBBLE}\n\n{words.CRITICAL}\n\n{words.RANK}")
-    if run is not None and (spread := prices_held(run)):
+    if run is not None and (spread := price_spread(run)):
         st.caption(spread)
     for note in run.notes if run is not None else ():
         st.text(note)

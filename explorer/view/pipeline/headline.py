@@ -98,7 +98,7 @@ def _against(run: PipelineRun | None, shown: PlayedSchedule | None, predicted: P
     return f"predicted {_ms(predicted)}" + (f", off by {percent(off, signed=True)}" if off is not None else "")
 
 
-def prices_held(run: PipelineRun) -> str:
+def price_spread(run: PipelineRun) -> str:
     """The spread between the actions' measured and predicted times, in a sentence; empty: no prediction was made."""
     if run.timing is None or run.predicted is None:
         return ""

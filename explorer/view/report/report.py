@@ -39,7 +39,7 @@ from explorer.view.memory.ranks import rank_rows, ranks_at_peak, ranks_over_time
 from explorer.view.memory.stacked import by_block, roles
 from explorer.view.memory.timeline import timeline
 from explorer.view.pipeline.gantt import gantt, link_table, rank_table
-from explorer.view.pipeline.headline import Figure, figures
+from explorer.view.pipeline.headline import Figure, figures, price_spread
 from explorer.view.pipeline.ranks import against_chart, bands_chart, rank_chart
 from explorer.view.pipeline.shares import calls_chart, truth_chart, truth_table
 from explorer.view.report.html import anchor, box, card, document, drawn, folded, paragraph, picture, section, table
@@ -345,6 +345,8 @@ def _schedule(run: PipelineRun) -> Iterator[str]:
     if run.timing is None:
         return
     yield drawn(gantt(run.timing, run.predicted))
+    if spread := price_spread(run):
+        yield paragraph(spread)
     yield table(rank_table(run.timing, run.predicted))
     if run.wall is not None:
         yield folded("waits for transfers", link_table(run.wall, run.stages))
