@@ -230,9 +230,9 @@ def _static_bytes(module: nn.Module) -> int:
 
 
 def _check_blocks(model: nn.Module, plan: PipelinePlan) -> None:
-    known = {name for name, _ in model.named_modules()}
+    module_names = {name for name, _ in model.named_modules()}
     named = [fqn for blocks in plan.stages for fqn in blocks]
-    faults = [f"{fqn!r} is not in the model" for fqn in named if fqn not in known]
+    faults = [f"{fqn!r} is not in the model" for fqn in named if fqn not in module_names]
     faults += [f"{fqn!r} is named twice" for fqn in dict.fromkeys(named) if named.count(fqn) > 1]
     faults += [f"{a!r} lies inside {b!r}" for a in named for b in named if a.startswith(f"{b}.")]
     if faults:

@@ -199,7 +199,7 @@ class MemoryWatch:
         starts = np.array([window.start_ns for window in windows], dtype=np.int64)
         last_begun = np.searchsorted(starts, time_ns, side="right") - 1
         acting = np.array([*(window.rank for window in windows), -1])[last_begun]  # -1: before the first window
-        spans = {(one.rank, one.name): (one.start_ms * 1e6, one.end_ms * 1e6) for one in times}
+        spans = {(action.rank, action.name): (action.start_ms * 1e6, action.end_ms * 1e6) for action in times}
         lived = lifetimes(log)
 
         def samples(rank: int) -> Iterator[tuple[int, int, str]]:
@@ -207,16 +207,16 @@ class MemoryWatch:
             deltas = np.zeros(len(log.n_bytes) + 1, dtype=np.int64)
             np.add.at(deltas, born, log.n_bytes[born])
             np.subtract.at(deltas, died, log.n_bytes[born])
-            held, now = parameter_bytes[rank], 0
-            yield now, held, ""
+            total, now = parameter_bytes[rank], 0
+            yield now, total, ""
             for event in np.flatnonzero(deltas[:-1]):
-                held += int(deltas[event])
+                total += int(deltas[event])
                 window = windows[last_begun[event]]
                 span = spans.get((rank, window.name)) if window.rank == rank else None
                 if span is not None:
                     share = (int(time_ns[event]) - window.start_ns) / max(window.end_ns - window.start_ns, 1)
                     now = max(now, round(span[0] + min(max(share, 0.0), 1.0) * (span[1] - span[0])))
-                yield now, held, window.name if span is not None else ""
+                yield now, total, window.name if span is not None else ""
 
         return tuple(
             rank_memory(

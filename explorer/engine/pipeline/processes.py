@@ -194,7 +194,7 @@ def first_failure(reports: dict[int, RankReport]) -> tuple[int, Failure] | None:
     failures = {rank: report.failure for rank, report in reports.items() if report.failure is not None}
     if not failures:
         return None
-    causes = [rank for rank, one in failures.items() if not any(word in one.sentence for word in BETWEEN_RANKS)]
+    causes = [rank for rank, failure in failures.items() if not any(word in failure.sentence for word in BETWEEN_RANKS)]
     rank = (causes or list(failures))[0]
     failure, action = failures[rank], reports[rank].failed_action
     sentence = f"Rank {rank} failed{f' in {action}' if action else ''}: {failure.sentence}"

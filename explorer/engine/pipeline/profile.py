@@ -64,7 +64,7 @@ def profile_blocks(
         with blaming(spec.model, small.inputs, "pipeline step"):
             pricing = _Pricing(fine, small, pipeline, groups, meter)
             surveyed = pricing.survey
-            kept, kept_overhead = pricing.alike(KEEP_ALL, ROUNDS[0])
+            keep_all, kept_overhead = pricing.alike(KEEP_ALL, ROUNDS[0])
             again = [fqn for j, group in enumerate(groups) if j not in surveyed.overwriting for fqn in group]
             recomputed, overhead = pricing.alike(Policy.recompute(again), ROUNDS[1])
             chosen = pricing.special(msgspec.structs.replace(spec.policy, units=units))
@@ -80,7 +80,7 @@ def profile_blocks(
             blocks=tuple(
                 BlockCost(
                     blocks=group,
-                    kept=_without(overhead, kept[j]),
+                    kept=_without(overhead, keep_all[j]),
                     recomputed=_without(overhead, recomputed[j]),
                     chosen=_without(overhead, chosen[j]) if j in chosen else None,
                     parameter_bytes=stage.parameter_bytes,
@@ -117,10 +117,10 @@ def _cut_batch(loaded: Loaded, n_microbatches: int) -> tuple[Loaded, int, int]:
 class _Pricing:
     """The model in its finest cut, surveyed, ready for pricing under several policies."""
 
-    def __init__(self, spec: RunSpec, loaded: Loaded, kept: Pipeline, groups: Stages, meter: PassMeter) -> None:
-        self._spec, self._loaded, self._kept, self._groups, self._meter = spec, loaded, kept, groups, meter
+    def __init__(self, spec: RunSpec, loaded: Loaded, keep_all: Pipeline, groups: Stages, meter: PassMeter) -> None:
+        self._spec, self._loaded, self._kept, self._groups, self._meter = spec, loaded, keep_all, groups, meter
         meter.what = ROUNDS[0]
-        self.survey = survey(kept, meter)
+        self.survey = survey(keep_all, meter)
         self._weight_ms_per_block = 0.0
         """Of the stretches with everything kept."""
 
@@ -219,7 +219,9 @@ def _weight_ms_per_block(fine: StageBench, long: StageBench | None, span: range)
 
 def _mean(*overheads: StageOverhead) -> StageOverhead:
     fields = StageOverhead.__struct_fields__
-    return StageOverhead(**{name: statistics.mean(getattr(one, name) for one in overheads) for name in fields})
+    return StageOverhead(
+        **{name: statistics.mean(getattr(overhead, name) for overhead in overheads) for name in fields}
+    )
 
 
 def _without(overhead: StageOverhead, cost: ActionCost) -> ActionCost:

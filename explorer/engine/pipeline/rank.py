@@ -156,8 +156,8 @@ def write_report(report: RankReport, out: Path) -> None:
 def _one_pass(driver: _Driver, rank: int) -> tuple[Any, tuple[float, ...]]:
     """Runs a step of torch's schedule; returns its zero on the clock and the losses (on the last stage's rank)."""
     pipeline, readings = driver.pipeline, driver.readings
-    own = pipeline.stages_of(rank)
-    pipeline.reset(set(own))
+    stage_numbers = pipeline.stages_of(rank)
+    pipeline.reset(set(stage_numbers))
     if not pipeline.plan.keyed_rng:
         seed_everything(pipeline.spec.seed + rank)
     losses: list[Tensor] = []
@@ -166,7 +166,7 @@ def _one_pass(driver: _Driver, rank: int) -> tuple[Any, tuple[float, ...]]:
         stack.enter_context(readings.recording())
         stack.enter_context(readings.outside(rank, OUTSIDE))
         stack.enter_context(deferred_batch_norm(pipeline.trainee.model, enabled=pipeline.plan.deferred_batch_norm))
-        stages = [_torch_stage(driver, pipeline.parts[stage]) for stage in own]
+        stages = [_torch_stage(driver, pipeline.parts[stage]) for stage in stage_numbers]
         own_rows = tuple(row for row in pipeline.rows if row) if pipeline.plan.actions else None
         # A rank without a stage has nothing to drive, and waits where all wait.
         name = pipeline.plan.schedule
@@ -175,7 +175,7 @@ def _one_pass(driver: _Driver, rank: int) -> tuple[Any, tuple[float, ...]]:
         readings.clock.settle()
         zero = readings.clock.mark()
         if schedule is not None:
-            step_schedule(schedule, (numbers,) if 0 in own else (), numbers, losses)
+            step_schedule(schedule, (numbers,) if 0 in stage_numbers else (), numbers, losses)
         readings.clock.settle()
     return zero, tuple(float(loss.detach()) for loss in losses)
 
@@ -226,6 +226,6 @@ def _busy_ranks(pipeline: Pipeline) -> dist.ProcessGroup | None:
 
 
 def _save_tensors(pipeline: Pipeline, rank: int, out: Path) -> None:
-    own = set(pipeline.stages_of(rank))
-    buffers = {name: buffer.detach().cpu() for name, buffer in pipeline.buffers(own).items()}
-    torch.save({"gradients": pipeline.partial_gradients(own), "buffers": buffers}, tensor_file(out, rank))
+    stage_numbers = set(pipeline.stages_of(rank))
+    buffers = {name: buffer.detach().cpu() for name, buffer in pipeline.buffers(stage_numbers).items()}
+    torch.save({"gradients": pipeline.partial_gradients(stage_numbers), "buffers": buffers}, tensor_file(out, rank))

@@ -122,7 +122,7 @@ class _Result:
         composed = compose(pipeline, readings)
         report(Progress(what="step with memory recorded", done=3, total=6))
         traces = (run_pass(pipeline, alone=alone, memory=True) for alone in rounds)
-        memory = tuple(one for trace in traces for one in trace.memory(composed.actions))
+        memory = tuple(rank for trace in traces for rank in trace.memory(composed.actions))
         calls, losses = CallCount(), dict[int, float]()
         for trace in timed:
             calls.forward.update(trace.calls.forward)
@@ -198,7 +198,7 @@ class _Result:
             stages=pipeline.stages(),
             **self.values,  # type: ignore[arg-type]
         )
-        memory = tuple(msgspec.structs.replace(one, optimizer_bytes=self._state_bytes(one)) for one in run.memory)
+        memory = tuple(msgspec.structs.replace(rank, optimizer_bytes=self._state_bytes(rank)) for rank in run.memory)
         return msgspec.structs.replace(run, memory=memory, notes=notes(run))
 
     def _state_bytes(self, memory: RankMemory) -> int:

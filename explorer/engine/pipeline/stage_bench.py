@@ -160,10 +160,10 @@ class StageBench:
     def _levels(self, pipeline: Pipeline, stages: Collection[int], hook: Hook | None = None) -> dict[int, Levels]:
         """Levels of `stages` by stage, in one pass under `hook`, a function that makes a hook of stages."""
         self._meter.begin_pass()
-        held: list[Any] = []
-        with _hooks(pipeline, hook and hook(held)):
+        references: list[Any] = []
+        with _hooks(pipeline, hook and hook(references)):
             trace = run_pass(pipeline, alone=(stages, self._survey.mail), memory=True)
-        return {one.rank: Levels(one) for one in trace.memory()}
+        return {memory.rank: Levels(memory) for memory in trace.memory()}
 
     def _cost(self, levels: Levels) -> ActionCost:
         stage = levels.stage
@@ -186,7 +186,7 @@ class StageBench:
 
     def _split_cost(self, conditions: list[Levels], cost: ActionCost, weight_ms_per_block: float) -> SplitCost:
         """`conditions`: levels inside a longer stage, inside with the graph held, and at the end of a stage."""
-        inside, held, end = conditions
+        inside, with_graph, end = conditions
         stage = inside.stage
         sent = (cost.sent_gradient_bytes or 0) - self._survey.passed[stage]
         return SplitCost(
@@ -202,7 +202,7 @@ class StageBench:
             weight_end_bytes=inside["W1"].left,
             last=LastBlock(
                 input_extra_bytes=end["I1"].high,
-                held_bytes=held["I1"].left - sent,
+                held_bytes=with_graph["I1"].left - sent,
                 owed_bytes=end["I1"].left - sent,
                 weight_extra_bytes=end["W1"].high,
                 first_weight_extra_bytes=end["W0"].high,
@@ -214,18 +214,18 @@ Hook = Callable[[list[Any]], Callable[..., Any]]
 """Makes a forward hook of a stage from the list of what the hook keeps alive."""
 
 
-def _hold_outputs(held: list[Any]) -> Callable[..., None]:
+def _hold_outputs(references: list[Any]) -> Callable[..., None]:
     """Every stage's output and graph stay held from outside, as while I goes on in the same stage."""
-    return lambda module, received, sent: held.extend((one, one.grad_fn) for one in sent)
+    return lambda module, received, sent: references.extend((tensor, tensor.grad_fn) for tensor in sent)
 
 
-def _release_gradients(held: list[Any]) -> Callable[..., tuple[Tensor, ...]]:
+def _release_gradients(references: list[Any]) -> Callable[..., tuple[Tensor, ...]]:
     """Every graph stays held, and output gradients are held only by the backward that reads them."""
 
     def hook(module: StageModule, received: tuple[Tensor, ...], sent: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         storages = {_storage(tensor) for tensor in received}
         copies = tuple(CopiedGradient.apply(t) if t.requires_grad and _storage(t) not in storages else t for t in sent)
-        held.extend(tensor.grad_fn for tensor in copies)
+        references.extend(tensor.grad_fn for tensor in copies)
         return copies
 
     return hook
@@ -275,12 +275,12 @@ class Levels:
         self.stage = memory.rank
         self._levels: dict[str, Level] = {}
         before = 0
-        for held, index in zip(memory.held_bytes, memory.action, strict=True):
+        for n_bytes, index in zip(memory.held_bytes, memory.action, strict=True):
             if index >= 0:
                 level = self._levels.setdefault(memory.actions[index], Level(before))
-                level.left = held - level.entry
+                level.left = n_bytes - level.entry
                 level.high = max(level.high, level.left)
-            before = held
+            before = n_bytes
 
     def __getitem__(self, action: str) -> Level:
         return self._levels.get(f"{self.stage}{action}", Level(0))

@@ -188,10 +188,10 @@ class _Recorder(TorchFunctionMode):
         if name == "__setitem__":
             func, output = _set_item, args[0]
         if any(isinstance(leaf, Tensor) for leaf in tree_leaves(output)):
-            known, named = self.lift((args, kwargs), f"the arguments of {name}")
+            positional, named = self.lift((args, kwargs), f"the arguments of {name}")
             random = any(not torch.equal(a, b) for a, b in zip(before, _generator_states(), strict=True))
             made = self.new_values(output, name)
-            step = Step(func, known, named, made, grad=torch.is_grad_enabled(), random=random)
+            step = Step(func, positional, named, made, grad=torch.is_grad_enabled(), random=random)
             if not step.paths and not step.random and step.reads <= self.free:
                 self.free |= step.writes
             self.steps.append(step)
@@ -212,13 +212,13 @@ class _Recorder(TorchFunctionMode):
         return Value(len(self.metas) - 1)
 
     def new_values(self, output: Any, producer: str) -> Any:
-        seen: dict[int, Value] = {}
+        numbered: dict[int, Value] = {}
 
         def number(leaf: Any) -> Any:
             if isinstance(leaf, Tensor):
-                if id(leaf) not in seen:
-                    seen[id(leaf)] = self.new_value(leaf, producer)
-                return seen[id(leaf)]
+                if id(leaf) not in numbered:
+                    numbered[id(leaf)] = self.new_value(leaf, producer)
+                return numbered[id(leaf)]
             return self.plain(leaf, f"what {producer} returns")
 
         return tree_map(number, output)

@@ -89,11 +89,11 @@ def network(environment: Mapping[str, str]) -> dict[str, str]:
         return {}
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((environment["MASTER_ADDR"], int(environment["MASTER_PORT"])))  # nothing is sent
-        own = probe.getsockname()[0]
+        address_here = probe.getsockname()[0]
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # an interface without an address
                 address = fcntl.ioctl(probe, _IP_OF_INTERFACE, struct.pack("256s", name.encode()[:15]))
-                if socket.inet_ntoa(address[20:24]) == own:
+                if socket.inet_ntoa(address[20:24]) == address_here:
                     return {"GLOO_SOCKET_IFNAME": name}
     return {}
 

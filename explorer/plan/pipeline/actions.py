@@ -143,10 +143,10 @@ def needs(action: Triple, n_stages: int) -> list[tuple[Triple, ...]]:
         return [((stage - 1, "F", microbatch),)] if stage else []
     if kind == "W":
         return [((stage, "I", microbatch),)]
-    own: list[tuple[Triple, ...]] = [((stage, "F", microbatch),)]
+    groups: list[tuple[Triple, ...]] = [((stage, "F", microbatch),)]
     if stage < n_stages - 1:
-        own.append(((stage + 1, "B", microbatch), (stage + 1, "I", microbatch)))
-    return own
+        groups.append(((stage + 1, "B", microbatch), (stage + 1, "I", microbatch)))
+    return groups
 
 
 def execution_order(rows: Rows) -> list[Action]:

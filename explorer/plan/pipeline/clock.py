@@ -195,48 +195,48 @@ class RankForecast:
 
     def _memory(self, rank: int, times: list[ActionTime]) -> RankMemory:
         parameters, buffers = self._fixed(rank)
-        held = parameters + buffers
-        samples = [(0, held, "")]
+        now_bytes = parameters + buffers
+        samples = [(0, now_bytes, "")]
         for time in times:
-            high, held = self._through((time.stage, time.kind, time.microbatch), held)
-            samples += [(round(time.start_ms * 1e6), high, time.name), (round(time.end_ms * 1e6), held, "")]
+            high, now_bytes = self._through((time.stage, time.kind, time.microbatch), now_bytes)
+            samples += [(round(time.start_ms * 1e6), high, time.name), (round(time.end_ms * 1e6), now_bytes, "")]
         return rank_memory(rank, "predicted", samples, parameter_bytes=parameters, receive_bytes=buffers)
 
     def peak_bytes(self, rank: int, row: Sequence[Triple]) -> int:
         """Most that a rank holds while it does `row` (actions of one rank)."""
-        peak = held = sum(self._fixed(rank))
+        peak = now_bytes = sum(self._fixed(rank))
         for action in row:
-            high, held = self._through(action, held)
-            peak = max(peak, high, held)
+            high, now_bytes = self._through(action, now_bytes)
+            peak = max(peak, high, now_bytes)
         return peak
 
     def _fixed(self, rank: int) -> tuple[int, int]:
         """Parameters and receive buffers, held all the time."""
-        own = [self.costs[stage] for stage, home in self.home.items() if home == rank]
-        buffers = sum(stage.receive_bytes + stage.gradient_receive_bytes for stage in own) * self.plan.n_microbatches
-        return sum(stage.parameter_bytes for stage in own), buffers
+        stages = [self.costs[stage] for stage, home in self.home.items() if home == rank]
+        buffers = sum(stage.receive_bytes + stage.gradient_receive_bytes for stage in stages) * self.plan.n_microbatches
+        return sum(stage.parameter_bytes for stage in stages), buffers
 
-    def _through(self, action: Triple, held: int) -> tuple[int, int]:
+    def _through(self, action: Triple, now_bytes: int) -> tuple[int, int]:
         """Highest point of an action that begins with `held`, and what is held after it."""
         stage, kind, i = action
         cost, split = self.cost_of(stage, i)
         if kind == "F":
             # An output for a stage of the same rank takes the place of that stage's buffer.
-            taken = self.costs[stage].gradient_receive_bytes if self._same_rank(stage, stage + 1) else 0
-            return held + cost.forward_extra_bytes, held + cost.saved_bytes - taken
+            replaced = self.costs[stage].gradient_receive_bytes if self._same_rank(stage, stage + 1) else 0
+            return now_bytes + cost.forward_extra_bytes, now_bytes + cost.saved_bytes - replaced
         if kind == "I":
             # Of what it passes on, a whole backward sends a copy, and I the very gradient that came.
-            after = held + split.owed_bytes + self._sent_gradient(stage, i, cost, self.costs[stage].passed_bytes)
-            return held + split.input_extra_bytes, after
+            after = now_bytes + split.owed_bytes + self._sent_gradient(stage, i, cost, self.costs[stage].passed_bytes)
+            return now_bytes + split.input_extra_bytes, after
         first = stage not in self._with_gradient
         self._with_gradient.add(stage)
-        after = held - cost.saved_bytes + self._sent_output(stage, i) + self.costs[stage].loss_bytes
+        after = now_bytes - cost.saved_bytes + self._sent_output(stage, i) + self.costs[stage].loss_bytes
         after += self.costs[stage].gradient_bytes if first else 0
         if kind == "W":
             extra = split.first_weight_extra_bytes if first else split.weight_extra_bytes
-            return held + extra, after - split.owed_bytes
+            return now_bytes + extra, after - split.owed_bytes
         extra = cost.first_backward_extra_bytes if first else cost.backward_extra_bytes
-        return held + extra, after + self._sent_gradient(stage, i, cost, 0)
+        return now_bytes + extra, after + self._sent_gradient(stage, i, cost, 0)
 
     def _sent_output(self, stage: int, i: int) -> int:
         """Bytes of an output that torch still holds when its microbatch is through; in_process.py has the rules."""
@@ -246,9 +246,9 @@ class RankForecast:
         if not runs_1f1b(self.plan) or self._same_rank(stage, stage + 1):
             return size
         n_warm_up = min(m, len(self.costs) - stage)
-        taken = size if i == n_warm_up - 2 and i < m - n_warm_up else 0
-        given = size if 0 <= n_warm_up - 2 < m - n_warm_up == i else 0
-        return taken - given
+        taken_bytes = size if i == n_warm_up - 2 and i < m - n_warm_up else 0
+        released_bytes = size if 0 <= n_warm_up - 2 < m - n_warm_up == i else 0
+        return taken_bytes - released_bytes
 
     def _sent_gradient(self, stage: int, i: int, cost: ActionCost, passed: int) -> int:
         """Bytes of a gradient that torch holds after sending it; within the rank it takes the place of a buffer."""

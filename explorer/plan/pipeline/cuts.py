@@ -53,11 +53,11 @@ def balance(n_atoms: int, n_stages: int, weight: Callable[[int, int, int], float
         row, choice = [float("inf")] * (n_atoms + 1), [0] * (n_atoms + 1)
         for end in range(stage + 1, n_atoms + 1):
             for first in range(end - 1, stage - 1, -1):
-                own = weight(stage, first, end)
-                if own > row[end] or own == float("inf"):
+                weight_here = weight(stage, first, end)
+                if weight_here > row[end] or weight_here == float("inf"):
                     break
-                if max(best[first], own) <= row[end]:
-                    row[end], choice[end] = max(best[first], own), first
+                if max(best[first], weight_here) <= row[end]:
+                    row[end], choice[end] = max(best[first], weight_here), first
         best = row
         choices.append(choice)
     starts, end = [], n_atoms

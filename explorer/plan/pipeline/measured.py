@@ -68,10 +68,10 @@ def transfers(schedule: PlayedSchedule) -> tuple[Transfer, ...]:
     n_stages = 1 + max((time.stage for time in schedule.actions), default=-1)
     free: defaultdict[int, float] = defaultdict(float)
     waits = []
-    for time in sorted(schedule.actions, key=lambda one: one.start_ms):
+    for time in sorted(schedule.actions, key=lambda time: time.start_ms):
         action: Triple = (time.stage, time.kind, time.microbatch)
         waited = [times[other] for either in needs(action, n_stages) for other in either if other in times]
-        sent = max((one for one in waited if one.rank != time.rank), key=lambda one: one.end_ms, default=None)
+        sent = max((other for other in waited if other.rank != time.rank), key=lambda other: other.end_ms, default=None)
         if sent is not None and (start := max(sent.end_ms, free[time.rank])) < time.start_ms:
             waits.append(Transfer(sent.stage, time.stage, time.rank, start, time.start_ms))
         free[time.rank] = time.end_ms
@@ -81,8 +81,8 @@ def transfers(schedule: PlayedSchedule) -> tuple[Transfer, ...]:
 def links(schedule: PlayedSchedule) -> tuple[StageLink, ...]:
     """The waits by pair of stages, the most expensive first."""
     waits: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
-    for one in transfers(schedule):
-        waits[one.source, one.target].append(one.wait_ms)
+    for wait in transfers(schedule):
+        waits[wait.source, wait.target].append(wait.wait_ms)
     by_pair = [StageLink(*pair, len(each), sum(each), max(each)) for pair, each in waits.items()]
     return tuple(sorted(by_pair, key=lambda link: -link.wait_ms))
 

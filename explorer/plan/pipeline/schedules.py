@@ -142,23 +142,23 @@ USUAL_MICROBATCHES = 4
 """Number of microbatches by default."""
 
 
-def fitting(wanted: int, graph: ModelGraph) -> int:
-    """The number of microbatches: `wanted`, or the next lower number that divides the batch."""
-    n_rows = graph.input_shapes[0][0] if graph.input_shapes and graph.input_shapes[0] else wanted
-    return next((n for n in range(wanted, 0, -1) if n_rows % n == 0), 1)
+def fitting(most: int, graph: ModelGraph) -> int:
+    """The number of microbatches: `most`, or the next lower number that divides the batch."""
+    n_rows = graph.input_shapes[0][0] if graph.input_shapes and graph.input_shapes[0] else most
+    return next((n for n in range(most, 0, -1) if n_rows % n == 0), 1)
 
 
 def default_ranks(schedule: str, n_stages: int) -> int:
     """Ranks a plan takes when it names none: one a stage, or half as many where a rank holds two stages."""
-    known = SCHEDULES.get(schedule)
-    return n_stages if known is not None and known.shape == "single" else max(1, n_stages // 2)
+    row = SCHEDULES.get(schedule)
+    return n_stages if row is not None and row.shape == "single" else max(1, n_stages // 2)
 
 
 def rank_counts(schedule: str, n_stages: int) -> tuple[int, ...]:
     """All numbers of ranks on which the schedule can run `n_stages` stages."""
-    known = SCHEDULES.get(schedule)
+    row = SCHEDULES.get(schedule)
     counts = range(1, n_stages + 1)
-    return () if known is None else tuple(n for n in counts if not _misshapen(known, n_stages, n))
+    return () if row is None else tuple(n for n in counts if not _misshapen(row, n_stages, n))
 
 
 def runs_1f1b(plan: PipelinePlan) -> bool:
@@ -175,11 +175,11 @@ def sizes_of(plan: PipelinePlan) -> Sizes:
 
 def unmet(schedule: str, sizes: Sizes) -> tuple[tuple[str, str, str], ...]:
     """Rule, sentence and remedy of each condition of the schedule that these sizes do not meet."""
-    known = SCHEDULES.get(schedule)
+    row = SCHEDULES.get(schedule)
     numbers = vars(sizes)
     return tuple(
         (condition.rule, f"{schedule} {condition.sentence.format(**numbers)}", condition.remedy.format(**numbers))
-        for condition in (known.conditions if known is not None else ())
+        for condition in (row.conditions if row is not None else ())
         if not condition.met(sizes)
     )
 
@@ -215,11 +215,11 @@ def _faults(schedule: Schedule, sizes: Sizes) -> list[str]:
 
 
 def _misshapen(schedule: Schedule, n_stages: int, n_ranks: int) -> list[str]:
-    asked = f"{n_stages} stages are asked on {n_ranks} ranks."
+    numbers = f"{n_stages} stages are asked on {n_ranks} ranks."
     if schedule.shape == "single" and n_ranks != n_stages:
-        return [f"{schedule.name} runs one stage a rank; {asked}"]
+        return [f"{schedule.name} runs one stage a rank; {numbers}"]
     if schedule.shape == "looped" and (n_stages % n_ranks or n_stages < 2 * n_ranks):
-        return [f"{schedule.name} runs two or more stages on every rank; {asked}"]
+        return [f"{schedule.name} runs two or more stages on every rank; {numbers}"]
     if schedule.shape == "v" and n_stages != 2 * n_ranks:
-        return [f"{schedule.name} runs exactly two stages a rank; {asked}"]
+        return [f"{schedule.name} runs exactly two stages a rank; {numbers}"]
     return []

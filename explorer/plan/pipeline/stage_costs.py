@@ -39,12 +39,12 @@ def predict(profile: PipelineProfile, plan: PipelinePlan, policy: Policy) -> Pla
     home = stage_ranks(rows_of(plan))
     memory = tuple(
         msgspec.structs.replace(
-            one,
+            memory,
             optimizer_bytes=state_bytes(
-                profile.spec, sum(cost.gradient_bytes for cost in costs if home[cost.stage] == one.rank)
+                profile.spec, sum(cost.gradient_bytes for cost in costs if home[cost.stage] == memory.rank)
             ),
         )
-        for one in played.memory
+        for memory in played.memory
     )
     return msgspec.structs.replace(played, memory=memory)
 
@@ -115,11 +115,11 @@ def stage_cost(
     """The price of `blocks` as the stage at `position`, kept and under the policy."""
     scale = profile.batch_rows / position.n_microbatches / profile.n_rows
     blocks = _with_segments(list(blocks), policy)
-    kept = _add_up(blocks, [block.kept for block in blocks], scale)
+    kept_costs = _add_up(blocks, [block.kept for block in blocks], scale)
     under = _add_up(blocks, [_under(block, policy) for block in blocks], scale)
     return StageCost(
         stage=position.stage,
-        kept=_of_stage(position.stage, kept, profile.overhead),
+        kept=_of_stage(position.stage, kept_costs, profile.overhead),
         recomputed=_of_stage(position.stage, under, profile.overhead),
         parameter_bytes=sum(block.parameter_bytes for block in blocks),
         gradient_bytes=sum(block.gradient_bytes for block in blocks),
@@ -210,8 +210,8 @@ def _segment(blocks: list[BlockCost]) -> BlockCost:
 
 def _sent_gradient(costs: Sequence[ActionCost]) -> int | None:
     """Bytes of the gradient that the blocks send. A first block that only views its input sends the next block's."""
-    known = [cost.sent_gradient_bytes for cost in costs]
-    return next((sent for sent in known if sent), known[0])
+    sizes = [cost.sent_gradient_bytes for cost in costs]
+    return next((n_bytes for n_bytes in sizes if n_bytes), sizes[0])
 
 
 def _add_up(blocks: Sequence[BlockCost], costs: Sequence[ActionCost], scale: float) -> ActionCost:
@@ -301,13 +301,15 @@ def _at_the_end(split: SplitCost) -> SplitCost:
 
 def as_one_checkpoint(blocks: Sequence[BlockCost]) -> SplitCost | None:
     """The split backward of a segment: every group of parameters of a block runs all blocks forward again."""
-    kept = [block.kept.split for block in blocks if block.kept.split is not None]
+    splits = [block.kept.split for block in blocks if block.kept.split is not None]
     again = [block.recomputed.split for block in blocks if block.recomputed.split is not None]
-    if not len(kept) == len(again) == len(blocks):
+    if not len(splits) == len(again) == len(blocks):
         return None
     forward_ms = sum(block.kept.forward_ms for block in blocks)
     saved = sum(block.kept.saved_bytes for block in blocks)
-    n_runs = [one.weight_recompute_ms / one.input_recompute_ms if one.input_recompute_ms else 0.0 for one in again]
+    n_runs = [
+        split.weight_recompute_ms / split.input_recompute_ms if split.input_recompute_ms else 0.0 for split in again
+    ]
     end = sum(
         round(split.weight_end_bytes + n * (saved - block.kept.saved_bytes))
         for split, n, block in zip(again, n_runs, blocks, strict=True)
@@ -315,7 +317,7 @@ def as_one_checkpoint(blocks: Sequence[BlockCost]) -> SplitCost | None:
     highest = end + max(split.weight_extra_bytes - split.weight_end_bytes for split in again)
     weight_ms = sum(split.weight_ms - split.weight_recompute_ms for split in again)
     return SplitCost(
-        input_ms=forward_ms + sum(split.input_ms for split in kept),
+        input_ms=forward_ms + sum(split.input_ms for split in splits),
         weight_ms=weight_ms + sum(n_runs) * forward_ms,
         input_recompute_ms=forward_ms,
         weight_recompute_ms=sum(n_runs) * forward_ms,

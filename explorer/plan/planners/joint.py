@@ -84,10 +84,10 @@ def joint_plan(profile: PipelineProfile, graph: ModelGraph, wish: CapWish, repor
         bounds.append(least_step_ms(choices))
         search = _CutSearch(choices, ends, partial(report, progress))
         even = search.even_cuts(graph)
-        even_ms += [one.makespan_ms for one in even if not one.over_bytes]
+        even_ms += [plan.makespan_ms for plan in even if not plan.over_bytes]
         search.other_cuts()
         plans += search.plans.values()
-    best = min(plans, key=lambda one: one.order, default=None)
+    best = min(plans, key=lambda plan: plan.order, default=None)
     if best is None or best.over_bytes:
         raise _impossible(best, wish.cap_bytes)
     return JointPlan(
@@ -154,10 +154,10 @@ class _CutSearch:
             starts = balance(n, n_stages, self._choices.stage_ms)
             if all(a < b for a, b in zip(starts, starts[1:])):  # else no cut fits at all
                 self._simulated(starts)
-        best = min(self.plans.values(), key=lambda one: one.order)
+        best = min(self.plans.values(), key=lambda plan: plan.order)
         while time.monotonic() < self._ends:
             moved = [self._simulated(starts) for starts in self._moves(best.starts)]
-            best_moved = min(moved, key=lambda one: one.order, default=best)
+            best_moved = min(moved, key=lambda plan: plan.order, default=best)
             if best_moved.order >= best.order:
                 return
             best = best_moved

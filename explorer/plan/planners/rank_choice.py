@@ -125,15 +125,15 @@ class RankChoices:
         for stage, first, end in stretches:
             position = StagePosition(stage, n_stages, m, blocks[first - 1] if stage else None)
             costs[stage] = stage_cost(self.profile, position, blocks[first:end], policy)
-        own = {stage: costs[stage] for stage, _, _ in stretches}
-        priced = {j: (priced_backward(cost.kept), priced_backward(cost.recomputed)) for j, cost in own.items()}
+        by_stage = {stage: costs[stage] for stage, _, _ in stretches}
+        priced = {j: (priced_backward(cost.kept), priced_backward(cost.recomputed)) for j, cost in by_stage.items()}
         memory = RankForecast(
             self.shape, tuple(costs), self._home, lambda stage, i: priced[stage][self._checkpointed[i]]
         )
         rank = self._home[stretches[0][0]]
-        trained = sum(cost.gradient_bytes for cost in own.values())
+        trained = sum(cost.gradient_bytes for cost in by_stage.values())
         n_bytes = memory.peak_bytes(rank, self.rows[rank]) + state_bytes(self.profile.spec, trained)
-        return RankChoice(recomputed, tuple(own.values()), (n_bytes,))
+        return RankChoice(recomputed, tuple(by_stage.values()), (n_bytes,))
 
 
 def subsets_by_price(offers: Sequence[int], price: Sequence[float]) -> Iterator[frozenset[int]]:
@@ -191,9 +191,9 @@ def _stage_bound(choices: RankChoices) -> Callable[[int, int, int], float]:
     def recompute_ms(stage: int, first: int, end: int) -> float:
         """Rule 2, over all microbatches."""
         n_borders = (stage > 0) + (stage < n_stages - 1)
-        held = static[end] - static[first] + n_borders * m * buffer
-        held += state_bytes(profile.spec, trained[end] - trained[first])
-        excess = held + flying[stage] * (saved[end] - saved[first]) - choices.cap_bytes
+        fixed_bytes = static[end] - static[first] + n_borders * m * buffer
+        fixed_bytes += state_bytes(profile.spec, trained[end] - trained[first])
+        excess = fixed_bytes + flying[stage] * (saved[end] - saved[first]) - choices.cap_bytes
         total_ms = 0.0
         for ms, freed, k in offers:
             if excess <= 0:
@@ -204,8 +204,8 @@ def _stage_bound(choices: RankChoices) -> Callable[[int, int, int], float]:
         return total_ms if excess <= 0 else float("inf")
 
     def weight_ms(stage: int, first: int, end: int) -> float:
-        own = before[end] - before[first] + overhead_ms * (end > first)
-        return before[first] + m * own + recompute_ms(stage, first, end)
+        stage_ms = before[end] - before[first] + overhead_ms * (end > first)
+        return before[first] + m * stage_ms + recompute_ms(stage, first, end)
 
     return weight_ms
 

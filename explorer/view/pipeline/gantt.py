@@ -75,9 +75,9 @@ def _picture(forecast: PlayedSchedule, predicted: PlayedSchedule | None, follow:
     n_ranks = len(forecast.ranks)
     fig = figure(QUESTION, summary, height=200 + min(64, max(30, 420 // n_ranks)) * n_ranks)
     drawn = [(forecast, _MAIN)] if predicted is None else [(forecast, _MAIN), (predicted, _THIN)]
-    for one, band in drawn:
+    for played, band in drawn:
         for part in PARTS:
-            _bars(fig, one, part, band, follow)
+            _bars(fig, played, part, band, follow)
     _waits(fig, forecast)
     _critical(fig, forecast)
     fig.update_layout(barmode="overlay", bargap=0)
@@ -156,12 +156,12 @@ def _waits(fig: go.Figure, forecast: PlayedSchedule) -> None:
         go.Bar(
             orientation="h",
             name="waits for a transfer",
-            x=[one.wait_ms for one in waits],
-            base=[one.start_ms for one in waits],
-            y=[one.rank + _MAIN.offset for one in waits],
+            x=[wait.wait_ms for wait in waits],
+            base=[wait.start_ms for wait in waits],
+            y=[wait.rank + _MAIN.offset for wait in waits],
             width=_MAIN.width / 3,
             marker={"color": TRANSFER, "pattern": hatch("x")},
-            customdata=[[one.source, one.target, one.wait_ms] for one in waits],
+            customdata=[[wait.source, wait.target, wait.wait_ms] for wait in waits],
             hovertemplate="waits for what stage %{customdata[0]} sends to stage %{customdata[1]}: "
             "%{customdata[2]:.2f} ms",
         )

@@ -127,7 +127,7 @@ def _peak(run: PipelineRun | None, forecast: PlayedSchedule | None) -> Figure:
     worst = fullest(memory)
     if worst is None:
         return Figure(label="Highest peak", value=NOT_MEASURED, delta="of any rank", help=words.PEAK)
-    predicted = {one.rank: one for one in run.predicted.memory} if run is not None and run.predicted else {}
+    predicted = {memory.rank: memory for memory in run.predicted.memory} if run is not None and run.predicted else {}
     guess = predicted.get(worst.rank) if worst.origin != "predicted" else None
     at = f"in {worst.peak_action}" if worst.peak_action else "between actions"
     state = f", + {mib(worst.optimizer_bytes)} optimizer" if worst.optimizer_bytes else ""
@@ -142,7 +142,7 @@ def _peak(run: PipelineRun | None, forecast: PlayedSchedule | None) -> Figure:
 
 def fullest(memory: tuple[RankMemory, ...]) -> RankMemory | None:
     """The rank whose device has to hold most."""
-    return max(memory, key=lambda one: one.device_bytes or 0, default=None)
+    return max(memory, key=lambda memory: memory.device_bytes or 0, default=None)
 
 
 def _gradients(run: PipelineRun | None) -> Figure:

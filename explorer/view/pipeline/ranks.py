@@ -30,7 +30,7 @@ PARTS = (
 
 def memory_chart(memory: Sequence[RankMemory], predicted: Sequence[RankMemory] = ()) -> Chart:
     """Chart of the bytes that every rank holds over the step; the table has the predictions."""
-    peaks = ", ".join(_peak_in_words(one) for one in memory)
+    peaks = ", ".join(_peak_in_words(rank) for rank in memory)
     return Chart(
         name="memory by rank",
         figure=_small_pictures(memory),
@@ -39,19 +39,19 @@ def memory_chart(memory: Sequence[RankMemory], predicted: Sequence[RankMemory] =
     )
 
 
-def rank_chart(one: RankMemory, predicted: Sequence[RankMemory] = ()) -> Chart:
+def rank_chart(rank: RankMemory, predicted: Sequence[RankMemory] = ()) -> Chart:
     """Chart of the bytes that a rank holds over the step, in bands."""
     return Chart(
-        name=f"memory of rank {one.rank}",
-        figure=_one_rank(one),
-        alt=f"Held bytes over the step by kind; peak: {_peak_in_words(one)}.",
-        rows=lambda: _rows((one,), predicted),
+        name=f"memory of rank {rank.rank}",
+        figure=_one_rank(rank),
+        alt=f"Held bytes over the step by kind; peak: {_peak_in_words(rank)}.",
+        rows=lambda: _rows((rank,), predicted),
     )
 
 
 def bands_chart(memory: Sequence[RankMemory]) -> Chart:
     """Chart of the parts of every rank's peak."""
-    peaks = ", ".join(f"rank {one.rank} {mib(one.peak_bytes)}" for one in memory)
+    peaks = ", ".join(f"rank {rank.rank} {mib(rank.peak_bytes)}" for rank in memory)
     return Chart(
         name="peaks by kind",
         figure=_bands(memory),
@@ -82,18 +82,18 @@ def against_chart(run: PipelineRun) -> Chart:
 
 def _small_pictures(memory: Sequence[RankMemory]) -> go.Figure:
     """Held bytes over the step, one small picture a rank on the same scales, the peak marked with its action."""
-    drawn = [one for one in memory if one.held_bytes]
+    drawn = [rank for rank in memory if rank.held_bytes]
     if not drawn:
         return empty(OVER_TIME, NOT_MEASURED)
-    worst = max(drawn, key=lambda one: one.peak_bytes or 0)
+    worst = max(drawn, key=lambda rank: rank.peak_bytes or 0)
     unit, name = byte_axis(worst.peak_bytes or 0)
     at = f" in {worst.peak_action}" if worst.peak_action else ""
     summary = f"most: rank {worst.rank}, {mib(worst.peak_bytes)}{at} ({worst.origin})"
     height = 130 + ROW_HEIGHT * len(drawn)
     fig = figure(OVER_TIME, summary, height=height)
     fig.set_subplots(rows=len(drawn), cols=1, shared_xaxes=True, vertical_spacing=22 / height)
-    for row, one in enumerate(drawn, 1):
-        _small(fig, one, (unit, name), row)
+    for row, rank in enumerate(drawn, 1):
+        _small(fig, rank, (unit, name), row)
     fig.update_xaxes(gridcolor=GRID, zeroline=False, rangemode="tozero")
     fig.update_xaxes(title={"text": TIME}, automargin=True, row=len(drawn), col=1)
     fig.update_yaxes(gridcolor=GRID, zeroline=False, automargin=True, nticks=3)
@@ -101,22 +101,22 @@ def _small_pictures(memory: Sequence[RankMemory]) -> go.Figure:
     return fig
 
 
-def _one_rank(one: RankMemory) -> go.Figure:
+def _one_rank(rank: RankMemory) -> go.Figure:
     """Figure of a rank over the step in three bands: parameters and buffers, receive buffers, the rest."""
-    question = f"What does rank {one.rank} hold, and when most?"
-    if not one.held_bytes:
+    question = f"What does rank {rank.rank} hold, and when most?"
+    if not rank.held_bytes:
         return empty(question, NOT_MEASURED)
-    unit, name = byte_axis(one.peak_bytes or 0)
-    at = f" in {one.peak_action}" if one.peak_action else ""
-    fig = figure(question, f"most: {mib(one.peak_bytes)}{at} ({one.origin})", height=380)
-    kept = [int(i) for i in minmax(np.frombuffer(one.held_bytes, dtype=np.int64))]
-    fixed = one.parameter_bytes + one.receive_bytes
-    rest = [max(one.held_bytes[i] - fixed, 0) for i in kept]
-    levels = ([one.parameter_bytes] * len(kept), [one.receive_bytes] * len(kept), rest)
+    unit, name = byte_axis(rank.peak_bytes or 0)
+    at = f" in {rank.peak_action}" if rank.peak_action else ""
+    fig = figure(question, f"most: {mib(rank.peak_bytes)}{at} ({rank.origin})", height=380)
+    samples = [int(i) for i in minmax(np.frombuffer(rank.held_bytes, dtype=np.int64))]
+    fixed = rank.parameter_bytes + rank.receive_bytes
+    rest = [max(rank.held_bytes[i] - fixed, 0) for i in samples]
+    levels = ([rank.parameter_bytes] * len(samples), [rank.receive_bytes] * len(samples), rest)
     for (label, colour, pattern), values in zip(PARTS, levels):
         fig.add_trace(
             go.Scatter(
-                x=[one.time_ns[i] / 1e6 for i in kept],
+                x=[rank.time_ns[i] / 1e6 for i in samples],
                 y=[value / unit for value in values],
                 mode="lines",
                 name=label,
@@ -124,12 +124,12 @@ def _one_rank(one: RankMemory) -> go.Figure:
                 line={"color": colour, "width": 1, "shape": "hv"},
                 fillcolor=translucent(colour, 0.55),
                 fillpattern=hatch(pattern) if pattern else None,
-                customdata=[_action(one, i) for i in kept],
+                customdata=[_action(rank, i) for i in samples],
                 hovertemplate=f"{label}, %{{customdata}}: %{{y:.2f}} {name}",
             )
         )
-    _peak(fig, one, (unit, name), ROLE_COLOURS["parameter"])
-    return _over_time(fig, name, one.peak_bytes or 0, unit)
+    _peak(fig, rank, (unit, name), ROLE_COLOURS["parameter"])
+    return _over_time(fig, name, rank.peak_bytes or 0, unit)
 
 
 def _over_time(fig: go.Figure, name: str, peak_bytes: int, unit: int) -> go.Figure:
@@ -138,53 +138,53 @@ def _over_time(fig: go.Figure, name: str, peak_bytes: int, unit: int) -> go.Figu
     return fig
 
 
-def _action(one: RankMemory, index: int) -> str:
-    action = one.action[index]
-    return one.actions[action] if action >= 0 else "between actions"
+def _action(rank: RankMemory, index: int) -> str:
+    action = rank.action[index]
+    return rank.actions[action] if action >= 0 else "between actions"
 
 
-def _small(fig: go.Figure, one: RankMemory, axis: tuple[int, str], row: int) -> None:
+def _small(fig: go.Figure, rank: RankMemory, axis: tuple[int, str], row: int) -> None:
     """Adds the picture of a rank in its row. All ranks have the same colour."""
     unit, name = axis
-    colour = RUN_COLOURS["baseline" if one.origin == "predicted" else "candidate"]
-    kept = [int(i) for i in minmax(np.frombuffer(one.held_bytes, dtype=np.int64))]
+    colour = RUN_COLOURS["baseline" if rank.origin == "predicted" else "candidate"]
+    samples = [int(i) for i in minmax(np.frombuffer(rank.held_bytes, dtype=np.int64))]
     fig.add_trace(
         go.Scatter(
-            x=[one.time_ns[i] / 1e6 for i in kept],
-            y=[one.held_bytes[i] / unit for i in kept],
+            x=[rank.time_ns[i] / 1e6 for i in samples],
+            y=[rank.held_bytes[i] / unit for i in samples],
             mode="lines",
-            name=f"rank {one.rank}",
+            name=f"rank {rank.rank}",
             showlegend=False,
             line={"color": colour, "shape": "hv", "width": 1.6},
             fill="tozeroy",
             fillcolor=translucent(colour, 0.16),
-            customdata=[_action(one, i) for i in kept],
-            hovertemplate=f"rank {one.rank}, %{{customdata}}: %{{y:.2f}} {name}",
+            customdata=[_action(rank, i) for i in samples],
+            hovertemplate=f"rank {rank.rank}, %{{customdata}}: %{{y:.2f}} {name}",
         ),
         row=row,
         col=1,
     )
-    fig.update_yaxes(title={"text": f"rank {one.rank}\n({name})"}, row=row, col=1)
-    _peak(fig, one, axis, colour, row)
+    fig.update_yaxes(title={"text": f"rank {rank.rank}\n({name})"}, row=row, col=1)
+    _peak(fig, rank, axis, colour, row)
 
 
-def _peak(fig: go.Figure, one: RankMemory, axis: tuple[int, str], colour: str, row: int | None = None) -> None:
+def _peak(fig: go.Figure, rank: RankMemory, axis: tuple[int, str], colour: str, row: int | None = None) -> None:
     """Marks the highest point; in a picture with rows the mark also has the height."""
-    peak = one.peak_index
+    peak = rank.peak_index
     if peak is None:
         return
-    high = f"{mib(one.peak_bytes)} {one.peak_action}".rstrip()
+    high = f"{mib(rank.peak_bytes)} {rank.peak_action}".rstrip()
     fig.add_trace(
         go.Scatter(
-            x=[one.time_ns[peak] / 1e6],
-            y=[one.held_bytes[peak] / axis[0]],
+            x=[rank.time_ns[peak] / 1e6],
+            y=[rank.held_bytes[peak] / axis[0]],
             mode="markers+text",
-            text=[one.peak_action if row is None else high],
+            text=[rank.peak_action if row is None else high],
             textposition="top center",
             cliponaxis=False,
             marker={"color": colour, "size": 9, "symbol": "diamond"},
             showlegend=False,
-            hovertemplate=f"peak of rank {one.rank}: {mib(one.peak_bytes)}",
+            hovertemplate=f"peak of rank {rank.rank}: {mib(rank.peak_bytes)}",
         ),
         **({} if row is None else {"row": row, "col": 1}),
     )
@@ -192,32 +192,32 @@ def _peak(fig: go.Figure, one: RankMemory, axis: tuple[int, str], colour: str, r
 
 def _bands(memory: Sequence[RankMemory]) -> go.Figure:
     """The peak of every rank: parameters and buffers, receive buffers, and the rest (activations, gradients)."""
-    drawn = [one for one in memory if one.held_bytes]
+    drawn = [rank for rank in memory if rank.held_bytes]
     if not drawn:
         return empty(AT_PEAK, NOT_MEASURED)
-    unit, name = byte_axis(max(one.peak_bytes or 0 for one in drawn))
+    unit, name = byte_axis(max(rank.peak_bytes or 0 for rank in drawn))
     fig = figure(AT_PEAK, height=180 + 34 * len(drawn))
-    for (label, colour, pattern), n_bytes in zip(PARTS, zip(*(_parts(one) for one in drawn))):
+    for (label, colour, pattern), n_bytes in zip(PARTS, zip(*(_parts(rank) for rank in drawn))):
         series = BarSeries(
             name=label, lengths=[value / unit for value in n_bytes], figures=[mib(value) for value in n_bytes],
             colour=colour, pattern=pattern,
         )  # fmt: skip
-        add_bars(fig, [f"rank {one.rank}" for one in drawn], series)
+        add_bars(fig, [f"rank {rank.rank}" for rank in drawn], series)
     return bars(fig, f"held at the rank's peak ({name})")
 
 
-def _parts(one: RankMemory) -> tuple[int, int, int]:
+def _parts(rank: RankMemory) -> tuple[int, int, int]:
     """Bytes of each of PARTS at the rank's peak."""
-    rest = (one.peak_bytes or 0) - one.parameter_bytes - one.receive_bytes
-    return one.parameter_bytes, one.receive_bytes, max(rest, 0)
+    rest = (rank.peak_bytes or 0) - rank.parameter_bytes - rank.receive_bytes
+    return rank.parameter_bytes, rank.receive_bytes, max(rest, 0)
 
 
 def _band_rows(memory: Sequence[RankMemory]) -> list[dict[str, Any]]:
     """Table rows, one per rank: the peak and its parts."""
     return [
-        {"rank": one.rank, "peak": mib(one.peak_bytes), **{part[0]: mib(n) for part, n in zip(PARTS, _parts(one))}}
-        for one in memory
-        if one.held_bytes
+        {"rank": rank.rank, "peak": mib(rank.peak_bytes), **{part[0]: mib(n) for part, n in zip(PARTS, _parts(rank))}}
+        for rank in memory
+        if rank.held_bytes
     ]
 
 
@@ -242,28 +242,28 @@ def _against(pairs: Sequence[tuple[int, int, int]]) -> go.Figure:
 
 def _pairs(run: PipelineRun) -> list[tuple[int, int, int]]:
     """Rank, measured peak and predicted peak of each rank with both peaks."""
-    predicted = {one.rank: one.peak_bytes for one in run.predicted.memory} if run.predicted is not None else {}
-    by_rank = [(one.rank, one.peak_bytes, predicted.get(one.rank)) for one in run.memory]
+    predicted = {rank.rank: rank.peak_bytes for rank in run.predicted.memory} if run.predicted is not None else {}
+    by_rank = [(rank.rank, rank.peak_bytes, predicted.get(rank.rank)) for rank in run.memory]
     return [(rank, peak, guess) for rank, peak, guess in by_rank if peak and guess is not None]
 
 
-def _peak_in_words(one: RankMemory) -> str:
-    return f"rank {one.rank} {mib(one.peak_bytes)} at {one.peak_action or 'no action'}"
+def _peak_in_words(rank: RankMemory) -> str:
+    return f"rank {rank.rank} {mib(rank.peak_bytes)} at {rank.peak_action or 'no action'}"
 
 
 def _rows(memory: Sequence[RankMemory], predicted: Sequence[RankMemory]) -> list[dict[str, Any]]:
     """Table rows, one per rank: peak, action at the peak, predicted peak, receive buffers."""
-    predicted_bytes = {one.rank: one.peak_bytes for one in predicted}
+    predicted_bytes = {rank.rank: rank.peak_bytes for rank in predicted}
     return [
         {
-            "rank": one.rank,
-            "peak": mib(one.peak_bytes),
-            "origin": one.origin,
-            "at": one.peak_action or "between actions",
-            **({"predicted": mib(predicted_bytes[one.rank])} if one.rank in predicted_bytes else {}),
-            "parameters and buffers": mib(one.parameter_bytes),
-            "receive buffers": mib(one.receive_bytes),
-            "optimizer state (counted, on top)": mib(one.optimizer_bytes),
+            "rank": rank.rank,
+            "peak": mib(rank.peak_bytes),
+            "origin": rank.origin,
+            "at": rank.peak_action or "between actions",
+            **({"predicted": mib(predicted_bytes[rank.rank])} if rank.rank in predicted_bytes else {}),
+            "parameters and buffers": mib(rank.parameter_bytes),
+            "receive buffers": mib(rank.receive_bytes),
+            "optimizer state (counted, on top)": mib(rank.optimizer_bytes),
         }
-        for one in memory
+        for rank in memory
     ]
