@@ -30,23 +30,18 @@ Priced = tuple[ActionCost, SplitCost]
 """Costs of a microbatch with an undivided backward, and with a split backward."""
 
 UNIT_MS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
-
-
-def unit_cost(action: Action) -> float:
-    """Forward, input gradient and weight gradient take one unit each, a full backward two."""
-    return UNIT_MS[action.kind]
-
-
-def nothing(action: Action) -> float:
-    """No action recomputes."""
-    return 0.0
+"""Forward, input gradient and weight gradient take one unit each, a full backward two."""
 
 
 def simulate(
-    rows: Rows, duration: Duration = unit_cost, *, recompute: Duration = nothing, origin: Origin = "simulated"
+    rows: Rows,
+    duration: Duration = lambda action: UNIT_MS[action.kind],
+    *,
+    recompute: Duration = lambda action: 0.0,
+    origin: Origin = "simulated",
 ) -> PlayedSchedule:
-    """Plays `rows`; durations, and the part of each that is recompute, in milliseconds. Raises InvalidPlan on a
-    deadlock."""
+    """The times of `rows` from durations, and the part of each that is recompute, in milliseconds. Raises InvalidPlan
+    on a deadlock."""
     times, blockers = _simulated_times(rows, duration, recompute)
     return played_schedule(rows, times, blockers, origin)
 
