@@ -65,23 +65,19 @@ def _inputs_of(loaded: Loaded, block: str) -> tuple[Any, Any]:
     modules = dict(loaded.model.named_modules())
     if block not in modules:
         raise BadInput(f"The model has no block {block!r}.", hint=nearest(block, modules))
-    caught: list[Any] = []
-
-    def catch(module: nn.Module, args: Any, kwargs: Any) -> None:
-        caught.append((args, kwargs))
-
-    hook = modules[block].register_forward_pre_hook(catch, with_kwargs=True)
+    calls: list[Any] = []
+    hook = modules[block].register_forward_pre_hook(lambda _, *inputs: calls.append(inputs), with_kwargs=True)
     try:
         with blaming(loaded.ref, loaded.inputs, "forward"), torch.no_grad():
             loaded.output()
     finally:
         hook.remove()
-    if not caught:
+    if not calls:
         raise BadInput(f"The block {block!r} is never called.", hint="Choose one of the blocks inside it.")
-    return tree_map(_leaf, caught[0])
+    return tree_map(_leaf, calls[0])
 
 
-def _leaf(value: Any) -> Any:
+def _leaf(value: object) -> object:
     if not isinstance(value, Tensor):
         return value
     return value.detach().clone().requires_grad_(value.is_floating_point())

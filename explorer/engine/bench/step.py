@@ -219,10 +219,11 @@ def split(inputs: Any, targets: Any, n_parts: int) -> list[tuple[Any, Any]]:
         )
     size = n_samples // n_parts
 
-    def part(i: int) -> Callable[[Any], Any]:
-        def cut(leaf: Any) -> Any:
-            whole = not isinstance(leaf, torch.Tensor) or not leaf.dim() or leaf.shape[0] != n_samples
-            return leaf if whole else leaf.narrow(0, i * size, size)
+    def part(i: int) -> Callable[[object], object]:
+        def cut(leaf: object) -> object:
+            if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] == n_samples:
+                return leaf.narrow(0, i * size, size)
+            return leaf
 
         return cut
 

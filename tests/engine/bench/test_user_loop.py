@@ -25,13 +25,13 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Sequential(nn.Linear(16, 16), nn.Tanh()), nn.Linear(16, 16))
 
 
-def live(model: nn.Module) -> LoopRecording:
+def recording_of(model: nn.Module) -> LoopRecording:
     return LoopRecording(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), "train.py")
 
 
 def test_borders_are_those_of_model_backward_and_optimizer() -> None:
     model = net()
-    step = live(model)
+    step = recording_of(model)
     assert step.optimizer is not None
     with step:
         for _ in range(2):
@@ -47,7 +47,7 @@ def test_borders_are_those_of_model_backward_and_optimizer() -> None:
 
 def test_a_policy_in_force_is_recorded_with_what_ran_again() -> None:
     model = net()
-    step = live(model)
+    step = recording_of(model)
     with apply_policy(model, Policy.recompute(["0"])), step:
         model(torch.ones(8, 16)).sum().backward()
     assert step.measurement.spec.policy.units[0].blocks == ("0",)
@@ -56,7 +56,7 @@ def test_a_policy_in_force_is_recorded_with_what_ran_again() -> None:
 
 def test_an_exception_passes_and_the_record_stands() -> None:
     model = net()
-    step = live(model)
+    step = recording_of(model)
     with pytest.raises(ValueError, match="in the loop"), step:
         model(torch.ones(8, 16))
         raise ValueError("in the loop")
@@ -67,9 +67,9 @@ def test_an_exception_passes_and_the_record_stands() -> None:
 
 def test_two_instruments_at_once_are_refused_and_the_first_goes_on() -> None:
     model = net()
-    first = live(model)
+    first = recording_of(model)
     with first:
-        with pytest.raises(BadInput), live(model):
+        with pytest.raises(BadInput), recording_of(model):
             pass
         model(torch.ones(8, 16)).sum().backward()
     assert first.measurement.by_fqn["0"].n_forward == 1
@@ -169,14 +169,14 @@ def graph_of(run: Measurement) -> ModelGraph:
 
 @pytest.mark.parametrize("ref", REFS, ids=["gpt", "unet"])
 def test_blocks_spine_and_repeats_are_those_of_a_described_model(ref: ModelRef) -> None:
-    live, described = graph_of(recorded(ref)), describe(ref)
-    assert live.fingerprint == described.fingerprint
-    assert (live.chain, live.repeats, live.n_parameters) == (
+    recorded_graph, described = graph_of(recorded(ref)), describe(ref)
+    assert recorded_graph.fingerprint == described.fingerprint
+    assert (recorded_graph.chain, recorded_graph.repeats, recorded_graph.n_parameters) == (
         described.chain,
         described.repeats,
         described.n_parameters,
     )
-    for block in live.blocks:
+    for block in recorded_graph.blocks:
         same = described.by_fqn[block.fqn]
         for name in ("kind", "n_calls", "forward_flops", "output_bytes", "repeat_of", "own_parameters"):
             assert getattr(block, name) == getattr(same, name), (block.fqn, name)
