@@ -77,14 +77,14 @@ def explain_data_dependence(target: str) -> Iterator[None]:
         yield
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ModelFailed(
-            f"{target} cannot be foreseen without its data: it decides by values that it computes ({error.func}).",
+            f"{target} cannot be predicted without its data: it decides by values that it computes ({error.func}).",
             hint="Measure a smaller build of it instead, by --set.",
         ) from error
     except RuntimeError as error:
         if not message_of(error).startswith("Expected inputs of BF16 type"):
             raise
         raise ModelFailed(
-            f"{target} cannot be foreseen in float32: without data, torch knows the grouped product of routed experts "
+            f"{target} cannot be predicted in float32: without data, torch knows the grouped product of routed experts "
             "in bfloat16 alone.",
             hint="Add --dtype bfloat16, or measure a smaller build of it instead, by --set.",
         ) from error

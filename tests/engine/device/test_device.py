@@ -179,7 +179,7 @@ def test_torch_is_as_it_was_after_a_model_that_raises() -> None:
 
 
 def test_a_decision_by_data_is_refused_in_a_sentence() -> None:
-    with pytest.raises(ModelFailed, match=r"net\.py cannot be foreseen without its data"), without_data():
+    with pytest.raises(ModelFailed, match=r"net\.py cannot be predicted without its data"), without_data():
         layer = nn.Linear(2, 2)
         with explain_data_dependence("net.py"):
             layer(torch.ones(1, 2)).sum().item()
