@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from explorer.engine.model.describe import described
+from explorer.engine.model.describe import describe_loaded
 from explorer.engine.model.loaded import Loaded, copied
 from explorer.record.graph import ModelGraph, ModelRef
 
@@ -18,7 +18,7 @@ def graph_of_loaded(loaded: Loaded) -> ModelGraph:
     def another() -> Loaded:
         return replace(loaded, model=copied(loaded.model))
 
-    return described(another(), another, "cpu")
+    return describe_loaded(another(), another, "cpu")
 
 
 def graph_of(model: nn.Module, inputs: Any) -> ModelGraph:

@@ -21,7 +21,7 @@ from explorer.engine.bench.step import prepare, run_step, set_mode, torch_device
 from explorer.engine.device.cuda_allocator import CudaRecorder
 from explorer.engine.device.device import device_of
 from explorer.engine.model.load import load_for
-from explorer.engine.model.loaded import Loaded, blaming, place
+from explorer.engine.model.loaded import Loaded, blaming, move_to
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.state.rng import seed_everything
@@ -44,7 +44,7 @@ def draw_autograd(spec: RunSpec, block: str, report: Report = silent) -> Autogra
     meter = Meter(report, 3)
     with preserve_global_state():
         meter(f"loading {spec.model.target}")
-        loaded = place(load_for(spec), torch_device(spec), torch_dtype(spec))
+        loaded = move_to(load_for(spec), torch_device(spec), torch_dtype(spec))
         set_mode(loaded.model, spec.mode)
         args, kwargs = _inputs_of(loaded, block)
         meter("drawing the block kept")

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from explorer.engine.model.load import load_for
-from explorer.engine.model.loaded import Loaded, call, place, refuse_sparse_under_adamw
+from explorer.engine.model.loaded import Loaded, call, move_to, refuse_sparse_under_adamw
 from explorer.engine.model.separate_copy import separate_copy
 from explorer.engine.policy.apply import PolicyHandle, apply_policy
 from explorer.engine.state.rng import seed_everything
@@ -71,7 +71,7 @@ def trainee_of(spec: RunSpec, loaded: Loaded) -> Trainee:
     """As `prepare`, with the model of `loaded` itself instead of a copy."""
     device = torch_device(spec)
     torch.set_num_threads(spec.n_threads)
-    loaded = place(loaded, device, torch_dtype(spec))
+    loaded = move_to(loaded, device, torch_dtype(spec))
     model = loaded.model
     set_mode(model, spec.mode)
     freeze(model, spec.frozen)

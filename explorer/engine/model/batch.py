@@ -135,21 +135,21 @@ def example_batch(model: nn.Module, target: str, shape: BatchShape) -> Any:
 def _candidates(model: nn.Module, shape: BatchShape) -> Iterator[Any]:
     needed, optional = _arguments(model, inspect.Parameter.empty), _arguments(model, None)
     for first in _firsts(model, shape):
-        known = _known(needed[1:], model, shape)
-        if len(known) == len(needed[1:]):
-            yield {"*": (first,), **known} if known else first
-            if more := _known(optional, model, shape):  # a default of None need not be one that forward can do without
-                yield {"*": (first,), **known, **more}
+        named = _by_names(needed[1:], model, shape)
+        if len(named) == len(needed[1:]):
+            yield {"*": (first,), **named} if named else first
+            if more := _by_names(optional, model, shape):  # forward may need an argument whose default is None
+                yield {"*": (first,), **named, **more}
 
 
 def _arguments(model: nn.Module, default: Any) -> list[str]:
     """Names of forward's positional arguments with the default `default`."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(model.forward).parameters.values()
-    return [one.name for one in parameters if one.default is default and one.kind in kinds]
+    return [each.name for each in parameters if each.default is default and each.kind in kinds]
 
 
-def _known(names: Sequence[str], model: nn.Module, shape: BatchShape) -> dict[str, Tensor]:
+def _by_names(names: Sequence[str], model: nn.Module, shape: BatchShape) -> dict[str, Tensor]:
     by_name = {name: _by_name(name, model, shape) for name in names}
     return {name: value for name, value in by_name.items() if value is not None}
 
@@ -162,33 +162,36 @@ def _firsts(model: nn.Module, shape: BatchShape) -> Iterator[Tensor]:
     for module in model.modules():
         make = next((make for kind, make in _MADE.items() if isinstance(module, kind)), None)
         if make is not None:
-            own = _said(model, "in_channels")  # the first layer may take more channels, such as an embedding of time
+            channels = _setting(model, "in_channels")  # the first layer may take more, as for time
             for side in _sides(model, shape):
                 made = make(module, shape, side)
                 yield made
-                if isinstance(own, int) and own < getattr(module, "in_channels", 0):
-                    yield made[:, :own].clone()
+                if isinstance(channels, int) and channels < getattr(module, "in_channels", 0):
+                    yield made[:, :channels].clone()
             return
 
 
 def _sides(model: nn.Module, shape: BatchShape) -> tuple[int, ...]:
     if shape.side:
         return (shape.side,)
-    own = _said(model, "sample_size", "image_size", "img_size")
-    own = own[0] if isinstance(own, (tuple, list)) else own
-    return (own, *_SIDES) if isinstance(own, int) else _SIDES
+    side = _setting(model, "sample_size", "image_size", "img_size")
+    side = side[0] if isinstance(side, (tuple, list)) else side
+    return (side, *_SIDES) if isinstance(side, int) else _SIDES
 
 
-def _said(model: nn.Module, *names: str) -> Any:
+def _setting(model: nn.Module, *names: str) -> Any:
     """The first attribute of `names` that the model or its configuration has."""
-    places = (getattr(model, "config", None), model)
-    return next((value for place in places for name in names if (value := getattr(place, name, None))), None)
+    holders = (getattr(model, "config", None), model)
+    return next((value for holder in holders for name in names if (value := getattr(holder, name, None))), None)
 
 
 def _by_name(name: str, model: nn.Module, shape: BatchShape) -> Tensor | None:
     """A tensor for an argument with a well-known name; None: unknown."""
-    width = _said(model, "cross_attention_dim", "joint_attention_dim")
-    pooled, classes = _said(model, "pooled_projection_dim"), _said(model, "num_embeds_ada_norm", "num_class_embeds")
+    width = _setting(model, "cross_attention_dim", "joint_attention_dim")
+    pooled, classes = (
+        _setting(model, "pooled_projection_dim"),
+        _setting(model, "num_embeds_ada_norm", "num_class_embeds"),
+    )
     if name in ("timestep", "timesteps", "t", "time"):
         return torch.randint(0, 1000, (shape.batch,))
     if name in ("encoder_hidden_states", "context") and isinstance(width, int):

@@ -53,13 +53,13 @@ def repeated_as(modules: Mapping[str, nn.Module], facts: Mapping[str, BlockFacts
     return first
 
 
-def _alike(one: nn.Module, other: nn.Module, facts: BlockFacts, facts_other: BlockFacts) -> bool:
+def _alike(module: nn.Module, other: nn.Module, facts: BlockFacts, facts_other: BlockFacts) -> bool:
     """Whether both are built alike (class, settings, parameter shapes) and ran the same operators as often."""
     return (
         facts.n_calls > 0
         and (facts.n_calls, facts.signature) == (facts_other.n_calls, facts_other.signature)
-        and repr(one) == repr(other)
-        and _parameters(one) == _parameters(other) != []
+        and repr(module) == repr(other)
+        and _parameters(module) == _parameters(other) != []
     )
 
 

@@ -20,7 +20,7 @@ from explorer.engine.device.device import device_of
 from explorer.engine.device.without_data import is_without_data
 from explorer.engine.model.blocks import chain_of, cut_points, has_running_statistics, module_fields, repeated_as
 from explorer.engine.model.load import load
-from explorer.engine.model.loaded import Loaded, blaming, place, refuse_unopenable
+from explorer.engine.model.loaded import Loaded, blaming, move_to, refuse_unopenable
 from explorer.engine.state.rng import RngState
 from explorer.engine.watch.block_facts import BlockNotes, Consecutive
 from explorer.engine.watch.edges import edges_and_joins
@@ -48,7 +48,7 @@ def describe(ref: ModelRef, *, seed: int = 0, device: Device = "cpu", report: Re
         loaded = load(ref, seed=seed)
         report(Progress(what="watching one forward", done=1, total=2))
         where: Device = "cpu" if device == "cuda" and not torch.cuda.is_available() else device
-        return described(loaded, lambda: load(ref, seed=seed), where)
+        return describe_loaded(loaded, lambda: load(ref, seed=seed), where)
     finally:
         rng.restore()
 
@@ -107,10 +107,10 @@ def _observe_step(model: nn.Module, step: Callable[[], object], *, lets_go: bool
 ON_CPU = "Watched on the CPU: a forward of this model does not fit on {device}."
 
 
-def described(own: Loaded, another: Callable[[], Loaded], device: Device) -> ModelGraph:
-    """The graph of `own`, whose state changes. `another` builds an equal model. Raises ModelFailed."""
+def describe_loaded(loaded: Loaded, another: Callable[[], Loaded], device: Device) -> ModelGraph:
+    """The graph of `loaded`, whose state changes. `another` builds an equal model. Raises ModelFailed."""
     try:
-        return _watched(own, another, device)
+        return _watched(loaded, another, device)
     except Exception as error:
         if device == "cpu" or not is_out_of_memory(error):
             raise
@@ -118,22 +118,22 @@ def described(own: Loaded, another: Callable[[], Loaded], device: Device) -> Mod
     return msgspec.structs.replace(_watched(another(), another, "cpu"), note=ON_CPU.format(device=device))
 
 
-def _watched(own: Loaded, another: Callable[[], Loaded], device: Device) -> ModelGraph:
+def _watched(loaded: Loaded, another: Callable[[], Loaded], device: Device) -> ModelGraph:
     """The graph without tensors kept for backward, so that a model whose step does not fit can be described. A model
     that takes gradients in its forward fails so; `another` is then watched with everything kept."""
     # Tensors without data take no memory: the first attempt keeps everything.
     for lets_go in (False,) if is_without_data() else (True, False):
-        rng = RngState.capture(own.model)
+        rng = RngState.capture(loaded.model)
         if device != "cpu":
-            own = place(own, device, None)
+            loaded = move_to(loaded, device, None)
         try:
-            return msgspec.structs.replace(_graph(own, _observe(own, lets_go=lets_go)), device=device)
+            return msgspec.structs.replace(_graph(loaded, _observe(loaded, lets_go=lets_go)), device=device)
         except ModelFailed:
             if not lets_go:
                 raise
         finally:
             rng.restore()
-        own = another()
+        loaded = another()
     raise AssertionError("the second look returns or raises")
 
 

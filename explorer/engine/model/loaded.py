@@ -88,7 +88,7 @@ def call(model: nn.Module, inputs: Any) -> Any:
     return model(inputs)
 
 
-def place(loaded: Loaded, device: torch.device | str, dtype: torch.dtype | None) -> Loaded:
+def move_to(loaded: Loaded, device: torch.device | str, dtype: torch.dtype | None) -> Loaded:
     """Parameters, buffers and batch on `device`. Floating tensors become `dtype`, unless `dtype` is None.
 
     The model itself moves; changed tensors of the batch are new. Complex numbers stay complex, at the precision of
@@ -104,10 +104,10 @@ def place(loaded: Loaded, device: torch.device | str, dtype: torch.dtype | None)
         return cast(leaf.detach()).requires_grad_(leaf.requires_grad)
 
     model = loaded.model
-    held = [*model.parameters(), *model.buffers()]
-    if any(tensor.device != torch.device(device) for tensor in held):
+    tensors = [*model.parameters(), *model.buffers()]
+    if any(tensor.device != torch.device(device) for tensor in tensors):
         model = model.to(device)
-    if any(tensor.dtype != cast_type(tensor.dtype, dtype) for tensor in held):
+    if any(tensor.dtype != cast_type(tensor.dtype, dtype) for tensor in tensors):
         model._apply(cast)  # .to(dtype) would cut complex parameters down to their real part
     return replace(loaded, model=model, inputs=tree_map(moved, loaded.inputs), targets=tree_map(moved, loaded.targets))
 
@@ -121,13 +121,12 @@ def types_of(model: nn.Module) -> str:
     return ", ".join(name for name, _ in numbers.most_common())
 
 
-def cast_type(own: torch.dtype, dtype: torch.dtype | None) -> torch.dtype:
-    """The type of a tensor of type `own` after a cast to `dtype`."""
-    if dtype is None or not (own.is_floating_point or own.is_complex):
-        return own
-    return (
-        {torch.float32: torch.complex64, torch.float64: torch.complex128}.get(dtype, own) if own.is_complex else dtype
-    )
+def cast_type(original: torch.dtype, dtype: torch.dtype | None) -> torch.dtype:
+    """The type of a tensor of type `original` after a cast to `dtype`."""
+    if dtype is None or not (original.is_floating_point or original.is_complex):
+        return original
+    complex_types = {torch.float32: torch.complex64, torch.float64: torch.complex128}
+    return complex_types.get(dtype, original) if original.is_complex else dtype
 
 
 @contextmanager
@@ -172,9 +171,9 @@ def default_loss(output: Any) -> Tensor:
 
     Raises ModelFailed if the output holds no floating tensor.
     """
-    own = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
-    if isinstance(own, Tensor):
-        return own
+    loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    if isinstance(loss, Tensor):
+        return loss
     if losses := _losses(output):
         return torch.stack([loss.float() for loss in losses]).sum()
     floating = [leaf for leaf in _tensors(output) if leaf.is_floating_point()]
@@ -198,7 +197,7 @@ def _tensors(output: Any) -> list[Tensor]:
     if hasattr(output, "to_tuple"):
         output = output.to_tuple()
     if dataclasses.is_dataclass(output) and not isinstance(output, type):  # torch's own trees know none
-        return [leaf for one in dataclasses.fields(output) for leaf in _tensors(getattr(output, one.name))]
+        return [leaf for part in dataclasses.fields(output) for leaf in _tensors(getattr(output, part.name))]
     return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
 
 

@@ -21,8 +21,8 @@ def inside(module: nn.Module) -> str:
     A wrapper has one child and no direct tensor. The name alone is ambiguous: a part of a model may be called `module`.
     """
     children = [name for name, child in module._modules.items() if child is not None]
-    own = any(value is not None for value in (*module._parameters.values(), *module._buffers.values()))
-    return children[0] if len(children) == 1 and children[0] in WRAPPED and not own else ""
+    has_tensor = any(value is not None for value in (*module._parameters.values(), *module._buffers.values()))
+    return children[0] if len(children) == 1 and children[0] in WRAPPED and not has_tensor else ""
 
 
 def plain_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

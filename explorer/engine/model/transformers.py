@@ -59,8 +59,8 @@ def _settings(transformers: Any, config: str, arguments: dict[str, Any]) -> Any:
         return transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, **arguments)
     kind = getattr(transformers, config, None)
     if kind is None or not hasattr(kind, "model_type"):
-        known = [name for name in dir(transformers) if name.endswith("Config")]
-        raise ModelNotLoaded(f"transformers has no configuration {config!r}.", hint=nearest(config, known))
+        names = [name for name in dir(transformers) if name.endswith("Config")]
+        raise ModelNotLoaded(f"transformers has no configuration {config!r}.", hint=nearest(config, names))
     return kind(**arguments)
 
 
@@ -96,7 +96,7 @@ def _model(transformers: Any, settings: Any) -> Any:
 def _batch(model: Any, settings: Any, *, batch: int, length: int) -> dict[str, torch.Tensor]:
     """A batch by the name of the model's main input: pictures, sound, a spectrogram, a number series, else words."""
     main = getattr(model, "main_input_name", "input_ids")
-    taken = inspect.signature(model.forward).parameters
+    parameters = inspect.signature(model.forward).parameters
     labels = None  # labels of sounds and series differ from head to head
     if main == "pixel_values":
         labels = torch.randint(0, max(1, getattr(settings, "num_labels", 2)), (batch,))
@@ -108,9 +108,9 @@ def _batch(model: Any, settings: Any, *, batch: int, length: int) -> dict[str, t
     else:
         inputs = {"input_ids": _words(settings, batch, length)}
         labels = inputs["input_ids"].clone()
-        if "pixel_values" in taken and hasattr(settings, "vision_config"):
+        if "pixel_values" in parameters and hasattr(settings, "vision_config"):
             inputs["pixel_values"] = _pictures(settings, batch)
-    return inputs if labels is None or "labels" not in taken else {**inputs, "labels": labels}
+    return inputs if labels is None or "labels" not in parameters else {**inputs, "labels": labels}
 
 
 def _words(settings: Any, batch: int, length: int) -> torch.Tensor:
@@ -120,10 +120,10 @@ def _words(settings: Any, batch: int, length: int) -> torch.Tensor:
 
 
 def _pictures(settings: Any, batch: int) -> torch.Tensor:
-    seen = getattr(settings, "vision_config", settings)
-    side = getattr(seen, "image_size", None) or 64
+    vision = getattr(settings, "vision_config", settings)
+    side = getattr(vision, "image_size", None) or 64
     height, width = side if isinstance(side, (tuple, list)) else (side, side)
-    return torch.randn(batch, getattr(seen, "num_channels", 3), height, width)
+    return torch.randn(batch, getattr(vision, "num_channels", 3), height, width)
 
 
 def _series(settings: Any, batch: int, length: int) -> torch.Tensor:

@@ -125,7 +125,7 @@ class BlockNotes(NoteTaker):
             facts.first_call = self.flow.now
         facts.n_calls += 1
         if not fqn:
-            self.flow.given(tensors_in((*args, *kwargs.values())))
+            self.flow.add_inputs(tensors_in((*args, *kwargs.values())))
         facts.arguments.append(tuple(dict.fromkeys(map(self.watch.name, dense_tensors((args, kwargs))))))
         self._calls.append(_Call(facts.flops))
 

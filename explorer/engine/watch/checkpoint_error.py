@@ -43,20 +43,20 @@ def in_words(error: BaseException, model: nn.Module) -> str:
         return ""
     mismatch = _MISMATCH.search(str(error))
     region = _region(error)
-    seen = _ThirdRun(model)
+    third = _ThirdRun(model)
     if region is not None:
-        seen.run(*region)
+        third.run(*region)
     if mismatch is None:
         counts = _COUNTS.search(str(error))
         work = (
             f"forward saved {counts[1]} tensors and the recompute {counts[2]}" if counts else "the recompute saved more"
         )
-        return f"The recompute{_of(seen.block)} did other work than forward: {work}. Usual cause: {BRANCH}."
+        return f"The recompute{_of(third.block)} did other work than forward: {work}. Usual cause: {BRANCH}."
     position, forward, again = int(mismatch[1]), mismatch[2], mismatch[3]
-    what = seen.saved[position] if position < len(seen.saved) else f"the saved tensor number {position}"
+    what = third.saved[position] if position < len(third.saved) else f"the saved tensor number {position}"
     return (
-        f"The recompute{_of(seen.block)} made another tensor than forward: {what} was {_short(forward)} in forward and "
-        f"{_short(again)} in the recompute. Usual cause: {_cause(forward, again)}."
+        f"The recompute{_of(third.block)} made another tensor than forward: {what} was {_short(forward)} in forward "
+        f"and {_short(again)} in the recompute. Usual cause: {_cause(forward, again)}."
     )
 
 
@@ -124,12 +124,12 @@ def _frames(error: BaseException) -> Iterator[Any]:
 def _cause(forward: str, again: str) -> str:
     if _numbers(forward) == _numbers(again):
         return TYPES
-    one, other = _numbers(forward), _numbers(again)
-    if len(one) == len(other):
-        differing = [i for i, (a, b) in enumerate(zip(one, other)) if a != b]
+    first, second = _numbers(forward), _numbers(again)
+    if len(first) == len(second):
+        differing = [i for i, (a, b) in enumerate(zip(first, second)) if a != b]
         if differing == [0]:
             return TOKENS
-        if all(other[i] > one[i] for i in differing):
+        if all(second[i] > first[i] for i in differing):
             return CACHE
     return BRANCH
 

@@ -76,7 +76,7 @@ class DataFlow:
         """Number of the operator with which each place began."""
         self._live: dict[int, tuple[weakref.ref[Any], Datum]] = {}
 
-    def given(self, tensors: Iterable[Tensor]) -> None:
+    def add_inputs(self, tensors: Iterable[Tensor]) -> None:
         """Adds the model's arguments; an argument that an earlier call made keeps its writer."""
         for tensor in tensors:
             if dense(tensor) and self._datum_of(tensor) is None:
@@ -181,22 +181,22 @@ class _Merged:
     def _dissolve(self) -> None:
         """Merges an operator with one source inside the block into the source, and operators of equal sources."""
         sources, readers = self._neighbours(sources=True), self._neighbours(sources=False)
-        known: dict[tuple[str, frozenset[Place]], Place] = {}
+        equal: dict[tuple[str, frozenset[Place]], Place] = {}
         for place in self.joins():
-            own = frozenset(map(self.place_of, sources[place])) - {place, ELSEWHERE}
-            if len(own) == 1 and _lies_in(next(iter(own)), place.block):
-                self._stands_for[place] = next(iter(own))
-            elif not own and all(_lies_in(reader, place.block) for reader in readers[place]):
+            origins = frozenset(map(self.place_of, sources[place])) - {place, ELSEWHERE}
+            if len(origins) == 1 and _lies_in(next(iter(origins)), place.block):
+                self._stands_for[place] = next(iter(origins))
+            elif not origins and all(_lies_in(reader, place.block) for reader in readers[place]):
                 self._stands_for[place] = ELSEWHERE
-            elif (same := self.place_of(known.setdefault((place.block, own), place))) != place:
+            elif (same := self.place_of(equal.setdefault((place.block, origins), place))) != place:
                 self._stands_for[place] = same
 
     def _contract(self) -> None:
         """Merges a join into another join of its block if the join feeds only this other join."""
         readers = self._neighbours(sources=False)
         for place in self.joins():
-            own = set(map(self.place_of, readers[place])) - {place}
-            if len(own) == 1 and (only := own.pop()).op and only.block == place.block:
+            targets = set(map(self.place_of, readers[place])) - {place}
+            if len(targets) == 1 and (only := targets.pop()).op and only.block == place.block:
                 self._stands_for[place] = only
 
     def thin_out(self) -> None:

@@ -71,7 +71,7 @@ def _of_vectors(left: Any, right: Any, *, out_val: Any = None) -> int:
 
 
 def _of_each(left: Sequence[Any], right: Sequence[Any], *_: Any, out_val: Any = None, **__: Any) -> int:
-    return sum(2 * one.numel() * int(other.shape[-1]) for one, other in zip(left, right))
+    return sum(2 * first.numel() * int(second.shape[-1]) for first, second in zip(left, right))
 
 
 def _grouped(left: Any, right: Any, *_: Any, out_val: Any = None, **__: Any) -> int:
@@ -115,9 +115,9 @@ def _conv_tbc(tokens: Any, weight: Any, *_: Any, out_val: Any = None, **__: Any)
 
 def _convolution_backward(grad: Any, tokens: Any, weight: Any, *args: Any, out_val: Any = None) -> int:
     """FLOPs of backward: the gradients of input and weight each take as many multiply-adds as forward."""
-    transposed, wanted = args[-4], args[-1]
+    transposed, needed = args[-4], args[-1]
     forward = conv_flop_count(list(tokens.shape), list(weight.shape), list(grad.shape), transposed=transposed)
-    return int(forward * sum(wanted[:2]))
+    return int(forward * sum(needed[:2]))
 
 
 def _attention(query: Any, key: Any, value: Any, *_: Any, out_val: Any = None, **__: Any) -> int:

@@ -156,10 +156,10 @@ class CallLog:
     def record(self, tick_ns: Ints, entry_of: Ints) -> Calls:
         """The calls on a timeline: tick i + 1 is at `tick_ns[i]`, and storage s has the entry `entry_of[s]`, or -1."""
 
-        def known(storages: Sequence[int]) -> list[int]:
+        def entries_of(storages: Sequence[int]) -> list[int]:
             return [entry for entry in (int(entry_of[storage]) for storage in storages) if entry >= 0]
 
-        inputs, outputs = ([known(storages) for storages in side] for side in (self.inputs, self.outputs))
+        inputs, outputs = ([entries_of(storages) for storages in side] for side in (self.inputs, self.outputs))
         return Calls(
             block=column(self.block),
             first_tick=column(np.searchsorted(tick_ns, np.asarray(self.first_ns), side="right").tolist()),

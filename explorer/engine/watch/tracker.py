@@ -111,7 +111,7 @@ class Tracker(BlockWatch):
         """FLOPs by (phase, block), of the block's own operators only."""
         self.begin_ns = self.end_ns = 0
         self._phase = FORWARD
-        self._known_ops: dict[Any, tuple[int, Any]] = {}
+        self._operators: dict[Any, tuple[int, Any]] = {}
         self._model = model
         self._before_step = list(before_step)
         self._open = ExitStack()
@@ -175,9 +175,9 @@ class Tracker(BlockWatch):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, out = kwargs or {}, None
         try:
-            known = VIEW if self.trouble else self._known_ops.get(func) or self._learn(func)
+            operator = VIEW if self.trouble else self._operators.get(func) or self._learn(func)
             # Rule 4: a view makes no storage and computes nothing.
-            if known is not VIEW:
+            if operator is not VIEW:
                 frame: Any = self.scopes.frame
                 phase = self._phase_of(frame)
                 first_ns = time.time_ns()
@@ -185,16 +185,16 @@ class Tracker(BlockWatch):
                 out = sum_of_gradients(args, kwargs) if func is ADD and phase == BACKWARD else None
         except Exception as error:
             self._failed(error)
-            known = VIEW
+            operator = VIEW
         if out is None:
             out = func(*args, **kwargs)
-        if known is VIEW:
+        if operator is VIEW:
             return out
         last_ns = time.time_ns()
         try:
             # Rules 1 and 2.
             block = frame.stack[-1] if phase != BACKWARD else self._block_of_node(frame)
-            name, count = known
+            name, count = operator
             if count is not None:
                 self.flops[phase, block] += count(*args, **kwargs, out_val=out)
             if func is CAST and args[0].is_leaf and args[0].requires_grad:
@@ -212,14 +212,14 @@ class Tracker(BlockWatch):
     def _learn(self, func: Any) -> tuple[int, Any]:
         """Number and formula of a new operator, or VIEW."""
         if getattr(func, "is_view", False) and func is not LIFT:
-            known = VIEW
+            operator = VIEW
         else:
-            known = (len(self.op_names), formula(func))
+            operator = (len(self.op_names), formula(func))
             if lacks_formula(func):
-                self.uncounted.append(known[0])
+                self.uncounted.append(operator[0])
             self.op_names.append(str(func))
-        self._known_ops[func] = known
-        return known
+        self._operators[func] = operator
+        return operator
 
     def _phase_of(self, frame: Frame) -> int:
         """The phase now. A forward inside backward is a recompute, also if a model's own checkpoint opens no scope."""

@@ -14,7 +14,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from explorer.engine.bench.step import prepare, run_step
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load
-from explorer.engine.model.loaded import Loaded, blaming, call, default_loss, place
+from explorer.engine.model.loaded import Loaded, blaming, call, default_loss, move_to
 from explorer.engine.model.plain_names import inside, plain_buffers, plain_modules, plain_parameters
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.errors import BadInput, ModelFailed, ModelNotLoaded
@@ -79,9 +79,9 @@ def test_default_losses() -> None:
         default_loss(torch.tensor([1]))
 
 
-def test_place_moves_floats_and_leaves_whole_numbers() -> None:
+def test_a_move_changes_floats_and_leaves_whole_numbers() -> None:
     loaded = load(ModelRef(target="sample_models/tied_lm.py", arguments={"batch": 2, "n_layers": 1, "length": 4}))
-    placed = place(loaded, "cpu", torch.float64)
+    placed = move_to(loaded, "cpu", torch.float64)
     assert {p.dtype for p in placed.model.parameters()} == {torch.float64}
     assert placed.inputs.dtype == placed.targets.dtype == torch.int64
     assert placed.loss(placed.output()).dtype == torch.float64
