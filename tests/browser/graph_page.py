@@ -9,7 +9,6 @@ sys.path.insert(0, str(ROOT))
 import streamlit as st  # noqa: E402
 
 from explorer.ui import block_graph as bg  # noqa: E402
-from explorer.view.drawing.colours import RECOMPUTE  # noqa: E402
 from explorer.view.graph.geometry import layout  # noqa: E402
 from explorer.view.graph.labels import Badge, Label  # noqa: E402
 from explorer.view.graph.nesting import default_open, nest  # noqa: E402
@@ -43,7 +42,7 @@ def panel() -> None:
         )
         for block in graph.blocks
     }
-    paint = bg.Paint(height=600, labels=labels, recompute_colour=RECOMPUTE, stage_colours=("#1f77b4", "#2ca02c"))
+    paint = bg.Paint(height=600, labels=labels)
     drawing = layout(graph, S.state.open, cuts=kind == "unet")
     bg.block_graph(drawing, S.state, paint, key="graph")
     st.text("confirmed: " + (" ".join(sorted(S.state.on)) or "none"))

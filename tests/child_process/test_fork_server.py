@@ -1,4 +1,4 @@
-"""A process forked for somebody leads a group, and with it ends all that it started, children and daemons alike."""
+"""A forked process leads a group, and with it end all processes that it started, children and daemons alike."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from explorer.child_process.forks import LENGTH, Forks, at_hand
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server() -> Iterator[Forks]:
     """A server that has imported nothing."""
     server = Forks.launch()
@@ -75,21 +75,21 @@ def answer_of(server: Forks, function: object, *arguments: object, needs: tuple[
 
 
 def all_said(ear: int) -> bytes:
-    """Until nobody holds the other end of the pipe any more."""
+    """All bytes until the other end of the pipe is closed everywhere."""
     with os.fdopen(ear, "rb") as file:
         return file.read()
 
 
 def test_how_a_child_ended_is_known(server: Forks) -> None:
-    nobody = os.open(os.devnull, os.O_WRONLY)
-    left, failed = server.start(os.getpid), server.start(fails, errors=nobody)
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    left, failed = server.start(os.getpid), server.start(fails, errors=nothing)
     killed = server.start(signal.pause)
     assert left.wait() and failed.wait() and (left.code, failed.code) == (0, 1)
     killed.kill()
     assert killed.wait() and killed.code == -signal.SIGKILL
     for child in (left, failed, killed):
         child.close()
-    os.close(nobody)
+    os.close(nothing)
 
 
 def test_a_child_leads_a_group_of_its_own(server: Forks) -> None:
@@ -111,7 +111,7 @@ def test_what_a_child_started_ends_with_it(server: Forks, starts: object) -> Non
     child.close()
 
 
-def test_with_the_server_ends_whoever_runs() -> None:
+def test_with_the_server_ends_every_child() -> None:
     server = Forks.launch()
     ear, voice = os.pipe()
     child = server.start(waits, files=[voice])
@@ -144,12 +144,12 @@ FRAMES = {
 }
 
 
-@pytest.mark.parametrize("name", FRAMES)
-def test_a_request_that_is_none_changes_nothing(server: Forks, name: str) -> None:
-    child = server.start(sends, FRAMES[name])
-    assert child.wait()
-    child.close()
-    assert answer_of(server, says_whether_marked) == b"no" and server.alive
+def test_a_request_that_is_none_changes_nothing(server: Forks) -> None:
+    for name, frame in FRAMES.items():
+        child = server.start(sends, frame)
+        assert child.wait()
+        child.close()
+        assert answer_of(server, says_whether_marked) == b"no" and server.alive, name
 
 
 def test_a_server_imports_what_is_named_in_its_list_and_nothing_else(server: Forks) -> None:

@@ -124,20 +124,20 @@ def held(pid: int) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-def test_a_hundred_and_fifty_runs_leave_app_worker_and_fork_server_as_large_as_thirty(tmp_path: Path) -> None:
+def test_ninety_runs_leave_app_worker_and_fork_server_as_large_as_thirty(tmp_path: Path) -> None:
     worker = Worker(tmp_path / "runs.sqlite")
     spec = RunSpec(model=ModelRef(target="sample_models/mlp.py", arguments={"n_layers": 1, "batch": 2}), n_repeats=1)
     readings: dict[int, dict[str, tuple[int, int]]] = {}
-    for n in range(1, 151):
+    for n in range(1, 91):
         request = Measure(spec=spec, without_data=True) if n % 5 == 0 else Describe(model=spec.model)
         assert finish(worker.submit(request)).failure is None
-        if n in (30, 150):
+        if n in (30, 90):
             assert worker._child is not None
             server = next(iter(children_of(worker._child.pid)))
             gc.collect()
             readings[n] = {"app": held(os.getpid()), "worker": held(worker._child.pid), "server": held(server)}
     worker.close()
-    for process, (n_files, own_kib) in readings[150].items():
+    for process, (n_files, own_kib) in readings[90].items():
         assert n_files <= readings[30][process][0], readings
         assert own_kib < readings[30][process][1] + 8 * 1024, readings
 

@@ -14,6 +14,7 @@ from typing import Any
 import streamlit as st
 
 from explorer.record.base import Record, to_plain
+from explorer.view.drawing.colours import RECOMPUTE, STAGE_COLOURS
 from explorer.view.drawing.units import mib
 from explorer.view.graph.geometry import BlockRow, Layout, Link, Window
 from explorer.view.graph.labels import Label
@@ -32,8 +33,6 @@ class Paint(Record):
     """Parts of the drawing that change without moving a box."""
 
     labels: Mapping[str, Label]
-    recompute_colour: str
-    stage_colours: tuple[str, ...] = ()
     segments: tuple[tuple[str, ...], ...] = ()
     """Blocks that are recomputed together."""
     actions: Mapping[str, str] = {}
@@ -146,7 +145,7 @@ def payload(drawing: Layout, state: GraphMarks, paint: Paint) -> dict[str, Any]:
         "seq": state.seq,
         "revision": state.revision,
         "labels": {id: _short(label) for id, label in paint.labels.items() if id in in_view},
-        "colours": {"recompute": paint.recompute_colour, "stages": list(paint.stage_colours) or ["transparent"]},
+        "colours": {"recompute": RECOMPUTE, "stages": list(STAGE_COLOURS)},
         "segments": [list(segment) for segment in paint.segments],
         "actions": dict(paint.actions),
         "jump": {"id": paint.jump[0], "n": paint.jump[1]} if paint.jump else None,

@@ -25,7 +25,6 @@ from explorer.ui.session import page_job, window
 from explorer.ui.session.repository import KeyedRun
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.elements import escape
-from explorer.view.drawing.colours import RECOMPUTE, STAGE_COLOURS
 from explorer.view.graph import overlay
 from explorer.view.graph.geometry import layout
 from explorer.view.graph.labels import Facts, labels
@@ -144,8 +143,6 @@ def graph_panel(state: ExploreState, facts: Facts) -> None:
     marks = drafts.marks_of(state.draft, graph)
     paint = Paint(
         labels=labels(facts),
-        recompute_colour=RECOMPUTE,
-        stage_colours=STAGE_COLOURS,
         segments=tuple(unit.blocks for unit in policy.units if len(unit.blocks) > 1),
         actions={unit.blocks[0]: ACTIONS[unit.action] for unit in policy.units if unit.action in ACTIONS},
         height=HEIGHT + window.extra_height(),

@@ -18,6 +18,7 @@ from explorer.ui.explore.state import ExploreState
 from explorer.ui.explore.view import Picked, View, ledger_of
 from explorer.ui.session.repository import runs
 from explorer.ui.session.values import bound
+from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.charts import draw
 from explorer.ui.shared.elements import escape, fold
 from explorer.view.drawing.axis import Axis, has_times
@@ -130,7 +131,8 @@ def _select(state: ExploreState, graph: ModelGraph | None, fqns: list[str]) -> N
     """The first block of a row is selected and scrolled to, as if it were clicked in the graph."""
     fqn = next((fqn for fqn in fqns if graph is not None and fqn in graph.by_fqn and fqn), None)
     if graph is not None and fqn is not None:
-        states.select(state, graph, fqn)
+        drafts.select(state.draft, graph, fqn)
+        state.looked_at = fqn  # the chart stays as it is
 
 
 def _alive(

@@ -201,7 +201,8 @@ def _bar(state: ExploreState, view: View) -> Any:
                     help=glossary.PREDICT if state.draft.predict else glossary.RUN,
                     label="Predict" if state.draft.predict else "Run",
                     ready=graph is not None and not state.draft.spec.model.is_recorded,
-                    start=lambda: _start(state, view),
+                    absorb=lambda: drafts.absorb(state.draft, graph) if graph is not None else None,
+                    start=partial(work.compare, state),
                     take=partial(work.take, state),
                     idle=lambda: st.caption(escape(_next_step(state, view))),
                 ),
@@ -211,12 +212,6 @@ def _bar(state: ExploreState, view: View) -> Any:
                 warning = policy_menu(state, graph)
                 run_menu(state)
     return warning
-
-
-def _start(state: ExploreState, view: View) -> None:
-    if view.graph is not None:
-        drafts.absorb(state.draft, view.graph)
-    work.compare(state)
 
 
 def _next_step(state: ExploreState, view: View) -> str:

@@ -114,9 +114,3 @@ def follow_selection(state: ExploreState, graph: ModelGraph) -> None:
     selected: str = drafts.marks_of(state.draft, graph).selected
     if selected != state.looked_at:
         state.looked_at, state.view = selected, BY_ROLE if selected else None
-
-
-def select(state: ExploreState, graph: ModelGraph, fqn: str) -> None:
-    """Selects `fqn` from a chart: the chart stays as it is."""
-    drafts.select(state.draft, graph, fqn)
-    state.looked_at = fqn

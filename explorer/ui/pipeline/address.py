@@ -23,6 +23,7 @@ MOST_RANKS: int = limits(PipelinePlan, "n_ranks")[1]
 UNCUT = "0"
 """`cuts=` of a plan with a single stage."""
 WORDS: dict[str, tuple[str, ...]] = {"schedule": tuple(SCHEDULES), "checkpoint": get_args(CheckpointMode)}
+NUMBERS = {"n_microbatches": ("microbatches", MOST_MICROBATCHES), "n_ranks": ("ranks", MOST_RANKS)}
 SWITCHES = {"keyed_rng": "keyed", "deferred_batch_norm": "deferred"}
 
 
@@ -52,10 +53,7 @@ def to_query(choices: SplitChoices, stages: tuple[tuple[str, ...], ...]) -> dict
     query = {"cuts": ".".join(places) or UNCUT}
     changed = {name: getattr(choices, name) for name in SplitChoices.__struct_fields__}
     changed = {name: value for name, value in changed.items() if value != getattr(USUAL, name)}
-    if "n_microbatches" in changed:
-        query["microbatches"] = str(choices.n_microbatches)
-    if choices.n_ranks is not None:
-        query["ranks"] = str(choices.n_ranks)
+    query |= {word: str(changed[name]) for name, (word, _) in NUMBERS.items() if name in changed}
     query |= {name: changed[name] for name in WORDS if name in changed}
     return query | {word: str(int(changed[name])) for name, word in SWITCHES.items() if name in changed}
 
@@ -65,14 +63,11 @@ def from_query(query: Mapping[str, str]) -> tuple[SplitChoices, list[int] | None
     chosen: dict[str, Any] = {}
     places: list[int] | None = None
     faults = []
-    if (text := query.get("microbatches")) is not None:
-        chosen["n_microbatches"] = n_microbatches = _number(text)
-        if n_microbatches is None or n_microbatches > MOST_MICROBATCHES:
-            faults.append(f"microbatches={text} is no number from 1 to {MOST_MICROBATCHES}")
-    if (text := query.get("ranks")) is not None:
-        chosen["n_ranks"] = _number(text)
-        if chosen["n_ranks"] is None or chosen["n_ranks"] > MOST_RANKS:
-            faults.append(f"ranks={text} is no number from 1 to {MOST_RANKS}")
+    for name, (word, most) in NUMBERS.items():
+        if (text := query.get(word)) is not None:
+            chosen[name] = number = _number(text)
+            if number is None or number > most:
+                faults.append(f"{word}={text} is no number from 1 to {most}")
     for name, allowed in WORDS.items():
         if (text := query.get(name)) is not None:
             chosen[name] = text

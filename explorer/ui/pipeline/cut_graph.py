@@ -13,7 +13,6 @@ from explorer.ui.block_graph import Paint
 from explorer.ui.pipeline import state as pipeline_state
 from explorer.ui.pipeline.state import PipelineState
 from explorer.ui.session import window
-from explorer.view.drawing.colours import RECOMPUTE, STAGE_COLOURS
 from explorer.view.drawing.units import mib
 from explorer.view.graph.geometry import Layout, layout
 from explorer.view.graph.labels import Label
@@ -31,8 +30,6 @@ def cut_graph(split: PipelineState, graph: ModelGraph, plan: PipelinePlan, profi
         marks,
         Paint(
             labels=labels(graph, policy, plan, profile),
-            recompute_colour=RECOMPUTE,
-            stage_colours=STAGE_COLOURS,
             segments=tuple(unit.blocks for unit in policy.units if len(unit.blocks) > 1),
             height=HEIGHT + window.extra_height(),
             window=window.laid_out_for(),

@@ -45,6 +45,8 @@ class RunBar:
     label: str = "Run"
     ready: bool
     """Whether there is something that could run."""
+    absorb: Callable[[], None] = lambda: None
+    """Takes over clicks that came before the press, so that the run is the drawn one."""
     start: Callable[[], None]
     """Starts the run that a person requests."""
     take: Take
@@ -85,6 +87,7 @@ def _start(life: PageJob, bar: RunBar) -> None:
     """An old failure leaves the page, a new one comes onto it: that draws the whole page."""
     life.requested = False
     failed = life.failure is not None
+    bar.absorb()
     bar.start()
     if failed or life.failure is not None:
         st.rerun()
