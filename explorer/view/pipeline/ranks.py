@@ -129,12 +129,8 @@ def _one_rank(rank: RankMemory) -> go.Figure:
             )
         )
     _peak(fig, rank, (unit, name), ROLE_COLOURS["parameter"])
-    return _over_time(fig, name, rank.peak_bytes or 0, unit)
-
-
-def _over_time(fig: go.Figure, name: str, peak_bytes: int, unit: int) -> go.Figure:
     fig.update_xaxes(title={"text": TIME}, rangemode="tozero")
-    fig.update_yaxes(title={"text": f"held ({name})"}, range=[0, 1.14 * peak_bytes / unit])
+    fig.update_yaxes(title={"text": f"held ({name})"}, range=[0, 1.14 * (rank.peak_bytes or 0) / unit])
     return fig
 
 
@@ -197,12 +193,8 @@ def _bands(memory: Sequence[RankMemory]) -> go.Figure:
         return empty(AT_PEAK, NOT_MEASURED)
     unit, name = byte_axis(max(rank.peak_bytes or 0 for rank in drawn))
     fig = figure(AT_PEAK, height=180 + 34 * len(drawn))
-    for (label, colour, pattern), n_bytes in zip(PARTS, zip(*(_parts(rank) for rank in drawn))):
-        series = BarSeries(
-            name=label, lengths=[value / unit for value in n_bytes], figures=[mib(value) for value in n_bytes],
-            colour=colour, pattern=pattern,
-        )  # fmt: skip
-        add_bars(fig, [f"rank {rank.rank}" for rank in drawn], series)
+    for look, n_bytes in zip(PARTS, zip(*(_parts(rank) for rank in drawn))):
+        _add(fig, [rank.rank for rank in drawn], n_bytes, unit, look)
     return bars(fig, f"held at the rank's peak ({name})")
 
 
@@ -228,16 +220,18 @@ def _against(pairs: Sequence[tuple[int, int, int]]) -> go.Figure:
     worst = max(abs(predicted - measured) / measured for _, measured, predicted in pairs)
     unit, name = byte_axis(max(max(measured, predicted) for _, measured, predicted in pairs))
     fig = figure(AGAINST, f"peak by rank, furthest off by {percent(worst)}", height=190 + 44 * len(pairs))
-    rows = [f"rank {rank}" for rank, _, _ in pairs]
-    looks = (("measured", 1, RUN_COLOURS["candidate"], ""), ("predicted", 2, RUN_COLOURS["baseline"], "/"))
-    for label, place, colour, pattern in looks:
-        peaks = [pair[place] for pair in pairs]
-        series = BarSeries(
-            name=label, lengths=[peak / unit for peak in peaks], figures=[mib(peak) for peak in peaks],
-            colour=colour, pattern=pattern,
-        )  # fmt: skip
-        add_bars(fig, rows, series)
+    ranks, measured, predicted = zip(*pairs)
+    _add(fig, ranks, measured, unit, ("measured", RUN_COLOURS["candidate"], ""))
+    _add(fig, ranks, predicted, unit, ("predicted", RUN_COLOURS["baseline"], "/"))
     return bars(fig, f"peak ({name})", mode="group")
+
+
+def _add(fig: go.Figure, ranks: Sequence[int], n_bytes: Sequence[int], unit: int, look: tuple[str, str, str]) -> None:
+    """Adds a bar for each rank; `look` is label, colour and pattern."""
+    label, colour, pattern = look
+    lengths, figures = [n / unit for n in n_bytes], [mib(n) for n in n_bytes]
+    series = BarSeries(name=label, lengths=lengths, figures=figures, colour=colour, pattern=pattern)
+    add_bars(fig, [f"rank {rank}" for rank in ranks], series)
 
 
 def _pairs(run: PipelineRun) -> list[tuple[int, int, int]]:

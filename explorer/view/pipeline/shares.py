@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import plotly.graph_objects as go
 
@@ -14,7 +14,7 @@ from explorer.view.drawing.units import count
 
 TRUTH = "What moved the gradients: microbatching, recompute or splitting?"
 CALLS = "How often does each block run forward?"
-SHARES: tuple[Share, ...] = ("microbatching", "recompute", "splitting")
+SHARES: tuple[Share, ...] = get_args(Share)
 PATTERNS: dict[Verdict, str] = {"bitwise equal": "", "rounding": ".", "different": "x", "not comparable": "-"}
 """Patterns by the verdict of the record."""
 ABSENT = {"baseline only": "no gradient came", "candidate only": "only after this step", "neither": "none"}
@@ -77,16 +77,15 @@ def _truth(run: PipelineRun) -> go.Figure:
 
 def truth_table(run: PipelineRun) -> list[dict[str, Any]]:
     """Table rows, one per gradient or buffer: relative distance by cause; `0 (bitwise)` if no bit moved."""
-    entries: list[tuple[str, GradientShares | BufferShares]] = [("gradient", shares) for shares in run.gradients]
-    entries += [("buffer", shares) for shares in run.buffers]
+    entries: tuple[GradientShares | BufferShares, ...] = (*run.gradients, *run.buffers)
     return [
         {
-            "what": what,
+            "what": "gradient" if isinstance(entry, GradientShares) else "buffer",
             "name": entry.name,
             **{share: _distance(getattr(entry, share)) for share in SHARES},
             "stages": ", ".join(map(str, entry.stages)) if isinstance(entry, GradientShares) else "",
         }
-        for what, entry in entries
+        for entry in entries
     ]
 
 
