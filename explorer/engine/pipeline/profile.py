@@ -11,19 +11,21 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
+from functools import partial
 from itertools import groupby
 
 import msgspec
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from explorer.engine.bench.measure import Meter
 from explorer.engine.bench.step import split
 from explorer.engine.device.device import device_of
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded, blaming
 from explorer.engine.pipeline.build import Pipeline, build
-from explorer.engine.pipeline.stage_bench import N_MICROBATCHES, PassMeter, StageBench, Survey, survey
+from explorer.engine.pipeline.stage_bench import N_MICROBATCHES, StageBench, Survey, survey
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.errors import BadInput, InvalidPlan
 from explorer.plan.pipeline.cuts import Stages
@@ -59,7 +61,7 @@ def profile_blocks(
         plan = PipelinePlan(stages=groups, n_microbatches=N_MICROBATCHES, schedule="GPipe")
         fine = msgspec.structs.replace(spec, plan=plan, policy=KEEP_ALL)
         units = special_units(spec.policy, plan)
-        meter = PassMeter(report, N_SURVEY + 2 * (2 * N_BENCH + N_MEMORY) + bool(units) * (N_BENCH + N_MEMORY))
+        meter = Meter(report, N_SURVEY + 2 * (2 * N_BENCH + N_MEMORY) + bool(units) * (N_BENCH + N_MEMORY))
         pipeline = build(fine, small)
         with blaming(spec.model, small.inputs, "pipeline step"):
             pricing = _Pricing(fine, small, pipeline, groups, meter)
@@ -117,10 +119,10 @@ def _cut_batch(loaded: Loaded, n_microbatches: int) -> tuple[Loaded, int, int]:
 class _Pricing:
     """The model in its finest cut, surveyed, ready for pricing under several policies."""
 
-    def __init__(self, spec: RunSpec, loaded: Loaded, keep_all: Pipeline, groups: Stages, meter: PassMeter) -> None:
-        self._spec, self._loaded, self._kept, self._groups, self._meter = spec, loaded, keep_all, groups, meter
-        meter.what = ROUNDS[0]
-        self.survey = survey(keep_all, meter)
+    def __init__(self, spec: RunSpec, loaded: Loaded, keep_all: Pipeline, groups: Stages, meter: Meter) -> None:
+        self._spec, self._loaded, self._keep_all, self._groups, self._meter = spec, loaded, keep_all, groups, meter
+        self._begin_pass = partial(meter, ROUNDS[0])
+        self.survey = survey(keep_all, self._begin_pass)
         self._weight_ms_per_block = 0.0
         """Of the stretches with everything kept."""
 
@@ -129,7 +131,7 @@ class _Pricing:
         overhead."""
         kinds = self.survey.kinds
         self._name_round(what, kinds)
-        fine = StageBench(self._pipeline(policy, self._groups), self.survey, self.survey.samples(kinds), self._meter)
+        fine = self._bench(policy, self._groups, self.survey, self.survey.samples(kinds))
         span = _longest_run(kinds)
         long = self._as_one_stage(policy, span) if len(span) > 1 else None
         for _ in range(N_TIMED):  # alternating, so that a slow moment of the machine meets both
@@ -158,7 +160,7 @@ class _Pricing:
         surveyed = dataclasses.replace(self.survey, kinds=kinds)
         samples = surveyed.samples(kinds[j] for j in stretches)
         self._name_round(ROUNDS[2], kinds)
-        bench = StageBench(self._pipeline(policy, self._groups), surveyed, samples, self._meter)
+        bench = self._bench(policy, self._groups, surveyed, samples)
         for _ in range(N_TIMED):
             bench.time()
         costs = bench.costs(self._weight_ms_per_block)
@@ -166,14 +168,16 @@ class _Pricing:
 
     def _name_round(self, what: str, kinds: Sequence[int]) -> None:
         n_kinds = len(set(kinds))
-        self._meter.what = what if n_kinds == len(kinds) else f"{what}: {n_kinds} kinds of {len(kinds)}"
+        label = what if n_kinds == len(kinds) else f"{what}: {n_kinds} kinds of {len(kinds)}"
+        self._begin_pass = partial(self._meter, label)
 
-    def _pipeline(self, policy: Policy, stages: Stages) -> Pipeline:
-        if stages == self._groups and not policy.units:
-            return self._kept
-        assert self._spec.plan is not None
-        plan = msgspec.structs.replace(self._spec.plan, stages=stages)
-        return build(msgspec.structs.replace(self._spec, policy=policy, plan=plan), self._loaded)
+    def _bench(self, policy: Policy, stages: Stages, surveyed: Survey, samples: Collection[int]) -> StageBench:
+        pipeline = self._keep_all
+        if stages != self._groups or policy.units:
+            assert self._spec.plan is not None
+            plan = msgspec.structs.replace(self._spec.plan, stages=stages)
+            pipeline = build(msgspec.structs.replace(self._spec, policy=policy, plan=plan), self._loaded)
+        return StageBench(pipeline, surveyed, samples, self._begin_pass)
 
     def _as_one_stage(self, policy: Policy, span: range) -> StageBench:
         """A bench for the stretches of `span` as one stage, alone, with the tensors at the stage's borders."""
@@ -185,7 +189,7 @@ class _Pricing:
             if (to, kind) in ((span.start, "F"), (span[-1], "B"))
         }
         alone = Survey(mail, tuple(range(len(stages))))
-        return StageBench(self._pipeline(policy, stages), alone, {1}, self._meter)
+        return self._bench(policy, stages, alone, {1})
 
 
 def _longest_run(kinds: Sequence[int]) -> range:

@@ -33,25 +33,12 @@ from explorer.errors import NotOnThisDevice
 from explorer.plan.pipeline.actions import Action, Rows
 from explorer.record.pipeline_cost import ActionCost, LastBlock, SplitCost
 from explorer.record.pipeline_run import ActionTime, RankMemory
-from explorer.record.plan import Progress, Report
 
 N_MICROBATCHES = 2
 N_OF_A_KIND = 2
 """Timed stages of each kind. Their readings are pooled."""
-
-
-@dataclass
-class PassMeter:
-    """Progress over all passes of a profile."""
-
-    report: Report
-    n_passes: int
-    what: str = ""
-    n_done: int = 0
-
-    def begin_pass(self) -> None:
-        self.report(Progress(what=self.what, done=self.n_done, total=self.n_passes))
-        self.n_done += 1
+BeginPass = Callable[[], None]
+"""Called before every pass, to report it."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +61,7 @@ class Survey:
         )
 
 
-def survey(pipeline: Pipeline, meter: PassMeter) -> Survey:
+def survey(pipeline: Pipeline, begin_pass: BeginPass) -> Survey:
     """Two passes over the whole `pipeline`, one stage a rank: the first reads the borders, the second the memory."""
     pipeline = dataclasses.replace(pipeline, rows=_one_by_one("FB", len(pipeline.parts)))
     inputs: dict[int, list[Tensor]] = {}
@@ -91,10 +78,10 @@ def survey(pipeline: Pipeline, meter: PassMeter) -> Survey:
         if not all(same_bits(was, now.detach()) for was, now in zip(inputs.pop(stage), received, strict=True)):
             overwriting.add(stage)
 
-    meter.begin_pass()
+    begin_pass()
     with _hooks(pipeline, after, before=before):
         first = run_pass(pipeline, keep_mail=True)
-    meter.begin_pass()
+    begin_pass()
     memory = run_pass(pipeline, memory=True).memory()
     first_of_kind: dict[Hashable, int] = {}
     kinds = tuple(
@@ -107,9 +94,9 @@ def survey(pipeline: Pipeline, meter: PassMeter) -> Survey:
 class StageBench:
     """Warm stages of a pipeline, with backward whole and split, one rank a stage, and the readings of all passes."""
 
-    def __init__(self, pipeline: Pipeline, surveyed: Survey, stages: Collection[int], meter: PassMeter) -> None:
+    def __init__(self, pipeline: Pipeline, surveyed: Survey, stages: Collection[int], begin_pass: BeginPass) -> None:
         """Readings of `stages` of one kind are pooled."""
-        self._meter, self._survey, self._stages = meter, surveyed, stages
+        self._begin_pass, self._survey, self._stages = begin_pass, surveyed, stages
         self.pipeline = dataclasses.replace(pipeline, rows=_one_by_one("FB", len(pipeline.parts)))
         self.split: Pipeline | None = None
         self._times: defaultdict[tuple[int, str], list[ActionTime]] = defaultdict(list)
@@ -122,14 +109,14 @@ class StageBench:
         self.split = split
 
     def _run(self, pipeline: Pipeline) -> tuple[ActionTime, ...]:
-        self._meter.begin_pass()
+        self._begin_pass()
         return run_pass(pipeline, alone=(self._stages, self._survey.mail)).actions
 
     def time(self) -> None:
         """Times one pass of each pipeline by the device's clock, and adds the readings to earlier readings."""
         for pipeline in (self.pipeline, self.split):
             if pipeline is None:
-                self._meter.begin_pass()
+                self._begin_pass()
                 continue
             for time in self._run(pipeline):
                 if time.kind == "F" or time.microbatch:  # the first backward adds to nothing, all others do
@@ -159,7 +146,7 @@ class StageBench:
 
     def _levels(self, pipeline: Pipeline, stages: Collection[int], hook: Hook | None = None) -> dict[int, Levels]:
         """Levels of `stages` by stage, in one pass under `hook`, a function that makes a hook of stages."""
-        self._meter.begin_pass()
+        self._begin_pass()
         references: list[Any] = []
         with _hooks(pipeline, hook and hook(references)):
             trace = run_pass(pipeline, alone=(stages, self._survey.mail), memory=True)
