@@ -10,7 +10,7 @@ operator that has arithmetic like a matrix product and no formula are too low, s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
@@ -135,46 +135,36 @@ def _recurrent(tokens: Any, *weights: Any, backward: bool = False) -> int:
     return 2 * n_tokens * n_weights * (2 if backward else 1)
 
 
-def _mkldnn_rnn(tokens: Any, *args: Any, out_val: Any = None, **_: Any) -> int:
-    return _recurrent(tokens, *args[:4])
+def _mkldnn_rnn(tokens: Any, *args: Any, out_val: Any = None, backward: bool = False, **_: Any) -> int:
+    return _recurrent(tokens, *args[:4], backward=backward)
 
 
-def _mkldnn_rnn_backward(tokens: Any, *args: Any, out_val: Any = None, **_: Any) -> int:
-    return _recurrent(tokens, *args[:4], backward=True)
+def _cudnn_rnn(tokens: Any, weights: Any, *_: Any, out_val: Any = None, backward: bool = False, **__: Any) -> int:
+    return _recurrent(tokens, *weights, backward=backward)
 
 
-def _cudnn_rnn(tokens: Any, weights: Any, *_: Any, out_val: Any = None, **__: Any) -> int:
-    return _recurrent(tokens, *weights)
-
-
-def _cudnn_rnn_backward(tokens: Any, weights: Any, *_: Any, out_val: Any = None, **__: Any) -> int:
-    return _recurrent(tokens, *weights, backward=True)
-
-
-def _named(*names: str) -> list[Any]:
-    """The operators among `names` that this torch has."""
-    return [getattr(aten, name) for name in names if hasattr(aten, name)]
-
-
-OURS: dict[Any, Formula] = {
-    **dict.fromkeys(_named("convolution_backward", "convolution_backward_overrideable"), _convolution_backward),
-    **dict.fromkeys(_named("mv", "dot", "vdot"), _of_vectors),
-    **dict.fromkeys(_named("addmv", "addbmm"), _product),
-    **dict.fromkeys(_named("_foreach_mm"), _of_each),
-    **dict.fromkeys(_named("_int_mm"), flop_registry[aten.mm]),
-    **dict.fromkeys(_named("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"), _grouped),
-    **dict.fromkeys(_named("_trilinear"), _trilinear),
-    **dict.fromkeys(_named("_euclidean_dist"), _euclidean),
-    **dict.fromkeys(_named("_cdist_forward"), _cdist),
-    **dict.fromkeys(_named("conv_tbc"), _conv_tbc),
-    **dict.fromkeys(_named("_scaled_dot_product_flash_attention_for_cpu"), _attention),
-    **dict.fromkeys(_named("_scaled_dot_product_flash_attention_for_cpu_backward"), _attention_backward),
-    **dict.fromkeys(_named("mkldnn_rnn_layer"), _mkldnn_rnn),
-    **dict.fromkeys(_named("mkldnn_rnn_layer_backward"), _mkldnn_rnn_backward),
-    **dict.fromkeys(_named("_cudnn_rnn"), _cudnn_rnn),
-    **dict.fromkeys(_named("_cudnn_rnn_backward"), _cudnn_rnn_backward),
+_BY_NAMES: dict[str, Formula] = {
+    "convolution_backward convolution_backward_overrideable": _convolution_backward,
+    "mv dot vdot": _of_vectors,
+    "addmv addbmm": _product,
+    "_foreach_mm": _of_each,
+    "_int_mm": flop_registry[aten.mm],
+    "_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2": _grouped,
+    "_trilinear": _trilinear,
+    "_euclidean_dist": _euclidean,
+    "_cdist_forward": _cdist,
+    "conv_tbc": _conv_tbc,
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+    "mkldnn_rnn_layer": _mkldnn_rnn,
+    "mkldnn_rnn_layer_backward": partial(_mkldnn_rnn, backward=True),
+    "_cudnn_rnn": _cudnn_rnn,
+    "_cudnn_rnn_backward": partial(_cudnn_rnn, backward=True),
 }
-
+OURS: dict[Any, Formula] = {
+    getattr(aten, name): count for names, count in _BY_NAMES.items() for name in names.split() if hasattr(aten, name)
+}
+"""Formulas of the operators that this torch has."""
 NAMES = """
 _cholesky_solve_helper _linalg_det _linalg_eigh _linalg_eigvals _linalg_slogdet _linalg_solve_ex _linalg_svd cholesky
 cholesky_inverse geqrf linalg_cholesky_ex linalg_eig linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex
