@@ -84,6 +84,8 @@ class Certificate(Record):
     """Blocks of the longest segment; 0: written before this was counted."""
     inside_segments: bool = True
     """True if a unit may be recomputed inside a segment."""
+    n_levels: int = 2
+    """Levels of nested units in the plan itself. The bound is that of choices with two; a third is tried afterwards."""
 
     @property
     def scope(self) -> str:
@@ -97,7 +99,8 @@ class Certificate(Record):
         ]
         among = " and ".join(filter(None, (", ".join(counted[:-1]), counted[-1])))
         flat = "" if self.inside_segments or not self.n_segments else ", nothing inside a segment"
-        return f"{among}{', at most one inside another' if n_modules > 1 else ''}{flat}"
+        deeper = f" (this plan nests {self.n_levels} levels)" if self.n_levels > 2 else ""
+        return f"{among}{', at most one inside another' if n_modules > 1 else ''}{deeper}{flat}"
 
     def __str__(self) -> str:
         """`within 0.01 % of the best choice among 24 modules, at most one inside another, in 3 solves`.

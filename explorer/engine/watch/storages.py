@@ -11,7 +11,7 @@ import time
 import weakref
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from explorer.engine.device.allocator import Ints
 from explorer.engine.state.bits import storages
+from explorer.engine.state.reachable import data_inside
 from explorer.record.allocations import ROLES, Calls, Role
 from explorer.record.base import column
 
@@ -171,7 +172,10 @@ class CallLog:
 
 
 def tensors_of(values: Any) -> Iterator[torch.Tensor]:
-    """The tensors in `values`, in the order of torch.utils._pytree.tree_leaves, which takes ten times as long."""
+    """The tensors in `values`, in the order of torch.utils._pytree.tree_leaves, which takes ten times as long.
+
+    Dataclasses, which tree_leaves does not enter, are entered too: attention layers return such intermediates.
+    """
     kind = type(values)
     if isinstance(values, torch.Tensor):
         yield values
@@ -181,6 +185,8 @@ def tensors_of(values: Any) -> Iterator[torch.Tensor]:
     elif kind is dict:
         for value in values.values():
             yield from tensors_of(value)
+    elif is_dataclass(kind) and not issubclass(kind, Mapping):
+        yield from (value for value in data_inside((values,)) if isinstance(value, torch.Tensor))
     elif values is not None and kind not in (bool, int, float, str):
         yield from (leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
 

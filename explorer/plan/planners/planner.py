@@ -222,7 +222,7 @@ class Planner:
         )
 
     def _certificate(self, solution: Solution) -> Certificate:
-        units = [one.unit for one in self.candidates.units]
+        units, chosen = [one.unit for one in self.candidates.units], set(solution.chosen)
         lengths = [len(unit.blocks) for unit in units if len(unit.blocks) > 1 and not unit.save_ops]
         return Certificate(
             bound=solution.bound,
@@ -234,6 +234,7 @@ class Planner:
             n_keeping=sum(bool(unit.save_ops) for unit in units),
             longest_segment=max(lengths, default=0),
             inside_segments=isinstance(self._program, Program),
+            n_levels=max([2, *(1 + len(chosen.intersection(self.candidates.around[i])) for i in chosen)]),
         )
 
     def _impossible(self, budget_bytes: int) -> BadInput:

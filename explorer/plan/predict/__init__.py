@@ -9,8 +9,8 @@ changes.py to one policy, tensor by tensor. linear_memory.py applies them to all
 1. Saved tensors. A tensor that a call saves is freed when forward of the call ends, and restored when its backward
    begins. The last saved tensor stays until an operator has used it. A segment frees block by block, and restores all
    blocks at once. Of several calls that free a tensor, the first decides when it leaves, the innermost when it is back.
-   An output that no other block saves is freed when the last block that uses it returns. Autocast's copy of a weight is
-   freed when forward ends.
+   An output that no other block saves is freed when the last block that uses it returns. If a call around it returns it
+   later, it is freed when the code around that call returns. Autocast's copy of a weight is freed when forward ends.
 2. Inputs. The checkpoint of a call keeps its inputs until backward of the call has ended, although another unit would
    free them. A call inside another call keeps its inputs from the rerun of the outer call until its own rerun.
 3. Generator. Each call keeps the state of torch's CPU generator from its forward until its backward has ended. During

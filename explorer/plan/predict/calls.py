@@ -161,8 +161,8 @@ def _leaves(replay: Replay, saved: NDArray[np.intp], members: Sequence[Call], ow
             leaves[output] = following.end + 1
     leaves = np.minimum(leaves, replay.let_go[saved])
     for entry in own_outputs:
-        used = replay.used_until.get(entry)
-        leaves[saved == entry] = replay.let_go[entry] if used is None else used + 1
+        used, returned = replay.used_until.get(entry, -1), replay.returned_until.get(entry, 0)
+        leaves[saved == entry] = used + 1 if used > returned else replay.let_go[entry]
     if len(replay.casts) and len(saved):
         leaves[np.isin(saved, replay.casts)] = replay.forward_ends(members[-1].end)
     return leaves

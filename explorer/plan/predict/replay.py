@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,8 +66,8 @@ def let_go(
         around = NEVER if parent is None else named[parent][0].end + 1
         for entry in call.outputs:
             if call.first < born[entry] <= call.end:
-                used = used_until.get(entry, NEVER) + 1 if fqn in chained else NEVER
-                lets[entry] = min(around, max(used, call.end + 1))
+                used = used_until.get(entry, NEVER)
+                lets[entry] = min(around, used + 1 if fqn in chained and used > call.end else NEVER)
     return lets
 
 
@@ -104,6 +104,8 @@ class Replay:
     """Blocks with a call outside of every call of the block around them."""
     used_until: dict[int, int]
     """Last tick of the last call that has the entry as input, by entry."""
+    returned_until: dict[int, int]
+    """Last tick of the outermost call that makes and returns the entry, by entry."""
     let_go: Bytes
     """The result of `let_go`, by entry."""
     casts: Bytes
@@ -124,7 +126,9 @@ class Replay:
         rank[order] = np.arange(len(order))
         ranks, born = rank[array_of(log.block)], array_of(log.born)
         calls = _calls(log.calls, log.blocks)
-        used_until = _used_until(calls)
+        every = [call for of_block in calls.values() for call in of_block]
+        used_until = _last_ends((call.inputs, call.end) for call in every)
+        returned_until = _last_ends(([i for i in call.outputs if born[i] > call.first], call.end) for call in every)
         by_block, by_birth = np.lexsort((born, ranks)), np.argsort(born, kind="stable")
         return cls(
             line=held(log),
@@ -144,6 +148,7 @@ class Replay:
             calls=calls,
             called_alone=tuple(fqn for fqn in calls if _called_alone(fqn, calls)),
             used_until=used_until,
+            returned_until=returned_until,
             let_go=let_go(calls, used_until, born, handing_on(graph)),
             casts=array_of(log.weight_casts if measurement.spec.autocast != "none" else column()),
             saved_in=_saved_in(calls, graph),
@@ -205,11 +210,12 @@ def _called_alone(fqn: str, calls: Mapping[str, Sequence[Call]]) -> bool:
     return any(place < 0 or around[place].end < end for place, end in places)
 
 
-def _used_until(calls: Mapping[str, Sequence[Call]]) -> dict[int, int]:
+def _last_ends(calls: Iterable[tuple[Sequence[int], int]]) -> dict[int, int]:
+    """The latest end of the calls that have an entry, by entry."""
     until: dict[int, int] = {}
-    for call in (call for own in calls.values() for call in own):
-        for entry in call.inputs:
-            until[entry] = max(until.get(entry, 0), call.end)
+    for entries, end in calls:
+        for entry in entries:
+            until[entry] = max(until.get(entry, 0), end)
     return until
 
 

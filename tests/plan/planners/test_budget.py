@@ -334,6 +334,7 @@ def test_a_third_level_is_taken_where_it_pays() -> None:
     floor = Planner(run, graph, seconds=60).floor()
     assert every is not None and floor.step_peak_bytes <= every
     assert not is_at_most_nested_once(floor.policy), "two levels do not reach it"
+    assert floor.certificate.n_levels == 3 and "(this plan nests 3 levels)" in floor.certificate.scope
 
 
 def test_budgets_as_people_write_them() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from explorer.engine.bench.measure import measure
+from explorer.engine.model.describe import describe
 from explorer.plan.memory.ledger import in_place, ledger
 from explorer.plan.predict.changes import RNG_STATE_BYTES
 from explorer.plan.predict.forecaster import Forecaster, inside, prices
-from explorer.record import Allocations, Calls, Measurement, ModelGraph, Policy, RunSpec
+from explorer.record import Allocations, Calls, Measurement, ModelGraph, ModelRef, Policy, RunSpec
 from explorer.record.plan import Forecast
 from tests import graphs
 from tests.engine.tiny_nets import ref
@@ -325,3 +327,53 @@ def test_without_a_timeline_there_is_no_price() -> None:
     assert prices(msgspec.structs.replace(measured(), allocations=None)) == ()
     assert prices(msgspec.structs.replace(measured(), phases=())) == ()
     assert prices(msgspec.structs.replace(measured(), allocations=without_calls(measured()))) == ()
+
+
+HOLDING = """
+from dataclasses import dataclass
+import torch
+from torch import nn
+
+
+@dataclass
+class Intermediates:
+    weights: torch.Tensor
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Tanh()
+
+    def forward(self, x):
+        weights = (x @ x.mT).softmax(-1)
+        return self.gate(weights) @ x, Intermediates(weights)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.start = nn.Linear(16, 16)
+        self.attentions = nn.ModuleList(Attention() for _ in range(9))
+
+    def forward(self, x):
+        x, intermediates = self.start(x), []
+        for attention in self.attentions:
+            x, one = attention(x)
+            intermediates.append(one)
+        return x
+
+
+def build():
+    return Net(), (torch.randn(2, 96, 16), torch.zeros(())), lambda output, _: output.square().mean()
+"""
+
+
+def test_what_a_block_returns_inside_an_object_stays_until_the_code_around_returns(tmp_path: Path) -> None:
+    """Attention layers of x-transformers return their weights so, and the model keeps the objects in a list."""
+    (tmp_path / "holding.py").write_text(HOLDING)
+    spec = RunSpec(model=ModelRef(target=f"{tmp_path / 'holding.py'}:build"), optimizer="none", n_repeats=1)
+    graph, run = describe(spec.model), measure(spec)
+    policy = Policy.recompute(graph.repeats)
+    real = measure(msgspec.structs.replace(spec, policy=policy)).step_peak_bytes
+    assert Forecaster(run, graph).peak_bytes(policy) == pytest.approx(real, rel=1e-3)
