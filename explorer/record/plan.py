@@ -72,7 +72,6 @@ class Certificate(Record):
     gap: float
     """Share of the plan's cost (or peak) by which it may lie above the bound: 0 is proven best."""
     n_candidates: int
-    """Number of all candidates."""
     n_rows: int
     """Moments of the step that became rows of the program."""
     n_solves: int

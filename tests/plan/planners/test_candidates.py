@@ -1,11 +1,98 @@
-"""What a planner may choose from: modules that run, save something and are safe to run again, each with its price."""
+"""Candidates of a planner: modules that save something and are safe, stretches of chains, kept operators, prices."""
 
 from __future__ import annotations
 
+from collections import Counter
+
+import msgspec
+import pytest
+
 from explorer.plan.names import above, is_within
-from explorer.plan.planners.candidates import _in_error, offered_units
-from tests.plan.planners.test_budget import planner
-from tests.plan.planners.test_offered import _chain, _changed
+from explorer.plan.planners import candidates
+from explorer.plan.planners.candidates import (
+    MOST_CANDIDATES,
+    MOST_SEGMENTS,
+    MOST_STRETCHES,
+    _in_error,
+    excludes_nesting,
+    offered_units,
+    preset_units,
+    units_that_keep_results,
+)
+from explorer.plan.predict.replay import Replay
+from explorer.record import Measurement
+from explorer.record.graph import Block, ModelGraph
+from explorer.record.policy import Unit
+from tests.graphs import block
+from tests.plan.planners.samples import graph_and_run, planner
+from tests.plan.why.test_peak import graph as chain_of
+
+
+def _chain(n: int, *, inner: int = 0) -> ModelGraph:
+    """n equal blocks in a list, each of `inner` operations, the next given what the one before returned."""
+    blocks = [block("", "Net", 10.0), block("h", "ModuleList", 10.0, n_calls=0)]
+    for i in range(n):
+        blocks.append(block(f"h.{i}", "B", follows=f"h.{i - 1}" if i else "", repeat_of="h.0" if i else None))
+        blocks += [block(f"h.{i}.{j}", "Op") for j in range(inner)]
+    names = tuple(f"h.{i}" for i in range(n))
+    return ModelGraph(model=chain_of().model, blocks=tuple(blocks), edges=(), chain=names)
+
+
+def _changed(graph: ModelGraph, fqn: str, **fields: object) -> ModelGraph:
+    def one(old: Block) -> Block:
+        return msgspec.structs.replace(old, **fields) if old.fqn == fqn else old  # type: ignore[arg-type]
+
+    return msgspec.structs.replace(graph, blocks=tuple(map(one, graph.blocks)))
+
+
+def test_single_blocks_come_first_and_then_stretches_by_length() -> None:
+    units = offered_units(_chain(3))
+    assert units == [("h.0",), ("h.1",), ("h.2",), ("h.0", "h.1"), ("h.1", "h.2"), ("h.0", "h.1", "h.2")]
+
+
+@pytest.mark.parametrize("fields", [{"saved_bytes": 0}, {"n_calls": 0}], ids=["saves nothing", "never called"])
+def test_a_module_that_could_free_nothing_is_not_offered(fields: dict[str, int]) -> None:
+    whole = _chain(2, inner=1)
+    assert ("h.1.0",) in offered_units(whole)
+    assert ("h.1.0",) not in offered_units(_changed(whole, "h.1.0", **fields))
+
+
+def test_no_stretch_reaches_over_a_place_where_more_happens_than_handing_on() -> None:
+    units = offered_units(_changed(_chain(4), "h.2", follows=""))
+    assert [unit for unit in units if len(unit) > 1] == [("h.0", "h.1"), ("h.2", "h.3")]
+
+
+@pytest.mark.parametrize("n", [2, 7, 12, MOST_SEGMENTS + 1, MOST_SEGMENTS + 2])
+def test_a_length_is_offered_as_a_whole_or_not_at_all(n: int) -> None:
+    lengths = Counter(len(unit) for unit in offered_units(_chain(n)) if len(unit) > 1)
+    assert lengths.total() <= MOST_SEGMENTS
+    assert lengths == {length: n - length + 1 for length in range(2, max(lengths, default=1) + 1)}
+    following = max(lengths, default=1) + 1
+    assert following > n or lengths.total() + n - following + 1 > MOST_SEGMENTS, "one length more would have fitted"
+
+
+@pytest.mark.parametrize("n", [3, 8, 26, 32, 60, 150])
+def test_a_chain_of_few_choices_is_offered_stretches_up_to_all_of_it_from_every_block(n: int) -> None:
+    stretches = [unit for unit in offered_units(_chain(n), every_stretch=True) if len(unit) > 1]
+    lengths = Counter(map(len, stretches))
+    assert len(stretches) <= MOST_STRETCHES and {2, n} <= set(lengths)
+    assert lengths == {length: n - length + 1 for length in lengths}
+    assert len(lengths) == n - 1 or n * (n - 1) // 2 > MOST_STRETCHES, "all lengths where they are few enough"
+
+
+def test_of_a_large_model_nothing_inside_repeated_blocks_is_offered() -> None:
+    small, large = _chain(40, inner=4), _chain(MOST_CANDIDATES // 4, inner=4)
+    assert ("h.0.1",) in offered_units(small)
+    assert offered_units(large) == [(f"h.{i}",) for i in range(MOST_CANDIDATES // 4)]
+
+
+def test_presets_are_preset_units() -> None:
+    wholes = preset_units(_chain(16))
+    assert tuple(Unit(blocks=(f"h.{i}",)) for i in range(0, 16, 3)) in wholes, "every third"
+    assert any(len(unit.blocks) > 1 for whole in wholes for unit in whole), "segments of sqrt"
+    assert len(set(wholes)) == len(wholes) and all(wholes)
+    alone = _chain(1)
+    assert preset_units(msgspec.structs.replace(alone, blocks=alone.blocks[:1], chain=())) == [], "nothing to count"
 
 
 def test_candidates_lie_in_blocks_that_are_safe() -> None:
@@ -35,3 +122,41 @@ def test_a_block_that_writes_into_its_input_forbids_the_segments_that_begin_with
     graph = _changed(_chain(5), "h.2", traits=("changes_inputs",))
     units = offered_units(graph, every_stretch=True)
     assert _in_error(graph, units) == {unit for unit in units if unit[0] == "h.2"}
+
+
+PRODUCTS = ("aten.addmm.default", "aten.bmm.default")
+
+
+def units(run: Measurement) -> list[Unit]:
+    graph, _ = graph_and_run("gpt")
+    replay = Replay.of(run, graph)
+    assert replay is not None
+    return list(units_that_keep_results(run, graph, replay))
+
+
+def test_each_block_may_keep_all_of_its_products_or_one_kind() -> None:
+    _, run = graph_and_run("gpt")
+    assert units(run) == [
+        Unit(blocks=(f"blocks.{i}",), action="save_ops", save_ops=ops)
+        for i in range(3) for ops in (PRODUCTS, PRODUCTS[:1], PRODUCTS[1:])
+    ]  # fmt: skip
+
+
+def test_none_is_offered_where_operators_or_looks_at_them_were_not_timed() -> None:
+    _, run = graph_and_run("gpt")
+    untimed = tuple(msgspec.structs.replace(one, operator_ms={}) for one in run.blocks)
+    assert units(msgspec.structs.replace(run, blocks=untimed)) == []
+    unlooked = msgspec.structs.replace(run.times, kept_operator_ms=None)
+    assert units(msgspec.structs.replace(run, times=unlooked)) == []
+
+
+def test_of_a_model_with_many_blocks_none_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, run = graph_and_run("gpt")
+    monkeypatch.setattr(candidates, "MOST_BLOCKS", 2)
+    assert units(run) == []
+
+
+def test_what_does_more_than_recompute_stands_alone() -> None:
+    assert excludes_nesting(Unit(blocks=("a",), action="save_ops", save_ops=PRODUCTS))
+    assert excludes_nesting(Unit(blocks=("a",), action="offload"))
+    assert not excludes_nesting(Unit(blocks=("a", "b")))

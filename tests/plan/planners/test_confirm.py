@@ -1,4 +1,4 @@
-"""A plan whose run holds more than it may is not what comes out: it is planned again, and both are told."""
+"""A plan held against its run, and what a run that was refused memory says."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import dataclasses
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
 from explorer.errors import InvalidPolicy
 from explorer.plan.planners.candidates import chain_stretches
-from explorer.plan.planners.confirm import MOST_PAIRS, confirmed, kept
+from explorer.plan.planners.confirm import MOST_PAIRS, confirmed, kept, refusal
 from explorer.plan.planners.planner import Planner
-from explorer.record import Measurement, Policy
-from tests.plan.planners.test_budget import known, line_of
-from tests.view.builders import Chain, measured
+from explorer.record import Failure, Measurement, Policy, RunSpec
+from tests import graphs
+from tests.graphs import GRAPH
+from tests.plan.planners.samples import graph_and_run, line_of
+from tests.view.builders import Chain, cut, measured
 
 MIB = 2**20
 CHAIN = Chain(n_blocks=6, parameters=MIB, saved=16 * MIB)
@@ -52,7 +55,7 @@ def test_where_nothing_goes_so_low_the_floor_is_tried_and_told_as_missed() -> No
 
 @pytest.mark.parametrize("n_refused", [2, None], ids=["two pairs", "every pair"])
 def test_refused_segments_are_struck_in_few_tries(n_refused: int | None) -> None:
-    graph, run = known("mlp")
+    graph, run = graph_and_run("mlp")
     pairs = {pair for segment in chain_stretches(graph) for pair in list(pairwise(segment))[:n_refused]}
     tried: list[Policy] = []
     messages: list[str] = []
@@ -81,3 +84,27 @@ def test_an_invalid_policy_without_refused_blocks_is_raised() -> None:
 
     with pytest.raises(InvalidPolicy, match="not there"):
         confirmed(Planner(run, graph), Planner.floor, invalid)
+
+
+WHOLE = graphs.measured(GRAPH, RunSpec(model=GRAPH.model))
+FULL = Failure(kind="out of memory", sentence="full", asked_bytes=2**20, free_bytes=0)
+assert WHOLE.forward_end_tick is not None
+REFUSED = replace(cut(WHOLE, WHOLE.forward_end_tick), failure=FULL, graph=GRAPH)
+
+
+def test_a_run_that_was_not_refused_says_nothing() -> None:
+    assert refusal(WHOLE) == () and refusal(replace(REFUSED, allocations=None)) == ()
+
+
+def test_without_a_whole_step_it_says_what_recomputing_would_free() -> None:
+    held, could = refusal(REFUSED)
+    assert held.startswith("Held then: ") and "of it" in held
+    assert could.startswith("Saved activations of blocks.0") and "hold " in could
+    assert "Record a step that fits" in refusal(replace(REFUSED, graph=None))[1]
+
+
+def test_with_a_whole_step_it_says_what_there_was_room_for() -> None:
+    _, fits = refusal(REFUSED, WHOLE)
+    assert fits.startswith("There was room for ") and "an earlier step held 104.5 MiB" in fits
+    room = replace(REFUSED, failure=replace(FULL, free_bytes=2**40))
+    assert "this step is larger" in refusal(room, replace(WHOLE, graph=GRAPH))[1]

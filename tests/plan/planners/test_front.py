@@ -13,7 +13,7 @@ from explorer.plan.predict.forecaster import Forecaster
 from explorer.record import RunSpec
 from explorer.record.plan import Progress, Wish, silent
 from tests import graphs
-from tests.plan.planners.test_budget import known
+from tests.plan.planners.samples import graph_and_run
 
 MIB = 1024**2
 GRAPH = graphs.gpt(3)
@@ -44,7 +44,7 @@ def test_what_another_plan_beats_is_no_point_of_the_front() -> None:
 
 @pytest.mark.parametrize("sample", ["gpt", "mlp", "resnet"])
 def test_no_preset_lies_below_the_front(sample: str) -> None:
-    graph, run = known(sample)
+    graph, run = graph_and_run(sample)
     front, forecaster = find_plans(run, graph, Wish(), silent).plans, Forecaster(run, graph)
     n_presets = 0
     for name in preset_titles():

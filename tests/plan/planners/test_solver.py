@@ -10,7 +10,7 @@ import pytest
 
 from explorer.errors import NotOnThisDevice
 from explorer.plan.planners.solver import TOLERANCE, Question, minimised
-from tests.plan.planners.among import WIDE, planner_of
+from tests.plan.planners.samples import WIDE, planner_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -65,7 +65,7 @@ for option, value in (("output_flag", False), ("threads", 2)):
     first.setOptionValue(option, value)
 first.run()
 from tests.plan.planners.test_solver import question
-from tests.plan.planners.among import WIDE, planner_of
+from tests.plan.planners.samples import WIDE, planner_of
 from explorer.plan.planners.solver import minimised
 assert minimised(planner_of(WIDE)._program.variables, question()) is not None
 """

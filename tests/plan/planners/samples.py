@@ -1,0 +1,102 @@
+"""Measured sample models for planners: few units to plan among, every policy of them, and units one by one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from functools import cache
+
+import numpy as np
+
+from explorer.engine.bench.measure import measure
+from explorer.engine.model.describe import describe
+from explorer.plan.names import is_within
+from explorer.plan.planners.candidates import Named
+from explorer.plan.planners.planner import Planner
+from explorer.plan.planners.program import Program
+from explorer.plan.planners.variables import Values, Variables
+from explorer.plan.predict.forecaster import Forecaster
+from explorer.record import Measurement, ModelGraph, ModelRef, RunSpec
+from explorer.record.policy import Unit
+from tests.graphs import block
+from tests.plan.why.test_peak import graph as chain_graph
+from tests.view.builders import Chain, measured
+
+SMALL = {
+    "mlp": {"n_layers": 5, "batch": 512},
+    "gpt": {"n_layers": 3, "batch": 2},
+    "gpt12": {"n_layers": 12, "batch": 1},
+    "resnet": {"batch": 4},
+    "unet": {"batch": 2},
+    "moe": {"n_layers": 3, "batch": 4},
+}
+
+
+@cache
+def graph_and_run(sample: str) -> tuple[ModelGraph, Measurement]:
+    target = f"sample_models/{sample.rstrip('0123456789')}.py"
+    model = ModelRef(target=target, size="small", arguments=dict(SMALL[sample]))
+    return describe(model), measure(RunSpec(model=model, n_repeats=1))
+
+
+@cache
+def planner(sample: str) -> Planner:
+    graph, run = graph_and_run(sample)
+    return Planner(run, graph)
+
+
+def line_of(chain: Chain) -> tuple[ModelGraph, Measurement]:
+    names = [f"layers.{i}" for i in range(chain.n_blocks)]
+    blocks = [block("", "M"), block("layers", "ModuleList", n_calls=0)]
+    blocks += [block(name, "B", forward_flops=100, rerun_flops=100) for name in names]
+    return ModelGraph(model=chain_graph().model, blocks=tuple(blocks), edges=(), chain=tuple(names)), measured(chain)
+
+
+Among = list[Named]
+OPS = ("aten.addmm.default", "aten.bmm.default")
+ATTENTION = ["blocks.0.attention", "blocks.0.attention.dropout", "blocks.0.attention.attention_dropout"]
+DEEP: Among = ["blocks.0", *ATTENTION, "blocks.0.mlp", "blocks.1.norm1"]
+WIDE: Among = ["blocks.1", "blocks.1.mlp", ("blocks.0", "blocks.1"), ("blocks.1", "blocks.2"), "blocks.2.mlp"]
+KEEPING: Among = [
+    "blocks.0", "blocks.0.mlp", *(Unit(blocks=(f"blocks.{i}",), action="save_ops", save_ops=OPS[:n])
+                                  for i, n in ((0, 1), (0, 2), (1, 2))), "blocks.1", "blocks.2",
+]  # fmt: skip
+
+
+def planner_of(among: Among) -> Planner:
+    graph, run = graph_and_run("gpt")
+    return Planner(run, graph, among=among)
+
+
+def point(variables: Variables, chosen: tuple[int, ...], around: tuple[tuple[int, ...], ...]) -> Values:
+    x = np.zeros(variables.n_variables)
+    for i in chosen:
+        x[variables.number[i, next((o for o in around[i] if o in chosen), None)]] = 1.0
+    return x
+
+
+def policies(planner: Planner) -> Iterator[tuple[int, ...]]:
+    """By the planner's own words: no block in two units, no third level inside a second."""
+    units, around = planner.candidates.units, planner.candidates.around
+    for taken in itertools.product((False, True), repeat=len(units)):
+        chosen = tuple(i for i, one in enumerate(taken) if one)
+        blocks = [fqn for i in chosen for fqn in units[i].unit.blocks]
+        kept = [fqn for i in chosen if units[i].unit.action == "save_ops" for fqn in units[i].unit.blocks]
+        if any(is_within(a, b) or is_within(b, a) for a in kept for b in blocks if a != b):
+            continue
+        if len(blocks) == len(set(blocks)) and all(sum(o in chosen for o in around[i]) <= 1 for i in chosen):
+            yield chosen
+
+
+@cache
+def planner_and_forecaster(sample: str) -> tuple[Planner, Forecaster]:
+    graph, run = graph_and_run(sample)
+    return Planner(run, graph), Forecaster(run, graph)
+
+
+def taken_alone(program: Program, unit: int) -> Values:
+    """The columns of pieces.py, those that hang on `unit` as low in bytes as their bonds let them."""
+    variables = program.variables
+    x = np.zeros(variables.n_variables)
+    x[variables.number[unit, None]] = 1.0
+    return variables.factors(x)

@@ -1,0 +1,166 @@
+"""The integer program: its variables are policies, its bytes are those of the forecast, equal units are counted."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from explorer.plan.planners.planner import Planner
+from explorer.plan.planners.symmetry import Classes, classes_of
+from explorer.plan.planners.variables import Values, Variables
+from tests.plan.planners.samples import (
+    DEEP,
+    KEEPING,
+    WIDE,
+    Among,
+    graph_and_run,
+    planner,
+    planner_and_forecaster,
+    planner_of,
+    point,
+    policies,
+    taken_alone,
+)
+
+
+@pytest.mark.parametrize(
+    "among", [DEEP, WIDE, [*WIDE, "blocks.0"], KEEPING], ids=["deep", "segments", "segments and a block", "keeping"]
+)
+def test_the_rows_of_places_let_through_policies_and_nothing_else(among: Among) -> None:
+    planner = planner_of(among)
+    variables = planner._program.variables
+    every = {tuple(point(variables, chosen, planner.candidates.around).tolist()) for chosen in policies(planner)}
+    assert len(variables.of_choice) <= 16
+    points = np.array(list(itertools.product((0.0, 1.0), repeat=len(variables.of_choice))))
+    for path in variables.paths:
+        most = 1.0 if path.holder is None else points[:, path.holder]
+        points = points[points[:, list(path.variables)].sum(axis=1) <= most]
+    assert {(*taken, 0.0) for taken in points.tolist()} == every and len(every) > 10
+
+
+@pytest.mark.parametrize("sample", ["gpt", "unet"])
+def test_the_line_of_each_candidate_alone_is_the_forecasts(sample: str) -> None:
+    planner, forecaster = planner_and_forecaster(sample)
+    program = planner._program
+    for i in range(len(planner.candidates.units)):
+        line, predicted = (
+            program.timeline.line(program.line, taken_alone(program, i)),
+            forecaster.line(planner.policy((i,))),
+        )
+        ticks = {rerun.tick for rerun in program.reruns if rerun.unit == i}
+        assert predicted is not None
+        assert set(np.flatnonzero(line != predicted).tolist()) <= ticks, planner.candidates.units[i].unit
+
+
+def test_the_bytes_at_a_tick_are_those_of_the_line() -> None:
+    planner, _ = planner_and_forecaster("unet")
+    program = planner._program
+    x = np.random.default_rng(0).random(program.timeline.n_factors)
+    line = program.timeline.line(program.line, x)
+    for tick in range(0, len(line), 97):
+        assert program.line[tick] + program.timeline.at(tick) @ x == pytest.approx(line[tick], abs=1e-3)
+
+
+@pytest.mark.parametrize("sample", ["gpt", "unet"])
+def test_the_rerun_of_each_candidate_alone_holds_what_the_forecast_says(sample: str) -> None:
+    planner, forecaster = planner_and_forecaster(sample)
+    program = planner._program
+    n_reruns = 0
+    for i in range(len(planner.candidates.units)):
+        line, predicted = (
+            program.timeline.line(program.line, taken_alone(program, i)),
+            forecaster.line(planner.policy((i,))),
+        )
+        assert predicted is not None
+        for rerun in program.reruns:
+            if rerun.unit == i:
+                n_reruns += 1
+                held = line[rerun.tick] + int(rerun.alive.max())
+                assert max(held, line[rerun.tick]) == predicted[rerun.tick], planner.candidates.units[i].unit
+    assert n_reruns >= len(planner.candidates.units)
+
+
+@pytest.mark.parametrize("among", [DEEP, WIDE, KEEPING], ids=["deep", "wide", "keeping"])
+def test_the_moment_that_holds_most_holds_the_peak_of_the_forecast(among: Among) -> None:
+    planner = planner_of(among)
+    program = planner._program
+    for chosen in policies(planner):
+        peak = program.peak(chosen)
+        x = point(program.variables, chosen, planner.candidates.around)
+        assert not program.over(x, peak)
+        (_, row_of), *_ = program.over(x, peak - 2)
+        row, most = row_of()
+        assert sum(n * x[column] for column, n in row.items()) - most == pytest.approx(peak, abs=1)
+        assert float(program.variables.costs @ x) == pytest.approx(program.variables.cost(chosen))
+
+
+def gpt12() -> tuple[Planner, Variables]:
+    return planner("gpt12"), planner("gpt12")._program.variables
+
+
+def costs_and_moments() -> Values:
+    """Costs, and the bytes of the three moments that hold most with everything kept."""
+    chosen, variables = gpt12()
+    over = chosen._program.over(np.zeros(variables.n_variables), 0.9 * chosen.keep_all_bytes)
+    rows = np.zeros((4, variables.n_variables))
+    rows[0] = variables.costs
+    for row, (_, row_of) in zip(rows[1:], over):
+        for variable, n_bytes in row_of()[0].items():
+            row[variable] = n_bytes
+    return rows
+
+
+def counted(classes: Classes, x: Values) -> Values:
+    return np.bincount(classes.labels, x, len(classes.sizes)).astype(np.float64)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_numbers_of_every_policy_keep_the_rows_and_make_a_policy_that_costs_and_holds_the_same(seed: int) -> None:
+    chosen, variables = gpt12()
+    says = costs_and_moments()
+    classes = classes_of(variables, says)
+    order = random.Random(seed).sample(range(variables.n_units), variables.n_units)
+    x = point(variables, tuple(variables.legal(order)[: seed + 1]), chosen.candidates.around)
+    numbers = counted(classes, x)
+    for row, most in classes.rows:
+        assert sum(n * numbers[label] for label, n in row.items()) <= most + 1e-9
+    other = classes.assigned(numbers, says.sum(axis=0))
+    is_assigned = np.array_equal(counted(classes, other), numbers)
+    if is_assigned:
+        assert variables.legal(variables.chosen(other)) == list(variables.chosen(other))
+        assert says @ other == pytest.approx(says @ x)
+    assert is_assigned or any(len(chosen.candidates.units[i].unit.blocks) > 1 for i in variables.chosen(x))
+
+
+def test_equal_blocks_are_counted_and_the_first_of_them_are_taken() -> None:
+    chosen, variables = gpt12()
+    classes = classes_of(variables, np.zeros((1, variables.n_variables)))
+    blocks = [
+        i for i, one in enumerate(chosen.candidates.units) if one.unit.blocks[0] in graph_and_run("gpt12")[0].repeats
+    ]
+    units = [one.unit for one in chosen.candidates.units]
+    whole = [i for i in blocks if len(units[i].blocks) == 1 and units[i].action == "recompute"]
+    assert len(whole) == 12 and len({classes.labels[i] for i in whole}) == 1
+    numbers = np.zeros(len(classes.sizes))
+    numbers[classes.labels[whole[0]]] = 4
+    x = classes.assigned(numbers, np.zeros(variables.n_variables))
+    assert variables.chosen(x) == tuple(whole[:4])
+
+
+def test_segments_that_would_have_to_overlap_are_not_given() -> None:
+    chosen, variables = gpt12()
+    classes = classes_of(variables, np.zeros((1, variables.n_variables)))
+    lengths = {i: len(one.unit.blocks) for i, one in enumerate(chosen.candidates.units)}
+    triple = next(i for i, n in lengths.items() if n == 3)
+    numbers = np.zeros(len(classes.sizes))
+    numbers[classes.labels[triple]] = 5
+    assert 0 < counted(classes, classes.assigned(numbers, np.zeros(variables.n_variables)))[classes.labels[triple]] < 5
+
+
+def test_with_single_units_every_variable_is_its_own() -> None:
+    _, variables = gpt12()
+    classes = classes_of(variables, costs_and_moments(), single_units=True)
+    assert len(set(classes.labels.tolist())) == variables.n_variables == len(classes.sizes)
