@@ -23,6 +23,8 @@ from explorer.record.graph import ModelRef
 from explorer.record.policy import KEEP_ALL
 from explorer.record.run import RunSpec
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # kinds of tensors that torch calls prototypes
+
 NAN = torch.tensor([math.nan])
 OTHER_NAN = torch.tensor([0x7FC00001], dtype=torch.int32).view(torch.float32)
 
@@ -49,8 +51,7 @@ def test_two_tensors(left: Tensor, right: Tensor, same: bool) -> None:
 def _sparse(layout: torch.layout, value: float) -> Tensor:
     tensor = torch.diag(torch.tensor([value, 2.0, 3.0, 4.0]))
     block = (2, 2) if layout in (torch.sparse_bsr, torch.sparse_bsc) else None
-    with warnings.catch_warnings(action="ignore"):
-        return tensor.to_sparse(layout=layout, blocksize=block)
+    return tensor.to_sparse(layout=layout, blocksize=block)
 
 
 class Wrapper(Tensor):
@@ -75,29 +76,24 @@ class Flattened(Wrapper):
 
 
 def _masked(value: float) -> Tensor:
-    with warnings.catch_warnings(action="ignore"):
-        return masked_tensor(torch.tensor([value, 2.0]), torch.tensor([True, False]))
+    return masked_tensor(torch.tensor([value, 2.0]), torch.tensor([True, False]))
 
 
 def _quantised(value: float, dtype: torch.dtype) -> Tensor:
-    with warnings.catch_warnings(action="ignore"):
-        return torch.quantize_per_tensor(torch.tensor([value, 2.0, 3.0]), 0.1, 0, dtype)
+    return torch.quantize_per_tensor(torch.tensor([value, 2.0, 3.0]), 0.1, 0, dtype)
 
 
 def _scaled(value: float) -> Tensor:
-    with warnings.catch_warnings(action="ignore"):
-        scales = torch.tensor([0.1, value], dtype=torch.float64)
-        return torch.quantize_per_channel(torch.ones(2, 3), scales, torch.tensor([0, 1]), 0, torch.qint8)
+    scales = torch.tensor([0.1, value], dtype=torch.float64)
+    return torch.quantize_per_channel(torch.ones(2, 3), scales, torch.tensor([0, 1]), 0, torch.qint8)
 
 
 def _nested(value: float, layout: torch.layout) -> Tensor:
-    with warnings.catch_warnings(action="ignore"):
-        return torch.nested.nested_tensor([torch.full((2, 3), value), torch.ones(1, 3)], layout=layout)
+    return torch.nested.nested_tensor([torch.full((2, 3), value), torch.ones(1, 3)], layout=layout)
 
 
 def _half_complex(value: float) -> Tensor:
-    with warnings.catch_warnings(action="ignore"):
-        return torch.full((2,), complex(1, value), dtype=torch.complex64).to(torch.complex32)
+    return torch.full((2,), complex(1, value), dtype=torch.complex64).to(torch.complex32)
 
 
 KINDS: dict[str, Callable[[float], Tensor]] = {

@@ -111,20 +111,16 @@ def settings() -> tuple[bool, ...]:
     )
 
 
-@pytest.mark.parametrize("raising", [False, True])
-def test_settings_come_back(raising: bool) -> None:
+@pytest.mark.parametrize("strict", [False, True])
+def test_settings_come_back_after_an_exception(strict: bool) -> None:
+    """torch takes fused attention's deterministic backward on CUDA only where it may refuse other operators."""
     before = settings()
     cudnn.benchmark = True
-    try:
-        with deterministic_kernels():
-            assert settings() == (True, True, False, False)
-            if raising:
-                raise ValueError("inside")
-    except ValueError:
-        assert raising
-    assert cudnn.benchmark
+    with pytest.raises(ValueError), deterministic_kernels(strict=strict):
+        assert settings() == (True, not strict, False, False)
+        raise ValueError
+    assert settings() == (*before[:3], True)
     cudnn.benchmark = before[3]
-    assert settings() == before
 
 
 def test_an_operator_without_a_deterministic_kernel_runs_without_a_word() -> None:
@@ -132,14 +128,6 @@ def test_an_operator_without_a_deterministic_kernel_runs_without_a_word() -> Non
         torch.use_deterministic_algorithms(True, warn_only=True)
         warnings.warn("x.y does not have a deterministic implementation, but you set ...", stacklevel=1)
     assert warned == []
-
-
-def test_strict_refuses_what_has_no_deterministic_kernel() -> None:
-    """torch takes fused attention's deterministic backward on CUDA only where it may refuse other operators."""
-    before = settings()
-    with deterministic_kernels(strict=True):
-        assert settings() == (True, False, False, False)
-    assert settings() == before
 
 
 CUDNN: Any = torch.backends.cudnn
@@ -153,13 +141,13 @@ def as_torch_starts() -> Iterator[None]:
     CUDNN.allow_tf32 = True
 
 
-def test_convolutions_may_use_it_by_default_and_products_may_not() -> None:
+def test_convolutions_may_use_tf32_by_default_and_products_may_not() -> None:
     assert tf32_kinds() == ("convolutions", "recurrent layers")
 
 
 @pytest.mark.parametrize("matmul", ["highest", "high"])
 @pytest.mark.parametrize("cudnn", [True, False])
-def test_it_is_off_inside_and_as_it_was_afterwards(*, cudnn: bool, matmul: str) -> None:
+def test_tf32_is_off_inside_and_as_before_afterwards(*, cudnn: bool, matmul: str) -> None:
     CUDNN.allow_tf32 = cudnn
     torch.set_float32_matmul_precision(matmul)
     before = tf32_kinds(), CUDNN.allow_tf32, MATMUL.allow_tf32
