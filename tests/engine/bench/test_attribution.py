@@ -67,7 +67,7 @@ def bytes_by_role(log: Allocations, tick: int) -> Counter[str]:
     return total
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["mixed", "reentrant", "nested"])
 def test_tracker_and_allocator_agree_on_the_peak(mode: str) -> None:
     spec = RunSpec(model=ref("gpt", **WIDE), policy=MODES[mode])
     with preserve_global_state():

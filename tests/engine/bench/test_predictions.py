@@ -91,11 +91,11 @@ def test_a_preset_of_a_sample_model(name: str, chosen: str) -> None:
 
 def test_a_chain_recomputed_as_a_whole_and_block_by_block() -> None:
     """Two levels: each block runs up to three times, and at no moment is more than one of them whole."""
-    graph, base = sample_run("resnet", batch=8)
-    run = holds(graph, base, Policy.recompute(["blocks", *graph.repeats]))
+    graph, base = sample_run("resnet")
+    run = holds(graph, base, Policy.recompute(["blocks", *graph.repeats]), within_bytes=FEW_BYTES)
     alone = Forecaster(base, graph).forecast(Policy.recompute(["blocks"]))
-    assert alone.step_peak_bytes is not None and peak(run) < 0.6 * alone.step_peak_bytes
-    holds(graph, base, Policy.recompute(["blocks", *graph.repeats], early_stop=False))
+    assert alone.step_peak_bytes is not None and peak(run) < 0.9 * alone.step_peak_bytes
+    holds(graph, base, Policy.recompute(["blocks", *graph.repeats], early_stop=False), within_bytes=FEW_BYTES)
 
 
 @pytest.mark.parametrize(
