@@ -17,7 +17,7 @@ from explorer.record.plan import Progress
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.run import RunSpec
 from tests.engine.judging import judged, pair
-from tests.engine.model import test_twin
+from tests.engine.model import test_separate_copy
 
 KEEP_PRODUCTS = ("aten.addmm.default", "aten.mm.default")
 
@@ -93,14 +93,14 @@ WRONG: list[tuple[str, Any, dict[str, Any], str]] = [
     ("counter", ("1",), {}, "The recompute changed the buffer n_forwards of 1.trap a second time (1 → 2)"),
     ("temperature", ("1",), {}, "The recompute changed the attribute temperature of 1.trap a second time (2.0 → 3.0)"),
     ("noise source=own", ("1", "2"), {}, "The random numbers differ in 1.trap, 2.trap"),
-    ("noise source=python", ("1", "2"), {}, "The recompute drew from python once more"),
-    ("noise source=numpy", ("1", "2"), {}, "The recompute drew from numpy once more"),
+    ("noise source=python", ("1", "2"), {}, "The recompute drew from python again"),
+    ("noise source=numpy", ("1", "2"), {}, "The recompute drew from numpy again"),
     ("rrelu", ("1",), {}, "1.1 drew in forward and not again: early stop"),
     ("nested", ("block",), {"use_reentrant": True}, "No gradient came for entry.weight"),
     ("flips", ("block",), {"use_reentrant": True}, "block.trap drew in forward and not again, though the recompute"),
     ("carries", ("1",), {}, "Known before the run: The forward of 1 changes an attribute of the module"),
     ("renormalised", ("1",), {}, "Known before the run: In training 1.trap computes with its running statistics"),
-    ("observes", ("1",), {"run": {"autocast": "bfloat16"}}, "The recompute changed the buffer scale of 1 once more"),
+    ("observes", ("1",), {"run": {"autocast": "bfloat16"}}, "The recompute changed the buffer scale of 1 a second"),
 ]
 
 
@@ -108,7 +108,7 @@ WRONG: list[tuple[str, Any, dict[str, Any], str]] = [
 @pytest.mark.parametrize("place", ["block", "in place"])
 def test_a_compiled_block_is_equal_in_every_bit(place: str) -> None:
     """Tracing leaves marks of torch's on the parameters."""
-    ref = ModelRef(f"{test_twin.__file__}:compiled", arguments={"place": place, "backend": "aot_eager"})
+    ref = ModelRef(f"{test_separate_copy.__file__}:compiled", arguments={"place": place, "backend": "aot_eager"})
     candidate = RunSpec(ref, Policy.recompute(("0", "1")), n_repeats=0)
     comparison = compare(msgspec.structs.replace(candidate, policy=KEEP_ALL), candidate)
     assert (comparison.verdict, comparison.hidden_state) == ("bitwise equal", ())
