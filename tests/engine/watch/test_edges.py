@@ -35,11 +35,6 @@ def within(block: str, *arrows: str) -> set[str]:
     return {" > ".join(f"{block}{end}" if end[0] in ".:" else end for end in pair) for pair in ends}
 
 
-def test_mlp() -> None:
-    leaves = [f"{i}.{k}" for i in range(2) for k in range(3)]
-    assert arrows(sample("mlp", n_layers=2, batch=2)) == chain(":input", *leaves, "2")
-
-
 def test_gpt() -> None:
     graph = sample("gpt", n_layers=2, width=8, n_heads=2, length=4, batch=2, vocabulary=8)
     expected = within(
@@ -132,19 +127,6 @@ def test_moe_routes_the_norm_to_every_expert() -> None:
     for i in range(3):
         inside += [f":index > .experts.{i}.up", f".experts.{i}.up > .experts.{i}.down", f".experts.{i}.down > :add"]
     assert arrows(graph) == {":input > embedding"} | within("blocks.0", *inside) | chain("blocks.0:add", "norm", "head")
-
-
-def test_what_several_blocks_inside_read_enters_a_folded_block_once() -> None:
-    graph = sample("gpt", n_layers=2, width=8, n_heads=2, length=4, batch=2, vocabulary=8)
-    flow = folded(graph, nest(graph), {"", "blocks"})
-    hidden = 2 * 4 * 8 * 4
-    assert {(a.source, a.target): (a.n_tensors, a.n_bytes) for a in flow.arrows} == {
-        (":input", "embedding"): (1, 2 * 4 * 8),
-        ("embedding", "blocks.0"): (1, hidden),
-        ("blocks.0", "blocks.1"): (1, hidden),
-        ("blocks.1", "norm"): (1, hidden),
-        ("norm", "head"): (1, hidden),
-    }
 
 
 class TwoTowers(nn.Module):
