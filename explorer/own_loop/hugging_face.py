@@ -6,10 +6,10 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from explorer.own_loop.callback import Watching
+from explorer.own_loop.watch import WatchCallback
 
 
-class HuggingFaceCallback(Watching, TrainerCallback):
+class HuggingFaceCallback(WatchCallback, TrainerCallback):
     """Watches the optimizer steps of one training, as `explorer.watch` does."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

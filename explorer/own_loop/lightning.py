@@ -6,10 +6,10 @@ from typing import Any
 
 from lightning.pytorch import Callback
 
-from explorer.own_loop.callback import Watching
+from explorer.own_loop.watch import WatchCallback
 
 
-class LightningCallback(Watching, Callback):
+class LightningCallback(WatchCallback, Callback):
     """Watches the optimizer steps of one fit, as `explorer.watch` does."""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:

@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from explorer.errors import BadInput
-from explorer.own_loop.watch import Asked, Watch
+from explorer.own_loop.watch import Watch, WatchRequest
 
 
 class ScriptUnderWatch:
@@ -29,7 +29,7 @@ class ScriptUnderWatch:
         if not script.is_file():
             raise BadInput(f"There is no script {script}.", hint="Give the file that `python` would be given.")
         self.watch: Watch | None = None
-        self._script, self._asked, self._files = script, Asked(at=at, on_oom=on_oom), files
+        self._script, self._request = script, WatchRequest(at=at, on_oom=on_oom, files=files)
 
     def run(self, arguments: Sequence[str]) -> None:
         """Runs the script. Its errors and SystemExit pass through; an out-of-memory passes after its file is saved."""
@@ -51,8 +51,7 @@ class ScriptUnderWatch:
         def made(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             plain(optimizer, *args, **kwargs)
             if self.watch is None and (model := model_of(optimizer)) is not None:
-                self.watch = self._asked.of(model, optimizer, self._script.name)
-                self.watch.save_as(self._files)
+                self.watch = Watch(model, optimizer, self._request, self._script.name)
 
         Optimizer.__init__ = made  # type: ignore[assignment, method-assign]
         try:

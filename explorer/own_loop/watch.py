@@ -14,7 +14,7 @@ import os
 import sys
 import warnings
 from collections.abc import Collection, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from numbers import Integral
@@ -26,15 +26,15 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from explorer.engine.bench.memory import memory_at_refusal
 from explorer.engine.bench.user_loop import LoopRecording
 from explorer.engine.device.device import path_of_rank, rank_text
-from explorer.engine.watch.scopes import ModuleHook
+from explorer.engine.watch.scopes import ModuleHook, around_backward
 from explorer.engine.watch.uncompiled import never_compiled
 from explorer.errors import BadInput, NotSaved, message_of
-from explorer.own_loop.record_step import place_of_caller
-from explorer.own_loop.recorded_run import RecordedRun
+from explorer.own_loop.record_step import RecordedRun, place_of_caller
 from explorer.plan.planners.confirm import refusal
 from explorer.record.failure import is_out_of_memory
 from explorer.record.measurement import Measurement
@@ -61,19 +61,21 @@ def watch(
     ends with `close()`, or as a context manager.
     Raises BadInput for an empty request, a step before the first, or a file in a missing folder.
     """
-    return Asked(at=at, worst_of=worst_of, on_oom=on_oom).of(model, optimizer, place_of_caller())
+    return Watch(model, optimizer, WatchRequest(at=at, worst_of=worst_of, on_oom=on_oom), place_of_caller())
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """The request of a watch: the steps to record, and the file for a refusal of memory."""
+class WatchRequest:
+    """The steps to record, their files, and the file for a refusal of memory."""
 
     at: int | Collection[int] = ()
     worst_of: int = 0
     on_oom: str | os.PathLike[str] | None = None
+    files: str = ""
+    """See `Watch.save_as`."""
 
-    def of(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, where: str) -> Watch:
-        """An open watch. `where` names the loop in files and messages. Raises BadInput like `watch`."""
+    def steps(self) -> frozenset[int]:
+        """The requested steps. Raises BadInput for the whole request, like `watch`."""
         at = tuple(self.at) if isinstance(self.at, Iterable) else (self.at,)
         if not at and not self.worst_of and self.on_oom is None:
             raise BadInput("Nothing to watch for.", hint="Give at=(2, 100), worst_of=20 or on_oom='oom.explorer'.")
@@ -86,59 +88,53 @@ class Asked:
                 f"{self.on_oom} is to be written where memory is refused, and there is no folder {folder}.",
                 hint="Make the folder first: when memory is refused it is too late.",
             )
-        watching = Watch(model, optimizer, at, where)
-        watching.worst_of = self.worst_of
-        watching.on_oom = None if self.on_oom is None else Path(self.on_oom)
-        return watching.open()
+        return frozenset(at)
 
 
 class Watch:
-    """A loop under watch, from `open` to `close`."""
-
-    worst_of = 0
-    on_oom: Path | None = None
+    """A loop under watch, from construction to `close`. The running step is number 1."""
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer | None, at: Collection[int], where: str
+        self, model: nn.Module, optimizer: torch.optim.Optimizer | None, request: WatchRequest, where: str
     ) -> None:
+        """`where` names the loop in files and messages. Raises BadInput like `watch`."""
         self.runs: dict[int, RecordedRun] = {}
         self.written: dict[int, Path] = {}
         """Files of requested steps, see `save_as`."""
         self.n_steps = 0
         """Steps that have ended."""
         self.where = where
-        self._files = ""
+        self._steps, self._worst_of, self._files = request.steps(), request.worst_of, request.files
+        self.on_oom = None if request.on_oom is None else Path(request.on_oom)
         self._model, self._optimizer = model, optimizer
-        self._at = frozenset(at)
-        self._own = {id(parameter) for parameter in model.parameters()}
-        self._live: LoopRecording | None = None
-        self._hooks: list[Any] = []
-        self._leaving: Any = None
+        self._parameters = {id(parameter) for parameter in model.parameters()}
+        self._recording: LoopRecording | None = None
+        self._hooks = ExitStack()
+        self._forward_hook: RemovableHandle | None = None
         self._reserve: mmap.mmap | None = None
-        self._before: Any = None
-        self._plain: Any = None
-
-    def open(self) -> Self:
-        """Starts the watch. The running step is number 1."""
+        self._excepthook: Any = None
+        self._closed = False
         try:
-            if self.on_oom is not None:
-                self.on_oom = path_of_rank(self.on_oom)
-                for module in NEEDED_AT_REFUSAL:
-                    with suppress(ImportError):  # the file says why it holds no plan
-                        import_module(module)
-                self._reserve = mmap.mmap(-1, RESERVE_BYTES)
-                self._before, sys.excepthook = sys.excepthook, self._uncaught
-                # Most loops fail in forward or backward. Their errors are caught while the frames hold the memory.
-                self._listen()
-                self._plain, torch.autograd.backward = torch.autograd.backward, self._backward
-            if self._optimizer is not None:
-                self._count(self._optimizer)
-            else:
-                self._hooks.append(register_optimizer_step_pre_hook(self._found))
-            self._begin()
+            self._open()
         except Exception as trouble:
             self._broken(trouble)
-        return self
+
+    def _open(self) -> None:
+        if self.on_oom is not None:
+            self.on_oom = path_of_rank(self.on_oom)
+            for module in NEEDED_AT_REFUSAL:
+                with suppress(ImportError):  # the file says why it holds no plan
+                    import_module(module)
+            self._reserve = mmap.mmap(-1, RESERVE_BYTES)
+            self._excepthook, sys.excepthook = sys.excepthook, self._uncaught
+            # Most loops fail in forward or backward. Their errors are caught while the frames hold the memory.
+            self._listen()
+            self._hooks.enter_context(around_backward(failed=self.refused))
+        if self._optimizer is not None:
+            self._count(self._optimizer)
+        else:
+            self._hooks.callback(register_optimizer_step_pre_hook(self._optimizer_steps).remove)
+        self._begin()
 
     def save_as(self, files: str) -> None:
         """Writes each requested step to `files` as soon as the step has ended, with `{step}` for the number.
@@ -155,23 +151,17 @@ class Watch:
             self._broken(trouble)
 
     def _close(self) -> None:
-        while self._hooks:
-            self._hooks.pop().remove()
-        if self._leaving is not None:
-            self._leaving.remove()
-            self._leaving = None
+        self._hooks.close()
+        if self._forward_hook is not None:
+            self._forward_hook.remove()
+            self._forward_hook = None
         self._end(None)
         if self._reserve is not None:
             self._reserve.close()
             self._reserve = None
-        if sys.excepthook == self._uncaught:
-            sys.excepthook = self._before
-        if torch.autograd.backward == self._backward:
-            torch.autograd.backward = self._plain
-        for below in (sys.excepthook, torch.autograd.backward):
-            owner = getattr(below, "__self__", None)
-            if isinstance(owner, Watch) and not owner._hooks:  # that watch was closed below this watch
-                owner.close()
+        self._closed = True
+        while isinstance(owner := getattr(sys.excepthook, "__self__", None), Watch) and owner._closed:
+            sys.excepthook = owner._excepthook  # watches may be closed in any order
 
     def __enter__(self) -> Self:
         return self
@@ -198,64 +188,54 @@ class Watch:
                 return None
             self._reserve.close()
             self._reserve = None
-            run = self._end(error) or self._held(error)
+            run = self._end(error) or self._memory_at_refusal(error)
             assert run.failure is not None
-            whole = max((one.measurement for one in self.runs.values()), key=_peak, default=None)
-            told = replace(run.failure, hint=" ".join(_refusal(run, whole)) or run.failure.hint)
-            path = RecordedRun(replace(run, failure=told)).save(self.on_oom)
+            runs = (recorded.measurement for recorded in self.runs.values())
+            whole = max(runs, key=lambda run: run.step_peak_bytes or 0, default=None)
+            failure = replace(run.failure, hint=" ".join(_refusal(run, whole)) or run.failure.hint)
+            path = RecordedRun(replace(run, failure=failure)).save(self.on_oom)
         except Exception as trouble:  # memory is short: the error that ends the loop must be the loop's own
             error.add_note(f"Checkpoint Explorer could not write {self.on_oom}: {message_of(trouble)}")
             return None
-        error.add_note(f"Checkpoint Explorer wrote {path}. {told.sentence} {told.hint}")
+        error.add_note(f"Checkpoint Explorer wrote {path}. {failure.sentence} {failure.hint}")
         return path
 
     def _listen(self) -> None:
         """Registers the watch's hook after the model's other hooks: a refusal removes a recorded step's hooks."""
-        if self._leaving is not None:
-            self._leaving.remove()
-        self._leaving = self._model.register_forward_hook(ModuleHook(self._left), always_call=True)
+        if self._forward_hook is not None:
+            self._forward_hook.remove()
+        self._forward_hook = self._model.register_forward_hook(ModuleHook(self._after_forward), always_call=True)
 
-    def _left(self, model: nn.Module, args: Any, output: Any) -> None:
+    def _after_forward(self, model: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling():  # fullgraph=True refuses what cannot be traced
             return
         error = sys.exc_info()[1]
         if isinstance(error, Exception):
             self.refused(error)
 
-    @never_compiled
-    def _backward(self, *args: Any, **kwargs: Any) -> None:
-        try:
-            self._plain(*args, **kwargs)
-        except Exception as error:
-            self.refused(error)
-            raise
-
     def _uncaught(self, kind: Any, error: Any, traceback: Any) -> None:
         if isinstance(error, Exception):
             self.refused(error)
-        (self._before or sys.__excepthook__)(kind, error, traceback)
+        (self._excepthook or sys.__excepthook__)(kind, error, traceback)
 
     @never_compiled
-    def _found(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _optimizer_steps(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Counts the steps of the first optimizer that holds parameters of the model."""
         try:
-            self._meet(optimizer)
+            stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            if self._optimizer is None and self._parameters & stepped:
+                self._optimizer = optimizer
+                if self._recording is not None:
+                    self._recording.optimizer = optimizer
+                self._count(optimizer)
         except Exception as trouble:
             self._broken(trouble)
-
-    def _meet(self, optimizer: torch.optim.Optimizer) -> None:
-        held = (id(parameter) for group in optimizer.param_groups for parameter in group["params"])
-        if self._optimizer is None and not self._own.isdisjoint(held):
-            self._optimizer = optimizer
-            if self._live is not None:
-                self._live.optimizer = optimizer
-            self._count(optimizer)
 
     def _count(self, optimizer: torch.optim.Optimizer) -> None:
         """Counts steps by a hook on the optimizer: torch runs global hooks later, and instruments change these."""
         while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):  # accelerate's wrapper
             optimizer = inner
-        self._hooks.append(optimizer.register_step_post_hook(self._stepped))
+        self._hooks.callback(optimizer.register_step_post_hook(self._stepped).remove)
 
     @never_compiled
     def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -271,13 +251,13 @@ class Watch:
     def _keep(self, step: int, run: RecordedRun) -> None:
         """Stores `run`. Only the worst of the first `worst_of` steps stays, with its file, and every step in `at`."""
         self.runs[step] = run
-        among = [one for one in self.runs if one <= self.worst_of]
-        worst = max(among, key=lambda one: self.runs[one].peak_bytes, default=None)
-        for other in {*among} - {worst} - self._at:
+        first = {number for number in self.runs if number <= self._worst_of}
+        worst = max(sorted(first), key=lambda number: self.runs[number].peak_bytes, default=None)
+        for other in first - {worst} - self._steps:
             del self.runs[other]
             if other in self.written:
                 self.written.pop(other).unlink(missing_ok=True)
-        if self._files and step in self.runs and self._is_asked_for(step):
+        if self._files and step in self.runs and self._is_requested(step):
             self._write(step, path_of_rank(Path(self._files.replace("{step}", str(step)))))
 
     def _write(self, step: int, path: Path) -> None:
@@ -286,36 +266,36 @@ class Watch:
         except NotSaved as trouble:  # a full disk, say: hours of training are worth more than this file
             warnings.warn(f"Step {step} is recorded and has no file. {trouble}", stacklevel=2)
 
-    def _is_asked_for(self, step: int) -> bool:
-        return step in self._at or step <= self.worst_of
+    def _is_requested(self, step: int) -> bool:
+        return step in self._steps or step <= self._worst_of
 
     def _begin(self) -> None:
         step = self.n_steps + 1
-        if not self._is_asked_for(step) and (step > 1 or self.on_oom is None):
+        if not self._is_requested(step) and (step > 1 or self.on_oom is None):
             return
         try:
-            live = LoopRecording(self._model, self._optimizer, f"{self.where}, step {step}{rank_text()}")
-            live.__enter__()
+            recording = LoopRecording(self._model, self._optimizer, f"{self.where}, step {step}{rank_text()}")
+            recording.__enter__()
         except Exception as error:  # another profiler, say: the loop goes on
             self._unrecorded(step, error)
             return
-        self._live = live
-        if self._leaving is not None:
+        self._recording = recording
+        if self._forward_hook is not None:
             self._listen()
 
     def _end(self, error: Exception | None) -> Measurement | None:
         """Ends the running step and returns its measurement; None if the step is not recorded."""
-        live, self._live = self._live, None
-        if live is None:
+        recording, self._recording = self._recording, None
+        if recording is None:
             return None
         try:
-            live.__exit__(None if error is None else type(error), error, None)
-            return live.measurement
+            recording.__exit__(None if error is None else type(error), error, None)
+            return recording.measurement
         except Exception as trouble:
             self._unrecorded(max(self.n_steps, 1), trouble)
             return None
         finally:
-            live.close()
+            recording.close()
 
     def _unrecorded(self, step: int, trouble: Exception) -> None:
         warnings.warn(f"Step {step} is not recorded. {message_of(trouble)}.", stacklevel=2)
@@ -326,10 +306,37 @@ class Watch:
         with suppress(Exception):
             self._close()
 
-    def _held(self, error: Exception) -> Measurement:
+    def _memory_at_refusal(self, error: Exception) -> Measurement:
         where = f"{self.where}, step {self.n_steps + 1}{rank_text()}"
         device = LoopRecording(self._model, self._optimizer, where).device
         return memory_at_refusal(self._model, self._optimizer, device, where=where, error=error)
+
+
+class WatchCallback:
+    """Watches the optimizer steps of one training, as `explorer.watch` does. Base of the callbacks of all trainers."""
+
+    def __init__(
+        self,
+        *,
+        at: int | Collection[int] = (),
+        worst_of: int = 0,
+        on_oom: str | os.PathLike[str] | None = None,
+        files: str = "step{step}.explorer",
+    ) -> None:
+        """`files`: the path of a chosen step's file, with `{step}` for the step's number."""
+        self.watch: Watch | None = None
+        self._request = WatchRequest(at=at, worst_of=worst_of, on_oom=on_oom, files=files)
+
+    def begin(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, where: str) -> None:
+        """Starts the watch of a model that is on its training device, and ends the watch of an interrupted training.
+        Raises BadInput like `explorer.watch`."""
+        self.end()
+        self.watch = Watch(model, optimizer, self._request, where)
+
+    def end(self) -> None:
+        """Closes the watch."""
+        if self.watch is not None:
+            self.watch.close()
 
 
 def _refusal(run: Measurement, whole: Measurement | None) -> tuple[str, ...]:
@@ -338,7 +345,3 @@ def _refusal(run: Measurement, whole: Measurement | None) -> tuple[str, ...]:
         return refusal(run, whole)
     except Exception as trouble:
         return (*refusal(run)[:1], f"No plan was made: {message_of(trouble)}")
-
-
-def _peak(run: Measurement) -> int:
-    return run.step_peak_bytes or 0

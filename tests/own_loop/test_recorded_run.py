@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CHILD = """
 import os, resource, signal, sys
 from pathlib import Path
-from explorer.own_loop.recorded_run import RecordedRun
+from explorer.own_loop.record_step import RecordedRun
 from explorer.record import Comparison
 from explorer.record.base import from_msgpack
 

@@ -191,10 +191,8 @@ def _borders(tracker: _LoopTracker) -> Iterator[None]:
             **kwargs, **({"closure": closed} if "closure" in kwargs else {})
         }  # fmt: skip
 
-    hooks = [
-        register_optimizer_step_pre_hook(steps),
-        register_optimizer_step_post_hook(never_compiled(lambda *_: tracker.on_phase("between"))),
-    ]
+    ended = never_compiled(lambda *_: tracker.on_phase("between"))
+    hooks = [register_optimizer_step_pre_hook(steps), register_optimizer_step_post_hook(ended)]
     try:
         with around_backward(partial(tracker.on_phase, "backward"), partial(tracker.on_phase, "between")):
             yield

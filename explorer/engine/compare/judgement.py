@@ -87,13 +87,13 @@ def judge_programs(
         of = replace(of, reference="float64" if exact else "none", no_reference_because=because)
     stage("candidate, for its gradients")
     try:
-        candidate.start()
-        cand = outcome_of(candidate, full=full, lead=base)
+        cand = outcome_of(candidate.start(), full=full, lead=base)
         stage("candidate, watched: masks and module state")
         if full and isinstance(candidate, SpecProgram) and candidate.spec.policy.units:
             of = _watched(of, candidate, baseline.moved_by_backward | unlike)
             if candidate.spec.policy.stops_early and any(mask.n_not_drawn_again for mask in of.masks):
-                of = replace(of, equal_without_early_stop=_equal_without_early_stop(candidate, base))
+                again = outcome_of(candidate.without_early_stop().start(), full=False, like=base)
+                of = replace(of, equal_without_early_stop=same_gradients(base, again))
         elif isinstance(candidate, StepProgram) and not same_gradients(base, cand):
             of = replace(of, forward=_forward_difference(baseline, candidate), untied=_untied(baseline, candidate))
     except Cancelled:
@@ -114,13 +114,6 @@ def _watched(of: Comparison, candidate: SpecProgram, own_changes: frozenset[Stat
     candidate.end()
     changes = tuple(change for key, change in audit.changes.items() if key not in own_changes)
     return replace(of, masks=draws.masks, masks_watched=True, state_changes=changes)
-
-
-def _equal_without_early_stop(candidate: SpecProgram, base: Outcome) -> bool:
-    policy = replace(candidate.spec.policy, early_stop=False)
-    to_the_end = candidate.under(replace(candidate.spec, policy=policy))
-    to_the_end.start()
-    return same_gradients(base, outcome_of(to_the_end, full=False, like=base))
 
 
 def _forward_difference(*programs: StepProgram) -> ForwardDiff | None:
@@ -160,8 +153,7 @@ def unstable(first: Outcome, second: Outcome) -> frozenset[StateKey]:
 
 
 def _unequal(left: State, right: State) -> list[StateKey]:
-    keys = [*left, *(key for key in right if key not in left)]
-    return [key for key in keys if not same_state(left.get(key), right.get(key))]
+    return [key for key in {**left, **right} if not same_state(left.get(key), right.get(key))]
 
 
 def _not_walked(outcome: Outcome) -> Iterator[StateKey]:
@@ -244,7 +236,6 @@ def _never_rounding(names: Collection[str], diffs: tuple[D, ...]) -> tuple[D, ..
 
 
 def _eval_difference(baseline: Outcome, candidate: Outcome, yardsticks: Yardsticks) -> TensorDiff | None:
-    """The difference of the outputs in eval mode; None if neither run has such an output."""
     if baseline.eval_output is None and candidate.eval_output is None:
         return None
     runs = (baseline, candidate, yardsticks.rerun, yardsticks.exact)

@@ -116,7 +116,7 @@ def _two_steps(trainee: Trainee, blocks: tuple[str, ...], kept: tuple[str, ...])
     model, batch = trainee.model, copy_batch((trainee.inputs, trainee.targets))
     before = read_state(model, whole=True)
     replaced = [(module, vars(module).pop("forward")) for module in model.modules() if "forward" in vars(module)]
-    found, start = StepSnapshot(model, _nothing), SharedSnapshot(model)  # no walk sees into a replaced forward
+    found, start = StepSnapshot(model, lambda: None), SharedSnapshot(model)  # no walk sees into a replaced forward
     _set_forward(replaced)
     began = time.perf_counter()
     first, calls = _first_step(trainee, kept)
@@ -185,7 +185,3 @@ def _left(trainee: Trainee, loss: float) -> Fingerprints:
 def _set_forward(replaced: list[tuple[nn.Module, Any]]) -> None:
     for module, forward in replaced:
         vars(module)["forward"] = forward
-
-
-def _nothing() -> None:
-    """A step that reaches nothing but the model."""

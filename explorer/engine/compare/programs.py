@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from msgspec.structs import replace
@@ -67,13 +67,17 @@ class SpecProgram:
     def without_policy(self) -> SpecProgram:
         return self.under(replace(self.spec, policy=KEEP_ALL, plan=None))
 
+    def without_early_stop(self) -> SpecProgram:
+        return self.under(replace(self.spec, policy=replace(self.spec.policy, early_stop=False)))
+
     def in_float64(self) -> SpecProgram:
         """The same steps without a policy, in float64."""
         return self.under(replace(self.spec, dtype="float64", autocast="none", policy=KEEP_ALL, plan=None))
 
-    def start(self) -> None:
+    def start(self) -> Self:
         self._shared.restore()
         self._trainee = prepare(self.spec, self._loaded)
+        return self
 
     def end(self) -> None:
         self.trainee.handle.undo()  # a wrapped model is a cycle: its GPU memory would stay during the next run
@@ -173,12 +177,13 @@ class StepProgram:
         """The same step over tensors of float64, without a compiler."""
         return dataclasses.replace(self, dtype=torch.float64)
 
-    def start(self) -> None:
+    def start(self) -> Self:
         for model in self.models:
             model.restore(self.dtype)
         for optimizer in self.optimizers.values():
             optimizer.restore()
         self.batches = {"batch": tree_map(self._cast, copy_batch(self.batch))}
+        return self
 
     def end(self) -> None:
         """Frees nothing: the model is the user's own."""
@@ -272,14 +277,12 @@ def step_programs(
 ) -> Iterator[list[StepProgram]]:
     """Programs over the same parameters. All models, and all optimizers that stepped, are restored at the end."""
     programs = [StepProgram(step, model, batch, parameters) for step, model in sides]
-    for program in programs:
-        program.initial_state = program.state()
-    optimizers: dict[int, OptimizerSnapshot] = {}
+    models, optimizers = programs[0].models, programs[0].optimizers
     with ExitStack() as at_end:
         for program in programs:
+            program.initial_state, program.models, program.optimizers = program.state(), models, optimizers
             own = {id(module): module for _, module in plain_modules(program.model)}
-            programs[0].models.append(at_end.enter_context(ModelSnapshot(program.model, own.values())))
-            program.models, program.optimizers = programs[0].models, optimizers
+            models.append(at_end.enter_context(ModelSnapshot(program.model, own.values())))
         try:
             yield programs
         finally:

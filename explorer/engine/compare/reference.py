@@ -44,8 +44,7 @@ def reference(program: Program, baseline: Outcome) -> tuple[Outcome | None, str]
 
 
 def _exact(program: Program, baseline: Outcome, guided: AbstractContextManager[object]) -> Outcome:
-    exact = program.in_float64()
-    exact.start()
+    exact = program.in_float64().start()
     with SameDraws(most_common_type(baseline.gradients)), guided:
         return outcome_of(exact, lead=baseline)
 
@@ -55,8 +54,7 @@ def _decided_alike(program: Program, baseline: Outcome) -> Outcome | None:
     if not isinstance(program, SpecProgram):
         return None
     try:
-        again = program.without_policy()
-        again.start()
+        again = program.without_policy().start()
         with Branches() as branches:
             outcome = outcome_of(again, like=baseline)
         if not branches.decisions or not_reproducible_because(baseline, outcome):

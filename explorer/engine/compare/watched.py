@@ -12,13 +12,14 @@ no recompute yet, because backward runs in reverse.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -34,26 +35,7 @@ _MASKS = (torch.ops.aten.bernoulli_, torch.ops.aten.bernoulli)
 _WITH_MASK = (torch.ops.aten.native_dropout, torch.ops.aten._fused_dropout)
 
 
-class _Draws(BlockWatch):
-    """Calls `drew` with the random numbers of each operation."""
-
-    def drew(self, draw: Tensor) -> None:
-        raise NotImplementedError
-
-    def listens(self) -> bool:
-        """Whether draws are wanted now."""
-        return True
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if torch.Tag.nondeterministic_seeded in func.tags and self.listens():
-            draw = random_numbers(func, args, kwargs or {}, result)
-            if draw is not None:
-                self.drew(draw)
-        return result
-
-
-class RerunDraws(_Draws):
+class RerunDraws(BlockWatch):
     """Finds random numbers of a recompute that the forward never drew, in models that checkpoint themselves.
 
     The units of such a model are not known, so each draw is compared with all forward draws of its shape: masks of
@@ -65,17 +47,19 @@ class RerunDraws(_Draws):
         self._forward: dict[torch.Size, list[Tensor]] = defaultdict(list)
         self.n_drawn = 0
         """Number of draws of forwards inside backward."""
-        self.others: dict[str, int] = defaultdict(int)
+        self.others: Counter[str] = Counter()
         """Number of such draws that forward did not make, by block; the empty string is the model itself."""
 
-    def drew(self, draw: Tensor) -> None:
-        earlier = self._forward[draw.shape]
-        if torch._C._current_graph_task_id() == -1:
-            earlier.append(draw)
-            return
-        self.n_drawn += 1
-        if not any(torch.equal(draw, other) for other in earlier):
-            self.others[self.running] += 1
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if (draw := random_numbers(func, args, kwargs or {}, result)) is not None:
+            earlier = self._forward[draw.shape]
+            if torch._C._current_graph_task_id() == -1:
+                earlier.append(draw)
+            else:
+                self.n_drawn += 1
+                self.others.update([] if any(torch.equal(draw, other) for other in earlier) else [self.running])
+        return result
 
 
 @dataclass
@@ -97,7 +81,7 @@ class _Call:
         return self.last
 
 
-class DrawWatch(_Draws):
+class DrawWatch(BlockWatch):
     """Collects draws inside the units of a policy while it is entered; `masks` holds the result."""
 
     def __init__(self, model: nn.Module, policy: Policy) -> None:
@@ -141,12 +125,12 @@ class DrawWatch(_Draws):
         elif waiting:
             self._compare(waiting.pop(), call)
 
-    def listens(self) -> bool:
-        return bool(self._open)
-
-    def drew(self, draw: Tensor) -> None:
-        for call in self._open:
-            call.draws[self.running].append(draw)
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self._open and (draw := random_numbers(func, args, kwargs or {}, result)) is not None:
+            for call in self._open:
+                call.draws[self.running].append(draw)
+        return result
 
     def _compare(self, forward: _Call, again: _Call) -> None:
         for block, draws in forward.draws.items():
@@ -168,6 +152,8 @@ def _n_unequal(first: Tensor, second: Tensor) -> int:
 
 def random_numbers(func: Any, args: Any, kwargs: Any, result: Any) -> Tensor | None:
     """The random numbers of one call, safe from later writes: masks as booleans, other numbers as copies."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return None
     kind = func.overloadpacket
     if kind in _WITH_MASK:
         return result[1].bool()
@@ -208,7 +194,7 @@ class StateAudit:
             return
         before, after = self._after_forward, read_state(self.model)
         self._after_forward = None
-        for key in [*before, *(key for key in after if key not in before)]:
+        for key in {**before, **after}:
             if key not in self.changes and not same_state(before.get(key), after.get(key)):
                 block, name, kind = key
                 self.changes[key] = StateChange(
@@ -264,8 +250,9 @@ class Forwards:
 def forward_difference(baseline: Forwards, candidate: Forwards) -> ForwardDiff:
     """The first call, in the order of the baseline, whose output differs for the same input."""
     common = [key for key in baseline.calls if key in candidate.calls]
+    n_calls = [sum(fqn == "" for fqn, _ in side.calls) for side in (baseline, candidate)]
     diff = ForwardDiff(
-        n_calls=_n_calls(baseline, candidate),
+        n_calls=(n_calls[0], n_calls[1]),
         n_compared=len(common),
         order=tuple(baseline.order),
         same=all(repr(baseline.calls[key][1]) == repr(candidate.calls[key][1]) for key in common),  # NaN too
@@ -273,14 +260,8 @@ def forward_difference(baseline: Forwards, candidate: Forwards) -> ForwardDiff:
     for key in common:
         one, other = baseline.calls[key], candidate.calls[key]
         if _same(one[0], other[0]) and not _same(one[1], other[1]):
-            fields = {name: getattr(diff, name) for name in ("n_calls", "n_compared", "order", "same")}
-            return ForwardDiff(**fields, block=key[0], in_baseline=one[2], in_candidate=other[2])
+            return replace(diff, block=key[0], in_baseline=one[2], in_candidate=other[2])
     return diff
-
-
-def _n_calls(*sides: Forwards) -> tuple[int, int]:
-    one, other = (sum(fqn == "" for fqn, _ in side.calls) for side in sides)
-    return one, other
 
 
 def _description(module: nn.Module) -> str:

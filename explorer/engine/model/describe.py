@@ -88,7 +88,7 @@ def _observe_step(model: nn.Module, step: Callable[[], object], *, lets_go: bool
     hook = model.register_forward_pre_hook(lambda _, args, kwargs: inputs.append((args, kwargs)), with_kwargs=True)
     is_over = False
     try:
-        with around_backward(leave, lambda: None), torch.enable_grad(), notes.watch:
+        with around_backward(leave), torch.enable_grad(), notes.watch:
             step()
     except _ForwardIsOver:
         is_over = True

@@ -11,6 +11,7 @@ import functools
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -177,33 +178,69 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
     """The copy of a hook."""
 
 
+@dataclass(eq=False)
+class _BackwardListener:
+    begins: Callable[[], object] | None
+    ended: Callable[[], object] | None
+    failed: Callable[[Exception], object] | None
+    is_inside: bool = False
+
+
+_LISTENERS: list[_BackwardListener] = []
+
+
 @contextmanager
-def around_backward(begins: Callable[[], None], ended: Callable[[], None]) -> Iterator[None]:
-    """Calls `begins` before each backward and `ended` after it, also after an error; not for a nested backward.
+def around_backward(
+    begins: Callable[[], object] | None = None,
+    ended: Callable[[], object] | None = None,
+    failed: Callable[[Exception], object] | None = None,
+) -> Iterator[None]:
+    """Calls `begins` before each backward, `failed` after an error, and `ended` at the end; not for a nested backward.
 
-    A user's training loop does not announce its backward. torch.autograd.backward is replaced meanwhile:
-    Tensor.backward and gradient scalers call it.
+    A user's training loop does not announce its backward. torch.autograd.backward is replaced while anyone listens:
+    Tensor.backward and gradient scalers call it. Contexts may end in any order.
     """
-    plain: Callable[..., Any] = torch.autograd.backward
-    inside = False
-
-    def backward(*args: Any, **kwargs: Any) -> Any:
-        nonlocal inside
-        if inside:  # reentrant checkpointing calls backward inside backward
-            return plain(*args, **kwargs)
-        begins()
-        inside = True
-        try:
-            return plain(*args, **kwargs)
-        finally:
-            inside = False
-            ended()
-
-    torch.autograd.backward = backward
+    listener = _BackwardListener(begins, ended, failed)
+    if not _LISTENERS:
+        torch.autograd.backward = _announced(torch.autograd.backward)
+    _LISTENERS.append(listener)
     try:
         yield
     finally:
-        torch.autograd.backward = plain
+        _LISTENERS.remove(listener)
+        plain = getattr(torch.autograd.backward, "announces", None)
+        if not _LISTENERS and plain is not None:  # None: another library has replaced it meanwhile
+            torch.autograd.backward = plain
+
+
+def _announced(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """`plain` with calls of all listeners, the last one first. Reentrant checkpointing calls it inside itself."""
+
+    @never_compiled
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        inside = []
+        try:
+            for listener in _LISTENERS[::-1]:
+                if listener.is_inside:
+                    continue
+                if listener.begins is not None:
+                    listener.begins()
+                listener.is_inside = True
+                inside.append(listener)
+            return plain(*args, **kwargs)
+        except Exception as error:
+            for listener in reversed(inside):
+                if listener.failed is not None:
+                    listener.failed(error)
+            raise
+        finally:
+            for listener in reversed(inside):
+                listener.is_inside = False
+                if listener.ended is not None:
+                    listener.ended()
+
+    backward.announces = plain  # type: ignore[attr-defined]
+    return backward
 
 
 def looking_at_saved(look: Callable[[Tensor], None], *, lets_go: bool = False) -> saved_tensors_hooks:
