@@ -37,8 +37,8 @@ def find_plans(run: Measurement, graph: ModelGraph, wish: Wish, report: Report) 
     most = N_POINTS + 1 + len(list(planner.presets())) + N_BETWEEN
     for plan in chain(planner.front(N_POINTS), _at_presets(planner, plans), _between(planner, plans)):
         plans.append(plan)
-        told = undominated(plans)
-        report(Progress(what="finding plans", done=len(plans), total=most, plans=told))
+        front = undominated(plans)
+        report(Progress(what="finding plans", done=len(plans), total=most, plans=front))
     return Front(plans=undominated(plans))
 
 

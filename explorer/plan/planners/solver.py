@@ -122,9 +122,9 @@ def _limits(question: Question, variables: Variables, classes: Classes, objectiv
         scaled = {i: n / variables.unit_cost * SCALE for i, n in costs.items()}
         limits.append(classes.counted((scaled, question.most_cost / variables.unit_cost * SCALE)))
     if question.bound > 0:
-        known = question.bound / MIB if question.for_peak else question.bound / variables.unit_cost * SCALE
+        least_value = question.bound / MIB if question.for_peak else question.bound / variables.unit_cost * SCALE
         least = {int(label): -float(objective[label]) for label in np.flatnonzero(objective)}
-        limits.append((least, -known * (1 - 1e-9)))
+        limits.append((least, -least_value * (1 - 1e-9)))
     return limits
 
 

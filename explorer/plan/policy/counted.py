@@ -105,13 +105,13 @@ def _called_below(graph: ModelGraph, fqn: str) -> list[str]:
 
 def _left_over(graph: ModelGraph, units: Sequence[Fqns]) -> list[Fqns]:
     """Neighbours that no unit holds, and that free as much together as a small unit: the stem of a ResNet, say."""
-    taken = {fqn for unit in units for fqn in unit}
-    around = {above for fqn in taken for above in lineage(fqn)}
+    named = {fqn for unit in units for fqn in unit}
+    around = {above for fqn in named for above in lineage(fqn)}
     least = min((sum(graph.by_fqn[fqn].saved_bytes for fqn in unit) for unit in units), default=0) // _WORTH
-    following, found = graph.next_in_turn, list[Fqns]()
+    following, stretches = graph.next_in_turn, list[Fqns]()
     free = [
         block.fqn for block in graph.blocks
-        if block.n_calls and block.fqn not in around and taken.isdisjoint(lineage(block.fqn)) and block.parent in around
+        if block.n_calls and block.fqn not in around and named.isdisjoint(lineage(block.fqn)) and block.parent in around
     ]  # fmt: skip
     behind = {following[fqn] for fqn in free if fqn in following}
     for first in (fqn for fqn in free if fqn not in behind):
@@ -120,8 +120,8 @@ def _left_over(graph: ModelGraph, units: Sequence[Fqns]) -> list[Fqns]:
             stretch.append(following[stretch[-1]])
         stretch = stretch[_first_that_keeps_its_input(stretch, 0, graph) :]
         if len(stretch) > 1 and _freed(graph, stretch) > least:
-            found.append(tuple(stretch))
-    return [unit for unit in found if unit not in in_error(graph, found)]
+            stretches.append(tuple(stretch))
+    return [unit for unit in stretches if unit not in in_error(graph, stretches)]
 
 
 def _freed(graph: ModelGraph, stretch: Sequence[str]) -> int:
@@ -173,15 +173,15 @@ def _units(graph: ModelGraph, candidates: list[str]) -> Iterator[Fqns]:
 
 def _of_several(stretches: Iterable[Fqns]) -> Iterator[Fqns]:
     """A stretch of one operator is taken together with the next."""
-    held: Fqns = ()
+    waiting: Fqns = ()
     done: list[Fqns] = []
     for stretch in stretches:
-        held += stretch
-        if len(held) > 1:
-            done.append(held)
-            held = ()
-    if held and done:
-        done[-1] += held
+        waiting += stretch
+        if len(waiting) > 1:
+            done.append(waiting)
+            waiting = ()
+    if waiting and done:
+        done[-1] += waiting
     yield from done
 
 
@@ -208,16 +208,16 @@ def _without_errors(graph: ModelGraph, units: list[Fqns]) -> tuple[Fqns, ...]:
     around = dict.fromkeys(fqn for unit in bad if (fqn := _block_around(graph, unit, good)) is not None)
     wrong = in_error(graph, [(fqn,) for fqn in around])
     instead = {fqn for fqn in around if (fqn,) not in wrong and not _is_body(graph, fqn)}
-    kept: dict[Fqns, None] = {}
+    safe: dict[Fqns, None] = {}
     for unit in units:
         above = next((fqn for fqn in lineage(unit[0]) if fqn in instead), None)
         if above is not None:
-            kept[above,] = None
+            safe[above,] = None
         elif unit in good:
-            kept[unit] = None
+            safe[unit] = None
         else:
-            kept.update(dict.fromkeys(_inside(graph, unit)))
-    return tuple(kept) or tuple((fqn,) for fqn in around if (fqn,) not in wrong)
+            safe.update(dict.fromkeys(_inside(graph, unit)))
+    return tuple(safe) or tuple((fqn,) for fqn in around if (fqn,) not in wrong)
 
 
 def _inside(graph: ModelGraph, unit: Fqns) -> list[Fqns]:

@@ -74,8 +74,8 @@ def file_of(
 def dumps(file: PolicyFile) -> str:
     """The file's text. `loads` gives back exactly what went in."""
     document: dict[str, Any] = {"version": VERSION}
-    known = {"fingerprint": file.fingerprint, "blocks": file.blocks or None}
-    about = {**(_stated(file.model) if file.model else {}), **known}
+    of_graph = {"fingerprint": file.fingerprint, "blocks": file.blocks or None}
+    about = {**(_stated(file.model) if file.model else {}), **of_graph}
     if any(value is not None for value in about.values()):
         document["model"] = {name: value for name, value in about.items() if value is not None}
     document["policy"] = {**to_plain(file.policy), "units": [_short(unit) for unit in file.policy.units]}
@@ -109,8 +109,8 @@ def in_document(document: Document) -> PolicyFile:
     faults: list[str] = []
     file = _read(document, plain, faults)
     if faults:
-        told = "; ".join(faults[:_MOST_FAULTS]) + ("; and more" if len(faults) > _MOST_FAULTS else "")
-        raise UnreadableFile(f"The policy file cannot be used: {told}.", hint="Mend these lines and try again.")
+        sentences = "; ".join(faults[:_MOST_FAULTS]) + ("; and more" if len(faults) > _MOST_FAULTS else "")
+        raise UnreadableFile(f"The policy file cannot be used: {sentences}.", hint="Mend these lines and try again.")
     return file
 
 
@@ -177,11 +177,11 @@ def _section(document: Document, name: str, section: Any, faults: list[str]) -> 
         return None
     unknown = _unknown(document, section, kind.__struct_fields__, (name,))
     faults += unknown
-    known = {key: value for key, value in section.items() if key in kind.__struct_fields__}
-    if kind is Policy and isinstance(known.get("units"), list):
-        units = [_unit(document, i, unit, faults) for i, unit in enumerate(known["units"])]
-        known["units"] = [to_plain(unit) for unit in units if unit is not None]
-    return _convert(known, kind, _Place(document, (name,)), faults)
+    fields = {key: value for key, value in section.items() if key in kind.__struct_fields__}
+    if kind is Policy and isinstance(fields.get("units"), list):
+        units = [_unit(document, i, unit, faults) for i, unit in enumerate(fields["units"])]
+        fields["units"] = [to_plain(unit) for unit in units if unit is not None]
+    return _convert(fields, kind, _Place(document, (name,)), faults)
 
 
 def _unit(document: Document, index: int, plain: Any, faults: list[str]) -> Record | None:
@@ -192,8 +192,8 @@ def _unit(document: Document, index: int, plain: Any, faults: list[str]) -> Reco
         return Unit(blocks=(plain,))
     if isinstance(plain, dict):
         faults += _unknown(document, plain, Unit.__struct_fields__, where)
-        known = {key: value for key, value in plain.items() if key in Unit.__struct_fields__}
-        return _convert(known, Unit, _Place(document, where), faults)
+        fields = {key: value for key, value in plain.items() if key in Unit.__struct_fields__}
+        return _convert(fields, Unit, _Place(document, where), faults)
     return _convert({"blocks": plain}, Unit, _Place(document, where, left_out=("blocks",)), faults)
 
 

@@ -133,8 +133,8 @@ def _sqrt(units: tuple[Fqns, ...], graph: ModelGraph) -> tuple[Fqns, ...]:
         return tuple(unit for stretch in joined for unit in stretch)
     n_kept = round(math.sqrt(len(units)))
     # The last block of each stretch is kept, so that the very last one, which backward needs at once, is among them.
-    kept = {round((i + 1) * len(units) / n_kept) - 1 for i in range(n_kept)}
-    return tuple(unit for i, unit in enumerate(units) if i not in kept)
+    not_recomputed = {round((i + 1) * len(units) / n_kept) - 1 for i in range(n_kept)}
+    return tuple(unit for i, unit in enumerate(units) if i not in not_recomputed)
 
 
 def _joined(stretch: Sequence[Fqns], graph: ModelGraph) -> Sequence[Fqns]:

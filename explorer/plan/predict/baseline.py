@@ -128,8 +128,8 @@ class _Lives:
     def _copied_before(self, span: PhaseSpan) -> list[int]:
         """Copies of buffers below the recomputed unit: the last tensors made before the recompute."""
         replay = self._replay
-        own = np.concatenate([replay.below(fqn) for fqn in self._members[span.block]])
-        sizes = replay.size[own[replay.role[own] == BUFFER]].tolist()
+        entries = np.concatenate([replay.below(fqn) for fqn in self._members[span.block]])
+        sizes = replay.size[entries[replay.role[entries] == BUFFER]].tolist()
         copies: list[int] = []
         before = replay.between(0, span.first_tick - 1)
         for entry in before[len(before) - len(sizes) :][::-1].tolist():
@@ -153,8 +153,8 @@ class _Lives:
         if stash_bytes:
             self.gone |= nameless & (replay.size == stash_bytes) & (replay.born > 0)
         for first in self._members:
-            given = {entry for call in replay.calls.get(first, []) for entry in call.inputs}
-            for entry in given:
+            inputs = {entry for call in replay.calls.get(first, []) for entry in call.inputs}
+            for entry in inputs:
                 if replay.saved_in.get(entry) == ():
                     self.died[entry] = replay.used_until[entry] + 1
                     self.role[entry] = TEMPORARY
@@ -193,7 +193,7 @@ def _written(run: Measurement, log: Allocations, lives: _Lives) -> Measurement:
         calls=_calls(log.calls, tick, entry),
         weight_casts=_column(entry[casts[left[casts]]]),
     )
-    kept = msgspec.structs.replace(
+    keep_all = msgspec.structs.replace(
         run,
         spec=msgspec.structs.replace(run.spec, policy=KEEP_ALL),
         origin="predicted",
@@ -207,7 +207,7 @@ def _written(run: Measurement, log: Allocations, lives: _Lives) -> Measurement:
         msgspec.structs.replace(cost, n_recompute=0, recompute_flops=0, skipped_flops=0, recompute=Samples())
         for cost in run.blocks
     ]
-    return msgspec.structs.replace(kept, blocks=with_bytes(kept, once))
+    return msgspec.structs.replace(keep_all, blocks=with_bytes(keep_all, once))
 
 
 def _calls(calls: Calls, tick: Bytes, entry: Bytes) -> Calls:
@@ -221,9 +221,9 @@ def _calls(calls: Calls, tick: Bytes, entry: Bytes) -> Calls:
         sides = numbers[place : place + n_in], numbers[place + n_in : place + n_in + n_out]
         place += n_in + n_out
         for side, counts in zip(sides, (n_inputs, n_outputs)):
-            known = side[side >= 0].tolist()
-            counts.append(len(known))
-            entries += known
+            remaining = side[side >= 0].tolist()
+            counts.append(len(remaining))
+            entries += remaining
     return msgspec.structs.replace(
         calls,
         first_tick=_column(tick[array_of(calls.first_tick)]),
@@ -260,20 +260,20 @@ def with_bytes(run: Measurement, costs: Sequence[MeasuredBlock]) -> tuple[Measur
     nothing = np.zeros(len(saved), dtype=np.bool_)
     at_border, at_peak = nothing.copy(), nothing.copy()
     at_border[alive(log, border)] = at_peak[alive(log, peak_tick(log))] = True
-    kept, most = _by_fqn(log, at_border & saved), _by_fqn(log, at_peak)
+    saved_bytes, most = _by_fqn(log, at_border & saved), _by_fqn(log, at_peak)
     return tuple(
         msgspec.structs.replace(
-            cost, saved_after_forward_bytes=kept.get(cost.fqn, 0), at_peak_bytes=most.get(cost.fqn, 0)
+            cost, saved_after_forward_bytes=saved_bytes.get(cost.fqn, 0), at_peak_bytes=most.get(cost.fqn, 0)
         )
         for cost in costs
     )
 
 
 def _by_fqn(log: Allocations, which: Mask) -> dict[str, int]:
-    own: Bytes = np.zeros(len(log.blocks), dtype=np.int64)
-    np.add.at(own, array_of(log.block)[which], array_of(log.n_bytes)[which])
+    n_bytes_of: Bytes = np.zeros(len(log.blocks), dtype=np.int64)
+    np.add.at(n_bytes_of, array_of(log.block)[which], array_of(log.n_bytes)[which])
     by_fqn: dict[str, int] = {}
-    for fqn, n_bytes in zip(log.blocks, own.tolist()):
+    for fqn, n_bytes in zip(log.blocks, n_bytes_of.tolist()):
         for block in lineage(fqn):
             by_fqn[block] = by_fqn.get(block, 0) + n_bytes
     return by_fqn
@@ -302,19 +302,19 @@ def at_size(runs: Mapping[int, Measurement], size: int, spec: RunSpec) -> Sized:
     """
     sizes = sorted(runs)
     logs = [runs[measured].allocations for measured in sizes]
-    known = [log for log in logs if log is not None]
-    if len(sizes) < 2 or len(known) < len(sizes) or any(run.failure is not None for run in runs.values()):
+    complete_logs = [log for log in logs if log is not None]
+    if len(sizes) < 2 or len(complete_logs) < len(sizes) or any(run.failure is not None for run in runs.values()):
         raise BadInput(
-            f"A step at size {size} is predicted from two finished runs or more, found {len(known)}.",
+            f"A step at size {size} is predicted from two finished runs or more, found {len(complete_logs)}.",
             hint="Measure the step at two small sizes first, such as batch 2 and batch 4.",
         )
     weights = _weights(sizes, size)
-    if not _agree(known):
-        peaks = [max(log.held_bytes) for log in known]
+    if not _agree(complete_logs):
+        peaks = [max(log.held_bytes) for log in complete_logs]
         return Sized(size=size, step_peak_bytes=_at(weights, peaks), event_by_event=False, measurement=None)
-    log = msgspec.structs.replace(known[0], n_bytes=_sizes_at(weights, known), time_ns=Column("q"))
-    told = _told([runs[measured] for measured in sizes], weights, log, spec)
-    return Sized(size=size, step_peak_bytes=max(log.held_bytes), event_by_event=True, measurement=told)
+    log = msgspec.structs.replace(complete_logs[0], n_bytes=_sizes_at(weights, complete_logs), time_ns=Column("q"))
+    measurement = _told([runs[measured] for measured in sizes], weights, log, spec)
+    return Sized(size=size, step_peak_bytes=max(log.held_bytes), event_by_event=True, measurement=measurement)
 
 
 def largest(fits: Callable[[int], bool], *, most: int = 2**20) -> int:
@@ -332,11 +332,11 @@ def largest(fits: Callable[[int], bool], *, most: int = 2**20) -> int:
 def _weights(sizes: list[int], size: int) -> list[Fraction]:
     """Weights of the runs at `size`: Lagrange polynomials, exact."""
     weights = []
-    for own in sizes:
+    for node in sizes:
         weight = Fraction(1)
         for other in sizes:
-            if other != own:
-                weight *= Fraction(size - other, own - other)
+            if other != node:
+                weight *= Fraction(size - other, node - other)
         weights.append(weight)
     return weights
 
@@ -364,7 +364,7 @@ def _told(runs: list[Measurement], weights: list[Fraction], log: Allocations, sp
         flops = {name: _at(weights, [getattr(row, name) for row in rows]) for name in _FLOPS}
         return msgspec.structs.replace(rows[0], forward=Samples(), recompute=Samples(), **flops)
 
-    told = msgspec.structs.replace(
+    predicted = msgspec.structs.replace(
         runs[0],
         spec=spec,
         origin="predicted",
@@ -375,4 +375,4 @@ def _told(runs: list[Measurement], weights: list[Fraction], log: Allocations, sp
         warnings=(),
     )
     costs = [counted(rows) for rows in zip(*(run.blocks for run in runs))]
-    return msgspec.structs.replace(told, blocks=with_bytes(told, costs))
+    return msgspec.structs.replace(predicted, blocks=with_bytes(predicted, costs))

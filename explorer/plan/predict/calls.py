@@ -63,7 +63,9 @@ def saved_by_calls(replay: Replay, unit: Sequence[str], *, stops_early: bool) ->
     """Saved tensors of each call of the kept `unit` (a block, or the blocks of a segment) that saves any."""
     calls = list(zip(*(replay.calls.get(fqn, []) for fqn in unit)))
     births = _births_of_backward(replay, unit, calls)
-    each = (_saved_by_call(replay, unit, members, own, stops_early=stops_early) for members, own in zip(calls, births))
+    each = (
+        _saved_by_call(replay, unit, members, ticks, stops_early=stops_early) for members, ticks in zip(calls, births)
+    )
     return [call for call in each if call is not None]
 
 
@@ -80,10 +82,10 @@ def _saved_by_call(
     saved = saved[~np.isin(saved, [entry for entry in members[-1].outputs if entry not in own_outputs])]
     begins = int(births[0]) if len(births) else None
     if begins is None:
-        known = saved if len(saved) else _freed_in_backward(replay, members[0].inputs)
-        if not len(known):
+        freed = saved if len(saved) else _freed_in_backward(replay, members[0].inputs)
+        if not len(freed):
             return None
-        begins = int(died[known].min())
+        begins = int(died[freed].min())
     # An entry that dies earlier is held by later blocks: recompute would not free it.
     saved = saved[died[saved] >= begins]
     # An output that other blocks hold and the unit saves too is freed in backward of the unit.
@@ -109,9 +111,9 @@ def _saved_by_call(
 
 
 def _freed_in_backward(replay: Replay, entries: Sequence[int]) -> Bytes:
-    known: Bytes = np.array(entries, dtype=np.int64)
-    known = known[replay.role[known] == SAVED]
-    freed: Bytes = known[replay.phase[np.minimum(replay.died[known], len(replay.line) - 1)] == BACKWARD]
+    saved: Bytes = np.array(entries, dtype=np.int64)
+    saved = saved[replay.role[saved] == SAVED]
+    freed: Bytes = saved[replay.phase[np.minimum(replay.died[saved], len(replay.line) - 1)] == BACKWARD]
     return freed
 
 
@@ -139,8 +141,8 @@ def _own_outputs(replay: Replay, fqn: str, call: Call) -> list[int]:
     flags = replay.saved_outside.get(fqn, ())
     if len(flags) != len(call.outputs):
         return []
-    own = [entry for entry, outside in zip(call.outputs, flags) if not outside]
-    return [entry for entry in own if entry in replay.used_until or replay.let_go[entry] < NEVER]
+    unshared = [entry for entry, outside in zip(call.outputs, flags) if not outside]
+    return [entry for entry in unshared if entry in replay.used_until or replay.let_go[entry] < NEVER]
 
 
 def _leaves(replay: Replay, saved: NDArray[np.intp], members: Sequence[Call], own_outputs: Sequence[int]) -> Bytes:
@@ -210,9 +212,11 @@ def _with_statistics(replay: Replay, norms: Sequence[str], call: SavedByCall, in
     """`call` with copies of running statistics (rule 5)."""
     copies, n_bytes = list(call.copies), 0
     for fqn in norms:
-        own = replay.below(fqn)
-        sizes = [int(size) for size in replay.size[own[replay.role[own] == BUFFER]]]
-        saved = own[(replay.role[own] == SAVED) & (replay.born[own] > call.first) & (replay.born[own] <= call.end)]
+        below = replay.below(fqn)
+        sizes = [int(size) for size in replay.size[below[replay.role[below] == BUFFER]]]
+        saved = below[
+            (replay.role[below] == SAVED) & (replay.born[below] > call.first) & (replay.born[below] <= call.end)
+        ]
         n_bytes += sum(sizes)
         if len(saved) and not any(is_within(fqn, other) for other in inside):
             until = int(replay.died[saved].max())
@@ -263,14 +267,14 @@ def _with_results(replay: Replay, call: SavedByCall, save_ops: Sequence[str]) ->
 def _again_without(replay: Replay, call: SavedByCall, of_these: Mask) -> int:
     """Peak bytes that a rerun adds if the kept results exist already. It frees the results that forward freed."""
     again = replay.between(call.first, call.until)
-    own, given = again[~of_these[again]], again[of_these[again] & (replay.role[again] != UNATTRIBUTED)]
-    given = given[replay.died[given] <= call.end]
+    temporary, results = again[~of_these[again]], again[of_these[again] & (replay.role[again] != UNATTRIBUTED)]
+    results = results[replay.died[results] <= call.end]
     return max(
         0,
         most_at_once(
-            np.concatenate((replay.size[own], -replay.size[given])),
-            np.concatenate((replay.born[own], replay.died[given])),
-            np.concatenate((replay.died[own], np.full(len(given), FOREVER))),
+            np.concatenate((replay.size[temporary], -replay.size[results])),
+            np.concatenate((replay.born[temporary], replay.died[results])),
+            np.concatenate((replay.died[temporary], np.full(len(results), FOREVER))),
         ),
     )
 

@@ -164,9 +164,9 @@ def _last_tick(replay: Replay, call: SavedByCall, below: Sequence[SavedByCall], 
     """The tick at which a rerun ends: the last tensor saved outside of inner units, or tick `entered` if later."""
     theirs = [part for one in below for part in (one.entries, np.array(one.saved_outputs))]
     within = np.concatenate([NOTHING, *theirs])
-    own = call.entries[~np.isin(call.entries, call.outputs)]
-    own = np.setdiff1d(np.concatenate((own, np.array(call.saved_outputs, dtype=np.int64))), within)
-    return max(entered, int(replay.born[own].max(initial=call.first)))
+    entries = call.entries[~np.isin(call.entries, call.outputs)]
+    entries = np.setdiff1d(np.concatenate((entries, np.array(call.saved_outputs, dtype=np.int64))), within)
+    return max(entered, int(replay.born[entries].max(initial=call.first)))
 
 
 def _chain(unit: Unit, outer: Mapping[Unit, Unit]) -> list[Unit]:
@@ -222,12 +222,12 @@ def changes_of(replay: Replay, nest: Nest, border: int | None, *, stash_bytes: i
     stashed = np.array([*stashes, *copies], dtype=np.int64).reshape(-1, 3).T
     saved, away = 0, np.zeros(len(replay.size), dtype=bool)
     if border is not None:
-        kept = np.zeros(len(replay.size), dtype=bool)
-        kept[retained.entry[(retained.back <= border) & (border < retained.leave)]] = True
+        is_kept = np.zeros(len(replay.size), dtype=bool)
+        is_kept[retained.entry[(retained.back <= border) & (border < retained.leave)]] = True
         # An entry freed right after the last event of forward counts as freed at the end of forward.
         away[absent.entry[(absent.leave <= border + 1) & (border < absent.back)]] = True
-        away &= ~kept
-        longer = int(replay.size[kept & (replay.died <= border)].sum())
+        away &= ~is_kept
+        longer = int(replay.size[is_kept & (replay.died <= border)].sum())
         stash = sum(size for first, end, size in stashes if first <= border < end)
         saved = longer + stash - int(replay.size[away].sum())
     parts = (left, measured, simulated, stashed)
@@ -278,10 +278,10 @@ def _absences(replay: Replay, nest: Nest) -> _Absent:
     owner[entries] = np.repeat(np.arange(len(calls)), n_entries)  # inner calls come last
     leave = np.full(len(replay.size), np.iinfo(np.int64).max)
     np.minimum.at(leave, entries, leaves)
-    mine = np.flatnonzero(owner >= 0)
+    entry = np.flatnonzero(owner >= 0)
     back = np.zeros(len(replay.size), dtype=np.int64)
     back[entries] = np.repeat([call.begins for call in calls], n_entries)
-    return _Absent(entry=mine, leave=leave[mine], back=back[mine], owner=owner, first_leave=leave)
+    return _Absent(entry=entry, leave=leave[entry], back=back[entry], owner=owner, first_leave=leave)
 
 
 def _inputs_and_results(replay: Replay, nest: Nest) -> _Retained:
@@ -364,13 +364,13 @@ def reruns(
 
 def held_at(replay: Replay, simulated: Simulated, tick: int) -> Mask:
     """Mask of the entries held at `tick`, without the entries of a rerun."""
-    held = (replay.born <= tick) & (tick < replay.died)
+    is_held = (replay.born <= tick) & (tick < replay.died)
     entry, first, end = simulated.gone
-    held[entry[(first <= tick) & (tick < end)]] = False
+    is_held[entry[(first <= tick) & (tick < end)]] = False
     entry, first, end = simulated.lives
-    held[entry] = False
-    held[entry[(first <= tick) & (tick < end)]] = True
-    return held
+    is_held[entry] = False
+    is_held[entry[(first <= tick) & (tick < end)]] = True
+    return is_held
 
 
 def _bytes_absent_at(replay: Replay, simulated: Simulated, entries: Bytes, tick: int) -> int:

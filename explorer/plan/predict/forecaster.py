@@ -128,8 +128,8 @@ class Forecaster:
 
 
 def _flop_ratio(baseline: Measurement, again: Collection[int | None]) -> float | None:
-    known = [flops for flops in again if flops is not None]
-    return 1 + sum(known) / baseline.total_flops if baseline.total_flops and len(known) == len(again) else None
+    counted = [flops for flops in again if flops is not None]
+    return 1 + sum(counted) / baseline.total_flops if baseline.total_flops and len(counted) == len(again) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,9 +177,9 @@ class _Simulation:
                 if first <= border < end and replay.died[entry] <= border
             ]  # fmt: skip
             for fqn in unit.blocks:
-                kept = sum(keeps[one] for one in keeps if is_within(one, fqn)) if outer else keeps.get(fqn, 0)
-                kept += replay.born_in(fqn, np.array(longer, dtype=np.int64)) if longer else 0
-                freed[fqn] = (int(replay.size[entries].sum()) if alone else replay.born_in(fqn, entries)) - kept
+                state_bytes = sum(keeps[one] for one in keeps if is_within(one, fqn)) if outer else keeps.get(fqn, 0)
+                state_bytes += replay.born_in(fqn, np.array(longer, dtype=np.int64)) if longer else 0
+                freed[fqn] = (int(replay.size[entries].sum()) if alone else replay.born_in(fqn, entries)) - state_bytes
         return freed
 
     def _away(self) -> dict[Unit, Bytes]:

@@ -179,8 +179,8 @@ class Replay:
         if not calls:
             return 0
         place = np.searchsorted([call.first for call in calls], born) - 1
-        mine = (place >= 0) & (born <= np.array([call.end for call in calls])[place])
-        return int(self.size[entries[mine]].sum())
+        is_inside = (place >= 0) & (born <= np.array([call.end for call in calls])[place])
+        return int(self.size[entries[is_inside]].sum())
 
 
 def _calls(calls: Calls, blocks: Sequence[str]) -> dict[str, list[Call]]:

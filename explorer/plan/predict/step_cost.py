@@ -60,8 +60,8 @@ def unit_flops(
     """
     again = rerun_flops(measurement, graph, unit.blocks, policy)
     if unit.action == "save_ops":
-        kept = _kept_flops(measurement, graph, unit, policy)
-        return None if kept is None else again - kept
+        flops_of_results = _kept_flops(measurement, graph, unit, policy)
+        return None if flops_of_results is None else again - flops_of_results
     if not policy.stops_early:
         return again
     for child in inside:
@@ -74,7 +74,7 @@ def unit_flops(
 
 def _kept_flops(measurement: Measurement, graph: ModelGraph | None, unit: Unit, policy: Policy) -> int | None:
     """FLOPs that a rerun of `unit` avoids because it keeps results of operators; None if they were not counted."""
-    kept, blocks = 0, run_again(graph, unit.blocks, policy)
+    flops, blocks = 0, run_again(graph, unit.blocks, policy)
     for fqn in blocks:
         block, cost = None if graph is None else graph.by_fqn.get(fqn), measurement.by_fqn.get(fqn)
         if block is None or cost is None or (block.forward_flops and not block.op_flops):
@@ -83,8 +83,8 @@ def _kept_flops(measurement: Measurement, graph: ModelGraph | None, unit: Unit, 
         if policy.stops_early and fqn == blocks[-1]:
             ran.subtract(block.late_op_flops)
         share = sum(ran[op] for op in set(unit.save_ops))
-        kept += round(cost.forward_flops * share / block.forward_flops) if share else 0
-    return kept
+        flops += round(cost.forward_flops * share / block.forward_flops) if share else 0
+    return flops
 
 
 def stops_inside(graph: ModelGraph | None, unit: Unit, child: Unit) -> bool:
@@ -187,9 +187,9 @@ def time_ratio(
         if ms is None:
             return None
         again += ms
-        own = overhead_ms(baseline, unit)
-        overhead += own
-        unsure += own * (KEPT_ERROR if unit.action == "save_ops" else CALL_ERROR)
+        overhead_of_unit = overhead_ms(baseline, unit)
+        overhead += overhead_of_unit
+        unsure += overhead_of_unit * (KEPT_ERROR if unit.action == "save_ops" else CALL_ERROR)
     rerun, calls = again * scale / step, overhead / step
     ratio = 1 + rerun + calls
     error = math.hypot(RERUN_ERROR * rerun, unsure / step, ratio * _clock_error(baseline))
@@ -257,17 +257,17 @@ class TimedStep(NamedTuple):
 def calibrated(forecast: Forecast, seen: Iterable[TimedStep]) -> Forecast:
     """`forecast` with its rerun time scaled by the ratio of measured to predicted rerun time in the steps `seen`."""
     ratio = forecast.time_ratio
-    known = [one for one in seen if one.predicted > 1]
-    if ratio is None or not known:
+    slower = [one for one in seen if one.predicted > 1]
+    if ratio is None or not slower:
         return forecast
-    factors = [(one.measured - 1) / (one.predicted - 1) for one in known]
-    counts = [1 / ((one.error / (one.predicted - 1)) ** 2 + LEFT_ERROR**2) for one in known]
+    factors = [(one.measured - 1) / (one.predicted - 1) for one in slower]
+    counts = [1 / ((one.error / (one.predicted - 1)) ** 2 + LEFT_ERROR**2) for one in slower]
     weight = sum(counts) + RERUN_ERROR**-2
     factor = max(0.0, (sum(count * times for count, times in zip(counts, factors)) + RERUN_ERROR**-2) / weight)
     apart = max(LEFT_ERROR * factor, statistics.stdev(factors) if len(factors) > 1 else 0.0)
-    calls_seen = statistics.mean(one.calls / (one.predicted - 1) for one in known)
+    calls_seen = statistics.mean(one.calls / (one.predicted - 1) for one in slower)
     more_calls = CALL_ERROR * ((forecast.time_ratio_of_calls or 0.0) - (ratio - 1) * calls_seen)
-    clock = statistics.mean(one.error for one in known)
+    clock = statistics.mean(one.error for one in slower)
     error = math.hypot(clock, (ratio - 1) * math.hypot(apart, weight**-0.5), more_calls)
     return msgspec.structs.replace(forecast, time_ratio=1 + (ratio - 1) * factor, time_ratio_spread=NINE_OF_TEN * error)
 
