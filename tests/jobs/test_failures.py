@@ -236,10 +236,3 @@ def test_a_crash_names_the_signal(code: int | None, words: str) -> None:
     failure = crash(code, "measure a.py", "last words")
     assert failure.kind == "crash" and words in failure.sentence and "measure a.py" in failure.sentence
     assert failure.traceback == "last words" and ("memory" in failure.hint) == (code == -9)
-
-
-@pytest.mark.parametrize(("out_of_memory", "kind"), [(True, "out of memory"), (False, "crash"), (None, "crash")])
-def test_a_kill_is_lack_of_memory_only_where_the_system_says_so(out_of_memory: bool | None, kind: str) -> None:
-    failure = crash(-9, "measure a.py", "", out_of_memory=out_of_memory)
-    assert failure.kind == kind and "SIGKILL" in failure.sentence
-    assert crash(-11, "measure a.py", "", out_of_memory=True).kind == "crash"

@@ -13,29 +13,21 @@ from typing import Any
 
 import pytest
 
-from explorer.errors import Crashed, ModelFailed
-from explorer.jobs import work as work_module
+from explorer.errors import Crashed
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import (
     Describe,
     Event,
     Failed,
     Finished,
-    Measure,
     Reported,
-    Request,
     Submit,
-    read_frame,
     write_frame,
 )
 from explorer.jobs.service import JobProcess
-from explorer.jobs.store import Store
-from explorer.jobs.work import work
-from explorer.record.base import Record, to_msgpack
-from explorer.record.graph import ModelGraph, ModelRef
-from explorer.record.plan import Progress, Report
-from explorer.record.run import RunSpec
-from tests.jobs.samples import FAKE, LONG_S, begin, describe, finish, measured, wait_gone
+from explorer.record.graph import ModelRef
+from explorer.record.plan import Progress
+from tests.jobs.samples import FAKE, LONG_S, begin, describe, finish, wait_gone
 
 
 def test_jobs_wait_for_each_other_in_order(worker: Worker) -> None:
@@ -202,77 +194,3 @@ def test_a_fork_server_that_is_gone_is_raised() -> None:
 
     with pytest.raises(Crashed):
         JobProcess(SUBMITTED, gone, "/tmp", lambda: 0)
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job that is answered in this process leaves the process as it is."""
-    monkeypatch.setattr(work_module, "be_first_to_go", lambda: None)
-    monkeypatch.setattr("tempfile.tempdir", None)
-
-
-def answered(answer: object, store: Path | None, *, cancelled: bool = False, **submit: object) -> list[Event]:
-    ear, voice = os.pipe()
-    cancels, cancel = os.pipe()
-    if cancelled:
-        os.write(cancel, b"x")
-    spec = RunSpec(model=ModelRef(target="a.py"), time_limit_s=submit.pop("limit_s", 60.0))
-    submitted = Submit(job="7", request=Measure(spec=spec), **submit)
-    work(answer, None if store is None else str(store), submitted, "/tmp", (voice, cancels))
-    events = []
-    with os.fdopen(ear, "rb") as stream:
-        while not events or isinstance(events[-1], Reported):
-            events.append(read_frame(stream, Event))
-    os.close(cancel)
-    assert {event.job for event in events} == {"7"}
-    return events
-
-
-def measures(request: Request, report: Report) -> Record:
-    report(Progress(what="stepping", done=1, total=2))
-    return measured()
-
-
-def test_reports_come_first_and_the_result_is_in_the_store(here: None, tmp_path: Path) -> None:
-    *reports, last = answered(measures, tmp_path / "runs.sqlite")
-    assert [event.progress.what for event in reports] == ["starting", "stepping"]
-    assert isinstance(last, Finished) and last.result == to_msgpack(measured()) and last.run_id is not None
-    assert Store(tmp_path / "runs.sqlite").load(last.run_id) == measured()
-
-
-@pytest.mark.parametrize("how", ["not asked for", "no store", "a description"])
-def test_what_is_not_kept_is_answered_all_the_same(here: None, how: str, tmp_path: Path) -> None:
-    def describes(request: Request, report: Report) -> Record:
-        return ModelGraph(model=ModelRef(target="a.py"), blocks=(), edges=())
-
-    store = None if how == "no store" else tmp_path / "runs.sqlite"
-    last = answered(describes if how == "a description" else measures, store, keep=how != "not asked for")[-1]
-    assert isinstance(last, Finished) and last.run_id is None and last.warning == ""
-
-
-def test_a_store_that_cannot_be_written_is_a_warning(here: None, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    last = answered(measures, tmp_path / "file" / "runs.sqlite")[-1]
-    assert isinstance(last, Finished) and last.run_id is None and "could not be saved" in last.warning
-
-
-def test_whatever_is_raised_is_an_answer(here: None) -> None:
-    def raises(error: BaseException) -> object:
-        def answer(request: Request, report: Report) -> Record:
-            raise error
-
-        return answer
-
-    for error, kind in ((ModelFailed("no"), "model raised"), (SystemExit(3), "model raised")):
-        last = answered(raises(error), None)[-1]
-        assert isinstance(last, Failed) and last.failure.kind == kind
-
-
-def test_a_cancel_is_heard_at_the_next_report(here: None) -> None:
-    last = answered(measures, None, cancelled=True)[-1]
-    assert isinstance(last, Failed) and last.failure.kind == "cancelled"
-
-
-def test_a_run_beyond_its_limit_is_told_as_that(here: None) -> None:
-    last = answered(measures, None, limit_s=0.0)[-1]
-    assert isinstance(last, Failed) and last.failure.kind == "time-out" and "limit of 0 s" in last.failure.sentence

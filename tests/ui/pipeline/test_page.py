@@ -135,13 +135,6 @@ def test_a_plan_that_cannot_run_says_why_has_no_script_and_run_is_off(visit: Ope
     assert offered(at) == [POLICY] and "These files need a plan that can run." in texts(at)
 
 
-def test_stages_that_share_one_rank_are_no_pipeline(visit: Open) -> None:
-    at = visit()
-    assert not at.info
-    at = settled(widget(at, "selectbox", "pipeline_schedule").set_value("Interleaved1F1B").run())
-    assert "one rank" in at.info[0].value
-
-
 def test_a_schedule_that_multiplies_recompute_warns_beside_the_schedule(visit: Open) -> None:
     at = say(visit(), on=["blocks.1"])
     at = settled(widget(at, "number_input", "pipeline_stages").set_value(4).run())
@@ -166,36 +159,23 @@ def test_what_is_known_to_go_wrong_stands_beside_run(visit: Open) -> None:
     assert "Known before any run" not in texts(visit())
 
 
-def test_the_first_visit_reads_and_prices_the_model_and_cuts_it_in_two(
+def test_a_model_is_priced_cut_in_two_and_run_and_an_older_run_is_never_shown_as_this_plan(
     visit: Open, pipeline_worker: PipelineWorker
 ) -> None:
-    at = visit()
+    at, n = visit(), len(GRAPH.chain)
     assert [type(job.request) for job in pipeline_worker.jobs.values()] == [Describe, ProfileStages]
-    assert figures(at)["Plan"] == "2 stages"
+    assert figures(at)["Plan"] == "2 stages" and figures(at)["Gradients"] == "not compared"
     assert "predicted" in texts(at)
-    assert figures(at)["Gradients"] == "not compared"
-    assert not pipeline_worker.of(RunPipeline)
-
-
-def test_run_measures_and_says_how_many_gradients_are_equal(visit: Open, pipeline_worker: PipelineWorker) -> None:
-    at = run(say(visit(), cuts=CUT))
-    n = len(GRAPH.chain)
-    assert figures(at)["Gradients"] == f"{n} of {n}"
+    at = run(say(at, cuts=CUT))
+    assert figures(at)["Gradients"] == f"{n} of {n}" and "measured" in texts(at)
     (job,) = pipeline_worker.of(RunPipeline)
     assert [len(stage) for stage in job.request.spec.plan.stages] == [3, 3, 4]
-    assert job.request.engine == "inproc"
-    assert job.request.profile is not None
-    assert "measured" in texts(at)
-
-
-def test_an_older_run_is_never_shown_as_this_plan(visit: Open, pipeline_worker: PipelineWorker) -> None:
-    at = run(say(visit(), cuts=CUT))
+    assert job.request.engine == "inproc" and job.request.profile is not None
     measured = figures(at)["Step"]
     at = say(at, cuts=CUT[:1])
     assert figures(at)["Gradients"] == "not compared"
     assert f"an earlier plan: {measured}" in [metric.delta for metric in at.metric]
-    at = say(at, cuts=CUT)
-    assert figures(at)["Gradients"] == f"{len(GRAPH.chain)} of {len(GRAPH.chain)}"
+    assert figures(say(at, cuts=CUT))["Gradients"] == f"{n} of {n}"
     assert len(pipeline_worker.of(RunPipeline)) == 1
 
 
