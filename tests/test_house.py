@@ -231,12 +231,12 @@ def test_files_stay_small() -> None:
 
 
 BUDGETS = {
-    "record": (2730, 15), "plan": (11544, 63), "engine": (15030, 81), "jobs": (1840, 10), "child_process": (550, 3),
+    "record": (2730, 15), "plan": (11549, 63), "engine": (15039, 81), "jobs": (1840, 10), "child_process": (550, 3),
     "view": (6420, 43), "ui": (6530, 45), "lab": (2930, 27), "own_loop": (1094, 9), "cli": (2280, 21),
 }  # fmt: skip
 """Lines and files of each ring at most. Code that needs more room takes something away first. The aim of the sum is
 44,000 lines in 340 files: lower a budget with the ring."""
-TESTS_BUDGET = (43360, 295)
+TESTS_BUDGET = (43307, 292)
 
 
 def size_of(folder: Path) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ import explorer
 from explorer.engine.bench.measure import measure
 from explorer.engine.device.memory_limit import process_memory_limit
 from explorer.errors import OutOfMemory
-from explorer.own_loop.watch import Watch
+from explorer.own_loop.watch import Watch, WatchCallback
 from explorer.record import ModelRef, RunSpec
 from explorer.record.failure import is_out_of_memory
 from tests.own_loop.test_record_step import peak_beside_inputs, torchs_own_warning
@@ -242,3 +243,45 @@ def test_a_refusal_leaves_a_readable_file(loop: Loop, tmp_path: Path) -> None:
     run = opened(path)
     assert run.failure is not None and run.failure.asked_bytes == 800 * MIB
     assert run.failed_in == "forward" and "Held then" in run.failure.hint
+
+
+def test_chosen_steps_are_written_and_nothing_stays_behind(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watching = WatchCallback(at=(2,), files=str(tmp_path / "step{step}.explorer"))
+    watching.begin(model, optimizer, "Trainer")
+    for _ in range(3):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    watching.end()
+    assert watching.watch is not None and set(watching.watch.runs) == {2} and watching.watch.where == "Trainer"
+    assert [path.name for path in tmp_path.iterdir()] == ["step2.explorer"]
+    assert not model._forward_pre_hooks and not model._forward_hooks
+
+
+def test_a_training_that_broke_off_is_over_when_the_next_begins(tmp_path: Path) -> None:
+    model, before = nn.Linear(4, 4), (sys.excepthook, torch.autograd.backward)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watching = WatchCallback(at=1, on_oom=tmp_path / "oom.explorer", files=str(tmp_path / "step{step}.explorer"))
+    watching.begin(model, optimizer, "Trainer")
+    watching.begin(model, optimizer, "Trainer")
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    watching.end()
+    assert watching.watch is not None and set(watching.watch.runs) == {1}
+    assert (sys.excepthook, torch.autograd.backward) == before
+    assert not model._forward_hooks and not optimizer._optimizer_step_post_hooks
+
+
+def test_a_training_that_never_began_has_nothing_to_end() -> None:
+    watching = WatchCallback(at=1)
+    watching.end()
+    assert watching.watch is None
+
+
+def test_an_interrupted_fit_ends_the_watch() -> None:
+    pytest.importorskip("lightning.pytorch")
+    model, callback = nn.Linear(4, 4), explorer.LightningCallback(at=1)
+    callback.on_train_start(None, model)
+    callback.on_exception(None, model, KeyboardInterrupt())
+    assert not model._forward_pre_hooks

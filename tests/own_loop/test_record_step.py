@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -187,6 +187,19 @@ def test_a_peak_with_convolutions_on_the_cpu_is_the_least() -> None:
     with explorer.record_step(model) as run:
         model(torch.randn(1, 1, 8, 8)).sum().backward()
     assert "peak at least" in repr(run) and "oneDNN holds memory" in repr(run)
+
+
+@pytest.mark.parametrize("given", ["wrapper", "inner module"])
+def test_a_peak_under_ddp_is_the_least(given: str) -> None:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model = nn.Linear(4, 4)
+        wrapper = nn.parallel.DistributedDataParallel(model)
+        with explorer.record_step(wrapper if given == "wrapper" else model) as run:
+            wrapper(torch.randn(2, 4)).sum().backward()
+        assert "peak at least" in repr(run) and "holds its buckets in C++" in repr(run)
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_the_file_opens_with_the_figures_of_the_run(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ removed, no random number is drawn, no gradient is touched, and an exception rea
 from __future__ import annotations
 
 import atexit
+import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.checkpoint import CheckpointError
@@ -36,6 +38,7 @@ from explorer.engine.watch.storages import tensors_in_memory
 from explorer.engine.watch.tracker import Tracker
 from explorer.engine.watch.uncompiled import compiler_off, never_compiled
 from explorer.errors import BadInput
+from explorer.plan.why.caveats import DDP_BUCKETS
 from explorer.record.allocations import PHASES, PhaseSpan
 from explorer.record.failure import Failure
 from explorer.record.graph import RECORDED, ModelRef
@@ -128,7 +131,7 @@ class LoopRecording:
             rank=rank,
             n_ranks=n_ranks,
             graph=recorded_graph(self._model, self._tracker, run.blocks, spec.model),
-            warnings=tuple(dict.fromkeys([*self._texts, *run.warnings])),
+            warnings=tuple(dict.fromkeys([*self._texts, *run.warnings, *_outer_buckets(self._model)])),
             ran_as_written=bool(self._compiled),
             failure=self._failure(error) if isinstance(error, Exception) else None,
             free_memory_bytes=self.device.free_bytes(),
@@ -216,6 +219,14 @@ def _shown_warnings() -> Iterator[list[str]]:
         yield warned
     finally:
         warnings.showwarning = show
+
+
+def _outer_buckets(model: nn.Module) -> Iterator[str]:
+    """A sentence on the buckets of a DistributedDataParallel around `model`."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        wrappers = (thing for thing in gc.get_objects() if issubclass(type(thing), DistributedDataParallel))
+        if any(part is model for wrapper in wrappers if wrapper is not model for part in wrapper.modules()):
+            yield DDP_BUCKETS
 
 
 def _refuse_other_instruments() -> None:

@@ -74,15 +74,20 @@ def peak_caveats(run: Measurement) -> tuple[str, ...]:
     return tuple(filter(None, (*rules, _unattributed(run), _of_the_library(log.ops), _one_draw(run))))
 
 
+DDP_BUCKETS = (
+    "The peak is at least this figure: DistributedDataParallel holds its buckets in C++, up to one more copy of the "
+    "gradients."
+)
+"""Also a warning of a recorded step whose model lies inside of a wrapper that the recording was not given."""
+
+
 def bytes_outside(run: Measurement) -> str:
     """A sentence on memory that a recorded peak does not include, so that the figure is a lower bound; empty: none."""
     if run.origin != "recorded" or run.allocations is None:
         return ""
-    if run.graph is not None and any(block.kind == "DistributedDataParallel" for block in run.graph.blocks):
-        return (
-            "The peak is at least this figure: DistributedDataParallel holds its buckets in C++, up to one more copy "
-            "of the gradients."
-        )
+    inside = run.graph is not None and any(block.kind == "DistributedDataParallel" for block in run.graph.blocks)
+    if inside or DDP_BUCKETS in run.warnings:
+        return DDP_BUCKETS
     if run.spec.device == "cpu" and any("convolution" in op for op in run.allocations.ops):
         return "The peak is at least this figure: oneDNN holds memory for convolutions that no instrument here sees."
     return ""
