@@ -26,7 +26,7 @@ from explorer.view.pipeline.headline import price_spread
 from explorer.view.pipeline.ranks import memory_chart
 from explorer.view.text.pipeline import cap_outcome, within_cap
 from explorer.view.text.plan import in_words
-from explorer.view.text.runs import what_failed
+from explorer.view.text.runs import card_rows, what_failed
 
 _TONES = {"good": "green", "bad": "red", "neutral": "default"}
 _VERDICTS = {
@@ -117,6 +117,12 @@ def _figures(console: Console, record: Comparison | Measurement, run: Measuremen
             figure.label, f"[bold]{escape(figure.value)}[/]", f"[{tone}]{escape(figure.delta)}[/]", f"[dim]{origin}[/]"
         )
     console.print(table)
+    if run.card is not None:
+        console.print(f"\n  [bold]On {escape(run.card.card.name)}[/]  [dim]by the rules of torch's CUDA allocator[/]\n")
+        card_table = Table(box=None, show_header=False, padding=(0, 2))
+        for name, value in card_rows(run.card).items():
+            card_table.add_row(name, f"[bold red]{escape(value)}[/]" if name == "Refused" else escape(value))
+        console.print(card_table)
     if left_out := uncounted_in_words(run):
         console.print(f"  [yellow]{escape(left_out)}.[/]")
     for caveat in peak_caveats(run):

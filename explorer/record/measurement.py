@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from explorer.record.allocations import ROLES, Allocations, Phase, PhaseSpan
 from explorer.record.base import MOST_RANKS, Column, Count, Number, Origin, Record
+from explorer.record.card import CardMemory
 from explorer.record.failure import Failure
 from explorer.record.graph import RECORDED, ModelGraph, ModelRef
 from explorer.record.policy import Policy
@@ -201,6 +202,8 @@ class Measurement(Record):
     failure: Failure | None = None
     free_memory_bytes: Count | None = None
     """Free bytes of the device after the steps; None: not reported."""
+    card: CardMemory | None = None
+    """What the card of the spec holds, by the rules of torch's allocator; None: the spec names no card."""
     refused: tuple[Refused, ...] = ()
     """Earlier runs of the same step that ran out of memory, the requested policy first."""
 
@@ -300,6 +303,7 @@ class Measurement(Record):
             "backward_flops": self.backward_flops,
             "step_ms": self.times.step.median_ms if self.times and self.complete else None,
             "step_spread_ms": self.times.step.spread_ms if self.times and self.complete else None,
+            **(self.card.headlines() if self.card else {}),
         }
 
 

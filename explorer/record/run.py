@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from explorer.record.base import MOST, Count, Number, Record
+from explorer.record.card import Card
 from explorer.record.graph import ModelRef
 from explorer.record.policy import KEEP_ALL, Policy
 
@@ -89,5 +90,7 @@ class RunSpec(Record):
     n_threads: Annotated[int, Meta(ge=1, le=1024)] = 1
     """CPU threads; pinned, because two threads round differently from one."""
     time_limit_s: Annotated[float, Meta(ge=0.0, le=1e7)] = 600.0
+    card: Card | None = None
+    """The GPU for which a step without data is predicted; None: the CPU."""
     memory_limit_bytes: Count | None = None
     """Limit of the process (CPU) or of the device (CUDA); None: all memory of the machine."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +28,10 @@ from explorer.cli.report import document, print_record
 from explorer.cli.worker import ask, check_writable, save_run_file, worker
 from explorer.errors import BadInput
 from explorer.jobs.protocol import Measure, SaveSnapshot
+from explorer.plan.card.allocator_options import parse_options
+from explorer.plan.card.cards import parse_card
 from explorer.plan.predict.baseline import keep_all_from
+from explorer.record.card import Card
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement, SavedFile
 from explorer.record.policy import KEEP_ALL
@@ -49,6 +53,31 @@ class MeasureOptions:
     ] = False
     fit: Annotated[bool, in_limits("--fit", help="Out of memory: recompute ever more until it fits.")] = False
     predict: Predict = False
+    card: Annotated[
+        str | None,
+        in_step(
+            "--card",
+            metavar="NAME|SIZE",
+            help="With --predict: what this GPU would hold, by CUDA's rules. Such as b200 or 24GiB.",
+        ),
+    ] = None
+    allocator: Annotated[
+        str,
+        in_step("--allocator", metavar="OPTIONS", help="PYTORCH_CUDA_ALLOC_CONF of the card; empty: torch's defaults."),
+    ] = ""
+
+    def chosen_card(self) -> Card | None:
+        """The card that was named. Raises BadInput for an unknown one, and without --predict."""
+        if self.card is None and not self.allocator:
+            return None
+        if self.card is None or not self.predict:
+            raise BadInput(
+                "--card and --allocator say what a GPU would hold, and this run does not predict for one.",
+                hint="Add --predict --card b200, or leave them out.",
+            )
+        parse_options(self.allocator)
+        cublas = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
+        return msgspec.structs.replace(parse_card(self.card), options=self.allocator, cublas=cublas)
 
 
 @verb
@@ -66,10 +95,11 @@ def measure(
     spec = step.spec(ref, KEEP_ALL, seed=options.seed)
     if extra.predict and (extra.fit or extra.snapshot is not None):
         raise BadInput("--predict runs nothing, so there is nothing to fit and no snapshot.", hint="Leave --fit out.")
+    card = extra.chosen_card()
     check_writable(keep.save, extra.snapshot)
     with worker() as engine:
         chosen = chosen_policy(engine, policy, spec, without_data=extra.predict)
-        spec = msgspec.structs.replace(spec, policy=chosen, forward_only=extra.forward_only)
+        spec = msgspec.structs.replace(spec, policy=chosen, forward_only=extra.forward_only, card=card)
         if extra.snapshot is not None:
             saved: SavedFile = ask(engine, SaveSnapshot(spec=spec, path=str(extra.snapshot.resolve())))
             say(f"Wrote {escape(saved.path)}. Open it at https://docs.pytorch.org/memory_viz.")

@@ -15,7 +15,7 @@ time a call    a few small modules, kept and recomputed      time of a checkpoin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from msgspec.structs import replace
@@ -34,6 +34,7 @@ from explorer.engine.bench.step import (
     torch_dtype,
     trainee_of,
 )
+from explorer.engine.device.cuda_rules import cuda_rules
 from explorer.engine.device.device import Device, device_of
 from explorer.engine.device.memory_limit import failure_in_step, without_page_faults
 from explorer.engine.device.subprocess_call import call_in_subprocess
@@ -44,6 +45,7 @@ from explorer.engine.model.loaded import Loaded, blaming, cast_type
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.errors import BadInput, ExplorerError, OutOfMemory, message_of
+from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.policy.presets import ladder
 from explorer.record.failure import is_out_of_memory
 from explorer.record.measurement import Measurement, Refused
@@ -54,10 +56,14 @@ from explorer.record.run import RunSpec
 N_DISPATCHED = 3
 """Steps followed by a further step with every operator dispatched."""
 
-NOT_PREDICTED = (
+LEFT_OUT = (
     "Predicted: the step was played on tensors without data. What kernels take for themselves is not in it (fused "
-    "attention, recurrent layers, convolutions), nor what an allocator rounds or keeps.",
-    "Predicted on the CPU's kernels: a GPU may take others, with other saved activations.",
+    "attention, recurrent layers, convolutions)."
+)
+ON_THE_CPU = (
+    f"{LEFT_OUT[:-1]}, nor what an allocator rounds or keeps.",
+    "Predicted on the CPU's kernels: a GPU may take others, with other saved activations. Name a card to have it "
+    "played by CUDA's rules.",
 )
 CPU_AUTOCAST = (
     "Predicted by the CPU's autocast: CUDA's lists of operators differ, and a GPU was measured to hold up to 12 % more."
@@ -241,7 +247,8 @@ def _prefixed(report: Report, prefix: str) -> Report:
 def measure_without_data(spec: RunSpec, report: Report = silent) -> Measurement:
     """The predicted memory of the step of `spec`, tick by tick, without memory for the parameters.
 
-    The tracker sees every operator as in a measured step, but no kernel runs. Raises BadInput on CUDA, ModelNotLoaded
+    The tracker sees every operator as in a measured step, but no kernel runs. If the spec names a card, CUDA's rules
+    are played, and the record says what the card holds. Raises BadInput on CUDA, ModelNotLoaded
     and ModelFailed.
     """
     if spec.device != "cpu":
@@ -256,7 +263,8 @@ def measure_without_data(spec: RunSpec, report: Report = silent) -> Measurement:
         gradients(trainee, on_phase)
         optimizer_step(trainee, on_phase)
 
-    with preserve_global_state(), without_data(cast):
+    rules = cuda_rules() if spec.card is not None else nullcontext()
+    with preserve_global_state(), without_data(cast), rules:
         meter("building the model without data")
         warm_checkpoint(device.torch)
         loaded = load_for(spec)
@@ -269,5 +277,7 @@ def measure_without_data(spec: RunSpec, report: Report = silent) -> Measurement:
             with recording_of(trainee, device, data=False) as recording:
                 step(trainee, recording.tracker.on_phase)
         run = recording.measurement(spec)
-    texts = NOT_PREDICTED if spec.autocast == "none" else (*NOT_PREDICTED, CPU_AUTOCAST)
+    if spec.card is not None:
+        return replace(run, origin="predicted", card=memory_on(spec.card, run), warnings=(LEFT_OUT,))
+    texts = ON_THE_CPU if spec.autocast == "none" else (*ON_THE_CPU, CPU_AUTOCAST)
     return replace(run, origin="predicted", warnings=texts)

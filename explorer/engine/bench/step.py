@@ -188,18 +188,22 @@ def freeze(model: nn.Module, fqns: tuple[str, ...]) -> None:
 
 
 def build_optimizer(model: nn.Module, spec: RunSpec) -> torch.optim.Optimizer | None:
-    """torch's AdamW or SGD with torch's defaults for the device; None for backward only."""
+    """torch's AdamW or SGD with torch's defaults for the device; None for backward only.
+
+    A step for a card takes `foreach`, torch's default on CUDA: the temporaries of all parameters are alive at once.
+    """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise BadInput(
             "The run trains nothing: no parameter of the model requires a gradient.",
             hint="Freeze fewer blocks." if spec.frozen else "Give the model trainable parameters.",
         )
+    foreach = True if spec.card is not None else None
     if spec.optimizer == "adamw":
         refuse_sparse_under_adamw(model)
-        return torch.optim.AdamW(parameters, lr=spec.learning_rate)
+        return torch.optim.AdamW(parameters, lr=spec.learning_rate, foreach=foreach)
     if spec.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=spec.learning_rate, momentum=spec.momentum)
+        return torch.optim.SGD(parameters, lr=spec.learning_rate, momentum=spec.momentum, foreach=foreach)
     return None
 
 

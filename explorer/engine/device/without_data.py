@@ -7,6 +7,7 @@ Results of fake tensors are fake. Masks, positions and the batch are real, becau
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     is_fake,
 )
+from torch.overrides import TorchFunctionMode
 
 from explorer.errors import ModelFailed, message_of
 
@@ -59,7 +61,7 @@ def without_data(cast: Cast = as_built) -> Iterator[None]:
     level = quiet.level
     quiet.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _UndrawnWeights(mode):
             # Watchers read the address of a storage; a fake storage has none and warns about the read.
             warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
             yield
@@ -68,6 +70,36 @@ def without_data(cast: Cast = as_built) -> Iterator[None]:
         nn.init._no_grad_trunc_normal_ = truncated
         _active -= 1
         quiet.setLevel(level)
+
+
+DRAWN = (torch.empty, torch.randn, torch.rand, torch.normal)
+SMALL_WEIGHT = 2**16
+"""Elements. Smaller tensors cost nothing, and a model may read them."""
+
+
+class _UndrawnWeights(TorchFunctionMode):
+    """Large tensors that a module's constructor draws have no data from the start: they become parameters."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        super().__init__()
+        self.mode = mode
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function not in DRAWN or not _in_constructor(sys._getframe(1)):
+            return function(*args, **(kwargs or {}))
+        with self.mode:
+            undrawn = function(*args, **(kwargs or {}))
+        is_large = undrawn.numel() >= SMALL_WEIGHT and undrawn.device.type == "cpu"
+        return undrawn if is_large else function(*args, **(kwargs or {}))
+
+
+def _in_constructor(frame: Any) -> bool:
+    """Whether a frame or a frame around it is the `__init__` of a module."""
+    while frame is not None:
+        if frame.f_code.co_name == "__init__" and isinstance(frame.f_locals.get("self"), nn.Module):
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextmanager

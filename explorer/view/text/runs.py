@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from explorer.plan.card.cards import DRIVER_BYTES
+from explorer.record.card import CardMemory, RefusedRequest
 from explorer.record.comparison import Comparison
 from explorer.record.failure import Failure
 from explorer.record.measurement import Measurement, Refused
@@ -131,3 +133,41 @@ def peaks_in_words(run: Measurement) -> str:
     }  # fmt: skip
     peaks = ", ".join(f"{mib(n_bytes)} {name}" for name, n_bytes in named.items() if n_bytes is not None)
     return f"allocator's peaks: {peaks}" if peaks else ""
+
+
+def card_rows(memory: CardMemory) -> dict[str, str]:
+    """What a card holds, figure by figure, and what is not known of it."""
+    card = memory.card
+    left = memory.headroom_bytes
+    driver = (
+        f"{mib(card.taken_bytes)} of driver and context"
+        if card.taken_bytes is not None
+        else f"driver and context take {mib(DRIVER_BYTES[0])} to {mib(DRIVER_BYTES[1])}"
+    )
+    rows = {
+        "Requested": f"{mib(memory.requested_bytes)}, {mib(memory.workspace_bytes)} of it for workspaces of cuBLAS",
+        "Allocated": mib(memory.allocated_bytes),
+        "Reserved": f"{mib(memory.reserved_bytes)}, {mib(memory.stranded_bytes)} of it stranded",
+        "Card": f"{card.name}, {mib(card.total_bytes)}; {driver}",
+    }
+    if memory.refused is not None:
+        rows["Refused"] = refusal_sentence(memory.refused)
+    elif left is not None:
+        rows["Left"] = mib(left)
+    else:
+        least = card.total_bytes - memory.reserved_bytes
+        rows["Left"] = f"{mib(least - DRIVER_BYTES[1])} to {mib(least - DRIVER_BYTES[0])}"
+    if memory.unknown:
+        rows["Not known"] = "; ".join(part.what for part in memory.unknown)
+    if memory.not_checked:
+        rows["Not checked"] = f"{', '.join(memory.not_checked)}: by torch's rules, against no recorded history"
+    return rows
+
+
+def refusal_sentence(refused: RefusedRequest) -> str:
+    """`2.00 GiB in blocks.27, div, forward of step 1: 176.07 GiB allocated, 1.50 GiB reserved and free`."""
+    where = ", ".join(filter(None, (refused.block, refused.op.removeprefix("aten.").partition(".")[0])))
+    return (
+        f"{mib(refused.n_bytes)} in {where}, {refused.phase} of step {refused.step}: "
+        f"{mib(refused.allocated_bytes)} allocated, {mib(refused.free_bytes)} reserved and free"
+    )

@@ -1,0 +1,46 @@
+"""Common cards by name, and any other card by its size.
+
+`total_bytes` is what torch reports. Where a message of torch is the source, it has two decimals of GiB, so the figure
+is known to 5 MiB.
+"""
+
+from __future__ import annotations
+
+from explorer.errors import BadInput, nearest
+from explorer.plan.sizes import mib, parse_bytes
+from explorer.record.card import Card
+
+GIB = 1 << 30
+DRIVER_BYTES = (256 << 20, 800 << 20)
+"""What driver and context were seen to take: an interval for cards where it is not known."""
+
+CARDS: dict[str, Card] = {
+    # csdiywithme/cs336-assignment2-systems at bb85bbf8: messages of refused requests, torch 2.11
+    "b200": Card(name="B200", total_bytes=int(178.35 * GIB), taken_bytes=int(0.765 * GIB), capability=(10, 0)),
+    # levihsu/OOTDiffusion, issue 235
+    "a100-80gb": Card(name="A100 80GB", total_bytes=int(79.25 * GIB), capability=(8, 0)),
+    # ali-vilab/VGen, issue 104
+    "rtx4090": Card(name="RTX 4090", total_bytes=int(23.64 * GIB), capability=(8, 9)),
+    # bupticybee/FastLoRAChat, issue 6
+    "t4": Card(name="T4", total_bytes=int(14.76 * GIB), capability=(7, 5)),
+}
+
+
+def parse_card(text: str) -> Card:
+    """The card named `text`, or a card of that size (`24GiB`). Raises BadInput."""
+    key = text.strip().lower().replace(" ", "")
+    if key in CARDS:
+        return CARDS[key]
+    try:
+        n_bytes = parse_bytes(text)
+    except BadInput as error:
+        raise BadInput(
+            f"{text[:60]!r} is neither a card that is listed here nor a size.",
+            hint=nearest(key, CARDS) or f"Name one of {', '.join(CARDS)}, or the card's memory: 24GiB.",
+        ) from error
+    return Card(name=f"a card of {mib(n_bytes)}", total_bytes=n_bytes)
+
+
+def capacity_bytes(card: Card) -> int:
+    """What the allocator can reserve: without a known share of the driver, the largest that was seen is left out."""
+    return max(0, card.total_bytes - (DRIVER_BYTES[1] if card.taken_bytes is None else card.taken_bytes))

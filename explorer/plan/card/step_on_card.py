@@ -1,0 +1,226 @@
+"""A step's allocations sent through the caching allocator: what the card would hold, or the request that it refuses.
+
+The step is repeated, because its first run differs from the later ones: the optimizer has no state yet, no gradients
+are freed at its start, and the cache is empty. Repeated steps end when the reserved memory stands still.
+
+A step of the record is taken as the loop that most people write:
+1. parameters, buffers and the batch exist before the step, in the order of the record;
+2. gradients of the step before are freed first (`zero_grad`);
+3. what the model returned stays in a variable until the step is over;
+4. the optimizer's state is made when the first step reaches the optimizer, all of it at once, as torch's optimizers do;
+5. the first matrix product of a thread takes a workspace for cuBLAS; forward and backward are two threads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from explorer.errors import BadInput
+from explorer.plan.card.allocator_options import parse_options
+from explorer.plan.card.caching_allocator import CachedBlock, CachingAllocator, OutOfCardMemory
+from explorer.plan.card.cards import capacity_bytes
+from explorer.record.allocations import ROLES, Allocations, Phase, PhaseSpan
+from explorer.record.card import Card, CardMemory, RefusedRequest, UnknownMemory
+from explorer.record.measurement import Measurement
+
+KIB, MIB = 1 << 10, 1 << 20
+MOST_STEPS = 12
+PRODUCTS = re.compile(r"\baten\.(mm|bmm|addmm|baddbmm|addbmm|mv|addmv|dot|linear|matmul)\b")
+GRADIENT, STATE = ROLES.index("gradient"), ROLES.index("optimizer state")
+
+UNKNOWN = (
+    (r"aten\.(cudnn_)?(_)?convolution", "workspaces of cuDNN for convolutions"),
+    (r"aten\..*(lstm|gru|rnn)", "workspaces of cuDNN for recurrent layers"),
+    (r"aten\.embedding_dense_backward|aten\.index_put|aten\.index_add", "sorted indices of a scattered gradient"),
+    (r"attention", "temporaries of the fused attention's backward"),
+    (r"aten\._?(scaled_)?grouped_mm|sparse|quantized", "temporaries of grouped, sparse or quantised products"),
+)
+"""Operators whose CUDA kernels take memory that no rule here gives."""
+
+
+def workspace_bytes(capability: tuple[int, int] | None, setting: str = "") -> int:
+    """cuBLAS's workspace of one thread: `CUBLAS_WORKSPACE_CONFIG`, `:KiB:count` pairs, else torch's default.
+
+    The default is 32 MiB on capability 9.0 and `:4096:2:16:8` on others. Source: torch's notes on CUDA semantics,
+    "cuBLAS workspaces".
+    """
+    pairs = re.findall(r":(\d+):(\d+)", setting)
+    if pairs:
+        return sum(int(kib) * int(count) for kib, count in pairs) * KIB
+    return 32 * MIB if capability is not None and capability[0] == 9 else (4096 * 2 + 16 * 8) * KIB
+
+
+@dataclass
+class _Program:
+    """The events of a step by tick, ready to be repeated."""
+
+    log: Allocations
+    first: list[int]
+    """Entries alive before the step."""
+    events: list[list[tuple[int, bool]]]
+    """(entry, whether it is born) of each tick."""
+    outputs: set[int]
+    phase_of: list[int]
+    phases: tuple[PhaseSpan, ...]
+    replaced: dict[int, int] = field(default_factory=dict)
+    """Entry alive at the end, by the entry of the next step that it stands for."""
+
+    def role(self, entry: int) -> int:
+        return self.log.role[entry]
+
+
+def program_of(log: Allocations, phases: tuple[PhaseSpan, ...]) -> _Program:
+    events: list[list[tuple[int, bool]]] = [[] for _ in range(log.n_ticks + 1)]
+    outputs = _outputs(log)
+    for entry, (born, died) in enumerate(zip(log.born, log.died)):
+        if born > 0:
+            events[born].append((entry, True))
+        if 0 < died <= log.n_ticks and entry not in outputs:
+            events[died].append((entry, False))
+    first = [entry for entry, born in enumerate(log.born) if born == 0]
+    phase_of = [0] * (log.n_ticks + 1)
+    for index, span in enumerate(phases):
+        phase_of[span.first_tick : span.end_tick] = [index] * (min(span.end_tick, log.n_ticks + 1) - span.first_tick)
+    program = _Program(log, first, events, outputs, phase_of, phases)
+    survivors = defaultdict(list)
+    for entry in range(len(log.born)):
+        if log.born[entry] > 0 and log.died[entry] > log.n_ticks and log.role[entry] != GRADIENT:
+            survivors[log.n_bytes[entry]].append(entry)
+    for entry in first:
+        if log.died[entry] <= log.n_ticks and survivors[log.n_bytes[entry]]:
+            program.replaced[entry] = survivors[log.n_bytes[entry]].pop(0)
+    return program
+
+
+def _outputs(log: Allocations) -> set[int]:
+    """Entries that the model returned and that were made in the step."""
+    calls, at = log.calls, 0
+    entries: set[int] = set()
+    for block, n_inputs, n_outputs in zip(calls.block, calls.n_inputs, calls.n_outputs):
+        if not log.blocks[block]:
+            entries |= set(calls.entries[at + n_inputs : at + n_inputs + n_outputs])
+        at += n_inputs + n_outputs
+    return {entry for entry in entries if entry >= 0 and log.born[entry] > 0}
+
+
+@dataclass
+class _Play:
+    """An allocator while it repeats a program."""
+
+    program: _Program
+    allocator: CachingAllocator
+    workspace: int
+    live: dict[int, CachedBlock] = field(default_factory=dict)
+    threads: set[bool] = field(default_factory=set)
+    """Threads that have a workspace: forward (False), backward (True)."""
+    requested: int = 0
+    allocated: int = 0
+    step: int = 0
+    tick: int = 0
+    entry: int = -1
+
+    def opening(self) -> None:
+        for entry in self.program.first:
+            if self.program.role(entry) != STATE:
+                self._take(entry)
+
+    def run(self) -> None:
+        """One step."""
+        program, self.step = self.program, self.step + 1
+        self._begin()
+        optimizer = next((span.first_tick for span in program.phases if span.phase == "optimizer"), None)
+        for tick, events in enumerate(program.events):
+            self.tick = tick
+            if self.step == 1 and optimizer is not None and tick == max(optimizer, 1):
+                for entry in program.first:
+                    if program.role(entry) == STATE:
+                        self._take(entry)
+            for entry, born in events:
+                if born:
+                    self._take(entry)
+                elif entry in self.live:
+                    self.allocator.release(self.live.pop(entry))
+
+    def _begin(self) -> None:
+        """Frees what the step before left, and lets its survivors stand for what they replaced."""
+        for entry, survivor in self.program.replaced.items():
+            if survivor in self.live:
+                self.live[entry] = self.live.pop(survivor)
+        fixed = set(self.program.first)
+        for entry in [entry for entry in self.live if entry not in fixed]:
+            self.allocator.release(self.live.pop(entry))
+
+    def end(self) -> None:
+        """The locals of the step die."""
+        for entry in self.program.outputs & set(self.live):
+            self.allocator.release(self.live.pop(entry))
+
+    def _take(self, entry: int) -> None:
+        log, self.entry = self.program.log, entry
+        if log.n_bytes[entry] == 0:
+            return
+        self.live[entry] = self.allocator.allocate(log.n_bytes[entry])
+        if PRODUCTS.search(log.ops[log.op[entry]]) and log.born[entry] > 0:
+            backward = self.program.phases[self.program.phase_of[self.tick]].phase in ("backward", "recompute")
+            if backward not in self.threads:
+                self.threads.add(backward)
+                self.allocator.allocate(self.workspace)
+        self.requested = max(self.requested, self.allocator.requested_bytes)
+        self.allocated = max(self.allocated, self.allocator.allocated_bytes)
+
+
+def memory_on(card: Card, run: Measurement) -> CardMemory:
+    """What `run`'s step holds on `card`.
+
+    Raises BadInput if the run has no timeline, and for options that cannot be read.
+    """
+    if run.allocations is None:
+        raise BadInput("A card is filled from a timeline, and this run has none.", hint="Run it again.")
+    options = parse_options(card.options)
+    program = program_of(run.allocations, run.phases)
+    play = _Play(
+        program, CachingAllocator(capacity_bytes(card), options), workspace_bytes(card.capability, card.cublas)
+    )
+    refused, before = None, (-1, -1)
+    try:
+        play.opening()
+        while play.step < MOST_STEPS:
+            play.requested = play.allocated = 0
+            play.run()
+            play.end()
+            if (state := (play.allocated, play.allocator.reserved_bytes)) == before:
+                break
+            before = state
+    except OutOfCardMemory as error:
+        refused = _refusal(play, error.n_bytes)
+    return CardMemory(
+        card=card,
+        requested_bytes=play.requested,
+        allocated_bytes=play.allocated,
+        reserved_bytes=play.allocator.reserved_bytes,
+        workspace_bytes=len(play.threads) * play.workspace,
+        n_steps=play.step,
+        refused=refused,
+        unknown=_unknown(run.allocations),
+        not_checked=tuple(name for name in card.options.split(",") if name),
+    )
+
+
+def _refusal(play: _Play, n_bytes: int) -> RefusedRequest:
+    log, phases = play.program.log, play.program.phases
+    phase: Phase = phases[play.program.phase_of[play.tick]].phase if phases else "between"
+    return RefusedRequest(
+        n_bytes=n_bytes,
+        step=max(1, play.step),
+        phase=phase,
+        block=log.blocks[log.block[play.entry]],
+        op=log.ops[log.op[play.entry]],
+        allocated_bytes=play.allocator.allocated_bytes,
+        reserved_bytes=play.allocator.reserved_bytes,
+    )
+
+
+def _unknown(log: Allocations) -> tuple[UnknownMemory, ...]:
+    return tuple(UnknownMemory(what=what) for pattern, what in UNKNOWN if any(re.search(pattern, op) for op in log.ops))

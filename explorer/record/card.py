@@ -1,0 +1,98 @@
+"""A GPU as far as memory goes, and what a step holds there by the rules of torch's CUDA allocator."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from explorer.record.allocations import Phase
+from explorer.record.base import Count, Record
+
+
+class Card(Record):
+    """A card, and the settings of torch that decide what an allocator does on it."""
+
+    name: str
+    total_bytes: Annotated[int, Meta(ge=2**20, le=2**50)]
+    """As torch reports it: `torch.cuda.get_device_properties(0).total_memory`."""
+    taken_bytes: Count | None = None
+    """What driver and context take before the first tensor; None: not known for this card."""
+    capability: tuple[int, int] | None = None
+    """Compute capability, such as (9, 0); None: unknown."""
+    options: str = ""
+    """PYTORCH_CUDA_ALLOC_CONF; empty: torch's defaults."""
+    cublas: str = ""
+    """CUBLAS_WORKSPACE_CONFIG; empty: torch's default for the card."""
+
+
+class RefusedRequest(Record):
+    """The request for which the card has no memory."""
+
+    n_bytes: Count
+    step: Annotated[int, Meta(ge=1)]
+    """1: the first step, before the optimizer has state."""
+    phase: Phase
+    block: str
+    op: str
+    allocated_bytes: Count
+    reserved_bytes: Count
+
+    @property
+    def free_bytes(self) -> int:
+        """Reserved and held by no block: too scattered for the request."""
+        return self.reserved_bytes - self.allocated_bytes
+
+
+class UnknownMemory(Record):
+    """Memory that a card may take and that cannot be derived without it."""
+
+    what: str
+    least_bytes: Count = 0
+    most_bytes: Count | None = None
+    """None: no bound is known."""
+
+
+class CardMemory(Record):
+    """What a card holds at the peaks of a step that has been repeated until nothing changes any more.
+
+    Names as in `torch.cuda.memory_stats`. If the card refused a request, the peaks are those up to it.
+    """
+
+    card: Card
+    requested_bytes: Count
+    """What tensors and workspaces asked for."""
+    allocated_bytes: Count
+    """The blocks handed out for it."""
+    reserved_bytes: Count
+    """The segments taken from the driver."""
+    workspace_bytes: Count = 0
+    """Workspaces of cuBLAS, part of the three figures above."""
+    n_steps: Count = 0
+    """Steps until the reserved memory stood still."""
+    refused: RefusedRequest | None = None
+    unknown: tuple[UnknownMemory, ...] = ()
+    not_checked: tuple[str, ...] = ()
+    """Settings whose rules were never held against the history of a real card."""
+
+    @property
+    def stranded_bytes(self) -> int:
+        """Reserved beyond the allocated peak: memory that other programs cannot have and this step cannot use."""
+        return self.reserved_bytes - self.allocated_bytes
+
+    @property
+    def headroom_bytes(self) -> int | None:
+        """What is left of the card; None: a request was refused, or the driver's share is not known."""
+        if self.refused is not None or self.card.taken_bytes is None:
+            return None
+        return self.card.total_bytes - self.card.taken_bytes - self.reserved_bytes
+
+    def headlines(self) -> dict[str, int | None]:
+        """The derived figures that `--json` prints, under these names."""
+        return {
+            "requested_bytes": self.requested_bytes,
+            "allocated_bytes": self.allocated_bytes,
+            "reserved_bytes": self.reserved_bytes,
+            "stranded_bytes": self.stranded_bytes,
+            "refused_bytes": self.refused.n_bytes if self.refused else None,
+        }
