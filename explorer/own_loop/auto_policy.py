@@ -20,7 +20,7 @@ from explorer.engine.bench.user_step import UserSteps
 from explorer.errors import InvalidPolicy, OutOfMemory
 from explorer.own_loop.record_step import place_of_caller
 from explorer.plan.planners.budget import DEVICE, parse_budget
-from explorer.plan.planners.confirm import confirmed, kept
+from explorer.plan.planners.confirm import confirmed, within_budget
 from explorer.plan.planners.front import undominated
 from explorer.plan.planners.planner import Planner
 from explorer.plan.policy.presets import ladder
@@ -67,7 +67,7 @@ def auto_policy(model: nn.Module, step: Callable[[], object], budget: str | int 
         missed=tuple(
             Missed(plan=plan, measured_peak_bytes=run.step_peak_bytes)
             for plan, run in last.tries
-            if not kept(plan, run)
+            if not within_budget(plan, run)
         ),
         refused=tuple(refused),
         refused_segments=last.refused,

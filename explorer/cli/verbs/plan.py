@@ -19,7 +19,7 @@ from explorer.errors import BadInput, InvalidPolicy
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Measure
 from explorer.plan.planners.budget import parse_budget, parse_share
-from explorer.plan.planners.confirm import Confirmation, confirmed, kept
+from explorer.plan.planners.confirm import Confirmation, confirmed, within_budget
 from explorer.plan.planners.planner import Planner
 from explorer.plan.policy import file as policy_file
 from explorer.plan.predict.baseline import keep_all_from
@@ -74,7 +74,7 @@ def plan(model: Model, options: ModelOptions, step: StepOptions, wish: BudgetOpt
         last = _confirmed(engine, spec, first, planner, wish)
     tries = last.tries
     chosen, run = tries[-1]
-    met = kept(chosen, run)
+    met = within_budget(chosen, run)
     against = contradiction(chosen.step_peak_bytes, run, graph, first)
     if output.json:
         print_json({**_document(last, first, met=met), "contradiction": against})

@@ -33,7 +33,7 @@ class Confirmation:
     planner: Planner
     """Without the segments that the model refuses."""
     tries: tuple[tuple[Plan, Measurement], ...]
-    """Every try with its run, the one that counts last; `kept` says of each whether it kept its budget."""
+    """Every try with its run, the one that counts last; `within_budget` says of each whether it kept its budget."""
     refused: tuple[Fqns, ...]
     """Neighbours that the model refuses as one segment."""
 
@@ -70,7 +70,7 @@ def confirmed(
             return Confirmation(planner=planner, tries=tuple(tries), refused=tuple(refused))
 
 
-def kept(plan: Plan, run: Measurement) -> bool:
+def within_budget(plan: Plan, run: Measurement) -> bool:
     """True if the run of a plan was within its budget, or complete for a plan without a budget."""
     if plan.budget_bytes is None:
         return run.complete
@@ -82,7 +82,7 @@ def _tries(
 ) -> list[tuple[Plan, Measurement]]:
     tries = [(first, run(first.policy))]
     budget = first.budget_bytes
-    if budget is not None and not kept(*tries[0]):
+    if budget is not None and not within_budget(*tries[0]):
         again = _with_less(planner, budget, tries[0][1].held_peak_bytes or 0)
         if again.policy != first.policy:
             say(f"The run was over the budget of {mib(budget)}: planned once more with as much less.")

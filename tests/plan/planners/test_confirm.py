@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from explorer.errors import InvalidPolicy
 from explorer.plan.planners.candidates import chain_stretches
-from explorer.plan.planners.confirm import MOST_PAIRS, confirmed, kept, refusal
+from explorer.plan.planners.confirm import MOST_PAIRS, confirmed, refusal, within_budget
 from explorer.plan.planners.planner import Planner
 from explorer.record import Failure, Measurement, Policy, RunSpec
 from tests import graphs
@@ -36,7 +36,7 @@ def runs_with(more_bytes: int, seen: list[Policy]) -> list[tuple[int, bool]]:
     tries = confirmed(planner, lambda planner: planner.within(first.budget_bytes or 0), real).tries
     assert [plan.policy for plan, _ in tries] == seen
     assert all(plan.budget_bytes == first.budget_bytes for plan, _ in tries)
-    return [(len(plan.policy.units), kept(plan, told)) for plan, told in tries]
+    return [(len(plan.policy.units), within_budget(plan, told)) for plan, told in tries]
 
 
 def test_a_run_within_the_budget_is_not_planned_again() -> None:
