@@ -1,5 +1,5 @@
 """Compares the results of two runs bit by bit: is the candidate's step still the baseline's step?
 
-In come two RunSpecs (compare.py) or two training programs (programs.py). Out come the fields of a Comparison.
-Read outcome.py first (the results of one run), then compare.py (the order of the runs) and diffs.py (distances).
+In come two RunSpecs (compare.py) or two training programs of a user. Out comes a Comparison with its evidence.
+Read programs.py first (what runs), then outcome.py (the results of one run) and judgement.py (the order of the runs).
 """
