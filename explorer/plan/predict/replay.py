@@ -66,8 +66,8 @@ def let_go(
         around = NEVER if parent is None else named[parent][0].end + 1
         for entry in call.outputs:
             if call.first < born[entry] <= call.end:
-                used = used_until.get(entry, NEVER)
-                lets[entry] = min(around, used + 1 if fqn in chained and used > call.end else NEVER)
+                used = used_until.get(entry, NEVER) + 1 if fqn in chained else NEVER
+                lets[entry] = min(around, max(used, call.end + 1))
     return lets
 
 

@@ -350,17 +350,26 @@ class Attention(nn.Module):
         return self.gate(weights) @ x, Intermediates(weights)
 
 
-class Net(nn.Module):
+class Body(nn.Module):
     def __init__(self):
         super().__init__()
-        self.start = nn.Linear(16, 16)
         self.attentions = nn.ModuleList(Attention() for _ in range(9))
 
     def forward(self, x):
-        x, intermediates = self.start(x), []
+        intermediates = []
         for attention in self.attentions:
             x, one = attention(x)
             intermediates.append(one)
+        return x, intermediates
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.start, self.body = nn.Linear(16, 16), Body()
+
+    def forward(self, x):
+        x, intermediates = self.body(self.start(x))
         return x
 
 
@@ -370,7 +379,7 @@ def build():
 
 
 def test_what_a_block_returns_inside_an_object_stays_until_the_code_around_returns(tmp_path: Path) -> None:
-    """Attention layers of x-transformers return their weights so, and the model keeps the objects in a list."""
+    """Attention of x-transformers returns its weights so, and the layers around return all of them in a list."""
     (tmp_path / "holding.py").write_text(HOLDING)
     spec = RunSpec(model=ModelRef(target=f"{tmp_path / 'holding.py'}:build"), optimizer="none", n_repeats=1)
     graph, run = describe(spec.model), measure(spec)
