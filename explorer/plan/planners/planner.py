@@ -177,12 +177,21 @@ class Planner:
         """The lowest peak, then the cheapest plan with it: the first solution may recompute units that free nothing."""
         most_cost = None if more_time is None else more_time * self.candidates.step_cost
         lowest = self._program.solve(Limits(most_cost=most_cost, seconds=seconds or self._seconds))
-        assert lowest is not None, "keeping everything keeps any limit of time"
+        if lowest is None:  # time ran out before the first solution
+            lowest = self._without_solver(most_cost)
         cheap = self._cheapest(int(lowest.value), seconds=seconds)
         plan = self._plan(lowest, budget_bytes=None)
         if cheap is not None and cheap.extra_cost <= plan.extra_cost:
             plan = msgspec.structs.replace(cheap, budget_bytes=None, certificate=plan.certificate)
         return msgspec.structs.replace(plan, time_budget=more_time)
+
+    def _without_solver(self, most_cost: float | None) -> Solution:
+        """The lowest peak of the presets and of keeping everything, within the cost limit; nothing is proven of it."""
+        choices = [
+            chosen for chosen in self._program.suggested if most_cost is None or self.cost_of(chosen) <= most_cost
+        ]
+        chosen = min([(), *choices], key=self._program.peak)
+        return Solution(chosen=chosen, value=self._program.peak(chosen), bound=0.0, n_rows=0, n_solves=0)
 
     def _presets(self) -> tuple[tuple[int, ...], ...]:
         """Numbers of the candidates in each preset. A unit that is no candidate frees nothing, or a hazard forbids it.

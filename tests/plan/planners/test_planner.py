@@ -194,6 +194,17 @@ def test_no_plan_is_worse_than_the_first_so_many_of_equal_blocks_however_short_t
         assert fresh.within(peak).extra_cost <= fresh.cost_of(chosen)
 
 
+def test_a_solver_that_finds_nothing_in_time_leaves_the_best_preset(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, run = graph_and_run("gpt12")
+    fresh = Planner(run, graph)
+    least = min(peak for peak, _ in fresh.presets())
+    monkeypatch.setattr(type(fresh._program), "solve", lambda *_: None)
+    floor = fresh.floor()
+    assert floor.step_peak_bytes == least and not floor.certificate.bound
+    assert fresh.least_memory(0.0).extra_cost == 0
+    assert fresh.within(fresh.keep_all_bytes).step_peak_bytes <= fresh.keep_all_bytes
+
+
 def test_what_is_tried_first_names_no_block_twice_where_equal_segments_overlap() -> None:
     graph, run = graph_and_run("gpt12")
     chosen = Planner(run, graph, among=[(f"blocks.{i}", f"blocks.{i + 1}") for i in range(11)])
