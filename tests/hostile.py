@@ -79,8 +79,8 @@ class Trap:
                 return []
             case inspect.BoolType():
                 return True
-            case inspect.IntType() | inspect.FloatType():
-                return 1
+            case inspect.IntType(ge=least) | inspect.FloatType(ge=least):
+                return max(1, least or 1)
         raise NotImplementedError(f"records have no {kind} yet")
 
     def _walked(self, kind: inspect.Type, value: Any, text: Callable[[str | None], str]) -> Any:

@@ -150,8 +150,9 @@ class Watch:
         except Exception as trouble:
             self._broken(trouble)
 
-    def _close(self) -> None:
-        self._hooks.close()
+    def _close(self, *, in_hook: bool = False) -> None:
+        if not in_hook:  # torch iterates over the hooks that it calls: these stay, and do nothing, until `close`
+            self._hooks.close()
         if self._forward_hook is not None:
             self._forward_hook.remove()
             self._forward_hook = None
@@ -221,6 +222,8 @@ class Watch:
     @never_compiled
     def _optimizer_steps(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Counts the steps of the first optimizer that holds parameters of the model."""
+        if self._closed:
+            return
         try:
             stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
             if self._optimizer is None and self._parameters & stepped:
@@ -229,7 +232,7 @@ class Watch:
                     self._recording.optimizer = optimizer
                 self._count(optimizer)
         except Exception as trouble:
-            self._broken(trouble)
+            self._broken(trouble, in_hook=True)
 
     def _count(self, optimizer: torch.optim.Optimizer) -> None:
         """Counts steps by a hook on the optimizer: torch runs global hooks later, and instruments change these."""
@@ -239,6 +242,8 @@ class Watch:
 
     @never_compiled
     def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._closed:
+            return
         try:
             self.n_steps += 1
             run = self._end(None)
@@ -246,7 +251,7 @@ class Watch:
                 self._keep(self.n_steps, RecordedRun(run))
             self._begin()
         except Exception as trouble:
-            self._broken(trouble)
+            self._broken(trouble, in_hook=True)
 
     def _keep(self, step: int, run: RecordedRun) -> None:
         """Stores `run`. Only the worst of the first `worst_of` steps stays, with its file, and every step in `at`."""
@@ -300,11 +305,11 @@ class Watch:
     def _unrecorded(self, step: int, trouble: Exception) -> None:
         warnings.warn(f"Step {step} is not recorded. {message_of(trouble)}.", stacklevel=2)
 
-    def _broken(self, trouble: Exception) -> None:
+    def _broken(self, trouble: Exception, *, in_hook: bool = False) -> None:
         """Warns and closes the watch. The loop goes on."""
         warnings.warn(f"{self.where} is not watched any more. {message_of(trouble)}.", stacklevel=2)
         with suppress(Exception):
-            self._close()
+            self._close(in_hook=in_hook)
 
     def _memory_at_refusal(self, error: Exception) -> Measurement:
         where = f"{self.where}, step {self.n_steps + 1}{rank_text()}"

@@ -18,8 +18,8 @@ class Card(Record):
     """As torch reports it: `torch.cuda.get_device_properties(0).total_memory`."""
     taken_bytes: Count | None = None
     """What driver and context take before the first tensor; None: not known for this card."""
-    capability: tuple[int, int] | None = None
-    """Compute capability, such as (9, 0); None: unknown."""
+    capability: str = ""
+    """Compute capability, such as `9.0`; empty: unknown."""
     options: str = ""
     """PYTORCH_CUDA_ALLOC_CONF; empty: torch's defaults."""
     cublas: str = ""

@@ -16,13 +16,13 @@ DRIVER_BYTES = (256 << 20, 800 << 20)
 
 CARDS: dict[str, Card] = {
     # csdiywithme/cs336-assignment2-systems at bb85bbf8: messages of refused requests, torch 2.11
-    "b200": Card(name="B200", total_bytes=int(178.35 * GIB), taken_bytes=int(0.765 * GIB), capability=(10, 0)),
+    "b200": Card(name="B200", total_bytes=int(178.35 * GIB), taken_bytes=int(0.765 * GIB), capability="10.0"),
     # levihsu/OOTDiffusion, issue 235
-    "a100-80gb": Card(name="A100 80GB", total_bytes=int(79.25 * GIB), capability=(8, 0)),
+    "a100-80gb": Card(name="A100 80GB", total_bytes=int(79.25 * GIB), capability="8.0"),
     # ali-vilab/VGen, issue 104
-    "rtx4090": Card(name="RTX 4090", total_bytes=int(23.64 * GIB), capability=(8, 9)),
+    "rtx4090": Card(name="RTX 4090", total_bytes=int(23.64 * GIB), capability="8.9"),
     # bupticybee/FastLoRAChat, issue 6
-    "t4": Card(name="T4", total_bytes=int(14.76 * GIB), capability=(7, 5)),
+    "t4": Card(name="T4", total_bytes=int(14.76 * GIB), capability="7.5"),
 }
 
 

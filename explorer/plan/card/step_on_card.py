@@ -40,7 +40,7 @@ UNKNOWN = (
 """Operators whose CUDA kernels take memory that no rule here gives."""
 
 
-def workspace_bytes(capability: tuple[int, int] | None, setting: str = "") -> int:
+def workspace_bytes(capability: str, setting: str = "") -> int:
     """cuBLAS's workspace of one thread: `CUBLAS_WORKSPACE_CONFIG`, `:KiB:count` pairs, else torch's default.
 
     The default is 32 MiB on capability 9.0 and `:4096:2:16:8` on others. Source: torch's notes on CUDA semantics,
@@ -49,7 +49,7 @@ def workspace_bytes(capability: tuple[int, int] | None, setting: str = "") -> in
     pairs = re.findall(r":(\d+):(\d+)", setting)
     if pairs:
         return sum(int(kib) * int(count) for kib, count in pairs) * KIB
-    return 32 * MIB if capability is not None and capability[0] == 9 else (4096 * 2 + 16 * 8) * KIB
+    return 32 * MIB if capability.startswith("9.") else (4096 * 2 + 16 * 8) * KIB
 
 
 @dataclass
