@@ -19,7 +19,7 @@ from explorer.record.graph import INPUT, ModelRef
 R = TypeVar("R", bound=Record)
 
 
-class _Touch:
+class Touch:
     def __init__(self, mark: Path) -> None:
         self.mark = mark
 
@@ -42,7 +42,7 @@ class Trap:
         """A function of the system, a file with and without its factory, pickled weights."""
         code, weights = self.folder / "evil.py", self.folder / "evil.pt"
         code.write_text(f"from pathlib import Path\nPath({str(self.mark)!r}).touch()\nfactory = None\n")
-        weights.write_bytes(pickle.dumps(_Touch(self.mark)))
+        weights.write_bytes(pickle.dumps(Touch(self.mark)))
         return "os:system", f"{code}:factory", str(code), str(weights)
 
     def filled(self, kind: type[R], text: str) -> R:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, get_args
 
@@ -10,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from explorer.cli.command import answer_console, table_of
+from explorer.plan.card.history import DeviceHistory
 from explorer.plan.why.caveats import peak_caveats
 from explorer.record.base import to_plain
 from explorer.record.comparison import Comparison, GradientDiff, TensorDiff
@@ -26,7 +28,7 @@ from explorer.view.pipeline.headline import price_spread
 from explorer.view.pipeline.ranks import memory_chart
 from explorer.view.text.pipeline import cap_outcome, within_cap
 from explorer.view.text.plan import in_words
-from explorer.view.text.runs import card_rows, what_failed
+from explorer.view.text.runs import card_rows, history_rows, refusal_rows, what_failed
 
 _TONES = {"good": "green", "bad": "red", "neutral": "default"}
 _VERDICTS = {
@@ -228,3 +230,28 @@ def _share_row(share: Share, diffs: list[GradientDiff]) -> dict[str, str]:
         "never came": str(lost),
         "furthest": "none known" if worst is None else f"{worst:.2g}",
     }
+
+
+def history_document(history: DeviceHistory) -> dict[str, Any]:
+    """The record with the stranded bytes of each row."""
+    plain: dict[str, Any] = to_plain(history)
+    simulated = [{**row, "stranded_bytes": of.stranded_bytes} for row, of in zip(plain["simulated"], history.simulated)]
+    return {**plain, "stranded_bytes": history.stranded_bytes, "simulated": simulated}
+
+
+def print_histories(histories: Sequence[DeviceHistory]) -> None:
+    """To stdout: the peaks of each device as recorded and under other options, and its refused requests."""
+    console = answer_console()
+    for history in histories:
+        events = count(history.n_events, "event")
+        console.print(f"\n[bold]Device {history.device}[/]  [dim]{events} that move memory[/]\n")
+        console.print(table_of(history_rows(history)))
+        console.print(
+            f"  [dim]{mib(history.first_reserved_bytes)} were reserved before the first event. Simulated rows begin "
+            "with the blocks of that moment alone, without the cache around them.[/]\n",
+            soft_wrap=True,
+        )
+        if history.refused:
+            console.print(table_of(refusal_rows(history)))
+    if not histories:
+        console.print("The snapshot has neither segments nor events.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from tests import graphs
 from tests.cli.asked import run
 from tests.exported import LAYERS, LLAMA, file_of, layers_again, run_there
 from tests.lab.added import ONE_MORE
+from tests.plan.card.histories import small_document
 from tests.view.reports import pipelined
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "cpu.msgpack"
@@ -80,6 +82,22 @@ def test_every_kind_of_run_is_listed_and_reported(tmp_path: Path, measured: Meas
         assert run_id in listed
         report(run_id, "--out", str(tmp_path / "r.html"))
         assert section in (tmp_path / "r.html").read_text()
+
+
+def test_a_memory_snapshot_is_printed(tmp_path: Path) -> None:
+    file = tmp_path / "snapshot.pickle"
+    file.write_bytes(pickle.dumps(small_document()))
+    printed = report(str(file)).stdout
+    for words in ("as recorded", "expandable_segments:True", "20.0 MiB", "30.0 MiB", "3 events that move memory"):
+        assert words in printed
+    (device,) = json.loads(report(str(file), "--json").stdout)["devices"]
+    assert device["stranded_bytes"] == 16 * 2**20
+    assert device["simulated"][0]["stranded_bytes"] == 16 * 2**20
+    assert "is printed, not written" in report(str(file), "--out", str(tmp_path / "r.html"), code=2).stderr
+    file.write_bytes(b"\x80\x04cos\nsystem\n.")
+    assert "no memory snapshot of torch" in report(str(file), code=2).stderr
+    file.write_bytes(pickle.dumps({"segments": []}))
+    assert "neither segments nor events" in report(str(file)).stdout
 
 
 def of_rank(run: Measurement, rank: int, n_ranks: int = 2, step: int = 2) -> bytes:

@@ -1,4 +1,7 @@
-"""`python -m explorer report [RUN]`: a stored run as one HTML file; without RUN a list of the stored runs."""
+"""`python -m explorer report [RUN]`: a stored run as one HTML file; without RUN a list of the stored runs.
+
+A memory snapshot of torch in place of a run is printed as tables.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +12,40 @@ import typer
 from rich.markup import escape
 
 from explorer.cli.command import Output, answer_console, print_json, say, table_of, verb
+from explorer.cli.report import history_document, print_histories
 from explorer.cli.worker import check_writable, print_or_write
 from explorer.errors import BadInput
 from explorer.jobs import run_file
 from explorer.jobs.run_file import files_of_ranks, open_files
 from explorer.jobs.store import Store
+from explorer.plan.card.history import histories_of
+from explorer.plan.card.snapshot import is_pickle, read_snapshot
 from explorer.record.base import from_msgpack
 from explorer.view.report.report import Reported, ReportOf, report_text
 
 Which = Annotated[
-    str | None, typer.Argument(metavar="[RUN]", help="A run file, or the id of a stored run; without it: a list.")
+    str | None,
+    typer.Argument(
+        metavar="[RUN]", help="A run file, the id of a stored run, or a memory snapshot; without it: a list."
+    ),
 ]
 ReportPath = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where the HTML file goes.")]
 
 
 @verb
 def report(output: Output, run: Which = None, out: ReportPath = None) -> None:
-    """A run as one HTML file: no server, no network."""
+    """A run as one HTML file: no server, no network. A memory snapshot of torch as tables."""
     if run is None:
         _list(output)
+        return
+    if Path(run).is_file() and is_pickle(Path(run)):
+        if out is not None:
+            raise BadInput("A memory snapshot is printed, not written.", hint="Leave --out away, or give --json.")
+        histories = histories_of(read_snapshot(Path(run)))
+        if output.json:
+            print_json({"devices": [history_document(history) for history in histories]})
+        else:
+            print_histories(histories)
         return
     if out is None:
         raise BadInput("A report needs a place.", hint="Give --out report.html.")

@@ -42,6 +42,12 @@ class AllocatorOptions:
                 return -(-n_bytes // step) * step
         return max(GRAIN, -(-n_bytes // GRAIN) * GRAIN)
 
+    def is_split(self, size: int, rest: int, *, is_small: bool) -> bool:
+        """Whether the rest of a block becomes a block of its own (rules 4, 8 of `caching_allocator.py`)."""
+        if is_small or self.expandable_segments:
+            return rest >= GRAIN
+        return rest > MIB and (self.max_split_bytes is None or size < self.max_split_bytes)
+
     def address_range_bytes(self, capacity_bytes: int | None, size: int) -> int:
         """Addresses that an expandable segment reserves: the card's memory and an eighth more."""
         whole = max(capacity_bytes or 1 << 40, size)

@@ -123,7 +123,7 @@ class CachingAllocator:
             block = self._grown(pool, size)
         if block is None:
             raise OutOfCardMemory(n_bytes)
-        if self._is_split(pool, size, block.n_bytes - size):
+        if self.options.is_split(size, block.n_bytes - size, is_small=pool.is_small):
             self._split(block, size)
             pool.add(_next(block))
         block.request_bytes = n_bytes
@@ -226,13 +226,6 @@ class CachingAllocator:
         address = self._next_address
         self._next_address += -(-n_bytes // MIDDLE_SEGMENT) * MIDDLE_SEGMENT
         return address
-
-    def _is_split(self, pool: Pool, size: int, rest: int) -> bool:
-        """Whether the rest of a block becomes a block of its own (rules 4, 8)."""
-        if pool.is_small or self.options.expandable_segments:
-            return rest >= GRAIN
-        largest = self.options.max_split_bytes
-        return rest > SMALL_REQUEST and (largest is None or size < largest)
 
     def _split(self, block: CachedBlock, size: int) -> None:
         """Cuts a block after `size` bytes; the new block behind it is in no pool yet."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from explorer.plan.card.cards import DRIVER_BYTES
+from explorer.plan.card.history import DeviceHistory, SimulatedHistory
 from explorer.record.card import CardMemory, RefusedRequest
 from explorer.record.comparison import Comparison
 from explorer.record.failure import Failure
@@ -171,3 +172,37 @@ def refusal_sentence(refused: RefusedRequest) -> str:
         f"{mib(refused.n_bytes)} in {where}, {refused.phase} of step {refused.step}: "
         f"{mib(refused.allocated_bytes)} allocated, {mib(refused.free_bytes)} reserved and free"
     )
+
+
+def history_rows(history: DeviceHistory) -> list[dict[str, str]]:
+    """The peaks of a recorded history, then those of its requests under each of the simulated options."""
+    rows = [_history_row("as recorded", history, str(len(history.refused)))]
+    for simulated in history.simulated:
+        n_refused = "" if simulated.n_refused is None else str(simulated.n_refused)
+        rows.append(_history_row(simulated.options or "the same options, simulated", simulated, n_refused))
+    return rows
+
+
+def _history_row(options: str, peaks: DeviceHistory | SimulatedHistory, refused: str) -> dict[str, str]:
+    return {
+        "options": options,
+        "requested": mib(peaks.requested_bytes) if isinstance(peaks, DeviceHistory) else "",
+        "allocated": mib(peaks.allocated_bytes),
+        "reserved": mib(peaks.reserved_bytes),
+        "stranded": mib(peaks.stranded_bytes),
+        "refused": refused,
+    }
+
+
+def refusal_rows(history: DeviceHistory) -> list[dict[str, str]]:
+    """Each request that the recorded card refused."""
+    return [
+        {
+            "refused at event": str(refused.event),
+            "request": mib(refused.n_bytes),
+            "allocated": mib(refused.allocated_bytes),
+            "reserved": mib(refused.reserved_bytes),
+            "free on the card": mib(refused.driver_free_bytes),
+        }
+        for refused in history.refused
+    ]

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import gzip
 import json
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from explorer.plan.card.caching_allocator import SMALL_REQUEST, CachedBlock, CachingAllocator
+from explorer.plan.card.caching_allocator import MIB, SMALL_REQUEST, CachedBlock, CachingAllocator
 
+BASE = 1 << 40
+FRAMES = [{"filename": "train.py", "line": 3, "name": "step"}]
 FILES = sorted((Path(__file__).resolve().parents[2] / "golden" / "cuda_histories").glob("*.json.gz"))
 
 
@@ -32,6 +34,15 @@ class Replay:
     invented: int = 0
     """Segments that the history does not have."""
     same_end: bool = False
+    allocator: CachingAllocator = field(default_factory=CachingAllocator)
+    """As the history left it."""
+    peaks: tuple[int, int, int] = (0, 0, 0)
+    """Requested, allocated, reserved."""
+
+    def measure(self) -> None:
+        books = self.allocator
+        sums = books.requested_bytes, books.allocated_bytes, books.reserved_bytes
+        self.peaks = (max(self.peaks[0], sums[0]), max(self.peaks[1], sums[1]), max(self.peaks[2], sums[2]))
 
 
 def devices(file: Path) -> list[dict[str, Any]]:
@@ -46,17 +57,21 @@ def opening(device: dict[str, Any], allocator: CachingAllocator) -> None:
     addresses = [address for address, *_ in used]
     for start, n_bytes, stream, small in device["first_segments"]:
         inside = used[bisect_right(addresses, start - 1) : bisect_right(addresses, start + n_bytes - 1)]
-        allocator.adopt(start, _pieces(start, start + n_bytes, inside), allocator.pool(stream, is_small=bool(small)))
+        least = 512 if small else SMALL_REQUEST + 512
+        allocator.adopt(start, _pieces(start, n_bytes, inside, least), allocator.pool(stream, is_small=bool(small)))
 
 
-def _pieces(address: int, end: int, used: list[list[int]]) -> Iterator[tuple[int, bool]]:
-    for start, n_bytes, *_ in used:
-        if start > address:
-            yield start - address, False
-        yield n_bytes, True
-        address = start + n_bytes
-    if end > address:
-        yield end - address, False
+def _pieces(start: int, n_bytes: int, used: list[list[int]], least: int) -> Iterator[tuple[int, bool]]:
+    """Blocks of a segment. A free block has at least `least` bytes: a smaller gap belongs to the block before it."""
+    address, ends = start, [block[0] for block in used[1:]] + [start + n_bytes]
+    for (block, size, *_), end in zip(used, ends):
+        if block > address:
+            yield block - address, False
+        rest = end - block - size
+        address = end if rest < least else block + size
+        yield address - block, True
+    if start + n_bytes > address:
+        yield start + n_bytes - address, False
 
 
 def replay(device: dict[str, Any]) -> Replay:
@@ -69,8 +84,9 @@ def replay(device: dict[str, Any]) -> Replay:
         outcome.invented += 1
         return -outcome.invented << 40
 
-    allocator = CachingAllocator(new_address=recorded_address)
+    allocator = outcome.allocator = CachingAllocator(new_address=recorded_address)
     opening(device, allocator)
+    outcome.measure()
     used = {address: block for address, block in allocator.blocks.items() if block.request_bytes is not None}
     kinds = device["kinds"]
     for kind, address, n_bytes, stream in device["events"]:
@@ -87,9 +103,66 @@ def replay(device: dict[str, Any]) -> Replay:
                 block = used[address] = allocator.allocate(n_bytes, stream)
                 if block.address != address:
                     outcome.wrong.append((address, block.address))
+                outcome.measure()
     ends = {address: n_bytes for address, n_bytes, *_ in device["last_segments"]}
     outcome.same_end = ends == allocator.segments and not calls
     return outcome
+
+
+def snapshot(device: dict[str, Any], allocator: CachingAllocator) -> dict[str, Any]:
+    """The history as torch dumps it: its events, and at their end the blocks that the replay left in each segment."""
+    blocks = sorted(allocator.blocks.values(), key=lambda block: block.address)
+    addresses = [block.address for block in blocks]
+    segments = []
+    for start, n_bytes, allocated, active, stream in device["last_segments"]:
+        inside = blocks[bisect_left(addresses, start) : bisect_left(addresses, start + n_bytes)]
+        entry = {"device": 0, "address": start, "total_size": n_bytes, "allocated_size": allocated, "stream": stream}
+        entry |= {"active_size": active, "segment_type": "small" if inside[0].pool.is_small else "large"}
+        entry |= {"segment_pool_id": (0, 0), "frames": [], "blocks": [_block(block) for block in inside]}
+        segments.append(entry)
+    trace = [
+        {
+            "action": device["kinds"][kind],
+            "addr": address,
+            "size": n_bytes,
+            "stream": stream,
+            "time_us": i,
+            "frames": [],
+        }
+        for i, (kind, address, n_bytes, stream) in enumerate(device["events"])
+    ]
+    return {"segments": segments, "device_traces": [trace], "allocator_settings": None, "external_annotations": []}
+
+
+def _block(block: CachedBlock) -> dict[str, Any]:
+    state = "inactive" if block.request_bytes is None else "active_allocated"
+    requested = block.request_bytes or 0
+    return {"address": block.address, "size": block.n_bytes, "requested_size": requested, "state": state, "frames": []}
+
+
+def block(address: int, size: int, request: int = 0, state: str = "active_allocated") -> dict[str, Any]:
+    return {"address": address, "size": size, "requested_size": request or size, "state": state, "frames": []}
+
+
+def event(action: str, address: int, size: int) -> dict[str, Any]:
+    return {"action": action, "addr": address, "size": size, "stream": 0, "frames": []}
+
+
+def small_document() -> dict[str, Any]:
+    """A block of 3 MiB that lived before, one of 4 MiB that takes its place, and a refused request."""
+    segment = {
+        "device": 0, "address": BASE, "total_size": 20 * MIB, "stream": 0, "segment_type": "large",
+        "segment_pool_id": (0, 0), "allocated_size": 4 * MIB, "active_size": 4 * MIB,
+        "blocks": [block(BASE, 4 * MIB), block(BASE + 4 * MIB, 16 * MIB, state="inactive")],
+    }  # fmt: skip
+    events = [
+        event("free_requested", BASE, 3 * MIB - 4),
+        event("free_completed", BASE, 3 * MIB - 4),
+        event("alloc", BASE, 4 * MIB),
+        {"action": "oom", "device_free": MIB, "size": 30 * MIB, "stream": 0, "frames": []},
+    ]
+    settings = {"max_split_size": -1, "expandable_segments": False, "roundup_power2_divisions": {"1": 0, "2": 0}}
+    return {"segments": [segment], "device_traces": [events], "allocator_settings": settings}
 
 
 def _grow_older_block(allocator: CachingAllocator, address: int) -> int:

@@ -1,0 +1,269 @@
+"""The file that `torch.cuda.memory._dump_snapshot` writes, read without torch and without trust.
+
+A pickle can run code. Two checks stand before its first object: the file's opcodes are read without being carried
+out, and only those of numbers, strings, lists and dicts pass; then an unpickler that admits no class builds them.
+Every field that is used is checked: the rest of the tool sees `Snapshot`, plain numbers.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from explorer.errors import UnreadableFile, message_of
+from explorer.plan.card.allocator_options import N_DIVISIONS, AllocatorOptions
+
+LARGEST_BYTES = 512 << 20
+MOST_BYTES = 1 << 62
+LEAST_ENTRY_BYTES = 8
+"""An event or block takes more of a file. Lists that name one entry many times are refused by it."""
+PICKLE_HEAD = b"\x80"
+NO_MEMORY_MOVED = {"free_requested", "snapshot", "user_defined"}
+MOVES = {"alloc", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap", "oom"}
+DAMAGE = (
+    pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, MemoryError
+)  # fmt: skip
+"""What an unpickler raises about bytes that no pickler wrote."""
+USED = ("active_allocated", "active_pending_free", "active_awaiting_free")
+
+# Opcodes of protocols 2 to 5 with their arguments. A tuple holds two small numbers: nested tuples overflow the stack
+# when they are hashed. Not in here: strings and LONG_BINPUT, whose arguments need a look.
+_PLAIN = re.compile(
+    rb"(?:[}\])(\x94esuaN\x88\x89]|[hq].|K.K.\x86|K.M..\x86|K.|M..|[Jj]....|[\x95G].{8}"
+    rb"|\x8a(?:\x08.{8}|\x06.{6}|\x05.{5}|\x00|\x01.|\x02..|\x03...|\x04....|\x07.{7}|\x09.{9}))*+",
+    re.DOTALL,
+)
+_SHORT_STRING, _STRING, _PUT, _STOP = 0x8C, ord("X"), ord("r"), ord(".")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotSegment:
+    """Memory taken from the driver. Of an expandable segment: a stretch with memory behind it."""
+
+    address: int
+    n_bytes: int
+    stream: int
+    is_small: bool
+    is_expandable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotBlock:
+    """A block in use."""
+
+    address: int
+    n_bytes: int
+    request_bytes: int
+    stream: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceSnapshot:
+    """Segments and used blocks of a device when the file was written, and the events that led there."""
+
+    device: int
+    segments: list[SnapshotSegment] = field(default_factory=list)
+    blocks: list[SnapshotBlock] = field(default_factory=list)
+    events: list[tuple[str, int, int, int]] = field(default_factory=list)
+    """(action, address, bytes, stream), in order; an `oom` has the driver's free bytes in place of an address."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """A snapshot's devices that hold memory or have events, and the options of their allocator."""
+
+    devices: tuple[DeviceSnapshot, ...]
+    options: AllocatorOptions
+
+
+class _NoClasses(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError("it names a class")
+
+
+class _Wrong(Exception):
+    """What a snapshot has that no snapshot of torch has."""
+
+
+def is_pickle(path: Path) -> bool:
+    """Whether the file begins as pickles do."""
+    with path.open("rb") as file:
+        return file.read(1) == PICKLE_HEAD
+
+
+def read_snapshot(path: Path) -> Snapshot:
+    """The snapshot in a file. Raises UnreadableFile."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(LARGEST_BYTES + 1)
+    except OSError as error:
+        raise UnreadableFile(f"{path.name} cannot be read: {error.strerror}.") from error
+    return snapshot_of(data, path.name)
+
+
+def snapshot_of(data: bytes, name: str = "The snapshot") -> Snapshot:
+    """The snapshot in the bytes of a pickle. Raises UnreadableFile."""
+    hint = "Write it with torch.cuda.memory._dump_snapshot, and record with torch.cuda.memory._record_memory_history."
+    if len(data) > LARGEST_BYTES:
+        raise UnreadableFile(f"{name} has more than {LARGEST_BYTES >> 20} MiB.", hint="Record fewer events.")
+    try:
+        _check_opcodes(data)
+        loaded = _NoClasses(io.BytesIO(data)).load()
+        return _snapshot(loaded, most_entries=len(data) // LEAST_ENTRY_BYTES)
+    except _Wrong as error:
+        raise UnreadableFile(f"{name} is no memory snapshot of torch: {message_of(error)}.", hint=hint) from error
+    except DAMAGE as error:
+        raise UnreadableFile(f"{name} is damaged: {message_of(error)}.", hint=hint) from error
+
+
+def _check_opcodes(data: bytes) -> None:
+    """Raises _Wrong at the first opcode that builds anything but numbers, strings, lists and dicts."""
+    if data[:1] != PICKLE_HEAD or not 2 <= int.from_bytes(data[1:2]) <= 5:
+        raise _Wrong("it is no pickle of protocol 2 to 5")
+    position = 2
+    while True:
+        match = _PLAIN.match(data, position)
+        assert match is not None, "the pattern matches the empty string"
+        position = match.end()
+        opcode = data[position] if position < len(data) else None
+        if opcode == _SHORT_STRING:
+            position += 2 + int.from_bytes(data[position + 1 : position + 2])
+        elif opcode == _STRING:
+            position += 5 + int.from_bytes(data[position + 1 : position + 5], "little")
+        elif opcode == _PUT and int.from_bytes(data[position + 1 : position + 5], "little") <= position:
+            position += 5  # a larger index would make the unpickler's table as large as it says
+        elif opcode == _STOP:
+            return
+        elif opcode is None:
+            raise _Wrong("it ends too early")
+        else:
+            raise _Wrong(f"the byte {opcode:#04x} at {position} builds neither number, string, list nor dict")
+
+
+def _snapshot(loaded: Any, *, most_entries: int) -> Snapshot:
+    whole = {"segments": loaded} if isinstance(loaded, list) else _dict(loaded, "it")  # a list: before torch 2.0
+    segments, traces = _list(whole.get("segments"), "segments"), _list(whole.get("device_traces", []), "device_traces")
+    n_entries = len(segments) + sum(len(_list(trace, "a device's trace")) for trace in traces)
+    n_entries += sum(len(_list(_dict(segment, "a segment").get("blocks"), "blocks")) for segment in segments)
+    if n_entries > most_entries or len(traces) > 1 << 16:
+        raise _Wrong("it has more entries than its bytes can hold")
+    devices: dict[int, DeviceSnapshot] = {}
+    for segment in segments:
+        number = _number(segment, "device", default=0)
+        device = devices.setdefault(number, DeviceSnapshot(device=number))
+        device.segments.append(_segment(segment))
+        device.blocks.extend(_used_blocks(segment, device.segments[-1]))
+    for number, trace in enumerate(traces):
+        if trace:
+            devices.setdefault(number, DeviceSnapshot(device=number)).events.extend(_events(trace))
+    ordered = tuple(devices[number] for number in sorted(devices))
+    for device in ordered:
+        _check_overlap(device)
+    return Snapshot(devices=ordered, options=_options(whole.get("allocator_settings")))
+
+
+def _segment(entry: dict[Any, Any]) -> SnapshotSegment:
+    kind = entry.get("segment_type")
+    if kind not in ("small", "large"):
+        raise _Wrong("a segment is neither small nor large")
+    return SnapshotSegment(
+        address=_number(entry, "address"),
+        n_bytes=_number(entry, "total_size"),
+        stream=_number(entry, "stream", default=0),
+        is_small=kind == "small",
+        is_expandable=entry.get("is_expandable") is True,
+    )
+
+
+def _used_blocks(entry: dict[Any, Any], segment: SnapshotSegment) -> Iterator[SnapshotBlock]:
+    """Blocks fill their segment in order; before torch 2.1 they have no address."""
+    address = segment.address
+    for block in entry["blocks"]:
+        n_bytes, state = _number(_dict(block, "a block"), "size"), block.get("state")
+        if _number(block, "address", default=address) != address:
+            raise _Wrong("the blocks of a segment do not follow each other")
+        if isinstance(state, str) and state in USED:
+            request = _number(_older_form(block), "requested_size")
+            if request > n_bytes:
+                raise _Wrong("a block is smaller than its request")
+            yield SnapshotBlock(address=address, n_bytes=n_bytes, request_bytes=request, stream=segment.stream)
+        elif state != "inactive":
+            raise _Wrong("a block has a state that torch does not have")
+        address += n_bytes
+    if address != segment.address + segment.n_bytes:
+        raise _Wrong("the blocks of a segment do not fill it")
+
+
+def _older_form(block: dict[Any, Any]) -> dict[Any, Any]:
+    """Before torch 2.1 the request stands in the newest entry of the block's history."""
+    history = block.get("history")
+    if "requested_size" in block or not isinstance(history, list) or not history:
+        return block
+    return {"requested_size": _number(_dict(history[0], "a block's history"), "real_size")}
+
+
+def _events(trace: list[Any]) -> Iterator[tuple[str, int, int, int]]:
+    for index, entry in enumerate(trace):
+        if type(entry) is not dict:
+            raise _Wrong(f"event {index} is no dict")
+        action = entry.get("action")
+        if not isinstance(action, str) or action not in MOVES:
+            if isinstance(action, str) and action in NO_MEMORY_MOVED:
+                continue
+            raise _Wrong(f"event {index} is of no kind that torch records")
+        first = entry.get("device_free" if action == "oom" else "addr")
+        n_bytes, stream = entry.get("size"), entry.get("stream", 0)
+        if not type(first) is type(n_bytes) is type(stream) is int:
+            raise _Wrong(f"event {index} lacks a number")
+        if not (0 <= first < MOST_BYTES and 0 <= n_bytes < MOST_BYTES and 0 <= stream < MOST_BYTES):
+            raise _Wrong(f"event {index} has a number out of range")
+        if n_bytes:
+            yield action, first, n_bytes, stream
+
+
+def _check_overlap(device: DeviceSnapshot) -> None:
+    end = 0
+    for segment in sorted(device.segments, key=lambda segment: segment.address):
+        if segment.address < end:
+            raise _Wrong("two segments overlap")
+        end = segment.address + segment.n_bytes
+
+
+def _options(settings: Any) -> AllocatorOptions:
+    """The options as torch lists them; snapshots before torch 2.2 have none, and torch's defaults are taken."""
+    if settings is None:
+        return AllocatorOptions()
+    largest = _dict(settings, "allocator_settings").get("max_split_size", -1)
+    by_size = _dict(settings.get("roundup_power2_divisions", {}), "roundup_power2_divisions")
+    divisions = [_number(by_size, str(1 << power), default=0) for power in range(N_DIVISIONS)]
+    if any(n > 64 or n & (n - 1) for n in divisions):
+        raise _Wrong("roundup_power2_divisions has no power of two up to 64")
+    return AllocatorOptions(
+        max_split_bytes=largest if type(largest) is int and 0 < largest < MOST_BYTES else None,
+        expandable_segments=settings.get("expandable_segments") is True,
+        divisions=tuple(max(1, n) for n in divisions) if any(divisions) else (),
+    )
+
+
+def _dict(value: Any, what: str) -> dict[Any, Any]:
+    if type(value) is not dict:
+        raise _Wrong(f"{what} is no dict")
+    return value
+
+
+def _list(value: Any, what: str) -> list[Any]:
+    if type(value) is not list:
+        raise _Wrong(f"{what} is no list")
+    return value
+
+
+def _number(entry: dict[Any, Any], name: str, *, default: int | None = None) -> int:
+    value = entry.get(name, default)
+    if type(value) is not int or not 0 <= value < MOST_BYTES:
+        raise _Wrong(f"{name} is no number of bytes")
+    return value

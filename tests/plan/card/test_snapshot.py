@@ -1,0 +1,249 @@
+"""Snapshots of strangers: the figures of a history are those of its replay, and a damaged or hostile file is refused
+in one sentence before anything of it runs."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from explorer.errors import UnreadableFile
+from explorer.plan.card import snapshot as snapshot_module
+from explorer.plan.card.allocator_options import MIB, AllocatorOptions
+from explorer.plan.card.history import DeviceHistory, histories_of, start_of
+from explorer.plan.card.snapshot import is_pickle, read_snapshot, snapshot_of
+from tests.hostile import Touch, Trap
+from tests.plan.card.histories import BASE, FILES, block, devices, event, replay, small_document, snapshot
+
+
+def history(document: Any) -> DeviceHistory:
+    (device,) = histories_of(snapshot_of(pickle.dumps(document)))
+    return device
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name[:40])
+def test_figures_are_those_of_the_replay(file: Path) -> None:
+    """Two methods: the allocator chooses every block itself, the history reads its places from the record."""
+    for device in devices(file):
+        outcome = replay(device)
+        document = snapshot(device, outcome.allocator)
+        read = snapshot_of(pickle.dumps(document, protocol=2 if file == FILES[0] else 4))
+        start = start_of(read.devices[0], read.options)
+        assert {(s.address, s.n_bytes) for s in start.segments.values()} == {
+            (address, n_bytes) for address, n_bytes, *_ in device["first_segments"]
+        }
+        assert set(start.blocks) == {address for address, *_ in device["first_blocks"]}
+        (figures,) = histories_of(read)
+        assert (figures.allocated_bytes, figures.reserved_bytes) == outcome.peaks[1:]
+        assert figures.requested_bytes == requested_peak(document, sum(b.request_bytes for b in start.blocks.values()))
+        assert figures.refused == () and all(row.n_refused is None for row in figures.simulated)
+
+
+def requested_peak(document: dict[str, Any], requested: int) -> int:
+    peak, sizes = requested, {b["address"]: b["requested_size"] for s in document["segments"] for b in s["blocks"]}
+    for entry in document["device_traces"][0]:
+        if entry["action"] in ("alloc", "free_completed"):
+            requested += entry["size"] if entry["action"] == "alloc" else -entry["size"]
+            peak = max(peak, requested)
+    assert sizes
+    return peak
+
+
+def test_expandable_segments_reserve_less_where_much_was_stranded() -> None:
+    """5.75 of 58.28 GB were stranded in this history."""
+    (device,) = devices(FILES[8])
+    figures = history(snapshot(device, replay(device).allocator))
+    same, expandable = figures.simulated[:2]
+    assert figures.stranded_bytes // MIB == 5752
+    assert same.reserved_bytes == figures.reserved_bytes
+    assert expandable.stranded_bytes < figures.stranded_bytes // 8
+
+
+def test_a_small_history_by_hand() -> None:
+    figures = history(small_document())
+    assert figures.first_reserved_bytes == figures.reserved_bytes == 20 * MIB
+    assert figures.requested_bytes == figures.allocated_bytes == 4 * MIB
+    (refused,) = figures.refused
+    assert (refused.event, refused.n_bytes, refused.driver_free_bytes) == (2, 30 * MIB, MIB)
+    assert (refused.allocated_bytes, refused.reserved_bytes) == (4 * MIB, 20 * MIB)
+    assert [row.n_refused for row in figures.simulated] == [1, 1, 1, 1]
+
+
+def test_a_refused_request_fits_where_options_leave_room() -> None:
+    """Four segments of 20 MiB with 12 MiB each in use; 16 of the 36 free MiB are asked for, and the driver has 2."""
+    document = small_document()
+    document["segments"] = [
+        document["segments"][0]
+        | {"address": BASE + i * 64 * MIB, "blocks": [
+            block(BASE + i * 64 * MIB, 9 * MIB), block(BASE + i * 64 * MIB + 9 * MIB, 11 * MIB, state="inactive"),
+        ]}
+        for i in range(4)
+    ]  # fmt: skip
+    allocs = [event("alloc", BASE + i * 64 * MIB, 9 * MIB) for i in range(4)]
+    segments = [event("segment_alloc", BASE + i * 64 * MIB, 20 * MIB) for i in range(4)]
+    oom = {"action": "oom", "device_free": 2 * MIB, "size": 16 * MIB, "stream": 0}
+    document["device_traces"] = [[*(e for pair in zip(segments, allocs) for e in pair), oom]]
+    figures = history(document)
+    assert figures.reserved_bytes == 80 * MIB
+    by_options = {row.options: row.n_refused for row in figures.simulated}
+    assert by_options["expandable_segments:True"] == 0
+
+
+def test_expandable_segments_of_the_record() -> None:
+    """Pages that are mapped and unmapped count as reserved; their borders are no segments'."""
+    document = small_document()
+    document["segments"][0]["is_expandable"] = True
+    document["allocator_settings"]["expandable_segments"] = True
+    document["device_traces"][0][:0] = [
+        event("segment_map", BASE, 20 * MIB), event("segment_map", BASE + 20 * MIB, 20 * MIB),
+        event("segment_unmap", BASE + 20 * MIB, 20 * MIB),
+    ]  # fmt: skip
+    figures = history(document)
+    assert (figures.first_reserved_bytes, figures.reserved_bytes) == (0, 40 * MIB)
+
+
+def test_older_snapshots_open() -> None:
+    document = small_document()
+    for each in document["segments"][0]["blocks"]:
+        del each["address"]
+        each["history"] = [{"real_size": each.pop("requested_size"), "addr": 0}]
+    del document["allocator_settings"], document["segments"][0]["segment_pool_id"]
+    assert history(document).requested_bytes == 4 * MIB
+    (figures,) = histories_of(snapshot_of(pickle.dumps(document["segments"])))
+    assert figures.n_events == 0 and figures.allocated_bytes == 4 * MIB
+    assert histories_of(snapshot_of(pickle.dumps({"segments": [], "device_traces": [[]]}))) == ()
+
+
+def test_options_are_read_as_torch_lists_them() -> None:
+    document = small_document()
+    document["allocator_settings"] |= {
+        "max_split_size": 64 * MIB,
+        "roundup_power2_divisions": {str(1 << i): 4 if i < 3 else 0 for i in range(16)},
+    }
+    options = snapshot_of(pickle.dumps(document)).options
+    assert options == AllocatorOptions(max_split_bytes=64 * MIB, divisions=(4,) * 3 + (1,) * 13)
+
+
+def changed(path: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    document = small_document()
+    inner = document
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return document
+
+
+SEGMENT, EVENT = ("segments", 0), ("device_traces", 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        (3, "it is no dict"),
+        ({}, "segments is no list"),
+        (changed(("segments",), {}), "segments is no list"),
+        (changed(SEGMENT, []), "a segment is no dict"),
+        (changed((*SEGMENT, "address"), -1), "address is no number"),
+        (changed((*SEGMENT, "address"), True), "address is no number"),
+        (changed((*SEGMENT, "total_size"), 1 << 70), "total_size is no number"),
+        (changed((*SEGMENT, "total_size"), 40 * MIB), "do not fill it"),
+        (changed((*SEGMENT, "segment_type"), []), "neither small nor large"),
+        (changed((*SEGMENT, "device"), "cuda"), "device is no number"),
+        (changed((*SEGMENT, "blocks", 0, "state"), []), "a state that torch does not have"),
+        (changed((*SEGMENT, "blocks", 0, "requested_size"), 5 * MIB), "smaller than its request"),
+        (changed((*SEGMENT, "blocks", 1, "address"), BASE), "do not follow each other"),
+        (changed(("segments",), small_document()["segments"] * 2), "two segments overlap"),
+        (changed(("device_traces",), [3]), "a device's trace is no list"),
+        (changed(EVENT, None), "event 2 is no dict"),
+        (changed((*EVENT, "action"), "explode"), "of no kind that torch records"),
+        (changed((*EVENT, "action"), {}), "of no kind that torch records"),
+        (changed((*EVENT, "addr"), 1.5), "event 2 lacks a number"),
+        (changed((*EVENT, "size"), -1), "out of range"),
+        (changed((*EVENT, "addr"), BASE + 512), "contradict each other"),
+        (changed((*EVENT, "action"), "free_completed"), "contradict each other"),
+        (changed((*EVENT, "action"), "segment_alloc"), "contradict each other"),
+        (changed(("allocator_settings",), []), "allocator_settings is no dict"),
+        (changed(("allocator_settings", "roundup_power2_divisions"), {"1": 3}), "no power of two"),
+    ],
+)
+def test_wrong_fields_are_one_sentence(document: Any, words: str) -> None:
+    with pytest.raises(UnreadableFile, match=words):
+        histories_of(snapshot_of(pickle.dumps(document)))
+
+
+def test_damaged_files_are_one_sentence(tmp_path: Path) -> None:
+    """Cut anywhere, and with any byte turned: refused, or read as another snapshot; never another error."""
+    data = pickle.dumps(small_document())
+    for length in range(len(data)):
+        with pytest.raises(UnreadableFile):
+            snapshot_of(data[:length])
+    for i in range(2, len(data)):
+        for bit in (1, 32, 128):
+            turned = bytearray(data)
+            turned[i] ^= bit
+            try:
+                histories_of(snapshot_of(bytes(turned)))
+            except UnreadableFile as error:
+                assert len(error.sentence) < 400
+    with pytest.raises(UnreadableFile, match="cannot be read"):
+        read_snapshot(tmp_path / "none.pickle")
+    (tmp_path / "a.pickle").write_bytes(data)
+    assert is_pickle(tmp_path / "a.pickle")
+    assert read_snapshot(tmp_path / "a.pickle") == snapshot_of(data)
+
+
+def hostile_pickles(mark: Path) -> dict[str, bytes]:
+    cyclic = deepcopy(small_document())
+    cyclic["segments"].append(cyclic["segments"])
+    again = small_document()
+    again["segments"] *= 100_000
+    traces: list[Any] = small_document()["device_traces"] * 100_000
+    nested = b"\x80\x04]" + b"(]" * 1_000_000 + b"e" * 1_000_000 + b"."
+    return {
+        "class": pickle.dumps({"segments": [Touch(mark)]}),
+        "protocol 2": pickle.dumps(Touch(mark), protocol=2),
+        "protocol 0": pickle.dumps(Touch(mark), protocol=0),
+        "system": b"cos\nsystem\n(S'touch " + str(mark).encode() + b"'\ntR.",
+        "system behind a header": b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x04true\x85R.",
+        "instance": b"\x80\x02(ios\nsystem\n.",
+        "extension": b"\x80\x02\x82\x01.",
+        "persistent": b"\x80\x02Px\n.",
+        "large table": b"\x80\x02}r" + struct.pack("<I", 1 << 31) + b".",
+        "large string": b"\x80\x04X" + struct.pack("<I", (1 << 32) - 1) + b"a.",
+        "large byte array": b"\x80\x05\x96" + struct.pack("<Q", 1 << 40) + b"a.",
+        "nested tuples as a key": b"\x80\x04})" + b"\x85" * 1_000_000 + b"K\x00s.",
+        "nested lists": nested,
+        "cyclic": pickle.dumps(cyclic),
+        "one segment many times": pickle.dumps(again),
+        "one trace many times": pickle.dumps(small_document() | {"device_traces": traces}),
+        "a list as a key": b"\x80\x04}]K\x00s.",
+        "nothing on the stack": b"\x80\x04s.",
+        "empty": b"",
+    }
+
+
+def test_hostile_pickles_run_nothing(tmp_path: Path) -> None:
+    trap = Trap(tmp_path)
+    for name, data in hostile_pickles(trap.mark).items():
+        with pytest.raises(UnreadableFile):
+            print(name, snapshot_of(data))
+    assert not trap.mark.exists()
+    pickle.loads(hostile_pickles(trap.mark)["class"])
+    assert trap.mark.exists(), "the trap works"
+
+
+def test_no_class_is_admitted_even_without_the_first_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_module, "_check_opcodes", lambda data: None)
+    with pytest.raises(UnreadableFile, match="names a class"):
+        snapshot_of(pickle.dumps(Touch(tmp_path / "mark")))
+    assert not (tmp_path / "mark").exists()
+
+
+def test_a_file_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_module, "LARGEST_BYTES", MIB)
+    with pytest.raises(UnreadableFile, match="more than 1 MiB"):
+        snapshot_of(b"\x80" * (MIB + 1))
