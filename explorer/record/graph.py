@@ -25,6 +25,8 @@ Trait = Literal[
     "changes_inputs",  # writes into a tensor that it was given
     "keeps_cache",  # reads a list, dict or cache that it was handed and that changes while or after it runs
     "fills_inputs",  # changes such a thing without reading it
+    "takes_stored",  # removes a tensor from an object that blocks share, which another call put there
+    "stores_tensors",  # puts a tensor there that a later block removes
     "hidden_state",  # moves buffers of a module that is not registered
     "reads_statistics",  # computes with the running statistics that it moves
     "inputs_need_no_grad",  # no tensor among its arguments requires grad: reentrant checkpointing trains nothing

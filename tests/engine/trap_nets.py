@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -611,3 +612,92 @@ class NormedLSTM(Recurrent):
 
 def lstm_and_batch_norm() -> Built:
     return NormedLSTM(), (torch.randn(4, 12, WIDTH), torch.randn(4, 12, 1)), mean_square
+
+
+class Skip(nn.Module):
+    """Linear layers with torchgpipe's skip: the first puts its result into a shared store, the last takes it out."""
+
+    def __init__(self, store: Any, role: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.store, self.role = store, role
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.linear(x))
+        if self.role == "stash":
+            self.store["skip"] = x
+        elif self.role == "pop":
+            x = x * self.store.pop("skip")
+        elif self.role == "empty":  # computes without what it removes
+            self.store.clear()
+        return x
+
+
+def skips(last: str = "pop") -> Built:
+    """Blocks `1.0` (stash), `1.1` and `1.2` (pop)."""
+    store: dict[str, Tensor] = {}
+    return built([nn.Sequential(*(Skip(store, role) for role in ("stash", "", last)))])
+
+
+class Memory:
+    """A value that two blocks share; neither is handed it."""
+
+    def __init__(self) -> None:
+        self.state = torch.ones(WIDTH)
+
+
+class Carries(nn.Module):
+    """Scales by a shared state and moves it. It has no parameter, so no gradient of its own differs."""
+
+    def __init__(self, memory: Any) -> None:
+        super().__init__()
+        self.memory = memory
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(x * self.memory.state)
+        self.memory.state = self.memory.state * 0.5 + x.detach().mean(0)
+        return x
+
+
+def carried() -> Built:
+    memory = Memory()
+    return built([nn.Sequential(nn.Linear(WIDTH, WIDTH), Carries(memory)) for _ in range(2)])
+
+
+class Queue(nn.Module):
+    """Subtracts the mean of a queue of results that two blocks fill."""
+
+    def __init__(self, results: Any) -> None:
+        super().__init__()
+        self.results = results
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(x - torch.stack(list(self.results)).mean(0)) if self.results else torch.tanh(x)
+        self.results.append(x.detach().mean(0))
+        return x
+
+
+def queue() -> Built:
+    results: Any = deque(maxlen=4)
+    return built([nn.Sequential(nn.Linear(WIDTH, WIDTH), Queue(results)) for _ in range(2)])
+
+
+SCALE = [1.0]
+
+
+class ReadsGlobal(nn.Module):
+    """Scales by a global, which the model's forward moves at its end and sets back at its begin."""
+
+    def __init__(self, scale: float | None = None) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.scale is not None:
+            SCALE[0] = self.scale
+        return torch.tanh(self.linear(x) * SCALE[0])
+
+
+def global_scale() -> Built:
+    return built([ReadsGlobal(scale) for scale in (1.0, None, None, 3.0)])

@@ -27,7 +27,7 @@ from explorer.engine.watch.edges import edges_and_joins
 from explorer.engine.watch.forward import ForwardWatch
 from explorer.engine.watch.rerun_traits import ArgumentsAndState, RandomNumbers, SelfCheckpointing
 from explorer.engine.watch.scopes import around_backward
-from explorer.engine.watch.state_changes import moved_traits, state_pictures
+from explorer.engine.watch.state_changes import SharedTensors, moved_traits, state_pictures
 from explorer.errors import BadInput, ExplorerError, ModelFailed
 from explorer.plan.names import is_within, lineage
 from explorer.record.failure import is_out_of_memory
@@ -143,7 +143,8 @@ class _Notes:
     def __init__(self, model: nn.Module, *, lets_go: bool) -> None:
         self.blocks, self.consecutive = BlockNotes(model), Consecutive()
         self.random, self.state, self.checkpoints = RandomNumbers(model), ArgumentsAndState(model), SelfCheckpointing()
-        note_takers = (self.checkpoints, self.blocks, self.consecutive, self.random, self.state)
+        self.shared = SharedTensors(model)
+        note_takers = (self.checkpoints, self.blocks, self.consecutive, self.random, self.state, self.shared)
         self.watch = ForwardWatch(model, note_takers, lets_go=lets_go)
         self._model, self._state_before = model, state_pictures(model)
 
@@ -157,7 +158,8 @@ class _Notes:
         """Traits by block from operators, from the modules' kinds, and from changed state; the last two are inherited
         by ancestors."""
         facts = self.blocks.facts.items()
-        traits = {fqn: block.traits | self.random.traits[fqn] | self.state.traits[fqn] for fqn, block in facts}
+        takers = (self.random, self.state, self.shared)
+        traits = {fqn: block.traits.union(*(taker.traits[fqn] for taker in takers)) for fqn, block in facts}
         for fqn in self.checkpoints.blocks:
             traits[fqn].add("checkpoints_itself")
         for fqn, module in self.blocks.modules.items():

@@ -1,21 +1,25 @@
-"""Changes that a forward leaves: in buffers and attributes of a module, and in container arguments of a block.
+"""Changes that a forward leaves: in buffers and attributes of a module, in container arguments, in shared objects.
 
 A checkpoint keeps container arguments (lists, dictionaries, caches) as they are, not as copies. The block may change a
 container (a key/value cache), or other code may do so later (a dense block's list of features). The recompute then
 finds other content. Cheap pictures of all objects, before and after, detect a change.
+
+Blocks may also share an object that none is handed: one puts a skip connection in, a later one takes it out again.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from explorer.engine.state.reachable import PLAIN, data_inside, picture
+from explorer.engine.state.reachable import PLAIN, SharedNames, attributes, data_inside, items, picture
 from explorer.engine.state.rng import is_generator
+from explorer.engine.watch.forward import NoteTaker, Operator, StorageName, dense, dense_tensors
 from explorer.record.graph import Trait
 
 RUNNING_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -99,3 +103,102 @@ def moved_traits(model: nn.Module, before: StatePictures, *, statistics: bool = 
         if statistics or not (norm and name in RUNNING_STATISTICS):
             moved[fqn].add("moves_buffers" if kind == "buffer" else "moves_attributes")
     return moved
+
+
+Slot = tuple[int, Any]
+"""A place for a tensor: address of a container or object, and the key, index or attribute."""
+
+
+class _SharingCall(NamedTuple):
+    at_begin: dict[Slot, StorageName]
+    read: set[StorageName]
+    """Storages that operators in the call have read."""
+
+
+class SharedTensors(NoteTaker):
+    """Finds blocks that remove or replace a tensor in an object that several modules share.
+
+    A block that removes the tensor and uses it cannot run again: it finds the slot empty (torchgpipe's `stash` and
+    `pop`). A block that replaces the tensor runs again with its own result. Only what the block uses counts: a block
+    that empties a list of losses computes the same without them.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.traits: dict[str, set[Trait]] = defaultdict(set)
+        self._objects = _shared_objects(model)
+        self._calls: list[_SharingCall] = []
+        self._stored_by: dict[StorageName, set[str]] = defaultdict(set)
+
+    def entered(self, fqn: str, args: Any, kwargs: Any) -> None:
+        if self._objects:
+            self._calls.append(_SharingCall(self._slots(), set()))
+
+    def reads(self, op: Operator) -> None:
+        if any(call.at_begin for call in self._calls):
+            names = set(map(self.watch.name, op.read))
+            for call in self._calls:
+                call.read.update(names)
+
+    def left(self, fqn: str, output: Any) -> None:
+        if not self._calls:
+            return
+        before, read = self._calls.pop()
+        after = self._slots()
+        stored = set(after.values())
+        for name in stored - set(before.values()):
+            self._stored_by[name].add(fqn)
+        read.update(map(self.watch.name, dense_tensors(output)))
+        emptied = _n_tensors(before) - _n_tensors(after)
+        for slot, name in before.items():
+            if name not in read or name in stored:
+                continue
+            if slot in after and slot[0] not in emptied:
+                self.traits[fqn].add("moves_attributes")
+            else:
+                self.traits[fqn].add("takes_stored")
+                for block in self._stored_by[name]:
+                    self.traits[block].add("stores_tensors")
+
+    def _slots(self) -> dict[Slot, StorageName]:
+        return {
+            (id(holder), key): self.watch.name(value)
+            for holder in data_inside(self._objects)
+            for key, value in _items(holder)
+            if isinstance(value, Tensor) and dense(value)
+        }
+
+
+def _n_tensors(slots: Iterable[Slot]) -> Counter[int]:
+    """Number of tensors in each object."""
+    return Counter(holder for holder, _ in slots)
+
+
+_LARGEST_SHARED = 1000
+"""Longest shared container that is looked at, at every call of a block."""
+
+
+def _shared_objects(model: nn.Module) -> list[Any]:
+    """Containers and plain objects that attributes of two modules lead to, and empty containers of files and classes.
+
+    A container of a file that is full before the forward is a table, not a place for tensors of the forward.
+    """
+    n_modules: dict[int, int] = defaultdict(int)
+    objects: dict[int, Any] = {}
+    for module in model.modules():
+        for value in data_inside([value for name, value in vars(module).items() if name not in _OF_TORCH]):
+            if not isinstance(value, (Tensor, nn.Module, type, *PLAIN)) and len(items(value) or ()) <= _LARGEST_SHARED:
+                objects[id(value)] = value
+                n_modules[id(value)] += 1
+    for shared in SharedNames(model):
+        if items(shared.value) == []:
+            objects[id(shared.value)], n_modules[id(shared.value)] = shared.value, 2
+    return [value for address, value in objects.items() if n_modules[address] > 1]
+
+
+def _items(holder: Any) -> Iterable[tuple[Any, Any]]:
+    if isinstance(holder, Mapping):
+        return list(holder.items())
+    if isinstance(holder, (Tensor, nn.Module, type, ModuleType)):
+        return ()
+    inside = items(holder)
+    return attributes(holder).items() if inside is None else enumerate(inside)

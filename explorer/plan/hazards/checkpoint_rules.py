@@ -179,6 +179,25 @@ def kept_cache(case: Case) -> Iterator[Hazard]:
         )  # fmt: skip
 
 
+def emptied_store(case: Case) -> Iterator[Hazard]:
+    """A unit that holds a skip's stash and its pop fills the store again before it empties it."""
+    blocks = []
+    for unit, named in case.units:
+        n_stored = 0
+        for block in named if unit.action != "offload" else ():
+            if "takes_stored" in block.traits:
+                blocks += [] if n_stored else [block.fqn]
+                n_stored = max(n_stored - 1, 0)
+            n_stored += "stores_tensors" in block.traits
+    if blocks:
+        yield Hazard(
+            rule="emptied-store", severity="error", blocks=tuple(blocks),
+            sentence=f"{some(blocks)} takes a tensor out of an object that another block filled (a skip connection, "
+            "stash and pop); running again finds it gone.",
+            remedy="Recompute the block around both, pass the tensor as an argument, or keep this block.",
+        )  # fmt: skip
+
+
 def filled_inputs(case: Case) -> Iterator[Hazard]:
     blocks = case.handed("fills_inputs")
     if blocks:
@@ -329,7 +348,6 @@ def _reaches(path: str, fqn: str) -> bool:
 
 POLICY_RULES: tuple[Rule, ...] = (
     dropout_redrawn, random_numbers_torch_does_not_stash, running_statistics, statistics_in_use, moved_buffers,
-    hidden_state, moved_attributes, kept_cache, filled_inputs, changed_inputs, random_last, selective, never_called,
-    segment_apart, unchecked_recompute, mode_flips, offload_without_device,
-    checkpoints_itself,
+    hidden_state, moved_attributes, kept_cache, emptied_store, filled_inputs, changed_inputs, random_last, selective,
+    never_called, segment_apart, unchecked_recompute, mode_flips, offload_without_device, checkpoints_itself,
 )  # fmt: skip

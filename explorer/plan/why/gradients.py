@@ -132,13 +132,19 @@ def _masks(comparison: Comparison) -> Iterator[str]:
 
 
 def _hazards(comparison: Comparison, fired: Sequence[Hazard], causes_seen: str) -> Iterator[str]:
-    """Hazards of a block or a unit that differs, unless a cause with evidence names the block."""
+    """Hazards of a block or a unit that differs, unless a cause with evidence names the block.
+
+    A block without a tensor that was compared (a shared queue, say) differs in the blocks around it alone.
+    """
+    names = [diff.name for diff in comparison.all_diffs]
     wrong = [diff.name for diff in comparison.all_diffs if diff.verdict == "different"]
     for hazard in fired:
         blocks = [block for block in hazard.blocks if not re.search(rf"(?<![\w.]){re.escape(block)}\b", causes_seen)]
         around = [*blocks, *(unit for unit in comparison.candidate.spec.policy.blocks for block in blocks
                              if is_within(block, unit))]  # fmt: skip
-        if hazard.severity != "note" and any(is_within(name, block) for name in wrong for block in around):
+        differs = any(is_within(name, block) for name in wrong for block in around)
+        unseen = wrong and any(not any(is_within(name, block) for name in names) for block in blocks)
+        if hazard.severity != "note" and (differs or unseen):
             yield f"Known before the run: {hazard.sentence}"
 
 
@@ -221,8 +227,23 @@ def _what_is_left(comparison: Comparison) -> Iterator[str]:
         two = "Forward and recompute" if comparison.candidate.spec.policy.units else "The two"
         optimizers = list(_only_optimizer(comparison))
         yield from optimizers or [f"{_looked_at(comparison)} {two} differ by something that none of these shows."]
+        yield from _last_recomputed(comparison)
     if comparison.no_reference_because and comparison.verdict == "different":
         yield f"Rounding cannot be told from wrong here. {comparison.no_reference_because}"
+
+
+def _last_recomputed(comparison: Comparison) -> Iterator[str]:
+    """The recomputed block with the last gradient that differs: backward computes it first."""
+    came = [diff for diff in comparison.gradients if diff.presence != "neither"]
+    wrong = [diff.name for diff in came if diff.verdict == "different"]
+    blocks = [block for block in comparison.candidate.spec.policy.blocks if wrong and is_within(wrong[-1], block)]
+    if blocks:
+        n_after = len(came) - 1 - [diff.name for diff in came].index(wrong[-1])
+        yield (
+            f"Look first at the recompute of {max(blocks, key=len) or 'the model'}: {wrong[-1]} has the last gradient "
+            f"that differs in the model's order, and the {n_after} after it are equal. Usual causes: a global or a "
+            "weight that changes between forward and backward, parameters of functional_call, another thread."
+        )
 
 
 def _only_optimizer(comparison: Comparison) -> Iterator[str]:

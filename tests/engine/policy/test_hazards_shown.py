@@ -19,6 +19,7 @@ from explorer.engine.state.global_state import preserve_global_state
 from explorer.errors import InvalidPlan
 from explorer.lab import derivatives
 from explorer.plan.hazards.hazards import hazards
+from explorer.plan.policy.presets import preset
 from explorer.record.comparison import Comparison
 from explorer.record.graph import Hazard, ModelGraph
 from explorer.record.pipeline_run import PipelineRun
@@ -95,6 +96,8 @@ RAISED = [  # the candidate's step raises
     Trap("kept-cache", "dense", {"blocks": ("1.layer0", "1.layer1")}, {"blocks": ("1",)}),
     Trap("kept-cache", "remembering memory=list", {"blocks": ("block",)}, {"blocks": ("",)}),
     Trap("kept-cache", "remembering memory=object", {"blocks": ("block",)}, {"blocks": ("block",)}, "unused_cache"),
+    Trap("emptied-store", "skips", {"blocks": ("1.2",)}, {"blocks": ("1",)}),
+    Trap("emptied-store", "skips", {"blocks": (("1.1", "1.2"),)}, {"blocks": (("1.0", "1.1", "1.2"),)}),
     Trap("reentrant-nested-inputs", "pairs", {"blocks": ("block",), **YES}, {"blocks": ("block",)}),
 ]
 
@@ -127,8 +130,30 @@ def _cured(trap: Trap) -> None:
     assert (trap.rule in rules(pair(net, **trap.out)[1])) == trap.still_named
 
 
+@pytest.mark.parametrize(
+    ("net", "block", "cause"),
+    [
+        ("carried", "2.1", "Known before the run: The forward of 2.1 changes an attribute"),
+        ("queue", "2.1", "Known before the run: The forward of 2.1 changes an attribute"),
+        ("global_scale", "2", "Look first at the recompute of 2"),
+    ],
+)
+def test_a_block_that_reads_what_blocks_share_is_named_among_the_causes(net: str, block: str, cause: str) -> None:
+    comparison = judged(net, (block,))
+    assert comparison.verdict == "different" and comparison.causes[-1].startswith(cause)
+
+
+def test_no_preset_names_a_block_that_cannot_run_again() -> None:
+    baseline, _ = pair("skips")
+    fired(baseline)
+    for name in ("all", "sqrt"):
+        policy = preset(name, GRAPHS[repr(baseline.model)])
+        assert not hazards(GRAPHS[repr(baseline.model)], policy) and judged("skips", policy=policy).failure is None
+
+
 HARMLESS = [  # what looks like a trap, and is none
     ("unused_cache", {"blocks": ("block",)}),
+    ("skips last=empty", {"blocks": ("1.2",)}),
     *((f"seeded source={source}", ONE) for source in ("own", "made", "python", "numpy")),
     ("seeded source=torch", {**ONE, "preserve_rng_state": False}),
     ("renormalised update=only", ONE),

@@ -228,3 +228,51 @@ def test_state_that_forward_moves() -> None:
     )
     assert having(described, "running_statistics") == ["", "0"]
     assert having(described, "moves_buffers") == having(described, "moves_attributes") == ["", "1", "1.0"]
+
+
+class Box:
+    skip: Tensor | None = None
+
+
+STORE: dict[str, Tensor] = {}
+
+
+def take(box: Box) -> Tensor | None:
+    skip, box.skip = box.skip, None
+    return skip
+
+
+class Sharing(nn.Module):
+    """Calls `how` with the shared object and its input."""
+
+    def __init__(self, shared: Any, how: Callable[[Any, Tensor], Any]) -> None:
+        super().__init__()
+        self.shared, self.how = shared, how
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = self.how(self.shared, x)
+        return torch.tanh(x) if result is None else torch.tanh(x) * result
+
+
+@pytest.mark.parametrize(
+    ("shared", "put", "pop"),
+    [
+        ({}, lambda store, x: store.update(skip=x), lambda store, x: store.pop("skip")),
+        (None, lambda _, x: STORE.update(skip=x), lambda _, x: STORE.pop("skip")),
+        ([torch.ones(W)], lambda store, x: store.append(x), lambda store, x: store.pop(0)),
+        (Box(), lambda box, x: setattr(box, "skip", x), lambda box, x: take(box)),
+    ],
+    ids=["dictionary", "a global", "first in first out", "an attribute"],
+)
+def test_blocks_that_share_an_object_are_named_by_what_they_leave(shared: Any, put: Any, pop: Any) -> None:
+    nets = [
+        nn.Sequential(Sharing(shared, put), nn.Linear(W, W)),
+        Sharing(shared, pop),
+        Sharing(shared, lambda *_: None),
+    ]
+    described = graph_of(nn.Sequential(nn.Sequential(*nets)), torch.ones(2, W)).by_fqn
+    assert {fqn for fqn, block in described.items() if "takes_stored" in block.traits} >= {"0.1"}
+    assert not {"0.0", "0.0.0", "0.2"} & {fqn for fqn, block in described.items() if "takes_stored" in block.traits}
+    if not isinstance(shared, list):  # there the first tensor was stored before the forward
+        assert {fqn for fqn, block in described.items() if "stores_tensors" in block.traits} == {"0.0", "0.0.0"}
+        assert "takes_stored" not in described["0"].traits, "it holds both"

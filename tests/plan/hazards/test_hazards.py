@@ -64,6 +64,7 @@ CASES = [  # rule, block with its trap, policy that falls in, policy that does n
     ("moved-buffers", block("a", "moves_buffers"), A, KEEP_ALL),
     ("moved-attributes", block("a", "moves_attributes"), A, KEEP_ALL),
     ("kept-cache", block("a", "keeps_cache"), A, KEEP_ALL),
+    ("emptied-store", block("a", "takes_stored"), A, KEEP_ALL),
     ("changed-inputs", block("a", "changes_inputs"), A, KEEP_ALL),
     ("filled-inputs", block("a", "fills_inputs"), A, KEEP_ALL),
     ("hidden-state", block("a", "hidden_state"), A, KEEP_ALL),

@@ -13,7 +13,7 @@ from explorer.plan.why.gradients import causes, patterns
 from explorer.record.allocations import ROLES, Allocations
 from explorer.record.base import column
 from explorer.record.comparison import Comparison, ForwardDiff, MaskDiff, RngDiff, StateChange
-from explorer.record.graph import ModelGraph
+from explorer.record.graph import Hazard, ModelGraph
 from explorer.record.measurement import MeasuredBlock, Measurement
 from explorer.record.plan import Forecast
 from explorer.record.policy import Policy, Unit
@@ -192,10 +192,21 @@ def test_without_evidence_it_says_what_was_looked_at_and_what_not() -> None:
     assert "what the model remembers was not looked at" in cause
 
 
+def test_a_hazard_of_a_block_without_tensors_is_a_cause_and_the_last_block_is_named() -> None:
+    wrong = compared(gradient("0.w", bitwise=False), gradient("1.w", bitwise=False), gradient("2.w"))
+    wrong = replace(wrong, candidate=replace(wrong.candidate, spec=replace(wrong.candidate.spec, policy=UNITS)))
+    hazard = Hazard(rule="moved-attributes", severity="warning", blocks=("queue",), sentence="It moves.", remedy="")
+    assert causes(wrong, (hazard,)) == ("Known before the run: It moves.",)
+    assert len(causes(wrong, (replace(hazard, blocks=("2",)),))) == 2, "2 has a gradient, and the gradient is equal"
+    assert "Look first at the recompute of 1: 1.w has the last gradient that differs" in causes(wrong)[1]
+    assert "the 1 after it are equal" in causes(wrong)[1]
+
+
 def test_where_nothing_differs_there_is_no_cause() -> None:
     assert told(gradient()) == () and isinstance(compared(), Comparison)
 
 
+UNITS = Policy.recompute(["0", "1", "queue"])
 FORWARD = ForwardDiff(n_calls=(1, 1), n_compared=4, order=("", "a", "b", "c"), same=True)
 
 
