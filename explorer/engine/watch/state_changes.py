@@ -9,7 +9,7 @@ Blocks may also share an object that none is handed: one puts a skip connection 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -173,8 +173,8 @@ def _n_tensors(slots: Iterable[Slot]) -> Counter[int]:
     return Counter(holder for holder, _ in slots)
 
 
-_LARGEST_SHARED = 1000
-"""Longest shared container that is looked at, at every call of a block."""
+_MOST_SHARED = 1000
+"""Items in a shared object that is walked at every call of a block."""
 
 
 def _shared_objects(model: nn.Module) -> list[Any]:
@@ -186,13 +186,14 @@ def _shared_objects(model: nn.Module) -> list[Any]:
     objects: dict[int, Any] = {}
     for module in model.modules():
         for value in data_inside([value for name, value in vars(module).items() if name not in _OF_TORCH]):
-            if not isinstance(value, (Tensor, nn.Module, type, *PLAIN)) and len(items(value) or ()) <= _LARGEST_SHARED:
+            if not isinstance(value, (Tensor, nn.Module, type, *PLAIN)):
                 objects[id(value)] = value
                 n_modules[id(value)] += 1
     for shared in SharedNames(model):
-        if items(shared.value) == []:
+        if type(shared.value) in (dict, list, deque, defaultdict) and not shared.value:
             objects[id(shared.value)], n_modules[id(shared.value)] = shared.value, 2
-    return [value for address, value in objects.items() if n_modules[address] > 1]
+    several = [value for address, value in objects.items() if n_modules[address] > 1]
+    return [value for value in several if sum(len(items(part) or ()) for part in data_inside([value])) <= _MOST_SHARED]
 
 
 def _items(holder: Any) -> Iterable[tuple[Any, Any]]:

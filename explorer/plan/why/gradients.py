@@ -239,10 +239,11 @@ def _last_recomputed(comparison: Comparison) -> Iterator[str]:
     blocks = [block for block in comparison.candidate.spec.policy.blocks if wrong and is_within(wrong[-1], block)]
     if blocks:
         n_after = len(came) - 1 - [diff.name for diff in came].index(wrong[-1])
+        after = f"; the {_n(n_after, 'gradient')} after it are equal" if n_after > 1 else ""
         yield (
-            f"Look first at the recompute of {max(blocks, key=len) or 'the model'}: {wrong[-1]} has the last gradient "
-            f"that differs in the model's order, and the {n_after} after it are equal. Usual causes: a global or a "
-            "weight that changes between forward and backward, parameters of functional_call, another thread."
+            f"Look first at the recompute of {max(blocks, key=len) or 'the model'}. In the model's order {wrong[-1]} "
+            f"is the last gradient that differs{after}. Usual causes: a global or a weight that changes between "
+            "forward and backward, a backward written by hand, parameters of functional_call, another thread."
         )
 
 
