@@ -65,7 +65,7 @@ class CardMemory(Record):
     allocated_bytes: Count
     """The blocks handed out for it."""
     reserved_bytes: Count
-    """The segments taken from the driver."""
+    """The segments taken from the driver, at their peak: a cache that is emptied on the way counts until then."""
     workspace_bytes: Count = 0
     """Workspaces of cuBLAS, part of the three figures above."""
     n_steps: Count = 0
@@ -74,6 +74,8 @@ class CardMemory(Record):
     unknown: tuple[UnknownMemory, ...] = ()
     not_checked: tuple[str, ...] = ()
     """Settings whose rules were never held against the history of a real card."""
+    not_played: tuple[str, ...] = ()
+    """Settings of the card without a rule here: the figures are those without them."""
 
     @property
     def stranded_bytes(self) -> int:

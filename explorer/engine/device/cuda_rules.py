@@ -3,8 +3,8 @@
 The play runs on fake CPU tensors. torch's dispatcher takes other implementations of an operator while the block lasts:
 1. autocast casts by CUDA's lists, which differ from the CPU's (aten/src/ATen/autocast_mode.h);
 2. dropout is one operator that keeps a mask of one byte an element (`fused dropout`, ATen/native/Dropout.cpp);
-3. attention takes the flash kernel for half precision without a mask, the memory-efficient kernel else
-   (ATen/native/transformers/cuda/sdp_utils.cpp), and each keeps its log-sum-exp in float32.
+3. attention takes the flash kernel for half precision without a mask, else the memory-efficient kernel if it is aligned
+   to 16 bytes, else plain operators (ATen/native/transformers/cuda/sdp_utils.cpp). Both kernels keep a log-sum-exp.
 
 The implementations are those of the whole process: a play for a card belongs in a process of its own.
 """
@@ -147,17 +147,22 @@ def _attention(*arguments: Any, **options: Any) -> Tensor:
     query, key, value = values["query"], values["key"], values["value"]
     attn_mask, scale = values.get("attn_mask"), values.get("scale")
     dropout_p, is_causal = values.get("dropout_p", 0.0), values.get("is_causal", False)
+    grouped = values.get("enable_gqa", False)
     head = query.shape[-1]
     half = query.dtype in (torch.float16, torch.bfloat16)
-    if query.dim() != 4 or head != value.shape[-1] or query.dtype == torch.float64:
-        return _math_attention(query, key, value, (attn_mask, dropout_p, is_causal), scale)
+    is_flash = half and attn_mask is None and head <= MOST_FLASH_HEAD
+    is_aligned = is_flash or head * query.element_size() % 16 == 0
+    if query.dim() != 4 or head != value.shape[-1] or query.dtype == torch.float64 or not is_aligned:
+        math = torch.ops.aten._scaled_dot_product_attention_math
+        plain: Tensor = math(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped)[0]
+        return plain
     scale = head**-0.5 if scale is None else scale
-    if half and attn_mask is None and head <= MOST_FLASH_HEAD:
+    if is_flash:
         padded = [_padded(tensor, 8) for tensor in (query, key, value)]
         flash = torch.ops.aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)
         result: Tensor = flash[0]
         return result[..., :head] if result.shape[-1] != head else result
-    if values.get("enable_gqa", False) and query.shape[-3] != key.shape[-3]:
+    if grouped and query.shape[-3] != key.shape[-3]:
         n = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(n, -3), value.repeat_interleave(n, -3)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
@@ -170,14 +175,6 @@ def _attention(*arguments: Any, **options: Any) -> Tensor:
     )
     attended: Tensor = efficient[0]
     return attended
-
-
-def _math_attention(query: Tensor, key: Tensor, value: Tensor, options: tuple[Any, ...], scale: float | None) -> Tensor:
-    mask, dropout_p, is_causal = options
-    result: Tensor = torch.ops.aten._scaled_dot_product_attention_math(
-        query, key, value, mask, dropout_p, is_causal, scale=scale
-    )[0]
-    return result
 
 
 def _padded(tensor: Tensor, multiple: int) -> Tensor:

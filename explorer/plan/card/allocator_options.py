@@ -1,9 +1,8 @@
 """Options of torch's caching allocator, as PYTORCH_CUDA_ALLOC_CONF (PYTORCH_ALLOC_CONF) sets them.
 
-Four options change what is reserved and are played: `max_split_size_mb`, `roundup_power2_divisions`,
-`expandable_segments`, `garbage_collection_threshold` (read, never at work without a limit on the process). Other
-options are named in `not_played`.
-Source: "Optimizing memory usage with PYTORCH_CUDA_ALLOC_CONF" in torch's notes on CUDA semantics.
+Three options are played: `max_split_size_mb`, `roundup_power2_divisions` and `expandable_segments`. Other options are
+named in `not_played`; of them, `garbage_collection_threshold` changes nothing without a limit on the process.
+Source: c10/core/AllocatorConfig.cpp of torch. Where torch's notes on CUDA semantics say otherwise, the code counts.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ GRAIN = 512
 MIB = 1 << 20
 FIRST_DIVISION_LOG, N_DIVISIONS = 20, 16
 """Divisions of powers of two are given for requests from 1 MiB to 32 GiB."""
-KNOWN = ("max_split_size_mb", "roundup_power2_divisions", "expandable_segments", "garbage_collection_threshold")
+PLAYED = ("max_split_size_mb", "roundup_power2_divisions", "expandable_segments")
+LEAST_SPLIT_MB = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +29,10 @@ class AllocatorOptions:
     expandable_segments: bool = False
     divisions: tuple[int, ...] = ()
     """How many sizes a power of two has, for requests of 1 MiB, 2 MiB, 4 MiB and so on; empty: multiples of 512."""
+    played: tuple[str, ...] = ()
+    """The options of the line that are played, as `name:value`."""
     not_played: tuple[str, ...] = ()
-    """Names of the options that were given and change nothing here."""
+    """The options of the line that have no rule here, as `name:value`."""
 
     def rounded(self, n_bytes: int) -> int:
         """Bytes of the block that a request needs."""
@@ -62,15 +64,15 @@ def parse_options(text: str) -> AllocatorOptions:
     values: dict[str, str] = {}
     faults = []
     for item in re.findall(r"[^,\[\]]+(?:\[[^\]]*\])?", text):
-        name, colon, value = item.strip().partition(":")
+        name, colon, value = item.replace(" ", "").partition(":")
         if not name:
             continue
         if not colon:
             faults.append(f"{name!r} has no value")
-        values[name] = value.strip()
+        values[name] = value
     largest = _number(values.get("max_split_size_mb"), "max_split_size_mb", faults)
-    if largest is not None and largest <= 20:
-        faults.append(f"max_split_size_mb is {largest}, and has to be above 20")
+    if largest is not None and largest < LEAST_SPLIT_MB:
+        faults.append(f"max_split_size_mb is {largest}, and has to be {LEAST_SPLIT_MB} or more")
     divisions = _divisions(values.get("roundup_power2_divisions", ""), faults)
     flag = values.get("expandable_segments", "False")
     if flag not in ("True", "False"):
@@ -84,7 +86,8 @@ def parse_options(text: str) -> AllocatorOptions:
         max_split_bytes=None if largest is None else largest * MIB,
         expandable_segments=flag == "True",
         divisions=divisions,
-        not_played=tuple(sorted(set(values) - set(KNOWN) | set(values) & {"garbage_collection_threshold"})),
+        played=tuple(f"{name}:{value}" for name, value in values.items() if name in PLAYED),
+        not_played=tuple(f"{name}:{value}" for name, value in values.items() if name not in PLAYED),
     )
 
 
@@ -98,29 +101,27 @@ def _number(value: str | None, name: str, faults: list[str]) -> int | None:
 
 
 def _divisions(value: str, faults: list[str]) -> tuple[int, ...]:
-    """`4`, or `[256:1,512:2,>:8]`: divisions of the sizes up to so many MiB, and of all above."""
+    """`4` for all sizes, or `[256:1,512:2,>:8]`: divisions of sizes from 256 MiB, from 512 MiB, and from there on.
+
+    As in torch's code, sizes below the first have its divisions, sizes between two that are named have none, and `>`
+    begins with the last size before it.
+    """
     if not value:
         return ()
-    pairs = (
-        [("1", value), (">", value)]
-        if not value.startswith("[")
-        else [
-            (size.strip(), n.strip()) for size, _, n in (item.partition(":") for item in value.strip("[]").split(","))
-        ]
-    )
-    divisions = [1] * N_DIVISIONS
+    pairs = [item.partition(":")[::2] for item in value.strip("[]").split(",")] if value[0] == "[" else [(">", value)]
+    divisions = [0] * N_DIVISIONS
     last = 0
-    for size, n in pairs:
-        if not n.isdecimal() or not 1 <= int(n) <= 64 or int(n) & (int(n) - 1):
-            faults.append(f"roundup_power2_divisions has {n[:40]!r}, and takes powers of two up to 64")
+    for number, (size, text) in enumerate(pairs):
+        if not (text.isdecimal() and len(text) < 10) or int(text) & (int(text) - 1):
+            faults.append(f"roundup_power2_divisions has {text[:40]!r}, and takes powers of two, or 0 for none")
             return ()
-        if size != ">" and (not size.isdecimal() or int(size) & (int(size) - 1) or not int(size)):
+        if size == ">":
+            divisions[last:] = [int(text)] * (N_DIVISIONS - last)
+            continue
+        if not (size.isdecimal() and len(size) < 10) or int(size) & (int(size) - 1) or not int(size):
             faults.append(f"roundup_power2_divisions has the size {size[:40]!r}, and takes powers of two in MiB")
             return ()
-        index = N_DIVISIONS if size == ">" else min(int(size).bit_length() - 1, N_DIVISIONS - 1)
-        if size == ">":
-            divisions[last:] = [int(n)] * (N_DIVISIONS - last)
-        else:
-            divisions[last : index + 1] = [int(n)] * (index + 1 - last)
-            last = index + 1
+        last = min(int(size).bit_length() - 1, N_DIVISIONS - 1)
+        first = last if number else 0
+        divisions[first : last + 1] = [int(text)] * (last + 1 - first)
     return tuple(divisions)

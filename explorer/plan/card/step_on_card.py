@@ -17,10 +17,12 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from explorer.errors import BadInput
 from explorer.plan.card.allocator_options import parse_options
 from explorer.plan.card.caching_allocator import CachedBlock, CachingAllocator, OutOfCardMemory
-from explorer.plan.card.cards import capacity_bytes
+from explorer.plan.card.cards import LARGEST_CARD, capacity_bytes
 from explorer.record.allocations import ROLES, Allocations, Phase, PhaseSpan
 from explorer.record.card import Card, CardMemory, RefusedRequest, UnknownMemory
 from explorer.record.measurement import Measurement
@@ -116,7 +118,9 @@ class _Play:
     threads: set[bool] = field(default_factory=set)
     """Threads that have a workspace: forward (False), backward (True)."""
     requested: int = 0
+    """Peak of the step, as `allocated` and `reserved`."""
     allocated: int = 0
+    reserved: int = 0
     step: int = 0
     tick: int = 0
     entry: int = -1
@@ -127,8 +131,9 @@ class _Play:
                 self._take(entry)
 
     def run(self) -> None:
-        """One step."""
+        """One step, with peaks of its own."""
         program, self.step = self.program, self.step + 1
+        self.requested, self.allocated, self.reserved = 0, 0, self.allocator.reserved_bytes
         self._begin()
         optimizer = next((span.first_tick for span in program.phases if span.phase == "optimizer"), None)
         for tick, events in enumerate(program.events):
@@ -169,6 +174,7 @@ class _Play:
                 self.allocator.allocate(self.workspace)
         self.requested = max(self.requested, self.allocator.requested_bytes)
         self.allocated = max(self.allocated, self.allocator.allocated_bytes)
+        self.reserved = max(self.reserved, self.allocator.reserved_bytes)
 
 
 def memory_on(card: Card, run: Measurement) -> CardMemory:
@@ -187,7 +193,6 @@ def memory_on(card: Card, run: Measurement) -> CardMemory:
     try:
         play.opening()
         while play.step < MOST_STEPS:
-            play.requested = play.allocated = 0
             play.run()
             play.end()
             if (state := (play.allocated, play.allocator.reserved_bytes)) == before:
@@ -199,13 +204,22 @@ def memory_on(card: Card, run: Measurement) -> CardMemory:
         card=card,
         requested_bytes=play.requested,
         allocated_bytes=play.allocated,
-        reserved_bytes=play.allocator.reserved_bytes,
+        reserved_bytes=play.reserved,
         workspace_bytes=len(play.threads) * play.workspace,
         n_steps=play.step,
         refused=refused,
         unknown=_unknown(run.allocations),
-        not_checked=tuple(name for name in card.options.split(",") if name),
+        not_checked=options.played,
+        not_played=options.not_played,
     )
+
+
+def excess_bytes(run: Measurement) -> int:
+    """What the step of `run` would reserve on its card if the card had no end, beyond what the card has."""
+    assert run.card is not None
+    card = run.card.card
+    endless = replace(card, total_bytes=LARGEST_CARD, taken_bytes=0)
+    return max(0, memory_on(endless, run).reserved_bytes - capacity_bytes(card))
 
 
 def _refusal(play: _Play, n_bytes: int) -> RefusedRequest:

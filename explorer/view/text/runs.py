@@ -139,7 +139,7 @@ def peaks_in_words(run: Measurement) -> str:
 def card_rows(memory: CardMemory) -> dict[str, str]:
     """What a card holds, figure by figure, and what is not known of it."""
     card = memory.card
-    left = memory.headroom_bytes
+    left, size = memory.headroom_bytes, mib(card.total_bytes)
     driver = (
         f"{mib(card.taken_bytes)} of driver and context"
         if card.taken_bytes is not None
@@ -149,7 +149,7 @@ def card_rows(memory: CardMemory) -> dict[str, str]:
         "Requested": f"{mib(memory.requested_bytes)}, {mib(memory.workspace_bytes)} of it for workspaces of cuBLAS",
         "Allocated": mib(memory.allocated_bytes),
         "Reserved": f"{mib(memory.reserved_bytes)}, {mib(memory.stranded_bytes)} of it stranded",
-        "Card": f"{card.name}, {mib(card.total_bytes)}; {driver}",
+        "Card": f"{card.name if size in card.name else f'{card.name}, {size}'}; {driver}",
     }
     if memory.refused is not None:
         rows["Refused"] = refusal_sentence(memory.refused)
@@ -162,6 +162,8 @@ def card_rows(memory: CardMemory) -> dict[str, str]:
         rows["Not known"] = "; ".join(part.what for part in memory.unknown)
     if memory.not_checked:
         rows["Not checked"] = f"{', '.join(memory.not_checked)}: by torch's rules, against no recorded history"
+    if memory.not_played:
+        rows["Not played"] = f"{', '.join(memory.not_played)}: the figures are those without it"
     return rows
 
 

@@ -64,6 +64,24 @@ def test_a_card_that_is_too_small_says_where_it_refuses() -> None:
     assert memory_on(just_enough, run).refused is None
 
 
+def test_a_card_that_empties_its_cache_names_the_peak_of_what_was_reserved() -> None:
+    run = played("small-fp32-backward-w5")
+    whole = memory_on(CARDS["b200"], run)
+    for share in (0.25, 0.5, 0.75):
+        total = whole.allocated_bytes + int(share * whole.stranded_bytes)
+        memory = memory_on(Card(name="less", total_bytes=total, taken_bytes=0), run)
+        assert memory.refused is not None or memory.allocated_bytes <= memory.reserved_bytes <= total
+        assert memory.stranded_bytes >= 0
+
+
+def test_settings_without_a_rule_are_named() -> None:
+    run = played("small-fp32-backward-w5")
+    settings = "backend:native,roundup_power2_divisions:[256:1,512:2,>:8]"
+    memory = memory_on(Card(name="big", total_bytes=2**40, options=settings), run)
+    assert memory.not_checked == ("roundup_power2_divisions:[256:1,512:2,>:8]",)
+    assert memory.not_played == ("backend:native",)
+
+
 @pytest.mark.parametrize(
     ("capability", "setting", "n_bytes"),
     [("10.0", "", 8_519_680), ("9.0", "", 32 * 2**20), ("", "", 8_519_680), ("", ":4096:8", 32 * 2**20)],
@@ -136,3 +154,10 @@ def test_attention_takes_the_kernel_that_torch_takes(dtype: torch.dtype, masked:
         out.sum().backward()
         assert q.grad is not None
         assert q.grad.shape == q.shape
+
+
+def test_attention_that_is_not_aligned_takes_plain_operators() -> None:
+    with cuda_rules(), FakeTensorMode():
+        narrow = torch.empty(2, 4, 128, 6, requires_grad=True)  # 24 bytes a row
+        kept = kept_by(lambda x: F.scaled_dot_product_attention(x, x, x), narrow)
+        assert (torch.float32, 2 * 4 * 128 * 128) in kept  # the softmax

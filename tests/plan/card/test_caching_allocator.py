@@ -123,7 +123,11 @@ def test_a_request_is_rounded_up_to_a_division_of_a_power_of_two() -> None:
     assert options.rounded(1200 * MIB) == 1280 * MIB  # 1024, 1280, 1536, 1792: the example of torch's notes
     assert options.rounded(1024 * MIB) == 1024 * MIB
     by_size = parse_options("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]")
-    assert [by_size.rounded(n * MIB) // MIB for n in (200, 600, 1100, 2100)] == [200, 768, 1280, 2304]
+    assert [by_size.rounded(n * MIB) // MIB for n in (200, 600, 1100, 2100)] == [200, 768, 1152, 2304]
+    with_a_gap = parse_options("roundup_power2_divisions: [64: 8, 256: 4, 512: 0]")
+    assert [with_a_gap.rounded(n * MIB + 512) for n in (33, 65, 129, 257, 513)] == [
+        36 * MIB, 72 * MIB, 129 * MIB + 512, 320 * MIB, 513 * MIB + 512
+    ]  # fmt: skip
 
 
 def test_faults_of_the_options_are_named_all_at_once() -> None:
@@ -131,7 +135,6 @@ def test_faults_of_the_options_are_named_all_at_once() -> None:
         parse_options("max_split_size_mb:x,expandable_segments:yes,roundup_power2_divisions:3,backend")
     for name in ("max_split_size_mb", "expandable_segments", "roundup_power2_divisions", "backend"):
         assert name in str(raised.value)
-    assert parse_options("backend:native,garbage_collection_threshold:0.8").not_played == (
-        "backend",
-        "garbage_collection_threshold",
-    )
+    options = parse_options("backend:native,garbage_collection_threshold:0.8,max_split_size_mb:20")
+    assert options.not_played == ("backend:native", "garbage_collection_threshold:0.8")
+    assert options.played == ("max_split_size_mb:20",)
