@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import partial
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from msgspec.structs import replace
 from rich.markup import escape
 
 from explorer.cli.command import FIT_COLOURS, say
@@ -16,6 +18,8 @@ from explorer.cli.worker import ask
 from explorer.errors import BadInput, InvalidPolicy, nearest
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Describe
+from explorer.plan.card.allocator_options import parse_options
+from explorer.plan.card.cards import parse_card
 from explorer.plan.catalogue import default_size, sizes_of
 from explorer.plan.imports import read_policy
 from explorer.plan.imports.read_policy import POLICY_FILE
@@ -23,6 +27,7 @@ from explorer.plan.policy.block_names import expanded, is_pattern
 from explorer.plan.policy.presets import PRESETS, is_preset, preset
 from explorer.plan.sizes import parse_bytes
 from explorer.record.base import Record, limits
+from explorer.record.card import Card
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.policy_file import PolicyFile, Reading
@@ -145,6 +150,38 @@ class StepOptions(ConditionOptions):
         plain["frozen"] = tuple(plain["frozen"] or ())
         plain["memory_limit_bytes"] = None if limit is None else parse_bytes(limit)
         return RunSpec(model=model, policy=policy, seed=seed, **plain)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardOptions:
+    """Prediction without a run, and the GPU that it is for."""
+
+    predict: Predict = False
+    card: Annotated[
+        str | None,
+        in_step(
+            "--card",
+            metavar="NAME|SIZE",
+            help="With --predict: what this GPU would hold, by CUDA's rules. Such as b200 or 24GiB.",
+        ),
+    ] = None
+    allocator: Annotated[
+        str,
+        in_step("--allocator", metavar="OPTIONS", help="PYTORCH_CUDA_ALLOC_CONF of the card; empty: torch's defaults."),
+    ] = ""
+
+    def chosen_card(self) -> Card | None:
+        """The card that was named. Raises BadInput for an unknown one, and without --predict."""
+        if self.card is None and not self.allocator:
+            return None
+        if self.card is None or not self.predict:
+            raise BadInput(
+                "--card and --allocator say what a GPU would hold, and this run does not predict for one.",
+                hint="Add --predict --card b200, or leave them out.",
+            )
+        parse_options(self.allocator)
+        cublas = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
+        return replace(parse_card(self.card), options=self.allocator, cublas=cublas)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from explorer.cli.command import answer_console, table_of
 from explorer.plan.card.history import DeviceHistory
 from explorer.plan.why.caveats import peak_caveats
 from explorer.record.base import to_plain
+from explorer.record.card import CardMemory
 from explorer.record.comparison import Comparison, GradientDiff, TensorDiff
 from explorer.record.measurement import Measurement
 from explorer.record.pipeline_run import PipelineRun, Share
@@ -53,6 +54,15 @@ def document(record: Comparison | Measurement) -> dict[str, Any]:
 def figures(run: Measurement) -> dict[str, Any]:
     """The headline figures of a run, and the caveats of its peak."""
     return {**run.headlines(), "caveats": peak_caveats(run)}
+
+
+def print_card(console: Console, memory: CardMemory) -> None:
+    """The figures of a card, a refused request in red."""
+    console.print(f"\n  [bold]On {escape(memory.card.name)}[/]  [dim]by the rules of torch's CUDA allocator[/]\n")
+    table = Table(box=None, show_header=False, padding=(0, 2))
+    for name, value in card_rows(memory).items():
+        table.add_row(name, f"[bold red]{escape(value)}[/]" if name == "Refused" else escape(value))
+    console.print(table)
 
 
 def print_record(record: Comparison | Measurement) -> None:
@@ -120,11 +130,7 @@ def _figures(console: Console, record: Comparison | Measurement, run: Measuremen
         )
     console.print(table)
     if run.card is not None:
-        console.print(f"\n  [bold]On {escape(run.card.card.name)}[/]  [dim]by the rules of torch's CUDA allocator[/]\n")
-        card_table = Table(box=None, show_header=False, padding=(0, 2))
-        for name, value in card_rows(run.card).items():
-            card_table.add_row(name, f"[bold red]{escape(value)}[/]" if name == "Refused" else escape(value))
-        console.print(card_table)
+        print_card(console, run.card)
     if left_out := uncounted_in_words(run):
         console.print(f"  [yellow]{escape(left_out)}.[/]")
     for caveat in peak_caveats(run):

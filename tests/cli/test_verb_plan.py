@@ -102,9 +102,64 @@ def test_the_least_memory_for_some_time() -> None:
     assert "% measured, in turns" in printed
 
 
+WIDE = """
+import torch
+from torch import nn
+
+
+def build():
+    blocks = [nn.Sequential(nn.Linear(64, 1024), nn.Tanh(), nn.Linear(1024, 64)) for _ in range(6)]
+    return nn.Sequential(*blocks), torch.randn(8192, 64)
+"""
+"""Six blocks that keep 34 MiB each; everything kept peaks at 277 MiB."""
+
+
+@pytest.fixture
+def wide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)  # the worker of other tests sets it in this process
+    (tmp_path / "wide.py").write_text(WIDE)
+    return f"{tmp_path / 'wide.py'}:build"
+
+
+@pytest.mark.slow
+def test_a_plan_for_a_card_fits_what_its_allocator_can_reserve(wide: str) -> None:
+    """Driver and context leave 300 MiB. With everything kept the peak is below them, and the reserved memory above."""
+    answer = CliRunner().invoke(cli.app, ["plan", wide, "--predict", "--card", "1100MiB", "--json"])
+    assert answer.exit_code == 0, answer.stderr
+    document = json.loads(answer.stdout)
+    card, first = document["card"], document["first_run"]
+    assert document["met"] and document["plan"]["policy"]["units"]
+    assert card["bounded"] == "reserved_bytes" and card["refused_bytes"] is None
+    assert card["allocated_bytes"] + card["stranded_bytes"] == card["reserved_bytes"] <= card["capacity_bytes"]
+    assert first["step_peak_bytes"] < card["capacity_bytes"] == document["plan"]["budget_bytes"] == 300 * 2**20
+    assert first["refused_bytes"] and document["measured"]["reserved_bytes"] == card["reserved_bytes"]
+    assert len(document["missed"]) == 1 and document["missed"][0]["card"]["refused"]
+    assert "would reserve 24.0 MiB more than a card of 1.07 GiB has: planned again" in " ".join(answer.stderr.split())
+
+
+@pytest.mark.slow
+def test_a_plan_for_a_card_says_what_was_bounded(wide: str) -> None:
+    asked = ["--predict", "--card", "1100MiB", "--allocator", "expandable_segments:True", "--budget", "50%"]
+    printed = " ".join(CliRunner().invoke(cli.app, ["plan", wide, *asked]).stdout.split())
+    assert "300.0 MiB for the reserved memory on a card of 1.07 GiB, " in printed and " for the peak, kept" in printed
+    assert "of it stranded" in printed and "Not checked expandable_segments:True" in printed
+
+
+def test_a_card_that_no_policy_fits_is_the_planners_sentence(wide: str) -> None:
+    result = CliRunner().invoke(cli.app, ["plan", wide, "--predict", "--card", "830MiB"])
+    assert result.exit_code == 2 and not result.stdout
+    assert "No policy brings this step below 30.0 MiB" in " ".join(result.stderr.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
-    [([], "needs one of --budget and --time"), (["--budget", "1GiB", "--time", "+5%"], "needs one of")],
+    [
+        ([], "needs one of --budget and --time"),
+        (["--budget", "1GiB", "--time", "+5%"], "needs one of"),
+        (["--card", "b200"], "this run does not predict for one"),
+        (["--predict", "--card", "b201"], "neither a card that is listed here nor a size"),
+        (["--predict", "--card", "700MiB"], "driver and context may take 800.0 MiB of it"),
+    ],
 )
 def test_what_is_asked_for_must_be_one_thing(arguments: list[str], sentence: str) -> None:
     result = run(*arguments)

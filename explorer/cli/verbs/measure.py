@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -12,11 +11,11 @@ from rich.markup import escape
 
 from explorer.cli.command import Output, RunFailed, errors_to_stderr, print_json, say, verb
 from explorer.cli.options import (
+    CardOptions,
     KeepOptions,
     Model,
     ModelOptions,
     PolicyName,
-    Predict,
     StepOptions,
     chosen_policy,
     describe,
@@ -28,10 +27,7 @@ from explorer.cli.report import document, print_record
 from explorer.cli.worker import ask, check_writable, save_run_file, worker
 from explorer.errors import BadInput
 from explorer.jobs.protocol import Measure, SaveSnapshot
-from explorer.plan.card.allocator_options import parse_options
-from explorer.plan.card.cards import parse_card
 from explorer.plan.predict.baseline import keep_all_from
-from explorer.record.card import Card
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement, SavedFile
 from explorer.record.policy import KEEP_ALL
@@ -39,7 +35,7 @@ from explorer.view.text.runs import did_not_fit
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MeasureOptions:
+class MeasureOptions(CardOptions):
     """Options of measurements alone."""
 
     snapshot: Annotated[
@@ -52,32 +48,6 @@ class MeasureOptions:
         bool, in_step("--forward-only", help="Forward and loss without gradients: what inference needs.")
     ] = False
     fit: Annotated[bool, in_limits("--fit", help="Out of memory: recompute ever more until it fits.")] = False
-    predict: Predict = False
-    card: Annotated[
-        str | None,
-        in_step(
-            "--card",
-            metavar="NAME|SIZE",
-            help="With --predict: what this GPU would hold, by CUDA's rules. Such as b200 or 24GiB.",
-        ),
-    ] = None
-    allocator: Annotated[
-        str,
-        in_step("--allocator", metavar="OPTIONS", help="PYTORCH_CUDA_ALLOC_CONF of the card; empty: torch's defaults."),
-    ] = ""
-
-    def chosen_card(self) -> Card | None:
-        """The card that was named. Raises BadInput for an unknown one, and without --predict."""
-        if self.card is None and not self.allocator:
-            return None
-        if self.card is None or not self.predict:
-            raise BadInput(
-                "--card and --allocator say what a GPU would hold, and this run does not predict for one.",
-                hint="Add --predict --card b200, or leave them out.",
-            )
-        parse_options(self.allocator)
-        cublas = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
-        return msgspec.structs.replace(parse_card(self.card), options=self.allocator, cublas=cublas)
 
 
 @verb

@@ -1,4 +1,7 @@
-"""`python -m explorer plan MODEL --budget 1.5GiB`: the cheapest policy whose step fits, confirmed by a real run."""
+"""`python -m explorer plan MODEL --budget 1.5GiB`: the cheapest policy whose step fits, confirmed by a real run.
+
+With `--predict --card b200` the budget is the card: its allocator has to be able to reserve what the step needs.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,13 @@ import typer
 from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, RunFailed, answer_console, errors_to_stderr, print_json, say, verb
-from explorer.cli.options import Model, ModelOptions, Predict, StepOptions, describe, in_output
-from explorer.cli.report import figures
+from explorer.cli.options import CardOptions, Model, ModelOptions, StepOptions, describe, in_output
+from explorer.cli.report import figures, print_card
 from explorer.cli.worker import ask, check_writable, print_or_write, worker
 from explorer.errors import BadInput, InvalidPolicy
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Measure
+from explorer.plan.card.cards import capacity_bytes
 from explorer.plan.planners.budget import parse_budget, parse_share
 from explorer.plan.planners.confirm import Confirmation, confirmed, within_budget
 from explorer.plan.planners.planner import Planner
@@ -40,8 +44,8 @@ FROM: dict[CostUnit, str] = {"ms": "measured times", "FLOPs": "counted FLOPs"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BudgetOptions:
-    """The budget to plan for: memory or time."""
+class BudgetOptions(CardOptions):
+    """The budget to plan for: memory, time or a card."""
 
     budget: Annotated[
         str | None,
@@ -54,18 +58,19 @@ class BudgetOptions:
         Path | None,
         in_output("--out", metavar="FILE", help="Write the policy file with its evidence."),
     ] = None
-    predict: Predict = False
 
 
 @verb
 def plan(model: Model, options: ModelOptions, step: StepOptions, wish: BudgetOptions, output: Output) -> None:
     """The cheapest policy under a memory budget, with a proof, confirmed by a run. Exit 1: the run missed it."""
-    if (wish.budget is None) == (wish.time is None):
+    card = wish.chosen_card()
+    if (wish.budget is None and card is None) if wish.time is None else wish.budget is not None:
         raise BadInput(
-            "A plan needs one of --budget and --time.", hint="--budget 60%, or --time +10% for the least memory."
+            "A plan needs one of --budget and --time.",
+            hint="--budget 60%, --time +10% for the least memory, or --predict --card b200.",
         )
     ref = options.ref(model)
-    spec = step.spec(ref, KEEP_ALL, seed=options.seed)
+    spec = msgspec.structs.replace(step.spec(ref, KEEP_ALL, seed=options.seed), card=card)
     check_writable(wish.out)
     with worker() as engine:
         graph = describe(engine, ref, options.seed, without_data=wish.predict)
@@ -118,7 +123,10 @@ def _confirmed(
     def solve(planner: Planner) -> Plan:
         if wish.time is not None:
             return planner.least_memory(parse_share(wish.time))
-        return planner.within(parse_budget(wish.budget or "", planner.keep_all_bytes, first_run))
+        budgets = [] if spec.card is None else [capacity_bytes(spec.card)]
+        if wish.budget is not None:
+            budgets.append(parse_budget(wish.budget, planner.keep_all_bytes, first_run))
+        return planner.within(min(budgets))
 
     def run(policy: Policy) -> Measurement:
         fits = not first_run.spec.policy.units
@@ -142,7 +150,12 @@ def _confirmed(
 def _document(last: Confirmation, first: Measurement, *, met: bool) -> dict[str, Any]:
     def part(chosen: Plan, run: Measurement) -> dict[str, Any]:
         derived = {"cost_ratio": chosen.cost_ratio, "proven": chosen.proven}
-        return {"plan": {**to_plain(chosen), **derived}, "measured": figures(run)}
+        document = {"plan": {**to_plain(chosen), **derived}, "measured": figures(run)}
+        if run.card is None:
+            return document
+        bounded = None if chosen.budget_bytes is None else "reserved_bytes"
+        capacity = {"bounded": bounded, "capacity_bytes": capacity_bytes(run.card.card)}
+        return {**document, "card": {**to_plain(run.card), **run.card.headlines(), **capacity}}
 
     *missed, chosen = [part(*pair) for pair in last.tries]
     beside = {"met": met, "first_run": figures(first), "missed": missed, "refused_segments": last.refused}
@@ -153,8 +166,13 @@ def _print(tries: Sequence[tuple[Plan, Measurement]], first: Measurement, *, met
     chosen, run = tries[-1]
     console = answer_console()
     console.print(f"[bold]{escape(in_words(chosen.policy))}[/]")
-    if chosen.budget_bytes is not None:
-        colour, word = ("green", "kept") if met else ("bold red", "missed")
+    colour, word = ("green", "kept") if met else ("bold red", "missed")
+    if run.card is not None:
+        bounds = f"{mib(capacity_bytes(run.card.card))} for the reserved memory on {run.card.card.name}"
+        if chosen.budget_bytes is not None and chosen.budget_bytes < capacity_bytes(run.card.card):
+            bounds += f", {mib(chosen.budget_bytes)} for the peak"
+        console.print(f"  Budget       {escape(bounds)}, [{colour}]{word}[/]")
+    elif chosen.budget_bytes is not None:
         console.print(f"  Budget       {mib(chosen.budget_bytes)}, [{colour}]{word}[/]")
     baseline_bytes = chosen.baseline_step_peak_bytes
     console.print(f"  Peak         {mib(chosen.step_peak_bytes)} predicted, {mib(run.step_peak_bytes)} {_origin(run)}")
@@ -164,6 +182,8 @@ def _print(tries: Sequence[tuple[Plan, Measurement]], first: Measurement, *, met
         predicted = f"{percent(chosen.cost_ratio - 1, signed=True)}{spread} predicted"
         console.print(f"  Time         {predicted} from {FROM[chosen.cost_unit]}{_ran(run)}")
     console.print(f"  Certificate  {certificate(chosen)[0]} The proof is about the forecast; the run is what holds.")
+    if run.card is not None:
+        print_card(console, run.card)
     for warning in first.warnings if first.origin == "predicted" else ():
         console.print(f"  [yellow]{escape(warning)}[/]")
 

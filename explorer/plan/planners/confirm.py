@@ -1,4 +1,4 @@
-"""A plan held against a run. A plan over its budget is made again for as much less, and once.
+"""A plan held against a run. A plan over its budget is made again for as much less: once, for a card up to four times.
 
 A segment that the model refuses is struck from the candidates, and the plan is made again without it. `refusal` is
 about a run that was cut short: why memory was refused, and what would have fitted.
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import msgspec
 
 from explorer.errors import BadInput, InvalidPolicy
+from explorer.plan.card.cards import capacity_bytes
+from explorer.plan.card.step_on_card import excess_bytes
 from explorer.plan.memory.ledger import holders, ledger
 from explorer.plan.names import Fqns, is_within, listed
 from explorer.plan.planners.planner import Planner
@@ -24,6 +26,8 @@ from explorer.record.policy import Policy, Unit
 MOST_PAIRS = 3
 """A refusal beyond so many strikes every segment of siblings of the refused blocks."""
 MOST_REFUSALS = 12
+MOST_PLANS_FOR_A_CARD = 4
+"""How often a plan is made again that a card refuses. Each costs one step without data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +75,12 @@ def confirmed(
 
 
 def within_budget(plan: Plan, run: Measurement) -> bool:
-    """True if the run of a plan was within its budget, or complete for a plan without a budget."""
+    """True if the run of a plan was within its budget, or complete for a plan without a budget.
+
+    A run for a card is within its budget if the card refuses no request too.
+    """
+    if run.card is not None and run.card.refused is not None:
+        return False
     if plan.budget_bytes is None:
         return run.complete
     return run.step_peak_bytes is not None and run.step_peak_bytes <= plan.budget_bytes
@@ -82,21 +91,55 @@ def _tries(
 ) -> list[tuple[Plan, Measurement]]:
     tries = [(first, run(first.policy))]
     budget = first.budget_bytes
-    if budget is not None and not within_budget(*tries[0]):
-        again = _with_less(planner, budget, tries[0][1].held_peak_bytes or 0)
-        if again.policy != first.policy:
-            say(f"The run was over the budget of {mib(budget)}: planned once more with as much less.")
-            tries.append((again, run(again.policy)))
+    if budget is None:
+        return tries
+    most = MOST_PLANS_FOR_A_CARD if tries[0][1].card is not None else 1
+    while len(tries) <= most and not within_budget(*tries[-1]):
+        lower_budget = _lower_budget(budget, *tries[-1])
+        try:
+            again, error = planner.within(lower_budget), None
+        except BadInput as no_plan:
+            again, error = planner.floor(), no_plan
+        is_new = again.policy not in [plan.policy for plan, _ in tries]
+        if is_new:
+            say(_over(budget, lower_budget, tries[-1][1]))
+            tries.append((msgspec.structs.replace(again, budget_bytes=budget), run(again.policy)))
+        if error is not None and tries[-1][1].card is not None and not within_budget(*tries[-1]):
+            raise _no_plan_for_card(*tries[-1], error)
+        if error is not None or not is_new:
+            break
     return tries
 
 
-def _with_less(planner: Planner, budget_bytes: int, held_bytes: int) -> Plan:
-    """The plan for the budget minus the excess of the run; the floor if no plan goes so low."""
-    try:
-        plan = planner.within(budget_bytes - max(held_bytes - budget_bytes, 0))
-    except BadInput:
-        plan = planner.floor()
-    return msgspec.structs.replace(plan, budget_bytes=budget_bytes)
+def _lower_budget(budget_bytes: int, plan: Plan, run: Measurement) -> int:
+    """Peak to plan for next: the budget minus the excess of the run.
+
+    For a card, the last plan's peak minus the excess: what the allocator adds to the peak is taken to stay the same.
+    """
+    excess = max((run.held_peak_bytes or 0) - budget_bytes, 0)
+    if run.card is None:
+        return budget_bytes - excess
+    return min(budget_bytes, plan.step_peak_bytes) - max(excess, excess_bytes(run))
+
+
+def _over(budget_bytes: int, lower_budget: int, run: Measurement) -> str:
+    if run.card is None:
+        return f"The run was over the budget of {mib(budget_bytes)}: planned once more with as much less."
+    return (
+        f"The plan would reserve {mib(excess_bytes(run))} more than {run.card.card.name} has: planned again for "
+        f"{mib(lower_budget)} of requested memory."
+    )
+
+
+def _no_plan_for_card(floor: Plan, run: Measurement, error: BadInput) -> BadInput:
+    assert run.card is not None
+    card = run.card.card
+    needed = capacity_bytes(card) + excess_bytes(run)
+    return BadInput(
+        f"No policy keeps this step within the {mib(capacity_bytes(card))} that can be reserved on {card.name}: the "
+        f"lowest peak requests {mib(floor.step_peak_bytes)} and reserves {mib(needed)}. {error.sentence}",
+        hint="Take a larger card or a smaller batch, or try --allocator expandable_segments:True.",
+    )
 
 
 def _struck(planner: Planner, refused: Sequence[Fqns]) -> list[Unit]:

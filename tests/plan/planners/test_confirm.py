@@ -8,11 +8,14 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace
 
-from explorer.errors import InvalidPolicy
+from explorer.errors import BadInput, InvalidPolicy
+from explorer.plan.card.step_on_card import excess_bytes, memory_on
 from explorer.plan.planners.candidates import chain_stretches
-from explorer.plan.planners.confirm import MOST_PAIRS, confirmed, refusal, within_budget
+from explorer.plan.planners.confirm import MOST_PAIRS, MOST_PLANS_FOR_A_CARD, confirmed, refusal, within_budget
 from explorer.plan.planners.planner import Planner
 from explorer.record import Failure, Measurement, Policy, RunSpec
+from explorer.record.card import Card
+from explorer.record.plan import Plan
 from tests import graphs
 from tests.graphs import GRAPH
 from tests.plan.planners.samples import graph_and_run, line_of
@@ -51,6 +54,37 @@ def test_a_run_over_the_budget_is_planned_once_more_with_as_much_less() -> None:
 def test_where_nothing_goes_so_low_the_floor_is_tried_and_told_as_missed() -> None:
     tries = runs_with(400 * MIB, [])
     assert [keeps for _, keeps in tries] == [False, False]
+
+
+def plans_for_card(total_bytes: int, messages: list[str]) -> list[tuple[Plan, Measurement]]:
+    graph, run = line_of(CHAIN)
+    planner = Planner(run, graph)
+    card = Card(name="small", total_bytes=total_bytes, taken_bytes=0)
+
+    def played(policy: Policy) -> Measurement:
+        step = measured(CHAIN, [int(fqn.rpartition(".")[2]) for fqn in policy.blocks])
+        return replace(step, card=memory_on(card, step))
+
+    return list(confirmed(planner, lambda planner: planner.within(total_bytes), played, messages.append).tries)
+
+
+def test_a_plan_that_a_card_refuses_is_made_again_until_its_reserved_memory_fits() -> None:
+    keep_all_bytes = Planner(*reversed(line_of(CHAIN))).keep_all_bytes
+    messages: list[str] = []
+    tries = plans_for_card(keep_all_bytes, messages)
+    verdicts = [within_budget(plan, run) for plan, run in tries]
+    assert verdicts == [False] * (len(tries) - 1) + [True] and 1 < len(tries) <= MOST_PLANS_FOR_A_CARD + 1
+    assert len(messages) == len(tries) - 1 and "more than small has: planned again for" in messages[0]
+    assert excess_bytes(tries[0][1]) > 0 == excess_bytes(tries[-1][1])
+    last = tries[-1][1].card
+    assert last is not None and last.reserved_bytes <= keep_all_bytes
+    assert all(plan.budget_bytes == keep_all_bytes for plan, _ in tries)
+
+
+def test_a_card_below_the_reserved_memory_of_every_policy_raises() -> None:
+    floor = Planner(*reversed(line_of(CHAIN))).floor()
+    with pytest.raises(BadInput, match=r"can be reserved on small: the lowest peak .* No policy brings this step"):
+        plans_for_card(floor.step_peak_bytes, [])
 
 
 @pytest.mark.parametrize("n_refused", [2, None], ids=["two pairs", "every pair"])
