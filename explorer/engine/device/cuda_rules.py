@@ -3,8 +3,9 @@
 The play runs on fake CPU tensors. torch's dispatcher takes other implementations of an operator while the block lasts:
 1. autocast casts by CUDA's lists, which differ from the CPU's (aten/src/ATen/autocast_mode.h);
 2. dropout is one operator that keeps a mask of one byte an element (`fused dropout`, ATen/native/Dropout.cpp);
-3. attention takes the flash kernel for half precision without a mask, else the memory-efficient kernel if it is aligned
-   to 16 bytes, else plain operators (ATen/native/transformers/cuda/sdp_utils.cpp). Both kernels keep a log-sum-exp.
+3. attention takes the flash kernel for half precision without a mask (ATen/native/transformers/cuda/sdp_utils.cpp).
+   Other attention takes the memory-efficient kernel if its rows are multiples of 16 bytes, and plain operators else.
+   Both kernels keep their log-sum-exp in float32.
 
 The implementations are those of the whole process: a play for a card belongs in a process of its own.
 """

@@ -103,7 +103,7 @@ def _number(value: str | None, name: str, faults: list[str]) -> int | None:
 def _divisions(value: str, faults: list[str]) -> tuple[int, ...]:
     """`4` for all sizes, or `[256:1,512:2,>:8]`: divisions of sizes from 256 MiB, from 512 MiB, and from there on.
 
-    As in torch's code, sizes below the first have its divisions, sizes between two that are named have none, and `>`
+    As in torch's code, sizes below the first have its divisions, and sizes between two that are named have none. `>`
     begins with the last size before it.
     """
     if not value:
