@@ -238,7 +238,8 @@ def test_a_lesson_added_as_a_file_is_listed_and_runs(root: Path, tmp_path: Path)
         command = [sys.executable, "-m", "explorer", "lab", *arguments]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
 
-    assert "one-more" in lab() and "Can a lesson be added as a file?" in lab()
+    listed = lab()
+    assert "one-more" in listed and "Can a lesson be added as a file?" in listed
     outcome = json.loads(lab("one-more", "--set", "which=that", "--json"))
     assert outcome["findings"] == ["It ran with that."] and outcome["switches"] == {"which": "that"}
     assert outcome["rows"][1]["outcome"] == "bitwise equal"

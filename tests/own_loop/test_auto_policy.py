@@ -119,8 +119,7 @@ def differing(left: list[Any], right: list[Any]) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [Loop, Scaled, Bare])
-@pytest.mark.parametrize("n_before", [0, 2])
+@pytest.mark.parametrize(("kind", "n_before"), [(Loop, 2), (Scaled, 0), (Bare, 2)])
 def test_everything_is_as_found_and_a_step_of_the_loop_keeps_the_budget(kind: type[Loop], n_before: int) -> None:
     loop, untouched = kind(), kind()
     torch.manual_seed(1)

@@ -1,7 +1,8 @@
 """No instrument ends a training: each call that one makes raises in turn, and the loop cannot tell.
 
 The calls are found by walking a run that succeeds: every call of a function of the explorer by a function of the
-explorer, by place. A profile function raises in it, so that nothing is patched.
+explorer, by place. A profile function raises in it, so that nothing is patched. Beside torch.compile the other steps
+run compiled, and the recorded one says that it did not.
 """
 
 from __future__ import annotations
@@ -179,3 +180,110 @@ def test_the_training_goes_on_whichever_call_raises(instrument: Callable[[Loop, 
 def place(call: Call) -> str:
     callee, caller, line = call
     return f"{callee.co_qualname} called by {caller.co_qualname}:{line}"
+
+
+N_STEPS = 4
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).relu()
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class CompiledLoop:
+    """Steps of a net; `ran` holds the numbers of those in which compiled code ran."""
+
+    def __init__(self, way: str) -> None:
+        torch.manual_seed(0)
+        self.ran: set[int] = set()
+        self.number = 0
+        self.net: Any = Net()
+        self.optimizer = torch.optim.SGD(self.net.parameters(), 0.1)
+        self.called: Any = self.net
+        self.step: Callable[[], None] = self._step
+        if way in ("model", "wrapper", "fullgraph"):
+            self.called = torch.compile(self.net, backend=self._backend, fullgraph=way == "fullgraph")
+        elif way == "in place":
+            self.net.compile(backend=self._backend)
+        elif way == "blocks":
+            for block in self.net.blocks:
+                block.compile(backend=self._backend)
+        elif way == "whole step":
+            self.step = torch.compile(self._step, backend=self._backend)
+        self.watched = self.called if way == "wrapper" else self.net
+
+    def _backend(self, graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            self.ran.add(self.number)
+            return graph.forward(*args)
+
+        return run
+
+    def _step(self) -> None:
+        self.optimizer.zero_grad()
+        self.called(torch.ones(2, 8)).sum().backward()
+        self.optimizer.step()
+
+    def take(self) -> None:
+        self.number += 1
+        self.step()
+
+
+@pytest.fixture
+def compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
+@pytest.mark.parametrize("instrument", ["record_step", "at", "on_oom"])
+@pytest.mark.parametrize("way", ["model", "wrapper", "fullgraph", "in place", "blocks", "whole step"])
+def test_only_the_recorded_step_runs_as_written_and_it_says_so(way: str, instrument: str, tmp_path: Path) -> None:
+    loop = CompiledLoop(way)
+    recorded = {2}
+    if instrument == "record_step":
+        loop.take()
+        with explorer.record_step(loop.watched, loop.optimizer) as run:
+            loop.take()
+        runs = [run]
+    else:
+        recorded |= {1} if instrument == "on_oom" else set()
+        file = tmp_path / "oom.explorer" if instrument == "on_oom" else None
+        with explorer.watch(loop.watched, loop.optimizer, at=2, on_oom=file) as watch:
+            while loop.number < N_STEPS:
+                loop.take()
+        runs = list(watch.runs.values())
+    while loop.number < N_STEPS:
+        loop.take()
+    assert loop.ran == set(range(1, N_STEPS + 1)) - recorded
+    assert len(runs) == len(recorded)
+    for run in runs:
+        assert run.measurement.ran_as_written
+        assert "torch.compile was off" in str(run)
+        # The blocks were seen, and so was the memory.
+        assert [cost.n_forward for cost in run.measurement.blocks if cost.fqn.endswith("blocks.1")] == [1]
+
+
+@pytest.mark.usefixtures("compiler")
+def test_a_step_without_compiled_code_says_nothing_of_it() -> None:
+    loop = CompiledLoop("eager")
+    with explorer.record_step(loop.net, loop.optimizer) as run:
+        loop.take()
+    assert not run.measurement.ran_as_written and "torch.compile" not in str(run)

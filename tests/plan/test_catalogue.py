@@ -1,14 +1,22 @@
-"""Sample models and the arguments of factories are read from text."""
+"""Sample models, arguments of factories, lessons and challenges are read from text; marks are those of the run."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
+from itertools import groupby
 from pathlib import Path
+from typing import get_args
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from explorer.errors import UnreadableFile
+from explorer.errors import BadInput, UnreadableFile
+from explorer.plan import lessons as lessons_file
 from explorer.plan.catalogue import (
     HUGGING_FACE,
     SAMPLES,
@@ -19,6 +27,14 @@ from explorer.plan.catalogue import (
     own_samples,
     sample,
 )
+from explorer.plan.challenges import CHALLENGES, is_about, marks, peak_guesses
+from explorer.plan.lessons import LAB, lesson_called, lessons, settings
+from explorer.record.comparison import Comparison
+from explorer.record.lab import Theme
+from explorer.record.policy import Policy
+from explorer.record.run import RunSpec
+from tests.graphs import compared, gpt
+from tests.lab.added import ONE_MORE, with_one_more
 
 SOURCE = '''"""A chain of linears.
 
@@ -133,3 +149,112 @@ def test_what_cannot_be_read_offers_nothing(tmp_path: Path, text: str) -> None:
 def test_a_configuration_of_the_library_has_its_numbers(kind: str, names: set[str]) -> None:
     usual = factory_arguments(f"hf:{kind}").usual
     assert names <= set(usual) and not any(name.endswith("token_id") for name in usual)
+
+
+GPT = CHALLENGES["gpt"]
+
+
+@pytest.fixture(scope="module")
+def run() -> Comparison:
+    graph = gpt(6)
+    policy = RunSpec(model=GPT.model, policy=Policy.recompute([f"blocks.{i}" for i in range(5)]))
+    return compared(graph, policy)
+
+
+def test_each_mark_is_what_the_run_says(run: Comparison) -> None:
+    peak, ratio = run.candidate.step_peak_bytes, run.headlines()["flop_ratio"]
+    assert peak is not None and ratio is not None and is_about(GPT, run)
+    just = msgspec.structs.replace(GPT, peak_bytes=peak, flop_ratio=ratio)
+    assert [mark.met for mark in marks(just, run)] == [True, True, True]
+    tight = msgspec.structs.replace(GPT, peak_bytes=peak - 1, flop_ratio=ratio - 1e-9)
+    assert [mark.met for mark in marks(tight, run)] == [False, False, True]
+
+
+def test_another_model_is_another_matter(run: Comparison) -> None:
+    assert not is_about(CHALLENGES["resnet"], run)
+
+
+def test_names_are_what_one_types() -> None:
+    assert all(name == one.name and name.isidentifier() for name, one in CHALLENGES.items())
+
+
+sizes = st.integers(1, 10**12)
+
+
+@given(sizes, sizes, sizes)
+def test_one_answer_is_right_and_the_others_lie_apart(peak: int, saved: int, foreseen: int) -> None:
+    guesses = peak_guesses(peak, saved, foreseen)
+    (right,) = (guess for guess in guesses if guess.right)
+    assert right.peak_bytes == foreseen
+    answers = [guess.peak_bytes for guess in guesses]
+    assert all(one - other > 0.05 * foreseen for one, other in zip(answers, answers[1:]))
+
+
+def test_what_people_usually_think_is_offered() -> None:
+    answers = [guess.peak_bytes for guess in peak_guesses(200, 150, 70)]
+    assert answers == [200, 100, 70, 50]
+
+
+def test_every_file_is_a_lesson_and_each_theme_stands_together() -> None:
+    assert {lesson.name.replace("-", "_") for lesson in lessons()} == {p.stem for p in LAB.glob("*.py")} - {
+        "__init__",
+        "run",
+    }
+    assert [theme for theme, _ in groupby(lessons(), key=lambda lesson: lesson.theme)] == list(get_args(Theme))
+    assert lessons()[0].name == "dropout", "what a newcomer opens first"
+
+
+def test_a_lesson_is_told_by_its_file() -> None:
+    lesson = lesson_called("router-noise")
+    assert lesson.title == "A router that changes its mind" and len(lesson.paragraphs) == 2
+    assert lesson.paragraphs[0].startswith("A mixture of experts sends") and "\n" not in lesson.paragraphs[0]
+    assert lesson.switches[1].label("weak") == "Weak: a few tokens change their expert"
+    assert settings(lesson, {"noise": "weak"}) == {"preserve_rng_state": "off", "noise": "weak"}
+
+
+def test_a_place_may_stand_on_a_line_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = ONE_MORE.replace('THEME = "Traps"', 'THEME = "Wrapped blocks"\nPLACE = 0')
+    monkeypatch.setattr(lessons_file, "LAB", with_one_more(tmp_path, first))
+    assert lessons()[0].name == "one-more"
+
+
+def test_unknown_names_are_told_with_what_there_is() -> None:
+    with pytest.raises(BadInput, match=r"no experiment 'dropuot'"):
+        lesson_called("dropuot")
+    with pytest.raises(BadInput, match=r"p cannot be '9'.*no switch 'q'"):
+        settings(lesson_called("dropout"), {"p": "9", "q": "1"})
+
+
+def test_a_file_added_is_a_lesson_offered_last_on_its_shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = [lesson.name for lesson in lessons()]
+    monkeypatch.setattr(lessons_file, "LAB", with_one_more(tmp_path))
+    assert [lesson.name for lesson in lessons()] == [*before, "one-more"]
+    assert lesson_called("one-more").paragraphs == ("A file is all that it takes.", "Nothing else names it.")
+
+
+@pytest.mark.parametrize(
+    ("written", "instead", "fault"),
+    [
+        ("QUESTION = ", "ASKED = ", "it has no QUESTION"),
+        ("WORDS = ", "ABOUT = ", "it has no WORDS"),
+        ('THEME = "Traps"', 'THEME = "Odds and ends"', r"Invalid enum value 'Odds and ends'.*theme"),
+        ('("gradient",)', "tuple(map(str, [1]))", "WORDS is no literal"),
+        ("def run(", "def run(:", "invalid syntax"),
+        ('THEME = "Traps"', 'THEME, PLACE = "Traps", "first"', "could not convert string to float: 'first'"),
+        ('{"this": "This one", "that": "That one"}', '"this or that"', "SWITCHES must be"),
+        ("\n\nA file is all that\nit takes.\n\nNothing else names it.\n", "", "no story below its title"),
+    ],
+)
+def test_a_file_that_is_no_lesson_is_named_with_its_fault(
+    written: str, instead: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert written in ONE_MORE
+    monkeypatch.setattr(lessons_file, "LAB", with_one_more(tmp_path, ONE_MORE.replace(written, instead)))
+    with pytest.raises(UnreadableFile, match=rf"one_more\.py cannot be read as a lesson: .*{fault}"):
+        lessons()
+
+
+def test_reading_lessons_loads_no_torch(root: Path) -> None:
+    check = "import sys; from explorer.plan.lessons import lessons; lessons(); print('torch' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", check], cwd=root, capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "False"

@@ -17,7 +17,7 @@ from explorer.record.plan import Progress
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.run import RunSpec
 from tests.engine.judging import judged, pair
-from tests.engine.model import test_separate_copy
+from tests.engine.model import test_loaded
 
 KEEP_PRODUCTS = ("aten.addmm.default", "aten.mm.default")
 
@@ -111,7 +111,7 @@ WRONG: list[tuple[str, Any, dict[str, Any], str]] = [
 @pytest.mark.parametrize("place", ["block", "in place"])
 def test_a_compiled_block_is_equal_in_every_bit(place: str) -> None:
     """Tracing leaves marks of torch's on the parameters."""
-    ref = ModelRef(f"{test_separate_copy.__file__}:compiled", arguments={"place": place, "backend": "aot_eager"})
+    ref = ModelRef(f"{test_loaded.__file__}:compiled", arguments={"place": place, "backend": "aot_eager"})
     candidate = RunSpec(ref, Policy.recompute(("0", "1")), n_repeats=0)
     comparison = compare(msgspec.structs.replace(candidate, policy=KEEP_ALL), candidate)
     assert (comparison.verdict, comparison.hidden_state) == ("bitwise equal", ())

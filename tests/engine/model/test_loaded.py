@@ -1,4 +1,4 @@
-"""A model and a batch: the call, the loss, errors in sentences, and names without wrappers."""
+"""A model and a batch: the call, the loss, errors in sentences, names without wrappers, and a copy that is the same."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from explorer.engine.bench.step import prepare, run_step
+from explorer.engine.bench.step import forward_backward, prepare, run_step
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load
 from explorer.engine.model.loaded import Loaded, blaming, call, default_loss, move_to
 from explorer.engine.model.plain_names import inside, plain_buffers, plain_modules, plain_parameters
+from explorer.engine.model.separate_copy import is_equal_start, lost_state, separate_copy
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.errors import BadInput, ModelFailed, ModelNotLoaded
 from explorer.plan.policy.presets import preset
 from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
+from tests.engine import carried_nets, trap_nets
 from tests.engine.graphs import graph_of
 
 
@@ -227,3 +229,75 @@ def test_a_shared_module_stands_under_all_its_names_and_a_circle_ends() -> None:
     assert {"0.weight", "again.weight"} <= set(plain_parameters(model))
     model[0].itself = model[0]
     assert [fqn for fqn, _ in plain_modules(model)] == ["", "0", "1", "again"]
+
+
+def test_hooks_on_tensors_are_the_twin_s_too() -> None:
+    """A deep copy loses them: the gradients would come unclipped."""
+    spec = RunSpec(model=carried_nets.ref("clipped", right=True))
+    with preserve_global_state():
+        trainee = prepare(spec, load(spec.model))
+        forward_backward(trainee)
+    gradients = [parameter.grad for parameter in trainee.model.parameters()]
+    largest = max(float(gradient.abs().max()) for gradient in gradients if gradient is not None)
+    assert largest == torch.tensor(1e-4).item()
+
+
+def test_a_hook_that_holds_a_module_holds_the_twin_s() -> None:
+    loaded = load(carried_nets.ref("held_by_hook", right=True))
+    own = separate_copy(loaded, seed=0)
+    before = [tensor.clone() for tensor in loaded.model.state_dict().values()]
+    own.model(own.inputs)
+    assert all(map(torch.equal, before, loaded.model.state_dict().values()))
+    assert not torch.equal(own.model.state_dict()["1.trap.seen"], before[0].new_zeros(()))
+
+
+def test_inputs_are_copied_and_want_what_they_wanted() -> None:
+    loaded = load(carried_nets.ref("input_gradient", right=True))
+    own = separate_copy(loaded, seed=0)
+    assert own.inputs is not loaded.inputs and own.inputs.data_ptr() != loaded.inputs.data_ptr()
+    assert own.inputs.requires_grad and own.inputs.is_leaf and torch.equal(own.inputs, loaded.inputs)
+    assert not own.targets.requires_grad
+
+
+def test_a_factory_that_does_not_build_the_same_twice_is_copied() -> None:
+    loaded = load(carried_nets.ref("another_each_time"))
+    assert not is_equal_start(loaded, load(loaded.ref))
+    own = separate_copy(loaded, seed=0)
+    assert is_equal_start(loaded, own)
+
+
+def test_a_factory_that_hands_out_one_model_is_copied() -> None:
+    first = load(trap_nets.ref("plain"))
+    same = Loaded(first.ref, first.model, first.inputs, first.targets, first.loss_function)
+    assert not is_equal_start(first, same), "it shares its memory"
+
+
+def test_modes_and_attributes_belong_to_the_start() -> None:
+    loaded, other = load(trap_nets.ref("plain_counter")), load(trap_nets.ref("plain_counter"))
+    assert is_equal_start(loaded, other)
+    other.model[1].trap.n_forwards = 3  # type: ignore[index, union-attr]
+    assert not is_equal_start(loaded, other)
+    other = load(trap_nets.ref("plain_counter"))
+    other.model[1].eval()  # type: ignore[index]
+    assert not is_equal_start(loaded, other)
+
+
+@pytest.mark.parametrize("place", ["whole", "block", "in place", "function"])
+def test_a_compiled_model_is_built_the_same_twice(place: str) -> None:
+    """Torch writes addresses of the model on what it compiles."""
+    loaded = load(ModelRef(target=f"{__file__}:compiled", arguments={"place": place}))
+    assert is_equal_start(loaded, load(loaded.ref))
+    assert not lost_state(loaded.model, load(loaded.ref).model)
+    assert not separate_copy(loaded, seed=0).left_behind
+
+
+def compiled(place: str, backend: str = "eager") -> tuple[nn.Module, Tensor]:
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 4))
+    if place == "block":
+        model[0] = torch.compile(model[0], backend=backend)  # type: ignore[assignment]
+    elif place == "in place":
+        model[0].compile(backend=backend)
+    elif place == "function":
+        model.scale = torch.compile(torch.relu, backend=backend)  # type: ignore[assignment]
+    whole = torch.compile(model, backend=backend) if place == "whole" else model
+    return whole, torch.randn(2, 4)  # type: ignore[return-value]

@@ -1,6 +1,12 @@
-"""A pipelined run: causes of differences, and real ranks of a plan below a cap."""
+"""Pipelined runs of real processes: causes of differences, a plan below a cap, and the files for torchrun."""
 
 from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -9,13 +15,18 @@ from explorer.engine.model.describe import describe
 from explorer.engine.pipeline.build import build
 from explorer.engine.pipeline.in_process import run_pass
 from explorer.engine.pipeline.profile import profile_blocks
+from explorer.engine.pipeline.run import open_results
+from explorer.engine.pipeline.torchrun_rank import check_world, network
+from explorer.errors import InvalidPlan
+from explorer.plan.export.torchrun import RESULTS, SCRIPT_FILE, run_files, spec_beside
 from explorer.plan.pipeline.cuts import atoms
 from explorer.plan.planners.joint import joint_plan, lowered_cap
 from explorer.record.pipeline_run import fullest_bytes
 from explorer.record.plan import CapWish
 from explorer.record.policy import Policy
-from tests.engine.pipeline.pipeline_nets import LANGUAGE
-from tests.engine.pipeline.pipeline_runs import SOME, ran, spec
+from explorer.record.run import RunSpec
+from tests.engine.pipeline.pipeline_nets import LANGUAGE, TROUBLE
+from tests.engine.pipeline.pipeline_runs import SOME, assert_split_is_exact, ran, spec
 
 DEEP = ("tokens", *(f"blocks.{k}" for k in range(6)), "head")
 
@@ -74,3 +85,100 @@ def test_shares_tell_recompute_from_splitting() -> None:
     assert "different" in {s.recompute.verdict for s in run.gradients}
     kept = ran(spec("language", LANGUAGE, 3, SOME))
     assert all(shares.recompute.bitwise and shares.splitting.bitwise for shares in kept.gradients)
+
+
+def unpacked(plan: RunSpec, folder: Path) -> Path:
+    """The torchrun files, in a folder that was not there when they were written."""
+    files = run_files(plan)
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def torchruns(script: str, n_machines: int = 1, cwd: Path = Path("/")) -> list[subprocess.Popen[str]]:
+    """Started from `cwd`, without torchrun on the path; several machines are several torchruns here."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    beside = f"--nnodes {n_machines} --nproc-per-node 1 --master-addr 127.0.0.1".split() if n_machines > 1 else []
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return [
+        subprocess.Popen(
+            ["sh", script, "--master-port", port, *beside, "--node-rank", str(rank)],
+            env={**clean, "PATH": "/usr/bin:/bin"},
+            cwd=cwd,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(n_machines)
+    ]
+
+
+@pytest.mark.slow
+def test_torchrun_runs_the_files_we_write_on_two_machines(tmp_path: Path) -> None:
+    """Started by a whole path from a folder that stays empty."""
+    plan = spec("language", LANGUAGE, 2, SOME, schedule="1F1B")
+    folder, elsewhere = unpacked(plan, tmp_path / "packed"), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    started = torchruns(str(folder / SCRIPT_FILE), n_machines=2, cwd=elsewhere)
+    outputs = [machine.communicate(timeout=200)[0] for machine in started]
+    assert [machine.returncode for machine in started] == [0, 0], "\n".join(outputs)
+    assert spec_beside(folder / RESULTS).plan == plan.plan
+    run = open_results(plan, folder / RESULTS)
+    assert not list(elsewhere.iterdir())
+    assert_split_is_exact(run)
+    assert run.engine == "torchrun"
+    assert run.wall is not None
+    assert run.headlines()["makespan_ms"] == run.wall.makespan_ms == max(time.end_ms for time in run.actions)
+    with pytest.raises(InvalidPlan, match="another run"):
+        open_results(msgspec.structs.replace(plan, seed=1), folder / RESULTS)
+
+
+@pytest.mark.slow
+def test_what_a_rank_of_one_machine_said_last_is_the_result(tmp_path: Path) -> None:
+    """Started by a relative path from a folder with a space in its name, which stays empty."""
+    plan = spec("trouble", TROUBLE, 2, arguments={"how": "raise"}, n_microbatches=2, stages=(TROUBLE[:1], TROUBLE[1:]))
+    folder, elsewhere = unpacked(plan, tmp_path / "packed"), tmp_path / "some" / "where else"
+    elsewhere.mkdir(parents=True)
+    (started,) = torchruns(f"../../packed/../packed/{SCRIPT_FILE}", cwd=elsewhere)
+    started.communicate(timeout=200)
+    assert started.returncode != 0 and not list(elsewhere.iterdir())
+    run = open_results(plan, folder / RESULTS)
+    assert run.failure is not None
+    assert (run.failure.kind, run.failed_rank) == ("model raised", 1)
+    assert not run.gradients
+
+
+def test_an_interpreter_that_lacks_torch_or_the_explorer_is_named(tmp_path: Path) -> None:
+    folder, bare = unpacked(spec("trouble", TROUBLE, 2), tmp_path / "packed"), tmp_path / "bare"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    ran = subprocess.run(
+        ["sh", folder / SCRIPT_FILE], env={**os.environ, "PYTHON": str(bare)}, stderr=subprocess.PIPE, text=True
+    )
+    assert (ran.returncode, ran.stderr.count(f"Error: {bare} has no torch or no explorer.")) == (2, 1)
+
+
+@pytest.mark.slow
+def test_a_torchrun_rank_keeps_its_time_limit(tmp_path: Path) -> None:
+    stages = (TROUBLE[:1], TROUBLE[1:])
+    plan = spec("trouble", TROUBLE, 2, arguments={"how": "sleep"}, n_microbatches=2, stages=stages)
+    folder = unpacked(msgspec.structs.replace(plan, time_limit_s=10.0), tmp_path / "elsewhere")
+    (started,) = torchruns(str(folder / SCRIPT_FILE))
+    output, _ = started.communicate(timeout=200)
+    assert started.returncode != 0
+    assert "when the limit of 10 s was reached" in output
+
+
+def test_the_world_has_as_many_ranks_as_the_plan() -> None:
+    with pytest.raises(InvalidPlan, match="has 3 ranks, and torchrun started 2"):
+        check_world(spec("language", LANGUAGE, 3), 2)
+
+
+def test_gloo_takes_the_interface_that_leads_to_the_first_machine() -> None:
+    one = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    assert network(one) == {"GLOO_SOCKET_IFNAME": "lo"}
+    assert network({**one, "LOCAL_WORLD_SIZE": "2"}) == {}
+    assert network({**one, "GLOO_SOCKET_IFNAME": "eth7"}) == {}

@@ -12,9 +12,8 @@ from explorer.plan.predict.not_predicted import contradiction, not_predicted
 from explorer.record import Measurement, ModelGraph, Policy, Unit
 from explorer.record.plan import Forecast
 from tests.graphs import block as graph_block
-from tests.plan.predict.two_blocks import two_blocks
 from tests.plan.why.test_peak import graph
-from tests.view.builders import Chain, measured
+from tests.view.builders import Chain, measured, two_blocks
 
 OFFLOADED = Unit(blocks=("layers.1",), action="offload")
 KEEPING = Unit(blocks=("layers",), action="save_ops", save_ops=("aten.mm.default",))

@@ -1,4 +1,4 @@
-"""Widgets show their record whatever happened in between, and a session's values outlive a reload of the code.
+"""Widgets show their record whatever happened in between; values outlive a reload, and a link restores all of them.
 
 The page under test is as small as a page can be: a number that may be refused, a name, and a switch. What changes the
 record from elsewhere (undo, a link, an import, another model) is one thing to a widget: the record says something else.
@@ -6,6 +6,8 @@ record from elsewhere (undo, a link, an import, another model) is one thing to a
 
 from __future__ import annotations
 
+import base64
+import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from streamlit.testing.v1 import AppTest
 
+from explorer.errors import UnreadableFile
 from explorer.record import ModelRef, Policy, RunSpec
 from explorer.ui.explore.state import ExploreState
+from explorer.ui.session import backend
+from explorer.ui.session.address import LIMIT, from_query, to_query
 from explorer.ui.session.page_job import PageJob
 from explorer.ui.session.values import bound, converted, session_value
 from explorer.ui.shared.draft import Draft, History
@@ -164,3 +169,78 @@ def test_what_does_not_fit_starts_afresh(session: dict[str, Any], held: object) 
 def test_every_state_can_be_converted() -> None:
     state = ExploreState(draft=Draft(spec=SPEC), tick=("candidate", 3), job=PageJob(id="j", what="Compare"))
     assert converted(state, ExploreState) == state
+
+
+names = st.text(min_size=1, max_size=20)
+specs = st.builds(
+    RunSpec,
+    model=st.builds(
+        ModelRef,
+        target=names,
+        size=st.none() | names,
+        weights=st.just("") | names,
+        arguments=st.dictionaries(names, st.integers(-5, 5) | st.booleans() | names, max_size=3),
+    ),
+    policy=st.builds(lambda blocks, early: Policy.recompute(blocks, early_stop=early), st.lists(names), st.booleans()),
+    optimizer=st.sampled_from(["adamw", "sgd", "none"]),
+    autocast=st.sampled_from(["none", "bfloat16"]),
+    n_accumulation=st.integers(1, 9),
+    frozen=st.lists(names).map(tuple),
+    seed=st.integers(0, 99),
+)
+
+
+@given(specs)
+def test_a_link_restores_the_whole_run(spec: RunSpec) -> None:
+    assert from_query(to_query(spec)) == spec
+
+
+def test_a_plain_run_has_a_plain_link() -> None:
+    spec = RunSpec(model=ModelRef(target="sample_models/gpt.py", size="small"))
+    assert to_query(spec) == {"model": "sample_models/gpt.py", "size": "small"}
+    assert from_query({}) is None
+
+
+def test_a_thousand_blocks_fit_into_an_address() -> None:
+    spec = RunSpec(model=ModelRef(target="x"), policy=Policy.recompute([f"blocks.{i}" for i in range(1000)]))
+    assert len(to_query(spec)["run"]) < 6000
+
+
+def pack(text: bytes) -> str:
+    return base64.urlsafe_b64encode(zlib.compress(text)).decode()
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        "not base64!",
+        "YWJj",
+        to_query(RunSpec(model=ModelRef(target="x"), seed=7))["run"][:-9],
+        pack(b"{}"),
+        pack(b'{"model": {"target": ""}, "unknown": 1}'),
+        pack(b'{"model": {"target": ""}, "seed": "seven"}'),
+        pack(b" " * (LIMIT + 1) + b"{}"),
+    ],
+    ids=["no base64", "no zlib", "cut short", "no model", "unknown field", "wrong type", "a bomb"],
+)
+def test_a_broken_link_is_one_sentence(run: str) -> None:
+    with pytest.raises(UnreadableFile):
+        from_query({"model": "x", "run": run})
+
+
+def test_models_come_from_the_command_line() -> None:
+    assert backend.flag_values("--model", ["--model", "a.py:f", "--model=b.py", "x"]) == ("a.py:f", "b.py")
+    assert backend.flag_values("--model", ["--weights", "a.pt"]) == ()
+
+
+@pytest.mark.parametrize("driver", [True, False])
+@pytest.mark.parametrize("build", ["2.13.0", "2.13.0+cpu"])
+def test_cuda_is_offered_with_a_driver_and_a_torch_that_knows_it(
+    monkeypatch: pytest.MonkeyPatch, driver: bool, build: str
+) -> None:
+    monkeypatch.setattr(backend, "_has_gpu", backend._has_gpu.__wrapped__)
+    monkeypatch.setattr(backend, "_DRIVERS", ("/dev/null",) if driver else ())
+    monkeypatch.setattr(backend.shutil, "which", lambda name: None)
+    monkeypatch.setattr(backend, "version", lambda name: build)
+    assert ("cuda" in backend.devices("cpu")) is (driver and not build.endswith("+cpu"))
+    assert backend.devices("cuda") == ("cpu", "cuda"), "what a link names is shown all the same"
