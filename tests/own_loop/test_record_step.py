@@ -278,13 +278,11 @@ def child(folder: Path, verb: str, killed: str) -> int:
     ).returncode
 
 
-@pytest.mark.parametrize(("killed", "by"), [("writing", signal.SIGXFSZ), ("naming", signal.SIGKILL)])
-def test_a_process_that_is_killed_while_it_writes_leaves_no_half_written_file(
-    tmp_path: Path, killed: str, by: signal.Signals
-) -> None:
+def test_a_process_that_is_killed_while_it_writes_leaves_no_half_written_file(tmp_path: Path) -> None:
     file = tmp_path / "step.file"
-    assert child(tmp_path, "save", killed) == -by and not file.exists()
+    for killed, by in (("writing", signal.SIGXFSZ), ("naming", signal.SIGKILL)):
+        assert child(tmp_path, "save", killed) == -by and not file.exists()
     assert child(tmp_path, "save", "never") == 0
     whole = file.read_bytes()
     assert read(whole).kind == "measurement"
-    assert child(tmp_path, "report", killed) == -by and file.read_bytes() == whole
+    assert child(tmp_path, "report", "writing") == -signal.SIGXFSZ and file.read_bytes() == whole

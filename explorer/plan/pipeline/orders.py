@@ -1,7 +1,7 @@
 """The action list of each schedule that torch has: the order of actions on each rank.
 
 Generated here rather than by torch, because the page predicts without torch and because torch's own listing of 1F1B
-is not what it runs. The lists equal torch's, action for action, 1F1B excepted (test_torch_adapter.py).
+is not what it runs. The lists equal torch's, action for action, 1F1B excepted (test_in_process.py).
 """
 
 from __future__ import annotations
