@@ -136,8 +136,9 @@ def _no_plan_for_card(floor: Plan, run: Measurement, error: BadInput) -> BadInpu
     card = run.card.card
     needed = capacity_bytes(card) + excess_bytes(run)
     return BadInput(
-        f"No policy keeps this step within the {mib(capacity_bytes(card))} that can be reserved on {card.name}: the "
-        f"lowest peak requests {mib(floor.step_peak_bytes)} and reserves {mib(needed)}. {error.sentence}",
+        f"No plan that was tried keeps this step within the {mib(capacity_bytes(card))} that can be reserved on "
+        f"{card.name}: the lowest peak requests {mib(floor.step_peak_bytes)} and would reserve {mib(needed)}. "
+        f"{error.sentence}",
         hint="Take a larger card or a smaller batch, or try --allocator expandable_segments:True.",
     )
 
