@@ -232,7 +232,15 @@ class Watch:
                     self._recording.optimizer = optimizer
                 self._count(optimizer)
         except Exception as trouble:
-            self._broken(trouble, in_hook=True)
+            self._closed = True
+            self._warn(trouble)
+            with suppress(Exception):  # torch iterates over the global hooks now: a recording ends after the step
+                self._hooks.callback(optimizer.register_step_post_hook(self._end_after_step).remove)
+
+    @never_compiled
+    def _end_after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        with suppress(Exception):
+            self._close(in_hook=True)
 
     def _count(self, optimizer: torch.optim.Optimizer) -> None:
         """Counts steps by a hook on the optimizer: torch runs global hooks later, and instruments change these."""
@@ -307,9 +315,12 @@ class Watch:
 
     def _broken(self, trouble: Exception, *, in_hook: bool = False) -> None:
         """Warns and closes the watch. The loop goes on."""
-        warnings.warn(f"{self.where} is not watched any more. {message_of(trouble)}.", stacklevel=2)
+        self._warn(trouble)
         with suppress(Exception):
             self._close(in_hook=in_hook)
+
+    def _warn(self, trouble: Exception) -> None:
+        warnings.warn(f"{self.where} is not watched any more. {message_of(trouble)}.", stacklevel=2)
 
     def _memory_at_refusal(self, error: Exception) -> Measurement:
         where = f"{self.where}, step {self.n_steps + 1}{rank_text()}"
