@@ -1,7 +1,7 @@
 """What somebody adds is one file or one row: it is offered everywhere without another line.
 
-Verbs are added in tests/cli/test_main.py, lessons in tests/plan/test_lessons.py and tests/cli/verbs/test_lab.py, sample
-models in tests/plan/test_catalogue.py. A job of the worker is a request and a line, which CONTRIBUTING.md names.
+Verbs are added in tests/cli/test_command.py, lessons and sample models in tests/plan/test_catalogue.py and tests/lab/.
+A job of the worker is a request and a line, which CONTRIBUTING.md names.
 """
 
 from __future__ import annotations
