@@ -22,7 +22,7 @@ from difflib import get_close_matches
 from heapq import nsmallest
 
 LONGEST_MESSAGE = 300
-"""Characters that are repeated of what somebody else's code raised."""
+"""Most characters that are repeated of a message raised by other code."""
 _SHORT = 160
 """As long as they stay within this many, sentences that follow the first are repeated too: "Given input size: (4x4).
 Output size is too small" says nothing in its first."""
@@ -85,7 +85,7 @@ class NotOnThisDevice(ExplorerError):
 
 
 class OutOfMemory(ExplorerError):
-    """The device or the process had no more memory; bytes are None where nobody said."""
+    """The device or the process had no more memory; bytes are None if the error did not name them."""
 
     def __init__(
         self, sentence: str, *, hint: str = "", asked_bytes: int | None = None, free_bytes: int | None = None

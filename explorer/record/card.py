@@ -69,7 +69,7 @@ class CardMemory(Record):
     workspace_bytes: Count = 0
     """Workspaces of cuBLAS, part of the three figures above."""
     n_steps: Count = 0
-    """Steps until the reserved memory stood still."""
+    """Steps until the reserved memory stood still, at most 12: a step that never settles is taken as it is then."""
     refused: RefusedRequest | None = None
     unknown: tuple[UnknownMemory, ...] = ()
     not_checked: tuple[str, ...] = ()

@@ -79,7 +79,7 @@ def _refuse_too_big(transformers: Any, config: str, settings: Any) -> None:
         raise ModelNotLoaded(
             f"hf:{config} has {n_bytes / 2**30:.1f} GiB of parameters; {free_bytes / 2**30:.1f} GiB are free.",
             hint="Make it smaller by arguments of the configuration, such as num_hidden_layers=2 hidden_size=256; "
-            "--predict, on the page predict in Options, foresees it without memory.",
+            "--predict, on the page predict in Options, predicts it without memory.",
         )
 
 

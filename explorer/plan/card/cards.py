@@ -15,7 +15,7 @@ from explorer.record.card import Card
 
 GIB = 1 << 30
 DRIVER_BYTES = (256 << 20, 800 << 20)
-"""What driver and context were seen to take: an interval for cards where it is not known."""
+"""Assumed share of driver and context where it is not known. No source: the B200, the one card known, has 783 MiB."""
 
 LARGEST_CARD = limits(Card, "total_bytes")[1]
 
@@ -68,5 +68,5 @@ def parse_card(text: str) -> Card:
 
 
 def capacity_bytes(card: Card) -> int:
-    """What the allocator can reserve: without a known share of the driver, the largest that was seen is left out."""
+    """What the allocator can reserve. An unknown share of the driver counts as the largest assumed."""
     return max(0, card.total_bytes - (DRIVER_BYTES[1] if card.taken_bytes is None else card.taken_bytes))

@@ -1,7 +1,8 @@
 """A step's allocations sent through the caching allocator: what the card would hold, or the request that it refuses.
 
 The step is repeated, because its first run differs from the later ones: the optimizer has no state yet, no gradients
-are freed at its start, and the cache is empty. Repeated steps end when the reserved memory stands still.
+are freed at its start, and the cache is empty. The repetition ends when the reserved memory stands still, or after
+twelve steps.
 
 A step of the record is taken as the loop that most people write:
 1. parameters, buffers and the batch exist before the step, in the order of the record;

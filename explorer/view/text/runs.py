@@ -143,7 +143,7 @@ def card_rows(memory: CardMemory) -> dict[str, str]:
     driver = (
         f"{mib(card.taken_bytes)} of driver and context"
         if card.taken_bytes is not None
-        else f"driver and context take {mib(DRIVER_BYTES[0])} to {mib(DRIVER_BYTES[1])}"
+        else f"driver and context are assumed to take {mib(DRIVER_BYTES[0])} to {mib(DRIVER_BYTES[1])}"
     )
     rows = {
         "Requested": f"{mib(memory.requested_bytes)}, {mib(memory.workspace_bytes)} of it for workspaces of cuBLAS",
