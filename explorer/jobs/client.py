@@ -57,6 +57,8 @@ class Job:
         self.id = job_id
         self.request = request
         self.progress = Progress(what="waiting for the worker", done=0, total=0)
+        self.part: Record | None = None
+        """The result as far as it is complete, see `Progress.part`; None before the first part."""
         self.result: Record | None = None
         self.failure: Failure | None = None
         self.run_id: str | None = None
@@ -174,6 +176,8 @@ class Worker:
                 self._finish(job, failure=job._if_killed or event.failure)
         if isinstance(event, Finished):  # outside the lock: a long timeline takes a while to read
             self._receive(job, event)
+        elif isinstance(event, Reported) and event.progress.part:
+            job.part = from_msgpack(event.progress.part, RESULTS[type(job.request)])
 
     def _note_progress(self, job: Job, progress: Progress) -> None:
         job.progress = progress

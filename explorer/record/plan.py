@@ -286,6 +286,9 @@ class Progress(Record):
     total: int
     plans: tuple[Plan, ...] = ()
     """Found so far, by work that finds one after another."""
+    part: bytes = b""
+    """msgpack of the job's result as far as it is complete, in the first report after a part of it is there; else
+    empty. A Measurement then lacks its times; a Comparison lacks evidence of its verdict, times, or both."""
 
 
 Report = Callable[[Progress], None]

@@ -39,7 +39,8 @@ def answer(request: Request, report: Report) -> Record:
             sys.stdin.read()
         case "steps":
             for i in range(int(value)):
-                report(Progress(what="stepping", done=i, total=int(value)))
+                part = b"" if i or isinstance(request, Describe) else to_msgpack(measurement(request))
+                report(Progress(what="stepping", done=i, total=int(value), part=part))
                 time.sleep(0.02)
         case "stuck":
             report(Progress(what="stuck", done=0, total=0))

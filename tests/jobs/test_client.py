@@ -48,12 +48,14 @@ def test_a_run_beyond_its_limits_is_refused_where_it_is_asked_for(worker: Worker
     assert worker._child is None and not worker.open_jobs()
 
 
-def test_progress_arrives(worker: Worker) -> None:
-    job = describe(worker, "steps:20")
-    seen = set()
+def test_progress_and_parts_of_the_result_arrive(worker: Worker) -> None:
+    job = measure(worker, "steps:20")
+    seen, parts = set(), []
     while not job.wait(0.005):
         seen.add(job.progress.done)
+        parts.append(job.part)
     assert len(seen) > 5 and job.progress.total == 20 and job.began
+    assert isinstance(parts[-1], Measurement) and parts[-1] == job.result
 
 
 def test_a_model_that_prints_or_reads_stdin_disturbs_nothing(worker: Worker) -> None:

@@ -47,6 +47,7 @@ from explorer.engine.state.global_state import preserve_global_state
 from explorer.errors import BadInput, ExplorerError, OutOfMemory, message_of
 from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.policy.presets import ladder
+from explorer.record.base import Record, to_msgpack
 from explorer.record.failure import is_out_of_memory
 from explorer.record.measurement import Measurement, Refused
 from explorer.record.plan import Progress, Report, silent
@@ -78,11 +79,16 @@ class Meter:
         self._done = 0
         self._total = total
         self._n_inside = 0
+        self._part = b""
 
     def __call__(self, what: str) -> None:
         total = self._n_inside + self._total
-        self._report(Progress(what=what, done=min(self._n_inside + self._done, total), total=total))
-        self._done += 1
+        self._report(Progress(what=what, done=min(self._n_inside + self._done, total), total=total, part=self._part))
+        self._done, self._part = self._done + 1, b""
+
+    def part(self, result: Record) -> None:
+        """The next report carries `result`, the job's result as far as it is complete."""
+        self._part = to_msgpack(result)
 
     def inside(self, progress: Progress) -> None:
         """Reports a step of the job inside, as a step of this job."""
@@ -143,6 +149,8 @@ def _measure(specs: Sequence[RunSpec], report: Report) -> tuple[Measurement, ...
         warm_checkpoint(device.torch)
         runs = [record(spec, loaded, device, meter.named(name)) for spec, name in zip(specs, names)]
         readings = [Readings(failure=run.failure) for run in runs]
+        if len(runs) == 1:
+            meter.part(runs[0])
         complete = [(spec, times) for spec, times in zip(specs, readings) if times.failure is None]
         try:
             if complete and n_repeats:
