@@ -123,11 +123,17 @@ class AllocatorPeaks(Record):
     offloaded_peak_bytes: Count | None = None
     """Most bytes that `offload` held in pinned memory of the host during the measured step; None: nothing offloads."""
     allocated: Column | None = None
-    """CUDA only: allocated bytes at each tick, derived: requests rounded up to 512 bytes, hung up at the allocator's
-    own counter after the step. Blocks may be larger, so this is a lower bound; `allocated_peak_bytes` is measured.
-    """
+    """CUDA only: allocated bytes at each tick: the true sizes of the blocks in the allocator's history, ending at its
+    counter after the step. In files of earlier versions a lower bound: requests rounded up to 512 bytes."""
     reserved: Column | None = None
     """CUDA only: reserved bytes at each tick, measured: the sum of the segments taken from the driver."""
+
+    @property
+    def stranded_bytes(self) -> int | None:
+        """Reserved beyond the allocated peak; None: not measured."""
+        if self.reserved_peak_bytes is None or self.allocated_peak_bytes is None:
+            return None
+        return self.reserved_peak_bytes - self.allocated_peak_bytes
 
 
 class MeasuredBlock(Record):
@@ -303,7 +309,20 @@ class Measurement(Record):
             "backward_flops": self.backward_flops,
             "step_ms": self.times.step.median_ms if self.times and self.complete else None,
             "step_spread_ms": self.times.step.spread_ms if self.times and self.complete else None,
-            **(self.card.headlines() if self.card else {}),
+            **(self.card.headlines() if self.card else self._allocator_headlines()),
+        }
+
+    def _allocator_headlines(self) -> dict[str, int | None]:
+        """The figures of a measured GPU under the names of a predicted one; empty without a caching allocator."""
+        peaks = self.peaks
+        if peaks.reserved_peak_bytes is None:
+            return {}
+        return {
+            "requested_bytes": peaks.requested_peak_bytes,
+            "allocated_bytes": peaks.allocated_peak_bytes,
+            "reserved_bytes": peaks.reserved_peak_bytes,
+            "stranded_bytes": peaks.stranded_bytes,
+            "refused_bytes": self.failure.asked_bytes if self.failure else None,
         }
 
 

@@ -212,7 +212,7 @@ def test_a_caching_allocators_curves_stand_above_the_line_and_inside_the_picture
     run = on_cuda(measured())
     fig = timeline(run).figure
     drawn = {trace.name: trace for trace in fig.data if trace.name in (ALLOCATED, RESERVED)}
-    assert set(drawn) == {"allocated (derived)", "reserved"}
+    assert set(drawn) == {"allocated", "reserved"}
     for name, curve in ((ALLOCATED, run.peaks.allocated), (RESERVED, run.peaks.reserved)):
         assert drawn[name].line.dash == "dot" and drawn[name].showlegend
         assert [y * MIB for y in drawn[name].y] == [curve[point[1]] for point in drawn[name].customdata]

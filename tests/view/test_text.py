@@ -40,11 +40,16 @@ from tests.view.builders import Book, Chain, compared, measured, on_cuda
 def test_a_caching_allocators_peaks_stand_beside_the_drawn_one() -> None:
     run = on_cuda(measured())
     expected = "allocator's peaks: 149.0 MiB requested, 150.0 MiB allocated, 298.0 MiB reserved"
+    expected += ", 148.0 MiB of it stranded"
+    assert (
+        run.headlines()["stranded_bytes"] == (run.step_peak_bytes or 0) - MIB
+        and run.headlines()["refused_bytes"] is None
+    )
     assert timeline(run).figure.layout.title.subtitle.text.endswith(expected)
     assert expected in headlines(run)[0].tooltip
     table = timeline(run).rows()
     assert max(row["peak reserved (bytes)"] for row in table) == run.peaks.reserved_peak_bytes
-    assert max(row["peak allocated (derived) (bytes)"] for row in table) == run.step_peak_bytes + 512
+    assert max(row["peak allocated (bytes)"] for row in table) == run.step_peak_bytes + 512
 
 
 def test_conditions_say_what_is_not_usual_and_nothing_else() -> None:

@@ -216,15 +216,18 @@ def _with_peak_alone(run: Measurement, trainee: Trainee, device: Device) -> Meas
 def doubts(log: AllocatorLog, drawn_bytes: int) -> list[str]:
     """Sentences about contradictions between the allocator's counters and the timeline's peak of `drawn_bytes`."""
     n_bytes = log.requested_peak_bytes
+    doubt = [f"Allocated and reserved bytes have no curve: {log.contradiction}"] if log.contradiction else []
     if not log.is_complete:
         peak = "" if n_bytes is None else f" (the allocator's own requested peak is {n_bytes:,} bytes)"
-        return [
+        return doubt + [
             "The allocator's history was full before the step ended: the timeline lacks its beginning, and a peak "
             f"that lay there{peak}."
         ]
     if n_bytes is not None and n_bytes != drawn_bytes:
-        return [f"The drawn peak is {drawn_bytes:,} bytes; the allocator's own requested peak is {n_bytes:,} bytes."]
-    return []
+        doubt.append(
+            f"The drawn peak is {drawn_bytes:,} bytes; the allocator's own requested peak is {n_bytes:,} bytes."
+        )
+    return doubt
 
 
 @contextmanager

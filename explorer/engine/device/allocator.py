@@ -55,13 +55,15 @@ class AllocatorLog:
     """Requested bytes held before the first event; None if the allocator does not report them."""
     allocated: Ints | None = None
     """Allocated bytes before the first event and after each, derived (cuda_allocator.py, 1). None if the allocator
-    does not round requests."""
+    does not round requests, or if its history contradicts itself."""
     reserved: Ints | None = None
     """Reserved bytes before the first event and after each."""
     requested_peak_bytes: int | None = None
     allocated_peak_bytes: int | None = None
     reserved_peak_bytes: int | None = None
     refusal: Refusal | None = None
+    contradiction: str = ""
+    """Why the history could not be read as blocks of segments."""
     is_complete: bool = True
     """False if the allocator's history overflowed: the oldest events are missing then."""
 

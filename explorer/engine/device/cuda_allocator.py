@@ -4,10 +4,9 @@ requested   what tensors asked for; falls when a free is completed       request
 allocated   the blocks handed out: falls when a free is requested        allocated_bytes.all
 reserved    segments taken from the driver, cached blocks included       reserved_bytes.all
 
-1. The history lists requests, not blocks, so the allocated curve is derived. Blocks alive at the end have the size
-   in the snapshot's segments; other blocks count as their request rounded up to 512 bytes. A block of a large segment
-   may be up to 1 MiB larger (the allocator does not split off a small rest). The curve is therefore a lower bound;
-   `allocated_peak_bytes` is the allocator's own figure.
+1. The history lists requests, not blocks. The size of a block follows from its place: a rest that is too small to be
+   split off lies between the block and the next one (`plan/card/books.py`). Only a block that is older than the
+   recording and dies before its next neighbour comes may be larger than it seems.
 2. The curves are fixed at their ends, to the allocator's counters after the last event. The history is a ring: if its
    beginning is lost, the remaining events are still right. The sum of the events then does not lead from the counter
    before to the counter after, which shows the loss.
@@ -17,21 +16,20 @@ Source: https://docs.pytorch.org/docs/stable/torch_cuda_memory.html
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 
-from explorer.engine.device.allocator import EMPTY, AllocatorLog, Refusal
-from explorer.errors import NotOnThisDevice
+from explorer.engine.device.allocator import EMPTY, AllocatorLog, Ints, Refusal
+from explorer.errors import NotOnThisDevice, UnreadableFile
+from explorer.plan.card.books import Books, start_of
+from explorer.plan.card.snapshot import DeviceSnapshot, snapshot_in
 
 MAX_ENTRIES = 4_000_000
 CLOCK_GRAIN_NS = 1000
 """The history has times in whole microseconds, rounded down."""
-GRAIN_BYTES = 512
 
 
 class CudaRecorder:
@@ -66,75 +64,29 @@ class CudaRecorder:
         finally:
             torch.cuda.memory._record_memory_history(None)
         index = torch.cuda.current_device() if self.device.index is None else self.device.index
-        blocks = blocks_of(self.snapshot["segments"], index)
-        self.log = read_trace(self.snapshot["device_traces"][index], self._before, after, blocks)
+        self.log = read_trace(self.snapshot, index, self._before, after)
         if not self.stacks:
             self.snapshot = {}
 
 
-@dataclass
-class _Curves:
-    """Events of requested bytes, and the allocated and reserved curves as changes since the first event."""
-
-    sizes: dict[int, int]
-    """Block bytes of the entries, by index in the history, whose blocks are alive at the end."""
-    events: list[tuple[int, int, int, int, int]] = field(default_factory=list)
-    """(time in ns, pointer, requested bytes, allocated so far, reserved so far)"""
-    block_bytes: dict[int, int] = field(default_factory=dict)
-    """Block bytes by pointer."""
-    allocated: int = 0
-    reserved: int = 0
-    refusal: Refusal | None = None
-    n_entries: int = 0
-
-    def add(self, entry: dict[str, Any]) -> None:
-        action, size = entry["action"], int(entry.get("size", 0))
-        index, self.n_entries = self.n_entries, self.n_entries + 1
-        if action == "oom":
-            self.refusal = Refusal(size, entry.get("device_free"))
-        elif action in ("segment_alloc", "segment_map"):
-            self.reserved += size
-        elif action in ("segment_free", "segment_unmap"):
-            self.reserved -= size
-        elif action == "free_requested":
-            self.allocated -= self.block_bytes.pop(entry["addr"], _rounded(size))
-        elif action == "alloc":
-            block = self.block_bytes[entry["addr"]] = self.sizes.get(index, _rounded(size))
-            self.allocated += block
-            self._event(entry, size)
-        elif action == "free_completed":
-            self._event(entry, -size)
-
-    def _event(self, entry: dict[str, Any], n_bytes: int) -> None:
-        middle_ns = int(entry["time_us"]) * CLOCK_GRAIN_NS + CLOCK_GRAIN_NS // 2
-        self.events.append((middle_ns, entry["addr"], n_bytes, self.allocated, self.reserved))
-
-
-def blocks_of(segments: Iterable[dict[str, Any]], device: int) -> dict[int, int]:
-    """Size in bytes of each block in use on `device`, by address, from a snapshot's segments."""
-    return {
-        block["address"]: int(block["size"])
-        for segment in segments
-        if segment["device"] == device
-        for block in segment["blocks"]
-        if block["state"] == "active_allocated"
-    }
-
-
-def read_trace(
-    trace: Sequence[dict[str, Any]], before: dict[str, int], after: dict[str, int], blocks: dict[int, int]
-) -> AllocatorLog:
-    """The events of one device's trace. `before` and `after` are memory_stats around the recording; `blocks` are the
-    blocks in use after the recording."""
-    last = {entry["addr"]: index for index, entry in enumerate(trace) if entry["action"] == "alloc"}
-    curves = _Curves({index: blocks[pointer] for pointer, index in last.items() if pointer in blocks})
-    for entry in trace:
-        curves.add(entry)
-    columns = np.array(curves.events, dtype=np.int64).reshape(-1, 5)
+def read_trace(snapshot: dict[str, Any], device: int, before: dict[str, int], after: dict[str, int]) -> AllocatorLog:
+    """The events of one device in a snapshot. `before` and `after` are memory_stats around the recording."""
+    trace = snapshot["device_traces"][device]
+    signs = {"alloc": 1, "free_completed": -1}
+    moves = [
+        (
+            int(entry["time_us"]) * CLOCK_GRAIN_NS + CLOCK_GRAIN_NS // 2,
+            entry["addr"],
+            signs[entry["action"]] * entry["size"],
+        )
+        for entry in trace
+        if entry["action"] in signs and entry["size"]
+    ]
+    columns = np.array(moves, dtype=np.int64).reshape(-1, 3)
     n_bytes = columns[:, 2]
     base_bytes = after["requested_bytes.all.current"] - int(n_bytes.sum())
-    first_allocated = after["allocated_bytes.all.current"] - curves.allocated
-    first_reserved = after["reserved_bytes.all.current"] - curves.reserved
+    curves, contradiction = _curves(snapshot, device, after)
+    refused = [Refusal(entry["size"], entry.get("device_free")) for entry in trace if entry["action"] == "oom"]
     return AllocatorLog(
         # Threads read the clocks of different cores: the order of the history is right, its clock may step back.
         time_ns=np.maximum.accumulate(columns[:, 0]),
@@ -142,14 +94,38 @@ def read_trace(
         n_bytes=n_bytes,
         clock_grain_ns=CLOCK_GRAIN_NS,
         base_bytes=base_bytes,
-        allocated=np.append(0, columns[:, 3]) + first_allocated,
-        reserved=np.append(0, columns[:, 4]) + first_reserved,
+        allocated=None if curves is None else curves[0],
+        reserved=None if curves is None else curves[1],
         requested_peak_bytes=after["requested_bytes.all.peak"],
         allocated_peak_bytes=after["allocated_bytes.all.peak"],
         reserved_peak_bytes=after["reserved_bytes.all.peak"],
-        refusal=curves.refusal,
-        is_complete=base_bytes == before["requested_bytes.all.current"] and curves.n_entries < MAX_ENTRIES,
+        refusal=refused[-1] if refused else None,
+        contradiction=contradiction,
+        is_complete=base_bytes == before["requested_bytes.all.current"] and len(trace) < MAX_ENTRIES,
     )
+
+
+def _curves(snapshot: dict[str, Any], number: int, after: dict[str, int]) -> tuple[tuple[Ints, Ints] | None, str]:
+    """Allocated and reserved bytes before the first event of the log and after each; or why there are none."""
+    try:
+        of_device = [segment for segment in snapshot["segments"] if segment["device"] == number]
+        traces = [[]] * number + [snapshot["device_traces"][number]]
+        whole = snapshot_in({**snapshot, "segments": of_device, "device_traces": traces})
+        device = next(iter(whole.devices), DeviceSnapshot(device=number))
+        books = Books(start_of(device, whole.options), whole.options)
+        points = [(books.allocated, books.reserved)]
+        for action, address, n_bytes, _ in device.events:
+            if action != "oom":
+                books.apply(action, address, n_bytes)
+            if action in ("alloc", "free_completed"):
+                points.append((books.allocated, books.reserved))
+    except UnreadableFile as error:
+        return None, error.sentence
+    allocated, reserved = np.array(points, dtype=np.int64).T
+    return (
+        allocated + after["allocated_bytes.all.current"] - books.allocated,
+        reserved + after["reserved_bytes.all.current"] - books.reserved,
+    ), ""
 
 
 def _require_history(stats: dict[str, int]) -> None:
@@ -172,7 +148,3 @@ def _record_history(context: Literal["all"] | None) -> None:
     torch.cuda.memory._record_memory_history(
         "all", context=context, **{name: value for name, value in arguments.items() if name in parameters}
     )
-
-
-def _rounded(size: int) -> int:
-    return -(-size // GRAIN_BYTES) * GRAIN_BYTES

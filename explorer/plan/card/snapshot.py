@@ -13,22 +13,33 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from explorer.errors import UnreadableFile, message_of
 from explorer.plan.card.allocator_options import N_DIVISIONS, AllocatorOptions
 
 LARGEST_BYTES = 512 << 20
 MOST_BYTES = 1 << 62
+LONGEST_NAME = 300
 LEAST_ENTRY_BYTES = 8
 """An event or block takes more of a file. Lists that name one entry many times are refused by it."""
 PICKLE_HEAD = b"\x80"
-NO_MEMORY_MOVED = {"free_requested", "snapshot", "user_defined"}
-MOVES = {"alloc", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap", "oom"}
+NO_MEMORY_MOVED = {"snapshot", "user_defined"}
+MOVES = {
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "segment_free",
+    "segment_map",
+    "segment_unmap",
+    "oom",
+}
 DAMAGE = (
     pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, MemoryError
 )  # fmt: skip
 """What an unpickler raises about bytes that no pickler wrote."""
+_HINT = "Write it with torch.cuda.memory._dump_snapshot, and record with torch.cuda.memory._record_memory_history."
 USED = ("active_allocated", "active_pending_free", "active_awaiting_free")
 
 # Opcodes of protocols 2 to 5 with their arguments. A tuple holds two small numbers: nested tuples overflow the stack
@@ -39,6 +50,17 @@ _PLAIN = re.compile(
     re.DOTALL,
 )
 _SHORT_STRING, _STRING, _PUT, _STOP = 0x8C, ord("X"), ord("r"), ord(".")
+
+
+class StackFrame(NamedTuple):
+    """A line of code that was running."""
+
+    file: str
+    line: int
+    name: str
+
+
+Stack = tuple[StackFrame, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +82,10 @@ class SnapshotBlock:
     n_bytes: int
     request_bytes: int
     stream: int
+    is_freed: bool = False
+    """Whether its free is requested: the block waits for another stream, and counts as allocated no more."""
+    stack: int = 0
+    """Where it was requested: index into `Snapshot.stacks`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +97,10 @@ class DeviceSnapshot:
     blocks: list[SnapshotBlock] = field(default_factory=list)
     events: list[tuple[str, int, int, int]] = field(default_factory=list)
     """(action, address, bytes, stream), in order; an `oom` has the driver's free bytes in place of an address."""
+    stacks: list[int] = field(default_factory=list)
+    """Of each event, the index into `Snapshot.stacks`."""
+    times_us: list[int] = field(default_factory=list)
+    """Of each event, microseconds; 0: not recorded, as before torch 2.2."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +109,8 @@ class Snapshot:
 
     devices: tuple[DeviceSnapshot, ...]
     options: AllocatorOptions
+    stacks: tuple[Stack, ...] = ((),)
+    """Distinct stacks, the innermost frame first. The first stack is empty: no frames were recorded."""
 
 
 class _NoClasses(pickle.Unpickler):
@@ -108,17 +140,23 @@ def read_snapshot(path: Path) -> Snapshot:
 
 def snapshot_of(data: bytes, name: str = "The snapshot") -> Snapshot:
     """The snapshot in the bytes of a pickle. Raises UnreadableFile."""
-    hint = "Write it with torch.cuda.memory._dump_snapshot, and record with torch.cuda.memory._record_memory_history."
     if len(data) > LARGEST_BYTES:
         raise UnreadableFile(f"{name} has more than {LARGEST_BYTES >> 20} MiB.", hint="Record fewer events.")
     try:
         _check_opcodes(data)
-        loaded = _NoClasses(io.BytesIO(data)).load()
-        return _snapshot(loaded, most_entries=len(data) // LEAST_ENTRY_BYTES)
+        return snapshot_in(_NoClasses(io.BytesIO(data)).load(), name, most_entries=len(data) // LEAST_ENTRY_BYTES)
     except _Wrong as error:
-        raise UnreadableFile(f"{name} is no memory snapshot of torch: {message_of(error)}.", hint=hint) from error
+        raise UnreadableFile(f"{name} is no memory snapshot of torch: {message_of(error)}.", hint=_HINT) from error
     except DAMAGE as error:
-        raise UnreadableFile(f"{name} is damaged: {message_of(error)}.", hint=hint) from error
+        raise UnreadableFile(f"{name} is damaged: {message_of(error)}.", hint=_HINT) from error
+
+
+def snapshot_in(loaded: Any, name: str = "The snapshot", *, most_entries: int = 1 << 40) -> Snapshot:
+    """The snapshot in what `torch.cuda.memory._snapshot` returns. Raises UnreadableFile."""
+    try:
+        return _snapshot(loaded, most_entries=most_entries)
+    except _Wrong as error:
+        raise UnreadableFile(f"{name} is no memory snapshot of torch: {message_of(error)}.", hint=_HINT) from error
 
 
 def _check_opcodes(data: bytes) -> None:
@@ -153,18 +191,20 @@ def _snapshot(loaded: Any, *, most_entries: int) -> Snapshot:
     if n_entries > most_entries or len(traces) > 1 << 16:
         raise _Wrong("it has more entries than its bytes can hold")
     devices: dict[int, DeviceSnapshot] = {}
+    stacks = _Stacks()
     for segment in segments:
         number = _number(segment, "device", default=0)
         device = devices.setdefault(number, DeviceSnapshot(device=number))
         device.segments.append(_segment(segment))
-        device.blocks.extend(_used_blocks(segment, device.segments[-1]))
+        device.blocks.extend(_used_blocks(segment, device.segments[-1], stacks))
     for number, trace in enumerate(traces):
         if trace:
-            devices.setdefault(number, DeviceSnapshot(device=number)).events.extend(_events(trace))
+            _add_events(devices.setdefault(number, DeviceSnapshot(device=number)), trace, stacks)
     ordered = tuple(devices[number] for number in sorted(devices))
     for device in ordered:
         _check_overlap(device)
-    return Snapshot(devices=ordered, options=_options(whole.get("allocator_settings")))
+    options = _options(whole.get("allocator_settings"))
+    return Snapshot(devices=ordered, options=options, stacks=tuple(stacks.stacks))
 
 
 def _segment(entry: dict[Any, Any]) -> SnapshotSegment:
@@ -180,7 +220,7 @@ def _segment(entry: dict[Any, Any]) -> SnapshotSegment:
     )
 
 
-def _used_blocks(entry: dict[Any, Any], segment: SnapshotSegment) -> Iterator[SnapshotBlock]:
+def _used_blocks(entry: dict[Any, Any], segment: SnapshotSegment, stacks: _Stacks) -> Iterator[SnapshotBlock]:
     """Blocks fill their segment in order; before torch 2.1 they have no address."""
     address = segment.address
     for block in entry["blocks"]:
@@ -188,10 +228,18 @@ def _used_blocks(entry: dict[Any, Any], segment: SnapshotSegment) -> Iterator[Sn
         if _number(block, "address", default=address) != address:
             raise _Wrong("the blocks of a segment do not follow each other")
         if isinstance(state, str) and state in USED:
-            request = _number(_older_form(block), "requested_size")
+            older = _older_form(block)
+            request = _number(older, "requested_size")
             if request > n_bytes:
                 raise _Wrong("a block is smaller than its request")
-            yield SnapshotBlock(address=address, n_bytes=n_bytes, request_bytes=request, stream=segment.stream)
+            yield SnapshotBlock(
+                address=address,
+                n_bytes=n_bytes,
+                request_bytes=request,
+                stream=segment.stream,
+                is_freed=state != USED[0],
+                stack=stacks.number(older.get("frames")),
+            )
         elif state != "inactive":
             raise _Wrong("a block has a state that torch does not have")
         address += n_bytes
@@ -204,10 +252,11 @@ def _older_form(block: dict[Any, Any]) -> dict[Any, Any]:
     history = block.get("history")
     if "requested_size" in block or not isinstance(history, list) or not history:
         return block
-    return {"requested_size": _number(_dict(history[0], "a block's history"), "real_size")}
+    newest = _dict(history[0], "a block's history")
+    return {"requested_size": _number(newest, "real_size"), "frames": newest.get("frames")}
 
 
-def _events(trace: list[Any]) -> Iterator[tuple[str, int, int, int]]:
+def _add_events(device: DeviceSnapshot, trace: list[Any], stacks: _Stacks) -> None:
     for index, entry in enumerate(trace):
         if type(entry) is not dict:
             raise _Wrong(f"event {index} is no dict")
@@ -217,13 +266,55 @@ def _events(trace: list[Any]) -> Iterator[tuple[str, int, int, int]]:
                 continue
             raise _Wrong(f"event {index} is of no kind that torch records")
         first = entry.get("device_free" if action == "oom" else "addr")
-        n_bytes, stream = entry.get("size"), entry.get("stream", 0)
-        if not type(first) is type(n_bytes) is type(stream) is int:
+        n_bytes, stream, time_us = entry.get("size"), entry.get("stream", 0), entry.get("time_us", 0)
+        if not type(first) is type(n_bytes) is type(stream) is type(time_us) is int:
             raise _Wrong(f"event {index} lacks a number")
-        if not (0 <= first < MOST_BYTES and 0 <= n_bytes < MOST_BYTES and 0 <= stream < MOST_BYTES):
+        if not (0 <= first < MOST_BYTES and 0 <= n_bytes < MOST_BYTES and 0 <= stream < MOST_BYTES > time_us >= 0):
             raise _Wrong(f"event {index} has a number out of range")
         if n_bytes:
-            yield action, first, n_bytes, stream
+            device.events.append((action, first, n_bytes, stream))
+            device.stacks.append(stacks.number(entry.get("frames")))
+            device.times_us.append(time_us)
+
+
+class _Stacks:
+    """Distinct stacks by number. Entries of a file share their lists of frames, and lists share the frames."""
+
+    def __init__(self) -> None:
+        self.stacks: list[Stack] = [()]
+        self._numbers: dict[Stack, int] = {(): 0}
+        self._lists: dict[int, int] = {}
+        self._members: dict[tuple[int, ...], int] = {}
+        self._frames: dict[int, StackFrame] = {}
+
+    def number(self, frames: Any) -> int:
+        """Number of a list of frames as torch writes it. Raises _Wrong."""
+        if not frames:
+            return 0
+        if (number := self._lists.get(id(frames))) is not None:
+            return number
+        members = tuple(map(id, _list(frames, "a list of frames")))
+        number = self._members.get(members)
+        if number is None:
+            stack = tuple(self._frame(frame) for frame in frames)
+            number = self._numbers.setdefault(stack, len(self.stacks))
+            if number == len(self.stacks):
+                self.stacks.append(stack)
+            self._members[members] = number
+        self._lists[id(frames)] = number
+        return number
+
+    def _frame(self, entry: Any) -> StackFrame:
+        frame = self._frames.get(id(entry))
+        if frame is None:
+            _dict(entry, "a frame")
+            file, line, name = entry.get("filename"), entry.get("line"), entry.get("name")
+            if not (isinstance(file, str) and isinstance(name, str) and type(line) is int):
+                raise _Wrong("a frame lacks its file, line or name")
+            frame = self._frames[id(entry)] = StackFrame(
+                file[-LONGEST_NAME:], min(max(line, 0), 1 << 31), name[:LONGEST_NAME]
+            )
+        return frame
 
 
 def _check_overlap(device: DeviceSnapshot) -> None:

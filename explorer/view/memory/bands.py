@@ -114,7 +114,7 @@ def _label(fig: go.Figure, run: Measurement, x: Positions) -> set[Phase]:
     return labelled
 
 
-ALLOCATED, RESERVED = "allocated (derived)", "reserved"
+ALLOCATED, RESERVED = "allocated", "reserved"
 _COLOURS = {ALLOCATED: STAGE_COLOURS[9], RESERVED: STAGE_COLOURS[8]}
 
 

@@ -128,7 +128,7 @@ def peaks_in_words(run: Measurement) -> str:
     own = run.peaks
     named = {
         "requested": own.requested_peak_bytes, "allocated": own.allocated_peak_bytes,
-        "reserved": own.reserved_peak_bytes,
+        "reserved": own.reserved_peak_bytes, "of it stranded": own.stranded_bytes,
         "reserved once the cache is warm": own.steady_reserved_peak_bytes,
         "offloaded to the host": own.offloaded_peak_bytes or None,
     }  # fmt: skip

@@ -261,7 +261,9 @@ def as_cuda_says_it(log: AllocatorLog, base_bytes: int, skew_ns: int) -> Allocat
         f"{kind}_bytes.all.{when}" for kind in ("requested", "allocated", "reserved") for when in ("current", "peak")
     ]
     before = dict.fromkeys(counters, base_bytes)
-    return read_trace(trace, before, dict.fromkeys(counters, base_bytes + grown), {})
+    return read_trace(
+        {"device_traces": [trace], "segments": []}, 0, before, dict.fromkeys(counters, base_bytes + grown)
+    )
 
 
 @pytest.mark.parametrize("mode", ["keep", "mixed"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,9 @@ from explorer.engine.device.allocator import (
     peak_bytes,
     take_probe,
 )
-from explorer.engine.device.cuda_allocator import CudaRecorder, blocks_of, read_trace
+from explorer.engine.device.cuda_allocator import CudaRecorder, read_trace
 from explorer.errors import NotOnThisDevice
+from tests.plan.card.histories import FILES, block, replays, snapshot
 
 CPU = torch.device("cpu")
 
@@ -142,6 +144,7 @@ def test_ranges_that_somebody_opens_are_not_recorded(monkeypatch: pytest.MonkeyP
 
 
 MIB = 2**20
+COUNTERS = ("requested", "allocated", "reserved")
 
 
 def synthetic_entry(action: str, addr: int, size: int, time_us: int, **more: int) -> dict[str, Any]:
@@ -167,15 +170,23 @@ SYNTHETIC_STATS = {
 
 
 SYNTHETIC_TRACE = [
-    ("segment_alloc", 9000, 20 * 2**20),
-    ("alloc", 9000, 900),
-    ("free_requested", 9000, 900),
-    ("free_completed", 9000, 900),
-    ("free_completed", 100, 600),
-    ("segment_free", 9000, 20 * 2**20),
-    ("alloc", 9000, 10),
+    ("segment_alloc", 9 * MIB, 20 * 2**20),
+    ("alloc", 9 * MIB, 900),
+    ("free_requested", 9 * MIB, 900),
+    ("free_completed", 9 * MIB, 900),
+    ("free_completed", 5 * MIB, 600),
+    ("segment_free", 9 * MIB, 20 * 2**20),
+    ("alloc", 5 * MIB, 10),
     ("snapshot", 0, 0),
 ]
+
+
+def synthetic_snapshot(n_lost: int = 0) -> dict[str, Any]:
+    """The trace of GPU 1 without its first events, and the segment that is left."""
+    blocks = [block(5 * MIB, 512, 10), block(5 * MIB + 512, 1024, 400), block(5 * MIB + 1536, 2 * MIB - 1536)]
+    blocks[2]["state"] = "inactive"
+    segment = {"device": 1, "address": 5 * MIB, "total_size": 2 * MIB, "segment_type": "small", "blocks": blocks}
+    return {"device_traces": [[], synthetic_trace()[n_lost:]], "segments": [segment]}
 
 
 def synthetic_trace() -> list[dict[str, Any]]:
@@ -183,7 +194,7 @@ def synthetic_trace() -> list[dict[str, Any]]:
 
 
 def test_synthetic_cuda_trace_is_read_to_the_byte() -> None:
-    log = read_trace(synthetic_trace(), SYNTHETIC_BASE, SYNTHETIC_STATS, {})
+    log = read_trace(synthetic_snapshot(), 1, SYNTHETIC_BASE, SYNTHETIC_STATS)
     assert log.is_complete and doubts(log, 1900) == []
     assert log.n_bytes.tolist() == [900, -900, -600, 10]
     assert log.time_ns.tolist() == [2500, 4500, 5500, 7500]
@@ -197,64 +208,45 @@ def test_synthetic_cuda_trace_is_read_to_the_byte() -> None:
 def test_synthetic_cuda_refusal_says_what_was_asked_and_free() -> None:
     refused = synthetic_entry("oom", 0, 2**40, 3, device_free=2**30)
     del refused["addr"]
-    log = read_trace([refused], SYNTHETIC_BASE, SYNTHETIC_STATS, {})
+    log = read_trace({"device_traces": [[refused]], "segments": []}, 0, SYNTHETIC_BASE, SYNTHETIC_STATS)
     assert log.refusal is not None
     assert (log.refusal.asked_bytes, log.refusal.free_bytes) == (2**40, 2**30)
 
 
-@st.composite
-def handed_out(draw: st.DrawFn) -> tuple[list[dict[str, Any]], dict[int, int], list[int]]:
-    """A history whose blocks may be larger than what was asked, the blocks alive after it, and the true curve."""
-    alive = {900: (5000, 5120), 901: (700_000, 700_416)}
-    true = [sum(block for _, block in alive.values())]
-    trace = []
-    for _ in range(draw(st.integers(0, 40))):
-        pointer = draw(st.sampled_from([1, 2, 3, 4, 900, 901]))
-        if pointer in alive:
-            asked, block = alive.pop(pointer)
-            trace += [synthetic_entry(f"free_{state}", pointer, asked, 1) for state in ("requested", "completed")]
-            true.append(true[-1] - block)
-        elif pointer < 900:
-            asked = draw(st.integers(1, 3 * MIB))
-            block = -(-asked // 512) * 512 + draw(st.sampled_from([0, 0, 512, MIB // 2, MIB]))
-            alive[pointer] = (asked, block)
-            trace.append(synthetic_entry("alloc", pointer, asked, 1))
-            true.append(true[-1] + block)
-    return trace, {pointer: block for pointer, (_, block) in alive.items()}, true
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name[:40])
+def test_the_curves_of_real_histories_are_those_of_the_allocator(file: Path) -> None:
+    """Second method: the allocator plays the requests and chooses every block itself. Not run on CUDA."""
+    for device, outcome in replays(file):
+        ends = device["last_segments"]  # as the card reported them
+        after = {f"{name}_bytes.all.{when}": 0 for name in COUNTERS for when in ("current", "peak")}
+        after["allocated_bytes.all.current"] = sum(allocated for _, _, allocated, *_ in ends)
+        after["reserved_bytes.all.current"] = sum(n_bytes for _, n_bytes, *_ in ends)
+        log = read_trace(snapshot(device, outcome.allocator), 0, after, after)
+        assert log.contradiction == "" and log.allocated is not None and log.reserved is not None
+        assert log.allocated.tolist() == [allocated for allocated, _ in outcome.curve]
+        assert log.reserved.max() == outcome.peaks[2]
 
 
-@given(handed_out())
-def test_the_derived_curve_never_says_more_than_was_handed_out(
-    history: tuple[list[dict[str, Any]], dict[int, int], list[int]],
-) -> None:
-    trace, blocks, true = history
-    after = SYNTHETIC_STATS | {"allocated_bytes.all.current": true[-1]}
-    log = read_trace(trace, SYNTHETIC_BASE, after, blocks)
-    assert log.allocated is not None
-    assert log.allocated[-1] == true[-1]
-    seen = log.allocated.tolist()
-    assert len(seen) == len(true) and all(ours <= theirs for ours, theirs in zip(seen, true))
-    if {entry["addr"] for entry in trace if entry["action"] == "free_completed"} <= {900, 901}:
-        assert seen == true  # whatever was allocated lives on, and the segments say how large its blocks are
+def test_blocks_of_other_gpus_are_left_out() -> None:
+    other = {"device": 0, "address": 1, "total_size": 2 * MIB, "segment_type": "small", "blocks": "not read"}
+    snapshot = synthetic_snapshot()
+    snapshot["segments"].insert(0, other)
+    assert read_trace(snapshot, 1, SYNTHETIC_BASE, SYNTHETIC_STATS).contradiction == ""
 
 
-def test_blocks_in_use_are_those_of_the_asked_gpu() -> None:
-    def segment(device: int, *blocks: tuple[int, int, str]) -> dict[str, Any]:
-        named = [{"address": address, "size": size, "state": state} for address, size, state in blocks]
-        return {"device": device, "address": 0, "total_size": 2 * MIB, "blocks": named}
-
-    segments = [
-        segment(0, (1, 512, "active_allocated")),
-        segment(1, (2, 1024, "active_allocated"), (3, 512, "inactive"), (4, 512, "active_awaiting_free")),
-    ]
-    assert blocks_of(segments, 1) == {2: 1024}
+def test_a_history_that_contradicts_itself_has_no_curves() -> None:
+    snapshot = synthetic_snapshot()
+    snapshot["segments"].clear()
+    log = read_trace(snapshot, 1, SYNTHETIC_BASE, SYNTHETIC_STATS)
+    assert log.allocated is log.reserved is None and log.n_bytes.tolist() == [900, -900, -600, 10]
+    assert "no curve: Events and segments of device 1 contradict" in doubts(log, 1900)[0]
 
 
-@pytest.mark.parametrize("n_lost", range(1, 8))
+@pytest.mark.parametrize("n_lost", [1, 2, 4, 5, 6, 7])
 def test_a_full_history_is_noticed_and_still_right_for_what_it_holds(n_lost: int) -> None:
     """The ring keeps the newest entries: levels are hung up at the end, where the counters stand."""
-    whole = read_trace(synthetic_trace(), SYNTHETIC_BASE, SYNTHETIC_STATS, {})
-    log = read_trace(synthetic_trace()[n_lost:], SYNTHETIC_BASE, SYNTHETIC_STATS, {})
+    whole = read_trace(synthetic_snapshot(), 1, SYNTHETIC_BASE, SYNTHETIC_STATS)
+    log = read_trace(synthetic_snapshot(n_lost), 1, SYNTHETIC_BASE, SYNTHETIC_STATS)
     n_events = len(log.n_bytes)
     assert log.base_bytes is not None and whole.base_bytes is not None
     assert log.base_bytes == whole.base_bytes + whole.n_bytes[: len(whole.n_bytes) - n_events].sum()
@@ -268,18 +260,18 @@ def test_a_full_history_is_noticed_and_still_right_for_what_it_holds(n_lost: int
 
 def test_a_ring_that_is_just_full_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("explorer.engine.device.cuda_allocator.MAX_ENTRIES", len(SYNTHETIC_TRACE))
-    assert not read_trace(synthetic_trace(), SYNTHETIC_BASE, SYNTHETIC_STATS, {}).is_complete
+    assert not read_trace(synthetic_snapshot(), 1, SYNTHETIC_BASE, SYNTHETIC_STATS).is_complete
 
 
 def test_a_drawn_peak_that_the_allocator_contradicts_is_said() -> None:
-    log = read_trace(synthetic_trace(), SYNTHETIC_BASE, SYNTHETIC_STATS, {})
+    log = read_trace(synthetic_snapshot(), 1, SYNTHETIC_BASE, SYNTHETIC_STATS)
     assert doubts(log, 1899) == ["The drawn peak is 1,899 bytes; the allocator's own requested peak is 1,900 bytes."]
 
 
 def test_a_clock_that_steps_back_does_not_reorder_the_history() -> None:
     trace = synthetic_trace()
     trace[3]["time_us"] = 1
-    log = read_trace(trace, SYNTHETIC_BASE, SYNTHETIC_STATS, {})
+    log = read_trace({"device_traces": [trace], "segments": []}, 0, SYNTHETIC_BASE, SYNTHETIC_STATS)
     assert log.n_bytes.tolist() == [900, -900, -600, 10]
     assert log.time_ns.tolist() == [2500, 2500, 5500, 7500]
 
@@ -303,7 +295,7 @@ def made_up_cuda(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
         "memory_stats": lambda device: next(stats),
         "reset_peak_memory_stats": lambda device: None,
         "memory._record_memory_history": record,
-        "memory._snapshot": lambda: {"device_traces": [[], synthetic_trace()], "segments": []},
+        "memory._snapshot": synthetic_snapshot,
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(f"torch.cuda.{name}", fake)

@@ -12,6 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,16 @@ class Replay:
     """As the history left it."""
     peaks: tuple[int, int, int] = (0, 0, 0)
     """Requested, allocated, reserved."""
+    freed_bytes: int = 0
+    """Blocks whose free is requested and not completed."""
+    curve: list[tuple[int, int]] = field(default_factory=list)
+    """Allocated and reserved bytes before the first event, and after each request and each completed free."""
 
     def measure(self) -> None:
         books = self.allocator
-        sums = books.requested_bytes, books.allocated_bytes, books.reserved_bytes
+        sums = books.requested_bytes, books.allocated_bytes - self.freed_bytes, books.reserved_bytes
         self.peaks = (max(self.peaks[0], sums[0]), max(self.peaks[1], sums[1]), max(self.peaks[2], sums[2]))
+        self.curve.append(sums[1:])
 
 
 def devices(file: Path) -> list[dict[str, Any]]:
@@ -74,6 +80,12 @@ def _pieces(start: int, n_bytes: int, used: list[list[int]], least: int) -> Iter
         yield start + n_bytes - address, False
 
 
+@cache
+def replays(file: Path) -> tuple[tuple[dict[str, Any], Replay], ...]:
+    """The devices of a file, each with its replay. Not to be changed."""
+    return tuple((device, replay(device)) for device in devices(file))
+
+
 def replay(device: dict[str, Any]) -> Replay:
     outcome = Replay()
     calls: deque[tuple[int, int]] = deque()
@@ -95,8 +107,12 @@ def replay(device: dict[str, Any]) -> Replay:
                 calls.append((address, n_bytes))
             case "segment_free":
                 allocator.release_segment(address)
+            case "free_requested":
+                outcome.freed_bytes += used[address].n_bytes
             case "free_completed":
+                outcome.freed_bytes -= used[address].n_bytes
                 allocator.release(used.pop(address))
+                outcome.measure()
             case "alloc":
                 outcome.n_requests += 1
                 outcome.older += _grow_older_block(allocator, address)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from explorer.errors import BadInput
 from explorer.plan.card.allocator_options import MIB, AllocatorOptions, parse_options
 from explorer.plan.card.caching_allocator import CachingAllocator, OutOfCardMemory, segment_bytes
-from tests.plan.card.histories import FILES, devices, replay
+from tests.plan.card.histories import FILES, devices, replay, replays
 
 OPTIONS = (
     "",
@@ -25,8 +25,7 @@ OPTIONS = (
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name[:40])
 def test_every_block_and_segment_lies_where_the_gpu_had_it(file: Path) -> None:
-    for device in devices(file):
-        outcome = replay(device)
+    for _, outcome in replays(file):
         assert outcome.n_requests > 900
         assert not outcome.wrong
         assert not outcome.invented

@@ -17,7 +17,7 @@ from explorer.plan.card.allocator_options import MIB, AllocatorOptions
 from explorer.plan.card.history import DeviceHistory, histories_of, start_of
 from explorer.plan.card.snapshot import is_pickle, read_snapshot, snapshot_of
 from tests.hostile import Touch, Trap
-from tests.plan.card.histories import BASE, FILES, block, devices, event, replay, small_document, snapshot
+from tests.plan.card.histories import BASE, FILES, block, event, replays, small_document, snapshot
 
 
 def history(document: Any) -> DeviceHistory:
@@ -28,8 +28,7 @@ def history(document: Any) -> DeviceHistory:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name[:40])
 def test_figures_are_those_of_the_replay(file: Path) -> None:
     """Two methods: the allocator chooses every block itself, the history reads its places from the record."""
-    for device in devices(file):
-        outcome = replay(device)
+    for device, outcome in replays(file):
         document = snapshot(device, outcome.allocator)
         read = snapshot_of(pickle.dumps(document, protocol=2 if file == FILES[0] else 4))
         start = start_of(read.devices[0], read.options)
@@ -55,8 +54,8 @@ def requested_peak(document: dict[str, Any], requested: int) -> int:
 
 def test_expandable_segments_reserve_less_where_much_was_stranded() -> None:
     """5.75 of 58.28 GB were stranded in this history."""
-    (device,) = devices(FILES[8])
-    figures = history(snapshot(device, replay(device).allocator))
+    ((device, outcome),) = replays(FILES[8])
+    figures = history(snapshot(device, outcome.allocator))
     same, expandable = figures.simulated[:2]
     assert figures.stranded_bytes // MIB == 5752
     assert same.reserved_bytes == figures.reserved_bytes
