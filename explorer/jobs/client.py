@@ -30,6 +30,7 @@ from explorer.jobs.protocol import (
     Submit,
     description_of,
     models_of,
+    run_for,
     specs_of,
     time_limit_s,
 )
@@ -65,6 +66,8 @@ class Job:
         """Key of the result in the store; None if the store does not keep the result."""
         self.warning = ""
         """Reason why the store could not keep the result."""
+        self.cancelled = False
+        """True after `cancel`, also while the job still runs."""
         self._worker = worker
         self._keep = keep
         self._finished = threading.Event()
@@ -92,6 +95,7 @@ class Job:
 
     def cancel(self) -> None:
         """Cancels the job, and kills its process if the job still runs after the grace. Returns at once."""
+        self.cancelled = True
         self._worker._cancel(self)
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -201,6 +205,11 @@ class Worker:
                 for key in tuple(self._graphs)[:-_MOST_GRAPHS]:
                     del self._graphs[key]
             self._finish(job)
+            for other in [other for other in self.open_jobs() if not other._began]:
+                if (run := run_for(other.request, result)) is not None and other._child is not None:
+                    other._child.send(CancelJob(job=other.id))
+                    other.result = run
+                    self._finish(other)
 
     def _cancel(self, job: Job) -> None:
         with self._lock:

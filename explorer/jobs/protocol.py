@@ -171,6 +171,15 @@ def description_of(request: Request) -> str:
     return " ".join([type(request).__name__.lower(), *(model.target for model in models_of(request)[:1])])
 
 
+def run_for(request: Request, record: Record) -> Measurement | None:
+    """The whole run in `record`, a result of another request, that answers `request`; None without such a run."""
+    if not isinstance(request, Measure) or request.without_data or request.beside_keep_all:
+        return None
+    runs = (record.baseline, record.candidate) if isinstance(record, Comparison) else (record,)
+    measured = (run for run in runs if isinstance(run, Measurement) and run.complete and run.origin == "measured")
+    return next((run for run in measured if run.spec == request.spec), None)
+
+
 class Submit(Record, tag=True):
     job: str
     request: Request

@@ -81,6 +81,14 @@ class Store:
         """
         return self._insert(run_file.stored_record(record, name, encoded), record)
 
+    def state(self) -> tuple[tuple[int, int], ...]:
+        """Sizes and dates of the store's files: another value after any process has saved a run."""
+        stats = []
+        for file in (self.path, Path(f"{self.path}-wal")):
+            with suppress(OSError):
+                stats.append((file.stat().st_size, file.stat().st_mtime_ns))
+        return tuple(stats)
+
     def list(self) -> tuple[StoredRun, ...]:
         """All runs: pinned runs first, then the newest. Raises UnreadableFile."""
         if not self.path.exists():

@@ -47,6 +47,11 @@ def start(script: Path, *arguments: str, home: Path) -> Served:
     command = [sys.executable, "-m", "streamlit", "run", str(script), f"--server.port={port}", "--", *arguments]
     environment = {**os.environ, "CHECKPOINT_EXPLORER_HOME": str(home)}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return wait_for(process, port)
+
+
+def wait_for(process: subprocess.Popen[bytes], port: int) -> Served:
+    """The app of `process` once it answers. A process that does not answer in time is killed: RuntimeError."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         try:
@@ -55,4 +60,4 @@ def start(script: Path, *arguments: str, home: Path) -> Served:
         except OSError:
             time.sleep(0.2)
     process.kill()
-    raise RuntimeError(f"{script.name} did not answer on port {port} within {START_S:g} s")
+    raise RuntimeError(f"The app did not answer on port {port} within {START_S:g} s")

@@ -15,10 +15,11 @@ from explorer.errors import BadInput
 from explorer.jobs import run_file
 from explorer.jobs.child import Child, worker_command
 from explorer.jobs.client import Worker
-from explorer.jobs.protocol import CancelJob, Event, Failed
+from explorer.jobs.protocol import CancelJob, Event, Failed, Measure
 from explorer.jobs.store import Store
-from explorer.record.graph import ModelGraph
+from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.measurement import Measurement
+from explorer.record.run import RunSpec
 from tests.jobs.samples import FAKE, LONG_S, begin, describe, finish, measure, wait_gone
 
 
@@ -56,6 +57,14 @@ def test_progress_and_parts_of_the_result_arrive(worker: Worker) -> None:
         parts.append(job.part)
     assert len(seen) > 5 and job.progress.total == 20 and job.began
     assert isinstance(parts[-1], Measurement) and parts[-1] == job.result
+
+
+def test_a_result_answers_a_job_that_waits_for_the_same_run(worker: Worker, store_path: Path) -> None:
+    spec = RunSpec(model=ModelRef(target="steps:10"))
+    first = begin(worker.submit(Measure(spec=spec, until_it_fits=True)), "stepping")
+    same, other = measure(worker, "steps:10"), measure(worker, "steps:10", seed=1)
+    assert finish(first).result == finish(same).result != finish(other).result
+    assert not same.began and other.began and len(Store(store_path).list()) == 2
 
 
 def test_a_model_that_prints_or_reads_stdin_disturbs_nothing(worker: Worker) -> None:

@@ -61,16 +61,22 @@ def attach(life: PageJob, kinds: tuple[type, ...]) -> None:
 
 
 def start(life: PageJob, request: Request) -> None:
-    """Hands `request` to the worker, unless a job is under way. An error becomes the failure."""
+    """Hands `request` to the worker, unless a job is under way. An error becomes the failure.
+
+    Equal requests of several windows are one job. A window that cancels the job cancels it for all windows.
+    """
     if life.id is not None:  # a button that was drawn before that started
         return
     life.failure, life.cancelling = None, False
     with refusing(life):
         for model in models_of(request):
             backend.check_offered(model)
-        backend.free_worker()
-        predicted = isinstance(request, Measure) and request.without_data  # no run: the list of runs has none of it
-        life.id, life.what = backend.worker().submit(request, keep=not predicted).id, type(request).__name__
+        job = next((job for job in backend.worker().open_jobs() if job.request == request and not job.cancelled), None)
+        if job is None:
+            backend.free_worker()
+            predicted = isinstance(request, Measure) and request.without_data  # no run: the list of runs has none of it
+            job = backend.worker().submit(request, keep=not predicted)
+        life.id, life.what = job.id, type(request).__name__
     life.refused = False
     _name_in_address(life)
 

@@ -1,8 +1,8 @@
 """What ran and what was computed from it, for all visitors: one cache for each kind, each with its own bound.
 
 A run is found by the request that it answers, so that a refresh, undo or a preset shows an earlier measurement. For
-each model the newest runs of the store are read once. Stored runs must be from this machine and younger than the
-model's file, as a run of old code says nothing about new code. Read `Runs` first.
+each model the newest runs of the store are read, again whenever a process has saved a run. Stored runs must be from
+this machine and younger than the model's file, as a run of old code says nothing about new code. Read `Runs` first.
 
 At the end: the stored runs that a visitor has pinned as baselines, or opens on a page.
 """
@@ -124,7 +124,9 @@ class Runs:
         self.pipeline_runs: Recent[str] = Recent(N_REQUESTS)
         self._recorded: dict[str, str | None] = {}
         self._points: Recent[dict[Policy, tuple[str, Point]]] = Recent(N_REQUESTS)
-        self._models_read: set[str] = set()
+        self._models_read: dict[str, Any] = {}
+        """State of the store when the runs of a model were read last."""
+        self._runs_read: set[str] = set()
         self._deleted: set[str] = set()
 
     def record(self, key: str | None) -> Any:
@@ -263,14 +265,18 @@ class Runs:
         return key
 
     def _read_store(self, target: str) -> None:
-        """Adds the newest runs of a model, once; oldest first, so that the newest run wins."""
-        if target in self._models_read:
+        """Adds the newest runs of a model that the store has got since the last call, oldest first."""
+        store = backend.store()
+        if self._models_read.get(target) == (state := store.state()):
             return
-        self._models_read.add(target)
+        self._models_read[target] = state
         try:
-            runs = [run for run in backend.store().list() if run.model == target and is_current(run, target)]
+            runs = [run for run in store.list() if run.model == target and is_current(run, target)]
             for run in sorted(runs, key=lambda run: run.created)[-MOST_READ:]:
-                record = backend.store().load(run.run_id)
+                if run.run_id in self._runs_read:
+                    continue
+                self._runs_read.add(run.run_id)
+                record = self.in_memory(run.run_id) or store.load(run.run_id)
                 if _ran_here(record):
                     self._add_answers(run.run_id, record)
         except ExplorerError:  # the Runs page says why the store cannot be read

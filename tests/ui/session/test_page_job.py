@@ -60,6 +60,16 @@ def test_a_second_start_waits_for_nobody(worker: FakeWorker) -> None:
     assert len(worker.jobs) == 1
 
 
+def test_equal_requests_of_two_windows_are_one_job_until_it_is_cancelled(worker: FakeWorker) -> None:
+    windows = [PageJob() for _ in range(3)]
+    for window in windows[:2]:
+        page_job.start(window, COMPARE)
+    assert windows[0].id == windows[1].id and len(worker.jobs) == 1
+    worker.jobs[str(windows[0].id)].cancelled = True
+    page_job.start(windows[2], COMPARE)
+    assert windows[2].id != windows[0].id
+
+
 def test_a_failure_stays_until_the_next_start(worker: FakeWorker) -> None:
     life = PageJob()
     page_job.start(life, COMPARE)

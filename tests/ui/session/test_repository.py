@@ -116,6 +116,8 @@ def test_a_new_visit_reads_the_store_if_the_run_is_of_this_machine(
     run_id = Store().save(here)
     Store().save(elsewhere)
     assert known.measured(BASE) == (run_id, here) and known.measured(CANDIDATE) is None
+    later = Store().save(run(CANDIDATE))
+    assert known.measured(CANDIDATE) == (later, run(CANDIDATE)), "another process saved it while this visit waits"
 
 
 def test_a_pinned_run_is_the_baseline_of_new_runs(app: App, worker: FakeWorker) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ from explorer.ui.shared import download
 from explorer.ui.shared.charts import as_csv
 from explorer.ui.shared.download import report_bytes
 from explorer.ui.shared.elements import ON_PRIMARY, TITLES, escape, on_primary
-from tests.ui.page_driver import App, saved, select
+from tests.ui.page_driver import ROOT, App, saved, select
 from tests.view import reports as kinds
 
 
@@ -27,6 +28,13 @@ def test_no_markup_survives(text: str) -> None:
     for i, character in enumerate(escaped):
         if character in "*[]<>$`_":
             assert escaped[i - 1] == "\\"
+
+
+def test_a_rerun_ends_without_a_full_collection() -> None:
+    """It cost a page that waits 0.3 CPU seconds a second; the option must be one that Streamlit knows."""
+    assert isinstance(st.config.get_option("runner.postScriptGC"), bool)
+    config = tomllib.loads((ROOT / ".streamlit" / "config.toml").read_text())
+    assert config["runner"] == {"postScriptGC": False}
 
 
 @pytest.mark.parametrize(

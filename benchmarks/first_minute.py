@@ -1,0 +1,143 @@
+"""What a first visitor waits for: wall time and CPU time until words, graph, timeline and all figures stand.
+
+A real Chromium opens the page of a fresh server with an empty store (cold), then another model on the same server
+(warm). The sample is the GPT that the page opens by itself. The model of a user's own is a copy of its file, of which
+no run is bundled. `busy` runs the same beside one process that never rests. CPU seconds are those of the server and all
+its processes since the page was opened, without the browser.
+
+    python -m benchmarks.first_minute [OTHER CHECKOUT] [quiet|busy]
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests" / "browser"), str(ROOT)]
+
+from chromium import find  # noqa: E402
+from served import Served, free_port, launch, wait_for  # noqa: E402
+
+LIMIT_S = 400
+SAMPLE = "sample_models/gpt.py&size=small"
+LOOK_S = 0.1
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+SIGNS = """() => {
+    const text = document.body.innerText
+    const metric = [...document.querySelectorAll('[data-testid="stMetric"]')].find((m) => /Step time/.test(m.innerText))
+    const graph = [...document.querySelectorAll("*")].some((e) => e.shadowRoot?.querySelector('[role="treeitem"]'))
+    const chart = document.querySelector(".js-plotly-plot .main-svg") !== null
+    const elsewhere = /another machine/.test(text)
+    const timed = metric !== undefined && /\\d ms/.test(metric.innerText)
+    const busy = [...document.querySelectorAll("button")].some((b) => b.innerText.trim() === "Cancel")
+    return {
+        "what it is": document.querySelector(".st-key-tour_offer") !== null,
+        "recorded sample": chart && elsewhere,
+        "own graph": graph && !/graph was recorded/.test(text) && !elsewhere,
+        "own timeline": chart && !elsewhere,
+        "all figures": chart && timed && !elsewhere && !busy,
+    }
+}"""
+
+
+def main(*arguments: str) -> None:
+    checkout = next((Path(word).resolve() for word in arguments if word not in ("quiet", "busy")), ROOT)
+    loads = [word for word in arguments if word in ("quiet", "busy")] or ["quiet", "busy"]
+    path = find()
+    if path is None:
+        sys.exit("No Chromium was found; `make browser` installs one.")
+    from playwright.sync_api import sync_playwright
+
+    print(f"{'':28} {'sign':16} {'wall s':>7} {'CPU s':>7}   load average")
+    with sync_playwright() as playwright:
+        browser = launch(playwright, path)
+        for load in loads:
+            with tempfile.TemporaryDirectory() as folder, _beside(load == "busy"):
+                _visits(browser, checkout, Path(folder), load)
+        browser.close()
+
+
+def _visits(browser: Any, checkout: Path, folder: Path, load: str) -> None:
+    """The sample or a model of a user's own on a cold server, then another model of a user's own on the same server."""
+    for kind in ("sample", "own model"):
+        home = Path(tempfile.mkdtemp(dir=folder))
+        copies = [home / f"net_{i}.py" for i in range(2)]
+        for copy in copies:
+            shutil.copyfile(checkout / "sample_models" / "gpt.py", copy)
+        app = _start(checkout, copies, home)
+        try:
+            first = SAMPLE if kind == "sample" else f"{copies[0]}&size=small"
+            _visit(browser, app, first, f"{kind}, cold, {load}")
+            if kind == "own model":
+                _visit(browser, app, f"{copies[1]}&size=small", f"{kind}, warm, {load}")
+        finally:
+            app.process.terminate()
+            app.process.wait(timeout=30)
+
+
+def _visit(browser: Any, app: Served, model: str, name: str) -> None:
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    page = context.new_page()
+    began, cpu = time.perf_counter(), _cpu_s(app.process.pid)
+    page.goto(f"{app.url}/?model={model}", wait_until="commit")
+    times: dict[str, tuple[float, float]] = {}
+    while "all figures" not in times and time.perf_counter() - began < LIMIT_S:
+        for sign, stands in page.evaluate(SIGNS).items() if page.query_selector("body") else ():
+            if stands and sign not in times:
+                times[sign] = time.perf_counter() - began, _cpu_s(app.process.pid) - cpu
+        time.sleep(LOOK_S)
+    for sign, (wall_s, cpu_s) in times.items():
+        print(f"{name:28} {sign:16} {wall_s:7.1f} {cpu_s:7.1f}   {os.getloadavg()[0]:.1f}", flush=True)
+    context.close()
+
+
+def _start(checkout: Path, models: list[Path], home: Path) -> Served:
+    """The app of `checkout`, which offers the sample models and `models`."""
+    port = free_port()
+    command = [sys.executable, "-m", "streamlit", "run", "app.py", f"--server.port={port}", "--"]
+    command += [word for model in models for word in ("--model", str(model))]
+    environment = {**os.environ, "CHECKPOINT_EXPLORER_HOME": str(home)}
+    silent = subprocess.DEVNULL
+    process = subprocess.Popen(command, cwd=checkout, env=environment, stdout=silent, stderr=silent)
+    return wait_for(process, port)
+
+
+@contextmanager
+def _beside(busy: bool) -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if busy else None
+    try:
+        yield
+    finally:
+        if process is not None:
+            process.kill()
+            process.wait()
+
+
+def _cpu_s(root: int) -> float:
+    """CPU seconds of a process and its descendants, those that ended and were waited for included."""
+    parents: dict[int, int] = {}
+    seconds: dict[int, float] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        pid = int(stat.parent.name)
+        parents[pid], seconds[pid] = int(fields[1]), sum(map(int, fields[11:15])) * TICK_S
+    tree = {root}
+    while grown := {pid for pid, parent in parents.items() if parent in tree} - tree:
+        tree |= grown
+    return sum(seconds.get(pid, 0.0) for pid in tree)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
