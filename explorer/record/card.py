@@ -37,11 +37,24 @@ class RefusedRequest(Record):
     op: str
     allocated_bytes: Count
     reserved_bytes: Count
+    tick: Count = 0
+    """Event of the step's timeline; 0: before the step."""
 
     @property
     def free_bytes(self) -> int:
         """Reserved and held by no block: too scattered for the request."""
         return self.reserved_bytes - self.allocated_bytes
+
+
+class OtherSetting(Record):
+    """The peaks of the same steps under other options of the allocator."""
+
+    options: str
+    """As `Card.options`."""
+    allocated_bytes: Count
+    reserved_bytes: Count
+    refused: bool = False
+    """Whether the card has no memory for a request; the peaks are then those up to the request."""
 
 
 class UnknownMemory(Record):
@@ -76,6 +89,7 @@ class CardMemory(Record):
     """Settings whose rules were never held against the history of a real card."""
     not_played: tuple[str, ...] = ()
     """Settings of the card without a rule here: the figures are those without them."""
+    other_settings: tuple[OtherSetting, ...] = ()
 
     @property
     def stranded_bytes(self) -> int:

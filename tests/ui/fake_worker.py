@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from explorer.errors import BadInput
 from explorer.jobs.protocol import Compare, Describe, DrawAutograd, FindPlans, Measure
+from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.planners.front import find_plans
 from explorer.record import Failure, Measurement, ModelGraph
 from explorer.record.base import to_json
@@ -72,7 +73,8 @@ class FakeWorker:
                 job.finish(self.graph)
             case Measure(spec=spec, without_data=True):
                 played = graphs.measured(self.graph, spec)
-                job.finish(replace(played, origin="predicted", times=None, warnings=(UNSAFE,)))
+                card = memory_on(spec.card, played) if spec.card is not None else None
+                job.finish(replace(played, origin="predicted", times=None, warnings=(UNSAFE,), card=card))
             case Measure(spec=spec):
                 job.finish(graphs.measured(self.graph, spec))
             case Compare(candidate=spec):

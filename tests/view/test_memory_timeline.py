@@ -11,16 +11,20 @@ import pytest
 from hypothesis import given, settings
 from msgspec.structs import replace
 
+from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.record import Comparison, Measurement, Policy, Samples, Times
 from explorer.record.base import column, from_msgpack
+from explorer.record.card import Card
 from explorer.record.measurement import RecordedRanks
 from explorer.view.compare.headline import headlines
 from explorer.view.drawing.axis import MAX_POINTS, positions
 from explorer.view.drawing.colours import CURSOR
 from explorer.view.drawing.figure import bold
+from explorer.view.drawing.units import byte_axis
 from explorer.view.memory.bands import ALLOCATED, RESERVED
 from explorer.view.memory.blocks import MOST, NOTHING, REST, operators_chart
+from explorer.view.memory.card import add_card, card_chart
 from explorer.view.memory.ranks import MOST_LINES, rank_rows, ranks_at_peak, ranks_over_time, spread_of_ranks
 from explorer.view.memory.stacked import roles
 from explorer.view.memory.timeline import HEIGHT, NAME, NO_TIMELINE, add_predicted, sketch, timeline
@@ -307,3 +311,41 @@ def test_the_roles_of_a_bar_add_up_to_the_peak() -> None:
     unit = {"MiB": MIB, "GiB": 1024 * MIB}[fig.layout.xaxis.title.text[-4:-1]]
     held = [sum(trace.x[i] for trace in fig.data) * unit for i in range(2)]
     assert [round(size) for size in held] == [run.held_peak_bytes for run in ranks().ranks]
+
+
+def on_card(run: Measurement, total_bytes: int) -> Measurement:
+    return replace(run, card=memory_on(Card(name="small", total_bytes=total_bytes, taken_bytes=0), run))
+
+
+def test_the_bar_of_a_card_adds_up_to_the_card_and_a_refused_segment_passes_its_end() -> None:
+    run = compared().baseline
+    whole = on_card(run, 1 << 30).card
+    assert whole is not None and whole.refused is None and whole.stranded_bytes
+    small = on_card(run, whole.reserved_bytes - 1).card
+    assert small is not None and small.refused is not None
+    for memory, passes in ((whole, False), (small, True)):
+        fig = card_chart({"baseline": memory}).figure
+        unit = byte_axis(memory.card.total_bytes)[0]
+        widths = {trace.name: trace.x[0] * unit for trace in fig.data if trace.x[0]}
+        assert (sum(widths.values()) > memory.card.total_bytes) == passes == ("refused segment" in widths)
+        if not passes:
+            assert sum(widths.values()) == memory.card.total_bytes
+            assert widths["allocated"] == memory.allocated_bytes and widths["stranded"] == memory.stranded_bytes
+        assert fig.layout.shapes[0].x0 * unit == memory.card.total_bytes
+
+
+def test_a_timeline_shows_the_limit_of_the_card_and_the_moment_of_the_refusal() -> None:
+    pair = compared()
+    reserved = on_card(pair.baseline, 1 << 30).card
+    assert reserved is not None
+    baseline, candidate = (on_card(run, reserved.reserved_bytes - 1) for run in (pair.baseline, pair.candidate))
+    chart = add_card(timeline(baseline, candidate), {"baseline": baseline, "candidate": candidate})
+    assert baseline.card is not None and baseline.card.refused is not None and baseline.allocations is not None
+    texts = [note.text for note in chart.figure.layout.annotations]
+    assert any("can be reserved" in text for text in texts)
+    assert sum("of the baseline" in text and "refused" in text for text in texts) == 1
+    moment = positions(baseline, baseline.allocations, candidate, axis="tick")[baseline.card.refused.tick]
+    assert moment in [shape.x0 for shape in chart.figure.layout.shapes]
+    assert add_card(timeline(pair.baseline), {"baseline": pair.baseline}).figure == timeline(pair.baseline).figure
+    far = add_card(timeline(on_card(pair.baseline, 1 << 40)), {"baseline": on_card(pair.baseline, 1 << 40)})
+    assert "above this picture" in far.figure.layout.annotations[-1].text

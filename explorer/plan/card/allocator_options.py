@@ -18,6 +18,8 @@ FIRST_DIVISION_LOG, N_DIVISIONS = 20, 16
 """Divisions of powers of two are given for requests from 1 MiB to 32 GiB."""
 PLAYED = ("max_split_size_mb", "roundup_power2_divisions", "expandable_segments")
 LEAST_SPLIT_MB = 20
+OTHER_OPTIONS = ("expandable_segments:True", "roundup_power2_divisions:4", "max_split_size_mb:128")
+"""Settings that people try when memory is refused; each is played beside the chosen one."""
 
 
 @dataclass(frozen=True, kw_only=True)

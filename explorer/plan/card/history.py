@@ -6,13 +6,11 @@ other options.
 
 from __future__ import annotations
 
-from explorer.plan.card.allocator_options import AllocatorOptions, parse_options
+from explorer.plan.card.allocator_options import OTHER_OPTIONS, AllocatorOptions, parse_options
 from explorer.plan.card.books import RETURNED, Books, DeviceStart, contradiction, start_of
 from explorer.plan.card.caching_allocator import CachedBlock, CachingAllocator, OutOfCardMemory
 from explorer.plan.card.snapshot import DeviceSnapshot, Snapshot
 from explorer.record.base import Count, Record
-
-OTHER_OPTIONS = ("expandable_segments:True", "roundup_power2_divisions:4", "max_split_size_mb:128")
 
 
 class RefusedInHistory(Record):

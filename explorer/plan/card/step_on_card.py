@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from explorer.errors import BadInput
-from explorer.plan.card.allocator_options import parse_options
+from explorer.plan.card.allocator_options import OTHER_OPTIONS, parse_options
 from explorer.plan.card.caching_allocator import CachedBlock, CachingAllocator, OutOfCardMemory
 from explorer.plan.card.cards import LARGEST_CARD, capacity_bytes
 from explorer.record.allocations import ROLES, Allocations, Phase, PhaseSpan
-from explorer.record.card import Card, CardMemory, RefusedRequest, UnknownMemory
+from explorer.record.card import Card, CardMemory, OtherSetting, RefusedRequest, UnknownMemory
 from explorer.record.measurement import Measurement
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -179,14 +179,28 @@ class _Play:
 
 
 def memory_on(card: Card, run: Measurement) -> CardMemory:
-    """What `run`'s step holds on `card`.
+    """What `run`'s step holds on `card`, also under the options of OTHER_OPTIONS.
 
     Raises BadInput if the run has no timeline, and for options that cannot be read.
     """
     if run.allocations is None:
         raise BadInput("A card is filled from a timeline, and this run has none.", hint="Run it again.")
-    options = parse_options(card.options)
     program = program_of(run.allocations, run.phases)
+    others = [replace(card, options=options) for options in OTHER_OPTIONS if options != card.options]
+    return replace(_memory(card, program), other_settings=tuple(_setting(_memory(other, program)) for other in others))
+
+
+def _setting(memory: CardMemory) -> OtherSetting:
+    return OtherSetting(
+        options=memory.card.options,
+        allocated_bytes=memory.allocated_bytes,
+        reserved_bytes=memory.reserved_bytes,
+        refused=memory.refused is not None,
+    )
+
+
+def _memory(card: Card, program: _Program) -> CardMemory:
+    options = parse_options(card.options)
     play = _Play(
         program, CachingAllocator(capacity_bytes(card), options), workspace_bytes(card.capability, card.cublas)
     )
@@ -209,7 +223,7 @@ def memory_on(card: Card, run: Measurement) -> CardMemory:
         workspace_bytes=len(play.threads) * play.workspace,
         n_steps=play.step,
         refused=refused,
-        unknown=_unknown(run.allocations),
+        unknown=_unknown(program.log),
         not_checked=options.played,
         not_played=options.not_played,
     )
@@ -219,8 +233,10 @@ def excess_bytes(run: Measurement) -> int:
     """What the step of `run` would reserve on its card if the card had no end, beyond what the card has."""
     assert run.card is not None
     card = run.card.card
+    assert run.allocations is not None
     endless = replace(card, total_bytes=LARGEST_CARD, taken_bytes=0)
-    return max(0, memory_on(endless, run).reserved_bytes - capacity_bytes(card))
+    memory = _memory(endless, program_of(run.allocations, run.phases))
+    return max(0, memory.reserved_bytes - capacity_bytes(card))
 
 
 def _refusal(play: _Play, n_bytes: int) -> RefusedRequest:
@@ -234,6 +250,7 @@ def _refusal(play: _Play, n_bytes: int) -> RefusedRequest:
         op=log.ops[log.op[play.entry]],
         allocated_bytes=play.allocator.allocated_bytes,
         reserved_bytes=play.allocator.reserved_bytes,
+        tick=play.tick,
     )
 
 

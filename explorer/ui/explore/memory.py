@@ -13,6 +13,7 @@ from explorer.plan.why.peak import explain, explain_one
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.ui.explore import state as states
+from explorer.ui.explore.card import card_panel
 from explorer.ui.explore.forecast import predicted_line
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.explore.view import Picked, View, ledger_of
@@ -25,6 +26,7 @@ from explorer.view.drawing.axis import Axis, has_times
 from explorer.view.drawing.figure import Chart
 from explorer.view.drawing.rows import ROOT_LABEL
 from explorer.view.drawing.units import mib
+from explorer.view.memory.card import add_card
 from explorer.view.memory.ledger import ledger_chart, place
 from explorer.view.memory.stacked import by_block, roles
 from explorer.view.memory.timeline import add_predicted, timeline
@@ -42,30 +44,22 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> None:
     if baseline is None:
         return
     candidate = view.comparison.candidate if view.comparison else None
+    card_panel(baseline, candidate)
     views = [TWO, OF_BASELINE, OF_CANDIDATE] if candidate else [OF_BASELINE]
     left, right = st.columns([4, 2], vertical_alignment="center")
     with left:
         choice = _view_picker(state, views)
     with right:
-        timed = st.toggle(
-            "Axis in time",
-            key="memory_time",
-            help="Milliseconds, phase by phase as in steps without recording.",
-            disabled=not has_times(baseline, candidate),
-        )
-        stacked = choice != TWO and st.toggle(
-            "Stacked by block",
-            key="memory_by_block",
-            help="One band a block, piling up in forward and draining in backward; what runs again lies on top.",
-        )
-    axis: Axis = "time" if timed else "tick"
+        axis, stacked = _toggles(baseline, candidate, choice)
     reasons = _reasons(view, baseline)
     _picked_moment(state, baseline, candidate)
     if choice == TWO and candidate:
+        drawn = {"baseline": baseline, "candidate": candidate}
         chart = timeline(baseline, candidate, axis=axis, cursor=picked, why=reasons[0] if reasons else "")
     else:
         name = "candidate" if choice == OF_CANDIDATE and candidate else "baseline"
         run = candidate if name == "candidate" and candidate else baseline
+        drawn = {name: run}
         cursor = picked[1] if picked and picked[0] == name else None
         if stacked:
             chart = by_block(run, axis=axis, cursor=cursor)
@@ -73,6 +67,7 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> None:
             chart = roles(run, block=block or None, axis=axis, cursor=cursor)
     if choice != OF_CANDIDATE:
         _add_prediction(state, view, chart, over=candidate if choice == TWO else None, axis=axis)
+    add_card(chart, drawn)
 
     def pick(custom: list[Any]) -> None:
         name = "candidate" if choice == OF_CANDIDATE or custom[0] == "candidate" else "baseline"
@@ -82,6 +77,22 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> None:
     draw(chart, key=f"memory_{views.index(choice or views[0])}_{axis}{kind}", height=height, act=pick)
     _why(reasons[1:] if choice == TWO else reasons)
     _alive(baseline, candidate, picked, lambda fqns: _select(state, graph, fqns))
+
+
+def _toggles(baseline: Measurement, candidate: Measurement | None, choice: str) -> tuple[Axis, bool]:
+    """The axis of the chart, and whether a single run is stacked by block."""
+    timed = st.toggle(
+        "Axis in time",
+        key="memory_time",
+        help="Milliseconds, phase by phase as in steps without recording.",
+        disabled=not has_times(baseline, candidate),
+    )
+    stacked = choice != TWO and st.toggle(
+        "Stacked by block",
+        key="memory_by_block",
+        help="One band a block, piling up in forward and draining in backward; what runs again lies on top.",
+    )
+    return "time" if timed else "tick", stacked
 
 
 def _reasons(view: View, baseline: Measurement) -> tuple[str, ...]:

@@ -108,7 +108,7 @@ def _tour(state: ExploreState, view: View) -> None:
 def _trouble(state: ExploreState) -> None:
     """Links that cannot be read, runs that could not be saved, runs without a result."""
     if state.draft.message:
-        st.warning(escape(state.draft.message), icon=":material/link_off:")
+        st.warning(escape(state.draft.message), icon=":material/report:")
     if state.doubt:
         st.warning(escape(state.doubt), icon=":material/gpp_maybe:")
     if state.imported is not None:

@@ -14,7 +14,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import streamlit as st
 
-from explorer.errors import ExplorerError
+from explorer.errors import BadInput, ExplorerError
+from explorer.plan.card.cards import parse_card
 from explorer.plan.policy import block_names as decision
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL, Policy, Unit
@@ -91,7 +92,7 @@ class Draft:
     jump: tuple[str, int] | None = None
     """Block to scroll to, and how many jumps there were."""
     message: str = ""
-    """Reason why the address could not be read."""
+    """Reason why the address, or a typed option, could not be read."""
 
 
 def current() -> Draft:
@@ -109,7 +110,8 @@ def _first() -> Draft:
     except ExplorerError as error:
         return Draft(spec=usual, message=str(error), predict=backend.predicts())
     predict = st.query_params.get("predict")
-    return Draft(spec=spec or usual, predict=backend.predicts() if predict is None else predict == "1")
+    for_card = spec is not None and spec.card is not None
+    return Draft(spec=spec or usual, predict=for_card or (backend.predicts() if predict is None else predict == "1"))
 
 
 def graph_of(draft: Draft) -> ModelGraph | None:
@@ -139,9 +141,27 @@ def choose_model(draft: Draft, model: ModelRef) -> None:
 
 
 def set_predict(draft: Draft, *, on: bool) -> None:
-    """Switches prediction on or off and starts the model afresh; the policy stays. Predictions use the CPU."""
-    restart(draft, msgspec.structs.replace(draft.spec, device="cpu") if on else draft.spec, predict=on)
+    """Switches prediction on or off and starts the model afresh; the policy stays. Predictions use the CPU, and a card
+    is an option of predictions alone."""
+    spec = draft.spec
+    restart(draft, msgspec.structs.replace(spec, **({"device": "cpu"} if on else {"card": None})), predict=on)
     to_address(draft)
+
+
+def set_card(draft: Draft, text: str) -> None:
+    """Predicts for the card that `text` names, such as `b200` or `24 GiB`; empty: for no card.
+
+    A text that names no card becomes the draft's message.
+    """
+    try:
+        card = parse_card(text) if text else None
+    except BadInput as error:
+        draft.message = f"{error.sentence} {error.hint}"
+        return
+    draft.message = ""
+    choose(draft, msgspec.structs.replace(draft.spec, card=card))
+    if card is not None and not draft.predict:
+        set_predict(draft, on=True)
 
 
 def choose(draft: Draft, spec: RunSpec) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import streamlit as st
 
+from explorer.plan.card.cards import CARDS
 from explorer.plan.catalogue import Sample, default_size
 from explorer.record.base import Record, limits
 from explorer.record.graph import ModelGraph, ModelRef
@@ -20,6 +21,7 @@ from explorer.ui.session.values import Bound, bound, select
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.draft import Draft
 from explorer.ui.shared.elements import escape, small_text
+from explorer.view.drawing.units import mib
 from explorer.view.text import explore as glossary
 
 Argument = int | float | str | bool
@@ -27,6 +29,7 @@ Choose = Callable[[ModelRef], None]
 Change = Callable[[str, Any], None]
 """Takes the name of an option and its new value."""
 AS_BUILT = "as built"
+NO_CARD = "no card"
 SIZE_WIDTH = 110
 MANY = 8
 """Count from which the numbers of a model stand in two columns."""
@@ -136,6 +139,7 @@ def _options(draft: Draft, graph: ModelGraph | None, choose: Choose) -> None:
             st.markdown("**The step**")
             _weights(spec.model, choose)
             _toggle("predict", draft.predict, lambda on: drafts.set_predict(draft, on=on))
+            _card(draft)
             if not draft.predict:
                 _choice("device", spec.device, backend.devices(spec.device), change)
             for name, offered in CHOICES.items():
@@ -161,6 +165,23 @@ def _weights(model: ModelRef, choose: Choose) -> None:
     select("weights", offered, field, format_func=_file_name, help=glossary.WEIGHTS)
 
 
+def _card(draft: Draft) -> None:
+    """Draws the choice of a card: one by name, or a size that is typed."""
+    card = draft.spec.card
+    name = "" if card is None else next((key for key, listed in CARDS.items() if listed == card), card.name)
+    offered = list(dict.fromkeys(["", *CARDS, name]))
+    field = bound("option_card", name, partial(drafts.set_card, draft))
+    titles = {"": NO_CARD} | {key: f"{listed.name}, {mib(listed.total_bytes)}" for key, listed in CARDS.items()}
+    select(
+        "predict for",
+        offered,
+        field,
+        format_func=lambda key: titles.get(key, key),
+        accept_new_options=True,
+        help=glossary.OPTIONS["card"],
+    )
+
+
 def _file_name(file: str) -> str:
     return Path(file).name if file else AS_BUILT
 
@@ -170,6 +191,7 @@ def _changed_options(draft: Draft) -> list[str]:
     spec = draft.spec
     usual = RunSpec(model=spec.model)
     of_model = ["predict on"] if draft.predict else []
+    of_model += [f"for {spec.card.name}"] if spec.card is not None else []
     of_model += [f"weights {Path(spec.model.weights).name}"] if spec.model.weights else []
     of_step = ("device", *CHOICES, *NUMBERS, "momentum", "frozen")
     of_policy = [name for name in Policy.__struct_fields__ if name != "units"]

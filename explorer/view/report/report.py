@@ -34,6 +34,7 @@ from explorer.view.compare.headline import Headline, headlines
 from explorer.view.drawing.figure import Chart
 from explorer.view.drawing.units import count, mib
 from explorer.view.memory.blocks import operators_chart, saved_bytes_chart
+from explorer.view.memory.card import add_card, card_chart, cards_of
 from explorer.view.memory.ledger import ledger_chart
 from explorer.view.memory.ranks import rank_rows, ranks_at_peak, ranks_over_time, spread_of_ranks
 from explorer.view.memory.stacked import by_block, roles
@@ -44,7 +45,7 @@ from explorer.view.pipeline.ranks import against_chart, bands_chart, rank_chart
 from explorer.view.pipeline.shares import calls_chart, truth_chart, truth_table
 from explorer.view.report.html import anchor, box, card, document, drawn, folded, paragraph, picture, section, table
 from explorer.view.text.plan import in_words
-from explorer.view.text.runs import did_not_fit, what_failed
+from explorer.view.text.runs import did_not_fit, notes_of_cards, what_failed
 
 Reported = Comparison | Measurement | RecordedRanks | PipelineRun
 
@@ -185,7 +186,9 @@ def _memory(of: ReportOf, run: Run) -> Iterator[str]:
     shown = _shown(run)
     if isinstance(run, Comparison):
         yield from map(paragraph, explain(run, of.known_graph))
-        yield drawn(timeline(run.baseline, run.candidate))
+        both = {"baseline": run.baseline, "candidate": run.candidate}
+        yield from _on_card(both)
+        yield drawn(add_card(timeline(run.baseline, run.candidate), both))
         yield from by_role_and_block(shown)
     else:
         yield from memory_of_one(run, of.known_graph)
@@ -194,9 +197,16 @@ def _memory(of: ReportOf, run: Run) -> Iterator[str]:
 def memory_of_one(run: Measurement, graph: ModelGraph | None) -> Iterator[str]:
     """Reasons for the peak, and all pictures of the run's memory."""
     yield from map(paragraph, explain_one(run, graph))
+    yield from _on_card({"this run": run})
     if run.allocations is not None and run.phases:
-        yield drawn(_alone(timeline(run)))
+        yield drawn(add_card(_alone(timeline(run)), {"this run": run}))
     yield from by_role_and_block(run)
+
+
+def _on_card(runs: Mapping[str, Measurement]) -> Iterator[str]:
+    if memories := cards_of(runs):
+        yield drawn(card_chart(memories))
+        yield from (paragraph(f"{title}: {note}.") for title, note in notes_of_cards(memories))
 
 
 def _alone(chart: Chart) -> Chart:

@@ -70,6 +70,10 @@ WEIGHTS = (
 
 OPTIONS = {
     "predict": "Allocate and run nothing: every figure is predicted. For models that do not fit here.",
+    "card": (
+        "What this GPU would hold, by CUDA's rules and those of torch's allocator; no GPU is needed. Choose a card, or "
+        "type its memory: 24 GiB."
+    ),
     "device": "Where the step runs. cuda is offered where an NVIDIA GPU and its driver are found.",
     "dtype": "Number format of parameters and inputs. own: as the model is built, nothing is cast.",
     "autocast": "Matrix products in a 16-bit format, parameters as they are (mixed precision). No loss is scaled.",
@@ -96,6 +100,15 @@ OPTIONS = {
         "behaviour, they move twice per step."
     ),
 }
+
+CARD = {
+    "requested": "Bytes that tensors and the workspaces of cuBLAS ask for.",
+    "allocated": "The blocks that torch's allocator hands out for the requests: each request is rounded up.",
+    "reserved": "The segments that the allocator takes from the driver. The card must have these.",
+    "stranded": "Reserved beyond the allocated peak: no other program can have it, and this step cannot use it.",
+    "headroom": "What the card has beyond the reserved bytes, and beyond driver and context.",
+}
+"""The figures of a card, one sentence each."""
 
 SEGMENT = (
     "A segment keeps only the input of its first block: less memory than its blocks one by one, but all of it is "

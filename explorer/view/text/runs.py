@@ -11,7 +11,7 @@ from typing import Any
 
 from explorer.plan.card.cards import DRIVER_BYTES
 from explorer.plan.card.history import DeviceHistory, SimulatedHistory
-from explorer.record.card import CardMemory, RefusedRequest
+from explorer.record.card import Card, CardMemory, OtherSetting, RefusedRequest, UnknownMemory
 from explorer.record.comparison import Comparison
 from explorer.record.failure import Failure
 from explorer.record.measurement import Measurement, Refused
@@ -139,41 +139,95 @@ def peaks_in_words(run: Measurement) -> str:
 def card_rows(memory: CardMemory) -> dict[str, str]:
     """What a card holds, figure by figure, and what is not known of it."""
     card = memory.card
-    left, size = memory.headroom_bytes, mib(card.total_bytes)
     driver = (
         f"{mib(card.taken_bytes)} of driver and context"
         if card.taken_bytes is not None
         else f"driver and context are assumed to take {mib(DRIVER_BYTES[0])} to {mib(DRIVER_BYTES[1])}"
     )
-    rows = {
+    left = {} if memory.refused is not None else {"Left": headroom_text(memory)}
+    return {
         "Requested": f"{mib(memory.requested_bytes)}, {mib(memory.workspace_bytes)} of it for workspaces of cuBLAS",
         "Allocated": mib(memory.allocated_bytes),
         "Reserved": f"{mib(memory.reserved_bytes)}, {mib(memory.stranded_bytes)} of it stranded",
-        "Card": f"{card.name if size in card.name else f'{card.name}, {size}'}; {driver}",
+        "Card": f"{card_name(card)}; {driver}",
+        **left,
+        **card_notes(memory),
     }
+
+
+def card_name(card: Card) -> str:
+    """`B200, 178.35 GiB`."""
+    size = mib(card.total_bytes)
+    return card.name if size in card.name else f"{card.name}, {size}"
+
+
+def headroom_text(memory: CardMemory) -> str:
+    """What the card has left, an interval where the driver's share is assumed."""
+    if memory.headroom_bytes is not None:
+        return mib(memory.headroom_bytes)
+    most, least = (memory.card.total_bytes - memory.reserved_bytes - share for share in DRIVER_BYTES)
+    return f"{mib(least)} to {mib(most)}"
+
+
+def card_notes(memory: CardMemory) -> dict[str, str]:
+    """The refused request, what the figures leave out, and other settings of the allocator."""
+    notes = {
+        "Refused": "" if memory.refused is None else refusal_sentence(memory.refused),
+        "Not known": "; ".join(map(unknown_text, memory.unknown)),
+        "Not checked": f"{', '.join(memory.not_checked)}: by torch's rules, against no recorded history",
+        "Not played": f"{', '.join(memory.not_played)}: the figures are those without it",
+        "Other settings": settings_text(memory),
+    }
+    present = (memory.refused, memory.unknown, memory.not_checked, memory.not_played, memory.other_settings)
+    return {name: note for (name, note), part in zip(notes.items(), present) if part}
+
+
+def notes_of_cards(memories: Mapping[str, CardMemory]) -> list[tuple[str, str]]:
+    """Titles and texts: the refused request of each run by name, and all other notes of the last run."""
+    last = list(memories)[-1]
+    return [
+        (title, f"{note} ({name})" if title == "Refused" and len(memories) > 1 else note)
+        for name, memory in memories.items()
+        for title, note in card_notes(memory).items()
+        if title == "Refused" or name == last
+    ]
+
+
+def unknown_text(part: UnknownMemory) -> str:
+    """`workspaces of cuDNN for convolutions, 0 MiB to 32.0 MiB`; without a bound the name alone."""
+    interval = "" if part.most_bytes is None else f", {mib(part.least_bytes)} to {mib(part.most_bytes)}"
+    return f"{part.what}{interval or (f', at least {mib(part.least_bytes)}' if part.least_bytes else '')}"
+
+
+def settings_text(memory: CardMemory) -> str:
+    """`12.0 MiB less reserved with expandable_segments:True`, or whether a refused step would fit."""
+    by_outcome: dict[str, list[str]] = {}
+    for setting in memory.other_settings:
+        by_outcome.setdefault(_outcome(memory, setting), []).append(setting.options)
+    return "; ".join(f"{outcome} with {', '.join(options)}" for outcome, options in by_outcome.items())
+
+
+def _outcome(memory: CardMemory, setting: OtherSetting) -> str:
+    if setting.refused:
+        return "refused too" if memory.refused else "refused"
     if memory.refused is not None:
-        rows["Refused"] = refusal_sentence(memory.refused)
-    elif left is not None:
-        rows["Left"] = mib(left)
-    else:
-        least = card.total_bytes - memory.reserved_bytes
-        rows["Left"] = f"{mib(least - DRIVER_BYTES[1])} to {mib(least - DRIVER_BYTES[0])}"
-    if memory.unknown:
-        rows["Not known"] = "; ".join(part.what for part in memory.unknown)
-    if memory.not_checked:
-        rows["Not checked"] = f"{', '.join(memory.not_checked)}: by torch's rules, against no recorded history"
-    if memory.not_played:
-        rows["Not played"] = f"{', '.join(memory.not_played)}: the figures are those without it"
-    return rows
+        return f"fits, {mib(setting.reserved_bytes)} reserved,"
+    saved = memory.reserved_bytes - setting.reserved_bytes
+    return f"{mib(abs(saved))} {'less' if saved > 0 else 'more'} reserved" if saved else "as much reserved"
 
 
 def refusal_sentence(refused: RefusedRequest) -> str:
     """`2.00 GiB in blocks.27, div, forward of step 1: 176.07 GiB allocated, 1.50 GiB reserved and free`."""
-    where = ", ".join(filter(None, (refused.block, refused.op.removeprefix("aten.").partition(".")[0])))
     return (
-        f"{mib(refused.n_bytes)} in {where}, {refused.phase} of step {refused.step}: "
+        f"{mib(refused.n_bytes)} in {operator_place(refused)}, {refused.phase} of step {refused.step}: "
         f"{mib(refused.allocated_bytes)} allocated, {mib(refused.free_bytes)} reserved and free"
     )
+
+
+def operator_place(refused: RefusedRequest) -> str:
+    """`blocks.27, div`: block and operator of a refused request."""
+    op = refused.op.removeprefix("aten.").partition(".")[0]
+    return ", ".join(filter(None, (refused.block, op))) or "the model itself"
 
 
 def history_rows(history: DeviceHistory) -> list[dict[str, str]]:

@@ -9,9 +9,11 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from explorer.jobs.protocol import Compare, Describe, FindPlans, Measure
+from explorer.plan.card.cards import CARDS
 from explorer.plan.policy.file import evidence_of
 from explorer.record import Failure
 from explorer.ui.session import backend, repository
+from explorer.ui.shared import draft as drafts
 from explorer.view.drawing.units import mib
 from tests.ui.fake_worker import UNSAFE, FakeJob, FakeWorker
 from tests.ui.page_driver import (
@@ -162,6 +164,44 @@ def test_the_policy_stays_and_a_link_and_the_command_line_bring_it(app: App, mon
     assert at.session_state["draft"].predict and "predict" not in address(at)
     at = switch(at, on=False)
     assert address(at)["predict"] == "0" and not app(**address(at)).session_state["draft"].predict
+
+
+def typed(at: AppTest, text: str) -> AppTest:
+    """A card that is typed: AppTest chooses among the options alone, so this is the box's callback."""
+    drafts.set_card(at.session_state["draft"], text)
+    return settle(at.run())
+
+
+def rows_on_card(at: AppTest) -> list[dict[str, str]]:
+    (table,) = [one.value for one in at.dataframe if "stranded" in one.value]
+    return table.to_dict("records")
+
+
+def test_a_card_by_name_is_predicted_for_and_its_figures_stand_in_the_memory_view(app: App, worker: FakeWorker) -> None:
+    at = settle(widget(app(), "selectbox", "option_card").set_value("b200").run())
+    assert at.session_state["draft"].predict and worker.of(Measure)[-1].request.without_data
+    run = worker.of(Measure)[-1].result
+    assert run.spec.card == CARDS["b200"] and run.card.requested_bytes > run.step_peak_bytes, "cuBLAS has workspaces"
+    (row,) = rows_on_card(at)
+    figures = ("requested", "allocated", "reserved", "stranded", "headroom")
+    assert [row[name] for name in figures] == [mib(getattr(run.card, f"{name}_bytes")) for name in figures]
+    assert "changed options] predict on, for B200" in words(at)
+    assert re.search(r"(less|more|as much) reserved with .*expandable_segments:True", words(at))
+    again = app(**address(at))
+    assert again.session_state["draft"].spec.card == CARDS["b200"] and rows_on_card(again) == [row]
+    at = switch(at, on=False)
+    assert at.session_state["draft"].spec.card is None and "stranded" not in words(at)
+
+
+def test_a_size_that_is_typed_refuses_a_request_and_the_policy_fits(app: App) -> None:
+    at = typed(app(), "880 MiB")
+    assert "Refused" in words(at) and rows_on_card(at)[0]["headroom"].startswith("refused ")
+    at = press(say(at, on=ALL), "run")
+    assert [row["headroom"].startswith("refused ") for row in rows_on_card(at)] == [True, False]
+    card = at.session_state["draft"].spec.card
+    at = typed(at, "b201")
+    assert "neither a card that is listed here nor a size" in words(at)
+    assert at.session_state["draft"].spec.card == card
 
 
 def test_a_model_that_cannot_be_predicted_is_one_sentence(
