@@ -56,6 +56,9 @@ def test_a_stored_run_and_a_run_file_give_the_same_report(tmp_path: Path, measur
     file.write_bytes(Store().export_file(run_id))
     for which, name in ((run_id, "a.html"), (str(file), "b.html")):
         report(which, "--out", str(tmp_path / name))
+    for name, key in (("a.perfetto.json", "traceEvents"), ("a.speedscope.json", "profiles")):
+        report(run_id, "--out", str(tmp_path / name))
+        assert json.loads((tmp_path / name).read_text())[key]
     text = (tmp_path / "a.html").read_text()
     assert text == (tmp_path / "b.html").read_text()
     assert "<h1>my run</h1>" in text and "<h2>Hazards</h2>" in text
@@ -82,6 +85,8 @@ def test_every_kind_of_run_is_listed_and_reported(tmp_path: Path, measured: Meas
         assert run_id in listed
         report(run_id, "--out", str(tmp_path / "r.html"))
         assert section in (tmp_path / "r.html").read_text()
+    pipeline = sections["<h2>Schedule</h2>"]
+    assert "no memory timeline" in report(pipeline, "--out", str(tmp_path / "r.perfetto.json"), code=2).stderr
 
 
 def test_a_memory_snapshot_is_printed(tmp_path: Path) -> None:

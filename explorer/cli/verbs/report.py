@@ -1,6 +1,6 @@
 """`python -m explorer report [RUN]`: a stored run as one HTML file; without RUN a list of the stored runs.
 
-A memory snapshot of torch in place of a run is printed as tables.
+A memory snapshot of torch in place of a run is printed as tables. OUT names the program that a JSON file is for.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from explorer.jobs.run_file import files_of_ranks, open_files
 from explorer.jobs.store import Store
 from explorer.plan.card.history import histories_of
 from explorer.plan.card.snapshot import is_pickle, read_snapshot
+from explorer.plan.export.traces import RUN_EXPORTS, runs_in
 from explorer.record.base import from_msgpack
 from explorer.view.report.report import Reported, ReportOf, report_text
 
@@ -29,12 +30,18 @@ Which = Annotated[
         metavar="[RUN]", help="A run file, the id of a stored run, or a memory snapshot; without it: a list."
     ),
 ]
-ReportPath = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where the HTML file goes.")]
+ReportPath = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="FILE", help="Where the HTML file goes, or x.perfetto.json, x.speedscope.json."),
+]
 
 
 @verb
 def report(output: Output, run: Which = None, out: ReportPath = None) -> None:
-    """A run as one HTML file: no server, no network. A memory snapshot of torch as tables."""
+    """A run as one HTML file: no server, no network. A memory snapshot of torch as tables.
+
+    A file name that ends in .perfetto.json or .speedscope.json writes the run's memory for these programs.
+    """
     if run is None:
         _list(output)
         return
@@ -51,7 +58,8 @@ def report(output: Output, run: Which = None, out: ReportPath = None) -> None:
         raise BadInput("A report needs a place.", hint="Give --out report.html.")
     check_writable(out)
     reported = load_run(run)
-    print_or_write(report_text(reported), out)
+    suffix = next((suffix for suffix in RUN_EXPORTS if out.name.endswith(suffix)), None)
+    print_or_write(RUN_EXPORTS[suffix](runs_in(reported.run)) if suffix else report_text(reported), out)
 
 
 def load_run(which: str) -> ReportOf:

@@ -24,7 +24,7 @@ from explorer.ui.explore.state import ExploreState
 from explorer.ui.session import backend, page_job
 from explorer.ui.session.repository import request_key, runs
 from explorer.ui.shared import draft as drafts
-from explorer.ui.shared.download import Offer, download, report_button
+from explorer.ui.shared.download import Offer, download, report_button, trace_buttons
 from explorer.ui.shared.elements import escape, small_text
 from explorer.view.compare.headline import doubt, warning_lines
 
@@ -181,6 +181,7 @@ def run_menu(state: ExploreState) -> None:
             stem = file_stem(state)
             download(Offer("This run", f"{stem}.run", lambda: run_bytes(key)), key="download_run", width="stretch")
             report_button(key, stem=stem, widget="download_report", width="stretch")
+            trace_buttons(key, stem=stem, widget="download_trace")
 
 
 def run_bytes(key: str) -> bytes:

@@ -11,11 +11,11 @@ from explorer.errors import ExplorerError
 from explorer.jobs.store import StoredRun
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement, RecordedRanks
-from explorer.ui.runs.table import PINNABLE, RANKS, current, reorder
+from explorer.ui.runs.table import PINNABLE, PIPELINE, RANKS, current, reorder
 from explorer.ui.session import backend, repository
 from explorer.ui.session.repository import PAGES
 from explorer.ui.shared.charts import draw
-from explorer.ui.shared.download import Offer, download, report_button
+from explorer.ui.shared.download import Offer, download, report_button, trace_buttons
 from explorer.ui.shared.elements import escape, on_primary
 from explorer.view.drawing.units import count
 from explorer.view.memory.ranks import rank_rows, ranks_at_peak, ranks_over_time
@@ -46,6 +46,9 @@ def actions_on(run: StoredRun) -> None:
             _pin(run)
         download(Offer("Export", f"{run.run_id}.run", lambda: backend.store().export_file(run.run_id)), key="export")
         report_button(run.run_id, stem=run.run_id, widget="report", label="Report")
+        if run.kind != PIPELINE:
+            with st.popover("Other programs", icon=":material/ios_share:", key="other_programs"):
+                trace_buttons(run.run_id, stem=run.run_id, widget="trace")
         if st.button("Delete", icon=":material/delete:", key="delete"):
             _confirm([run])
     _note(run)

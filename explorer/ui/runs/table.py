@@ -19,7 +19,7 @@ from explorer.view.text.runs import conditions, stored_flops, stored_peak, store
 
 MOST_ROWS, HEIGHT = 12, 380
 """More rows than these scroll, within so many pixels."""
-RANKS = "recorded ranks"
+PIPELINE, RANKS = "pipeline run", "recorded ranks"
 PINNABLE = ("measurement", "comparison")
 """Kinds whose policy can be the baseline of new runs."""
 ALL = "all models"

@@ -18,6 +18,7 @@ from streamlit import runtime
 
 from explorer.errors import ExplorerError
 from explorer.jobs.run_file import name_of
+from explorer.plan.export.traces import RUN_EXPORTS, runs_in
 from explorer.ui.session import backend
 from explorer.ui.session.repository import runs
 from explorer.view.report.report import Reported, ReportOf, report_text
@@ -28,11 +29,19 @@ TYPES = {
     ".csv": "text/csv",
     ".dot": "text/vnd.graphviz",
     ".html": "text/html",
+    ".json": "application/json",
     ".run": "application/octet-stream",
     ".yaml": "application/yaml",
     ".zip": "application/zip",
 }
 
+TRACES = {
+    ".perfetto.json": (
+        "For Perfetto (JSON)", "Counters by role, phases and blocks as slices, arrows to recomputes: ui.perfetto.dev."
+    ),
+    ".speedscope.json": ("For speedscope (JSON)", "Alive at the peak, by block, role and operator: speedscope.app."),
+}  # fmt: skip
+"""Label and help by suffix."""
 
 _slots = itertools.count()
 
@@ -87,6 +96,19 @@ def report_button(
     about = "One HTML file to hand on: figures, charts, verdict, environment. No server, no network."
     offer = Offer(label, f"{stem}.html", lambda: report_bytes(key), icon="article", help=about)
     download(offer, key=widget, width=width)
+
+
+def trace_buttons(key: str, *, stem: str, widget: str) -> None:
+    """Offers the memory of the run under `key` to Perfetto and speedscope, in a column."""
+    for suffix, (label, about) in TRACES.items():
+        offer = Offer(
+            label,
+            f"{stem}{suffix}",
+            lambda write=RUN_EXPORTS[suffix]: write(runs_in(runs().record(key))),  # type: ignore[misc]
+            icon="timeline",
+            help=about,
+        )
+        download(offer, key=f"{widget}{suffix}", width="stretch")
 
 
 def _report_of(key: str) -> ReportOf:
