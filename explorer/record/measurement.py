@@ -35,12 +35,9 @@ class Samples(Record):
     def spread_ms(self) -> float | None:
         """Half the distance between the quartiles, about one standard deviation of what a next run would show.
 
-        None below two readings.
+        Of two or three readings, half the distance between the extremes; None below two readings.
         """
-        if len(self.ms) < 2:
-            return None
-        low, _, high = statistics.quantiles(self.ms, n=4, method="inclusive")
-        return (high - low) / 2
+        return _spread(self.ms) if len(self.ms) > 1 else None
 
 
 class Times(Record):
@@ -66,16 +63,22 @@ class Times(Record):
     looks at every operator in Python. None: not measured."""
 
 
+def _spread(values: Sequence[float]) -> float:
+    if len(values) < 4:
+        return (max(values) - min(values)) / 2
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return (high - low) / 2
+
+
 def ratio_with_spread(candidate: Samples, baseline: Samples) -> tuple[float, float] | None:
-    """Median and half interquartile range of the paired ratios of an interleaved A/B run; None below two pairs.
+    """Median and spread of the paired ratios of an interleaved A/B run, see `Samples.spread_ms`; None below two pairs.
 
     The spread is no bound: with five pairs about one run in three falls outside of it.
     """
     pairs: Sequence[float] = [a / b for a, b in zip(candidate.ms, baseline.ms) if b]
     if len(pairs) < 2:
         return None
-    low, middle, high = statistics.quantiles(pairs, n=4, method="inclusive")
-    return middle, (high - low) / 2
+    return statistics.median(pairs), _spread(pairs)
 
 
 class Environment(Record):

@@ -7,7 +7,10 @@ from typing import Any
 
 import msgspec
 
-from explorer.engine.compare.compare import judge_specs, with_causes
+from explorer.engine.compare.compare import with_causes
+from explorer.engine.compare.judgement import judge_programs
+from explorer.engine.compare.programs import SpecProgram
+from explorer.engine.model.load import load_for
 from explorer.engine.state.global_state import deterministic_kernels, preserve_global_state
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import Environment, Measurement
@@ -38,4 +41,6 @@ def judged_pair(baseline: RunSpec, candidate: RunSpec, *, full: bool = True) -> 
     """The judging half on any two specs."""
     empty = [Measurement(spec=spec, environment=WHERE) for spec in (baseline, candidate)]
     with preserve_global_state(), deterministic_kernels():
-        return with_causes(judge_specs(Comparison(baseline=empty[0], candidate=empty[1]), full=full))
+        program = SpecProgram(baseline, load_for(baseline))
+        comparison = Comparison(baseline=empty[0], candidate=empty[1])
+        return with_causes(judge_programs(comparison, program, program.under(candidate), full=full))

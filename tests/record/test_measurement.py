@@ -46,6 +46,7 @@ def test_one_outlier_moves_neither_median_nor_spread() -> None:
 
 
 def test_a_ratio_is_of_pairs_so_that_what_slows_both_cancels() -> None:
+    assert Samples(ms=(1.0, 3.0)).spread_ms == 1.0, "quartiles of two readings would lie too near"
     assert ratio_with_spread(Samples(ms=(2.0, 20.0, 4.0)), Samples(ms=(1.0, 10.0, 2.0))) == (2.0, 0.0)
     assert ratio_with_spread(Samples(ms=(2.0, 3.0, 4.0)), Samples(ms=(1.0, 0.0, 2.0))) == (2.0, 0.0), "no division by 0"
 

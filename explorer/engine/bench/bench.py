@@ -3,10 +3,10 @@
 A step is a callable that announces its phases. The steps of a RunSpec and of a user's loop are two such callables, so
 both are warmed and timed by the same functions. recording.py records them.
 
-    time             the whole step                              by phase
-    time_blocks      the step with light hooks                   by block
-    time_operators   the step with marks around every operator   shares of a block's time, and counts of saved tensors
-    time_dispatched  the step with torch's selective dispatch    cost of keeping operators' results (save_ops)
+    time             the whole step                                by phase
+    time_blocks      the step with light hooks                     by phase and by block
+    time_operators   forwards with marks around every operator     shares of a block's time, counts of saved tensors
+    time_dispatched  forwards with torch's selective dispatch      cost of keeping operators' results (save_ops)
 
 Operator times price a rerun that keeps some results; the number of saved tensors prices its checkpoint. A mark costs as
 much as a small operator, so `time_operators` yields no other time.
@@ -28,7 +28,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from explorer.engine.bench.checkpoint_cost import CheckpointCost
 from explorer.engine.bench.memory import memory_limit
-from explorer.engine.bench.step import OnPhase, Trainee, ignore, run_step, segment_heads
+from explorer.engine.bench.step import OnPhase, Trainee, forwards, ignore, run_step, segment_heads
 from explorer.engine.device.device import Clock, ClockName, Device
 from explorer.engine.watch.scopes import BlockScopes, BlockWatch, Frame, Listener, looking_at_saved
 from explorer.record.allocations import Phase
@@ -47,19 +47,23 @@ DISPATCHES_PER_OPERATOR = 2
 
 @dataclass(frozen=True)
 class Bench:
-    """A step of `model` on a device with its clock; `limit` is the context of an untimed step."""
+    """A step of `model` on a device with its clock; `limit` is the context of an untimed step.
+
+    `forwards` are the forwards of a step alone; None if the step does not say how to run them.
+    """
 
     model: nn.Module
     step: Step
     clock: Clock
     limit: Callable[[], AbstractContextManager[None]] = nullcontext
+    forwards: Step | None = None
 
     def take(self) -> Any:
         """Takes one step within the memory limit and returns the step's result."""
         with self.limit():
             return self.step(ignore)
 
-    def time(self, on_phase: OnPhase = ignore) -> dict[str, float]:
+    def time(self, on_phase: OnPhase = ignore, step: Step | None = None) -> dict[str, float]:
         """Milliseconds of one step by phase, and of the whole as `step`."""
         clock = self.clock
         marks: list[tuple[str, Any]] = []
@@ -69,7 +73,7 @@ class Bench:
             on_phase(phase)
 
         clock.settle()
-        self.step(mark)
+        (step or self.step)(mark)
         marks.append(("end", clock.mark()))
         clock.settle()
         times: dict[str, float] = defaultdict(float)
@@ -78,17 +82,15 @@ class Bench:
         times["step"] = clock.between_ms(marks[0][1], marks[-1][1])
         return dict(times)
 
-    def time_blocks(self, policy: Policy) -> BlockTimes:
-        """Milliseconds of one step by (block, runs again). A block's time includes its children.
+    def time_blocks(self, policy: Policy) -> tuple[dict[str, float], BlockTimes]:
+        """Milliseconds of one step as `time` returns them, and by (block, runs again) with a block's children.
 
         The time of a rerun is also charged to the block's ancestors, although the ancestors do not rerun.
         """
         watch = _BlockWatch(self.clock)
         scopes = BlockScopes(self.model, watch, segments=segment_heads(policy), new_frame=_BlockFrame)
-        self.clock.settle()
         with scopes:
-            self.step(watch.on_phase)
-        self.clock.settle()
+            phases = self.time(watch.on_phase)
         times: BlockTimes = defaultdict(float)
         for block, again, outermost, first, last in watch.spans:
             ms = self.clock.between_ms(first, last)
@@ -97,7 +99,7 @@ class Bench:
             while again and outermost and fqn:
                 fqn = fqn.rpartition(".")[0]
                 times[fqn, again] += ms
-        return dict(times)
+        return phases, dict(times)
 
     def time_operators(self) -> Mapping[str, OperatorTimes]:
         """Operators and saved tensors of the forward by block, from one step that keeps everything."""
@@ -105,7 +107,7 @@ class Bench:
         fqns = watch.scopes.fqns
         self.clock.settle()
         with looking_at_saved(watch.saved), watch:
-            self.step(watch.on_phase)
+            (self.forwards or self.step)(watch.on_phase)
         self.clock.settle()
         times = {fqn: OperatorTimes() for fqn in fqns}
         for running, operator, first, last in watch.spans:
@@ -117,6 +119,10 @@ class Bench:
         for block, n_saved in watch.n_saved.items():
             times[fqns[block]].n_saved = n_saved
         return times
+
+    def time_forward(self) -> float:
+        """Milliseconds of the step's forwards."""
+        return self.time(step=self.forwards)["forward"]
 
     def time_dispatched(self) -> float:
         """Milliseconds of one step's forward with every operator dispatched and no result kept.
@@ -134,13 +140,13 @@ class Bench:
                 dispatch.enter_context(create_selective_checkpoint_contexts([])[0])
 
         with dispatch:
-            return self.time(on_phase)["forward"]
+            return self.time(on_phase, self.forwards)["forward"]
 
 
 def bench_of(trainee: Trainee, device: Device) -> Bench:
     """The bench of a RunSpec's step, within the memory limit of the spec."""
     limit = partial(memory_limit, device, trainee)
-    return Bench(trainee.model, partial(run_step, trainee), device.clock(), limit)
+    return Bench(trainee.model, partial(run_step, trainee), device.clock(), limit, partial(forwards, trainee))
 
 
 @dataclass(slots=True)
@@ -162,14 +168,14 @@ class Readings:
     blocks: list[BlockTimes] = field(default_factory=list)
     operators: Mapping[str, OperatorTimes] = field(default_factory=dict)
     checkpoint: CheckpointCost | None = None
-    dispatched: list[float] = field(default_factory=list)
-    """Forward milliseconds with every operator dispatched, one after each of the first steps."""
+    dispatched: list[tuple[float, float]] = field(default_factory=list)
+    """Milliseconds of a forward with every operator dispatched, and of a plain forward after it."""
     failure: Failure | None = None
 
     @property
     def kept_operator_ms(self) -> float | None:
         """Extra milliseconds of an operator in forward and rerun, from forwards timed in turns; None without times."""
-        extra = [dispatched - step["forward"] for dispatched, step in zip(self.dispatched, self.steps)]
+        extra = [dispatched - plain for dispatched, plain in self.dispatched]
         n_operators = self.operators[""].n_calls if "" in self.operators else 0
         if not extra or not n_operators:
             return None

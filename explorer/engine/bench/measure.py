@@ -2,20 +2,22 @@
 
 Two instruments and a clock watch the step. The clock never runs together with the instruments.
 
-warm up        a checkpoint (its first call imports torch._dynamo), then two steps, one of them under the tracker
+warm up        a checkpoint (its first call imports torch._dynamo), then a step under the tracker
 record         one step, allocator and tracker together      timeline, phases, FLOPs, cost per block
 record alone   one step, allocator only                      does watching change the step?
-time           n steps with nothing attached                 by phase, in turns where two runs are compared
-time blocks    n steps with light hooks                      by block
-time operators one step, each operator by itself             shares of a block's time
+time           n steps, the last two with light hooks        by phase and by block, in turns if two runs are compared
+price          one forward, each operator by itself          shares of a block's time
                3 forwards with every operator dispatched     time of keeping operators' results (save_ops)
-time a call    a few small modules, kept and recomputed      time of a checkpoint beside its second forward
+               a few small modules, kept and recomputed      time of a checkpoint beside its second forward
+
+The price is what only forecasts need: `measure` reads it, a pair does without.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 
 import torch
 from msgspec.structs import replace
@@ -35,7 +37,7 @@ from explorer.engine.bench.step import (
     trainee_of,
 )
 from explorer.engine.device.cuda_rules import cuda_rules
-from explorer.engine.device.device import Device, device_of
+from explorer.engine.device.device import device_of
 from explorer.engine.device.memory_limit import failure_in_step, without_page_faults
 from explorer.engine.device.subprocess_call import call_in_subprocess
 from explorer.engine.device.without_data import cast_buffers, without_data
@@ -54,8 +56,16 @@ from explorer.record.plan import Progress, Report, silent
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import RunSpec
 
+N_RECORDED = 3
+"""Steps of a recorded run, see `recording.record`."""
+N_BLOCK_ROUNDS = 2
+"""Steps that time the blocks."""
 N_DISPATCHED = 3
-"""Steps followed by a further step with every operator dispatched."""
+"""Forwards with every operator dispatched, each beside a plain forward."""
+HOOK_MS = 0.01
+"""Cost of the hooks for one call of a block, from above: a loop of empty modules showed 5 microseconds."""
+HOOKS_SHARE = 0.01
+"""Share of a step that the hooks of its blocks may cost if the step's time is to count."""
 
 LEFT_OUT = (
     "Predicted: the step was played on tensors without data. What kernels take for themselves is not in it (fused "
@@ -86,6 +96,10 @@ class Meter:
         self._report(Progress(what=what, done=min(self._n_inside + self._done, total), total=total, part=self._part))
         self._done, self._part = self._done + 1, b""
 
+    def more(self, n_steps: int) -> None:
+        """Adds steps that were not expected to the total."""
+        self._total += n_steps
+
     def part(self, result: Record) -> None:
         """The next report carries `result`, the job's result as far as it is complete."""
         self._part = to_msgpack(result)
@@ -105,13 +119,13 @@ def measure(spec: RunSpec, report: Report = silent) -> Measurement:
 
     Bytes come from the allocator, FLOPs and calls are counted, times come from steps without any recording.
     """
-    return _measure((spec,), report)[0]
+    return _measure((spec,), report, priced=True)[0]
 
 
 def measure_pair(baseline: RunSpec, candidate: RunSpec, report: Report = silent) -> tuple[Measurement, Measurement]:
     """Both runs from identical state, timed in turns (A, B, A, B). Raises BadInput if other settings differ."""
     refuse_other_settings(baseline, candidate)
-    first, second = _measure((baseline, candidate), report)
+    first, second = _measure((baseline, candidate), report, priced=False)
     return first, second
 
 
@@ -137,84 +151,160 @@ def measure_beside_keep_all(spec: RunSpec, report: Report = silent) -> Measureme
     return replace(run, times=replace(run.times, beside=baseline.times.step))
 
 
-def _measure(specs: Sequence[RunSpec], report: Report) -> tuple[Measurement, ...]:
-    device, n_repeats = device_of(torch_device(specs[0])), specs[0].n_repeats
-    names = ("baseline: ", "candidate: ") if len(specs) > 1 else ("",)
-    n_keep_all = sum(not spec.policy.units for spec in specs)
-    n_timed = len(specs) * (1 + 2 * n_repeats) + n_keep_all if n_repeats else 0
-    meter = Meter(report, 1 + len(specs) * 4 + n_timed)
+def _measure(specs: Sequence[RunSpec], report: Report, *, priced: bool) -> tuple[Measurement, ...]:
+    meter = Meter(report, 1 + n_reports(specs))
     with preserve_global_state():
         meter("loading the model")
-        loaded = load_for(specs[0])
-        warm_checkpoint(device.torch)
-        runs = [record(spec, loaded, device, meter.named(name)) for spec, name in zip(specs, names)]
-        readings = [Readings(failure=run.failure) for run in runs]
-        if len(runs) == 1:
-            meter.part(runs[0])
-        complete = [(spec, times) for spec, times in zip(specs, readings) if times.failure is None]
+        session = Session(specs, load_for(specs[0]), meter)
+        session.record()
+        if priced:
+            meter.part(session.runs[0])
+        with without_page_faults():
+            session.time()
+            if priced:
+                meter.part(session.runs[0])
+                session.price()
+    return session.runs
+
+
+def n_reports(specs: Sequence[RunSpec]) -> int:
+    """Steps that a session of `specs` reports, if it warms the clock."""
+    n_repeats = specs[0].n_repeats
+    return len(specs) * (N_RECORDED + n_repeats) + bool(n_repeats)
+
+
+@dataclass(frozen=True)
+class BegunSteps:
+    """A model without a policy after its first steps, and the times of the last one."""
+
+    trainee: Trainee
+    times: dict[str, float]
+
+
+class Session:
+    """Runs of one model under several policies: each is recorded, then all are timed in turns on one copy."""
+
+    def __init__(self, specs: Sequence[RunSpec], loaded: Loaded, meter: Meter) -> None:
+        self._specs, self._loaded, self._meter = specs, loaded, meter
+        self._device = device_of(torch_device(specs[0]))
+        self._recorded: list[Measurement] = []
+        self._readings: list[Readings] = []
+        self._bench: Bench | None = None
+
+    @property
+    def runs(self) -> tuple[Measurement, ...]:
+        """The runs as far as they are measured."""
+        clock, free_bytes = self._device.clock().name, self._device.free_bytes()
+        return tuple(
+            replace(readings.added_to(run, clock), failure=readings.failure, free_memory_bytes=free_bytes)
+            for run, readings in zip(self._recorded, self._readings)
+        )
+
+    def record(self) -> None:
+        """Records each run. A failure is part of the run's result."""
+        warm_checkpoint(self._device.torch)
+        names = ("baseline: ", "candidate: ") if len(self._specs) > 1 else ("",)
+        self._recorded = [
+            record(spec, self._loaded, self._device, self._meter.named(name)) for spec, name in zip(self._specs, names)
+        ]
+        self._readings = [Readings(failure=run.failure) for run in self._recorded]
+
+    def time(self, begun: BegunSteps | None = None) -> None:
+        """Times all complete runs in turns on one model: memory holds one model, and a slow minute affects all alike.
+        If run 0 has `begun`, its model is taken; else a copy takes a step to warm up.
+
+        The last steps also time the blocks if their hooks cost less than HOOKS_SHARE of the step; else the blocks are
+        timed in steps of their own.
+        """
+        complete = [i for i, readings in enumerate(self._readings) if readings.failure is None]
+        if not complete or not self._specs[0].n_repeats:
+            return
         try:
-            if complete and n_repeats:
-                with without_page_faults():
-                    _time(complete, loaded, device, meter)
+            if begun is None:
+                self._warm(max(complete, key=lambda i: self._recorded[i].held_peak_bytes or 0))
+            else:
+                self._bench = bench_of(begun.trainee, self._device)
+                self._readings[0].steps.append(begun.times)
+            self._time(complete)
         except RuntimeError as error:  # a GPU that a failed run has left unusable: earlier recordings stand
-            if len(complete) == len(specs):
+            if len(complete) == len(self._specs):
                 raise
             text = f"Nothing was timed: the failure left the device unusable ({message_of(error)})."
-            runs = [replace(run, warnings=(*run.warnings, text)) for run in runs]
-    return tuple(
-        replace(times.added_to(run, device.clock().name), failure=times.failure, free_memory_bytes=device.free_bytes())
-        for run, times in zip(runs, readings)
-    )
+            self._recorded = [replace(run, warnings=(*run.warnings, text)) for run in self._recorded]
 
+    def _warm(self, i: int) -> None:
+        """Takes one step of run `i`: the first step makes the optimizer's state, and its memory serves all runs."""
+        trainee = prepare(self._specs[i], self._loaded)
+        trainee.handle.undo()
+        self._bench = bench_of(trainee, self._device)
+        self._meter("warming up the clock")
+        with self._applied(i) as bench:
+            if bench is not None:
+                bench.step(ignore)
 
-def _time(runs: Sequence[tuple[RunSpec, Readings]], loaded: Loaded, device: Device, meter: Meter) -> None:
-    """Times all runs in turns on one model: memory holds one model, and a slow minute affects all runs alike."""
-    first = runs[0][0]
-    trainee = prepare(first, loaded)
-    trainee.handle.undo()
-    bench = bench_of(trainee, device)
-    for round_ in range(-1, first.n_repeats):
-        for spec, readings in runs:
-            meter("warming up the clock" if round_ < 0 else f"timing step {round_ + 1} of {first.n_repeats}")
-            with _applied(spec, readings, bench, device) as applied:
-                if not applied:
-                    continue
-                if round_ < 0:
-                    bench.step(ignore)
-                else:
-                    readings.steps.append(bench.time())
-                if not spec.policy.units and 0 <= round_ < N_DISPATCHED:
-                    readings.dispatched.append(bench.time_dispatched())
-    for round_ in range(first.n_repeats):
-        for spec, readings in runs:
-            meter(f"timing blocks, step {round_ + 1} of {first.n_repeats}")
-            with _applied(spec, readings, bench, device) as applied:
-                if applied:
-                    readings.blocks.append(bench.time_blocks(spec.policy))
-    for spec, readings in runs:
-        if not spec.policy.units and readings.blocks:
-            meter("timing operators")
-            with _applied(spec, readings, bench, device) as applied:
-                if applied:
+    def _time(self, runs: Sequence[int]) -> None:
+        n_repeats, rides = self._specs[0].n_repeats, False
+        for round_ in range(n_repeats):
+            if round_ == n_repeats - N_BLOCK_ROUNDS:
+                rides = round_ > 0 and all(map(self._hooks_are_cheap, runs))
+            for i in runs:
+                self._meter(f"timing step {round_ + 1} of {n_repeats}")
+                with self._applied(i) as bench:
+                    if bench is not None:
+                        self._read(i, bench, round_, blocks=rides)
+        n_rounds = 0 if rides else min(N_BLOCK_ROUNDS, n_repeats)
+        self._meter.more(n_rounds * len(runs))
+        for round_ in range(n_rounds):
+            for i in runs:
+                self._meter(f"timing blocks, step {round_ + 1} of {n_rounds}")
+                with self._applied(i) as bench:
+                    if bench is not None:
+                        self._readings[i].blocks.append(bench.time_blocks(self._specs[i].policy)[1])
+
+    def _read(self, i: int, bench: Bench, round_: int, *, blocks: bool) -> None:
+        readings = self._readings[i]
+        if len(readings.steps) > round_:  # the first step was timed before
+            return
+        if blocks:
+            step, of_blocks = bench.time_blocks(self._specs[i].policy)
+            readings.blocks.append(of_blocks)
+        else:
+            step = bench.time()
+        readings.steps.append(step)
+
+    def _hooks_are_cheap(self, i: int) -> bool:
+        steps = self._readings[i].steps
+        n_calls = sum(block.n_forward + block.n_recompute for block in self._recorded[i].blocks)
+        return bool(steps) and n_calls * HOOK_MS <= HOOKS_SHARE * min(step["step"] for step in steps)
+
+    def price(self) -> None:
+        """Reads what only a forecast needs: operators, torch's look at them, checkpoints. Run 0 keeps everything."""
+        readings = self._readings[0]
+        if not readings.steps:
+            return
+        if not self._specs[0].policy.units:
+            self._meter.more(1)
+            self._meter("timing operators")
+            with self._applied(0) as bench:
+                if bench is not None:
+                    readings.dispatched = [(bench.time_dispatched(), bench.time_forward()) for _ in range(N_DISPATCHED)]
                     readings.operators = bench.time_operators()
-    if any(readings.steps for _, readings in runs):
-        for _, readings in runs:
-            readings.checkpoint = checkpoint_cost(device.torch)
+        readings.checkpoint = checkpoint_cost(self._device.torch)
 
-
-@contextmanager
-def _applied(spec: RunSpec, readings: Readings, bench: Bench, device: Device) -> Iterator[bool]:
-    """Applies the policy for one step; yields False if the run has failed. A failure inside is the run's result."""
-    if readings.failure is not None:
-        yield False
-        return
-    try:
-        with apply_policy(bench.model, spec.policy), device.timed_memory_limit(spec.memory_limit_bytes):
-            yield True
-    except Exception as error:
-        if isinstance(error, ExplorerError) and not is_out_of_memory(error):
-            raise
-        readings.failure = failure_in_step(error)
+    @contextmanager
+    def _applied(self, i: int) -> Iterator[Bench | None]:
+        """Applies the policy of run `i`; yields None if the run has failed. A failure inside is the run's result."""
+        spec, readings, bench = self._specs[i], self._readings[i], self._bench
+        if readings.failure is not None or bench is None:
+            yield None
+            return
+        try:
+            with apply_policy(bench.model, spec.policy), self._device.timed_memory_limit(spec.memory_limit_bytes):
+                yield bench
+        except Exception as error:
+            if isinstance(error, ExplorerError) and not is_out_of_memory(error):
+                raise
+            readings.failure = failure_in_step(error)
 
 
 def measure_what_fits(spec: RunSpec, report: Report = silent) -> Measurement:

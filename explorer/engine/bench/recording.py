@@ -135,7 +135,7 @@ def tracker_of(trainee: Trainee) -> Tracker:
 
 
 def record(spec: RunSpec, loaded: Loaded, device: Device, meter: Callable[[str], None]) -> Measurement:
-    """Records a warm-up, a step with both instruments, and a step with the allocator alone. No step is timed.
+    """Records a step with both instruments after a warm-up, and a step with the allocator alone. No step is timed.
 
     Lack of memory and errors of the model become `failure`. Mistakes of the caller raise.
     """
@@ -146,6 +146,12 @@ def record(spec: RunSpec, loaded: Loaded, device: Device, meter: Callable[[str],
         trainee = prepare(spec, loaded)
         return trainee, RngState.capture(trainee.model)
 
+    def watched(ready: tuple[Trainee, RngState]) -> float:
+        """The first step, under the tracker: it makes the optimizer's state and warms the kernels that are recorded."""
+        with tracker_of(ready[0]):
+            loss: float = bench_of(ready[0], device).take()
+        return loss
+
     run = Measurement(spec=spec, environment=device.environment(spec.n_threads))
     failures: list[Failure] = []
     with warnings.catch_warnings(record=True) as shown:
@@ -154,12 +160,8 @@ def record(spec: RunSpec, loaded: Loaded, device: Device, meter: Callable[[str],
             warm = None
             with _failures_in(failures):
                 meter("warming up")
-                warm, loss = first_step(device.release, begin, lambda ready: bench_of(ready[0], device).take())
+                warm, loss = first_step(device.release, begin, watched)
                 run = replace(run, loss=loss)
-                meter("warming up under the tracker")
-                warm[1].restore()
-                with tracker_of(warm[0]):
-                    bench_of(warm[0], device).take()
             trainee, drawn = warm or begin()
             run = replace(run, dtype=types_of(trainee.model))
             device.release()
@@ -171,8 +173,7 @@ def record(spec: RunSpec, loaded: Loaded, device: Device, meter: Callable[[str],
                 run = replace(run, peaks=replace(run.peaks, offloaded_peak_bytes=HOST.peak_bytes))
             if not failures:
                 meter("recording the step without the tracker")
-                drawn.restore()
-                run = _with_peak_alone(run, trainee, device)
+                run = _with_peak_alone(run, trainee, drawn, device)
     texts = [*(str(warning.message) for warning in shown), *run.warnings]
     return replace(run, warnings=tuple(dict.fromkeys(texts)), failure=failures[-1] if failures else None)
 
@@ -192,18 +193,26 @@ def record_step(trainee: Trainee, device: Device, failures: list[Failure]) -> Re
     return recording
 
 
-def _with_peak_alone(run: Measurement, trainee: Trainee, device: Device) -> Measurement:
-    """`run` with the peak of one more step that the allocator alone watches, and a warning if the peaks differ."""
-    trainee.model.zero_grad(set_to_none=True)
-    base_bytes = bytes_before_step(trainee)
-    recorder = device.recorder()
-    with recorder:
-        bench_of(trainee, device).take()
-    log = recorder.log
-    alone = peak_bytes(log, base_bytes if log.base_bytes is None else log.base_bytes)
+def _with_peak_alone(run: Measurement, trainee: Trainee, drawn: RngState, device: Device) -> Measurement:
+    """`run` with the peak of one more step that the allocator alone watches, and a warning if the peaks differ.
+
+    The first step that is not watched may take kernels that no step took before, and with them memory that is taken
+    once: a peak that differs is read again.
+    """
+    watched = run.held_peak_bytes or 0
+    for _ in range(2):
+        drawn.restore()
+        trainee.model.zero_grad(set_to_none=True)
+        base_bytes = bytes_before_step(trainee)
+        recorder = device.recorder()
+        with recorder:
+            bench_of(trainee, device).take()
+        log = recorder.log
+        alone = peak_bytes(log, base_bytes if log.base_bytes is None else log.base_bytes)
+        if abs(watched - alone) <= CHANGES_THE_STEP * alone:
+            break
     # The cache is as the watched step left it.
     peaks = replace(run.peaks, alone_peak_bytes=alone, steady_reserved_peak_bytes=log.reserved_peak_bytes)
-    watched = run.held_peak_bytes or 0
     if abs(watched - alone) <= CHANGES_THE_STEP * alone:
         return replace(run, peaks=peaks)
     text = (

@@ -119,6 +119,15 @@ def gradients(trainee: Trainee, on_phase: OnPhase) -> list[torch.Tensor]:
     return losses
 
 
+def forwards(trainee: Trainee, on_phase: OnPhase) -> None:
+    """Runs the forwards of a step, with what their backwards would need. It is freed in the phase `between`."""
+    for inputs, targets in trainee.microbatches():
+        on_phase("forward")
+        loss = _loss(trainee, inputs, targets)
+        on_phase("between")
+        del loss
+
+
 def optimizer_step(trainee: Trainee, on_phase: OnPhase) -> None:
     """Runs the optimizer, if the trainee has one."""
     if trainee.optimizer is not None:

@@ -91,7 +91,7 @@ class UserSteps:
         def steps() -> None:
             for _ in range(N_TIMED):
                 readings.steps.append(bench.time())
-                readings.blocks.append(bench.time_blocks(KEEP_ALL))
+                readings.blocks.append(bench.time_blocks(KEEP_ALL)[1])
             readings.operators = bench.time_operators()
             readings.checkpoint = checkpoint_cost(self._device.torch)
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 
 import msgspec
 
-from explorer.engine.bench.measure import Meter, measure_pair, refuse_other_settings
+from explorer.engine.bench.measure import BegunSteps, Meter, Session, n_reports, refuse_other_settings
 from explorer.engine.bench.step import forward_backward, prepare
 from explorer.engine.compare.judgement import judge_programs
 from explorer.engine.compare.probe import ProbeResult, probe
 from explorer.engine.compare.programs import SpecProgram
+from explorer.engine.device.memory_limit import without_page_faults
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load_for
 from explorer.engine.state.global_state import deterministic_kernels, preserve_global_state, tf32_kinds, without_tf32
@@ -36,26 +37,50 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
     Raises BadInput if the specs differ in more than policy and plan, and what loading the model raises.
     """
     refuse_other_settings(baseline, candidate)
-    meter = Meter(report, _N_STAGES)
+    meter = Meter(report, 1 + n_reports((baseline, candidate)) + _N_STAGES)
     probes = full and baseline.plan is None and candidate.plan is None
     probed = probe(baseline, candidate, report) if probes else ProbeResult()
-    measured = measure_pair(baseline, candidate, meter.inside)
-    failure = _first_failure(*measured)
-    comparison = Comparison(baseline=measured[0], candidate=measured[1], failure=failure)
-    if failure is not None:
-        return comparison
-    comparison = msgspec.structs.replace(
-        comparison, without_tf32=tf32_kinds() if baseline.device == "cuda" else (), **asdict(probed)
-    )
-    with preserve_global_state(), deterministic_kernels(strict=runs_strictly(baseline)), without_tf32():
-        comparison = judge_specs(comparison, full=full, stage=meter)
-    return with_causes(comparison)
+    with preserve_global_state():
+        meter("loading the model")
+        loaded = load_for(baseline)
+        program = SpecProgram(baseline, loaded)  # before any step, for it restores what steps of all copies share
+        session = Session((baseline, candidate), loaded, meter)
+        session.record()
+        comparison, begun = _recorded(session), None
+        with without_page_faults():
+            if comparison.failure is None:
+                meter.part(comparison)
+                tf32 = tf32_kinds() if baseline.device == "cuda" else ()
+                comparison = msgspec.structs.replace(comparison, without_tf32=tf32, **asdict(probed))
+                comparison, begun = _judged(comparison, program, full=full, stage=meter)
+                meter.part(comparison)
+            del program
+            session.time(begun)
+    timed = _recorded(session)
+    if timed.failure is not None:
+        return timed
+    return msgspec.structs.replace(comparison, baseline=timed.baseline, candidate=timed.candidate)
 
 
-def judge_specs(of: Comparison, *, full: bool = True, stage: Callable[[str], None] = lambda what: None) -> Comparison:
-    """`of` with the evidence of its verdict: both specs run from copies of one loaded model."""
-    baseline = SpecProgram(of.baseline.spec, load_for(of.baseline.spec))
-    return judge_programs(of, baseline, baseline.under(of.candidate.spec), full=full, stage=stage)
+def _judged(
+    of: Comparison, program: SpecProgram, *, full: bool, stage: Callable[[str], None]
+) -> tuple[Comparison, BegunSteps | None]:
+    """`of` with its evidence, and the steps of the rerun if they ran as timed steps do.
+
+    On one thread of a CPU every kernel is deterministic, so judged steps run as in training.
+    """
+    spec = of.baseline.spec
+    as_in_training = spec.device == "cpu" and spec.n_threads == 1
+    kernels = nullcontext() if as_in_training else deterministic_kernels(strict=runs_strictly(spec))
+    with kernels, without_tf32():
+        judged = judge_programs(of, program, program.under(of.candidate.spec), full=full, stage=stage)
+    trainee = program.observed_trainee if as_in_training else None
+    return with_causes(judged), None if trainee is None else BegunSteps(trainee, program.times)
+
+
+def _recorded(session: Session) -> Comparison:
+    baseline, candidate = session.runs
+    return Comparison(baseline=baseline, candidate=candidate, failure=_first_failure(baseline, candidate))
 
 
 def with_causes(comparison: Comparison) -> Comparison:

@@ -1,7 +1,7 @@
 """The one judgement of two programs: the order of their runs, and every difference of their outcomes.
 
-    baseline ─▶ baseline again ─▶ baseline in float64 ─▶ candidate ─▶ candidate, watched
-                └ noise floor     └ rounding                          └ masks, state, forward
+    baseline ─▶ baseline in float64 ─▶ candidate ─▶ candidate, watched ─▶ baseline again
+                └ rounding                          └ masks, state        └ noise floor
 
 Gradients, buffers and parameters are compared tensor by tensor; state that a model carries to its next step, leaf by
 leaf. Tensors and floats are compared with float64, other values must be equal. An attribute in which two runs of the
@@ -74,14 +74,9 @@ def judge_programs(
     of = replace(of, not_walked=_names(_not_walked(base)))
     rerun = exact = None
     unlike = frozenset[StateKey]()
+    if full and isinstance(baseline, StepProgram):
+        of, rerun, unlike = _rerun(of, baseline, base, stage)
     if full:
-        stage("baseline again: does it equal itself?")
-        baseline.start()
-        with baseline.observed():
-            rerun = outcome_of(baseline, like=base)
-        because, unlike = not_reproducible_because(base, rerun), unstable(base, rerun)
-        of = replace(of, reproducible=not because, not_reproducible_because=because, unjudged=_names(unlike))
-        rerun = rerun if because else base  # equal outcomes need one copy
         stage("baseline in float64: how far is it from exact?")
         exact, because = reference(baseline, base)
         of = replace(of, reference="float64" if exact else "none", no_reference_because=because)
@@ -90,7 +85,7 @@ def judge_programs(
         cand = outcome_of(candidate.start(), full=full, lead=base)
         stage("candidate, watched: masks and module state")
         if full and isinstance(candidate, SpecProgram) and candidate.spec.policy.units:
-            of = _watched(of, candidate, baseline.moved_by_backward | unlike)
+            of = _watched(of, candidate)
             if candidate.spec.policy.stops_early and any(mask.n_not_drawn_again for mask in of.masks):
                 again = outcome_of(candidate.without_early_stop().start(), full=False, like=base)
                 of = replace(of, equal_without_early_stop=same_gradients(base, again))
@@ -100,11 +95,33 @@ def judge_programs(
         raise
     except Exception as error:  # a user's model may raise anything when it runs again
         return replace(of, failure=failure_in_words(error, candidate.model))
+    if full and isinstance(baseline, SpecProgram):
+        of, rerun, unlike = _rerun(of, baseline, base, stage)
+        left_out = {_name(key) for key in baseline.moved_by_backward | unlike}
+        changes = (change for change in of.state_changes if f"{change.block}.{change.name}".lstrip(".") not in left_out)
+        of = replace(of, state_changes=tuple(changes))
     yardsticks = Yardsticks(epsilon_of(base.gradients, baseline.formats), rerun, exact)
     return _of_outcomes(of, (baseline, candidate), (base, cand), yardsticks, unlike)
 
 
-def _watched(of: Comparison, candidate: SpecProgram, own_changes: frozenset[StateKey]) -> Comparison:
+def _rerun(
+    of: Comparison, baseline: AnyProgram, base: Outcome, stage: Callable[[str], None]
+) -> tuple[Comparison, Outcome, frozenset[StateKey]]:
+    """`of` with whether the baseline equals itself, the rerun, and the state in which both differ.
+
+    The rerun of a RunSpec comes last, because the timed steps go on from it. That of a user's step comes before the
+    float64 run, which needs the types that the rerun shows.
+    """
+    stage("baseline again: does it equal itself?")
+    baseline.start()
+    with baseline.observed():
+        rerun = outcome_of(baseline, like=base)
+    because, unlike = not_reproducible_because(base, rerun), unstable(base, rerun)
+    of = replace(of, reproducible=not because, not_reproducible_because=because, unjudged=_names(unlike))
+    return of, rerun if because else base, unlike  # equal outcomes need one copy
+
+
+def _watched(of: Comparison, candidate: SpecProgram) -> Comparison:
     """`of` with masks and state changes at recompute, from a separate step of the candidate that is not compared."""
     candidate.start()
     audit, draws = StateAudit(candidate.model), DrawWatch(candidate.model, candidate.spec.policy)
@@ -112,8 +129,7 @@ def _watched(of: Comparison, candidate: SpecProgram, own_changes: frozenset[Stat
         forward_backward(candidate.trainee, audit.on_phase)
     audit.close()
     candidate.end()
-    changes = tuple(change for key, change in audit.changes.items() if key not in own_changes)
-    return replace(of, masks=draws.masks, masks_watched=True, state_changes=changes)
+    return replace(of, masks=draws.masks, masks_watched=True, state_changes=tuple(audit.changes.values()))
 
 
 def _forward_difference(*programs: StepProgram) -> ForwardDiff | None:

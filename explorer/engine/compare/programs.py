@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -22,9 +23,20 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
 from torch.utils.hooks import RemovableHandle
 
-from explorer.engine.bench.step import AUTOCAST, OnPhase, Trainee, autocast, forward_backward, ignore, prepare
+from explorer.engine.bench.bench import Bench, bench_of
+from explorer.engine.bench.step import (
+    AUTOCAST,
+    OnPhase,
+    Trainee,
+    autocast,
+    forward_backward,
+    ignore,
+    optimizer_step,
+    prepare,
+)
 from explorer.engine.compare.diffs import Tensors, is_floating
 from explorer.engine.compare.watched import StateAudit
+from explorer.engine.device.device import device_of
 from explorer.engine.model.loaded import Loaded, call
 from explorer.engine.model.plain_names import plain_buffers, plain_modules, plain_parameters
 from explorer.engine.model.separate_copy import copy_batch
@@ -53,6 +65,10 @@ class SpecProgram:
 
     def __init__(self, spec: RunSpec, loaded: Loaded, shared: SharedSnapshot | None = None) -> None:
         self.spec, self._loaded = spec, loaded
+        self.times: dict[str, float] = {}
+        """Milliseconds of the last step by phase, and of the whole as `step`."""
+        self.observed_trainee: Trainee | None = None
+        """The trainee of the observed run after its end, without its policy."""
         self._shared = shared or SharedSnapshot(loaded.model)
         self._trainee: Trainee | None = None
         self._on_phase: OnPhase = ignore
@@ -99,13 +115,19 @@ class SpecProgram:
     def take_step(self, lead: Tensors) -> float:
         """Runs forward and backward and returns the loss."""
         on_phase, self._on_phase = self._on_phase, ignore
-        loss = forward_backward(self.trainee, on_phase)
+        losses: list[float] = []
+        self.times = self._bench.time(on_phase, lambda mark: losses.append(forward_backward(self.trainee, mark)))
         on_phase("optimizer")
-        return loss
+        return losses[0]
 
     def optimize(self) -> None:
         if self.trainee.optimizer is not None:
-            self.trainee.optimizer.step()
+            times = self._bench.time(step=partial(optimizer_step, self.trainee))
+            self.times |= {"optimizer": times["optimizer"], "step": self.times["step"] + times["optimizer"]}
+
+    @property
+    def _bench(self) -> Bench:
+        return bench_of(self.trainee, device_of(self.trainee.device))
 
     def named(self) -> dict[str, nn.Parameter]:
         return dict(self.model.named_parameters())
@@ -123,6 +145,7 @@ class SpecProgram:
         """Floating tensors of the model's output in eval mode, as one flat tensor. None if the output has no such
         tensor or the model fails (some models take other inputs in eval mode)."""
         seed_everything(self.spec.seed)
+        modes = {module: module.training for module in self.model.modules()}
         try:
             self.model.eval()
             with (
@@ -133,15 +156,18 @@ class SpecProgram:
                 output = call(self.model, self.trainee.inputs)
         except Exception:  # detection models and the like: nothing to compare, and not the policy's fault
             return None
+        finally:
+            for module, trains in modes.items():
+                module.training = trains
         leaves = tree_leaves(output.to_tuple() if hasattr(output, "to_tuple") else output)  # transformers' ModelOutput
         tensors = [leaf.detach().flatten().cpu() for leaf in leaves if isinstance(leaf, Tensor) and is_floating(leaf)]
         return torch.cat(tensors) if tensors else None
 
     @contextmanager
     def observed(self) -> Iterator[None]:
-        """Reads `moved_by_backward` in the run inside."""
+        """Reads `moved_by_backward` in the run inside, which has started."""
         audit = StateAudit(self.model)
-        self._on_phase = audit.on_phase
+        self._on_phase, self.observed_trainee = audit.on_phase, self.trainee
         yield
         self.moved_by_backward = frozenset(audit.changes)
 

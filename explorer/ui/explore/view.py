@@ -114,7 +114,12 @@ def view_of(state: ExploreState) -> View:
     spec, expected = state.draft.spec, work.baseline_spec(state)
     baseline, key = _run_of(work.result(state, "baseline"), expected), state.baseline
     fitted = baseline is not None and baseline.refused and baseline.complete
-    if comparison is not None and comparison.baseline.spec == expected and not (fitted or state.draft.predict):
+    priced = baseline is not None and baseline.times is not None and baseline.times.checkpoint_ms is not None
+    if (
+        comparison is not None
+        and comparison.baseline.spec == expected
+        and not (fitted or priced or state.draft.predict)
+    ):
         baseline, key = comparison.baseline, state.shown
     keep_all = KeyedRun(key, baseline) if baseline is not None and key is not None else None
     complete = _completed(keep_all)

@@ -46,7 +46,7 @@ class Ticking:
 
 def ticking(spec: RunSpec) -> Bench:
     trainee = bench_of(prepare(spec), CpuDevice())
-    return Bench(trainee.model, trainee.step, Ticking())
+    return Bench(trainee.model, trainee.step, Ticking(), forwards=trainee.forwards)
 
 
 def of_user(model: nn.Module, step: Callable[[], object]) -> Bench:
@@ -66,7 +66,8 @@ def test_a_block_that_runs_again_is_charged_with_its_ancestors(reentrant: bool) 
     with preserve_global_state():
         bench = ticking(RunSpec(model=ref("chain"), policy=policy))
         bench.take()
-        times = bench.time_blocks(policy)
+        steps, times = bench.time_blocks(policy)
+        assert steps["step"] > times["", False]
     again = {fqn for fqn, rerun in times if rerun}
     assert again == {"", "1", "2", "1.0", "1.1", "2.0", "2.1"} or again == {"", "1", "2", "1.0", "2.0"}
     assert times["", True] == times["1", True] + times["2", True]
@@ -79,7 +80,7 @@ def test_a_segments_blocks_are_charged_one_by_one() -> None:
     with preserve_global_state():
         bench = ticking(RunSpec(model=ref("chain"), policy=policy))
         bench.take()
-        times = bench.time_blocks(policy)
+        _, times = bench.time_blocks(policy)
     assert times["", True] == times["1", True] + times["2", True]
 
 
@@ -110,8 +111,8 @@ def test_a_forward_inside_backward_belongs_to_backward() -> None:
 
 def test_blocks_of_a_users_step_run_once() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    times = of_user(model, lambda: model(torch.ones(1, 2)).sum().backward()).time_blocks(Policy())
-    assert times == {("0", False): 1, ("1", False): 1, ("", False): 5}
+    _, times = of_user(model, lambda: model(torch.ones(1, 2)).sum().backward()).time_blocks(Policy())
+    assert times == {("0", False): 1, ("1", False): 1, ("", False): 6}, "marks of the layers, and the forward's end"
 
 
 def test_each_operator_is_charged_to_every_block_that_is_running_and_backward_to_none() -> None:
@@ -165,13 +166,16 @@ def test_every_forward_is_dispatched_and_no_backward(monkeypatch: pytest.MonkeyP
         return Dispatch(), None
 
     bench = ticking(RunSpec(model=MLP.model, n_accumulation=2))
+    monkeypatch.setattr(torch.Tensor, "backward", None)  # forwards alone run
     assert bench.time_dispatched() > 0, "torch's own"
+    assert bench.time_forward() == 2
     monkeypatch.setattr(bench_module, "create_selective_checkpoint_contexts", contexts)
     assert bench.time_dispatched() > 0
     assert len(operators) == 2, "one forward a microbatch"
     for of_forward in operators:
         assert "aten.addmm.default" in of_forward and not [op for op in of_forward if "backward" in op]
     n_seen = [len(of_forward) for of_forward in operators]
+    monkeypatch.undo()
     bench.take()
     assert [len(of_forward) for of_forward in operators] == n_seen, "the dispatch has ended"
 
@@ -198,11 +202,11 @@ def test_readings_become_samples_and_none_become_nothing() -> None:
 
 
 def test_a_kept_operator_costs_the_extra_time_of_dispatched_forwards() -> None:
-    readings = Readings(steps=[{"forward": ms} for ms in (10.0, 11.0, 12.0, 50.0)], dispatched=[14.0, 99.0, 15.0])
+    readings = Readings(dispatched=[(14.0, 10.0), (99.0, 11.0), (15.0, 12.0)])
     assert readings.kept_operator_ms is None, "operators were not counted"
     readings.operators = {"": OperatorTimes(n_calls=8)}
     assert readings.kept_operator_ms == 2 * 4.0 / 8, "forward and rerun; a slow minute counts once"
-    readings.dispatched = [1.0, 1.0, 1.0]
+    readings.dispatched = [(1.0, 10.0)]
     assert readings.kept_operator_ms == 0
     assert Readings().kept_operator_ms is None
 

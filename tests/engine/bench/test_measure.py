@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -64,10 +65,23 @@ def test_times_have_one_reading_a_repeat() -> None:
         ):
             assert whole == pytest.approx(sum(parts))
     baseline, candidate = gpt_pair()
-    assert len(candidate.by_fqn["blocks.0"].recompute.ms) == 3
-    assert len(candidate.by_fqn[""].recompute.ms) == 3
+    assert len(candidate.by_fqn["blocks.0"].recompute.ms) == 2
+    assert len(candidate.by_fqn[""].recompute.ms) == 2
     assert baseline.by_fqn["blocks.0"].recompute.ms == ()
-    assert len(baseline.by_fqn["blocks.0"].forward.ms) == 3
+    assert len(baseline.by_fqn["blocks.0"].forward.ms) == 2
+    assert not baseline.by_fqn["blocks.0"].operator_ms and baseline.times and baseline.times.checkpoint_ms is None
+
+
+@pytest.mark.parametrize("share", [0.0, math.inf], ids=["dear hooks", "cheap hooks"])
+def test_blocks_are_timed_within_the_timed_steps_where_their_hooks_are_cheap(
+    monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    told: list[Progress] = []
+    monkeypatch.setattr("explorer.engine.bench.measure.HOOKS_SHARE", share)
+    run = measure(RunSpec(model=ref("chain"), n_repeats=3), told.append)
+    assert run.times is not None and len(run.times.step.ms) == 3 and len(run.by_fqn["0.0"].forward.ms) == 2
+    assert sum(progress.what.startswith("timing blocks") for progress in told) == (0 if share else 2)
+    assert run.by_fqn["0.0"].operator_ms and run.times.checkpoint_ms is not None
 
 
 def test_a_measurement_survives_the_pipe() -> None:
@@ -98,9 +112,12 @@ def test_the_world_is_left_as_found() -> None:
 
 def test_progress_is_told_and_a_cancel_ends_the_run() -> None:
     told: list[Progress] = []
-    measure(RunSpec(model=ref("chain"), n_repeats=2), told.append)
+    run = measure(RunSpec(model=ref("chain"), n_repeats=2), told.append)
     assert [p.done for p in told] == list(range(len(told)))
-    assert told[0].total == len(told)
+    assert told[-1].total == len(told)
+    recorded, timed = [from_msgpack(p.part, Measurement) for p in told if p.part]
+    assert recorded.step_peak_bytes == run.step_peak_bytes and recorded.times is None
+    assert timed.times is not None and run.times is not None and timed.times.step == run.times.step
 
     def stop(progress: Progress) -> None:
         if "recording" in progress.what:
@@ -116,7 +133,7 @@ def test_a_run_that_is_not_timed_takes_its_recorded_steps_and_no_other(monkeypat
         monkeypatch.setattr(f"explorer.engine.bench.{module}.run_step", lambda *given: steps.append(given) or 0.0)
     run = measure(RunSpec(model=ref("chain"), n_repeats=0), told.append)
     assert run.times is None and run.failure is None
-    assert len(steps) == 4 and told[0].total == len(told) == 1 + 4
+    assert len(steps) == 3 and told[0].total == len(told) == 1 + 3
 
 
 def test_out_of_memory_is_a_result_with_the_timeline_so_far() -> None:

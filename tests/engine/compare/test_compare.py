@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
 import pytest
 import torch
 
+from explorer.engine.bench import measure, step
 from explorer.engine.compare.compare import compare
 from explorer.engine.model.load import load
 from explorer.errors import BadInput, Cancelled
+from explorer.record.base import from_msgpack
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelRef
 from explorer.record.plan import Progress
@@ -202,9 +205,23 @@ def test_the_quick_form_still_finds_missing_poisoned_and_moved() -> None:
 
 
 class TestWholeCompare:
-    def test_it_measures_and_judges(self) -> None:
+    def test_it_records_judges_and_times_in_24_steps(self, monkeypatch: pytest.MonkeyPatch) -> None:
         heard: list[Progress] = []
-        comparison = compare(*pair("dropout"), report=heard.append)
+        steps: list[object] = []
+        monkeypatch.setattr(measure, "HOOKS_SHARE", math.inf)
+        plain = step.gradients
+        monkeypatch.setattr(step, "gradients", lambda *of: steps.append(of) or plain(*of))
+        comparison = compare(*pair("dropout", run={"n_repeats": 5}), report=heard.append)
+        assert len(steps) <= 24, "whole steps in this process; the probe for hidden state has its own"
+        recorded, judged = [from_msgpack(progress.part, Comparison) for progress in heard if progress.part]
+        assert recorded.verdict == "not comparable" and judged.verdict == "bitwise equal" and not judged.baseline.times
+        assert recorded.candidate.step_peak_bytes == judged.candidate.step_peak_bytes
+        assert msgspec.structs.replace(
+            comparison, baseline=judged.baseline, candidate=judged.candidate
+        ) == judged and comparison.reproducible  # fmt: skip
+        for run in (comparison.baseline, comparison.candidate):
+            assert run.times is not None and len(run.times.step.ms) == len(run.times.optimizer.ms) == 5
+            assert len(run.by_fqn["1"].forward.ms) == 2
         assert isinstance(comparison, Comparison) and comparison.verdict == "bitwise equal"
         assert comparison.baseline.step_peak_bytes and comparison.candidate.step_peak_bytes
         assert comparison.candidate.by_fqn["1"].n_recompute == 1 and comparison.baseline.by_fqn["1"].n_recompute == 0
