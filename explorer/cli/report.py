@@ -48,17 +48,24 @@ def document(record: Comparison | Measurement) -> dict[str, Any]:
     if isinstance(record, Comparison):
         runs = {"baseline": document(record.baseline), "candidate": document(record.candidate)}
         return {**record.headlines(), **plain, **runs}
-    return {**figures(record), **plain}
+    return {**figures(record), **plain, **card_figures(record)}
+
+
+def card_figures(run: Measurement) -> dict[str, Any]:
+    """The figures of the run's card and the refused request, which takes the key of the runs that were refused: a
+    predicted run has none. Empty without a card."""
+    return {} if run.card is None else {**run.card.headlines(), "refused": to_plain(run.card.refused)}
 
 
 def figures(run: Measurement) -> dict[str, Any]:
-    """The headline figures of a run, and the caveats of its peak."""
-    return {**run.headlines(), "caveats": peak_caveats(run)}
+    """The headline figures of a run and of its card, and the caveats of its peak."""
+    return {**run.headlines(), "caveats": peak_caveats(run), **card_figures(run)}
 
 
-def print_card(console: Console, memory: CardMemory) -> None:
-    """The figures of a card, a refused request in red."""
-    console.print(f"\n  [bold]On {escape(memory.card.name)}[/]  [dim]by the rules of torch's CUDA allocator[/]\n")
+def print_card(console: Console, memory: CardMemory, whose: str = "") -> None:
+    """The figures of a card, a refused request in red; `whose`: the policy in words, of two."""
+    title = f"On {escape(memory.card.name)}{whose and f', {whose}'}"
+    console.print(f"\n  [bold]{title}[/]  [dim]by the rules of torch's CUDA allocator[/]\n")
     table = Table(box=None, show_header=False, padding=(0, 2))
     for name, value in card_rows(memory).items():
         table.add_row(name, f"[bold red]{escape(value)}[/]" if name == "Refused" else escape(value))
@@ -72,7 +79,8 @@ def print_record(record: Comparison | Measurement) -> None:
     _title(console, run)
     _figures(console, record, run)
     if isinstance(record, Comparison):
-        _verdict(console, record)
+        if not record.is_predicted:
+            _verdict(console, record)
         if record.comparable:
             console.print(_block_table(run, record.baseline))
     elif run.failure is None:
@@ -129,8 +137,10 @@ def _figures(console: Console, record: Comparison | Measurement, run: Measuremen
             figure.label, f"[bold]{escape(figure.value)}[/]", f"[{tone}]{escape(figure.delta)}[/]", f"[dim]{origin}[/]"
         )
     console.print(table)
+    if isinstance(record, Comparison) and record.baseline.card is not None:
+        print_card(console, record.baseline.card, "everything kept")
     if run.card is not None:
-        print_card(console, run.card)
+        print_card(console, run.card, "the policy" if isinstance(record, Comparison) else "")
     if left_out := uncounted_in_words(run):
         console.print(f"  [yellow]{escape(left_out)}.[/]")
     for caveat in peak_caveats(run):

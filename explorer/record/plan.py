@@ -59,6 +59,7 @@ class Price(Record):
 
 
 CostUnit = Literal["ms", "FLOPs"]
+Bounded = Literal["requested", "reserved"]
 
 
 class Certificate(Record):
@@ -136,6 +137,9 @@ class Plan(Record):
     flop_ratio: float | None = None
     budget_bytes: int | None = None
     """The requested budget; None: the least memory that the time allows."""
+    bounded: Bounded = "requested"
+    """What the budget bounds: bytes that tensors request, or bytes that a card's allocator reserves in the plan's run.
+    The proof is about requested bytes in either case."""
     time_budget: float | None = None
     """Limit of the extra step time as a share; None: no limit."""
 
@@ -265,7 +269,7 @@ class AutoPlan(Record):
             f"{_count(len(self.policy.units), 'unit')} recomputed.",
             f"Peak: {measured}, {self.predicted_peak_bytes:,} predicted.",
             f"Step time: {time}{predicted}.",
-            f"Certificate, of what is predicted: {self.certificate}.",
+            f"Certificate, of what is predicted: {self.certificate}; bounded: {self.plan.bounded} bytes.",
             *(f"The model refuses {' and '.join(blocks)} as one segment." for blocks in self.refused_segments),
         ]
         return "\n".join(lines)

@@ -129,10 +129,14 @@ def test_a_plan_for_a_card_fits_what_its_allocator_can_reserve(wide: str) -> Non
     document = json.loads(answer.stdout)
     card, first = document["card"], document["first_run"]
     assert document["met"] and document["plan"]["policy"]["units"]
-    assert card["bounded"] == "reserved_bytes" and card["refused_bytes"] is None
+    assert card["bounded"] == "reserved_bytes" and card["refused_bytes"] is None and card["refused"] is None
+    assert document["plan"]["bounded"] == "reserved"
     assert card["allocated_bytes"] + card["stranded_bytes"] == card["reserved_bytes"] <= card["capacity_bytes"]
     assert first["step_peak_bytes"] < card["capacity_bytes"] == document["plan"]["budget_bytes"] == 300 * 2**20
-    assert first["refused_bytes"] and document["measured"]["reserved_bytes"] == card["reserved_bytes"]
+    assert (
+        first["refused_bytes"] == first["refused"]["n_bytes"]
+        and document["measured"]["reserved_bytes"] == card["reserved_bytes"]
+    )
     assert len(document["missed"]) == 1 and document["missed"][0]["card"]["refused"]
     assert "would reserve 24.0 MiB more than a card of 1.07 GiB has: planned again" in " ".join(answer.stderr.split())
 
@@ -142,6 +146,7 @@ def test_a_plan_for_a_card_says_what_was_bounded(wide: str) -> None:
     asked = ["--predict", "--card", "1100MiB", "--allocator", "expandable_segments:True", "--budget", "50%"]
     printed = " ".join(CliRunner().invoke(cli.app, ["plan", wide, *asked]).stdout.split())
     assert "300.0 MiB for the reserved memory on a card of 1.07 GiB, " in printed and " for the peak, kept" in printed
+    assert "Bounded: reserved bytes." in printed
     assert "of it stranded" in printed and "Not checked expandable_segments:True" in printed
 
 

@@ -197,6 +197,39 @@ def test_a_budget_below_a_batch_of_one_says_what_that_needs() -> None:
     assert "Not even a batch of 1 fits in 1.0 MiB: it needs" in answer.stderr and "(predicted)" in answer.stderr
 
 
+def test_the_largest_batch_for_a_card_is_granted_and_one_more_is_refused(
+    shared: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The larger batch is played by itself: the answer comes from two small batches."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)  # the worker of other tests sets it in this process
+    asked = ["sample_models/mlp.py", "--predict", "--card", "860MiB"]
+    figures = json.loads(run("batch", *asked, "--json").stdout)
+    assert figures["refused"] is None and figures["event_by_event"] and figures["budget_bytes"] is None
+    assert figures["predicted_peak_bytes"] == figures["step_peak_bytes"] < figures["reserved_bytes"] <= 60 * 2**20
+    more = json.loads(run("measure", *asked, "--set", f"batch={figures['largest'] + 1}", "--json").stdout)
+    assert more["refused"]["n_bytes"] == more["refused_bytes"] > 0
+    assert "needs a budget" in run("batch", "sample_models/mlp.py", code=2).stderr
+    refused = " ".join(run("batch", *asked[:-1], "801MiB", code=2).stderr.split())
+    assert "Not even a batch of 1 fits in the 1.0 MiB that" in refused and "MiB reserved (predicted)" in refused
+
+
+def test_a_comparison_for_a_card_plays_both_steps_and_compares_no_gradient(
+    shared: Worker, tiny: str, tmp_path: Path
+) -> None:
+    asked = (tiny, "--policy", "all", "--predict", "--card", "1GiB")
+    document = json.loads(run("compare", *asked, "--save", str(tmp_path / "run.explorer"), "--json").stdout)
+    sides = document["baseline"], document["candidate"]
+    for side, policy in zip(sides, ("keep-all", "all")):
+        alone = json.loads(run("measure", tiny, "--policy", policy, *asked[3:], "--json").stdout)
+        names = ("requested_bytes", "allocated_bytes", "reserved_bytes", "stranded_bytes", "refused")
+        assert [side[name] for name in names] == [alone[name] for name in names] and side["refused"] is None
+    assert not document["gradients"] and (tmp_path / "run.explorer").exists()
+    printed = run("compare", *asked).stdout
+    assert "everything kept  by the rules" in printed and "the policy  by the rules" in printed
+    assert "not compared" in printed and "Verdict" not in printed
+    assert "nothing to probe" in run("compare", *asked, "--quick", code=2).stderr
+
+
 def test_graph_in_every_format(shared: Worker, tiny: str, tmp_path: Path) -> None:
     graph = read("graph", tiny)
     assert [block["fqn"] for block in graph["blocks"]][:3] == ["", "blocks", "blocks.0"] and graph["fingerprint"]

@@ -214,7 +214,8 @@ def plan_of(proof: Certificate, *, budget: int | None = MIB) -> Plan:
 def test_a_certificate_in_words(gap: float, budget: int | None, n_segments: int, sentence: str) -> None:
     proof = Certificate(bound=1.0, gap=gap, n_candidates=99, n_rows=7, n_solves=1, n_segments=n_segments)
     words, meaning = certificate(plan_of(proof, budget=budget))
-    assert words == sentence and "7 moments of the step decided it, 1 call of the solver." in meaning
+    bounded = "" if budget is None else " Bounded: requested bytes."
+    assert words == sentence + bounded and "7 moments of the step decided it, 1 call of the solver." in meaning
 
 
 def test_a_budget_is_kept_or_passed() -> None:

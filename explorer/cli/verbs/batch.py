@@ -1,74 +1,126 @@
-"""`python -m explorer batch MODEL --budget 8GiB`: the largest batch that fits, from two small runs and a third."""
+"""`python -m explorer batch MODEL --budget 8GiB`: the largest batch that fits, from two small runs and a third.
+
+With `--predict --card b200` the budget is the card: its allocator has to be able to reserve what the step needs.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import dataclasses
+from typing import Annotated, Any
 
 import msgspec
 import typer
+from rich.markup import escape
 
 from explorer.cli.command import Output, RunFailed, answer_console, print_json, say, verb
-from explorer.cli.options import Model, ModelOptions, PolicyName, StepOptions, chosen_policy
+from explorer.cli.options import CardOptions, Model, ModelOptions, PolicyName, StepOptions, chosen_policy
+from explorer.cli.report import card_figures, print_card
 from explorer.cli.worker import ask, worker
 from explorer.errors import BadInput
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Measure
+from explorer.plan.card.cards import capacity_bytes
+from explorer.plan.card.step_on_card import is_granted, reserved_bytes
+from explorer.plan.planners.confirm import within_bytes
 from explorer.plan.predict.baseline import Sized, at_size, largest
 from explorer.plan.sizes import parse_bytes
 from explorer.record.measurement import Measurement
 from explorer.record.policy import KEEP_ALL
 from explorer.record.run import RunSpec
 from explorer.view.drawing.units import mib
+from explorer.view.text.runs import card_name
 
-Budget = Annotated[str, typer.Option("--budget", metavar="SIZE", help="The peak must not be above, such as 1.5GiB.")]
-Argument = Annotated[str, typer.Option("--argument", metavar="NAME", help="The factory's argument that is varied.")]
 SMALL = (2, 4)
 """Batches that are run: one of 1 may take other kernels than every larger one."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchOptions(CardOptions):
+    """The varied argument and its budget: memory or a card."""
+
+    budget: Annotated[str | None, typer.Option(metavar="SIZE", help="The peak must not be above, such as 1.5GiB.")] = (
+        None
+    )
+    argument: Annotated[str, typer.Option(metavar="NAME", help="The factory's argument that is varied.")] = "batch"
 
 
 @verb
 def batch(
     model: Model,
-    budget: Budget,
     options: ModelOptions,
     step: StepOptions,
+    wish: BatchOptions,
     output: Output,
     policy: PolicyName = "keep-all",
-    argument: Argument = "batch",
 ) -> None:
     """The largest batch that fits under a policy: predicted from two small runs, confirmed by one. None is timed."""
-    limit, ref = parse_bytes(budget), options.ref(model)
+    card, argument, ref = wish.chosen_card(), wish.argument, options.ref(model)
+    if wish.budget is None and card is None:
+        raise BadInput("A batch needs a budget.", hint="Give --budget 8GiB, or --predict --card b200.")
+    limit = None if wish.budget is None else parse_bytes(wish.budget)
     with worker() as engine:
         small = msgspec.structs.replace(ref, arguments={**ref.arguments, argument: SMALL[0]})
-        spec = step.spec(small, KEEP_ALL, seed=options.seed)
-        chosen = chosen_policy(engine, policy, spec)
+        spec = msgspec.structs.replace(step.spec(small, KEEP_ALL, seed=options.seed), card=card)
+        chosen = chosen_policy(engine, policy, spec, without_data=wish.predict)
         spec = msgspec.structs.replace(spec, policy=chosen, n_repeats=0)
-        runs = {size: _run(engine, spec, argument, size) for size in SMALL}
-        size = largest(lambda n: at_size(runs, n, spec).step_peak_bytes <= limit)
+        runs = {size: _run(engine, spec, wish, size) for size in SMALL}
+        size = largest(lambda n: _fits(at_size(runs, n, spec), spec, limit))
         if not size:
-            least = at_size(runs, 1, spec).step_peak_bytes
-            raise BadInput(
-                f"Not even a {argument} of 1 fits in {mib(limit)}: it needs {mib(least)} (predicted).",
-                hint="Recompute more (`--policy all`), or raise the budget.",
-            )
+            raise _not_even_one(at_size(runs, 1, spec), spec, argument, limit)
         predicted = at_size(runs, size, spec)
-        confirmed = _run(engine, spec, argument, size)
+        confirmed = _run(engine, spec, wish, size)
     if output.json:
         print_json(_document(argument, limit, predicted, confirmed))
     else:
-        answer_console().print(
-            f"The largest {argument} that fits in {mib(limit)} is [bold]{size}[/]: "
-            f"{mib(predicted.step_peak_bytes)} predicted, {mib(confirmed.step_peak_bytes)} measured."
-        )
+        _print(argument, limit, predicted, confirmed)
     if not predicted.event_by_event:
         say("[yellow]The small runs differ in their allocations: this is a line through their peaks, and rougher.[/]")
-    if (confirmed.step_peak_bytes or 0) > limit:
-        say(f"[yellow]The run that should confirm it needs more than {mib(limit)}: take a smaller {argument}.[/]")
+    if not within_bytes(confirmed, limit):
+        say(f"[yellow]The run that should confirm it needs more than there is: take a smaller {argument}.[/]")
 
 
-def _document(
-    argument: str, limit: int, predicted: Sized, confirmed: Measurement
-) -> dict[str, str | int | bool | None]:
+def _fits(sized: Sized, spec: RunSpec, limit: int | None) -> bool:
+    """Whether the step stays within the budget, and the card refuses none of its requests.
+
+    Raises BadInput for a card without a timeline to fill it from.
+    """
+    if limit is not None and sized.step_peak_bytes > limit:
+        return False
+    if spec.card is None:
+        return True
+    if sized.measurement is None:
+        raise BadInput(
+            "The small steps differ in their allocations, so no larger one can be put on a card.",
+            hint="Play single sizes: measure --predict --card, with --set batch=8.",
+        )
+    return is_granted(spec.card, sized.measurement)
+
+
+def _not_even_one(least: Sized, spec: RunSpec, argument: str, limit: int | None) -> BadInput:
+    needed, room = mib(least.step_peak_bytes), mib(limit)
+    if spec.card is not None and least.measurement is not None:
+        needed = f"{mib(reserved_bytes(spec.card, least.measurement))} reserved"
+        room = f"the {mib(capacity_bytes(spec.card))} that {spec.card.name} can reserve"
+    return BadInput(
+        f"Not even a {argument} of 1 fits in {room}: it needs {needed} (predicted).",
+        hint="Recompute more (`--policy all`), or raise the budget.",
+    )
+
+
+def _print(argument: str, limit: int | None, predicted: Sized, confirmed: Measurement) -> None:
+    console, memory = answer_console(), confirmed.card
+    room = [] if limit is None else [mib(limit)]
+    room += [] if memory is None else [card_name(memory.card)]
+    how = "played without data" if confirmed.origin == "predicted" else "measured"
+    console.print(
+        f"The largest {argument} that fits in {escape(' and '.join(room))} is [bold]{predicted.size}[/]: "
+        f"{mib(predicted.step_peak_bytes)} predicted, {mib(confirmed.step_peak_bytes)} {how}."
+    )
+    if memory is not None:
+        print_card(console, memory)
+
+
+def _document(argument: str, limit: int | None, predicted: Sized, confirmed: Measurement) -> dict[str, Any]:
     return {
         "argument": argument,
         "largest": predicted.size,
@@ -76,13 +128,15 @@ def _document(
         "predicted_peak_bytes": predicted.step_peak_bytes,
         "step_peak_bytes": confirmed.step_peak_bytes,
         "event_by_event": predicted.event_by_event,
+        **card_figures(confirmed),
     }
 
 
-def _run(engine: Worker, spec: RunSpec, argument: str, size: int) -> Measurement:
-    """A run with `argument` set to `size`. Raises RunFailed if the run was cut short."""
-    model = msgspec.structs.replace(spec.model, arguments={**spec.model.arguments, argument: size})
-    run: Measurement = ask(engine, Measure(spec=msgspec.structs.replace(spec, model=model)))
+def _run(engine: Worker, spec: RunSpec, wish: BatchOptions, size: int) -> Measurement:
+    """A run with the argument set to `size`. Raises RunFailed if the run was cut short."""
+    model = msgspec.structs.replace(spec.model, arguments={**spec.model.arguments, wish.argument: size})
+    request = Measure(spec=msgspec.structs.replace(spec, model=model), without_data=wish.predict)
+    run: Measurement = ask(engine, request)
     if run.failure is not None:
         raise RunFailed(run.failure)
     return run

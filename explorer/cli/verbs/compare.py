@@ -20,16 +20,28 @@ from explorer.cli.command import (
     print_json,
     verb,
 )
-from explorer.cli.options import KeepOptions, Model, ModelOptions, PolicyName, StepOptions, describe, file_on, in_output
+from explorer.cli.options import (
+    CardOptions,
+    KeepOptions,
+    Model,
+    ModelOptions,
+    PolicyName,
+    StepOptions,
+    describe,
+    file_on,
+    in_output,
+)
 from explorer.cli.report import document, print_record
 from explorer.cli.worker import ask, check_writable, print_or_write, save_run_file, worker
-from explorer.jobs.protocol import Compare
+from explorer.errors import BadInput
+from explorer.jobs.client import Worker
+from explorer.jobs.protocol import Compare, Measure
 from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.file import evidence_of
 from explorer.record.comparison import Comparison, Verdict
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import KEEP_ALL, Policy
-from explorer.record.run import MOST_PROBES
+from explorer.record.run import MOST_PROBES, RunSpec
 
 _CODES: dict[Verdict, int] = {
     "bitwise equal": EQUAL,
@@ -41,7 +53,7 @@ _CODES: dict[Verdict, int] = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CompareOptions:
+class CompareOptions(CardOptions):
     """Options of comparisons alone."""
 
     out: Annotated[Path | None, in_output("--out", metavar="FILE", help="Write the policy file with its evidence.")] = (
@@ -69,28 +81,40 @@ def compare(
     only: CompareOptions,
     output: Output,
 ) -> None:
-    """The step with and without a policy. Exit 0: bitwise equal or rounding; 1: different; 2: could not run;
-    3: gradients equal, state moved twice."""
+    """The step with and without a policy. Exit 0: bitwise equal or rounding, or predicted; 1: different; 2: could not
+    run; 3: gradients equal, state moved twice."""
     ref = options.ref(model)
-    baseline = msgspec.structs.replace(step.spec(ref, KEEP_ALL, seed=options.seed), n_probes=only.n_probes)
+    card = only.chosen_card()
+    if only.predict and (only.quick or only.n_probes):
+        raise BadInput("--predict runs nothing, so there is nothing to probe.", hint="Leave --quick and --probe out.")
+    baseline = msgspec.structs.replace(step.spec(ref, KEEP_ALL, seed=options.seed), n_probes=only.n_probes, card=card)
     check_writable(keep.save, only.out)
     with worker() as engine:
-        graph = describe(engine, ref, options.seed, baseline.device)
+        graph = describe(engine, ref, options.seed, baseline.device, without_data=only.predict)
         candidate = msgspec.structs.replace(baseline, policy=file_on(policy, graph).policy)
-        request = Compare(baseline=baseline, candidate=candidate, full=not only.quick)
-        compared = ask(engine, request, keep=not keep.no_store)
+        if only.predict:
+            compared = _predicted(engine, baseline, candidate)
+        else:
+            request = Compare(baseline=baseline, candidate=candidate, full=not only.quick)
+            compared = ask(engine, request, keep=not keep.no_store)
     if output.json:
         print_json(document(compared))
     else:
         print_record(compared)
     with errors_to_stderr(output):
         if keep.save is not None:
-            save_run_file(compared, keep.save)
+            save_run_file(compared.candidate if only.predict else compared, keep.save)
         if only.out is not None:
             print_or_write(policy_text(candidate.policy, compared, graph), only.out)
         if compared.failure is not None:
             raise RunFailed(compared.failure)
-    raise typer.Exit(_CODES[compared.verdict])
+    raise typer.Exit(EQUAL if only.predict else _CODES[compared.verdict])
+
+
+def _predicted(engine: Worker, baseline: RunSpec, candidate: RunSpec) -> Comparison:
+    """Both steps played without data: memory and FLOPs, and no gradients."""
+    runs = [ask(engine, Measure(spec=spec, without_data=True)) for spec in (baseline, candidate)]
+    return Comparison(baseline=runs[0], candidate=runs[1])
 
 
 def policy_text(policy: Policy, comparison: Comparison, graph: ModelGraph) -> str:

@@ -233,10 +233,20 @@ def excess_bytes(run: Measurement) -> int:
     """What the step of `run` would reserve on its card if the card had no end, beyond what the card has."""
     assert run.card is not None
     card = run.card.card
+    return max(0, reserved_bytes(card, run) - capacity_bytes(card))
+
+
+def is_granted(card: Card, run: Measurement) -> bool:
+    """Whether `card` has memory for every request of the step of `run`."""
+    assert run.allocations is not None
+    return _memory(card, program_of(run.allocations, run.phases)).refused is None
+
+
+def reserved_bytes(card: Card, run: Measurement) -> int:
+    """What the step of `run` would reserve if `card` had no end."""
     assert run.allocations is not None
     endless = replace(card, total_bytes=LARGEST_CARD, taken_bytes=0)
-    memory = _memory(endless, program_of(run.allocations, run.phases))
-    return max(0, memory.reserved_bytes - capacity_bytes(card))
+    return _memory(endless, program_of(run.allocations, run.phases)).reserved_bytes
 
 
 def _refusal(play: _Play, n_bytes: int) -> RefusedRequest:

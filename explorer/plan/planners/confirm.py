@@ -75,21 +75,26 @@ def confirmed(
 
 
 def within_budget(plan: Plan, run: Measurement) -> bool:
-    """True if the run of a plan was within its budget, or complete for a plan without a budget.
+    """True if the run of a plan was within its budget, or complete for a plan without a budget."""
+    return within_bytes(run, plan.budget_bytes)
+
+
+def within_bytes(run: Measurement, budget_bytes: int | None) -> bool:
+    """True if a run is complete and its peak is not above the budget.
 
     A run for a card is within its budget if the card refuses no request too.
     """
     if run.card is not None and run.card.refused is not None:
         return False
-    if plan.budget_bytes is None:
+    if budget_bytes is None:
         return run.complete
-    return run.step_peak_bytes is not None and run.step_peak_bytes <= plan.budget_bytes
+    return run.step_peak_bytes is not None and run.step_peak_bytes <= budget_bytes
 
 
 def _tries(
     planner: Planner, first: Plan, run: Callable[[Policy], Measurement], say: Callable[[str], None]
 ) -> list[tuple[Plan, Measurement]]:
-    tries = [(first, run(first.policy))]
+    tries = [_bounded(first, run(first.policy))]
     budget = first.budget_bytes
     if budget is None:
         return tries
@@ -103,12 +108,18 @@ def _tries(
         is_new = again.policy not in [plan.policy for plan, _ in tries]
         if is_new:
             say(_over(budget, lower_budget, tries[-1][1]))
-            tries.append((msgspec.structs.replace(again, budget_bytes=budget), run(again.policy)))
+            tries.append(_bounded(msgspec.structs.replace(again, budget_bytes=budget), run(again.policy)))
         if error is not None and tries[-1][1].card is not None and not within_budget(*tries[-1]):
             raise _no_plan_for_card(*tries[-1], error)
         if error is not None or not is_new:
             break
     return tries
+
+
+def _bounded(plan: Plan, run: Measurement) -> tuple[Plan, Measurement]:
+    """The plan, which names the figure that the budget bounds, and its run."""
+    for_card = run.card is not None and plan.budget_bytes is not None
+    return msgspec.structs.replace(plan, bounded="reserved" if for_card else "requested"), run
 
 
 def _lower_budget(budget_bytes: int, plan: Plan, run: Measurement) -> int:

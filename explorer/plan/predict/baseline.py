@@ -202,6 +202,7 @@ def _written(run: Measurement, log: Allocations, lives: _Lives) -> Measurement:
         peaks=AllocatorPeaks(),
         times=None,
         warnings=(),
+        card=None,
     )
     once = [
         msgspec.structs.replace(cost, n_recompute=0, recompute_flops=0, skipped_flops=0, recompute=Samples())
@@ -373,6 +374,7 @@ def _told(runs: list[Measurement], weights: list[Fraction], log: Allocations, sp
         times=None,
         loss=None,
         warnings=(),
+        card=None,
     )
     costs = [counted(rows) for rows in zip(*(run.blocks for run in runs))]
     return msgspec.structs.replace(predicted, blocks=with_bytes(predicted, costs))

@@ -46,6 +46,8 @@ def certificate(plan: Plan) -> tuple[str, str]:
         proven = f"The best that was found in time among {among}; nothing is proven."
     else:
         proven = f"Nearly proven: no other choice among {among}, {better} by more than {percent(proof.gap)}."
+    if plan.budget_bytes is not None:
+        proven += f" Bounded: {plan.bounded} bytes."
     looked = f"{count(proof.n_rows, 'moment')} of the step decided it, {count(proof.n_solves, 'call')} of the solver."
     return proven, f"{ABOUT} {looked}"
 
