@@ -25,7 +25,7 @@ from chromium import find  # noqa: E402
 from served import GRAPH_PAGE, Served, launch, start  # noqa: E402
 
 BUDGET_MS = {"click to confirmed": "150", "page ready": "3000", "Run to progress": "700", "charts drawn": ""}
-FIGURES, PROGRESS = '[data-testid="stMetricValue"]', '[data-testid="stProgress"]'
+FIGURES, PROGRESS = ".figure .value", '[data-testid="stProgress"]'
 CHART = ".js-plotly-plot .main-svg"
 REPORTED = r"\(\d+ of [1-9]"
 GPT = "/?model=sample_models%2Fgpt.py&size=small"
@@ -33,9 +33,11 @@ GRAPHS = {"24 blocks": ("gpt", "6"), "1,000 blocks, folded": ("many", "125"), "1
 EXPLORE_CLICK = """([selector, scope, wanted]) => new Promise((done) => {
     const host = [...document.querySelectorAll("*")].find((e) => e.shadowRoot?.querySelector(".graph"))
     const began = performance.now()
-    const said = () => [...document.querySelectorAll(scope)].some((e) => e.innerText.match(wanted))
-    const look = new MutationObserver(() => said() && (look.disconnect(), done(performance.now() - began)))
-    look.observe(document.body, { subtree: true, childList: true, characterData: true })
+    const roots = () => [document, ...[...document.querySelectorAll("*")].map((e) => e.shadowRoot).filter(Boolean)]
+    const there = () => roots().flatMap((root) => [...root.querySelectorAll(scope)])
+    const said = () => there().some((e) => e.textContent.match(wanted))
+    const look = () => (said() ? done(performance.now() - began) : requestAnimationFrame(look))
+    requestAnimationFrame(look)
     const target = host.shadowRoot.querySelector(selector) ?? document.querySelector(selector)
     target.click()
 })"""

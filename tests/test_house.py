@@ -76,7 +76,7 @@ ROOMS: dict[str, list[str]] = {
     ],
     "lab": ["run", "*", "kit"],
     "view": ["report", "compare memory pipeline graph lab", "text", "drawing"],
-    "ui": ["navigation", "explore pipeline lab runs", "shared", "session block_graph live_slider"],
+    "ui": ["navigation", "explore pipeline lab runs", "shared", "session block_graph figure_strip live_slider"],
     "cli": ["main", "verbs", "report", "options", "worker", "command"],
 }
 

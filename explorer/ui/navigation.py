@@ -15,8 +15,17 @@ TAB_ICON = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24">
 """A block and the two behind it. Drawn here: a browser fetches Streamlit's own symbols for a tab from a server."""
 
 
+WORDMARK = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 196 24" role="img" aria-label="Checkpoint Explorer">
+<path fill="none" stroke="#4596E4" stroke-width="2" d="M9 7h3v10h4M12 9h4"/>
+<path fill="#4596E4" d="M2 3h8v8H2zM14 5h8v7h-8zM14 13h8v7h-8z"/>
+<text x="30" y="17" font-family="sans-serif" font-size="14" font-weight="600" fill="{ink}">Checkpoint Explorer</text>
+</svg>"""
+"""The same sign and the product's name, in the ink of the page."""
+
+
 def main() -> None:
     """Configures the app and shows the chosen page."""
+    st.logo(WORDMARK.format(ink="#FAFAFA" if st.context.theme.type == "dark" else "#111111"), size="large")
     st.set_page_config(page_title="Checkpoint Explorer", page_icon=TAB_ICON, layout="wide")
     pages = {
         "explore": st.Page(

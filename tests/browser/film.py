@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from PIL import Image
 
 from tests.browser.chromium import find
+from tests.browser.measured import ANSWERED
 from tests.browser.served import ROOT, launch, start
 from tests.browser.settled import press, settled
 
@@ -54,14 +55,14 @@ def scenes(page: Page) -> Iterator[Scene]:
     every = page.locator('[data-id="blocks"]').get_by_role("button", name="Recompute all")
     yield _pointed(page, every, "2 · Toggle blocks: recompute instead of keep")
     every.click()
-    page.get_by_test_id("stMetricValue").get_by_text("≈").first.wait_for()
+    page.locator(".figure .value").get_by_text("≈").first.wait_for()
     yield _shot(settled(page), "2 · The forecast answers at once", 2600)
     run = page.get_by_role("button", name="Run", exact=True)
     yield _pointed(page, run, "3 · Run real training steps of both")
     press(page, run)
     page.get_by_test_id("stProgress").wait_for()
     yield _shot(page, "3 · Run real training steps of both", 1300)
-    page.get_by_text("Baseline and the policy that is drawn.").wait_for()
+    page.get_by_text(ANSWERED).wait_for()
     yield _shot(settled(page), "4 · Compare: memory, cost, gradients", 3400)
     for tab, words in (
         ("Cost", "4 · What it costs, block by block"),

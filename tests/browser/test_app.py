@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.browser.measured import ANSWERED
 from tests.browser.settled import press, settled
 
 if TYPE_CHECKING:
@@ -30,20 +31,20 @@ def explore(page: Page, serve: Callable[..., object], tiny: str) -> Page:
 
 
 def confirm_marks(page: Page, text: str | re.Pattern[str]) -> None:
-    page.get_by_test_id("stMetricValue").get_by_text(text, exact=True).wait_for()
+    page.locator(".figure .value").get_by_text(text, exact=True).wait_for()
 
 
 def test_model_toggle_run_compare_export_and_refresh(explore: Page, tmp_path: Path) -> None:
     page = explore
     page.locator('[data-id="layers"]').get_by_role("button", name="Recompute all").click()
     confirm_marks(page, re.compile(r"^4 (of \d+ )?blocks$"))
-    assert "≈" in page.get_by_test_id("stMetricValue").first.inner_text()
+    assert "≈" in page.locator(".figure .value").first.inner_text()
     press(page, page.get_by_role("button", name="Run", exact=True))
     page.get_by_role("button", name="Cancel").wait_for()
-    page.get_by_text("Baseline and the policy that is drawn.").wait_for()
+    page.get_by_text(ANSWERED).wait_for()
     confirm_marks(page, re.compile(r"^4 (of \d+ )?blocks$"))
     confirm_marks(page, "bitwise equal")
-    for tab in ("Cost", "Gradients", "Blocks", "Memory"):
+    for tab in ("Cost", "Gradients", "Memory"):
         press(page, page.get_by_role("tab", name=tab))
         page.get_by_test_id("stPlotlyChart").first.wait_for()
         assert page.get_by_test_id("stException").count() == 0
@@ -104,7 +105,7 @@ def test_a_refresh_finds_the_run_under_way(explore: Page) -> None:
     page.wait_for_url("**job=**")
     page.reload()
     page.locator('[data-id="head"][aria-checked="true"]').wait_for()
-    page.get_by_text("Baseline and the policy that is drawn.").wait_for()
+    page.get_by_text(ANSWERED).wait_for()
     assert "job=" not in page.url
 
 
@@ -188,7 +189,7 @@ def test_a_budget_is_typed_the_graph_follows_and_a_run_keeps_it(explore: Page) -
     field.fill("80 %")
     field.press("Enter")
     page.get_by_text("predicted: within").wait_for()
-    page.get_by_test_id("stMetricValue").first.get_by_text("≈").wait_for()
+    page.locator(".figure .value").first.get_by_text("≈").wait_for()
     confirm_marks(page, re.compile(r"^[1-9]\d* (of \d+ )?blocks?$"))
     press(page, page.get_by_role("button", name="Run", exact=True))
     page.get_by_text("measured: within").wait_for(timeout=180_000)
@@ -207,7 +208,7 @@ def test_the_graph_follows_the_slider_while_it_is_held(explore: Page) -> None:
     page.mouse.move(box["x"] + box["width"] - 8, box["y"] + box["height"] / 2)
     page.mouse.down()
     page.mouse.move(box["x"] + 4, box["y"] + box["height"] / 2, steps=6)
-    page.get_by_test_id("stMetricValue").first.get_by_text("≈").wait_for()
+    page.locator(".figure .value").first.get_by_text("≈").wait_for()
     page.mouse.up()
     press(page, page.get_by_role("button", name="Undo"))
     confirm_marks(page, re.compile(r"^0 (of \d+ )?blocks$"))

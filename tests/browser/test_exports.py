@@ -27,10 +27,10 @@ def test_what_was_chosen_on_the_page_runs_there(page: Page, serve: Callable[...,
     page.get_by_text("Measured with everything kept.").wait_for()
     press(page, page.get_by_role("button", name="Presets"))
     press(page, page.get_by_role("menuitem", name="Every second"))
-    page.get_by_test_id("stMetricValue").get_by_text(re.compile(r"^2 (of \d+ )?blocks$")).wait_for()
+    page.locator(".figure .value").get_by_text(re.compile(r"^2 (of \d+ )?blocks$")).wait_for()
     page.keyboard.press("Escape")
     press(page, page.get_by_role("button", name="Run", exact=True))
-    page.get_by_test_id("stMetricValue").get_by_text("bitwise equal", exact=True).wait_for()
+    page.locator(".figure .value").get_by_text("bitwise equal", exact=True).wait_for()
     press(page, page.get_by_role("button", name="Policy file"))
     for target in targets:
         title = FORMATS[target].title

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.browser.measured import ANSWERED
 from tests.browser.settled import press, settled
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-MEASURED = "Baseline and the policy that is drawn."
+MEASURED = ANSWERED
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def measured(page: Page, serve: Callable[..., object], tiny: str) -> Page:
     page.goto(serve(ROOT / "app.py", "--model", tiny).url)  # type: ignore[attr-defined]
     page.get_by_text("Measured with everything kept.").wait_for()
     page.locator('[data-id="head"]').click()
-    page.get_by_test_id("stMetricValue").get_by_text(re.compile(r"^1 (of \d+ )?blocks?$")).wait_for()
+    page.locator(".figure .value").get_by_text(re.compile(r"^1 (of \d+ )?blocks?$")).wait_for()
     press(page, page.get_by_role("button", name="Run", exact=True))
     page.get_by_text(MEASURED).wait_for()
     return settled(page)

@@ -28,7 +28,7 @@ def pipeline(page: Page, serve: Callable[..., object], tiny: str) -> Page:
 
 def value(page: Page, label: str) -> Locator:
     """The figure under `label` in the strip."""
-    return page.get_by_test_id("stMetric").filter(has_text=label).get_by_test_id("stMetricValue")
+    return page.locator(".figure").filter(has_text=label).locator(".value")
 
 
 def says(page: Page, label: str, text: str) -> None:

@@ -65,12 +65,20 @@ def say(at: AppTest, **marks: Any) -> AppTest:
 
 def figures(at: AppTest) -> dict[str, str]:
     """The headline strip: label and value."""
-    return {metric.label: metric.value for metric in at.metric}
+    return {cell["label"]: cell["value"] for cell in strip_cells(at)}
+
+
+def strip_cells(at: AppTest) -> list[dict[str, str]]:
+    """The figures of the headline strip, in order."""
+    return next((data["cells"] for data in component_data(at) if "cells" in data), [])
 
 
 def texts(at: AppTest) -> str:
     """Everything written on the page in words."""
-    return "\n".join(str(element.value) for element in (*at.text, *at.markdown, *at.caption, *at.warning, *at.error))
+    drawn = (*at.text, *at.markdown, *at.caption, *at.warning, *at.error)
+    return "\n".join(
+        [*(str(element.value) for element in drawn), *(" ".join(cell.values()) for cell in strip_cells(at))]
+    )
 
 
 def address(at: AppTest) -> dict[str, str]:
@@ -114,9 +122,8 @@ def start_only(**query: str) -> AppTest:
 
 
 def slider(at: AppTest) -> list[str]:
-    """Labels of the slider over the cheapest plans."""
-    (labels,) = [data["labels"] for data in component_data(at) if "at" in data]
-    return list(labels)
+    """Labels of the slider over the cheapest plans; empty before it stands."""
+    return next((data["labels"] for data in component_data(at) if "at" in data), [])
 
 
 def slide(at: AppTest, position: int) -> AppTest:

@@ -113,9 +113,9 @@ def test_in_time_the_step_lasts_as_long_as_the_median_step() -> None:
     one = replace(run(), times=TIMED)
     x = places(one, one, "time")
     assert x[-1] == 10.0 and (np.diff(x) >= 0).all()
-    assert axis_layout("time", one, alone=True)["title"]["text"] == "time (ms)"
+    assert axis_layout("time", one)["title"]["text"] == "time (ms)"
     untimed = replace(one, times=None)
-    assert "recording included" in axis_layout("time", untimed, alone=True)["title"]["text"]
+    assert "recording included" in axis_layout("time", untimed)["title"]["text"]
 
 
 def test_there_is_no_time_where_a_run_has_none_or_was_only_played() -> None:

@@ -33,7 +33,7 @@ from explorer.ui.shared.elements import escape, small_text
 from explorer.view.drawing.units import mib
 from explorer.view.text import plan as words
 
-FIELD_WIDTH = 190
+FIELD_WIDTH = 250
 SLIDER_KEY = "front_slider"
 LOOK_EVERY_S = 0.5
 SMALLEST_GAIN = 0.01
@@ -160,7 +160,7 @@ def points(state: ExploreState, view: View, search: Search) -> tuple[PlanPoint, 
 
 
 def budget_row(state: ExploreState, view: View, graph: ModelGraph, forecast: Forecast) -> None:
-    """Field, slider, line; `forecast` is about the drawn policy."""
+    """Field, slider once there are plans to choose from, line; `forecast` is about the drawn policy."""
     search = search_of(view)
     front = points(state, view, search)
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom", key="budget_row"):
@@ -168,13 +168,14 @@ def budget_row(state: ExploreState, view: View, graph: ModelGraph, forecast: For
         st.text_input(
             "Budget",
             field.value,
-            placeholder="60 MiB, 50 %, +10 % time",
-            help=words.BUDGET,
+            placeholder="Budget: 60 MiB, 50 %, +10 % time",
+            label_visibility="collapsed",
             width=FIELD_WIDTH,
             **field.wired,
         )
-        with st.container(width="stretch"):
-            _slider(state, graph, _drawn_figures(view, forecast), () if search.running else front)
+        if len(front) > 1 and not search.running:
+            with st.container(width="stretch"):
+                _slider(state, graph, _drawn_figures(view, forecast), front)
     waits = search.running or state.budget.job is not None
     look = st.fragment(_wait, run_every=LOOK_EVERY_S) if waits else _line
     look(state, view, forecast)
@@ -195,11 +196,11 @@ def _slider(
     """Draws the slider, one position per plan. The drawn policy stands at its plan, or at the plan of the nearest peak.
     The label of the position has the figures of the drawn policy."""
     units, (peak, ratio) = state.draft.spec.policy.units, drawn
-    usual = peak or (front[-1].peak_bytes if front else 0)
-    near = min(range(len(front)), key=lambda i: abs(front[i].peak_bytes - usual), default=0)
+    usual = peak or front[-1].peak_bytes
+    near = min(range(len(front)), key=lambda i: abs(front[i].peak_bytes - usual))
     position = next((i for i, point in enumerate(front) if point.plan.policy.units == units), near)
-    labels = [_label(point.peak_bytes, point.cost) for point in front] or [words.NO_FRONT]
-    if front and peak is not None and ratio is not None:
+    labels = [_label(point.peak_bytes, point.cost) for point in front]
+    if peak is not None and ratio is not None:
         labels[position] = _label(peak, ratio)
     live_slider(words.SLIDER, labels, position, partial(_slide, state, graph, front), key=SLIDER_KEY)
 

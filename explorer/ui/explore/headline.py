@@ -11,7 +11,8 @@ from explorer.record.measurement import Measurement
 from explorer.record.plan import Forecast
 from explorer.record.policy import Policy
 from explorer.ui.explore.view import Freshness, View
-from explorer.ui.shared.elements import Cell, escape
+from explorer.ui.figure_strip import Cell
+from explorer.ui.shared.elements import escape
 from explorer.view.compare.headline import Headline, danger, errors, headlines
 from explorer.view.drawing.units import NOT_MEASURED, change, count, mib, percent
 from explorer.view.text import explore as glossary
@@ -57,6 +58,23 @@ def cells(view: View, drawn: Drawn) -> tuple[Cell, ...]:
     if view.comparison is not None and view.stale:
         before = {headline.key: headline.value for headline in headlines(view.comparison)}
     return tuple(_cell(headline, view, was=before.get(headline.key, "")) for headline in figures(view, drawn))
+
+
+def answer(view: View, drawn: Drawn, title: str = "") -> str:
+    """The page's answer on the drawn policy in one sentence, Markdown; empty if nothing is chosen or predicted.
+
+    `title`: the name of the policy, if the policy is a preset.
+    """
+    values = {headline.key: headline.value for headline in figures(view, drawn)}
+    before, arrow, after = values["step_peak_bytes"].partition(" → ")
+    if not drawn.policy.units or not arrow:
+        return ""
+    time = values["time_ratio"].partition(" ±")[0]
+    costs = [f"{values['flop_ratio']} FLOPs", f"{time} time"]
+    price = ", ".join(cost for cost in costs if not cost.startswith(NOT_MEASURED))
+    name = title or f"Recompute {drawn.chosen}"
+    sentence = f"{name}: {before} to {after} for {price}; gradients {values['verdict']}."
+    return f"**{escape(sentence)}**"
 
 
 def figures(view: View, drawn: Drawn) -> tuple[Headline, ...]:
@@ -152,7 +170,7 @@ def _gradients(hazards: tuple[Hazard, ...]) -> Headline:
     if not wrong:
         return _headline("verdict", "Gradients", "not compared", PRESS)
     headline = _headline("verdict", "Gradients", "not safe", f"{count(len(wrong), 'known error')}")
-    return replace(headline, tone="bad", tooltip=escape(danger(hazards)))
+    return replace(headline, tone="bad", tooltip=danger(hazards))
 
 
 def _time(base: Measurement | None, forecast: Forecast, of_base: str) -> Headline:

@@ -20,10 +20,10 @@ from explorer.ui.explore.view import Picked, View, ledger_of
 from explorer.ui.session.repository import runs
 from explorer.ui.session.values import bound
 from explorer.ui.shared import draft as drafts
-from explorer.ui.shared.charts import draw
-from explorer.ui.shared.elements import escape, fold
+from explorer.ui.shared.charts import draw, picture, twin
+from explorer.ui.shared.elements import escape, fold, results_height
 from explorer.view.drawing.axis import Axis, has_times
-from explorer.view.drawing.figure import Chart
+from explorer.view.drawing.figure import Chart, untitled
 from explorer.view.drawing.rows import ROOT_LABEL
 from explorer.view.drawing.units import mib
 from explorer.view.memory.card import add_card
@@ -32,7 +32,9 @@ from explorer.view.memory.stacked import by_block, roles
 from explorer.view.memory.timeline import add_predicted, timeline
 from explorer.view.text import explore as glossary
 
-TWO, OF_BASELINE, OF_CANDIDATE = "Both runs", "Baseline by role", "Candidate by role"
+ABOVE = 108
+"""Pixels of the tabs, the title and the choices above the chart."""
+TWO, OF_BASELINE, OF_CANDIDATE = "Both runs", "Baseline", "Candidate"
 
 
 def memory_panel(state: ExploreState, view: View, *, block: str) -> None:
@@ -46,13 +48,12 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> None:
     candidate = view.comparison.candidate if view.comparison else None
     card_panel(baseline, candidate)
     views = [TWO, OF_BASELINE, OF_CANDIDATE] if candidate else [OF_BASELINE]
-    left, right = st.columns([4, 2], vertical_alignment="center")
-    with left:
-        choice = _view_picker(state, views)
-    with right:
-        axis, stacked = _toggles(baseline, candidate, choice)
-    reasons = _reasons(view, baseline)
     _picked_moment(state, baseline, candidate)
+    with st.container(horizontal=True, gap="small", vertical_alignment="center", key="memory_views"):
+        title = st.container(width="stretch", gap=None)
+        choice = _view_picker(state, views)
+        axis, stacked = _chart_options(baseline, candidate, choice)
+    reasons = _reasons(view, baseline)
     if choice == TWO and candidate:
         drawn = {"baseline": baseline, "candidate": candidate}
         chart = timeline(baseline, candidate, axis=axis, cursor=picked, why=reasons[0] if reasons else "")
@@ -73,26 +74,15 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> None:
         name = "candidate" if choice == OF_CANDIDATE or custom[0] == "candidate" else "baseline"
         state.tick = name, int(custom[1])
 
-    height, kind = (None, "_blocks") if stacked else (340, "")  # a block's band needs its line in the legend
-    draw(chart, key=f"memory_{views.index(choice or views[0])}_{axis}{kind}", height=height, act=pick)
+    key = f"memory_{views.index(choice or views[0])}_{axis}{'_blocks' if stacked else ''}"
+    question, answer = untitled(chart.figure)
+    with title:
+        st.markdown(f"**{escape(question)}**")
+        st.caption(escape(answer))
+    picture(chart, key=key, height=results_height() - ABOVE, act=pick)
+    twin(chart, key=key)
     _why(reasons[1:] if choice == TWO else reasons)
     _alive(baseline, candidate, picked, lambda fqns: _select(state, graph, fqns))
-
-
-def _toggles(baseline: Measurement, candidate: Measurement | None, choice: str) -> tuple[Axis, bool]:
-    """The axis of the chart, and whether a single run is stacked by block."""
-    timed = st.toggle(
-        "Axis in time",
-        key="memory_time",
-        help="Milliseconds, phase by phase as in steps without recording.",
-        disabled=not has_times(baseline, candidate),
-    )
-    stacked = choice != TWO and st.toggle(
-        "Stacked by block",
-        key="memory_by_block",
-        help="One band a block, piling up in forward and draining in backward; what runs again lies on top.",
-    )
-    return "time" if timed else "tick", stacked
 
 
 def _reasons(view: View, baseline: Measurement) -> tuple[str, ...]:
@@ -131,7 +121,27 @@ def _picked_moment(state: ExploreState, baseline: Measurement, candidate: Measur
         )
 
 
+def _chart_options(baseline: Measurement, candidate: Measurement | None, choice: str) -> tuple[Axis, bool]:
+    """The axis of the chart, and whether the areas of a single run are blocks instead of roles."""
+    with st.popover("Chart", icon=":material/tune:", key="memory_options"):
+        timed = st.toggle(
+            "Axis in time",
+            key="memory_time",
+            help="Milliseconds, phase by phase as in steps without recording.",
+            disabled=not has_times(baseline, candidate),
+        )
+        stacked = choice != TWO and st.toggle(
+            "Stacked by block",
+            key="memory_by_block",
+            help="One band a block, piling up in forward and draining in backward; what runs again lies on top.",
+        )
+    return "time" if timed else "tick", stacked
+
+
 def _view_picker(state: ExploreState, views: list[str]) -> str:
+    """The run or the runs to draw; a single choice needs no control."""
+    if len(views) == 1:
+        return views[0]
     chosen = views[-1] if state.view == states.BY_ROLE else state.view
     field = bound("memory_view", chosen if chosen in views else views[0], lambda view: setattr(state, "view", view))
     st.segmented_control("View", views, default=field.value, required=True, label_visibility="collapsed", **field.wired)

@@ -13,6 +13,7 @@ from typing import Any
 
 import streamlit as st
 
+from explorer.plan.policy.presets import preset_titles
 from explorer.plan.why.caveats import why_not_predicted
 from explorer.record.graph import Hazard
 from explorer.ui.explore import budget, work
@@ -20,16 +21,17 @@ from explorer.ui.explore import state as states
 from explorer.ui.explore.blocks import facts_of, graph_panel, tools
 from explorer.ui.explore.files import imported_notes, policy_menu, run_menu
 from explorer.ui.explore.forecast import predicted, predicted_presets, worth_recomputing
-from explorer.ui.explore.headline import Drawn, cells
+from explorer.ui.explore.headline import Drawn, answer, cells
 from explorer.ui.explore.results import results
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.explore.view import Freshness, View, view_of
+from explorer.ui.figure_strip import strip
 from explorer.ui.session import page_job, window
 from explorer.ui.shared import draft as drafts
-from explorer.ui.shared.elements import escape, last_failure, small_text, strip, two_columns
+from explorer.ui.shared.elements import escape, last_failure, small_text, two_columns
 from explorer.ui.shared.model import model_row
 from explorer.ui.shared.run_bar import RunBar, run_bar
-from explorer.ui.shared.tour import OnPage, outdated, page_begins, tour_panel
+from explorer.ui.shared.tour import OnPage, outdated, page_begins, tour_offer, tour_panel
 from explorer.view.compare.headline import danger
 from explorer.view.text import explore as glossary
 from explorer.view.text.plan import expected, in_words
@@ -42,6 +44,7 @@ FILES_WIDTH = 310
 class Slots:
     """Parts of the page outside the graph whose words change with a click in the graph."""
 
+    answer: Any
     strip: Any
     run: Any
     download: Any
@@ -68,9 +71,12 @@ def page() -> None:
     drafts.to_address(draft)
     page_begins(len(draft.spec.policy.units))
 
+    with st.container(horizontal=True, gap="small", vertical_alignment="center", key="top"):
+        answer = st.container(width="stretch").empty()
+        tour_offer()
     slot = st.empty()
     with st.bottom:
-        slots = Slots(strip=slot, run=st.empty(), download=_bar(state, view))
+        slots = Slots(answer=answer, strip=slot, run=st.empty(), download=_bar(state, view))
     left, right = two_columns("results")
     with right:
         slots = replace(slots, notice=st.empty())
@@ -132,13 +138,17 @@ def _desk(state: ExploreState, slots: Slots) -> None:
     forecast = predicted(view, policy)
     facts = facts_of(state, view, graph, forecast) if graph is not None else None
     hazards = facts.hazards if facts is not None else ()
-    with slots.strip.container():
+    presets = predicted_presets(view, policy)
+    with slots.answer.container():
         worth = worth_recomputing(graph) if graph is not None else frozenset()
-        strip(cells(view, Drawn(policy=policy, forecast=forecast, hazards=hazards, worth=worth)))
+        drawn = Drawn(policy=policy, forecast=forecast, hazards=hazards, worth=worth)
+        title = next((preset_titles()[name] for name, (chosen, _) in presets.items() if chosen == policy), "")
+        small_text(_freshness(view, answer(view, drawn, title)))
+    with slots.strip.container():
+        strip(cells(view, drawn))
     with slots.notice.container():
         if view.did_not_fit:
             st.warning(escape(view.did_not_fit), icon=":material/memory:")
-        small_text(_freshness(view))
         for sentence in view.baseline.warnings if view.baseline is not None and view.predicted else ():
             st.caption(escape(sentence))
         if view.keep_all is not None and (because := why_not_predicted(policy, graph, forecast, view.keep_all.run)):
@@ -146,7 +156,6 @@ def _desk(state: ExploreState, slots: Slots) -> None:
     _danger(slots, hazards)
     if graph is not None and facts is not None:
         peak = view.baseline.step_peak_bytes if view.baseline else None
-        presets = predicted_presets(view, policy)
         effects = {name: expected(effect, peak) if chosen.units else "" for name, (chosen, effect) in presets.items()}
         tools(state, graph, effects)
         budget.budget_row(state, view, graph, forecast)
@@ -163,9 +172,13 @@ def _desk(state: ExploreState, slots: Slots) -> None:
         st.caption("The model was not read, so its blocks cannot be drawn; the reason stands at the right.")
 
 
-def _freshness(view: View) -> str:
-    """Words for the run that the figures are about, and for a run that was cut short."""
+def _freshness(view: View, sentence: str) -> str:
+    """The page's answer, and words for the run that the figures are about or that was cut short."""
     line = glossary.FRESHNESS[view.freshness]
+    if sentence and view.pinned is None and view.freshness in glossary.ANSWERED:
+        return glossary.ANSWERED[view.freshness].format(sentence)
+    if sentence and view.freshness is Freshness.STALE:
+        return f"{sentence} {line}"
     if view.baseline is not None and view.freshness is Freshness.RECORDED:
         return f"{line} {escape(view.baseline.recorded_in)}. {glossary.NO_MODEL}"
     if view.pinned is not None and view.freshness is not Freshness.NOTHING:

@@ -1,7 +1,7 @@
-"""The tabs beside the graph: memory, budget, cost, gradients, blocks, autograd. Hidden tabs are not computed.
+"""The tabs beside the graph: memory, budget, cost, gradients, more. Hidden tabs are not computed.
 
-Cost: operations of each block and step times. Gradients: the verdict, the worst tensor, the likely cause, and what
-else the step changed. Blocks: one row each. Autograd: one block, kept and recomputed.
+Cost: operations of each block, step times, and every block as a row. Gradients: the verdict, the worst tensor, the
+likely cause, and what else the step changed. More: the autograd graph of one block, kept and recomputed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from explorer.view.memory.blocks import operators_chart, saved_bytes_chart
 from explorer.view.text import explore as glossary
 from explorer.view.text.runs import what_failed
 
-TABS = ["Memory", "Budget", "Cost", "Gradients", "Blocks", "Autograd"]
+TABS = ["Memory", "Budget", "Cost", "Gradients", "More"]
 
 
 def results(state: ExploreState, view: View) -> None:
@@ -66,7 +66,7 @@ def results(state: ExploreState, view: View) -> None:
         return
     block = drafts.marks_of(state.draft, graph).selected.removeprefix(RUN) if graph is not None else ""
     why_not = drafts.why_not_run(state.draft)
-    memory, budget, cost, gradients, blocks, autograd = tabs
+    memory, budget, cost, gradients, more = tabs
     if memory.open:
         with memory:
             _memory(state, view, block)
@@ -75,15 +75,17 @@ def results(state: ExploreState, view: View) -> None:
             front_panel(state, view, graph)
     if cost.open:
         with cost:
-            _cost(comparison, glossary.NOT_PLAYED if state.draft.predict else why_not or glossary.EMPTY)
+            if comparison is None:
+                st.caption(glossary.NOT_PLAYED if state.draft.predict else why_not or glossary.EMPTY)
+            elif not comparison.comparable:
+                st.text(f"The {what_failed(comparison)}: what a whole step costs is not known.")
+            cost_panel(comparison if comparison is not None and comparison.comparable else baseline, block=block)
     if gradients.open:
         with gradients:
             _gradients(state, graph, comparison)
-    if blocks.open:
-        with blocks:
-            table_panel(comparison if comparison is not None and comparison.comparable else baseline, block=block)
-    if autograd.open and graph is not None:
-        with autograd:
+    if more.open and graph is not None:
+        with more:
+            st.markdown("**What autograd records**")
             if why_not:
                 st.caption(why_not)
                 return
@@ -112,15 +114,6 @@ def _memory(state: ExploreState, view: View, block: str) -> None:
     memory_panel(state, view, block=block)
 
 
-def _cost(comparison: Comparison | None, why_empty: str) -> None:
-    if comparison is None:
-        st.caption(why_empty)
-    elif comparison.comparable:
-        cost_panel(comparison)
-    else:
-        st.text(f"The {what_failed(comparison)}: what a whole step costs is not known.")
-
-
 def _gradients(state: ExploreState, graph: ModelGraph | None, comparison: Comparison | None) -> None:
     spec = state.draft.spec
     if graph is not None:
@@ -143,11 +136,40 @@ def _gradients(state: ExploreState, graph: ModelGraph | None, comparison: Compar
 
 
 PARTS = ("step", "forward", "backward", "optimizer")
-OPERATIONS, TIME, STEP = "Operations per block", "Time per block", "Time of the step"
+OPERATIONS, TIME, STEP, SAVED = "Operations", "Time", "Time of the step", "Saved bytes"
+"""Views of the cost; all but the time of the step are by block."""
 
 
-def cost_panel(comparison: Comparison) -> None:
-    """FLOPs and times of both runs, then of each recomputed block."""
+def cost_panel(run: Comparison | Measurement, *, block: str) -> None:
+    """What the step costs, a chart of its blocks by the chosen quantity, and every block as a row of a table."""
+    view = SAVED
+    if isinstance(run, Comparison):
+        _totals(run)
+        view = st.segmented_control(
+            "View",
+            [OPERATIONS, TIME, STEP, SAVED],
+            default=OPERATIONS,
+            key="cost_view",
+            required=True,
+            label_visibility="collapsed",
+        )
+    if isinstance(run, Comparison) and view != SAVED:
+        chart = {OPERATIONS: recompute_cost, TIME: recompute_time, STEP: step_time}[view or OPERATIONS]
+        draw(chart(run), key=f"cost_{chart.__name__}")
+    else:
+        draw(saved_bytes_chart(run), key="saved")
+        draw(operators_chart(run, block), key="operators")
+    st.markdown("**Every block**")
+    both = (run.baseline, run.candidate) if isinstance(run, Comparison) else (run, run)
+    rows = _costs(*both)
+    st.dataframe(
+        rows, key="block_costs", hide_index=True, width="stretch", column_config=in_groups(rows),
+        alt="What every block costs",
+    )  # fmt: skip
+
+
+def _totals(comparison: Comparison) -> None:
+    """FLOPs and times of both runs."""
     st.markdown(glossary.NO_CLOCK if comparison.is_predicted else time_answer(comparison), help=glossary.COST)
     st.dataframe(
         [_row("baseline", comparison.baseline), _row("candidate", comparison.candidate)],
@@ -155,16 +177,6 @@ def cost_panel(comparison: Comparison) -> None:
     )  # fmt: skip
     if left_out := uncounted_in_words(comparison.candidate):
         small_text(f":orange[{left_out}.]")
-    view = st.segmented_control(
-        "View",
-        [OPERATIONS, TIME, STEP],
-        default=OPERATIONS,
-        key="cost_view",
-        required=True,
-        label_visibility="collapsed",
-    )
-    chart = {OPERATIONS: recompute_cost, TIME: recompute_time, STEP: step_time}[view or OPERATIONS]
-    draw(chart(comparison), key=f"cost_{chart.__name__}")
 
 
 def _row(name: str, run: Measurement) -> dict[str, str]:
@@ -229,19 +241,6 @@ def _rest(comparison: Comparison) -> list[tuple[str, str, list[dict[str, object]
     return [entry for entry in checked if entry[2]]
 
 
-def table_panel(run: Comparison | Measurement, *, block: str) -> None:
-    """Saved bytes per block and, inside the selected one, per operator; all that is known of each as a table."""
-    draw(saved_bytes_chart(run), key="saved")
-    draw(operators_chart(run, block), key="operators")
-    st.markdown("**Every block**")
-    both = (run.baseline, run.candidate) if isinstance(run, Comparison) else (run, run)
-    rows = _costs(*both)
-    st.dataframe(
-        rows, key="block_costs", hide_index=True, width="stretch", column_config=in_groups(rows),
-        alt="What every block costs",
-    )  # fmt: skip
-
-
 def _costs(baseline: Measurement, candidate: Measurement) -> list[dict[str, object]]:
     """Table rows, one per block that ran."""
     rows = []
@@ -271,7 +270,7 @@ LARGE = 150
 def autograd_panel(graph: ModelGraph, pictures: AutogradPictures | None, *, block: str, busy: bool) -> str | None:
     """Returns the block that a person wants drawn, else None."""
     st.caption(
-        "What autograd records during forward: one node an operation, and the tensors each one saves for backward. "
+        "One node an operation of forward, and the tensors that each one saves for backward. "
         "Recomputed blocks save their input; the rest is made again when backward arrives."
     )
     called = [node.fqn for node in graph.blocks if node.fqn and node.n_calls]

@@ -19,6 +19,7 @@ from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.pipeline_run import PlayedSchedule
 from explorer.record.run import PipelinePlan, RunSpec
+from explorer.ui.figure_strip import strip
 from explorer.ui.pipeline import state as pipeline_state
 from explorer.ui.pipeline import work as pipeline_work
 from explorer.ui.pipeline.cut_graph import cut_graph
@@ -27,7 +28,7 @@ from explorer.ui.pipeline.split_panel import cap_panel, cell, engine_picker, spl
 from explorer.ui.pipeline.state import PipelineState
 from explorer.ui.session import page_job, window
 from explorer.ui.shared import draft as drafts
-from explorer.ui.shared.elements import escape, last_failure, strip, two_columns
+from explorer.ui.shared.elements import escape, last_failure, two_columns
 from explorer.ui.shared.model import model_row
 from explorer.ui.shared.run_bar import RunBar, run_bar
 from explorer.ui.shared.tour import OnPage, tour_panel

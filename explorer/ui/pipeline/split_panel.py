@@ -19,6 +19,7 @@ from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.pipeline_run import PipelineRun
 from explorer.record.plan import CapWish, JointPlan
 from explorer.record.run import OWN_SCHEDULE, CheckpointMode, PipelinePlan
+from explorer.ui.figure_strip import Cell
 from explorer.ui.pipeline import state as pipeline_state
 from explorer.ui.pipeline.address import MOST_MICROBATCHES, SplitChoices
 from explorer.ui.pipeline.state import PipelineState
@@ -26,7 +27,7 @@ from explorer.ui.session import page_job
 from explorer.ui.session.repository import runs
 from explorer.ui.session.values import Bound, bound, select
 from explorer.ui.shared import draft as drafts
-from explorer.ui.shared.elements import Cell, escape
+from explorer.ui.shared.elements import escape
 from explorer.view.pipeline.headline import Figure
 from explorer.view.text import explore as glossary
 from explorer.view.text import pipeline as words

@@ -11,7 +11,7 @@ import streamlit as st
 
 from explorer.ui.shared.download import Offer, download
 from explorer.ui.shared.elements import fold
-from explorer.view.drawing.figure import CONFIG, Chart, Rows, readable, written
+from explorer.view.drawing.figure import CONFIG, Chart, Rows, readable, size, written
 
 
 def draw(chart: Chart, *, key: str, height: int | None = None, act: Callable[[Any], None] | None = None) -> None:
@@ -20,6 +20,11 @@ def draw(chart: Chart, *, key: str, height: int | None = None, act: Callable[[An
     A click calls `act` with the point's customdata, once: later reruns do not repeat it.
     """
     picture(chart, key=key, height=height, act=act)
+    twin(chart, key=key)
+
+
+def twin(chart: Chart, *, key: str) -> None:
+    """The chart's numbers as a table and as a CSV file, folded in."""
     st.fragment(_twin)(chart, key)
 
 
@@ -32,7 +37,7 @@ def picture(chart: Chart, *, key: str, height: int | None = None, act: Callable[
             act(_custom(points[0]))
 
     if height is not None:
-        chart.figure.update_layout(height=height)
+        size(chart.figure, height)
     readable(chart.figure, dark=st.context.theme.type == "dark")
     config = {**CONFIG, "toImageButtonOptions": {"format": "svg", "filename": key}}
     st.plotly_chart(
@@ -53,7 +58,6 @@ def _custom(point: Mapping[str, Any]) -> Any:
 
 
 def _twin(chart: Chart, key: str) -> None:
-    """The chart's numbers as a table and as a CSV file."""
     title = f"{chart.name[0].upper()}{chart.name[1:]} as a table"
     table = fold(title, icon=":material/table_chart:", key=f"{key}_twin")
     if not table.open:

@@ -56,14 +56,18 @@ class History(Generic[T]):
 
 
 def undo_buttons(history: History[Any], act: Callable[..., None], help: tuple[str, str], *, prefix: str = "") -> None:
-    """Draws Undo and Redo with their help texts; a press calls `act` with `forward`, True to redo."""
+    """Draws Undo and Redo, where there is something to do, with their help texts.
+
+    A press calls `act` with `forward`, True to redo.
+    """
     for name, text, steps in (("undo", help[0], history.past), ("redo", help[1], history.future)):
+        if not steps:
+            continue
         st.button(
             name.capitalize(),
             icon=f":material/{name}:",
             key=f"{prefix}{name}",
             help=text,
-            disabled=not steps,
             on_click=act,
             kwargs={"forward": name == "redo"},
         )

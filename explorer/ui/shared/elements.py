@@ -1,4 +1,4 @@
-"""Small elements of every page: escaped and small text, folds, the headline strip, hazards and failures.
+"""Small elements of every page: escaped and small text, folds, hazards and failures.
 
 Text is readable at 4.5:1 also where Streamlit would fade it: badges in captions, words on the primary colour.
 """
@@ -6,7 +6,6 @@ Text is readable at 4.5:1 also where Streamlit would fade it: badges in captions
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import streamlit as st
@@ -60,52 +59,16 @@ def two_columns(key: str) -> tuple[Any, Any]:
 
     The results scroll in a box of the window's height, with the key `key`.
     """
-    height: int | Literal["content"] = "content"
     if window.narrow():
         left, right = st.container(), st.container()
     else:
         left, right = st.columns([6, 8], gap="medium")
-        height = RIGHT_HEIGHT + window.extra_height()
-    return left, right.container(height=height, border=False, key=key)
+    return left, right.container(height="content" if window.narrow() else results_height(), border=False, key=key)
 
 
-SIDE_BY_SIDE = 3
-"""Figures of the strip per row in a narrow window."""
-EMPTY_LINE = "\N{NO-BREAK SPACE}"
-"""Placeholder as high as a word, so that nothing moves when a word appears."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """A figure of the strip."""
-
-    label: str
-    value: str
-    delta: str = ""
-    """Text beside the value, most often a change."""
-    colour: Literal["green", "red", "gray", "off"] = "off"
-    help: str
-    """Markdown, as is `below`."""
-    below: str = ""
-    """Origin of the figure."""
-
-
-def strip(cells: tuple[Cell, ...]) -> None:
-    """Draws the fixed strip at the top: `cells` in one row, or in two rows in a narrow window."""
-    n = SIDE_BY_SIDE if window.narrow() else len(cells)
-    for start in range(0, len(cells), n):
-        with st.container(horizontal=True, gap="small"):
-            for cell in cells[start : start + n]:
-                with st.container(gap=None):
-                    st.metric(
-                        cell.label,
-                        cell.value,
-                        cell.delta or None,
-                        delta_color=cell.colour,
-                        delta_arrow="off",
-                        help=cell.help,
-                    )
-                    st.caption(cell.below or EMPTY_LINE)
+def results_height() -> int:
+    """Pixels of height for the results in this visitor's window."""
+    return RIGHT_HEIGHT + window.extra_height()
 
 
 SEVERITIES: dict[str, Literal["red", "orange", "gray"]] = {"error": "red", "warning": "orange", "note": "gray"}

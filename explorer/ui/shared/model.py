@@ -20,7 +20,7 @@ from explorer.ui.session import backend
 from explorer.ui.session.values import Bound, bound, select
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.draft import Draft
-from explorer.ui.shared.elements import escape, small_text
+from explorer.ui.shared.elements import escape, fold, small_text
 from explorer.view.drawing.units import mib
 from explorer.view.text import explore as glossary
 
@@ -31,8 +31,6 @@ Change = Callable[[str, Any], None]
 AS_BUILT = "as built"
 NO_CARD = "no card"
 SIZE_WIDTH = 110
-MANY = 8
-"""Count from which the numbers of a model stand in two columns."""
 CHOICES: dict[str, tuple[Any, ...]] = {
     "dtype": ("own", "float32", "float64", "bfloat16", "float16"),
     "autocast": ("none", "bfloat16", "float16"),
@@ -50,9 +48,11 @@ def model_row(draft: Draft, choose: Choose, *, key: str) -> None:
     graph = drafts.graph_of(draft)
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key=key):
         _model(spec.model, samples, choose)
-        _arguments(spec.model, samples, choose)
-        if not spec.model.is_recorded:
-            _options(draft, graph, choose)
+        with st.popover("Options", icon=":material/settings:", key="options", help="The model's numbers, the step"):
+            _lesson(next((sample for sample in samples if sample.target == spec.model.target), None))
+            _arguments(spec.model, samples, choose)
+            if not spec.model.is_recorded:
+                _options(draft, graph, choose)
     if not spec.model.is_recorded:  # nothing can be changed of a step that was recorded elsewhere
         _changed_line(draft)
 
@@ -65,13 +65,13 @@ def _model(model: ModelRef, samples: tuple[Sample, ...], choose: Choose) -> None
         targets = [model.target, *targets]
     titles = {sample.target: sample.title.partition(":")[0] for sample in samples}
     target = bound("model", model.target, lambda target: choose(_first_of(target, by_target)))
-    lesson = _lesson(by_target.get(model.target))
-    select("Model", targets, target, format_func=lambda target: titles.get(target, target), help=lesson)
+    bare: dict[str, Any] = {"label_visibility": "collapsed"}
+    select("Model", targets, target, format_func=lambda target: titles.get(target, target), **bare)
     sizes = _sizes(by_target.get(model.target))
     offered = sizes or [AS_BUILT]
     size = model.size or default_size(dict.fromkeys(offered)) or AS_BUILT
     field = bound("size", size, lambda size: choose(ModelRef(target=model.target, size=size)))
-    select("Size", offered, field, disabled=not sizes, help=glossary.SIZE, width=SIZE_WIDTH)
+    select("Size", offered, field, disabled=not sizes, width=SIZE_WIDTH, **bare)
 
 
 def _sizes(sample: Sample | None) -> list[str]:
@@ -82,8 +82,12 @@ def _first_of(target: str, by_target: dict[str, Sample]) -> ModelRef:
     return ModelRef(target=target, size=next(iter(_sizes(by_target.get(target))), None))
 
 
-def _lesson(sample: Sample | None) -> str:
-    return f"{sample.title}\n\n{sample.lesson}\n\n{glossary.MODEL}" if sample else glossary.MODEL
+def _lesson(sample: Sample | None) -> None:
+    """What the model is good for, and which models and sizes there are."""
+    if sample:
+        st.markdown(f"**{sample.title}**")
+        st.caption(sample.lesson)
+    st.caption(f"{glossary.MODEL} {glossary.SIZE}")
 
 
 def _arguments(model: ModelRef, samples: tuple[Sample, ...], choose: Choose) -> None:
@@ -103,10 +107,12 @@ def _arguments(model: ModelRef, samples: tuple[Sample, ...], choose: Choose) -> 
         changed = {name: value for name, value in now.items() if value != usual[name]}
         choose(msgspec.structs.replace(model, arguments=changed))
 
-    with st.popover("Numbers", disabled=not usual, key="arguments", help="Batch and model numbers"):
+    if not usual:
+        return
+    with fold("Numbers of the model", key="arguments"):
         st.caption("Arguments of the model's factory. Using others describes and measures the model again.")
         with st.form("arguments_form", border=False):
-            columns = st.columns(2 if len(fields) > MANY else 1)
+            columns = st.columns(2)
             for i, (name, field) in enumerate(fields.items()):
                 with columns[i % len(columns)]:
                     _argument(name, usual[name], sample.arguments.choices.get(name, ()) if sample else (), field)
@@ -133,27 +139,26 @@ def _argument(name: str, usual: Argument, choices: tuple[str, ...], field: Bound
 def _options(draft: Draft, graph: ModelGraph | None, choose: Choose) -> None:
     """Draws the options of the step and of the recompute."""
     spec, change = draft.spec, partial(drafts.set_option, draft, graph)
-    with st.popover("Options", key="options", help="How the step is run"):
-        run, recompute = st.columns(2, gap="medium")
-        with run:
-            st.markdown("**The step**")
-            _weights(spec.model, choose)
-            _toggle("predict", draft.predict, lambda on: drafts.set_predict(draft, on=on))
-            _card(draft)
-            if not draft.predict:
-                _choice("device", spec.device, backend.devices(spec.device), change)
-            for name, offered in CHOICES.items():
-                default = f"own ({graph.dtype})" if graph and name == "dtype" else "own"
-                _choice(name, getattr(spec, name), offered, change, default=default)
-            if spec.optimizer == "sgd":
-                _number("momentum", spec.momentum, (*limits(RunSpec, "momentum"), 0.1), change)
-            for name, (low, high) in NUMBERS.items():
-                _number(name, getattr(spec, name), (low, high, 1), change)
-        with recompute:
-            st.markdown("**Recomputing**")
-            _policy_options(spec.policy, change)
-            st.markdown("**Not trained**")
-            _frozen(spec, graph, change)
+    run, recompute = st.columns(2, gap="medium")
+    with run:
+        st.markdown("**The step**")
+        _weights(spec.model, choose)
+        _toggle("predict", draft.predict, lambda on: drafts.set_predict(draft, on=on))
+        _card(draft)
+        if not draft.predict:
+            _choice("device", spec.device, backend.devices(spec.device), change)
+        for name, offered in CHOICES.items():
+            default = f"own ({graph.dtype})" if graph and name == "dtype" else "own"
+            _choice(name, getattr(spec, name), offered, change, default=default)
+        if spec.optimizer == "sgd":
+            _number("momentum", spec.momentum, (*limits(RunSpec, "momentum"), 0.1), change)
+        for name, (low, high) in NUMBERS.items():
+            _number(name, getattr(spec, name), (low, high, 1), change)
+    with recompute:
+        st.markdown("**Recomputing**")
+        _policy_options(spec.policy, change)
+        st.markdown("**Not trained**")
+        _frozen(spec, graph, change)
 
 
 def _weights(model: ModelRef, choose: Choose) -> None:

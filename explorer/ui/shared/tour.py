@@ -84,11 +84,9 @@ def page_begins(n_units: int) -> None:
 
 
 def tour_panel(on_page: OnPage, draft: Draft, choose_model: Callable[[ModelRef], None]) -> None:
-    """Draws the current step, or the offer; nothing after a person left the path."""
+    """Draws the current step; nothing if a person is not on the path."""
     tour = current()
     if tour.at is None:
-        if tour.offered and on_page.baseline is not None:
-            _offer(tour)
         return
     step = STEPS[tour.at]
     with st.container(border=True, key="tour"):
@@ -113,10 +111,11 @@ def _only_baselines_ran() -> bool:
         return False
 
 
-def _offer(tour: Tour) -> None:
-    with st.container(horizontal=True, gap="small", vertical_alignment="center", key="tour_offer"):
-        small_text(OFFER)
-        st.button("Show me", key="tour_begin", type="tertiary", icon=":material/school:", on_click=begin)
+def tour_offer() -> None:
+    """Draws the offer of the path, until a person takes or declines it."""
+    tour = current()
+    if tour.at is None and tour.offered:
+        st.button("New here? Three minutes", key="tour_begin", icon=":material/school:", help=OFFER, on_click=begin)
         st.button("Not now", key="tour_decline", type="tertiary", on_click=_leave, args=(tour,))
 
 

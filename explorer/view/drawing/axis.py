@@ -134,15 +134,15 @@ def _is_timed(log: Allocations | None) -> bool:
     return log is not None and len(log.time_ns) == log.n_ticks + 1
 
 
-def axis_layout(axis: Axis, drawn: Measurement, *, alone: bool) -> dict[str, Any]:
-    """Layout of the x axis: its unit, and its ticks at round numbers. `alone`: the picture has one run."""
+def axis_layout(axis: Axis, drawn: Measurement, *, of: str = "") -> dict[str, Any]:
+    """Layout of the x axis: its unit, and its ticks at round numbers. `of`: words for the run."""
     if axis == "time":
         timed = _phase_ms(drawn) is not None
         return {"title": {"text": "time (ms)" if timed else "time, recording included (ms)"}}
     places, labels = event_ticks(drawn)
     narrow = ", optimizer narrowed" if _narrow(drawn)[1] < 1 else ""
     return {
-        "title": {"text": f"allocator event{'' if alone else ' of the candidate'}{narrow}"},
+        "title": {"text": f"allocator event{of}{narrow}"},
         "tickvals": places,
         "ticktext": labels,
     }

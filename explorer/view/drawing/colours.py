@@ -95,6 +95,8 @@ STAGE_PATTERNS: tuple[str, ...] = ("", "/", "\\", "x", "-", "|", "+", ".")
 
 QUIET_TEXT = {"light": "#555B66", "dark": "#B6BAC4"}
 """Axis labels on either page."""
+FULL_TEXT = {"light": "#111111", "dark": "#FAFAFA"}
+"""Words on a translucent area of either page."""
 CURSOR = "#8A63D2"
 """The moment that a person picked."""
 GRID = "rgba(128, 128, 128, 0.25)"

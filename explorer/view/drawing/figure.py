@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from explorer.view.drawing.colours import CURSOR, GRID, QUIET_TEXT
+from explorer.view.drawing.colours import CURSOR, FULL_TEXT, GRID, QUIET_TEXT
 
 CONFIG: dict[str, Any] = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
 """Argument of `st.plotly_chart(config=...)`: the picture button stays, useless buttons go."""
@@ -34,6 +34,10 @@ Cursor = tuple[str, int] | None
 """Run and event that a person picked."""
 
 
+ON_AREA = "on an area"
+"""Name of an annotation that stands on a filled area."""
+
+
 def readable(fig: go.Figure, *, dark: bool) -> None:
     """Sets all words on the page in a readable grey: Streamlit's grey has a contrast of 3.7:1 at 10 px."""
     font = {"color": QUIET_TEXT["dark" if dark else "light"], "size": 12}
@@ -42,6 +46,8 @@ def readable(fig: go.Figure, *, dark: bool) -> None:
     fig.update_layout(title_subtitle_font=font, legend_font_size=12, hoverlabel_font=font)
     fig.update_traces(outsidetextfont_color=font["color"], selector={"type": "bar"})
     for words in fig.layout.annotations:
+        if words.name == ON_AREA:
+            words.font.color = FULL_TEXT["dark" if dark else "light"]
         words.font.color = words.font.color or font["color"]  # texts on a coloured ground have their own colour
 
 
@@ -65,14 +71,12 @@ def figure(question: str, answer: str = "", *, height: int = 420) -> go.Figure:
     fig = go.Figure()
     fig.update_layout(
         title=title,
-        height=height,
-        margin={"l": 8, "r": 12, "t": 78 if answer else 56, "b": 8},
+        margin={"l": 8, "r": 12, "t": 60 if answer else 44, "b": 8},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         legend={
             "orientation": "h",
             "yanchor": "top",
-            "y": -56 / max(height - 190, 80),  # a share of the plot, which three rows of legend leave so low
             "xanchor": "left",
             "x": 0,
             "title": {"text": ""},
@@ -81,9 +85,22 @@ def figure(question: str, answer: str = "", *, height: int = 420) -> go.Figure:
         dragmode="zoom",
         modebar={"bgcolor": "rgba(0,0,0,0)"},
     )
-    fig.update_xaxes(automargin=True, gridcolor=GRID, zeroline=False, title_standoff=8)
-    fig.update_yaxes(automargin=True, gridcolor=GRID, zeroline=False, title_standoff=8)
+    size(fig, height)
+    fig.update_xaxes(automargin=True, gridcolor=GRID, zeroline=False, title_standoff=4)
+    fig.update_yaxes(automargin=True, gridcolor=GRID, zeroline=False, title_standoff=4)
     return fig
+
+
+def size(fig: go.Figure, height: int) -> None:
+    """Sets the height in pixels; the legend stands below the axis, at a share of the plot's height."""
+    fig.update_layout(height=height, legend_y=-42 / max(height - 100, 80))
+
+
+def untitled(fig: go.Figure) -> tuple[str, str]:
+    """Takes question and answer off the figure, for a page that writes both above it; returns both."""
+    title, answer = fig.layout.title.text or "", fig.layout.title.subtitle.text or ""
+    fig.update_layout(title={"text": "", "subtitle": {"text": ""}}, margin_t=8)
+    return title, answer
 
 
 def empty(question: str, reason: str) -> go.Figure:

@@ -1,4 +1,4 @@
-"""The strip of phases above a timeline: forward, recompute, backward, optimizer, each with its length.
+"""The strip of phases above a timeline: forward, recompute, backward, optimizer, each with its length and its name.
 
 The strip has four filled traces instead of a shape per span: two hundred recomputed blocks are still four objects, and
 the legend explains them. Recompute is hatched, so the strip is readable without colour.
@@ -13,12 +13,14 @@ from explorer.plan.memory.ledger import Bytes, array_of
 from explorer.record.allocations import PHASES, Phase
 from explorer.record.measurement import Measurement
 from explorer.view.drawing.axis import MAX_POINTS, Positions, minmax
-from explorer.view.drawing.colours import PHASE_COLOURS, PHASE_PATTERNS, STAGE_COLOURS, ink, translucent
+from explorer.view.drawing.colours import PHASE_COLOURS, PHASE_PATTERNS, STAGE_COLOURS, translucent
 from explorer.view.drawing.figure import bold
 from explorer.view.drawing.units import mib
 
-STRIP_TOP, STRIP_BOTTOM = 1.0, 0.93
+STRIP_TOP, STRIP_BOTTOM = 1.0, 0.98
 """Shares of the plot's height, in y2 units."""
+LEAST_NAMED = 0.12
+"""Share of the plot's width from which a stretch has room for its name."""
 Outline = list[float | None]
 """Corners of rectangles on one axis; None ends a rectangle."""
 MAX_SPANS = 500
@@ -93,7 +95,7 @@ def _pale(phase: Phase, spans: list[tuple[float, float]]) -> go.Scatter:
 
 
 def _label(fig: go.Figure, run: Measurement, x: Positions) -> set[Phase]:
-    """Writes the names of the long stretches into the strip; the phases that got one."""
+    """Writes the names of the long stretches under the strip, on the page's ground; the phases that got one."""
     labelled: set[Phase] = set()
     whole = float(x[-1]) or 1.0
     for phase in PHASES:
@@ -104,11 +106,10 @@ def _label(fig: go.Figure, run: Measurement, x: Positions) -> set[Phase]:
             edges = sorted(edges + _edges(run, "recompute", x))
             edges = [(edges[0][0], edges[-1][1])] if edges and run.spec.n_accumulation == 1 else []
         longest = max(edges, key=lambda edge: edge[1] - edge[0], default=(0.0, 0.0))
-        if longest[1] - longest[0] >= 0.18 * whole:
+        if longest[1] - longest[0] >= LEAST_NAMED * whole:
             fig.add_annotation(
-                text=bold(phase), x=float(np.mean(longest)), y=(STRIP_TOP + STRIP_BOTTOM) / 2, yref="y2",
-                showarrow=False, font={"color": ink(PHASE_COLOURS[phase]), "size": 12},
-                bgcolor=PHASE_COLOURS[phase], borderpad=0,
+                text=phase, x=float(np.mean(longest)), y=STRIP_BOTTOM, yref="y2", yanchor="top", showarrow=False,
+                font={"size": 12},
             )  # fmt: skip
             labelled.add(phase)
     return labelled

@@ -16,20 +16,38 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
+from numpy.lib.stride_tricks import sliding_window_view
 
 from explorer.plan.memory.ledger import Bytes, Mask, array_of, belongs, held, held_by_role
 from explorer.record.allocations import FIXED_ROLES, ROLES, Allocations, Role
 from explorer.record.measurement import Measurement
-from explorer.view.drawing.axis import MAX_POINTS, Axis, Indices, axis_layout, has_times, minmax, positions, with_points
+from explorer.view.drawing.axis import (
+    MAX_POINTS,
+    Axis,
+    Indices,
+    Positions,
+    axis_layout,
+    has_times,
+    minmax,
+    positions,
+    with_points,
+)
 from explorer.view.drawing.colours import ROLE_COLOURS, ROLE_PATTERNS, stage_colour, stage_pattern, translucent
-from explorer.view.drawing.figure import HOVER_ALONG_X, PICKABLE, Chart, bold, empty, figure, mark_cursor
+from explorer.view.drawing.figure import HOVER_ALONG_X, ON_AREA, PICKABLE, Chart, bold, empty, figure, mark_cursor
 from explorer.view.drawing.rows import ROOT_LABEL, block_names, rows_of
 from explorer.view.drawing.units import byte_axis, mib, percent_whole
 from explorer.view.memory.bands import add_bands, add_counters
 from explorer.view.memory.timeline import NO_TIMELINE, hover_fields, peak_place
 from explorer.view.text.runs import peak_and_end
 
-PALE = 0.22
+FILL, PALE = 0.5, 0.22
+"""Opacity of areas: words of the page's own colour read on either, in both themes."""
+LETTER, LINE = 1 / 84, 0.055
+"""Room for a name on an area: shares of the plot's width for a letter, and of its height for a line."""
+HEADROOM = 1.15
+"""End of the axis over the highest point."""
+N_PLACES = 240
+"""Places along the axis at which a name is tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,16 +70,51 @@ def drawn_ticks(log: Allocations, stack: Sequence[Layer]) -> Indices:
 
 
 def area(layer: Layer, x: Any, y: Any, *, named: bool = True) -> go.Scatter:
-    """Trace of a layer; `x` and `y` are drawn points, `y` in units of the axis. `named`: the legend has the layer."""
-    fill = translucent(layer.colour, PALE if layer.pale else 0.85)
+    """Trace of a layer; `x` and `y` are drawn points, `y` in units of the axis. `named`: the legend has the layer.
+
+    A layer in the legend has a pattern: its colour alone does not name it.
+    """
+    fill = translucent(layer.colour, PALE if layer.pale else FILL)
     return go.Scatter(
         x=x, y=y, name=layer.name, showlegend=named and not layer.pale, stackgroup="held", mode="lines",
         hoverinfo="skip",
         line={"shape": "hv", "width": 0.5, "color": translucent(layer.colour, PALE if layer.pale else 1)},
         fillcolor=fill,
-        fillpattern={"shape": "" if layer.pale else layer.pattern, "fgcolor": "rgba(255,255,255,0.55)",
+        fillpattern={"shape": layer.pattern if named and not layer.pale else "", "fgcolor": "rgba(255,255,255,0.55)",
                      "bgcolor": fill, "size": 7, "solidity": 0.2},
     )  # fmt: skip
+
+
+def add_areas(fig: go.Figure, layers: Sequence[Layer], x: Positions, heights: Positions, *, least: float = 0.0) -> None:
+    """Draws the layers, whose names stand on the areas, else in the legend. A layer below `least` has no name.
+
+    `heights`: bytes in units of the axis at each drawn place of `x`, a row a layer.
+    """
+    written = add_names(fig, layers, x, heights)
+    for layer, height in zip(layers, heights, strict=True):
+        in_legend = layer.name not in written and bool(height.max() >= least)
+        fig.add_trace(area(layer, x, height, named=in_legend))
+
+
+def add_names(fig: go.Figure, layers: Sequence[Layer], x: Positions, heights: Positions) -> set[str]:
+    """Writes the name of each layer where its area has the most room for it; returns the written names."""
+    grid = np.linspace(x[0], x[-1], N_PLACES)
+    sample = heights[:, np.searchsorted(x, grid, side="right") - 1]
+    tops = np.cumsum(sample, axis=0)
+    line = LINE * HEADROOM * float(heights.sum(axis=0).max())
+    written = set()
+    for layer, high, low in zip(layers, tops, tops - sample, strict=True):
+        width = int(np.ceil(len(layer.name) * LETTER * N_PLACES))
+        floor, roof = sliding_window_view(low, width).max(axis=1), sliding_window_view(high, width).min(axis=1)
+        place = int((roof - floor).argmax())
+        if layer.pale or roof[place] - floor[place] < line:
+            continue
+        fig.add_annotation(
+            text=layer.name, x=float(grid[place + width // 2]), y=float(roof[place] + floor[place]) / 2,
+            showarrow=False, font={"size": 12}, name=ON_AREA,
+        )  # fmt: skip
+        written.add(layer.name)
+    return written
 
 
 def total_line(run: Measurement, ticks: Indices, x: Any, unit: int, parts: Sequence[str]) -> go.Scatter:
@@ -137,17 +190,14 @@ def _picture(measurement: Measurement, block: str | None, *, axis: Axis, cursor:
     unit, unit_name = byte_axis(int(total.max()))
     fig = figure(question, _answer(measurement, block, held(log, inside) if inside is not None else None), height=480)
     add_bands(fig, measurement, x, pale=False)
-    for layer in stack:
-        fig.add_trace(area(layer, x[ticks], layer.line[ticks] / unit))
+    add_areas(fig, stack, x[ticks], np.stack([layer.line[ticks] for layer in stack]) / unit)
     parts = parts_at(ticks, list(zip(ROLES, held_by_role(log))))
     fig.add_trace(total_line(measurement, ticks, x[ticks], unit, parts))
     above = add_counters(fig, measurement, x, unit) if block is None else 0.0
+    top = HEADROOM * max(above, float(total.max()) / unit)
     fig.update_layout(
-        yaxis={
-            "title": {"text": f"bytes held ({unit_name})"},
-            "range": [0, 1.15 * max(above, float(total.max()) / unit)],
-        },
-        xaxis=axis_layout(axis, measurement, alone=True),
+        yaxis={"title": {"text": f"bytes held ({unit_name})"}, "range": [0, top]},
+        xaxis=axis_layout(axis, measurement),
         legend={"traceorder": "normal"},
         **HOVER_ALONG_X,
     )
@@ -233,14 +283,14 @@ def _block_picture(run: Measurement, *, axis: Axis, cursor: int | None) -> go.Fi
     unit, unit_name = byte_axis(int(total.max()))
     fig = figure(QUESTION, f"peak {peak_and_end(run)}, {peak_place(run)}", height=480)
     add_bands(fig, run, x, pale=False)
-    for layer in stack:
-        named = bool(layer.line.max() >= LEAST_NAMED * total.max())
-        fig.add_trace(area(layer, x[ticks], layer.line[ticks] / unit, named=named))
+    top = HEADROOM * float(total.max()) / unit
+    heights = np.stack([layer.line[ticks] for layer in stack]) / unit
+    add_areas(fig, stack, x[ticks], heights, least=LEAST_NAMED * top)
     parts = parts_at(ticks, [(layer.name, layer.line) for layer in stack], most=5)
     fig.add_trace(total_line(run, ticks, x[ticks], unit, parts))
     fig.update_layout(
-        yaxis={"title": {"text": f"bytes held ({unit_name})"}, "range": [0, 1.15 * float(total.max()) / unit]},
-        xaxis=axis_layout(axis, run, alone=True),
+        yaxis={"title": {"text": f"bytes held ({unit_name})"}, "range": [0, top]},
+        xaxis=axis_layout(axis, run),
         legend={"traceorder": "normal"},
         **HOVER_ALONG_X,
     )

@@ -68,11 +68,12 @@ def _picture(baseline: Measurement, candidate: Measurement | None, *, axis: Axis
         return empty(question, NO_TIMELINE)
     if axis == "time" and not has_times(*runs.values()):
         axis = "tick"
-    drawn = runs["candidate"] if "candidate" in logs else runs["baseline"]
+    first = _counted(runs, list(logs))
+    drawn = runs[first]
     fig = figure(question, _answer(baseline, candidate))
     unit, unit_name = byte_axis(max(run.held_peak_bytes or 0 for run in runs.values()))
     places = {name: positions(runs[name], log, drawn, axis=axis) for name, log in logs.items()}
-    add_bands(fig, drawn, places["candidate" if "candidate" in logs else "baseline"])
+    add_bands(fig, drawn, places[first])
     for name, x in places.items():
         fig.add_trace(_line(name, runs[name], x, unit, dash=RUN_DASHES[name] if len(logs) > 1 else "solid"))
     top_counter = max(add_counters(fig, runs[name], x, unit) for name, x in places.items()) if len(logs) == 1 else 0.0
@@ -84,11 +85,17 @@ def _picture(baseline: Measurement, candidate: Measurement | None, *, axis: Axis
         mark_cursor(fig, cursor[1], places[cursor[0]])
     fig.update_layout(
         yaxis={"title": {"text": f"bytes held ({unit_name})"}, "range": [0, 1.22 * max(*tops, top_counter)]},
-        xaxis=axis_layout(axis, drawn, alone=len(logs) == 1),
+        xaxis=axis_layout(axis, drawn, of=f" of the {first}" * (len(logs) > 1)),
         margin={"r": 86},
         **HOVER_ALONG_X,
     )
     return fig
+
+
+def _counted(runs: dict[str, Measurement], names: list[str]) -> str:
+    """The run whose events the axis counts: the candidate, unless it was cut short and the baseline was not."""
+    cut_short = "candidate" in names and not runs["candidate"].complete
+    return "baseline" if "baseline" in names and (cut_short and runs["baseline"].complete) else names[-1]
 
 
 def _rows(baseline: Measurement, candidate: Measurement | None) -> list[dict[str, Any]]:

@@ -158,13 +158,19 @@ FRESHNESS = {
         "Press **Run** to measure both runs with these."
     ),
     "pinned": "Choose blocks, then press **Run**.",
-    "fresh": ":green-badge[:material/check: measured] Baseline and the policy that is drawn.",
+    "fresh": ":green-badge[:material/check: measured] Both runs kept everything.",
     "failed": (":red-badge[:material/error: failed] A run was cut short: savings and equality are unknown."),
     "stale": (
         ":orange-badge[:material/history: for the previous policy] These charts are older than the graph. "
         "Press **Run** to measure it."
     ),
 }
+ANSWERED = {
+    "baseline": ":violet-badge[:material/visibility: predicted] {} Press **Run** to measure it.",
+    "fresh": ":green-badge[:material/check: measured] {}",
+    "predicted, fresh": ":violet-badge[:material/visibility: predicted] {} Nothing ran.",
+}
+"""Frames of the page's answer, by the freshness of its figures."""
 
 OVERLAY = (
     "Draws one quantity on every block: bytes saved for backward, FLOPs or time of forward, what toggling it buys, or "

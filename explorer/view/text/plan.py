@@ -15,7 +15,6 @@ BUDGET = (
     "(+10 % time). The cheapest policy within the limit is drawn; undo brings yours back."
 )
 SLIDER = "Memory for time"
-NO_FRONT = "..."
 START = "Type a budget, or drag the slider: the graph follows with the cheapest policy."
 EMPTY = "The cheapest plans follow once a baseline is measured and nothing else is under way."
 BEST = "The cheapest policy that was found for this peak."

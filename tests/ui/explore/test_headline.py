@@ -170,6 +170,6 @@ def test_a_run_that_was_cut_short_is_never_a_win(app: App, worker: FakeWorker, m
     assert "failed" in texts(at) and "Why" not in texts(at) and "Measured." not in texts(at)
     assert graph_data(at)["labels"]["blocks"][0].startswith("15.0 → ≈")
     assert "evidence" not in policy_text(at.session_state["explore"], graphs.gpt(6))
-    for tab in ("Cost", "Gradients", "Blocks"):
+    for tab in ("Cost", "Gradients"):
         open_tab(at, tab)
     assert worker.store.list()[0].headlines["comparable"] is False

@@ -225,7 +225,7 @@ def stranger(app: App) -> AppTest:
 
 
 def test_a_new_visitor_sees_the_graph_and_then_the_charts_laid_out_for_the_window(stranger: AppTest) -> None:
-    assert n_charts(stranger) == 0 and len(stranger.metric) == 6
+    assert n_charts(stranger) == 0 and len(figures(stranger)) == 6
     usual = graph_data(stranger)["height"]
     assert graph_data(stranger)["window"] == {"height": 800, "narrow": False, "known": False}
     at = tell(stranger, 812)

@@ -41,7 +41,7 @@ def test_every_tab_shows_its_record_before_and_after_a_run(app: App) -> None:
         assert list(totals["run"]) == ["baseline", "candidate"]
         assert list(totals["forward"])[0] == list(totals["forward"])[1] and len(set(totals["recompute"])) == 2
         assert len(at.get("plotly_chart")) == 1
-    at = open_tab(at, "Blocks")
+    at = open_tab(at, "Cost")
     (rows,) = [frame.value for frame in at.dataframe if "ran again" in frame.value]
     assert list(rows["block"])[1:] == [block.fqn for block in graphs.gpt(6).blocks][1:]
     again = dict(zip(rows["block"], rows["ran again"], strict=True))
@@ -50,12 +50,12 @@ def test_every_tab_shows_its_record_before_and_after_a_run(app: App) -> None:
     )
     assert (again["blocks.0"], again["blocks.1"], again["blocks.2"]) == (1, 1, 0)
     assert candidate["blocks.0"] < kept["blocks.0"] and candidate["blocks.2"] == kept["blocks.2"]
-    for tab in ("Memory", "Budget", "Gradients", "Autograd"):
+    for tab in ("Memory", "Budget", "Gradients", "More"):
         open_tab(at, tab)
 
 
 def test_an_autograd_graph_is_drawn_on_request(app: App, worker: FakeWorker) -> None:
-    at = press(open_tab(app(), "Autograd"), "draw")
+    at = press(open_tab(app(), "More"), "draw")
     (job,) = worker.of(DrawAutograd)
     assert job.request.block == "blocks.0"
     assert at.get("graphviz_chart") or "blocks.0 kept" in texts(at)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -77,6 +79,10 @@ def test_a_toggle_here_is_the_policy_everywhere(visit: Open) -> None:
     assert policy(at) == Policy.recompute(["blocks.1", "blocks.2"])
 
 
+def can_undo(at: Any) -> bool:
+    return "pipeline_undo" in [button.key for button in at.button]
+
+
 def test_undo_and_redo_walk_through_cuts_and_toggles(visit: Open) -> None:
     at = say(say(visit(), cuts=CUT), on=["head"])
     at = press(at, "pipeline_undo")
@@ -85,7 +91,7 @@ def test_undo_and_redo_walk_through_cuts_and_toggles(visit: Open) -> None:
     assert sorted(graph_data(at)["cuts"]) == CUT
     at = press(at, "pipeline_undo")
     assert len(graph_data(at)["cuts"]) == 1
-    assert at.button(key="pipeline_undo").disabled
+    assert not can_undo(at)
     at = press(press(at, "pipeline_redo"), "pipeline_redo")
     assert graph_data(at)["on"] == ["head"]
     assert sorted(graph_data(at)["cuts"]) == CUT
@@ -107,7 +113,7 @@ def test_an_untouched_split_is_evened_out_once_blocks_are_priced(
     job.finish(msgspec.structs.replace(even, blocks=(slow, *even.blocks[1:])))
     at = settled(at.run())
     assert stages_at(at) == ([3, 7] if touched else [4, 6])
-    assert at.button(key="pipeline_undo").disabled != touched
+    assert can_undo(at) == touched
 
 
 def test_a_policy_from_elsewhere_is_drawn_and_keeps_the_click_under_way(visit: Open) -> None:

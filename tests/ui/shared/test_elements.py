@@ -94,27 +94,6 @@ def test_hazards_have_severity_sentence_remedy_and_blocks_and_none_is_said() -> 
     assert [caption.value for caption in at.run().caption] == ["No known hazard in this policy on this model."]
 
 
-def five_figures() -> None:
-    import streamlit as st
-
-    from explorer.ui.session import window
-    from explorer.ui.shared.elements import Cell, strip
-
-    origins = ["", *["measured"] * 4]
-    st.session_state[window.KEY] = {"height": 800, "narrow": st.session_state["narrow"]}
-    strip(tuple(Cell(label=f"Figure {i}", value=f"{i} MiB", help="What it is.", below=origins[i]) for i in range(5)))
-
-
-def test_every_figure_of_the_strip_stands_with_its_origin() -> None:
-    for narrow in (False, True):
-        at = AppTest.from_function(five_figures)
-        at.session_state["narrow"] = narrow
-        at.run()
-        assert not at.exception
-        assert [(metric.label, metric.value) for metric in at.metric] == [(f"Figure {i}", f"{i} MiB") for i in range(5)]
-        assert [caption.value.strip() for caption in at.caption] == ["", *["measured"] * 4]
-
-
 def failures() -> None:
     import streamlit as st
 
