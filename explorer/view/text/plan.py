@@ -10,10 +10,6 @@ from explorer.record.plan import Forecast, Plan
 from explorer.record.policy import Action, Policy, Unit
 from explorer.view.drawing.units import change, count, mib, percent
 
-BUDGET = (
-    "The limit of a step: memory (60 MiB, 1.5 GiB), a share of the peak with everything kept (50 %), or extra time "
-    "(+10 % time). The cheapest policy within the limit is drawn; undo brings yours back."
-)
 SLIDER = "Memory for time"
 START = "Type a budget, or drag the slider: the graph follows with the cheapest policy."
 EMPTY = "The cheapest plans follow once a baseline is measured and nothing else is under way."
