@@ -151,7 +151,7 @@ def do(at: AppTest, worker: FakeWorker, what: str, how: object) -> None:
         worker.graph = graphs.gpt(6) if how == "gpt" else graphs.unet()
         settle(widget(at, "selectbox", "model").set_value(f"sample_models/{how}.py").run())
         assert spec(at).model.target == f"sample_models/{how}.py"
-    elif not at.button(key=what).disabled:
+    elif what in [button.key for button in at.button]:
         press(at, what)
 
 
