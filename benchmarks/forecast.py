@@ -23,7 +23,8 @@ import torch
 from benchmarks.zoo import entries
 from explorer.cli.options import ModelOptions
 from explorer.engine.bench.checkpoint_cost import warm_checkpoint
-from explorer.engine.bench.recording import record_step
+from explorer.engine.bench.recording import record_step, tracker_of
+from explorer.engine.bench.releases import watch_releases, with_releases
 from explorer.engine.bench.step import prepare, run_step, torch_device
 from explorer.engine.device.device import device_of
 from explorer.engine.model.describe import describe
@@ -175,9 +176,11 @@ def recorded(spec: RunSpec) -> Measurement:
             run_step(trainee)
         except RuntimeError as error:  # kept results that the model writes into
             print(f"{spec.model.target}: {str(error).splitlines()[0][:80]}", file=sys.stderr)
+        watched = watch_releases(trainee, tracker_of(trainee))
         recording = record_step(trainee, device_of(torch_device(spec)), failures)
         trainee.handle.undo()
-    return msgspec.structs.replace(recording.measurement(spec), failure=failures[-1] if failures else None)
+    run = with_releases(recording.measurement(spec), watched)
+    return msgspec.structs.replace(run, failure=failures[-1] if failures else None)
 
 
 if __name__ == "__main__":

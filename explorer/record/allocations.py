@@ -84,6 +84,8 @@ class Allocations(Record):
     calls: Calls = field(default_factory=Calls)
     weight_casts: Column = field(default_factory=column)
     """Entries that are copies of parameters in another format: under autocast they stay until forward ends."""
+    released: Column = field(default_factory=column)
+    """The first tick at which the code of forward no longer holds each entry; 0 or empty: not observed."""
 
     @cached_property
     def held_bytes(self) -> Column:

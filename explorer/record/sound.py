@@ -118,6 +118,7 @@ def _columns(log: Allocations) -> Iterator[str]:
         "block": (log.block, n_rows, len(log.blocks) - 1),
         "op": (log.op, n_rows, len(log.ops) - 1),
         "weight_casts": (log.weight_casts, len(log.weight_casts), n_rows - 1),
+        "released": (log.released, n_rows if len(log.released) else 0, end),
         "calls.block": (log.calls.block, len(log.calls.block), len(log.blocks) - 1),
         "calls.first_tick": (log.calls.first_tick, len(log.calls.block), end),
         "calls.end_tick": (log.calls.end_tick, len(log.calls.block), end),

@@ -352,3 +352,48 @@ class Scale(nn.Module):
 
 def one_parameter() -> tuple[nn.Module, Tensor]:
     return Scale(), torch.randn(4, WIDTH)
+
+
+class Weighing(nn.Module):
+    """Attention of one head that also returns its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        query, key, value = self.mix(x).chunk(3, dim=-1)
+        scores = query @ key.transpose(-1, -2)
+        scores = scores + 1.0
+        weights = nn.functional.softmax(scores, dim=-1)
+        return weights @ value, weights
+
+
+class ReturningWeights(nn.Module):
+    """A layer that returns its attention's weights beside the hidden state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.down = Weighing(), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mixed, weights = self.attention(x)
+        return x + self.down(mixed), weights
+
+
+class HoldingOutputs(nn.Module):
+    """A loop whose variable holds the whole output of a layer until the next layer returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(ReturningWeights() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            outputs = layer(x)
+            x = outputs[0]
+        return x
+
+
+def returning_weights() -> tuple[nn.Module, Tensor]:
+    return HoldingOutputs(), torch.randn(2, 96, WIDTH)

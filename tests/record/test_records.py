@@ -279,6 +279,7 @@ def broken(name: str, place: int, value: int) -> Measurement:
         (broken("died", -1, 0), "an allocation dies before it is born"),
         (changed(time_ns=column([1])), "time_ns has 1 entries for"),
         (changed(weight_casts=column([10**6])), "weight_casts goes from 1000000"),
+        (changed(released=column([1])), "released has 1 entries instead of"),
         (
             msgspec.structs.replace(RUN, phases=(PhaseSpan(phase="forward", block="", first_tick=5, end_tick=4),)),
             "a phase from tick 5 to 4",

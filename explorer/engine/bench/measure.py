@@ -24,7 +24,8 @@ from msgspec.structs import replace
 
 from explorer.engine.bench.bench import Bench, Readings, bench_of
 from explorer.engine.bench.checkpoint_cost import checkpoint_cost, warm_checkpoint
-from explorer.engine.bench.recording import record, recording_of
+from explorer.engine.bench.recording import record, recording_of, tracker_of
+from explorer.engine.bench.releases import watch_releases, with_releases
 from explorer.engine.bench.step import (
     OnPhase,
     Trainee,
@@ -371,10 +372,11 @@ def measure_without_data(spec: RunSpec, report: Report = silent) -> Measurement:
             trainee = trainee_of(spec, loaded)
             meter("playing a step")
             step(trainee, ignore)  # the optimizer makes its state
+            watched = watch_releases(trainee, tracker_of(trainee))
             meter("playing the step under the tracker")
             with recording_of(trainee, device, data=False) as recording:
                 step(trainee, recording.tracker.on_phase)
-        run = recording.measurement(spec)
+        run = with_releases(recording.measurement(spec), watched)
     if spec.card is not None:
         return replace(run, origin="predicted", card=memory_on(spec.card, run), warnings=(LEFT_OUT,))
     texts = ON_THE_CPU if spec.autocast == "none" else (*ON_THE_CPU, CPU_AUTOCAST)

@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from explorer.engine.bench.attribution import Attribution, attribute, block_costs, uncounted
 from explorer.engine.bench.bench import bench_of
 from explorer.engine.bench.memory import bytes_before_step, gradients, memory_limit, optimizer_tensors, trainee_tensors
+from explorer.engine.bench.releases import watch_releases, with_releases
 from explorer.engine.bench.step import Trainee, prepare, run_step, segment_heads
 from explorer.engine.bench.timeline import as_ints
 from explorer.engine.device.allocator import AllocatorLog, Probe, Refusal, clock_skew_ns, peak_bytes, take_probe
@@ -157,18 +158,20 @@ def record(spec: RunSpec, loaded: Loaded, device: Device, meter: Callable[[str],
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
         with _failures_in(failures):
-            warm = None
+            warm = releases = None
             with _failures_in(failures):
                 meter("warming up")
                 warm, loss = first_step(device.release, begin, watched)
                 run = replace(run, loss=loss)
+                warm[1].restore()
+                releases = watch_releases(warm[0], tracker_of(warm[0]))
             trainee, drawn = warm or begin()
             run = replace(run, dtype=types_of(trainee.model))
             device.release()
             meter("recording the step")
             drawn.restore()
             recording = record_step(trainee, device, failures)
-            run = replace(recording.measurement(spec), loss=run.loss)
+            run = replace(with_releases(recording.measurement(spec), releases), loss=run.loss)
             if any(unit.action == "offload" for unit in spec.policy.units):
                 run = replace(run, peaks=replace(run.peaks, offloaded_peak_bytes=HOST.peak_bytes))
             if not failures:

@@ -192,6 +192,7 @@ def _written(run: Measurement, log: Allocations, lives: _Lives) -> Measurement:
         time_ns=column(),
         calls=_calls(log.calls, tick, entry),
         weight_casts=_column(entry[casts[left[casts]]]),
+        released=column(),
     )
     keep_all = msgspec.structs.replace(
         run,

@@ -165,6 +165,8 @@ def _leaves(replay: Replay, saved: NDArray[np.intp], members: Sequence[Call], ow
     for entry in own_outputs:
         used, returned = replay.used_until.get(entry, -1), replay.returned_until.get(entry, 0)
         leaves[saved == entry] = used + 1 if used > returned else replay.let_go[entry]
+    observed = replay.released[saved]
+    leaves = np.where(observed > 0, observed, leaves)
     if len(replay.casts) and len(saved):
         leaves[np.isin(saved, replay.casts)] = replay.forward_ends(members[-1].end)
     return leaves

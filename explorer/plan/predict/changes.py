@@ -146,7 +146,8 @@ def _leaves_again(replay: Replay, call: SavedByCall) -> Bytes:
     """The tick at which a rerun frees each of `call.entries`: not before the last saved tensor, often an output."""
     last = max((int(replay.born[entry]) for entry in call.saved_outputs), default=0)
     later = np.minimum(np.maximum(call.leaves, last + 1), replay.let_go[call.entries])
-    return np.where(np.isin(call.entries, call.outputs), call.leaves, np.maximum(call.leaves, later))
+    inferred = np.where(np.isin(call.entries, call.outputs), call.leaves, np.maximum(call.leaves, later))
+    return np.where(replay.released[call.entries] > 0, replay.released[call.entries], inferred)
 
 
 def entries_restored_with(nest: Nest, i: int, owner: Bytes) -> Bytes:

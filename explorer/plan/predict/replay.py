@@ -1,10 +1,11 @@
 """A measured timeline sorted for simulation: entries by birth and by block, and the calls of blocks.
 
-The timeline does not record how long the code of forward holds a tensor. `let_go` infers the moment from the calls:
+How long the code of forward holds a tensor is observed (`Allocations.released`) or inferred from the calls by `let_go`:
 
     tensor inside a call   released when the call returns
     output of a call       released when the call around it returns, unless it is an output of that call too
     output in a chain      released when the next block, the only user, returns
+    unused output there    released when the next block returns: its result takes the place of the tuple
 
 The code may release a tensor earlier."""
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,15 +39,16 @@ class Call:
     outputs: tuple[int, ...]
 
 
-def handing_on(graph: ModelGraph | None) -> frozenset[str]:
-    """Blocks whose output goes to the next one in a chain and to nothing else."""
-    return frozenset() if graph is None else frozenset(graph.next_in_turn)
-
-
 def let_go(
-    calls: Mapping[str, Sequence[Call]], used_until: Mapping[int, int], born: Bytes, chained: Collection[str]
+    calls: Mapping[str, Sequence[Call]],
+    used_until: Mapping[int, int],
+    born: Bytes,
+    following: Mapping[str, str],
 ) -> Bytes:
-    """The first tick at which the code of forward no longer holds each entry; NEVER if made outside of blocks."""
+    """The first tick at which the code of forward no longer holds each entry; NEVER if made outside of blocks.
+
+    `following` names the next block of a chain: it alone uses what the block before it returns.
+    """
     named = [(call, fqn) for fqn, own in calls.items() for call in own]
     named.sort(key=lambda one: (one[0].first, -one[0].end, one[1].count("."), one[1]))  # outer ones first
     order = np.argsort(born, kind="stable")
@@ -66,8 +68,14 @@ def let_go(
         around = NEVER if parent is None else named[parent][0].end + 1
         for entry in call.outputs:
             if call.first < born[entry] <= call.end:
-                used = used_until.get(entry, NEVER) + 1 if fqn in chained else NEVER
-                lets[entry] = min(around, max(used, call.end + 1))
+                used = used_until.get(entry, 0)
+                if fqn not in following:
+                    used = NEVER
+                elif used <= call.end:
+                    used = next(
+                        (after.end for after in calls.get(following[fqn], ()) if after.first >= call.end), NEVER
+                    )
+                lets[entry] = min(around, used + 1)
     return lets
 
 
@@ -107,7 +115,9 @@ class Replay:
     returned_until: dict[int, int]
     """Last tick of the outermost call that makes and returns the entry, by entry."""
     let_go: Bytes
-    """The result of `let_go`, by entry."""
+    """The observed moment, else the result of `let_go`, by entry."""
+    released: Bytes
+    """`Allocations.released`, by entry; 0: not observed."""
     casts: Bytes
     """Entries that autocast keeps until forward ends; empty without autocast."""
     saved_in: dict[int, tuple[str, ...]]
@@ -129,6 +139,8 @@ class Replay:
         every = [call for of_block in calls.values() for call in of_block]
         used_until = _last_ends((call.inputs, call.end) for call in every)
         returned_until = _last_ends(([i for i in call.outputs if born[i] > call.first], call.end) for call in every)
+        released = array_of(log.released) if len(log.released) else np.zeros(len(born), dtype=np.int64)
+        inferred = let_go(calls, used_until, born, {} if graph is None else graph.next_in_turn)
         by_block, by_birth = np.lexsort((born, ranks)), np.argsort(born, kind="stable")
         return cls(
             line=held(log),
@@ -149,7 +161,8 @@ class Replay:
             called_alone=tuple(fqn for fqn in calls if _called_alone(fqn, calls)),
             used_until=used_until,
             returned_until=returned_until,
-            let_go=let_go(calls, used_until, born, handing_on(graph)),
+            let_go=np.where(released > 0, released, inferred),
+            released=released,
             casts=array_of(log.weight_casts if measurement.spec.autocast != "none" else column()),
             saved_in=_saved_in(calls, graph),
             saved_outside={} if graph is None else {block.fqn: block.outputs_saved_outside for block in graph.blocks},

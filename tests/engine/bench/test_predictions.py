@@ -170,6 +170,14 @@ def test_units_inside_an_attention(inside: tuple[str, ...]) -> None:
     holds(*sample_run("gpt"), Policy.recompute(units), within_bytes=FEW_BYTES)
 
 
+@pytest.mark.parametrize("units", [["layers.1.attention", "layers.2.attention"], ["layers.1", "layers.2.attention"]])
+def test_attention_weights_that_the_variable_of_a_loop_holds(units: list[str]) -> None:
+    """The code drops what a layer returns when the next layer returns. A forward without autograd shows it."""
+    graph, base = graph_and_run(preset_nets.ref("returning_weights"))
+    assert base.allocations is not None and any(base.allocations.released)
+    holds(graph, base, Policy.recompute(units), within_bytes=0)
+
+
 OWN_LOSS = '''"""Two views of one batch are to agree: the model runs twice a step, and the loss is made of both."""
 import torch
 from torch import nn

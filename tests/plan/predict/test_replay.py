@@ -88,21 +88,23 @@ CALLS = {
     "outer.two": [Call(first=5, end=8, inputs=(Y,), outputs=(Z,))],
 }
 USED = {X: 9, Y: 8}
+CHAINED = {"outer.one": "outer.two"}
 
 
 def test_what_is_made_is_gone_with_its_call_and_what_is_returned_with_the_call_around() -> None:
-    x, h, y, z = let_go(CALLS, USED, BORN, ()).tolist()
+    x, h, y, z = let_go(CALLS, USED, BORN, {}).tolist()
     assert x == NEVER, "made outside of blocks"
     assert (h, y) == (5 + 1, 9 + 1)
     assert z == NEVER, "outer returns it to nobody that is known"
 
 
 def test_in_a_chain_an_output_is_gone_when_the_block_that_alone_is_given_it_returns() -> None:
-    assert let_go(CALLS, USED, BORN, ("outer.one",)).tolist() == [NEVER, 6, 8 + 1, NEVER]
+    assert let_go(CALLS, USED, BORN, CHAINED).tolist() == [NEVER, 6, 8 + 1, NEVER]
 
 
-def test_an_output_that_nobody_is_given_stays_to_the_end_of_the_call_around() -> None:
-    assert let_go(CALLS, {}, BORN, ("outer.one",))[Y] == 9 + 1
+def test_an_unused_output_stays_until_the_next_block_of_its_chain_returns() -> None:
+    assert let_go(CALLS, {}, BORN, CHAINED)[Y] == 8 + 1
+    assert let_go(CALLS, {}, BORN, {"outer.one": "elsewhere"})[Y] == 9 + 1, "or to the end of the call around"
 
 
 CHAIN = Chain(n_blocks=3)
