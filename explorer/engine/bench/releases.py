@@ -93,9 +93,9 @@ def _ends_of_operators(born: np.ndarray, op: np.ndarray, entries: np.ndarray) ->
     by_operator: dict[int, list[int]] = defaultdict(list)
     for tick, number in sorted(zip(born.tolist(), op.tolist())):
         by_operator[number].append(tick)
-    ticks = {number: np.array(own) for number, own in by_operator.items()}
-    births = [*born[entries].tolist(), 2**62]
+    ticks = {number: np.array(births) for number, births in by_operator.items()}
+    borders = [*born[entries].tolist(), 2**62]
     return [
-        int(own[np.searchsorted(own, following) - 1])
-        for own, (_, following) in zip((ticks[number] for number in op[entries].tolist()), pairwise(births))
+        int(births[np.searchsorted(births, following) - 1])
+        for births, (_, following) in zip((ticks[number] for number in op[entries].tolist()), pairwise(borders))
     ]
