@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from explorer.cli.command import FIT_COLOURS, say
 from explorer.cli.worker import ask
-from explorer.errors import BadInput, InvalidPolicy, nearest
+from explorer.errors import BadInput, nearest
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Describe
 from explorer.plan.card.allocator_options import parse_options
@@ -23,8 +23,7 @@ from explorer.plan.card.cards import parse_card
 from explorer.plan.catalogue import default_size, sizes_of
 from explorer.plan.imports import read_policy
 from explorer.plan.imports.read_policy import POLICY_FILE
-from explorer.plan.policy.block_names import expanded, is_pattern
-from explorer.plan.policy.presets import PRESETS, is_preset, preset
+from explorer.plan.policy.presets import PRESETS
 from explorer.plan.sizes import parse_bytes
 from explorer.record.base import Record, limits
 from explorer.record.card import Card
@@ -206,17 +205,7 @@ def file_on(name: str, graph: ModelGraph) -> PolicyFile:
 
     Notes on the file go to stderr. Raises InvalidPolicy, UnreadableFile.
     """
-    if is_preset(name):
-        return PolicyFile(policy=preset(name, graph))
-    if is_pattern(name):
-        called = [block.fqn for block in graph.blocks if block.n_calls]
-        return PolicyFile(policy=expanded(Policy.recompute(name.split(",")), called))
-    if not Path(name).exists() and not name.endswith(tuple(f".{suffix}" for suffix in read_policy.SUFFIXES)):
-        raise InvalidPolicy(
-            f"{name} is neither a preset nor a file.",
-            hint=nearest(name, PRESETS) or f"There are {', '.join(PRESETS)}; or give a policy file.",
-        )
-    read = read_policy.load(name, graph)
+    read = read_policy.named(name, graph)
     say_source(read)
     return read.file
 

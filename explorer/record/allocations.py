@@ -86,6 +86,10 @@ class Allocations(Record):
     """Entries that are copies of parameters in another format: under autocast they stay until forward ends."""
     released: Column = field(default_factory=column)
     """The first tick at which the code of forward no longer holds each entry; 0 or empty: not observed."""
+    dtype: Column = field(default_factory=column)
+    """Index into `dtypes`, of the tensor that an operator returned first; empty: not recorded."""
+    dtypes: tuple[str, ...] = ()
+    """`float32`, `bool`; the empty string: no tensor is known."""
 
     @cached_property
     def held_bytes(self) -> Column:

@@ -165,6 +165,8 @@ class MeasuredBlock(Record):
     n_saved: Count | None = None
     """Tensors that autograd was handed to keep in that forward, parameters and repeated ones included; None: not
     counted."""
+    in_place: dict[str, Count] = {}
+    """Calls in forward of operators that write into an argument, by the block's own code."""
 
 
 class Refused(Record):

@@ -23,6 +23,7 @@ The mechanism (`attribute`; steps 1 to 4 in timeline.py).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -87,6 +88,8 @@ def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
         time_ns=_column(np.maximum(0, np.concatenate(([begin_ns], tick_ns)) - begin_ns)),
         calls=tracker.calls.record(tick_ns, entry_of),
         weight_casts=_column(np.flatnonzero(named & np.isin(operator, tracker.casts) & stored)),
+        dtype=_column(np.where(stored, tracked.dtype[entries.storage], 0)),
+        dtypes=("", *(str(dtype).removeprefix("torch.") for dtype in tracker.storages.dtypes[1:])),
     )
     confirmed = np.zeros(len(tracked.n_bytes), dtype=bool)
     confirmed[entries.storage[stored]] = True
@@ -202,6 +205,7 @@ def block_costs(
         [tracker.flops.get((phase, i), 0) for i in range(len(fqns))] for phase in (FORWARD, RECOMPUTE, BACKWARD)
     )
     saved_bytes, peak_bytes = bytes_of(saved), bytes_of((born <= peak) & (died > peak))
+    in_place = _in_place(tracker)
     skipped = inclusive(_skipped(tracker, parent, policy, forward, recompute))
     forward, recompute, backward = map(inclusive, (forward, recompute, backward))
     return tuple(
@@ -215,9 +219,21 @@ def block_costs(
             recompute_flops=recompute[i],
             backward_flops=backward[i],
             skipped_flops=skipped[i],
+            in_place=in_place.get(i, {}),
         )
         for i, fqn in enumerate(fqns)
     )
+
+
+def _in_place(tracker: Tracker) -> dict[int, dict[str, int]]:
+    """Forward calls by block of operators whose name says that they write into an argument."""
+    calls: dict[int, dict[str, int]] = defaultdict(dict)
+    writes = {i for i, name in enumerate(tracker.op_names) if name.count(".") == 2 and name.split(".")[1].endswith("_")}
+    names, blocks, phases, *_ = as_ints(tracker.ops).reshape(-1, len(OP_COLUMNS)).T.tolist()
+    for name, block, phase in zip(names, blocks, phases):
+        if name in writes and phase == FORWARD:
+            calls[block][tracker.op_names[name]] = calls[block].get(tracker.op_names[name], 0) + 1
+    return calls
 
 
 def _skipped(

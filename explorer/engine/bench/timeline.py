@@ -162,7 +162,7 @@ class TrackedStep:
         columns = tracker.storages
         self.pointer, self.n_bytes = as_ints(columns.pointer), as_ints(columns.n_bytes)
         self.made_by, self.role = as_ints(columns.made_by), as_ints(columns.role)
-        self.owner = as_ints(columns.owner)
+        self.owner, self.dtype = as_ints(columns.owner), as_ints(columns.dtype)
         self.seen_ns, self.died_ns = as_ints(columns.seen_ns), as_ints(columns.died_ns)
         self.turns = as_ints(columns.turns)
         ops = as_ints(tracker.ops).reshape(-1, len(OP_COLUMNS))

@@ -44,6 +44,7 @@ def without_data(cast: Cast = as_built) -> Iterator[None]:
     """Modules built inside have parameters without memory; `cast` maps the types of the parameters."""
     global _active
     registered, truncated = nn.Module.register_parameter, nn.init._no_grad_trunc_normal_
+    applied = nn.Module._apply
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -54,6 +55,7 @@ def without_data(cast: Cast = as_built) -> Iterator[None]:
     def trunc_normal(tensor: Any, *args: Any, **kwargs: Any) -> Any:  # torch draws until the values fit
         return tensor if is_fake(tensor) else truncated(tensor, *args, **kwargs)
 
+    nn.Module._apply = _conversion()  # type: ignore[method-assign, assignment]
     nn.Module.register_parameter = register  # type: ignore[method-assign, assignment]
     nn.init._no_grad_trunc_normal_ = trunc_normal
     _active += 1
@@ -67,9 +69,34 @@ def without_data(cast: Cast = as_built) -> Iterator[None]:
             yield
     finally:
         nn.Module.register_parameter = registered  # type: ignore[method-assign]
+        nn.Module._apply = applied  # type: ignore[method-assign]
         nn.init._no_grad_trunc_normal_ = truncated
         _active -= 1
         quiet.setLevel(level)
+
+
+def _conversion() -> Any:
+    """A replacement of nn.Module._apply, which `model.bfloat16()` calls: each parameter is replaced by a new one.
+
+    torch would swap fake parameters in place, and refuses to while a fake mode refers to them.
+    """
+    converted: dict[int, tuple[Any, Any]] = {}
+    """By id: a parameter, and what it became. A tied parameter becomes one parameter."""
+
+    def convert(module: nn.Module, change: Callable[[Any], Any], recurse: bool = True) -> nn.Module:
+        for child in module.children() if recurse else ():
+            child._apply(change)
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                with torch.no_grad():
+                    new = converted.get(id(parameter), (None, None))[1]
+                    new = nn.Parameter(change(parameter), parameter.requires_grad) if new is None else new
+                converted[id(parameter)] = parameter, new
+                module._parameters[name] = new
+        module._buffers.update({name: b if b is None else change(b) for name, b in module._buffers.items()})
+        return module
+
+    return convert
 
 
 DRAWN = (torch.empty, torch.randn, torch.rand, torch.normal)

@@ -59,7 +59,9 @@ class Storages:
     def __init__(self, device: torch.device, owners: Mapping[str, int]) -> None:
         """`owners` are the blocks' numbers by fqn; a storage of an unknown block belongs to the model, number 0."""
         self.pointer, self.n_bytes, self.made_by = array("q"), array("q"), array("q")
-        self.role, self.owner = array("q"), array("q")
+        self.role, self.owner, self.dtype = array("q"), array("q"), array("q")
+        self.dtypes: list[torch.dtype | None] = [None]
+        """Types that `dtype` counts."""
         self.seen_ns, self.died_ns = array("q"), array("q")
         """Times at which each storage was first seen, and died."""
         self.n_before_step = 0
@@ -83,12 +85,12 @@ class Storages:
         if isinstance(out, torch.Tensor):
             if self._is_here(out):
                 for storage in _storages(out):
-                    self._see(storage, op)
+                    self._see(storage, op, out.dtype)
         elif isinstance(out, (tuple, list)):
             for part in out:
                 self.see_all(part, op)
 
-    def _see(self, storage: torch.UntypedStorage, op: int) -> int:
+    def _see(self, storage: torch.UntypedStorage, op: int, dtype: torch.dtype) -> int:
         """Number of the storage, born now if it is new or resized; NONE for a storage without bytes."""
         key, n_bytes = storage._cdata, storage.nbytes()
         watched = self._live.get(key)
@@ -104,12 +106,18 @@ class Storages:
         self.made_by.append(op)
         self.role.append(NONE)
         self.owner.append(NONE)
+        self.dtype.append(self._number_of(dtype))
         self.seen_ns.append(time.time_ns())
         self.died_ns.append(NONE)
         self.turns.append(index + 1)
         watched = self._live[key] = _Watched(storage, self._died)
         watched.index, watched.key = index, key
         return index
+
+    def _number_of(self, dtype: torch.dtype) -> int:
+        if dtype not in self.dtypes:
+            self.dtypes.append(dtype)
+        return self.dtypes.index(dtype)
 
     def of(self, values: Any) -> list[int]:
         """Numbers of the watched storages behind the tensors in `values`, each once."""
@@ -126,7 +134,7 @@ class Storages:
         if not self._is_here(thing.tensor):
             return
         for storage in _storages(thing.tensor):
-            index = self._see(storage, NONE)
+            index = self._see(storage, NONE, thing.tensor.dtype)
             if index != NONE and self.role[index] == NONE:
                 self.role[index] = ROLES.index(thing.role)
                 self.owner[index] = self._owners.get(thing.owner, 0)

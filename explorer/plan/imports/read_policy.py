@@ -6,6 +6,7 @@ In a policy file patterns become names. A file of a model that has changed since
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import msgspec
 
@@ -15,6 +16,7 @@ from explorer.plan.imports.settings_format import refuse_unread, settings_of
 from explorer.plan.names import listed, some
 from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.block_names import differences, expanded, is_pattern, matches, shape_of
+from explorer.plan.policy.presets import PRESETS, is_preset, preset
 from explorer.plan.policy.strict_yaml import Document
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import Policy
@@ -61,6 +63,22 @@ def read(text: str, graph: ModelGraph) -> Reading:
 
 
 _ALSO = f"Recompute settings of {listed([program.name for program in PROGRAMS])} are read as well."
+
+
+def named(name: str, graph: ModelGraph) -> Reading:
+    """The policy of a preset, a pattern or a file on `graph`. Raises InvalidPolicy and UnreadableFile."""
+    if is_preset(name):
+        return Reading(source=POLICY_FILE, file=PolicyFile(policy=preset(name, graph)))
+    if is_pattern(name):
+        called = [block.fqn for block in graph.blocks if block.n_calls]
+        policy = expanded(Policy.recompute(name.split(",")), called)
+        return Reading(source=POLICY_FILE, file=PolicyFile(policy=policy))
+    if not Path(name).exists() and not name.endswith(tuple(f".{suffix}" for suffix in SUFFIXES)):
+        raise InvalidPolicy(
+            f"{name} is neither a preset nor a file.",
+            hint=nearest(name, PRESETS) or f"There are {', '.join(PRESETS)}; or give a policy file.",
+        )
+    return load(name, graph)
 
 
 def load(path: str | os.PathLike[str], graph: ModelGraph) -> Reading:

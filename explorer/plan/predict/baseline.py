@@ -193,6 +193,7 @@ def _written(run: Measurement, log: Allocations, lives: _Lives) -> Measurement:
         calls=_calls(log.calls, tick, entry),
         weight_casts=_column(entry[casts[left[casts]]]),
         released=column(),
+        dtype=_column(array_of(log.dtype)[left]) if log.dtype else column(),
     )
     keep_all = msgspec.structs.replace(
         run,

@@ -159,6 +159,16 @@ def test_a_model_of_a_tebibyte_is_built_and_run() -> None:
     assert not is_without_data() and not is_fake(nn.Linear(2, 2).weight)
 
 
+def test_a_model_without_data_is_converted_by_its_factory() -> None:
+    with without_data():
+        net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+        net[2].weight = net[0].weight
+        net = net.bfloat16().double()
+        assert {tensor.dtype for tensor in net.state_dict().values()} == {torch.float64, torch.int64}
+        assert net[2].weight is net[0].weight and is_fake(net[0].weight) and net[0].weight.requires_grad
+    assert nn.Linear(2, 2).half().weight.dtype is torch.float16
+
+
 def test_types_are_those_asked_for_and_buffers_stay_real() -> None:
     def half(dtype: torch.dtype) -> torch.dtype:
         return torch.bfloat16 if dtype.is_floating_point else dtype

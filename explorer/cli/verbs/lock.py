@@ -1,0 +1,97 @@
+"""`python -m explorer lock MODEL --out FILE`, and `lock --check FILE`: what moved since, for continuous integration."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.markup import escape
+
+from explorer.cli.command import DIFFERENT, Output, answer_console, print_json, say, verb
+from explorer.cli.options import CardOptions, ModelOptions, Out, PolicyName, StepOptions, describe, file_on, in_output
+from explorer.cli.worker import ask, check_writable, print_or_write, worker
+from explorer.errors import BadInput
+from explorer.jobs.protocol import Measure
+from explorer.plan.guard import lock as lock_file
+from explorer.plan.guard.moves import markdown, moves, versions
+from explorer.record.lock import Lock, Move
+from explorer.record.policy import KEEP_ALL
+from explorer.record.run import RunSpec
+
+Check = Annotated[
+    Path | None,
+    typer.Option("--check", metavar="FILE", help="Predict the step of this lock again, and say what moved."),
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LockOptions(CardOptions):
+    """Options of locks alone."""
+
+    markdown: Annotated[
+        Path | None,
+        in_output("--markdown", metavar="FILE", help="With --check: also write a table for a pull request."),
+    ] = None
+
+
+@verb
+def lock(
+    options: ModelOptions,
+    step: StepOptions,
+    extra: LockOptions,
+    output: Output,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="As for `measure`.")] = None,
+    policy: PolicyName = "keep-all",
+    out: Out = None,
+    check: Check = None,
+) -> None:
+    """Predicted figures of a step as a file for a repository; --check says what moved. Exit 1: something did."""
+    if (model is None) == (check is None):
+        raise BadInput("A lock is written of a model, or one lock is checked.", hint=_USAGE)
+    if extra.markdown is not None and check is None:
+        raise BadInput("--markdown writes what --check found.", hint=_USAGE)
+    check_writable(out, extra.markdown)
+    if check is not None:
+        _check(lock_file.load(check), extra.markdown, output)
+        return
+    assert model is not None, "a model or a lock was given"
+    card = dataclasses.replace(extra, predict=True).chosen_card()
+    spec = msgspec.structs.replace(step.spec(options.ref(model), KEEP_ALL, seed=options.seed), card=card)
+    print_or_write(lock_file.dumps(_predicted(spec, policy)), out)
+
+
+_USAGE = "Write `lock MODEL --out explorer.lock`, or `lock --check explorer.lock`."
+
+
+def _check(old: Lock, markdown_file: Path | None, output: Output) -> None:
+    new = _predicted(old.run, old.policy)
+    changes = moves(old, new)
+    if output.json:
+        print_json({"moved": bool(changes), "moves": changes, "versions": versions(old, new), "lock": new})
+    else:
+        _print(changes)
+    if sentence := versions(old, new):
+        say(escape(sentence))
+    if markdown_file is not None:
+        print_or_write(markdown(old, new, changes), markdown_file)
+    if changes:
+        raise typer.Exit(DIFFERENT)
+
+
+def _print(changes: tuple[Move, ...]) -> None:
+    console = answer_console()
+    for move in changes:
+        console.print(escape(move.sentence))
+    if not changes:
+        console.print("The training step is as its lock says.")
+
+
+def _predicted(spec: RunSpec, policy: str) -> Lock:
+    """The lock of the step under a policy by name. Raises RunFailed, InvalidPolicy, UnreadableFile."""
+    with worker() as engine:
+        graph = describe(engine, spec.model, spec.seed, without_data=True)
+        chosen = msgspec.structs.replace(spec, policy=file_on(policy, graph).policy)
+        return lock_file.lock_of(ask(engine, Measure(spec=chosen, without_data=True)), graph, policy)

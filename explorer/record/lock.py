@@ -1,0 +1,112 @@
+"""The lock of a training step: predicted figures as a file in a repository, and what moved between two of them.
+
+A `Lock` is the document that `python -m explorer lock` writes. A `Move` is one difference between two locks, in words.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from explorer.record.base import Count, Record
+from explorer.record.run import RunSpec
+
+MoveKind = Literal[
+    "conditions",  # the locks are of other models, policies or settings
+    "inputs",  # shapes of the batch
+    "dtype",  # types of the parameters
+    "block added",
+    "block removed",
+    "block replaced",  # another class under the same name
+    "parameters",  # bytes of a block's parameters
+    "forward calls",
+    "checkpoint lost",
+    "checkpoint added",
+    "reruns",  # a block runs again more or less often
+    "result dtype",  # an operator's results in another type
+    "in place",  # an operator that wrote into its argument allocates, or the reverse
+    "result saved",  # an operator's results are kept for backward
+    "result freed",  # they are not kept any more
+    "operator added",
+    "operator removed",
+    "result size",
+    "flops",
+    "totals",  # figures of the whole step, last
+]
+"""Causes come before consequences."""
+
+
+class OperatorBytes(Record, omit_defaults=True):
+    """Results that one operator allocates in one block."""
+
+    n: Count
+    n_bytes: Count
+    saved_bytes: Count = 0
+    """Part of `n_bytes` that is kept for backward."""
+
+
+class LockedBlock(Record, omit_defaults=True):
+    """Figures of one block: sums over its calls. Bytes and FLOPs include blocks inside, operators do not."""
+
+    kind: str = ""
+    n_forward: Count = 1
+    n_recompute: Count = 0
+    parameter_bytes: Count = 0
+    saved_bytes: Count = 0
+    """Saved activations after forward."""
+    forward_flops: Count = 0
+    recompute_flops: Count = 0
+    backward_flops: Count = 0
+    in_place: dict[str, Count] = {}
+    """Calls in forward of operators that write into their arguments."""
+    operators: dict[str, OperatorBytes] = {}
+    """By phase, operator and type: `forward aten.gelu.default float32`. Recomputes are left out."""
+    same_as: str = ""
+    """An earlier sibling with equal figures, blocks inside included; then no other field is set."""
+
+
+class LockedStep(Record):
+    """Figures of the whole step. Origin: predicted."""
+
+    peak_bytes: Count
+    peak_phase: str
+    saved_bytes: Count
+    forward_flops: Count
+    recompute_flops: Count
+    backward_flops: Count
+    at_peak: dict[str, Count] = {}
+    """Bytes at the peak by role; roles without bytes are left out."""
+    card_allocated_bytes: Count | None = None
+    """Peak on the card of the run, by the rules of torch's allocator; None: no card."""
+    card_reserved_bytes: Count | None = None
+
+
+class Lock(Record, kw_only=True):
+    """The predicted figures of one step, and everything that is needed to predict them again."""
+
+    version: Annotated[int, Meta(ge=1, le=1)] = 1
+    packages: dict[str, str]
+    """Versions that decide which operators run: explorer, torch."""
+    policy: str
+    """Name of a preset, a pattern or a file, as given."""
+    run: RunSpec
+    """Model and conditions, with an empty policy."""
+    inputs: tuple[str, ...] = ()
+    """Shapes of the batch: `8x128`."""
+    dtype: str = ""
+    """Types of the parameters."""
+    step: LockedStep
+    blocks: dict[str, LockedBlock]
+    """By fqn; the empty string is the model."""
+
+
+class Move(Record):
+    """One difference between two locks."""
+
+    kind: MoveKind
+    blocks: tuple[str, ...]
+    """Blocks in which it happened; empty: the whole step."""
+    sentence: str
+    n_bytes: int = 0
+    """Change of saved or allocated bytes, summed over the blocks; 0 if bytes are not what moved."""

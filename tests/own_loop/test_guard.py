@@ -1,0 +1,85 @@
+"""The fixture `guard` as a project's tests use it, and the workflow of docs/guard.md as a shell runs it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from explorer.errors import BadInput, InvalidPolicy
+from explorer.own_loop.guard import GuardedStep, predicted_lock
+from explorer.plan.guard.lock import dumps
+from explorer.record.graph import ModelRef
+from explorer.record.run import RunSpec
+
+pytest_plugins = ["explorer.own_loop.pytest_plugin"]
+ROOT = Path(__file__).resolve().parents[2]
+NET = str(ROOT / "tests/plan/guard/faulty_net.py")
+Guard = Callable[..., GuardedStep]
+
+
+def test_figures_of_a_step_are_asserted_in_words(guard: Guard) -> None:
+    step = guard(NET, policy="*.1")
+    step.peak_below("1 MiB")
+    with pytest.raises(
+        AssertionError, match=r"peak is 7\d\.\d KiB, not below 64.0 KiB. In backward it holds optimizer"
+    ):
+        step.peak_below("64 KiB")
+    step.recomputes("blocks.1")
+    step.recomputes("blocks.2")  # checkpoints its own code
+    with pytest.raises(AssertionError, match=r"Not recomputed: blocks.0 \(1 of 3 blocks\)"):
+        step.recomputes("blocks.*")
+    with pytest.raises(InvalidPolicy, match="No block matches"):
+        step.recomputes("layers.*")
+    with pytest.raises(BadInput, match="no condition dtpye"):
+        guard(NET, dtpye="bfloat16")
+
+
+def test_the_gradient_is_compared_on_real_steps(guard: Guard, tmp_path: Path) -> None:
+    guard(NET, policy="all").same_gradient()
+    (tmp_path / "careless.yaml").write_text("version: 1\npolicy: {units: [blocks.1], preserve_rng_state: false}\n")
+    with pytest.raises(AssertionError, match="different"):
+        guard(NET, policy=str(tmp_path / "careless.yaml"), set={"fault": "dropout switched on"}).same_gradient()
+
+
+def test_a_lock_that_moved_fails_with_its_sentences(guard: Guard, tmp_path: Path) -> None:
+    path = tmp_path / "net.lock"
+    path.write_text(dumps(predicted_lock(RunSpec(model=ModelRef(target=NET)), "keep-all")))
+    guard(NET).same_as_lock(path)
+    with pytest.raises(AssertionError, match="blocks.1 now saves results of clone"):
+        guard(NET, set={"fault": "another copy"}).same_as_lock(path)
+
+
+def test_the_shell_lines_of_the_workflow_find_what_moved(tmp_path: Path) -> None:
+    workflow = (ROOT / "docs/guard.md").read_text().split("```yaml\n")[1].split("```")[0]
+    lines = re.findall(r"^ *- run: (.*)$", workflow, re.MULTILINE)
+    (check,) = (line for line in lines if "explorer" in line and "pip install" not in line)
+    net = Path(NET).read_text()
+    (tmp_path / "models.py").write_text(net)
+    (tmp_path / "explorer.lock").write_text(_lock_in(tmp_path))
+    (tmp_path / "models.py").write_text(
+        net.replace('def build(fault: str = "")', 'def build(fault: str = "another copy")')
+    )
+    paths = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {"PATH": paths, "PYTHONPATH": str(ROOT), "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
+    ran = subprocess.run(
+        ["bash", "-e", "-c", check], cwd=tmp_path, env={**os.environ, **environment}, capture_output=True, text=True
+    )
+    assert ran.returncode == 1, ran.stderr
+    assert "blocks.1 now saves results of clone (bfloat16): +256 B." in ran.stdout
+    assert "| `blocks.1` | 5.6 KiB | 5.4 KiB | 0 | 0 |" in (tmp_path / "summary.md").read_text()
+
+
+def _lock_in(folder: Path) -> str:
+    """The lock of `models.py:build` as the command writes it inside the folder."""
+    here = Path.cwd()
+    os.chdir(folder)
+    try:
+        return dumps(predicted_lock(RunSpec(model=ModelRef(target="models.py:build")), "keep-all"))
+    finally:
+        os.chdir(here)

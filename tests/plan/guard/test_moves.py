@@ -1,0 +1,88 @@
+"""The lock of a training step: the same bytes on every run, and faults of a model's source found and named.
+
+A sample of faults; `python -m benchmarks guard` plays all of them and repeats each lock a hundred times.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from explorer.errors import UnreadableFile
+from explorer.own_loop.guard import predicted_lock
+from explorer.plan.guard.lock import dumps, load, loads
+from explorer.plan.guard.moves import in_one_line, markdown, moves, versions
+from explorer.record.graph import ModelRef
+from explorer.record.lock import Lock
+from explorer.record.run import RunSpec
+from tests.plan.guard.faulty_net import FAULTS
+
+NET = "tests/plan/guard/faulty_net.py"
+
+
+def lock_with(fault: str = "", policy: str = "keep-all") -> Lock:
+    return predicted_lock(RunSpec(model=ModelRef(target=NET, arguments={"fault": fault} if fault else {})), policy)
+
+
+@cache
+def clean() -> Lock:
+    return lock_with()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "softmax in float32",
+        "checkpoint lost",
+        "second forward",
+        "activation out of place",
+        "wider batch",
+        "another copy",
+    ],
+)
+def test_a_fault_of_the_source_is_named_first(fault: str) -> None:
+    kind, block = FAULTS[fault]
+    found = moves(clean(), replace(lock_with(fault), run=clean().run))
+    assert found[0].kind == kind
+    assert block in (found[0].blocks or [""])
+
+
+def test_the_sentences_are_those_that_a_reviewer_reads() -> None:
+    found = moves(clean(), replace(lock_with("softmax in float32"), run=clean().run))
+    assert in_one_line(found) == "blocks.1 now saves its softmax in float32 (was bfloat16): +256 B; Peak +0.6 %: " + (
+        "78.6 KiB → 79.1 KiB in backward"
+    )
+    assert "| `blocks.1` | 5.9 KiB | 5.4 KiB | 0 | 0 |" in markdown(clean(), lock_with("softmax in float32"), found)
+
+
+def test_equal_siblings_share_a_sentence_and_equal_locks_have_none() -> None:
+    recomputed = lock_with(policy="all")
+    found = moves(clean(), replace(recomputed, policy=clean().policy))
+    assert [move.kind for move in found if move.kind != "totals"] == ["checkpoint added", "reruns"]
+    assert found[0].blocks == ("blocks.0", "blocks.1")
+    assert "Each of blocks.0 and blocks.1 (2 blocks) is recomputed now" in found[0].sentence
+    assert not moves(clean(), lock_with())
+    assert moves(clean(), recomputed)[0].kind == "conditions"
+
+
+def test_the_text_has_the_same_bytes_and_comes_back_whole() -> None:
+    text = dumps(clean())
+    assert dumps(lock_with()) == text
+    assert loads(text) == clean()
+    alone = {name: block for name, block in clean().blocks.items() if not name.startswith("blocks.1")}
+    twins = {name.replace("blocks.0", "blocks.1"): block for name, block in alone.items() if "blocks.0" in name}
+    equal = replace(clean(), blocks=alone | twins)
+    assert '"blocks.1": {"same_as": "blocks.0"}' in dumps(equal) and '"blocks.1.up"' not in dumps(equal)
+    assert loads(dumps(equal)) == equal
+
+
+def test_versions_are_a_remark(tmp_path: Path) -> None:
+    older = replace(clean(), packages={"explorer": "0.1.0", "torch": "2.12.0"})
+    assert not moves(older, clean())
+    assert "torch 2.12.0 → 2.13.0" in versions(older, replace(clean(), packages=older.packages | {"torch": "2.13.0"}))
+    (tmp_path / "a.lock").write_text("{}")
+    with pytest.raises(UnreadableFile, match="a.lock.*packages"):
+        load(tmp_path / "a.lock")
