@@ -32,6 +32,8 @@ class Served:
     def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
         self.process, self.port = process, port
         self.url = f"http://localhost:{port}"
+        self.home: Path | None = None
+        """The folder of its store, if `start` began it."""
 
 
 def free_port() -> int:
@@ -47,7 +49,9 @@ def start(script: Path, *arguments: str, home: Path) -> Served:
     command = [sys.executable, "-m", "streamlit", "run", str(script), f"--server.port={port}", "--", *arguments]
     environment = {**os.environ, "CHECKPOINT_EXPLORER_HOME": str(home)}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return wait_for(process, port)
+    served = wait_for(process, port)
+    served.home = home
+    return served
 
 
 def wait_for(process: subprocess.Popen[bytes], port: int) -> Served:

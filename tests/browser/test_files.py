@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,6 +78,23 @@ def test_policy_run_and_picture_leave_and_come_back(measured: Page, tmp_path: Pa
     press(page, page.locator(".st-key-open").get_by_role("button"))
     page.get_by_text(MEASURED).wait_for()
     page.locator('[data-id="head"][aria-checked="true"]').wait_for()
+
+
+def test_an_open_page_finds_what_the_command_line_measures(
+    measured: Page, serve: Callable[..., object], tiny: str, tmp_path: Path
+) -> None:
+    chosen = tmp_path / "five.yaml"
+    chosen.write_text("version: 1\npolicy:\n  units: [layers.0, layers.1, layers.2, layers.3, head]\n")
+    home = serve(ROOT / "app.py", "--model", tiny).home  # type: ignore[attr-defined]
+    command = [sys.executable, "-m", "explorer", "compare", tiny, "--policy", str(chosen), "--json"]
+    environment = {**os.environ, "CHECKPOINT_EXPLORER_HOME": str(home)}
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    peak = json.loads(ran.stdout)["candidate"]["step_peak_bytes"]
+    measured.locator('[data-id="layers"]').get_by_role("button", name="Recompute all").click()
+    measured.locator(".figure .value").get_by_text(re.compile(r"^5 (of \d+ )?blocks?$")).wait_for()
+    measured.get_by_text(MEASURED).wait_for()
+    assert f"{peak / 2**20:.1f}" in measured.locator(".figure .value").first.inner_text()
 
 
 def test_a_cancelled_experiment_says_so(page: Page, serve: Callable[..., object]) -> None:
