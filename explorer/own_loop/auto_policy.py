@@ -16,14 +16,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from explorer.engine.bench.user_step import UserSteps
 from explorer.errors import InvalidPolicy, OutOfMemory
 from explorer.own_loop.record_step import place_of_caller
+from explorer.plan.card.cards import capacity_bytes, listed_card
+from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.planners.budget import DEVICE, parse_budget
 from explorer.plan.planners.confirm import confirmed, within_budget
 from explorer.plan.planners.front import undominated
 from explorer.plan.planners.planner import Planner
 from explorer.plan.policy.presets import ladder
+from explorer.record.card import Card
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement, ratio_with_spread
 from explorer.record.plan import AutoPlan, Missed
@@ -33,14 +38,15 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def auto_policy(model: nn.Module, step: Callable[[], object], budget: str | int = DEVICE) -> AutoPlan:
+def auto_policy(model: nn.Module, step: Callable[[], object], budget: str | int | Card = DEVICE) -> AutoPlan:
     """The cheapest policy under which `step()` (forward, loss, backward; an optimizer or none) holds at most `budget`.
 
     `budget`: bytes, `8GiB`, `60%` of the peak with everything kept, or `device` for the device's free memory. The
-    budget covers Python's tensors on the device, the model included. About eighteen real steps run, see `n_steps`.
-    State that the step can reach is restored bit by bit: parameters, gradients, buffers, optimizer state, generators,
-    counters. Iterators are not restored, so the step must use the same batch at each call. Apply the policy afterwards
-    by `explorer.apply_policy(model, plan.policy)`.
+    budget covers Python's tensors on the device, the model included. A card (`h100`, or a Card of any size) bounds what
+    its allocator would reserve for the recorded step, see `AutoPlan.card`. About eighteen real steps run, see
+    `n_steps`. State that the step can reach is restored bit by bit: parameters, gradients, buffers, optimizer state,
+    generators, counters. Iterators are not restored, so the step must use the same batch at each call. Apply the policy
+    afterwards by `explorer.apply_policy(model, plan.policy)`.
 
     If the real step exceeds the budget, the plan is still returned. Its text then begins with a warning, and
     `plan.require()` raises.
@@ -53,8 +59,16 @@ def auto_policy(model: nn.Module, step: Callable[[], object], budget: str | int 
         graph = steps.graph()
         run, refused = _first_that_fits(steps, graph)
         planner = Planner(run, graph)
-        asked = parse_budget(budget, planner.keep_all_bytes, run)
-        last = confirmed(planner, lambda planner: planner.within(asked), lambda policy: _run(steps, policy, refused))
+        card = listed_card(budget) if isinstance(budget, str) else budget if isinstance(budget, Card) else None
+        limit = capacity_bytes(card) if card is not None else budget
+        assert not isinstance(limit, Card)
+        asked = parse_budget(limit, planner.keep_all_bytes, run)
+
+        def recorded(policy: Policy) -> Measurement:
+            run = _run(steps, policy, refused)
+            return run if card is None else replace(run, card=memory_on(card, run))
+
+        last = confirmed(planner, lambda planner: planner.within(asked), recorded)
         plan, told = last.tries[-1]
         ratio = None if refused else _ratio(steps, plan.policy)
     return AutoPlan(
@@ -71,6 +85,7 @@ def auto_policy(model: nn.Module, step: Callable[[], object], budget: str | int 
         ),
         refused=tuple(refused),
         refused_segments=last.refused,
+        card=told.card,
     )
 
 

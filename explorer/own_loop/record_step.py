@@ -16,14 +16,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from msgspec.structs import replace
+
 from explorer.engine.bench.user_loop import LoopRecording
 from explorer.errors import BadInput, NotSaved, message_of
 from explorer.jobs.run_file import stored_record, write
+from explorer.plan.card.cards import parse_card
+from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.planners.budget import parse_budget
 from explorer.plan.planners.planner import Planner
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.why.caveats import bytes_outside, peak_caveats, self_checkpointing
 from explorer.plan.why.peak import explain_one
+from explorer.record.card import CardMemory
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Forecast, Plan
 from explorer.record.policy import Policy
@@ -91,6 +96,14 @@ class RecordedRun:
         assert graph is not None, "every recorded step has its graph"
         planner = Planner(self.measurement, graph)
         return planner.within(parse_budget(budget, planner.keep_all_bytes, self.measurement))
+
+    def on_card(self, card: str, *, allocator: str = "") -> CardMemory:
+        """What this step would hold on a GPU, `b200` or `24GiB`, by the rules of torch's allocator. Origin: simulated.
+
+        Lifetimes are those of the record. A step that ran on the CPU has the tensors of the CPU's kernels.
+        `allocator` is PYTORCH_CUDA_ALLOC_CONF. Raises BadInput for an unknown card or options that cannot be read.
+        """
+        return memory_on(replace(parse_card(card), options=allocator), self.measurement)
 
     def _repr_html_(self) -> str:
         """HTML for a notebook's cell."""

@@ -103,6 +103,18 @@ class CardMemory(Record):
             return None
         return self.card.total_bytes - self.card.taken_bytes - self.reserved_bytes
 
+    def __str__(self) -> str:
+        """The figures in bytes, the refused request, and what they leave out."""
+        parts = ("requested", "allocated", "reserved", "stranded")
+        figures = ", ".join(f"{getattr(self, f'{part}_bytes'):,} {part}" for part in parts)
+        refused = self.refused
+        lines = [
+            f"{self.card.name}: {figures} bytes.",
+            *([f"Refused: {refused.n_bytes:,} bytes in {refused.block}, {refused.op}."] if refused else []),
+            *([f"Not known: {'; '.join(part.what for part in self.unknown)}."] if self.unknown else []),
+        ]
+        return "\n".join(lines)
+
     def headlines(self) -> dict[str, int | None]:
         """The derived figures that `--json` prints, under these names."""
         return {

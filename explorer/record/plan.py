@@ -11,6 +11,7 @@ from typing import Literal
 
 from explorer.errors import BadInput
 from explorer.record.base import Record
+from explorer.record.card import CardMemory
 from explorer.record.policy import Policy
 from explorer.record.run import PipelinePlan
 
@@ -229,6 +230,8 @@ class AutoPlan(Record):
     """Policies in words that did not fit on the device, such as `everything kept`."""
     refused_segments: tuple[tuple[str, ...], ...] = ()
     """Neighbours that the model refuses as one segment: no plan recomputes them together."""
+    card: CardMemory | None = None
+    """What the step under the plan holds on the card that is the budget; None: the budget is no card."""
 
     @property
     def policy(self) -> Policy:
@@ -248,7 +251,9 @@ class AutoPlan(Record):
 
     @property
     def kept(self) -> bool:
-        """True if the measured peak is within the budget; false for an unknown peak."""
+        """True if the measured peak is within the budget and the card refuses nothing; false for an unknown peak."""
+        if self.card is not None and self.card.refused is not None:
+            return False
         budget, peak = self.plan.budget_bytes, self.measured_peak_bytes
         return budget is None or (peak is not None and peak <= budget)
 
@@ -271,12 +276,15 @@ class AutoPlan(Record):
             f"Step time: {time}{predicted}.",
             f"Certificate, of what is predicted: {self.certificate}; bounded: {self.plan.bounded} bytes.",
             *(f"The model refuses {' and '.join(blocks)} as one segment." for blocks in self.refused_segments),
+            *([str(self.card)] if self.card is not None else []),
         ]
         return "\n".join(lines)
 
     @property
     def _miss(self) -> str:
         budget, peak = self.plan.budget_bytes or 0, self.measured_peak_bytes
+        if self.card is not None and self.card.refused is not None:
+            return f"The plan misses its card, {self.card.card.name}, which refuses a request of its step."
         if peak is None:
             return f"The plan has a budget of {budget:,} bytes, and its run holds no peak."
         return f"The plan misses its budget of {budget:,} bytes: its step held {peak:,}, {peak - budget:,} more."

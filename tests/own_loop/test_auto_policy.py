@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 import explorer
 from explorer.engine.device.memory_limit import process_memory_limit
 from explorer.engine.device.subprocess_call import call_in_subprocess
 from explorer.errors import BadInput
+from explorer.plan.card.step_on_card import memory_on
+from explorer.record.card import Card
 from explorer.record.plan import AutoPlan, Report, silent
 
 WIDTH, BATCH = 64, 1024
@@ -298,3 +301,21 @@ def test_where_keeping_everything_does_not_fit_it_goes_down_the_ladder() -> None
     assert plan.policy.units and plan.kept and plan.measured_time_ratio is None
     assert plan.front[0].step_peak_bytes > 900 * 2**20
     assert untouched
+
+
+def test_a_card_as_budget_bounds_what_its_allocator_reserves() -> None:
+    loop = Loop()
+    loop.step()
+    with explorer.record_step(loop.model, loop.optimizer) as run:
+        loop.step()
+    whole = run.on_card("24GiB")
+    card = Card(name="small", total_bytes=whole.allocated_bytes - 1, taken_bytes=0)
+    assert memory_on(card, run.measurement).refused is not None
+    plan = explorer.auto_policy(loop.model, loop.step, budget=card).require()
+    assert plan.policy.units and plan.plan.bounded == "reserved" and plan.card is not None
+    assert plan.card.refused is None and plan.card.reserved_bytes <= card.total_bytes
+    assert "bounded: reserved bytes" in str(plan) and f"small: {plan.card.requested_bytes:,} requested" in str(plan)
+    undone = replace(plan, card=memory_on(card, run.measurement))
+    assert not undone.kept
+    with pytest.raises(BadInput, match="misses its card, small"):
+        undone.require()

@@ -286,3 +286,36 @@ def test_a_process_that_is_killed_while_it_writes_leaves_no_half_written_file(tm
     whole = file.read_bytes()
     assert read(whole).kind == "measurement"
     assert child(tmp_path, "report", "writing") == -signal.SIGXFSZ and file.read_bytes() == whole
+
+
+def steps_of(*, keeps_output: bool) -> list[RecordedStep]:
+    """Three recorded steps. The output stays in a variable of the loop, or dies in backward."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, 4096), nn.Tanh(), nn.Linear(4096, 512))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    x, runs = torch.randn(BATCH, WIDTH), []
+    for _ in range(3):
+        run = explorer.record_step(model, optimizer)
+        with run:
+            optimizer.zero_grad()
+            logits = model(x)
+            loss = logits.pow(2).sum()
+            if not keeps_output:
+                del logits
+            loss.backward()
+            optimizer.step()
+        runs.append(run)
+    return runs
+
+
+@pytest.mark.parametrize("keeps_output", [True, False])
+def test_a_card_repeats_the_lifetimes_of_the_record(keeps_output: bool) -> None:
+    """The first step has neither state nor gradients: what a card says from it is what a later step then holds."""
+    first, *_, later = steps_of(keeps_output=keeps_output)
+    assert first.peak_bytes < later.peak_bytes
+    for run in (first, later):
+        memory = run.on_card("24GiB", allocator="max_split_size_mb:64")
+        assert memory.requested_bytes - memory.workspace_bytes == later.peak_bytes
+        assert memory.card.options == "max_split_size_mb:64" and "ran on the CPU" in str(memory)
+    with pytest.raises(BadInput, match="neither a card"):
+        later.on_card("b201")

@@ -46,16 +46,14 @@ def parse_card(text: str) -> Card:
 
     Raises BadInput for other texts, and for a size that driver and context may fill alone.
     """
-    key = re.sub(r"[\s-]", "", text.lower())
-    by_key = {name.replace("-", ""): card for name, card in CARDS.items()}
-    if key in by_key:
-        return by_key[key]
+    if (card := listed_card(text)) is not None:
+        return card
     try:
         n_bytes = parse_bytes(text)
     except BadInput as error:
         raise BadInput(
             f"{text[:60]!r} is neither a card that is listed here nor a size.",
-            hint=nearest(key, CARDS) or f"Name one of {', '.join(CARDS)}, or the card's memory: 24GiB.",
+            hint=nearest(text.lower(), CARDS) or f"Name one of {', '.join(CARDS)}, or the card's memory: 24GiB.",
         ) from error
     if not DRIVER_BYTES[1] < n_bytes <= LARGEST_CARD:
         raise BadInput(
@@ -65,6 +63,12 @@ def parse_card(text: str) -> Card:
             hint=f"Name one of {', '.join(CARDS)}, or the card's memory: 24GiB.",
         )
     return Card(name=f"a card of {mib(n_bytes)}", total_bytes=n_bytes)
+
+
+def listed_card(text: str) -> Card | None:
+    """The card of CARDS that `text` names, in any case and with or without spaces; None for other texts."""
+    key = re.sub(r"[\s-]", "", text.lower())
+    return next((card for name, card in CARDS.items() if name.replace("-", "") == key), None)
 
 
 def capacity_bytes(card: Card) -> int:

@@ -10,6 +10,10 @@ A step of the record is taken as the loop that most people write:
 3. what the model returned stays in a variable until the step is over;
 4. the optimizer's state is made when the first step reaches the optimizer, all of it at once, as torch's optimizers do;
 5. the first matrix product of a thread takes a workspace for cuBLAS; forward and backward are two threads.
+
+In a step that a user's own loop recorded, lifetimes are those of the record:
+6. what is alive at the end of the step lives until the next step has made it again, as a variable does;
+7. gradients die where the record frees those of the step before.
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ UNKNOWN = (
     (r"aten\._?(scaled_)?grouped_mm|sparse|quantized", "temporaries of grouped, sparse or quantised products"),
 )
 """Operators whose CUDA kernels take memory that no rule here gives."""
+OTHER_KERNELS = "what CUDA's kernels and its foreach optimizers hold otherwise: the step ran on the CPU"
 
 
 def workspace_bytes(capability: str, setting: str = "") -> int:
@@ -67,16 +72,26 @@ class _Program:
     outputs: set[int]
     phase_of: list[int]
     phases: tuple[PhaseSpan, ...]
+    user_loop: bool = False
     replaced: dict[int, int] = field(default_factory=dict)
     """Entry alive at the end, by the entry of the next step that it stands for."""
 
     def role(self, entry: int) -> int:
         return self.log.role[entry]
 
+    def survivors(self) -> list[int]:
+        """Entries that the step makes and that are alive at its end."""
+        log = self.log
+        return [entry for entry, born in enumerate(log.born) if born > 0 and log.died[entry] > log.n_ticks]
 
-def program_of(log: Allocations, phases: tuple[PhaseSpan, ...]) -> _Program:
+
+def program_of(run: Measurement) -> _Program:
+    """The step of `run`. Raises BadInput if the run has no timeline."""
+    log, phases, user_loop = run.allocations, run.phases, run.origin == "recorded"
+    if log is None:
+        raise BadInput("A card is filled from a timeline, and this run has none.", hint="Run it again.")
     events: list[list[tuple[int, bool]]] = [[] for _ in range(log.n_ticks + 1)]
-    outputs = _outputs(log)
+    outputs = set() if user_loop else _outputs(log)
     for entry, (born, died) in enumerate(zip(log.born, log.died)):
         if born > 0:
             events[born].append((entry, True))
@@ -86,14 +101,14 @@ def program_of(log: Allocations, phases: tuple[PhaseSpan, ...]) -> _Program:
     phase_of = [0] * (log.n_ticks + 1)
     for index, span in enumerate(phases):
         phase_of[span.first_tick : span.end_tick] = [index] * (min(span.end_tick, log.n_ticks + 1) - span.first_tick)
-    program = _Program(log, first, events, outputs, phase_of, phases)
+    program = _Program(log, first, events, outputs, phase_of, phases, user_loop)
     survivors = defaultdict(list)
-    for entry in range(len(log.born)):
-        if log.born[entry] > 0 and log.died[entry] > log.n_ticks and log.role[entry] != GRADIENT:
-            survivors[log.n_bytes[entry]].append(entry)
+    for entry in program.survivors():
+        survivors[log.n_bytes[entry], log.role[entry] == GRADIENT].append(entry)
     for entry in first:
-        if log.died[entry] <= log.n_ticks and survivors[log.n_bytes[entry]]:
-            program.replaced[entry] = survivors[log.n_bytes[entry]].pop(0)
+        key = log.n_bytes[entry], log.role[entry] == GRADIENT
+        if log.died[entry] <= log.n_ticks and survivors[key]:
+            program.replaced[entry] = survivors[key].pop(0)
     return program
 
 
@@ -144,7 +159,9 @@ class _Play:
                     if program.role(entry) == STATE:
                         self._take(entry)
             for entry, born in events:
-                if born:
+                if born and entry in self.live:
+                    self._remake(entry)
+                elif born:
                     self._take(entry)
                 elif entry in self.live:
                     self.allocator.release(self.live.pop(entry))
@@ -155,8 +172,17 @@ class _Play:
             if survivor in self.live:
                 self.live[entry] = self.live.pop(survivor)
         fixed = set(self.program.first)
+        if self.program.user_loop:
+            fixed |= {entry for entry in self.program.survivors() if self.program.role(entry) != GRADIENT}
         for entry in [entry for entry in self.live if entry not in fixed]:
             self.allocator.release(self.live.pop(entry))
+
+    def _remake(self, entry: int) -> None:
+        """A variable gets its new value while the old one is alive (rule 6). State of the optimizer is made once."""
+        if self.program.role(entry) != STATE:
+            old = self.live.pop(entry)
+            self._take(entry)
+            self.allocator.release(old)
 
     def end(self) -> None:
         """The locals of the step die."""
@@ -183,11 +209,12 @@ def memory_on(card: Card, run: Measurement) -> CardMemory:
 
     Raises BadInput if the run has no timeline, and for options that cannot be read.
     """
-    if run.allocations is None:
-        raise BadInput("A card is filled from a timeline, and this run has none.", hint="Run it again.")
-    program = program_of(run.allocations, run.phases)
+    program = program_of(run)
     others = [replace(card, options=options) for options in OTHER_OPTIONS if options != card.options]
-    return replace(_memory(card, program), other_settings=tuple(_setting(_memory(other, program)) for other in others))
+    memory = _memory(card, program)
+    if run.origin == "recorded" and run.environment.device == "cpu":
+        memory = replace(memory, unknown=(UnknownMemory(what=OTHER_KERNELS), *memory.unknown))
+    return replace(memory, other_settings=tuple(_setting(_memory(other, program)) for other in others))
 
 
 def _setting(memory: CardMemory) -> OtherSetting:
@@ -238,15 +265,13 @@ def excess_bytes(run: Measurement) -> int:
 
 def is_granted(card: Card, run: Measurement) -> bool:
     """Whether `card` has memory for every request of the step of `run`."""
-    assert run.allocations is not None
-    return _memory(card, program_of(run.allocations, run.phases)).refused is None
+    return _memory(card, program_of(run)).refused is None
 
 
 def reserved_bytes(card: Card, run: Measurement) -> int:
     """What the step of `run` would reserve if `card` had no end."""
-    assert run.allocations is not None
     endless = replace(card, total_bytes=LARGEST_CARD, taken_bytes=0)
-    return _memory(endless, program_of(run.allocations, run.phases)).reserved_bytes
+    return _memory(endless, program_of(run)).reserved_bytes
 
 
 def _refusal(play: _Play, n_bytes: int) -> RefusedRequest:

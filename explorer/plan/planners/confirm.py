@@ -150,7 +150,7 @@ def _no_plan_for_card(floor: Plan, run: Measurement, error: BadInput) -> BadInpu
         f"No plan that was tried keeps this step within the {mib(capacity_bytes(card))} that can be reserved on "
         f"{card.name}: the lowest peak requests {mib(floor.step_peak_bytes)} and would reserve {mib(needed)}. "
         f"{error.sentence}",
-        hint="Take a larger card or a smaller batch, or try --allocator expandable_segments:True.",
+        hint="Take a larger card or a smaller batch, or try expandable_segments:True of the allocator.",
     )
 
 
