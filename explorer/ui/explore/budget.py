@@ -229,15 +229,21 @@ def _wait(state: ExploreState, view: View, forecast: Forecast) -> None:
 def _line(state: ExploreState, view: View, forecast: Forecast) -> None:
     """Writes a line on the planner's work, or on the drawn policy."""
     search, budget = search_of(view), state.budget
+    front = points(state, view, search)
     if budget.none_because:
         small_text(f":red[{escape(budget.none_because)}]")
     elif budget.job is not None:
         small_text(f":material/hourglass_top: {escape(words.search_text(budget.text))}")
     else:
-        sentence, meaning = standing(state, view, points(state, view, search), forecast)
+        sentence, meaning = standing(state, view, front, forecast)
         looks = f" {words.search_progress(len(search.plans), search.n_expected)}" if search.running else ""
         text = f"{sentence}{looks}" or escape(search.none_because or words.EMPTY)
-        small_text(text, help=meaning)
+        with st.container(horizontal=True, gap="small", vertical_alignment="center", key="budget_line"):
+            small_text(text, help=meaning)
+            best = better_point(state, front, forecast)
+            if best is not None and view.graph is not None and not search.running:
+                take = partial(draw_plan, state, view.graph, best.plan)
+                st.button("Take it", key="take_better", type="tertiary", icon=":material/check:", on_click=take)
 
 
 def standing(
@@ -258,10 +264,18 @@ def standing(
         return f"{budget} {words.BEST}".strip(), f"{proven} {meaning}"
     if not policy.units and (len(front) == 1 or (state.budget.plan is not None and not state.budget.plan.policy.units)):
         return f"{budget} {words.NOTHING_SAVES if len(front) == 1 else words.KEEP_ALL}".strip(), None
-    ratio, peak = cost(forecast), forecast.step_peak_bytes
+    ratio = cost(forecast)
     if not front or not policy.units or ratio is None or peak is None:
         return budget or (words.START if front else ""), None
-    best = min((point for point in front if point.peak_bytes <= peak), key=lambda point: point.cost, default=None)
-    if best is not None and best.cost < ratio - SMALLEST_GAIN:
+    if (best := better_point(state, front, forecast)) is not None:
         return f"{budget} {words.better(mib(best.peak_bytes), best.cost, ratio, cost_word(view))}".strip(), None
     return budget or words.AS_GOOD, None
+
+
+def better_point(state: ExploreState, front: tuple[PlanPoint, ...], forecast: Forecast) -> PlanPoint | None:
+    """The cheapest plan with at most the drawn policy's predicted peak, if it is cheaper by SMALLEST_GAIN or more."""
+    ratio, peak = cost(forecast), forecast.step_peak_bytes
+    if ratio is None or peak is None or not state.draft.spec.policy.units:
+        return None
+    within = (point for point in front if point.peak_bytes <= peak and point.cost < ratio - SMALLEST_GAIN)
+    return min(within, key=lambda point: point.cost, default=None)

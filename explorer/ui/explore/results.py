@@ -33,6 +33,7 @@ from explorer.view.compare.cost import (
     uncounted_in_words,
 )
 from explorer.view.compare.gradients import (
+    all_equal,
     buffer_table,
     carried_table,
     diff_table,
@@ -42,6 +43,7 @@ from explorer.view.compare.gradients import (
     recompute_count_table,
     rng_table,
     scope_sentence,
+    seal,
     state_change_table,
     verdict_sentence,
 )
@@ -218,7 +220,14 @@ def gradients_panel(comparison: Comparison) -> None:
         st.text(f"Likely cause: {cause}")
     if scope := scope_sentence(comparison):
         st.text(scope)
-    draw(gradient_chart(comparison), key="gradients")
+    if all_equal(comparison):
+        with st.container(border=True, key="seal"):
+            st.markdown(
+                f"{ICONS[verdict]} **Every bit of {count(len(comparison.gradients), 'gradient')} is the same.**"
+            )
+            st.dataframe(seal(comparison), key="seal_rows", hide_index=True, width="content", alt="What was compared")
+    else:
+        draw(gradient_chart(comparison), key="gradients")
     st.markdown("**What else the step left behind**")
     for key, title, rows in _rest(comparison):
         with fold(f"{title} ({len(rows)})", key=f"rest_{key}"):

@@ -14,6 +14,7 @@ import streamlit as st
 
 from explorer.errors import ExplorerError
 from explorer.plan.hazards.hazards import hazards
+from explorer.plan.pipeline.cuts import atoms
 from explorer.plan.pipeline.stage_costs import left_out, predict
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.pipeline_cost import PipelineProfile
@@ -24,7 +25,7 @@ from explorer.ui.pipeline import state as pipeline_state
 from explorer.ui.pipeline import work as pipeline_work
 from explorer.ui.pipeline.cut_graph import cut_graph
 from explorer.ui.pipeline.results import Results, result_tabs
-from explorer.ui.pipeline.split_panel import cap_panel, cell, engine_picker, split_panel
+from explorer.ui.pipeline.split_panel import cap_panel, cell, engine_picker, split_panel, take_stages
 from explorer.ui.pipeline.state import PipelineState
 from explorer.ui.session import page_job, window
 from explorer.ui.shared import draft as drafts
@@ -64,7 +65,7 @@ def page() -> None:
         has_split = results is not None and results.own_run is not None
         on_page = OnPage(model=split.draft.spec.model, is_pipeline=True, has_split=has_split)
         tour_panel(on_page, split.draft, partial(_choose_model, split))
-        _trouble(split, results)
+        _trouble(split, results, graph)
         if results is not None and not window.is_known():
             st.skeleton(height=320)
         elif results is not None:
@@ -123,7 +124,7 @@ def _forecast(profile: PipelineProfile | None, plan: PipelinePlan, spec: RunSpec
         return None, str(error)
 
 
-def _trouble(split: PipelineState, results: Results | None) -> None:
+def _trouble(split: PipelineState, results: Results | None, graph: ModelGraph | None) -> None:
     """Links that cannot be read, runs without a result, plans that cannot run."""
     for message in filter(None, (split.draft.message, split.message)):
         st.warning(escape(message), icon=":material/link_off:")
@@ -134,6 +135,11 @@ def _trouble(split: PipelineState, results: Results | None) -> None:
         st.error(escape(results.fault), icon=":material/error:")
     elif results is not None and results.plan.n_ranks == 1 and len(results.plan.stages) > 1:
         st.info(words.ONE_RANK, icon=":material/info:")
+        if graph is not None and len(atoms(graph)) >= 4:
+            st.button(
+                "Use 4 stages", icon=":material/splitscreen:", key="pipeline_four",
+                on_click=take_stages, args=(split, graph, pipeline_work.profile_of(split.draft.spec), 4),
+            )  # fmt: skip
 
 
 def _bar(split: PipelineState, spec: RunSpec | None) -> None:

@@ -54,7 +54,7 @@ def split_panel(split: PipelineState, graph: ModelGraph, profile: PipelineProfil
     _first_cut(split, graph, profile)
     stages = pipeline_state.stages_of(split, graph)
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="pipeline_plan"):
-        field = bound("pipeline_stages", len(stages), lambda n: _take_stages(split, graph, profile, n))
+        field = bound("pipeline_stages", len(stages), lambda n: take_stages(split, graph, profile, n))
         most = max(len(atoms(graph)), len(stages), 1)
         st.number_input("Stages", 1, most, field.value, help=words.STAGE, width=STAGES_WIDTH, **field.wired)
         number = _bound(split, "n_microbatches", "pipeline_microbatches")
@@ -116,7 +116,7 @@ def _switch(split: PipelineState, name: str, label: str, help: str) -> None:
     st.toggle(label, field.value, help=help, **field.wired)
 
 
-def _take_stages(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None, n_stages: int) -> None:
+def take_stages(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None, n_stages: int) -> None:
     """Cuts the model into the number of stages that a person requests."""
     _cut(split, graph, (int(n_stages), usual_rule(profile)), profile)
 

@@ -28,6 +28,26 @@ MAX_MOVED = 4
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
+def all_equal(comparison: Comparison) -> bool:
+    """Whether every gradient is bitwise equal, so that a chart of distances would be empty."""
+    return bool(comparison.gradients) and all(diff.verdict == "bitwise equal" for diff in comparison.gradients)
+
+
+def seal(comparison: Comparison) -> list[dict[str, Any]]:
+    """The evidence behind equal gradients: what was compared bit by bit, how much of it, and how much is equal."""
+    groups = [
+        ("gradients", comparison.gradients),
+        ("gradients of the inputs", comparison.input_gradients),
+        (f"gradients of step {comparison.n_steps}", comparison.later_gradients),
+        (f"parameters after {comparison.n_steps} steps", comparison.parameters),
+        ("buffers", comparison.buffers),
+    ]
+    rows = [(name, len(diffs), sum(diff.verdict == "bitwise equal" for diff in diffs)) for name, diffs in groups]
+    rows.append(("random generators", len(comparison.rng), sum(diff.equal for diff in comparison.rng)))
+    rows.append(("dropout masks", len(comparison.masks), sum(not diff.n_mismatched for diff in comparison.masks)))
+    return [{"compared": name, "tensors": n, "bitwise equal": n_equal} for name, n, n_equal in rows if n]
+
+
 def gradient_chart(comparison: Comparison) -> Chart:
     """Chart of the distance of each gradient from the baseline's gradient."""
     return Chart(
@@ -44,7 +64,7 @@ def _picture(comparison: Comparison) -> go.Figure:
     if not diffs:
         reason = comparison.failure.sentence if comparison.failure else "No gradient was compared."
         return empty(QUESTION, reason)
-    if all(diff.verdict == "bitwise equal" for diff in diffs):
+    if all_equal(comparison):
         return empty(QUESTION, f"{verdict_sentence(comparison)}: there is no distance to draw.")
     exponents = [_exponent(diff) for diff in diffs]
     numbers = [value for value in exponents if value is not None]

@@ -16,6 +16,8 @@ from explorer.record.graph import Block, ModelGraph
 
 RUN = "×"
 """First character of the id of a node for a run of blocks."""
+FEW = 8
+"""Equal children of the model itself up to which they stand side by side."""
 OPEN_SHARE = 0.4
 """Share of all saved bytes above which a container is open at first, so that large blocks are in view."""
 
@@ -46,7 +48,8 @@ def _grow(graph: ModelGraph, fqn: str, parent: str | None, nodes: dict[str, Node
     block = graph.by_fqn[fqn]
     children = graph.children[fqn]
     runs = [tuple(run) for _, run in groupby(children, key=lambda child: child.repeat_of or child.fqn)]
-    whole = len(runs) == 1 and len(runs[0]) > 1
+    # The model itself has no box that could hold a folded run of all its children.
+    whole = len(runs) == 1 and len(runs[0]) > 1 and (bool(fqn) or len(children) <= FEW)
     below = tuple(child.fqn for child in children) if whole else tuple(_id(run) for run in runs)
     nodes[fqn] = Node(
         id=fqn,

@@ -70,6 +70,13 @@ def test_the_number_of_stages_cuts_into_even_times(visit: Open) -> None:
     assert figures(at)["Plan"] == "5 stages"
 
 
+def test_a_schedule_with_two_stages_on_a_rank_offers_four_stages(visit: Open) -> None:
+    at = settled(widget(visit(), "selectbox", "pipeline_schedule").set_value("Interleaved1F1B").run())
+    assert "All stages are on one rank" in at.info[0].value
+    at = press(at, "pipeline_four")
+    assert len(stages_at(at)) == 4 and "pipeline_four" not in [button.key for button in at.button]
+
+
 def test_a_block_inside_a_block_is_said_to_be_left_out_of_the_prediction(visit: Open) -> None:
     at = say(visit(), on=["blocks.1"])
     assert "leaves out" not in texts(at)

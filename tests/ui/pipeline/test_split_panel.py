@@ -75,7 +75,7 @@ def test_a_rule_cuts_into_as_many_stages_as_there_are(
 
 def test_more_stages_than_there_are_places_is_a_sentence_and_changes_nothing(split: PipelineState) -> None:
     before = pipeline_state.stages_of(split, GRAPH)
-    split_panel._take_stages(split, GRAPH, None, 99)
+    split_panel.take_stages(split, GRAPH, None, 99)
     assert split.job.failure is not None and "99" in split.job.failure.sentence
     assert pipeline_state.stages_of(split, GRAPH) == before
 
