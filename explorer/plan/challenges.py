@@ -46,7 +46,8 @@ _ROWS = (
         model=_GPT,
         peak_bytes=120 * 1024**2,
         flop_ratio=1.15,
-        hint="A block need not be recomputed whole: which part of it holds much and is quickly made again?",
+        hint="A block need not be recomputed whole: which part of it holds much and is quickly made again? The budget "
+        "field alone does not do it: its policy is the fastest within 120 MiB, and here arithmetic is the price.",
     ),
     Challenge(
         name="gpt",

@@ -56,7 +56,7 @@ def _walk(page: Page, address: str, tabs: list[str], *, guided: bool) -> str:
     page.get_by_role("tab").or_(raised).first.wait_for()
     if found := fault("opened"):
         return found
-    if guided and (offer := page.get_by_role("button", name="Show me")).count():  # not where nothing can be measured
+    if guided and (offer := page.get_by_role("button", name="New here?")).count():  # not where nothing can be measured
         offer.click()
         for step in STEPS[:4]:
             page.locator(".st-key-tour strong").get_by_text(step.title, exact=True).wait_for()

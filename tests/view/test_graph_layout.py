@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from explorer.record import CutPoint, Edge, ModelGraph, ModelRef
 from explorer.view.graph.flow import GUTTER, lanes, ranked
 from explorer.view.graph.geometry import BlockRow, JoinMark, Layout, layout
-from explorer.view.graph.nesting import RUN, ancestors, default_open, nest
+from explorer.view.graph.nesting import FEW, RUN, ancestors, default_open, nest
 from tests import graphs
 
 MODELS = {"gpt": graphs.gpt(4), "deep": graphs.gpt(3, n_inner=4), "unet": graphs.unet()}
@@ -36,6 +36,19 @@ def test_a_container_of_equals_is_the_run_and_equals_among_others_get_a_node() -
     runs = [node for id, node in inner.items() if id.startswith(RUN)]
     assert all(node.members == node.children and not node.toggles for node in runs)
     assert not any(node.members for node in nest(graphs.unet()).values()), "no level is as another"
+
+
+def test_many_equal_children_of_the_model_itself_are_one_row_and_few_stand_side_by_side() -> None:
+    def chain(n: int) -> ModelGraph:
+        first = graphs.block("0", "Linear")
+        others = [graphs.block(str(i), "Linear", repeat_of="0") for i in range(1, n)]
+        return ModelGraph(
+            model=ModelRef(target="chain"), blocks=(graphs.block("", "Sequential"), first, *others), edges=()
+        )
+
+    many, few = layout(chain(FEW + 1)), layout(chain(FEW))
+    assert [(row.id, len(row.members)) for row in many.rows] == [(f"{RUN}0", FEW + 1)]
+    assert [row.id for row in few.rows] == [str(i) for i in range(FEW)]
 
 
 def test_the_model_itself_and_what_is_never_called_cannot_be_toggled() -> None:

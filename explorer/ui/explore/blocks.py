@@ -141,15 +141,15 @@ def graph_panel(state: ExploreState, facts: Facts) -> None:
     """The drawing itself; clicks arrive in `shared/draft.py`."""
     graph, policy = facts.graph, facts.policy
     marks = drafts.marks_of(state.draft, graph)
+    drawing = layout(graph, marks.open)
     paint = Paint(
-        labels=labels(facts),
+        labels=labels(facts, [row.id for row in drawing.rows]),
         segments=tuple(unit.blocks for unit in policy.units if len(unit.blocks) > 1),
         actions={unit.blocks[0]: ACTIONS[unit.action] for unit in policy.units if unit.action in ACTIONS},
         height=HEIGHT + window.extra_height(),
         window=window.laid_out_for(),
         jump=state.draft.jump,
     )
-    drawing = layout(graph, marks.open)
     block_graph.block_graph(drawing, marks, paint, key=state.draft.widget)
     _segment_button(state, facts)
     _overlay(state, facts)

@@ -13,7 +13,7 @@ from explorer.plan.challenges import CHALLENGES, is_about, marks, peak_guesses
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelRef
 from explorer.record.measurement import Measurement
-from explorer.record.policy import Policy
+from explorer.record.policy import RunningStats
 from explorer.ui.session import backend
 from explorer.ui.session.values import session_value
 from explorer.ui.shared import draft as drafts
@@ -41,6 +41,8 @@ class Tour:
     """Guessed bytes."""
     n_units: int = 0
     """Units of the policy when the whole page was drawn last."""
+    running_stats: RunningStats | None = None
+    """The option that the BatchNorm step changes, as the step found it; None: the step is not open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,8 @@ def tour_panel(on_page: OnPage, draft: Draft, choose_model: Callable[[ModelRef],
     if tour.at is None:
         return
     step = STEPS[tour.at]
+    if step.key == "batchnorm" and tour.running_stats is None:
+        tour.running_stats = draft.spec.policy.running_stats
     with st.container(border=True, key="tour"):
         small_text(f":blue-badge[{tour.at + 1} of {len(STEPS)}] **{step.title}**")
         st.markdown(_filled(step.text, on_page))
@@ -132,10 +136,10 @@ def _move(tour: Tour, draft: Draft, by: int) -> None:
 
 
 def _put_back(tour: Tour, draft: Draft) -> None:
-    """Resets the option of the tour's BatchNorm step, as the option is wrong in every other run."""
-    is_open = tour.at is not None and STEPS[tour.at].key == "batchnorm"
-    if is_open and draft.spec.policy.running_stats != Policy().running_stats:
-        drafts.set_option(draft, drafts.graph_of(draft), "running_stats", Policy().running_stats)
+    """Sets the option of the BatchNorm step as the step found it."""
+    before, tour.running_stats = tour.running_stats, None
+    if before is not None and draft.spec.policy.running_stats != before:
+        drafts.set_option(draft, drafts.graph_of(draft), "running_stats", before)
 
 
 def _steps(tour: Tour, draft: Draft, *, is_done: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 
 from explorer.plan.names import above
@@ -76,16 +76,22 @@ class Facts(Record):
                     below[holder].append(fqn)
         return {holder: tuple(fqns) for holder, fqns in below.items()}
 
+    @cached_property
+    def segment_of(self) -> dict[str, tuple[str, ...]]:
+        """The blocks that are recomputed together with each block of a segment."""
+        return {fqn: unit.blocks for unit in self.policy.units if len(unit.blocks) > 1 for fqn in unit.blocks}
 
-def labels(facts: Facts) -> dict[str, Label]:
-    """A label for every node of the drawing."""
+
+def labels(facts: Facts, in_view: Collection[str] | None = None) -> dict[str, Label]:
+    """A label for every node of the drawing, or for the nodes `in_view` alone."""
     nodes = nest(facts.graph)
     on = set(facts.policy.blocks)
     badges = _badges(facts)
     for fqn, inside in _inside(facts, nodes).items():
         badges.setdefault(fqn, []).extend(inside)
     share = _shares(facts, nodes)
-    return {node.id: _label(facts, node, on, badges, share.get(node.id, 0.0)) for node in nodes.values() if node.id}
+    drawn = nodes.values() if in_view is None else [nodes[id] for id in in_view]
+    return {node.id: _label(facts, node, on, badges, share.get(node.id, 0.0)) for node in drawn if node.id}
 
 
 def _label(facts: Facts, node: Node, on: set[str], badges: dict[str, list[Badge]], heat: float) -> Label:
@@ -188,8 +194,8 @@ def _note(facts: Facts, node: Node, on: set[str]) -> str:
 
 def _place_in_segment(facts: Facts, fqn: str) -> str:
     """Position of a block in its segment: `2 of 3 together`; empty if the block is recomputed alone or kept."""
-    unit = next((unit.blocks for unit in facts.policy.units if fqn in unit.blocks), ())
-    return f"{unit.index(fqn) + 1} of {len(unit)} together" if len(unit) > 1 else ""
+    unit = facts.segment_of.get(fqn)
+    return f"{unit.index(fqn) + 1} of {len(unit)} together" if unit else ""
 
 
 def _title(facts: Facts, node: Node, block: Block | None) -> str:
@@ -207,8 +213,7 @@ def _title(facts: Facts, node: Node, block: Block | None) -> str:
         lines.append(spoken)
     if cost := (facts.candidate.by_fqn.get(node.id) if facts.candidate else None):
         lines.append(f"ran {cost.n_forward}× in forward and {cost.n_recompute}× again for backward (counted)")
-    segment = next((unit.blocks for unit in facts.policy.units if node.id in unit.blocks), ())
-    if len(segment) > 1:
+    if segment := facts.segment_of.get(node.id):
         lines.append(f"recomputed as one segment: {segment[0]} to {segment[-1]}")
     if block.shares_parameters_with:
         lines.append(f"shares parameters with {', '.join(block.shares_parameters_with)}")

@@ -44,14 +44,14 @@ class TourStep(Record):
     text: str
 
 
-OFFER = "New here? Five minutes on a small GPT: see, guess, toggle, run, understand, take away."
+OFFER = "On a small GPT: see, guess, toggle, run, understand, take away a policy file."
 STEPS = (
     TourStep(
         key="see",
         title="See",
-        text="This is one training step of a small GPT, measured a moment ago. The headline says how much it held at "
+        text="This is one training step of a small GPT. The headline says how much it held at "
         "its worst moment: {peak}. The graph shows its blocks, each with the bytes that it keeps so that backward can "
-        "use them: {saved} together. All of them wait for backward.",
+        "use them: {saved} together. All of them wait for backward: the orange area of the chart.",
     ),
     TourStep(
         key="guess",

@@ -50,8 +50,11 @@ def test_every_tab_shows_its_record_before_and_after_a_run(app: App) -> None:
     )
     assert (again["blocks.0"], again["blocks.1"], again["blocks.2"]) == (1, 1, 0)
     assert candidate["blocks.0"] < kept["blocks.0"] and candidate["blocks.2"] == kept["blocks.2"]
-    for tab in ("Memory", "Budget", "Gradients", "More"):
+    for tab in ("Memory", "Budget", "More"):
         open_tab(at, tab)
+    at = open_tab(at, "Gradients")
+    evidence = next(frame.value for frame in at.dataframe if "compared" in frame.value)
+    assert not at.get("plotly_chart") and list(evidence["tensors"]) == list(evidence["bitwise equal"])
 
 
 def test_an_autograd_graph_is_drawn_on_request(app: App, worker: FakeWorker) -> None:
