@@ -30,11 +30,22 @@ class Unframed:
         await self.app(scope, receive, send_with_headers)
 
 
+def get_ready() -> None:
+    """Imports the pages and starts the worker, which loads torch, before the first visit."""
+    import explorer.ui.navigation  # noqa: F401
+    from explorer.ui.session import backend
+
+    backend.worker().warm()
+
+
 if __name__ == "__main__":
     from explorer.ui.navigation import main
 
     main()
 else:
+    from threading import Thread
+
     from starlette.middleware import Middleware
 
+    Thread(target=get_ready, daemon=True).start()
     app = App(__file__, middleware=[Middleware(Unframed)])

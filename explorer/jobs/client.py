@@ -38,6 +38,7 @@ from explorer.jobs.store import default_path
 from explorer.record.base import Record, from_msgpack, from_plain, to_plain
 from explorer.record.failure import Failure
 from explorer.record.graph import ModelGraph
+from explorer.record.measurement import Measurement
 from explorer.record.plan import Progress
 from explorer.record.run import RunSpec
 
@@ -182,6 +183,8 @@ class Worker:
             self._receive(job, event)
         elif isinstance(event, Reported) and event.progress.part:
             job.part = from_msgpack(event.progress.part, RESULTS[type(job.request)])
+            with self._lock:
+                self._note_graph(job.request, job.part)
 
     def _note_progress(self, job: Job, progress: Progress) -> None:
         job.progress = progress
@@ -200,16 +203,20 @@ class Worker:
             return
         with self._lock:
             job.result, job.run_id, job.warning = result, event.run_id, event.warning
-            if isinstance(result, ModelGraph):
-                self._graphs[_graph_key(job.request)] = result
-                for key in tuple(self._graphs)[:-_MOST_GRAPHS]:
-                    del self._graphs[key]
+            self._note_graph(job.request, result)
             self._finish(job)
             for other in [other for other in self.open_jobs() if not other._began]:
                 if (run := run_for(other.request, result)) is not None and other._child is not None:
                     other._child.send(CancelJob(job=other.id))
                     other.result = run
                     self._finish(other)
+
+    def _note_graph(self, request: Request, result: Record) -> None:
+        graph = result.graph if isinstance(result, Measurement) else result
+        if isinstance(graph, ModelGraph):
+            self._graphs[_graph_key(request)] = graph
+            for key in tuple(self._graphs)[:-_MOST_GRAPHS]:
+                del self._graphs[key]
 
     def _cancel(self, job: Job) -> None:
         with self._lock:

@@ -42,6 +42,8 @@ class Measure(Record, tag=True):
     """If memory is refused, the step runs again under policies that need less and less memory."""
     beside_keep_all: bool = False
     """The timed steps alternate with steps that keep everything, see `Times.beside`."""
+    with_graph: bool = False
+    """With `until_it_fits`: the model is described first; the first part of the result has its graph alone."""
     without_data: bool = False
     """Predicted instead of measured: nothing of the model is allocated, no kernel runs."""
 

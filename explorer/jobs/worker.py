@@ -59,7 +59,11 @@ def _measured(request: Measure, report: Report) -> Record:
         return ways.measure_without_data(request.spec, report)
     if request.beside_keep_all:
         return ways.measure_beside_keep_all(request.spec, report)
-    return (ways.measure_what_fits if request.until_it_fits else ways.measure)(request.spec, report)
+    if request.until_it_fits:
+        from explorer.engine.bench.what_fits import measure_what_fits
+
+        return measure_what_fits(request.spec, report, with_graph=request.with_graph)
+    return ways.measure(request.spec, report)
 
 
 def _answer(request: Request, report: Report) -> Record:
@@ -137,7 +141,7 @@ class Starter:
 def needs_of(request: Request) -> tuple[str, ...]:
     """Modules that the server imports before the job starts. A first graph waits for the first module only."""
     match request:
-        case Describe() | FindPlans() | FindJointPlan():
+        case Describe() | FindPlans() | FindJointPlan() | Measure(with_graph=True):
             return WARM[:1]
         case Measure() | Compare() | SaveSnapshot():
             return WARM[:3]

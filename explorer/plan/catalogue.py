@@ -12,13 +12,17 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from explorer.errors import UnreadableFile, message_of
-from explorer.record.base import Record
+from explorer.record.base import Record, from_msgpack
+from explorer.record.graph import ModelRef
+from explorer.record.measurement import Measurement
+from explorer.record.plan import Front
 
 Value = int | float | str | bool
 HUGGING_FACE = {"batch": 2, "length": 64}
@@ -180,6 +184,25 @@ class Sample(Record):
 def catalogue(folder: Path = SAMPLES) -> tuple[Sample, ...]:
     """Every sample in `folder`, by name. Raises UnreadableFile for a file that cannot be read as a sample."""
     return tuple(sample(path) for path in sorted(folder.glob("*.py")) if not path.stem.startswith("_"))
+
+
+class RecordedSample(Record):
+    """The step of a sample model in its first size with everything kept, measured when the file was made."""
+
+    run: Measurement
+    """With the graph of the model."""
+    front: Front
+    """The plans found for the run."""
+
+
+def recorded_sample(model: ModelRef) -> RecordedSample | None:
+    """The run bundled with a sample model; None for other models. `python -m tests.golden.make samples` makes them."""
+    try:
+        packed = (SAMPLES / "recorded" / f"{Path(model.target).stem}.run").read_bytes()
+        recorded = from_msgpack(zlib.decompress(packed), RecordedSample)
+    except (OSError, ValueError, zlib.error, UnreadableFile):
+        return None
+    return recorded if recorded.run.spec.model == model else None
 
 
 def sample(path: Path) -> Sample:

@@ -2,6 +2,7 @@
 
     python -m tests.golden.make cpu          # writes tests/golden/cpu.msgpack
     python -m tests.golden.make cuda         # the same on a CUDA machine: tests/golden/cuda.msgpack
+    python -m tests.golden.make samples      # sample_models/recorded/*.run, which the page shows on a first visit
 
 Figures of time and bytes in it are those of the machine that made it; the tests check laws, not those figures.
 """
@@ -10,18 +11,42 @@ from __future__ import annotations
 
 import os
 import sys
+import zlib
 from pathlib import Path
 
 import msgspec
 
+from explorer.engine.bench.measure import measure
 from explorer.engine.compare.compare import compare
-from explorer.record import ModelRef, Policy, RunSpec
+from explorer.engine.model.describe import describe
+from explorer.plan.catalogue import SAMPLES, RecordedSample, Sample, catalogue
+from explorer.plan.planners.front import find_plans
+from explorer.record import Measurement, ModelRef, Policy, RunSpec
 from explorer.record.base import to_msgpack
+from explorer.record.plan import Wish, silent
 
 HERE = Path(__file__).parent
 TINY: dict[str, int | float | str | bool] = {
     "n_layers": 4, "width": 32, "n_heads": 2, "length": 64, "batch": 4, "vocabulary": 64, "dropout": 0.1,
 }  # fmt: skip
+
+
+def record_sample(sample: Sample, *, n_repeats: int) -> Measurement:
+    """The step of a sample model in its first size with everything kept, with the model's graph."""
+    spec = RunSpec(model=ModelRef(target=sample.target, size=next(iter(sample.sizes))), n_repeats=n_repeats)
+    return msgspec.structs.replace(measure(spec), graph=describe(spec.model))
+
+
+def samples() -> None:
+    folder = SAMPLES / "recorded"
+    folder.mkdir(exist_ok=True)
+    for sample in catalogue():
+        run = record_sample(sample, n_repeats=RunSpec(model=ModelRef(target="")).n_repeats)
+        assert run.graph is not None
+        recorded = RecordedSample(run=run, front=find_plans(run, run.graph, Wish(), silent))
+        path = folder / f"{sample.name}.run"
+        path.write_bytes(zlib.compress(to_msgpack(recorded), 9))
+        print(f"{path}: {path.stat().st_size:,} bytes, {len(recorded.front.plans)} plans", flush=True)
 
 
 def main(device: str) -> None:
@@ -43,4 +68,4 @@ def main(device: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "cpu")
+    samples() if sys.argv[1:] == ["samples"] else main(sys.argv[1] if len(sys.argv) > 1 else "cpu")

@@ -12,10 +12,11 @@ from explorer.engine.model.load import load
 from explorer.engine.model.loaded import Loaded, call
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.state.rng import seed_everything
-from explorer.plan.catalogue import catalogue
+from explorer.plan.catalogue import Sample, catalogue, recorded_sample
 from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy
 from tests.engine.graphs import graph_of_loaded
+from tests.golden.make import record_sample
 
 TINY: dict[str, dict[str, int | float | str | bool]] = {
     "gpt": {"n_layers": 2, "width": 16, "n_heads": 2, "length": 8, "batch": 4, "vocabulary": 20},
@@ -109,3 +110,15 @@ def test_the_factory_takes_exactly_its_sizes(name: str, size: str) -> None:
         loaded = load(ModelRef(target=f"sample_models/{name}.py", size=size))
     assert loaded.inputs.shape[0] == loaded.targets.shape[0]
     assert sum(p.numel() for p in loaded.model.parameters()) > 1e5
+
+
+@pytest.mark.parametrize("sample", catalogue(), ids=lambda sample: sample.name)
+def test_the_bundled_run_is_what_the_sample_does(sample: Sample) -> None:
+    """Recorded again here: what does not depend on the machine is the same. A change of a sample needs new files:
+    python -m tests.golden.make samples
+    """
+    bundled = recorded_sample(ModelRef(target=sample.target, size=next(iter(sample.sizes))))
+    assert bundled is not None and bundled.run.times is not None and bundled.front.plans
+    again = record_sample(sample, n_repeats=0)
+    for name in ("graph", "step_peak_bytes", "saved_after_forward_bytes", "total_flops", "peak_phase"):
+        assert getattr(again, name) == getattr(bundled.run, name), name

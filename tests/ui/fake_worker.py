@@ -27,6 +27,7 @@ class FakeJob:
         self.finished = False
         self.began = True
         self.progress = Progress(what="step", done=2, total=5)
+        self.part: Any = None
         self.result: Any = None
         self.failure: Failure | None = None
         self.run_id: str | None = None
@@ -75,8 +76,8 @@ class FakeWorker:
                 played = graphs.measured(self.graph, spec)
                 card = memory_on(spec.card, played) if spec.card is not None else None
                 job.finish(replace(played, origin="predicted", times=None, warnings=(UNSAFE,), card=card))
-            case Measure(spec=spec):
-                job.finish(graphs.measured(self.graph, spec))
+            case Measure(spec=spec, with_graph=with_graph):
+                job.finish(replace(graphs.measured(self.graph, spec), graph=self.graph if with_graph else None))
             case Compare(candidate=spec):
                 job.finish(graphs.compared(self.graph, spec))
             case DrawAutograd(block=block):

@@ -40,21 +40,20 @@ from explorer.engine.bench.step import (
 from explorer.engine.device.cuda_rules import cuda_rules
 from explorer.engine.device.device import device_of
 from explorer.engine.device.memory_limit import failure_in_step, without_page_faults
-from explorer.engine.device.subprocess_call import call_in_subprocess
 from explorer.engine.device.without_data import cast_buffers, without_data
-from explorer.engine.model.describe import describe
+from explorer.engine.model.describe import describe_copy
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded, blaming, cast_type
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.state.global_state import preserve_global_state
-from explorer.errors import BadInput, ExplorerError, OutOfMemory, message_of
+from explorer.errors import BadInput, ExplorerError, message_of
 from explorer.plan.card.step_on_card import memory_on
-from explorer.plan.policy.presets import ladder
 from explorer.record.base import Record, to_msgpack
 from explorer.record.failure import is_out_of_memory
-from explorer.record.measurement import Measurement, Refused
+from explorer.record.graph import ModelGraph
+from explorer.record.measurement import Measurement
 from explorer.record.plan import Progress, Report, silent
-from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.policy import KEEP_ALL
 from explorer.record.run import RunSpec
 
 N_RECORDED = 3
@@ -123,6 +122,11 @@ def measure(spec: RunSpec, report: Report = silent) -> Measurement:
     return _measure((spec,), report, priced=True)[0]
 
 
+def measure_and_describe(spec: RunSpec, report: Report = silent) -> Measurement:
+    """As `measure`, with the model's graph, which comes first as a part."""
+    return _measure((spec,), report, priced=True, graph=True)[0]
+
+
 def measure_pair(baseline: RunSpec, candidate: RunSpec, report: Report = silent) -> tuple[Measurement, Measurement]:
     """Both runs from identical state, timed in turns (A, B, A, B). Raises BadInput if other settings differ."""
     refuse_other_settings(baseline, candidate)
@@ -152,11 +156,13 @@ def measure_beside_keep_all(spec: RunSpec, report: Report = silent) -> Measureme
     return replace(run, times=replace(run.times, beside=baseline.times.step))
 
 
-def _measure(specs: Sequence[RunSpec], report: Report, *, priced: bool) -> tuple[Measurement, ...]:
-    meter = Meter(report, 1 + n_reports(specs))
+def _measure(specs: Sequence[RunSpec], report: Report, *, priced: bool, graph: bool = False) -> tuple[Measurement, ...]:
+    meter = Meter(report, 1 + 2 * graph + n_reports(specs))
     with preserve_global_state():
         meter("loading the model")
         session = Session(specs, load_for(specs[0]), meter)
+        if graph:
+            session.describe()
         session.record()
         if priced:
             meter.part(session.runs[0])
@@ -191,6 +197,7 @@ class Session:
         self._recorded: list[Measurement] = []
         self._readings: list[Readings] = []
         self._bench: Bench | None = None
+        self._graph: ModelGraph | None = None
 
     @property
     def runs(self) -> tuple[Measurement, ...]:
@@ -201,12 +208,22 @@ class Session:
             for run, readings in zip(self._recorded, self._readings)
         )
 
+    def describe(self) -> None:
+        """Observes one forward of a copy, as the model must not run before its steps. Raises ModelFailed."""
+        self._meter("watching one forward")
+        spec = self._specs[0]
+        self._graph = describe_copy(self._loaded, lambda: load_for(spec), spec.device)
+        where = self._device.environment(spec.n_threads)
+        self._meter.part(Measurement(spec=spec, environment=where, graph=self._graph))
+        self._meter("preparing the step")
+
     def record(self) -> None:
         """Records each run. A failure is part of the run's result."""
         warm_checkpoint(self._device.torch)
         names = ("baseline: ", "candidate: ") if len(self._specs) > 1 else ("",)
         self._recorded = [
-            record(spec, self._loaded, self._device, self._meter.named(name)) for spec, name in zip(self._specs, names)
+            replace(record(spec, self._loaded, self._device, self._meter.named(name)), graph=self._graph)
+            for spec, name in zip(self._specs, names)
         ]
         self._readings = [Readings(failure=run.failure) for run in self._recorded]
 
@@ -306,41 +323,6 @@ class Session:
             if isinstance(error, ExplorerError) and not is_out_of_memory(error):
                 raise
             readings.failure = failure_in_step(error)
-
-
-def measure_what_fits(spec: RunSpec, report: Report = silent) -> Measurement:
-    """The run of `spec`, or the first policy of the ladder that fits if `spec` is out of memory.
-
-    `refused` lists the earlier runs, beginning with `spec`: the least held bytes and the place of the refusal. The
-    baseline is composed from the run that fits (plan/predict/baseline.py). Each attempt has its process, because a
-    process does not return all memory for the next attempt. If no policy fits, the last attempt is returned with its
-    failure. Raises the errors of load and prepare, and OutOfMemory if the system ended even the last attempt.
-    """
-    refused: list[Refused] = []
-    for name, policy in _attempts(spec):
-        prefixed = _prefixed(report, f"{refused[-1].what} does not fit, now {name}: ") if refused else report
-        attempt, what = replace(spec, policy=policy), f"measured {spec.model.target}"
-        run = call_in_subprocess(measure, attempt, report=prefixed, what=what)
-        if run is not None and (run.failure is None or run.failure.kind != "out of memory"):
-            return replace(run, refused=tuple(refused))
-        held_peak_bytes, where = (None, "") if run is None else (run.held_peak_bytes, run.failed_in)
-        refused.append(Refused(what=name, policy=policy, held_peak_bytes=held_peak_bytes, failed_in=where))
-    if run is None:
-        raise OutOfMemory(
-            f"The system ended the step for lack of memory, with {name} too.",
-            hint="Take a smaller size or batch, or split the batch into microbatches.",
-        )
-    return replace(run, refused=tuple(refused[:-1]))
-
-
-def _attempts(spec: RunSpec) -> Iterator[tuple[str, Policy]]:
-    yield "the policy" if spec.policy.units else "everything kept", spec.policy
-    for name, policy in ladder(describe(spec.model, seed=spec.seed)):
-        yield f"{name} recomputed", policy
-
-
-def _prefixed(report: Report, prefix: str) -> Report:
-    return lambda progress: report(replace(progress, what=prefix + progress.what))
 
 
 def measure_without_data(spec: RunSpec, report: Report = silent) -> Measurement:

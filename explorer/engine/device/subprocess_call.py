@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable
 from typing import IO, Any, TypeVar
 
+from msgspec.structs import replace
+
 from explorer.child_process.forks import Answering, server_is_gone
 from explorer.engine.device.free_memory import n_oom_kills
 from explorer.engine.device.memory_limit import machine_memory_limit
@@ -50,6 +52,7 @@ def call_in_subprocess(
         for line in child.lines(deadline_s, alive):
             last = from_json(line, Progress)
             report(last)
+            last = replace(last, part=b"")
         if child.timed_out:
             raise Crashed(f"The run that {what} was not done after {limit_s:g} s.", hint="Allow more: --time-limit.")
         if child.code == 0:

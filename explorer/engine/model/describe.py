@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -21,7 +22,9 @@ from explorer.engine.device.without_data import is_without_data
 from explorer.engine.model.blocks import chain_of, cut_points, has_running_statistics, module_fields, repeated_as
 from explorer.engine.model.load import load
 from explorer.engine.model.loaded import Loaded, blaming, move_to, refuse_unopenable
+from explorer.engine.model.separate_copy import deep_copy
 from explorer.engine.state.rng import RngState
+from explorer.engine.state.snapshot import SharedSnapshot
 from explorer.engine.watch.block_facts import BlockNotes, Consecutive
 from explorer.engine.watch.edges import edges_and_joins
 from explorer.engine.watch.forward import ForwardWatch
@@ -116,6 +119,17 @@ def describe_loaded(loaded: Loaded, another: Callable[[], Loaded], device: Devic
             raise
     device_of(torch.device(device)).release()
     return msgspec.structs.replace(_watched(another(), another, "cpu"), note=ON_CPU.format(device=device))
+
+
+def describe_copy(loaded: Loaded, another: Callable[[], Loaded], device: Device) -> ModelGraph:
+    """As `describe_loaded`, from a copy: `loaded` does not run. `another` builds if a copy would lose state."""
+    shared, copied = SharedSnapshot(loaded.model), None
+    with suppress(Exception):  # a model that cannot be copied
+        copied = deep_copy(loaded)
+    try:
+        return describe_loaded(another() if copied is None or copied.left_behind else copied, another, device)
+    finally:
+        shared.restore()
 
 
 def _watched(loaded: Loaded, another: Callable[[], Loaded], device: Device) -> ModelGraph:

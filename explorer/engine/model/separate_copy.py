@@ -27,6 +27,11 @@ def separate_copy(loaded: Loaded, *, seed: int) -> Loaded:
         built = load(loaded.ref, seed=seed)
     if is_equal_start(loaded, built):
         return replace(built, inputs=copy_batch(built.inputs), targets=copy_batch(built.targets))
+    return deep_copy(loaded)
+
+
+def deep_copy(loaded: Loaded) -> Loaded:
+    """A copy of `loaded`, whose `left_behind` names lost state. Raises what copying the model raises."""
     parts = (loaded.model, loaded.inputs, loaded.targets, loaded.loss_function)
     model, inputs, targets, loss_function = copy.deepcopy(parts)
     lost = lost_state(loaded.model, model)

@@ -19,7 +19,7 @@ from explorer.jobs.protocol import FindPlans
 from explorer.plan.planners.budget import parse_wish
 from explorer.plan.policy.presets import preset_titles
 from explorer.record.graph import ModelGraph
-from explorer.record.plan import Forecast, Front, Plan
+from explorer.record.plan import Forecast, Front, Plan, Wish
 from explorer.ui.explore.forecast import cost, cost_word, predicted, predicted_presets
 from explorer.ui.explore.state import Budget, ExploreState
 from explorer.ui.explore.view import View, view_of
@@ -66,6 +66,8 @@ def search_of(view: View, *, start: bool = False) -> Search:
     graph, run = view.graph, view.keep_all.run if view.keep_all else None
     if graph is None or run is None or not run.complete or run.allocations is None:
         return Search()
+    if view.stand_in is not None or view.being_timed:
+        return Search(plans=view.plans, n_expected=len(view.plans))
     # A second measurement has the same timeline; a predicted step has another origin and no times.
     key = f"{graph.fingerprint} {run.origin} {run.step_peak_bytes} {request_key(run.spec)}"
     job = runs().fronts.get(key)
@@ -100,8 +102,26 @@ def request_plan(state: ExploreState, view: View, graph: ModelGraph, text: str) 
     except ExplorerError as error:
         budget.none_because = f"{error.sentence} {error.hint}".strip()
         return
+    if view.stand_in is not None or view.being_timed:
+        _take_recorded_plan(state, view, graph)
+        return
     backend.free_worker()
     budget.job = backend.worker().submit(FindPlans(run=run, graph=graph, wish=budget.wish), keep=False).id
+
+
+def _take_recorded_plan(state: ExploreState, view: View, graph: ModelGraph) -> None:
+    """Draws the cheapest of the stand-in's plans within the budget: the worker is measuring and cannot plan."""
+    budget = state.budget
+    wish, front = budget.wish or Wish(), points(state, view, search_of(view))
+    if wish.budget_bytes is not None:
+        within = [point for point in front if point.peak_bytes <= wish.budget_bytes][-1:]
+    else:
+        within = [point for point in front if point.cost <= 1 + (wish.more_time or 0.0)][:1]
+    if within:
+        budget.plan = within[0].plan
+        draw_plan(state, graph, budget.plan)
+    else:
+        budget.none_because = words.NO_RECORDED_PLAN
 
 
 def settle(state: ExploreState, graph: ModelGraph) -> None:
@@ -260,6 +280,8 @@ def standing(
         budget = words.against_budget(peak, wish.budget_bytes, measured=measured)
     plan = next((point.plan for point in front if point.plan.policy.units == policy.units), None)
     if plan is not None and policy.units:
+        if view.plans:  # the proof is about the stand-in
+            return f"{budget} {words.BEST}".strip(), None
         proven, meaning = words.certificate(plan)
         return f"{budget} {words.BEST}".strip(), f"{proven} {meaning}"
     if not policy.units and (len(front) == 1 or (state.budget.plan is not None and not state.budget.plan.policy.units)):

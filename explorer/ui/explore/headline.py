@@ -22,6 +22,7 @@ COUNTED: tuple[Origin, ...] = ("counted",)
 PREDICTED: tuple[Origin, ...] = ("predicted",)
 PINNED = "pinned baseline"
 PRESS = "press Run"
+BEING_TIMED = "being timed"
 INSTEAD = {
     Freshness.RECORDED: "record again",
     Freshness.PREDICTED_BASELINE: "nothing runs",
@@ -82,7 +83,12 @@ def figures(view: View, drawn: Drawn) -> tuple[Headline, ...]:
     comparison = view.comparison
     if comparison is not None and not view.stale:
         return tuple(_chosen(headline, drawn) for headline in headlines(comparison))
-    return _drawn(view.baseline or view.charted, drawn, INSTEAD.get(view.freshness))
+    before_run = _drawn(view.baseline or view.charted, drawn, INSTEAD.get(view.freshness))
+    if view.freshness is not Freshness.BEING_TIMED:
+        return before_run
+    return tuple(
+        replace(headline, delta=BEING_TIMED) if headline.key == "time_ratio" else headline for headline in before_run
+    )
 
 
 def _chosen(headline: Headline, drawn: Drawn) -> Headline:
@@ -97,6 +103,8 @@ def _cell(headline: Headline, view: View, *, was: str) -> Cell:
     """`was` is the measured figure of an earlier policy, shown dimmed."""
     compared = view.against and headline.origin and headline.key != "n_recompute"
     origin = ", ".join(headline.origin) + (f", against {view.against}" if compared else "")
+    if view.stand_in is not None and headline.origin == MEASURED:
+        origin += ", before" if view.stand_in.here else ", elsewhere"
     origins = glossary.ORIGIN | ({"predicted": glossary.PREDICTED_ORIGIN} if view.predicted else {})
     meaning = [headline.tooltip, *(origins[origin] for origin in headline.origin)]
     return Cell(

@@ -7,6 +7,7 @@ run bar                                          looks at the job a few times a 
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -24,14 +25,16 @@ from explorer.ui.explore.forecast import predicted, predicted_presets, worth_rec
 from explorer.ui.explore.headline import Drawn, answer, cells
 from explorer.ui.explore.results import results
 from explorer.ui.explore.state import ExploreState
-from explorer.ui.explore.view import Freshness, View, view_of
+from explorer.ui.explore.view import Freshness, View, drawn_graph, view_of
 from explorer.ui.figure_strip import strip
 from explorer.ui.session import page_job, window
+from explorer.ui.session.repository import runs
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.elements import escape, last_failure, small_text, two_columns
 from explorer.ui.shared.model import model_row
 from explorer.ui.shared.run_bar import RunBar, run_bar
 from explorer.ui.shared.tour import OnPage, outdated, page_begins, tour_offer, tour_panel
+from explorer.ui.shared.tour import current as current_tour
 from explorer.view.compare.headline import danger
 from explorer.view.text import explore as glossary
 from explorer.view.text.plan import expected, in_words
@@ -56,11 +59,12 @@ def page() -> None:
     state = states.current()
     draft = state.draft
     page_job.attach(state.job, work.REQUESTS)
+    page_job.take_part(state.job, partial(work.take_part, state))
     page_job.settle(state.job, partial(work.take, state))
     work.measure_next(state)
     work.prepare(state)
     state.charted = None
-    if (graph := drafts.graph_of(draft)) is not None:
+    if (graph := drawn_graph(state)) is not None:
         drafts.absorb(draft, graph)
         states.follow_selection(state, graph)
         work.recall(state)
@@ -98,8 +102,9 @@ def _tour(state: ExploreState, view: View) -> None:
     the graph is looked up here."""
     if state.draft.predict:
         return
-    graph, policy = drafts.graph_of(state.draft), state.draft.spec.policy
-    presets = predicted_presets(replace(view, graph=graph), policy) if view.keep_all else {}
+    graph, policy = drawn_graph(state), state.draft.spec.policy
+    on_path = current_tour().at is not None
+    presets = predicted_presets(replace(view, graph=graph), policy) if view.keep_all and on_path else {}
     on_page = OnPage(
         model=state.draft.spec.model,
         baseline=view.baseline,
@@ -129,7 +134,7 @@ def _trouble(state: ExploreState) -> None:
 
 def _desk(state: ExploreState, slots: Slots) -> None:
     """Graph and headline strip: the part that answers a click."""
-    graph = drafts.graph_of(state.draft)
+    graph = drawn_graph(state)
     if graph is not None:
         drafts.absorb(state.draft, graph)
         if work.recall(state) or state.draft.redraw:  # another block or a known result changes the charts
@@ -181,6 +186,14 @@ def _freshness(view: View, sentence: str) -> str:
         return f"{sentence} {line}"
     if view.baseline is not None and view.freshness is Freshness.RECORDED:
         return f"{line} {escape(view.baseline.recorded_in)}. {glossary.NO_MODEL}"
+    if view.stand_in is not None:
+        age_s = None if view.stand_in.created is None else time.time() - view.stand_in.created
+        where = glossary.stand_in_text(age_s, here=view.stand_in.here)
+        return f"{sentence} {where}" if sentence else f"{glossary.ABOUT} {where} {line}"
+    if view.baseline is None and view.comparison is None:
+        return f"{glossary.ABOUT} {line}"
+    if view.freshness is Freshness.BASELINE and (created := runs().created(view.baseline_key)) is not None:
+        return f"{line} Stored {glossary.ago(time.time() - created)}."
     if view.pinned is not None and view.freshness is not Freshness.NOTHING:
         line = f"{glossary.FITTED if view.did_not_fit else glossary.PINNED} {escape(in_words(view.pinned))}. " + (
             "" if view.freshness is Freshness.PINNED else line
@@ -217,6 +230,7 @@ def _bar(state: ExploreState, view: View) -> Any:
                     absorb=lambda: drafts.absorb(state.draft, graph) if graph is not None else None,
                     start=partial(work.compare, state),
                     take=partial(work.take, state),
+                    take_part=partial(work.take_part, state),
                     idle=lambda: st.caption(escape(_next_step(state, view))),
                 ),
             )

@@ -22,7 +22,7 @@ from explorer.ui.explore.state import ExploreState
 from explorer.ui.explore.view import Freshness, View
 from explorer.ui.session import page_job
 from explorer.ui.shared import draft as drafts
-from explorer.ui.shared.charts import draw, in_groups
+from explorer.ui.shared.charts import draw, in_groups, picture
 from explorer.ui.shared.download import Offer, download
 from explorer.ui.shared.elements import failure_panel, fold, hazards_panel, small_text
 from explorer.view.compare.cost import (
@@ -48,6 +48,7 @@ from explorer.view.compare.gradients import (
     verdict_sentence,
 )
 from explorer.view.compare.headline import errors
+from explorer.view.drawing.figure import Chart, empty
 from explorer.view.drawing.units import count, flops, milliseconds
 from explorer.view.graph.dot import caption, difference, themed
 from explorer.view.graph.nesting import RUN
@@ -64,7 +65,7 @@ def results(state: ExploreState, view: View) -> None:
     tabs = st.tabs(TABS, key="tabs", on_change="rerun")
     if baseline is None:
         with tabs[0]:
-            _waiting(state)
+            _waiting(state, graph)
         return
     block = drafts.marks_of(state.draft, graph).selected.removeprefix(RUN) if graph is not None else ""
     why_not = drafts.why_not_run(state.draft)
@@ -97,15 +98,18 @@ def results(state: ExploreState, view: View) -> None:
                 st.rerun()
 
 
-def _waiting(state: ExploreState) -> None:
-    if state.job.id is not None:
-        done = "played" if state.draft.predict else "measured"
-        st.caption(f"The model is read and its baseline {done}; the charts follow in a few seconds.")
-        st.skeleton(height=320)
-    else:
+def _waiting(state: ExploreState, graph: ModelGraph | None) -> None:
+    """The empty chart says what it waits for. Drawn early, it also makes the browser load the chart library."""
+    if state.job.id is None:
         st.caption(
             glossary.NOT_PLAYED if state.draft.predict else "Nothing was measured yet. Press **Run** at the bottom."
         )
+        return
+    next_part = glossary.STEP_FOLLOWS if graph is not None else glossary.GRAPH_FOLLOWS
+    chart = Chart(
+        name="memory timeline", figure=empty("Memory over the step", next_part), alt=next_part, rows=lambda: ()
+    )
+    picture(chart, key="waiting", height=320)
 
 
 def _memory(state: ExploreState, view: View, block: str) -> None:

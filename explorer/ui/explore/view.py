@@ -13,11 +13,14 @@ from explorer.record.allocations import Ledger
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
+from explorer.record.plan import Plan
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import RunSpec
 from explorer.ui.explore import work
 from explorer.ui.explore.state import ExploreState
+from explorer.ui.session import stand_in as stand_ins
 from explorer.ui.session.repository import KeyedRun, runs
+from explorer.ui.session.stand_in import EarlierRun
 from explorer.ui.shared import draft as drafts
 from explorer.view.text.runs import did_not_fit
 
@@ -29,6 +32,8 @@ class Freshness(StrEnum):
     """Relation of the figures to the drawn policy; `glossary.FRESHNESS` has a sentence for each."""
 
     NOTHING = "nothing"
+    STAND_IN = "stand-in"
+    BEING_TIMED = "being timed"
     BASELINE = "baseline"
     PINNED = "pinned"
     RECORDED = "recorded"
@@ -56,6 +61,12 @@ class View:
     """The run that kept everything, beside a pinned baseline. Forecasts start from this run."""
     did_not_fit: str = ""
     """Sentence on runs out of memory, and on the baseline put together from the run that fitted."""
+    stand_in: EarlierRun | None = None
+    """The run shown as `baseline` until this machine has measured the model; None: the baseline answers the draft."""
+    being_timed: bool = False
+    """Whether the baseline is a part of a run that goes on: recorded, without times."""
+    plans: tuple[Plan, ...] = ()
+    """Plans of the stand-in, until the front of this machine's own run can be searched."""
     predicted: bool = False
     """True if nothing ran: the baseline was simulated without data."""
     other_options: bool = False
@@ -99,6 +110,10 @@ class View:
     def _freshness_of_baseline(self) -> Freshness:
         if self.baseline is None:
             return Freshness.NOTHING
+        if self.stand_in is not None:
+            return Freshness.STAND_IN
+        if self.being_timed and self.baseline.times is None:
+            return Freshness.BEING_TIMED
         if self.predicted:
             return Freshness.PREDICTED_OTHER_OPTIONS if self.other_options else Freshness.PREDICTED_BASELINE
         if self.baseline.spec.model.is_recorded:
@@ -121,6 +136,12 @@ def view_of(state: ExploreState) -> View:
         and not (fitted or priced or state.draft.predict)
     ):
         baseline, key = comparison.baseline, state.shown
+    graph, being_timed = drawn_graph(state), baseline is not None and key == work.part_key(state.job.id)
+    missing = baseline is None and comparison is None
+    stand_in = _stand_in(state, graph) if missing or being_timed else None
+    plans = stand_in.plans if stand_in is not None else ()
+    if stand_in is not None and missing:
+        key, baseline = stand_in.key, stand_in.run
     keep_all = KeyedRun(key, baseline) if baseline is not None and key is not None else None
     complete = _completed(keep_all)
     refused = did_not_fit(baseline, complete) if baseline is not None and baseline.refused else ""
@@ -136,12 +157,33 @@ def view_of(state: ExploreState) -> View:
         baseline=baseline,
         baseline_key=key,
         stale=comparison is not None and comparison.candidate.spec != spec,
-        graph=drafts.graph_of(state.draft),
+        graph=graph,
         keep_all=keep_all,
         other_options=baseline is not None and baseline.spec != same_options,
         did_not_fit=refused,
+        stand_in=stand_in if missing else None,
+        being_timed=being_timed,
+        plans=plans,
         predicted=state.draft.predict,
     )
+
+
+def drawn_graph(state: ExploreState) -> ModelGraph | None:
+    """The graph of the drawn model: described here, else that of the stand-in."""
+    graph = drafts.graph_of(state.draft)
+    if graph is None and (stand_in := _stand_in(state, None)) is not None:
+        return stand_in.run.graph
+    return graph
+
+
+def _stand_in(state: ExploreState, graph: ModelGraph | None) -> EarlierRun | None:
+    """The stand-in of the drawn run; None if the model has another structure by now (`graph`, once described)."""
+    draft = state.draft
+    if draft.predict or draft.spec.model.is_recorded:
+        return None
+    stand_in = stand_ins.stand_in(replace(draft.spec, policy=KEEP_ALL, plan=None))
+    there = stand_in.run.graph if stand_in is not None else None
+    return None if there is None or (graph is not None and graph.fingerprint != there.fingerprint) else stand_in
 
 
 def _completed(keyed: KeyedRun | None) -> Measurement | None:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from explorer.jobs.client import Job
 from explorer.jobs.protocol import Compare, Describe, DrawAutograd, Measure
+from explorer.record.measurement import Measurement
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import Device, RunSpec
 from explorer.ui.explore.state import ExploreState
@@ -33,7 +34,9 @@ def take(state: ExploreState, job: Job) -> None:
             prediction = runs().add_prediction(spec, result)
             if not spec.policy.units:
                 state.baseline = prediction.key
-        case Measure():
+        case Measure(spec=spec):
+            if result.graph is not None:
+                runs().add_graph(spec.model, spec.device, result.graph)
             runs().add(key, result)
             state.baseline = key
         case Compare(candidate=spec):
@@ -47,8 +50,28 @@ def take(state: ExploreState, job: Job) -> None:
             state.pictures = key
 
 
+def take_part(state: ExploreState, job: Job) -> None:
+    """The graph or the recorded step of a run that goes on; times are not there yet."""
+    part = job.part
+    if not isinstance(job.request, Measure) or not isinstance(part, Measurement) or part.failure is not None:
+        return
+    spec = job.request.spec
+    if part.graph is not None:
+        runs().add_graph(spec.model, spec.device, part.graph)
+    if part.allocations is not None:
+        state.baseline = part_key(job.id)
+        runs().records.add(state.baseline, part)
+
+
+def part_key(job_id: str | None) -> str:
+    """Key of the recorded step of a run that goes on."""
+    return f"part of {job_id}"
+
+
 def prepare(state: ExploreState) -> None:
-    """On the first visit, describes the model and measures its baseline without a press. One attempt each.
+    """On the first visit, describes the model and measures its baseline in one job, without a press. One attempt.
+
+    On a GPU the description is a job of its own: it also runs where the device is missing.
 
     If the draft is only predicted, both happen without data, and each change of an option predicts again.
     """
@@ -62,13 +85,14 @@ def prepare(state: ExploreState) -> None:
         state.baseline = run.key
     if state.job.id is not None or state.job.run_failed:
         return
-    if drafts.graph_of(state.draft) is None:
+    graph, measures = drafts.graph_of(state.draft), state.baseline is None and state.shown is None
+    if measures and not predict and (graph is not None or spec.device == "cpu"):
+        page_job.start(state.job, Measure(spec=baseline, until_it_fits=True, with_graph=graph is None))
+    elif graph is None:
         device: Device = "cpu" if predict else spec.device
         page_job.start(state.job, Describe(model=spec.model, seed=spec.seed, device=device, without_data=predict))
     elif predict and run is None:
         page_job.start(state.job, Measure(spec=baseline, without_data=True))
-    elif not predict and state.baseline is None and state.shown is None:
-        page_job.start(state.job, Measure(spec=baseline, until_it_fits=True))
 
 
 def baseline_spec(state: ExploreState) -> RunSpec:

@@ -1,6 +1,7 @@
 """The life of a page's job in the worker: start, look, settle, fail, cancel, forget.
 
     start ──▶ under way ──▶ settle: the page takes the result, or the failure stays there until the next start
+                 ├── take_part: a part of the result has arrived, the job goes on
                  ├── cancel ──▶ cancelling ──▶ settle
                  └── the app was started again ──▶ forget, and say so
 
@@ -19,6 +20,7 @@ import streamlit as st
 from explorer.errors import ExplorerError
 from explorer.jobs.client import Job
 from explorer.jobs.protocol import Measure, Request, models_of
+from explorer.record.base import Record
 from explorer.record.failure import Failure
 from explorer.ui.session import backend
 from explorer.ui.session.repository import runs
@@ -38,6 +40,8 @@ class PageJob:
     """Name of the job's request, as `Compare`."""
     requested: bool = False
     """Run was pressed, and the job has not started yet."""
+    part: Record | None = None
+    """The part of the job's result that the page has taken over last."""
     cancelling: bool = False
     """Cancel was pressed, and the job has not ended yet."""
     failure: Failure | None = None
@@ -104,6 +108,16 @@ def settle(life: PageJob, take: Take) -> bool:
     return True
 
 
+def take_part(life: PageJob, take: Take) -> bool:
+    """Hands a job to `take` whose result has a part that the page has not taken over. Returns whether there was one."""
+    job = running(life)
+    if job is None or job.part is None or job.part is life.part:
+        return False
+    life.part = job.part
+    take(job)
+    return True
+
+
 def under_way(life: PageJob, take: Take) -> Job | None:
     """The job under way, after the result of a finished one was taken."""
     return None if settle(life, take) else running(life)
@@ -132,7 +146,7 @@ def refusing(life: PageJob) -> Iterator[None]:
 
 def forget(life: PageJob) -> None:
     """The page waits for no job any more; why the last one failed stays."""
-    life.id, life.what, life.cancelling = None, "", False
+    life.id, life.what, life.part, life.cancelling = None, "", None, False
     _name_in_address(life)
 
 

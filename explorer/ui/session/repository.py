@@ -113,6 +113,8 @@ class Runs:
         self.prices: Recent[dict[str, Price]] = Recent(24)
         self.presets: Recent[dict[str, tuple[Policy, Forecast]]] = Recent(24)
         self.reasons: Recent[tuple[str, ...]] = Recent(24)
+        self.stand_ins: Recent[Any] = Recent(12)
+        """Runs shown until a model is measured here, see stand_in.py."""
         self.complete: Recent[Measurement | None] = Recent(12)
         """Runs that keep everything, put together from runs that did not."""
         self.worth_recomputing: Recent[frozenset[str]] = Recent(24)
@@ -126,7 +128,8 @@ class Runs:
         self._points: Recent[dict[Policy, tuple[str, Point]]] = Recent(N_REQUESTS)
         self._models_read: dict[str, Any] = {}
         """State of the store when the runs of a model were read last."""
-        self._runs_read: set[str] = set()
+        self._created: dict[str, float] = {}
+        """Dates of the runs that were read from the store, by id."""
         self._deleted: set[str] = set()
 
     def record(self, key: str | None) -> Any:
@@ -201,6 +204,10 @@ class Runs:
         record = self.record(key)
         return KeyedRun(key, record) if key is not None and isinstance(record, Measurement) else None
 
+    def created(self, key: str | None) -> float | None:
+        """Seconds since 1970 of a run that was read from the store; None for other runs."""
+        return self._created.get(key or "")
+
     def compared(self, baseline: RunSpec, candidate: RunSpec) -> str | None:
         """The key of a comparison of exactly these two."""
         return self._find(self._compared, request_key(baseline, candidate), candidate.model.target)
@@ -273,11 +280,11 @@ class Runs:
         try:
             runs = [run for run in store.list() if run.model == target and is_current(run, target)]
             for run in sorted(runs, key=lambda run: run.created)[-MOST_READ:]:
-                if run.run_id in self._runs_read:
+                if run.run_id in self._created:
                     continue
-                self._runs_read.add(run.run_id)
+                self._created[run.run_id] = run.created
                 record = self.in_memory(run.run_id) or store.load(run.run_id)
-                if _ran_here(record):
+                if ran_here(record):
                     self._add_answers(run.run_id, record)
         except ExplorerError:  # the Runs page says why the store cannot be read
             return
@@ -304,7 +311,8 @@ def is_current(run: StoredRun, target: str) -> bool:
     return run.kind in ("measurement", "comparison") and not (file.is_file() and file.stat().st_mtime > run.created)
 
 
-def _ran_here(record: Record) -> bool:
+def ran_here(record: Record) -> bool:
+    """Whether a run is of this machine."""
     run = record.candidate if isinstance(record, Comparison) else record
     return isinstance(run, Measurement) and run.environment.platform == platform.platform(terse=True)
 

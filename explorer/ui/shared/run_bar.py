@@ -51,6 +51,8 @@ class RunBar:
     """Starts the run that a person requests."""
     take: Take
     """Puts a result onto the page."""
+    take_part: Take = lambda job: None
+    """Puts a part of the result onto the page while the job goes on."""
     idle: Callable[[], object]
     """Draws the text beside Run while no job is under way."""
 
@@ -96,7 +98,7 @@ def _start(life: PageJob, bar: RunBar) -> None:
 def _watch(life: PageJob, bar: RunBar) -> None:
     """Shows the job until its end; then the bar takes the result, and the whole page is drawn again."""
     job = page_job.under_way(life, bar.take)
-    if job is None:
+    if job is None or page_job.take_part(life, bar.take_part):
         st.rerun()
     share = job.progress.done / job.progress.total if job.progress.total else 0.0
     key = f"{bar.key}cancel"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from explorer.view.drawing.units import count
+
 STEP_PEAK = (
     "The most memory held at any moment of one training step: parameters, optimizer state, gradients and everything "
     "between, in bytes that tensors asked for. On a GPU the caching allocator rounds sizes up and keeps freed memory. "
@@ -131,8 +133,16 @@ NO_CLOCK = ":violet-badge[:material/visibility: predicted] Counted on steps with
 PREDICTED_ORIGIN = "Played without data, or computed from such a step: nothing was allocated and nothing was run."
 PINNED = ":violet-badge[:material/push_pin: pinned baseline] Compared with this, not with everything kept:"
 FITTED = ":violet-badge[:material/memory: what fitted] Compared with the run that fitted, not with everything kept:"
+ABOUT = "**Choose blocks that compute their activations again in backward, and see what a step saves and costs.**"
+GRAPH_FOLLOWS = "The model is being read: its graph comes first, then the recorded step."
+STEP_FOLLOWS = "The step is being recorded: its timeline comes next, then times."
 FRESHNESS = {
     "nothing": "Nothing was measured yet.",
+    "stand-in": "Figures of this machine take its place as they come.",
+    "being timed": (
+        ":gray-badge[:material/straighten: baseline] Recorded here with everything kept; its steps are being timed, "
+        "and costs in time follow."
+    ),
     "baseline": (
         ":gray-badge[:material/straighten: baseline] Measured with everything kept. Choose blocks, then press **Run**."
     ),
@@ -166,11 +176,27 @@ FRESHNESS = {
     ),
 }
 ANSWERED = {
+    "being timed": ":violet-badge[:material/visibility: predicted] {} Steps are being timed.",
     "baseline": ":violet-badge[:material/visibility: predicted] {} Press **Run** to measure it.",
     "fresh": ":green-badge[:material/check: measured] {}",
     "predicted, fresh": ":violet-badge[:material/visibility: predicted] {} Nothing ran.",
 }
 """Frames of the page's answer, by the freshness of its figures."""
+
+
+def stand_in_text(age_s: float | None, *, here: bool) -> str:
+    """Where and when a run was measured that stands in for one of this machine; None: bundled with the app."""
+    where = "Measured before the model's file changed" if here else "Recorded on another machine"
+    when = "" if age_s is None else f", {ago(age_s)}"
+    return f":blue-badge[:material/history: {'earlier' if here else 'recorded'}] {where}{when}."
+
+
+def ago(age_s: float) -> str:
+    """`3 hours ago`: the largest whole unit of an age."""
+    units = {"day": 86_400, "hour": 3_600, "minute": 60}
+    n, unit = next(((int(age_s // size), unit) for unit, size in units.items() if age_s >= size), (0, ""))
+    return f"{count(n, unit)} ago" if n else "a moment ago"
+
 
 OVERLAY = (
     "Draws one quantity on every block: bytes saved for backward, FLOPs or time of forward, what toggling it buys, or "

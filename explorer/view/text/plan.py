@@ -13,6 +13,7 @@ from explorer.view.drawing.units import change, count, mib, percent
 SLIDER = "Memory for time"
 START = "Type a budget, or drag the slider: the graph follows with the cheapest policy."
 EMPTY = "The cheapest plans follow once a baseline is measured and nothing else is under way."
+NO_RECORDED_PLAN = "No plan of the recorded run keeps this; ask again once this machine has measured the model."
 BEST = "The cheapest policy that was found for this peak."
 NOTHING_SAVES = "No policy that was found needs less memory than keeping everything."
 KEEP_ALL = "Keeping everything meets this; nothing has to be recomputed."

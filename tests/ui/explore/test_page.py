@@ -6,7 +6,7 @@ import pytest
 from streamlit.commands.page_config import _get_favicon_string
 from streamlit.testing.v1 import AppTest
 
-from explorer.jobs.protocol import Describe
+from explorer.jobs.protocol import Measure
 from explorer.plan.catalogue import FactoryArguments, Sample
 from explorer.record import ModelRef, Policy
 from explorer.ui.explore.blocks import take_matching
@@ -66,7 +66,7 @@ def test_a_link_that_is_broken_or_names_another_model_says_so(
 ) -> None:
     at = app(**query)
     assert reason in texts(at) and figures(at)["Step peak"] == "104.5 MiB"
-    assert all(job.request.model.target == "sample_models/gpt.py" for job in worker.of(Describe))
+    assert all(job.request.spec.model.target == "sample_models/gpt.py" for job in worker.of(Measure))
 
 
 def test_options_change_the_run_and_make_figures_stale(app: App) -> None:

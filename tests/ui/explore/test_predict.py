@@ -67,7 +67,7 @@ def test_nothing_is_allocated_and_every_figure_is_predicted(app: App, worker: Fa
     at = app()
     assert {"measured", "counted"} <= origins(at)
     before = len(worker.jobs)
-    assert not worker.of(Describe)[0].request.without_data
+    assert not worker.of(Measure)[0].request.without_data
     at = switch(at, on=True)
     asked = [job.request for job in list(worker.jobs.values())[before:]]
     assert all(request.without_data for request in asked if isinstance(request, Describe | Measure))

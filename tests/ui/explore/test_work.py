@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from explorer.jobs.protocol import Compare, Describe, DrawAutograd, FindPlans, Measure
+from explorer.jobs.protocol import Compare, DrawAutograd, FindPlans, Measure
 from explorer.record import KEEP_ALL, Failure, Policy
 from explorer.record.measurement import Refused
 from explorer.ui.explore.results import OPERATIONS, STEP, TABS, TIME
@@ -85,10 +85,10 @@ MIB = 2**20
 
 def test_the_first_visit_describes_and_measures_and_a_second_visitor_finds_it(app: App, worker: FakeWorker) -> None:
     at = app()
-    assert [type(job.request) for job in worker.jobs.values()] == [Describe, Measure, FindPlans]
+    assert [type(job.request) for job in worker.jobs.values()] == [Measure, FindPlans]
     assert figures(at)["Step peak"] == "104.5 MiB"
     assert [row[0] for row in graph_data(at)["geometry"]["rows"]] == ["embedding", "dropout", "blocks", "norm", "head"]
-    assert figures(app())["Step peak"] == "104.5 MiB" and len(worker.jobs) == 3
+    assert figures(app())["Step peak"] == "104.5 MiB" and len(worker.jobs) == 2
 
 
 def test_run_measures_and_compares(app: App, worker: FakeWorker) -> None:

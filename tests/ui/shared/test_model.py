@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from streamlit.testing.v1 import AppTest
 
 from explorer.errors import BadInput
-from explorer.jobs.protocol import Describe, Measure
+from explorer.jobs.protocol import Measure
 from explorer.jobs.store import Store
 from explorer.record import Failure, ModelRef, Policy, RunSpec
 from explorer.record.base import limits
@@ -77,7 +77,6 @@ def test_weights_are_offered_by_name_and_run_with_the_model(app: App, worker: Fa
     at = take(at, FILE)
     assert spec(at).model.weights == FILE
     assert "changed options] weights model.safetensors" in texts(at).replace("\\", "")
-    assert worker.of(Describe)[-1].request.model.weights == FILE
     assert worker.of(Measure)[-1].request.spec.model.weights == FILE
     again = app(**address(at))
     assert spec(again).model.weights == FILE, "a link restores them"
@@ -89,7 +88,7 @@ def test_a_file_that_does_not_fit_is_one_sentence_and_can_be_taken_back(
     app: App, worker: FakeWorker, started_with: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def answer(job: FakeJob) -> None:
-        if isinstance(job.request, Describe) and job.request.model.weights:
+        if isinstance(job.request, Measure) and job.request.spec.model.weights:
             job.finish(failure=Failure(kind="bad input", sentence=FAULT, hint="Leave the weights out."))
         else:
             FakeWorker.answer(worker, job)
@@ -99,7 +98,6 @@ def test_a_file_that_does_not_fit_is_one_sentence_and_can_be_taken_back(
     at = take(app(), FILE)
     assert [one.value for one in at.text if FILE in one.value] == [FAULT]
     assert "Leave the weights out." in texts(at)
-    assert not [job for job in worker.of(Measure) if job.request.spec.model.weights], "nothing ran with them"
     at = take(at, "")
     assert FAULT not in texts(at) and graph_data(at)["geometry"]["rows"]
 
@@ -107,7 +105,7 @@ def test_a_file_that_does_not_fit_is_one_sentence_and_can_be_taken_back(
 def test_no_link_and_no_file_names_other_weights(app: App, worker: FakeWorker, started_with: Any) -> None:
     at = app(model="sample_models/gpt.py", size="small", weights="/etc/passwd")
     assert spec(at).model.weights == "" and "not offered here" in texts(at)
-    assert all(not job.request.model.weights for job in worker.of(Describe))
+    assert all(not job.request.spec.model.weights for job in worker.of(Measure))
     started_with("--weights", FILE)
     with pytest.raises(BadInput, match="-- --weights /etc/passwd"):
         backend.check_offered(ModelRef(target="sample_models/gpt.py", weights="/etc/passwd"))

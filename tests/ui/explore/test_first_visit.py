@@ -1,0 +1,111 @@
+"""What a visitor sees before this machine has measured: a recorded run, then the parts of the first run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from msgspec.structs import replace
+from streamlit.testing.v1 import AppTest
+
+from explorer.jobs.protocol import Measure
+from explorer.jobs.store import Store
+from explorer.plan.catalogue import RecordedSample, recorded_sample
+from explorer.record.graph import ModelRef
+from explorer.record.run import RunSpec
+from explorer.ui.session import backend, repository, stand_in
+from explorer.view.drawing.units import mib
+from tests import graphs
+from tests.ui.fake_worker import FakeJob, FakeWorker
+from tests.ui.page_driver import App, figures, graph_data, say, slider, start_only, texts, widget
+
+MODEL = ModelRef(target="sample_models/gpt.py", size="small")
+
+
+@pytest.fixture
+def recorded() -> RecordedSample:
+    bundled = recorded_sample(MODEL)
+    assert bundled is not None
+    return bundled
+
+
+@pytest.fixture
+def worker(recorded: RecordedSample) -> FakeWorker:
+    """A worker that knows the graph of the sample, and finishes no measurement by itself."""
+    assert recorded.run.graph is not None
+    worker = FakeWorker(recorded.run.graph, store=Store())
+    answer = worker.answer
+    worker.answer = lambda job: None if isinstance(job.request, Measure) else answer(job)  # type: ignore[method-assign]
+    return worker
+
+
+@pytest.fixture
+def visit(app: App) -> Callable[[], AppTest]:
+    """A first visit, while the worker measures."""
+
+    def start() -> AppTest:
+        at = start_only()
+        at.session_state["window"] = {"height": 800, "narrow": False}
+        return at.run()
+
+    return start
+
+
+def job_of(worker: FakeWorker) -> FakeJob:
+    (job,) = worker.of(Measure)
+    return job
+
+
+def test_the_recorded_run_is_drawn_at_once_and_answers(
+    visit: Callable[[], AppTest], worker: FakeWorker, recorded: RecordedSample
+) -> None:
+    at, peak = visit(), recorded.run.step_peak_bytes
+    assert figures(at)["Step peak"] == mib(peak) and "Recorded on another machine" in texts(at)
+    assert "measured, elsewhere" in texts(at) and at.button(key="tour_begin")
+    assert at.get("plotly_chart") and len(slider(at)) > 3
+    assert graph_data(at)["geometry"]["rows"]
+    at = say(at, on=["blocks.0"])
+    assert "≈" in figures(at)["Step peak"] and "≈ ×" in figures(at)["Step time"]
+    at = widget(at, "text_input", "budget").set_value("60 %").run()
+    blocks = at.session_state["draft"].spec.policy.blocks
+    assert len(blocks) > 1 and not [job for job in worker.jobs.values() if job is not job_of(worker)]
+    assert "No plan of the recorded run" in texts(widget(at, "text_input", "budget").set_value("1 KiB").run())
+
+
+def test_parts_of_the_own_run_take_its_place_and_clicks_stay(
+    visit: Callable[[], AppTest], worker: FakeWorker, recorded: RecordedSample
+) -> None:
+    at, own = visit(), replace(graphs.measured(worker.graph, recorded.run.spec), graph=worker.graph)
+    at = say(at, on=["blocks.0"])
+    job = job_of(worker)
+    assert job.request.with_graph and job.request.until_it_fits
+    job.part = replace(own, allocations=None, phases=(), blocks=(), times=None)
+    at = at.run()
+    assert "Recorded on another machine" in texts(at), "the graph alone has no figures"
+    job.part = replace(own, times=None)
+    at = at.run()
+    assert "being timed" in texts(at) and "another machine" not in texts(at)
+    assert figures(at)["Step peak"].startswith(mib(own.step_peak_bytes).partition(" ")[0])
+    assert figures(at)["Step time"] == "not measured" and len(slider(at)) > 1
+    job.finish(own)
+    at = at.run()
+    assert "ms" in texts(at) or "≈ ×" in figures(at)["Step time"]
+    assert at.session_state["draft"].spec.policy.blocks == ("blocks.0",)
+
+
+def test_a_stored_run_stands_in_for_a_changed_model_and_another_structure_ends_it(
+    visit: Callable[[], AppTest], worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = replace(graphs.measured(worker.graph, RunSpec(model=MODEL)), graph=worker.graph)
+    Store().save(stored)
+    monkeypatch.setattr(backend, "store", Store)
+    monkeypatch.setattr(repository, "is_current", lambda run, target: False)
+    monkeypatch.setattr(stand_in, "ran_here", lambda record: True)
+    at = visit()
+    assert "before the model's file changed, a moment ago" in texts(at)
+    assert figures(at)["Step peak"] == mib(stored.step_peak_bytes)
+    other = graphs.gpt(2)
+    job_of(worker).part = replace(stored, graph=other, allocations=None, phases=(), blocks=(), times=None)
+    at = at.run()
+    assert figures(at)["Step peak"] == "not measured" and "moment ago" not in texts(at)
+    assert len([row for row in graph_data(at)["geometry"]["rows"]]) == len(other.children[""])
