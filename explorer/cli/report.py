@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, get_args
 
@@ -11,11 +10,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from explorer.cli.command import answer_console, table_of
-from explorer.plan.card.history import DeviceHistory
+from explorer.plan.memory.ledger import ledger
 from explorer.plan.why.caveats import peak_caveats
 from explorer.record.base import to_plain
 from explorer.record.card import CardMemory
 from explorer.record.comparison import Comparison, GradientDiff, TensorDiff
+from explorer.record.history import MemoryHistory
 from explorer.record.measurement import Measurement
 from explorer.record.pipeline_run import PipelineRun, Share
 from explorer.record.plan import JointPlan
@@ -29,7 +29,7 @@ from explorer.view.pipeline.headline import price_spread
 from explorer.view.pipeline.ranks import memory_chart
 from explorer.view.text.pipeline import cap_outcome, within_cap
 from explorer.view.text.plan import in_words
-from explorer.view.text.runs import card_rows, history_rows, refusal_rows, what_failed
+from explorer.view.text.runs import alive_rows, card_rows, history_notes, history_rows, refusal_rows, what_failed
 
 _TONES = {"good": "green", "bad": "red", "neutral": "default"}
 _VERDICTS = {
@@ -248,26 +248,32 @@ def _share_row(share: Share, diffs: list[GradientDiff]) -> dict[str, str]:
     }
 
 
-def history_document(history: DeviceHistory) -> dict[str, Any]:
-    """The record with the stranded bytes of each row."""
-    plain: dict[str, Any] = to_plain(history)
-    simulated = [{**row, "stranded_bytes": of.stranded_bytes} for row, of in zip(plain["simulated"], history.simulated)]
-    return {**plain, "stranded_bytes": history.stranded_bytes, "simulated": simulated}
+def history_document(history: MemoryHistory) -> dict[str, Any]:
+    """The figures of each device with its stranded bytes, and what is alive at its peak. Columns are left out."""
+    devices = []
+    for device, run in zip(history.devices, history.runs):
+        plain: dict[str, Any] = to_plain(device)
+        plain["simulated"] = [
+            {**row, "stranded_bytes": of.stranded_bytes} for row, of in zip(plain["simulated"], device.simulated)
+        ]
+        at = ledger(run)
+        peak = {"peak_bytes": at.total_bytes, "peak_phase": run.peak_phase, "at_peak_by_module": at.by_block}
+        devices.append({**plain, "stranded_bytes": device.stranded_bytes, **peak})
+    return {"devices": devices}
 
 
-def print_histories(histories: Sequence[DeviceHistory]) -> None:
-    """To stdout: the peaks of each device as recorded and under other options, and its refused requests."""
+def print_history(history: MemoryHistory) -> None:
+    """To stdout: the peaks of each device as recorded and under other options, refusals, and what the peak holds."""
     console = answer_console()
-    for history in histories:
-        events = count(history.n_events, "event")
-        console.print(f"\n[bold]Device {history.device}[/]  [dim]{events} that move memory[/]\n")
-        console.print(table_of(history_rows(history)))
-        console.print(
-            f"  [dim]{mib(history.first_reserved_bytes)} were reserved before the first event. Simulated rows begin "
-            "with the blocks of that moment alone, without the cache around them.[/]\n",
-            soft_wrap=True,
-        )
-        if history.refused:
-            console.print(table_of(refusal_rows(history)))
-    if not histories:
-        console.print("The snapshot has neither segments nor events.")
+    for device, run in zip(history.devices, history.runs):
+        events = count(device.n_events, "event")
+        console.print(f"\n[bold]{escape(device.label)}[/]  [dim]{events} that move memory[/]\n")
+        console.print(table_of(history_rows(device)))
+        for note in history_notes(device):
+            console.print(f"  [dim]{escape(note)}[/]", soft_wrap=True)
+        if device.refused:
+            console.print(table_of(refusal_rows(device)))
+        where = f", in {run.peak_phase}" if run.peak_phase else ""
+        console.print(f"\n  The peak is {mib(run.held_peak_bytes)}{where}.\n")
+        for by in ("module", "source line"):
+            console.print(table_of(alive_rows(run, by)))

@@ -24,6 +24,7 @@ from explorer.errors import BadInput, UnreadableFile, message_of
 from explorer.record.base import Record, from_msgpack, to_msgpack
 from explorer.record.comparison import Comparison
 from explorer.record.graph import RECORDED, ModelGraph, ModelRef
+from explorer.record.history import MemoryHistory
 from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.record.pipeline_run import PipelineRun
 from explorer.record.policy import Policy
@@ -35,6 +36,7 @@ KINDS: dict[str, type[Record]] = {
     "comparison": Comparison,
     "pipeline run": PipelineRun,
     "recorded ranks": RecordedRanks,
+    "memory history": MemoryHistory,
 }
 """Kinds of record that the store keeps, by the name in the list of runs."""
 

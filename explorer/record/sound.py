@@ -13,6 +13,7 @@ from explorer.record.allocations import ROLES, Allocations
 from explorer.record.base import Column, Record
 from explorer.record.comparison import Comparison
 from explorer.record.graph import INPUT, ModelGraph
+from explorer.record.history import MemoryHistory
 from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.record.pipeline_run import PipelineRun, PlayedSchedule, RankMemory
 
@@ -36,6 +37,11 @@ def _unsound(record: Record) -> Iterator[str]:
             yield f"ranks {', '.join(map(str, numbers[:9]))} of {record.n_ranks}"
         for run in record.ranks:
             yield from (f"rank {run.rank}: {fault}" for fault in _unsound(run))
+    if isinstance(record, MemoryHistory):
+        if not record.runs or len(record.runs) != len(record.devices):
+            yield f"{len(record.runs)} timelines of {len(record.devices)} devices"
+        for device, run in zip(record.devices, record.runs):
+            yield from (f"{device.label}: {fault}" for fault in _unsound(run))
     if isinstance(record, PipelineRun):
         yield from _pipelined(record)
     if isinstance(record, Measurement) and record.allocations is not None:

@@ -98,11 +98,15 @@ def test_a_memory_snapshot_is_printed(tmp_path: Path) -> None:
     (device,) = json.loads(report(str(file), "--json").stdout)["devices"]
     assert device["stranded_bytes"] == 16 * 2**20
     assert device["simulated"][0]["stranded_bytes"] == 16 * 2**20
-    assert "is printed, not written" in report(str(file), "--out", str(tmp_path / "r.html"), code=2).stderr
+    assert device["at_peak_by_module"] == {"": 4 * 2**20}
+    report(str(file), "--out", str(tmp_path / "r.html"))
+    assert "<h2>Device 0</h2>" in (tmp_path / "r.html").read_text()
+    report(str(file), "--out", str(tmp_path / "r.perfetto.json"))
+    assert "bytes held" in (tmp_path / "r.perfetto.json").read_text()
     file.write_bytes(b"\x80\x04cos\nsystem\n.")
     assert "no memory snapshot of torch" in report(str(file), code=2).stderr
     file.write_bytes(pickle.dumps({"segments": []}))
-    assert "neither segments nor events" in report(str(file)).stdout
+    assert "neither segments nor events" in report(str(file), code=2).stderr
 
 
 def of_rank(run: Measurement, rank: int, n_ranks: int = 2, step: int = 2) -> bytes:

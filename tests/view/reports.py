@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from typing import Any
 
 from msgspec.structs import replace
 
+from explorer.plan.card.opened import open_history
 from explorer.record import Failure, Measurement, Policy, RunSpec
 from explorer.record.measurement import RecordedRanks
 from explorer.record.pipeline_run import PipelineRun
 from explorer.view.report.html import plotly_js
 from explorer.view.report.report import Reported, ReportOf, report_text
 from tests import graphs, pipelines
+from tests.plan.card.histories import framed_document
 from tests.view.builders import MIB, Chain, measured
 
 GRAPH = graphs.gpt(4)
@@ -40,7 +43,7 @@ def ranks() -> RecordedRanks:
 
 
 KINDS: dict[str, Reported] = {
-    "pipeline": pipelined(), "ranks": ranks()
+    "pipeline": pipelined(), "ranks": ranks(), "history": open_history(pickle.dumps(framed_document()), "a.pickle")
 }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """`python -m explorer report [RUN]`: a stored run as one HTML file; without RUN a list of the stored runs.
 
-A memory snapshot of torch in place of a run is printed as tables. OUT names the program that a JSON file is for.
+A memory snapshot or a profiler trace of torch is opened too. The name of OUT says which program a JSON file is for.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import typer
 from rich.markup import escape
 
 from explorer.cli.command import Output, answer_console, print_json, say, table_of, verb
-from explorer.cli.report import history_document, print_histories
+from explorer.cli.report import history_document, print_history
 from explorer.cli.worker import check_writable, print_or_write
 from explorer.errors import BadInput
 from explorer.jobs import run_file
 from explorer.jobs.run_file import files_of_ranks, open_files
 from explorer.jobs.store import Store
-from explorer.plan.card.history import histories_of
-from explorer.plan.card.snapshot import is_pickle, read_snapshot
+from explorer.plan.card.opened import is_history, read_history
 from explorer.plan.export.traces import RUN_EXPORTS, runs_in
 from explorer.record.base import from_msgpack
 from explorer.view.report.report import Reported, ReportOf, report_text
@@ -27,7 +26,8 @@ from explorer.view.report.report import Reported, ReportOf, report_text
 Which = Annotated[
     str | None,
     typer.Argument(
-        metavar="[RUN]", help="A run file, the id of a stored run, or a memory snapshot; without it: a list."
+        metavar="[RUN]",
+        help="A run file, the id of a stored run, a memory snapshot or profiler trace; without it: a list.",
     ),
 ]
 ReportPath = Annotated[
@@ -45,14 +45,12 @@ def report(output: Output, run: Which = None, out: ReportPath = None) -> None:
     if run is None:
         _list(output)
         return
-    if Path(run).is_file() and is_pickle(Path(run)):
-        if out is not None:
-            raise BadInput("A memory snapshot is printed, not written.", hint="Leave --out away, or give --json.")
-        histories = histories_of(read_snapshot(Path(run)))
+    if out is None and _is_history(Path(run)):
+        history = read_history(Path(run))
         if output.json:
-            print_json({"devices": [history_document(history) for history in histories]})
+            print_json(history_document(history))
         else:
-            print_histories(histories)
+            print_history(history)
         return
     if out is None:
         raise BadInput("A report needs a place.", hint="Give --out report.html.")
@@ -68,6 +66,8 @@ def load_run(which: str) -> ReportOf:
     Raises BadInput, UnreadableFile.
     """
     path = Path(which)
+    if _is_history(path):
+        return ReportOf(run=read_history(path), name=path.name)
     files = [path] if path.is_file() else files_of_ranks(path)
     if len(files) > 1:
         say(f"{escape(which)}: {len(files)} ranks side by side.")
@@ -75,6 +75,14 @@ def load_run(which: str) -> ReportOf:
     record = from_msgpack(stored.record, run_file.KINDS[stored.kind])
     assert isinstance(record, Reported), "every kind of run has a report"
     return ReportOf(run=record, name=stored.name, created=stored.created)
+
+
+def _is_history(path: Path) -> bool:
+    """Whether the path is a file of another program."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return is_history(file.read(64))
 
 
 def _list(output: Output) -> None:

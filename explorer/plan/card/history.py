@@ -9,69 +9,46 @@ from __future__ import annotations
 from explorer.plan.card.allocator_options import OTHER_OPTIONS, AllocatorOptions, parse_options
 from explorer.plan.card.books import RETURNED, Books, DeviceStart, contradiction, start_of
 from explorer.plan.card.caching_allocator import CachedBlock, CachingAllocator, OutOfCardMemory
-from explorer.plan.card.snapshot import DeviceSnapshot, Snapshot
-from explorer.record.base import Count, Record
+from explorer.plan.card.frames import HistoryMove, Movements
+from explorer.plan.card.snapshot import DeviceSnapshot
+from explorer.record.history import DeviceHistory, RefusedInHistory, SimulatedHistory
 
 
-class RefusedInHistory(Record):
-    """A request for which the card had no memory."""
-
-    event: Count
-    """Place among the events that move memory."""
-    n_bytes: Count
-    driver_free_bytes: Count
-    allocated_bytes: Count
-    reserved_bytes: Count
-
-
-class SimulatedHistory(Record):
-    """The same requests under some options. The simulation begins with the blocks of the start, and an empty cache.
-
-    A request that the record refused counts where it fits.
-    """
-
-    options: str
-    """As in PYTORCH_CUDA_ALLOC_CONF; empty: the options of the record."""
-    allocated_bytes: Count
-    reserved_bytes: Count
-    n_refused: Count | None = None
-    """Requests without memory on a card of this size; None: the size is not known, since nothing was refused."""
-
-    @property
-    def stranded_bytes(self) -> int:
-        return self.reserved_bytes - self.allocated_bytes
-
-
-class DeviceHistory(Record):
-    """Peaks of a recorded history, as in `torch.cuda.memory_stats`."""
-
-    device: Count
-    n_events: Count
-    first_reserved_bytes: Count
-    """Before the first event."""
-    requested_bytes: Count
-    allocated_bytes: Count
-    reserved_bytes: Count
-    refused: tuple[RefusedInHistory, ...] = ()
-    simulated: tuple[SimulatedHistory, ...] = ()
-
-    @property
-    def stranded_bytes(self) -> int:
-        """Reserved beyond the allocated peak."""
-        return self.reserved_bytes - self.allocated_bytes
-
-
-def histories_of(snapshot: Snapshot) -> tuple[DeviceHistory, ...]:
-    """Figures of each device, under the recorded options and others. Raises UnreadableFile."""
-    return tuple(_history(device, snapshot.options) for device in snapshot.devices)
-
-
-def _history(device: DeviceSnapshot, options: AllocatorOptions) -> DeviceHistory:
+def device_history(device: DeviceSnapshot, options: AllocatorOptions) -> tuple[DeviceHistory, Movements]:
+    """Figures of a device, and what moved there. Raises UnreadableFile if events and segments contradict each other."""
     start = start_of(device, options)
     books = Books(start, options)
+    moved, refused = _walk(device, start, books)
+    requested, allocated, reserved = books.peaks
+    if max(requested, allocated) > reserved:
+        raise contradiction(device, "more is in use than was taken from the driver")
+    capacity = max((refusal.reserved_bytes + (refusal.driver_free_bytes or 0) for refusal in refused), default=None)
+    settings = [("", options), *((text, parse_options(text)) for text in OTHER_OPTIONS)]
+    figures = DeviceHistory(
+        device=device.device,
+        n_events=sum(event[0] != "free_requested" for event in device.events),
+        first_reserved_bytes=start.reserved_bytes,
+        requested_bytes=requested,
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+        refused=tuple(refused),
+        simulated=tuple(
+            simulated(device, start, CachingAllocator(capacity, played), text) for text, played in settings
+        ),
+    )
+    return figures, moved
+
+
+def _walk(device: DeviceSnapshot, start: DeviceStart, books: Books) -> tuple[Movements, list[RefusedInHistory]]:
+    """Counts every event in the books."""
+    moved = Movements(
+        older=[HistoryMove(block.address, block.request_bytes, block.stack, 0) for block in start.blocks.values()],
+        allocated=[books.allocated],
+        reserved=[books.reserved],
+    )
     refused = []
     n_events = 0
-    for action, address, n_bytes, _ in device.events:
+    for (action, address, n_bytes, _), stack, time_us in zip(device.events, device.stacks, device.times_us):
         if action != "oom":
             books.apply(action, address, n_bytes)
         else:
@@ -85,26 +62,14 @@ def _history(device: DeviceSnapshot, options: AllocatorOptions) -> DeviceHistory
                 )
             )
         n_events += action != "free_requested"  # it moves no memory yet
-    requested, allocated, reserved = books.peaks
-    if max(requested, allocated) > reserved:
-        raise contradiction(device, "more is in use than was taken from the driver")
-    capacity = max((refusal.reserved_bytes + refusal.driver_free_bytes for refusal in refused), default=None)
-    settings = [("", options), *((text, parse_options(text)) for text in OTHER_OPTIONS)]
-    return DeviceHistory(
-        device=device.device,
-        n_events=n_events,
-        first_reserved_bytes=start.reserved_bytes,
-        requested_bytes=requested,
-        allocated_bytes=allocated,
-        reserved_bytes=reserved,
-        refused=tuple(refused),
-        simulated=tuple(
-            _simulated(device, start, CachingAllocator(capacity, played), text) for text, played in settings
-        ),
-    )
+        if action in ("alloc", "free_completed"):
+            moved.moves.append(HistoryMove(address, n_bytes if action == "alloc" else -n_bytes, stack, time_us))
+            moved.allocated.append(books.allocated)
+            moved.reserved.append(books.reserved)
+    return moved, refused
 
 
-def _simulated(device: DeviceSnapshot, start: DeviceStart, allocator: CachingAllocator, text: str) -> SimulatedHistory:
+def simulated(device: DeviceSnapshot, start: DeviceStart, allocator: CachingAllocator, text: str) -> SimulatedHistory:
     """Runs of returned segments are one emptied cache, whether the driver was short of memory or the program asked."""
     blocks: dict[int, CachedBlock] = {}
     n_refused = allocated = reserved = 0

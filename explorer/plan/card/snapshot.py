@@ -12,7 +12,6 @@ import pickle
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from explorer.errors import UnreadableFile, message_of
@@ -120,22 +119,6 @@ class _NoClasses(pickle.Unpickler):
 
 class _Wrong(Exception):
     """What a snapshot has that no snapshot of torch has."""
-
-
-def is_pickle(path: Path) -> bool:
-    """Whether the file begins as pickles do."""
-    with path.open("rb") as file:
-        return file.read(1) == PICKLE_HEAD
-
-
-def read_snapshot(path: Path) -> Snapshot:
-    """The snapshot in a file. Raises UnreadableFile."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(LARGEST_BYTES + 1)
-    except OSError as error:
-        raise UnreadableFile(f"{path.name} cannot be read: {error.strerror}.") from error
-    return snapshot_of(data, path.name)
 
 
 def snapshot_of(data: bytes, name: str = "The snapshot") -> Snapshot:

@@ -19,6 +19,7 @@ from explorer.plan.memory.ledger import Bytes, alive, array_of, held, held_by_ro
 from explorer.record.allocations import ROLES, Allocations
 from explorer.record.base import Record
 from explorer.record.comparison import Comparison
+from explorer.record.history import MemoryHistory
 from explorer.record.measurement import Measurement, RecordedRanks
 
 PHASES_LANE, FIRST_BLOCK_LANE = 1, 2
@@ -31,6 +32,8 @@ def runs_in(record: Record) -> dict[str, Measurement]:
     """The runs of a record that have a timeline, by name. Raises BadInput if there is none."""
     if isinstance(record, Comparison):
         runs = {"baseline": record.baseline, "candidate": record.candidate}
+    elif isinstance(record, MemoryHistory):
+        runs = record.by_device
     elif isinstance(record, RecordedRanks):
         runs = {f"rank {number}": run for number, run in record.by_rank.items()}
     else:

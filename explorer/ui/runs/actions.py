@@ -10,17 +10,18 @@ import streamlit as st
 from explorer.errors import ExplorerError
 from explorer.jobs.store import StoredRun
 from explorer.record.comparison import Comparison
+from explorer.record.history import MemoryHistory
 from explorer.record.measurement import Measurement, RecordedRanks
-from explorer.ui.runs.table import PINNABLE, PIPELINE, RANKS, current, reorder
+from explorer.ui.runs.table import HISTORY, PINNABLE, PIPELINE, RANKS, current, reorder
 from explorer.ui.session import backend, repository
 from explorer.ui.session.repository import PAGES
 from explorer.ui.shared.charts import draw
 from explorer.ui.shared.download import Offer, download, report_button, trace_buttons
-from explorer.ui.shared.elements import escape, on_primary
+from explorer.ui.shared.elements import escape, on_primary, small_text
 from explorer.view.drawing.units import count
 from explorer.view.memory.ranks import rank_rows, ranks_at_peak, ranks_over_time
 from explorer.view.memory.timeline import timeline
-from explorer.view.text.runs import figures_of
+from explorer.view.text.runs import alive_rows, figures_of, history_notes, history_rows, refusal_rows
 
 LONGEST_NOTE = 2000
 
@@ -31,7 +32,7 @@ def actions_on(run: StoredRun) -> None:
         name = st.text_input("Name", run.name, key=f"name_{run.run_id}", max_chars=200)
         if st.button("Rename", icon=":material/edit:", key="rename", disabled=name == run.name or not name.strip()):
             do(lambda: backend.store().rename(run.run_id, name.strip()), "Renamed.", reorders=False)
-        if run.kind != RANKS and st.button(
+        if run.kind not in (RANKS, HISTORY) and st.button(
             on_primary("Open", disabled=run.kind not in PAGES),
             icon=":material/open_in_new:",
             key="open",
@@ -52,6 +53,8 @@ def actions_on(run: StoredRun) -> None:
         if st.button("Delete", icon=":material/delete:", key="delete"):
             _confirm([run])
     _note(run)
+    if run.kind == HISTORY:
+        _history(run)
     if run.kind == RANKS and (rank := _ranks(run)) is not None:
         _open(rank)
 
@@ -170,6 +173,31 @@ def _ranks(run: StoredRun) -> StoredRun | None:
     draw(ranks_at_peak(ranks), key="ranks_at_peak")
     st.dataframe(rank_rows(ranks), key="ranks", hide_index=True, width="stretch", alt="One row a rank")
     return chosen
+
+
+def _history(run: StoredRun) -> None:
+    """Each device of a recorded memory history: timeline, peaks under several options, what is alive at the peak."""
+    try:
+        history = repository.runs().record(run.run_id)
+        assert isinstance(history, MemoryHistory), "of that kind"
+    except ExplorerError as error:
+        st.error(escape(str(error)))
+        return
+    for number, (device, of_device) in enumerate(zip(history.devices, history.runs)):
+        st.markdown(f"##### {escape(device.label)}")
+        draw(timeline(of_device), key=f"history_{number}")
+        tables = {
+            "The same requests under other settings of the allocator": history_rows(device),
+            "Refused requests": refusal_rows(device),
+            "Alive at the peak, by module": alive_rows(of_device, "module"),
+            "Alive at the peak, by source line": alive_rows(of_device, "source line"),
+        }
+        for title, rows in tables.items():
+            if rows:
+                st.caption(title)
+                st.dataframe(rows, key=f"{title} {number}", hide_index=True, width="stretch", alt=title)
+        for note in history_notes(device):
+            small_text(escape(note))
 
 
 def _stored_rank(name: str, rank: Measurement) -> StoredRun:

@@ -8,6 +8,8 @@ from explorer.errors import ExplorerError
 from explorer.jobs import run_file
 from explorer.jobs.run_file import grouped
 from explorer.jobs.store import StoredRun
+from explorer.plan.card.opened import SUFFIXES, is_history, open_history
+from explorer.plan.card.snapshot import LARGEST_BYTES
 from explorer.ui.runs import actions
 from explorer.ui.runs.table import RunsState, chosen_runs, current, points_of, reorder, table
 from explorer.ui.session import backend
@@ -51,13 +53,19 @@ def _last_outcome(state: RunsState) -> None:
 
 
 def _take_file() -> None:
-    """Opens a run file; a corrupt or foreign one is one sentence."""
-    with st.expander("Open a run file", icon=":material/upload_file:", key="import_run"):
+    """Opens a run file or another program's memory history; a corrupt or foreign one is one sentence."""
+    with st.expander(
+        "Open a run file, a memory snapshot or a profiler trace", icon=":material/upload_file:", key="import_run"
+    ):
         chosen = st.file_uploader(
-            "Run file", type=["run", "explorer"], key="upload_run", label_visibility="collapsed",
-            accept_multiple_files=True,
+            "Run file", type=["run", "explorer", *SUFFIXES], key="upload_run", label_visibility="collapsed",
+            accept_multiple_files=True, max_upload_size=LARGEST_BYTES >> 20,
         )  # fmt: skip
-        st.caption("Files of the ranks of one step, chosen together, become one run: ranks side by side.")
+        st.caption(
+            "Files of the ranks of one step, chosen together, become one run: ranks side by side. A snapshot is what "
+            "`torch.cuda.memory._dump_snapshot` writes, a trace what `export_chrome_trace` writes after a profile with "
+            "`profile_memory=True`. Neither can run code here."
+        )
     files_taken = current().files_taken
     new = [file for file in chosen if file.file_id not in files_taken]
     if not new:
@@ -68,9 +76,11 @@ def _take_file() -> None:
 
     def add() -> str:
         before = {run.run_id for run in backend.store().list()}
-        added = [
-            backend.store().import_file(run_file.write(record)) for record in grouped([file.getvalue() for file in new])
-        ]
+        data = {file.name: file.getvalue() for file in new}
+        foreign = {name: content for name, content in data.items() if is_history(content[:64])}
+        records = [run_file.stored_record(open_history(content, name), name) for name, content in foreign.items()]
+        records += grouped([content for name, content in data.items() if name not in foreign])
+        added = [backend.store().import_file(run_file.write(record)) for record in records]
         here = [run_id for run_id in added if run_id in before]
         if not here:
             return f"{names} {'was' if len(new) == 1 else 'were'} added."

@@ -19,7 +19,7 @@ from explorer.view.text.runs import conditions, stored_flops, stored_peak, store
 
 MOST_ROWS, HEIGHT = 12, 380
 """More rows than these scroll, within so many pixels."""
-PIPELINE, RANKS = "pipeline run", "recorded ranks"
+PIPELINE, RANKS, HISTORY = "pipeline run", "recorded ranks", "memory history"
 PINNABLE = ("measurement", "comparison")
 """Kinds whose policy can be the baseline of new runs."""
 ALL = "all models"
@@ -130,6 +130,8 @@ def _peak(run: StoredRun) -> str:
         return f"{mib(max(ranks))} on rank {ranks.index(max(ranks))}"
     if "fullest_rank" in headlines:
         return f"{stored_peak(headlines)} on rank {headlines['fullest_rank']}"
+    if run.kind == HISTORY:
+        return mib(headlines.get("held_peak_bytes"))
     if run.kind not in PINNABLE:
         return ""
     base, peak = headlines.get("baseline"), stored_peak(headlines.get("candidate") or headlines)

@@ -18,6 +18,7 @@ from explorer.plan.why.peak import explain, explain_one
 from explorer.record.comparison import Comparison
 from explorer.record.failure import Failure
 from explorer.record.graph import ModelGraph
+from explorer.record.history import MemoryHistory
 from explorer.record.measurement import Environment, Measurement, RecordedRanks
 from explorer.record.pipeline_run import PipelineRun
 from explorer.record.run import RunSpec
@@ -43,11 +44,12 @@ from explorer.view.pipeline.gantt import gantt, link_table, rank_table
 from explorer.view.pipeline.headline import Figure, figures, price_spread
 from explorer.view.pipeline.ranks import against_chart, bands_chart, rank_chart
 from explorer.view.pipeline.shares import calls_chart, truth_chart, truth_table
+from explorer.view.report.history import device_tables
 from explorer.view.report.html import anchor, box, card, document, drawn, folded, paragraph, picture, section, table
 from explorer.view.text.plan import in_words
 from explorer.view.text.runs import did_not_fit, notes_of_cards, what_failed
 
-Reported = Comparison | Measurement | RecordedRanks | PipelineRun
+Reported = Comparison | Measurement | RecordedRanks | PipelineRun | MemoryHistory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +139,8 @@ def report_text(of: ReportOf) -> str:
             return pipeline_report(of, of.run)
         case RecordedRanks():
             return ranks_report(of, of.run)
+        case MemoryHistory():
+            return history_report(of, of.run)
         case _:
             return run_report(of, of.run)
 
@@ -316,6 +320,16 @@ def _side_by_side(ranks: RecordedRanks) -> Iterator[str]:
     yield picture(ranks_over_time(ranks))
     yield drawn(ranks_at_peak(ranks))
     yield table(rank_rows(ranks))
+
+
+def history_report(of: ReportOf, history: MemoryHistory) -> str:
+    """The file's text: a section for each device."""
+    pairs = list(zip(history.devices, history.runs))
+    parts = {
+        device.label: section(device.label, [drawn(_alone(timeline(run))), *device_tables(device, run)])
+        for device, run in pairs
+    }
+    return page(of, [circumstances(of, f"{history.source} {history.file}", None)], parts)
 
 
 MOST_RANKS = 8

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from explorer.plan.card.cards import DRIVER_BYTES
-from explorer.plan.card.history import DeviceHistory, SimulatedHistory
+from explorer.plan.memory.ledger import alive, peak_tick
 from explorer.record.card import Card, CardMemory, OtherSetting, RefusedRequest, UnknownMemory
 from explorer.record.comparison import Comparison
 from explorer.record.failure import Failure
+from explorer.record.history import DeviceHistory, SimulatedHistory
 from explorer.record.measurement import Measurement, Refused
 from explorer.record.run import RunSpec
 from explorer.view.drawing.units import NOT_MEASURED, count, flops, mib, milliseconds, percent
@@ -232,7 +233,7 @@ def operator_place(refused: RefusedRequest) -> str:
 
 def history_rows(history: DeviceHistory) -> list[dict[str, str]]:
     """The peaks of a recorded history, then those of its requests under each of the simulated options."""
-    rows = [_history_row("as recorded", history, str(len(history.refused)))]
+    rows = [_history_row("as recorded", history, "" if history.reserved_bytes is None else str(len(history.refused)))]
     for simulated in history.simulated:
         n_refused = "" if simulated.n_refused is None else str(simulated.n_refused)
         rows.append(_history_row(simulated.options or "the same options, simulated", simulated, n_refused))
@@ -261,4 +262,49 @@ def refusal_rows(history: DeviceHistory) -> list[dict[str, str]]:
             "free on the card": mib(refused.driver_free_bytes),
         }
         for refused in history.refused
+    ]
+
+
+def history_notes(history: DeviceHistory) -> list[str]:
+    """What the figures of a recorded history do not hold."""
+    notes = []
+    if history.simulated:
+        before = "" if history.first_reserved_bytes is None else f"{mib(history.first_reserved_bytes)} were reserved "
+        notes.append(
+            f"{before}before the first event. Simulated rows begin with the blocks of that moment alone, without the "
+            "cache around them."
+        )
+    if history.name:
+        notes.append(
+            "The trace of a profiler has the sizes of blocks, not of requests, and no streams."
+            if history.simulated
+            else "The CPU has no caching allocator: nothing is reserved, and no settings can be tried."
+        )
+    return notes
+
+
+MOST_ROWS = 15
+NO_FRAMES = {"module": "in no module", "source line": "no frames recorded"}
+
+
+def alive_rows(run: Measurement, by: Literal["module", "source line"]) -> list[dict[str, str]]:
+    """What is alive at the peak of a recorded history, the largest first; the smallest rows are one."""
+    log = run.allocations
+    if log is None:
+        return []
+    names, column = (log.blocks, log.block) if by == "module" else (log.ops, log.op)
+    sums: dict[str, tuple[int, int]] = {}
+    for entry in alive(log, peak_tick(log)).tolist():
+        name = names[column[entry]] or ("before the recording" if not log.born[entry] else NO_FRAMES[by])
+        n_bytes, n_blocks = sums.get(name, (0, 0))
+        sums[name] = n_bytes + log.n_bytes[entry], n_blocks + 1
+    rows = sorted(sums.items(), key=lambda item: -item[1][0])
+    rest = [figures for _, figures in rows[MOST_ROWS:]]
+    if rest:
+        others = f"{count(len(rest), 'other')}"
+        rows = [*rows[:MOST_ROWS], (others, (sum(size for size, _ in rest), sum(n for _, n in rest)))]
+    whole = max(1, run.held_peak_bytes or 0)
+    return [
+        {by: name, "at the peak": mib(n_bytes), "share": percent(n_bytes / whole), "blocks": f"{n_blocks:,}"}
+        for name, (n_bytes, n_blocks) in rows
     ]

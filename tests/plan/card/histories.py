@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from explorer.plan.card.caching_allocator import MIB, SMALL_REQUEST, CachedBlock, CachingAllocator
+from explorer.plan.card.history import device_history
+from explorer.plan.card.snapshot import Snapshot
+from explorer.record.history import DeviceHistory
 
 BASE = 1 << 40
 FRAMES = [{"filename": "train.py", "line": 3, "name": "step"}]
@@ -156,6 +159,11 @@ def _block(block: CachedBlock) -> dict[str, Any]:
     return {"address": block.address, "size": block.n_bytes, "requested_size": requested, "state": state, "frames": []}
 
 
+def histories_of(read: Snapshot) -> tuple[DeviceHistory, ...]:
+    """The figures of each device."""
+    return tuple(device_history(device, read.options)[0] for device in read.devices)
+
+
 def block(address: int, size: int, request: int = 0, state: str = "active_allocated") -> dict[str, Any]:
     return {"address": address, "size": size, "requested_size": request or size, "state": state, "frames": []}
 
@@ -200,3 +208,34 @@ def _grow_older_block(allocator: CachingAllocator, address: int) -> int:
     allocator.blocks[address] = free
     free.pool.add(free)
     return 1
+
+
+def framed_document() -> dict[str, Any]:
+    """Requests with frames: 9 MiB in forward, 3 in autograd's thread, a recompute in their place, an optimizer."""
+    site = "/env/site-packages/torch"
+    call = {"filename": f"{site}/nn/modules/module.py", "line": 9, "name": "_call_impl"}
+    linear = {"filename": f"{site}/nn/modules/linear.py", "line": 125, "name": "forward"}
+    net = {"filename": "/home/a/gpt/block.py", "line": 31, "name": "forward"}
+    train = {"filename": "/home/a/train.py", "line": 7, "name": "step"}
+    rerun = {"filename": f"{site}/utils/checkpoint.py", "line": 5, "name": "unpack_hook"}
+    adam = {"filename": f"{site}/optim/adam.py", "line": 5, "name": "step"}
+    forward = [linear, call, net, call, train]
+    steps: list[tuple[str, int, int, int, list[Any]]] = [
+        ("segment_alloc", 0, 20, 1, forward),
+        ("alloc", 0, 9, 1, forward),
+        ("alloc", 9, 3, 6, []),
+        ("free_requested", 9, 3, 10, []),
+        ("free_completed", 9, 3, 10, []),
+        ("alloc", 9, 2, 13, [linear, call, net, call, rerun]),
+        ("free_requested", 9, 2, 13, []),
+        ("free_completed", 9, 2, 13, []),
+        ("alloc", 9, 2, 16, [adam, train]),
+    ]
+    trace = [
+        event(action, BASE + address * MIB, size * MIB) | {"time_us": 100 + time, "frames": frames}
+        for action, address, size, time, frames in steps
+    ]
+    document = small_document()
+    blocks = [block(BASE, 9 * MIB), block(BASE + 9 * MIB, 2 * MIB), block(BASE + 11 * MIB, 9 * MIB, state="inactive")]
+    document["segments"][0]["blocks"] = blocks
+    return document | {"device_traces": [trace]}

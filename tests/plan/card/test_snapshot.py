@@ -14,10 +14,12 @@ import pytest
 from explorer.errors import UnreadableFile
 from explorer.plan.card import snapshot as snapshot_module
 from explorer.plan.card.allocator_options import MIB, AllocatorOptions
-from explorer.plan.card.history import DeviceHistory, histories_of, start_of
-from explorer.plan.card.snapshot import is_pickle, read_snapshot, snapshot_of
+from explorer.plan.card.books import start_of
+from explorer.plan.card.opened import is_history, open_history, read_history
+from explorer.plan.card.snapshot import snapshot_of
+from explorer.record.history import DeviceHistory
 from tests.hostile import Touch, Trap
-from tests.plan.card.histories import BASE, FILES, block, event, replays, small_document, snapshot
+from tests.plan.card.histories import BASE, FILES, block, event, histories_of, replays, small_document, snapshot
 
 
 def history(document: Any) -> DeviceHistory:
@@ -37,6 +39,8 @@ def test_figures_are_those_of_the_replay(file: Path) -> None:
         }
         assert set(start.blocks) == {address for address, *_ in device["first_blocks"]}
         (figures,) = histories_of(read)
+        (run,) = open_history(pickle.dumps(document), "a.pickle").runs
+        assert run.held_peak_bytes == figures.requested_bytes
         assert (figures.allocated_bytes, figures.reserved_bytes) == outcome.peaks[1:]
         assert figures.requested_bytes == requested_peak(document, sum(b.request_bytes for b in start.blocks.values()))
         assert figures.refused == () and all(row.n_refused is None for row in figures.simulated)
@@ -189,10 +193,10 @@ def test_damaged_files_are_one_sentence(tmp_path: Path) -> None:
             except UnreadableFile as error:
                 assert len(error.sentence) < 400
     with pytest.raises(UnreadableFile, match="cannot be read"):
-        read_snapshot(tmp_path / "none.pickle")
+        read_history(tmp_path / "none.pickle")
     (tmp_path / "a.pickle").write_bytes(data)
-    assert is_pickle(tmp_path / "a.pickle")
-    assert read_snapshot(tmp_path / "a.pickle") == snapshot_of(data)
+    assert is_history(data[:64])
+    assert read_history(tmp_path / "a.pickle") == open_history(data, "a.pickle")
 
 
 def hostile_pickles(mark: Path) -> dict[str, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from explorer.ui.runs.table import current, points_of, reorder
 from explorer.ui.session import address as link
 from explorer.ui.session import repository
 from tests import graphs, pipelines
+from tests.plan.card.histories import framed_document
 from tests.ui.fake_worker import FakeWorker
 from tests.ui.page_driver import ALL, SPEC, App, figures, saved, say, select, settle, texts
 from tests.view import reports as kinds
@@ -42,6 +44,21 @@ def test_a_file_that_is_no_run_is_one_sentence(runs_page: App, store: Store) -> 
         at.run()
         assert not at.exception
         assert len(at.error) == 1, data[:30]
+
+
+def test_a_snapshot_of_another_program_is_opened_and_drawn(runs_page: App, store: Store) -> None:
+    at = runs_page()
+    at.file_uploader(key="upload_run").upload("a.pickle", pickle.dumps(framed_document()))
+    at.run()
+    assert not at.exception and not at.error
+    (run,) = store.list()
+    assert (run.kind, run.name) == ("memory history", "a.pickle")
+    at = select(runs_page(), 0)
+    assert len(at.get("plotly_chart")) == 1
+    rows = [row for frame in at.dataframe[1:] for row in frame.value.to_dict("records")]
+    assert any(row.get("options") == "as recorded" and row["stranded"] == "8.0 MiB" for row in rows)
+    assert any(row.get("module") == "block:31.linear" and row["at the peak"] == "9.0 MiB" for row in rows)
+    assert not at.button(key="delete").disabled and "open" not in [button.key for button in at.button]
 
 
 def saved_file(store: Store) -> bytes:
