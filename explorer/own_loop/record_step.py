@@ -61,6 +61,19 @@ class RecordedRun:
         """Most bytes held during the step, or until the error of a step that raised. Origin: recorded."""
         return self.measurement.held_peak_bytes or 0
 
+    def scalars(self) -> dict[str, float]:
+        """Figures for a training's own log: bytes, and how many blocks ran again. Unknown figures are left out."""
+        run = self.measurement
+        reserved = run.peaks.steady_reserved_peak_bytes or run.peaks.reserved_peak_bytes
+        figures = {
+            "memory/peak_bytes": run.held_peak_bytes,
+            "memory/reserved_bytes": reserved,
+            "memory/saved_after_forward_bytes": run.saved_after_forward_bytes,
+            "recompute/blocks": sum(cost.n_recompute > 0 for cost in run.blocks),
+            "recompute/flops": run.recompute_flops,
+        }
+        return {name: float(value) for name, value in figures.items() if value is not None}
+
     def why(self) -> tuple[str, ...]:
         """Sentences on the peak's moment, its parts, and ways to lower the peak, most important first."""
         return explain_one(self.measurement)

@@ -13,7 +13,7 @@ import mmap
 import os
 import sys
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -106,6 +106,7 @@ class Watch:
         self.where = where
         self._steps, self._worst_of, self._files = request.steps(), request.worst_of, request.files
         self.on_oom = None if request.on_oom is None else Path(request.on_oom)
+        self._log: Callable[[int, dict[str, float]], object] | None = None
         self._model, self._optimizer = model, optimizer
         self._parameters = {id(parameter) for parameter in model.parameters()}
         self._recording: LoopRecording | None = None
@@ -142,6 +143,13 @@ class Watch:
         A file that cannot be written is a warning: the loop goes on.
         """
         self._files = files
+
+    def log_to(self, log: Callable[[int, dict[str, float]], object]) -> None:
+        """Calls `log(step, scalars)` after each recorded step, see `RecordedRun.scalars`.
+
+        An error of `log` is a warning: the loop goes on.
+        """
+        self._log = log
 
     def close(self) -> None:
         """Removes all hooks of the watch. The running step is dropped."""
@@ -264,6 +272,11 @@ class Watch:
     def _keep(self, step: int, run: RecordedRun) -> None:
         """Stores `run`. Only the worst of the first `worst_of` steps stays, with its file, and every step in `at`."""
         self.runs[step] = run
+        if self._log is not None:
+            try:
+                self._log(step, run.scalars())
+            except Exception as trouble:
+                warnings.warn(f"Step {step} is recorded and not logged. {message_of(trouble)}.", stacklevel=2)
         first = {number for number in self.runs if number <= self._worst_of}
         worst = max(sorted(first), key=lambda number: self.runs[number].peak_bytes, default=None)
         for other in first - {worst} - self._steps:

@@ -62,6 +62,20 @@ def test_the_steps_asked_for_are_recorded_and_the_loop_cannot_tell(named: bool) 
     assert not loop.optimizer._optimizer_step_post_hooks
 
 
+def test_recorded_steps_go_to_the_log_of_the_training() -> None:
+    logged: dict[int, dict[str, float]] = {}
+    loop = Loop()
+    with explorer.watch(loop.model, loop.optimizer, at=(1, 3)) as watch:
+        watch.log_to(lambda step, scalars: logged.update({step: scalars}))
+        steps(loop, 2)
+        watch.log_to(lambda step, scalars: 1 / 0)
+        with pytest.warns(UserWarning, match="Step 3 is recorded and not logged. division by zero"):
+            steps(loop, 1)
+    assert list(watch.runs) == [1, 3] and list(logged) == [1]
+    assert logged[1]["memory/peak_bytes"] == watch.runs[1].measurement.step_peak_bytes
+    assert logged[1]["recompute/blocks"] == 0 and "memory/reserved_bytes" not in logged[1]  # the CPU reserves nothing
+
+
 def test_the_worst_step_is_kept() -> None:
     loop = Loop()
     x, y = loop.x, loop.y
