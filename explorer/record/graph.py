@@ -35,6 +35,7 @@ Trait = Literal[
     "keyword_inputs",  # is called with keyword arguments, which torch's reentrant checkpointing refuses
     "nested_outputs",  # returns a dict, dataclass or nested structure
     "checkpoints_itself",  # the model runs it again for backward by its own means
+    "replay_draws_again",  # torch_remat runs it again and sets no generator back
     "checkpointing_layer",  # a layer that transformers can recompute by a flag of the layer
     "rng_last",  # its last operation draws random numbers: early stop may skip what it stored
 ]

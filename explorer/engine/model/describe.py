@@ -176,6 +176,8 @@ class _Notes:
         traits = {fqn: block.traits.union(*(taker.traits[fqn] for taker in takers)) for fqn, block in facts}
         for fqn in self.checkpoints.blocks:
             traits[fqn].add("checkpoints_itself")
+        for fqn in self.checkpoints.without_rng:
+            traits[fqn].add("replay_draws_again")
         for fqn, module in self.blocks.modules.items():
             inherited = set(self._moved.get(fqn, ()))
             if has_running_statistics(module):

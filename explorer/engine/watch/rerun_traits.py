@@ -17,6 +17,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -308,6 +309,9 @@ _CHECKPOINT_FUNCTIONS = {
     (inspect.getfile(inspect.unwrap(torch.utils.checkpoint.checkpoint)), "checkpoint"),
     (inspect.getfile(torch.autograd.Function), "apply"),
 }
+_REMAT = str(Path("torch_remat", "_api.py"))
+"""End of the file of torch_remat in which `checkpoint` and `region` call what they were given."""
+_REMAT_CHECKPOINT, _REMAT_KEPT = "checkpointed_function", "_run_save_op"
 
 
 class SelfCheckpointing(NoteTaker):
@@ -319,12 +323,17 @@ class SelfCheckpointing(NoteTaker):
 
         Model.forward ─ checkpoint() ─ Layer.__call__            Layer
         ResBlock.forward ─ CheckpointFunction.apply ─ conv, norm  all that ResBlock calls, so ResBlock
+
+    torch_remat is seen in the same way. It sets no generator back unless it was given hooks, and its regions with
+    recompute=False do not run again.
     """
 
     def __init__(self) -> None:
         self._stack: list[tuple[int, list[bool]]] = []
         """For each running block: checkpoint frames on the stack, and whether each inner call went through one."""
         self._checkpointed: dict[str, None] = {}
+        self.without_rng: dict[str, None] = {}
+        """Blocks that torch_remat runs again without hooks for external state."""
 
     @property
     def blocks(self) -> tuple[str, ...]:
@@ -334,6 +343,8 @@ class SelfCheckpointing(NoteTaker):
 
     def entered(self, fqn: str, args: Any, kwargs: Any) -> None:
         n_frames = _n_checkpoint_frames(sys._getframe())
+        if _is_replayed_without_rng(sys._getframe()):
+            self.without_rng[fqn] = None
         if self._stack:
             n_outside, through = self._stack[-1]
             through.append(n_frames > n_outside)
@@ -345,11 +356,27 @@ class SelfCheckpointing(NoteTaker):
         _, through = self._stack.pop()
         if fqn and through and all(through):
             self._checkpointed[fqn] = None
+            if any(inner.startswith(f"{fqn}.") for inner in self.without_rng):
+                self.without_rng[fqn] = None
 
 
 def _n_checkpoint_frames(frame: FrameType | None) -> int:
     n_frames = 0
     while frame is not None:
-        n_frames += (frame.f_code.co_filename, frame.f_code.co_name) in _CHECKPOINT_FUNCTIONS
+        where = frame.f_code.co_filename, frame.f_code.co_name
+        n_frames += where in _CHECKPOINT_FUNCTIONS or (where[1] == _REMAT_CHECKPOINT and where[0].endswith(_REMAT))
+        n_frames -= where[1] == _REMAT_KEPT and where[0].endswith(_REMAT)  # a region that is kept
         frame = frame.f_back
     return n_frames
+
+
+def _is_replayed_without_rng(frame: FrameType | None) -> bool:
+    """Whether the innermost frame of torch_remat is a checkpoint without hooks, and no region that is kept."""
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(_REMAT):
+            if frame.f_code.co_name == _REMAT_KEPT:
+                return False
+            if frame.f_code.co_name == _REMAT_CHECKPOINT:
+                return not frame.f_locals.get("recompute_state_hooks")
+        frame = frame.f_back
+    return False

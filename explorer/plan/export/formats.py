@@ -9,6 +9,7 @@ from explorer.errors import InvalidPolicy, nearest
 from explorer.plan.export.layers import to_layout, to_megatron, to_names
 from explorer.plan.export.python_files import to_diffusers, to_fsdp2, to_hugging_face, to_lightning, to_torchtitan
 from explorer.plan.export.torch_file import to_torch
+from explorer.plan.export.torch_remat import to_torch_remat
 from explorer.plan.export.torchrun import to_schedule_csv, to_stages
 from explorer.plan.policy.block_names import is_pattern
 from explorer.record.policy_file import Export, PolicyFile
@@ -27,6 +28,7 @@ class ExportFormat:
 _ROWS = (
     ExportFormat(name="torch", title="torch alone", write=to_torch),
     ExportFormat(name="fsdp2", title="torch with FSDP2", write=to_fsdp2),
+    ExportFormat(name="torch-remat", title="torch_remat", write=to_torch_remat),
     ExportFormat(name="names", title="any program, as names and numbers", write=to_names, suffix=".yaml"),
     ExportFormat(name="stages", title="stages, as lists of blocks", write=to_stages, suffix=".json"),
     ExportFormat(name="schedule", title="schedule, for torch's pipelining", write=to_schedule_csv, suffix=".csv"),

@@ -340,6 +340,22 @@ def checkpoints_itself(case: Case) -> Iterator[Hazard]:
     )  # fmt: skip
 
 
+def replay_draws_again(case: Case) -> Iterator[Hazard]:
+    """torch_remat has no preserve_rng_state. The loss is that of forward; only the gradients are of another one."""
+    blocks = innermost([block.fqn for block in case.graph.blocks if block.uses_rng and _REPLAYED in block.traits])
+    if blocks and case.trains:
+        yield Hazard(
+            rule="replay-draws-again", severity="error", blocks=blocks,
+            sentence=f"torch_remat runs {some(blocks)} again and sets no generator back, so the replay draws other "
+            "random numbers: the loss is right, and the gradients belong to another forward.",
+            remedy="Keep these calls by remat.region(..., recompute=False), or pass recompute_state_hooks that set "
+            "the generators back: `export --to torch-remat` writes such a hook.",
+        )  # fmt: skip
+
+
+_REPLAYED = "replay_draws_again"
+
+
 def _reaches(path: str, fqn: str) -> bool:
     """True if block `fqn` can draw from the generator at `path`: a generator of the block or of an ancestor."""
     owner = path.rpartition(".")[0]
@@ -350,4 +366,5 @@ POLICY_RULES: tuple[Rule, ...] = (
     dropout_redrawn, random_numbers_torch_does_not_stash, running_statistics, statistics_in_use, moved_buffers,
     hidden_state, moved_attributes, kept_cache, emptied_store, filled_inputs, changed_inputs, random_last, selective,
     never_called, segment_apart, unchecked_recompute, mode_flips, offload_without_device, checkpoints_itself,
+    replay_draws_again,
 )  # fmt: skip

@@ -6,6 +6,7 @@ Each program has the settings that count as its own, and a function that makes a
 from __future__ import annotations
 
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from typing import Any
 
 from explorer.plan.imports.settings_format import (
@@ -20,7 +21,7 @@ from explorer.plan.imports.settings_format import (
     whole,
     within,
 )
-from explorer.plan.names import Fqns, listed, some
+from explorer.plan.names import Fqns, is_within, listed, some
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Unit
 from explorer.record.policy_file import Reading
@@ -326,4 +327,53 @@ MEGATRON = SettingsFormat(
 )
 
 
-PROGRAMS = (HUGGING_FACE, TORCHTITAN, MEGATRON)
+# torch_remat as torchtitan configures it: `RematAC.Config(save_regions=["attention.qkv"])`. Each layer is replayed but
+# for the regions, whose names (patterns) are relative to a layer.
+
+_REMAT_VERSION = "torch_remat 0.2.2"
+
+
+def _is_remat_setting(path: str) -> bool:
+    return last(path) == "save_regions"
+
+
+def _read_remat(settings: Settings, graph: ModelGraph) -> Reading:
+    (regions,) = (value for path, value in settings.items() if _is_remat_setting(path))
+    names = regions if isinstance(regions, list) else [regions]
+    if not all(isinstance(name, str) for name in names):
+        raise refused(_REMAT_VERSION, f"save_regions is {regions!r}.", "It is a list of names of regions.")
+    _, layers = longest_list(_REMAT_VERSION, graph)
+    inside = {fqn for layer in layers for fqn in graph.by_fqn if is_within(fqn, layer) and fqn != layer}
+    saved = {fqn for fqn in inside for name in names if _is_region(fqn, name, layers)}
+    unknown = [name for name in names if not any(_is_region(fqn, name, layers) for fqn in inside)]
+    reasons = [f"{listed(unknown)} is kept there; no block has this name, so it is recomputed here."] if unknown else []
+    if saved:
+        reasons.append("There a layer is replayed around its kept regions; here the blocks beside them are recomputed.")
+    meaning = Meaning(
+        units=whole(fqn for layer in layers for fqn in _beside(layer, saved, graph)),
+        options=(("preserve_rng_state", False), ("early_stop", False), ("determinism_check", "none")),
+        reasons=tuple(reasons),
+        notes=("It sets no generator back: `check` names the blocks that draw random numbers.",),
+    )
+    return reading(_REMAT_VERSION, graph, meaning)
+
+
+def _is_region(fqn: str, name: str, layers: Fqns) -> bool:
+    return any(is_within(fqn, layer) and fnmatchcase(fqn.removeprefix(f"{layer}."), name) for layer in layers)
+
+
+def _beside(fqn: str, saved: set[str], graph: ModelGraph) -> Fqns:
+    """The largest called blocks at or below `fqn` that hold no kept block."""
+    if fqn in saved or not graph.by_fqn[fqn].n_calls and not graph.children[fqn]:
+        return ()
+    if not any(is_within(name, fqn) for name in saved):
+        return (fqn,)
+    return tuple(name for child in graph.children[fqn] for name in _beside(child.fqn, saved, graph))
+
+
+TORCH_REMAT = SettingsFormat(
+    name="torch_remat", written_for=_REMAT_VERSION, is_setting=_is_remat_setting, read=_read_remat
+)
+
+
+PROGRAMS = (HUGGING_FACE, TORCHTITAN, MEGATRON, TORCH_REMAT)

@@ -262,7 +262,7 @@ def test_what_a_layout_cannot_say_is_said() -> None:
         exported(file_of("layers.0"), "megatron-layout")
 
 
-CODE = ("huggingface", "diffusers", "lightning", "fsdp2", "torchtitan")
+CODE = ("huggingface", "diffusers", "lightning", "fsdp2", "torchtitan", "torch-remat")
 
 
 @pytest.mark.parametrize("target", CODE)
