@@ -32,19 +32,21 @@ SAMPLE = "sample_models/gpt.py&size=small"
 LOOK_S = 0.1
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 SIGNS = """() => {
-    const text = document.body.innerText
-    const metric = [...document.querySelectorAll('[data-testid="stMetric"]')].find((m) => /Step time/.test(m.innerText))
-    const graph = [...document.querySelectorAll("*")].some((e) => e.shadowRoot?.querySelector('[role="treeitem"]'))
-    const chart = document.querySelector(".js-plotly-plot .main-svg") !== null
+    const hosts = [...document.querySelectorAll("*")].filter((e) => e.shadowRoot)
+    const text = [document.body.innerText, ...hosts.map((e) => e.shadowRoot.textContent)].join(" ")
+    const graph = hosts.some((e) => e.shadowRoot.querySelector('[role="treeitem"]'))
+    const plots = [...document.querySelectorAll(".js-plotly-plot .main-svg")]
+    const chart = plots.some((e) => !e.closest(".st-key-waiting"))
     const elsewhere = /another machine/.test(text)
-    const timed = metric !== undefined && /\\d ms/.test(metric.innerText)
+    const timed = /Step time\\s*[\\d,.]+ ms/.test(text)
     const busy = [...document.querySelectorAll("button")].some((b) => b.innerText.trim() === "Cancel")
     return {
-        "what it is": document.querySelector(".st-key-tour_offer") !== null,
+        "what it is": document.querySelector(".st-key-tour_offer, .st-key-tour_begin") !== null,
         "recorded sample": chart && elsewhere,
-        "own graph": graph && !/graph was recorded/.test(text) && !elsewhere,
+        "own graph": graph && !elsewhere,
         "own timeline": chart && !elsewhere,
-        "all figures": chart && timed && !elsewhere && !busy,
+        "all figures": chart && timed && !elsewhere,
+        "measured": chart && timed && !elsewhere && !busy,
     }
 }"""
 
@@ -90,7 +92,7 @@ def _visit(browser: Any, app: Served, model: str, name: str) -> None:
     began, cpu = time.perf_counter(), _cpu_s(app.process.pid)
     page.goto(f"{app.url}/?model={model}", wait_until="commit")
     times: dict[str, tuple[float, float]] = {}
-    while "all figures" not in times and time.perf_counter() - began < LIMIT_S:
+    while "measured" not in times and time.perf_counter() - began < LIMIT_S:
         for sign, stands in page.evaluate(SIGNS).items() if page.query_selector("body") else ():
             if stands and sign not in times:
                 times[sign] = time.perf_counter() - began, _cpu_s(app.process.pid) - cpu

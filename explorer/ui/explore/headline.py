@@ -22,7 +22,11 @@ COUNTED: tuple[Origin, ...] = ("counted",)
 PREDICTED: tuple[Origin, ...] = ("predicted",)
 PINNED = "pinned baseline"
 PRESS = "press Run"
-BEING_TIMED = "being timed"
+FOLLOWS = {
+    Freshness.NOTHING: {"flop_ratio": "follows", "time_ratio": "follows"},
+    Freshness.BEING_TIMED: {"time_ratio": "being timed"},
+}
+"""Text under a figure that the run under way brings, by freshness and figure."""
 INSTEAD = {
     Freshness.RECORDED: "record again",
     Freshness.PREDICTED_BASELINE: "nothing runs",
@@ -84,11 +88,8 @@ def figures(view: View, drawn: Drawn) -> tuple[Headline, ...]:
     if comparison is not None and not view.stale:
         return tuple(_chosen(headline, drawn) for headline in headlines(comparison))
     before_run = _drawn(view.baseline or view.charted, drawn, INSTEAD.get(view.freshness))
-    if view.freshness is not Freshness.BEING_TIMED:
-        return before_run
-    return tuple(
-        replace(headline, delta=BEING_TIMED) if headline.key == "time_ratio" else headline for headline in before_run
-    )
+    follows = FOLLOWS.get(view.freshness, {}) if view.is_running else {}
+    return tuple(replace(headline, delta=follows.get(headline.key, headline.delta)) for headline in before_run)
 
 
 def _chosen(headline: Headline, drawn: Drawn) -> Headline:
@@ -104,7 +105,7 @@ def _cell(headline: Headline, view: View, *, was: str) -> Cell:
     compared = view.against and headline.origin and headline.key != "n_recompute"
     origin = ", ".join(headline.origin) + (f", against {view.against}" if compared else "")
     if view.stand_in is not None and headline.origin == MEASURED:
-        origin += ", before" if view.stand_in.here else ", elsewhere"
+        origin = "earlier" if view.stand_in.here else "elsewhere"
     origins = glossary.ORIGIN | ({"predicted": glossary.PREDICTED_ORIGIN} if view.predicted else {})
     meaning = [headline.tooltip, *(origins[origin] for origin in headline.origin)]
     return Cell(

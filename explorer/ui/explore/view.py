@@ -63,6 +63,8 @@ class View:
     """Sentence on runs out of memory, and on the baseline put together from the run that fitted."""
     stand_in: EarlierRun | None = None
     """The run shown as `baseline` until this machine has measured the model; None: the baseline answers the draft."""
+    is_running: bool = False
+    """Whether a job of the page is under way."""
     being_timed: bool = False
     """Whether the baseline is a part of a run that goes on: recorded, without times."""
     plans: tuple[Plan, ...] = ()
@@ -162,6 +164,7 @@ def view_of(state: ExploreState) -> View:
         other_options=baseline is not None and baseline.spec != same_options,
         did_not_fit=refused,
         stand_in=stand_in if missing else None,
+        is_running=state.job.id is not None,
         being_timed=being_timed,
         plans=plans,
         predicted=state.draft.predict,

@@ -186,9 +186,8 @@ ANSWERED = {
 
 def stand_in_text(age_s: float | None, *, here: bool) -> str:
     """Where and when a run was measured that stands in for one of this machine; None: bundled with the app."""
-    where = "Measured before the model's file changed" if here else "Recorded on another machine"
-    when = "" if age_s is None else f", {ago(age_s)}"
-    return f":blue-badge[:material/history: {'earlier' if here else 'recorded'}] {where}{when}."
+    where = "measured before the model's file changed" if here else "recorded on another machine"
+    return f":blue-badge[:material/history: {where}{'' if age_s is None else f', {ago(age_s)}'}]"
 
 
 def ago(age_s: float) -> str:
