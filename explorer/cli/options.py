@@ -131,6 +131,13 @@ class StepOptions(ConditionOptions):
             rich_help_panel="Step",
         ),
     ] = 1
+    holds_output: Annotated[
+        bool | None,
+        in_step(
+            "--hold-output/--drop-output",
+            help="Whether a variable holds the model's output until the step is over. By default for a card alone.",
+        ),
+    ] = None
     n_repeats: Annotated[
         int, bounded(RunSpec, "n_repeats", "--repeats", help="Timed steps.", rich_help_panel="Step")
     ] = N_REPEATS

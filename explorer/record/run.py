@@ -92,5 +92,12 @@ class RunSpec(Record):
     time_limit_s: Annotated[float, Meta(ge=0.0, le=1e7)] = 600.0
     card: Card | None = None
     """The GPU for which a step without data is predicted; None: the CPU."""
+    holds_output: bool | None = None
+    """Whether a variable holds what the model returned until the step is over; None: for a card it does."""
     memory_limit_bytes: Count | None = None
     """Limit of the process (CPU) or of the device (CUDA); None: all memory of the machine."""
+
+    @property
+    def output_is_held(self) -> bool:
+        """`holds_output`, or the default: on a card, where the memory counts."""
+        return self.card is not None if self.holds_output is None else self.holds_output

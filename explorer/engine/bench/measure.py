@@ -38,7 +38,7 @@ from explorer.engine.bench.step import (
     trainee_of,
 )
 from explorer.engine.device.cuda_rules import cuda_rules
-from explorer.engine.device.device import device_of
+from explorer.engine.device.device import Device, device_of
 from explorer.engine.device.memory_limit import failure_in_step, without_page_faults
 from explorer.engine.device.without_data import cast_buffers, without_data
 from explorer.engine.model.describe import describe_copy
@@ -325,12 +325,20 @@ class Session:
             readings.failure = failure_in_step(error)
 
 
-def measure_without_data(spec: RunSpec, report: Report = silent) -> Measurement:
+def step_without_loss(trainee: Trainee, on_phase: OnPhase) -> None:
+    """The step of the trainee's spec. The loss is not read: without data it has no value."""
+    gradients(trainee, on_phase)
+    optimizer_step(trainee, on_phase)
+
+
+def measure_without_data(
+    spec: RunSpec, report: Report = silent, step: Callable[[Trainee, OnPhase], None] = step_without_loss
+) -> Measurement:
     """The predicted memory of the step of `spec`, tick by tick, without memory for the parameters.
 
     The tracker sees every operator as in a measured step, but no kernel runs. If the spec names a card, CUDA's rules
-    are played, and the record says what the card holds. Raises BadInput on CUDA, ModelNotLoaded
-    and ModelFailed.
+    are played, and the record says what the card holds. `step` is another step for the model of `spec`, and may set
+    the trainee's optimizer. Raises BadInput on CUDA, ModelNotLoaded and ModelFailed.
     """
     if spec.device != "cpu":
         raise BadInput("A step without data is played on the CPU.", hint="Leave --device out.")
@@ -339,12 +347,7 @@ def measure_without_data(spec: RunSpec, report: Report = silent) -> Measurement:
     def cast(dtype: torch.dtype) -> torch.dtype:
         return cast_type(dtype, torch_dtype(spec))
 
-    def step(trainee: Trainee, on_phase: OnPhase) -> None:
-        """The step without its loss, which has no value here."""
-        gradients(trainee, on_phase)
-        optimizer_step(trainee, on_phase)
-
-    rules = cuda_rules() if spec.card is not None else nullcontext()
+    rules = cuda_rules(spec.card.capability) if spec.card is not None else nullcontext()
     with preserve_global_state(), without_data(cast), rules:
         meter("building the model without data")
         warm_checkpoint(device.torch)
@@ -353,13 +356,23 @@ def measure_without_data(spec: RunSpec, report: Report = silent) -> Measurement:
         with blaming(spec.model, loaded.inputs, "step without data"):
             trainee = trainee_of(spec, loaded)
             meter("playing a step")
-            step(trainee, ignore)  # the optimizer makes its state
+            first = _first_step(trainee, device, step)
             watched = watch_releases(trainee, tracker_of(trainee))
             meter("playing the step under the tracker")
             with recording_of(trainee, device, data=False) as recording:
                 step(trainee, recording.tracker.on_phase)
         run = with_releases(recording.measurement(spec), watched)
     if spec.card is not None:
-        return replace(run, origin="predicted", card=memory_on(spec.card, run), warnings=(LEFT_OUT,))
+        return replace(run, origin="predicted", card=memory_on(spec.card, run, first), warnings=(LEFT_OUT,))
     texts = ON_THE_CPU if spec.autocast == "none" else (*ON_THE_CPU, CPU_AUTOCAST)
     return replace(run, origin="predicted", warnings=texts)
+
+
+def _first_step(trainee: Trainee, device: Device, step: Callable[[Trainee, OnPhase], None]) -> Measurement | None:
+    """Takes the step in which the optimizer makes its state. None for torch's optimizers, of which the way is known."""
+    if step is step_without_loss:
+        step(trainee, ignore)
+        return None
+    with recording_of(trainee, device, data=False) as recording:
+        step(trainee, recording.tracker.on_phase)
+    return recording.measurement(trainee.spec)

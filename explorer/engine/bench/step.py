@@ -51,6 +51,8 @@ class Trainee:
     handle: PolicyHandle
     left_behind: str = ""
     """Why the trainee's model differs from the given model; empty if the two are equal."""
+    output: Any = None
+    """What the model returned last, until the step is over; None if the spec does not hold it."""
 
     def microbatches(self) -> Iterator[tuple[Any, Any]]:
         """(inputs, targets) of each microbatch: views of the batch, split along dimension 0."""
@@ -96,7 +98,9 @@ def run_step(trainee: Trainee, on_phase: OnPhase = ignore) -> float:
 
 def forward_backward(trainee: Trainee, on_phase: OnPhase = ignore) -> float:
     """Runs the step without its optimizer. Gradients start as None and are summed over the microbatches."""
-    return sum(loss.item() for loss in gradients(trainee, on_phase))
+    losses = gradients(trainee, on_phase)
+    trainee.output = None
+    return sum(loss.item() for loss in losses)
 
 
 def gradients(trainee: Trainee, on_phase: OnPhase) -> list[torch.Tensor]:
@@ -129,16 +133,20 @@ def forwards(trainee: Trainee, on_phase: OnPhase) -> None:
 
 
 def optimizer_step(trainee: Trainee, on_phase: OnPhase) -> None:
-    """Runs the optimizer, if the trainee has one."""
+    """Runs the optimizer, if the trainee has one, and ends the step."""
     if trainee.optimizer is not None:
         on_phase("optimizer")
         trainee.optimizer.step()
+    trainee.output = None
 
 
 def _loss(trainee: Trainee, inputs: Any, targets: Any) -> torch.Tensor:
-    """The loss. The output lives only in this frame, so backward starts with nothing but what autograd keeps."""
+    """The loss. Unless the spec holds the output, backward starts with nothing but what autograd keeps."""
     with autocast(trainee), torch.no_grad() if trainee.spec.forward_only else nullcontext():
-        return trainee.loss_function(call(trainee.model, inputs), targets)
+        output = call(trainee.model, inputs)
+        if trainee.spec.output_is_held:
+            trainee.output = output
+        return trainee.loss_function(output, targets)
 
 
 def autocast(trainee: Trainee) -> torch.autocast:

@@ -3,9 +3,7 @@
 The play runs on fake CPU tensors. torch's dispatcher takes other implementations of an operator while the block lasts:
 1. autocast casts by CUDA's lists, which differ from the CPU's (aten/src/ATen/autocast_mode.h);
 2. dropout is one operator that keeps a mask of one byte an element (`fused dropout`, ATen/native/Dropout.cpp);
-3. attention takes the flash kernel for half precision without a mask (ATen/native/transformers/cuda/sdp_utils.cpp).
-   Other attention takes the memory-efficient kernel if its rows are multiples of 16 bytes, and plain operators else.
-   Both kernels keep their log-sum-exp in float32.
+3. attention takes the kernel that torch takes on the card, see cuda_attention.py.
 
 The implementations are those of the whole process: a play for a card belongs in a process of its own.
 """
@@ -15,10 +13,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from explorer.engine.device.cuda_attention import attention
 
 
 def _words(text: str) -> frozenset[str]:
@@ -41,39 +42,70 @@ prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm 
 linalg_matrix_norm.str_ord sum sum.dim_IntList
 """)
 """Operators that autocast gives float32 as their `dtype`; no input is cast."""
-LOWER = _words("addmv addr mv chain_matmul linalg_multi_dot lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell")
-"""Operators that autocast runs in half precision on CUDA and leaves alone on the CPU. The others are cast by both."""
+LOWER = _words("""
+addmv addr mv einsum chain_matmul linalg_multi_dot lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
+""")
+"""Operators that autocast runs in half precision on CUDA and leaves alone on the CPU."""
+LOWER_ON_BOTH = _words("""
+conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input conv_transpose3d.input _convolution.deprecated
+prelu addmm matmul mm linalg_vecdot linear addbmm baddbmm bmm scaled_dot_product_attention
+""")
+"""Operators that autocast runs in half precision on both."""
+PROMOTED = _words("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add")
+"""Operators that autocast runs on inputs cast to the widest type among them."""
+LEFT_TO_THE_CPU = LOWER_ON_BOTH | _words(
+    "conv1d.padding conv2d.padding conv3d.padding _native_multi_head_attention mkldnn_rnn_layer index_copy"
+)
+"""Operators whose rule of the CPU's autocast stays in force."""
 AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
-MOST_FLASH_HEAD = 256
 Kernel = Callable[..., Any]
+Casts = dict[int, tuple[Tensor, Tensor]]
+"""Parameters and their copies in half precision, by the parameter's id: autocast makes each copy once."""
 
 
 @contextmanager
-def cuda_rules() -> Iterator[None]:
-    """Operators inside follow CUDA's rules. Not for use in a process that runs anything else meanwhile."""
+def cuda_rules(capability: str = "") -> Iterator[None]:
+    """Operators inside follow the rules of a card of that compute capability (`9.0`); empty: of 8.0.
+
+    Not for use in a process that runs anything else meanwhile.
+    """
     library = torch.library.Library("aten", "IMPL")  # noqa: TOR901
+    casts: Casts = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that an operator is replaced
-        for name, kernel, key in _rules():
-            library.impl(name, kernel, key)
-        for name in _cpu_lists() - FLOAT32 - FLOAT32_RESULT:
+        rules = list(_rules(tuple(map(int, (capability or "8.0").split("."))), casts))
+        for name in _cpu_lists() - LEFT_TO_THE_CPU - {name for name, *_ in rules}:
             library.impl(name, torch.library.fallthrough_kernel, "AutocastCPU")
+        for name, kernel, key in rules:
+            library.impl(name, kernel, key)
+    clear = torch.clear_autocast_cache
+
+    def clear_both() -> None:
+        """autocast's exit calls this by its name in torch."""
+        casts.clear()
+        clear()
+
+    torch.clear_autocast_cache = clear_both
     try:
         yield
     finally:
+        torch.clear_autocast_cache = clear
         library._destroy()
 
 
-def _rules() -> Iterator[tuple[str, Kernel, str]]:
+def _rules(capability: tuple[int, ...], casts: Casts) -> Iterator[tuple[str, Kernel, str]]:
     """(operator, implementation, dispatch key) of each rule."""
     for name in FLOAT32:
-        yield name, _cast_to(operator(name), lambda: torch.float32), "AutocastCPU"
+        yield name, _on_cast(operator(name), lambda _: Tensor.float), "AutocastCPU"
     for name in FLOAT32_RESULT:
         yield name, _with_float32_result(operator(name)), "AutocastCPU"
     for name in LOWER:
-        yield name, _cast_to(operator(name), lambda: torch.get_autocast_dtype("cpu")), "AutocastCPU"
+        yield name, _on_cast(operator(name), lambda _: partial(_lowered, casts)), "AutocastCPU"
+    for name in PROMOTED:
+        yield name, _on_cast(operator(name), _promoting), "AutocastCPU"
+    yield "binary_cross_entropy", _refuse_binary_cross_entropy, "AutocastCPU"
     yield "dropout", _dropout, "AutogradCPU"
-    yield "scaled_dot_product_attention", _attention, "AutogradCPU"
+    yield "scaled_dot_product_attention", partial(attention, capability), "AutogradCPU"
 
 
 def operator(name: str) -> Any:
@@ -82,18 +114,10 @@ def operator(name: str) -> Any:
     return getattr(getattr(torch.ops.aten, base), overload or "default")
 
 
-LISTED_ON_CUDA = _words("""
-conv1d conv1d.padding conv2d conv2d.padding conv3d conv3d.padding conv_tbc conv_transpose1d conv_transpose2d.input
-conv_transpose3d.input _convolution.deprecated prelu addmm matmul mm linalg_vecdot linear addbmm baddbmm bmm
-_native_multi_head_attention mkldnn_rnn_layer scaled_dot_product_attention cat stack index_copy
-""")
-"""Operators on a list of the CPU for which CUDA's autocast does the same."""
-
-
 def _cpu_lists() -> set[str]:
-    """Operators that the CPU's autocast casts to float32 and CUDA's leaves alone."""
+    """Operators that the CPU's autocast casts."""
     names = torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCPU")
-    return {name.removeprefix("aten::") for name in names} - LISTED_ON_CUDA
+    return {name.removeprefix("aten::") for name in names}
 
 
 def _is_cast(value: Any) -> bool:
@@ -105,17 +129,48 @@ def _is_cast(value: Any) -> bool:
     )
 
 
-def _cast_to(function: Any, dtype: Callable[[], torch.dtype]) -> Kernel:
-    def cast(value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return type(value)(map(cast, value))
-        return value.to(dtype()) if _is_cast(value) else value
+def _on_cast(function: Any, casting: Callable[[list[Any]], Callable[[Tensor], Tensor]]) -> Kernel:
+    """`function` on cast tensors. `casting` says how tensors are cast, given all arguments.
+
+    Tensors of a list are cast in their order, arguments from the last to the first: C++ leaves the order of arguments
+    open, and torch's compiler takes the last first. The order shows in the addresses.
+    """
 
     def kernel(*arguments: Any, **options: Any) -> Any:
+        cast_one = casting([*arguments, *options.values()])
+
+        def cast(value: Any) -> Any:
+            if isinstance(value, list | tuple):
+                return type(value)(map(cast, value))
+            return cast_one(value) if _is_cast(value) else value
+
         with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
-            return function(*cast(arguments), **{name: cast(value) for name, value in options.items()})
+            named = {name: cast(value) for name, value in reversed(options.items())}
+            return function(*reversed([cast(value) for value in reversed(arguments)]), **named)
 
     return kernel
+
+
+def _lowered(casts: Casts, tensor: Tensor) -> Tensor:
+    """`tensor` in half precision. Copies of parameters stay until autocast ends, as `cached_cast` keeps them."""
+    dtype = torch.get_autocast_dtype("cpu")
+    is_parameter = tensor.requires_grad and tensor.is_leaf and tensor.dtype == torch.float32 and not tensor._is_view()
+    if not (is_parameter and torch.is_autocast_cache_enabled()):
+        return tensor.to(dtype)
+    if id(tensor) not in casts:
+        casts[id(tensor)] = tensor, tensor.to(dtype)
+    return casts[id(tensor)][1]
+
+
+def _promoting(arguments: list[Any]) -> Callable[[Tensor], Tensor]:
+    leaves = (leaf for value in arguments for leaf in (value if isinstance(value, list | tuple) else (value,)))
+    is_float32 = any(leaf.dtype == torch.float32 for leaf in leaves if _is_cast(leaf))
+    dtype = torch.float32 if is_float32 else torch.get_autocast_dtype("cpu")
+    return lambda tensor: tensor.to(dtype)
+
+
+def _refuse_binary_cross_entropy(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("binary_cross_entropy is refused under autocast on CUDA: take binary_cross_entropy_with_logits")
 
 
 def _with_float32_result(function: Any) -> Kernel:
@@ -137,48 +192,3 @@ def _dropout(tensor: Tensor, p: float, train: bool) -> Tensor:
         return tensor
     dropped: Tensor = torch.ops.aten.native_dropout(tensor, p, train)[0]
     return dropped
-
-
-ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-
-
-def _attention(*arguments: Any, **options: Any) -> Tensor:
-    """Arguments are those of `scaled_dot_product_attention`; the dispatcher leaves defaults out."""
-    values = dict(zip(ATTENTION, arguments)) | options
-    query, key, value = values["query"], values["key"], values["value"]
-    attn_mask, scale = values.get("attn_mask"), values.get("scale")
-    dropout_p, is_causal = values.get("dropout_p", 0.0), values.get("is_causal", False)
-    grouped = values.get("enable_gqa", False)
-    head = query.shape[-1]
-    half = query.dtype in (torch.float16, torch.bfloat16)
-    is_flash = half and attn_mask is None and head <= MOST_FLASH_HEAD
-    is_aligned = is_flash or head * query.element_size() % 16 == 0
-    if query.dim() != 4 or head != value.shape[-1] or query.dtype == torch.float64 or not is_aligned:
-        math = torch.ops.aten._scaled_dot_product_attention_math
-        plain: Tensor = math(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped)[0]
-        return plain
-    scale = head**-0.5 if scale is None else scale
-    if is_flash:
-        padded = [_padded(tensor, 8) for tensor in (query, key, value)]
-        flash = torch.ops.aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)
-        result: Tensor = flash[0]
-        return result[..., :head] if result.shape[-1] != head else result
-    if grouped and query.shape[-3] != key.shape[-3]:
-        n = query.shape[-3] // key.shape[-3]
-        key, value = key.repeat_interleave(n, -3), value.repeat_interleave(n, -3)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), float("-inf"))
-    if attn_mask is not None:
-        attn_mask = attn_mask.expand(*query.shape[:-1], key.shape[-2])
-    needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
-    efficient = torch.ops.aten._scaled_dot_product_efficient_attention(
-        query, key, value, attn_mask, needs_gradient, dropout_p, is_causal, scale=scale
-    )
-    attended: Tensor = efficient[0]
-    return attended
-
-
-def _padded(tensor: Tensor, multiple: int) -> Tensor:
-    """The last dimension filled up to a multiple, as the flash kernel asks for it."""
-    short = -tensor.shape[-1] % multiple
-    return torch.nn.functional.pad(tensor, (0, short)) if short else tensor

@@ -7,13 +7,13 @@ twelve steps.
 A step of the record is taken as the loop that most people write:
 1. parameters, buffers and the batch exist before the step, in the order of the record;
 2. gradients of the step before are freed first (`zero_grad`);
-3. what the model returned stays in a variable until the step is over;
-4. the optimizer's state is made when the first step reaches the optimizer, all of it at once, as torch's optimizers do;
-5. the first matrix product of a thread takes a workspace for cuBLAS; forward and backward are two threads.
+3. the optimizer's state is made when the first step reaches the optimizer, all of it at once, as torch's optimizers do;
+   an optimizer that does otherwise needs a record of its first step;
+4. the first matrix product of a thread takes a workspace for cuBLAS; forward and backward are two threads.
 
 In a step that a user's own loop recorded, lifetimes are those of the record:
-6. what is alive at the end of the step lives until the next step has made it again, as a variable does;
-7. gradients die where the record frees those of the step before.
+5. what is alive at the end of the step lives until the next step has made it again, as a variable does;
+6. gradients die where the record frees those of the step before.
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ class _Program:
     """Entries alive before the step."""
     events: list[list[tuple[int, bool]]]
     """(entry, whether it is born) of each tick."""
-    outputs: set[int]
     phase_of: list[int]
     phases: tuple[PhaseSpan, ...]
     user_loop: bool = False
@@ -91,17 +90,16 @@ def program_of(run: Measurement) -> _Program:
     if log is None:
         raise BadInput("A card is filled from a timeline, and this run has none.", hint="Run it again.")
     events: list[list[tuple[int, bool]]] = [[] for _ in range(log.n_ticks + 1)]
-    outputs = set() if user_loop else _outputs(log)
     for entry, (born, died) in enumerate(zip(log.born, log.died)):
         if born > 0:
             events[born].append((entry, True))
-        if 0 < died <= log.n_ticks and entry not in outputs:
+        if 0 < died <= log.n_ticks:
             events[died].append((entry, False))
     first = [entry for entry, born in enumerate(log.born) if born == 0]
     phase_of = [0] * (log.n_ticks + 1)
     for index, span in enumerate(phases):
         phase_of[span.first_tick : span.end_tick] = [index] * (min(span.end_tick, log.n_ticks + 1) - span.first_tick)
-    program = _Program(log, first, events, outputs, phase_of, phases, user_loop)
+    program = _Program(log, first, events, phase_of, phases, user_loop)
     survivors = defaultdict(list)
     for entry in program.survivors():
         survivors[log.n_bytes[entry], log.role[entry] == GRADIENT].append(entry)
@@ -110,17 +108,6 @@ def program_of(run: Measurement) -> _Program:
         if log.died[entry] <= log.n_ticks and survivors[key]:
             program.replaced[entry] = survivors[key].pop(0)
     return program
-
-
-def _outputs(log: Allocations) -> set[int]:
-    """Entries that the model returned and that were made in the step."""
-    calls, at = log.calls, 0
-    entries: set[int] = set()
-    for block, n_inputs, n_outputs in zip(calls.block, calls.n_inputs, calls.n_outputs):
-        if not log.blocks[block]:
-            entries |= set(calls.entries[at + n_inputs : at + n_inputs + n_outputs])
-        at += n_inputs + n_outputs
-    return {entry for entry in entries if entry >= 0 and log.born[entry] > 0}
 
 
 @dataclass
@@ -178,16 +165,24 @@ class _Play:
             self.allocator.release(self.live.pop(entry))
 
     def _remake(self, entry: int) -> None:
-        """A variable gets its new value while the old one is alive (rule 6). State of the optimizer is made once."""
+        """A variable gets its new value while the old one is alive (rule 5). State of the optimizer is made once."""
         if self.program.role(entry) != STATE:
             old = self.live.pop(entry)
             self._take(entry)
             self.allocator.release(old)
 
-    def end(self) -> None:
-        """The locals of the step die."""
-        for entry in self.program.outputs & set(self.live):
-            self.allocator.release(self.live.pop(entry))
+    def follow(self, program: _Program) -> None:
+        """Goes on with steps of another record. Its first entries lie in the blocks of what is alive, by size."""
+        alive = defaultdict(list)
+        for entry, block in self.live.items():
+            if self.program.role(entry) != GRADIENT:
+                alive[block.request_bytes].append(entry)
+        before, self.live, self.program = self.live, {}, program
+        for entry in program.first:
+            if candidates := alive[program.log.n_bytes[entry]]:
+                self.live[entry] = before.pop(candidates.pop(0))
+        for block in before.values():
+            self.allocator.release(block)
 
     def _take(self, entry: int) -> None:
         log, self.entry = self.program.log, entry
@@ -204,17 +199,18 @@ class _Play:
         self.reserved = max(self.reserved, self.allocator.reserved_bytes)
 
 
-def memory_on(card: Card, run: Measurement) -> CardMemory:
+def memory_on(card: Card, run: Measurement, first: Measurement | None = None) -> CardMemory:
     """What `run`'s step holds on `card`, also under the options of OTHER_OPTIONS.
 
+    `first` is the step before it, in which the optimizer made its state; None: torch's optimizers make it at once.
     Raises BadInput if the run has no timeline, and for options that cannot be read.
     """
-    program = program_of(run)
+    programs = tuple(program_of(step) for step in (first, run) if step is not None)
     others = [replace(card, options=options) for options in OTHER_OPTIONS if options != card.options]
-    memory = _memory(card, program)
+    memory = _memory(card, programs)
     if run.origin == "recorded" and run.environment.device == "cpu":
         memory = replace(memory, unknown=(UnknownMemory(what=OTHER_KERNELS), *memory.unknown))
-    return replace(memory, other_settings=tuple(_setting(_memory(other, program)) for other in others))
+    return replace(memory, other_settings=tuple(_setting(_memory(other, programs)) for other in others))
 
 
 def _setting(memory: CardMemory) -> OtherSetting:
@@ -226,17 +222,19 @@ def _setting(memory: CardMemory) -> OtherSetting:
     )
 
 
-def _memory(card: Card, program: _Program) -> CardMemory:
+def _memory(card: Card, programs: tuple[_Program, ...]) -> CardMemory:
+    """The step of the last program, repeated; programs before it run once."""
     options = parse_options(card.options)
-    play = _Play(
-        program, CachingAllocator(capacity_bytes(card), options), workspace_bytes(card.capability, card.cublas)
-    )
+    workspace = workspace_bytes(card.capability, card.cublas)
+    play = _Play(programs[0], CachingAllocator(capacity_bytes(card), options), workspace)
     refused, before = None, (-1, -1)
     try:
         play.opening()
+        for program in programs[1:]:
+            play.run()
+            play.follow(program)
         while play.step < MOST_STEPS:
             play.run()
-            play.end()
             if (state := (play.allocated, play.allocator.reserved_bytes)) == before:
                 break
             before = state
@@ -250,7 +248,7 @@ def _memory(card: Card, program: _Program) -> CardMemory:
         workspace_bytes=len(play.threads) * play.workspace,
         n_steps=play.step,
         refused=refused,
-        unknown=_unknown(program.log),
+        unknown=_unknown(programs[-1].log),
         not_checked=options.played,
         not_played=options.not_played,
     )
@@ -265,13 +263,13 @@ def excess_bytes(run: Measurement) -> int:
 
 def is_granted(card: Card, run: Measurement) -> bool:
     """Whether `card` has memory for every request of the step of `run`."""
-    return _memory(card, program_of(run)).refused is None
+    return _memory(card, (program_of(run),)).refused is None
 
 
 def reserved_bytes(card: Card, run: Measurement) -> int:
     """What the step of `run` would reserve if `card` had no end."""
     endless = replace(card, total_bytes=LARGEST_CARD, taken_bytes=0)
-    return _memory(endless, program_of(run)).reserved_bytes
+    return _memory(endless, (program_of(run),)).reserved_bytes
 
 
 def _refusal(play: _Play, n_bytes: int) -> RefusedRequest:
