@@ -229,7 +229,7 @@ def gradients_panel(comparison: Comparison) -> None:
             st.markdown(
                 f"{ICONS[verdict]} **Every bit of {count(len(comparison.gradients), 'gradient')} is the same.**"
             )
-            st.dataframe(seal(comparison), key="seal_rows", hide_index=True, width="content", alt="What was compared")
+            st.table(seal(comparison), border="horizontal")
     else:
         draw(gradient_chart(comparison), key="gradients")
     st.markdown("**What else the step left behind**")

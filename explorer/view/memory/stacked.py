@@ -106,7 +106,9 @@ def add_names(fig: go.Figure, layers: Sequence[Layer], x: Positions, heights: Po
     for layer, high, low in zip(layers, tops, tops - sample, strict=True):
         width = int(np.ceil(len(layer.name) * LETTER * N_PLACES))
         floor, roof = sliding_window_view(low, width).max(axis=1), sliding_window_view(high, width).min(axis=1)
-        place = int((roof - floor).argmax())
+        room = roof - floor
+        roomy = np.flatnonzero(room >= 0.9 * room.max())
+        place = int(roomy[len(roomy) // 2])
         if layer.pale or roof[place] - floor[place] < line:
             continue
         fig.add_annotation(

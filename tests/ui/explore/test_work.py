@@ -53,7 +53,7 @@ def test_every_tab_shows_its_record_before_and_after_a_run(app: App) -> None:
     for tab in ("Memory", "Budget", "More"):
         open_tab(at, tab)
     at = open_tab(at, "Gradients")
-    evidence = next(frame.value for frame in at.dataframe if "compared" in frame.value)
+    evidence = at.table[0].value
     assert not at.get("plotly_chart") and list(evidence["tensors"]) == list(evidence["bitwise equal"])
 
 
