@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +16,10 @@ from tests.browser.settled import press, settled
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
+HERE = Path(__file__).resolve().parent
+MOST_CONTROLS = 35
+LEAST_PLOT, MOST_ABOVE = 420, 120
+"""Pixels of height of the timeline's plot, and of all that stands above it in its column, at 1440 x 900."""
 CONTROLS = {
     "button", "checkbox", "combobox", "link", "menuitem", "radio", "searchbox", "slider", "spinbutton", "switch", "tab",
     "textbox", "treeitem",
@@ -63,3 +68,15 @@ def test_every_word_on_every_page_reads_and_every_control_has_a_name(
         look(link)
     assert {place: words for place, words in faint.items() if words} == {}
     assert {place: names for place, names in nameless.items() if names} == {}
+
+
+def test_the_first_screen_has_few_controls_and_its_chart_has_the_page(page: Page, serve: Callable[..., object]) -> None:
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto(serve(APP).url)  # type: ignore[attr-defined]
+    page.get_by_test_id("stPlotlyChart").first.wait_for()
+    controls = settled(page).evaluate((HERE / "controls.js").read_text())["controls"]
+    assert 20 < len(controls) <= MOST_CONTROLS, controls
+    column = page.locator(".st-key-results").bounding_box()
+    plot = page.locator(".st-key-results .nsewdrag").first.bounding_box()
+    assert column is not None and plot is not None
+    assert plot["height"] >= LEAST_PLOT and plot["y"] - column["y"] <= MOST_ABOVE, (plot, column)

@@ -107,10 +107,10 @@ def add_names(fig: go.Figure, layers: Sequence[Layer], x: Positions, heights: Po
         width = int(np.ceil(len(layer.name) * LETTER * N_PLACES))
         floor, roof = sliding_window_view(low, width).max(axis=1), sliding_window_view(high, width).min(axis=1)
         room = roof - floor
+        if layer.pale or room.max() < line:
+            continue
         roomy = np.flatnonzero(room >= 0.9 * room.max())
         place = int(roomy[len(roomy) // 2])
-        if layer.pale or roof[place] - floor[place] < line:
-            continue
         fig.add_annotation(
             text=layer.name, x=float(grid[place + width // 2]), y=float(roof[place] + floor[place]) / 2,
             showarrow=False, font={"size": 12}, name=ON_AREA,
