@@ -16,6 +16,7 @@ from explorer.lab.derivatives import DERIVATIVES
 from explorer.lab.early_stop import BEGUN, ENDED
 from explorer.lab.kit.rows import DISTANCE
 from explorer.lab.no_grad_input import MISSING
+from explorer.lab.regions import RegionBlock
 from explorer.lab.run import run_lab
 from explorer.lab.segment_memory import PEAK
 from explorer.lab.wrap_in_place import QUESTIONS
@@ -50,6 +51,19 @@ def test_masks_and_gradients_need_the_snapshot_and_the_loss_does_not_tell(p: str
     # 4 x 512 elements: four standard errors of a share near one half are below 0.05.
     assert sum(shares) / len(shares) == pytest.approx(2 * float(p) * (1 - float(p)), abs=0.05)
     assert all(row.value("mask elements that differ") == 0 for row in right.rows[2:])
+
+
+def test_a_replay_without_a_snapshot_is_torch_remats_and_wrong_at_an_equal_loss() -> None:
+    lesson = run("regions", p="0.1")
+    assert [row.outcome for row in lesson.rows] == ["baseline", "different", "bitwise equal", "bitwise equal"]
+    assert len({row.value("loss") for row in lesson.rows}) == 1
+    assert 0.1 < value(lesson, "replayed", DISTANCE) < 0.5
+    remat = pytest.importorskip("torch_remat")
+    block, x, gradients = RegionBlock(0.5, "replayed"), torch.ones(4, 16), []
+    for forward in (block, remat.checkpoint()(block.body)):
+        torch.manual_seed(0)
+        gradients += torch.autograd.grad(forward(x).square().sum(), block.up.weight)
+    assert torch.equal(*gradients)
 
 
 def test_one_snapshot_for_the_model_gives_every_block_the_first_mask() -> None:
