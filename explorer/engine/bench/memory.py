@@ -76,7 +76,8 @@ def owner(name: str) -> str:
 
 def memory_limit(device: Device, trainee: Trainee) -> AbstractContextManager[None]:
     """Limits the trainee and its step to the spec's memory. Raises OutOfMemory if the trainee alone holds more."""
-    return device.memory_limit(trainee.spec.memory_limit_bytes, bytes_before_step(trainee))
+    limit_bytes = trainee.spec.memory_limit_bytes
+    return device.memory_limit(limit_bytes, 0 if limit_bytes is None else bytes_before_step(trainee))
 
 
 def trainee_tensors(trainee: Trainee) -> list[KnownTensor]:

@@ -128,25 +128,31 @@ def imported_numpy() -> ModuleType | None:
     return module if module is not None and hasattr(module, "random") else None
 
 
-def is_generator(value: Any) -> bool:
-    """Whether `value` is a torch.Generator, random.Random, numpy Generator or RandomState, and not a process global."""
-    if isinstance(value, torch.Generator):
-        return True
-    if isinstance(value, random.Random):
-        return not isinstance(value, random.SystemRandom) and value is not getattr(random, "_inst", None)
+def generator_kinds() -> tuple[type, ...]:
+    """Classes of generator objects in this process."""
     numpy = imported_numpy()
-    if numpy is None or not isinstance(value, (numpy.random.Generator, numpy.random.RandomState)):
+    return (torch.Generator, random.Random) + ((numpy.random.Generator, numpy.random.RandomState) if numpy else ())
+
+
+def is_generator(value: Any, kinds: tuple[type, ...] | None = None) -> bool:
+    """Whether `value` is a torch.Generator, random.Random, numpy Generator or RandomState, and not a process global.
+
+    `kinds` are those of `generator_kinds`, for callers that ask about many values.
+    """
+    if not isinstance(value, kinds or generator_kinds()) or isinstance(value, random.SystemRandom):
         return False
-    return value is not numpy.random.mtrand._rand
+    numpy = imported_numpy()
+    return value is not getattr(random, "_inst", None) and (numpy is None or value is not numpy.random.mtrand._rand)
 
 
 def generators_of(model: nn.Module) -> dict[str, Any]:
     """Generators that modules hold as attributes, by the dotted path that a policy uses."""
+    kinds = generator_kinds()
     return {
         f"{fqn}.{name}".lstrip("."): value
         for fqn, module in model.named_modules()
         for name, value in vars(module).items()
-        if is_generator(value)
+        if isinstance(value, kinds) and is_generator(value, kinds)
     }
 
 

@@ -83,12 +83,21 @@ class Storages:
     def see_all(self, out: Any, op: int) -> None:
         """Notes every storage in the result of operator number `op`."""
         if isinstance(out, torch.Tensor):
-            if self._is_here(out):
+            if self._is_here(out) and not self._is_watched(out):
                 for storage in _storages(out):
                     self._see(storage, op, out.dtype)
         elif isinstance(out, (tuple, list)):
             for part in out:
                 self.see_all(part, op)
+
+    def _is_watched(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor's storage is watched and has not been resized: the common case, a write in place."""
+        try:
+            storage = tensor.untyped_storage()
+        except (NotImplementedError, RuntimeError):
+            return False
+        watched = self._live.get(storage._cdata)
+        return watched is not None and self.n_bytes[watched.index] == storage.nbytes()
 
     def _see(self, storage: torch.UntypedStorage, op: int, dtype: torch.dtype) -> int:
         """Number of the storage, born now if it is new or resized; NONE for a storage without bytes."""

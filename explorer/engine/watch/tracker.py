@@ -39,6 +39,7 @@ from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from explorer.engine.watch.flops import formula, lacks_formula
 from explorer.engine.watch.scopes import BlockWatch, Frame
@@ -111,7 +112,10 @@ class Tracker(BlockWatch):
         """FLOPs by (phase, block), of the block's own operators only."""
         self.begin_ns = self.end_ns = 0
         self._phase = FORWARD
-        self._operators: dict[Any, tuple[int, Any]] = {}
+        self._operators: dict[int, tuple[int, Any]] = {}
+        """Number and formula by the operator's identity."""
+        self._func_objects: list[Any] = []
+        """The operators, so that no identity is given away."""
         self._model = model
         self._before_step = list(before_step)
         self._open = ExitStack()
@@ -125,10 +129,12 @@ class Tracker(BlockWatch):
             self.storages.tag(self._before_step)
             self.storages.n_before_step = len(self.storages.n_bytes)
             self._before_step.clear()  # else no older storage could die
+            handles: list[RemovableHandle] = []
+            opened.callback(list, map(RemovableHandle.remove, handles))  # runs at exit, over all handles then
             for name, parameter in self._model.named_parameters():
                 if parameter.requires_grad:
                     hook = self._gradient(name.rpartition(".")[0])
-                    opened.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
+                    handles.append(parameter.register_post_accumulate_grad_hook(hook))
             self._main = self.scopes.frame
             self._main.first_node[0] = torch._C._autograd._get_sequence_nr()
             super().__enter__()
@@ -175,7 +181,8 @@ class Tracker(BlockWatch):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, out = kwargs or {}, None
         try:
-            operator = VIEW if self.trouble else self._operators.get(func) or self._learn(func)
+            # By identity: an operator of torch computes its hash in Python.
+            operator = VIEW if self.trouble else self._operators.get(id(func)) or self._learn(func)
             # Rule 4: a view makes no storage and computes nothing.
             if operator is not VIEW:
                 frame: Any = self.scopes.frame
@@ -218,7 +225,8 @@ class Tracker(BlockWatch):
             if lacks_formula(func):
                 self.uncounted.append(operator[0])
             self.op_names.append(str(func))
-        self._operators[func] = operator
+        self._operators[id(func)] = operator
+        self._func_objects.append(func)
         return operator
 
     def _phase_of(self, frame: Frame) -> int:
