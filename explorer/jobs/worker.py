@@ -12,6 +12,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import platformdirs
+from msgspec.structs import replace
 
 from explorer.child_process.forks import WARM, Forks
 from explorer.engine.device.free_memory import n_oom_kills
@@ -33,7 +34,9 @@ from explorer.jobs.protocol import (
 from explorer.jobs.service import Process, Service
 from explorer.jobs.work import work
 from explorer.record.base import Record, from_msgpack, to_msgpack
+from explorer.record.measurement import Measurement
 from explorer.record.plan import Report
+from explorer.record.policy import Policy
 
 
 def answer(request: Request, report: Report) -> Record:
@@ -66,6 +69,18 @@ def _measured(request: Measure, report: Report) -> Record:
     return ways.measure(request.spec, report)
 
 
+def _plans(request: FindPlans, report: Report) -> Record:
+    from explorer.plan.planners.front import find_plans
+
+    def played(policy: Policy) -> Measurement:
+        from explorer.engine.bench.measure import measure_without_data
+
+        spec = replace(request.run.spec, policy=policy)
+        return request.run if spec == request.run.spec else measure_without_data(spec, report)
+
+    return find_plans(request.run, request.graph, request.wish, report, played)
+
+
 def _answer(request: Request, report: Report) -> Record:
     match request:
         case Describe():
@@ -85,9 +100,7 @@ def _answer(request: Request, report: Report) -> Record:
 
             return draw_autograd(request.spec, request.block, report)
         case FindPlans():
-            from explorer.plan.planners.front import find_plans
-
-            return find_plans(request.run, request.graph, request.wish, report)
+            return _plans(request, report)
         case RunLab():
             from explorer.lab.run import run_lab
 
@@ -141,7 +154,9 @@ class Starter:
 def needs_of(request: Request) -> tuple[str, ...]:
     """Modules that the server imports before the job starts. A first graph waits for the first module only."""
     match request:
-        case Describe() | FindPlans() | FindJointPlan() | Measure(with_graph=True):
+        case FindPlans(wish=wish):
+            return WARM[: 3 if wish.card else 1]
+        case Describe() | FindJointPlan() | Measure(with_graph=True):
             return WARM[:1]
         case Measure() | Compare() | SaveSnapshot():
             return WARM[:3]

@@ -12,6 +12,7 @@ from typing import Literal
 from explorer.errors import BadInput
 from explorer.record.base import Record
 from explorer.record.card import CardMemory
+from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy
 from explorer.record.run import PipelinePlan
 
@@ -156,10 +157,12 @@ class Plan(Record):
 
 
 class Wish(Record):
-    """The budget of a person: bytes, or extra time as a share of the step; without both, the whole front."""
+    """The budget of a person: bytes, extra time as a share of the step, or the run's card; else the whole front."""
 
     budget_bytes: int | None = None
     more_time: float | None = None
+    card: bool = False
+    """What the card's allocator reserves stays within the card."""
 
 
 class Front(Record):
@@ -168,6 +171,8 @@ class Front(Record):
     plans: tuple[Plan, ...] = ()
     refusal: str = ""
     """Why no plan meets the budget that was wished for; the plan is then that of the least peak."""
+    step: Measurement | None = None
+    """The step under the plan for a card, predicted; None: the wish was no card."""
 
 
 class CapWish(Record):

@@ -11,7 +11,7 @@ from explorer.errors import BadInput
 from explorer.jobs.protocol import Compare, Describe, DrawAutograd, FindPlans, Measure
 from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.planners.front import find_plans
-from explorer.record import Failure, Measurement, ModelGraph
+from explorer.record import Failure, Measurement, ModelGraph, Policy, RunSpec
 from explorer.record.base import to_json
 from explorer.record.graph import AutogradPicture, AutogradPictures
 from explorer.record.plan import Front, Progress, Wish, silent
@@ -73,9 +73,7 @@ class FakeWorker:
             case Describe():
                 job.finish(self.graph)
             case Measure(spec=spec, without_data=True):
-                played = graphs.measured(self.graph, spec)
-                card = memory_on(spec.card, played) if spec.card is not None else None
-                job.finish(replace(played, origin="predicted", times=None, warnings=(UNSAFE,), card=card))
+                job.finish(self.played(spec))
             case Measure(spec=spec, with_graph=with_graph):
                 job.finish(replace(graphs.measured(self.graph, spec), graph=self.graph if with_graph else None))
             case Compare(candidate=spec):
@@ -90,11 +88,22 @@ class FakeWorker:
         if self.store is not None and job.keep and not job.warning and not unkept:
             job.run_id = self.store.save(job.result)
 
+    def played(self, spec: RunSpec) -> Measurement:
+        """A step without data."""
+        step = graphs.measured(self.graph, spec)
+        card = memory_on(spec.card, step) if spec.card is not None else None
+        return replace(step, origin="predicted", times=None, warnings=(UNSAFE,), card=card)
+
     def plan(self, job: FakeJob, asked: tuple[Measurement, ModelGraph, Wish]) -> None:
         """What the real planner finds; the same question is answered once."""
+        spec = asked[0].spec
+
+        def play(policy: Policy) -> Measurement:
+            return self.played(replace(spec, policy=policy))
+
         name = to_json((asked[0].spec, asked[1].fingerprint, asked[2])).decode()
         try:
-            PLANS[name] = PLANS.get(name) or find_plans(*asked, silent)
+            PLANS[name] = PLANS.get(name) or find_plans(*asked, silent, play)
             job.finish(PLANS[name])
         except BadInput as error:
             job.finish(failure=Failure(kind="bad input", sentence=error.sentence, hint=error.hint))

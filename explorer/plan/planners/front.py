@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, pairwise
 
 from explorer.errors import BadInput
+from explorer.plan.card.cards import capacity_bytes
+from explorer.plan.planners.confirm import confirmed, within_budget
 from explorer.plan.planners.planner import Planner
+from explorer.record.card import Card
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Front, Plan, Progress, Report, Wish
+from explorer.record.policy import Policy
 
 N_POINTS = 10
 N_BETWEEN = 3
 BETWEEN_SECONDS = 0.3
+Play = Callable[[Policy], Measurement]
 
 
-def find_plans(run: Measurement, graph: ModelGraph, wish: Wish, report: Report) -> Front:
+def find_plans(run: Measurement, graph: ModelGraph, wish: Wish, report: Report, play: Play | None = None) -> Front:
     """The plan of a wish, or the front. A budget that no plan meets is refused beside the plan of the least peak.
 
+    `play` gives the step of `run` under another policy, predicted for the same card; a wish for a card needs it.
     Raises BadInput for other wishes that no plan fulfils, with what can be reached.
     """
     report(Progress(what="writing the step down as a program", done=0, total=0))
     planner = Planner(run, graph)
+    if wish.card:
+        if run.card is None or play is None:
+            raise BadInput("The step is not predicted for a card.", hint="Choose a card among the options of the step.")
+        return _for_card(planner, run.card.card, play, report)
     if wish.budget_bytes is not None:
         report(Progress(what="looking for the cheapest policy", done=0, total=0))
         try:
@@ -40,6 +50,22 @@ def find_plans(run: Measurement, graph: ModelGraph, wish: Wish, report: Report) 
         front = undominated(plans)
         report(Progress(what="finding plans", done=len(plans), total=most, plans=front))
     return Front(plans=undominated(plans))
+
+
+def _for_card(planner: Planner, card: Card, play: Play, report: Report) -> Front:
+    """The cheapest plan of whose step the card refuses nothing, with that step."""
+
+    def say(what: str) -> None:
+        report(Progress(what=what, done=0, total=0))
+
+    say(f"looking for the cheapest policy on {card.name}")
+    try:
+        last = confirmed(planner, lambda planner: planner.within(capacity_bytes(card)), play, say)
+    except BadInput as error:
+        return Front(plans=(planner.floor(),), refusal=f"{error.sentence} {error.hint}".strip())
+    plan, step = last.tries[-1]
+    refusal = "" if within_budget(plan, step) else f"{card.name} refuses a request of every plan that was tried."
+    return Front(plans=(plan,), refusal=refusal, step=step)
 
 
 def undominated(plans: Sequence[Plan]) -> tuple[Plan, ...]:

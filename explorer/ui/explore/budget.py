@@ -98,7 +98,8 @@ def request_plan(state: ExploreState, view: View, graph: ModelGraph, text: str) 
         budget.none_because = "The baseline is not measured yet; a budget is planned from its timeline."
         return
     try:
-        budget.wish = parse_wish(budget.text, run.step_peak_bytes)
+        for_card = run.card is not None and budget.text.lower() == words.CARD
+        budget.wish = Wish(card=True) if for_card else parse_wish(budget.text, run.step_peak_bytes)
     except ExplorerError as error:
         budget.none_because = f"{error.sentence} {error.hint}".strip()
         return
@@ -140,6 +141,8 @@ def settle(state: ExploreState, graph: ModelGraph) -> None:
         return
     assert isinstance(job.result, Front), "what FindPlans gives"
     (budget.plan,) = job.result.plans
+    if (step := job.result.step) is not None:
+        runs().add_prediction(step.spec, step)
     if job.result.refusal:
         budget.none_because = job.result.refusal + _presets_within(state)
     else:
@@ -188,7 +191,7 @@ def budget_row(state: ExploreState, view: View, graph: ModelGraph, forecast: For
         st.text_input(
             "Budget",
             field.value,
-            placeholder="Budget: 60 MiB, 50 %, +10 % time",
+            placeholder=f"Budget: {words.EXAMPLES if state.draft.spec.card is None else words.EXAMPLES_ON_CARD}",
             label_visibility="collapsed",
             width=FIELD_WIDTH,
             **field.wired,
@@ -278,6 +281,9 @@ def standing(
     if wish is not None and wish.budget_bytes is not None and peak is not None:
         measured = measured_peak is not None and not view.predicted
         budget = words.against_budget(peak, wish.budget_bytes, measured=measured)
+    step = view.candidate if policy.units else view.baseline
+    if wish is not None and wish.card and step is not None and step.card is not None:
+        budget = words.against_card(step.card)
     plan = next((point.plan for point in front if point.plan.policy.units == policy.units), None)
     if plan is not None and policy.units:
         if view.plans:  # the proof is about the stand-in

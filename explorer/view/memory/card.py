@@ -95,7 +95,6 @@ def _picture(memories: Mapping[str, CardMemory]) -> go.Figure:
     bars(fig, "")
     fig.update_xaxes(ticksuffix=f" {unit_name}")
     fig.add_vline(x=card.total_bytes / unit, line={"width": 2, "color": REFUSED})
-    fig.update_layout(legend={"y": -0.5})
     return fig
 
 

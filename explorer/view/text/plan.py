@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from explorer.plan.card.cards import capacity_bytes
 from explorer.plan.names import operator_word, some
+from explorer.record.card import CardMemory
 from explorer.record.plan import Forecast, Plan
 from explorer.record.policy import Action, Policy, Unit
 from explorer.view.drawing.units import change, count, mib, percent
 
+EXAMPLES, EXAMPLES_ON_CARD = "60 MiB, 50 %, +10 % time", "card, 60 MiB, 50 %"
+CARD = "card"
+"""The budget that stands for the card of a predicted step."""
 SLIDER = "Memory for time"
 START = "Type a budget, or drag the slider: the graph follows with the cheapest policy."
 EMPTY = "The cheapest plans follow once a baseline is measured and nothing else is under way."
@@ -76,6 +81,14 @@ def against_budget(peak_bytes: int, budget_bytes: int, *, measured: bool) -> str
     if peak_bytes <= budget_bytes:
         return f":green[{mib(peak_bytes)} {origin}: within {mib(budget_bytes)}.]"
     return f":red[{mib(peak_bytes)} {origin}: {mib(peak_bytes - budget_bytes)} over {mib(budget_bytes)}.]"
+
+
+def against_card(memory: CardMemory) -> str:
+    """Markdown."""
+    room = mib(capacity_bytes(memory.card))
+    if memory.refused is None:
+        return f":green[{mib(memory.reserved_bytes)} reserved, predicted: within {room}.]"
+    return f":red[A request of {mib(memory.refused.n_bytes)} is refused, predicted: {room} can be reserved.]"
 
 
 def better(peak: str, cost: float, drawn: float, counts: str) -> str:

@@ -10,6 +10,7 @@ from streamlit.testing.v1 import AppTest
 
 from explorer.jobs.protocol import Compare, Describe, FindPlans, Measure
 from explorer.plan.card.cards import CARDS
+from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.policy.file import evidence_of
 from explorer.record import Failure
 from explorer.ui.session import backend, repository
@@ -201,6 +202,24 @@ def test_a_size_that_is_typed_refuses_a_request_and_the_policy_fits(app: App) ->
     at = typed(at, "b201")
     assert "neither a card that is listed here nor a size" in words(at)
     assert at.session_state["draft"].spec.card == card
+
+
+def test_the_budget_may_be_the_card(app: App, worker: FakeWorker) -> None:
+    """The plan is drawn with the step that was played to confirm it: nothing is left to press."""
+    at = typed(app(), "880 MiB")
+    n = len(worker.of(Measure))
+    at = settle(widget(at, "text_input", "budget").set_value("Card").run())
+    drawn = at.session_state["draft"].spec
+    assert drawn.policy.units and at.session_state["explore"].budget.plan.bounded == "reserved"
+    (row,) = [row for row in rows_on_card(at) if row["run"] == "candidate"]
+    assert f"{row['reserved']} reserved, predicted: within 80.0 MiB" in words(at)
+    assert not row["headroom"].startswith("refused") and len(worker.of(Measure)) == n
+    assert memory_on(drawn.card, worker.played(drawn)).reserved_bytes <= 80 * 2**20
+    at = typed(at, "810 MiB")
+    at = settle(widget(at, "text_input", "budget").set_value("card ").run())
+    assert "No policy brings this step below 10.0 MiB" in words(at) or "No plan that was tried keeps" in words(at)
+    at = settle(widget(switch(at, on=False), "text_input", "budget").set_value("card").run())
+    assert "'card' is not a budget" in words(at)
 
 
 def test_a_model_that_cannot_be_predicted_is_one_sentence(
