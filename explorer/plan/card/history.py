@@ -85,8 +85,10 @@ def simulated(device: DeviceSnapshot, start: DeviceStart, allocator: CachingAllo
             except OutOfCardMemory:
                 n_refused += 1
                 continue
-            allocated = max(allocated, allocator.allocated_bytes)
-            reserved = max(reserved, allocator.reserved_bytes)
+            if allocator.allocated_bytes > allocated:
+                allocated = allocator.allocated_bytes
+            if allocator.reserved_bytes > reserved:
+                reserved = allocator.reserved_bytes
             if action == "alloc":
                 blocks[address] = block
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -34,6 +35,16 @@ def read_history(path: Path) -> MemoryHistory:
 
 def open_history(data: bytes, name: str) -> MemoryHistory:
     """The history in the bytes of a file of this name. Raises UnreadableFile."""
+    was_enabled = gc.isenabled()
+    gc.disable()  # a file of millions of small objects without cycles: a third of the time is the collector's
+    try:
+        return _opened(data, name)
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _opened(data: bytes, name: str) -> MemoryHistory:
     if len(data) > LARGEST_BYTES:
         raise UnreadableFile(f"{name} has more than {LARGEST_BYTES >> 20} MiB.", hint="Record fewer events.")
     is_snapshot = data[:1] == PICKLE_HEAD

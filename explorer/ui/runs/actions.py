@@ -20,7 +20,7 @@ from explorer.ui.shared.download import Offer, download, report_button, trace_bu
 from explorer.ui.shared.elements import escape, on_primary, small_text
 from explorer.view.drawing.units import count
 from explorer.view.memory.ranks import rank_rows, ranks_at_peak, ranks_over_time
-from explorer.view.memory.timeline import timeline
+from explorer.view.memory.timeline import alone, timeline
 from explorer.view.text.runs import alive_rows, figures_of, history_notes, history_rows, refusal_rows
 
 LONGEST_NOTE = 2000
@@ -185,9 +185,9 @@ def _history(run: StoredRun) -> None:
         return
     for number, (device, of_device) in enumerate(zip(history.devices, history.runs)):
         st.markdown(f"##### {escape(device.label)}")
-        draw(timeline(of_device), key=f"history_{number}")
+        draw(alone(timeline(of_device)), key=f"history_{number}")
         tables = {
-            "The same requests under other settings of the allocator": history_rows(device),
+            "Peaks, as recorded and under other settings of the allocator": history_rows(device),
             "Refused requests": refusal_rows(device),
             "Alive at the peak, by module": alive_rows(of_device, "module"),
             "Alive at the peak, by source line": alive_rows(of_device, "source line"),

@@ -104,7 +104,8 @@ def _label(fig: go.Figure, run: Measurement, x: Positions) -> set[Phase]:
         edges = _edges(run, phase, x)
         if phase == "backward":
             edges = sorted(edges + _edges(run, "recompute", x))
-            edges = [(edges[0][0], edges[-1][1])] if edges and run.spec.n_accumulation == 1 else []
+            is_single = run.spec.n_accumulation == 1 and sum(span.phase == "forward" for span in run.phases) <= 1
+            edges = [(edges[0][0], edges[-1][1])] if edges and is_single else []
         longest = max(edges, key=lambda edge: edge[1] - edge[0], default=(0.0, 0.0))
         if longest[1] - longest[0] >= LEAST_NAMED * whole:
             fig.add_annotation(

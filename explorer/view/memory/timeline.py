@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 from typing import Any
 
@@ -52,6 +53,21 @@ def timeline(
         alt=f"Line chart of the bytes held during one training step. {_answer(baseline, candidate)}.",
         rows=lambda: _rows(baseline, candidate),
     )
+
+
+def alone(chart: Chart) -> Chart:
+    """The chart of a single run, with the word `baseline` removed from names and notes."""
+    for trace in chart.figure.data:
+        if trace.name == "baseline":
+            hover = trace.hovertemplate or ""
+            for name in (", %{customdata[0]}", ", baseline", "baseline: "):
+                hover = hover.replace(name, "")
+            trace.update(name="this run", hovertemplate=hover)
+        elif trace.name:
+            trace.name = trace.name.removesuffix(" of the baseline")
+    for note in chart.figure.layout.annotations:
+        note.text = note.text.removesuffix("\nbaseline")
+    return replace(chart, rows=lambda: [{k: cell for k, cell in row.items() if k != "run"} for row in chart.rows()])
 
 
 def _picture(baseline: Measurement, candidate: Measurement | None, *, axis: Axis, cursor: Cursor) -> go.Figure:

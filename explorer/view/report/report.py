@@ -7,7 +7,7 @@ parts of every report.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 
@@ -39,7 +39,7 @@ from explorer.view.memory.card import add_card, card_chart, cards_of
 from explorer.view.memory.ledger import ledger_chart
 from explorer.view.memory.ranks import rank_rows, ranks_at_peak, ranks_over_time, spread_of_ranks
 from explorer.view.memory.stacked import by_block, roles
-from explorer.view.memory.timeline import timeline
+from explorer.view.memory.timeline import alone, timeline
 from explorer.view.pipeline.gantt import gantt, link_table, rank_table
 from explorer.view.pipeline.headline import Figure, figures, price_spread
 from explorer.view.pipeline.ranks import against_chart, bands_chart, rank_chart
@@ -203,7 +203,7 @@ def memory_of_one(run: Measurement, graph: ModelGraph | None) -> Iterator[str]:
     yield from map(paragraph, explain_one(run, graph))
     yield from _on_card({"this run": run})
     if run.allocations is not None and run.phases:
-        yield drawn(add_card(_alone(timeline(run)), {"this run": run}))
+        yield drawn(add_card(alone(timeline(run)), {"this run": run}))
     yield from by_role_and_block(run)
 
 
@@ -211,21 +211,6 @@ def _on_card(runs: Mapping[str, Measurement]) -> Iterator[str]:
     if memories := cards_of(runs):
         yield drawn(card_chart(memories))
         yield from (paragraph(f"{title}: {note}.") for title, note in notes_of_cards(memories))
-
-
-def _alone(chart: Chart) -> Chart:
-    """The chart of a single run, with the word `baseline` removed from names and notes."""
-    for trace in chart.figure.data:
-        if trace.name == "baseline":
-            hover = trace.hovertemplate or ""
-            for name in (", %{customdata[0]}", ", baseline", "baseline: "):
-                hover = hover.replace(name, "")
-            trace.update(name="this run", hovertemplate=hover)
-        elif trace.name:
-            trace.name = trace.name.removesuffix(" of the baseline")
-    for note in chart.figure.layout.annotations:
-        note.text = note.text.removesuffix("\nbaseline")
-    return replace(chart, rows=lambda: [{k: cell for k, cell in row.items() if k != "run"} for row in chart.rows()])
 
 
 def by_role_and_block(run: Measurement) -> Iterator[str]:
@@ -244,7 +229,7 @@ def by_role_and_block(run: Measurement) -> Iterator[str]:
 
 def _blocks(run: Run) -> Iterator[str]:
     for chart in (saved_bytes_chart(run), operators_chart(run, "")):
-        yield drawn(chart if isinstance(run, Comparison) else _alone(chart))
+        yield drawn(chart if isinstance(run, Comparison) else alone(chart))
 
 
 def _cost(run: Run) -> Iterator[str]:
@@ -326,7 +311,7 @@ def history_report(of: ReportOf, history: MemoryHistory) -> str:
     """The file's text: a section for each device."""
     pairs = list(zip(history.devices, history.runs))
     parts = {
-        device.label: section(device.label, [drawn(_alone(timeline(run))), *device_tables(device, run)])
+        device.label: section(device.label, [drawn(alone(timeline(run))), *device_tables(device, run)])
         for device, run in pairs
     }
     return page(of, [circumstances(of, f"{history.source} {history.file}", None)], parts)
