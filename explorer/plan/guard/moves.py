@@ -283,11 +283,16 @@ def _with_holders(fqns: Sequence[str], pairs: Mapping[str, tuple[LockedBlock, Lo
     Such a block checkpoints its own code. Early stop does not reach a last child that saves nothing.
     """
     gathered = dict.fromkeys(fqns)
-    for fqn in reversed([fqn for fqn in pairs if fqn and all(pair.n_forward for pair in pairs[fqn])]):
+    for fqn in reversed([fqn for fqn, pair in pairs.items() if fqn and all(_runs_code(side) for side in pair)]):
         children = [name for name in pairs if name.rpartition(".")[0] == fqn and _works(pairs[name])]
         if children and all(name in gathered for name in children):
             gathered[fqn] = None
     return [fqn for fqn in pairs if fqn in gathered]
+
+
+def _runs_code(block: LockedBlock) -> bool:
+    """Whether a block has a forward with code that could be checkpointed: a Sequential calls its blocks one by one."""
+    return bool(block.n_forward) and block.kind != "Sequential"
 
 
 def _works(pair: tuple[LockedBlock, LockedBlock]) -> bool:

@@ -79,6 +79,13 @@ def test_the_text_has_the_same_bytes_and_comes_back_whole() -> None:
     assert loads(dumps(equal)) == equal
 
 
+def test_blocks_of_a_sequential_are_named_one_by_one() -> None:
+    spec = RunSpec(model=ModelRef(target="sample_models/resnet.py", arguments={"batch": 2}))
+    kept, recomputed = predicted_lock(spec, "keep-all"), predicted_lock(spec, "all")
+    added = [move.blocks for move in moves(kept, recomputed) if move.kind == "checkpoint added"]
+    assert ("blocks",) not in added and "blocks.0" in added[0]
+
+
 def test_versions_are_a_remark(tmp_path: Path) -> None:
     older = replace(clean(), packages={"explorer": "0.1.0", "torch": "2.12.0"})
     assert not moves(older, clean())
