@@ -116,6 +116,7 @@ def _stream(stream: IO[bytes] | None) -> IO[bytes]:
     return stream
 
 
-def worker_command(store_path: Path) -> tuple[str, ...]:
-    """Starts explorer/jobs/worker.py with this interpreter."""
-    return (sys.executable, "-m", "explorer.jobs.worker", "--store", str(store_path))
+def worker_command(store_path: Path, *, only_graphs: bool = False) -> tuple[str, ...]:
+    """Starts explorer/jobs/worker.py with this interpreter; with `only_graphs` it imports ahead what a graph needs."""
+    command = (sys.executable, "-m", "explorer.jobs.worker", "--store", str(store_path))
+    return (*command, "--only-graphs") if only_graphs else command

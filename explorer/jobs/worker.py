@@ -137,13 +137,14 @@ def do_job(submitted: bytes, store_path: str | None, folder: str, events: int, c
 class Starter:
     """Starts the processes of jobs from a warm fork server; a new server replaces an ended server."""
 
-    def __init__(self, store_path: str | None) -> None:
+    def __init__(self, store_path: str | None, *, only_graphs: bool = False) -> None:
         self._store_path = store_path
-        self._forks = Forks.launch(WARM)
+        self._warm = WARM[:1] if only_graphs else WARM
+        self._forks = Forks.launch(self._warm)
 
     def start(self, submitted: Submit, folder: str, files: tuple[int, int], errors: int) -> Process:
         if not self._forks.alive:
-            self._forks = Forks.launch(WARM)
+            self._forks = Forks.launch(self._warm)
         what, needs = to_msgpack(submitted), needs_of(submitted.request)
         return self._forks.start(do_job, what, self._store_path, folder, files=files, errors=errors, needs=needs)
 
@@ -179,12 +180,13 @@ def main() -> None:
     """Serves until stdin ends."""
     parser = argparse.ArgumentParser(prog="python -m explorer.jobs.worker")
     parser.add_argument("--store", help="file of the run store; without it nothing is kept")
+    parser.add_argument("--only-graphs", action="store_true", help="other jobs import their modules when they come")
     arguments = parser.parse_args()
     faulthandler.enable()
     # cuBLAS reads this once, when CUDA starts; without it equal runs differ.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     keep_compiled_code()
-    starter = Starter(arguments.store)
+    starter = Starter(arguments.store, only_graphs=arguments.only_graphs)
     Service(starter.start, starter.end, n_oom_kills).run()
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from explorer.errors import BadInput
 from explorer.jobs import run_file
+from explorer.jobs import worker as worker_module
 from explorer.jobs.child import Child, worker_command
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import CancelJob, Event, Failed, Measure
@@ -255,3 +256,15 @@ def test_a_killed_one_takes_along_what_it_started() -> None:
 def test_the_real_one_is_a_module_of_this_interpreter() -> None:
     command = worker_command(Path("/there/runs.sqlite"))
     assert command == (sys.executable, "-m", "explorer.jobs.worker", "--store", "/there/runs.sqlite")
+
+
+def test_a_worker_for_graphs_imports_nothing_else_ahead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ahead: list[tuple[str, ...]] = []
+    monkeypatch.setattr(sys, "argv", [*worker_command(tmp_path / "runs.sqlite", only_graphs=True)[2:]])
+    monkeypatch.setattr(worker_module.Forks, "launch", lambda warm: ahead.append(warm))
+    monkeypatch.setattr(worker_module.Service, "run", lambda service: None)
+    monkeypatch.setattr(worker_module, "keep_compiled_code", lambda: None)
+    monkeypatch.setattr(worker_module.faulthandler, "enable", lambda: None)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    worker_module.main()
+    assert ahead == [worker_module.WARM[:1]]
