@@ -1,4 +1,4 @@
-"""The Lab page: read a story, flip its switches, run the experiment, see the findings.
+"""The Lab page: choose from a gallery, read a story, flip its switches, run the experiment, see the findings.
 
     experiment, story, switches, Run   |   take-aways, chart, table
 
@@ -26,9 +26,10 @@ from explorer.ui.shared.charts import picture
 from explorer.ui.shared.elements import escape, last_failure
 from explorer.ui.shared.run_bar import RunBar, run_bar
 from explorer.view.drawing.figure import Chart
-from explorer.view.lab import lab_chart, lab_origins
+from explorer.view.lab import lab_chart, lab_origins, recorded_charts, sketch
 from explorer.view.text.lab import GLOSSARY, OFFER
 
+CARD_WIDTH = 280
 ORIGINS = {
     "counted": "Counted exactly: operations, calls, tensors.",
     "measured": "Read off this run: values of tensors, or the allocator's own events.",
@@ -46,8 +47,10 @@ class LabState:
     device: Device = "cpu"
     shown: dict[str, str] = field(default_factory=dict)
     """Key of the last outcome, by experiment."""
+    in_gallery: bool = True
+    """Whether all experiments are shown instead of one."""
     visited: bool = False
-    """Whether the experiment of the first visit was run."""
+    """Whether the open experiment was run without a press."""
     job: PageJob = field(default_factory=PageJob)
 
 
@@ -56,11 +59,15 @@ def page() -> None:
     state = session_value("lab", LabState, _first)
     page_job.attach(state.job, (RunLab,))
     page_job.settle(state.job, partial(_take, state))
+    if state.in_gallery:
+        _gallery(state)
+        return
     left, right = st.columns([5, 7], gap="large")
+    with left, st.container(horizontal=True):
+        back = partial(setattr, state, "in_gallery", True)
+        st.button("All experiments", key="lab_gallery", type="tertiary", icon=":material/grid_view:", on_click=back)
+        _guided_path()
     with left:
-        if st.button("Guided path", key="tour_again", type="tertiary", icon=":material/school:", help=OFFER):
-            tour.begin()
-            st.switch_page(st.session_state["pages"]["explore"])
         lesson = _choice(state)
         request = _switches(state, lesson)
         _first_visit(state, request)
@@ -86,13 +93,42 @@ def _first() -> LabState:
     """The choices of the address bar."""
     query = st.query_params.to_dict()
     query.pop("job", None)
-    state = LabState()
+    state = LabState(in_gallery="experiment" not in query)
     with page_job.refusing(state.job):
         lesson = lesson_called(query.pop("experiment", state.name))
         state.device = "cuda" if query.pop("device", "cpu") == "cuda" else "cpu"
         state.switches[lesson.name] = settings(lesson, query)
         state.name = lesson.name
     return state
+
+
+def _gallery(state: LabState) -> None:
+    """A card for each experiment: the picture of a recorded run, and the button that opens the experiment."""
+    charts = recorded_charts()
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.caption("Each picture is one recorded run of an experiment. An experiment that is opened runs here.")
+        _guided_path()
+    for theme in dict.fromkeys(lesson.theme for lesson in lessons()):
+        st.markdown(f"**{theme}**")
+        with st.container(horizontal=True, gap="small"):
+            for lesson in (lesson for lesson in lessons() if lesson.theme == theme):
+                with st.container(border=True, width=CARD_WIDTH, gap="xsmall", key=f"lab_card_{lesson.name}"):
+                    if (chart := charts.get(lesson.name)) is not None:
+                        st.image(sketch(chart), width="stretch", alt=f"Shape of the answer to: {chart.title}")
+                    st.button(
+                        lesson.title, key=f"lab_open_{lesson.name}", type="tertiary", help=lesson.question,
+                        on_click=_open, args=(state, lesson.name),
+                    )  # fmt: skip
+
+
+def _guided_path() -> None:
+    if st.button("Guided path", key="tour_again", type="tertiary", icon=":material/school:", help=OFFER):
+        tour.begin()
+        st.switch_page(st.session_state["pages"]["explore"])
+
+
+def _open(state: LabState, name: str) -> None:
+    state.name, state.in_gallery, state.visited = name, False, False
 
 
 def _choice(state: LabState) -> Lesson:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 
 import plotly.graph_objects as go
 
+from explorer.record.base import from_json
 from explorer.record.lab import LabChart, LabFigure, LabOutcome, LabSeries, RowOutcome
 from explorer.view.drawing.colours import DASHES, PHASE_COLOURS, RECOMPUTE, RUN_COLOURS, stage_colour, stage_pattern
 from explorer.view.drawing.figure import Chart, bars, bold, empty, figure, hatch
@@ -48,6 +51,59 @@ def _picture(drawn: LabChart) -> go.Figure:
         without = f" but for {count(missing, 'run')} without a result" if missing else ""
         return empty(drawn.title, f"{drawn.y_title}: 0 everywhere{without}. The table says more.")
     return _lines(drawn) if drawn.kind == "lines" else _bars(drawn)
+
+
+PICTURES = Path(__file__).parent / "lab_pictures.json"
+"""Charts of one run of each lesson, by name: `python -m tests.golden.make lessons` records them."""
+WIDTH, HEIGHT = 240, 96
+MOST_BARS = 8
+
+
+@cache
+def recorded_charts() -> dict[str, LabChart]:
+    """The chart of one run of each lesson with its usual switches."""
+    return from_json(PICTURES.read_bytes(), dict[str, LabChart])
+
+
+def sketch(chart: LabChart) -> str:
+    """The shape of the chart as a small SVG without words."""
+    largest = max((abs(y) for series in chart.series for y in series.y if y is not None), default=0.0) or 1.0
+    marks = _sketched_lines(chart, largest) if chart.kind == "lines" else _sketched_bars(chart, largest)
+    size = f'width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{"".join(marks)}</svg>'
+
+
+def _sketched_lines(chart: LabChart, largest: float) -> list[str]:
+    step = WIDTH / max(len(chart.x) - 1, 1)
+    lines = []
+    for index, series in enumerate(chart.series):
+        ends = " ".join(
+            f"{i * step:.1f},{HEIGHT - 4 - (HEIGHT - 8) * y / largest:.1f}"
+            for i, y in enumerate(series.y)
+            if y is not None
+        )
+        lines.append(f'<polyline points="{ends}" fill="none" stroke="{_colour(series, index)}" stroke-width="2"/>')
+    return lines
+
+
+def _sketched_bars(chart: LabChart, largest: float) -> list[str]:
+    stacked = chart.kind == "stacked bars"
+    rows = min(len(chart.x), MOST_BARS)
+    sums = [sum(series.y[row] or 0.0 for series in chart.series) for row in range(rows)]
+    scale = WIDTH / ((max(sums, default=0.0) or 1.0) if stacked else largest)
+    per_row = 1 if stacked else len(chart.series)
+    thick = HEIGHT / max(rows * per_row, 1)
+    bars, ends = [], [0.0] * rows
+    for index, series in enumerate(chart.series):
+        for row in range(rows):
+            length = abs(series.y[row] or 0.0) * scale
+            top = (row * per_row + (0 if stacked else index)) * thick
+            bars.append(
+                f'<rect x="{ends[row]:.1f}" y="{top + thick * 0.12:.1f}" width="{length:.1f}" '
+                f'height="{thick * 0.76:.1f}" fill="{_colour(series, index)}"/>'
+            )
+            ends[row] += length * stacked
+    return bars
 
 
 def lab_table(outcome: LabOutcome) -> list[dict[str, str]]:

@@ -3,6 +3,7 @@
     python -m tests.golden.make cpu          # writes tests/golden/cpu.msgpack
     python -m tests.golden.make cuda         # the same on a CUDA machine: tests/golden/cuda.msgpack
     python -m tests.golden.make samples      # sample_models/recorded/*.run, which the page shows on a first visit
+    python -m tests.golden.make lessons      # explorer/view/lab_pictures.json: the pictures of the lab's gallery
 
 Figures of time and bytes in it are those of the machine that made it; the tests check laws, not those figures.
 """
@@ -19,11 +20,14 @@ import msgspec
 from explorer.engine.bench.measure import measure
 from explorer.engine.compare.compare import compare
 from explorer.engine.model.describe import describe
+from explorer.lab.run import run_lab
 from explorer.plan.catalogue import SAMPLES, RecordedSample, Sample, catalogue
+from explorer.plan.lessons import lessons as all_lessons
 from explorer.plan.planners.front import find_plans
 from explorer.record import Measurement, ModelRef, Policy, RunSpec
-from explorer.record.base import to_msgpack
+from explorer.record.base import to_json, to_msgpack
 from explorer.record.plan import Wish, silent
+from explorer.view.lab import PICTURES
 
 HERE = Path(__file__).parent
 TINY: dict[str, int | float | str | bool] = {
@@ -49,6 +53,15 @@ def samples() -> None:
         print(f"{path}: {path.stat().st_size:,} bytes, {len(recorded.front.plans)} plans", flush=True)
 
 
+def lessons() -> None:
+    pictures = {}
+    for lesson in all_lessons():
+        switches = {switch.name: switch.default for switch in lesson.switches}
+        pictures[lesson.name] = run_lab(lesson.name, switches).chart
+    PICTURES.write_bytes(msgspec.json.format(to_json(pictures), indent=1) + b"\n")
+    print(f"{PICTURES}: {PICTURES.stat().st_size:,} bytes, {len(pictures)} lessons")
+
+
 def main(device: str) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once, when CUDA starts; the worker sets it too
     baseline = RunSpec(
@@ -68,4 +81,6 @@ def main(device: str) -> None:
 
 
 if __name__ == "__main__":
-    samples() if sys.argv[1:] == ["samples"] else main(sys.argv[1] if len(sys.argv) > 1 else "cpu")
+    what = sys.argv[1] if len(sys.argv) > 1 else "cpu"
+    made = {"samples": samples, "lessons": lessons}.get(what)
+    made() if made is not None else main(what)

@@ -20,10 +20,11 @@ from explorer.lab.regions import RegionBlock
 from explorer.lab.run import run_lab
 from explorer.lab.segment_memory import PEAK
 from explorer.lab.wrap_in_place import QUESTIONS
-from explorer.plan.lessons import lessons
-from explorer.record.base import from_msgpack, to_msgpack
-from explorer.record.lab import LabOutcome
+from explorer.plan.lessons import lesson_called, lessons
+from explorer.record.base import from_json, from_msgpack, to_msgpack
+from explorer.record.lab import LabChart, LabOutcome
 from explorer.record.run import RunSpec
+from explorer.view.lab import PICTURES
 from tests.engine import trap_nets
 
 
@@ -313,6 +314,10 @@ def test_an_outcome_is_complete_and_crosses_the_pipe(name: str, switches: dict[s
     assert outcome.chart.title.rstrip(")").endswith(("?", "chance", "raised"))
     assert all(len(series.y) == len(outcome.chart.x) for series in outcome.chart.series)
     assert from_msgpack(to_msgpack(outcome), LabOutcome) == outcome
+    if switches == {switch.name: switch.default for switch in lesson_called(name).switches}:
+        recorded = from_json(PICTURES.read_bytes(), dict[str, LabChart])[name]
+        assert (recorded.kind, recorded.title, recorded.x) == (outcome.chart.kind, outcome.chart.title, outcome.chart.x)
+        assert [series.name for series in recorded.series] == [series.name for series in outcome.chart.series]
 
 
 def test_the_world_is_left_as_found() -> None:

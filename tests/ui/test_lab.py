@@ -69,6 +69,7 @@ def open_lab(worker: LabWorker, monkeypatch: pytest.MonkeyPatch) -> Iterator[App
 
     def start(**query: str) -> AppTest:
         at = AppTest.from_string(SCRIPT, default_timeout=60)
+        query = query or {"experiment": lessons()[0].name}
         for name, value in query.items():
             at.query_params[name] = value
         at.run()
@@ -83,6 +84,15 @@ def test_first_visit_runs_the_first_experiment_by_itself(open_lab: App, worker: 
     assert [request.name for request in worker.asked] == [lessons()[0].name]
     assert "What to take away" in texts(at) and "Found with" in texts(at)
     assert "\\<img src=x" in texts(at) and "\\*\\*bold\\*\\*" in texts(at), "no finding becomes markup"
+
+
+def test_the_gallery_has_a_picture_of_each_experiment_and_opens_and_runs_it(open_lab: App, worker: LabWorker) -> None:
+    at = open_lab(device="cpu")
+    assert worker.asked == [] and len(at.get("image")) == len(lessons())
+    at = settle(at.button(key="lab_open_early-stop").click().run(), "lab")
+    assert [request.name for request in worker.asked] == ["early-stop"] and "Found with" in texts(at)
+    at.button(key="lab_gallery").click().run()
+    assert "lab_open_dropout" in [button.key for button in at.button]
 
 
 def test_another_experiment_waits_for_its_button(open_lab: App, worker: LabWorker) -> None:
