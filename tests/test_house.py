@@ -53,7 +53,7 @@ LATE = {
 # ring -> its rooms, from the one that may import all that follow to the one that imports none of them.
 # A file beside the rooms is a room of its own. Rooms that stand on one line do not import each other.
 ROOMS: dict[str, list[str]] = {
-    "engine": ["pipeline", "compare", "bench", "model", "watch", "policy", "device", "state"],
+    "engine": ["pipeline", "ranks", "compare", "bench", "model", "watch", "policy", "device", "state"],
     "engine/pipeline": [
         "run torchrun_rank",
         "references profile processes",

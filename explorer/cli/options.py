@@ -30,10 +30,11 @@ from explorer.record.card import Card
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.policy_file import PolicyFile, Reading
+from explorer.record.ranks import Ranks
 from explorer.record.run import N_REPEATS, Device, RunSpec
 
-in_model, in_step, in_limits, in_output = (
-    partial(typer.Option, rich_help_panel=panel) for panel in ("Model", "Step", "Limits", "Output")
+in_model, in_step, in_ranks, in_limits, in_output = (
+    partial(typer.Option, rich_help_panel=panel) for panel in ("Model", "Step", "Ranks", "Limits", "Output")
 )
 """Options by their panel of `--help`."""
 
@@ -188,6 +189,43 @@ class CardOptions:
         parse_options(self.allocator)
         cublas = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
         return replace(parse_card(self.card), options=self.allocator, cublas=cublas)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOptions:
+    """Ranks that share the step, and how."""
+
+    n_ranks: Annotated[
+        int | None,
+        bounded(Ranks, "n_ranks", "--ranks", help="Processes, each with this batch.", rich_help_panel="Ranks"),
+    ] = None
+    fsdp: Annotated[bool, in_ranks("--fsdp", help="FSDP2: each repeated block and the whole are a unit.")] = False
+    ddp: Annotated[bool, in_ranks("--ddp", help="DistributedDataParallel.")] = False
+    reshard: Annotated[
+        bool, in_ranks("--reshard/--no-reshard", help="Free gathered parameters after forward, or keep them.")
+    ] = True
+    n_tensor: Annotated[
+        int, bounded(Ranks, "n_tensor", "--tp", help="Ranks that share each product.", rich_help_panel="Ranks")
+    ] = 1
+    parallelize: Annotated[
+        str, in_ranks(metavar="FILE.py:FUNCTION", help="function(model, mesh) that splits it, instead of its own plan.")
+    ] = ""
+
+    def chosen(self) -> Ranks | None:
+        """The ranks; None: one process. Raises BadInput for options that say nothing together."""
+        if self.n_ranks is None and self.n_tensor == 1:
+            if self.fsdp or self.ddp or self.parallelize:
+                raise BadInput("--fsdp, --ddp and --parallelize split a step over ranks.", hint="Add --ranks 8.")
+            return None
+        if self.fsdp and self.ddp:
+            raise BadInput("A model is wrapped by --fsdp or by --ddp, not by both.", hint="Leave one of them out.")
+        return Ranks(
+            n_ranks=self.n_ranks or self.n_tensor,
+            data="fsdp" if self.fsdp else "ddp" if self.ddp else "none",
+            reshard=self.reshard,
+            n_tensor=self.n_tensor,
+            parallelize=self.parallelize,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

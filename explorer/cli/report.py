@@ -12,11 +12,13 @@ from rich.table import Table
 from explorer.cli.command import answer_console, table_of
 from explorer.plan.memory.ledger import ledger
 from explorer.plan.why.caveats import peak_caveats
+from explorer.plan.why.collectives import collective_rows, repeated, sent_bytes
+from explorer.plan.why.peak import explain_one
 from explorer.record.base import to_plain
 from explorer.record.card import CardMemory
 from explorer.record.comparison import Comparison, GradientDiff, TensorDiff
 from explorer.record.history import MemoryHistory
-from explorer.record.measurement import Measurement
+from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.record.pipeline_run import PipelineRun, Share
 from explorer.record.plan import JointPlan
 from explorer.view.compare.cost import uncounted_in_words
@@ -24,6 +26,7 @@ from explorer.view.compare.gradients import distance_in_words, moved_sentence, s
 from explorer.view.compare.headline import headlines
 from explorer.view.drawing.rows import Row, chart_rows, row_sum
 from explorer.view.drawing.units import NOT_MEASURED, count, flops, mib, percent
+from explorer.view.memory.ranks import rank_rows, spread_of_ranks
 from explorer.view.pipeline.gantt import rank_table
 from explorer.view.pipeline.headline import price_spread
 from explorer.view.pipeline.ranks import memory_chart
@@ -91,6 +94,30 @@ def print_record(record: Comparison | Measurement) -> None:
     else:
         where = f" in {escape(run.failed_in)}" if run.failed_in else ""
         console.print(f"  [bold red]Failed[/]{where}: the step has no peak, only what was held until then.\n")
+    for warning in run.warnings:
+        console.print(f"  [yellow]Warning[/]  {escape(warning)}")
+
+
+def print_ranks(ranks: RecordedRanks) -> None:
+    """To stdout: the ranks side by side, the fullest one's peak, and its collectives."""
+    console, run = answer_console(), ranks.fullest
+    _title(console, run)
+    shared = run.spec.ranks
+    if shared is not None:
+        console.print(f"[bold]{escape(shared.in_words)}[/]\n")
+    console.print(f"  {escape(spread_of_ranks(ranks))}")
+    console.print(table_of(rank_rows(ranks)))
+    for sentence in explain_one(run):
+        console.print(f"  {escape(sentence)}")
+    if run.card is not None:
+        print_card(console, run.card)
+    if run.collectives:
+        console.print(
+            f"\n  [bold]Collectives of rank {run.rank}[/]  {mib(sent_bytes(run))} sent by the ring algorithm\n"
+        )
+        console.print(table_of(collective_rows(run)))
+    for sentence in repeated(run):
+        console.print(f"  [yellow]{escape(sentence)}[/]")
     for warning in run.warnings:
         console.print(f"  [yellow]Warning[/]  {escape(warning)}")
 

@@ -17,7 +17,7 @@ from explorer.record.comparison import Comparison
 from explorer.record.failure import Failure
 from explorer.record.graph import AutogradPictures, ModelGraph, ModelRef
 from explorer.record.lab import LabOutcome
-from explorer.record.measurement import Measurement, SavedFile
+from explorer.record.measurement import Measurement, RecordedRanks, SavedFile
 from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.pipeline_run import PipelineRun
 from explorer.record.plan import CapWish, Front, JointPlan, Progress, Wish
@@ -46,6 +46,14 @@ class Measure(Record, tag=True):
     """With `until_it_fits`: the model is described first; the first part of the result has its graph alone."""
     without_data: bool = False
     """Predicted instead of measured: nothing of the model is allocated, no kernel runs."""
+
+
+class MeasureRanks(Record, tag=True):
+    """-> RecordedRanks: the step of `spec` on its ranks."""
+
+    spec: RunSpec
+    without_data: bool = False
+    """Predicted for any number of ranks; else the ranks are processes of this machine."""
 
 
 class SaveSnapshot(Record, tag=True):
@@ -125,6 +133,7 @@ class RunLab(Record, tag=True):
 Request = (
     Describe
     | Measure
+    | MeasureRanks
     | SaveSnapshot
     | Compare
     | DrawAutograd
@@ -139,6 +148,7 @@ Request = (
 RESULTS: dict[type[Record], type[Record]] = {
     Describe: ModelGraph,
     Measure: Measurement,
+    MeasureRanks: RecordedRanks,
     SaveSnapshot: SavedFile,
     Compare: Comparison,
     DrawAutograd: AutogradPictures,

@@ -23,6 +23,7 @@ from explorer.jobs.protocol import (
     FindJointPlan,
     FindPlans,
     Measure,
+    MeasureRanks,
     OpenRanks,
     ProfileStages,
     Request,
@@ -81,12 +82,24 @@ def _plans(request: FindPlans, report: Report) -> Record:
     return find_plans(request.run, request.graph, request.wish, report, played)
 
 
+def _on_ranks(request: MeasureRanks, report: Report) -> Record:
+    if request.without_data:
+        from explorer.engine.ranks.predict import predict_ranks
+
+        return predict_ranks(request.spec, report)
+    from explorer.engine.ranks.real import measure_ranks
+
+    return measure_ranks(request.spec, report)
+
+
 def _answer(request: Request, report: Report) -> Record:
     match request:
         case Describe():
             return _described(request, report)
         case Measure():
             return _measured(request, report)
+        case MeasureRanks():
+            return _on_ranks(request, report)
         case SaveSnapshot():
             from explorer.engine.bench.other_tools import save_snapshot
 

@@ -23,10 +23,17 @@ Role = Literal[
     "recomputed",
     "gradient",
     "unattributed",
+    "gathered parameter",
+    "reduce-scatter buffer",
+    "gradient bucket",
 ]
 ROLES: tuple[Role, ...] = get_args(Role)
-"""Roles in stacking order, bottom first: torch's order of categories, with additional roles between them."""
-FIXED_ROLES: tuple[Role, ...] = ("parameter", "buffer", "optimizer state", "gradient", "input")
+"""Roles in stacking order, bottom first: torch's order of categories, with additional roles between them.
+
+Records hold indices: a new role stands last."""
+RANK_ROLES: tuple[Role, ...] = ("gathered parameter", "reduce-scatter buffer", "gradient bucket")
+"""Buffers of FSDP2 and DDP."""
+FIXED_ROLES: tuple[Role, ...] = ("parameter", "buffer", "optimizer state", "gradient", "input", *RANK_ROLES)
 """Roles that recomputing cannot free."""
 
 Phase = Literal["forward", "recompute", "backward", "optimizer", "between"]

@@ -19,6 +19,7 @@ from explorer.record.card import CardMemory
 from explorer.record.failure import Failure
 from explorer.record.graph import RECORDED, ModelGraph, ModelRef
 from explorer.record.policy import Policy
+from explorer.record.ranks import Collective
 from explorer.record.run import RunSpec
 
 
@@ -200,6 +201,8 @@ class Measurement(Record):
     rank: Annotated[int, Meta(ge=0, lt=MOST_RANKS)] | None = None
     """Number of the process that recorded the step, out of `n_ranks` processes; None: a single process."""
     n_ranks: Annotated[int, Meta(ge=1, le=MOST_RANKS)] | None = None
+    collectives: tuple[Collective, ...] = ()
+    """Calls of torch.distributed in the order of the step."""
     graph: ModelGraph | None = None
     """Graph of the model, if it was observed before the run: a report reads this graph and loads no model. A recorded
     step always has a graph."""
@@ -339,7 +342,9 @@ class RecordedRanks(Record):
     n_ranks: Annotated[int, Meta(ge=1, le=MOST_RANKS)]
     """Processes of the training."""
     recorded_in: str
-    """`train.py:42, step 2`: without the rank."""
+    """`train.py:42, step 2`: without the rank. Empty: the ranks of a spec."""
+    equal: dict[int, int] = {}
+    """Ranks that were not played, each with the rank of `ranks` that has the same shards."""
 
     @property
     def by_rank(self) -> dict[int, Measurement]:
@@ -352,12 +357,14 @@ class RecordedRanks(Record):
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Ranks without a file."""
-        return tuple(sorted(set(range(self.n_ranks)) - self.by_rank.keys()))
+        """Ranks without a record, theirs or that of an equal rank."""
+        return tuple(sorted(set(range(self.n_ranks)) - self.by_rank.keys() - self.equal.keys()))
 
     @property
     def spec(self) -> RunSpec:
         """The spec of the fullest rank, under the name that all share."""
+        if not self.recorded_in:
+            return self.fullest.spec
         return replace(self.fullest.spec, model=ModelRef(target=f"{RECORDED}{self.recorded_in}"))
 
     def headlines(self) -> dict[str, Any]:

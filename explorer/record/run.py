@@ -13,6 +13,7 @@ from explorer.record.base import MOST, Count, Number, Record
 from explorer.record.card import Card
 from explorer.record.graph import ModelRef
 from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.ranks import Ranks
 
 CheckpointMode = Literal["always", "except_last", "never"]
 """The microbatches that are checkpointed, in torchgpipe's words and meaning."""
@@ -94,6 +95,8 @@ class RunSpec(Record):
     """The GPU for which a step without data is predicted; None: the CPU."""
     holds_output: bool | None = None
     """Whether a variable holds what the model returned until the step is over; None: for a card it does."""
+    ranks: Ranks | None = None
+    """Processes that share the step by FSDP2, DDP or tensor parallelism; None: one process."""
     memory_limit_bytes: Count | None = None
     """Limit of the process (CPU) or of the device (CUDA); None: all memory of the machine."""
 

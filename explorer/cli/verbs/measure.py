@@ -16,6 +16,7 @@ from explorer.cli.options import (
     Model,
     ModelOptions,
     PolicyName,
+    RankOptions,
     StepOptions,
     chosen_policy,
     describe,
@@ -23,13 +24,14 @@ from explorer.cli.options import (
     in_output,
     in_step,
 )
-from explorer.cli.report import document, print_record
+from explorer.cli.report import document, print_ranks, print_record
 from explorer.cli.worker import ask, check_writable, save_run_file, worker
 from explorer.errors import BadInput
-from explorer.jobs.protocol import Measure, SaveSnapshot
+from explorer.jobs.protocol import Measure, MeasureRanks, SaveSnapshot
 from explorer.plan.predict.baseline import keep_all_from
+from explorer.record.base import to_plain
 from explorer.record.graph import ModelGraph
-from explorer.record.measurement import Measurement, SavedFile
+from explorer.record.measurement import Measurement, RecordedRanks, SavedFile
 from explorer.record.policy import KEEP_ALL
 from explorer.view.text.runs import did_not_fit
 
@@ -57,22 +59,29 @@ def measure(
     step: StepOptions,
     keep: KeepOptions,
     extra: MeasureOptions,
+    shared: RankOptions,
     output: Output,
     policy: PolicyName = "keep-all",
 ) -> None:
     """One training step under a policy: memory, FLOPs and time."""
     ref = options.ref(model)
     spec = step.spec(ref, KEEP_ALL, seed=options.seed)
-    if extra.predict and (extra.fit or extra.snapshot is not None):
-        raise BadInput("--predict runs nothing, so there is nothing to fit and no snapshot.", hint="Leave --fit out.")
-    card = extra.chosen_card()
+    if (extra.predict or shared.chosen()) and (extra.fit or extra.snapshot is not None):
+        raise BadInput(
+            "--predict runs nothing, and ranks run once: nothing to fit, and no snapshot.", hint="Leave --fit out."
+        )
+    card, ranks = extra.chosen_card(), shared.chosen()
     check_writable(keep.save, extra.snapshot)
     with worker() as engine:
         chosen = chosen_policy(engine, policy, spec, without_data=extra.predict)
-        spec = msgspec.structs.replace(spec, policy=chosen, forward_only=extra.forward_only, card=card)
+        spec = msgspec.structs.replace(spec, policy=chosen, forward_only=extra.forward_only, card=card, ranks=ranks)
         if extra.snapshot is not None:
             saved: SavedFile = ask(engine, SaveSnapshot(spec=spec, path=str(extra.snapshot.resolve())))
             say(f"Wrote {escape(saved.path)}. Open it at https://docs.pytorch.org/memory_viz.")
+        if ranks is not None:
+            on_ranks = ask(engine, MeasureRanks(spec=spec, without_data=extra.predict), keep=not keep.no_store)
+            _answer_ranks(on_ranks, keep, output)
+            return
         request = Measure(spec=spec, until_it_fits=extra.fit, without_data=extra.predict)
         measured: Measurement = ask(engine, request, keep=not (keep.no_store or extra.predict))
         graph = describe(engine, ref, options.seed) if measured.refused else None
@@ -86,6 +95,16 @@ def measure(
             save_run_file(measured, keep.save)
         if measured.failure is not None:
             raise RunFailed(measured.failure)
+
+
+def _answer_ranks(ranks: RecordedRanks, keep: KeepOptions, output: Output) -> None:
+    if output.json:
+        print_json({**ranks.headlines(), **to_plain(ranks)})
+    else:
+        print_ranks(ranks)
+    with errors_to_stderr(output):
+        if keep.save is not None:
+            save_run_file(ranks, keep.save)
 
 
 def _say_what_did_not_fit(measured: Measurement, graph: ModelGraph | None) -> None:

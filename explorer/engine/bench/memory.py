@@ -5,7 +5,7 @@ The tensors from before a step are the floor of every timeline, and they count t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -63,10 +63,15 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None)
 
 def storage_bytes(tensors: Iterable[KnownTensor], device: torch.device) -> int:
     """Bytes of the tensors' storages on `device`, each storage once."""
-    everywhere = (storage for tensor in tensors for storage in storages(tensor.tensor))
+    everywhere = (storage for tensor in tensors for storage in storages_of(tensor))
     return sum(
         {storage._cdata: storage.nbytes() for storage in everywhere if storage.device.type == device.type}.values()
     )
+
+
+def storages_of(known: KnownTensor) -> Sequence[torch.UntypedStorage]:
+    """Storages behind a tensor, or the storage itself where no tensor leads to it."""
+    return storages(known.tensor) if isinstance(known.tensor, torch.Tensor) else (known.tensor,)
 
 
 def owner(name: str) -> str:
@@ -103,7 +108,7 @@ def memory_at_refusal(
     tensors += [KnownTensor(tensor, "unattributed", "") for tensor in tensors_in_memory()]
     rows: dict[int, tuple[int, int, int]] = {}
     for entry in tensors:
-        for storage in storages(entry.tensor) if entry.tensor.device.type == device.torch.type else ():
+        for storage in storages_of(entry) if entry.tensor.device.type == device.torch.type else ():
             row = (storage.nbytes(), ROLES.index(entry.role), number.get(entry.owner, 0))
             if storage.nbytes():
                 rows.setdefault(storage._cdata, row)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import warnings
 from array import array
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from types import TracebackType
@@ -18,7 +19,6 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from explorer.engine.bench.attribution import Attribution, attribute, block_costs, uncounted
 from explorer.engine.bench.bench import bench_of
@@ -33,18 +33,17 @@ from explorer.engine.model.loaded import Loaded, types_of
 from explorer.engine.policy.offload import HOST
 from explorer.engine.state.rng import RngState
 from explorer.engine.watch.checkpoint_error import failure_in_words
-from explorer.engine.watch.storages import NONE
-from explorer.engine.watch.tracker import FORWARD, OP_COLUMNS, Tracker
+from explorer.engine.watch.storages import NONE, KnownTensor
+from explorer.engine.watch.tracker import Tracker
 from explorer.errors import ExplorerError
-from explorer.record.allocations import ROLES
+from explorer.record.allocations import PHASES, Allocations
 from explorer.record.failure import Failure, is_out_of_memory
 from explorer.record.measurement import AllocatorPeaks, Measurement
+from explorer.record.ranks import Collective
 from explorer.record.run import RunSpec
 
 CHANGES_THE_STEP = 0.005
 """Difference of the two peaks, as a share of the peak, above which a warning blames the tracker."""
-EMPTY = "aten.empty.memory_format"
-GRADIENT = ROLES.index("gradient")
 
 
 class Recording:
@@ -107,6 +106,7 @@ class Recording:
             peaks=AllocatorPeaks() if self._recorder is None else peaks,
             blocks=block_costs(self.tracker, attributed.allocations, attributed.phases, spec.policy),
             uncounted_ops=uncounted(self.tracker),
+            collectives=collectives_of(self.tracker, attributed.allocations),
             dtype=types_of(self._model),
             warnings=tuple(doubts(log, max(attributed.allocations.held_bytes))),
         )
@@ -116,23 +116,27 @@ class Recording:
             self._probes.append(take_probe(self._device.torch, number=len(self._probes)))
 
     def _name_results(self) -> None:
-        tag_buckets(self._model, self.tracker)
         self.tracker.storages.tag(optimizer_tensors(self._model, self.optimizer))
         self.tracker.storages.tag(gradients(self._model))  # FSDP's have no hook
 
 
-def recording_of(trainee: Trainee, device: Device, *, data: bool = True) -> Recording:
-    """The instruments for the next step of `trainee`, whose gradients are cleared."""
+def recording_of(
+    trainee: Trainee, device: Device, *, data: bool = True, older: Sequence[KnownTensor] = ()
+) -> Recording:
+    """The instruments for the next step of `trainee`, whose gradients are cleared.
+
+    `older` are tensors from before the step that the trainee does not lead to.
+    """
     trainee.model.zero_grad(set_to_none=True)
-    recording = Recording(trainee.model, tracker_of(trainee), device, data=data)
+    recording = Recording(trainee.model, tracker_of(trainee, older), device, data=data)
     recording.optimizer = trainee.optimizer
     return recording
 
 
-def tracker_of(trainee: Trainee) -> Tracker:
-    """A tracker with the tensors that are in memory before the step."""
+def tracker_of(trainee: Trainee, older: Sequence[KnownTensor] = ()) -> Tracker:
+    """A tracker with the tensors that are in memory before the step, and `older` ones."""
     segments = segment_heads(trainee.spec.policy)
-    return Tracker(trainee.model, trainee.device, trainee_tensors(trainee), segments=segments)
+    return Tracker(trainee.model, trainee.device, [*trainee_tensors(trainee), *older], segments=segments)
 
 
 def record(spec: RunSpec, loaded: Loaded, device: Device, meter: Callable[[str], None]) -> Measurement:
@@ -268,20 +272,16 @@ def events_of(tracker: Tracker) -> AllocatorLog:
     return AllocatorLog(time_ns=times, pointer=number + 1, n_bytes=n_bytes)
 
 
-def tag_buckets(model: nn.Module, tracker: Tracker) -> None:
-    """Tags the storages that DistributedDataParallel's forward allocated and still holds as gradients.
-
-    DDP rebuilds its buckets in its second forward. They hold the gradients and stay in memory; by lifetime alone they
-    look like saved activations of model size. Call it before the tracker forgets.
-    """
-    wrappers = {fqn for fqn, module in model.named_modules() if isinstance(module, DistributedDataParallel)}
-    blocks = {number for number, fqn in enumerate(tracker.fqns) if fqn in wrappers}
-    if not blocks:
-        return
-    columns = tracker.storages
-    for index, op in enumerate(columns.made_by):
-        if op == NONE or columns.role[index] != NONE or columns.died_ns[index] != NONE:
-            continue
-        name, block, phase, *_ = tracker.ops[op * len(OP_COLUMNS) : (op + 1) * len(OP_COLUMNS)]
-        if block in blocks and phase == FORWARD and tracker.op_names[name] == EMPTY:
-            columns.role[index], columns.owner[index] = GRADIENT, block
+def collectives_of(tracker: Tracker, log: Allocations) -> tuple[Collective, ...]:
+    """The collectives of the step on the timeline `log`."""
+    return tuple(
+        Collective(
+            kind=kind,
+            n_bytes=n_bytes,
+            n_ranks=n_ranks,
+            block=tracker.fqns[block],
+            phase=PHASES[phase],
+            tick=max(0, bisect_right(log.time_ns, time_ns - tracker.begin_ns) - 1),
+        )
+        for kind, n_bytes, n_ranks, block, phase, time_ns in tracker.collectives
+    )

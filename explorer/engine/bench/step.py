@@ -29,6 +29,7 @@ from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 
 OnPhase = Callable[[Phase], None]
+SplitModel = Callable[[nn.Module], nn.Module]
 
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -49,6 +50,8 @@ class Trainee:
     loss_function: Callable[[Any, Any], torch.Tensor]
     optimizer: torch.optim.Optimizer | None
     handle: PolicyHandle
+    whole: nn.Module | None = None
+    """The module to call: DistributedDataParallel around `model`. None: `model` itself."""
     left_behind: str = ""
     """Why the trainee's model differs from the given model; empty if the two are equal."""
     output: Any = None
@@ -69,8 +72,11 @@ def prepare(spec: RunSpec, loaded: Loaded | None = None) -> Trainee:
     return trainee_of(spec, separate_copy(loaded, seed=spec.seed) if loaded else load_for(spec))
 
 
-def trainee_of(spec: RunSpec, loaded: Loaded) -> Trainee:
-    """As `prepare`, with the model of `loaded` itself instead of a copy."""
+def trainee_of(spec: RunSpec, loaded: Loaded, split_model: SplitModel | None = None) -> Trainee:
+    """As `prepare`, with the model of `loaded` itself instead of a copy.
+
+    `split_model` splits the model over ranks, after the policy, and returns the module to call.
+    """
     device = torch_device(spec)
     torch.set_num_threads(spec.n_threads)
     loaded = move_to(loaded, device, torch_dtype(spec))
@@ -79,14 +85,17 @@ def trainee_of(spec: RunSpec, loaded: Loaded) -> Trainee:
     freeze(model, spec.frozen)
     split(loaded.inputs, loaded.targets, spec.n_accumulation)
     _refuse_idle_policy(spec)
-    optimizer = None if spec.forward_only else build_optimizer(model, spec)
     handle = apply_policy(model, spec.policy)
+    whole = split_model(model) if split_model is not None else None
+    optimizer = None if spec.forward_only else build_optimizer(model, spec)
     seed_everything(spec.seed)
 
     def loss(output: Any, targets: Any) -> torch.Tensor:
         return loaded.loss(output, targets=targets, trains=not spec.forward_only)
 
-    return Trainee(spec, device, model, loaded.inputs, loaded.targets, loss, optimizer, handle, loaded.left_behind)
+    return Trainee(
+        spec, device, model, loaded.inputs, loaded.targets, loss, optimizer, handle, whole, loaded.left_behind
+    )
 
 
 def run_step(trainee: Trainee, on_phase: OnPhase = ignore) -> float:
@@ -143,7 +152,7 @@ def optimizer_step(trainee: Trainee, on_phase: OnPhase) -> None:
 def _loss(trainee: Trainee, inputs: Any, targets: Any) -> torch.Tensor:
     """The loss. Unless the spec holds the output, backward starts with nothing but what autograd keeps."""
     with autocast(trainee), torch.no_grad() if trainee.spec.forward_only else nullcontext():
-        output = call(trainee.model, inputs)
+        output = call(trainee.whole or trainee.model, inputs)
         if trainee.spec.output_is_held:
             trainee.output = output
         return trainee.loss_function(output, targets)

@@ -220,6 +220,23 @@ def _list(names: list[str]) -> str:
     return f"There are {', '.join(names)}." if names else ""
 
 
+def function_of(target: str) -> Factory:
+    """The function of `file.py:function` or `package.module:function`. A file that is loaded already runs only once.
+
+    Raises ModelNotLoaded and what the file raises.
+    """
+    where, _, name = target.partition(":")
+    loaded = next(
+        (m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == str(Path(where).resolve())), None
+    )
+    module = loaded or (_from_file(where) if where.endswith(".py") else _from_package(where))
+    function = getattr(module, name, None)
+    if not callable(function):
+        names = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        raise ModelNotLoaded(f"{where} has no function {name!r}.", hint=nearest(name, names) or _list(names[:20]))
+    return function  # type: ignore[no-any-return]
+
+
 def _from_file(where: str) -> Any:
     """The module of a file. Every call executes the file again, so that edits take effect."""
     path = next((p for p in (Path(where), PROJECT / where) if p.is_file()), None)

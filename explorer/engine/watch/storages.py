@@ -20,13 +20,15 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from explorer.engine.device.allocator import Ints
-from explorer.engine.state.bits import storages
+from explorer.engine.state.bits import parts, storages
 from explorer.engine.state.reachable import data_inside
-from explorer.record.allocations import ROLES, Calls, Role
+from explorer.record.allocations import RANK_ROLES, ROLES, Calls, Role
 from explorer.record.base import column
 
 NONE = -1
 """No storage, no operator, no role: in the columns of one process, never in a record."""
+BUFFERS = {NONE, *(ROLES.index(role) for role in RANK_ROLES)}
+"""Roles that a tag replaces: the gradient of a shard lies in the result of its reduction."""
 UNENDED = 2**62
 """Later than any time in ns."""
 
@@ -35,7 +37,7 @@ UNENDED = 2**62
 class KnownTensor:
     """A tensor that exists before the step."""
 
-    tensor: torch.Tensor
+    tensor: torch.Tensor | torch.UntypedStorage
     role: Role
     owner: str
     """fqn of the tensor's block."""
@@ -85,7 +87,7 @@ class Storages:
         if isinstance(out, torch.Tensor):
             if self._is_here(out) and not self._is_watched(out):
                 for storage in _storages(out):
-                    self._see(storage, op, out.dtype)
+                    self.see(storage, op, out.dtype)
         elif isinstance(out, (tuple, list)):
             for part in out:
                 self.see_all(part, op)
@@ -99,7 +101,7 @@ class Storages:
         watched = self._live.get(storage._cdata)
         return watched is not None and self.n_bytes[watched.index] == storage.nbytes()
 
-    def _see(self, storage: torch.UntypedStorage, op: int, dtype: torch.dtype) -> int:
+    def see(self, storage: torch.UntypedStorage, op: int, dtype: torch.dtype | None = None) -> int:
         """Number of the storage, born now if it is new or resized; NONE for a storage without bytes."""
         key, n_bytes = storage._cdata, storage.nbytes()
         watched = self._live.get(key)
@@ -123,7 +125,7 @@ class Storages:
         watched.index, watched.key = index, key
         return index
 
-    def _number_of(self, dtype: torch.dtype) -> int:
+    def _number_of(self, dtype: torch.dtype | None) -> int:
         if dtype not in self.dtypes:
             self.dtypes.append(dtype)
         return self.dtypes.index(dtype)
@@ -140,13 +142,20 @@ class Storages:
             self.died_ns[watched.index] = time.time_ns()
 
     def _tag(self, thing: KnownTensor) -> None:
-        if not self._is_here(thing.tensor):
+        if isinstance(thing.tensor, torch.Tensor) and not self._is_here(thing.tensor):
             return
-        for storage in _storages(thing.tensor):
-            index = self._see(storage, NONE, thing.tensor.dtype)
-            if index != NONE and self.role[index] == NONE:
+        tensor = thing.tensor
+        storages = [tensor] if isinstance(tensor, torch.UntypedStorage) else _storages(tensor)
+        for storage in storages:
+            index = self.see(storage, NONE, getattr(tensor, "dtype", None))
+            if index != NONE and self.role[index] in BUFFERS:
                 self.role[index] = ROLES.index(thing.role)
                 self.owner[index] = self._owners.get(thing.owner, 0)
+
+    def name_since(self, first: int, role: Role, owner: int) -> None:
+        """Gives `role` to the storages from number `first` on, which belong to block number `owner`."""
+        for index in range(first, len(self.role)):
+            self.role[index], self.owner[index] = ROLES.index(role), owner
 
 
 class CallLog:
@@ -228,5 +237,5 @@ def _storages(tensor: torch.Tensor) -> Sequence[torch.UntypedStorage]:
         storage = tensor.untyped_storage()
         storage.data_ptr()
     except (NotImplementedError, RuntimeError):  # sparse; a wrapper such as a DTensor
-        return storages(tensor)
+        return storages(tensor) or [part.untyped_storage() for part in parts(tensor) if part.layout is torch.strided]
     return (storage,)

@@ -22,6 +22,7 @@ The mechanism.
    dispatch mode it never does (can_accumulate_inplace in torch/csrc/autograd/input_buffer.cpp). A shared weight's
    gradients then need memory for a sum: 5 to 13 % of the peak of a recurrent net. The tracker therefore repeats
    autograd's test on the two gradients and adds in place if the test passes.
+6. A DTensor is passed on: its operators on shards, and the collectives between them, come here by themselves.
 """
 
 from __future__ import annotations
@@ -41,11 +42,22 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from explorer.engine.watch.collectives import (
+    buffer_role,
+    dtensor_type,
+    group_size,
+    is_distributed,
+    kind_of,
+    payload_bytes,
+    unit_now,
+    watching_resizes,
+)
 from explorer.engine.watch.flops import formula, lacks_formula
 from explorer.engine.watch.scopes import BlockWatch, Frame
 from explorer.engine.watch.storages import NONE, CallLog, KnownTensor, Storages
 from explorer.engine.watch.uncompiled import DispatchMode, never_compiled
 from explorer.record.allocations import PHASES, Phase
+from explorer.record.ranks import CollectiveKind
 
 FORWARD, RECOMPUTE, BACKWARD = (PHASES.index(phase) for phase in ("forward", "recompute", "backward"))
 OP_COLUMNS = ("name", "block", "phase", "first_ns", "last_ns")
@@ -55,6 +67,8 @@ LIFT = torch.ops.aten.lift_fresh.default
 """A view by its schema, but the first operator on a tensor made from Python numbers."""
 CAST = torch.ops.aten._to_copy.default
 ADD = torch.ops.aten.add.Tensor
+CHUNKS = "fsdp.chunk_cat.default"
+"""Copies gradients of whole parameters into the buffer of a reduce-scatter."""
 ADD_IN_PLACE = torch.ops.aten.add_.Tensor
 NO_NUMBER = 2**62
 """Autograd gives AccumulateGrad the largest number: no block's forward made the node."""
@@ -111,6 +125,12 @@ class Tracker(BlockWatch):
         self.flops: dict[tuple[int, int], int] = defaultdict(int)
         """FLOPs by (phase, block), of the block's own operators only."""
         self.begin_ns = self.end_ns = 0
+        self.collectives: list[tuple[CollectiveKind, int, int, int, int, int]] = []
+        """(kind, bytes, ranks, block, phase, time in ns) of each collective."""
+        self._kinds: dict[int, CollectiveKind] = {}
+        """Kind of each operator that is a collective, by number."""
+        self._distributed = False
+        self._dtensor = dtensor_type()
         self._phase = FORWARD
         self._operators: dict[int, tuple[int, Any]] = {}
         """Number and formula by the operator's identity."""
@@ -118,6 +138,8 @@ class Tracker(BlockWatch):
         """The operators, so that no identity is given away."""
         self._model = model
         self._before_step = list(before_step)
+        self._device = device
+        self._numbers = {module: i for i, module in enumerate(self.scopes.modules.values())}
         self._open = ExitStack()
         self._main: Any = None
         self._outer_task: int | None = None
@@ -135,6 +157,9 @@ class Tracker(BlockWatch):
                 if parameter.requires_grad:
                     hook = self._gradient(name.rpartition(".")[0])
                     handles.append(parameter.register_post_accumulate_grad_hook(hook))
+            self._distributed = is_distributed()
+            if self._distributed:
+                opened.enter_context(watching_resizes(self._resized))
             self._main = self.scopes.frame
             self._main.first_node[0] = torch._C._autograd._get_sequence_nr()
             super().__enter__()
@@ -150,6 +175,7 @@ class Tracker(BlockWatch):
             super().__exit__(kind, error, traceback)
         # A caller that keeps the columns must not keep the model: on CUDA it would count in the next run's total.
         del self._model
+        self._numbers.clear()
         self.scopes.modules.clear()
 
     @never_compiled
@@ -179,6 +205,8 @@ class Tracker(BlockWatch):
         self._scene(frame)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._dtensor in types:  # Rule 6.
+            return NotImplemented
         kwargs, out = kwargs or {}, None
         try:
             # By identity: an operator of torch computes its hash in Python.
@@ -207,10 +235,44 @@ class Tracker(BlockWatch):
             if func is CAST and args[0].is_leaf and args[0].requires_grad:
                 self.casts.append(len(self.ops) // len(OP_COLUMNS))
             self.ops.extend((name, block, phase, first_ns, last_ns))
+            first = len(self.storages.n_bytes)
             self.storages.see_all(out, len(self.ops) // len(OP_COLUMNS) - 1)
+            if self._distributed:
+                self._note_buffers(first, name, block, (args, out))
+                if name in self._kinds:
+                    counted = (payload_bytes(args, out), group_size((*args, *kwargs.values())))
+                    self.collectives.append((self._kinds[name], *counted, self._unit(block), phase, last_ns))
         except Exception as error:
             self._failed(error)
         return out
+
+    def _note_buffers(self, first: int, operator: int, block: int, call: tuple[Any, Any]) -> None:
+        """Names the storages since number `first` if FSDP2 or DDP allocated them, and gradients before a reduction."""
+        args, out = call
+        if len(self.storages.n_bytes) > first and (role := buffer_role(getattr(out, "dtype", None))) is not None:
+            self.storages.name_since(first, role, self._unit(block))
+        if self.op_names[operator] == CHUNKS:
+            owner = self.fqns[self._unit(block)]
+            self.storages.tag(KnownTensor(gradient, "gradient", owner) for gradient in args[0])
+
+    def _unit(self, block: int) -> int:
+        """Number of the unit that FSDP2 works on, else `block`."""
+        unit = unit_now()
+        return block if unit is None else self._numbers.get(unit, block)
+
+    @never_compiled
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        """A storage took or freed its memory outside of any operator."""
+        try:
+            if self.trouble or storage.device.type not in (self._device.type, "meta"):
+                return
+            first = len(self.storages.n_bytes)
+            self.storages.see(storage, NONE)
+            if len(self.storages.n_bytes) > first:
+                role = buffer_role() or "temporary"
+                self.storages.name_since(first, role, self._unit(self.scopes.frame.stack[-1]))
+        except Exception as error:
+            self._failed(error)
 
     def _failed(self, error: Exception) -> None:
         """Handles an error of the tracker itself, not of the operator."""
@@ -224,6 +286,8 @@ class Tracker(BlockWatch):
             operator = (len(self.op_names), formula(func))
             if lacks_formula(func):
                 self.uncounted.append(operator[0])
+            if (kind := kind_of(func)) is not None:
+                self._kinds[operator[0]] = kind
             self.op_names.append(str(func))
         self._operators[id(func)] = operator
         self._func_objects.append(func)

@@ -161,6 +161,9 @@ PLURAL: dict[Role, str] = {
     "recomputed": "recomputed activations",
     "gradient": "gradients",
     "unattributed": "bytes inside kernels",
+    "gathered parameter": "gathered parameters",
+    "reduce-scatter buffer": "reduce-scatter buffers",
+    "gradient bucket": "gradient buckets",
 }
 
 

@@ -30,6 +30,9 @@ ROLE_COLOURS: dict[Role, str] = {
     "recomputed": RECOMPUTE,
     "gradient": "#1E9E62",
     "unattributed": "#8C8C8C",
+    "gathered parameter": "#7A5AC8",
+    "reduce-scatter buffer": "#B0483A",
+    "gradient bucket": "#5F8A1E",
 }
 
 ROLE_PATTERNS: dict[Role, str] = {
@@ -42,6 +45,9 @@ ROLE_PATTERNS: dict[Role, str] = {
     "recomputed": "/",
     "gradient": "|",
     "unattributed": "x",
+    "gathered parameter": "+",
+    "reduce-scatter buffer": ".",
+    "gradient bucket": "\\",
 }
 """Plotly's pattern shapes; `/` is recompute wherever a pattern is drawn."""
 

@@ -14,7 +14,7 @@ from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.view.drawing.axis import minmax
 from explorer.view.drawing.colours import DASHES, ROLE_COLOURS, ROLE_PATTERNS, stage_colour
 from explorer.view.drawing.figure import BarSeries, Chart, add_bars, bars, empty, figure
-from explorer.view.drawing.units import byte_axis, change, count, mib, percent
+from explorer.view.drawing.units import NOT_MEASURED, byte_axis, change, count, mib, percent
 from explorer.view.memory.ledger import place
 from explorer.view.text.runs import peak_and_end
 
@@ -47,7 +47,8 @@ def ranks_at_peak(ranks: RecordedRanks) -> Chart:
 
 def spread_of_ranks(ranks: RecordedRanks) -> str:
     """A sentence on the fullest rank, its lead over the lowest rank, and the ranks without a file."""
-    missing = f" No file of {_named(ranks.missing)}." if ranks.missing else ""
+    predicted = any(run.origin == "predicted" for run in ranks.ranks)
+    missing = f" {'Not played:' if predicted else 'No file of'} {_named(ranks.missing)}." if ranks.missing else ""
     recorded = [run for run in ranks.ranks if run.held_peak_bytes is not None]
     if not recorded:
         return f"No rank recorded what it held.{missing}"
@@ -65,8 +66,9 @@ def rank_rows(ranks: RecordedRanks) -> list[dict[str, Any]]:
     """Table rows, one per rank."""
     return [
         {
-            "rank": run.rank,
+            "rank": _with_equal(ranks, run),
             "peak": peak_and_end(run),
+            **(_on_card(run) if any(other.card for other in ranks.ranks) else {}),
             "where": place(ledger(run)) if run.allocations is not None and run.phases else "not recorded",
             "saved after forward": mib(run.saved_after_forward_bytes),
             "blocks that ran again": sum(cost.n_recompute > 0 for cost in run.blocks),
@@ -74,6 +76,18 @@ def rank_rows(ranks: RecordedRanks) -> list[dict[str, Any]]:
         }
         for run in ranks.ranks
     ]
+
+
+def _with_equal(ranks: RecordedRanks, run: Measurement) -> str:
+    n = sum(rank == run.rank for rank in ranks.equal.values())
+    return f"{run.rank} and {n} equal" if n else str(run.rank)
+
+
+def _on_card(run: Measurement) -> dict[str, str]:
+    if run.card is None:
+        return {"allocated": NOT_MEASURED, "reserved": NOT_MEASURED}
+    reserved = "refused" if run.card.refused else mib(run.card.reserved_bytes)
+    return {"allocated": mib(run.card.allocated_bytes), "reserved": reserved}
 
 
 def _lines(ranks: RecordedRanks) -> go.Figure:

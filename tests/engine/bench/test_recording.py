@@ -6,7 +6,6 @@ import gc
 import time
 import weakref
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from explorer.engine.bench.measure import measure
 from explorer.engine.bench.other_tools import draw_autograd, save_snapshot
-from explorer.engine.bench.recording import GRADIENT, record, tag_buckets
+from explorer.engine.bench.recording import record
 from explorer.engine.bench.step import Trainee, prepare
 from explorer.engine.device.device import CpuDevice
 from explorer.engine.model.load import load
@@ -23,7 +22,7 @@ from explorer.engine.policy.units import observe_recompute
 from explorer.engine.watch.storages import NONE, Storages
 from explorer.engine.watch.tracker import Tracker
 from explorer.errors import BadInput, NotOnThisDevice
-from explorer.record import ModelRef, Policy, RunSpec
+from explorer.record import ROLES, ModelRef, Policy, RunSpec
 from tests.engine.tiny_nets import ref
 from tests.zoo import BLOCKS, GPT, gpt_pair
 
@@ -101,31 +100,6 @@ def test_early_stop_skips_the_last_product() -> None:
     assert whole.by_fqn[""].skipped_flops == 0
 
 
-class Empties(nn.Module):
-    """Allocates in forward and holds on to it, as DDP does with its buckets."""
-
-    held: Any = None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.held = torch.empty(11)
-        return x * 2
-
-
-@pytest.mark.parametrize("wrapped", [True, False])
-def test_buckets_are_those_of_the_wrapper_alone(wrapped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = nn.Sequential(Empties())
-    if wrapped:
-        monkeypatch.setattr("explorer.engine.bench.recording.DistributedDataParallel", Empties)
-    tracker = Tracker(model, torch.device("cpu"), [])
-    with tracker:
-        tracker.on_phase("forward")
-        result = model(torch.ones(3))
-        tag_buckets(model, tracker)
-    seen = tracker.storages
-    roles = [seen.role[i] for i, n_bytes in enumerate(seen.n_bytes) if n_bytes == 44]
-    assert result.shape == (3,) and roles == [GRADIENT if wrapped else NONE]
-
-
 def lists_are_gone(seen: Storages) -> bool:
     """Ranks agree on sizes of buckets in lists of one int32; gloo's threads hold them a moment after the forward."""
     lists = [died for n_bytes, died in zip(seen.n_bytes, seen.died_ns) if n_bytes == 4]
@@ -133,7 +107,7 @@ def lists_are_gone(seen: Storages) -> bool:
     return NONE not in lists
 
 
-def test_of_ddp_itself() -> None:
+def test_buckets_of_ddp_are_named() -> None:
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
         model = DistributedDataParallel(nn.Linear(3, 5))
@@ -145,8 +119,8 @@ def test_of_ddp_itself() -> None:
             seen = tracker.storages
             while not lists_are_gone(seen):
                 time.sleep(0.001)
-            tag_buckets(model, tracker)
-        assert sum(n for n, role in zip(seen.n_bytes, seen.role) if role == GRADIENT) == (3 * 5 + 5) * 4
+        bucket = ROLES.index("gradient bucket")
+        assert sum(n for n, role in zip(seen.n_bytes, seen.role) if role == bucket) == (3 * 5 + 5) * 4
     finally:
         distributed.destroy_process_group()
 

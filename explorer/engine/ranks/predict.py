@@ -1,0 +1,216 @@
+"""Predicts the step of every rank in one process, without data: torch's fake process group takes the place of others.
+
+A fake group answers each collective at once and moves nothing. Hooks, buffers and shards are those of a real rank, so
+their memory is too. Two things keep the buffers of torch.distributed without data:
+1. what FSDP2 and DDP allocate (watch/collectives.py finds it by the frame) is allocated without data;
+2. DDP's first check of the shapes on other ranks, and its default reduction, want values: both are passed over.
+
+Ranks whose shards have equal shapes are equal; one rank of each kind is played.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+from torch import distributed, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import all_gather_copy_in_cuda
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import distributed as ddp
+
+from explorer.engine.bench.measure import LEFT_OUT, ON_THE_CPU, Meter
+from explorer.engine.bench.recording import recording_of
+from explorer.engine.bench.step import OnPhase, Trainee, gradients, ignore, optimizer_step, torch_dtype, trainee_of
+from explorer.engine.device.cuda_rules import cuda_rules
+from explorer.engine.device.device import device_of
+from explorer.engine.device.without_data import cast_buffers, without_data
+from explorer.engine.model.load import load_for
+from explorer.engine.model.loaded import blaming, cast_type
+from explorer.engine.ranks.buckets import Buckets
+from explorer.engine.ranks.split import check_ranks, mesh_of, split_model
+from explorer.engine.state.global_state import preserve_global_state
+from explorer.engine.watch.collectives import buffer_role
+from explorer.errors import BadInput
+from explorer.plan.card.step_on_card import memory_on
+from explorer.record.measurement import Measurement, RecordedRanks
+from explorer.record.plan import Report, silent
+from explorer.record.ranks import Ranks
+from explorer.record.run import RunSpec
+
+MOST_PLAYED = 4
+"""Kinds of ranks that are played: the first, the last, the heaviest, and the most frequent of the others."""
+Shards = tuple[tuple[int, ...], ...]
+"""Shapes of all parameters on one rank."""
+
+
+def predict_ranks(spec: RunSpec, report: Report = silent) -> RecordedRanks:
+    """The predicted step of every rank of `spec.ranks`; equal ranks are played once.
+
+    Raises BadInput for a mesh that cannot be, ModelNotLoaded and ModelFailed.
+    """
+    ranks = spec.ranks
+    if ranks is None or spec.device != "cpu":
+        raise BadInput("Ranks are predicted on the CPU, from a number of ranks.", hint="Add --ranks 8 --fsdp.")
+    if distributed.is_initialized():
+        raise BadInput("This process belongs to a process group already.", hint="Predict ranks outside of torchrun.")
+    check_ranks(ranks)
+    first, kinds = play_rank(spec, 0, report)
+    chosen = ranks_to_play(kinds)
+    runs = {0: first}
+    for number in chosen:
+        if number not in runs:
+            runs[number] = play_rank(spec, number, report)[0]
+    equal = {rank: members[0] for members in kinds.values() if members[0] in runs for rank in members[1:]}
+    return RecordedRanks(ranks=tuple(runs[n] for n in sorted(runs)), n_ranks=ranks.n_ranks, recorded_in="", equal=equal)
+
+
+def ranks_to_play(kinds: Mapping[Shards, Sequence[int]]) -> list[int]:
+    """The first rank of each kind that is played. Ranks are equal if their shards are."""
+
+    def weight(shards: Shards) -> int:
+        return sum(_numel(shape) for shape in shards)
+
+    by_rank = sorted(kinds, key=lambda shards: kinds[shards][0])
+    first, last = by_rank[0], max(kinds, key=lambda shards: kinds[shards][-1])
+    often = sorted(by_rank, key=lambda shards: -len(kinds[shards]))
+    order = dict.fromkeys((first, max(by_rank, key=weight), last, *often))
+    return sorted(kinds[shards][0] for shards in list(order)[:MOST_PLAYED])
+
+
+def play_rank(spec: RunSpec, rank: int, report: Report = silent) -> tuple[Measurement, dict[Shards, list[int]]]:
+    """The predicted step of one rank, and all ranks by the shapes of their shards."""
+    ranks, meter = spec.ranks, Meter(report, 3)
+    assert ranks is not None
+    device = device_of(torch.device("cpu"))
+
+    def cast(dtype: torch.dtype) -> torch.dtype:
+        return cast_type(dtype, torch_dtype(spec))
+
+    rules = cuda_rules() if spec.card is not None else nullcontext()
+    with preserve_global_state(), fake_group(rank, ranks.n_ranks), without_data(cast), rules, _WithoutData() as buckets:
+        meter(f"rank {rank}: building the model without data")
+        loaded = load_for(spec)
+        cast_buffers(loaded.model, cast)
+        with blaming(spec.model, loaded.inputs, "step without data"), _ddp_without_data():
+            mesh = mesh_of(ranks, "cpu")
+            trainee = trainee_of(spec, loaded, lambda model: split_model(model, ranks, mesh))
+            meter(f"rank {rank}: playing a step")
+            for _ in range(2 if ranks.data == "ddp" else 1):  # DDP rebuilds its buckets in the second forward
+                _step(trainee, ignore)
+            meter(f"rank {rank}: playing the step under the tracker")
+            with recording_of(trainee, device, data=False, older=buckets.alive()) as recording:
+                _step(trainee, recording.tracker.on_phase)
+        run = recording.measurement(spec)
+        kinds = ranks_by_shards(loaded.model, ranks, mesh)
+    run = replace(run, origin="predicted", rank=rank, n_ranks=ranks.n_ranks, warnings=ON_THE_CPU)
+    if spec.card is not None:
+        run = replace(run, card=memory_on(spec.card, run), warnings=(LEFT_OUT,))
+    return run, kinds
+
+
+def _step(trainee: Trainee, on_phase: OnPhase) -> None:
+    """The step without its loss, which has no value here."""
+    gradients(trainee, on_phase)
+    optimizer_step(trainee, on_phase)
+
+
+def ranks_by_shards(model: nn.Module, ranks: Ranks, mesh: DeviceMesh) -> dict[Shards, list[int]]:
+    """Every rank by the shapes of its shards, computed by torch's rule from the shards of this rank."""
+    names = mesh.mesh_dim_names or ()
+    kinds: dict[Shards, list[int]] = defaultdict(list)
+    places = itertools.product(*(range(size) for size in mesh.shape))
+    parameters = list(model.parameters())
+    for rank, place in enumerate(places):
+        coordinates = dict(zip(names, place))
+        kinds[tuple(_shape_on(parameter, coordinates) for parameter in parameters)].append(rank)
+    return dict(kinds)
+
+
+def _shape_on(parameter: Any, coordinates: Mapping[str, int]) -> tuple[int, ...]:
+    if not isinstance(parameter, DTensor):
+        return tuple(parameter.shape)
+    mesh = parameter.device_mesh
+    place = [coordinates[name] for name in mesh.mesh_dim_names or ()]
+    shape, _ = _compute_local_shape_and_global_offset(
+        parameter.shape, mesh.shape, place, parameter.placements, skip_offset=True
+    )
+    return tuple(shape)
+
+
+def _numel(shape: Sequence[int]) -> int:
+    n = 1
+    for size in shape:
+        n *= size
+    return n
+
+
+@contextmanager
+def fake_group(rank: int, n_ranks: int) -> Iterator[None]:
+    """This process is `rank` of a group of `n_ranks`, none of which exists."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    distributed.init_process_group("fake", rank=rank, world_size=n_ranks, store=FakeStore())  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+class _WithoutData(Buckets):
+    """Rule 1: buffers of torch.distributed have no data. DDP's tables of numbers are read, and stay."""
+
+    FACTORIES = (
+        torch.ops.aten.empty.memory_format,
+        torch.ops.aten.empty_strided.default,
+        torch.ops.aten.zeros.default,
+        torch.ops.aten.ones.default,
+        torch.ops.aten.full.default,
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.fsdp.all_gather_copy_in.default:  # its form without data returns copies instead of views
+            return all_gather_copy_in_cuda(*args, **kwargs)
+        if func in self.FACTORIES and buffer_role(kwargs.get("dtype") or torch.get_default_dtype()) is not None:
+            with self._fake:
+                return self.noticed(func, func(*args, **kwargs))
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def _ddp_without_data() -> Iterator[None]:
+    """Rule 2: every DistributedDataParallel made inside checks no other rank and reduces by a hook."""
+    check: Callable[..., Any] = vars(ddp)["_verify_param_shape_across_processes"]
+    made: Any = DistributedDataParallel.__init__
+
+    def reduced(_: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        distributed.all_reduce(bucket.buffer())
+        future.set_result(bucket.buffer())
+        return future
+
+    reduced.__annotations__.clear()  # DDP reads them, and knows no annotation in quotes
+
+    def make(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, init_sync=False, **kwargs)
+        self.register_comm_hook(None, reduced)  # type: ignore[no-untyped-call]
+
+    with ExitStack() as undone:
+        undone.callback(setattr, ddp, "_verify_param_shape_across_processes", check)
+        undone.callback(setattr, DistributedDataParallel, "__init__", made)
+        setattr(ddp, "_verify_param_shape_across_processes", lambda *_, **__: None)  # noqa: B010 (not exported)
+        DistributedDataParallel.__init__ = make  # type: ignore[method-assign]
+        yield

@@ -1,0 +1,158 @@
+"""The step on real ranks: processes of this machine that exchange tensors by gloo, each with both instruments.
+
+    this process ── forks.py ──▶ rank 0 ┐ gloo     each rank writes its measurement, or its error, into a folder
+                             ──▶ rank 1 ┘
+
+`measure_rank` works in any process group, so a program under torchrun may call it as well.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from msgspec.structs import replace
+from torch import distributed
+
+from explorer.child_process.forks import Forked, at_hand
+from explorer.engine.bench.recording import recording_of
+from explorer.engine.bench.step import Trainee, run_step, trainee_of
+from explorer.engine.device.allocator import peak_bytes
+from explorer.engine.device.device import device_of
+from explorer.engine.model.load import load_for
+from explorer.engine.model.loaded import blaming
+from explorer.engine.ranks.buckets import Buckets
+from explorer.engine.ranks.split import check_ranks, mesh_of, split_model
+from explorer.engine.state.global_state import preserve_global_state
+from explorer.errors import BadInput, Cancelled, Crashed, ExplorerError, message_of
+from explorer.record.base import Record, from_json, from_msgpack, to_json, to_msgpack
+from explorer.record.measurement import AllocatorPeaks, Measurement, RecordedRanks
+from explorer.record.plan import Progress, Report, silent
+from explorer.record.run import RunSpec
+
+N_WARM = 2
+MOST_PROCESSES = 8
+"""Real ranks on this machine; more can be predicted."""
+POLL_S = 0.2
+GLOO = "Measured on ranks that exchange by gloo: its own copies inside a collective count as unattributed."
+Result = TypeVar("Result", bound=Record)
+
+
+def measure_ranks(spec: RunSpec, report: Report = silent) -> RecordedRanks:
+    """The measured step of every rank of `spec.ranks`, each a process. Raises as `run_on_ranks`."""
+    assert spec.ranks is not None
+    runs = run_on_ranks(measure_rank, spec, Measurement, report)
+    return RecordedRanks(ranks=tuple(runs), n_ranks=spec.ranks.n_ranks, recorded_in="")
+
+
+def run_on_ranks(
+    function: Callable[[RunSpec], Result], spec: RunSpec, kind: type[Result], report: Report
+) -> list[Result]:
+    """`function(spec)` in one process a rank, joined by gloo; the results by rank.
+
+    Raises BadInput for ranks that cannot run here, the first rank's error, Crashed and Cancelled.
+    """
+    ranks = spec.ranks
+    assert ranks is not None
+    check_ranks(ranks)
+    if spec.device != "cpu" or ranks.n_ranks > MOST_PROCESSES:
+        raise BadInput(
+            f"{ranks.n_ranks} ranks on {spec.device} were asked for; at most {MOST_PROCESSES} run here, on the CPU.",
+            hint="Add --predict, which takes any number of ranks.",
+        )
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+        started: list[Forked] = []
+        try:
+            for rank in range(ranks.n_ranks):
+                order = (to_json(spec), rank, folder, function.__name__)
+                started.append(at_hand().start(rank_process, *order, needs=[__name__]))
+            _wait(started, spec, Path(folder), report)
+        finally:
+            for process in started:
+                process.kill()
+            for process in started:
+                process.close()
+        return [from_msgpack(_result(Path(folder), rank).read_bytes(), kind) for rank in range(ranks.n_ranks)]
+
+
+def _wait(started: list[Forked], spec: RunSpec, folder: Path, report: Report) -> None:
+    begun = time.monotonic()
+    while alive := [process for process in started if not process.ended]:
+        if any(process.code != 0 for process in started if process.ended):
+            break
+        if time.monotonic() - begun > spec.time_limit_s:
+            raise Cancelled(
+                f"The ranks were not done after {spec.time_limit_s:g} s.", hint="Raise --time-limit, or take less."
+            )
+        done = len(started) - len(alive)
+        report(Progress(what=f"{len(alive)} of {len(started)} ranks at work", done=done, total=len(started)))
+        select.select(alive, [], [], POLL_S)
+    for rank, process in enumerate(started):
+        if process.ended and process.code != 0:
+            error = _result(folder, rank).with_suffix(".error")
+            text = error.read_text() if error.exists() else f"The process ended with code {process.code}."
+            raise Crashed(f"Rank {rank} failed. {text}", hint="Predict the ranks first: --predict names such errors.")
+
+
+def _result(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.msgpack"
+
+
+def rank_process(spec_json: bytes, rank: int, folder: str, function: str) -> None:
+    """Body of one rank's process."""
+    spec = from_json(spec_json, RunSpec)
+    assert spec.ranks is not None
+    path = _result(Path(folder), rank)
+    try:
+        store = f"file://{folder}/store"
+        distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=spec.ranks.n_ranks)
+        path.write_bytes(to_msgpack(ON_RANKS[function](spec)))
+        distributed.barrier()
+    except BaseException as error:
+        told = error if isinstance(error, ExplorerError) else message_of(error)
+        path.with_suffix(".error").write_text(str(told))
+        os._exit(1)  # threads of the transport would wait for the other ranks
+    distributed.destroy_process_group()
+
+
+def rank_trainee(spec: RunSpec) -> tuple[Trainee, Buckets]:
+    """The trainee of this rank, split over the present process group, after its first steps."""
+    ranks = spec.ranks
+    assert ranks is not None
+    torch.set_num_threads(spec.n_threads)
+    loaded = load_for(spec)
+    mesh = mesh_of(ranks, spec.device)
+    with Buckets() as buckets:
+        trainee = trainee_of(spec, loaded, lambda model: split_model(model, ranks, mesh))
+        for _ in range(N_WARM):
+            run_step(trainee)
+    return trainee, buckets
+
+
+def measure_rank(spec: RunSpec) -> Measurement:
+    """The step of this rank under both instruments, and its peak under the allocator alone. Nothing is timed."""
+    device = device_of(torch.device("cpu"))
+    with preserve_global_state():
+        trainee, buckets = rank_trainee(spec)
+        with blaming(spec.model, trainee.inputs, "step"):
+            with recording_of(trainee, device, older=buckets.alive()) as recording:
+                loss = run_step(trainee, recording.tracker.on_phase)
+            run = recording.measurement(spec)
+            trainee.model.zero_grad(set_to_none=True)
+            with device.recorder() as recorder:
+                run_step(trainee)
+    before = sum(size for size, born in zip(run.allocations.n_bytes, run.allocations.born) if not born)  # type: ignore[union-attr]
+    alone = peak_bytes(recorder.log, before)
+    peaks: Any = replace(run.peaks or AllocatorPeaks(), alone_peak_bytes=alone)
+    rank, n_ranks = distributed.get_rank(), distributed.get_world_size()
+    warnings = (*run.warnings, GLOO)
+    return replace(run, loss=loss, peaks=peaks, rank=rank, n_ranks=n_ranks, warnings=warnings)
+
+
+ON_RANKS: dict[str, Callable[[RunSpec], Record]] = {"measure_rank": measure_rank}

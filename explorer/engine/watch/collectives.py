@@ -1,0 +1,137 @@
+"""Collectives of a step, and what the buffers of FSDP2 and DDP are for, read from torch's own calls.
+
+A collective is an operator of `c10d` or `_c10d_functional`. A buffer has no such mark: torch.distributed allocates it
+with `torch.empty`. The Python frame that allocates tells its purpose:
+
+    torch/distributed/fsdp, a function of a reduction     reduce-scatter buffer; the shard's gradient lies in its result
+    torch/distributed/fsdp, elsewhere                     gathered parameter, and the buffer that is gathered into
+    torch/nn/parallel/distributed.py (Reducer, C++)       gradient bucket
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from explorer.record.allocations import Role
+from explorer.record.ranks import CollectiveKind
+
+KINDS: dict[str, CollectiveKind] = {
+    "allgather": "all-gather",
+    "reducescatter": "reduce-scatter",
+    "allreduce": "all-reduce",
+    "broadcast": "broadcast",
+    "alltoall": "all-to-all",
+    "send": "point to point",
+    "recv": "point to point",
+}
+NAMESPACES = ("c10d", "_c10d_functional")
+FSDP, DDP = "torch.distributed.fsdp", "torch.nn.parallel.distributed"
+INTERNAL = (
+    "torch._", "torch.utils", "torch.overrides", "torch.autograd", "torch.library", "torch.profiler", "explorer.",
+    "torch.distributed.tensor", "contextlib",
+)  # fmt: skip
+"""Modules whose frames stand between an operator and the code that asked for it."""
+MOST_FRAMES = 60
+
+
+def is_distributed() -> bool:
+    """Whether this process belongs to a process group."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def dtensor_type() -> type | None:
+    """DTensor, if this process has imported it."""
+    return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+
+
+def kind_of(func: Any) -> CollectiveKind | None:
+    """The kind of collective that an operator is, or None."""
+    if getattr(func, "namespace", "") not in NAMESPACES:
+        return None
+    name = func._schema.name.partition("::")[2].replace("_", "")
+    return next((kind for part, kind in KINDS.items() if name.startswith(part)), None)
+
+
+def payload_bytes(args: Iterable[Any], out: Any) -> int:
+    """Bytes of the whole tensor: the largest of the operator's arguments and its result, lists summed up."""
+    tensors = ([leaf for leaf in tree_leaves(part) if isinstance(leaf, torch.Tensor)] for part in (*args, out))
+    return max(sum(tensor.nbytes for tensor in part) for part in tensors)
+
+
+def group_size(args: Iterable[Any]) -> int:
+    """Processes of the operator's group; 1 if the group cannot be read."""
+    for argument in args:
+        try:
+            if isinstance(argument, torch.ScriptObject):
+                group: Any = torch.distributed.ProcessGroup.unbox(argument)  # type: ignore[attr-defined]
+                return int(group.size())
+            if isinstance(argument, str):
+                resolve: Any = vars(torch.distributed.distributed_c10d)["_resolve_process_group"]
+                return int(resolve(argument).size())
+        except Exception:  # a ReduceOp, or the name of one
+            continue
+    return 1
+
+
+def buffer_role(dtype: torch.dtype | None = None) -> Role | None:
+    """The role of a storage that is allocated now; None if neither FSDP2 nor DDP asked for it.
+
+    DDP also keeps tables of numbers, which `dtype` tells from its buckets.
+    """
+    for frame in _frames():
+        name = str(frame.f_globals.get("__name__", ""))
+        if name.startswith(FSDP):
+            around = (frame, frame.f_back, frame.f_back.f_back if frame.f_back else None)
+            reduces = any(part is not None and "reduce" in part.f_code.co_name for part in around)
+            return "reduce-scatter buffer" if reduces else "gathered parameter"
+        if name == DDP:
+            return "gradient bucket" if dtype is None or dtype.is_floating_point else None
+        if not name.startswith(INTERNAL):
+            return None
+    return None
+
+
+def unit_now() -> nn.Module | None:
+    """The module that FSDP2 gathers or reduces now, or None."""
+    for frame in _frames():
+        group = frame.f_locals.get("self")
+        if type(group).__name__ == "FSDPParamGroup":
+            modules = getattr(group, "modules", ())
+            return modules[0] if modules else None
+    return None
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(MOST_FRAMES):
+        if frame is None:
+            return
+        yield frame
+        frame = frame.f_back
+
+
+@contextmanager
+def watching_resizes(notice: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+    """Calls `notice` after each change of a storage's size. FSDP2 frees and takes gathered parameters that way."""
+    kind: Any = torch.UntypedStorage
+    plain = kind.resize_
+
+    def resize_(storage: Any, *args: Any, **kwargs: Any) -> Any:
+        out = plain(storage, *args, **kwargs)
+        notice(storage)
+        return out
+
+    kind.resize_ = resize_
+    try:
+        yield
+    finally:
+        if kind.__dict__.get("resize_") is resize_:  # not if another library has replaced it meanwhile
+            del kind.resize_

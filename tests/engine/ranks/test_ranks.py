@@ -1,0 +1,154 @@
+"""A step on many ranks, predicted in one process: to the byte what real ranks hold, and what a policy does to it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from torch import distributed
+
+from benchmarks.ranks import MODELS, SPLITS, Cell, differences
+from explorer.engine.ranks.predict import predict_ranks, ranks_to_play
+from explorer.errors import BadInput, ModelFailed
+from explorer.plan.memory.ledger import ledger
+from explorer.plan.why.collectives import FUNCTIONAL, repeated, sent_bytes
+from explorer.record.graph import ModelRef
+from explorer.record.measurement import RecordedRanks
+from explorer.record.policy import KEEP_ALL, Policy, Unit
+from explorer.record.ranks import Ranks
+from explorer.record.run import RunSpec
+
+TRANSFORMER = ModelRef(target=f"{MODELS}:transformer")
+LAYERS = [f"layers.{i}" for i in range(4)]
+NESTED = """
+from torch import nn, ones
+from torch.distributed.fsdp import fully_shard
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.inner = nn.Linear(6, 6), nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.Linear(6, 6))
+        self.last = nn.Sequential(nn.Linear(6, 6), nn.GELU())
+
+    def forward(self, x):
+        return self.last(self.inner(self.first(x)).sin()).sin()
+
+
+def build():
+    return nn.Sequential(Layer(), Layer()), ones(2, 6)
+
+
+def shard_inside(model, mesh):
+    for layer in model:
+        fully_shard(layer.inner, mesh=mesh)
+        fully_shard(layer.last, mesh=mesh)
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def broken(model, mesh):
+    raise RuntimeError("no such mesh")
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "nested.py"
+    path.write_text(NESTED)
+    return path
+
+
+def predicted(ranks: Ranks, model: ModelRef = TRANSFORMER, policy: Policy = KEEP_ALL) -> RecordedRanks:
+    return predict_ranks(RunSpec(model=model, policy=policy, ranks=ranks))
+
+
+@pytest.mark.slow
+def test_predicted_ranks_hold_what_real_ranks_of_torchrun_hold() -> None:
+    """The whole matrix is `python -m benchmarks.ranks`."""
+    cells = [Cell("tied", "fsdp", "every-2"), Cell("picture", "ddp", "all"), Cell("transformer", "tp", "keep-products")]
+    found = list(differences(cells))
+    assert len(found) == 2 * len(cells)
+    assert [one for one in found if one.n_bytes or not one.same_collectives] == []
+
+
+def test_ranks_with_other_shards_are_found_and_equal_ones_are_played_once(file: Path) -> None:
+    """Six rows on eight ranks: two ranks have none. The group is gone afterwards."""
+    ranks = predicted(Ranks(n_ranks=8), ModelRef(target=f"{file}:build"))
+    assert [run.rank for run in ranks.ranks] == [0, 6] and ranks.missing == ()
+    assert ranks.equal == {rank: 0 for rank in range(1, 6)} | {7: 6}
+    shard_bytes = 4 * 2 * 4 * (6 + 1)
+    """Four matrices and four vectors of two layers, a row each. torch pads a shard without rows, not its states."""
+    for run, rows in zip(ranks.ranks, (1, 0)):
+        roles = ledger(run, tick=0).by_role
+        assert roles["parameter"] == shard_bytes
+        assert roles["optimizer state"] == 2 * rows * shard_bytes + 4 * 16, "and a count of steps a parameter"
+    assert not distributed.is_initialized()
+    by_size = {((n,),): [rank] for rank, n in enumerate((5, 4, 9, 8, 7, 1))}
+    assert ranks_to_play(by_size) == [0, 1, 2, 5], "the first, the heaviest, the last and one more"
+
+
+def test_roles_and_collectives_of_fsdp_are_named() -> None:
+    """A unit is gathered in forward and in backward; without resharding once, and its parameters stay."""
+    freed, stayed = (predicted(Ranks(n_ranks=2, reshard=reshard)).ranks[0] for reshard in (True, False))
+    calls = [Counter((call.kind, call.phase) for call in run.collectives) for run in (freed, stayed)]
+    n_units = len(LAYERS) + 1
+    assert calls[0]["all-gather", "forward"] == calls[1]["all-gather", "forward"] == n_units
+    assert (calls[0]["all-gather", "backward"], calls[1]["all-gather", "backward"]) == (n_units, 0)
+    assert calls[0]["reduce-scatter", "backward"] == calls[1]["reduce-scatter", "backward"] == n_units
+    assert {call.block for call in freed.collectives} == {"", *LAYERS}
+    assert sent_bytes(stayed) * 3 == sent_bytes(freed) * 2
+    held = ledger(stayed).by_role["gathered parameter"]
+    assert held > sum(call.n_bytes for call in stayed.collectives if call.kind == "all-gather") * 0.8
+
+
+def test_a_sum_that_the_recompute_repeats_is_named_with_the_policy_that_keeps_it() -> None:
+    split = SPLITS["tp"]
+    again = predicted(split, policy=Policy.recompute(LAYERS)).ranks[0]
+    assert sum(call.phase == "recompute" for call in again.collectives) == len(LAYERS)
+    (sentence,) = repeated(again)
+    assert "repeats 4 all-reduces" in sentence and FUNCTIONAL["all-reduce"] in sentence
+    units = tuple(Unit(blocks=(x,), action="save_ops", save_ops=(FUNCTIONAL["all-reduce"],)) for x in LAYERS)
+    once = predicted(split, policy=Policy(units=units)).ranks[0]
+    assert repeated(once) == () and not any(call.phase == "recompute" for call in once.collectives)
+
+
+def test_a_unit_that_is_gathered_twice_in_backward_is_named(file: Path) -> None:
+    """torch before 2.13 frees a unit inside a recomputed block after the recompute, and gathers it again.
+
+    https://github.com/pytorch/pytorch/issues/175406
+    """
+    ranks = Ranks(n_ranks=2, data="none", parallelize=f"{file}:shard_inside")
+    run = predicted(ranks, ModelRef(target=f"{file}:build"), Policy.recompute(["0", "1"])).ranks[0]
+    (gather,) = (call for call in run.collectives if call.phase == "recompute" and call.block == "0.inner")
+    assert repeated(run) == (), "2.13 keeps it"
+    (sentence,) = repeated(replace(run, collectives=(*run.collectives, replace(gather, phase="backward"))))
+    assert sentence.startswith("0.inner is gathered twice in backward")
+
+
+def test_two_dimensions_are_played() -> None:
+    run = predicted(SPLITS["fsdp-tp"]).ranks[0]
+    sizes = Counter((call.kind, call.n_ranks) for call in run.collectives)
+    assert sizes["all-gather", 2] and sizes["all-reduce", 2] and sizes["reduce-scatter", 2]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sentence"),
+    [
+        (Ranks(n_ranks=3, n_tensor=2), "cannot be divided"),
+        (Ranks(n_ranks=4, n_tensor=2, data="ddp"), "DDP takes no"),
+        (Ranks(n_ranks=2, data="none"), "share nothing"),
+        (Ranks(n_ranks=2, data="none", n_tensor=2), "brings no plan"),
+    ],
+)
+def test_ranks_that_cannot_be_are_refused_in_a_sentence(ranks: Ranks, sentence: str) -> None:
+    with pytest.raises(BadInput, match=sentence):
+        predicted(ranks)
+    assert not distributed.is_initialized()
+
+
+def test_a_function_that_cannot_split_is_named(file: Path) -> None:
+    with pytest.raises(ModelFailed, match="broken.*no such mesh"):
+        predicted(Ranks(n_ranks=2, data="none", parallelize=f"{file}:broken"), ModelRef(target=f"{file}:build"))
