@@ -30,7 +30,7 @@ from explorer.engine.model.loaded import blaming
 from explorer.engine.ranks.buckets import Buckets
 from explorer.engine.ranks.split import check_ranks, mesh_of, split_model
 from explorer.engine.state.global_state import preserve_global_state
-from explorer.errors import BadInput, Cancelled, Crashed, ExplorerError, message_of
+from explorer.errors import BadInput, Cancelled, Crashed, message_of
 from explorer.record.base import Record, from_json, from_msgpack, to_json, to_msgpack
 from explorer.record.measurement import AllocatorPeaks, Measurement, RecordedRanks
 from explorer.record.plan import Progress, Report, silent
@@ -115,8 +115,7 @@ def rank_process(spec_json: bytes, rank: int, folder: str, function: str) -> Non
         path.write_bytes(to_msgpack(ON_RANKS[function](spec)))
         distributed.barrier()
     except BaseException as error:
-        told = error if isinstance(error, ExplorerError) else message_of(error)
-        path.with_suffix(".error").write_text(str(told))
+        path.with_suffix(".error").write_text(message_of(error))
         os._exit(1)  # threads of the transport would wait for the other ranks
     distributed.destroy_process_group()
 
