@@ -46,7 +46,8 @@ def test_model_toggle_run_compare_export_and_refresh(explore: Page, tmp_path: Pa
     confirm_marks(page, "bitwise equal")
     for tab in ("Cost", "Gradients", "Memory"):
         press(page, page.get_by_role("tab", name=tab))
-        page.get_by_test_id("stPlotlyChart").first.wait_for()
+        evidence = page.get_by_text(re.compile("^Every bit of"))
+        evidence.or_(page.get_by_test_id("stPlotlyChart").locator("visible=true")).first.wait_for()
         assert page.get_by_test_id("stException").count() == 0
 
     bar = settled(page).locator(".st-key-ledger .bars .point path").first

@@ -14,7 +14,7 @@ from explorer.ui.runs import actions
 from explorer.ui.runs.table import RunsState, chosen_runs, current, points_of, reorder, table
 from explorer.ui.session import backend
 from explorer.ui.shared.charts import draw
-from explorer.ui.shared.elements import escape
+from explorer.ui.shared.elements import escape, small_text
 from explorer.view.compare.run_plane import SIGNS, TOO_FEW, run_plane
 from explorer.view.drawing.units import count
 
@@ -61,7 +61,7 @@ def _take_file() -> None:
             "Run file", type=["run", "explorer", *SUFFIXES], key="upload_run", label_visibility="collapsed",
             accept_multiple_files=True, max_upload_size=LARGEST_BYTES >> 20,
         )  # fmt: skip
-        st.caption(
+        small_text(
             "Files of the ranks of one step, chosen together, become one run: ranks side by side. A snapshot is what "
             "`torch.cuda.memory._dump_snapshot` writes, a trace what `export_chrome_trace` writes after a profile with "
             "`profile_memory=True`. Neither can run code here."

@@ -86,8 +86,9 @@ def _lesson(sample: Sample | None) -> None:
     """What the model is good for, and which models and sizes there are."""
     if sample:
         st.markdown(f"**{sample.title}**")
-        st.caption(sample.lesson)
-    st.caption(f"{glossary.MODEL} {glossary.SIZE}")
+        for paragraph in sample.lesson.split("\n\n"):
+            small_text(paragraph)
+    small_text(f"{glossary.MODEL} {glossary.SIZE}")
 
 
 def _arguments(model: ModelRef, samples: tuple[Sample, ...], choose: Choose) -> None:
