@@ -28,7 +28,7 @@ def shared(engine: Worker, monkeypatch: pytest.MonkeyPatch) -> Worker:
     """The worker that every verb gets instead of one of its own."""
 
     @contextmanager
-    def borrowed() -> Iterator[Worker]:
+    def borrowed(**_: object) -> Iterator[Worker]:
         yield engine
 
     for listed in iter_modules(verbs.__path__):

@@ -20,6 +20,7 @@ from explorer.plan.export.formats import FORMATS
 from explorer.plan.policy import file as policy_file
 from explorer.record import Failure, ModelRef, RunSpec
 from explorer.record.base import Record, to_json
+from explorer.record.lock import Lock
 from explorer.record.policy_file import PolicyFile
 from tests import graphs
 from tests.hostile import Trap
@@ -42,6 +43,7 @@ WITHOUT_FILES = {
     "plan": [OWN, "--budget", "1MiB"],
     "gallery": ["--out", "{out}"],
     "lab": ["dropout"],
+    "lock": [OWN],
 }
 ELSEWHERE = {"report", "export", "run"}
 """Reports and exports have tests of their own below; `run` runs its owner's script and reads no other file."""
@@ -77,7 +79,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Refusing:
     refusing = Refusing(graphs.gpt(4))
 
     @contextmanager
-    def borrowed() -> Iterator[Refusing]:
+    def borrowed(**_: object) -> Iterator[Refusing]:
         yield refusing
 
     for verb in cli.all_verbs():
@@ -127,6 +129,18 @@ def policy_files(trap: Trap, folder: Path) -> list[Path]:
     return files
 
 
+def locks(trap: Trap, folder: Path) -> list[Path]:
+    """Locks that name other code, among them one of the owner's own model and a hostile policy."""
+    files = []
+    for i, text in enumerate(trap.texts):
+        lock = trap.filled(Lock, text)
+        own = msgspec.structs.replace(lock, run=msgspec.structs.replace(lock.run, model=ModelRef(target=OWN)))
+        for j, hostile in enumerate((lock, own)):
+            files.append(folder / f"{i}{j}.lock")
+            files[-1].write_bytes(to_json(hostile))
+    return files
+
+
 def test_reports_of_hostile_runs_load_nothing(trap: Trap, tmp_path: Path, engine: Refusing) -> None:
     for i, file in enumerate(run_files(trap, tmp_path)):
         which = str(file) if i % 2 else Store().import_file(file.read_bytes())
@@ -147,6 +161,8 @@ def test_verbs_with_hostile_files_load_the_model_of_the_command_line_alone(
             answers(verb, *(word.replace("{file}", str(file)) for word in arguments))
     for verb, arguments in WITHOUT_FILES.items():
         answers(verb, *(word.replace("{out}", str(tmp_path / "gallery")) for word in arguments))
+    for file in locks(trap, tmp_path):
+        answers("lock", OWN, "--check", str(file))
     for i, target in enumerate(FORMATS):
         answers("export", str(files[i % len(files)]), "--to", target)
     assert not trap.mark.exists() and engine.models

@@ -175,7 +175,7 @@ def test_a_difference_inside_the_noise_is_not_ranked() -> None:
 
 def test_a_difference_beyond_it_is_a_ratio_with_its_spread() -> None:
     pair = with_steps(compared(), baseline=(10, 10.1, 9.9), candidate=(12, 12.2, 11.8))
-    assert time_answer(pair) == "10.00 ± 0.05 ms to 12.0 ± 0.1 ms a step, ×1.20 ± 0.00"
+    assert time_answer(pair) == "10.0 ± 0.1 ms to 12.0 ± 0.2 ms a step, ×1.20 ± 0.01"
 
 
 def test_every_timed_step_is_a_dot() -> None:

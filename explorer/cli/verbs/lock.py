@@ -1,4 +1,8 @@
-"""`python -m explorer lock MODEL --out FILE`, and `lock --check FILE`: what moved since, for continuous integration."""
+"""`python -m explorer lock MODEL --out FILE`, and `lock MODEL --check FILE`: what moved, for continuous integration.
+
+A file never decides which code is loaded: the model of a check is named on the command line, and the lock's must equal
+it. Policy and conditions of the step come from the lock.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,23 @@ import typer
 from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, answer_console, print_json, say, verb
-from explorer.cli.options import CardOptions, ModelOptions, Out, PolicyName, StepOptions, describe, file_on, in_output
+from explorer.cli.options import (
+    CardOptions,
+    Model,
+    ModelOptions,
+    Out,
+    PolicyName,
+    StepOptions,
+    describe,
+    file_on,
+    in_output,
+)
 from explorer.cli.worker import ask, check_writable, print_or_write, worker
-from explorer.errors import BadInput
+from explorer.errors import BadInput, bounded
 from explorer.jobs.protocol import Measure
 from explorer.plan.guard import lock as lock_file
 from explorer.plan.guard.moves import markdown, moves, versions
+from explorer.record.graph import ModelRef
 from explorer.record.lock import Lock, Move
 from explorer.record.policy import KEEP_ALL
 from explorer.record.run import RunSpec
@@ -43,27 +58,34 @@ def lock(
     step: StepOptions,
     extra: LockOptions,
     output: Output,
-    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="As for `measure`.")] = None,
+    model: Model,
     policy: PolicyName = "keep-all",
     out: Out = None,
     check: Check = None,
 ) -> None:
     """Predicted figures of a step as a file for a repository; --check says what moved. Exit 1: something did."""
-    if (model is None) == (check is None):
-        raise BadInput("A lock is written of a model, or one lock is checked.", hint=_USAGE)
     if extra.markdown is not None and check is None:
-        raise BadInput("--markdown writes what --check found.", hint=_USAGE)
+        raise BadInput("--markdown writes what --check found.", hint="Add --check FILE.")
     check_writable(out, extra.markdown)
+    ref = options.ref(model)
     if check is not None:
-        _check(lock_file.load(check), extra.markdown, output)
+        old = lock_file.load(check)
+        if old.run.model != ref:
+            raise BadInput(
+                f"{check} is the lock of {_named(old.run.model)}; the command line names {_named(ref)}.",
+                hint="Name the model, its --size and its --set as when the lock was written.",
+            )
+        _check(old, extra.markdown, output)
         return
-    assert model is not None, "a model or a lock was given"
     card = dataclasses.replace(extra, predict=True).chosen_card()
-    spec = msgspec.structs.replace(step.spec(options.ref(model), KEEP_ALL, seed=options.seed), card=card)
+    spec = msgspec.structs.replace(step.spec(ref, KEEP_ALL, seed=options.seed), card=card)
     print_or_write(lock_file.dumps(_predicted(spec, policy)), out)
 
 
-_USAGE = "Write `lock MODEL --out explorer.lock`, or `lock --check explorer.lock`."
+def _named(model: ModelRef) -> str:
+    settings = [f"size {model.size}"] if model.size else []
+    settings += [f"{name}={value}" for name, value in model.arguments.items()]
+    return bounded(f"{model.target} ({', '.join(settings)})" if settings else model.target)
 
 
 def _check(old: Lock, markdown_file: Path | None, output: Output) -> None:

@@ -269,7 +269,7 @@ def test_rename_and_pin_reach_the_store_and_delete_asks_first(runs_page: App, st
 def test_ranks_stand_side_by_side_and_each_opens_as_a_run_of_its_own(runs_page: App, store: Store) -> None:
     store.save(kinds.ranks(), "both")
     at = runs_page(0)
-    assert [row["rank"] for row in at.dataframe[-1].value.to_dict("records")] == [0, 1]
+    assert [row["rank"] for row in at.dataframe[-1].value.to_dict("records")] == ["0", "1"]
     assert len(at.get("plotly_chart")) == 2
     for _ in range(2):  # the second time it is listed already
         at = at.button(key="open_rank").click().run()
