@@ -168,7 +168,8 @@ def record(spec: RunSpec, loaded: Loaded, device: Device, meter: Callable[[str],
                 warm, loss = first_step(device.release, begin, watched)
                 run = replace(run, loss=loss)
                 warm[1].restore()
-                releases = watch_releases(warm[0], tracker_of(warm[0]))
+                with memory_limit(device, warm[0]):  # else its holes of the heap would take in the recorded step
+                    releases = watch_releases(warm[0], tracker_of(warm[0]))
             trainee, drawn = warm or begin()
             run = replace(run, dtype=types_of(trainee.model))
             device.release()
