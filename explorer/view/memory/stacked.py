@@ -104,7 +104,9 @@ def add_names(fig: go.Figure, layers: Sequence[Layer], x: Positions, heights: Po
     line = LINE * HEADROOM * float(heights.sum(axis=0).max())
     written = set()
     for layer, high, low in zip(layers, tops, tops - sample, strict=True):
-        width = int(np.ceil(len(layer.name) * LETTER * N_PLACES))
+        width = max(1, int(np.ceil(len(layer.name) * LETTER * N_PLACES)))
+        if width > N_PLACES:  # the name of a stranger's role or block may be longer than the chart
+            continue
         floor, roof = sliding_window_view(low, width).max(axis=1), sliding_window_view(high, width).min(axis=1)
         room = roof - floor
         if layer.pale or room.max() < line:
