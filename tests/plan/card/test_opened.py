@@ -180,7 +180,7 @@ def altered(number: int, name: str, value: Any) -> dict[str, Any]:
 HOSTILE = [
     b"", b"{", b"[]", b"{}", b'{"traceEvents": 3}', b'{"traceEvents": [3]}', b'{"traceEvents": []}',
     b'{"traceEvents": [{"name": "[memory]"}]}', b"[" * 100_000, b'{"a":' * 100_000, b"\x1f\x8bnot gzip",
-    gzip.compress(b"{}")[:-9], b"\x00" * 64, b'{"traceEvents": [{"name": "[memory]", "ts": NaN, "args": {}}]}',
+    gzip.compress(b"{}", mtime=0)[:-9], b"\x00" * 64, b'{"traceEvents": [{"name": "[memory]", "ts": NaN, "args": {}}]}',
     *(
         json.dumps(altered(0, name, value)).encode()
         for name, value in {
