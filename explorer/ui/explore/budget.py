@@ -173,7 +173,7 @@ def points(state: ExploreState, view: View, search: Search) -> tuple[PlanPoint, 
     every = [
         PlanPoint(plan=plan, peak_bytes=forecast.step_peak_bytes, cost=ratio, spread=forecast.time_ratio_spread)
         for plan, forecast in forecasts
-        if forecast.step_peak_bytes is not None and (ratio := cost(forecast)) is not None
+        if forecast.step_peak_bytes is not None and (ratio := cost(view, forecast)) is not None
     ]
     unbeaten: list[PlanPoint] = []
     for point in sorted(every, key=lambda point: (point.peak_bytes, point.cost)):
@@ -210,7 +210,7 @@ def _drawn_figures(view: View, forecast: Forecast) -> tuple[int | None, float | 
         figures = view.comparison.headlines()
         counted = cost_word(view) == "FLOPs"
         return view.candidate.step_peak_bytes, figures["flop_ratio" if counted else "time_ratio"]
-    return forecast.step_peak_bytes, cost(forecast)
+    return forecast.step_peak_bytes, cost(view, forecast)
 
 
 def _slider(
@@ -263,7 +263,7 @@ def _line(state: ExploreState, view: View, forecast: Forecast) -> None:
         text = f"{sentence}{looks}" or escape(search.none_because or words.EMPTY)
         with st.container(horizontal=True, gap="small", vertical_alignment="center", key="budget_line"):
             small_text(text, help=meaning)
-            best = better_point(state, front, forecast)
+            best = better_point(state, view, front, forecast)
             if best is not None and view.graph is not None and not search.running:
                 take = partial(draw_plan, state, view.graph, best.plan)
                 st.button("Take it", key="take_better", type="tertiary", icon=":material/check:", on_click=take)
@@ -292,17 +292,17 @@ def standing(
         return f"{budget} {words.BEST}".strip(), f"{proven} {meaning}"
     if not policy.units and (len(front) == 1 or (state.budget.plan is not None and not state.budget.plan.policy.units)):
         return f"{budget} {words.NOTHING_SAVES if len(front) == 1 else words.KEEP_ALL}".strip(), None
-    ratio = cost(forecast)
+    ratio = cost(view, forecast)
     if not front or not policy.units or ratio is None or peak is None:
         return budget or (words.START if front else ""), None
-    if (best := better_point(state, front, forecast)) is not None:
+    if (best := better_point(state, view, front, forecast)) is not None:
         return f"{budget} {words.better(mib(best.peak_bytes), best.cost, ratio, cost_word(view))}".strip(), None
     return budget or words.AS_GOOD, None
 
 
-def better_point(state: ExploreState, front: tuple[PlanPoint, ...], forecast: Forecast) -> PlanPoint | None:
+def better_point(state: ExploreState, view: View, front: tuple[PlanPoint, ...], forecast: Forecast) -> PlanPoint | None:
     """The cheapest plan with at most the drawn policy's predicted peak, if it is cheaper by SMALLEST_GAIN or more."""
-    ratio, peak = cost(forecast), forecast.step_peak_bytes
+    ratio, peak = cost(view, forecast), forecast.step_peak_bytes
     if ratio is None or peak is None or not state.draft.spec.policy.units:
         return None
     within = (point for point in front if point.peak_bytes <= peak and point.cost < ratio - SMALLEST_GAIN)

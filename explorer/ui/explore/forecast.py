@@ -82,9 +82,9 @@ def _step_ms(run: Measurement) -> float | None:
     return run.times.step.median_ms if run.times else None
 
 
-def cost(forecast: Forecast) -> float | None:
-    """Step time over the time with everything kept; the FLOPs ratio if the step is not timed."""
-    return forecast.time_ratio if forecast.time_ratio is not None else forecast.flop_ratio
+def cost(view: View, forecast: Forecast) -> float | None:
+    """Step time over the time with everything kept; the FLOPs ratio if no step is timed. Never a mixture of both."""
+    return forecast.time_ratio if cost_word(view) == "time" else forecast.flop_ratio
 
 
 def cost_word(view: View) -> CostWord:

@@ -20,7 +20,7 @@ from explorer.ui.session.repository import pinned_baseline, runs
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.charts import draw
 from explorer.ui.shared.draft import with_units
-from explorer.view.compare.front import CostWord, Mark, front_chart
+from explorer.view.compare.front import Mark, front_chart
 from explorer.view.drawing.units import count
 from explorer.view.text import plan as words
 
@@ -75,23 +75,29 @@ def marks_of(state: ExploreState, view: View) -> tuple[Mark, ...]:
     ]
     titles = preset_titles()
     for name, (chosen, forecast) in predicted_presets(view, policy).items():
-        if chosen.units and (mark := _predicted_mark(chosen, forecast, titles[name], counts)) is not None:
+        if chosen.units and (mark := _predicted_mark(view, chosen, forecast, titles[name])) is not None:
             marks.append(mark)
     measured = _measured_marks(state, view)
     marks += measured
     drawn = next((mark for mark in measured if mark.policy == policy), None)
-    drawn = drawn or _predicted_mark(policy, predicted(view, policy), "", counts)
+    drawn = drawn or _predicted_mark(view, policy, predicted(view, policy), "")
     if drawn is not None:
         marks.append(replace(drawn, kind="drawn", name="the policy that is drawn"))
     return tuple(marks)
 
 
-def _predicted_mark(policy: Policy, forecast: Forecast, name: str, counts: CostWord) -> Mark | None:
-    peak, ratio, spread = forecast.step_peak_bytes, cost(forecast), forecast.time_ratio_spread
+def _predicted_mark(view: View, policy: Policy, forecast: Forecast, name: str) -> Mark | None:
+    peak, ratio, spread = forecast.step_peak_bytes, cost(view, forecast), forecast.time_ratio_spread
     if peak is None or ratio is None:
         return None
     return Mark(
-        kind="preset", policy=policy, peak_bytes=peak, time_ratio=ratio, name=name, spread=spread, counts=counts
+        kind="preset",
+        policy=policy,
+        peak_bytes=peak,
+        time_ratio=ratio,
+        name=name,
+        spread=spread,
+        counts=cost_word(view),
     )
 
 

@@ -121,6 +121,8 @@ class Runs:
         """Blocks that a preset would choose from, by the graph's fingerprint."""
         # Run ids by request.
         self._measured: Recent[str] = Recent(N_REQUESTS)
+        self._priced: set[str] = set()
+        """Keys of runs with the prices that a plan needs; a run of a comparison has none and does not replace one."""
         self._fitted: Recent[str] = Recent(N_REQUESTS)
         self._compared: Recent[str] = Recent(N_REQUESTS)
         self.pipeline_runs: Recent[str] = Recent(N_REQUESTS)
@@ -227,12 +229,14 @@ class Runs:
         """A run cut short answers no request for a whole run; a prediction answers none."""
         if isinstance(record, Measurement) and record.complete and record.origin != "predicted":
             self._measured.add(request_key(record.spec), key)
+            if record.times is not None and record.times.checkpoint_ms is not None:
+                self._priced.add(key)
             for refused in record.refused[:1]:
                 self._fitted.add(request_key(replace(record.spec, policy=refused.policy)), key)
         if not isinstance(record, Comparison) or record.is_predicted:
             return
         for run in (record.baseline, record.candidate):
-            if run.complete:
+            if run.complete and self._measured.get(request_key(run.spec)) not in self._priced:
                 self._measured.add(request_key(run.spec), key)
         if record.failure is not None or record.reproducible is not None:
             self._compared.add(request_key(record.baseline.spec, record.candidate.spec), key)

@@ -10,13 +10,16 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from explorer.jobs.protocol import Compare, FindPlans
-from explorer.record import Failure, Policy
-from explorer.record.plan import Wish
+from explorer.record import Failure, Policy, RunSpec
+from explorer.record.measurement import Times
+from explorer.record.plan import Forecast, Wish
 from explorer.ui.explore import blocks, budget, front
-from explorer.ui.explore.forecast import predicted
-from explorer.ui.explore.view import view_of
+from explorer.ui.explore.forecast import cost, predicted
+from explorer.ui.explore.view import View, view_of
+from explorer.ui.session.repository import KeyedRun
 from explorer.view.drawing.units import mib
 from explorer.view.text import plan as words
+from tests import graphs
 from tests.ui.fake_worker import FakeWorker
 from tests.ui.page_driver import (
     ALL,
@@ -36,6 +39,17 @@ from tests.ui.page_driver import (
 )
 
 MIB = 2**20
+
+
+@pytest.mark.parametrize("times", [Times(clock="process CPU time"), None])
+def test_costs_in_time_and_in_flops_never_stand_on_one_axis(times: Times | None) -> None:
+    """A policy whose operators were not timed has no cost beside policies that have."""
+    start = KeyedRun(
+        "baseline", msgspec.structs.replace(graphs.measured(GRAPH, RunSpec(model=GRAPH.model)), times=times)
+    )
+    view = View(comparison=None, baseline=None, baseline_key=None, stale=False, keep_all=start)
+    assert cost(view, Forecast(flop_ratio=1.0)) == (None if times else 1.0)
+    assert cost(view, Forecast(flop_ratio=1.0, time_ratio=1.5)) == (1.5 if times else 1.0)
 
 
 def typed(at: AppTest, text: str) -> AppTest:

@@ -16,7 +16,7 @@ from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.file import evidence_of
 from explorer.record import Failure, Measurement, ModelRef, Policy, RunSpec
 from explorer.record.base import to_plain
-from explorer.record.measurement import Refused
+from explorer.record.measurement import Refused, Times
 from explorer.record.pipeline_run import PipelineRun
 from explorer.record.policy_file import PolicyFile
 from explorer.record.run import PipelinePlan
@@ -66,6 +66,16 @@ def test_both_runs_of_a_comparison_are_found_and_the_pair(known: Runs) -> None:
     assert measured is not None and measured.key == "pair" and measured.run.spec == CANDIDATE
     assert known.compared(BASE, CANDIDATE) == "pair" and known.compared(CANDIDATE, BASE) is None
     assert [point.policy for point in known.points(BASE)] == [CANDIDATE.policy]
+
+
+def test_a_baseline_with_the_prices_of_a_plan_goes_on_answering(known: Runs) -> None:
+    priced = run(times=Times(clock="process CPU time", checkpoint_ms=0.5))
+    known.add("priced", priced)
+    known.add("pair", graphs.compared(GRAPH, CANDIDATE))
+    assert known.measured(BASE) == ("priced", priced), "runs of comparisons have no prices"
+    known.drop("priced")
+    known.add("pair", graphs.compared(GRAPH, CANDIDATE))
+    assert known.measured(BASE)[0] == "pair"  # type: ignore[index]
 
 
 @pytest.mark.parametrize("change", [{"failure": Failure(kind="crash", sentence="It ended.")}, {"origin": "predicted"}])
