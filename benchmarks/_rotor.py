@@ -7,9 +7,9 @@ temporaries of operators, and without times of backward, which no schedule chang
 The blocks s..t, the input of s in memory and not counted, are trained in m bytes either by
 
     keeping s                 s saves all it needs, s+1..t in what is left, then backward of s
-    checkpointing the input   s..u-1 run and save nothing but the input of u; u..t in what is left; then s..u-1 anew
+    checkpointing the input   s..u-1 run and save nothing but the input of u; u..t in what is left; then s..u-1 again
 
-and the cheaper one is taken, for every s, t and m. What is rerun may be checkpointed inside once more (nested).
+and the cheaper one is taken, for every s, t and m. What is rerun may be checkpointed inside again (nested).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Piece:
     first: int
     end: int
     inside: tuple[Piece, ...] = ()
-    """What of them is recomputed once more when they run again."""
+    """What of them is recomputed a second time when they run again."""
 
 
 @dataclass(frozen=True, kw_only=True)

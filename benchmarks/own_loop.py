@@ -1,4 +1,4 @@
-"""What a recorder in somebody's own loop costs: CPU time of a recorded step and of the steps beside it, as ratios.
+"""What a recorder in a user's own loop costs: CPU time of a recorded step and of the steps beside it, as ratios.
 
 One loop runs bare and one under `explorer.watch`, which records each third step; their steps take turns, so that a slow
 minute hits both alike. What happens between two steps, beginning and building the record, is shown apart.

@@ -96,9 +96,9 @@ class Replay:
         for turn in self.turns:
             trace = run_pass(self.pipeline, alone=turn, memory=True)
             memory += trace.memory()
-        foreseen = predict(profile, plan, spec.policy)
-        ratio = foreseen.makespan_ms / compose(self.pipeline, self.readings).makespan_ms
-        replayed, predicted = _worst(memory, real.memory), _worst(foreseen.memory, real.memory)
+        forecast = predict(profile, plan, spec.policy)
+        ratio = forecast.makespan_ms / compose(self.pipeline, self.readings).makespan_ms
+        replayed, predicted = _worst(memory, real.memory), _worst(forecast.memory, real.memory)
         print(
             f"{plan.schedule:16s} {name:9s} makespan predicted / replay {ratio:5.3f}   "
             f"peak off real ranks: replay {replayed:.3%}, predicted {predicted:.3%}"

@@ -69,15 +69,15 @@ def errors_of(name: str) -> tuple[Offs, Offs]:
     graph, run = describe(model), measure(RunSpec(model=model, n_repeats=N_ROUNDS))
     policies = policies_of(graph, Planner(run, graph, seconds=1.0))
     steps, forecaster = timed(model, policies), Forecaster(run, graph)
-    foretold = {key: forecaster.forecast(policy) for key, policy in policies.items() if policy.units}
-    measured = {key: ratio_with_spread(steps[key], steps["keep"]) for key in foretold}
+    forecasts = {key: forecaster.forecast(policy) for key, policy in policies.items() if policy.units}
+    measured = {key: ratio_with_spread(steps[key], steps["keep"]) for key in forecasts}
     seen = []
-    if SEEN in foretold and (whole := measured[SEEN]) and (foreseen := foretold[SEEN].time_ratio):
-        error, calls = error_of_median(whole[1], N_ROUNDS), foretold[SEEN].time_ratio_of_calls or 0.0
-        seen.append(TimedStep(foreseen=foreseen, measured=whole[0], error=error, calls=calls))
+    if SEEN in forecasts and (whole := measured[SEEN]) and (ratio := forecasts[SEEN].time_ratio):
+        error, calls = error_of_median(whole[1], N_ROUNDS), forecasts[SEEN].time_ratio_of_calls or 0.0
+        seen.append(TimedStep(predicted=ratio, measured=whole[0], error=error, calls=calls))
     before: Offs = []
     after: Offs = []
-    for key, one in foretold.items():
+    for key, one in forecasts.items():
         real = measured[key]
         if real is not None and one.time_ratio is not None and key != SEEN:
             before.append(off(one, real[0]))
@@ -85,8 +85,8 @@ def errors_of(name: str) -> tuple[Offs, Offs]:
     return before, after
 
 
-def off(foretold: Forecast, real: float) -> tuple[float, bool]:
-    ratio, spread = foretold.time_ratio or 0.0, foretold.time_ratio_spread or 0.0
+def off(forecast: Forecast, real: float) -> tuple[float, bool]:
+    ratio, spread = forecast.time_ratio or 0.0, forecast.time_ratio_spread or 0.0
     return abs(ratio / real - 1), abs(ratio - real) <= spread
 
 

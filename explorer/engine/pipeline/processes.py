@@ -221,6 +221,6 @@ def _death(rank: int, code: int | None, memory_ran_out: bool | None) -> Failure:
 
 
 _KILLED = {
-    False: "Somebody ended it from outside; the system's memory did not run out. Run it again.",
+    False: "It was ended from outside; the system's memory did not run out. Run it again.",
     None: "It was ended from outside, by a person or by the system when memory runs out. Run it again.",
 }

@@ -26,9 +26,7 @@ _MISMATCH = re.compile(r"tensor at position (\d+):\nsaved metadata: (.*)\nrecomp
 _SHAPE, _DTYPE = re.compile(r"torch\.Size\(\[([^\]]*)\]\)"), re.compile(r"torch\.(float\w+|bfloat16|\w*int\w*|bool)")
 _COUNTS = re.compile(r"during forward: (\d+)\nNumber of tensors saved during recomputation: (\d+)")
 
-CACHE = (
-    "a cache of keys and values that forward filled and the recompute fills once more: switch the cache off in training"
-)
+CACHE = "a cache of keys and values that forward filled and the recompute fills again: switch the cache off in training"
 TOKENS = "another number of rows: a router or a selection that chose otherwise; keep this block, or let it choose once"
 TYPES = "another number format: autocast or a cast that was on in one of them alone"
 BRANCH = (

@@ -189,13 +189,13 @@ def _of_operators(fqn: str, of: tuple[Rows, Rows], in_place: tuple[Calls, Calls]
 def _of_types(fqn: str, changed: Changed) -> Iterator[_BlockMove]:
     """Operators whose results have another type; their rows leave `changed`."""
     for key, (older, newer) in list(changed.items()):
-        twins = (twin for twin, rows in changed.items() if _operator(twin) == _operator(key) and rows[1] is None)
-        if older is None and newer is not None and (twin := next(twins, None)) is not None:
-            before = changed.pop(twin)[0]
+        others = (other for other, rows in changed.items() if _operator(other) == _operator(key) and rows[1] is None)
+        if older is None and newer is not None and (other := next(others, None)) is not None:
+            before = changed.pop(other)[0]
             del changed[key]
             assert before is not None, "a changed row is in one of the locks"
             verb = "saves" if newer.saved_bytes else "computes"
-            words = f"now {verb} its {_word(key)} in {_dtype(key)} (was {_dtype(twin)})"
+            words = f"now {verb} its {_word(key)} in {_dtype(key)} (was {_dtype(other)})"
             yield _BlockMove(kind="result dtype", block=fqn, words=words, n_bytes=_moved(before, newer))
 
 

@@ -18,7 +18,7 @@ from explorer.record.run import PipelineEngine
 
 WHERE: dict[PipelineEngine, str] = {
     "inproc": "All ranks ran in one process, in turns: times are composed from each action's own.",
-    "replay": "Each rank ran alone, fed with recorded boundary tensors: nobody contended for the machine.",
+    "replay": "Each rank ran alone, fed with recorded boundary tensors: no other rank contended for the machine.",
     "procs": "Ranks ran at once on this machine: with more ranks than cores, their times measure contention.",
     "torchrun": "Ranks ran at once where torchrun started them: step and gaps are wall time, links included.",
 }

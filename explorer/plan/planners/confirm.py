@@ -135,7 +135,7 @@ def _lower_budget(budget_bytes: int, plan: Plan, run: Measurement) -> int:
 
 def _over(budget_bytes: int, lower_budget: int, run: Measurement) -> str:
     if run.card is None:
-        return f"The run was over the budget of {mib(budget_bytes)}: planned once more with as much less."
+        return f"The run was over the budget of {mib(budget_bytes)}: planned again with as much less."
     return (
         f"The plan would reserve {mib(excess_bytes(run))} more than {run.card.card.name} has: planned again for "
         f"{mib(lower_budget)} of requested memory."
