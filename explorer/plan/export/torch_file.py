@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 from explorer.plan.export.target import Target
@@ -92,16 +93,23 @@ def to_torch(file: PolicyFile) -> Export:
 
 def _text(file: PolicyFile) -> str:
     """Names and numbers from the policy are written as Python literals, never as code."""
-    sources = {path: re.sub(r"  # type: ignore.*", "", (_ENGINE / path).read_text()) for path in _SOURCES}
-    engine = "".join(f"\n\n{_code(text, _SOURCES[path])}\n" for path, text in sources.items())
+    imports, engine = _engine_source()
     fillings = {
         "@ORIGIN@\n": _origin(file),
         "@DECISION@": _decision(file.policy),
-        "@IMPORTS@": _imports("".join(sources.values()), set(re.findall(r"\w+", _TEMPLATE + engine))),
+        "@IMPORTS@": imports,
         "@ENGINE@": engine,
     }
     # In one pass: a block may be called @ORIGIN@.
     return re.sub("|".join(fillings), lambda mark: fillings[mark[0]], _TEMPLATE)
+
+
+@cache
+def _engine_source() -> tuple[str, str]:
+    """Imports and code of the engine, the same in every file."""
+    sources = {path: re.sub(r"  # type: ignore.*", "", (_ENGINE / path).read_text()) for path in _SOURCES}
+    engine = "".join(f"\n\n{_code(text, _SOURCES[path])}\n" for path, text in sources.items())
+    return _imports("".join(sources.values()), set(re.findall(r"\w+", _TEMPLATE + engine))), engine
 
 
 def _code(text: str, names: tuple[str, ...]) -> str:
