@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from explorer.plan.memory.ledger import Bytes, array_of, held
 from explorer.plan.names import above
-from explorer.record.allocations import PHASES, ROLES, Calls, PhaseSpan
+from explorer.record.allocations import PHASES, RANK_ROLES, ROLES, Calls, PhaseSpan
 from explorer.record.base import column
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
@@ -81,6 +81,8 @@ def let_go(
 
 FORWARD, RECOMPUTE, BACKWARD = (PHASES.index(phase) for phase in ("forward", "recompute", "backward"))
 SAVED, UNATTRIBUTED = ROLES.index("saved activation"), ROLES.index("unattributed")
+OF_RANKS = [ROLES.index(role) for role in RANK_ROLES]
+"""FSDP2 gathers a unit before its rerun, and while the unit after it is in backward: no call of a block makes that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +100,7 @@ class Replay:
     """Index into `ops`."""
     ops: tuple[str, ...]
     by_birth: NDArray[np.intp]
+    """Entries in order of birth; here and in `by_block` without those of OF_RANKS."""
     births: Bytes
     """Ticks at which an entry is born, ascending, and the tick after the last."""
     results: Bytes
@@ -141,7 +144,10 @@ class Replay:
         returned_until = _last_ends(([i for i in call.outputs if born[i] > call.first], call.end) for call in every)
         released = array_of(log.released) if len(log.released) else np.zeros(len(born), dtype=np.int64)
         inferred = let_go(calls, used_until, born, {} if graph is None else graph.next_in_turn)
-        by_block, by_birth = np.lexsort((born, ranks)), np.argsort(born, kind="stable")
+        made = np.isin(array_of(log.role), OF_RANKS, invert=True)
+        by_block, by_birth = (
+            order[made[order]] for order in (np.lexsort((born, ranks)), np.argsort(born, kind="stable"))
+        )
         return cls(
             line=held(log),
             phase=_phase_of_tick(measurement.phases, log.n_ticks),

@@ -10,9 +10,12 @@ from msgspec.structs import replace
 from torch import distributed
 
 from benchmarks.ranks import MODELS, SPLITS, Cell, differences
+from explorer.engine.model.describe import describe
 from explorer.engine.ranks.predict import predict_ranks, ranks_to_play
 from explorer.errors import BadInput, ModelFailed
 from explorer.plan.memory.ledger import ledger
+from explorer.plan.predict.changes import RNG_STATE_BYTES
+from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.why.collectives import FUNCTIONAL, repeated, sent_bytes
 from explorer.record.graph import ModelRef
 from explorer.record.measurement import RecordedRanks
@@ -102,6 +105,19 @@ def test_roles_and_collectives_of_fsdp_are_named() -> None:
     assert sent_bytes(stayed) * 3 == sent_bytes(freed) * 2
     held = ledger(stayed).by_role["gathered parameter"]
     assert held > sum(call.n_bytes for call in stayed.collectives if call.kind == "all-gather") * 0.8
+
+
+@pytest.mark.slow
+def test_a_toggle_forecasts_what_the_play_of_its_policy_holds() -> None:
+    """A unit that is gathered early has not begun its backward. Only states of generators hide from a play."""
+    spec = RunSpec(model=TRANSFORMER, ranks=Ranks(n_ranks=2))
+    forecaster = Forecaster(predict_ranks(spec).fullest, describe(TRANSFORMER))
+    for blocks in (LAYERS, LAYERS[::2]):
+        policy = Policy.recompute(blocks)
+        played = predict_ranks(replace(spec, policy=policy)).fullest
+        forecast, n_bytes = forecaster.forecast(policy), played.step_peak_bytes
+        assert forecast.step_peak_bytes is not None and n_bytes is not None
+        assert 0 <= forecast.step_peak_bytes - n_bytes <= (len(blocks) + 1) * RNG_STATE_BYTES
 
 
 def test_a_sum_that_the_recompute_repeats_is_named_with_the_policy_that_keeps_it() -> None:
