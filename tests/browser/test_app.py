@@ -162,6 +162,16 @@ def handshake(port: int, host: str, origin: str | None) -> int:
     return status
 
 
+def test_a_page_preloads_scripts_that_the_server_has(serve: Callable[..., object], tiny: str) -> None:
+    url: str = serve(ROOT / "app.py", "--model", tiny).url  # type: ignore[attr-defined]
+    with urllib.request.urlopen(f"{url}/pipeline") as response:
+        preloaded = re.findall(r"<\./(\S+?)>; rel=modulepreload", " ".join(response.headers.get_all("Link")))
+    assert any("PlotlyChart" in path for path in preloaded)
+    for path in preloaded:
+        with urllib.request.urlopen(f"{url}/{path}") as script:
+            assert "javascript" in script.headers["Content-Type"]
+
+
 def test_only_this_machine_may_connect_and_no_site_may_frame_the_page(serve: Callable[..., object], tiny: str) -> None:
     app = serve(ROOT / "app.py", "--model", tiny)
     port: int = app.port  # type: ignore[attr-defined]
