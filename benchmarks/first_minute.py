@@ -5,6 +5,8 @@ A real Chromium opens the page of a fresh server with an empty store (cold), the
 no run is bundled. `busy` runs the same beside one process that never rests. CPU seconds are those of the server and all
 its processes since the page was opened, without the browser.
 
+The guided path is walked on a cold server by a program that reads each step as fast as a person.
+
     python -m benchmarks.first_minute [OTHER CHECKOUT] [quiet|busy]
 """
 
@@ -25,11 +27,14 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "browser"), str(ROOT)]
 
 from chromium import find  # noqa: E402
+from measured import guided  # noqa: E402
 from served import Served, free_port, launch, wait_for  # noqa: E402
 
 LIMIT_S = 150
 SAMPLE = "sample_models/gpt.py&size=small"
 LOOK_S = 0.1
+WORDS_A_SECOND = 200 / 60
+"""Speed of a person who reads."""
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 SIGNS = """() => {
     const hosts = [...document.querySelectorAll("*")].filter((e) => e.shadowRoot)
@@ -67,6 +72,7 @@ def main(*arguments: str) -> None:
         for load in loads:
             with tempfile.TemporaryDirectory() as folder, _beside(load == "busy"):
                 _visits(browser, checkout, Path(folder), load)
+                _path(browser, checkout, Path(folder), load)
         browser.close()
 
 
@@ -101,6 +107,24 @@ def _visit(browser: Any, app: Served, model: str, name: str) -> None:
         time.sleep(LOOK_S)
     for sign, (wall_s, cpu_s) in times.items():
         print(f"{name:28} {sign:16} {wall_s:7.1f} {cpu_s:7.1f}   {os.getloadavg()[0]:.1f}", flush=True)
+    context.close()
+
+
+def _path(browser: Any, checkout: Path, folder: Path, load: str) -> None:
+    """The guided path on a cold server, from the opening of the page to the downloaded policy file."""
+    app = _start(checkout, [], Path(tempfile.mkdtemp(dir=folder)))
+    context = browser.new_context(viewport={"width": 1440, "height": 900}, accept_downloads=True)
+    page = context.new_page()
+    page.set_default_timeout(1000 * LIMIT_S)
+    began = time.perf_counter()
+    try:
+        for text in guided(page, app.url, folder / "policy.yaml"):
+            time.sleep(len(text.split()) / WORDS_A_SECOND)
+    finally:
+        app.process.terminate()
+        app.process.wait(timeout=30)
+    wall_s = time.perf_counter() - began
+    print(f"{f'guided path, {load}':28} {'policy file':16} {wall_s:7.1f} {'':7}   {os.getloadavg()[0]:.1f}", flush=True)
     context.close()
 
 

@@ -1,11 +1,13 @@
-"""The page of a small model on its way: what several tests of it begin with."""
+"""Ways through the page that several tests and figures take: a measured model, its comparison, the guided path."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from explorer.view.text.lab import STEPS
 from tests.browser.settled import press, settled
 
 if TYPE_CHECKING:
@@ -31,3 +33,30 @@ def compared(page: Page) -> None:
     page.get_by_text(ANSWERED).wait_for()
     page.wait_for_function("() => !location.search.includes('job=')")  # the store may have shown an earlier run of it
     page.get_by_test_id("stPlotlyChart").first.wait_for()
+
+
+def guided(page: Page, url: str, saved: Path) -> Iterator[str]:
+    """Walks the guided path from the recorded sample to the policy file, which it saves. Yields the text of each step
+    once its task is done."""
+    page.goto(url)
+    page.get_by_text("recorded on another machine").wait_for()
+    page.get_by_role("button", name="New here?").click()
+    panel = page.locator(".st-key-tour")
+    for step in STEPS[: [step.key for step in STEPS].index("take") + 1]:
+        panel.locator("strong").get_by_text(step.title, exact=True).wait_for()
+        if step.key == "guess":
+            press(page, panel.locator(".st-key-tour_guesses button").first)
+        elif step.key == "toggle":
+            page.locator('[data-id="blocks"]').get_by_role("button", name="Recompute all").click()
+        elif step.key == "run":
+            press(page, page.get_by_role("button", name="Run", exact=True))
+        elif step.key == "take":
+            press(page, page.get_by_role("button", name="Policy file"))
+            with page.expect_download() as download:
+                page.get_by_role("button", name="Policy with evidence").click()
+            download.value.save_as(saved)
+            page.keyboard.press("Escape")
+        onward = panel.get_by_role("button", name="Next", exact=True)  # another name while the task is not done
+        onward.wait_for()
+        yield panel.inner_text()
+        press(page, onward)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.browser.measured import ANSWERED
+from tests.browser.measured import ANSWERED, guided
 from tests.browser.settled import press, settled
 
 if TYPE_CHECKING:
@@ -74,6 +74,37 @@ def test_model_toggle_run_compare_export_and_refresh(explore: Page, tmp_path: Pa
     page.locator('[data-id="layers"][aria-checked="true"]').wait_for()
     press(page, page.get_by_role("link", name="Runs"))
     page.get_by_text("Select a row to open").wait_for()
+
+
+def test_the_guided_path_ends_with_a_policy_that_a_script_applies(
+    page: Page, serve: Callable[..., object], tmp_path: Path
+) -> None:
+    steps = guided(page, serve(ROOT / "app.py").url, tmp_path / "policy.yaml")  # type: ignore[attr-defined]
+    texts = list(steps)
+    assert "held at its worst moment: 216.8 MiB" in texts[0]
+    assert "216.8 MiB became 55.8 MiB" in texts[4] and "bitwise equal" in texts[4]
+
+    from explorer import apply_policy, load_policy
+    from sample_models.gpt import SIZES, build
+
+    model, (tokens, targets), loss = build(**SIZES["small"])
+    apply_policy(model, load_policy(tmp_path / "policy.yaml"))
+    ran = []
+    for block in model.blocks:
+        block.mlp.register_forward_pre_hook(lambda *_: ran.append(1))
+    loss(model(tokens), targets).backward()
+    assert len(ran) == 2 * len(model.blocks) == 24, "each block runs once more in backward"
+
+    press(page, page.get_by_role("button", name="Open the ResNet"))
+    page.locator('[data-id="stem"]').wait_for()
+    press(page, page.get_by_role("button", name="Skip this step"))
+    press(page, page.get_by_role("button", name="Open Pipeline"))
+    page.get_by_text("Cap a rank").wait_for()
+    press(page, page.get_by_role("button", name="Skip this step"))
+    press(page, page.get_by_role("button", name="Open its model").first)
+    page.locator('[data-id="embedding"]').wait_for()
+    page.get_by_text("The budget field alone does not do it").wait_for()
+    assert page.get_by_text("changed options").count() == 0
 
 
 def test_four_visitors_at_once_see_their_own_marks(browser: Browser, serve: Callable[..., object], tiny: str) -> None:

@@ -22,6 +22,7 @@ from explorer.ui.session.values import bound
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.charts import draw, picture, twin
 from explorer.ui.shared.elements import escape, fold, results_height
+from explorer.ui.shared.tour import panel_height
 from explorer.view.drawing.axis import Axis, has_times
 from explorer.view.drawing.figure import Chart, untitled
 from explorer.view.drawing.rows import ROOT_LABEL
@@ -34,6 +35,7 @@ from explorer.view.text import explore as glossary
 
 ABOVE = 108
 """Pixels of the tabs, the title and the choices above the chart."""
+LEAST_HEIGHT = 240
 TWO, OF_BASELINE, OF_CANDIDATE = "Both runs", "Baseline", "Candidate"
 
 
@@ -79,7 +81,7 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> None:
     with title:
         st.markdown(f"**{escape(question)}**")
         st.caption(escape(answer))
-    picture(chart, key=key, height=results_height() - ABOVE, act=pick)
+    picture(chart, key=key, height=max(results_height() - ABOVE - panel_height(), LEAST_HEIGHT), act=pick)
     twin(chart, key=key)
     _why(reasons[1:] if choice == TWO else reasons)
     _alive(baseline, candidate, picked, lambda fqns: _select(state, graph, fqns))

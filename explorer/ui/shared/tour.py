@@ -20,14 +20,16 @@ from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.draft import Draft
 from explorer.ui.shared.elements import escape, small_text
 from explorer.view.drawing.units import mib
-from explorer.view.text.lab import OFFER, STEPS
+from explorer.view.text.lab import NOTHING_RAN, OFFER, ON_GPT, STEPS, TourStep
 
 GPT = ModelRef(target="sample_models/gpt.py", size="small")
-_ON_GPT = ("see", "guess", "toggle", "run")
+_ON_GPT = ("see", "guess", "toggle", "run", "understand", "take")
 RESNET = ModelRef(target="sample_models/resnet.py", size="small")
 NAMES = {GPT.target: "GPT", RESNET.target: "ResNet"}
 _TO_SEE = "A run will say whether it is true."
 _AGAIN = "The Lab page begins it again."
+HEIGHT = 180
+"""Pixels that the panel of a usual step takes above the charts."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,6 +70,11 @@ def current() -> Tour:
     return session_value("tour", Tour, Tour)
 
 
+def panel_height() -> int:
+    """Pixels of height that the tour takes above the charts, about."""
+    return HEIGHT if current().at is not None else 0
+
+
 def begin() -> None:
     """Starts the tour at its first step, on the Explore page."""
     st.session_state["tour"] = Tour(at=0, offered=False)
@@ -95,10 +102,11 @@ def tour_panel(on_page: OnPage, draft: Draft, choose_model: Callable[[ModelRef],
         tour.running_stats = draft.spec.policy.running_stats
     with st.container(border=True, key="tour"):
         small_text(f":blue-badge[{tour.at + 1} of {len(STEPS)}] **{step.title}**")
-        st.markdown(_filled(step.text, on_page))
         needed = RESNET if step.key == "batchnorm" else GPT if step.key in _ON_GPT else None
-        if needed is not None and (on_page.is_pipeline or on_page.model.target != needed.target):
-            _go(f"Open the {NAMES[needed.target]}", partial(choose_model, needed))
+        is_elsewhere = needed is not None and (on_page.is_pipeline or on_page.model.target != needed.target)
+        st.markdown(_text(step, on_page) if needed is not GPT or not is_elsewhere else ON_GPT)
+        if needed is not None and is_elsewhere:
+            _go(f"Open the {NAMES[needed.target]}", partial(_open, needed, on_page, choose_model))
         elif step.key == "guess":
             _question(tour, on_page)
         elif step.key == "split" and not on_page.is_pipeline:
@@ -165,11 +173,13 @@ def _is_done(key: str, tour: Tour, on_page: OnPage) -> bool:
     return done.get(key, True)
 
 
-def _filled(text: str, on_page: OnPage) -> str:
-    """The text with the page's figures filled in; missing figures are named as missing."""
+def _text(step: TourStep, on_page: OnPage) -> str:
+    """The step's text with the page's figures filled in; missing figures are named as missing."""
     run = on_page.comparison
+    if step.key == "understand" and run is None:
+        return NOTHING_RAN
     ratio = run.headlines()["time_ratio"] if run else None
-    return text.format(
+    return step.text.format(
         peak=mib(on_page.baseline.step_peak_bytes if on_page.baseline else None),
         saved=mib(on_page.baseline.saved_after_forward_bytes if on_page.baseline else None),
         before=mib(run.baseline.step_peak_bytes if run else None),
@@ -207,15 +217,23 @@ def _question(tour: Tour, on_page: OnPage) -> None:
 
 def _challenges(on_page: OnPage, choose_model: Callable[[ModelRef], None]) -> None:
     for challenge in CHALLENGES.values():
-        st.markdown(f"**{challenge.task}**")
+        with st.container(horizontal=True, gap="small", vertical_alignment="center", key=f"task_{challenge.name}"):
+            st.markdown(f"**{challenge.task}**", width="stretch")
+            if on_page.is_pipeline or on_page.model != challenge.model:
+                open_it = partial(_open, challenge.model, on_page, choose_model)
+                _go("Open its model", open_it, key=f"challenge_{challenge.name}")
         if on_page.comparison is not None and is_about(challenge, on_page.comparison):
             for mark in marks(challenge, on_page.comparison):
                 sign = {True: ":green-badge[met]", False: ":red-badge[not met]", None: ":gray-badge[unknown]"}[mark.met]
                 small_text(f"{sign} {mark.asked}: {escape(mark.found)}")
-        if on_page.is_pipeline or on_page.model != challenge.model:
-            _go("Open its model", partial(choose_model, challenge.model), key=f"challenge_{challenge.name}")
-        else:
+        if not on_page.is_pipeline and on_page.model == challenge.model:
             small_text(challenge.hint)
+
+
+def _open(model: ModelRef, on_page: OnPage, choose_model: Callable[[ModelRef], None]) -> None:
+    """Draws `model`; a model that is drawn already keeps its policy."""
+    if on_page.model != model:
+        choose_model(model)
 
 
 def _go(label: str, act: Callable[[], None], *, key: str = "tour_open", page: str = "explore") -> None:

@@ -44,6 +44,8 @@ class TourStep(Record):
     text: str
 
 
+ON_GPT = "This step is about the small GPT."
+NOTHING_RAN = "Nothing ran, so there is nothing to compare yet. Press *Run*: the figures stand here when it ends."
 OFFER = "On a small GPT: see, guess, toggle, run, understand, take away a policy file."
 STEPS = (
     TourStep(
@@ -81,9 +83,9 @@ STEPS = (
     TourStep(
         key="take",
         title="Take away",
-        text="*Policy file* at the bottom holds your decision, for `explorer.apply_policy` in a training script. *For "
-        "another program* in it writes the same for transformers, torchtitan, Megatron-LM and others, and says what is "
-        "lost there. Settings of these programs can be opened there too.",
+        text="Press *Policy file* at the bottom, then *Policy with evidence*. A training script applies the file with "
+        "`explorer.apply_policy`; transformers, torchtitan, Megatron-LM and others get a file of their own there. What "
+        "follows is longer: a trap, a model split over devices, and three exercises.",
     ),
     TourStep(
         key="batchnorm",
