@@ -58,7 +58,7 @@ class Slots:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Headline:
+class DrawnFigures:
     """The figures of the drawn policy: above the graph, and in it."""
 
     view: View
@@ -148,7 +148,7 @@ def _trouble(state: ExploreState) -> None:
     last_failure(state.job, key="last")
 
 
-def _headline(state: ExploreState, slots: Slots) -> Headline:
+def _headline(state: ExploreState, slots: Slots) -> DrawnFigures:
     """Draws the answer and the headline strip."""
     graph, policy, view = drawn_graph(state), state.draft.spec.policy, view_of(state)
     forecast = predicted(view, policy)
@@ -165,10 +165,10 @@ def _headline(state: ExploreState, slots: Slots) -> Headline:
         small_text(_freshness(view, answer(view, drawn, title)))
     with slots.strip.container():
         strip(cells(view, drawn))
-    return Headline(view=view, drawn=drawn, facts=facts, presets=presets)
+    return DrawnFigures(view=view, drawn=drawn, facts=facts, presets=presets)
 
 
-def _desk(state: ExploreState, slots: Slots, headlines: list[Headline]) -> None:
+def _desk(state: ExploreState, slots: Slots, headlines: list[DrawnFigures]) -> None:
     """Graph and headline strip: the part that answers a click. `headlines`: what the whole page has drawn already."""
     graph = drawn_graph(state)
     if graph is not None:
