@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from explorer.record.allocations import Phase
-from explorer.record.base import Count, Record
+from explorer.record.base import Column, Count, Record
 
 
 class Card(Record):
@@ -90,6 +90,8 @@ class CardMemory(Record):
     not_played: tuple[str, ...] = ()
     """Settings of the card without a rule here: the figures are those without them."""
     other_settings: tuple[OtherSetting, ...] = ()
+    reserved: Column | None = None
+    """Reserved bytes after each event of the last step, up to a refused request; None: a file of an earlier version."""
 
     @property
     def stranded_bytes(self) -> int:

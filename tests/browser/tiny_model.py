@@ -31,3 +31,8 @@ def build():
 
 def broken():
     raise ValueError("the factory says no")
+
+
+def large():
+    """The model of a card: nothing of it is allocated."""
+    return Tiny(), torch.randn(65536, 16)

@@ -20,6 +20,8 @@ PLAYED = ("max_split_size_mb", "roundup_power2_divisions", "expandable_segments"
 LEAST_SPLIT_MB = 20
 OTHER_OPTIONS = ("expandable_segments:True", "roundup_power2_divisions:4", "max_split_size_mb:128")
 """Settings that people try when memory is refused; each is played beside the chosen one."""
+OFFERED_OPTIONS = (*OTHER_OPTIONS, "max_split_size_mb:512", "garbage_collection_threshold:0.8")
+COLLECTION = "garbage_collection_threshold"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +67,8 @@ def parse_options(text: str) -> AllocatorOptions:
     """
     values: dict[str, str] = {}
     faults = []
-    for item in re.findall(r"[^,\[\]]+(?:\[[^\]]*\])?", text):
-        name, colon, value = item.replace(" ", "").partition(":")
-        if not name:
-            continue
+    for item in split_options(text):
+        name, colon, value = item.partition(":")
         if not colon:
             faults.append(f"{name!r} has no value")
         values[name] = value
@@ -91,6 +91,12 @@ def parse_options(text: str) -> AllocatorOptions:
         played=tuple(f"{name}:{value}" for name, value in values.items() if name in PLAYED),
         not_played=tuple(f"{name}:{value}" for name, value in values.items() if name not in PLAYED),
     )
+
+
+def split_options(text: str) -> list[str]:
+    """The options of a line one by one; a list in brackets is part of its option."""
+    items = re.findall(r"[^,\[\]]+(?:\[[^\]]*\])?", text)
+    return [option for item in items if (option := item.replace(" ", ""))]
 
 
 def _number(value: str | None, name: str, faults: list[str]) -> int | None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -29,6 +30,7 @@ from explorer.plan.card.allocator_options import OTHER_OPTIONS, parse_options
 from explorer.plan.card.caching_allocator import CachedBlock, CachingAllocator, OutOfCardMemory
 from explorer.plan.card.cards import LARGEST_CARD, capacity_bytes
 from explorer.record.allocations import ROLES, Allocations, Phase, PhaseSpan
+from explorer.record.base import column
 from explorer.record.card import Card, CardMemory, OtherSetting, RefusedRequest, UnknownMemory
 from explorer.record.measurement import Measurement
 
@@ -124,6 +126,8 @@ class _Play:
     """Peak of the step, as `allocated` and `reserved`."""
     allocated: int = 0
     reserved: int = 0
+    line: list[int] = field(default_factory=list)
+    """Reserved bytes after each event of the step."""
     step: int = 0
     tick: int = 0
     entry: int = -1
@@ -138,6 +142,7 @@ class _Play:
         program, self.step = self.program, self.step + 1
         self.requested, self.allocated, self.reserved = 0, 0, self.allocator.reserved_bytes
         self._begin()
+        self.line = []
         optimizer = next((span.first_tick for span in program.phases if span.phase == "optimizer"), None)
         for tick, events in enumerate(program.events):
             self.tick = tick
@@ -152,6 +157,7 @@ class _Play:
                     self._take(entry)
                 elif entry in self.live:
                     self.allocator.release(self.live.pop(entry))
+            self.line.append(self.allocator.reserved_bytes)
 
     def _begin(self) -> None:
         """Frees what the step before left, and lets its survivors stand for what they replaced."""
@@ -199,18 +205,20 @@ class _Play:
         self.reserved = max(self.reserved, self.allocator.reserved_bytes)
 
 
-def memory_on(card: Card, run: Measurement, first: Measurement | None = None) -> CardMemory:
-    """What `run`'s step holds on `card`, also under the options of OTHER_OPTIONS.
+def memory_on(
+    card: Card, run: Measurement, first: Measurement | None = None, *, others: Sequence[str] = OTHER_OPTIONS
+) -> CardMemory:
+    """What `run`'s step holds on `card`, also under each of the `others`, options of the allocator.
 
     `first` is the step before it, in which the optimizer made its state; None: torch's optimizers make it at once.
     Raises BadInput if the run has no timeline, and for options that cannot be read.
     """
     programs = tuple(program_of(step) for step in (first, run) if step is not None)
-    others = [replace(card, options=options) for options in OTHER_OPTIONS if options != card.options]
+    cards = [replace(card, options=options) for options in others if options != card.options]
     memory = _memory(card, programs)
     if run.origin == "recorded" and run.environment.device == "cpu":
         memory = replace(memory, unknown=(UnknownMemory(what=OTHER_KERNELS), *memory.unknown))
-    return replace(memory, other_settings=tuple(_setting(_memory(other, programs)) for other in others))
+    return replace(memory, other_settings=tuple(_setting(_memory(other, programs)) for other in cards))
 
 
 def _setting(memory: CardMemory) -> OtherSetting:
@@ -251,6 +259,7 @@ def _memory(card: Card, programs: tuple[_Program, ...]) -> CardMemory:
         unknown=_unknown(programs[-1].log),
         not_checked=options.played,
         not_played=options.not_played,
+        reserved=column(play.line),
     )
 
 

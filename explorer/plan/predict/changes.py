@@ -40,8 +40,9 @@ Changes = NDArray[np.int64]
 
 
 def stash_bytes(measurement: Measurement, policy: Policy) -> int:
-    """Bytes that every checkpoint call keeps on the measured device for its generator."""
-    return RNG_STATE_BYTES if policy.preserve_rng_state and measurement.environment.device == "cpu" else 0
+    """Bytes that every checkpoint call keeps on the measured device for its generator; a step for a card has none."""
+    on_cpu = measurement.environment.device == "cpu" and measurement.card is None
+    return RNG_STATE_BYTES if policy.preserve_rng_state and on_cpu else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +119,28 @@ def again_bytes(replay: Replay, nest: Nest, i: int, *, stash_bytes: int) -> int:
     call, inside = nest.calls[i], nest.inside.get(i, ())
     if not inside:
         return call.again_bytes
+    entries, died, last = rerun_events(replay, nest, i)
+    # The unit that the rerun stops at has already stashed its generator state.
+    begun = [nest.calls[j].first for j in nest.below(i) if nest.calls[j].first < last]
+    begun += [nest.calls[j].first for j in inside if nest.stops_inside[i] and nest.calls[j].first == last]
+    return call.statistics_bytes + most_at_once(
+        np.concatenate((replay.size[entries], np.full(len(begun), stash_bytes))),
+        np.concatenate((replay.born[entries], np.array(begun, dtype=np.int64))),
+        np.concatenate((died, np.full(len(begun), FOREVER))),
+    )
+
+
+def rerun_events(replay: Replay, nest: Nest, i: int) -> tuple[Bytes, Bytes, int]:
+    """The entries that a rerun of call `i` makes, the tick of forward at which it frees each, and its last tick."""
+    call, inside = nest.calls[i], nest.inside.get(i, ())
+    if not inside:
+        entries = np.setdiff1d(replay.between(call.first, call.until), [entry for entry, *_ in call.held])
+        return entries, replay.died[entries], call.until
     children, below = [nest.calls[j] for j in inside], [nest.calls[j] for j in nest.below(i)]
     entered = max(child.first if nest.stops_inside[i] else child.end for child in children)
     last = _last_tick(replay, call, below, entered)
     entries = replay.between(call.first, last)
-    born, died = replay.born[entries], replay.died[entries].copy()
+    died = replay.died[entries].copy()
     place = {entry: k for k, entry in enumerate(entries.tolist())}
     for one in below:
         for entry, leaves in zip(one.entries.tolist(), _leaves_again(replay, one).tolist()):
@@ -132,14 +150,7 @@ def again_bytes(replay: Replay, nest: Nest, i: int, *, stash_bytes: int) -> int:
         died[place[entry]] = FOREVER  # an input that the inner unit keeps
     if len(replay.casts):
         died[np.isin(entries, replay.casts)] = FOREVER
-    # The unit that the rerun stops at has already stashed its generator state.
-    begun = [one.first for one in below if one.first < last]
-    begun += [one.first for one in children if nest.stops_inside[i] and one.first == last]
-    return call.statistics_bytes + most_at_once(
-        np.concatenate((replay.size[entries], np.full(len(begun), stash_bytes))),
-        np.concatenate((born, np.array(begun, dtype=np.int64))),
-        np.concatenate((died, np.full(len(begun), FOREVER))),
-    )
+    return entries, died, last
 
 
 def _leaves_again(replay: Replay, call: SavedByCall) -> Bytes:

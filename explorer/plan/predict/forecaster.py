@@ -32,6 +32,7 @@ from explorer.plan.predict.changes import (
     stash_bytes,
 )
 from explorer.plan.predict.not_predicted import not_covered, not_predicted
+from explorer.plan.predict.predicted_step import Reruns, predicted_step
 from explorer.plan.predict.replay import FORWARD, Replay
 from explorer.plan.predict.step_cost import rerun_flops, time_ratio, unit_flops, with_equal_times
 from explorer.record.allocations import Ledger, LedgerCell, Role
@@ -88,6 +89,11 @@ class Forecaster:
         """Bytes held at every event of the baseline, had it run under `policy`; None: as with the peak."""
         play = self._simulation(policy)
         return None if play is None else play.line
+
+    def step(self, policy: Policy) -> Measurement | None:
+        """The timeline of `policy` with its frees and reruns, event by event; None: as with the peak."""
+        play = self._simulation(policy)
+        return None if play is None or self.baseline is None else play.step(self.baseline, policy)
 
     def at_peak(self, policy: Policy) -> Ledger | None:
         """Everything held at the peak of the baseline, had it run under `policy`; None: as with the peak."""
@@ -151,11 +157,20 @@ class _Simulation:
         return line_with(self.replay, self.simulated, self.nest, stash_bytes=self.stash_bytes)
 
     @property
+    def _names(self) -> list[str]:
+        """The block of each call."""
+        block_of = {id(call): unit.blocks[0] for unit, calls in self.units.items() for call in calls}
+        return [block_of[id(call)] for call in self.nest.calls]
+
+    @property
     def reruns(self) -> list[tuple[str, int, int]]:
         """Each rerun: its block, the event before it, and the most bytes held during it."""
-        block_of = {id(call): unit.blocks[0] for unit, calls in self.units.items() for call in calls}
         moments = reruns(self.replay, self.simulated, self.nest, stash_bytes=self.stash_bytes)
-        return [(block_of[id(call)], *at) for call, at in zip(self.nest.calls, moments)]
+        return [(block, *at) for block, at in zip(self._names, moments)]
+
+    def step(self, baseline: Measurement, policy: Policy) -> Measurement:
+        parts = Reruns(nest=self.nest, names=self._names, simulated=self.simulated, stash_bytes=self.stash_bytes)
+        return predicted_step(baseline, policy, self.replay, parts)
 
     def freed_bytes(self, policy: Policy, border: int) -> dict[str, int]:
         """Bytes freed in each block by `border`, the end of forward, minus the generator state of its checkpoints."""

@@ -20,7 +20,7 @@ from explorer.plan.planners.budget import parse_wish
 from explorer.plan.policy.presets import preset_titles
 from explorer.record.graph import ModelGraph
 from explorer.record.plan import Forecast, Front, Plan, Wish
-from explorer.ui.explore.forecast import cost, cost_word, predicted, predicted_presets
+from explorer.ui.explore.forecast import cost, cost_word, predicted, predicted_on_card, predicted_presets
 from explorer.ui.explore.state import Budget, ExploreState
 from explorer.ui.explore.view import View, view_of
 from explorer.ui.live_slider import live_slider
@@ -282,8 +282,9 @@ def standing(
         measured = measured_peak is not None and not view.predicted
         budget = words.against_budget(peak, wish.budget_bytes, measured=measured)
     step = view.candidate if policy.units else view.baseline
-    if wish is not None and wish.card and step is not None and step.card is not None:
-        budget = words.against_card(step.card)
+    memory = step.card if step is not None else predicted_on_card(view, policy)
+    if wish is not None and wish.card and memory is not None:
+        budget = words.against_card(memory)
     plan = next((point.plan for point in front if point.plan.policy.units == policy.units), None)
     if plan is not None and policy.units:
         if view.plans:  # the proof is about the stand-in

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import streamlit as st
 
+from explorer.record.card import CardMemory
 from explorer.record.measurement import Measurement
 from explorer.ui.shared.charts import picture
 from explorer.ui.shared.elements import escape, small_text
@@ -14,11 +15,13 @@ from explorer.view.memory.card import card_chart, cards_of
 from explorer.view.text import explore as glossary
 from explorer.view.text.runs import notes_of_cards
 
+DRAWN = "drawn policy"
 
-def card_panel(baseline: Measurement, candidate: Measurement | None) -> None:
-    """Draws the card of the runs, if they are predicted for one."""
+
+def card_panel(baseline: Measurement, candidate: Measurement | None, drawn: CardMemory | None) -> None:
+    """Draws the card of the runs, if they are predicted for one. `drawn`: the forecast of a policy that did not run."""
     runs = {"baseline": baseline} | ({"candidate": candidate} if candidate is not None else {})
-    memories = cards_of(runs)
+    memories = cards_of(runs) | ({DRAWN: drawn} if drawn is not None else {})
     if not memories:
         return
     chart = card_chart(memories)

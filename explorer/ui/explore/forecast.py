@@ -5,11 +5,13 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from explorer.errors import InvalidPolicy
+from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.memory.ledger import Bytes
 from explorer.plan.policy.counted import counted_units
 from explorer.plan.policy.presets import preset, preset_titles
 from explorer.plan.predict.forecaster import Forecaster, prices
 from explorer.plan.predict.step_cost import TimedStep, calibrated, error_of_median
+from explorer.record.card import CardMemory
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Forecast, Price
@@ -34,6 +36,18 @@ def predicted_line(view: View, policy: Policy) -> Bytes | None:
     recomputed unit."""
     forecaster = _forecaster(view)
     return forecaster.line(policy) if forecaster is not None and policy.units else None
+
+
+def predicted_on_card(view: View, policy: Policy) -> CardMemory | None:
+    """What the card holds in the predicted step of `policy`; None without a card, and as with `predicted_line`."""
+    forecaster, start = _forecaster(view), view.keep_all
+    if forecaster is None or start is None or not policy.units or (of_start := start.run.card) is None:
+        return None
+    memory = runs().on_cards.get(key := f"{start.key} {request_key(policy)}")
+    if memory is None and (step := forecaster.step(policy)) is not None:
+        memory = memory_on(of_start.card, step, others=())
+        runs().on_cards.add(key, memory)
+    return memory
 
 
 def predicted(view: View, policy: Policy) -> Forecast:

@@ -14,7 +14,7 @@ from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.ui.explore import state as states
 from explorer.ui.explore.card import card_panel
-from explorer.ui.explore.forecast import predicted_line
+from explorer.ui.explore.forecast import predicted_line, predicted_on_card
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.explore.view import Picked, View, ledger_of
 from explorer.ui.session.repository import runs
@@ -48,7 +48,8 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> None:
     if baseline is None:
         return
     candidate = view.comparison.candidate if view.comparison else None
-    card_panel(baseline, candidate)
+    policy = state.charted = state.draft.spec.policy  # from now on each toggle draws the panel again
+    card_panel(baseline, candidate, predicted_on_card(view, policy) if view.candidate is None else None)
     views = [TWO, OF_BASELINE, OF_CANDIDATE] if candidate else [OF_BASELINE]
     _picked_moment(state, baseline, candidate)
     with st.container(horizontal=True, gap="small", vertical_alignment="center", key="memory_views"):
@@ -96,9 +97,8 @@ def _reasons(view: View, baseline: Measurement) -> tuple[str, ...]:
 
 
 def _add_prediction(state: ExploreState, view: View, chart: Chart, *, over: Measurement | None, axis: Axis) -> None:
-    """Draws the unmeasured policy as a dashed line; from then on each toggle redraws the chart."""
+    """Draws the unmeasured policy as a dashed line."""
     policy, baseline, start = state.draft.spec.policy, view.charted, view.keep_all
-    state.charted = policy
     if baseline is None or view.candidate is not None or start is None or start.run.spec != baseline.spec:
         return
     line = predicted_line(view, policy)

@@ -25,6 +25,7 @@ from explorer.jobs.client import Job
 from explorer.jobs.store import StoredRun
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.record.base import Record, from_plain, to_json, to_plain
+from explorer.record.card import CardMemory
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.lab import LabOutcome
@@ -110,6 +111,8 @@ class Runs:
         """Jobs that look, or looked, for the plans of a measured step."""
         # Computed from a run, by the key of the run.
         self.forecasters: Recent[Forecaster] = Recent(12)
+        self.on_cards: Recent[CardMemory] = Recent(64)
+        """Steps of drawn policies on their card, by run and policy."""
         self.prices: Recent[dict[str, Price]] = Recent(24)
         self.presets: Recent[dict[str, tuple[Policy, Forecast]]] = Recent(24)
         self.reasons: Recent[tuple[str, ...]] = Recent(24)

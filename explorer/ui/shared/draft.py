@@ -7,7 +7,7 @@ the old widget cannot reach the new widget. The widget's name shows pages whose 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, Generic, TypeVar
 
@@ -15,6 +15,7 @@ import msgspec
 import streamlit as st
 
 from explorer.errors import BadInput, ExplorerError
+from explorer.plan.card.allocator_options import parse_options
 from explorer.plan.card.cards import parse_card
 from explorer.plan.policy import block_names as decision
 from explorer.record.graph import ModelGraph, ModelRef
@@ -163,9 +164,24 @@ def set_card(draft: Draft, text: str) -> None:
         draft.message = f"{error.sentence} {error.hint}"
         return
     draft.message = ""
+    if card is not None and draft.spec.card is not None:
+        card = msgspec.structs.replace(card, options=draft.spec.card.options)
     choose(draft, msgspec.structs.replace(draft.spec, card=card))
     if card is not None and not draft.predict:
         set_predict(draft, on=True)
+
+
+def set_allocator(draft: Draft, options: Iterable[str]) -> None:
+    """Sets the options of the card's allocator. Options that cannot be read become the draft's message."""
+    assert draft.spec.card is not None, "the options are offered beside a card"
+    text = ",".join(options)
+    try:
+        parse_options(text)
+    except BadInput as error:
+        draft.message = f"{error.sentence} {error.hint}"
+        return
+    draft.message = ""
+    choose(draft, msgspec.structs.replace(draft.spec, card=msgspec.structs.replace(draft.spec.card, options=text)))
 
 
 def choose(draft: Draft, spec: RunSpec) -> None:

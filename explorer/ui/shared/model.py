@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import streamlit as st
 
+from explorer.plan.card.allocator_options import OFFERED_OPTIONS, split_options
 from explorer.plan.card.cards import CARDS
 from explorer.plan.catalogue import Sample, default_size
 from explorer.record.base import Record, limits
@@ -174,7 +175,8 @@ def _weights(model: ModelRef, choose: Choose) -> None:
 def _card(draft: Draft) -> None:
     """Draws the choice of a card: one by name, or a size that is typed."""
     card = draft.spec.card
-    name = "" if card is None else next((key for key, listed in CARDS.items() if listed == card), card.name)
+    bare = None if card is None else msgspec.structs.replace(card, options="", cublas="")
+    name = "" if bare is None else next((key for key, listed in CARDS.items() if listed == bare), bare.name)
     offered = list(dict.fromkeys(["", *CARDS, name]))
     field = bound("option_card", name, partial(drafts.set_card, draft))
     titles = {"": NO_CARD} | {key: f"{listed.name}, {mib(listed.total_bytes)}" for key, listed in CARDS.items()}
@@ -185,6 +187,19 @@ def _card(draft: Draft) -> None:
         format_func=lambda key: titles.get(key, key),
         accept_new_options=True,
         help=glossary.OPTIONS["card"],
+    )
+    if card is None:
+        return
+    chosen = split_options(card.options)
+    field = bound("option_allocator", chosen, partial(drafts.set_allocator, draft))
+    st.multiselect(
+        "allocator",
+        list(dict.fromkeys([*OFFERED_OPTIONS, *chosen])),
+        field.value,
+        accept_new_options=True,
+        placeholder="torch's defaults",
+        help=glossary.OPTIONS["allocator"],
+        **field.wired,
     )
 
 
@@ -198,6 +213,7 @@ def _changed_options(draft: Draft) -> list[str]:
     usual = RunSpec(model=spec.model)
     of_model = ["predict on"] if draft.predict else []
     of_model += [f"for {spec.card.name}"] if spec.card is not None else []
+    of_model += [f"with {spec.card.options}"] if spec.card is not None and spec.card.options else []
     of_model += [f"weights {Path(spec.model.weights).name}"] if spec.model.weights else []
     of_step = ("device", *CHOICES, *NUMBERS, "momentum", "frozen")
     of_policy = [name for name in Policy.__struct_fields__ if name != "units"]

@@ -13,7 +13,7 @@ from explorer.plan.memory.ledger import Bytes, array_of
 from explorer.record.allocations import PHASES, Phase
 from explorer.record.measurement import Measurement
 from explorer.view.drawing.axis import MAX_POINTS, Positions, minmax
-from explorer.view.drawing.colours import PHASE_COLOURS, PHASE_PATTERNS, STAGE_COLOURS, translucent
+from explorer.view.drawing.colours import PHASE_COLOURS, PHASE_PATTERNS, RUN_COLOURS, STAGE_COLOURS, translucent
 from explorer.view.drawing.figure import bold
 from explorer.view.drawing.units import mib
 
@@ -116,33 +116,37 @@ def _label(fig: go.Figure, run: Measurement, x: Positions) -> set[Phase]:
     return labelled
 
 
-ALLOCATED, RESERVED = "allocated", "reserved"
-_COLOURS = {ALLOCATED: STAGE_COLOURS[9], RESERVED: STAGE_COLOURS[8]}
+ALLOCATED, RESERVED, ON_CARD = "allocated", "reserved", "reserved on the card"
+_COLOURS = {ALLOCATED: STAGE_COLOURS[9], RESERVED: STAGE_COLOURS[8], ON_CARD: STAGE_COLOURS[8]}
 
 
 def counters(run: Measurement) -> dict[str, Bytes]:
-    """The curves that `run` has, one value a tick; empty on a device without a caching allocator."""
+    """The curves that `run` has, one value a tick, up to a refused request on a card; empty without an allocator."""
     if run.allocations is None:
         return {}
     n_values = run.allocations.n_ticks + 1
     curves = {ALLOCATED: run.peaks.allocated, RESERVED: run.peaks.reserved}
-    return {name: array_of(curve) for name, curve in curves.items() if curve is not None and len(curve) == n_values}
+    there = {name: array_of(curve) for name, curve in curves.items() if curve is not None and len(curve) == n_values}
+    if run.card is not None and run.card.reserved and len(run.card.reserved) <= n_values:
+        there[ON_CARD] = array_of(run.card.reserved)
+    return there
 
 
-def add_counters(fig: go.Figure, run: Measurement, x: Positions, unit: int) -> float:
+def add_counters(fig: go.Figure, run: Measurement, x: Positions, unit: int, *, of: str = "") -> float:
     """Draws the curves, dotted; `x` of each tick, `unit` in bytes. Returns the highest value, 0 without curves.
 
-    customdata starts with ["baseline", tick], as in the line of a single run.
+    `of`: the run, of two; it gives name and colour. customdata starts with its name and the tick, as in its line.
     """
     highest = 0.0
-    for name, curve in counters(run).items():
+    for curve_name, curve in counters(run).items():
+        name, colour = (f"{curve_name}, {of}", RUN_COLOURS[of]) if of else (curve_name, _COLOURS[curve_name])
         ticks = minmax(curve, MAX_POINTS)
-        custom = [["baseline", tick, mib(size)] for tick, size in zip(ticks.tolist(), curve[ticks].tolist())]
+        custom = [[of or "baseline", tick, mib(size)] for tick, size in zip(ticks.tolist(), curve[ticks].tolist())]
         highest = max(highest, float(curve.max()) / unit)
         fig.add_trace(
             go.Scatter(
                 x=x[ticks], y=curve[ticks] / unit, name=name, mode="lines", customdata=custom, showlegend=True,
-                line={"shape": "hv", "width": 1.5, "dash": "dot", "color": _COLOURS[name]},
+                line={"shape": "hv", "width": 1.5, "dash": "dashdot" if of else "dot", "color": colour},
                 hovertemplate=bold("%{customdata[2]}") + f" {name}, event %{{customdata[1]}}",
             )
         )  # fmt: skip

@@ -92,7 +92,12 @@ def _picture(baseline: Measurement, candidate: Measurement | None, *, axis: Axis
     add_bands(fig, drawn, places[first])
     for name, x in places.items():
         fig.add_trace(_line(name, runs[name], x, unit, dash=RUN_DASHES[name] if len(logs) > 1 else "solid"))
-    top_counter = max(add_counters(fig, runs[name], x, unit) for name, x in places.items()) if len(logs) == 1 else 0.0
+    single = len(logs) == 1
+    counted = {name: x for name, x in places.items() if single or runs[name].card is not None}
+    tops_of_counters = (
+        add_counters(fig, runs[name], x, unit, of="" if single else name) for name, x in counted.items()
+    )
+    top_counter = max(tops_of_counters, default=0.0)
     tops = [_mark_peak(fig, name, runs[name], x, unit) for name, x in places.items()]
     if len(tops) == 2 and abs(tops[0] - tops[1]) < 0.14 * max(tops):  # close: the higher label is above
         up = 17 if tops[0] >= tops[1] else -17
@@ -129,6 +134,7 @@ def _rows(baseline: Measurement, candidate: Measurement | None) -> list[dict[str
                 peaks = {
                     f"peak {counter} (bytes)": int(curve[span.first_tick : span.end_tick].max())
                     for counter, curve in counters(run).items()
+                    if len(curve) > span.first_tick
                 }
                 table.append(
                     {

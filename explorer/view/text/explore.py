@@ -76,6 +76,10 @@ OPTIONS = {
         "What this GPU would hold, by CUDA's rules and those of torch's allocator; no GPU is needed. Choose a card, or "
         "type its memory: 24 GiB."
     ),
+    "allocator": (
+        "PYTORCH_CUDA_ALLOC_CONF of the card: choose options or type one. They follow torch's rules; no history of a "
+        "real card was there to check them."
+    ),
     "device": "Where the step runs. cuda is offered where an NVIDIA GPU and its driver are found.",
     "dtype": "Number format of parameters and inputs. own: as the model is built, nothing is cast.",
     "autocast": "Matrix products in a 16-bit format, parameters as they are (mixed precision). No loss is scaled.",

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from explorer.plan.card.allocator_options import COLLECTION
 from explorer.plan.card.cards import DRIVER_BYTES
 from explorer.plan.memory.ledger import alive, peak_tick
 from explorer.record.card import Card, CardMemory, OtherSetting, RefusedRequest, UnknownMemory
@@ -170,13 +171,17 @@ def headroom_text(memory: CardMemory) -> str:
     return f"{mib(least)} to {mib(most)}"
 
 
+COLLECTS = "torch collects cached blocks only in a process with a memory fraction"
+
+
 def card_notes(memory: CardMemory) -> dict[str, str]:
     """The refused request, what the figures leave out, and other settings of the allocator."""
     notes = {
         "Refused": "" if memory.refused is None else refusal_sentence(memory.refused),
         "Not known": "; ".join(map(unknown_text, memory.unknown)),
         "Not checked": f"{', '.join(memory.not_checked)}: by torch's rules, against no recorded history",
-        "Not played": f"{', '.join(memory.not_played)}: the figures are those without it",
+        "Not played": f"{', '.join(memory.not_played)}: the figures are those without it"
+        + (f"; {COLLECTS}" if COLLECTION in "".join(memory.not_played) else ""),
         "Other settings": settings_text(memory),
     }
     present = (memory.refused, memory.unknown, memory.not_checked, memory.not_played, memory.other_settings)

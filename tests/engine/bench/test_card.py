@@ -9,14 +9,22 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
+from explorer.engine.bench.measure import measure_without_data
 from explorer.engine.device.cuda_rules import FLOAT32, FLOAT32_RESULT, LOWER, LOWER_ON_BOTH, PROMOTED, cuda_rules
+from explorer.engine.device.without_data import without_data
+from explorer.engine.model.describe import describe
 from explorer.plan.card.cards import CARDS
 from explorer.plan.card.step_on_card import memory_on, workspace_bytes
+from explorer.plan.policy.presets import preset
+from explorer.plan.predict.forecaster import Forecaster
+from explorer.record import Measurement, ModelRef, Policy, RunSpec, Unit
 from explorer.record.card import Card
+from explorer.record.graph import ModelGraph
 from tests.golden.b200.loop import ROWS, simulated
 
 played = cache(lambda row_id: simulated(ROWS[row_id]))
@@ -207,3 +215,35 @@ def test_attention_takes_the_kernel_that_torch_takes(
             assert (dtype, q.numel()) in kept  # the output
         out.sum().backward()
         assert [t.grad is not None and t.grad.shape == t.shape for t in (q, k, v)] == [True] * 3
+
+
+@cache
+def on_b200(target: str) -> tuple[Measurement, Forecaster, ModelGraph]:
+    model = ModelRef(target=target)
+    run = measure_without_data(RunSpec(model=model, card=CARDS["b200"]))
+    with without_data():
+        graph = describe(model)
+    return run, Forecaster(run, graph), graph
+
+
+@pytest.mark.parametrize("name", ["all", "sqrt", "keep-products", "nested"])
+def test_the_forecast_of_a_policy_fills_a_card_as_the_policy_played_does(name: str) -> None:
+    nested = Policy(units=tuple(Unit(blocks=(fqn,)) for fqn in ("layers.0", "layers.0.inner", "layers.3")))
+    target = "tests/browser/tiny_model.py:large" if name == "nested" else "sample_models/vit.py:build"
+    run, forecaster, graph = on_b200(target)
+    policy = nested if name == "nested" else preset(name, graph)
+    step, played_step = forecaster.step(policy), measure_without_data(replace(run.spec, policy=policy))
+    assert step is not None
+    assert step.allocations is not None
+    assert played_step.allocations is not None
+    assert played_step.card is not None
+    assert step.held_peak_bytes == forecaster.peak_bytes(policy), "the line of the forecast, event by event"
+    forecast = memory_on(CARDS["b200"], step, others=())
+    for name in ("requested_bytes", "allocated_bytes", "reserved_bytes"):
+        assert getattr(forecast, name) == getattr(played_step.card, name), name
+    assert step.allocations.n_ticks == played_step.allocations.n_ticks
+    less = Card(name="less", total_bytes=forecast.reserved_bytes - 2**21, taken_bytes=0)
+    refused, there = (memory_on(less, one, others=()).refused for one in (step, played_step))
+    assert (refused is None) == (there is None)
+    if refused and there:
+        assert (refused.block, refused.op, refused.n_bytes) == (there.block, there.op, there.n_bytes)

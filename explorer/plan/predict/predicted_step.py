@@ -1,0 +1,196 @@
+"""The step of a policy, event by event: the measured timeline with the policy's frees and reruns written into it.
+
+The forecast needs only the bytes at each event (`changes.py`). An allocator needs the order in which blocks come and
+go, inside a rerun too. Each event has a key; the keys in ascending order are the new timeline:
+
+    (tick, FREE)                  what the policy frees before the event at that tick, and what it keeps for itself
+    (tick, RERUN, call, tick')    the event of `tick'` in forward, made again in the rerun before that tick
+    (tick, EVENT)                 the event of the measured timeline
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from explorer.plan.predict.changes import Nest, Simulated, rerun_events
+from explorer.plan.predict.replay import Replay
+from explorer.record.allocations import ROLES, Allocations, Phase, PhaseSpan
+from explorer.record.base import column
+from explorer.record.measurement import AllocatorPeaks, Measurement
+from explorer.record.policy import Policy
+
+FREE, RERUN, EVENT = range(3)
+Key = tuple[int, int, int, int]
+RECOMPUTED, UNATTRIBUTED = ROLES.index("recomputed"), ROLES.index("unattributed")
+NEVER: Key = (2**62, EVENT, 0, 0)
+
+
+@dataclass(slots=True)
+class _Written:
+    """Entries of the new timeline: the entry that each repeats, or -1, and its birth and death."""
+
+    entry: list[int] = field(default_factory=list)
+    size: list[int] = field(default_factory=list)
+    role: list[int] = field(default_factory=list)
+    born: list[Key] = field(default_factory=list)
+    died: list[Key] = field(default_factory=list)
+
+    def add(self, entry: int, size: int, role: int, born: Key, died: Key) -> None:
+        self.entry.append(entry)
+        self.size.append(size)
+        self.role.append(role)
+        self.born.append(born)
+        self.died.append(died)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reruns:
+    """The reruns of a policy: its calls with the block of each, and what they change in the measured timeline."""
+
+    nest: Nest
+    names: Sequence[str]
+    simulated: Simulated
+    stash_bytes: int
+
+
+def predicted_step(baseline: Measurement, policy: Policy, replay: Replay, reruns: Reruns) -> Measurement:
+    """The step of `policy`. Its figures by block are those of the baseline."""
+    log, nest = baseline.allocations, reruns.nest
+    assert log is not None, "it was replayed"
+    written = _Written()
+    restored = _write_lives(written, replay, reruns.simulated, nest)
+    for i, call in enumerate(nest.calls):
+        _write_rerun(written, replay, nest, i, restored[i])
+        if reruns.stash_bytes:
+            written.add(-1, reruns.stash_bytes, UNATTRIBUTED, (call.first + 1, FREE, 1, 0), (call.ends, FREE, 0, 0))
+    allocations, phases = _timeline(written, baseline, log, reruns.names)
+    return msgspec.structs.replace(
+        baseline,
+        spec=msgspec.structs.replace(baseline.spec, policy=policy),
+        origin="predicted",
+        allocations=allocations,
+        phases=phases,
+        peaks=AllocatorPeaks(),
+        times=None,
+        card=None,
+    )
+
+
+def _write_lives(written: _Written, replay: Replay, simulated: Simulated, nest: Nest) -> list[dict[int, Key]]:
+    """Writes each stretch that begins in the measured timeline. Returns the stretches that begin in a rerun: their ends
+    by entry, for each call."""
+    restored: list[dict[int, Key]] = [{} for _ in nest.calls]
+    calls_at = defaultdict(list)
+    for i, call in enumerate(nest.calls):
+        calls_at[call.begins].append(i)
+    stretches: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for entry, first, end in zip(*(part.tolist() for part in simulated.gone)):
+        stretches[entry] = [(int(replay.born[entry]), first), (end, int(replay.died[entry]))]
+    for entry in np.unique(simulated.lives[0]).tolist():
+        stretches[entry] = []
+    for entry, first, end in zip(*(part.tolist() for part in simulated.lives)):
+        stretches[entry].append((first, end))
+    for call in nest.calls:  # an output that other blocks hold until their backward is made again
+        for entry in {*call.saved_outputs, *call.entries[call.leaves >= call.begins].tolist()}:
+            lives = stretches.setdefault(entry, [(int(replay.born[entry]), int(replay.died[entry]))])
+            split = [(a, b) for a, b in lives if a < call.begins < b]
+            for a, b in split:
+                lives.remove((a, b))
+                lives += [(a, call.begins), (call.begins, b)]
+    born, died, size, role = (array.tolist() for array in (replay.born, replay.died, replay.size, replay.role))
+    for entry in range(len(born)):
+        for first, end in stretches.get(entry, ((born[entry], died[entry]),)):
+            if first >= end:
+                continue
+            dies = (end, EVENT if end == died[entry] else FREE, 0, 0)
+            if first == born[entry]:
+                written.add(entry, size[entry], role[entry], (first, EVENT, 0, 0), dies)
+                continue
+            makers = [i for i in calls_at[first] if nest.calls[i].first < born[entry] <= nest.calls[i].end]
+            if makers:
+                owner = int(simulated.owner[entry])
+                restored[owner if owner in makers else makers[0]][entry] = dies
+            else:
+                written.add(entry, size[entry], role[entry], (first, RERUN, -1, 0), dies)
+    return restored
+
+
+def _write_rerun(written: _Written, replay: Replay, nest: Nest, i: int, restored: dict[int, Key]) -> None:
+    """The rerun of call `i`: what it restores lives on, everything else ends with it."""
+    call = nest.calls[i]
+    entries, leaves, last = rerun_events(replay, nest, i)
+    for entry, leave in zip(entries.tolist(), leaves.tolist()):
+        tick = int(replay.born[entry])
+        ends = (call.begins, RERUN, i, min(leave, last + 1))
+        written.add(
+            entry, int(replay.size[entry]), RECOMPUTED, (call.begins, RERUN, i, tick), restored.pop(entry, ends)
+        )
+    for entry, ends in restored.items():  # kept longer than the rerun reaches
+        written.add(entry, int(replay.size[entry]), RECOMPUTED, (call.begins, RERUN, i, last + 1), ends)
+    begins, over = (call.begins, RERUN, i, 0), (call.begins, RERUN, i, last + 1)
+    for _, end, n_bytes in call.copies:
+        written.add(-1, n_bytes, UNATTRIBUTED, begins, (end, FREE, 0, 0))
+    if rest := call.statistics_bytes - sum(n_bytes for _, _, n_bytes in call.copies):
+        written.add(-1, rest, UNATTRIBUTED, begins, over)
+
+
+def _timeline(
+    written: _Written, baseline: Measurement, log: Allocations, names: Sequence[str]
+) -> tuple[Allocations, tuple[PhaseSpan, ...]]:
+    """The events in order, one a tick, and the phases over them."""
+    before, after = 0, log.n_ticks + 1
+    events = []  # (key, whether it is a birth, index): of equal keys, frees come first
+    for index, (born, died) in enumerate(zip(written.born, written.died)):
+        if born[0] > before:
+            events.append((born, 1, index))
+        if died[0] < after:
+            events.append((died, 0, index))
+    events.sort()
+    born_at, died_at = [0] * len(written.entry), [len(events) + 1] * len(written.entry)
+    spans: list[PhaseSpan] = []
+    phase_of = _labels(baseline, log)
+    label = phase_of[0]
+    start = baseline.phases[0].first_tick if baseline.phases else 0
+    for tick, (key, is_birth, index) in enumerate(events, 1):
+        (born_at if is_birth else died_at)[index] = tick
+        at, kind, call, _ = key
+        here: tuple[Phase, str] = ("recompute", names[call]) if kind == RERUN and call >= 0 else phase_of[at]
+        if kind == FREE:
+            here = phase_of[at - 1]
+        if here != label:
+            if tick > start:
+                spans.append(PhaseSpan(phase=label[0], block=label[1], first_tick=start, end_tick=tick))
+            label, start = here, tick
+    spans.append(PhaseSpan(phase=label[0], block=label[1], first_tick=start, end_tick=len(events) + 1))
+    blocks, ops = (*log.blocks, ""), (*log.ops, "")
+    blank = len(log.blocks), len(log.ops)
+    allocations = Allocations(
+        n_ticks=len(events),
+        n_bytes=column(written.size),
+        born=column(born_at),
+        died=column(died_at),
+        role=column(written.role),
+        block=column(log.block[entry] if entry >= 0 else blank[0] for entry in written.entry),
+        op=column(log.op[entry] if entry >= 0 else blank[1] for entry in written.entry),
+        blocks=blocks,
+        ops=ops,
+        time_ns=column(),
+    )
+    return allocations, tuple(spans)
+
+
+def _labels(baseline: Measurement, log: Allocations) -> list[tuple[Phase, str]]:
+    labels: list[tuple[Phase, str]] = [("between", "")] * (log.n_ticks + 2)
+    for span in baseline.phases:
+        stretch = labels[span.first_tick : span.end_tick]
+        labels[span.first_tick : span.end_tick] = [(span.phase, span.block)] * len(stretch)
+    if baseline.phases:
+        labels[: baseline.phases[0].first_tick] = [labels[baseline.phases[0].first_tick]] * (
+            baseline.phases[0].first_tick
+        )
+    return labels

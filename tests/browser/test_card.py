@@ -1,0 +1,68 @@
+"""The way of a person whose card refuses: a card, toggles, and figures that the command line says too."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from explorer.record.base import from_plain
+from explorer.record.card import CardMemory
+from explorer.view.drawing.units import mib
+from explorer.view.memory.card import card_answer
+from tests.browser.measured import APP
+from tests.browser.served import ROOT
+from tests.browser.settled import press, settled
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+
+def said_by_the_command_line(model: str, card: str) -> dict[str, CardMemory]:
+    """What the card holds with everything kept and with everything recomputed."""
+    command = [sys.executable, "-m", "explorer", "compare", model, "--predict", "--card", card, "--policy", "all"]
+    usual = {name: value for name, value in os.environ.items() if name != "CUBLAS_WORKSPACE_CONFIG"}
+    options: dict[str, Any] = {"cwd": ROOT, "env": usual, "capture_output": True, "text": True}
+    answer = subprocess.run([*command, "--json"], check=False, **options).stdout
+    sides: dict[str, Any] = json.loads(answer)
+    return {name: from_plain(sides[name]["card"], CardMemory) for name in ("baseline", "candidate")}
+
+
+def choose(page: Page, label: str, text: str) -> None:
+    """Types one of the options of the step."""
+    box = page.get_by_role("combobox", name=label)
+    if not box.is_visible():
+        press(page, page.locator(".st-key-options button").first)
+    box.fill(text)
+    box.press("Enter")
+    settled(page)
+    page.keyboard.press("Escape")
+
+
+def test_a_card_follows_each_toggle_with_the_figures_of_the_command_line(
+    page: Page, serve: Callable[..., object], tiny: str
+) -> None:
+    model = tiny.replace(":build", ":large")
+    page.goto(serve(APP, "--model", model, "--predict").url)  # type: ignore[attr-defined]
+    page.get_by_role("treeitem").first.wait_for()
+    choose(page, "predict for", "b200")
+    sides = said_by_the_command_line(model, "b200")
+    page.get_by_text(card_answer({"baseline": sides["baseline"]})).first.wait_for()
+    page.get_by_text("reserved on the card").first.wait_for()
+
+    press(page, page.locator('[data-id="layers"]').get_by_role("button", name="Recompute all"))
+    drawn = {"baseline": sides["baseline"], "drawn policy": sides["candidate"]}
+    page.get_by_text(card_answer(drawn)).first.wait_for()
+    assert sides["candidate"].reserved_bytes < sides["baseline"].reserved_bytes
+
+    choose(page, "allocator", "expandable_segments:True")
+    page.get_by_text("by torch's rules, against no recorded history").first.wait_for()
+
+    room = sides["candidate"].reserved_bytes + (820 << 20)
+    assert room < sides["baseline"].reserved_bytes + (800 << 20)
+    choose(page, "predict for", f"{room >> 20} MiB")
+    place = page.get_by_text(f"baseline refused {mib(16 << 20)} in layers.").first
+    place.wait_for()
