@@ -14,6 +14,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,8 +22,10 @@ from msgspec.structs import replace
 from torch import distributed, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import all_gather_copy_in_cuda
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel import distributed as ddp
@@ -43,7 +46,6 @@ from explorer.errors import BadInput
 from explorer.plan.card.step_on_card import memory_on
 from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.record.plan import Report, silent
-from explorer.record.ranks import Ranks
 from explorer.record.run import RunSpec
 
 MOST_PLAYED = 4
@@ -63,12 +65,11 @@ def predict_ranks(spec: RunSpec, report: Report = silent) -> RecordedRanks:
     if distributed.is_initialized():
         raise BadInput("This process belongs to a process group already.", hint="Predict ranks outside of torchrun.")
     check_ranks(ranks)
-    first, kinds = play_rank(spec, 0, report)
-    chosen = ranks_to_play(kinds)
-    runs = {0: first}
-    for number in chosen:
+    kinds: dict[Shards, list[int]] = {}
+    runs = {0: play_rank(spec, 0, report, lambda model, mesh: kinds.update(ranks_by_shards(model, mesh)))}
+    for number in ranks_to_play(kinds):
         if number not in runs:
-            runs[number] = play_rank(spec, number, report)[0]
+            runs[number] = play_rank(spec, number, report)
     equal = {rank: members[0] for members in kinds.values() if members[0] in runs for rank in members[1:]}
     return RecordedRanks(ranks=tuple(runs[n] for n in sorted(runs)), n_ranks=ranks.n_ranks, recorded_in="", equal=equal)
 
@@ -86,8 +87,13 @@ def ranks_to_play(kinds: Mapping[Shards, Sequence[int]]) -> list[int]:
     return sorted(kinds[shards][0] for shards in list(order)[:MOST_PLAYED])
 
 
-def play_rank(spec: RunSpec, rank: int, report: Report = silent) -> tuple[Measurement, dict[Shards, list[int]]]:
-    """The predicted step of one rank, and all ranks by the shapes of their shards."""
+def play_rank(
+    spec: RunSpec,
+    rank: int,
+    report: Report = silent,
+    look: Callable[[nn.Module, DeviceMesh], None] = lambda model, mesh: None,
+) -> Measurement:
+    """The predicted step of one rank. `look` gets the split model and its mesh after the step."""
     ranks, meter = spec.ranks, Meter(report, 3)
     assert ranks is not None
     device = device_of(torch.device("cpu"))
@@ -100,7 +106,7 @@ def play_rank(spec: RunSpec, rank: int, report: Report = silent) -> tuple[Measur
         meter(f"rank {rank}: building the model without data")
         loaded = load_for(spec)
         cast_buffers(loaded.model, cast)
-        with blaming(spec.model, loaded.inputs, "step without data"), _ddp_without_data():
+        with blaming(spec.model, loaded.inputs, "step without data"), _wrapped_without_data():
             mesh = mesh_of(ranks, "cpu")
             trainee = trainee_of(spec, loaded, lambda model: split_model(model, ranks, mesh))
             meter(f"rank {rank}: playing a step")
@@ -110,11 +116,11 @@ def play_rank(spec: RunSpec, rank: int, report: Report = silent) -> tuple[Measur
             with recording_of(trainee, device, data=False, older=buckets.alive()) as recording:
                 _step(trainee, recording.tracker.on_phase)
         run = recording.measurement(spec)
-        kinds = ranks_by_shards(loaded.model, ranks, mesh)
+        look(loaded.model, mesh)
     run = replace(run, origin="predicted", rank=rank, n_ranks=ranks.n_ranks, warnings=ON_THE_CPU)
     if spec.card is not None:
         run = replace(run, card=memory_on(spec.card, run), warnings=(LEFT_OUT,))
-    return run, kinds
+    return run
 
 
 def _step(trainee: Trainee, on_phase: OnPhase) -> None:
@@ -123,27 +129,25 @@ def _step(trainee: Trainee, on_phase: OnPhase) -> None:
     optimizer_step(trainee, on_phase)
 
 
-def ranks_by_shards(model: nn.Module, ranks: Ranks, mesh: DeviceMesh) -> dict[Shards, list[int]]:
+def ranks_by_shards(model: nn.Module, mesh: DeviceMesh) -> dict[Shards, list[int]]:
     """Every rank by the shapes of its shards, computed by torch's rule from the shards of this rank."""
     names = mesh.mesh_dim_names or ()
+
+    @cache  # a model has few shapes
+    def local(place: tuple[int, ...], shape: torch.Size, spec: DTensorSpec | None) -> tuple[int, ...]:
+        if spec is None:
+            return tuple(shape)
+        over = [place[names.index(name)] for name in spec.mesh.mesh_dim_names or ()]
+        of_rank, _ = _compute_local_shape_and_global_offset(
+            shape, spec.mesh.shape, over, spec.placements, skip_offset=True
+        )
+        return tuple(of_rank)
+
     kinds: dict[Shards, list[int]] = defaultdict(list)
-    places = itertools.product(*(range(size) for size in mesh.shape))
-    parameters = list(model.parameters())
-    for rank, place in enumerate(places):
-        coordinates = dict(zip(names, place))
-        kinds[tuple(_shape_on(parameter, coordinates) for parameter in parameters)].append(rank)
+    shards = [(p.shape, p._spec if isinstance(p, DTensor) else None) for p in model.parameters()]
+    for rank, place in enumerate(itertools.product(*(range(size) for size in mesh.shape))):
+        kinds[tuple(local(place, *shard) for shard in shards)].append(rank)
     return dict(kinds)
-
-
-def _shape_on(parameter: Any, coordinates: Mapping[str, int]) -> tuple[int, ...]:
-    if not isinstance(parameter, DTensor):
-        return tuple(parameter.shape)
-    mesh = parameter.device_mesh
-    place = [coordinates[name] for name in mesh.mesh_dim_names or ()]
-    shape, _ = _compute_local_shape_and_global_offset(
-        parameter.shape, mesh.shape, place, parameter.placements, skip_offset=True
-    )
-    return tuple(shape)
 
 
 def _numel(shape: Sequence[int]) -> int:
@@ -190,10 +194,28 @@ class _WithoutData(Buckets):
         return func(*args, **kwargs)
 
 
+class _Chunks:
+    """The list that FSDP2 makes of a parameter to take its own shard, without a view for each of 512 ranks."""
+
+    def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
+        self._tensor, self._dim, self._rows = tensor, dim, tensor.shape[dim]
+        self._most = -(-self._rows // num_chunks)
+
+    def __getitem__(self, rank: int) -> torch.Tensor:
+        first = rank * self._most
+        if rank and first >= self._rows:
+            return self._tensor.new_empty(0)
+        return self._tensor.narrow(self._dim, first, min(self._most, self._rows - first))
+
+
 @contextmanager
-def _ddp_without_data() -> Iterator[None]:
-    """Rule 2: every DistributedDataParallel made inside checks no other rank and reduces by a hook."""
+def _wrapped_without_data() -> Iterator[None]:
+    """Rule 2: every DistributedDataParallel made inside checks no other rank and reduces by a hook.
+
+    Every fully_shard inside makes the views of its own shards alone.
+    """
     check: Callable[..., Any] = vars(ddp)["_verify_param_shape_across_processes"]
+    chunks: Callable[..., Any] = vars(_fsdp_param)["_chunk_with_empty"]
     made: Any = DistributedDataParallel.__init__
 
     def reduced(_: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
@@ -210,7 +232,9 @@ def _ddp_without_data() -> Iterator[None]:
 
     with ExitStack() as undone:
         undone.callback(setattr, ddp, "_verify_param_shape_across_processes", check)
+        undone.callback(setattr, _fsdp_param, "_chunk_with_empty", chunks)
         undone.callback(setattr, DistributedDataParallel, "__init__", made)
         setattr(ddp, "_verify_param_shape_across_processes", lambda *_, **__: None)  # noqa: B010 (not exported)
+        setattr(_fsdp_param, "_chunk_with_empty", _Chunks)  # noqa: B010 (not exported)
         DistributedDataParallel.__init__ = make  # type: ignore[method-assign]
         yield
