@@ -111,14 +111,22 @@ ON_CPU = "Watched on the CPU: a forward of this model does not fit on {device}."
 
 
 def describe_loaded(loaded: Loaded, another: Callable[[], Loaded], device: Device) -> ModelGraph:
-    """The graph of `loaded`, whose state changes. `another` builds an equal model. Raises ModelFailed."""
+    """The graph of `loaded`, whose state changes. `another` builds an equal model. Raises ModelFailed.
+
+    One thread runs the forward, as in a step: threads that spin between small operators took four times the CPU time.
+    """
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
-        return _watched(loaded, another, device)
-    except Exception as error:
-        if device == "cpu" or not is_out_of_memory(error):
-            raise
-    device_of(torch.device(device)).release()
-    return msgspec.structs.replace(_watched(another(), another, "cpu"), note=ON_CPU.format(device=device))
+        try:
+            return _watched(loaded, another, device)
+        except Exception as error:
+            if device == "cpu" or not is_out_of_memory(error):
+                raise
+        device_of(torch.device(device)).release()
+        return msgspec.structs.replace(_watched(another(), another, "cpu"), note=ON_CPU.format(device=device))
+    finally:
+        torch.set_num_threads(n_threads)
 
 
 def describe_copy(loaded: Loaded, another: Callable[[], Loaded], device: Device) -> ModelGraph:
