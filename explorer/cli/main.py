@@ -1,29 +1,50 @@
 """The same verbs without a browser: `python -m explorer VERB`. Progress goes to stderr, the answer to stdout.
 
-A verb is a file in verbs/ with a function of the file's name, found by listing the folder.
+A verb is a file in verbs/ with a function of the file's name, found by listing the folder. Only the verb that is asked
+for is imported; `--help` reads the docstrings of the others from their files.
 """
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from pkgutil import iter_modules
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from explorer import __version__
 from explorer.cli import verbs
 
 _ORDER = ("models", "graph", "check", "export", "measure", "compare", "plan", "pipeline", "run", "lab")
 """Order of the verbs in `--help`: the order of use. Other verbs follow."""
+_PLAIN: dict[str, Any] = {"pretty_exceptions_enable": False, "add_completion": False}
+
+
+class _Verbs(TyperGroup):
+    """The verbs with their docstrings, for `--help`; options are read when a verb is run."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = {name: TyperCommand(name, help=_docstring(name)) for name in verb_names()}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, _, rest = super().resolve_command(ctx, args)
+        shell = typer.Typer(**_PLAIN)
+        shell.command(name)(verb_of(str(name)))
+        return name, typer.main.get_command(shell), rest
+
 
 app = typer.Typer(
     name="explorer",
     help="What activation checkpointing buys, what it costs, and whether the gradient is still the same.",
     no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
+    cls=_Verbs,
+    **_PLAIN,
 )
 
 
@@ -37,15 +58,30 @@ def about(
         raise typer.Exit
 
 
+def verb_names() -> list[str]:
+    """The names of the files in verbs/."""
+    names = sorted(module.name for module in iter_modules(verbs.__path__))
+    return sorted(names, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
+
+
+def verb_of(name: str) -> Callable[..., None]:
+    """The function of a file in verbs/."""
+    verb: Callable[..., None] = getattr(import_module(f"{verbs.__name__}.{name}"), name)
+    return verb
+
+
 def all_verbs() -> tuple[Callable[..., None], ...]:
     """The function of every file in verbs/."""
-    names = sorted(module.name for module in iter_modules(verbs.__path__))
-    names.sort(key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
-    return tuple(getattr(import_module(f"{verbs.__name__}.{name}"), name) for name in names)
+    return tuple(map(verb_of, verb_names()))
 
 
-for _verb in all_verbs():
-    app.command()(_verb)
+def _docstring(name: str) -> str:
+    """The docstring of a verb's function, read from its file."""
+    spec = find_spec(f"{verbs.__name__}.{name}")
+    assert spec is not None and spec.origin is not None, "it was found by listing the folder"
+    functions = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
+    is_verb = (node for node in functions if isinstance(node, ast.FunctionDef) and node.name == name)
+    return next((ast.get_docstring(node) or "" for node in is_verb), "")
 
 
 def main() -> None:

@@ -13,12 +13,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import typer
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from explorer.cli import command as cli_verb
-from explorer.cli import main as cli
 from explorer.cli import verbs
 from explorer.cli.main import app
 from explorer.cli.options import ModelOptions, StepOptions
@@ -104,15 +102,19 @@ def test_every_verb_explains_itself() -> None:
     assert run("--version").stdout.strip()
 
 
+def test_the_list_of_verbs_imports_none_of_them() -> None:
+    code = "import sys; from explorer.cli.main import app; app(['--help'], standalone_mode=False); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    assert "explorer.cli.main" in loaded and {"explorer.cli.verbs.graph", "numpy", "plotly"}.isdisjoint(loaded)
+
+
 def test_a_new_verb_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = 'import typer\n\n\ndef greet(name: str) -> None:\n    """Says hello."""\n    typer.echo(f"hello {name}")\n'
     (tmp_path / "greet.py").write_text(code)
     monkeypatch.setattr(verbs, "__path__", [*verbs.__path__, str(tmp_path)])
-    shell = typer.Typer()
-    for one in cli.all_verbs():
-        shell.command()(one)
-    assert "Says hello." in CliRunner().invoke(shell, ["--help"]).stdout
-    assert CliRunner().invoke(shell, ["greet", "you"]).stdout == "hello you\n"
+    assert "Says hello." in run("--help").stdout
+    assert run("greet", "you").stdout == "hello you\n"
     sys.modules.pop(f"{verbs.__name__}.greet")
 
 
