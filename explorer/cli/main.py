@@ -70,11 +70,6 @@ def verb_of(name: str) -> Callable[..., None]:
     return verb
 
 
-def all_verbs() -> tuple[Callable[..., None], ...]:
-    """The function of every file in verbs/."""
-    return tuple(map(verb_of, verb_names()))
-
-
 def _docstring(name: str) -> str:
     """The docstring of a verb's function, read from its file."""
     spec = find_spec(f"{verbs.__name__}.{name}")

@@ -82,8 +82,8 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Refusing:
     def borrowed(**_: object) -> Iterator[Refusing]:
         yield refusing
 
-    for verb in cli.all_verbs():
-        module = import_module(verb.__module__)
+    for name in cli.verb_names():
+        module = import_module(f"explorer.cli.verbs.{name}")
         if hasattr(module, "worker"):
             monkeypatch.setattr(module, "worker", borrowed)
     return refusing
@@ -154,7 +154,7 @@ def test_reports_of_hostile_runs_load_nothing(trap: Trap, tmp_path: Path, engine
 def test_verbs_with_hostile_files_load_the_model_of_the_command_line_alone(
     trap: Trap, tmp_path: Path, engine: Refusing
 ) -> None:
-    assert {*WITH_A_POLICY, *WITHOUT_FILES, *ELSEWHERE} == {verb.__name__ for verb in cli.all_verbs()}
+    assert {*WITH_A_POLICY, *WITHOUT_FILES, *ELSEWHERE} == set(cli.verb_names())
     files = [*policy_files(trap, tmp_path), run_files(trap, tmp_path)[0]]
     for file in files:
         for verb, arguments in WITH_A_POLICY.items():
