@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 FRAMING = [(b"x-frame-options", b"DENY"), (b"content-security-policy", b"frame-ancestors 'none'")]
+# Streamlit's scripts for charts (4.7 MB) and components. The browser loads them while the server draws the page.
+# A comment, as Streamlit writes a string that stands alone in this file onto the page.
 CHUNKS = ("PlotlyChart", "BidiComponent", "serialization", "recordbatch", "_arrayReduce")
-"""Streamlit's scripts for charts (4.7 MB) and components. The browser loads them while the server draws the page."""
 
 
 class Headers:

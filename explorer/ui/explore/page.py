@@ -17,8 +17,6 @@ import streamlit as st
 from explorer.plan.policy.presets import preset_titles
 from explorer.plan.why.caveats import why_not_predicted
 from explorer.record.graph import Hazard
-from explorer.record.plan import Forecast
-from explorer.record.policy import Policy
 from explorer.ui.explore import budget, work
 from explorer.ui.explore import state as states
 from explorer.ui.explore.blocks import facts_of, graph_panel, tools
@@ -38,7 +36,6 @@ from explorer.ui.shared.run_bar import RunBar, run_bar
 from explorer.ui.shared.tour import OnPage, outdated, page_begins, tour_offer, tour_panel
 from explorer.ui.shared.tour import current as current_tour
 from explorer.view.compare.headline import danger
-from explorer.view.graph.labels import Facts
 from explorer.view.text import explore as glossary
 from explorer.view.text.plan import expected, in_words
 from explorer.view.text.runs import what_failed
@@ -52,20 +49,9 @@ class Slots:
 
     answer: Any
     strip: Any
-    run: Any = None
-    download: Any = None
+    run: Any
+    download: Any
     notice: Any = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrawnFigures:
-    """The figures of the drawn policy: above the graph, and in it."""
-
-    view: View
-    drawn: Drawn
-    facts: Facts | None
-    """None while the model is being read."""
-    presets: dict[str, tuple[Policy, Forecast]]
 
 
 def page() -> None:
@@ -90,20 +76,18 @@ def page() -> None:
     page_begins(len(draft.spec.policy.units))
 
     with st.container(horizontal=True, gap="small", vertical_alignment="center", key="top"):
-        answer = st.container(width="stretch").empty()
+        answer = st.container(width="stretch")
         tour_offer()
-    slots = Slots(answer=answer, strip=st.empty())
-    # Before the charts and files, so that the figures are not missing while those are drawn.
-    headline = [_headline(state, slots)]
+    slot = st.container()  # unlike st.empty, a container keeps its old content until the new content is there
     with st.bottom:
-        slots = replace(slots, run=st.empty(), download=_bar(state, view))
+        slots = Slots(answer=answer, strip=slot, run=st.empty(), download=_bar(state, view))
     left, right = two_columns("results")
     with right:
         slots = replace(slots, notice=st.empty())
         charts = st.container()
     with left:
         model_row(draft, partial(drafts.choose_model, draft), key="options_row")
-        st.fragment(_desk)(state, slots, headline)
+        st.fragment(_desk)(state, slots)
     with charts:
         _tour(state, view)
         _trouble(state)
@@ -148,35 +132,25 @@ def _trouble(state: ExploreState) -> None:
     last_failure(state.job, key="last")
 
 
-def _headline(state: ExploreState, slots: Slots) -> DrawnFigures:
-    """Draws the answer and the headline strip."""
-    graph, policy, view = drawn_graph(state), state.draft.spec.policy, view_of(state)
-    forecast = predicted(view, policy)
-    facts = facts_of(state, view, graph, forecast) if graph is not None else None
-    presets = predicted_presets(view, policy)
-    drawn = Drawn(
-        policy=policy,
-        forecast=forecast,
-        hazards=facts.hazards if facts is not None else (),
-        worth=worth_recomputing(graph) if graph is not None else frozenset(),
-    )
-    title = next((preset_titles()[name] for name, (chosen, _) in presets.items() if chosen == policy), "")
-    with slots.answer.container():
-        small_text(_freshness(view, answer(view, drawn, title)))
-    with slots.strip.container():
-        strip(cells(view, drawn))
-    return DrawnFigures(view=view, drawn=drawn, facts=facts, presets=presets)
-
-
-def _desk(state: ExploreState, slots: Slots, headlines: list[DrawnFigures]) -> None:
-    """Graph and headline strip: the part that answers a click. `headlines`: what the whole page has drawn already."""
+def _desk(state: ExploreState, slots: Slots) -> None:
+    """Graph and headline strip: the part that answers a click."""
     graph = drawn_graph(state)
     if graph is not None:
         drafts.absorb(state.draft, graph)
         if work.recall(state) or state.draft.redraw:  # another block or a known result changes the charts
             st.rerun()
-    headline = headlines.pop() if headlines else _headline(state, slots)
-    policy, view, forecast = state.draft.spec.policy, headline.view, headline.drawn.forecast
+    policy, view = state.draft.spec.policy, view_of(state)
+    forecast = predicted(view, policy)
+    facts = facts_of(state, view, graph, forecast) if graph is not None else None
+    hazards = facts.hazards if facts is not None else ()
+    presets = predicted_presets(view, policy)
+    with slots.answer:
+        worth = worth_recomputing(graph) if graph is not None else frozenset()
+        drawn = Drawn(policy=policy, forecast=forecast, hazards=hazards, worth=worth)
+        title = next((preset_titles()[name] for name, (chosen, _) in presets.items() if chosen == policy), "")
+        small_text(_freshness(view, answer(view, drawn, title)))
+    with slots.strip:
+        strip(cells(view, drawn))
     with slots.notice.container():
         if view.did_not_fit:
             st.warning(escape(view.did_not_fit), icon=":material/memory:")
@@ -184,15 +158,13 @@ def _desk(state: ExploreState, slots: Slots, headlines: list[DrawnFigures]) -> N
             st.caption(escape(sentence))
         if view.keep_all is not None and (because := why_not_predicted(policy, graph, forecast, view.keep_all.run)):
             st.caption(escape(because))
-    _danger(slots, headline.drawn.hazards)
-    if graph is not None and headline.facts is not None:
+    _danger(slots, hazards)
+    if graph is not None and facts is not None:
         peak = view.baseline.step_peak_bytes if view.baseline else None
-        effects = {
-            name: expected(effect, peak) if chosen.units else "" for name, (chosen, effect) in headline.presets.items()
-        }
+        effects = {name: expected(effect, peak) if chosen.units else "" for name, (chosen, effect) in presets.items()}
         tools(state, graph, effects)
         budget.budget_row(state, view, graph, forecast)
-        graph_panel(state, headline.facts)
+        graph_panel(state, facts)
         if state.charted not in (None, policy) or outdated(len(policy.units)):  # what follows the graph is open
             st.rerun()
         if len(graph.blocks) == 1:
