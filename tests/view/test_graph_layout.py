@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -199,14 +200,17 @@ def test_repeats_are_folded_at_first() -> None:
     assert not rows(drawing)["blocks"].toggles  # a ModuleList is never called
 
 
-def test_a_run_among_other_children_becomes_a_node_of_its_own() -> None:
-    blocks = [graphs.block("", "M"), graphs.block("stem", "Conv"), graphs.block("a", "Layer")]
-    blocks += [graphs.block(name, "Layer", repeat_of="a") for name in ("b", "c")]
+def test_equal_attributes_become_a_node_of_their_own_unless_they_are_few() -> None:
+    names = [f"layer{i}" for i in range(4)]
+    blocks = [graphs.block("", "M"), graphs.block("stem", "Conv"), graphs.block(names[0], "Layer")]
+    blocks += [graphs.block(name, "Layer", repeat_of=names[0]) for name in names[1:]]
     graph = ModelGraph(model=ModelRef(target="made"), blocks=tuple(blocks), edges=())
-    assert [row.id for row in layout(graph).rows] == ["stem", "×a"]
-    assert [row.id for row in layout(graph, ["×a"]).rows] == ["stem", "×a", "a", "b", "c"]
-    assert rows(layout(graph))["×a"].members == ("a", "b", "c")
-    assert ancestors(graph, "c") == ("×a",)
+    assert [row.id for row in layout(graph).rows] == ["stem", "×layer0"]
+    assert [row.id for row in layout(graph, ["×layer0"]).rows] == ["stem", "×layer0", *names]
+    assert rows(layout(graph))["×layer0"].members == tuple(names)
+    assert ancestors(graph, "layer2") == ("×layer0",)
+    few = msgspec.structs.replace(graph, blocks=graph.blocks[:-1])
+    assert [row.id for row in layout(few).rows] == ["stem", *names[:-1]]
 
 
 def test_a_container_with_most_of_the_bytes_is_open_at_first() -> None:

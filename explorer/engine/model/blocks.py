@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from string import digits as DIGITS
 from typing import Any
 
 from torch import nn
@@ -37,19 +38,21 @@ def has_running_statistics(module: nn.Module) -> bool:
 
 
 def repeated_as(modules: Mapping[str, nn.Module], facts: Mapping[str, BlockFacts]) -> dict[str, str]:
-    """fqn -> first block of the run, for consecutive equal children of a container with equal operators."""
+    """fqn -> first block of the run, for consecutive equal siblings with equal operators.
+
+    Members of a container are siblings, and attributes whose names differ in a number (`layer0`, `layer1`) if they are
+    called one after another.
+    """
     first: dict[str, str] = {}
     for fqn, module in modules.items():
-        if not isinstance(module, CONTAINERS):
-            continue
-        previous: str | None = None
-        for name, child in module.named_children():
-            this = f"{fqn}.{name}".lstrip(".")
-            if this not in facts:
-                continue
-            if previous is not None and _alike(modules[previous], child, facts[previous], facts[this]):
-                first[this] = first.get(previous, previous)
-            previous = this
+        children = [this for name, _ in module.named_children() if (this := f"{fqn}.{name}".lstrip(".")) in facts]
+        by_turn = sorted(children, key=lambda child: facts[child].first_call)
+        neighbours = set(pairwise(by_turn))
+        for before, this in pairwise(children):
+            in_turn = (before, this) in neighbours and before.rstrip(DIGITS) == this.rstrip(DIGITS)
+            siblings = isinstance(module, CONTAINERS) or in_turn
+            if siblings and _alike(modules[before], modules[this], facts[before], facts[this]):
+                first[this] = first.get(before, before)
     return first
 
 

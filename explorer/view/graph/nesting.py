@@ -5,6 +5,8 @@ blocks (ModuleList)            every child is equal:   `blocks` itself is the ru
 stages (Sequential)            some children are:      a node, `×stages.1`, holds the run
   stages.0
   ×stages.1  ->  stages.1 ... stages.4
+net (a class)                  equal attributes, more than FEW_NAMED: a node of their own
+  ×net.layer0  ->  net.layer0 ... net.layer9
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ RUN = "×"
 """First character of the id of a node for a run of blocks."""
 FEW = 8
 """Equal children of the model itself up to which they stand side by side."""
+FEW_NAMED = 3
+"""Equal attributes of a block up to which they stand side by side."""
+CONTAINERS = ("ModuleList", "Sequential", "ModuleDict")
 OPEN_SHARE = 0.4
 """Share of all saved bytes above which a container is open at first, so that large blocks are in view."""
 
@@ -47,9 +52,11 @@ def nest(graph: ModelGraph) -> dict[str, Node]:
 def _grow(graph: ModelGraph, fqn: str, parent: str | None, nodes: dict[str, Node]) -> None:
     block = graph.by_fqn[fqn]
     children = graph.children[fqn]
-    runs = [tuple(run) for _, run in groupby(children, key=lambda child: child.repeat_of or child.fqn)]
-    # The model itself has no box that could hold a folded run of all its children.
-    whole = len(runs) == 1 and len(runs[0]) > 1 and (bool(fqn) or len(children) <= FEW)
+    groups = [tuple(run) for _, run in groupby(children, key=lambda child: child.repeat_of or child.fqn)]
+    is_list = block.kind in CONTAINERS or all(child.name.isdigit() for child in children)
+    runs = [part for run in groups for part in ([run] if is_list or len(run) > FEW_NAMED else [(it,) for it in run])]
+    # The model itself has no box that could hold a folded run of all its children; a block has its own decision.
+    whole = len(runs) == 1 and len(runs[0]) > 1 and (is_list if fqn else len(children) <= FEW)
     below = tuple(child.fqn for child in children) if whole else tuple(_id(run) for run in runs)
     nodes[fqn] = Node(
         id=fqn,

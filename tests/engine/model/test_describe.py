@@ -49,6 +49,28 @@ def test_blocks_come_in_module_order_with_calls_parameters_and_repeats() -> None
     assert described.input_shapes == ((B, W),)
 
 
+class Numbered(nn.Module):
+    """Equal attributes: layers called in turn, and norms that are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for i in range(3):
+            setattr(self, f"layer{i}", nn.Linear(W, W))
+        self.norm1, self.norm2, self.encoder, self.decoder = (nn.LayerNorm(W) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm1(x)
+        for i in range(3):
+            x = getattr(self, f"layer{i}")(x).relu()
+        return self.decoder(self.encoder(self.norm2(x))).sum()
+
+
+def test_numbered_attributes_called_in_turn_are_repeats_and_other_equal_ones_are_not() -> None:
+    blocks = graph(Numbered()).by_fqn
+    repeats = {fqn: block.repeat_of for fqn, block in blocks.items() if block.repeat_of is not None}
+    assert repeats == {"layer1": "layer0", "layer2": "layer0"}
+
+
 def test_a_container_holds_what_its_children_do() -> None:
     blocks = graph(Walk()).by_fqn
     children = [blocks[f"blocks.{i}"] for i in range(3)]
