@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from streamlit.testing.v1 import AppTest
 
 from explorer.ui import block_graph as bg
+from explorer.view.graph import browser
 from explorer.view.graph.geometry import layout
 from explorer.view.graph.labels import Label
 from explorer.view.graph.nesting import default_open, nest
@@ -194,7 +195,7 @@ def test_a_join_has_a_leader_to_the_right_only_where_an_arrow_attaches_there() -
 
 
 def test_names_reach_the_page_as_data_only() -> None:
-    text = (bg.HERE / "graph.js").read_text()
+    text = browser.script()
     for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
         assert word not in text
 

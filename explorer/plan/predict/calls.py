@@ -205,7 +205,7 @@ def calls_of(
     if unit.action == "save_ops":
         calls = [_with_results(replay, call, unit.save_ops) for call in calls]
     if policy.running_stats == "once" and graph is not None:
-        norms = _norms_below(graph, unit.blocks)
+        norms = norms_below(graph, unit.blocks)
         calls = [_with_statistics(replay, norms, call, inside) for call in calls]
     return calls
 
@@ -227,7 +227,7 @@ def _with_statistics(replay: Replay, norms: Sequence[str], call: SavedByCall, in
     return replace(call, copies=tuple(copies), again_bytes=again_bytes, statistics_bytes=n_bytes) if n_bytes else call
 
 
-def _norms_below(graph: ModelGraph, blocks: Sequence[str]) -> list[str]:
+def norms_below(graph: ModelGraph, blocks: Sequence[str]) -> list[str]:
     """Norms with running statistics in `blocks`."""
     return [
         one.fqn for one in graph.blocks

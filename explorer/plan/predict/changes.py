@@ -143,7 +143,7 @@ def rerun_events(replay: Replay, nest: Nest, i: int) -> tuple[Bytes, Bytes, int]
     died = replay.died[entries].copy()
     place = {entry: k for k, entry in enumerate(entries.tolist())}
     for one in below:
-        for entry, leaves in zip(one.entries.tolist(), _leaves_again(replay, one).tolist()):
+        for entry, leaves in zip(one.entries.tolist(), leaves_again(replay, one).tolist()):
             if entry in place:
                 died[place[entry]] = min(int(died[place[entry]]), leaves)
     for entry in {entry for child in children for entry in child.inputs if entry in place}:
@@ -153,7 +153,7 @@ def rerun_events(replay: Replay, nest: Nest, i: int) -> tuple[Bytes, Bytes, int]
     return entries, died, last
 
 
-def _leaves_again(replay: Replay, call: SavedByCall) -> Bytes:
+def leaves_again(replay: Replay, call: SavedByCall) -> Bytes:
     """The tick at which a rerun frees each of `call.entries`: not before the last saved tensor, often an output."""
     last = max((int(replay.born[entry]) for entry in call.saved_outputs), default=0)
     later = np.minimum(np.maximum(call.leaves, last + 1), replay.let_go[call.entries])

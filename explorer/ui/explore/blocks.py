@@ -15,7 +15,6 @@ from explorer.record.graph import ModelGraph
 from explorer.record.plan import Forecast
 from explorer.record.policy import Policy
 from explorer.ui import block_graph
-from explorer.ui.block_graph import Paint
 from explorer.ui.explore.budget import SLIDER_KEY
 from explorer.ui.explore.forecast import block_prices, price_tag
 from explorer.ui.explore.state import ExploreState
@@ -26,6 +25,7 @@ from explorer.ui.session.repository import KeyedRun
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.elements import escape
 from explorer.view.graph import overlay
+from explorer.view.graph.browser import Paint
 from explorer.view.graph.geometry import layout
 from explorer.view.graph.labels import Facts, labels
 from explorer.view.graph.overlay import Overlay

@@ -9,11 +9,11 @@ from explorer.record.pipeline_cost import BlockCost, PipelineProfile
 from explorer.record.policy import Policy
 from explorer.record.run import PipelinePlan
 from explorer.ui import block_graph
-from explorer.ui.block_graph import Paint
 from explorer.ui.pipeline import state as pipeline_state
 from explorer.ui.pipeline.state import PipelineState
 from explorer.ui.session import window
 from explorer.view.drawing.units import mib
+from explorer.view.graph.browser import Paint
 from explorer.view.graph.geometry import Layout, layout
 from explorer.view.graph.labels import Label
 from explorer.view.graph.nesting import Node, nest

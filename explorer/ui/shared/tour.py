@@ -180,6 +180,7 @@ def _text(step: TourStep, on_page: OnPage) -> str:
         return NOTHING_RAN
     ratio = run.headlines()["time_ratio"] if run else None
     return step.text.format(
+        model="a small GPT",
         peak=mib(on_page.baseline.step_peak_bytes if on_page.baseline else None),
         saved=mib(on_page.baseline.saved_after_forward_bytes if on_page.baseline else None),
         before=mib(run.baseline.step_peak_bytes if run else None),

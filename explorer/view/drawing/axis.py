@@ -79,7 +79,7 @@ def event_ticks(run: Measurement) -> tuple[list[float], list[str]]:
     """Places and labels of round event numbers on the axis "tick" of a picture of `run`."""
     log = run.allocations
     n = log.n_ticks if log else 0
-    first, factor = _narrow(run)
+    first, factor = narrowed_from(run)
     step = 10 ** math.floor(math.log10(max(first, 1)))
     step = next(size for size in (step // 5, step // 2, step, 2 * step) if size and first / size <= 6)
     places = [float(x) for x in range(0, first + 1, step)]
@@ -89,8 +89,8 @@ def event_ticks(run: Measurement) -> tuple[list[float], list[str]]:
     return places, labels
 
 
-def _narrow(run: Measurement) -> tuple[int, float]:
-    """The last event before the optimizer's stretch, and the factor that its width is drawn with."""
+def narrowed_from(run: Measurement) -> tuple[int, float]:
+    """The last event before the optimizer's stretch, and the factor that the stretch is narrowed by."""
     n = run.allocations.n_ticks if run.allocations else 0
     span = run.phases[-1] if run.phases else None
     if span is None or span.phase != "optimizer" or span.first_tick < 2:
@@ -101,7 +101,7 @@ def _narrow(run: Measurement) -> tuple[int, float]:
 
 
 def _narrowed(x: Positions, drawn: Measurement) -> Positions:
-    first, factor = _narrow(drawn)
+    first, factor = narrowed_from(drawn)
     return np.where(x <= first, x, first + (x - first) * factor)
 
 
@@ -140,7 +140,7 @@ def axis_layout(axis: Axis, drawn: Measurement, *, of: str = "") -> dict[str, An
         timed = _phase_ms(drawn) is not None
         return {"title": {"text": "time (ms)" if timed else "time, recording included (ms)"}}
     places, labels = event_ticks(drawn)
-    narrow = ", optimizer narrowed" if _narrow(drawn)[1] < 1 else ""
+    narrow = ", optimizer narrowed" if narrowed_from(drawn)[1] < 1 else ""
     return {
         "title": {"text": f"allocator event{of}{narrow}"},
         "tickvals": places,

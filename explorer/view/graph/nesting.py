@@ -93,15 +93,15 @@ def _name(block: Block) -> str:
     return ".".join(block.fqn.rsplit(".", 2)[-2:]) if block.name.isdigit() else block.name
 
 
-def default_open(graph: ModelGraph) -> tuple[str, ...]:
-    """Containers to open on the first visit: those with a large share of the saved bytes. Runs stay folded."""
+def default_open(graph: ModelGraph, *, runs: bool = False) -> tuple[str, ...]:
+    """Containers to open on the first visit: those with a large share of the saved bytes. Runs stay folded, or not."""
     total = max((block.saved_bytes for block in graph.blocks), default=0)
     nodes = nest(graph)
     opened = []
     for node in nodes.values():
         visible = node.parent is None or node.parent == "" or node.parent in opened
         big = node.id in graph.by_fqn and graph.by_fqn[node.id].saved_bytes > OPEN_SHARE * total
-        if node.id and visible and big and node.children and not node.members:
+        if node.id and visible and big and node.children and (runs or not node.members):
             opened.append(node.id)
     return tuple(opened)
 

@@ -6,6 +6,7 @@ Each chart is the page's own Plotly figure as JSON. report.js draws a figure whe
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -15,6 +16,7 @@ from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
 from explorer.view.drawing.figure import Chart
+from explorer.view.graph import browser
 
 MOST_ROWS = 60
 """Rows of a table in a report; the run file has all."""
@@ -23,6 +25,7 @@ SENTENCE = 60
 PLOTLY_FILE = "plotly.min.js"
 """File that the pages of a folder share instead of carrying plotly.js each."""
 _HERE = Path(__file__).parent
+_EXPLORABLE = ("replay.js", "explorable.js")
 
 
 def plotly_js() -> str:
@@ -48,8 +51,16 @@ def document(title: str, body: Iterable[str], *, share_plotly: bool = False) -> 
     if '<figure class="chart"' in text:
         library = f' src="{PLOTLY_FILE}">' if share_plotly else f">{plotly_js()}"
         script = (_HERE / "report.js").read_text()
+        if '<section class="explorable"' in text:
+            script = "\n".join((script, _block_graph(), *((_HERE / name).read_text() for name in _EXPLORABLE)))
         scripts = f'<script nonce="{nonce}"{library}</script><script nonce="{nonce}">{script}</script>'
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{text}{scripts}</body></html>\n'
+
+
+def _block_graph() -> str:
+    """graph.js, a module elsewhere, as a function of this script, and its style."""
+    body = browser.script().replace("export default function", "return function", 1)
+    return f"const blockGraph = (() => {{\n{body}\n}})();\nconst blockGraphStyle = {json.dumps(browser.style())};"
 
 
 def section(title: str, parts: Iterable[str]) -> str:

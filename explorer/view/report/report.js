@@ -18,7 +18,8 @@ function draw(figure) {
     modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"],
     toImageButtonOptions: { format: "svg", filename: figure.dataset.name } };
   const div = figure.querySelector("div");
-  Plotly.newPlot(div, data, layout, config).then(() => Plotly.relayout(div, fonts()));
+  Plotly.newPlot(div, data, layout, config).then(() => Plotly.relayout(div, fonts()))
+    .then(() => figure.dispatchEvent(new Event("drawn")));
 }
 const charts = document.querySelectorAll("figure.chart");
 const near = new IntersectionObserver((entries) => {

@@ -13,6 +13,7 @@ from html import escape
 
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.memory.ledger import ledger
+from explorer.plan.predict.baseline import keep_all_from
 from explorer.plan.why.caveats import peak_caveats
 from explorer.plan.why.peak import explain, explain_one
 from explorer.record.comparison import Comparison
@@ -21,6 +22,7 @@ from explorer.record.graph import ModelGraph
 from explorer.record.history import MemoryHistory
 from explorer.record.measurement import Environment, Measurement, RecordedRanks
 from explorer.record.pipeline_run import PipelineRun
+from explorer.record.plan import Plan
 from explorer.record.run import RunSpec
 from explorer.view.compare.cost import recompute_cost, recompute_time, step_time
 from explorer.view.compare.gradients import (
@@ -44,6 +46,7 @@ from explorer.view.pipeline.gantt import gantt, link_table, rank_table
 from explorer.view.pipeline.headline import Figure, figures, price_spread
 from explorer.view.pipeline.ranks import against_chart, bands_chart, rank_chart
 from explorer.view.pipeline.shares import calls_chart, truth_chart, truth_table
+from explorer.view.report.explorable import Explorable, explorable
 from explorer.view.report.history import device_tables
 from explorer.view.report.html import anchor, box, card, document, drawn, folded, paragraph, picture, section, table
 from explorer.view.text.plan import in_words
@@ -63,6 +66,10 @@ class ReportOf:
     """Seconds since 1970, UTC."""
     share_plotly: bool = False
     """Whether plotly.js lies in the report's folder instead of in the report."""
+    plans: tuple[Plan, ...] = ()
+    """Plans found for the step with everything kept, for the budget of the page."""
+    lesson: str = ""
+    """What the model teaches, in paragraphs."""
 
     @property
     def spec(self) -> RunSpec:
@@ -150,16 +157,29 @@ Run = Comparison | Measurement
 
 def run_report(of: ReportOf, run: Run) -> str:
     """The file's text."""
-    shown = _shown(run)
+    shown, choice = _shown(run), _choose_blocks(of, run)
     parts = {
-        "Memory": section("Memory", _memory(of, run)),
+        "Choose blocks": choice,
+        "Memory": section("Memory", _memory(of, run, drawn_above=bool(choice))),
         "Blocks": section("Blocks", _blocks(run) if shown.blocks else []),
         "Cost": section("Cost", _cost(run)),
         "Verdict": section("Verdict", _verdict(run)),
         "Hazards": section("Hazards", hazard_section(of)),
         "Environment": section("Environment", _environment(shown)),
     }
-    return page(of, _head(of, run), parts)
+    return page(of, _head(of, run, figures=not choice or isinstance(run, Comparison)), parts)
+
+
+def _choose_blocks(of: ReportOf, run: Run) -> str:
+    """The part that answers a reader; empty where no forecast is possible."""
+    if (graph := of.known_graph) is None:
+        return ""
+    kept = keep_all_from(run.baseline if isinstance(run, Comparison) else run, graph)
+    if kept is None or kept.allocations is None or not kept.phases:
+        return ""
+    return explorable(
+        Explorable(run=kept, graph=graph, plans=of.plans, policy=_shown(run).spec.policy, lesson=of.lesson)
+    )
 
 
 def _shown(run: Run) -> Measurement:
@@ -167,13 +187,15 @@ def _shown(run: Run) -> Measurement:
     return run.candidate if isinstance(run, Comparison) else run
 
 
-def _head(of: ReportOf, run: Run) -> Iterator[str]:
+def _head(of: ReportOf, run: Run, *, figures: bool) -> Iterator[str]:
+    """`figures`: whether the strip of the run stands here."""
     shown = _shown(run)
     where = shown.recorded_in and f"recorded in {shown.recorded_in}"
     yield circumstances(of, where or model_in_words(shown.spec), shown.environment)
     alone = "Forward alone, without gradients."
-    yield paragraph(alone if shown.spec.forward_only else f"Policy: {in_words(shown.spec.policy)}.")
-    yield f'<div class="cards">{"".join(map(_card, headlines(run)))}</div>'
+    if figures:
+        yield paragraph(alone if shown.spec.forward_only else f"Policy: {in_words(shown.spec.policy)}.")
+        yield f'<div class="cards">{"".join(map(_card, headlines(run)))}</div>'
     if isinstance(run, Comparison) and not run.comparable:
         yield box([f"The {what_failed(run)}: nothing is bought, and nothing is proven."], "error")
     holders: tuple[Run, ...] = (run.baseline, run.candidate, run) if isinstance(run, Comparison) else (run,)
@@ -186,7 +208,8 @@ def _card(figure: Headline) -> str:
     return card(figure.label, figure.value, figure.tooltip, [(figure.delta, tone), (", ".join(figure.origin), "quiet")])
 
 
-def _memory(of: ReportOf, run: Run) -> Iterator[str]:
+def _memory(of: ReportOf, run: Run, *, drawn_above: bool) -> Iterator[str]:
+    """`drawn_above`: the timeline of a single run stands among the blocks to choose."""
     shown = _shown(run)
     if isinstance(run, Comparison):
         yield from map(paragraph, explain(run, of.known_graph))
@@ -195,14 +218,14 @@ def _memory(of: ReportOf, run: Run) -> Iterator[str]:
         yield drawn(add_card(timeline(run.baseline, run.candidate), both))
         yield from by_role_and_block(shown)
     else:
-        yield from memory_of_one(run, of.known_graph)
+        yield from memory_of_one(run, of.known_graph, with_timeline=not drawn_above)
 
 
-def memory_of_one(run: Measurement, graph: ModelGraph | None) -> Iterator[str]:
+def memory_of_one(run: Measurement, graph: ModelGraph | None, *, with_timeline: bool = True) -> Iterator[str]:
     """Reasons for the peak, and all pictures of the run's memory."""
     yield from map(paragraph, explain_one(run, graph))
     yield from _on_card({"this run": run})
-    if run.allocations is not None and run.phases:
+    if with_timeline and run.allocations is not None and run.phases:
         yield drawn(add_card(alone(timeline(run)), {"this run": run}))
     yield from by_role_and_block(run)
 

@@ -51,7 +51,7 @@ STEPS = (
     TourStep(
         key="see",
         title="See",
-        text="This is one training step of a small GPT. The headline says how much it held at "
+        text="This is one training step of {model}. The headline says how much it held at "
         "its worst moment: {peak}. The graph shows its blocks, each with the bytes that it keeps so that backward can "
         "use them: {saved} together. All of them wait for backward: the orange area of the chart.",
     ),
@@ -59,7 +59,7 @@ STEPS = (
         key="guess",
         title="Guess",
         text="Recomputing a block means: forward keeps the block's input only, and backward runs the block again when "
-        "it needs the rest. If every block of this GPT is recomputed, **what will the peak be?**",
+        "it needs the rest. If every block that counts is recomputed, **what will the peak be?**",
     ),
     TourStep(
         key="toggle",
@@ -107,3 +107,24 @@ STEPS = (
         "`python -m explorer grade`.",
     ),
 )
+
+
+_BY_KEY = {step.key: step for step in STEPS}
+STATIC_STEPS = (
+    _BY_KEY["see"],
+    _BY_KEY["guess"],
+    _BY_KEY["toggle"],
+    TourStep(
+        key="budget",
+        title="Set a budget",
+        text="Drag the *Budget*: the graph follows with the cheapest policy within it. A planner found these policies "
+        "before the page was written, and a solver proved how far each can be from the best.",
+    ),
+    TourStep(
+        key="take",
+        title="Take away",
+        text="*Policy file* below the graph saves your decision, for `explorer.apply_policy` in a training script. "
+        "A link to this state opens the page with your policy. Only a run in the app shows that gradients are equal.",
+    ),
+)
+"""The path of a page without a server, where nothing can be run."""

@@ -1,0 +1,185 @@
+"""Tables of one recorded step, from which a page without Python forecasts any policy to the byte.
+
+What depends on one unit alone is computed here: calls.py and step_cost.py run for every unit that a reader can choose.
+What depends on the whole policy is computed by view/report/replay.js, which repeats changes.py by the same rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from explorer.plan.names import Fqns
+from explorer.plan.predict.baseline import keep_all_from
+from explorer.plan.predict.calls import SavedByCall, calls_of, norms_below, results_unknown
+from explorer.plan.predict.changes import leaves_again, stash_bytes
+from explorer.plan.predict.not_predicted import not_predicted
+from explorer.plan.predict.replay import Replay
+from explorer.plan.predict.step_cost import (
+    overhead_ms,
+    rerun_scale,
+    run_again,
+    unit_flops,
+    unit_ms,
+    with_equal_times,
+)
+from explorer.record.base import Column, Record, column
+from explorer.record.graph import ModelGraph
+from explorer.record.measurement import Measurement
+from explorer.record.policy import Policy, Unit
+
+OPTIONS = Policy()
+"""The options that the tables hold for."""
+
+
+class CallTable(Record):
+    """A call of a unit that saves tensors; the fields are those of SavedByCall."""
+
+    first: int
+    end: int
+    begins: int
+    ends: int
+    late_bytes: int
+    again_bytes: int
+    statistics_bytes: int
+    entries: Column
+    leaves: Column
+    leaves_again: Column
+    """The tick at which a rerun of a unit around this one frees each entry."""
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    saved_outputs: tuple[int, ...]
+    held: tuple[tuple[int, int, int], ...]
+    copies: tuple[tuple[str, int, int, int], ...]
+    """Norm, first tick, end tick and bytes; a unit inside that holds the norm makes the copy instead."""
+
+
+class UnitTable(Record):
+    """A unit that a reader can choose, and its cost alone."""
+
+    blocks: Fqns
+    save_ops: Fqns
+    calls: tuple[CallTable, ...]
+    flops: int | None
+    """FLOPs of the rerun; None: not counted."""
+    ms: float | None
+    overhead_ms: float
+    n_forward: int
+    """Calls of the last block."""
+    last_saved_in: str
+    """The block that saves the last tensor: the rerun of a unit inside that holds it replaces the end of this rerun."""
+    refusal: str
+    """Why no peak is predicted; empty where it is."""
+
+
+class StepTables(Record):
+    """One step with everything kept, and the units of its model."""
+
+    n_ticks: int
+    n_bytes: Column
+    born: Column
+    died: Column
+    casts: Column
+    forward_end_tick: int | None
+    saved_after_forward_bytes: int | None
+    total_flops: int | None
+    step_ms: float | None
+    rerun_scale: float | None
+    stash_bytes: int
+    windows: dict[str, tuple[tuple[int, int], ...]]
+    """First and last tick of each call, by block."""
+    units: tuple[UnitTable, ...]
+
+
+def step_tables(run: Measurement, graph: ModelGraph, units: Iterable[Unit] = ()) -> StepTables | None:
+    """The tables of `run` for each block, each segment of neighbours, and `units`; None: nothing is forecast."""
+    baseline = keep_all_from(run, graph)
+    replay = None if baseline is None else Replay.of(baseline, graph)
+    if baseline is None or replay is None:
+        return None
+    chosen = dict.fromkeys([*map(_plain, _blocks_and_segments(graph)), *units])
+    timed = with_equal_times(baseline, graph)
+    return StepTables(
+        n_ticks=len(replay.line) - 1,
+        n_bytes=column(replay.size.tolist()),
+        born=column(replay.born.tolist()),
+        died=column(replay.died.tolist()),
+        casts=column(replay.casts.tolist()),
+        forward_end_tick=baseline.forward_end_tick,
+        saved_after_forward_bytes=baseline.saved_after_forward_bytes,
+        total_flops=baseline.total_flops,
+        step_ms=baseline.times.step.median_ms if baseline.times else None,
+        rerun_scale=rerun_scale(timed),
+        stash_bytes=stash_bytes(baseline, OPTIONS),
+        windows={fqn: tuple((call.first, call.end) for call in calls) for fqn, calls in replay.calls.items()},
+        units=tuple(_unit_table(replay, timed, graph, unit) for unit in chosen),
+    )
+
+
+def _plain(blocks: Fqns) -> Unit:
+    return Unit(blocks=blocks)
+
+
+def _blocks_and_segments(graph: ModelGraph) -> list[Fqns]:
+    """Every called block, and every stretch of neighbours that can be recomputed as one segment."""
+    following = graph.next_in_turn
+    stretches = []
+    for block in graph.blocks:
+        stretch: Fqns = (block.fqn,) if block.fqn and block.n_calls else ()
+        while stretch:
+            stretches.append(stretch)
+            after = following.get(stretch[-1])
+            stretch = (*stretch, after) if after is not None and graph.by_fqn[after].n_calls else ()
+    return stretches
+
+
+def _unit_table(replay: Replay, timed: Measurement, graph: ModelGraph, unit: Unit) -> UnitTable:
+    policy = Policy(units=(unit,))
+    refusal = not_predicted(policy, graph)
+    unknown = results_unknown(replay, unit.save_ops)
+    if unknown:
+        refusal = f"The recorded step does not show the results of {', '.join(unknown)}."
+    last = timed.by_fqn.get(unit.blocks[-1])
+    ends_in = next((graph.by_fqn[fqn] for fqn in reversed(run_again(graph, unit.blocks, OPTIONS))), None)
+    return UnitTable(
+        blocks=unit.blocks,
+        save_ops=unit.save_ops,
+        calls=() if refusal else _call_tables(replay, graph, unit),
+        flops=unit_flops(timed, graph, unit, (), OPTIONS),
+        ms=unit_ms(timed, graph, unit, (), OPTIONS),
+        overhead_ms=overhead_ms(timed, unit),
+        n_forward=last.n_forward if last is not None else 0,
+        last_saved_in=ends_in.last_saved_in if ends_in is not None else "",
+        refusal=refusal,
+    )
+
+
+def _call_tables(replay: Replay, graph: ModelGraph, unit: Unit) -> tuple[CallTable, ...]:
+    calls = calls_of(replay, graph, unit, OPTIONS)
+    norms = norms_below(graph, unit.blocks) if any(call.copies for call in calls) else []
+    # As if all other norms were recomputed inside the unit: the copies of one norm are left.
+    of_norm = {
+        norm: calls_of(replay, graph, unit, OPTIONS, [other for other in norms if other != norm]) for norm in norms
+    }
+    return tuple(
+        _call_table(replay, call, [(norm, *copy) for norm, same in of_norm.items() for copy in same[i].copies])
+        for i, call in enumerate(calls)
+    )
+
+
+def _call_table(replay: Replay, call: SavedByCall, copies: Iterable[tuple[str, int, int, int]]) -> CallTable:
+    return CallTable(
+        first=call.first,
+        end=call.end,
+        begins=call.begins,
+        ends=call.ends,
+        late_bytes=call.late_bytes,
+        again_bytes=call.again_bytes,
+        statistics_bytes=call.statistics_bytes,
+        entries=column(call.entries.tolist()),
+        leaves=column(call.leaves.tolist()),
+        leaves_again=column(leaves_again(replay, call).tolist()),
+        inputs=call.inputs,
+        outputs=call.outputs,
+        saved_outputs=call.saved_outputs,
+        held=call.held,
+        copies=tuple(copies),
+    )

@@ -1,0 +1,264 @@
+"""The part of a report that answers a reader without a server: blocks to choose, presets, a budget, and what they do.
+
+Python writes what never changes: tables of the step, drawings of the graph, plans with their proof, and sentences.
+explorable.js answers each click with replay.js, which forecasts any policy from the tables to the byte.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import plotly.graph_objects as go
+
+from explorer.errors import InvalidPolicy
+from explorer.plan.challenges import peak_guesses
+from explorer.plan.hazards.hazards import hazards
+from explorer.plan.policy.file import dumps, file_of
+from explorer.plan.policy.presets import preset, preset_titles
+from explorer.plan.predict.forecaster import Forecaster
+from explorer.plan.predict.tables import StepTables, step_tables
+from explorer.record.base import to_json, to_plain
+from explorer.record.graph import ModelGraph, ModelRef
+from explorer.record.measurement import Measurement
+from explorer.record.plan import Plan
+from explorer.record.policy import KEEP_ALL, Action, Policy, Unit
+from explorer.view.drawing.axis import narrowed_from
+from explorer.view.drawing.figure import Chart
+from explorer.view.drawing.units import byte_axis, mib, percent
+from explorer.view.graph import browser
+from explorer.view.graph.geometry import layout
+from explorer.view.graph.labels import SIGNS, Facts, labels
+from explorer.view.graph.nesting import default_open, nest
+from explorer.view.memory.timeline import COLOUR, NAME, timeline
+from explorer.view.report.html import card, drawn, section
+from explorer.view.text.explore import HEADLINES
+from explorer.view.text.lab import STATIC_STEPS
+from explorer.view.text.plan import certificate
+
+APP = "http://localhost:8501/"
+"""Where `make app` serves the app."""
+CARDS = (
+    ("Step peak", HEADLINES["step_peak_bytes"]),
+    ("Saved after forward", HEADLINES["saved_after_forward_bytes"]),
+    ("FLOPs", HEADLINES["flop_ratio"]),
+    ("Step time", HEADLINES["time_ratio"]),
+    ("Recomputed", HEADLINES["n_recompute"]),
+    ("Hazards", "Known ways in which recomputing a chosen block breaks training. The app also checks pairs of blocks."),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explorable:
+    """A step that a reader may recompute in any way: a run that kept everything, and the graph of its model."""
+
+    run: Measurement
+    graph: ModelGraph
+    plans: Sequence[Plan] = ()
+    policy: Policy = KEEP_ALL
+    """The policy that the page opens with."""
+    lesson: str = ""
+    """What the model teaches, in paragraphs."""
+
+
+def explorable(step: Explorable) -> str:
+    """The section; empty if nothing can be forecast from the run."""
+    forecaster = Forecaster(step.run, step.graph)
+    presets = _presets(step.graph)
+    chosen = [step.policy, *presets.values(), *(plan.policy for plan in step.plans)]
+    tables = step_tables(step.run, step.graph, [unit for policy in chosen for unit in policy.units])
+    if tables is None or forecaster.baseline is None or step.run.allocations is None:
+        return ""
+    data = to_json(_data(step, tables, presets, forecaster)).decode().replace("</", "<\\/")
+    cards = "".join(card(label, "", tooltip, ()) for label, tooltip in CARDS)
+    parts = [
+        _path(step),
+        f'<div class="cards live">{cards}</div><p class="answer" aria-live="polite"></p>',
+        _tools(presets, step.plans),
+        f'<div class="columns"><div class="blocks"></div><div>{drawn(_chart(step.run))}{_lesson(step)}</div></div>',
+        _take_away(step),
+        f'<script type="application/json" class="explorable-data">{data}</script>',
+    ]
+    return section("Choose blocks", parts).replace("<section ", '<section class="explorable" ', 1)
+
+
+def _data(
+    step: Explorable, tables: StepTables, presets: Mapping[str, Policy], forecaster: Forecaster
+) -> dict[str, Any]:
+    graph, run = step.graph, step.run
+    largest = run.held_peak_bytes or 0
+    return {
+        "tables": tables,
+        "policy": _units(step.policy),
+        "presets": {name: _units(policy) for name, policy in presets.items()},
+        "plans": [_plan(plan) for plan in step.plans],
+        "graph": _graph(graph, run),
+        "order": [block.fqn for block in graph.blocks],
+        "following": graph.next_in_turn,
+        "hazards": _hazards(step, tables),
+        "axis": [*narrowed_from(run), *byte_axis(largest)],
+        "colour": COLOUR,
+        "guesses": _guesses(run, presets, forecaster),
+        "file": dumps(file_of(KEEP_ALL, graph)),
+        "name": re.sub(r"\W+", "-", run.spec.model.target.removesuffix(".py").rpartition("/")[2]).strip("-") or "model",
+        "address": _address(run),
+    }
+
+
+def _units(policy: Policy) -> list[dict[str, Any]]:
+    return [{"blocks": unit.blocks, "save_ops": unit.save_ops} for unit in policy.units]
+
+
+def _presets(graph: ModelGraph) -> dict[str, Policy]:
+    """The presets of the app's menu that choose blocks of this model, and `keep-all`."""
+    chosen: dict[str, Policy] = {}
+    for name in preset_titles():
+        try:
+            policy = preset(name, graph)
+        except InvalidPolicy:  # no block of this model is worth recomputing by itself
+            continue
+        if policy.units or name == "keep-all":
+            chosen[name] = policy
+    return chosen
+
+
+def _plan(plan: Plan) -> dict[str, Any]:
+    cost = "" if plan.cost_ratio is None else f"{percent(plan.cost_ratio - 1, signed=True)} {_cost_word(plan)}"
+    return {
+        "units": _units(plan.policy),
+        "peak": plan.step_peak_bytes,
+        "cost": plan.extra_cost,
+        "words": f"{mib(plan.step_peak_bytes)} for {cost or 'an unknown cost'}",
+        "proof": certificate(plan)[0],
+    }
+
+
+def _cost_word(plan: Plan) -> str:
+    return "FLOPs" if plan.cost_unit == "FLOPs" else "time"
+
+
+def _graph(graph: ModelGraph, run: Measurement) -> dict[str, Any]:
+    """Drawings with ever more containers open: a click that folds or unfolds takes the nearest of them."""
+    nodes = nest(graph)
+    depth: dict[str, int] = {"": -1}
+    for node in nodes.values():  # parents come before children
+        if node.parent is not None:
+            depth[node.id] = depth[node.parent] + 1
+    first = set(default_open(graph, runs=True))
+    levels: dict[str, dict[str, Any]] = {}
+    for n in range(max(depth.values()) + 2):
+        opened = {
+            id for id, node in nodes.items() if node.children and id and (depth[id] < n - 1 or (n and id in first))
+        }
+        drawing = layout(graph, opened)
+        levels.setdefault(
+            drawing.shape, {"open": sorted(opened), "shape": drawing.shape, "geometry": browser.geometry(drawing)}
+        )
+    facts = Facts(graph=graph, policy=KEEP_ALL, baseline=run)
+    kept = {block.fqn: block.saved_bytes for block in graph.blocks}
+    kept |= {cost.fqn: cost.saved_after_forward_bytes for cost in run.blocks if cost.fqn in kept}
+    return {
+        "levels": list(levels.values()),
+        "labels": {id: browser.short_label(label) for id, label in labels(facts).items()},
+        "members": {node.id: node.members for node in nodes.values() if node.members},
+        "saved": kept,
+        "colours": browser.COLOURS,
+    }
+
+
+def _hazards(step: Explorable, tables: StepTables) -> dict[int, list[tuple[str, str, str]]]:
+    """Badges of each unit that a hazard names, by its place in the tables."""
+    badges: dict[int, list[tuple[str, str, str]]] = {}
+    for place, unit in enumerate(tables.units):
+        action: Action = "save_ops" if unit.save_ops else "recompute"
+        alone = Policy(units=(Unit(blocks=unit.blocks, action=action, save_ops=unit.save_ops),))
+        for hazard in hazards(step.graph, alone, None, step.run.spec):
+            if hazard.severity != "note":
+                badge = SIGNS[hazard.severity], hazard.severity, f"{hazard.sentence} {hazard.remedy}"
+                badges.setdefault(place, []).append(badge)
+    return badges
+
+
+def _guesses(run: Measurement, presets: Mapping[str, Policy], forecaster: Forecaster) -> list[dict[str, Any]]:
+    peak, saved = run.step_peak_bytes, run.saved_after_forward_bytes
+    predicted = forecaster.peak_bytes(presets["all"]) if "all" in presets else None
+    if peak is None or saved is None or predicted is None:
+        return []
+    return [to_plain(guess) for guess in peak_guesses(peak, saved, predicted)]
+
+
+def _address(run: Measurement) -> dict[str, Any] | None:
+    """The parts of the app's address beside the policy; None: the model cannot be loaded there."""
+    model = run.spec.model
+    if model.is_recorded:
+        return None
+    query = {"model": model.target, "size": model.size, "weights": model.weights}
+    spec = to_plain(run.spec) | {"model": to_plain(ModelRef(target="", arguments=model.arguments))}
+    return {"app": APP, "query": {name: value for name, value in query.items() if value}, "spec": spec}
+
+
+def _chart(run: Measurement) -> Chart:
+    """The timeline of the run; explorable.js draws the line of the policy over it."""
+    chart = timeline(run)
+    chart.figure.add_trace(
+        go.Scatter(
+            x=[None], y=[None], name=NAME, mode="lines", hoverinfo="skip",
+            line={"width": 2, "dash": "dash", "color": COLOUR},
+        )
+    )  # fmt: skip
+    chart.figure.update_layout(legend={"itemclick": False, "itemdoubleclick": False})
+    return chart
+
+
+def _path(step: Explorable) -> str:
+    """The guided path: a step at a time, the guess among them."""
+    run = step.run
+    figures = {
+        "peak": mib(run.step_peak_bytes),
+        "saved": mib(run.saved_after_forward_bytes),
+        "model": run.spec.model.target.rpartition("/")[2],
+    }
+    steps = "".join(
+        f'<div class="step" data-step="{one.key}"><b>{i} of {len(STATIC_STEPS)} · {escape(one.title)}</b>'
+        f"<p>{_marked(one.text.format(**figures))}</p></div>"
+        for i, one in enumerate(STATIC_STEPS, start=1)
+    )
+    buttons = '<button data-go="-1">Back</button><button data-go="1">Next</button><button data-go="0">Leave</button>'
+    return (
+        f'<div class="box path"><div>{steps}<div class="row guesses"></div></div><div class="row">{buttons}</div></div>'
+    )
+
+
+def _lesson(step: Explorable) -> str:
+    parts = "".join(f"<p>{_marked(part)}</p>" for part in step.lesson.split("\n\n") if part)
+    return f"<details open><summary>What this model teaches</summary>{parts}</details>" if parts else ""
+
+
+def _marked(text: str) -> str:
+    """Escaped text with **bold**, *emphasis* and `code`."""
+    for mark, tag in ((r"\*\*", "b"), (r"\*", "em"), ("`", "code")):
+        text = re.sub(f"{mark}(.+?){mark}", rf"<{tag}>\1</{tag}>", escape(text) if tag == "b" else text)
+    return text
+
+
+def _tools(presets: Mapping[str, Policy], plans: Sequence[Plan]) -> str:
+    titles = preset_titles()
+    buttons = "".join(f'<button data-preset="{name}">{escape(titles[name])}</button>' for name in presets)
+    slider = (
+        '<label class="row budget"><span>Budget</span><input type="range" min="0" max="1000" step="1" value="1000">'
+        '<output></output></label><p class="quiet proof"></p>'
+    )
+    history = '<button data-act="undo">Undo</button><button data-act="join" hidden></button>'
+    return f'<div class="row presets">{buttons}{history}</div>{slider if plans else ""}'
+
+
+def _take_away(step: Explorable) -> str:
+    acts = {"file": "Policy file", "link": "Copy a link to this state"}
+    if not step.run.spec.model.is_recorded:
+        acts["app"] = "Open in the app on this machine"
+    buttons = "".join(f'<button data-act="{act}">{title}</button>' for act, title in acts.items())
+    how = 'policy = explorer.load_policy("policy.yaml")\nexplorer.apply_policy(model, policy)'
+    return f'<div class="row take">{buttons}</div><pre>{escape(how)}</pre>'
