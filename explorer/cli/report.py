@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, get_args
 
@@ -9,8 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from explorer.cli.command import answer_console, table_of
+from explorer.cli.command import answer_console, say, table_of
 from explorer.plan.memory.ledger import ledger
+from explorer.plan.planners.front import find_plans
 from explorer.plan.why.caveats import peak_caveats
 from explorer.plan.why.collectives import collective_rows, repeated, sent_bytes
 from explorer.plan.why.peak import explain_one
@@ -20,7 +22,7 @@ from explorer.record.comparison import Comparison, GradientDiff, TensorDiff
 from explorer.record.history import MemoryHistory
 from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.record.pipeline_run import PipelineRun, Share
-from explorer.record.plan import JointPlan
+from explorer.record.plan import JointPlan, Wish, silent
 from explorer.view.compare.cost import uncounted_in_words
 from explorer.view.compare.gradients import distance_in_words, moved_sentence, scope_sentence
 from explorer.view.compare.headline import headlines
@@ -30,6 +32,7 @@ from explorer.view.memory.ranks import rank_rows, spread_of_ranks
 from explorer.view.pipeline.gantt import rank_table
 from explorer.view.pipeline.headline import price_spread
 from explorer.view.pipeline.ranks import memory_chart
+from explorer.view.report.report import ReportOf
 from explorer.view.text.pipeline import cap_outcome, within_cap
 from explorer.view.text.plan import in_words
 from explorer.view.text.runs import alive_rows, card_rows, history_notes, history_rows, refusal_rows, what_failed
@@ -42,6 +45,15 @@ _VERDICTS = {
     "different": "bold red",
     "not comparable": "bold red",
 }
+
+
+def with_plans(of: ReportOf) -> ReportOf:
+    """`of` with the plans for the budget of its page; unchanged if its page has no budget."""
+    kept, graph = of.kept_run, of.known_graph
+    if of.plans or kept is None or graph is None:
+        return of
+    say("Looking for the cheapest policies along the budget.")
+    return replace(of, plans=find_plans(kept, graph, Wish(), silent).plans)
 
 
 def document(record: Comparison | Measurement) -> dict[str, Any]:

@@ -12,24 +12,21 @@ from rich.markup import escape
 
 from explorer.cli.command import say, verb
 from explorer.cli.options import describe
+from explorer.cli.report import with_plans
 from explorer.cli.worker import ask, make_folder, worker, write_file
+from explorer.jobs import run_file
 from explorer.jobs.client import Worker
-from explorer.jobs.protocol import Compare, RunLab
+from explorer.jobs.protocol import Measure, RunLab
 from explorer.jobs.store import Store
-from explorer.plan.catalogue import Sample, catalogue
+from explorer.plan.catalogue import Sample, catalogue, default_size, recorded_sample
 from explorer.plan.lessons import lessons
-from explorer.plan.policy.presets import preset
 from explorer.record.comparison import Comparison
-from explorer.record.graph import ModelGraph, ModelRef
+from explorer.record.graph import ModelRef
 from explorer.record.lab import Lesson
 from explorer.record.run import RunSpec
-from explorer.view.compare.gradients import verdict_sentence
 from explorer.view.report.gallery import Exhibit, index_text, lesson_text
 from explorer.view.report.html import PLOTLY_FILE, plotly_js
 from explorer.view.report.report import ReportOf, report_text
-
-POLICY = "every-2"
-"""Policy for sample models without a stored comparison."""
 
 
 @verb
@@ -37,7 +34,10 @@ def gallery(
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the pages go.")],
     traceback: Annotated[bool, typer.Option("--traceback", help="After an error, show where it was raised.")] = False,
 ) -> None:
-    """The sample models and the lessons as a folder of pages: stored runs where there are any, else new ones."""
+    """The sample models and the lessons as a folder of pages that any static host serves, or a browser opens from disk.
+
+    A model has the newest stored comparison, else the step bundled with it; every lesson is run.
+    """
     make_folder(out)
     with worker() as engine:
         exhibits = [*_samples(engine, out), *_lessons(engine, out)]
@@ -48,34 +48,37 @@ def gallery(
 
 def _samples(engine: Worker, out: Path) -> Iterator[Exhibit]:
     for sample in catalogue():
-        graph = describe(engine, ModelRef(target=sample.target), seed=0)
-        of = _stored(sample, graph) or _compared(engine, sample, graph)
+        say(f"model {sample.name}")
+        of = with_plans(_stored(sample) or _bundled(sample) or _measured(engine, sample))
         title, _, rest = sample.title.partition(". ")
         file = f"{sample.name}.html"
-        write_file(out / file, report_text(replace(of, share_plotly=True)).encode())
-        assert isinstance(of.run, Comparison)
-        line = f"{rest}. {verdict_sentence(of.run)}." if rest else f"{verdict_sentence(of.run)}."
-        yield Exhibit(file=file, title=title, line=line, shelf="Sample models")
+        write_file(out / file, report_text(replace(of, share_plotly=True, lesson=sample.lesson)).encode())
+        yield Exhibit(file=file, title=title, line=f"{rest}." if rest else "", shelf="Sample models")
 
 
-def _stored(sample: Sample, graph: ModelGraph) -> ReportOf | None:
-    """The newest comparison of a sample model that went to its end."""
+def _stored(sample: Sample) -> ReportOf | None:
+    """The newest comparison of a sample model that went to its end and has the model's graph."""
     store = Store()
     runs = [run for run in store.list() if run.kind == "comparison" and run.model == sample.target]
     for run in sorted(runs, key=lambda run: -run.created):
         if run.headlines.get("comparable"):
             record = store.load(run.run_id)
             assert isinstance(record, Comparison)
-            return ReportOf(run=record, name=run.name, graph=graph, created=run.created)
+            if run_file.graph_of(record) is not None:
+                return ReportOf(run=record, name=run.name, created=run.created)
     return None
 
 
-def _compared(engine: Worker, sample: Sample, graph: ModelGraph) -> ReportOf:
-    say(f"{sample.name}: comparing {POLICY} with everything kept")
+def _bundled(sample: Sample) -> ReportOf | None:
+    """The step that is bundled with the sample models, recorded on another machine."""
+    recorded = recorded_sample(ModelRef(target=sample.target, size=default_size(sample.sizes)))
+    return None if recorded is None else ReportOf(run=recorded.run, name=sample.title, plans=recorded.front.plans)
+
+
+def _measured(engine: Worker, sample: Sample) -> ReportOf:
     spec = RunSpec(model=ModelRef(target=sample.target))
-    candidate = RunSpec(model=spec.model, policy=preset(POLICY, graph))
-    comparison: Comparison = ask(engine, Compare(baseline=spec, candidate=candidate), keep=True)
-    return ReportOf(run=comparison, name=f"{sample.name}, {POLICY}", graph=graph)
+    graph = describe(engine, spec.model, seed=spec.seed)
+    return ReportOf(run=ask(engine, Measure(spec=spec), keep=True), name=sample.title, graph=graph)
 
 
 def _lessons(engine: Worker, out: Path) -> Iterator[Exhibit]:

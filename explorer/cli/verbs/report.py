@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 
 from explorer.cli.command import Output, answer_console, print_json, say, table_of, verb
-from explorer.cli.report import history_document, print_history
+from explorer.cli.report import history_document, print_history, with_plans
 from explorer.cli.worker import check_writable, print_or_write
 from explorer.errors import BadInput
 from explorer.jobs import run_file
@@ -38,8 +38,9 @@ ReportPath = Annotated[
 
 @verb
 def report(output: Output, run: Which = None, out: ReportPath = None) -> None:
-    """A run as one HTML file: no server, no network. A memory snapshot of torch as tables.
+    """A run as one HTML file that answers a reader: blocks, presets and a budget to choose; no server, no network.
 
+    A memory snapshot of torch is written as tables.
     A file name that ends in .perfetto.json or .speedscope.json writes the run's memory for these programs.
     """
     if run is None:
@@ -57,7 +58,7 @@ def report(output: Output, run: Which = None, out: ReportPath = None) -> None:
     check_writable(out)
     reported = load_run(run)
     suffix = next((suffix for suffix in RUN_EXPORTS if out.name.endswith(suffix)), None)
-    print_or_write(RUN_EXPORTS[suffix](runs_in(reported.run)) if suffix else report_text(reported), out)
+    print_or_write(RUN_EXPORTS[suffix](runs_in(reported.run)) if suffix else report_text(with_plans(reported)), out)
 
 
 def load_run(which: str) -> ReportOf:

@@ -5,7 +5,7 @@ What depends on the whole policy is computed by view/report/replay.js, which rep
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from explorer.plan.names import Fqns
 from explorer.plan.predict.baseline import keep_all_from
@@ -89,14 +89,28 @@ class StepTables(Record):
     units: tuple[UnitTable, ...]
 
 
+MOST_EVENTS = 100_000
+"""Events of a step, beyond which there are no tables: a page of them would be too large to open."""
+MOST_IN_SEGMENTS = 40_000
+"""Entries in the tables of segments, shortest segments first: a chain of 1,000 blocks has 500,000 segments."""
+
+
 def step_tables(run: Measurement, graph: ModelGraph, units: Iterable[Unit] = ()) -> StepTables | None:
-    """The tables of `run` for each block, each segment of neighbours, and `units`; None: nothing is forecast."""
+    """The tables of `run` for each block, for segments of neighbours, and for `units`; None: nothing is forecast."""
     baseline = keep_all_from(run, graph)
     replay = None if baseline is None else Replay.of(baseline, graph)
-    if baseline is None or replay is None:
+    if baseline is None or replay is None or len(replay.line) > MOST_EVENTS:
         return None
-    chosen = dict.fromkeys([*map(_plain, _blocks_and_segments(graph)), *units])
     timed = with_equal_times(baseline, graph)
+    blocks = [Unit(blocks=(block.fqn,)) for block in graph.blocks if block.fqn and block.n_calls]
+    tables = {unit: _unit_table(replay, timed, graph, unit) for unit in dict.fromkeys([*blocks, *units])}
+    n_entries = 0
+    for unit in _segments(graph):
+        if unit not in tables:
+            tables[unit] = _unit_table(replay, timed, graph, unit)
+            n_entries += 1 + sum(len(call.entries) for call in tables[unit].calls)
+            if n_entries > MOST_IN_SEGMENTS:
+                break
     return StepTables(
         n_ticks=len(replay.line) - 1,
         n_bytes=column(replay.size.tolist()),
@@ -110,25 +124,17 @@ def step_tables(run: Measurement, graph: ModelGraph, units: Iterable[Unit] = ())
         rerun_scale=rerun_scale(timed),
         stash_bytes=stash_bytes(baseline, OPTIONS),
         windows={fqn: tuple((call.first, call.end) for call in calls) for fqn, calls in replay.calls.items()},
-        units=tuple(_unit_table(replay, timed, graph, unit) for unit in chosen),
+        units=tuple(tables.values()),
     )
 
 
-def _plain(blocks: Fqns) -> Unit:
-    return Unit(blocks=blocks)
-
-
-def _blocks_and_segments(graph: ModelGraph) -> list[Fqns]:
-    """Every called block, and every stretch of neighbours that can be recomputed as one segment."""
-    following = graph.next_in_turn
-    stretches = []
-    for block in graph.blocks:
-        stretch: Fqns = (block.fqn,) if block.fqn and block.n_calls else ()
-        while stretch:
-            stretches.append(stretch)
-            after = following.get(stretch[-1])
-            stretch = (*stretch, after) if after is not None and graph.by_fqn[after].n_calls else ()
-    return stretches
+def _segments(graph: ModelGraph) -> Iterator[Unit]:
+    """Stretches of neighbours that can be recomputed as one segment, the shortest first."""
+    following = {a: b for a, b in graph.next_in_turn.items() if graph.by_fqn[a].n_calls and graph.by_fqn[b].n_calls}
+    stretches: list[Fqns] = list(following.items())
+    while stretches:
+        yield from (Unit(blocks=stretch) for stretch in stretches)
+        stretches = [(*one, following[one[-1]]) for one in stretches if following.get(one[-1], one[0]) not in one]
 
 
 def _unit_table(replay: Replay, timed: Measurement, graph: ModelGraph, unit: Unit) -> UnitTable:

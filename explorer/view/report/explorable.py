@@ -13,6 +13,7 @@ from html import escape
 from typing import Any
 
 import plotly.graph_objects as go
+from msgspec.structs import replace
 
 from explorer.errors import InvalidPolicy
 from explorer.plan.challenges import peak_guesses
@@ -59,20 +60,28 @@ class Explorable:
     graph: ModelGraph
     plans: Sequence[Plan] = ()
     policy: Policy = KEEP_ALL
-    """The policy that the page opens with."""
+    """The policy that the page opens with, if it has torch's usual options and names blocks of the model."""
     lesson: str = ""
     """What the model teaches, in paragraphs."""
+
+    @property
+    def first_policy(self) -> Policy:
+        """`policy` if the page can draw it, else the policy that keeps everything."""
+        usual = replace(self.policy, units=()) == KEEP_ALL
+        blocks = all(fqn in self.graph.by_fqn for fqn in self.policy.blocks)
+        acts = all(unit.action != "offload" for unit in self.policy.units)
+        return self.policy if usual and blocks and acts else KEEP_ALL
 
 
 def explorable(step: Explorable) -> str:
     """The section; empty if nothing can be forecast from the run."""
     forecaster = Forecaster(step.run, step.graph)
     presets = _presets(step.graph)
-    chosen = [step.policy, *presets.values(), *(plan.policy for plan in step.plans)]
+    chosen = [step.first_policy, *presets.values(), *(plan.policy for plan in step.plans)]
     tables = step_tables(step.run, step.graph, [unit for policy in chosen for unit in policy.units])
     if tables is None or forecaster.baseline is None or step.run.allocations is None:
         return ""
-    data = to_json(_data(step, tables, presets, forecaster)).decode().replace("</", "<\\/")
+    data = to_json(_data(step, tables, presets, forecaster)).decode().replace("<", "\\u003c")
     cards = "".join(card(label, "", tooltip, ()) for label, tooltip in CARDS)
     parts = [
         _path(step),
@@ -92,7 +101,7 @@ def _data(
     largest = run.held_peak_bytes or 0
     return {
         "tables": tables,
-        "policy": _units(step.policy),
+        "policy": _units(step.first_policy),
         "presets": {name: _units(policy) for name, policy in presets.items()},
         "plans": [_plan(plan) for plan in step.plans],
         "graph": _graph(graph, run),

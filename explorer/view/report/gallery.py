@@ -27,8 +27,8 @@ def index_text(exhibits: Sequence[Exhibit]) -> str:
     """The first page: every other one by shelf."""
     shelves = dict.fromkeys(exhibit.shelf for exhibit in exhibits)
     origin = (
-        "Every figure was measured by a real run on the machine that made this gallery. "
-        "The pages need no server and no network."
+        "Choose blocks of a model, and see what a training step saves and costs. The pages need no server and no "
+        "network. Lessons ran on the machine that made this gallery; the page of a model names its machine."
     )
     parts = [section(shelf, [_shelf([one for one in exhibits if one.shelf == shelf])]) for shelf in shelves]
     return document(

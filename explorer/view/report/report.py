@@ -84,6 +84,16 @@ class ReportOf:
         recorded = run.graph if isinstance(run, (Measurement, PipelineRun)) else None
         return recorded or self.graph
 
+    @property
+    def kept_run(self) -> Measurement | None:
+        """The step with everything kept, measured or derived; None without a timeline and a graph."""
+        run = self.run.baseline if isinstance(self.run, Comparison) else self.run
+        if not isinstance(run, Measurement) or self.known_graph is None or not run.phases or run.spec.forward_only:
+            return None
+        kept = keep_all_from(run, self.known_graph)
+        log = kept.allocations if kept is not None else None
+        return kept if log is not None and len(log.calls.block) else None
+
 
 def page(of: ReportOf, head: Iterable[str], parts: Mapping[str, str]) -> str:
     """The file: name, head, links to the sections that have something to say, the sections."""
@@ -172,10 +182,8 @@ def run_report(of: ReportOf, run: Run) -> str:
 
 def _choose_blocks(of: ReportOf, run: Run) -> str:
     """The part that answers a reader; empty where no forecast is possible."""
-    if (graph := of.known_graph) is None:
-        return ""
-    kept = keep_all_from(run.baseline if isinstance(run, Comparison) else run, graph)
-    if kept is None or kept.allocations is None or not kept.phases:
+    kept, graph = of.kept_run, of.known_graph
+    if kept is None or graph is None:
         return ""
     return explorable(
         Explorable(run=kept, graph=graph, plans=of.plans, policy=_shown(run).spec.policy, lesson=of.lesson)
