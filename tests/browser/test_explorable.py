@@ -1,16 +1,32 @@
-"""A page that answers without a server: its forecast is the forecaster's, to the byte."""
+"""A page that answers without a server: its forecast is the forecaster's, to the byte; offline, from disk."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
+from msgspec.structs import replace
 
-from explorer.record import Policy
+import explorer
+from explorer.plan.catalogue import SAMPLES
+from explorer.plan.policy.file import load
+from explorer.plan.predict.forecaster import Forecaster
+from explorer.record import ModelGraph, Policy, Unit
+from explorer.ui.session.address import from_query
+from explorer.view.drawing.units import mib
+from explorer.view.graph.labels import Facts, labels
+from explorer.view.report.html import PLOTLY_FILE, plotly_js
+from explorer.view.report.report import ReportOf, report_text
 from tests.browser import forecasts_in_page as both
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
+
+Open = Callable[..., "Page"]
+MIXED = Policy(units=(Unit(blocks=("blocks.0", "blocks.1")), Unit(blocks=("blocks.3.mlp",)), Unit(blocks=("head",))))
 
 
 @pytest.mark.parametrize("name", both.MODELS)
@@ -20,3 +36,182 @@ def test_a_page_forecasts_as_the_forecaster_does(page: Page, name: str) -> None:
         forecaster = both.open_step(page, name, observed=observed)
         wrong = [fault for policy in chosen for fault in both.faults(page, forecaster, policy)]
         assert not wrong, "\n".join(wrong)
+
+
+@pytest.fixture
+def opened(browser: Browser, tmp_path: Path) -> Iterator[Open]:
+    """Opens the page of a sample model from disk. A request beyond the folder, or a word on the console, is a fault."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, offline=True, accept_downloads=True)
+    faults: list[str] = []
+
+    def load(name: str = "gpt", fragment: str = "", graph: ModelGraph | None = None) -> Page:
+        recorded = both.bundled(name)
+        run = replace(recorded.run, graph=graph or recorded.run.graph)
+        text = report_text(ReportOf(run=run, name=name, plans=recorded.front.plans, share_plotly=True))
+        (tmp_path / f"{name}.html").write_text(text)
+        (tmp_path / PLOTLY_FILE).write_text(plotly_js())
+        page = context.new_page()
+        page.on("console", lambda message: faults.append(message.text))
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("request", lambda request: request.url.startswith(("file:", "blob:")) or faults.append(request.url))
+        page.goto((tmp_path / f"{name}.html").as_uri() + fragment)
+        page.locator(".explorable .nsewdrag").first.wait_for()
+        return page
+
+    yield load
+    context.close()
+    assert not faults
+
+
+def units_of(page: Page) -> list[dict[str, Any]]:
+    return list(page.evaluate("page.policy"))
+
+
+def plain(policy: Policy) -> list[dict[str, Any]]:
+    return [{"blocks": list(unit.blocks), "save_ops": list(unit.save_ops)} for unit in policy.units]
+
+
+def test_a_click_is_answered_by_figures_sentence_graph_and_timeline(opened: Open) -> None:
+    page, (run, graph) = opened(), both.run_of("gpt")
+    page.locator('.blocks [data-id="blocks.1"]').click()
+    forecast = Forecaster(run, graph).forecast(Policy.recompute(["blocks.1"]))
+    cards = page.locator(".live .card b").all_inner_texts()
+    assert forecast.flop_ratio is not None and forecast.time_ratio is not None
+    assert cards[0].endswith(f"→ {mib(forecast.step_peak_bytes)}")
+    assert cards[1].endswith(f"→ {mib(forecast.saved_after_forward_bytes)}")
+    assert cards[2:] == [f"×{forecast.flop_ratio:.2f}", f"≈ ×{forecast.time_ratio:.2f}", "1 of 151", "none known"]
+    assert mib(forecast.step_peak_bytes) in page.locator(".answer").inner_text()
+    block = page.locator('.blocks [data-id="blocks.1"]')
+    assert block.get_attribute("aria-checked") == "true"
+    assert "15.0 → ≈ 0.5 MiB" in block.inner_text()
+    assert page.locator(".policy-peak").text_content() == f"≈ {mib(forecast.step_peak_bytes)}"
+    assert page.locator(".policy path").last.get_attribute("d")
+    page.get_by_role("button", name="Undo").click()
+    assert units_of(page) == [] and not page.locator(".policy").is_visible()
+
+
+@pytest.mark.parametrize("name", ["gpt", "resnet", "moe"])
+def test_blocks_are_labelled_as_in_the_app(opened: Open, name: str) -> None:
+    page, (run, graph) = opened(name), both.run_of(name)
+    forecaster = Forecaster(run, graph)
+    for policy in [policy for kind in both.KINDS[:4] for policy in both.policies(name, kind, 6)]:
+        facts = Facts(graph=graph, policy=policy, baseline=run, freed_bytes=forecaster.forecast(policy).freed_bytes)
+        shown = page.evaluate("policy => { show(policy); return labelsOf(page.policy) }", plain(policy))
+        expected = {id: [label.bytes, label.note] for id, label in labels(facts).items()}
+        assert {id: label[:2] for id, label in shown.items()} == expected, policy
+
+
+def test_folding_keeps_the_policy_and_shows_the_blocks_inside(opened: Open) -> None:
+    page = opened(fragment="#policy=blocks.2")
+    page.locator('.blocks [data-id="blocks.2"] [data-act="fold"]').click()
+    page.locator('.blocks [data-id="blocks.4.mlp"]').click()
+    assert [unit["blocks"] for unit in units_of(page)] == [["blocks.2"], ["blocks.4.mlp"]]
+    page.locator('.blocks [data-id="blocks.2"] [data-act="fold"]').first.click()
+    page.locator('.blocks [data-id="blocks.4.mlp"]').wait_for(state="detached")
+    assert len(units_of(page)) == 2
+
+
+@pytest.mark.parametrize("name", ["gpt", "unet"])
+def test_the_budget_takes_the_cheapest_proven_plan_within_it(opened: Open, name: str) -> None:
+    page, plans = opened(name), both.bundled(name).front.plans
+    for share in (0.0, 0.3, 0.6, 1.0):
+        page.evaluate("share => takeBudget(share)", share)
+        budget, peak = page.evaluate("[page.budget, page.answer.peak]")
+        best = min((plan for plan in plans if plan.step_peak_bytes <= budget), key=lambda plan: plan.extra_cost)
+        assert peak == best.step_peak_bytes and units_of(page) == page.evaluate(
+            "units => sorted(units)", plain(best.policy)
+        )
+        assert "roven" in page.locator(".proof").inner_text() or best.certificate.gap >= 1
+
+
+def test_a_guess_comes_before_the_answer(opened: Open) -> None:
+    page = opened()
+    page.get_by_role("button", name="Next").click()
+    guesses = page.locator(".guesses button")
+    run, graph = both.run_of("gpt")
+    predicted = mib(page.evaluate("forecast(recorded, facts.presets.all).peak"))
+    assert predicted in guesses.all_inner_texts() and guesses.count() >= 3
+    wrong = next(text for text in guesses.all_inner_texts() if text != predicted)
+    guesses.get_by_text(wrong, exact=True).click()
+    assert page.locator(".guesses p").inner_text().startswith(f"Not {wrong}.")
+    guesses.get_by_text(predicted, exact=True).click()
+    assert page.locator(".guesses p").inner_text().startswith("Right.")
+    page.get_by_role("button", name="Leave").click()
+    assert not page.locator(".path").is_visible()
+
+
+def test_a_policy_file_of_the_page_is_applied(opened: Open, tmp_path: Path) -> None:
+    page = opened()
+    page.evaluate("policy => show(policy)", plain(MIXED))
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Policy file").click()
+    path = tmp_path / download.value.suggested_filename
+    download.value.save_as(path)
+    file = load(path)
+    assert path.name == "gpt-policy.yaml" and file.policy == MIXED
+    assert file.fingerprint == both.run_of("gpt")[1].fingerprint
+    namespace: dict[str, Any] = {}
+    exec(compile((SAMPLES / "gpt.py").read_text(), "gpt.py", "exec"), namespace)
+    small = {"n_layers": 12, "width": 16, "n_heads": 2, "length": 8, "batch": 1, "vocabulary": 32, "dropout": 0.1}
+    model, (text, targets), loss = namespace["build"](**small)
+    explorer.apply_policy(model, explorer.load_policy(path))
+    calls: list[str] = []
+    for fqn in ("blocks.0", "blocks.1", "blocks.2", "blocks.3.mlp", "head"):
+        model.get_submodule(fqn).register_forward_hook(lambda *_, fqn=fqn: calls.append(fqn))
+    loss(model(text), targets).backward()
+    again = {fqn for fqn in calls if calls.count(fqn) == 2}
+    assert again == {"blocks.0", "blocks.1", "blocks.3.mlp", "head"}
+
+
+def test_the_address_opens_the_app_with_the_policy(opened: Open) -> None:
+    page, (run, _) = opened("resnet"), both.run_of("resnet")
+    page.get_by_role("button", name="√n segments").click()
+    address = urlsplit(page.evaluate("appAddress()"))
+    policy = Policy(units=tuple(Unit(blocks=tuple(unit["blocks"])) for unit in units_of(page)))
+    assert any(len(unit.blocks) > 1 for unit in policy.units)
+    assert from_query(dict(parse_qsl(address.query))) == replace(run.spec, policy=policy)
+    assert f"{address.scheme}://{address.netloc}" == "http://localhost:8501"
+
+
+def test_a_link_to_a_state_opens_it(opened: Open) -> None:
+    first = opened()
+    first.evaluate("policy => show(policy)", plain(MIXED))
+    fragment = first.evaluate("location.hash")
+    second = opened(fragment=fragment)
+    assert units_of(second) == plain(MIXED)
+    second.evaluate("location.hash = '#preset=all'")
+    second.wait_for_function("page.policy.length === facts.presets.all.length")
+    second.evaluate("location.hash = '#policy=layer.9'")
+    second.get_by_text("The link names layer.9, which this page cannot recompute").wait_for()
+    odd = [{"blocks": ["a;b", "c+d:e"], "save_ops": ["x,y", "<b>&%'()"]}]
+    assert second.evaluate("policy => read(written(policy))", odd) == odd
+
+
+def test_two_neighbours_are_joined_and_split_again(opened: Open) -> None:
+    page = opened()
+    page.locator('.blocks [data-id="blocks.0"]').click()
+    page.locator('.blocks [data-id="blocks.1"]').click()
+    page.get_by_role("button", name="Recompute blocks.0 and blocks.1 as one segment").click()
+    assert [unit["blocks"] for unit in units_of(page)] == [["blocks.0", "blocks.1"]]
+    page.locator('.blocks [data-id="blocks.0"]').click()
+    assert [unit["blocks"] for unit in units_of(page)] == [["blocks.1"]]
+
+
+def test_a_hazard_of_a_chosen_block_is_said_before_any_run(opened: Open) -> None:
+    graph = both.run_of("gpt")[1]
+    blocks = tuple(replace(one, traits=("python_rng",)) if one.fqn == "blocks.1" else one for one in graph.blocks)
+    page = opened(graph=replace(graph, blocks=blocks))
+    hazards = page.locator(".live .card").last
+    page.locator('.blocks [data-id="blocks.0"]').click()
+    assert "none known" in hazards.inner_text()
+    page.locator('.blocks [data-id="blocks.1"]').click()
+    assert "unsafe" in hazards.inner_text() and "random" in hazards.inner_text()
+    assert page.locator('.blocks [data-id="blocks.1"] .badge.error').count() == 1
+
+
+def test_it_fits_a_narrow_window(opened: Open) -> None:
+    page = opened("resnet", "#preset=all")
+    page.set_viewport_size({"width": 700, "height": 900})
+    assert page.evaluate("document.documentElement.scrollWidth") == 700
+    page.set_viewport_size({"width": 400, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") == 400

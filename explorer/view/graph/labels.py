@@ -145,7 +145,7 @@ def _held(facts: Facts, fqn: str) -> int | None:
 
 def _arrow(saved: int, after: str) -> str:
     number, _, unit = mib(saved).rpartition(" ")
-    return f"{number if after.endswith(unit) else mib(saved)} → {after}"
+    return f"{number if after.endswith(f' {unit}') else mib(saved)} → {after}"
 
 
 def _change(facts: Facts, fqn: str, on: set[str]) -> str:
