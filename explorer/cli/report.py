@@ -32,6 +32,7 @@ from explorer.view.memory.ranks import rank_rows, spread_of_ranks
 from explorer.view.pipeline.gantt import rank_table
 from explorer.view.pipeline.headline import price_spread
 from explorer.view.pipeline.ranks import memory_chart
+from explorer.view.report.explorable import keep_all_run
 from explorer.view.report.report import ReportOf
 from explorer.view.text.pipeline import cap_outcome, within_cap
 from explorer.view.text.plan import in_words
@@ -49,11 +50,11 @@ _VERDICTS = {
 
 def with_plans(of: ReportOf) -> ReportOf:
     """`of` with the plans for the budget of its page; unchanged if its page has no budget."""
-    kept, graph = of.kept_run, of.known_graph
-    if of.plans or kept is None or graph is None:
+    start, graph = keep_all_run(of.run, of.known_graph), of.known_graph
+    if of.plans or start is None or graph is None:
         return of
     say("Looking for the cheapest policies along the budget.")
-    return replace(of, plans=find_plans(kept, graph, Wish(), silent).plans)
+    return replace(of, plans=find_plans(start, graph, Wish(), silent).plans)
 
 
 def document(record: Comparison | Measurement) -> dict[str, Any]:

@@ -47,7 +47,8 @@ class CallTable(Record):
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     saved_outputs: tuple[int, ...]
-    held: tuple[tuple[int, int, int], ...]
+    results: tuple[tuple[int, int, int], ...]
+    """`SavedByCall.held`."""
     copies: tuple[tuple[str, int, int, int], ...]
     """Norm, first tick, end tick and bytes; a unit inside that holds the norm makes the copy instead."""
 
@@ -134,7 +135,7 @@ def _segments(graph: ModelGraph) -> Iterator[Unit]:
     stretches: list[Fqns] = list(following.items())
     while stretches:
         yield from (Unit(blocks=stretch) for stretch in stretches)
-        stretches = [(*one, following[one[-1]]) for one in stretches if following.get(one[-1], one[0]) not in one]
+        stretches = [(*part, following[part[-1]]) for part in stretches if following.get(part[-1], part[0]) not in part]
 
 
 def _unit_table(replay: Replay, timed: Measurement, graph: ModelGraph, unit: Unit) -> UnitTable:
@@ -186,6 +187,6 @@ def _call_table(replay: Replay, call: SavedByCall, copies: Iterable[tuple[str, i
         inputs=call.inputs,
         outputs=call.outputs,
         saved_outputs=call.saved_outputs,
-        held=call.held,
+        results=call.held,
         copies=tuple(copies),
     )

@@ -20,9 +20,11 @@ from explorer.plan.challenges import peak_guesses
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.policy.file import dumps, file_of
 from explorer.plan.policy.presets import preset, preset_titles
+from explorer.plan.predict.baseline import keep_all_from
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.predict.tables import StepTables, step_tables
-from explorer.record.base import to_json, to_plain
+from explorer.record.base import Record, to_json, to_plain
+from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Plan
@@ -71,6 +73,16 @@ class Explorable:
         blocks = all(fqn in self.graph.by_fqn for fqn in self.policy.blocks)
         acts = all(unit.action != "offload" for unit in self.policy.units)
         return self.policy if usual and blocks and acts else KEEP_ALL
+
+
+def keep_all_run(run: Record, graph: ModelGraph | None) -> Measurement | None:
+    """The step of `run` with everything kept, measured or derived; None without a whole timeline or a graph."""
+    start = run.baseline if isinstance(run, Comparison) else run
+    if not isinstance(start, Measurement) or graph is None or not start.phases or start.spec.forward_only:
+        return None
+    keep_all = keep_all_from(start, graph)
+    log = keep_all.allocations if keep_all is not None else None
+    return keep_all if log is not None and len(log.calls.block) else None
 
 
 def explorable(step: Explorable) -> str:
@@ -167,13 +179,13 @@ def _graph(graph: ModelGraph, run: Measurement) -> dict[str, Any]:
             drawing.shape, {"open": sorted(opened), "shape": drawing.shape, "geometry": browser.geometry(drawing)}
         )
     facts = Facts(graph=graph, policy=KEEP_ALL, baseline=run)
-    kept = {block.fqn: block.saved_bytes for block in graph.blocks}
-    kept |= {cost.fqn: cost.saved_after_forward_bytes for cost in run.blocks if cost.fqn in kept}
+    saved = {block.fqn: block.saved_bytes for block in graph.blocks}
+    saved |= {cost.fqn: cost.saved_after_forward_bytes for cost in run.blocks if cost.fqn in saved}
     return {
         "levels": list(levels.values()),
         "labels": {id: browser.short_label(label) for id, label in labels(facts).items()},
         "members": {node.id: node.members for node in nodes.values() if node.members},
-        "saved": kept,
+        "saved": saved,
         "colours": browser.COLOURS,
     }
 
@@ -231,9 +243,9 @@ def _path(step: Explorable) -> str:
         "model": run.spec.model.target.rpartition("/")[2],
     }
     steps = "".join(
-        f'<div class="step" data-step="{one.key}"><b>{i} of {len(STATIC_STEPS)} · {escape(one.title)}</b>'
-        f"<p>{_marked(one.text.format(**figures))}</p></div>"
-        for i, one in enumerate(STATIC_STEPS, start=1)
+        f'<div class="step" data-step="{part.key}"><b>{i} of {len(STATIC_STEPS)} · {escape(part.title)}</b>'
+        f"<p>{_marked(part.text.format(**figures))}</p></div>"
+        for i, part in enumerate(STATIC_STEPS, start=1)
     )
     buttons = '<button data-go="-1">Back</button><button data-go="1">Next</button><button data-go="0">Leave</button>'
     return (

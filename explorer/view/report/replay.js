@@ -126,7 +126,7 @@ function retained(step, nest) {
   };
   for (const { call, parent } of nest) {
     for (const entry of call.inputs) keep(entry, parent ? parent.call.begins : 0, parent ? call.begins : call.ends);
-    for (const [entry, from, to] of call.held) keep(entry, from, to);
+    for (const [entry, from, to] of call.results) keep(entry, from, to);
   }
   return stretches;
 }
@@ -232,7 +232,7 @@ function freedBytes(step, units, outer, { away }) {
   const leaving = new Map(units.map((unit) => [unit, unit.calls.flatMap((call) => call.entries).filter((entry) => away[entry])]));
   for (const unit of units) {
     const alone = !outer.has(unit) && unit.blocks.length === 1, entries = leaving.get(chain(unit, outer).at(-1) ?? unit);
-    const longer = unit.calls.flatMap((call) => call.held)
+    const longer = unit.calls.flatMap((call) => call.results)
       .filter(([entry, first, end]) => first <= border && border < end && died[entry] <= border).map(([entry]) => entry);
     for (const fqn of unit.blocks) {
       const windows = step.windows[fqn] ?? [], isIn = (entry) => windows.some(([first, end]) => first < born[entry] && born[entry] <= end);

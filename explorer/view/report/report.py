@@ -13,7 +13,6 @@ from html import escape
 
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.memory.ledger import ledger
-from explorer.plan.predict.baseline import keep_all_from
 from explorer.plan.why.caveats import peak_caveats
 from explorer.plan.why.peak import explain, explain_one
 from explorer.record.comparison import Comparison
@@ -46,7 +45,7 @@ from explorer.view.pipeline.gantt import gantt, link_table, rank_table
 from explorer.view.pipeline.headline import Figure, figures, price_spread
 from explorer.view.pipeline.ranks import against_chart, bands_chart, rank_chart
 from explorer.view.pipeline.shares import calls_chart, truth_chart, truth_table
-from explorer.view.report.explorable import Explorable, explorable
+from explorer.view.report.explorable import Explorable, explorable, keep_all_run
 from explorer.view.report.history import device_tables
 from explorer.view.report.html import anchor, box, card, document, drawn, folded, paragraph, picture, section, table
 from explorer.view.text.plan import in_words
@@ -83,16 +82,6 @@ class ReportOf:
         run = run.fullest if isinstance(run, RecordedRanks) else run
         recorded = run.graph if isinstance(run, (Measurement, PipelineRun)) else None
         return recorded or self.graph
-
-    @property
-    def kept_run(self) -> Measurement | None:
-        """The step with everything kept, measured or derived; None without a timeline and a graph."""
-        run = self.run.baseline if isinstance(self.run, Comparison) else self.run
-        if not isinstance(run, Measurement) or self.known_graph is None or not run.phases or run.spec.forward_only:
-            return None
-        kept = keep_all_from(run, self.known_graph)
-        log = kept.allocations if kept is not None else None
-        return kept if log is not None and len(log.calls.block) else None
 
 
 def page(of: ReportOf, head: Iterable[str], parts: Mapping[str, str]) -> str:
@@ -181,13 +170,11 @@ def run_report(of: ReportOf, run: Run) -> str:
 
 
 def _choose_blocks(of: ReportOf, run: Run) -> str:
-    """The part that answers a reader; empty where no forecast is possible."""
-    kept, graph = of.kept_run, of.known_graph
-    if kept is None or graph is None:
+    start, graph = keep_all_run(run, of.known_graph), of.known_graph
+    if start is None or graph is None:
         return ""
-    return explorable(
-        Explorable(run=kept, graph=graph, plans=of.plans, policy=_shown(run).spec.policy, lesson=of.lesson)
-    )
+    policy = _shown(run).spec.policy
+    return explorable(Explorable(run=start, graph=graph, plans=of.plans, policy=policy, lesson=of.lesson))
 
 
 def _shown(run: Run) -> Measurement:
@@ -196,7 +183,6 @@ def _shown(run: Run) -> Measurement:
 
 
 def _head(of: ReportOf, run: Run, *, figures: bool) -> Iterator[str]:
-    """`figures`: whether the strip of the run stands here."""
     shown = _shown(run)
     where = shown.recorded_in and f"recorded in {shown.recorded_in}"
     yield circumstances(of, where or model_in_words(shown.spec), shown.environment)
@@ -217,7 +203,6 @@ def _card(figure: Headline) -> str:
 
 
 def _memory(of: ReportOf, run: Run, *, drawn_above: bool) -> Iterator[str]:
-    """`drawn_above`: the timeline of a single run stands among the blocks to choose."""
     shown = _shown(run)
     if isinstance(run, Comparison):
         yield from map(paragraph, explain(run, of.known_graph))
