@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 Open = Callable[..., "Page"]
-MIXED = Policy(units=(Unit(blocks=("blocks.0", "blocks.1")), Unit(blocks=("blocks.3.mlp",)), Unit(blocks=("head",))))
+MIXED = Policy(
+    units=(Unit(blocks=("blocks.0", "blocks.1")), Unit(blocks=("blocks.3.mlp",)), Unit(blocks=("blocks.5",)))
+)
 
 
 @pytest.mark.parametrize("name", both.MODELS)
@@ -161,7 +163,7 @@ def test_a_policy_file_of_the_page_is_applied(opened: Open, tmp_path: Path) -> N
     for fqn, module in model.named_modules():
         module.register_forward_pre_hook(lambda *_, fqn=fqn: calls.update([fqn]))
     loss(model(text), targets).backward()
-    units = ("blocks.0", "blocks.1", "blocks.3.mlp", "head")
+    units = ("blocks.0", "blocks.1", "blocks.3.mlp", "blocks.5")
     again = {fqn for fqn, n_calls in calls.items() if n_calls > 1}
     assert {next((unit for unit in units if is_within(fqn, unit)), fqn) for fqn in again} == set(units)
 
