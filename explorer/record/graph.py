@@ -211,6 +211,11 @@ class ModelGraph(Record, rename={"chain": "spine"}):  # its name in documents
         )
 
     @cached_property
+    def norms(self) -> tuple[str, ...]:
+        """Blocks without children that have running statistics."""
+        return tuple(one.fqn for one in self.blocks if one.running_statistics and not self.children[one.fqn])
+
+    @cached_property
     def next_in_turn(self) -> dict[str, str]:
         """The next sibling that can be recomputed with a block as one segment, by block."""
         followers = {

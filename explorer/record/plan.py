@@ -88,6 +88,8 @@ class Certificate(Record):
     """True if a unit may be recomputed inside a segment."""
     n_levels: int = 2
     """Levels of nested units in the plan itself. The bound is that of choices with two; a third is tried afterwards."""
+    beside: str = ""
+    """Scope of a second program, of all stretches of a chain, over whose choices the bound holds as well."""
 
     @property
     def scope(self) -> str:
@@ -102,7 +104,8 @@ class Certificate(Record):
         among = " and ".join(filter(None, (", ".join(counted[:-1]), counted[-1])))
         flat = "" if self.inside_segments or not self.n_segments else ", nothing inside a segment"
         deeper = f" (this plan nests {self.n_levels} levels)" if self.n_levels > 2 else ""
-        return f"{among}{', at most one inside another' if n_modules > 1 else ''}{deeper}{flat}"
+        beside = f", or {self.beside}" if self.beside else ""
+        return f"{among}{', at most one inside another' if n_modules > 1 else ''}{deeper}{flat}{beside}"
 
     def __str__(self) -> str:
         """`within 0.01 % of the best choice among 24 modules, at most one inside another, in 3 solves`.

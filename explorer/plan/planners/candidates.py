@@ -5,8 +5,8 @@ is the measured time of one more forward, minus the part that early stop leaves 
 torch.utils.checkpoint per call. Equal siblings take the mean of their times: the times differ by noise alone.
 
 segments        Stretches of blocks in a chain. A segment keeps one input for several blocks. That matters if inputs
-                are most of the saved bytes. A chain of few choices (chain.py) gets stretches of every length, another
-                model the shortest. All units of presets are offered too, so that a plan is never worse than a preset.
+                are most of the saved bytes. The program of a chain (chain.py) gets stretches of every length, the
+                integer program the shortest. All units of presets are offered too: no plan is worse than a preset.
 kept operators  Each block that presets count offers to keep all its matrix products, attentions and convolutions, or
                 one kind alone, if the operators were timed one by one. Such a unit is neither inside nor around another
                 unit: torch's caches are not tested there.
@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from explorer.errors import InvalidPolicy
-from explorer.plan.names import Fqns, lineage, products_kept
+from explorer.plan.names import Fqns, is_within, lineage, products_kept
 from explorer.plan.policy.counted import counted_units, in_error, runs
 from explorer.plan.policy.presets import preset, preset_titles
 from explorer.plan.predict.calls import SavedByCall, calls_of, results_unknown, saved_by_calls
@@ -33,7 +33,7 @@ from explorer.plan.predict.step_cost import (
     kin_of,
     overhead_ms,
     rerun_scale,
-    stops_inside,
+    stops_in,
     unit_flops,
     unit_ms,
     with_equal_times,
@@ -48,9 +48,14 @@ Named = str | Fqns | Unit
 MOST_CANDIDATES = 800
 """A model with more candidates loses the modules inside repeated blocks, so that solving takes seconds."""
 MOST_SEGMENTS = 24
-"""Limit of stretches outside chains of few choices: a length that would exceed the limit is not offered."""
-MOST_STRETCHES = 600
-"""Limit of stretches in a chain of few choices: above the limit only lengths in equal ratios are offered."""
+"""Limit of stretches in the integer program: a length that would exceed the limit is not offered."""
+MOST_STRETCHES = 1200
+"""Limit of stretches in a chain (all of 49 blocks): above the limit only lengths in equal ratios are offered."""
+MOST_CHOICES = 2000
+"""Choices of all places of a chain together; each is forecast once."""
+MOST_PARTS = 2
+MOST_WAYS = 3
+"""Parts of a block, and ways to keep its results, that are offered beside every stretch of its chain."""
 MOST_BLOCKS = 200
 """A model with more counted blocks has no such candidates, so that solving takes seconds."""
 
@@ -111,20 +116,22 @@ def candidates_of(baseline: Measurement, graph: ModelGraph, replay: Replay, offe
     wrong = _in_error(graph, [unit.blocks for unit in named])
     left = [(unit, tuple(_calls(replay, graph, unit))) for unit in named if unit.blocks not in wrong]
     saving = [(unit, calls) for unit, calls in left if any(len(call.entries) for call in calls)]
+    kin = {fqn: kin_of(graph, fqn) for fqn in dict.fromkeys(fqn for unit, _ in saving for fqn in unit.blocks)}
     units = tuple(
         Candidate(
             unit=unit,
             calls=calls,
             cost=costs.of(unit),
-            kin=(*(kin_of(graph, fqn) for fqn in unit.blocks), *unit.save_ops),
+            kin=(*(kin[fqn] for fqn in unit.blocks), *unit.save_ops),
         )
         for unit, calls in saving
     )
     around = _around(units)
+    stops = [stops_in(graph, one.unit) for one in units]
     spared = {
         (i, j): costs.spared(units[j].unit, units[i].unit)
         for i, above in enumerate(around) for j in above
-        if stops_inside(graph, units[j].unit, units[i].unit)
+        if stops[j] and any(is_within(stops[j], fqn) for fqn in units[i].unit.blocks)
     }  # fmt: skip
     return Candidates(
         units=units,
@@ -212,6 +219,36 @@ def offered_units(graph: ModelGraph, *, every_stretch: bool = False) -> list[Fqn
     counted = (unit for unit in counted_units(graph) if len(unit) > 1)
     stretches = _of_all_lengths(chain_stretches(graph)) if every_stretch else _of_few_lengths(chain_stretches(graph))
     return [*((fqn,) for fqn in singles), *dict.fromkeys((*counted, *stretches))]
+
+
+def beside_every_stretch(graph: ModelGraph, offered: Sequence[Unit]) -> tuple[Named, ...]:
+    """Every stretch of the chains, and the units of `offered` that a program of a chain has room for beside them:
+    whole blocks, the largest parts of each block, some ways to keep its results, and what lies outside of the chains.
+    """
+    chains = chain_stretches(graph)
+    stretches = list(_of_all_lengths(chains))
+    blocks = {fqn for chain in chains for fqn in chain}
+    holders = {above for fqn in blocks for above in lineage(fqn)}
+    recomputed = {unit.blocks[0] for unit in offered if unit.action == "recompute"} - holders
+    units: list[Named] = []
+    parts: dict[str, list[Unit]] = defaultdict(list)
+    ways: dict[str, list[Unit]] = defaultdict(list)
+    for unit in offered:
+        fqn = unit.blocks[0]
+        place = next((above for above in lineage(fqn) if above in blocks), None)
+        if len(unit.blocks) > 1 or not recomputed.isdisjoint(list(lineage(fqn))[1:]):
+            continue
+        if unit.action != "recompute":
+            ways[place or ""].append(unit)
+        elif fqn in holders or place is None:
+            units.append(unit)
+        else:
+            parts[place].append(unit)
+    if len(blocks) * (2 ** (1 + MOST_PARTS) + MOST_WAYS) + len(stretches) <= MOST_CHOICES:
+        for fqn in blocks:
+            parts[fqn].sort(key=lambda unit: -graph.by_fqn[unit.blocks[0]].saved_bytes)
+            units += [*parts[fqn][:MOST_PARTS], *ways[fqn][:MOST_WAYS]]
+    return (*units, *stretches)
 
 
 def preset_units(graph: ModelGraph) -> list[tuple[Unit, ...]]:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from explorer.plan.memory.ledger import Bytes
 from explorer.plan.names import Fqns, is_within, lineage
-from explorer.plan.planners.candidates import Candidates, chain_stretches, excludes_nesting
+from explorer.plan.planners.candidates import MOST_CHOICES, Candidates, chain_stretches, excludes_nesting
 from explorer.plan.planners.program import LEAST_SECONDS, Limits, Solution
 from explorer.plan.planners.solver import TOLERANCE
 from explorer.plan.predict.calls import saved_by_calls
@@ -96,6 +96,8 @@ class ChainProgram:
     cost: Callable[[tuple[int, ...]], float]
     peak_of: Callable[[tuple[int, ...]], int]
     suggested: tuple[tuple[int, ...], ...] = ()
+    bound: float = 0.0
+    """Lower bound that the last solution proved; infinite if no choice is within its limits."""
     _peaks: dict[tuple[int, ...], int] = field(default_factory=dict)
     _n_solves: int = 0
 
@@ -121,9 +123,9 @@ class ChainProgram:
 
     def _within(self, budget: int) -> Solution | None:
         low = self._cheapest(budget, high=False)
+        self.bound = bound = float("inf") if low is None else low.bound
         if low is None:
             return None
-        bound = low.bound
         self._judge(low, self._cheapest(budget, high=True))
         aim, best = budget, self._best_within(budget)
         for _ in range(MOST_TRIES):
@@ -233,8 +235,6 @@ def _undominated(parts: Sequence[_Labels]) -> _Labels:
 
 MOST_INSIDE = 6
 """Candidates of one place: a place has at most as many choices as these have subsets."""
-MOST_CHOICES = 1500
-"""Choices of all places together; each is forecast once."""
 MOST_PLACES = 200
 
 

@@ -157,7 +157,7 @@ def _no_plan_for_card(floor: Plan, run: Measurement, error: BadInput) -> BadInpu
 def _struck(planner: Planner, refused: Sequence[Fqns]) -> list[Unit]:
     """Candidates with the neighbours of the last refusal; after many refusals, all segments of the same parent."""
     last, parent = set(refused[-1]), refused[-1][0].rpartition(".")[0]
-    segments = [one.unit for one in planner.candidates.units if len(one.unit.blocks) > 1]
+    segments = [unit for unit in planner.offered if len(unit.blocks) > 1]
     if len(refused) <= MOST_PAIRS:
         return [unit for unit in segments if last <= set(unit.blocks)]
     return [unit for unit in segments if unit.blocks[0].rpartition(".")[0] == parent]

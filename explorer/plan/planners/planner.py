@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -18,20 +18,26 @@ import numpy as np
 
 from explorer.errors import BadInput
 from explorer.plan.memory.ledger import Bytes, array_of, held, holders, in_place
-from explorer.plan.planners.candidates import Named, OfferedChoices, candidates_of, chain_stretches, preset_units
+from explorer.plan.planners.candidates import (
+    Named,
+    OfferedChoices,
+    beside_every_stretch,
+    candidates_of,
+    chain_stretches,
+    preset_units,
+)
 from explorer.plan.planners.chain import ChainProgram, is_chain_of_few, places_of
 from explorer.plan.planners.program import LEAST_SECONDS, Limits, Program, Solution
 from explorer.plan.planners.variables import Variables
 from explorer.plan.predict.changes import stash_bytes
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.predict.linear_memory import UnitCalls, linear_reruns, linear_timeline
-from explorer.plan.predict.replay import Replay
 from explorer.plan.sizes import mib, mib_up, told_apart
 from explorer.record.allocations import FIXED_ROLES, ROLES
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Certificate, Plan
-from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.policy import KEEP_ALL, Policy, Unit
 
 FRONT_SECONDS = 2.5
 """Seconds for all points of the front together. Most points take much less: a person waits for them."""
@@ -55,7 +61,7 @@ class Planner:
         """
         self._forecaster = Forecaster(run, graph)
         baseline = self._forecaster.baseline
-        replay = None if baseline is None else Replay.of(baseline, graph)
+        replay = self._forecaster.replay
         if baseline is None or replay is None:
             raise BadInput(
                 "A plan is made from a complete step with its timeline, and this run is none.",
@@ -69,6 +75,7 @@ class Planner:
         self._choices = choices
         self._program: Program | ChainProgram = self._of_chain(choices) or self._of_any(choices)
         self._floor: Plan | None = None
+        self._beside = self._of_every_stretch() if choices.among is None else None
 
     def without(self, units: Iterable[Named]) -> Planner:
         """A planner of the same step that excludes `units` too."""
@@ -80,8 +87,27 @@ class Planner:
         """The program of a chain of few choices; None if the model is no such chain, or choices were named."""
         if offer.among is not None or not is_chain_of_few(self._graph):
             return None
+        self.candidates = candidates_of(self._baseline, self._graph, self._replay, replace(offer, every_stretch=True))
+        return self._chain_program()
+
+    def _of_every_stretch(self) -> Planner | None:
+        """A second planner, of every stretch of a chain and of few other choices; None if the first has every stretch,
+        or the model is no chain."""
+        units = beside_every_stretch(self._graph, [one.unit for one in self.candidates.units])
+        offered = {one.unit.blocks for one in self.candidates.units}
+        if isinstance(self._program, ChainProgram) or all(isinstance(one, Unit) or one in offered for one in units):
+            return None
+        other = copy.copy(self)
+        other._choices, other._floor, other._beside = replace(self._choices, among=units), None, None
+        other.candidates = candidates_of(self._baseline, self._graph, self._replay, other._choices)
+        program = other._chain_program()
+        if program is None:
+            return None
+        other._program = program
+        return other
+
+    def _chain_program(self) -> ChainProgram | None:
         replay = self._replay
-        self.candidates = candidates_of(self._baseline, self._graph, replay, replace(offer, every_stretch=True))
         places = places_of(replay, self.candidates, chain_stretches(self._graph), self._line_of)
         if places is None:
             return None
@@ -111,6 +137,11 @@ class Planner:
     def keep_all_bytes(self) -> int:
         """The peak with everything kept, measured or derived from a run with recompute."""
         return int(self._program.line.max())
+
+    @property
+    def offered(self) -> tuple[Unit, ...]:
+        """Every unit that a plan may recompute."""
+        return tuple(dict.fromkeys(one.unit for planner in self._both for one in planner.candidates.units))
 
     def policy(self, chosen: Sequence[int]) -> Policy:
         """The policy that recomputes the candidates `chosen`."""
@@ -151,10 +182,10 @@ class Planner:
     def front(self, n_points: int = 10, *, seconds: float = FRONT_SECONDS) -> Iterator[Plan]:
         """Plans from everything kept down to the floor, yielded when they are found.
 
-        `seconds`: for all plans together. A plan leaves its unused time to later plans; the floor gets half a plan's.
+        `seconds`: for all plans together but the floor. A plan leaves its unused time to later plans.
         """
         ends = time.monotonic() + seconds - self._seconds / 2
-        lowest = self._program.lowest_bytes()
+        lowest = min(one._program.lowest_bytes() for one in self._both)
         last = self.within(self.keep_all_bytes)
         yield last
         budgets = np.linspace(self.keep_all_bytes, lowest, n_points + 1)[1:-1].astype(int).tolist()
@@ -169,21 +200,59 @@ class Planner:
         if floor.step_peak_bytes < last.step_peak_bytes:
             yield floor
 
+    @property
+    def _both(self) -> tuple[Planner, ...]:
+        """The planner of every stretch of a chain where there is one, which is quick, and this planner."""
+        return (self,) if self._beside is None else (self._beside, self)
+
     def _cheapest(self, budget_bytes: int, *, seconds: float | None = None) -> Plan | None:
-        solution = self._program.solve(Limits(budget_bytes=budget_bytes, seconds=seconds or self._seconds))
-        return None if solution is None else self._plan(solution, budget_bytes=budget_bytes)
+        plans: list[Plan] = []
+        for planner in self._both:
+            known = min((plan.extra_cost for plan in plans), default=math.inf)
+            limits = Limits(budget_bytes=budget_bytes, seconds=seconds or self._seconds, known=known)
+            solution = planner._program.solve(limits)
+            if solution is not None:
+                plans.append(planner._plan(solution, budget_bytes=budget_bytes))
+        if not plans:
+            return None
+        return self._certified(min(plans, key=lambda plan: plan.extra_cost), plans, lambda plan: plan.extra_cost)
 
     def _lowest(self, more_time: float | None, *, seconds: float | None = None) -> Plan:
         """The lowest peak, then the cheapest plan with it: the first solution may recompute units that free nothing."""
         most_cost = None if more_time is None else more_time * self.candidates.step_cost
-        lowest = self._program.solve(Limits(most_cost=most_cost, seconds=seconds or self._seconds))
-        if lowest is None:  # time ran out before the first solution
-            lowest = self._without_solver(most_cost)
-        cheap = self._cheapest(int(lowest.value), seconds=seconds)
-        plan = self._plan(lowest, budget_bytes=None)
+        plans: list[Plan] = []
+        for planner in self._both:
+            known = min((float(plan.step_peak_bytes) for plan in plans), default=math.inf)
+            limits = Limits(most_cost=most_cost, seconds=seconds or self._seconds, known=known)
+            lowest = planner._program.solve(limits)
+            if lowest is None:  # time ran out before the first solution
+                lowest = planner._without_solver(most_cost)
+            plans.append(planner._plan(lowest, budget_bytes=None))
+        best = min(plans, key=lambda plan: (plan.step_peak_bytes, plan.extra_cost))
+        plan = self._certified(best, plans, lambda plan: float(plan.step_peak_bytes))
+        cheap = self._cheapest(plan.step_peak_bytes)
         if cheap is not None and cheap.extra_cost <= plan.extra_cost:
             plan = msgspec.structs.replace(cheap, budget_bytes=None, certificate=plan.certificate)
         return msgspec.structs.replace(plan, time_budget=more_time)
+
+    def _certified(self, best: Plan, plans: Sequence[Plan], value: Callable[[Plan], float]) -> Plan:
+        """The best of the `plans` of both planners, with a certificate about the choices of both."""
+        if self._beside is None:
+            return best
+        solved = [plan.certificate for plan in plans]
+        bounds = [one.bound for one in solved]
+        if len(plans) < len(self._both):
+            bounds = [planner._program.bound for planner in self._both]
+        bound, chosen = min(*bounds, value(best)), value(best)
+        own = self._certificate(Solution(chosen=(), value=chosen, bound=bound, n_rows=0, n_solves=0))
+        certificate = msgspec.structs.replace(
+            own,
+            n_rows=sum(one.n_rows for one in solved),
+            n_solves=sum(one.n_solves for one in solved),
+            n_levels=best.certificate.n_levels,
+            beside=self._beside._certificate(Solution(chosen=(), value=0, bound=0, n_rows=0, n_solves=0)).scope,
+        )
+        return msgspec.structs.replace(best, certificate=certificate)
 
     def _without_solver(self, most_cost: float | None) -> Solution:
         """The lowest peak of the presets and of keeping everything, within the cost limit; nothing is proven of it."""
@@ -254,9 +323,12 @@ class Planner:
         at = self._forecaster.at_peak(floor.policy)
         why = "" if at is None else f"That is held {in_place(at)}: {holders(at)}."
         asked, reached = told_apart(budget_bytes, least)
+        certificate = floor.certificate
+        proven = certificate.bound > budget_bytes and certificate.n_levels == 2
+        brings, can_be_reached = ("brings", "can be reached") if proven else ("was found that brings", "was found")
         return BadInput(
-            f"No policy brings this step below {asked}: the least that can be reached is {reached}, "
-            f"{alone if budget_bytes < fixed else recomputed}. {why} Looked at: {floor.certificate.scope}.",
+            f"No policy {brings} this step below {asked}: the least that {can_be_reached} is {reached}, "
+            f"{alone if budget_bytes < fixed else recomputed}. {why} Looked at: {certificate.scope}.",
             hint=f"Ask for {mib_up(least)} or more, or take a smaller batch.",
         )
 

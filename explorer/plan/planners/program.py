@@ -48,6 +48,8 @@ class Limits:
     budget_bytes: int | None = None
     most_cost: float | None = None
     seconds: float = 3.0
+    known: float = math.inf
+    """Value that another program reaches: a search whose bound is as high ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,8 @@ class Program:
     """The exact forecast of a choice: peak bytes."""
     suggested: tuple[tuple[int, ...], ...] = ()
     """Choices that no solution may be worse than."""
+    bound: float = 0.0
+    """Lower bound that the last solution proved; infinite if no choice is within its limits."""
     _stretches: NDArray[np.intp] | None = None
     _first_choices: list[tuple[int, ...]] = field(default_factory=list)
     _peaks: dict[tuple[int, ...], int] = field(default_factory=dict)
@@ -103,6 +107,7 @@ class Program:
         ends = time.monotonic() + limits.seconds
         search = _Search(program=self, limits=limits, ends=ends, moments=dict(self._binding))
         answer = search.relaxed()
+        self.bound = math.inf if answer is None else search.bound
         if answer is None:
             return None
         self._binding = dict(search.moments)
@@ -120,6 +125,8 @@ class Program:
         if not search.done:
             search.drop()
         search.deepen()
+        proven_none = search.best is None and answer is None and time.monotonic() < ends
+        self.bound = math.inf if proven_none else search.bound
         return search.solution
 
     def lowest_bytes(self) -> int:
@@ -302,7 +309,9 @@ class _Search:
 
     @property
     def done(self) -> bool:
-        """True if the gap is within TOLERANCE, or below two bytes for a peak."""
+        """True if the gap is within TOLERANCE, or below two bytes for a peak, or nothing better can be found."""
+        if self.bound >= self.limits.known * (1 - TOLERANCE):
+            return True
         best = self.solution
         return best is not None and (
             best.gap <= TOLERANCE or self.limits.budget_bytes is None and best.value - best.bound < 2

@@ -61,12 +61,13 @@ class SavedByCall:
 
 def saved_by_calls(replay: Replay, unit: Sequence[str], *, stops_early: bool) -> list[SavedByCall]:
     """Saved tensors of each call of the kept `unit` (a block, or the blocks of a segment) that saves any."""
-    calls = list(zip(*(replay.calls.get(fqn, []) for fqn in unit)))
-    births = _births_of_backward(replay, unit, calls)
-    each = (
-        _saved_by_call(replay, unit, members, ticks, stops_early=stops_early) for members, ticks in zip(calls, births)
-    )
-    return [call for call in each if call is not None]
+    key = (tuple(unit), stops_early)
+    if key not in replay.calls_of_units:
+        calls = list(zip(*(replay.calls.get(fqn, []) for fqn in unit)))
+        births = _births_of_backward(replay, unit, calls)
+        each = (_saved_by_call(replay, unit, *call, stops_early=stops_early) for call in zip(calls, births))
+        replay.calls_of_units[key] = [call for call in each if call is not None]
+    return list(replay.calls_of_units[key])
 
 
 def _saved_by_call(
@@ -79,7 +80,8 @@ def _saved_by_call(
         (replay.role[saved] == SAVED) & (replay.phase[np.minimum(died[saved], len(replay.line) - 1)] != FORWARD)
     ]
     own_outputs = _own_outputs(replay, unit[-1], members[-1])
-    saved = saved[~np.isin(saved, [entry for entry in members[-1].outputs if entry not in own_outputs])]
+    for entry in members[-1].outputs:
+        saved = saved if entry in own_outputs else saved[saved != entry]
     begins = int(births[0]) if len(births) else None
     if begins is None:
         freed = saved if len(saved) else _freed_in_backward(replay, members[0].inputs)
@@ -125,12 +127,12 @@ def _births_of_backward(replay: Replay, unit: Sequence[str], calls: Sequence[Seq
     if not calls:
         return []
     alone = [name for name in replay.called_alone if any(is_within(name, fqn) and name != fqn for fqn in unit)]
-    entries = np.setdiff1d(
-        np.concatenate([replay.below(fqn) for fqn in unit]),
-        np.concatenate([NOTHING, *(replay.below(name) for name in alone)]),  # backward of a call outside of the unit
-    )
+    entries = np.concatenate([replay.below(fqn) for fqn in unit])
+    if alone:  # backward of a call outside of the unit
+        entries = np.setdiff1d(entries, np.concatenate([replay.below(name) for name in alone]))
     births = replay.born[entries]
-    births = np.sort(births[(births > calls[0][-1].end) & np.isin(replay.phase[births], (RECOMPUTE, BACKWARD))])
+    phase = replay.phase[births]
+    births = np.sort(births[(births > calls[0][-1].end) & ((phase == RECOMPUTE) | (phase == BACKWARD))])
     places = np.searchsorted(births, [members[0].first for members in calls]).tolist()
     ends = [*places[1:], len(births)]
     return [births[place:end] if places.count(place) == 1 else births[:0] for place, end in zip(places, ends)]
@@ -150,17 +152,16 @@ def _leaves(replay: Replay, saved: NDArray[np.intp], members: Sequence[Call], ow
 
     An output inside a segment is freed after the next block.
     """
-    born = replay.born[saved]
+    born = replay.born[saved]  # ascending
     leaves = np.zeros(len(born), dtype=np.int64)
     for call, following in zip(members, [*members[1:], members[-1]]):
-        here = (born > call.first) & (born <= call.end)
-        if here.any():
-            last = born[here].max()
-            leaves[here] = last + 1
+        here, behind = np.searchsorted(born, (call.first, call.end), side="right")
+        if here < behind:
+            last = born[behind - 1]
+            leaves[here:behind] = last + 1
             then = int(replay.results[np.searchsorted(replay.results, last, side="right")])
-            leaves[here & (born == last)] = (then if then <= call.end else last) + 1
-            output = here & (born == last) & (call is not following)
-            leaves[output] = following.end + 1
+            output = np.searchsorted(born, last)
+            leaves[output:behind] = (then if then <= call.end else last) + 1 if call is following else following.end + 1
     leaves = np.minimum(leaves, replay.let_go[saved])
     for entry in own_outputs:
         used, returned = replay.used_until.get(entry, -1), replay.returned_until.get(entry, 0)
@@ -229,10 +230,7 @@ def _with_statistics(replay: Replay, norms: Sequence[str], call: SavedByCall, in
 
 def norms_below(graph: ModelGraph, blocks: Sequence[str]) -> list[str]:
     """Norms with running statistics in `blocks`."""
-    return [
-        one.fqn for one in graph.blocks
-        if one.running_statistics and not graph.children[one.fqn] and any(is_within(one.fqn, fqn) for fqn in blocks)
-    ]  # fmt: skip
+    return [name for name in graph.norms if any(is_within(name, fqn) for fqn in blocks)]
 
 
 def results_unknown(replay: Replay, save_ops: Iterable[str]) -> tuple[str, ...]:

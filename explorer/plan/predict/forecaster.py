@@ -53,7 +53,7 @@ class Forecaster:
         """The keep-all step; None if it cannot be derived from `run`, and nothing is forecast."""
         self._graph = graph
         self._timed = with_equal_times(self.baseline, graph) if self.baseline and graph else self.baseline
-        self._replay = None if self.baseline is None else Replay.of(self.baseline, graph)
+        self.replay = None if self.baseline is None else Replay.of(self.baseline, graph)
         self._saved: dict[tuple[Unit, Policy, tuple[str, ...]], list[SavedByCall]] = {}
 
     def forecast(self, policy: Policy) -> Forecast:
@@ -109,7 +109,7 @@ class Forecaster:
 
     def _replay_of(self, policy: Policy) -> Replay | None:
         """The replay; None if the timeline does not show the results that units of `policy` would keep."""
-        replay = self._replay
+        replay = self.replay
         if replay is None:
             return None
         keeping = (unit.save_ops for unit in policy.units if unit.save_ops)

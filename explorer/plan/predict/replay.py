@@ -14,7 +14,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,6 +128,8 @@ class Replay:
     """The innermost blocks that save an input or output of a block, by entry; see `Block.outputs_saved_in`."""
     saved_outside: dict[str, tuple[bool, ...]]
     """Whether other blocks save each output of a block, by block; see `Block.outputs_saved_outside`."""
+    calls_of_units: dict[object, list[Any]] = field(default_factory=dict)
+    """Results of `saved_by_calls` in calls.py, which a planner and its forecasts share."""
 
     @classmethod
     def of(cls, measurement: Measurement, graph: ModelGraph | None) -> Replay | None:

@@ -87,11 +87,17 @@ def _kept_flops(measurement: Measurement, graph: ModelGraph | None, unit: Unit, 
     return flops
 
 
-def stops_inside(graph: ModelGraph | None, unit: Unit, child: Unit) -> bool:
-    """True if the last tensor that `unit` saves is saved in its inner unit `child`."""
+def stops_in(graph: ModelGraph | None, unit: Unit) -> str:
+    """The block in which `unit` saves its last tensor, where a rerun stops; the empty string: unknown."""
     blocks = run_again(graph, unit.blocks, Policy())
     last = graph.by_fqn.get(blocks[-1]) if graph is not None and blocks else None
-    return last is not None and any(is_within(last.last_saved_in, fqn) for fqn in child.blocks if last.last_saved_in)
+    return "" if last is None else last.last_saved_in
+
+
+def stops_inside(graph: ModelGraph | None, unit: Unit, child: Unit) -> bool:
+    """True if the last tensor that `unit` saves is saved in its inner unit `child`."""
+    stop = stops_in(graph, unit)
+    return bool(stop) and any(is_within(stop, fqn) for fqn in child.blocks)
 
 
 def unit_ms(
@@ -125,6 +131,8 @@ def unit_ms(
 
 def rerun_share(cost: MeasuredBlock, stops_in: Block | None, *, kept: Collection[str] = ()) -> float | None:
     """The share of a block's forward that runs again; only up to its last saved tensor if the rerun `stops_in` it."""
+    if stops_in is None and not kept:
+        return 1.0
     if not cost.operator_ms:
         if kept:
             return None
