@@ -213,7 +213,7 @@ class ModelGraph(Record, rename={"chain": "spine"}):  # its name in documents
     @cached_property
     def norms(self) -> tuple[str, ...]:
         """Blocks without children that have running statistics."""
-        return tuple(one.fqn for one in self.blocks if one.running_statistics and not self.children[one.fqn])
+        return tuple(block.fqn for block in self.blocks if block.running_statistics and not self.children[block.fqn])
 
     @cached_property
     def next_in_turn(self) -> dict[str, str]:

@@ -93,9 +93,9 @@ class Planner:
     def _of_every_stretch(self) -> Planner | None:
         """A second planner, of every stretch of a chain and of few other choices; None if the first has every stretch,
         or the model is no chain."""
-        units = beside_every_stretch(self._graph, [one.unit for one in self.candidates.units])
-        offered = {one.unit.blocks for one in self.candidates.units}
-        if isinstance(self._program, ChainProgram) or all(isinstance(one, Unit) or one in offered for one in units):
+        units = beside_every_stretch(self._graph, [candidate.unit for candidate in self.candidates.units])
+        offered = {candidate.unit.blocks for candidate in self.candidates.units}
+        if isinstance(self._program, ChainProgram) or all(isinstance(unit, Unit) or unit in offered for unit in units):
             return None
         other = copy.copy(self)
         other._choices, other._floor, other._beside = replace(self._choices, among=units), None, None
@@ -141,7 +141,7 @@ class Planner:
     @property
     def offered(self) -> tuple[Unit, ...]:
         """Every unit that a plan may recompute."""
-        return tuple(dict.fromkeys(one.unit for planner in self._both for one in planner.candidates.units))
+        return tuple(dict.fromkeys(candidate.unit for planner in self._both for candidate in planner.candidates.units))
 
     def policy(self, chosen: Sequence[int]) -> Policy:
         """The policy that recomputes the candidates `chosen`."""
@@ -185,7 +185,7 @@ class Planner:
         `seconds`: for all plans together but the floor. A plan leaves its unused time to later plans.
         """
         ends = time.monotonic() + seconds - self._seconds / 2
-        lowest = min(one._program.lowest_bytes() for one in self._both)
+        lowest = min(planner._program.lowest_bytes() for planner in self._both)
         last = self.within(self.keep_all_bytes)
         yield last
         budgets = np.linspace(self.keep_all_bytes, lowest, n_points + 1)[1:-1].astype(int).tolist()
@@ -208,8 +208,8 @@ class Planner:
     def _cheapest(self, budget_bytes: int, *, seconds: float | None = None) -> Plan | None:
         plans: list[Plan] = []
         for planner in self._both:
-            known = min((plan.extra_cost for plan in plans), default=math.inf)
-            limits = Limits(budget_bytes=budget_bytes, seconds=seconds or self._seconds, known=known)
+            rival = min((plan.extra_cost for plan in plans), default=math.inf)
+            limits = Limits(budget_bytes=budget_bytes, seconds=seconds or self._seconds, rival=rival)
             solution = planner._program.solve(limits)
             if solution is not None:
                 plans.append(planner._plan(solution, budget_bytes=budget_bytes))
@@ -222,8 +222,8 @@ class Planner:
         most_cost = None if more_time is None else more_time * self.candidates.step_cost
         plans: list[Plan] = []
         for planner in self._both:
-            known = min((float(plan.step_peak_bytes) for plan in plans), default=math.inf)
-            limits = Limits(most_cost=most_cost, seconds=seconds or self._seconds, known=known)
+            rival = min((float(plan.step_peak_bytes) for plan in plans), default=math.inf)
+            limits = Limits(most_cost=most_cost, seconds=seconds or self._seconds, rival=rival)
             lowest = planner._program.solve(limits)
             if lowest is None:  # time ran out before the first solution
                 lowest = planner._without_solver(most_cost)
@@ -240,17 +240,20 @@ class Planner:
         if self._beside is None:
             return best
         solved = [plan.certificate for plan in plans]
-        bounds = [one.bound for one in solved]
+        bounds = [certificate.bound for certificate in solved]
         if len(plans) < len(self._both):
             bounds = [planner._program.bound for planner in self._both]
-        bound, chosen = min(*bounds, value(best)), value(best)
-        own = self._certificate(Solution(chosen=(), value=chosen, bound=bound, n_rows=0, n_solves=0))
+        solution = Solution(
+            chosen=(),
+            value=value(best),
+            bound=min(*bounds, value(best)),
+            n_rows=sum(certificate.n_rows for certificate in solved),
+            n_solves=sum(certificate.n_solves for certificate in solved),
+        )
         certificate = msgspec.structs.replace(
-            own,
-            n_rows=sum(one.n_rows for one in solved),
-            n_solves=sum(one.n_solves for one in solved),
+            self._certificate(solution),
             n_levels=best.certificate.n_levels,
-            beside=self._beside._certificate(Solution(chosen=(), value=0, bound=0, n_rows=0, n_solves=0)).scope,
+            beside=self._beside._certificate(solution).scope,
         )
         return msgspec.structs.replace(best, certificate=certificate)
 

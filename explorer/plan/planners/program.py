@@ -48,7 +48,7 @@ class Limits:
     budget_bytes: int | None = None
     most_cost: float | None = None
     seconds: float = 3.0
-    known: float = math.inf
+    rival: float = math.inf
     """Value that another program reaches: a search whose bound is as high ends."""
 
 
@@ -310,7 +310,7 @@ class _Search:
     @property
     def done(self) -> bool:
         """True if the gap is within TOLERANCE, or below two bytes for a peak, or nothing better can be found."""
-        if self.bound >= self.limits.known * (1 - TOLERANCE):
+        if self.bound >= self.limits.rival * (1 - TOLERANCE):
             return True
         best = self.solution
         return best is not None and (
