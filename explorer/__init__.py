@@ -10,7 +10,7 @@ Importing this package is cheap: torch is imported by the first call that needs 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from explorer.record.policy import Policy, Unit
 
@@ -56,7 +56,7 @@ _WHERE = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in _WHERE:
         try:
             return getattr(import_module(_WHERE[name]), name)

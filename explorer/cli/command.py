@@ -122,7 +122,7 @@ def answer_console() -> Console:
     return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=_PIPE_WIDTH)
 
 
-def table_of(rows: Iterable[Mapping[str, Any]]) -> Table:
+def table_of(rows: Iterable[Mapping[str, object]]) -> Table:
     """A table of plain cells with a column for each key. Columns of figures are aligned to the right and not broken."""
     cells = [{name: "" if cell is None else str(cell) for name, cell in row.items()} for row in rows]
     table = Table(box=box.SIMPLE_HEAD, header_style="dim", padding=(0, 1))
@@ -142,7 +142,7 @@ def table_of(rows: Iterable[Mapping[str, Any]]) -> Table:
     return table
 
 
-def print_json(document: Any) -> None:
+def print_json(document: object) -> None:
     """Prints the document, which is all of stdout."""
     typer.echo(to_json(document))
 

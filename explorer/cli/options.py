@@ -39,7 +39,7 @@ in_model, in_step, in_ranks, in_limits, in_output = (
 """Options by their panel of `--help`."""
 
 
-def bounded(kind: type[Record], name: str, *flags: str, **options: Any) -> Any:
+def bounded(kind: type[Record], name: str, *flags: str, **options: Any) -> object:
     """An option within the limits of a record's field."""
     low, high = limits(kind, name)
     return typer.Option(*flags, min=low, max=high, **options)

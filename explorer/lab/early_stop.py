@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -98,10 +97,10 @@ class LayerRuns:
     begun: int = 0
     ended: int = 0
 
-    def begin(self, *hook_arguments: Any) -> None:
+    def begin(self, *hook_arguments: object) -> None:
         self.begun += 1
 
-    def end(self, *hook_arguments: Any) -> None:
+    def end(self, *hook_arguments: object) -> None:
         self.ended += 1
 
     def figures(self) -> tuple[LabFigure, ...]:

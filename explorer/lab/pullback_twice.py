@@ -10,7 +10,6 @@ twice, compares both gradients with the plain ones, and counts how often the blo
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +60,7 @@ def run(setting: Setting, bench: LabBench) -> Answer:
     return Answer(tuple(rows), drawn, tuple(_findings(rows)))
 
 
-def _count_call(calls: list[int], *hook_arguments: Any) -> None:
+def _count_call(calls: list[int], *hook_arguments: object) -> None:
     calls[0] += 1
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +55,7 @@ class Wrapper(nn.Module):
         super().__init__()
         self.inner = inner
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x: Tensor) -> object:
         return checkpoint(self.inner, x, use_reentrant=False)
 
 
@@ -72,10 +71,10 @@ def wrap(model: nn.Sequential, way: str) -> None:
             block.forward = _remembering(block.forward)
 
 
-def _remembering(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Any]:
+def _remembering(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], object]:
     """A function that remembers `forward`; a copy of the block gets the same function, and with it the old block."""
 
-    def checkpointed(x: Tensor) -> Any:
+    def checkpointed(x: Tensor) -> object:
         return checkpoint(forward, x, use_reentrant=False)
 
     return checkpointed

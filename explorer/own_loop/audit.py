@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -116,7 +115,7 @@ def _put_back(model: nn.Module) -> Iterator[ModelSnapshot]:
     """Restores all state at the end, including optimizers that stepped."""
     optimizers: dict[int, OptimizerSnapshot] = {}
 
-    def about_to_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def about_to_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
         if id(optimizer) not in optimizers:
             optimizers[id(optimizer)] = OptimizerSnapshot(optimizer)
 

@@ -11,7 +11,6 @@ Loss equality is never part of it.
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import torch
 from msgspec.structs import replace
@@ -79,7 +78,11 @@ class Judged:
 
 
 def judge(
-    reference_step: Step, candidate_step: Step, model: nn.Module, batch: Any, candidate_model: nn.Module | None = None
+    reference_step: Step,
+    candidate_step: Step,
+    model: nn.Module,
+    batch: object,
+    candidate_model: nn.Module | None = None,
 ) -> Judged:
     """Runs both programs from one state and compares their results tensor by tensor.
 

@@ -12,16 +12,16 @@ from explorer.own_loop.watch import WatchCallback
 class LightningCallback(WatchCallback, Callback):
     """Watches the optimizer steps of one fit, as `explorer.watch` does."""
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_start(self, trainer: object, pl_module: Any) -> None:
         """Begins the watch: the model is on its training device, and the optimizers exist."""
         self.begin(pl_module, None, type(pl_module).__name__)
 
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: object, pl_module: object, exception: BaseException) -> None:
         """Writes the file of a refused step, before the error leaves the trainer, and ends the watch."""
         if self.watch is not None and isinstance(exception, Exception):
             self.watch.refused(exception)
         self.end()
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_end(self, trainer: object, pl_module: object) -> None:
         """Ends the watch. Trainer calls this hook also after a stop."""
         self.end()

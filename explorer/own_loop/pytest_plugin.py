@@ -7,13 +7,12 @@ stands apart from guard.py, whose imports take time and need the extra `loop`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 
 @pytest.fixture(scope="session")
-def guard() -> Callable[..., Any]:
+def guard() -> Callable[..., object]:
     """`guard(model, policy="keep-all", **conditions)`: a training step to make assertions on."""
     from explorer.own_loop.guard import GuardedStep
 

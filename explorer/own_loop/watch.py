@@ -215,7 +215,7 @@ class Watch:
             self._forward_hook.remove()
         self._forward_hook = self._model.register_forward_hook(ModuleHook(self._after_forward), always_call=True)
 
-    def _after_forward(self, model: nn.Module, args: Any, output: Any) -> None:
+    def _after_forward(self, model: nn.Module, args: object, output: object) -> None:
         if torch.compiler.is_compiling():  # fullgraph=True refuses what cannot be traced
             return
         error = sys.exc_info()[1]
@@ -228,7 +228,7 @@ class Watch:
         (self._excepthook or sys.__excepthook__)(kind, error, traceback)
 
     @never_compiled
-    def _optimizer_steps(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _optimizer_steps(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         """Counts the steps of the first optimizer that holds parameters of the model."""
         if self._closed:
             return
@@ -246,7 +246,7 @@ class Watch:
                 self._hooks.callback(optimizer.register_step_post_hook(self._end_after_step).remove)
 
     @never_compiled
-    def _end_after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _end_after_step(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         with suppress(Exception):
             self._close(in_hook=True)
 
@@ -257,7 +257,7 @@ class Watch:
         self._hooks.callback(optimizer.register_step_post_hook(self._stepped).remove)
 
     @never_compiled
-    def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _stepped(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         if self._closed:
             return
         try:

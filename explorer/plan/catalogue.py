@@ -16,7 +16,6 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from explorer.errors import UnreadableFile, message_of
 from explorer.record.base import Record, from_msgpack
@@ -109,7 +108,7 @@ def _offered(parameters: Iterator[_Parameter]) -> FactoryArguments:
     return FactoryArguments(usual=usual, choices=choices)
 
 
-def _literal(node: ast.expr) -> Any:
+def _literal(node: ast.expr) -> object:
     try:
         return ast.literal_eval(node)
     except ValueError:

@@ -89,7 +89,7 @@ def _read(path: Path) -> tuple[tuple[int, float], Lesson]:
 
 def _literals(tree: ast.Module) -> dict[str, Any]:
     """The values of a lesson's literals, assigned one by one or side by side. Raises ValueError for any other value."""
-    literals: dict[str, Any] = {}
+    literals: dict[str, object] = {}
     for statement in tree.body:
         if isinstance(statement, ast.Assign):
             target = ast.unparse(statement.targets[0]).strip("()")
@@ -104,7 +104,7 @@ def _literals(tree: ast.Module) -> dict[str, Any]:
     return literals
 
 
-def _switches(written: Any) -> list[dict[str, Any]]:
+def _switches(written: Any) -> list[dict[str, object]]:
     try:
         return [
             {

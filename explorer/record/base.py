@@ -54,7 +54,7 @@ def column(values: Any = ()) -> Column:
     return array("q", values)
 
 
-def to_msgpack(record: Any) -> bytes:
+def to_msgpack(record: object) -> bytes:
     """The compact form: pipe and disk. Raises BadInput where a name or message cannot be written."""
     try:
         return msgspec.msgpack.encode(record, enc_hook=_column_to_bytes)
@@ -74,7 +74,7 @@ def from_msgpack(data: bytes, kind: type[T]) -> T:
         raise UnreadableFile(f"This is not a {kind_name(kind)}: {message_of(error)}.") from error
 
 
-def to_json(record: Any) -> bytes:
+def to_json(record: object) -> bytes:
     """The readable form: `--json`."""
     return msgspec.json.encode(record, enc_hook=_column_to_list)
 
@@ -87,12 +87,12 @@ def from_json(data: bytes | str, kind: type[T]) -> T:
         raise UnreadableFile(f"This is not a {kind_name(kind)}: {message_of(error)}.") from error
 
 
-def to_plain(record: Any) -> Any:
+def to_plain(record: object) -> Any:
     """Dictionaries, lists, numbers and strings: for YAML and for session state."""
     return msgspec.to_builtins(record, enc_hook=_column_to_list)
 
 
-def from_plain(plain: Any, kind: type[T]) -> T:
+def from_plain(plain: object, kind: type[T]) -> T:
     """Reads what `to_plain` gave, strictly. Raises UnreadableFile that names the field at fault."""
     try:
         return msgspec.convert(plain, type=kind, dec_hook=_to_column)
@@ -100,12 +100,12 @@ def from_plain(plain: Any, kind: type[T]) -> T:
         raise UnreadableFile(f"This is not a {kind_name(kind)}: {message_of(error)}.") from error
 
 
-def kind_name(kind: Any) -> str:
+def kind_name(kind: object) -> str:
     """The record's name as it stands in messages."""
     return getattr(kind, "__name__", str(kind))
 
 
-def _column_to_bytes(value: Any) -> Any:
+def _column_to_bytes(value: object) -> object:
     if isinstance(value, array):
         if sys.byteorder == "big":
             value = array(value.typecode, value)
@@ -114,13 +114,13 @@ def _column_to_bytes(value: Any) -> Any:
     raise NotImplementedError(f"{type(value).__name__} does not belong in a record")
 
 
-def _column_to_list(value: Any) -> Any:
+def _column_to_list(value: object) -> object:
     if isinstance(value, array):
         return value.tolist()
     raise NotImplementedError(f"{type(value).__name__} does not belong in a record")
 
 
-def _to_column(kind: type, value: Any) -> Any:
+def _to_column(kind: type, value: Any) -> object:
     if kind is array or getattr(kind, "__origin__", None) is array:
         if isinstance(value, bytes):
             if len(value) % 8:

@@ -6,7 +6,7 @@ operators are source lines.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from explorer.record.base import Count, Record
 from explorer.record.measurement import Measurement
@@ -89,7 +89,7 @@ class MemoryHistory(Record):
     def by_device(self) -> dict[str, Measurement]:
         return {device.label: run for device, run in zip(self.devices, self.runs)}
 
-    def headlines(self) -> dict[str, Any]:
+    def headlines(self) -> dict[str, object]:
         """The derived figures of the list of runs: those of the fullest device."""
         full = max(self.devices, key=lambda device: device.reserved_bytes or device.requested_bytes or 0)
         names = ("requested_bytes", "allocated_bytes", "reserved_bytes", "stranded_bytes")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta
 from msgspec.structs import replace
@@ -367,7 +367,7 @@ class RecordedRanks(Record):
             return self.fullest.spec
         return replace(self.fullest.spec, model=ModelRef(target=f"{RECORDED}{self.recorded_in}"))
 
-    def headlines(self) -> dict[str, Any]:
+    def headlines(self) -> dict[str, object]:
         """The derived figures of the list of runs: those of the fullest rank, by name."""
         run = self.fullest
         return {

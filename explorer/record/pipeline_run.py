@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -239,7 +239,7 @@ class PipelineRun(Record):
         """The measured timing to show: clocks of concurrent ranks, or else the composed timing."""
         return self.wall or self.composed
 
-    def headlines(self) -> dict[str, Any]:
+    def headlines(self) -> dict[str, object]:
         """The derived figures `--json` prints beside the record, under these very names."""
         forecast = self.timing
         return {

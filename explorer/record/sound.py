@@ -53,7 +53,7 @@ def _unsound(record: Record) -> Iterator[str]:
 def _graph(graph: ModelGraph) -> Iterator[str]:
     names = set(graph.by_fqn)
     inside = names | {join.id for join in graph.joins} | {INPUT}
-    named: dict[str, tuple[set[Any], set[Any]]] = {
+    named: dict[str, tuple[set[object], set[Any]]] = {
         "parent": ({block.parent for block in graph.blocks}, names | {None}),
         "block before": ({block.follows for block in graph.blocks}, names | {None, ""}),
         "repeated block": ({block.repeat_of for block in graph.blocks}, names | {None}),

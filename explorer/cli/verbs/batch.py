@@ -6,7 +6,7 @@ With `--predict --card b200` the budget is the card: its allocator has to be abl
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -120,7 +120,7 @@ def _print(argument: str, limit: int | None, predicted: Sized, confirmed: Measur
         print_card(console, memory)
 
 
-def _document(argument: str, limit: int | None, predicted: Sized, confirmed: Measurement) -> dict[str, Any]:
+def _document(argument: str, limit: int | None, predicted: Sized, confirmed: Measurement) -> dict[str, object]:
     return {
         "argument": argument,
         "largest": predicted.size,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -107,7 +107,7 @@ class PlanOptions:
             )
         return parse_bytes(self.cap)
 
-    def changes(self) -> dict[str, Any]:
+    def changes(self) -> dict[str, object]:
         """Requested fields of the plan, without the stages. Raises InvalidPlan, UnreadableFile."""
         if self.rows is not None and self.schedule is not None:
             raise InvalidPlan(

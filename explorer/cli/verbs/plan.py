@@ -147,7 +147,7 @@ def _confirmed(
     return last
 
 
-def _document(last: Confirmation, first: Measurement, *, met: bool) -> dict[str, Any]:
+def _document(last: Confirmation, first: Measurement, *, met: bool) -> dict[str, object]:
     def part(chosen: Plan, run: Measurement) -> dict[str, Any]:
         derived = {"cost_ratio": chosen.cost_ratio, "proven": chosen.proven}
         document = {"plan": {**to_plain(chosen), **derived}, "measured": figures(run)}

@@ -36,7 +36,7 @@ from explorer.record.failure import Failure
 from explorer.record.measurement import Measurement, Samples, Times
 from explorer.record.policy import Policy
 
-Step = Callable[[OnPhase], Any]
+Step = Callable[[OnPhase], object]
 """A training step. It calls its argument at the begin of each phase."""
 BlockTimes = dict[tuple[str, bool], float]
 """Milliseconds by (block, runs again)."""
@@ -66,7 +66,7 @@ class Bench:
     def time(self, on_phase: OnPhase = ignore, step: Step | None = None) -> dict[str, float]:
         """Milliseconds of one step by phase, and of the whole as `step`."""
         clock = self.clock
-        marks: list[tuple[str, Any]] = []
+        marks: list[tuple[str, object]] = []
 
         def mark(phase: Phase) -> None:
             marks.append((phase, clock.mark()))
@@ -216,7 +216,7 @@ class Readings:
 class _BlockFrame(Frame):
     def __init__(self) -> None:
         super().__init__()
-        self.entered: list[tuple[int, bool, Any]] = []
+        self.entered: list[tuple[int, bool, object]] = []
         """(block, runs again, mark) of each block that is running."""
 
 
@@ -224,16 +224,16 @@ class _BlockWatch(Listener):
     """Times the blocks of one step."""
 
     def __init__(self, clock: Clock) -> None:
-        self.spans: list[tuple[int, bool, bool, Any, Any]] = []
+        self.spans: list[tuple[int, bool, bool, object, object]] = []
         """(block, runs again, outermost, first mark, last mark)"""
         self._clock = clock
         self._phase: Phase = "forward"
 
-    def entered(self, block: int, frame: Any, inputs: Any) -> None:
+    def entered(self, block: int, frame: Any, inputs: object) -> None:
         again = bool(frame.reruns) or self._phase == "backward"
         frame.entered.append((block, again, self._clock.mark()))
 
-    def left(self, block: int, frame: Any, output: Any) -> None:
+    def left(self, block: int, frame: Any, output: object) -> None:
         entered, again, first = frame.entered.pop()
         self.spans.append((entered, again, not frame.entered, first, self._clock.mark()))
 
@@ -246,14 +246,14 @@ class _OperatorWatch(BlockWatch):
 
     def __init__(self, model: nn.Module, clock: Clock) -> None:
         super().__init__(model)
-        self.spans: list[tuple[frozenset[int], str, Any, Any]] = []
+        self.spans: list[tuple[frozenset[int], str, object, object]] = []
         """(blocks that are running, operator, first mark, last mark)"""
         self.n_saved: Counter[int] = Counter()
         self._clock = clock
         self._phase: Phase = "forward"
         self._running: frozenset[int] = frozenset()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         if self._phase == "backward" or not self._running:
             return func(*args, **(kwargs or {}))
         first = self._clock.mark()
@@ -264,10 +264,10 @@ class _OperatorWatch(BlockWatch):
     def saved(self, _: Tensor) -> None:
         self.n_saved.update(self._running)
 
-    def entered(self, block: int, frame: Any, inputs: Any) -> None:
+    def entered(self, block: int, frame: Any, inputs: object) -> None:
         self._running = frozenset(frame.stack[1:])
 
-    def left(self, block: int, frame: Any, output: Any) -> None:
+    def left(self, block: int, frame: Any, output: object) -> None:
         self._running = frozenset(frame.stack[1:])
 
     def on_phase(self, phase: Phase) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import statistics
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -126,7 +126,7 @@ class _Sweep:
     def __init__(self, clock: Clock) -> None:
         self._memory = bytearray(b"\x01") * SWEPT_BYTES  # never written, all of it would be one page of zeros
         self._clock = clock
-        self._spans: list[tuple[Any, Any]] = []
+        self._spans: list[tuple[object, object]] = []
 
     def __call__(self, _: Tensor | None = None) -> None:
         begun = self._clock.mark()

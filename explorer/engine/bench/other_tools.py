@@ -61,11 +61,11 @@ def replace_units(policy: Policy, block: str) -> Policy:
     return Policy.recompute([block], **options)
 
 
-def _inputs_of(loaded: Loaded, block: str) -> tuple[Any, Any]:
+def _inputs_of(loaded: Loaded, block: str) -> tuple[object, object]:
     modules = dict(loaded.model.named_modules())
     if block not in modules:
         raise BadInput(f"The model has no block {block!r}.", hint=nearest(block, modules))
-    calls: list[Any] = []
+    calls: list[object] = []
     hook = modules[block].register_forward_pre_hook(lambda _, *inputs: calls.append(inputs), with_kwargs=True)
     try:
         with blaming(loaded.ref, loaded.inputs, "forward"), torch.no_grad():

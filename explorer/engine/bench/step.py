@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -45,19 +44,19 @@ class Trainee:
     spec: RunSpec
     device: torch.device
     model: nn.Module
-    inputs: Any
-    targets: Any
-    loss_function: Callable[[Any, Any], torch.Tensor]
+    inputs: object
+    targets: object
+    loss_function: Callable[[object, object], torch.Tensor]
     optimizer: torch.optim.Optimizer | None
     handle: PolicyHandle
     whole: nn.Module | None = None
     """The module to call: DistributedDataParallel around `model`. None: `model` itself."""
     left_behind: str = ""
     """Why the trainee's model differs from the given model; empty if the two are equal."""
-    output: Any = None
+    output: object = None
     """What the model returned last, until the step is over; None if the spec does not hold it."""
 
-    def microbatches(self) -> Iterator[tuple[Any, Any]]:
+    def microbatches(self) -> Iterator[tuple[object, object]]:
         """(inputs, targets) of each microbatch: views of the batch, split along dimension 0."""
         yield from split(self.inputs, self.targets, self.spec.n_accumulation)
 
@@ -90,7 +89,7 @@ def trainee_of(spec: RunSpec, loaded: Loaded, split_model: SplitModel | None = N
     optimizer = None if spec.forward_only else build_optimizer(model, spec)
     seed_everything(spec.seed)
 
-    def loss(output: Any, targets: Any) -> torch.Tensor:
+    def loss(output: object, targets: object) -> torch.Tensor:
         return loaded.loss(output, targets=targets, trains=not spec.forward_only)
 
     return Trainee(
@@ -149,7 +148,7 @@ def optimizer_step(trainee: Trainee, on_phase: OnPhase) -> None:
     trainee.output = None
 
 
-def _loss(trainee: Trainee, inputs: Any, targets: Any) -> torch.Tensor:
+def _loss(trainee: Trainee, inputs: object, targets: object) -> torch.Tensor:
     """The loss. Unless the spec holds the output, backward starts with nothing but what autograd keeps."""
     with autocast(trainee), torch.no_grad() if trainee.spec.forward_only else nullcontext():
         output = call(trainee.whole or trainee.model, inputs)
@@ -233,7 +232,7 @@ def build_optimizer(model: nn.Module, spec: RunSpec) -> torch.optim.Optimizer | 
     return None
 
 
-def split(inputs: Any, targets: Any, n_parts: int) -> list[tuple[Any, Any]]:
+def split(inputs: object, targets: object, n_parts: int) -> list[tuple[object, object]]:
     """Equal parts of a batch, as views: tensors with the batch's dimension 0 are cut, other tensors stay whole.
 
     The first tensor of `inputs` sets the batch's dimension 0. Raises BadInput if `n_parts` does not divide it.

@@ -60,9 +60,9 @@ class _LoopTracker(Tracker):
             for name in names:
                 setattr(owner, name, self._safely(getattr(owner, name)))
 
-    def _safely(self, function: Callable[..., Any]) -> Callable[..., None]:
+    def _safely(self, function: Callable[..., object]) -> Callable[..., None]:
         @never_compiled
-        def noted(*args: Any, **kwargs: Any) -> None:
+        def noted(*args: object, **kwargs: object) -> None:
             try:
                 if self.trouble is None:
                     function(*args, **kwargs)
@@ -179,13 +179,13 @@ def _borders(tracker: _LoopTracker) -> Iterator[None]:
     """Announces the phases backward and optimizer at their begin, and `between` at their end."""
 
     @never_compiled
-    def steps(optimizer: Any, args: Any, kwargs: Any) -> Any:
+    def steps(optimizer: object, args: Any, kwargs: Any) -> Any:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
             tracker.on_phase("optimizer")
             return None
 
-        def closed() -> Any:  # forward and backward run inside the optimizer's step, as in Lightning
+        def closed() -> object:  # forward and backward run inside the optimizer's step, as in Lightning
             loss = closure()
             tracker.on_phase("optimizer")
             return loss

@@ -14,7 +14,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from msgspec import structs
@@ -316,7 +316,7 @@ def _moved_parameters(baseline: Outcome, candidate: Outcome, yardsticks: Yardsti
             yield _state_diff(diff, block=diff.name.rpartition(".")[0], kind=kind, step=1)
 
 
-def _furthest(key: StateKey, step: int, values: list[Any], yardsticks: Yardsticks) -> StateDiff:
+def _furthest(key: StateKey, step: int, values: list[object], yardsticks: Yardsticks) -> StateDiff:
     """The largest difference within one attribute. `values` are of baseline, candidate, rerun and reference."""
     left, right, rerun, exact = (dict(leaves(value)) if value is not None else {} for value in values)
     yardstick = yardsticks.yardstick(_tensors(rerun), _tensors(exact))
@@ -329,7 +329,7 @@ def _furthest(key: StateKey, step: int, values: list[Any], yardsticks: Yardstick
     return replace(furthest, baseline_value=short_text(values[0]), candidate_value=short_text(values[1]))
 
 
-def _part(path: str, left: dict[str, Any], right: dict[str, Any], yardstick: Yardstick) -> TensorDiff:
+def _part(path: str, left: dict[str, object], right: dict[str, object], yardstick: Yardstick) -> TensorDiff:
     one, other = (_tensors({path: side[path]}).get(path) if path in side else None for side in (left, right))
     if one is not None and other is not None:
         return difference(TensorDiff, path, one, other, yardstick)
@@ -339,7 +339,7 @@ def _part(path: str, left: dict[str, Any], right: dict[str, Any], yardstick: Yar
     return TensorDiff(name=path, shape=(), dtype=kind, presence=presence, bitwise=equal)
 
 
-def _tensors(parts: Mapping[str, Any]) -> dict[str, Tensor | None]:
+def _tensors(parts: Mapping[str, object]) -> dict[str, Tensor | None]:
     """The parts that are tensors or floats; a Python float becomes a float64 tensor."""
     return {
         path: part if isinstance(part, Tensor) else torch.tensor(part, dtype=torch.float64)

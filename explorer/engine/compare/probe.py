@@ -14,7 +14,6 @@ import itertools
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import torch
@@ -42,7 +41,7 @@ _LEAST_S = 0.5
 """Least time for the runs of all blocks, for steps that are shorter."""
 
 Fingerprints = Mapping[str, bytes]
-Calls = list[tuple[nn.Module, Any]]
+Calls = list[tuple[nn.Module, object]]
 
 
 @dataclass(frozen=True)
@@ -140,8 +139,8 @@ def _first_step(trainee: Trainee, fqns: tuple[str, ...]) -> tuple[Fingerprints, 
     modules = dict(trainee.model.named_modules())
     forward = True
 
-    def keep(fqn: str) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+    def keep(fqn: str) -> object:
+        def hook(module: nn.Module, args: object, kwargs: object) -> None:
             if forward:
                 calls[fqn].append((module, copy_batch((args, kwargs))))
 
@@ -182,6 +181,6 @@ def _left(trainee: Trainee, loss: float) -> Fingerprints:
     return left | RngState.capture(model).positions() | {"loss": repr(loss).encode()}
 
 
-def _set_forward(replaced: list[tuple[nn.Module, Any]]) -> None:
+def _set_forward(replaced: list[tuple[nn.Module, object]]) -> None:
     for module, forward in replaced:
         vars(module)["forward"] = forward

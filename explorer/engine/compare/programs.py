@@ -47,7 +47,7 @@ from explorer.engine.watch.uncompiled import compiler_off
 from explorer.record.policy import KEEP_ALL
 from explorer.record.run import RunSpec
 
-Step = Callable[[nn.Module, Any], Any]
+Step = Callable[[nn.Module, object], object]
 """One training step: runs forward and backward of a model on a batch, both arguments."""
 
 
@@ -109,7 +109,7 @@ class SpecProgram:
         return self._loaded.model if self._trainee is None else self._trainee.model
 
     @property
-    def batches(self) -> dict[str, Any]:
+    def batches(self) -> dict[str, object]:
         return {"inputs": self.trainee.inputs, "targets": self.trainee.targets}
 
     def take_step(self, lead: Tensors) -> float:
@@ -178,7 +178,7 @@ class StepProgram:
 
     step: Step
     model: nn.Module
-    batch: Any
+    batch: object
     parameters: tuple[str, ...] = ()
     """Plain names of the parameters that are compared."""
     dtype: torch.dtype | None = None
@@ -214,7 +214,7 @@ class StepProgram:
     def end(self) -> None:
         """Frees nothing: the model is the user's own."""
 
-    def _cast(self, leaf: Any) -> Any:
+    def _cast(self, leaf: object) -> object:
         if self.dtype is None or not isinstance(leaf, Tensor) or not leaf.is_floating_point():
             return leaf
         return leaf.detach().to(self.dtype).requires_grad_(leaf.requires_grad)
@@ -236,7 +236,7 @@ class StepProgram:
         value = loss.item() if isinstance(loss, Tensor) and loss.numel() == 1 else math.nan
         return None if math.isnan(value) else value
 
-    def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         self.stepped = True
         if id(optimizer) not in self.optimizers:
             self.optimizers[id(optimizer)] = OptimizerSnapshot(optimizer)
@@ -249,7 +249,7 @@ class StepProgram:
                 self._lent.append((parameter.grad, parameter.grad.clone()))
                 parameter.grad.copy_(_laid_out_as(parameter.grad, gradient))
 
-    def _after_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _after_optimizer(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         """Restores the program's gradients: a step that does not zero its gradients adds to them."""
         for lent, gradient in self._lent:
             lent.copy_(gradient)
@@ -286,7 +286,7 @@ class StepProgram:
     def observed(self) -> Iterator[None]:
         """Reads `formats` in the run inside: outputs show autocast, gradients do not."""
 
-        def look(module: nn.Module, inputs: Any, output: Any) -> None:
+        def look(module: nn.Module, inputs: object, output: object) -> None:
             leaves = (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and is_floating(leaf))
             self.formats.update(leaf.dtype for leaf in leaves)
 
@@ -299,7 +299,7 @@ Program = SpecProgram | StepProgram
 
 @contextmanager
 def step_programs(
-    sides: Sequence[tuple[Step, nn.Module]], batch: Any, parameters: tuple[str, ...]
+    sides: Sequence[tuple[Step, nn.Module]], batch: object, parameters: tuple[str, ...]
 ) -> Iterator[list[StepProgram]]:
     """Programs over the same parameters. All models, and all optimizers that stepped, are restored at the end."""
     programs = [StepProgram(step, model, batch, parameters) for step, model in sides]
@@ -335,7 +335,7 @@ def state_of(program: Program) -> State:
     return {**program.state(), ("", "batch", "attribute"): plain_copy(list(program.batches.values()))}
 
 
-def input_gradients(batches: Mapping[str, Any]) -> Iterator[tuple[str, Tensor | None]]:
+def input_gradients(batches: Mapping[str, object]) -> Iterator[tuple[str, Tensor | None]]:
     """Gradients of the leaves of the batch that require one, by path in the batch."""
     for name, batch in batches.items():
         for path, leaf in tree_flatten_with_path(batch)[0]:

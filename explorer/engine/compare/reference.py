@@ -106,7 +106,7 @@ class SameDraws(DispatchMode):
         super().__init__()
         self._dtype = dtype
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         kwargs = kwargs or {}
         name = func._schema.name
         if name.removesuffix("_") not in _DRAWS:
@@ -119,11 +119,11 @@ class SameDraws(DispatchMode):
         wide = kwargs.get("dtype") is torch.float64 or any(_is_double(value) for value in args)
         return drawn.double() if wide and drawn.is_floating_point() else drawn
 
-    def _narrow(self, value: Any) -> Any:
+    def _narrow(self, value: Any) -> object:
         return value.to(self._dtype) if _is_double(value) else value
 
 
-def _is_double(value: Any) -> bool:
+def _is_double(value: object) -> bool:
     return isinstance(value, Tensor) and value.dtype is torch.float64
 
 
@@ -137,7 +137,7 @@ class Branches(DispatchMode):
         super().__init__()
         self.decisions: deque[Tensor] = deque()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         out = func(*args, **(kwargs or {}))
         name = func._schema.name
         if name.removesuffix("_") == _RELU:
@@ -154,7 +154,7 @@ class SameBranches(DispatchMode):
         super().__init__()
         self._decisions = decisions
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         name = func._schema.name
         if name.removesuffix("_") == _RELU:
             passed = _passing(args[0], self._decisions.popleft())

@@ -50,7 +50,7 @@ class RerunDraws(BlockWatch):
         self.others: Counter[str] = Counter()
         """Number of such draws that forward did not make, by block; the empty string is the model itself."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         result = func(*args, **(kwargs or {}))
         if (draw := random_numbers(func, args, kwargs or {}, result)) is not None:
             earlier = self._forward[draw.shape]
@@ -99,12 +99,12 @@ class DrawWatch(BlockWatch):
         """One entry for each block that drew inside a recomputed unit, in the order of the model."""
         return tuple(sorted(self._masks.values(), key=lambda mask: self.scopes.index[mask.block]))
 
-    def entered(self, block: int, frame: Frame, inputs: Any) -> None:
+    def entered(self, block: int, frame: Frame, inputs: object) -> None:
         again = bool(frame.reruns) and frame.reruns[-1] == block
         if block in self._last and not (again and block in self._segments):
             self._open.append(_Call(block, self._last[block], again))
 
-    def left(self, block: int, frame: Frame, output: Any) -> None:
+    def left(self, block: int, frame: Frame, output: object) -> None:
         if self._open and block == self._open[-1].ends_with:
             self._close()
 
@@ -125,7 +125,7 @@ class DrawWatch(BlockWatch):
         elif waiting:
             self._compare(waiting.pop(), call)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         result = func(*args, **(kwargs or {}))
         if self._open and (draw := random_numbers(func, args, kwargs or {}, result)) is not None:
             for call in self._open:
@@ -150,7 +150,7 @@ def _n_unequal(first: Tensor, second: Tensor) -> int:
     return int((first != second).sum()) if first.shape == second.shape else first.numel()
 
 
-def random_numbers(func: Any, args: Any, kwargs: Any, result: Any) -> Tensor | None:
+def random_numbers(func: Any, args: object, kwargs: object, result: Any) -> Tensor | None:
     """The random numbers of one call, safe from later writes: masks as booleans, other numbers as copies."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return None
@@ -165,7 +165,7 @@ def random_numbers(func: Any, args: Any, kwargs: Any, result: Any) -> Tensor | N
     return result.detach().clone() if isinstance(result, Tensor) else None
 
 
-def _argument(func: Any, args: Any, kwargs: Any, name: str) -> Any:
+def _argument(func: Any, args: Any, kwargs: Any, name: str) -> object:
     """The value of the argument `name` of `func`, by position or keyword, else its default."""
     for i, argument in enumerate(func._schema.arguments):
         if argument.name == name:
@@ -225,14 +225,14 @@ class Forwards:
         inputs: dict[str, list[Sketch]] = defaultdict(list)
 
         def enter(fqn: str) -> Any:
-            def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            def hook(module: nn.Module, args: object, kwargs: object) -> None:
                 self.order.setdefault(fqn)
                 inputs[fqn].append(_sketch((args, kwargs)))
 
             return hook
 
         def leave(fqn: str) -> Any:
-            def hook(module: nn.Module, args: Any, output: Any) -> None:
+            def hook(module: nn.Module, args: object, output: object) -> None:
                 given = inputs[fqn].pop()
                 if torch._C._current_graph_task_id() == -1:  # a forward inside backward is a recompute
                     self.calls[fqn, counts[fqn]] = (given, _sketch(output), _description(module))
@@ -270,11 +270,11 @@ def _description(module: nn.Module) -> str:
     return f"{type(module).__name__}{own}{'' if module.training else ' in eval mode'}"
 
 
-def _sketch(values: Any) -> Sketch:
+def _sketch(values: object) -> Sketch:
     return tuple(_of_tensor(leaf.detach()) for leaf in tree_leaves(values) if isinstance(leaf, Tensor))
 
 
-def _of_tensor(tensor: Tensor) -> tuple[Any, ...]:
+def _of_tensor(tensor: Tensor) -> tuple[object, ...]:
     flat = in_double(tensor).flatten()
     if flat.is_complex():
         flat = torch.view_as_real(flat).flatten()

@@ -43,7 +43,7 @@ class CudaRecorder:
         self.device = device
         self.stacks = stacks
         self.log = AllocatorLog(time_ns=EMPTY, pointer=EMPTY, n_bytes=EMPTY)
-        self.snapshot: dict[str, Any] = {}
+        self.snapshot: dict[str, object] = {}
         self._before: dict[str, int] = {}
 
     def __enter__(self) -> Self:
@@ -139,7 +139,7 @@ def _require_history(stats: dict[str, int]) -> None:
 
 def _record_history(context: Literal["all"] | None) -> None:
     """Starts the history. torch 2.11 to 2.13 take the arguments by name; unknown arguments are left out."""
-    arguments: dict[str, Any] = {"stacks": "python", "max_entries": MAX_ENTRIES, "clear_history": True}
+    arguments: dict[str, object] = {"stacks": "python", "max_entries": MAX_ENTRIES, "clear_history": True}
     parameters = inspect.signature(torch.cuda.memory._record_memory_history).parameters
     if "max_entries" not in parameters:
         raise NotOnThisDevice(

@@ -58,7 +58,7 @@ LEFT_TO_THE_CPU = LOWER_ON_BOTH | _words(
 )
 """Operators whose rule of the CPU's autocast stays in force."""
 AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
-Kernel = Callable[..., Any]
+Kernel = Callable[..., object]
 Casts = dict[int, tuple[Tensor, Tensor]]
 """Parameters and their copies in half precision, by the parameter's id: autocast makes each copy once."""
 
@@ -108,7 +108,7 @@ def _rules(capability: tuple[int, ...], casts: Casts) -> Iterator[tuple[str, Ker
     yield "scaled_dot_product_attention", partial(attention, capability), "AutogradCPU"
 
 
-def operator(name: str) -> Any:
+def operator(name: str) -> object:
     """`pow.Tensor_Scalar`: the overload of aten; without a dot, the default."""
     base, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, base), overload or "default")
@@ -120,7 +120,7 @@ def _cpu_lists() -> set[str]:
     return {name.removeprefix("aten::") for name in names}
 
 
-def _is_cast(value: Any) -> bool:
+def _is_cast(value: object) -> bool:
     return (
         isinstance(value, Tensor)
         and value.device.type == "cpu"
@@ -129,17 +129,17 @@ def _is_cast(value: Any) -> bool:
     )
 
 
-def _on_cast(function: Any, casting: Callable[[list[Any]], Callable[[Tensor], Tensor]]) -> Kernel:
+def _on_cast(function: Any, casting: Callable[[list[object]], Callable[[Tensor], Tensor]]) -> Kernel:
     """`function` on cast tensors. `casting` says how tensors are cast, given all arguments.
 
     Tensors of a list are cast in their order, arguments from the last to the first: C++ leaves the order of arguments
     open, and torch's compiler takes the last first. The order shows in the addresses.
     """
 
-    def kernel(*arguments: Any, **options: Any) -> Any:
+    def kernel(*arguments: object, **options: object) -> object:
         cast_one = casting([*arguments, *options.values()])
 
-        def cast(value: Any) -> Any:
+        def cast(value: Any) -> object:
             if isinstance(value, list | tuple):
                 return type(value)(map(cast, value))
             return cast_one(value) if _is_cast(value) else value
@@ -162,21 +162,21 @@ def _lowered(casts: Casts, tensor: Tensor) -> Tensor:
     return casts[id(tensor)][1]
 
 
-def _promoting(arguments: list[Any]) -> Callable[[Tensor], Tensor]:
+def _promoting(arguments: list[object]) -> Callable[[Tensor], Tensor]:
     leaves = (leaf for value in arguments for leaf in (value if isinstance(value, list | tuple) else (value,)))
     is_float32 = any(leaf.dtype == torch.float32 for leaf in leaves if _is_cast(leaf))
     dtype = torch.float32 if is_float32 else torch.get_autocast_dtype("cpu")
     return lambda tensor: tensor.to(dtype)
 
 
-def _refuse_binary_cross_entropy(*_: Any, **__: Any) -> Any:
+def _refuse_binary_cross_entropy(*_: object, **__: object) -> object:
     raise RuntimeError("binary_cross_entropy is refused under autocast on CUDA: take binary_cross_entropy_with_logits")
 
 
 def _with_float32_result(function: Any) -> Kernel:
     names = [argument.name for argument in function._schema.arguments]
 
-    def kernel(*arguments: Any, **options: Any) -> Any:
+    def kernel(*arguments: object, **options: object) -> object:
         values = dict(zip(names, arguments)) | options
         with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
             if _is_cast(arguments[0]) and values.get("dtype") is None:

@@ -75,15 +75,15 @@ def without_data(cast: Cast = as_built) -> Iterator[None]:
         quiet.setLevel(level)
 
 
-def _conversion() -> Any:
+def _conversion() -> object:
     """A replacement of nn.Module._apply, which `model.bfloat16()` calls: each parameter is replaced by a new one.
 
     torch would swap fake parameters in place, and refuses to while a fake mode refers to them.
     """
-    converted: dict[int, tuple[Any, Any]] = {}
+    converted: dict[int, tuple[object, Any]] = {}
     """By id: a parameter, and what it became. A tied parameter becomes one parameter."""
 
-    def convert(module: nn.Module, change: Callable[[Any], Any], recurse: bool = True) -> nn.Module:
+    def convert(module: nn.Module, change: Callable[[object], Any], recurse: bool = True) -> nn.Module:
         for child in module.children() if recurse else ():
             child._apply(change)
         for name, parameter in module._parameters.items():
@@ -111,7 +111,7 @@ class _UndrawnWeights(TorchFunctionMode):
         super().__init__()
         self.mode = mode
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, function: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         if function not in DRAWN or not _in_constructor(sys._getframe(1)):
             return function(*args, **(kwargs or {}))
         with self.mode:

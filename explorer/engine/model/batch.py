@@ -48,7 +48,7 @@ class BatchShape:
     side: int
 
 
-def unpacked(ref: ModelRef, built: Any, shape: BatchShape) -> Loaded:
+def unpacked(ref: ModelRef, built: object, shape: BatchShape) -> Loaded:
     """The model, batch and loss of `built`. Raises ModelNotLoaded, with the kind of `built`, for other results."""
     if (parts := _named(built)) is not None:
         return _from_parts(ref, parts, shape)
@@ -74,12 +74,12 @@ def unpacked(ref: ModelRef, built: Any, shape: BatchShape) -> Loaded:
     return Loaded(ref, model, batch[0], batch[1], loss)
 
 
-def _its_own(output: Any, targets: Any) -> Any:
+def _its_own(output: object, targets: object) -> Any:
     """The output itself: a step returns its loss."""
     return output
 
 
-def _named(built: Any) -> Mapping[str, Any] | None:
+def _named(built: object) -> Mapping[str, object] | None:
     """The parts of a dict, a dataclass or a named tuple; None for other results."""
     if isinstance(built, Mapping):
         return built
@@ -102,11 +102,11 @@ def _from_parts(ref: ModelRef, parts: Mapping[str, Any], shape: BatchShape) -> L
     return Loaded(ref, model, inputs, parts.get("targets"), parts.get("loss"))
 
 
-def _kind(built: Any) -> str:
+def _kind(built: object) -> str:
     return f"{len(built)} things" if isinstance(built, (tuple, list)) else type(built).__name__
 
 
-def example_batch(model: nn.Module, target: str, shape: BatchShape) -> Any:
+def example_batch(model: nn.Module, target: str, shape: BatchShape) -> object:
     """Inputs that the model takes. Raises ModelNotLoaded, with the last candidate's error, if no candidate works."""
     stood = RngState.capture(model)
     tried, last = "", ""
@@ -132,7 +132,7 @@ def example_batch(model: nn.Module, target: str, shape: BatchShape) -> Any:
     )
 
 
-def _candidates(model: nn.Module, shape: BatchShape) -> Iterator[Any]:
+def _candidates(model: nn.Module, shape: BatchShape) -> Iterator[object]:
     needed, optional = _arguments(model, inspect.Parameter.empty), _arguments(model, None)
     for first in _firsts(model, shape):
         named = _by_names(needed[1:], model, shape)
@@ -142,7 +142,7 @@ def _candidates(model: nn.Module, shape: BatchShape) -> Iterator[Any]:
                 yield {"*": (first,), **named, **more}
 
 
-def _arguments(model: nn.Module, default: Any) -> list[str]:
+def _arguments(model: nn.Module, default: object) -> list[str]:
     """Names of forward's positional arguments with the default `default`."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(model.forward).parameters.values()
@@ -179,7 +179,7 @@ def _sides(model: nn.Module, shape: BatchShape) -> tuple[int, ...]:
     return (side, *_SIDES) if isinstance(side, int) else _SIDES
 
 
-def _setting(model: nn.Module, *names: str) -> Any:
+def _setting(model: nn.Module, *names: str) -> object:
     """The first attribute of `names` that the model or its configuration has."""
     holders = (getattr(model, "config", None), model)
     return next((value for holder in holders for name in names if (value := getattr(holder, name, None))), None)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import msgspec
 import torch
@@ -81,8 +80,8 @@ class _ForwardIsOver(BaseException):
     """Ends the step. A BaseException passes every `except Exception` of the step."""
 
 
-def _observe_step(model: nn.Module, step: Callable[[], object], *, lets_go: bool) -> tuple[_Notes, Any]:
-    inputs: list[Any] = []
+def _observe_step(model: nn.Module, step: Callable[[], object], *, lets_go: bool) -> tuple[_Notes, object]:
+    inputs: list[object] = []
 
     def leave() -> None:
         raise _ForwardIsOver

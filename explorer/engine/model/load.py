@@ -47,7 +47,7 @@ PROJECT = Path(__file__).resolve().parents[3]
 _STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model")
 """Keys under which training scripts store the weights in a checkpoint."""
 
-Factory = Callable[..., Any]
+Factory = Callable[..., object]
 
 
 def load_for(spec: RunSpec) -> Loaded:
@@ -95,7 +95,7 @@ def load(ref: ModelRef, *, seed: int = 0, limit_bytes: int | None = None) -> Loa
     return loaded
 
 
-def _value(text: int | float | str | bool) -> Any:
+def _value(text: int | float | str | bool) -> object:
     """The value of an argument: a reference has no None and no lists (`weights=null`, `widths=[32,64]`)."""
     if text == "null":
         return None
@@ -134,7 +134,7 @@ def _resolve(ref: ModelRef) -> tuple[Factory, dict[str, Any]]:
     return factory, _arguments(ref, factory, getattr(module, "SIZES", None))
 
 
-def _factory(module: Any, name: str) -> Factory | None:
+def _factory(module: object, name: str) -> Factory | None:
     """The factory `name`: a callable, copies of a model, a class with a configuration, or a name for `create_model`."""
     member = getattr(module, name, None)
     if isinstance(member, nn.Module):
@@ -149,7 +149,7 @@ def _factory(module: Any, name: str) -> Factory | None:
     return None
 
 
-def _model_names(module: Any) -> list[str]:
+def _model_names(module: object) -> list[str]:
     """Names that a package's `create_model` knows, as in timm."""
     listing = getattr(module, "list_models", None)
     return list(listing()) if callable(listing) else []
@@ -158,7 +158,7 @@ def _model_names(module: Any) -> list[str]:
 def _from_config(kind: Any) -> Factory:
     """A factory for a class as of diffusers: `config=path/to/config.json` builds from the file, with the arguments."""
 
-    def build(*, config: str | None = None, **arguments: Any) -> Any:
+    def build(*, config: str | None = None, **arguments: object) -> object:
         if config is None:
             return kind(**arguments)
         path = Path(config)
@@ -179,7 +179,7 @@ def _parameters(factory: Factory) -> Mapping[str, inspect.Parameter]:
         return {}
 
 
-def _arguments(ref: ModelRef, factory: Factory, sizes: Any) -> dict[str, Any]:
+def _arguments(ref: ModelRef, factory: Factory, sizes: object) -> dict[str, object]:
     """Arguments of the size, then those of `ref`. Raises ModelNotLoaded for unknown and for missing arguments."""
     parameters = _parameters(factory)
     any_name = not parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
@@ -202,7 +202,7 @@ def _arguments(ref: ModelRef, factory: Factory, sizes: Any) -> dict[str, Any]:
     return arguments
 
 
-def _size(ref: ModelRef, sizes: Any) -> Mapping[str, Any]:
+def _size(ref: ModelRef, sizes: object) -> Mapping[str, object]:
     """Arguments of the size of `ref`, or of the default size."""
     if not isinstance(sizes, dict):
         if ref.size is not None:
@@ -237,7 +237,7 @@ def function_of(target: str) -> Factory:
     return function  # type: ignore[no-any-return]
 
 
-def _from_file(where: str) -> Any:
+def _from_file(where: str) -> object:
     """The module of a file. Every call executes the file again, so that edits take effect."""
     path = next((p for p in (Path(where), PROJECT / where) if p.is_file()), None)
     if path is None:
@@ -263,7 +263,7 @@ def _from_file(where: str) -> Any:
     return module
 
 
-def _from_package(name: str) -> Any:
+def _from_package(name: str) -> object:
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     try:

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +26,7 @@ from explorer.record.graph import ModelRef
 POSITIONAL = "*"
 """Key of the positional arguments in a dict of inputs: no keyword argument can have this name."""
 
-LossFunction = Callable[[Any, Any], Tensor]
+LossFunction = Callable[[object, object], Tensor]
 
 
 @dataclass(frozen=True)
@@ -43,17 +42,17 @@ class Loaded:
 
     ref: ModelRef
     model: nn.Module
-    inputs: Any
-    targets: Any
+    inputs: object
+    targets: object
     loss_function: LossFunction | None
     left_behind: str = ""
     """A sentence about parts of the model that a copy lacks."""
 
-    def output(self, model: nn.Module | None = None) -> Any:
+    def output(self, model: nn.Module | None = None) -> object:
         """The output for the whole batch, by `model` if not None."""
         return call(self.model if model is None else model, self.inputs)
 
-    def loss(self, output: Any, targets: Any = None, *, trains: bool = True) -> Tensor:
+    def loss(self, output: object, targets: object = None, *, trains: bool = True) -> Tensor:
         """A scalar, the mean over the batch. `targets` default to the targets of the whole batch.
 
         `trains` False: no backward follows, gradients may be off. Raises ModelFailed unless the loss has one number.
@@ -76,7 +75,7 @@ class Loaded:
         return loss
 
 
-def call(model: nn.Module, inputs: Any) -> Any:
+def call(model: nn.Module, inputs: object) -> object:
     """model(x), model(*xs), model(**xs), or model(*xs["*"], **rest), by the form of `inputs`."""
     if isinstance(inputs, OwnStep):
         return inputs.function(model)
@@ -98,7 +97,7 @@ def move_to(loaded: Loaded, device: torch.device | str, dtype: torch.dtype | Non
     def cast(tensor: Tensor) -> Tensor:
         return tensor.to(device=device, dtype=cast_type(tensor.dtype, dtype))
 
-    def moved(leaf: Any) -> Any:
+    def moved(leaf: object) -> object:
         if not isinstance(leaf, Tensor) or (leaf.device == torch.device(device) and dtype is None):
             return leaf
         return cast(leaf.detach()).requires_grad_(leaf.requires_grad)
@@ -130,7 +129,7 @@ def cast_type(original: torch.dtype, dtype: torch.dtype | None) -> torch.dtype:
 
 
 @contextmanager
-def blaming(ref: ModelRef, inputs: Any, doing: str) -> Iterator[None]:
+def blaming(ref: ModelRef, inputs: object, doing: str) -> Iterator[None]:
     """Turns the model's errors while `doing` ("forward", "backward") into ModelFailed that shows the batch."""
     try:
         with explain_data_dependence(ref.target):
@@ -146,7 +145,7 @@ def blaming(ref: ModelRef, inputs: Any, doing: str) -> Iterator[None]:
         ) from error
 
 
-def _hint(error: BaseException, inputs: Any) -> str:
+def _hint(error: BaseException, inputs: object) -> str:
     if "saved tensor hooks" in str(error):
         return (
             "Torch refuses this transform beside saved-tensor hooks, which observing and checkpointing need. "
@@ -160,13 +159,13 @@ def _hint(error: BaseException, inputs: Any) -> str:
     return hint
 
 
-def shapes(inputs: Any) -> str:
+def shapes(inputs: object) -> str:
     """Types and shapes of all tensors: `float32[8, 3, 32, 32], int64[8]`."""
     tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
     return ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors) or "no tensor"
 
 
-def default_loss(output: Any) -> Tensor:
+def default_loss(output: object) -> Tensor:
     """`output.loss` (or output["loss"]), the sum of a dict of losses, else the mean of squares of floating outputs.
 
     Raises ModelFailed if the output holds no floating tensor.
@@ -185,7 +184,7 @@ def default_loss(output: Any) -> Tensor:
     return torch.stack([tensor.float().square().mean() for tensor in floating]).mean()
 
 
-def _losses(output: Any) -> list[Tensor]:
+def _losses(output: object) -> list[Tensor]:
     """Losses of a dict that holds only losses of one number each, as from detection models in training; else empty."""
     if not isinstance(output, dict) or not output or not all("loss" in str(name) for name in output):
         return []
@@ -193,7 +192,7 @@ def _losses(output: Any) -> list[Tensor]:
     return [loss.reshape(()) for loss in losses] if len(losses) == len(output) else []
 
 
-def _tensors(output: Any) -> list[Tensor]:
+def _tensors(output: object) -> list[Tensor]:
     if hasattr(output, "to_tuple"):
         output = output.to_tuple()
     if dataclasses.is_dataclass(output) and not isinstance(output, type):  # torch's own trees know none

@@ -65,16 +65,16 @@ def is_equal_start(first: Loaded, second: Loaded) -> bool:
     return same_state(_separate_state(first.model), _separate_state(second.model))
 
 
-def copy_batch(batch: Any) -> Any:
+def copy_batch(batch: object) -> Any:
     """Copies of every tensor, with the same `requires_grad`."""
 
-    def copied(leaf: Any) -> Any:
+    def copied(leaf: object) -> object:
         return leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
 
     return tree_map(copied, batch)
 
 
-def _separate_state(model: nn.Module) -> Any:
+def _separate_state(model: nn.Module) -> object:
     """State that each model holds alone. A class or a file is common to both, and may change between the builds."""
     return [value for key, value in read_state(model).items() if key[0] or key[1] in vars(model)]
 
@@ -84,7 +84,7 @@ def _equal_and_apart(a: Tensor, b: Tensor) -> bool:
     return a is not b and not addresses[0] & addresses[1] and _equal(a, b)
 
 
-def _equal(a: Any, b: Any) -> bool:
+def _equal(a: object, b: object) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.requires_grad == b.requires_grad and same_bits(a, b)
     return type(a) is type(b)

@@ -26,7 +26,7 @@ AUTO = (
 """Heads in the order of trial. The first head that supports the configuration is used."""
 
 
-def factory(config: str) -> Callable[..., Any]:
+def factory(config: str) -> Callable[..., object]:
     """A factory for a configuration class (`GPT2Config`) or a local config.json. Raises ModelNotLoaded."""
     try:
         transformers = importlib.import_module("transformers")
@@ -35,7 +35,9 @@ def factory(config: str) -> Callable[..., Any]:
             f"hf:{config} needs the library transformers, which is not installed.", hint="pip install transformers"
         ) from error
 
-    def build(*, batch: int = HUGGING_FACE["batch"], length: int = HUGGING_FACE["length"], **arguments: Any) -> Any:
+    def build(
+        *, batch: int = HUGGING_FACE["batch"], length: int = HUGGING_FACE["length"], **arguments: object
+    ) -> object:
         """`batch` and `length` shape the example batch; all others go to the configuration."""
         settings = _settings(transformers, config, arguments)
         settings.use_cache = False
@@ -50,7 +52,7 @@ def factory(config: str) -> Callable[..., Any]:
     return build
 
 
-def _settings(transformers: Any, config: str, arguments: dict[str, Any]) -> Any:
+def _settings(transformers: Any, config: str, arguments: dict[str, object]) -> Any:
     path = Path(config)
     if path.suffix == ".json" or path.is_dir():
         folder = path if path.is_dir() else path.parent
@@ -64,7 +66,7 @@ def _settings(transformers: Any, config: str, arguments: dict[str, Any]) -> Any:
     return kind(**arguments)
 
 
-def _refuse_too_big(transformers: Any, config: str, settings: Any) -> None:
+def _refuse_too_big(transformers: object, config: str, settings: object) -> None:
     """Raises ModelNotLoaded for parameters beyond the free memory: a class's defaults can mean seven billion."""
     try:
         with torch.device("meta"), warnings.catch_warnings(action="ignore"):
@@ -83,7 +85,7 @@ def _refuse_too_big(transformers: Any, config: str, settings: Any) -> None:
         )
 
 
-def _model(transformers: Any, settings: Any) -> Any:
+def _model(transformers: object, settings: Any) -> Any:
     if getattr(settings, "architectures", None) is None:  # read by transformers if heads share a configuration
         settings.architectures = []
     for name in AUTO:
@@ -93,7 +95,7 @@ def _model(transformers: Any, settings: Any) -> Any:
     raise ModelNotLoaded(f"transformers has no model for {type(settings).__name__}.")
 
 
-def _batch(model: Any, settings: Any, *, batch: int, length: int) -> dict[str, torch.Tensor]:
+def _batch(model: Any, settings: object, *, batch: int, length: int) -> dict[str, torch.Tensor]:
     """A batch by the name of the model's main input: pictures, sound, a spectrogram, a number series, else words."""
     main = getattr(model, "main_input_name", "input_ids")
     parameters = inspect.signature(model.forward).parameters
@@ -119,18 +121,18 @@ def _words(settings: Any, batch: int, length: int) -> torch.Tensor:
     return torch.randint(0, text.vocab_size, (batch, min(length, longest) if longest > 0 else length))
 
 
-def _pictures(settings: Any, batch: int) -> torch.Tensor:
+def _pictures(settings: object, batch: int) -> torch.Tensor:
     vision = getattr(settings, "vision_config", settings)
     side = getattr(vision, "image_size", None) or 64
     height, width = side if isinstance(side, (tuple, list)) else (side, side)
     return torch.randn(batch, getattr(vision, "num_channels", 3), height, width)
 
 
-def _series(settings: Any, batch: int, length: int) -> torch.Tensor:
+def _series(settings: object, batch: int, length: int) -> torch.Tensor:
     return torch.randn(batch, getattr(settings, "context_length", length), getattr(settings, "num_input_channels", 1))
 
 
-def _sound(settings: Any, batch: int, length: int) -> torch.Tensor:
+def _sound(settings: object, batch: int, length: int) -> torch.Tensor:
     """A spectrogram if the configuration has mel bands, else a wave that is long enough for the strides."""
     bands = getattr(settings, "num_mel_bins", None)
     if bands is None:

@@ -52,7 +52,7 @@ class Pipeline:
     tape: Tape
     parts: tuple[StagePart, ...]
     modules: tuple[StageModule, ...]
-    batches: list[tuple[tuple[Tensor, ...], Any]]
+    batches: list[tuple[tuple[Tensor, ...], object]]
     """By microbatch: the tensors of the inputs, and the targets."""
     owners: dict[str, list[tuple[int, nn.Parameter]]]
     """By full name: each stage that holds the parameter, with the stage's handle. Tied parameters have several."""
@@ -87,7 +87,7 @@ class Pipeline:
         gradients = sum(m.n_bytes for part in parts if not part.is_last for m in part.metas_out if m.requires_grad)
         return (inputs + gradients) * self.n_microbatches
 
-    def loss(self, sent: tuple[Tensor, ...], targets: Any) -> Tensor:
+    def loss(self, sent: tuple[Tensor, ...], targets: object) -> Tensor:
         """Loss of one microbatch, from the tensors sent by the last stage."""
         return self.trainee.loss_function(rebuild_output(self.tape, sent), targets)
 
@@ -192,7 +192,7 @@ def build(spec: RunSpec, loaded: Loaded | None = None, *, chain: tuple[str, ...]
     return Pipeline(spec, plan, rows, trainee, tape, parts, modules, leaves, owners, rng, policy, initial)
 
 
-def _recorded(trainee: Trainee, microbatch: Any, chain: tuple[str, ...], n_microbatches: int) -> Tape:
+def _recorded(trainee: Trainee, microbatch: object, chain: tuple[str, ...], n_microbatches: int) -> Tape:
     """The tape of one microbatch's forward.
 
     Raises ModelFailed if the model raises on the whole batch too, InvalidPlan if only the whole batch passes.

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
 
 from explorer.engine.device.device import device_of
 from explorer.engine.pipeline.build import Pipeline
@@ -144,11 +143,11 @@ class SendHandles:
 
     def __init__(self, one_f_one_b: bool, n_stages: int, n_microbatches: int) -> None:
         self._one_f_one_b, self._n_stages, self._n_microbatches = one_f_one_b, n_stages, n_microbatches
-        self._all: list[Any] = []
-        self._gradient: dict[int, Any] = {}
-        self._warm_up: dict[int, Any] = {}
+        self._all: list[object] = []
+        self._gradient: dict[int, object] = {}
+        self._warm_up: dict[int, object] = {}
 
-    def after(self, action: Action, sent: Any) -> None:
+    def after(self, action: Action, sent: object) -> None:
         """`action` is done and `sent` has gone to another rank."""
         if not self._one_f_one_b:
             self._all.append(sent)

@@ -31,7 +31,7 @@ START = "(start)"
 """The stretch before the first block."""
 
 
-def microbatches(trainee: Trainee, n_microbatches: int) -> list[tuple[Any, Any]]:
+def microbatches(trainee: Trainee, n_microbatches: int) -> list[tuple[object, object]]:
     """(inputs, targets) by microbatch. Raises InvalidPlan where the batch does not divide, with counts that do."""
     try:
         return split(trainee.inputs, trainee.targets, n_microbatches)

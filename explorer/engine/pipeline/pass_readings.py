@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -32,7 +32,7 @@ class CallCount:
 
     forward: Counter[str] = field(default_factory=Counter)
     recompute: Counter[str] = field(default_factory=Counter)
-    reruns: list[tuple[Any, Any]] = field(default_factory=list)
+    reruns: list[tuple[object, object]] = field(default_factory=list)
 
     def blocks(self, pipeline: Pipeline) -> tuple[BlockCalls, ...]:
         """Calls of each block of the stages, in order. A rerun of a unit inside a block counts for the block."""
@@ -55,8 +55,8 @@ class CallCount:
 
 class _Span(NamedTuple):
     action: Action
-    start: Any
-    end: Any
+    start: object
+    end: object
     first_rerun: int
     end_rerun: int
     """The runs for backward inside the action, by number."""
@@ -80,9 +80,9 @@ class PassReadings:
     def recording(self) -> Iterator[None]:
         """Counts calls by hooks on the stages' blocks and on the policy's recompute scopes, without waiting for a GPU;
         records memory if there is a watch."""
-        opened: dict[int, list[Any]] = {}
+        opened: dict[int, list[object]] = {}
 
-        def forward(fqn: str, *_: Any) -> None:
+        def forward(fqn: str, *_: object) -> None:
             if not is_recomputing():
                 self.calls.forward[fqn] += 1
 
@@ -122,7 +122,7 @@ class PassReadings:
         """Moves the end of the last action to now."""
         self._spans[-1] = self._spans[-1]._replace(end=self.clock.mark())
 
-    def times(self, zero: Any) -> tuple[ActionTime, ...]:
+    def times(self, zero: object) -> tuple[ActionTime, ...]:
         """Times of the actions since the mark `zero`, once the device has settled."""
         ms = self.clock.between_ms
         return tuple(

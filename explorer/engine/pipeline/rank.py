@@ -69,15 +69,15 @@ class MarkedStage(PipelineStage):
     driver: _Driver
     submod: TorchStage
 
-    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: object, **kwargs: object) -> object:
         with self.driver.pipeline.forward_of(fwd_chunk_id):
             return self._marked("F", fwd_chunk_id, super().forward_one_chunk, *args, **kwargs)
 
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: object, **kwargs: object) -> object:
         kind = "B" if kwargs.get("full_backward", True) else "I"
         return self._marked(kind, bwd_chunk_id, super().backward_one_chunk, *args, **kwargs)
 
-    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: object, **kwargs: object) -> object:
         return self._marked("W", bwd_chunk_id, super().backward_weight_one_chunk, *args, **kwargs)
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
@@ -85,7 +85,7 @@ class MarkedStage(PipelineStage):
         gloo refuses."""
         return [op for op in super()._get_init_p2p_neighbors_ops() if op.peer != dist.get_rank()]
 
-    def _marked(self, kind: str, i: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _marked(self, kind: str, i: int, function: Callable[..., object], *args: object, **kwargs: object) -> object:
         action = Action(self.stage_index, kind, i)
         self.submod.stage.microbatch = i
         self.driver.announce(str(action))
@@ -104,7 +104,7 @@ def run_rank(spec: RunSpec, out: Path, announce: Announce = lambda name: None) -
     with device.memory_limit(spec.memory_limit_bytes, pipeline.static_bytes(rank)):
         clock = device.wall()
 
-        def one_pass(watch: MemoryWatch | None = None) -> tuple[PassReadings, Any, tuple[float, ...]]:
+        def one_pass(watch: MemoryWatch | None = None) -> tuple[PassReadings, object, tuple[float, ...]]:
             readings = PassReadings(pipeline, clock, watch)
             return readings, *_one_pass(_Driver(pipeline, readings, announce, group), rank)
 
@@ -153,7 +153,7 @@ def write_report(report: RankReport, out: Path) -> None:
     report_file(out, report.rank).write_bytes(to_msgpack(report))
 
 
-def _one_pass(driver: _Driver, rank: int) -> tuple[Any, tuple[float, ...]]:
+def _one_pass(driver: _Driver, rank: int) -> tuple[object, tuple[float, ...]]:
     """Runs a step of torch's schedule; returns its zero on the clock and the losses (on the last stage's rank)."""
     pipeline, readings = driver.pipeline, driver.readings
     stage_numbers = pipeline.stages_of(rank)
@@ -205,11 +205,11 @@ def _torch_stage(driver: _Driver, part: StagePart) -> MarkedStage:
     return stage
 
 
-def _loss(driver: _Driver) -> Callable[[Any, Tensor], Tensor]:
+def _loss(driver: _Driver) -> Callable[[object, Tensor], Tensor]:
     """torch computes the loss after the last stage's forward; its time is counted with that forward."""
     pipeline = driver.pipeline
 
-    def loss(output: Any, number: Tensor) -> Tensor:
+    def loss(output: object, number: Tensor) -> Tensor:
         i = int(number)
         with pipeline.forward_of(i):
             value = pipeline.loss(output if isinstance(output, tuple) else (output,), pipeline.batches[i][1])

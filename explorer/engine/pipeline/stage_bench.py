@@ -19,7 +19,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 from torch import Tensor
@@ -147,7 +146,7 @@ class StageBench:
     def _levels(self, pipeline: Pipeline, stages: Collection[int], hook: Hook | None = None) -> dict[int, Levels]:
         """Levels of `stages` by stage, in one pass under `hook`, a function that makes a hook of stages."""
         self._begin_pass()
-        references: list[Any] = []
+        references: list[object] = []
         with _hooks(pipeline, hook and hook(references)):
             trace = run_pass(pipeline, alone=(stages, self._survey.mail), memory=True)
         return {memory.rank: Levels(memory) for memory in trace.memory()}
@@ -197,16 +196,16 @@ class StageBench:
         )
 
 
-Hook = Callable[[list[Any]], Callable[..., Any]]
+Hook = Callable[[list[object]], Callable[..., object]]
 """Makes a forward hook of a stage from the list of what the hook keeps alive."""
 
 
-def _hold_outputs(references: list[Any]) -> Callable[..., None]:
+def _hold_outputs(references: list[object]) -> Callable[..., None]:
     """Every stage's output and graph stay held from outside, as while I goes on in the same stage."""
     return lambda module, received, sent: references.extend((tensor, tensor.grad_fn) for tensor in sent)
 
 
-def _release_gradients(references: list[Any]) -> Callable[..., tuple[Tensor, ...]]:
+def _release_gradients(references: list[object]) -> Callable[..., tuple[Tensor, ...]]:
     """Every graph stays held, and output gradients are held only by the backward that reads them."""
 
     def hook(module: StageModule, received: tuple[Tensor, ...], sent: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -222,7 +221,7 @@ class CopiedGradient(Contiguous):
     """Passes its input on. The gradient that goes back is a copy."""
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+    def backward(ctx: object, *gradients: Tensor) -> Tensor:
         return gradients[0].clone()
 
 

@@ -155,7 +155,7 @@ class StageModule(nn.Module):
         # has to run again from the same tensor. So another tensor over the same bytes is sent.
         return tuple(Contiguous.apply(tensor) if tensor.requires_grad else tensor for tensor in sent)
 
-    def _enter(self, fqn: str, *_: Any) -> None:
+    def _enter(self, fqn: str, *_: object) -> None:
         self._rng.enter(fqn, self.microbatch)
 
     def _run(self, index: int, step: Step, values: dict[int, Tensor]) -> None:
@@ -174,7 +174,7 @@ class StageModule(nn.Module):
         for path, value in step.side_outputs:
             values[value.index] = _attribute(self._root[0], path)
 
-    def _tensor(self, leaf: Any, values: dict[int, Tensor]) -> Any:
+    def _tensor(self, leaf: object, values: dict[int, Tensor]) -> object:
         if isinstance(leaf, Value):
             return values[leaf.index]
         return _attribute(self._root[0], leaf.dotted) if isinstance(leaf, Path) else leaf
@@ -184,18 +184,18 @@ class Contiguous(torch.autograd.Function):
     """Passes its input on. The gradient goes back contiguous."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: object, x: Tensor) -> Tensor:
         # A new tensor over the same bytes rather than a view, so that the stage's first operation may work in place.
         return torch.empty(0, dtype=x.dtype, device=x.device).set_(
             x.untyped_storage(), x.storage_offset(), x.shape, x.stride()
         )
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+    def backward(ctx: object, *gradients: Tensor) -> Tensor:
         return gradients[0].contiguous()
 
 
-def rebuild_output(tape: Tape, sent: tuple[Tensor, ...]) -> Any:
+def rebuild_output(tape: Tape, sent: tuple[Tensor, ...]) -> object:
     """The model's return value, from the tensors sent by the last stage."""
     values = dict(zip(sorted(_values(tape.output)), sent, strict=True))
     return tree_map(lambda leaf: values[leaf.index] if isinstance(leaf, Value) else leaf, tape.output)
@@ -305,7 +305,7 @@ def _last_uses(part: StagePart) -> list[tuple[int, ...]]:
     ]
 
 
-def _values(tree: Any) -> set[int]:
+def _values(tree: object) -> set[int]:
     return {leaf.index for leaf in tree_leaves(tree) if isinstance(leaf, Value)}
 
 

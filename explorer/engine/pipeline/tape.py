@@ -52,10 +52,10 @@ class Path:
 class Step:
     """A call of a module or function. `target` is a fqn or a function; Value and Path replace tensors in arguments."""
 
-    target: str | Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    output: Any
+    target: str | Callable[..., object]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    output: object
     side_outputs: tuple[tuple[str, Value], ...] = ()
     """Tensors found in attributes of the module after its call: path and value."""
     grad: bool = True
@@ -102,12 +102,12 @@ class Tape:
 
     steps: tuple[Step, ...]
     n_inputs: int
-    output: Any
+    output: object
     """The model's return value with Value in place of tensors."""
     metas: tuple[Meta, ...]
 
 
-def record(model: nn.Module, inputs: Any, chain: Iterable[str]) -> Tape:
+def record(model: nn.Module, inputs: object, chain: Iterable[str]) -> Tape:
     """Runs `model` once on `inputs` and writes it down. The model's buffers and RNG move: hand in a copy.
 
     Raises InvalidPlan where the forward cannot be written down, with the place and the reason.
@@ -127,12 +127,12 @@ class _Recorder(TorchFunctionMode):
         """id of a tensor -> number of the value it holds now (functions in place give it a new one)."""
         self.free: set[int] = set()
         """Values that depend on no input, parameter or random number."""
-        self.alive: list[Any] = []
+        self.alive: list[object] = []
         """Everything seen, kept so that no id is used twice."""
-        self.entry: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        self.entry: tuple[tuple[object, ...], dict[str, object]] = ((), {})
         self.last_module = ""
 
-    def record(self, inputs: Any) -> Tape:
+    def record(self, inputs: object) -> Tape:
         leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
         for leaf in leaves:
             self.new_value(leaf, "input")
@@ -154,12 +154,12 @@ class _Recorder(TorchFunctionMode):
                 yield fqn, module
 
     def listen(self, fqn: str, module: nn.Module) -> list[Any]:
-        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def before(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
             if self.depth == 0:
                 self.entry = self.lift((args, kwargs), f"the arguments of {fqn}")
             self.depth += 1
 
-        def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        def after(module: nn.Module, args: object, kwargs: object, output: object) -> None:
             self.depth -= 1
             if self.depth == 0:
                 self.last_module = fqn
@@ -172,8 +172,12 @@ class _Recorder(TorchFunctionMode):
         ]
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         if self.depth:
             return func(*args, **kwargs)
@@ -197,7 +201,7 @@ class _Recorder(TorchFunctionMode):
             self.steps.append(step)
         return output
 
-    def constant(self, args: tuple[Any, ...]) -> bool:
+    def constant(self, args: tuple[object, ...]) -> bool:
         """Whether the tensors of `args` are the same in every forward."""
         numbers = [self.numbers.get(id(leaf)) for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
         return all(number is None or number in self.free for number in numbers)
@@ -211,10 +215,10 @@ class _Recorder(TorchFunctionMode):
         self.metas.append(Meta(tuple(tensor.shape), tensor.dtype, tensor.requires_grad, producer))
         return Value(len(self.metas) - 1)
 
-    def new_values(self, output: Any, producer: str) -> Any:
+    def new_values(self, output: object, producer: str) -> object:
         numbered: dict[int, Value] = {}
 
-        def number(leaf: Any) -> Any:
+        def number(leaf: object) -> object:
             if isinstance(leaf, Tensor):
                 if id(leaf) not in numbered:
                     numbered[id(leaf)] = self.new_value(leaf, producer)
@@ -223,10 +227,10 @@ class _Recorder(TorchFunctionMode):
 
         return tree_map(number, output)
 
-    def lift(self, tree: Any, what: str) -> Any:
+    def lift(self, tree: object, what: str) -> Any:
         """`tree` with Value and Path in place of tensors."""
 
-        def name(leaf: Any) -> Any:
+        def name(leaf: object) -> object:
             if not isinstance(leaf, Tensor):
                 return self.plain(leaf, what)
             if id(leaf) in self.numbers:
@@ -244,7 +248,7 @@ class _Recorder(TorchFunctionMode):
 
         return tree_map(name, tree)
 
-    def plain(self, leaf: Any, what: str) -> Any:
+    def plain(self, leaf: object, what: str) -> object:
         if isinstance(leaf, PLAIN) or (callable(leaf) and not isinstance(leaf, nn.Module)):
             return leaf
         raise InvalidPlan(
@@ -270,7 +274,7 @@ class _Recorder(TorchFunctionMode):
         return tuple(named)
 
 
-def _function_name(function: Callable[..., Any]) -> str:
+def _function_name(function: Callable[..., object]) -> str:
     return getattr(function, "__name__", None) or resolve_name(function) or "function"
 
 

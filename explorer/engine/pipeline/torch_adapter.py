@@ -24,21 +24,21 @@ BACKWARD = "torch.distributed.pipelining._backward"
 
 def backward_input(
     roots: list[Tensor], gradients: list[Tensor | None] | None, inputs: list[Tensor], module: nn.Module
-) -> tuple[tuple[Tensor | None, ...], list[dict[str, Any]]]:
+) -> tuple[tuple[Tensor | None, ...], list[dict[str, object]]]:
     """torch's I action: gradients of `inputs`, and one entry per parameter group for a later W."""
     return private(BACKWARD, "stage_backward_input")(roots, gradients, inputs, module.parameters())  # type: ignore[no-any-return]
 
 
-def backward_weight(module: nn.Module, groups: list[dict[str, Any]]) -> None:
+def backward_weight(module: nn.Module, groups: list[dict[str, object]]) -> None:
     """torch's W action: adds to the parameters' gradients."""
     private(BACKWARD, "stage_backward_weight")(module.parameters(), groups)
 
 
 def schedule_for(
-    name: str, rows: Rows | None, stages: list[Any], n_microbatches: int, loss_function: Callable[[Any, Any], Tensor]
-) -> Any:
+    name: str, rows: Rows | None, stages: list[Any], n_microbatches: int, loss_function: Callable[[object, Any], Tensor]
+) -> object:
     """A schedule object that is ready to step. `rows` asks for torch's runtime on an action list of our own."""
-    settings: dict[str, Any] = {"n_microbatches": n_microbatches, "loss_fn": loss_function, "scale_grads": False}
+    settings: dict[str, object] = {"n_microbatches": n_microbatches, "loss_fn": loss_function, "scale_grads": False}
     if rows is not None:
         runtime = private(SCHEDULES, "_PipelineScheduleRuntime")(stages, **settings)
         action = private(SCHEDULES, "_Action").from_str
@@ -65,7 +65,7 @@ def check_boundary(without_gradient: Sequence[str]) -> None:
         )
 
 
-def step_schedule(schedule: Any, args: tuple[Any, ...], target: Any, losses: list[Tensor]) -> None:
+def step_schedule(schedule: Any, args: tuple[object, ...], target: object, losses: list[Tensor]) -> None:
     """Runs one step, without gathering outputs if this version of torch has the option."""
     step = schedule.step
     options = {"return_outputs": False} if "return_outputs" in inspect.signature(step).parameters else {}

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 import torch
@@ -36,7 +36,7 @@ class PolicyHandle:
     """A policy that is in force. `undo()` removes the policy; a `with` block calls `undo()` at its end."""
 
     policy: Policy
-    _before: list[tuple[nn.Module, str, Any]] = field(default_factory=list)
+    _before: list[tuple[nn.Module, str, object]] = field(default_factory=list)
 
     def undo(self) -> None:
         """Restores the model's own functions. A second call does nothing."""
@@ -146,10 +146,10 @@ class _PlainCall:
     """Reentrant checkpointing as a plain call."""
 
     @staticmethod
-    def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+    def apply(function: Callable[..., object], preserve_rng_state: bool, *args: object) -> object:
         return function(*args)
 
 
-def _keep_nothing(*args: Any, **kwargs: Any) -> Iterator[None]:
+def _keep_nothing(*args: object, **kwargs: object) -> Iterator[None]:
     """Non-reentrant checkpointing as a plain call: the generator around the call does nothing."""
     yield

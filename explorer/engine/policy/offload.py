@@ -70,10 +70,10 @@ class _OnHost:
         return tensor.expand(self._shape)
 
 
-def offload_saved(modules: Sequence[nn.Module], out: Out | None = None) -> AbstractContextManager[Any]:
+def offload_saved(modules: Sequence[nn.Module], out: Out | None = None) -> AbstractContextManager[object]:
     """A context in which tensors that autograd saves move to the host. Parameters of `modules` stay."""
     parameters = {parameter.untyped_storage()._cdata for module in modules for parameter in module.parameters()}
-    copies: dict[Any, tuple[weakref.ref[Any], weakref.ref[_OnHost]]] = {}
+    copies: dict[object, tuple[weakref.ref[object], weakref.ref[_OnHost]]] = {}
     copy_out = out or to_host
 
     def pack(tensor: Tensor) -> Tensor | _OnHost:

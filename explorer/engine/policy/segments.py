@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from explorer.errors import InvalidPolicy
 
-Arguments = Mapping[int | str, Any]
+Arguments = Mapping[int | str, object]
 """The arguments of one call: by position, then by keyword."""
 _CONSTANTS = (int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _SHAPE_QUERIES = frozenset(
@@ -48,9 +48,9 @@ class WrappedSegment:
 
     fqns: tuple[str, ...]
     members: tuple[nn.Module, ...]
-    run: Callable[..., Any]
+    run: Callable[..., object]
     """Takes `wrap`, the function to recompute, its modules, arguments and keyword arguments."""
-    wrap: Any
+    wrap: object
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class _Pending:
     """Index of the block that has to be called next."""
     arguments: Arguments
     """The arguments that the block has to get, with shapes where stand-ins go."""
-    returned: tuple[Any, ...]
+    returned: tuple[object, ...]
     """The output of each block but the last, with shapes instead of new tensors."""
-    output: Any
+    output: object
 
     @property
     def requires_grad(self) -> bool:
@@ -102,7 +102,7 @@ class StandIn(Tensor):
         return tensor  # type: ignore[no-any-return]
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(cls, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         name = func.__self__.__name__ if func.__name__ in ("__get__", "__set__") else func.__name__
         if _changes_nothing(func, args, kwargs or {}):
             return args[0]
@@ -112,11 +112,11 @@ class StandIn(Tensor):
             return func(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+    def __torch_dispatch__(cls, func: object, types: object, args: object = (), kwargs: object = None) -> object:  # type: ignore[override]
         _read(str(func), args, kwargs)
 
 
-def call_in_segment(segment: WrappedSegment, index: int, *args: Any, **kwargs: Any) -> Any:
+def call_in_segment(segment: WrappedSegment, index: int, *args: object, **kwargs: object) -> object:
     """Replaces the call of block number `index`."""
     pending = next((leaf._pending for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, StandIn)), None)
     if pending is None:
@@ -138,18 +138,18 @@ def call_in_segment(segment: WrappedSegment, index: int, *args: Any, **kwargs: A
     return _next(pending)
 
 
-def call_of(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def call_of(module: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
     """The module's own call, hooks included."""
     return type(module)._call_impl(module, *args, **kwargs)  # type: ignore[no-untyped-call]
 
 
-def arguments_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+def arguments_of(args: Sequence[object], kwargs: Mapping[str, object]) -> Arguments:
     """Arguments by position and by keyword, in the order of the call."""
-    by_position: dict[int | str, Any] = dict(enumerate(args))
+    by_position: dict[int | str, object] = dict(enumerate(args))
     return by_position | dict(kwargs)
 
 
-def next_arguments(output: Any, arguments: Arguments) -> Arguments:
+def next_arguments(output: object, arguments: Arguments) -> Arguments:
     """Arguments of the next block: those of this block, with its output in place of the first argument.
 
     An output of several tensors replaces the following arguments too, as far as their forms agree (`x, residual`).
@@ -173,10 +173,10 @@ def same_arguments(expected: Arguments, actual: Arguments) -> bool:
     return expected.keys() == actual.keys() and all(_is_same(expected[name], actual[name]) for name in expected)
 
 
-def _start(segment: WrappedSegment, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    returned: list[Any] = []
+def _start(segment: WrappedSegment, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    returned: list[object] = []
 
-    def run_all(*args: Any, **kwargs: Any) -> Any:
+    def run_all(*args: object, **kwargs: object) -> object:
         arguments, n_args = arguments_of(args, kwargs), len(args)
         unchanged = [leaf for leaf in tree_leaves(list(arguments.values())[1:]) if isinstance(leaf, Tensor)]
         for member in segment.members:
@@ -191,7 +191,7 @@ def _start(segment: WrappedSegment, args: tuple[Any, ...], kwargs: dict[str, Any
     return _next(_Pending(segment, 0, arguments_of(args, kwargs), tuple(returned), output))
 
 
-def _next(pending: _Pending) -> Any:
+def _next(pending: _Pending) -> object:
     """The output of the block at `pending.index`."""
     if pending.index == len(pending.segment.members) - 1:
         return pending.output
@@ -201,11 +201,11 @@ def _next(pending: _Pending) -> Any:
     return tree_map(lambda leaf: StandIn(leaf, following) if isinstance(leaf, _Shape) else leaf, returned)
 
 
-def _shapes(output: Any, unchanged: Sequence[Tensor]) -> Any:
+def _shapes(output: object, unchanged: Sequence[Tensor]) -> object:
     """`output` with shapes for its tensors; a tensor of `unchanged`, which the block got, stays."""
     numbers = count()
 
-    def shape_of(leaf: Any) -> Any:
+    def shape_of(leaf: object) -> object:
         if not isinstance(leaf, Tensor) or any(leaf is tensor for tensor in unchanged):
             return leaf
         return _Shape(next(numbers), leaf.shape, leaf.stride(), leaf.dtype, leaf.device)
@@ -213,12 +213,12 @@ def _shapes(output: Any, unchanged: Sequence[Tensor]) -> Any:
     return tree_map(shape_of, output)
 
 
-def _looks_alike(a: Any, b: Any) -> bool:
+def _looks_alike(a: object, b: object) -> bool:
     kinds = (Tensor, _Shape)
     return isinstance(a, kinds) and isinstance(b, kinds) and (a.shape, a.dtype) == (b.shape, b.dtype)
 
 
-def _is_same(expected: Any, actual: Any, pending: _Pending | None = None) -> bool:
+def _is_same(expected: object, actual: object, pending: _Pending | None = None) -> bool:
     """Whether tuples, lists and dictionaries hold the same objects; for a shape, the stand-in made of it."""
     if expected is actual:
         return True
@@ -226,7 +226,7 @@ def _is_same(expected: Any, actual: Any, pending: _Pending | None = None) -> boo
     return form == actual_form and all(_is_same_leaf(a, b, pending) for a, b in zip(leaves, actual_leaves))
 
 
-def _is_same_leaf(expected: Any, actual: Any, pending: _Pending | None) -> bool:
+def _is_same_leaf(expected: object, actual: object, pending: _Pending | None) -> bool:
     if isinstance(expected, _Shape):
         return isinstance(actual, StandIn) and actual._pending is pending and actual._index == expected.index
     return expected is actual or (
@@ -234,7 +234,7 @@ def _is_same_leaf(expected: Any, actual: Any, pending: _Pending | None) -> bool:
     )
 
 
-def _changes_nothing(func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
+def _changes_nothing(func: Any, args: Any, kwargs: Mapping[str, object]) -> bool:
     """Whether `func` converts nothing, or drops nothing."""
     if not args or not isinstance(args[0], StandIn):
         return False
@@ -246,7 +246,7 @@ def _changes_nothing(func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
     return func(empty, *args[1:], **kwargs) is empty
 
 
-def _read(by: str, args: Any, kwargs: Any) -> NoReturn:
+def _read(by: str, args: object, kwargs: object) -> NoReturn:
     pending = next(leaf._pending for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, StandIn))
     before, after = pending.segment.fqns[pending.index - 1 : pending.index + 1]
     _refuse(f"What {before} returns was to go to {after} alone, and {by} reads it", pending.segment, pending.index)

@@ -67,7 +67,7 @@ class Wrap:
 
 def replacements(
     modules: Mapping[str, nn.Module], wraps: Sequence[Wrap]
-) -> Iterator[tuple[nn.Module, str, functools.partial[Any]]]:
+) -> Iterator[tuple[nn.Module, str, functools.partial[object]]]:
     """Each function that the wraps replace: module, attribute, function. Put each in place before the next is taken."""
     by_parent: dict[str, tuple[Wrap, ...]] = {}
     for wrap in wraps:
@@ -107,11 +107,13 @@ def runs_its_children(parent: nn.Module) -> bool:
     return isinstance(parent, nn.Sequential) and type(parent).forward is nn.Sequential.forward
 
 
-def _as_unit(module: nn.Module, forward: Callable[..., Any], wrap: Wrap, *args: Any, **kwargs: Any) -> Any:
+def _as_unit(module: nn.Module, forward: Callable[..., object], wrap: Wrap, *args: object, **kwargs: object) -> object:
     return _run(wrap, forward, (module,), args, kwargs)
 
 
-def _in_segments(sequential: nn.Module, forward: Callable[..., Any], wraps: tuple[Wrap, ...], value: Any) -> Any:
+def _in_segments(
+    sequential: nn.Module, forward: Callable[..., object], wraps: tuple[Wrap, ...], value: object
+) -> object:
     """A Sequential's forward that runs each segment's children as a unit. One module may be a child several times."""
     starts = {wrap.fqn.rpartition(".")[2]: wrap for wrap in wraps}
     children = list(sequential._modules.items())
@@ -129,7 +131,7 @@ def _in_segments(sequential: nn.Module, forward: Callable[..., Any], wraps: tupl
     return value
 
 
-def _chain(members: Sequence[nn.Module], value: Any) -> Any:
+def _chain(members: Sequence[nn.Module], value: object) -> object:
     for member in members:
         value = member(value)
     return value
@@ -137,11 +139,11 @@ def _chain(members: Sequence[nn.Module], value: Any) -> Any:
 
 def _run(
     wrap: Wrap,
-    function: Callable[..., Any],
+    function: Callable[..., object],
     modules: Sequence[nn.Module],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+) -> object:
     if wrap.unit.action == "offload":
         with offload_saved(modules):
             return function(*args, **kwargs)
@@ -173,17 +175,17 @@ def _run(
     )
 
 
-def _with_keywords(function: Callable[..., Any], names: Sequence[str], *args: Any) -> Any:
+def _with_keywords(function: Callable[..., object], names: Sequence[str], *args: object) -> object:
     """Calls `function` with the last positional arguments bound to `names` as keywords."""
     first = len(args) - len(names)
     return function(*args[:first], **dict(zip(names, args[first:], strict=True)))
 
 
-def _without_witnesses(function: Callable[..., Any], _: Any, *args: Any) -> Any:
+def _without_witnesses(function: Callable[..., object], _: object, *args: object) -> object:
     return function(*args)
 
 
-def witnesses(args: tuple[Any, ...], modules: Sequence[nn.Module]) -> tuple[torch.Tensor, ...]:
+def witnesses(args: tuple[object, ...], modules: Sequence[nn.Module]) -> tuple[torch.Tensor, ...]:
     """One tensor for each device of `modules` that no tensor of `args` is on; the CPU needs none.
 
     torch stashes only the generators of devices that it finds among the positional arguments of `checkpoint`
@@ -199,11 +201,11 @@ def witnesses(args: tuple[Any, ...], modules: Sequence[nn.Module]) -> tuple[torc
 class _FirstThenAgain:
     """Reentrant checkpointing has no context_fn: its function runs plainly at first, then inside `recomputing`."""
 
-    def __init__(self, function: Callable[..., Any], recomputing: Recomputing) -> None:
+    def __init__(self, function: Callable[..., object], recomputing: Recomputing) -> None:
         self._function, self._recomputing = function, recomputing
         self._is_first = True
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         if self._is_first:
             self._is_first = False
             return self._function(*args, **kwargs)
@@ -211,7 +213,7 @@ class _FirstThenAgain:
             return self._function(*args, **kwargs)
 
 
-def operator(name: str) -> Any:
+def operator(name: str) -> object:
     """The operator `namespace.operator.overload` of torch.ops. Raises AttributeError for an unknown name."""
     parts = name.split(".")
     if len(parts) != 3:
@@ -220,8 +222,8 @@ def operator(name: str) -> Any:
 
 
 def selective_contexts(
-    save_ops: tuple[Any, ...], recompute: Callable[[], AbstractContextManager[Any]]
-) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    save_ops: tuple[object, ...], recompute: Callable[[], AbstractContextManager[object]]
+) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
     """The two contexts of torch's `context_fn`: around the forward, and around each recompute.
 
     `recompute` is called at the start of the forward, because it reads the states of the outside generators.
@@ -235,7 +237,7 @@ def selective_contexts(
 class _Both:
     """Two contexts that can be entered together several times; a generator-based context breaks at the second time."""
 
-    def __init__(self, outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> None:
+    def __init__(self, outer: AbstractContextManager[object], inner: AbstractContextManager[object]) -> None:
         self._contexts = (outer, inner)
         self._open: list[ExitStack] = []
 

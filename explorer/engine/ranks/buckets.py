@@ -22,10 +22,10 @@ class Buckets(DispatchMode):
         super().__init__()
         self._storages: list[weakref.ref[torch.UntypedStorage]] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         return self.noticed(func, func(*args, **(kwargs or {})))
 
-    def noticed(self, func: Any, out: Any) -> Any:
+    def noticed(self, func: object, out: Any) -> object:
         """The result of an operator, which may be a bucket."""
         is_buffer = func is torch.ops.aten.empty.memory_format and out.is_floating_point()
         if is_buffer and buffer_role() == "gradient bucket":

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from msgspec.structs import replace
@@ -148,7 +148,7 @@ def measure_rank(spec: RunSpec) -> Measurement:
                 run_step(trainee)
     before = sum(size for size, born in zip(run.allocations.n_bytes, run.allocations.born) if not born)  # type: ignore[union-attr]
     alone = peak_bytes(recorder.log, before)
-    peaks: Any = replace(run.peaks or AllocatorPeaks(), alone_peak_bytes=alone)
+    peaks: object = replace(run.peaks or AllocatorPeaks(), alone_peak_bytes=alone)
     rank, n_ranks = distributed.get_rank(), distributed.get_world_size()
     warnings = (*run.warnings, GLOO)
     return replace(run, loss=loss, peaks=peaks, rank=rank, n_ranks=n_ranks, warnings=warnings)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -124,5 +123,5 @@ def _split_products(model: nn.Module, ranks: Ranks, mesh: DeviceMesh) -> None:
 
 def _plan_of(model: nn.Module) -> dict[str, str]:
     """The plan that a model of transformers brings, by names of modules; names are patterns with `*`."""
-    plan: Any = inspect.getattr_static(model, "_tp_plan", None) or getattr(model, "tp_plan", None)
+    plan: object = inspect.getattr_static(model, "_tp_plan", None) or getattr(model, "tp_plan", None)
     return {str(name): str(style) for name, style in plan.items()} if isinstance(plan, dict) else {}

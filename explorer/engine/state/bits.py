@@ -110,7 +110,7 @@ def _parts(tensor: Any) -> Iterator[Tensor]:
         yield from (part for value in values if isinstance(value, Tensor) for part in _parts(value))
 
 
-def _names_inside(tensor: Any) -> list[str]:
+def _names_inside(tensor: object) -> list[str]:
     """Attributes of a wrapper that hold its tensors. The cached lengths of a ragged tensor are no content."""
     if hasattr(tensor, "__tensor_flatten__"):
         return [name for name in tensor.__tensor_flatten__()[0] if not name.endswith("_seqlen_tensor")]

@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from explorer.engine.state.rng import is_generator
 
-File = dict[str, Any]
+File = dict[str, object]
 """The namespace of a file: its globals."""
 PLAIN = (type(None), bool, int, float, str, bytes, numbers.Number)
 MAX_OBJECTS = 200_000
@@ -40,14 +40,14 @@ _WITHOUT_STATE = sys.stdlib_module_names | {__name__.partition(".")[0]}
 """Packages that hold no state of a model. This package is named because a checkout is not installed."""
 
 
-def items(value: Any) -> list[Any] | None:
+def items(value: object) -> list[object] | None:
     """Items of a container, values of a mapping; None if `value` is neither."""
     if isinstance(value, Mapping):
         return list(value.values())
     return list(value) if isinstance(value, (list, tuple, deque, set, frozenset)) else None
 
 
-def attributes(value: Any) -> dict[str, Any]:
+def attributes(value: object) -> dict[str, object]:
     """Attributes of an object, those in slots included. No property and no `__getattr__` is called."""
     inside = dict(getattr(value, "__dict__", None) or {})
     for base in type(value).__mro__:
@@ -61,7 +61,7 @@ def attributes(value: Any) -> dict[str, Any]:
     return inside
 
 
-def closure(value: Any) -> tuple[Any, ...] | None:
+def closure(value: object) -> tuple[object, ...] | None:
     """Values that a function, a method or a partial holds; None for any other value.
 
     A function of an installed package counts by name alone: the state of a library is no state of the model.
@@ -80,19 +80,21 @@ def closure(value: Any) -> tuple[Any, ...] | None:
     return value.__qualname__, [_content(cell) for cell in value.__closure__ or ()], defaults, dict(vars(value))
 
 
-def _content(cell: types.CellType) -> Any:
+def _content(cell: types.CellType) -> object:
     try:
         return cell.cell_contents
     except ValueError:  # a cell that is still empty
         return None
 
 
-def reachable(roots: Iterable[Any], parts: Callable[[Any], Iterable[Any]], *, deepest: int | None = None) -> list[Any]:
+def reachable(
+    roots: Iterable[object], parts: Callable[[object], Iterable[object]], *, deepest: int | None = None
+) -> list[Any]:
     """Every object that `parts` leads to from `roots`, depth first, each once; text and numbers are left out.
 
     Objects more than `deepest` parts away from a root are left out too.
     """
-    visited: dict[int, Any] = {}  # holds the objects too, so that no other object gets an id
+    visited: dict[int, object] = {}  # holds the objects too, so that no other object gets an id
     waiting = [(root, 0) for root in roots][::-1]
     while waiting and len(visited) < MAX_OBJECTS:
         value, depth = waiting.pop()
@@ -103,19 +105,19 @@ def reachable(roots: Iterable[Any], parts: Callable[[Any], Iterable[Any]], *, de
     return list(visited.values())
 
 
-def data_inside(roots: Iterable[Any]) -> list[Any]:
+def data_inside(roots: Iterable[object]) -> list[object]:
     """`roots` with everything inside lists, dictionaries and plain objects; modules and tensors are not entered."""
     return reachable(roots, _data, deepest=_DEEPEST)
 
 
-def reachable_generators(model: nn.Module) -> list[Any]:
+def reachable_generators(model: nn.Module) -> list[object]:
     """Generators that modules hold, directly or inside lists, dictionaries and plain objects; each once."""
     attributes = (item for module in model.modules() for item in vars(module).items())
     inside = data_inside(value for name, value in attributes if name not in _OF_TORCH)
     return [value for value in inside if is_generator(value)]
 
 
-def _data(value: Any) -> Iterable[Any]:
+def _data(value: object) -> Iterable[object]:
     if isinstance(value, (Tensor, nn.Module, type, types.ModuleType, *PLAIN)) or is_generator(value):
         return ()
     inside = items(value)
@@ -125,7 +127,7 @@ def _data(value: Any) -> Iterable[Any]:
     return inside
 
 
-def picture(value: Any, *, objects: bool = True, versions: bool = False, above: tuple[int, ...] = ()) -> Any:
+def picture(value: object, *, objects: bool = True, versions: bool = False, above: tuple[int, ...] = ()) -> object:
     """A cheap value that differs once an object inside `value` was added, removed or replaced.
 
     A tensor counts by identity: `versions` adds writes to the tensor. Attributes of objects are entered only if
@@ -158,10 +160,10 @@ class SharedName(NamedTuple):
     path: str
 
     @property
-    def value(self) -> Any:
+    def value(self) -> object:
         return self.owner[self.name] if isinstance(self.owner, dict) else vars(self.owner)[self.name]
 
-    def set(self, value: Any) -> None:
+    def set(self, value: object) -> None:
         if isinstance(self.owner, dict):
             self.owner[self.name] = value
         else:
@@ -251,7 +253,7 @@ def names_in(code: types.CodeType) -> Iterator[str]:
             yield from names_in(constant)
 
 
-def is_own_function(value: Any) -> bool:
+def is_own_function(value: object) -> bool:
     """Whether `value` is a Python function or method from a file of the model's author."""
     function = _function_of(value)
     if not isinstance(function, types.FunctionType):
@@ -260,7 +262,7 @@ def is_own_function(value: Any) -> bool:
     return "-packages" not in file and not file.startswith("<") and not (function.__module__ or "").startswith("torch")
 
 
-def _function_of(value: Any) -> Any:
+def _function_of(value: object) -> Any:
     """The function of a method; any other value unchanged. Attributes are not read, because some raise."""
     return value.__func__ if isinstance(value, (types.MethodType, staticmethod, classmethod)) else value
 
@@ -271,7 +273,7 @@ def is_own_module(name: str) -> bool:
     return top == "__main__" or (top not in ("torch", "numpy") and top not in sys.stdlib_module_names)
 
 
-def is_of_author(value: Any) -> bool:
+def is_of_author(value: object) -> bool:
     """Whether a function, class or module comes from a user's file, not from an installed package."""
     if not isinstance(value, (types.ModuleType, type)):
         return is_own_function(value) and (value.__module__ or "").partition(".")[0] not in _WITHOUT_STATE
@@ -281,7 +283,7 @@ def is_of_author(value: Any) -> bool:
     return bool(path) and "-packages" not in path and name.partition(".")[0] not in _WITHOUT_STATE
 
 
-def is_opaque(value: Any) -> bool:
+def is_opaque(value: object) -> bool:
     """Whether `value` counts by its type alone, such as a class, a lock or a file.
 
     From a logger or a lock a walk would reach the whole process.
@@ -292,7 +294,7 @@ def is_opaque(value: Any) -> bool:
     return module in sys.stdlib_module_names and module not in _OF_DATA
 
 
-def _is_data(name: str, value: Any) -> bool:
+def _is_data(name: str, value: object) -> bool:
     if is_own_function(value):
         return True
     if name.startswith("__") or name == "_abc_impl" or hasattr(type(value), "__get__"):

@@ -27,9 +27,9 @@ NUMPY = "numpy"
 class RngState:
     """States of all generators: torch's of each device, Python's, numpy's, and the generators of a model."""
 
-    states: Mapping[str, Any]
+    states: Mapping[str, object]
     """By `torch cpu`, `torch cuda:0`, `python`, `numpy`, or the dotted path of a generator in the model."""
-    generators: Mapping[str, Any]
+    generators: Mapping[str, object]
     """Generators of the model, by dotted path."""
 
     @classmethod
@@ -57,25 +57,25 @@ class OutsideRng:
     """Generators that torch.utils.checkpoint does not stash: `python`, `numpy`, and generator objects."""
 
     names: tuple[str, ...] = ()
-    own: tuple[Any, ...] = ()
+    own: tuple[object, ...] = ()
     """Generators of the model: a deep copy of the model draws from copies of these."""
     shared: tuple[torch.Generator, ...] = ()
     """Generators outside the model: a deep copy of the model draws from the same objects."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> OutsideRng:
+    def __deepcopy__(self, memo: dict[int, object]) -> OutsideRng:
         return OutsideRng(self.names, copy.deepcopy(self.own, memo), self.shared)
 
-    def read(self) -> tuple[Any, ...]:
+    def read(self) -> tuple[object, ...]:
         """The states of all generators, in order."""
         return tuple(map(get_state, (*self.names, *self.own, *self.shared)))
 
-    def write(self, states: tuple[Any, ...]) -> None:
+    def write(self, states: tuple[object, ...]) -> None:
         """Sets all generators to states from `read`."""
         for generator, state in zip((*self.names, *self.own, *self.shared), states):
             set_state(generator, state)
 
 
-def get_state(generator: Any) -> Any:
+def get_state(generator: object) -> object:
     """State of a generator object, or of a generator of the process by its name in `RngState.states`.
 
     Imports numpy if its generator is named.
@@ -134,7 +134,7 @@ def generator_kinds() -> tuple[type, ...]:
     return (torch.Generator, random.Random) + ((numpy.random.Generator, numpy.random.RandomState) if numpy else ())
 
 
-def is_generator(value: Any, kinds: tuple[type, ...] | None = None) -> bool:
+def is_generator(value: object, kinds: tuple[type, ...] | None = None) -> bool:
     """Whether `value` is a torch.Generator, random.Random, numpy Generator or RandomState, and not a process global.
 
     `kinds` are those of `generator_kinds`, for callers that ask about many values.
@@ -156,7 +156,7 @@ def generators_of(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def get_position(generator: Any) -> bytes:
+def get_position(generator: object) -> bytes:
     """Comparable bytes of a generator's state. Functorch is off: inside `torch.func` the state would be a wrapper."""
     with torch._C._DisableFuncTorch():  # type: ignore[attr-defined]
         return state_bytes(get_state(generator))
@@ -167,12 +167,12 @@ def generator_key(generator: torch.Generator) -> int:
     return generator._cdata  # type: ignore[attr-defined, no-any-return]
 
 
-def state_bytes(state: Any) -> bytes:
+def state_bytes(state: object) -> bytes:
     """Comparable bytes of a generator's state."""
     return bytes(state.cpu().numpy().tobytes()) if isinstance(state, torch.Tensor) else repr(_as_lists(state)).encode()
 
 
-def _as_lists(state: Any) -> Any:
+def _as_lists(state: object) -> object:
     """The state with lists instead of numpy arrays, which repr would shorten."""
     if isinstance(state, Mapping):
         return {name: _as_lists(part) for name, part in state.items()}

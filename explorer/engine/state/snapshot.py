@@ -80,7 +80,7 @@ class ModelSnapshot:
             if dtype is not None and tensor.is_floating_point():
                 tensor.data = tensor.data.to(dtype)
 
-    def _write(self, attributes: list[dict[str, Any]]) -> None:
+    def _write(self, attributes: list[dict[str, object]]) -> None:
         for module, parameters, buffers, training in self._modules:
             module.training = training
             module._parameters.clear()
@@ -118,14 +118,14 @@ class OptimizerSnapshot:
         """Gives the optimizer its original state objects back."""
         self._write(self._state)
 
-    def _write(self, state: dict[Any, Any]) -> None:
+    def _write(self, state: dict[Any, object]) -> None:
         self._optimizer.state.clear()
         self._optimizer.state.update(state)
         for group, before in zip(self._optimizer.param_groups, self._groups):
             group.update(copy.deepcopy(before))
 
     @staticmethod
-    def _copy(parameter: Any, state: Any) -> Any:
+    def _copy(parameter: object, state: object) -> object:
         copied = copy.deepcopy(state)
         if isinstance(copied, dict) and isinstance(parameter, Tensor) and parameter.dtype is torch.float64:
             wide = {name: value.double() for name, value in copied.items()
@@ -134,17 +134,17 @@ class OptimizerSnapshot:
         return copied
 
 
-def _plain(module: nn.Module) -> dict[str, Any]:
+def _plain(module: nn.Module) -> dict[str, object]:
     return {name: value for name, value in vars(module).items() if name not in _OF_TORCH}
 
 
-def _copies(attributes: list[dict[str, Any]], model: nn.Module) -> list[dict[str, Any]]:
+def _copies(attributes: list[dict[str, object]], model: nn.Module) -> list[dict[str, object]]:
     """Deep copies that share objects as the originals do, with the model's own tensors and modules inside."""
-    memo: dict[int, Any] = {id(part): part for part in (*model.modules(), *model.parameters(), *model.buffers())}
+    memo: dict[int, object] = {id(part): part for part in (*model.modules(), *model.parameters(), *model.buffers())}
     return [{name: _copy(value, memo) for name, value in names.items()} for names in attributes]
 
 
-def _copy(value: Any, memo: dict[int, Any]) -> Any:
+def _copy(value: object, memo: dict[int, object]) -> object:
     if type(value).__module__.partition(".")[0] == "torch" and not isinstance(value, Tensor):
         return value  # torch manages handles, meshes, compiled functions; RngState has the generators
     try:
@@ -197,9 +197,9 @@ class StepSnapshot:
         self._rng.restore()
 
 
-def _parts(value: Any) -> list[Any]:
+def _parts(value: object) -> list[object]:
     """What a walk from a step enters: own objects and torch's, never those of other libraries."""
-    parts: Iterable[Any] = ()
+    parts: Iterable[object] = ()
     if isinstance(value, _CONTAINERS):
         parts = items(value) or () if _is_refilled(value) else ()
     elif isinstance(value, (tuple, frozenset)):
@@ -223,15 +223,15 @@ def _parts(value: Any) -> list[Any]:
     return [part for part in parts if not isinstance(part, (types.ModuleType, type, np.ndarray))]
 
 
-def _is_own_object(value: Any) -> bool:
+def _is_own_object(value: object) -> bool:
     return is_own_module(type(value).__module__) and not isinstance(value, Tensor)
 
 
-def _parts_outside_functions(value: Any) -> list[Any]:
+def _parts_outside_functions(value: object) -> list[object]:
     return [] if isinstance(value, types.FunctionType) else _parts(value)
 
 
-def _cells(function: types.FunctionType) -> Iterator[tuple[types.CellType, Any]]:
+def _cells(function: types.FunctionType) -> Iterator[tuple[types.CellType, object]]:
     for cell in function.__closure__ or ():
         try:
             yield cell, cell.cell_contents
@@ -239,16 +239,16 @@ def _cells(function: types.FunctionType) -> Iterator[tuple[types.CellType, Any]]
             continue
 
 
-def _globals(function: types.FunctionType) -> Iterator[tuple[dict[str, Any], str, Any]]:
+def _globals(function: types.FunctionType) -> Iterator[tuple[dict[str, object], str, object]]:
     file = function.__globals__
     yield from ((file, name, file[name]) for name in names_in(function.__code__) if name in file)
 
 
-def _is_trained(value: Any) -> bool:
+def _is_trained(value: object) -> bool:
     return isinstance(value, Tensor) and value.is_leaf and value.requires_grad
 
 
-def _is_refilled(value: Any) -> bool:
+def _is_refilled(value: object) -> bool:
     return isinstance(value, _CONTAINERS) and len(value) <= MAX_ITEMS
 
 

@@ -32,7 +32,7 @@ from explorer.engine.state.reachable import (
 from explorer.engine.state.rng import get_state
 
 StateKey = tuple[str, str, Literal["buffer", "attribute"]]
-State = dict[StateKey, Any]
+State = dict[StateKey, object]
 
 OF_TORCH = frozenset(vars(nn.Module())) | {"forward", "_call_impl"}
 """Names in a module's __dict__ that torch or a policy sets."""
@@ -66,7 +66,7 @@ def read_state(model: nn.Module, *, whole: bool = False) -> State:
     return state
 
 
-def plain_copy(value: Any) -> Any:
+def plain_copy(value: object) -> object:
     """A value as plain data that later changes cannot reach."""
     return _Images(nn.Module()).image(value)
 
@@ -76,11 +76,11 @@ class _Images:
 
     def __init__(self, model: nn.Module) -> None:
         self.shared = SharedNames(model)
-        self._objects: list[Any] = [*model.modules(), *model.parameters(), *model.buffers()]
+        self._objects: list[object] = [*model.modules(), *model.parameters(), *model.buffers()]
         """Every object with an image, so that no other object gets its id."""
         self._images = {id(part): f"{type(part).__qualname__} of the model" for part in self._objects}
 
-    def image(self, value: Any) -> Any:
+    def image(self, value: object) -> object:
         """`value` as plain data: tensors are copied, containers and objects walked."""
         if isinstance(value, PLAIN):
             return _number(value)
@@ -93,7 +93,7 @@ class _Images:
         self._images[id(value)] = image = self._image(value)
         return image
 
-    def _image(self, value: Any) -> Any:
+    def _image(self, value: object) -> Any:
         if isinstance(value, Tensor):
             return _tensor(value)
         inside = list(value) if isinstance(value, array) else items(value)
@@ -106,14 +106,14 @@ class _Images:
             return [type(value).__qualname__, *map(self.image, captured)]
         return self._of_object(value)
 
-    def _of_items(self, value: Any, inside: list[Any]) -> Any:
+    def _of_items(self, value: object, inside: list[object]) -> object:
         """A longer container is read for plain values alone, so that the walk still reaches the objects beside it."""
         images = [self.image(item) if len(inside) <= MAX_ITEMS else _plain_or_beyond(item) for item in inside]
         if isinstance(value, Mapping):
             return {_label(key, i): image for i, (key, image) in enumerate(zip(list(value), images))}
         return [len(inside), *(sorted(images, key=repr) if isinstance(value, (set, frozenset)) else images)]
 
-    def _of_object(self, value: Any) -> Any:
+    def _of_object(self, value: object) -> object:
         kind = type(value)
         if kind.__module__ == "numpy":
             return _array(value, self)
@@ -128,7 +128,7 @@ class _Images:
         inside = {name: part for name, part in attributes(value).items() if name not in left_out}
         return [kind.__qualname__, self.image(inside)] if inside else kind.__qualname__
 
-    def of_parameter(self, parameter: nn.Parameter) -> Any:
+    def of_parameter(self, parameter: nn.Parameter) -> object:
         """Whether the parameter is trained, its extra attributes, and state of its hooks: clipping, an optimizer."""
         registered = (getattr(parameter, name, None) for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
         hooks = [self.image(list(hooks.values())) for hooks in registered if hooks]
@@ -136,21 +136,21 @@ class _Images:
         return [parameter.requires_grad, self.image(beside), hooks]
 
 
-def _has_random_state(value: Any) -> bool:
+def _has_random_state(value: object) -> bool:
     if isinstance(value, (torch.Generator, random.Random)):
         return not isinstance(value, random.SystemRandom)
     return type(value).__module__.startswith("numpy.random")
 
 
-def _plain_or_beyond(value: Any) -> Any:
+def _plain_or_beyond(value: object) -> object:
     return _number(value) if isinstance(value, PLAIN) else BEYOND
 
 
-def _number(value: Any) -> Any:
+def _number(value: Any) -> object:
     return value.item() if type(value).__module__ == "numpy" else value
 
 
-def _tensor(value: Tensor) -> Any:
+def _tensor(value: Tensor) -> object:
     content = dense(value)
     if not content.numel() and (content.shape != value.shape or value.is_meta):  # a read of a freed shard crashes
         return f"{'meta' if value.is_meta else 'freed'} {tuple(value.shape)}"
@@ -160,7 +160,7 @@ def _tensor(value: Tensor) -> Any:
     return copy
 
 
-def _array(value: Any, images: _Images) -> Any:
+def _array(value: Any, images: _Images) -> object:
     if not hasattr(value, "tobytes"):
         return type(value).__qualname__
     if value.dtype.hasobject:
@@ -176,12 +176,12 @@ def _is_of_torch(name: str) -> bool:
     return name in OF_TORCH or name.startswith(("_torchdynamo_", "_dynamo_")) or name == "dynamo_ctx"
 
 
-def _label(key: Any, i: int) -> str:
+def _label(key: object, i: int) -> str:
     plain = key is None or isinstance(key, (bool, int, float, str, bytes, tuple)) and "0x" not in repr(key)
     return str(key) if isinstance(key, str) else repr(key) if plain else f"#{i}"
 
 
-def same_state(left: Any, right: Any) -> bool:
+def same_state(left: object, right: object) -> bool:
     """Whether two plain copies are equal, tensors bit by bit; NaN equals NaN."""
     return _same(left, right, {})
 
@@ -206,7 +206,7 @@ def _same_parts(left: Any, right: Any, results: dict[tuple[int, int], bool]) -> 
     return len(left) == len(right) and all(_same(a, b, results) for a, b in zip(left, right))
 
 
-def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
     """The parts of a plain copy, each with its path."""
     if isinstance(value, dict):
         for key, item in value.items():
@@ -218,7 +218,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def short_text(value: Any) -> str:
+def short_text(value: object) -> str:
     """A plain copy as short text."""
     if isinstance(value, Tensor):
         if value.numel() == 1:

@@ -79,7 +79,7 @@ class BlockNotes(NoteTaker):
         self._calls: list[_Call] = []
         self._place: Place | None = None
         """Place of the present operator; None for the loss."""
-        self._formulas: dict[Any, Callable[..., int] | None] = {}
+        self._formulas: dict[object, Callable[..., int] | None] = {}
         self._made_in: dict[StorageName, tuple[str, ...]] = {}
         """Stack of running blocks when a storage was made."""
         self._saved_in: dict[StorageName, list[tuple[tuple[str, int], ...]]] = defaultdict(list)
@@ -199,8 +199,8 @@ class _Predecessor:
 
     fqn: str
     arguments: Arguments
-    output: Any
-    python_rng: Any
+    output: object
+    python_rng: object
     broken: bool = False
     """Whether the model has drawn from torch or read a value since."""
 
@@ -235,7 +235,7 @@ class Consecutive(NoteTaker):
         self._before[fqn].append(last.fqn if last is not None and follows else "")
         self._arguments.append(arguments)
 
-    def left(self, fqn: str, output: Any) -> None:
+    def left(self, fqn: str, output: object) -> None:
         returned = [self.watch.name(tensor) for tensor in dense_tensors(output)]
         self._read(returned, (*self.watch.stack, fqn))
         self._owner.update(dict.fromkeys(returned, fqn))

@@ -75,7 +75,7 @@ class _ThirdRun(BlockWatch):
         self._made: dict[int, str] = {
             t.untyped_storage()._cdata: f"the parameter {n}" for n, t in model.named_parameters()
         }
-        self._alive: list[Any] = []
+        self._alive: list[object] = []
 
     def run(self, function: Any, inputs: Any) -> None:
         rng = RngState.capture()
@@ -90,7 +90,7 @@ class _ThirdRun(BlockWatch):
     def entered(self, block: int, frame: Frame, inputs: Any) -> None:
         self.block = self.block or self.scopes.fqns[block]
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         result = func(*args, **(kwargs or {}))
         block = self.running
         for leaf in tree_leaves(result):
@@ -103,7 +103,7 @@ class _ThirdRun(BlockWatch):
         self.saved.append(self._made.get(tensor.untyped_storage()._cdata, "what went into the block"))
 
 
-def _region(error: BaseException) -> tuple[Any, Any] | None:
+def _region(error: BaseException) -> tuple[object, object] | None:
     """Function and arguments of the recompute that failed, from the frames of the error."""
     for frame in _frames(error):
         region = frame.f_locals.get("frame")

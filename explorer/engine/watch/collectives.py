@@ -60,13 +60,13 @@ def kind_of(func: Any) -> CollectiveKind | None:
     return next((kind for part, kind in KINDS.items() if name.startswith(part)), None)
 
 
-def payload_bytes(args: Iterable[Any], out: Any) -> int:
+def payload_bytes(args: Iterable[object], out: object) -> int:
     """Bytes of the whole tensor: the largest of the operator's arguments and its result, lists summed up."""
     tensors = ([leaf for leaf in tree_leaves(part) if isinstance(leaf, torch.Tensor)] for part in (*args, out))
     return max(sum(tensor.nbytes for tensor in part) for part in tensors)
 
 
-def group_size(args: Iterable[Any]) -> int:
+def group_size(args: Iterable[object]) -> int:
     """Processes of the operator's group; 1 if the group cannot be read."""
     for argument in args:
         try:
@@ -124,7 +124,7 @@ def watching_resizes(notice: Callable[[torch.UntypedStorage], None]) -> Iterator
     kind: Any = torch.UntypedStorage
     plain = kind.resize_
 
-    def resize_(storage: Any, *args: Any, **kwargs: Any) -> Any:
+    def resize_(storage: Any, *args: Any, **kwargs: object) -> object:
         out = plain(storage, *args, **kwargs)
         notice(storage)
         return out

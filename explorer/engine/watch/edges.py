@@ -74,7 +74,7 @@ class DataFlow:
         """Parameters and buffers, by storage."""
         self.first: dict[Place, int] = {}
         """Number of the operator with which each place began."""
-        self._live: dict[int, tuple[weakref.ref[Any], Datum]] = {}
+        self._live: dict[int, tuple[weakref.ref[object], Datum]] = {}
 
     def add_inputs(self, tensors: Iterable[Tensor]) -> None:
         """Adds the model's arguments; an argument that an earlier call made keeps its writer."""

@@ -22,7 +22,7 @@ aten = torch.ops.aten
 Formula = Callable[..., int]
 
 
-def formula(operator: Any) -> Formula | None:
+def formula(operator: object) -> Formula | None:
     """The formula of an operator, called with the operator's arguments and `out_val`; None if it counts as nothing.
 
     `operator` is the argument of a dispatch mode: an OpOverload, or a higher-order operator.
@@ -31,7 +31,7 @@ def formula(operator: Any) -> Formula | None:
     return OURS.get(packet) or _of_shapes(flop_registry.get(packet))
 
 
-def functional(packet: Any) -> Any:
+def functional(packet: object) -> object:
     """The functional form of an in-place operator, with equal arguments: `aten.addmm` for `aten.addmm_`."""
     name = str(getattr(packet, "__name__", ""))
     return getattr(aten, name[:-1], packet) if name.endswith("_") and packet is getattr(aten, name, None) else packet
@@ -47,41 +47,41 @@ def _of_shapes(torchs: Formula | None) -> Formula | None:
     def remembered(args: Any, out_shape: Any, kwargs: Any) -> int:
         return int(inner(*args, out_shape=out_shape, **dict(kwargs)))
 
-    def count(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
+    def count(*args: object, out_val: object = None, **kwargs: object) -> int:
         return remembered(_shapes(args), _shapes(out_val), _shapes(tuple(kwargs.items())))
 
     return count
 
 
-def _shapes(value: Any) -> Any:
+def _shapes(value: object) -> object:
     """The value with shapes in place of tensors and tuples in place of lists."""
     if isinstance(value, torch.Tensor):
         return value.shape
     return tuple(_shapes(part) for part in value) if isinstance(value, (tuple, list)) else value
 
 
-def _product(_: Any, left: Any, right: Any, *__: Any, out_val: Any = None, **___: Any) -> int:
+def _product(_: object, left: Any, right: Any, *__: object, out_val: object = None, **___: object) -> int:
     """FLOPs of addmv and addbmm: each element of `left` meets each column of `right`."""
     return 2 * left.numel() * (right.shape[-1] if right.dim() > 1 else 1)
 
 
-def _of_vectors(left: Any, right: Any, *, out_val: Any = None) -> int:
+def _of_vectors(left: Any, right: object, *, out_val: object = None) -> int:
     """FLOPs of mv, dot and vdot: each element of `left` once."""
     return 2 * int(left.numel())
 
 
-def _of_each(left: Sequence[Any], right: Sequence[Any], *_: Any, out_val: Any = None, **__: Any) -> int:
+def _of_each(left: Sequence[Any], right: Sequence[Any], *_: object, out_val: object = None, **__: object) -> int:
     return sum(2 * first.numel() * int(second.shape[-1]) for first, second in zip(left, right))
 
 
-def _grouped(left: Any, right: Any, *_: Any, out_val: Any = None, **__: Any) -> int:
+def _grouped(left: Any, right: Any, *_: object, out_val: Any = None, **__: object) -> int:
     """FLOPs of a grouped product. Groups split the rows of `left`, the columns of `right` or the shared dimension."""
     if left.dim() == 2:
         return int(2 * left.numel() * right.shape[-1])
     return int(2 * left.numel() * right.shape[-1]) if right.dim() == 3 else int(2 * out_val.numel() * left.shape[-1])
 
 
-def _trilinear(*args: Any, out_val: Any = None) -> int:
+def _trilinear(*args: Any, out_val: object = None) -> int:
     """FLOPs of two products; the first sums over dimensions that the third factor lacks (Bilinear, Linear.cpp)."""
     factors, expanded, summed = args[:3], args[3:6], args[6]
     unroll_dim = args[7] if len(args) > 7 else 1
@@ -98,18 +98,18 @@ def _with_ones(shape: Sequence[int], places: Sequence[int], n_dims: int) -> list
     return [1 if i in places else next(rest) for i in range(n_dims)]
 
 
-def _euclidean(left: Any, right: Any, *_: Any, out_val: Any = None) -> int:
+def _euclidean(left: Any, right: Any, *_: object, out_val: object = None) -> int:
     """FLOPs of |a - b|² = |a|² - 2ab + |b|², as one product of vectors with two extra elements."""
     return int(2 * left.numel() // left.shape[-1] * (left.shape[-1] + 2) * right.shape[-2])
 
 
-def _cdist(left: Any, right: Any, p: float, mode: int | None = None, *, out_val: Any = None) -> int:
+def _cdist(left: Any, right: Any, p: float, mode: int | None = None, *, out_val: object = None) -> int:
     """FLOPs of cdist: element-wise up to 25 vectors a side, a product above (torch.cdist); modes 1, 2 override."""
     is_product = p == 2 and (mode == 1 or (not mode and max(left.shape[-2], right.shape[-2]) > 25))
     return _euclidean(left, right) if is_product else 0
 
 
-def _conv_tbc(tokens: Any, weight: Any, *_: Any, out_val: Any = None, **__: Any) -> int:
+def _conv_tbc(tokens: object, weight: Any, *_: object, out_val: Any = None, **__: object) -> int:
     return int(2 * out_val.numel() * weight.shape[0] * weight.shape[1])
 
 
@@ -120,11 +120,13 @@ def _convolution_backward(grad: Any, tokens: Any, weight: Any, *args: Any, out_v
     return int(forward * sum(needed[:2]))
 
 
-def _attention(query: Any, key: Any, value: Any, *_: Any, out_val: Any = None, **__: Any) -> int:
+def _attention(query: Any, key: Any, value: Any, *_: Any, out_val: object = None, **__: object) -> int:
     return int(sdpa_flop_count(query.shape, key.shape, value.shape))
 
 
-def _attention_backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, out_val: Any = None, **__: Any) -> int:
+def _attention_backward(
+    grad: Any, query: Any, key: Any, value: Any, *_: Any, out_val: object = None, **__: object
+) -> int:
     return int(sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape))
 
 
@@ -135,11 +137,13 @@ def _recurrent(tokens: Any, *weights: Any, backward: bool = False) -> int:
     return 2 * n_tokens * n_weights * (2 if backward else 1)
 
 
-def _mkldnn_rnn(tokens: Any, *args: Any, out_val: Any = None, backward: bool = False, **_: Any) -> int:
+def _mkldnn_rnn(tokens: object, *args: object, out_val: object = None, backward: bool = False, **_: object) -> int:
     return _recurrent(tokens, *args[:4], backward=backward)
 
 
-def _cudnn_rnn(tokens: Any, weights: Any, *_: Any, out_val: Any = None, backward: bool = False, **__: Any) -> int:
+def _cudnn_rnn(
+    tokens: object, weights: Any, *_: Any, out_val: object = None, backward: bool = False, **__: object
+) -> int:
     return _recurrent(tokens, *weights, backward=backward)
 
 
@@ -161,7 +165,7 @@ _BY_NAMES: dict[str, Formula] = {
     "_cudnn_rnn": _cudnn_rnn,
     "_cudnn_rnn_backward": partial(_cudnn_rnn, backward=True),
 }
-OURS: dict[Any, Formula] = {
+OURS: dict[object, Formula] = {
     getattr(aten, name): count for names, count in _BY_NAMES.items() for name in names.split() if hasattr(aten, name)
 }
 """Formulas of the operators that this torch has."""
@@ -185,7 +189,7 @@ KNOWN_LIBRARIES = frozenset(("aten", "prim", "prims", "profiler", "c10d", "_c10d
 """Namespaces whose operators do no such arithmetic, except for MATRIX_KIND."""
 
 
-def lacks_formula(operator: Any) -> bool:
+def lacks_formula(operator: object) -> bool:
     """Whether FLOPs may be too low because of `operator`: torch's by name, all operators of unknown libraries."""
     if formula(operator) is not None:
         return False

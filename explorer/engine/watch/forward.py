@@ -39,7 +39,7 @@ class Operator:
     args: Any
     kwargs: Any
     read: list[Tensor]
-    out: Any = None
+    out: object = None
     written: list[Tensor] = field(default_factory=list)
     made: set[int] = field(default_factory=set)
     """Addresses of new storages."""
@@ -55,11 +55,11 @@ class NoteTaker:
         """Registers further hooks, which the watch removes."""
         return ()
 
-    def entered(self, fqn: str, args: Any, kwargs: Any) -> None: ...
+    def entered(self, fqn: str, args: object, kwargs: object) -> None: ...
 
-    def begins(self, fqn: str, args: Any, kwargs: Any) -> None: ...
+    def begins(self, fqn: str, args: object, kwargs: object) -> None: ...
 
-    def left(self, fqn: str, output: Any) -> None: ...
+    def left(self, fqn: str, output: object) -> None: ...
 
     def reads(self, op: Operator) -> None: ...
 
@@ -136,19 +136,19 @@ class ForwardWatch(BlockWatch):
         """The name of the storage at `address` now."""
         return address, self._made_by.get(address, -1)
 
-    def entered(self, block: int, frame: Any, inputs: Any) -> None:
+    def entered(self, block: int, frame: object, inputs: Any) -> None:
         if inputs is not None:  # None: a recompute inside forward, which is no call
             fqn, (args, kwargs) = self.scopes.fqns[block], inputs
             for entered in self._entered:
                 entered(fqn, args, kwargs)
             self.stack.append(fqn)
 
-    def _begins(self, fqn: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _begins(self, fqn: str, module: nn.Module, args: object, kwargs: object) -> None:
         with _disable_current_modes():  # other modes must see only the model's operators
             for begins in self._begin:
                 begins(fqn, args, kwargs)
 
-    def left(self, block: int, frame: Any, output: Any) -> None:
+    def left(self, block: int, frame: object, output: object) -> None:
         fqn = self.scopes.fqns[block]
         if self.stack[-1:] == [fqn]:
             self.stack.pop()
@@ -156,7 +156,7 @@ class ForwardWatch(BlockWatch):
                 for left in self._left:
                     left(fqn, output)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         kwargs = kwargs or {}
         if func.namespace == "prim":  # asks a tensor subclass for its device
             return func(*args, **kwargs)
@@ -186,6 +186,6 @@ def dense(tensor: Tensor) -> bool:
     return tensor.layout == torch.strided and not _functorch.is_functorch_wrapped_tensor(tensor)
 
 
-def dense_tensors(values: Any) -> list[Tensor]:
+def dense_tensors(values: object) -> list[Tensor]:
     """All tensors of one storage in `values`, which may be an output of transformers."""
     return list(filter(dense, tensors_of(values.to_tuple() if hasattr(values, "to_tuple") else values)))

@@ -36,7 +36,7 @@ from explorer.engine.watch.storages import tensors_of
 from explorer.plan.names import lineage
 from explorer.record.graph import Trait
 
-States = tuple[Any, ...]
+States = tuple[object, ...]
 """States of Python's and numpy's generators."""
 _TRAIT: dict[str, Trait] = {
     "python": "python_rng",
@@ -58,7 +58,7 @@ class _Call:
     """Seed and position of torch's default generators and of the model's generators."""
     strange: dict[int, bytes] = field(default_factory=dict)
     """Position of other generators at the call's first draw: made in the call, or not reachable from the model."""
-    seeded: set[Any] = field(default_factory=set)
+    seeded: set[object] = field(default_factory=set)
     """Generators that the call set to a seed."""
 
     def goes_on(self, generator: torch.Generator, before: bytes) -> bool:
@@ -88,7 +88,7 @@ class RandomNumbers(NoteTaker):
         self._before = b""
         """Position of the generator `_drawing` before the present operator."""
 
-    def begins(self, fqn: str, args: Any, kwargs: Any) -> None:
+    def begins(self, fqn: str, args: object, kwargs: object) -> None:
         self._calls.append(
             _Call(
                 fqn=fqn,
@@ -98,7 +98,7 @@ class RandomNumbers(NoteTaker):
             )
         )
 
-    def left(self, fqn: str, output: Any) -> None:
+    def left(self, fqn: str, output: object) -> None:
         call = self._calls.pop()
         python, numpy = outside_position()
         self._moved(call, "python", call.outside[:1], (python,))
@@ -196,7 +196,7 @@ class ArgumentsAndState(NoteTaker):
         self._statistics = StatisticsUse(model)
         self._hidden: list[tuple[nn.Module, Any]] = []
 
-    def hooks(self) -> Iterable[Any]:
+    def hooks(self) -> Iterable[object]:
         yield register_module_forward_pre_hook(self._before_hidden)
         yield register_module_forward_hook(self._after_hidden, always_call=True)
 
@@ -205,7 +205,7 @@ class ArgumentsAndState(NoteTaker):
             self._takers_of[self.watch.name(tensor)].add(fqn)
         self._calls.append((fqn, ContainerInputs(args, kwargs, self.watch.name)))
 
-    def left(self, fqn: str, output: Any) -> None:
+    def left(self, fqn: str, output: object) -> None:
         call = self._calls.pop()
         call[1].look()
         self._done.append(call)
@@ -235,11 +235,11 @@ class ArgumentsAndState(NoteTaker):
             for ancestor in lineage(fqn):
                 self.traits[ancestor].add("reads_statistics")
 
-    def _before_hidden(self, module: nn.Module, args: Any) -> None:
+    def _before_hidden(self, module: nn.Module, args: object) -> None:
         if module not in self._modules and not any(module in outer.modules() for outer, _ in self._hidden):
             self._hidden.append((module, state_pictures(module)))
 
-    def _after_hidden(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _after_hidden(self, module: nn.Module, args: object, output: object) -> None:
         if not self._hidden or self._hidden[-1][0] is not module:
             return
         _, before = self._hidden.pop()
@@ -341,7 +341,7 @@ class SelfCheckpointing(NoteTaker):
         fqns = self._checkpointed
         return tuple(fqn for fqn in fqns if not any(fqn.startswith(f"{outer}.") for outer in fqns))
 
-    def entered(self, fqn: str, args: Any, kwargs: Any) -> None:
+    def entered(self, fqn: str, args: object, kwargs: object) -> None:
         n_frames = _n_checkpoint_frames(sys._getframe())
         if _is_replayed_without_rng(sys._getframe()):
             self.without_rng[fqn] = None
@@ -352,7 +352,7 @@ class SelfCheckpointing(NoteTaker):
                 self._checkpointed[fqn] = None
         self._stack.append((n_frames, []))
 
-    def left(self, fqn: str, output: Any) -> None:
+    def left(self, fqn: str, output: object) -> None:
         _, through = self._stack.pop()
         if fqn and through and all(through):
             self._checkpointed[fqn] = None

@@ -38,10 +38,10 @@ class Frame:
 class Listener:
     """Callbacks in the thread of the event, after the frame has changed. A subclass overrides those that it needs."""
 
-    def entered(self, block: int, frame: Any, inputs: Any) -> None:
+    def entered(self, block: int, frame: Any, inputs: object) -> None:
         """A block begins; `inputs` is None if unknown, else (args, kwargs)."""
 
-    def left(self, block: int, frame: Any, output: Any) -> None:
+    def left(self, block: int, frame: Any, output: object) -> None:
         """A block ends; `output` is None if unknown."""
 
     def rerun_changed(self, frame: Any) -> None:
@@ -99,11 +99,11 @@ class BlockScopes:
         self._open.close()
 
     @never_compiled
-    def _before(self, block: int, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _before(self, block: int, module: nn.Module, args: object, kwargs: object) -> None:
         self._enter(block, (args, kwargs))
 
     @never_compiled
-    def _after(self, block: int, module: nn.Module, args: Any, output: Any) -> None:
+    def _after(self, block: int, module: nn.Module, args: object, output: object) -> None:
         self._leave(block, output)
 
     def _rerun(self, fqn: str, entering: bool) -> None:
@@ -120,12 +120,12 @@ class BlockScopes:
         else:
             self._leave(block)
 
-    def _enter(self, block: int, inputs: Any = None) -> None:
+    def _enter(self, block: int, inputs: object = None) -> None:
         frame = self.frame
         frame.stack.append(block)
         self._listener.entered(block, frame, inputs)
 
-    def _leave(self, block: int, output: Any = None) -> None:
+    def _leave(self, block: int, output: object = None) -> None:
         """Leaves `block`, and inner blocks that an exception ended without a hook."""
         frame = self.frame
         if block not in frame.stack[1:]:
@@ -170,11 +170,11 @@ class ModuleHook(functools.partial[Any]):
     The copy would keep reporting to the instrument, and an instrument cannot be pickled.
     """
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return functools.partial, (_nothing,)
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
+def _nothing(*args: object, **kwargs: object) -> None:
     """The copy of a hook."""
 
 
@@ -213,11 +213,11 @@ def around_backward(
             torch.autograd.backward = plain
 
 
-def _announced(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _announced(plain: Callable[..., object]) -> Callable[..., Any]:
     """`plain` with calls of all listeners, the last one first. Reentrant checkpointing calls it inside itself."""
 
     @never_compiled
-    def backward(*args: Any, **kwargs: Any) -> Any:
+    def backward(*args: object, **kwargs: object) -> object:
         inside = []
         try:
             for listener in _LISTENERS[::-1]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -25,21 +25,21 @@ from explorer.record.graph import Trait
 RUNNING_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _OF_TORCH = frozenset(vars(nn.Module()))
 
-Identify = Callable[[Tensor], Any]
+Identify = Callable[[Tensor], object]
 """A name of a storage that no later storage at the same address gets."""
 
 
 class ContainerInputs:
     """The container arguments of one call, with a picture of their content at its begin."""
 
-    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], identify: Identify) -> None:
+    def __init__(self, args: tuple[object, ...], kwargs: Mapping[str, object], identify: Identify) -> None:
         values = (*args, *kwargs.values())
         self._containers = [value for value in values if not isinstance(value, (Tensor, nn.Module, *PLAIN))]
         self._picture = picture(self._containers)
         self._identify = identify
-        self._inside: set[Any] = set()
+        self._inside: set[object] = set()
         self.traits: set[Trait] = set(_form(args, kwargs))
-        self.read: set[Any] | None = set() if self._containers else None
+        self.read: set[object] | None = set() if self._containers else None
         """Names of the storages that the block's operators read; None if all arguments are tensors and numbers."""
         self._note_inside()
 
@@ -53,7 +53,7 @@ class ContainerInputs:
         self._inside.update(self._identify(tensor) for tensor in tensors_in(self._containers))
 
 
-def _form(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Trait]:
+def _form(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Iterator[Trait]:
     """Traits of the arguments that matter to reentrant checkpointing, which sees only arguments that are tensors."""
     values = (*args, *kwargs.values())
     if not any(isinstance(value, Tensor) and value.requires_grad for value in values):
@@ -64,12 +64,12 @@ def _form(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Trait]:
         yield "keyword_inputs"
 
 
-def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+def tensors_in(values: Iterable[object]) -> Iterator[Tensor]:
     """Every tensor inside lists, dictionaries and plain objects; modules are not entered."""
     return (value for value in data_inside(values) if isinstance(value, Tensor))
 
 
-StatePictures = dict[tuple[str, str], tuple[str, Any]]
+StatePictures = dict[tuple[str, str], tuple[str, object]]
 """(fqn, name) -> (kind, picture) of every buffer and plain attribute; a moved value has a different picture."""
 
 
@@ -106,7 +106,7 @@ def moved_traits(model: nn.Module, before: StatePictures, *, statistics: bool = 
     return moved
 
 
-Slot = tuple[int, Any]
+Slot = tuple[int, object]
 """A place for a tensor: address of a container or object, and the key, index or attribute."""
 
 
@@ -130,7 +130,7 @@ class SharedTensors(NoteTaker):
         self._calls: list[_SharingCall] = []
         self._stored_by: dict[StorageName, set[str]] = defaultdict(set)
 
-    def entered(self, fqn: str, args: Any, kwargs: Any) -> None:
+    def entered(self, fqn: str, args: object, kwargs: object) -> None:
         if self._objects:
             self._calls.append(_SharingCall(self._slots(), set()))
 
@@ -140,7 +140,7 @@ class SharedTensors(NoteTaker):
             for call in self._calls:
                 call.read.update(names)
 
-    def left(self, fqn: str, output: Any) -> None:
+    def left(self, fqn: str, output: object) -> None:
         if not self._calls:
             return
         before, read = self._calls.pop()
@@ -178,13 +178,13 @@ _MOST_SHARED = 1000
 """Items in a shared object that is walked at every call of a block."""
 
 
-def _shared_objects(model: nn.Module) -> list[Any]:
+def _shared_objects(model: nn.Module) -> list[object]:
     """Containers and plain objects that attributes of two modules lead to, and empty containers of files and classes.
 
     A container of a file that is full before the forward is a table, not a place for tensors of the forward.
     """
     n_modules: dict[int, int] = defaultdict(int)
-    objects: dict[int, Any] = {}
+    objects: dict[int, object] = {}
     for module in model.modules():
         for value in data_inside([value for name, value in vars(module).items() if name not in _OF_TORCH]):
             if not isinstance(value, (Tensor, nn.Module, type, *PLAIN)):
@@ -197,7 +197,7 @@ def _shared_objects(model: nn.Module) -> list[Any]:
     return [value for value in several if sum(len(items(part) or ()) for part in data_inside([value])) <= _MOST_SHARED]
 
 
-def _items(holder: Any) -> Iterable[tuple[Any, Any]]:
+def _items(holder: object) -> Iterable[tuple[object, object]]:
     if isinstance(holder, Mapping):
         return list(holder.items())
     if isinstance(holder, (Tensor, nn.Module, type, ModuleType)):

@@ -82,7 +82,7 @@ class Storages:
         for thing in things:
             self._tag(thing)
 
-    def see_all(self, out: Any, op: int) -> None:
+    def see_all(self, out: object, op: int) -> None:
         """Notes every storage in the result of operator number `op`."""
         if isinstance(out, torch.Tensor):
             if self._is_here(out) and not self._is_watched(out):
@@ -130,7 +130,7 @@ class Storages:
             self.dtypes.append(dtype)
         return self.dtypes.index(dtype)
 
-    def of(self, values: Any) -> list[int]:
+    def of(self, values: object) -> list[int]:
         """Numbers of the watched storages behind the tensors in `values`, each once."""
         storages = (storage for tensor in tensors_of(values) if self._is_here(tensor) for storage in _storages(tensor))
         return list(dict.fromkeys(live.index for storage in storages if (live := self._live.get(storage._cdata))))

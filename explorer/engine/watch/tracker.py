@@ -134,7 +134,7 @@ class Tracker(BlockWatch):
         self._phase = FORWARD
         self._operators: dict[int, tuple[int, Any]] = {}
         """Number and formula by the operator's identity."""
-        self._func_objects: list[Any] = []
+        self._func_objects: list[object] = []
         """The operators, so that no identity is given away."""
         self._model = model
         self._before_step = list(before_step)
@@ -188,14 +188,14 @@ class Tracker(BlockWatch):
         self._scene(self.scopes.frame)
         _wait()
 
-    def entered(self, block: int, frame: Any, inputs: Any) -> None:
+    def entered(self, block: int, frame: Any, inputs: object) -> None:
         phase = self._phase_of(frame)
         counts = self.n_recompute if phase == RECOMPUTE else self.n_forward
         counts[block] += 1
         frame.calls.append(self.calls.begin(block, self.storages.of(inputs)) if phase == FORWARD else NONE)
         self._scene(frame)
 
-    def left(self, block: int, frame: Any, output: Any) -> None:
+    def left(self, block: int, frame: Any, output: object) -> None:
         call = frame.calls.pop()
         if call != NONE:
             self.calls.end(call, self.storages.of(output))
@@ -204,7 +204,7 @@ class Tracker(BlockWatch):
     def rerun_changed(self, frame: Frame) -> None:
         self._scene(frame)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
         if self._dtensor in types:  # Rule 6.
             return NotImplemented
         kwargs, out = kwargs or {}, None
@@ -246,7 +246,7 @@ class Tracker(BlockWatch):
             self._failed(error)
         return out
 
-    def _note_buffers(self, first: int, operator: int, block: int, call: tuple[Any, Any]) -> None:
+    def _note_buffers(self, first: int, operator: int, block: int, call: tuple[Any, object]) -> None:
         """Names the storages since number `first` if FSDP2 or DDP allocated them, and gradients before a reduction."""
         args, out = call
         if len(self.storages.n_bytes) > first and (role := buffer_role(getattr(out, "dtype", None))) is not None:
@@ -278,7 +278,7 @@ class Tracker(BlockWatch):
         """Handles an error of the tracker itself, not of the operator."""
         raise error
 
-    def _learn(self, func: Any) -> tuple[int, Any]:
+    def _learn(self, func: object) -> tuple[int, Any]:
         """Number and formula of a new operator, or VIEW."""
         if getattr(func, "is_view", False) and func is not LIFT:
             operator = VIEW
@@ -313,7 +313,7 @@ class Tracker(BlockWatch):
         source: Any = frame if task != self._outer_task else self._main
         return int(source.block[max(0, bisect_right(source.first_node, number) - 1)])
 
-    def _gradient(self, owner: str) -> Any:
+    def _gradient(self, owner: str) -> object:
         return lambda parameter: self._gradient_came(parameter, owner)
 
     def _gradient_came(self, parameter: torch.Tensor, owner: str) -> None:
@@ -340,7 +340,7 @@ def _wait() -> None:
         pass
 
 
-def sum_of_gradients(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+def sum_of_gradients(args: tuple[object, ...], kwargs: dict[str, object]) -> torch.Tensor | None:
     """The sum, in the storage of one gradient; None if autograd would not add in place: the caller then adds."""
     alone = references_of_the_last_holder()
     if kwargs or len(args) != 2 or alone is None or torch.is_grad_enabled():
@@ -369,7 +369,7 @@ def references_of_the_last_holder() -> tuple[int, int, int] | None:
     counts: list[tuple[int, int, int]] = []
 
     class Watch(DispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
             if func is ADD and not torch.is_grad_enabled():
                 counts.append(_references(args, 0))
             return func(*args, **(kwargs or {}))

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., object])
 
 try:
     from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
@@ -37,7 +37,7 @@ def never_compiled(function: Function) -> Function:
 class DispatchMode(TorchDispatchMode):
     """A mode of an instrument. torch wraps the `__torch_dispatch__` of any other in `torch._disable_dynamo`."""
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         if "__torch_dispatch__" in vars(cls):
             cls.__torch_dispatch__ = never_compiled(vars(cls)["__torch_dispatch__"])  # type: ignore[method-assign]
@@ -48,7 +48,7 @@ class DispatchMode(TorchDispatchMode):
 
 
 @contextmanager
-def compiler_off() -> Iterator[list[Any]]:
+def compiler_off() -> Iterator[list[object]]:
     """Makes compiled functions run as written inside, in every thread; earlier compilations stay valid.
 
     Yields a list that fills once a compiled function is called. The context works inside a compiled call too, where
@@ -56,7 +56,7 @@ def compiler_off() -> Iterator[list[Any]]:
     """
     from torch._dynamo import eval_frame  # late: it takes more than a second; every optimizer imports it too
 
-    called: list[Any] = []
+    called: list[object] = []
     plain, stance, guard = eval_frame._callback_from_stance, eval_frame._stance, torch._C._ForceDispatchKeyGuard
 
     def as_written(callback: Any) -> Any:
@@ -80,5 +80,5 @@ class _NoGuard(nullcontext[None]):
     """Stops torch from restoring dispatch keys at the end of a compiled call that ran as written: torch would look for
     a mode that has left the stack meanwhile."""
 
-    def __init__(self, include: Any, exclude: Any) -> None:
+    def __init__(self, include: object, exclude: object) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ from explorer.record.lab import LabRow
 from explorer.record.policy import KEEP_ALL, Policy
 
 CHECK_OFF = "non-reentrant, check off"
-CHECKPOINTS: dict[str, dict[str, Any]] = {
+CHECKPOINTS: dict[str, dict[str, object]] = {
     "non-reentrant": {},
     CHECK_OFF: {"determinism_check": "none"},
     "reentrant": {"use_reentrant": True},
@@ -46,7 +46,7 @@ class WrittenOutCheckpoint(torch.autograd.Function):
         return block(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> object:  # type: ignore[override]
         (x,) = ctx.saved_tensors
         leaf = x.detach().requires_grad_()
         if ctx.snapshot is not None:

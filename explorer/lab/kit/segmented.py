@@ -197,6 +197,6 @@ class _Start(torch.autograd.Function):
         return output.new_zeros(())
 
     @staticmethod
-    def backward(ctx: Any, *token_gradient: Any) -> Any:
+    def backward(ctx: Any, *token_gradient: object) -> object:
         begin: _Known = ctx.known
         return (None, None, begin.output_gradient.pop(), *(begin.store.pop(name) for name in ctx.shared))

@@ -134,7 +134,7 @@ def snapshot_of(data: bytes, name: str = "The snapshot") -> Snapshot:
         raise UnreadableFile(f"{name} is damaged: {message_of(error)}.", hint=_HINT) from error
 
 
-def snapshot_in(loaded: Any, name: str = "The snapshot", *, most_entries: int = 1 << 40) -> Snapshot:
+def snapshot_in(loaded: object, name: str = "The snapshot", *, most_entries: int = 1 << 40) -> Snapshot:
     """The snapshot in what `torch.cuda.memory._snapshot` returns. Raises UnreadableFile."""
     try:
         return _snapshot(loaded, most_entries=most_entries)
@@ -166,7 +166,7 @@ def _check_opcodes(data: bytes) -> None:
             raise _Wrong(f"the byte {opcode:#04x} at {position} builds neither number, string, list nor dict")
 
 
-def _snapshot(loaded: Any, *, most_entries: int) -> Snapshot:
+def _snapshot(loaded: object, *, most_entries: int) -> Snapshot:
     whole = {"segments": loaded} if isinstance(loaded, list) else _dict(loaded, "it")  # a list: before torch 2.0
     segments, traces = _list(whole.get("segments"), "segments"), _list(whole.get("device_traces", []), "device_traces")
     n_entries = len(segments) + sum(len(_list(trace, "a device's trace")) for trace in traces)
@@ -190,7 +190,7 @@ def _snapshot(loaded: Any, *, most_entries: int) -> Snapshot:
     return Snapshot(devices=ordered, options=options, stacks=tuple(stacks.stacks))
 
 
-def _segment(entry: dict[Any, Any]) -> SnapshotSegment:
+def _segment(entry: dict[object, object]) -> SnapshotSegment:
     kind = entry.get("segment_type")
     if kind not in ("small", "large"):
         raise _Wrong("a segment is neither small nor large")
@@ -203,7 +203,7 @@ def _segment(entry: dict[Any, Any]) -> SnapshotSegment:
     )
 
 
-def _used_blocks(entry: dict[Any, Any], segment: SnapshotSegment, stacks: _Stacks) -> Iterator[SnapshotBlock]:
+def _used_blocks(entry: dict[object, Any], segment: SnapshotSegment, stacks: _Stacks) -> Iterator[SnapshotBlock]:
     """Blocks fill their segment in order; before torch 2.1 they have no address."""
     address = segment.address
     for block in entry["blocks"]:
@@ -230,7 +230,7 @@ def _used_blocks(entry: dict[Any, Any], segment: SnapshotSegment, stacks: _Stack
         raise _Wrong("the blocks of a segment do not fill it")
 
 
-def _older_form(block: dict[Any, Any]) -> dict[Any, Any]:
+def _older_form(block: dict[object, object]) -> dict[object, object]:
     """Before torch 2.1 the request stands in the newest entry of the block's history."""
     history = block.get("history")
     if "requested_size" in block or not isinstance(history, list) or not history:
@@ -239,7 +239,7 @@ def _older_form(block: dict[Any, Any]) -> dict[Any, Any]:
     return {"requested_size": _number(newest, "real_size"), "frames": newest.get("frames")}
 
 
-def _add_events(device: DeviceSnapshot, trace: list[Any], stacks: _Stacks) -> None:
+def _add_events(device: DeviceSnapshot, trace: list[object], stacks: _Stacks) -> None:
     for index, entry in enumerate(trace):
         if type(entry) is not dict:
             raise _Wrong(f"event {index} is no dict")
@@ -324,19 +324,19 @@ def _options(settings: Any) -> AllocatorOptions:
     )
 
 
-def _dict(value: Any, what: str) -> dict[Any, Any]:
+def _dict(value: object, what: str) -> dict[object, object]:
     if type(value) is not dict:
         raise _Wrong(f"{what} is no dict")
     return value
 
 
-def _list(value: Any, what: str) -> list[Any]:
+def _list(value: object, what: str) -> list[Any]:
     if type(value) is not list:
         raise _Wrong(f"{what} is no list")
     return value
 
 
-def _number(entry: dict[Any, Any], name: str, *, default: int | None = None) -> int:
+def _number(entry: dict[object, object], name: str, *, default: int | None = None) -> int:
     value = entry.get(name, default)
     if type(value) is not int or not 0 <= value < MOST_BYTES:
         raise _Wrong(f"{name} is no number of bytes")

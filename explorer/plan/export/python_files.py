@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from explorer.plan.export.target import CHECKPOINT_OPTIONS, Target
 from explorer.record.policy import Policy
@@ -31,7 +30,7 @@ def recompute(block):
 """The first lines of a body whose library does not recompute every block itself."""
 
 
-def python_file(about: str, body: str, blocks: Sequence[str], options: dict[str, Any] | None = None) -> str:
+def python_file(about: str, body: str, blocks: Sequence[str], options: dict[str, object] | None = None) -> str:
     """`about` becomes the docstring; `body` may use BLOCKS, OPTIONS and chosen(model)."""
     names = "".join(f"    {fqn!r},\n" for fqn in blocks)
     decision = f"BLOCKS = (\n{names})\n" + ("" if options is None else f"OPTIONS = {options!r}\n")
@@ -40,7 +39,7 @@ def python_file(about: str, body: str, blocks: Sequence[str], options: dict[str,
     return re.sub("|".join(fillings), lambda mark: fillings[mark[0]], _FILE)
 
 
-def options_of(policy: Policy, *, without: Sequence[str] = ()) -> dict[str, Any]:
+def options_of(policy: Policy, *, without: Sequence[str] = ()) -> dict[str, object]:
     """The policy's options as torch.utils.checkpoint.checkpoint takes them."""
     reentrant = ("preserve_rng_state", "use_reentrant")
     names = reentrant if policy.use_reentrant else CHECKPOINT_OPTIONS

@@ -7,7 +7,6 @@ so is an engine that computes the same.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -28,7 +27,7 @@ class Target:
     written_for: str
     options: tuple[str, ...] = ()
     """Options of a policy that reach the program unchanged."""
-    fixed: tuple[tuple[str, Any], ...] = ()
+    fixed: tuple[tuple[str, object], ...] = ()
     """Options that the program sets itself to other values than torch's defaults."""
     actions: tuple[Action, ...] = ("recompute",)
     segments: bool = False

@@ -142,7 +142,7 @@ def load(path: Path) -> Lock:
         raise UnreadableFile(f"{path}: {error.sentence}", hint="Write the lock again.") from error
 
 
-def _stated(spec: RunSpec) -> dict[str, Any]:
+def _stated(spec: RunSpec) -> dict[str, object]:
     """Fields that differ from their defaults."""
     defaults = to_plain(RunSpec(model=from_plain({"target": ""}, type(spec.model))))
     plain: dict[str, Any] = to_plain(spec)
@@ -156,9 +156,9 @@ def _folded(blocks: dict[str, LockedBlock]) -> dict[str, LockedBlock]:
     for fqn in blocks:
         if fqn and (parent := next(name for name in above(fqn) if name in blocks)) is not None:
             children[parent].append(fqn)
-    trees: dict[str, tuple[Any, ...]] = {}
+    trees: dict[str, tuple[object, ...]] = {}
 
-    def tree(fqn: str) -> tuple[Any, ...]:
+    def tree(fqn: str) -> tuple[object, ...]:
         """The figures of a block and of all blocks inside, with names relative to the block."""
         if fqn not in trees:
             inside = ((child.removeprefix(f"{fqn}."), tree(child)) for child in children[fqn])
@@ -167,7 +167,7 @@ def _folded(blocks: dict[str, LockedBlock]) -> dict[str, LockedBlock]:
 
     def walk(fqn: str) -> Iterator[tuple[str, LockedBlock]]:
         yield fqn, blocks[fqn]
-        firsts: dict[tuple[Any, ...], str] = {}
+        firsts: dict[tuple[object, ...], str] = {}
         for child in children[fqn]:
             first = firsts.setdefault(tree(child), child) if child.rpartition(".")[2].isdecimal() else child
             if first == child:
@@ -178,10 +178,10 @@ def _folded(blocks: dict[str, LockedBlock]) -> dict[str, LockedBlock]:
     return dict(walk(""))
 
 
-def _lines(value: Any, indent: str, name: str = "", end: str = "") -> Iterator[str]:
+def _lines(value: object, indent: str, name: str = "", end: str = "") -> Iterator[str]:
     """JSON. A short table of plain values stands on one line."""
     begin = f"{indent}{json.dumps(name, ensure_ascii=False)}: " if name or indent else ""
-    entries: Iterable[Any] = value.values() if isinstance(value, dict) else ()
+    entries: Iterable[object] = value.values() if isinstance(value, dict) else ()
     is_short = len(value) <= _MOST_FIELDS_OF_A_LINE if isinstance(value, dict) else True
     if not isinstance(value, dict) or (is_short and indent and all(isinstance(entry, str | int) for entry in entries)):
         yield f"{begin}{json.dumps(value, ensure_ascii=False)}{end}"

@@ -82,7 +82,7 @@ _HF_LLAMA_FACTORY = (f"LLaMA-Factory recomputes unless {_HF_OFF_SWITCH} is true;
 _HF_ENGINE = ("Where use_reentrant is not given, transformers 5 takes off, as here; transformers 4 took on.",)
 
 
-def _hf_true_or_false(path: str, value: Any) -> bool:
+def _hf_true_or_false(path: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise refused(_HF_VERSION, f"{path} is {value!r}.", "It is true or false.")
     return value
@@ -100,7 +100,7 @@ def _hf_layers(graph: ModelGraph) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(fqn for fqns in lists.values() for fqn in fqns), (counted,)
 
 
-def _hf_options_of(kwargs: dict[str, Any]) -> tuple[int, dict[str, Any], tuple[str, ...]]:
+def _hf_options_of(kwargs: dict[str, object]) -> tuple[int, dict[str, object], tuple[str, ...]]:
     """Stride, options of the policy, and sentences about what is lost."""
     every = kwargs.get("every_n_layers", 1)
     if type(every) is not int or every < 1:
@@ -173,7 +173,7 @@ def _read_titan(settings: Settings, graph: ModelGraph) -> Reading:
     return reading(_TITAN_VERSION, graph, meaning)
 
 
-def _titan_switched(name: str, value: Any) -> tuple[str, Any]:
+def _titan_switched(name: str, value: object) -> tuple[str, object]:
     """`--activation_checkpoint.no-preserve-rng-state` is preserve_rng_state, off."""
     plain = name.removeprefix("no_")
     return (
@@ -198,7 +198,7 @@ _TITAN_BY_OPERATOR = (
 )
 
 
-def _titan_stashes(section: dict[str, Any]) -> tuple[str, ...]:
+def _titan_stashes(section: dict[str, object]) -> tuple[str, ...]:
     if "preserve_rng_state" in section:
         return ()
     return ("preserve_rng_state is not said: its releases differ; here random numbers are set back.",)
@@ -260,7 +260,7 @@ def _read_megatron(settings: Settings, graph: ModelGraph) -> Reading:
 
 
 def _megatron_full(
-    flags: dict[str, Any], plain: dict[str, Any], graph: ModelGraph, layers: Fqns
+    flags: dict[str, object], plain: dict[str, object], graph: ModelGraph, layers: Fqns
 ) -> tuple[tuple[Unit, ...], tuple[str, ...]]:
     if ids := flags.get("layer_ids"):
         return whole(layers[i] for i in _megatron_numbers(ids, len(layers))), ()
@@ -282,7 +282,7 @@ def _megatron_full(
     return tuple(Unit(blocks=group) for group in groups), lost
 
 
-def _megatron_stages(plain: dict[str, Any], layers: Fqns) -> tuple[list[Fqns], tuple[str, ...]]:
+def _megatron_stages(plain: dict[str, object], layers: Fqns) -> tuple[list[Fqns], tuple[str, ...]]:
     """The layers of each (virtual) stage; all stages have the same length."""
     if "pipeline_model_parallel_layout" in plain:
         return [layers], ("The pipeline layout is not read: all layers are taken for one stage.",)
@@ -299,7 +299,7 @@ def _megatron_stages(plain: dict[str, Any], layers: Fqns) -> tuple[list[Fqns], t
     return [layers[i : i + size] for i in range(0, len(layers), size)], ()
 
 
-def _megatron_selective(modules: Any, graph: ModelGraph, layers: Fqns) -> tuple[tuple[Unit, ...], tuple[str, ...]]:
+def _megatron_selective(modules: object, graph: ModelGraph, layers: Fqns) -> tuple[tuple[Unit, ...], tuple[str, ...]]:
     names = [str(name) for name in modules] if isinstance(modules, list) else str(modules).split()
     blocks = {name: within(graph, layers, _MEGATRON_MODULES.get(name, ())) for name in names}
     lost = tuple(f"{name} is recomputed there; this model has no block for it." for name in names if not blocks[name])
@@ -314,7 +314,7 @@ _MEGATRON_INSIDE = (
 )
 
 
-def _megatron_numbers(ids: Any, n_layers: int) -> Iterable[int]:
+def _megatron_numbers(ids: object, n_layers: int) -> Iterable[int]:
     texts = [str(number).strip() for number in (ids if isinstance(ids, list) else str(ids).split(","))]
     wrong = [text for text in texts if not text.isdecimal() or int(text) >= n_layers]
     if wrong:

@@ -36,7 +36,7 @@ _MOST_CHARACTERS = 50_000
 """Limit of a text that is neither YAML nor JSON."""
 
 
-def settings_of(text: str, plain: Any) -> Settings:
+def settings_of(text: str, plain: object) -> Settings:
     """The table of `text`. `plain` is the value of `text` as YAML, or None.
 
     Raises UnreadableFile if one path has two values, and for a shell script with flags.
@@ -62,8 +62,8 @@ def last(path: str) -> str:
     return path.rpartition(".")[2]
 
 
-def _one_each(pairs: list[tuple[str, Any]]) -> Settings:
-    table: dict[str, Any] = {}
+def _one_each(pairs: list[tuple[str, object]]) -> Settings:
+    table: dict[str, object] = {}
     for path, value in pairs:
         if value is None:
             continue
@@ -72,7 +72,7 @@ def _one_each(pairs: list[tuple[str, Any]]) -> Settings:
     return table
 
 
-def _toml(text: str) -> Iterator[tuple[str, Any]]:
+def _toml(text: str) -> Iterator[tuple[str, object]]:
     try:
         plain = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError):
@@ -80,13 +80,13 @@ def _toml(text: str) -> Iterator[tuple[str, Any]]:
     yield from _flat(plain)
 
 
-def _nested(plain: Any) -> Iterator[tuple[str, Any]]:
+def _nested(plain: object) -> Iterator[tuple[str, object]]:
     """YAML or JSON. Flags and Python are often YAML too, but then a key is no name."""
     if isinstance(plain, dict) and all(_NAME.fullmatch(key) for key in plain):
         yield from _flat(plain)
 
 
-def _call(text: str) -> Iterator[tuple[str, Any]]:
+def _call(text: str) -> Iterator[tuple[str, object]]:
     """`TrainingArguments(gradient_checkpointing=True)`, `model.gradient_checkpointing_enable()`."""
     try:
         tree = ast.parse(text)
@@ -101,14 +101,14 @@ def _call(text: str) -> Iterator[tuple[str, Any]]:
             yield from _literal(keyword.arg or "", [keyword.value])
 
 
-def _literal(name: str, values: list[ast.expr]) -> Iterator[tuple[str, Any]]:
+def _literal(name: str, values: list[ast.expr]) -> Iterator[tuple[str, object]]:
     """Values that are literals; computed values are left out."""
     for value in values:
         with suppress(ValueError):
             yield from _flat({name: ast.literal_eval(value)})
 
 
-def _flags(text: str) -> Iterator[tuple[str, Any]]:
+def _flags(text: str) -> Iterator[tuple[str, object]]:
     """`--recompute-num-layers 4`, `--fp16`, `--activation_checkpoint.mode=full`, `activation_checkpoint:full`.
 
     The text begins with a flag. A word before it would be a command, and a shell's variables have no value here.
@@ -134,13 +134,13 @@ def _flags(text: str) -> Iterator[tuple[str, Any]]:
             values = [value] if equals else []
 
 
-def _flag_value(values: list[str]) -> Any:
+def _flag_value(values: list[str]) -> object:
     if not values:
         return True
     return _value(values[0]) if len(values) == 1 else [_value(value) for value in values]
 
 
-def _value(text: str) -> Any:
+def _value(text: str) -> object:
     """`text` as YAML (`2`, `true`, `{"use_reentrant": false}`), or `text` itself if it is no YAML."""
     try:
         return Document(text).plain
@@ -148,7 +148,7 @@ def _value(text: str) -> Any:
         return text
 
 
-def _flat(plain: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(plain: Mapping[Any, object], above: str = "") -> Iterator[tuple[str, object]]:
     for key, value in plain.items():
         path = f"{above}{str(key).removeprefix('--')}".replace("-", "_")
         inner = _value(value) if isinstance(value, str) and value.lstrip().startswith("{") else value
@@ -174,7 +174,7 @@ class Meaning:
     """The units and options that settings ask for, what is lost, and remarks."""
 
     units: Sequence[Unit] = ()
-    options: tuple[tuple[str, Any], ...] = ()
+    options: tuple[tuple[str, object], ...] = ()
     reasons: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -73,7 +73,7 @@ def file_of(
 
 def dumps(file: PolicyFile) -> str:
     """The file's text. `loads` gives back exactly what went in."""
-    document: dict[str, Any] = {"version": VERSION}
+    document: dict[str, object] = {"version": VERSION}
     of_graph = {"fingerprint": file.fingerprint, "blocks": file.blocks or None}
     about = {**(_stated(file.model) if file.model else {}), **of_graph}
     if any(value is not None for value in about.values()):
@@ -145,7 +145,7 @@ def load_policy(path: str | os.PathLike[str]) -> Policy:
     return file.policy.with_model_blocks(file.blocks)
 
 
-def _read(document: Document, plain: dict[str, Any], faults: list[str]) -> PolicyFile:
+def _read(document: Document, plain: dict[str, object], faults: list[str]) -> PolicyFile:
     faults += _unknown(document, plain, _FIELDS, ())
     if "policy" not in plain:
         faults.append("the field policy is missing")
@@ -166,11 +166,11 @@ def _read(document: Document, plain: dict[str, Any], faults: list[str]) -> Polic
     return PolicyFile(policy=Policy()) if faults else PolicyFile(**of_graph, **records)
 
 
-def _are_counts(blocks: Any) -> bool:
+def _are_counts(blocks: object) -> bool:
     return isinstance(blocks, dict) and all(type(n) is int for n in blocks.values())
 
 
-def _section(document: Document, name: str, section: Any, faults: list[str]) -> Record | None:
+def _section(document: Document, name: str, section: object, faults: list[str]) -> Record | None:
     kind = _SECTIONS[name]
     if not isinstance(section, dict):
         faults.append(f"line {document.line((name,))}: {name} must have fields, and is {section!r}"[:200])
@@ -184,7 +184,7 @@ def _section(document: Document, name: str, section: Any, faults: list[str]) -> 
     return _convert(fields, kind, _Place(document, (name,)), faults)
 
 
-def _unit(document: Document, index: int, plain: Any, faults: list[str]) -> Record | None:
+def _unit(document: Document, index: int, plain: object, faults: list[str]) -> Record | None:
     where: Where = ("policy", "units", index)
     if len(faults) > _MOST_FAULTS:
         return None
@@ -206,7 +206,7 @@ class _Place(NamedTuple):
     """Steps of the record's path that the file leaves out."""
 
 
-def _convert(plain: Any, kind: type[Record], place: _Place, faults: list[str]) -> Record | None:
+def _convert(plain: object, kind: type[Record], place: _Place, faults: list[str]) -> Record | None:
     """The record, or a fault that says on which line."""
     try:
         return from_plain(plain, kind)
@@ -222,7 +222,7 @@ def _convert(plain: Any, kind: type[Record], place: _Place, faults: list[str]) -
         return None
 
 
-def _unknown(document: Document, plain: dict[str, Any], known: tuple[str, ...], where: Where) -> list[str]:
+def _unknown(document: Document, plain: dict[str, object], known: tuple[str, ...], where: Where) -> list[str]:
     faults = []
     strangers = [key for key in plain if key not in known and not (where == ("model",) and key in _OF_GRAPH)]
     for key in strangers[: _MOST_FAULTS + 1]:
@@ -244,12 +244,12 @@ def _dotted(path: Where) -> str:
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
 
 
-def _stated(record: Record) -> dict[str, Any]:
+def _stated(record: Record) -> dict[str, object]:
     """Without the fields that are None, which is what a reader takes for a field that is not there."""
     return {name: value for name, value in to_plain(record).items() if value is not None and value != {}}
 
 
-def _short(unit: Unit) -> Any:
+def _short(unit: Unit) -> object:
     if unit != Unit(blocks=unit.blocks):
         return to_plain(unit)
     return unit.blocks[0] if len(unit.blocks) == 1 else list(unit.blocks)

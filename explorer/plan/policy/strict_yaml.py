@@ -33,7 +33,7 @@ class Document:
         if len(text.encode(errors="surrogatepass")) > LARGEST_BYTES:
             raise UnreadableFile(f"The file has more than {LARGEST_BYTES} bytes; a policy file is far smaller.")
         self._lines: dict[Path, int] = {}
-        self.plain: Any = None
+        self.plain: object = None
         try:
             self._events = yaml.parse(text, Loader=_PARSER)
             n_documents = 0
@@ -55,7 +55,7 @@ class Document:
             path = path[:-1]
         return self._lines.get(path, 1)
 
-    def _read(self, event: yaml.Event, path: Path) -> Any:
+    def _read(self, event: yaml.Event, path: Path) -> object:
         """The value that begins with `event`.
 
         Aliases could grow without end, depth could exhaust the stack, tags name types.
@@ -76,8 +76,8 @@ class Document:
             return [self._read(child, (*path, i)) for i, child in enumerate(self._until(yaml.SequenceEndEvent))]
         return self._mapping(path)
 
-    def _mapping(self, path: Path) -> dict[str, Any]:
-        plain: dict[str, Any] = {}
+    def _mapping(self, path: Path) -> dict[str, object]:
+        plain: dict[str, object] = {}
         for event in self._until(yaml.MappingEndEvent):
             line, key = _line(event), self._read(event, (*path, ""))
             if not isinstance(key, str):
@@ -94,7 +94,7 @@ class Document:
             yield event
 
 
-def _value(event: yaml.ScalarEvent) -> Any:
+def _value(event: yaml.ScalarEvent) -> object:
     """By YAML's own rules; of another type than number, text, truth or nothing, its text."""
     tag = _SCALARS.resolve(yaml.ScalarNode, event.value, event.implicit)
     return _SCALARS.construct_object(yaml.ScalarNode(tag, event.value)) if tag in _TYPES else event.value

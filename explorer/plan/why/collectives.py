@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from typing import Any
 
 from explorer.plan.names import listed
 from explorer.plan.sizes import mib
@@ -29,7 +28,7 @@ def sent_bytes(run: Measurement) -> int:
     return sum(collective.sent_bytes for collective in run.collectives)
 
 
-def collective_rows(run: Measurement) -> list[dict[str, Any]]:
+def collective_rows(run: Measurement) -> list[dict[str, object]]:
     """Table rows, one a kind and phase."""
     groups: dict[tuple[str, str], list[Collective]] = defaultdict(list)
     for collective in run.collectives:
