@@ -202,8 +202,12 @@ class RankOptions:
     fsdp: Annotated[bool, in_ranks("--fsdp", help="FSDP2: each repeated block and the whole are a unit.")] = False
     ddp: Annotated[bool, in_ranks("--ddp", help="DistributedDataParallel.")] = False
     reshard: Annotated[
-        bool, in_ranks("--reshard/--no-reshard", help="Free gathered parameters after forward, or keep them.")
-    ] = True
+        bool | None,
+        in_ranks(
+            "--reshard/--no-reshard",
+            help="Free gathered parameters after forward (default), or keep them. A plan chooses, unless told.",
+        ),
+    ] = None
     n_tensor: Annotated[
         int, bounded(Ranks, "n_tensor", "--tp", help="Ranks that share each product.", rich_help_panel="Ranks")
     ] = 1
@@ -222,7 +226,7 @@ class RankOptions:
         return Ranks(
             n_ranks=self.n_ranks or self.n_tensor,
             data="fsdp" if self.fsdp else "ddp" if self.ddp else "none",
-            reshard=self.reshard,
+            reshard=self.reshard is not False,
             n_tensor=self.n_tensor,
             parallelize=self.parallelize,
         )

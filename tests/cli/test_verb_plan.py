@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -169,3 +170,27 @@ def test_a_card_that_no_policy_fits_is_the_planners_sentence(wide: str) -> None:
 def test_what_is_asked_for_must_be_one_thing(arguments: list[str], sentence: str) -> None:
     result = run(*arguments)
     assert result.exit_code == 2 and sentence in result.stderr
+
+
+@pytest.mark.slow
+def test_a_plan_for_ranks_is_played_and_chooses_whether_to_reshard() -> None:
+    """With room for everything a rank gathers once. With less room it frees, and recomputes fewer FLOPs for that."""
+
+    def planned(*arguments: str) -> Any:
+        model = ["plan", "benchmarks/_rank_models.py:transformer", "--predict", "--ranks", "4", "--fsdp", "--json"]
+        result = CliRunner().invoke(cli.app, [*model, *arguments])
+        assert result.exit_code == 0, result.stderr
+        return json.loads(result.stdout)
+
+    roomy, tight = planned("--budget", "9MiB"), planned("--budget", "3.2MiB")
+    assert not roomy["ranks"]["reshard"] and roomy["plan"]["extra_cost"] == 0
+    assert tight["ranks"]["reshard"] and tight["plan"]["policy"]["units"]
+    assert tight["gathered_bytes"] == 2 * roomy["gathered_bytes"]
+    (instead,) = tight["instead"]
+    assert not instead["ranks"]["reshard"] and instead["plan"]["extra_cost"] > tight["plan"]["extra_cost"]
+    played = tight["measured"]["step_peak_bytes"]
+    assert tight["met"] and played <= tight["plan"]["budget_bytes"] and tight["plan"]["proven"]
+    assert tight["plan"]["step_peak_bytes"] - played <= 2**14, "the states of generators"
+    kept = planned("--budget", "3.2MiB", "--no-reshard", "--card", "b200")
+    assert not kept["ranks"]["reshard"] and kept["instead"] == []
+    assert kept["plan"]["extra_cost"] == instead["plan"]["extra_cost"] and kept["card"]["refused_bytes"] is None

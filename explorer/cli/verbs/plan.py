@@ -1,12 +1,13 @@
 """`python -m explorer plan MODEL --budget 1.5GiB`: the cheapest policy whose step fits, confirmed by a real run.
 
 With `--predict --card b200` the budget is the card: its allocator has to be able to reserve what the step needs.
+With `--predict --ranks 64 --fsdp` the plan is that of the fullest rank, and the run is a play of the ranks.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,22 +16,24 @@ import typer
 from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, RunFailed, answer_console, errors_to_stderr, print_json, say, verb
-from explorer.cli.options import CardOptions, Model, ModelOptions, StepOptions, describe, in_output
+from explorer.cli.options import CardOptions, Model, ModelOptions, RankOptions, StepOptions, describe, in_output
 from explorer.cli.report import figures, print_card
 from explorer.cli.worker import ask, check_writable, print_or_write, worker
 from explorer.errors import BadInput, InvalidPolicy
 from explorer.jobs.client import Worker
-from explorer.jobs.protocol import Measure
+from explorer.jobs.protocol import Measure, MeasureRanks
 from explorer.plan.card.cards import capacity_bytes
 from explorer.plan.planners.budget import parse_budget, parse_share
 from explorer.plan.planners.confirm import Confirmation, confirmed, within_budget
+from explorer.plan.planners.on_ranks import RankOffer, offers_on_ranks, splits_of
 from explorer.plan.planners.planner import Planner
 from explorer.plan.policy import file as policy_file
 from explorer.plan.predict.baseline import keep_all_from
 from explorer.plan.predict.not_predicted import contradiction
+from explorer.plan.why.collectives import gathered_bytes, repeated, sent_bytes
 from explorer.record.base import to_plain
 from explorer.record.graph import ModelGraph
-from explorer.record.measurement import Measurement
+from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.record.plan import CostUnit, Plan
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.policy_file import Evidence
@@ -61,7 +64,14 @@ class BudgetOptions(CardOptions):
 
 
 @verb
-def plan(model: Model, options: ModelOptions, step: StepOptions, wish: BudgetOptions, output: Output) -> None:
+def plan(
+    model: Model,
+    options: ModelOptions,
+    step: StepOptions,
+    wish: BudgetOptions,
+    shared: RankOptions,
+    output: Output,
+) -> None:
     """The cheapest policy under a memory budget, with a proof, confirmed by a run. Exit 1: the run missed it."""
     card = wish.chosen_card()
     if (wish.budget is None and card is None) if wish.time is None else wish.budget is not None:
@@ -69,22 +79,31 @@ def plan(model: Model, options: ModelOptions, step: StepOptions, wish: BudgetOpt
             "A plan needs one of --budget and --time.",
             hint="--budget 60%, --time +10% for the least memory, or --predict --card b200.",
         )
+    ranks = shared.chosen()
+    if ranks is not None and not wish.predict:
+        raise BadInput("A plan for ranks is made of a prediction.", hint="Add --predict.")
     ref = options.ref(model)
-    spec = msgspec.structs.replace(step.spec(ref, KEEP_ALL, seed=options.seed), card=card)
+    spec = msgspec.structs.replace(step.spec(ref, KEEP_ALL, seed=options.seed), card=card, ranks=ranks)
     check_writable(wish.out)
     with worker() as engine:
         graph = describe(engine, ref, options.seed, without_data=wish.predict)
-        first = _first_run(engine, spec, graph, predict=wish.predict)
-        planner = Planner(first, graph)
-        last = _confirmed(engine, spec, first, planner, wish)
+        if ranks is None:
+            others: list[RankOffer] = []
+            first = _first_run(engine, spec, graph, predict=wish.predict)
+            solve = _solve(wish, spec, first)
+            last = _confirmed(engine, spec, first, Planner(first, graph), solve, predict=wish.predict)
+        else:
+            first, last, others = _on_ranks(engine, spec, graph, wish, shared.reshard)
     tries = last.tries
     chosen, run = tries[-1]
     met = within_budget(chosen, run)
     against = contradiction(chosen.step_peak_bytes, run, graph, first)
     if output.json:
-        print_json({**_document(last, first, met=met), "contradiction": against})
+        on_ranks = {} if ranks is None else _ranks_document(run, others)
+        print_json({**_document(last, first, met=met), **on_ranks, "contradiction": against})
     else:
         _print(tries, first, met=met)
+        _print_ranks(run, others)
         if against:
             answer_console().print(f"  [yellow]{escape(against)}[/]")
     with errors_to_stderr(output):
@@ -94,13 +113,18 @@ def plan(model: Model, options: ModelOptions, step: StepOptions, wish: BudgetOpt
         raise typer.Exit(DIFFERENT)
 
 
-def _measured(engine: Worker, spec: RunSpec, policy: Policy, *, predict: bool, fits: bool) -> Measurement:
-    """The run of a plan; in turns with everything kept, if that `fits`."""
-    chosen = msgspec.structs.replace(spec, policy=policy)
-    request = Measure(spec=chosen, without_data=predict, beside_keep_all=fits and not predict)
-    run = ask(engine, request, keep=not predict)
-    assert isinstance(run, Measurement)
+def _run_of(engine: Worker, spec: RunSpec, *, predict: bool, fits: bool) -> Measurement:
+    """The run of a plan, of ranks the fullest; in turns with everything kept, if that `fits`."""
+    if spec.ranks is not None:
+        return _fullest(engine, spec)
+    request = Measure(spec=spec, without_data=predict, beside_keep_all=fits and not predict)
+    run: Measurement = ask(engine, request, keep=not predict)
     return run
+
+
+def _fullest(engine: Worker, spec: RunSpec) -> Measurement:
+    played: RecordedRanks = ask(engine, MeasureRanks(spec=spec, without_data=True), keep=False)
+    return played.fullest
 
 
 def _first_run(engine: Worker, spec: RunSpec, graph: ModelGraph, *, predict: bool) -> Measurement:
@@ -115,23 +139,59 @@ def _first_run(engine: Worker, spec: RunSpec, graph: ModelGraph, *, predict: boo
     return run
 
 
-def _confirmed(
-    engine: Worker, spec: RunSpec, first_run: Measurement, planner: Planner, wish: BudgetOptions
-) -> Confirmation:
-    """The plan and its run. The planner plans again if the run exceeds the budget or the model refuses a segment."""
+def _on_ranks(
+    engine: Worker, spec: RunSpec, graph: ModelGraph, wish: BudgetOptions, reshard: bool | None
+) -> tuple[Measurement, Confirmation, list[RankOffer]]:
+    """The first offer whose play keeps the budget, else the last: its keep-all play, its plan, and the other offers."""
+    assert spec.ranks is not None
+    splits = [msgspec.structs.replace(spec, ranks=split) for split in splits_of(spec.ranks, reshard)]
+    firsts = [_fullest(engine, split) for split in splits]
+    offers = offers_on_ranks(firsts, graph, _solve(wish, spec, firsts[0]))
+    last: Confirmation | None = None
+    for i, offer in enumerate(offers):
+        if offer.refusal is not None:
+            break
+        solve = _solve(wish, spec, firsts[0])
+        last = _confirmed(engine, offer.first.spec, offer.first, offer.planner, solve, predict=True)
+        others = [*offers[:i], *offers[i + 1 :]]
+        first = offer.first
+        if within_budget(*last.tries[-1]):
+            break
+    if last is None:
+        raise next(offer.refusal for offer in offers if offer.refusal is not None)
+    return first, last, others
+
+
+def _solve(wish: BudgetOptions, spec: RunSpec, first: Measurement) -> Callable[[Planner], Plan]:
+    """The plan for the wish. A share of the memory is a share of the peak of the `first` run."""
 
     def solve(planner: Planner) -> Plan:
         if wish.time is not None:
             return planner.least_memory(parse_share(wish.time))
         budgets = [] if spec.card is None else [capacity_bytes(spec.card)]
         if wish.budget is not None:
-            budgets.append(parse_budget(wish.budget, planner.keep_all_bytes, first_run))
+            whole = planner.keep_all_bytes if spec.ranks is None else first.step_peak_bytes or 0
+            budgets.append(parse_budget(wish.budget, whole, first))
         return planner.within(min(budgets))
+
+    return solve
+
+
+def _confirmed(
+    engine: Worker,
+    spec: RunSpec,
+    first_run: Measurement,
+    planner: Planner,
+    solve: Callable[[Planner], Plan],
+    *,
+    predict: bool,
+) -> Confirmation:
+    """The plan and its run. The planner plans again if the run exceeds the budget or the model refuses a segment."""
 
     def run(policy: Policy) -> Measurement:
         fits = not first_run.spec.policy.units
         try:
-            chosen = _measured(engine, spec, policy, predict=wish.predict, fits=fits)
+            chosen = _run_of(engine, msgspec.structs.replace(spec, policy=policy), predict=predict, fits=fits)
             if chosen.failure is not None and chosen.failure.kind != "out of memory":
                 raise RunFailed(chosen.failure)
         except RunFailed as error:
@@ -186,6 +246,50 @@ def _print(tries: Sequence[tuple[Plan, Measurement]], first: Measurement, *, met
         print_card(console, run.card)
     for warning in first.warnings if first.origin == "predicted" else ():
         console.print(f"  [yellow]{escape(warning)}[/]")
+
+
+def _ranks_document(run: Measurement, others: Sequence[RankOffer]) -> dict[str, Any]:
+    def communicated(run: Measurement) -> dict[str, Any]:
+        ranks = {"ranks": to_plain(run.spec.ranks), "fullest_rank": run.rank}
+        return {**ranks, "gathered_bytes": gathered_bytes(run), "sent_bytes": sent_bytes(run)}
+
+    instead = [
+        {
+            **communicated(offer.first),
+            "plan": None if offer.plan is None else to_plain(offer.plan),
+            "refusal": "" if offer.refusal is None else offer.refusal.sentence,
+        }
+        for offer in others
+    ]
+    return {**communicated(run), "repeated": list(repeated(run)), "instead": instead}
+
+
+def _print_ranks(run: Measurement, others: Sequence[RankOffer]) -> None:
+    """The communication of the chosen plan, how it is applied, and what the other split would take."""
+    ranks = run.spec.ranks
+    if ranks is None:
+        return
+    console = answer_console()
+    console.print(f"  Ranks        {escape(ranks.in_words)}; rank {run.rank} is the fullest")
+    console.print(
+        f"  Gathered     {mib(gathered_bytes(run))} a step, {mib(sent_bytes(run))} sent by the ring algorithm"
+    )
+    for offer in others:
+        assert offer.first.spec.ranks is not None
+        console.print(f"  Instead      {escape(offer.first.spec.ranks.in_words)}: {escape(_instead(offer))}")
+    after = "" if ranks.data != "fsdp" else f", fully_shard(..., reshard_after_forward={ranks.reshard})"
+    split = ", the split of the products" if ranks.n_tensor > 1 or ranks.parallelize else ""
+    after = after or (", DistributedDataParallel" if ranks.data == "ddp" else "")
+    console.print(f"  Apply        explorer.apply_policy first{escape(split)}{escape(after)}")
+    for sentence in repeated(run):
+        console.print(f"  [yellow]{escape(sentence)}[/]")
+
+
+def _instead(offer: RankOffer) -> str:
+    if offer.plan is None:
+        return f"no plan. {offer.refusal.sentence if offer.refusal else ''}"
+    more = "" if offer.plan.cost_ratio is None else f"{percent(offer.plan.cost_ratio - 1, signed=True)} FLOPs, "
+    return f"{more}{mib(offer.plan.step_peak_bytes)}, {mib(gathered_bytes(offer.first))} gathered"
 
 
 def _origin(run: Measurement) -> str:
