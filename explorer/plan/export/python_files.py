@@ -88,14 +88,17 @@ def to_fsdp2(file: PolicyFile) -> Export:
 _FSDP2_ABOUT = """\
 Activation checkpointing before FSDP2.
 
-    recompute_then_shard(model, mesh=mesh)      # 1. recompute, 2. shard the recomputed blocks, 3. shard the rest
+    recompute_then_shard(model, mesh=mesh)      # 1. recompute, 2. shard each repeated block, 3. shard the rest
 
-The wrapper lies inside the sharded block, so parameters are gathered again before a block runs again. Compile blocks,
-if at all, between 1 and 2. Names of parameters gain `_checkpoint_wrapped_module.`, in a state_dict they do not.
+These are the units of `explorer measure --fsdp`. The wrapper lies inside the sharded block, so parameters are gathered
+again before a block runs again. Compile blocks, if at all, between 1 and 2. Names of parameters gain
+`_checkpoint_wrapped_module.`, in a state_dict they do not.
 """
 _FSDP2_BODY = """\
+from collections import Counter
 from functools import partial
 
+from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointImpl,
     apply_activation_checkpointing,
@@ -113,10 +116,24 @@ def recompute(model):
     )
 
 
+def repeated(module, prefix=""):
+    # The outermost blocks of which a container holds several of one class.
+    children = dict(module.named_children())
+    blocks = {name for name, child in children.items() if [*child.children()] and [*child.parameters()]}
+    kinds = Counter(type(children[name]) for name in blocks)
+    for name, child in children.items():
+        is_container = isinstance(module, (nn.ModuleList, nn.Sequential, nn.ModuleDict))
+        if is_container and name in blocks and kinds[type(child)] > 1:
+            yield prefix + name
+        else:
+            yield from repeated(child, prefix + name + ".")
+
+
 def recompute_then_shard(model, **sharding):
+    units = list(repeated(model))
     recompute(model)
-    for name, module in reversed(list(chosen(model).items())):  # inner blocks before those around them
-        fully_shard(module, **sharding)
+    for name in units:
+        fully_shard(model.get_submodule(name), **sharding)
     return fully_shard(model, **sharding)
 """
 

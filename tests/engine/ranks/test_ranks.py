@@ -13,7 +13,9 @@ from benchmarks.ranks import MODELS, SPLITS, Cell, differences
 from explorer.engine.model.describe import describe
 from explorer.engine.ranks.predict import predict_ranks, ranks_to_play
 from explorer.errors import BadInput, ModelFailed
+from explorer.plan.export.formats import exported
 from explorer.plan.memory.ledger import ledger
+from explorer.plan.policy.file import file_of
 from explorer.plan.predict.changes import RNG_STATE_BYTES
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.why.collectives import FUNCTIONAL, repeated, sent_bytes
@@ -142,6 +144,20 @@ def test_a_unit_that_is_gathered_twice_in_backward_is_named(file: Path) -> None:
     assert repeated(run) == (), "2.13 keeps it"
     (sentence,) = repeated(replace(run, collectives=(*run.collectives, replace(gather, phase="backward"))))
     assert sentence.startswith("0.inner is gathered twice in backward")
+
+
+def test_the_export_for_fsdp2_is_the_step_that_was_predicted(tmp_path: Path) -> None:
+    """Its wrappers stand below the hooks of FSDP2 and its units are the same: the same bytes, the same collectives."""
+    policy = Policy.recompute([LAYERS[0], f"{LAYERS[2]}.up"])
+    text = exported(file_of(policy, describe(TRANSFORMER)), "fsdp2").text
+    (tmp_path / "exported.py").write_text(
+        f"{text}\n\ndef split(model, mesh):\n    recompute_then_shard(model, mesh=mesh, reshard_after_forward=False)\n"
+    )
+    theirs = predicted(Ranks(n_ranks=4, data="none", parallelize=f"{tmp_path}/exported.py:split")).fullest
+    ours = predicted(Ranks(n_ranks=4, reshard=False), policy=policy).fullest
+    calls = [Counter((call.kind, call.n_bytes, call.phase) for call in run.collectives) for run in (theirs, ours)]
+    assert calls[0] == calls[1] and sum(calls[0].values()) > len(LAYERS)
+    assert theirs.step_peak_bytes == ours.step_peak_bytes
 
 
 def test_two_dimensions_are_played() -> None:
