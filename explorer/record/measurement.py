@@ -280,6 +280,11 @@ class Measurement(Record):
         return next((span.phase for span in self.phases if span.first_tick <= tick < span.end_tick), None)
 
     @property
+    def gathered_bytes(self) -> int:
+        """Bytes that all-gathers of the step return: parameters of FSDP2, each as often as it is gathered."""
+        return sum(collective.n_bytes for collective in self.collectives if collective.kind == "all-gather")
+
+    @property
     def forward_flops(self) -> int | None:
         return self._root_flops("forward_flops")
 

@@ -30,7 +30,7 @@ from explorer.plan.planners.planner import Planner
 from explorer.plan.policy import file as policy_file
 from explorer.plan.predict.baseline import keep_all_from
 from explorer.plan.predict.not_predicted import contradiction
-from explorer.plan.why.collectives import gathered_bytes, repeated, sent_bytes
+from explorer.plan.why.collectives import repeated, sent_bytes
 from explorer.record.base import to_plain
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement, RecordedRanks
@@ -90,8 +90,7 @@ def plan(
         if ranks is None:
             others: list[RankOffer] = []
             first = _first_run(engine, spec, graph, predict=wish.predict)
-            solve = _solve(wish, spec, first)
-            last = _confirmed(engine, spec, first, Planner(first, graph), solve, predict=wish.predict)
+            last = _confirmed(engine, first, Planner(first, graph), _solve(wish, spec, first), predict=wish.predict)
         else:
             first, last, others = _on_ranks(engine, spec, graph, wish, shared.reshard)
     tries = last.tries
@@ -151,8 +150,7 @@ def _on_ranks(
     for i, offer in enumerate(offers):
         if offer.refusal is not None:
             break
-        solve = _solve(wish, spec, firsts[0])
-        last = _confirmed(engine, offer.first.spec, offer.first, offer.planner, solve, predict=True)
+        last = _confirmed(engine, offer.first, offer.planner, _solve(wish, spec, firsts[0]), predict=True)
         others = [*offers[:i], *offers[i + 1 :]]
         first = offer.first
         if within_budget(*last.tries[-1]):
@@ -179,7 +177,6 @@ def _solve(wish: BudgetOptions, spec: RunSpec, first: Measurement) -> Callable[[
 
 def _confirmed(
     engine: Worker,
-    spec: RunSpec,
     first_run: Measurement,
     planner: Planner,
     solve: Callable[[Planner], Plan],
@@ -191,7 +188,7 @@ def _confirmed(
     def run(policy: Policy) -> Measurement:
         fits = not first_run.spec.policy.units
         try:
-            chosen = _run_of(engine, msgspec.structs.replace(spec, policy=policy), predict=predict, fits=fits)
+            chosen = _run_of(engine, msgspec.structs.replace(first_run.spec, policy=policy), predict=predict, fits=fits)
             if chosen.failure is not None and chosen.failure.kind != "out of memory":
                 raise RunFailed(chosen.failure)
         except RunFailed as error:
@@ -251,7 +248,7 @@ def _print(tries: Sequence[tuple[Plan, Measurement]], first: Measurement, *, met
 def _ranks_document(run: Measurement, others: Sequence[RankOffer]) -> dict[str, Any]:
     def communicated(run: Measurement) -> dict[str, Any]:
         ranks = {"ranks": to_plain(run.spec.ranks), "fullest_rank": run.rank}
-        return {**ranks, "gathered_bytes": gathered_bytes(run), "sent_bytes": sent_bytes(run)}
+        return {**ranks, "gathered_bytes": run.gathered_bytes, "sent_bytes": sent_bytes(run)}
 
     instead = [
         {
@@ -271,9 +268,7 @@ def _print_ranks(run: Measurement, others: Sequence[RankOffer]) -> None:
         return
     console = answer_console()
     console.print(f"  Ranks        {escape(ranks.in_words)}; rank {run.rank} is the fullest")
-    console.print(
-        f"  Gathered     {mib(gathered_bytes(run))} a step, {mib(sent_bytes(run))} sent by the ring algorithm"
-    )
+    console.print(f"  Gathered     {mib(run.gathered_bytes)} a step, {mib(sent_bytes(run))} sent by the ring algorithm")
     for offer in others:
         assert offer.first.spec.ranks is not None
         console.print(f"  Instead      {escape(offer.first.spec.ranks.in_words)}: {escape(_instead(offer))}")
@@ -289,7 +284,7 @@ def _instead(offer: RankOffer) -> str:
     if offer.plan is None:
         return f"no plan. {offer.refusal.sentence if offer.refusal else ''}"
     more = "" if offer.plan.cost_ratio is None else f"{percent(offer.plan.cost_ratio - 1, signed=True)} FLOPs, "
-    return f"{more}{mib(offer.plan.step_peak_bytes)}, {mib(gathered_bytes(offer.first))} gathered"
+    return f"{more}{mib(offer.plan.step_peak_bytes)}, {mib(offer.first.gathered_bytes)} gathered"
 
 
 def _origin(run: Measurement) -> str:

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from explorer.errors import BadInput
 from explorer.plan.planners.planner import Planner
-from explorer.plan.why.collectives import gathered_bytes
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Plan
@@ -37,7 +36,7 @@ class RankOffer:
         """FLOPs that recompute adds (for a plan of least memory: its peak), and gathered bytes of a step."""
         assert self.plan is not None, "an offer with a plan"
         plan = self.plan
-        return plan.step_peak_bytes if plan.budget_bytes is None else plan.extra_cost, gathered_bytes(self.first)
+        return plan.step_peak_bytes if plan.budget_bytes is None else plan.extra_cost, self.first.gathered_bytes
 
 
 def splits_of(ranks: Ranks, reshard: bool | None) -> tuple[Ranks, ...]:

@@ -28,11 +28,6 @@ def sent_bytes(run: Measurement) -> int:
     return sum(collective.sent_bytes for collective in run.collectives)
 
 
-def gathered_bytes(run: Measurement) -> int:
-    """Bytes that all-gathers of the step return: parameters of FSDP2, each as often as it is gathered."""
-    return sum(collective.n_bytes for collective in run.collectives if collective.kind == "all-gather")
-
-
 def collective_rows(run: Measurement) -> list[dict[str, object]]:
     """Table rows, one a kind and phase."""
     groups: dict[tuple[str, str], list[Collective]] = defaultdict(list)
