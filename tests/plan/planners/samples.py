@@ -26,9 +26,7 @@ SMALL = {
     "mlp": {"n_layers": 5, "batch": 512},
     "gpt": {"n_layers": 3, "batch": 2},
     "gpt12": {"n_layers": 12, "batch": 1},
-    "resnet": {"batch": 4},
     "unet": {"batch": 2},
-    "moe": {"n_layers": 3, "batch": 4},
 }
 
 

@@ -57,8 +57,9 @@ def holds_against(plan: Plan, every: list[tuple[int, float]], budget: int) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sample", ["gpt", "gpt12", "resnet", "unet", "moe"])
+@pytest.mark.parametrize("sample", ["gpt", "unet"])
 def test_a_plan_of_whole_blocks_is_the_best_of_all_policies(sample: str) -> None:
+    """Equal blocks, and blocks of which none is like another."""
     graph, run = graph_and_run(sample)
     chosen = Planner(run, graph, among=graph.repeats, seconds=60)
     every = every_policy(chosen, run, graph)
@@ -105,7 +106,7 @@ def test_a_plan_that_may_keep_results_of_operators_is_the_best_of_all_policies(s
     assert sum(one.unit.action == "save_ops" for one in chosen.candidates.units) == len(kept) == len(counted)
     every = every_policy(chosen, run, graph)
     lowest = min(peak for peak, _ in every)
-    for share in (0.9, 0.7, 0.5, 0.3, 0.1, 0.0):
+    for share in (0.7, 0.3, 0.0):
         budget = round(lowest + share * (chosen.keep_all_bytes - lowest))
         holds_against(chosen.within(budget), every, budget)
 
@@ -115,9 +116,7 @@ def test_a_plan_that_may_keep_results_of_operators_is_the_best_of_all_policies(s
     ("sample", "among"),
     [
         ("gpt", [*(f"blocks.{i}" for i in range(3)), *(f"blocks.{i}.mlp" for i in range(3)), "blocks.0.attention"]),
-        ("resnet", ["blocks", "blocks.0", "blocks.2", "blocks.4", "blocks.6", "blocks.9", "blocks.11"]),
         ("unet", ["down.0", "down.0.block", "down.1", "down.2.block", "middle", "up.1", "up.1.block"]),
-        ("moe", ["blocks.0", "blocks.0.attention", "blocks.1", "blocks.1.attention", "blocks.1.router", "blocks.2"]),
     ],
 )  # fmt: skip
 def test_a_plan_with_units_inside_units_is_the_best_of_all_policies(sample: str, among: list[str]) -> None:
@@ -125,7 +124,7 @@ def test_a_plan_with_units_inside_units_is_the_best_of_all_policies(sample: str,
     chosen = Planner(run, graph, among=among, seconds=60)
     every = every_policy(chosen, run, graph)
     lowest, highest = min(peak for peak, _ in every), chosen.keep_all_bytes
-    for share in (0.8, 0.5, 0.2, 0.1, 0.02, 0.0):
+    for share in (0.8, 0.2, 0.02, 0.0):
         budget = round(lowest + share * (highest - lowest))
         holds_against(chosen.within(budget), every, budget)
     floor = chosen.floor()
@@ -133,7 +132,7 @@ def test_a_plan_with_units_inside_units_is_the_best_of_all_policies(sample: str,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sample", ["gpt", "resnet", "unet", "moe"])
+@pytest.mark.parametrize("sample", ["gpt", "unet"])
 def test_a_run_keeps_the_budget_of_its_plan(sample: str) -> None:
     _, run = graph_and_run(sample)
     highest, lowest = planner(sample).keep_all_bytes, planner(sample).floor().step_peak_bytes
@@ -156,14 +155,13 @@ def test_a_run_with_recompute_plans_as_one_that_kept_everything() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sample", ["gpt", "moe"])
-def test_every_module_beats_blocks_alone_or_equals_them(sample: str) -> None:
-    graph, run = graph_and_run(sample)
+def test_every_module_beats_blocks_alone_or_equals_them() -> None:
+    graph, run = graph_and_run("gpt")
     blocks = Planner(run, graph, among=graph.repeats)
     highest, lowest = blocks.keep_all_bytes, blocks.floor().step_peak_bytes
     for share in (0.6, 0.2):
         budget = round(lowest + share * (highest - lowest))
-        assert planner(sample).within(budget).extra_cost <= blocks.within(budget).extra_cost * 1.005
+        assert planner("gpt").within(budget).extra_cost <= blocks.within(budget).extra_cost * 1.005
 
 
 def test_the_front_goes_down_in_peak_and_up_in_cost() -> None:
@@ -239,7 +237,7 @@ def test_one_byte_below_the_floor_two_sizes_are_said(sample: str) -> None:
         planner("mlp").within(1)
 
 
-@pytest.mark.parametrize("sample", ["unet", "mlp", "moe"])
+@pytest.mark.parametrize("sample", ["unet", "mlp"])
 def test_no_point_of_the_front_is_dearer_than_the_plan_for_its_bytes(sample: str) -> None:
     graph, run = graph_and_run(sample)
     fresh = Planner(run, graph, seconds=60)  # limits are wall time: no load of the machine decides
@@ -249,7 +247,7 @@ def test_no_point_of_the_front_is_dearer_than_the_plan_for_its_bytes(sample: str
         assert point.extra_cost <= fresh.within(point.step_peak_bytes).extra_cost * (1 + 1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     st.builds(
         Chain,

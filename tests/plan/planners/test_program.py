@@ -223,9 +223,12 @@ first = Highs()
 for option, value in (("output_flag", False), ("threads", 2)):
     first.setOptionValue(option, value)
 first.run()
-from tests.plan.planners.test_program import question
-from tests.plan.planners.samples import WIDE, planner_of
-from explorer.plan.planners.solver import minimised
-assert minimised(planner_of(WIDE)._program.variables, question()) is not None
+from explorer.plan.planners.planner import Planner
+from explorer.plan.planners.solver import Question, minimised
+from explorer.record import RunSpec
+from tests import graphs
+graph = graphs.gpt(2)
+variables = Planner(graphs.measured(graph, RunSpec(model=graph.model)), graph)._program.variables
+assert minimised(variables, Question(rows=(), for_peak=False, most_cost=None, seconds=10.0)) is not None
 """
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
