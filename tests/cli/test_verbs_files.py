@@ -260,7 +260,7 @@ def test_a_lesson_added_as_a_file_is_listed_and_runs(root: Path, tmp_path: Path)
     ("net", "holder", "targets"),
     [
         (LAYERS, "layers", ("torch", "fsdp2", "lightning")),
-        (LLAMA, "model.layers", ("torch", "huggingface", "lightning")),
+        (LLAMA, "model.layers", ("huggingface",)),
     ],
     ids=["layers", "llama"],
 )

@@ -21,7 +21,7 @@ from explorer.plan.pipeline.orders import one_f_one_b
 from explorer.record.graph import ModelRef
 from explorer.record.pipeline_run import RankReport
 from explorer.record.plan import Progress
-from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.policy import Policy
 from explorer.view.pipeline.headline import figures
 from tests.engine.pipeline.pipeline_nets import LANGUAGE, NAPPING, TRANSPOSED, TROUBLE, UNET
 from tests.engine.pipeline.pipeline_runs import SOME, assert_split_is_exact, ran, spec
@@ -31,18 +31,10 @@ ROOMY = {"width": 128, "length": 64, "batch": 16}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("schedule", "n_stages", "policy"),
-    [
-        ("GPipe", 2, KEEP_ALL),
-        ("1F1B", 3, SOME),
-        ("Interleaved1F1B", 4, SOME),
-        ("ZBVZeroBubble", 4, SOME),
-        ("DualPipeV", 4, SOME),
-    ],
-)
-def test_real_ranks_give_the_same_bits_and_bytes(schedule: str, n_stages: int, policy: Policy) -> None:
-    plan = spec("language", LANGUAGE, n_stages, policy, schedule=schedule, arguments=ROOMY)
+@pytest.mark.parametrize(("schedule", "n_stages"), [("1F1B", 3), ("ZBVZeroBubble", 4)])
+def test_real_ranks_give_the_same_bits_and_bytes(schedule: str, n_stages: int) -> None:
+    """One stage a rank and several; test_in_process.py plays every schedule."""
+    plan = spec("language", LANGUAGE, n_stages, SOME, schedule=schedule, arguments=ROOMY)
     real, alone = run_pipeline(plan, "procs"), ran(plan, "replay")
     assert_split_is_exact(real)
     assert real.losses == alone.losses
