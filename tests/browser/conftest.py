@@ -65,9 +65,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"{path}:build"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Served]]:
-    """Starts apps; the same arguments give the same app for the whole module."""
+    """Starts apps; the same arguments give the same app for all tests. A worker starts in ten seconds of CPU."""
     running: dict[tuple[str, ...], Served] = {}
 
     def served(script: Path, *arguments: str) -> Served:

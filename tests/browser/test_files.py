@@ -98,7 +98,8 @@ def test_an_open_page_finds_what_the_command_line_measures(
 
 
 def test_a_cancelled_experiment_says_so(page: Page, serve: Callable[..., object]) -> None:
-    page.goto(serve(ROOT / "app.py").url + "/lab?experiment=dropout")  # type: ignore[attr-defined]  # its worker is cold
+    app = serve(ROOT / "app.py", "--predict")  # nobody else's: its worker is cold
+    page.goto(app.url + "/lab?experiment=dropout")  # type: ignore[attr-defined]
     page.get_by_role("button", name="Cancel").click()
     page.get_by_text("The run was cancelled").wait_for()
     press(page, page.get_by_role("button", name="Run", exact=True))

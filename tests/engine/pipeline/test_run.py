@@ -11,14 +11,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from explorer.child_process.forks import at_hand
 from explorer.engine.model.describe import describe
+from explorer.engine.pipeline import torchrun_rank
 from explorer.engine.pipeline.build import build
 from explorer.engine.pipeline.in_process import run_pass
 from explorer.engine.pipeline.profile import profile_blocks
 from explorer.engine.pipeline.run import open_results
 from explorer.engine.pipeline.torchrun_rank import check_world, network
 from explorer.errors import InvalidPlan
-from explorer.plan.export.torchrun import RESULTS, SCRIPT_FILE, run_files, spec_beside
+from explorer.plan.export.torchrun import RESULTS, SCRIPT_FILE, SPEC_FILE, run_files, spec_beside
 from explorer.plan.pipeline.cuts import atoms
 from explorer.plan.planners.joint import joint_plan, lowered_cap
 from explorer.record.pipeline_run import fullest_bytes
@@ -96,12 +98,17 @@ def unpacked(plan: RunSpec, folder: Path) -> Path:
     return folder
 
 
-def torchruns(script: str, n_machines: int = 1, cwd: Path = Path("/")) -> list[subprocess.Popen[str]]:
-    """Started from `cwd`, without torchrun on the path; several machines are several torchruns here."""
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    beside = f"--nnodes {n_machines} --nproc-per-node 1 --master-addr 127.0.0.1".split() if n_machines > 1 else []
+        port: int = free.getsockname()[1]
+        return port
+
+
+def torchruns(script: str, n_machines: int, cwd: Path) -> list[subprocess.Popen[str]]:
+    """Started from `cwd`, without torchrun on the path; several machines are several torchruns here."""
+    port = str(free_port())
+    beside = f"--nnodes {n_machines} --nproc-per-node 1 --master-addr 127.0.0.1".split()
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return [
         subprocess.Popen(
@@ -118,11 +125,11 @@ def torchruns(script: str, n_machines: int = 1, cwd: Path = Path("/")) -> list[s
 
 @pytest.mark.slow
 def test_torchrun_runs_the_files_we_write_on_two_machines(tmp_path: Path) -> None:
-    """Started by a whole path from a folder that stays empty."""
+    """Started by a relative path from a folder with a space in its name, which stays empty."""
     plan = spec("language", LANGUAGE, 2, SOME, schedule="1F1B")
-    folder, elsewhere = unpacked(plan, tmp_path / "packed"), tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    started = torchruns(str(folder / SCRIPT_FILE), n_machines=2, cwd=elsewhere)
+    folder, elsewhere = unpacked(plan, tmp_path / "packed"), tmp_path / "some" / "where else"
+    elsewhere.mkdir(parents=True)
+    started = torchruns(f"../../packed/../packed/{SCRIPT_FILE}", n_machines=2, cwd=elsewhere)
     outputs = [machine.communicate(timeout=200)[0] for machine in started]
     assert [machine.returncode for machine in started] == [0, 0], "\n".join(outputs)
     assert spec_beside(folder / RESULTS).plan == plan.plan
@@ -136,19 +143,31 @@ def test_torchrun_runs_the_files_we_write_on_two_machines(tmp_path: Path) -> Non
         open_results(msgspec.structs.replace(plan, seed=1), folder / RESULTS)
 
 
+def rank_of_torchrun(rank: int, folder: str, port: int) -> None:
+    """One rank's process, with the environment that torchrun gives it."""
+    world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in world.items()}, MASTER_ADDR="127.0.0.1")
+    os.chdir(folder)
+    sys.argv = ["torchrun_rank", SPEC_FILE, "--out", RESULTS]
+    torchrun_rank.main()
+
+
 @pytest.mark.slow
-def test_what_a_rank_of_one_machine_said_last_is_the_result(tmp_path: Path) -> None:
-    """Started by a relative path from a folder with a space in its name, which stays empty."""
-    plan = spec("trouble", TROUBLE, 2, arguments={"how": "raise"}, n_microbatches=2, stages=(TROUBLE[:1], TROUBLE[1:]))
-    folder, elsewhere = unpacked(plan, tmp_path / "packed"), tmp_path / "some" / "where else"
-    elsewhere.mkdir(parents=True)
-    (started,) = torchruns(f"../../packed/../packed/{SCRIPT_FILE}", cwd=elsewhere)
-    started.communicate(timeout=200)
-    assert started.returncode != 0 and not list(elsewhere.iterdir())
-    run = open_results(plan, folder / RESULTS)
-    assert run.failure is not None
-    assert (run.failure.kind, run.failed_rank) == ("model raised", 1)
-    assert not run.gradients
+@pytest.mark.parametrize(
+    ("how", "kind", "words"),
+    [("raise", "model raised", "Rank 1 failed in 1F"), ("sleep", "cancelled", "when the limit of 10 s was reached")],
+)
+def test_what_a_rank_said_last_is_the_result(how: str, kind: str, words: str, tmp_path: Path) -> None:
+    plan = spec("trouble", TROUBLE, 2, arguments={"how": how}, n_microbatches=2, stages=(TROUBLE[:1], TROUBLE[1:]))
+    folder = unpacked(msgspec.structs.replace(plan, time_limit_s=10.0), tmp_path / "packed")
+    port = free_port()
+    ranks = [at_hand().start(rank_of_torchrun, rank, str(folder), port) for rank in range(2)]
+    for process in ranks:
+        assert process.wait(timeout_s=200) and process.code == 1
+        process.close()
+    run = open_results(msgspec.structs.replace(plan, time_limit_s=10.0), folder / RESULTS)
+    assert run.failure is not None and words in run.failure.sentence
+    assert run.failure.kind == kind and not run.gradients
 
 
 def test_an_interpreter_that_lacks_torch_or_the_explorer_is_named(tmp_path: Path) -> None:
@@ -159,17 +178,6 @@ def test_an_interpreter_that_lacks_torch_or_the_explorer_is_named(tmp_path: Path
         ["sh", folder / SCRIPT_FILE], env={**os.environ, "PYTHON": str(bare)}, stderr=subprocess.PIPE, text=True
     )
     assert (ran.returncode, ran.stderr.count(f"Error: {bare} has no torch or no explorer.")) == (2, 1)
-
-
-@pytest.mark.slow
-def test_a_torchrun_rank_keeps_its_time_limit(tmp_path: Path) -> None:
-    stages = (TROUBLE[:1], TROUBLE[1:])
-    plan = spec("trouble", TROUBLE, 2, arguments={"how": "sleep"}, n_microbatches=2, stages=stages)
-    folder = unpacked(msgspec.structs.replace(plan, time_limit_s=10.0), tmp_path / "elsewhere")
-    (started,) = torchruns(str(folder / SCRIPT_FILE))
-    output, _ = started.communicate(timeout=200)
-    assert started.returncode != 0
-    assert "when the limit of 10 s was reached" in output
 
 
 def test_the_world_has_as_many_ranks_as_the_plan() -> None:
