@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.browser.chromium import find
+from tests.browser.measured import APP
 from tests.browser.served import Served, launch, start
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 HERE = Path(__file__).resolve().parent
+PLAIN = HERE.parent / "ui" / "plain_models.py"
 TIMEOUT_MS = 180_000
 """Of every wait: a loaded machine with one core takes that long; only a fault ever does."""
 LIMIT_S = 900
@@ -80,3 +82,10 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Se
     for app in running.values():
         app.process.terminate()
         app.process.wait(timeout=30)
+
+
+@pytest.fixture(scope="session")
+def app(serve: Callable[..., Served], tiny: str) -> Served:
+    """The app that most tests visit: the tiny model first, then models that fail or train nothing."""
+    others = (tiny.replace(":build", ":broken"), f"{PLAIN}:buffers_only")
+    return serve(APP, *(f"--model={target}" for target in (tiny, *others)))

@@ -1,6 +1,12 @@
 // Every text node in sight, shadow roots included: its colour over the grounds of its ancestors, opacity counted.
 // Text in a drawing stands on the last shape drawn before it that holds its centre; over a pattern it is left out.
+// What is read of an element is read once: a page has a thousand texts, and each has twenty ancestors.
 () => {
+  const once = (read) => {
+    const known = new Map()
+    return (element) => known.get(element) ?? known.set(element, read(element)).get(element)
+  }
+  const styleOf = once(getComputedStyle)
   const parsed = (text) => {
     const numbers = text.match(/^rgba?\(([^)]+)\)/)?.[1].split(/[ ,/]+/).map(Number)
     return numbers && [...numbers.slice(0, 3), numbers[3] ?? 1]
@@ -11,26 +17,41 @@
     return 0.2126 * r + 0.7152 * g + 0.0722 * b
   }
   const parent = (element) => element.assignedSlot ?? element.parentElement ?? element.getRootNode().host ?? null
-  const chain = (element) => (element ? [...chain(parent(element)), element] : [])
+  const groundOf = once((element) => {
+    const below = parent(element)
+    return over(parsed(styleOf(element).backgroundColor) ?? [0, 0, 0, 0], below ? groundOf(below) : [255, 255, 255, 1])
+  })
+  const opacityOf = once((element) => {
+    const below = parent(element)
+    return styleOf(element).opacity * (below ? opacityOf(below) : 1)
+  })
+  const shapesOf = once((plot) =>
+    [...plot.querySelectorAll("path, rect, polygon, circle")].flatMap((shape) => {
+      const { fill, fillOpacity, opacity } = getComputedStyle(shape)
+      return fill === "none" ? [] : [{ shape, at: shape.getBoundingClientRect(), colour: parsed(fill), share: fillOpacity * opacity }]
+    }),
+  )
 
   const shapeUnder = (text, box) => {
     const plot = text.closest(".js-plotly-plot") ?? text.ownerSVGElement
     const [x, y] = [box.x + box.width / 2, box.y + box.height / 2]
     let ground = null
-    for (const shape of plot.querySelectorAll("path, rect, polygon, circle")) {
+    for (const { shape, at, colour, share } of shapesOf(plot)) {
+      if (x < at.left || x > at.right || y < at.top || y > at.bottom) continue
       if (!(shape.compareDocumentPosition(text) & Node.DOCUMENT_POSITION_FOLLOWING)) continue
-      const { fill, fillOpacity, opacity, stroke } = getComputedStyle(shape)
-      const at = shape.getBoundingClientRect()
-      if (fill === "none" || x < at.left || x > at.right || y < at.top || y > at.bottom) continue
-      const colour = parsed(fill)
       if (!colour) return "pattern"
-      colour[3] *= fillOpacity * opacity
-      if (colour[3] > 0) ground = colour
+      if (colour[3] * share > 0) ground = [...colour.slice(0, 3), colour[3] * share]
     }
     return ground
   }
 
   const ofDisabled = (label) => label.dataset?.testid === "stWidgetLabel" && label.parentElement.querySelector(":disabled")
+
+  const isDisabled = once((element) => {
+    const below = parent(element)
+    const own = element.disabled || element.ariaDisabled === "true" || ofDisabled(element)
+    return Boolean(own) || (below !== null && isDisabled(below))
+  })
 
   const found = []
   const look = (root) => {
@@ -42,15 +63,13 @@
       const range = document.createRange()
       range.selectNodeContents(node)
       const box = range.getBoundingClientRect()
-      const style = getComputedStyle(element)
+      const style = styleOf(element)
       if (box.width < 2 || box.height < 2 || style.visibility === "hidden") continue
-      const line = chain(element)
-      const opacity = line.reduce((all, one) => all * getComputedStyle(one).opacity, 1)
+      const opacity = opacityOf(element)
       const drawn = element.namespaceURI.endsWith("svg")
       const ink = parsed(drawn ? style.fill : style.color)
       if (!ink || opacity === 0) continue
-      let ground = [255, 255, 255, 1]
-      for (const one of line) ground = over(parsed(getComputedStyle(one).backgroundColor) ?? [0, 0, 0, 0], ground)
+      let ground = groundOf(element)
       const shape = drawn ? shapeUnder(element, box) : null
       if (shape === "pattern") continue
       if (shape) ground = over(shape, ground)
@@ -63,7 +82,7 @@
         ink: shown.slice(0, 3).map(Math.round).join(" "),
         ground: ground.slice(0, 3).map(Math.round).join(" "),
         sign: style.fontFamily.includes("Material Symbols") || !/\p{L}|\p{N}/u.test(node.data),
-        disabled: line.some((one) => one.disabled || one.ariaDisabled === "true" || ofDisabled(one)),
+        disabled: isDisabled(element),
       })
     }
   }

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.browser.contrast import too_faint
-from tests.browser.measured import APP, compared, measured
+from tests.browser.measured import compared, measured
+from tests.browser.served import Served
 from tests.browser.settled import press, settled
 
 if TYPE_CHECKING:
@@ -39,11 +39,9 @@ def without_a_name(page: Page) -> list[str]:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_every_word_on_every_page_reads_and_every_control_has_a_name(
-    page: Page, serve: Callable[..., object], tiny: str, theme: str
-) -> None:
+def test_every_word_on_every_page_reads_and_every_control_has_a_name(page: Page, app: Served, theme: str) -> None:
     page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
-    measured(page, serve(APP, "--model", tiny).url)  # type: ignore[attr-defined]
+    measured(page, app.url)
     faint: dict[str, list[str]] = {}
     nameless: dict[str, list[str]] = {}
 
@@ -70,10 +68,9 @@ def test_every_word_on_every_page_reads_and_every_control_has_a_name(
     assert {place: names for place, names in nameless.items() if names} == {}
 
 
-def test_the_first_screen_has_few_controls_and_its_chart_has_the_page(page: Page, serve: Callable[..., object]) -> None:
+def test_the_first_screen_has_few_controls_and_its_chart_has_the_page(page: Page, app: Served) -> None:
     page.set_viewport_size({"width": 1440, "height": 900})
-    page.goto(serve(APP).url)  # type: ignore[attr-defined]
-    page.get_by_test_id("stPlotlyChart").first.wait_for()
+    measured(page, f"{app.url}/?model=sample_models/gpt.py")
     controls = settled(page).evaluate((HERE / "controls.js").read_text())["controls"]
     assert 20 < len(controls) <= MOST_CONTROLS, controls
     column = page.locator(".st-key-results").bounding_box()

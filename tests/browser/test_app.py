@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.browser.measured import ANSWERED, guided
+from tests.browser.served import Served
 from tests.browser.settled import press, settled
 
 if TYPE_CHECKING:
@@ -166,10 +167,8 @@ def test_a_window_made_narrow_stacks_the_page(
     pytest.fail("the charts stayed beside the graph")
 
 
-def test_a_factory_that_raises_is_a_sentence_and_the_app_lives(
-    page: Page, serve: Callable[..., object], tiny: str
-) -> None:
-    page.goto(serve(ROOT / "app.py", "--model", tiny.replace(":build", ":broken")).url)  # type: ignore[attr-defined]
+def test_a_factory_that_raises_is_a_sentence_and_the_app_lives(page: Page, app: Served, tiny: str) -> None:
+    page.goto(f"{app.url}/?model={tiny.replace(':build', ':broken')}")
     page.get_by_text("the factory says no").first.wait_for()
     press(page, page.get_by_text("Traceback").first)
     assert page.get_by_test_id("stException").count() == 0
@@ -193,8 +192,8 @@ def handshake(port: int, host: str, origin: str | None) -> int:
     return status
 
 
-def test_a_page_preloads_scripts_that_the_server_has(serve: Callable[..., object], tiny: str) -> None:
-    url: str = serve(ROOT / "app.py", "--model", tiny).url  # type: ignore[attr-defined]
+def test_a_page_preloads_scripts_that_the_server_has(app: Served) -> None:
+    url = app.url
     with urllib.request.urlopen(f"{url}/pipeline") as response:
         preloaded = re.findall(r"<\./(\S+?)>; rel=modulepreload", " ".join(response.headers.get_all("Link")))
     assert any("PlotlyChart" in path for path in preloaded)
@@ -203,9 +202,8 @@ def test_a_page_preloads_scripts_that_the_server_has(serve: Callable[..., object
             assert "javascript" in script.headers["Content-Type"]
 
 
-def test_only_this_machine_may_connect_and_no_site_may_frame_the_page(serve: Callable[..., object], tiny: str) -> None:
-    app = serve(ROOT / "app.py", "--model", tiny)
-    port: int = app.port  # type: ignore[attr-defined]
+def test_only_this_machine_may_connect_and_no_site_may_frame_the_page(app: Served) -> None:
+    port = app.port
     for path in ("/", "/pipeline", "/_stcore/health"):
         with urllib.request.urlopen(f"http://localhost:{port}{path}") as response:
             assert response.headers["X-Frame-Options"] == "DENY"

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from explorer.plan.export.formats import FORMATS, exported
 from explorer.plan.policy.file import load
+from tests.browser.served import Served
 from tests.browser.settled import press
-from tests.exported import LAYERS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 
-
-def test_what_was_chosen_on_the_page_leaves_for_other_programs(
-    page: Page, serve: Callable[..., object], tmp_path: Path
-) -> None:
-    (tmp_path / "net.py").write_text(LAYERS)
-    page.goto(serve(ROOT / "app.py", "--model", f"{tmp_path / 'net.py'}:build").url)  # type: ignore[attr-defined]
+def test_what_was_chosen_on_the_page_leaves_for_other_programs(page: Page, app: Served, tmp_path: Path) -> None:
+    page.goto(app.url)
     page.get_by_text("Measured with everything kept.").wait_for()
     press(page, page.get_by_role("button", name="Presets"))
     press(page, page.get_by_role("menuitem", name="Every second"))

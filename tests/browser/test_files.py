@@ -7,13 +7,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.browser.measured import ANSWERED
+from tests.browser.served import Served
 from tests.browser.settled import press, settled
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ MEASURED = ANSWERED
 
 
 @pytest.fixture
-def measured(page: Page, serve: Callable[..., object], tiny: str) -> Page:
+def measured(page: Page, app: Served) -> Page:
     """The page once a policy with one block was run."""
-    page.goto(serve(ROOT / "app.py", "--model", tiny).url)  # type: ignore[attr-defined]
+    page.goto(app.url)
     page.get_by_text("Measured with everything kept.").wait_for()
     page.locator('[data-id="head"]').click()
     page.locator(".figure .value").get_by_text(re.compile(r"^1 (of \d+ )?blocks?$")).wait_for()
@@ -81,13 +81,12 @@ def test_policy_run_and_picture_leave_and_come_back(measured: Page, tmp_path: Pa
 
 
 def test_an_open_page_finds_what_the_command_line_measures(
-    measured: Page, serve: Callable[..., object], tiny: str, tmp_path: Path
+    measured: Page, app: Served, tiny: str, tmp_path: Path
 ) -> None:
     chosen = tmp_path / "five.yaml"
     chosen.write_text("version: 1\npolicy:\n  units: [layers.0, layers.1, layers.2, layers.3, head]\n")
-    home = serve(ROOT / "app.py", "--model", tiny).home  # type: ignore[attr-defined]
     command = [sys.executable, "-m", "explorer", "compare", tiny, "--policy", str(chosen), "--json"]
-    environment = {**os.environ, "CHECKPOINT_EXPLORER_HOME": str(home)}
+    environment = {**os.environ, "CHECKPOINT_EXPLORER_HOME": str(app.home)}
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     peak = json.loads(ran.stdout)["candidate"]["step_peak_bytes"]
@@ -95,12 +94,3 @@ def test_an_open_page_finds_what_the_command_line_measures(
     measured.locator(".figure .value").get_by_text(re.compile(r"^5 (of \d+ )?blocks?$")).wait_for()
     measured.get_by_text(MEASURED).wait_for()
     assert f"{peak / 2**20:.1f}" in measured.locator(".figure .value").first.inner_text()
-
-
-def test_a_cancelled_experiment_says_so(page: Page, serve: Callable[..., object]) -> None:
-    app = serve(ROOT / "app.py", "--predict")  # nobody else's: its worker is cold
-    page.goto(app.url + "/lab?experiment=dropout")  # type: ignore[attr-defined]
-    page.get_by_role("button", name="Cancel").click()
-    page.get_by_text("The run was cancelled").wait_for()
-    press(page, page.get_by_role("button", name="Run", exact=True))
-    page.get_by_text("What to take away").wait_for()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.browser.served import Served
 from tests.browser.settled import press, settled
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ N_GRADIENTS = 4 * 4 + 2
 
 
 @pytest.fixture
-def pipeline(page: Page, serve: Callable[..., object], tiny: str) -> Page:
+def pipeline(page: Page, app: Served) -> Page:
     """The page once the blocks of the tiny model are priced."""
-    page.goto(serve(ROOT / "app.py", "--model", tiny).url + "/pipeline")  # type: ignore[attr-defined]
+    page.goto(app.url + "/pipeline")
     page.get_by_role("treeitem").first.wait_for()
     page.get_by_text("Drawn from the price of each block.").wait_for()
     return settled(page)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from explorer.view.drawing.colours import CURSOR
-from tests.browser.measured import APP, compared, measured
+from tests.browser.measured import compared, measured
+from tests.browser.served import Served
 from tests.browser.settled import press, settled
 
 if TYPE_CHECKING:
@@ -17,13 +17,11 @@ if TYPE_CHECKING:
 CURSOR_RGB = "rgb({}, {}, {})".format(*bytes.fromhex(CURSOR.removeprefix("#")))
 
 
-def test_a_click_on_the_timeline_draws_a_cursor_lights_blocks_and_answers_in_view(
-    page: Page, serve: Callable[..., object], tiny: str
-) -> None:
+def test_a_click_on_the_timeline_draws_a_cursor_lights_blocks_and_answers_in_view(page: Page, app: Served) -> None:
     from playwright.sync_api import TimeoutError as NotYet
 
     page.emulate_media(color_scheme="light")
-    compared(measured(page, serve(APP, "--model", tiny).url))  # type: ignore[attr-defined]
+    compared(measured(page, app.url))
     plot = page.locator(".st-key-results .js-plotly-plot").first
     cursor = plot.locator(f'.shapelayer path[style*="{CURSOR_RGB}"]')
     assert cursor.count() == 0
