@@ -163,9 +163,7 @@ def _measure(specs: Sequence[RunSpec], report: Report, *, priced: bool, graph: b
         session = Session(specs, load_for(specs[0]), meter)
         if graph:
             session.describe()
-        session.record()
-        if priced:
-            meter.part(session.runs[0])
+        session.record(meter.part if priced else lambda run: None)
         with without_page_faults():
             session.time()
             if priced:
@@ -217,12 +215,12 @@ class Session:
         self._meter.part(Measurement(spec=spec, environment=where, graph=self._graph))
         self._meter("preparing the step")
 
-    def record(self) -> None:
-        """Records each run. A failure is part of the run's result."""
+    def record(self, recorded: Callable[[Measurement], None] = lambda run: None) -> None:
+        """Records each run; `recorded` gets a run as soon as it has its timeline. A failure is part of the result."""
         warm_checkpoint(self._device.torch)
         names = ("baseline: ", "candidate: ") if len(self._specs) > 1 else ("",)
         self._recorded = [
-            replace(record(spec, self._loaded, self._device, self._meter.named(name)), graph=self._graph)
+            replace(record(spec, self._loaded, self._device, self._meter.named(name), recorded), graph=self._graph)
             for spec, name in zip(self._specs, names)
         ]
         self._readings = [Readings(failure=run.failure) for run in self._recorded]

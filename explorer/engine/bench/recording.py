@@ -139,10 +139,17 @@ def tracker_of(trainee: Trainee, older: Sequence[KnownTensor] = ()) -> Tracker:
     return Tracker(trainee.model, trainee.device, [*trainee_tensors(trainee), *older], segments=segments)
 
 
-def record(spec: RunSpec, loaded: Loaded, device: Device, meter: Callable[[str], None]) -> Measurement:
+def record(
+    spec: RunSpec,
+    loaded: Loaded,
+    device: Device,
+    meter: Callable[[str], None],
+    recorded: Callable[[Measurement], None] = lambda run: None,
+) -> Measurement:
     """Records a step with both instruments after a warm-up, and a step with the allocator alone. No step is timed.
 
-    Lack of memory and errors of the model become `failure`. Mistakes of the caller raise.
+    `recorded` gets the run with its timeline, before the second of these steps. Lack of memory and errors of the model
+    become `failure`. Mistakes of the caller raise.
     """
 
     def begin() -> tuple[Trainee, RngState]:
@@ -180,6 +187,7 @@ def record(spec: RunSpec, loaded: Loaded, device: Device, meter: Callable[[str],
             if any(unit.action == "offload" for unit in spec.policy.units):
                 run = replace(run, peaks=replace(run.peaks, offloaded_peak_bytes=HOST.peak_bytes))
             if not failures:
+                recorded(run)
                 meter("recording the step without the tracker")
                 run = _with_peak_alone(run, trainee, drawn, device)
     texts = [*(str(warning.message) for warning in shown), *run.warnings]
