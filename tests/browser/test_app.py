@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.browser.measured import ANSWERED, guided
-from tests.browser.served import Served
+from tests.browser.served import Served, start
 from tests.browser.settled import press, settled
 
 if TYPE_CHECKING:
@@ -75,6 +75,43 @@ def test_model_toggle_run_compare_export_and_refresh(explore: Page, tmp_path: Pa
     page.locator('[data-id="layers"][aria-checked="true"]').wait_for()
     press(page, page.get_by_role("link", name="Runs"))
     page.get_by_text("Select a row to open").wait_for()
+
+
+HELD = """import os, pathlib, sys, time
+if "explorer.jobs.worker" in " ".join(sys.orig_argv):
+    while not (pathlib.Path(__file__).parent / "go").exists():
+        time.sleep(0.05)
+"""
+"""Runs in each process at its start: the worker waits for a file."""
+
+
+@pytest.fixture
+def held_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A worker that starts once this file exists."""
+    (tmp_path / "sitecustomize.py").write_text(HELD)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return tmp_path / "go"
+
+
+def test_the_first_visit_shows_a_recorded_run_before_any_job_has_answered(
+    page: Page, held_worker: Path, tmp_path: Path
+) -> None:
+    app = start(ROOT / "app.py", home=tmp_path)
+    try:
+        page.goto(app.url)
+        page.get_by_text("Choose blocks that compute their activations again").wait_for()
+        page.get_by_role("button", name="New here?").wait_for()
+        page.get_by_text("recorded on another machine").wait_for()
+        page.get_by_role("treeitem").first.wait_for()
+        page.locator(".st-key-results .js-plotly-plot .scatterlayer .trace").first.wait_for()
+        page.locator('[data-id="blocks"]').get_by_role("button", name="Recompute all").click()
+        confirm_marks(page, re.compile(r"^12 (of \d+ )?blocks$"))
+        page.get_by_text("waiting for the worker").wait_for()
+        held_worker.touch()
+        page.get_by_text("recorded on another machine").wait_for(state="detached")
+    finally:
+        app.process.terminate()
+        app.process.wait(timeout=30)
 
 
 def test_the_guided_path_ends_with_a_policy_that_a_script_applies(

@@ -158,12 +158,6 @@ def record(
         trainee = prepare(spec, loaded)
         return trainee, RngState.capture(trainee.model)
 
-    def watched(ready: tuple[Trainee, RngState]) -> float:
-        """The first step, under the tracker: it makes the optimizer's state and warms the kernels that are recorded."""
-        with tracker_of(ready[0]):
-            loss: float = bench_of(ready[0], device).take()
-        return loss
-
     run = Measurement(spec=spec, environment=device.environment(spec.n_threads))
     failures: list[Failure] = []
     with warnings.catch_warnings(record=True) as shown:
@@ -172,7 +166,7 @@ def record(
             warm = releases = None
             with _failures_in(failures):
                 meter("warming up")
-                warm, loss = first_step(device.release, begin, watched)
+                warm, loss = first_step(device.release, begin, lambda ready: _watched_loss(ready[0], device))
                 run = replace(run, loss=loss)
                 warm[1].restore()
                 with memory_limit(device, warm[0]):  # else its holes of the heap would take in the recorded step
@@ -192,6 +186,13 @@ def record(
                 run = _with_peak_alone(run, trainee, drawn, device)
     texts = [*(str(warning.message) for warning in shown), *run.warnings]
     return replace(run, warnings=tuple(dict.fromkeys(texts)), failure=failures[-1] if failures else None)
+
+
+def _watched_loss(trainee: Trainee, device: Device) -> float:
+    """Takes the first step under the tracker: it makes the optimizer's state and warms the kernels to be recorded."""
+    with tracker_of(trainee):
+        loss: float = bench_of(trainee, device).take()
+    return loss
 
 
 def record_step(trainee: Trainee, device: Device, failures: list[Failure]) -> Recording:
