@@ -77,7 +77,13 @@ def _plans(request: FindPlans, report: Report) -> Record:
         from explorer.engine.bench.measure import measure_without_data
 
         spec = replace(request.run.spec, policy=policy)
-        return request.run if spec == request.run.spec else measure_without_data(spec, report)
+        if spec == request.run.spec:
+            return request.run
+        if spec.ranks is not None:
+            from explorer.engine.ranks.predict import predict_ranks
+
+            return predict_ranks(spec, report).fullest
+        return measure_without_data(spec, report)
 
     return find_plans(request.run, request.graph, request.wish, report, played)
 

@@ -8,13 +8,15 @@ from typing import Any
 from msgspec.structs import replace
 
 from explorer.errors import BadInput
-from explorer.jobs.protocol import Compare, Describe, DrawAutograd, FindPlans, Measure
+from explorer.jobs.protocol import Compare, Describe, DrawAutograd, FindPlans, Measure, MeasureRanks
 from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.planners.front import find_plans
 from explorer.record import Failure, Measurement, ModelGraph, Policy, RunSpec
 from explorer.record.base import to_json
 from explorer.record.graph import AutogradPicture, AutogradPictures
+from explorer.record.measurement import RecordedRanks
 from explorer.record.plan import Front, Progress, Wish, silent
+from explorer.record.ranks import Collective
 from tests import graphs
 
 UNSAFE = "Predicted: the step was played on tensors without data."
@@ -74,6 +76,8 @@ class FakeWorker:
                 job.finish(self.graph)
             case Measure(spec=spec, without_data=True):
                 job.finish(self.played(spec))
+            case MeasureRanks(spec=spec):
+                job.finish(self.on_ranks(spec))
             case Measure(spec=spec, with_graph=with_graph):
                 job.finish(replace(graphs.measured(self.graph, spec), graph=self.graph if with_graph else None))
             case Compare(candidate=spec):
@@ -93,6 +97,24 @@ class FakeWorker:
         step = graphs.measured(self.graph, spec)
         card = memory_on(spec.card, step) if spec.card is not None else None
         return replace(step, origin="predicted", times=None, warnings=(UNSAFE,), card=card)
+
+    def on_ranks(self, spec: RunSpec) -> RecordedRanks:
+        """The last rank has no shard; all others are equal and gather each parameter."""
+        assert spec.ranks is not None
+        n_ranks = spec.ranks.n_ranks
+        full = replace(self.played(spec), n_ranks=n_ranks)
+        gathers = tuple(
+            Collective(
+                kind="all-gather", n_bytes=graphs.MIB, n_ranks=n_ranks, block=f"blocks.{i}", phase="forward", tick=i
+            )
+            for i in range(6)
+        )
+        full = replace(full, rank=0, collectives=gathers)
+        light = replace(self.played(replace(spec, policy=Policy.recompute(graphs.ALL))), rank=n_ranks - 1, spec=spec)
+        equal = {rank: 0 for rank in range(1, n_ranks - 1)}
+        return RecordedRanks(
+            ranks=(full, replace(light, n_ranks=n_ranks)), n_ranks=n_ranks, recorded_in="", equal=equal
+        )
 
     def plan(self, job: FakeJob, asked: tuple[Measurement, ModelGraph, Wish]) -> None:
         """What the real planner finds; the same question is answered once."""

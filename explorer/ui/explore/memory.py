@@ -9,6 +9,7 @@ import streamlit as st
 
 from explorer.plan.memory.ledger import ledger
 from explorer.plan.why.caveats import peak_caveats
+from explorer.plan.why.collectives import collective_rows, repeated, sent_bytes
 from explorer.plan.why.peak import explain, explain_one
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
@@ -29,6 +30,7 @@ from explorer.view.drawing.rows import ROOT_LABEL
 from explorer.view.drawing.units import mib
 from explorer.view.memory.card import add_card
 from explorer.view.memory.ledger import ledger_chart, place
+from explorer.view.memory.ranks import ranks_at_peak
 from explorer.view.memory.stacked import by_block, roles
 from explorer.view.memory.timeline import add_predicted, timeline
 from explorer.view.text import explore as glossary
@@ -85,7 +87,25 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> None:
     picture(chart, key=key, height=max(results_height() - ABOVE - panel_height(), LEAST_HEIGHT), act=pick)
     twin(chart, key=key)
     _why(reasons[1:] if choice == TWO else reasons)
+    _ranks(view, drawn)
     _alive(baseline, candidate, picked, lambda fqns: _select(state, graph, fqns))
+
+
+def _ranks(view: View, drawn: dict[str, Measurement]) -> None:
+    """Draws all ranks of the last drawn run, which is the fullest of them, and its collectives."""
+    run = list(drawn.values())[-1]
+    ranks = view.ranks if run is view.charted else None
+    ranks = ranks or runs().predicted_ranks(run.spec)
+    if ranks is not None:
+        draw(ranks_at_peak(ranks), key="ranks_at_peak")
+    if not run.collectives:
+        return
+    st.markdown(f"**Collectives of rank {run.rank}: {mib(sent_bytes(run))} sent**", help=glossary.COLLECTIVES)
+    for sentence in repeated(run):
+        st.warning(escape(sentence), icon=":material/sync:")
+    st.dataframe(
+        collective_rows(run), key="collectives", hide_index=True, width="stretch", alt="Collectives of the fullest rank"
+    )
 
 
 def _reasons(view: View, baseline: Measurement) -> tuple[str, ...]:

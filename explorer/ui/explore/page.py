@@ -185,7 +185,9 @@ def _freshness(view: View, sentence: str) -> str:
     if sentence and view.freshness is Freshness.STALE:
         return f"{sentence} {line}"
     if view.baseline is not None and view.freshness is Freshness.RECORDED:
-        return f"{line} {escape(view.baseline.recorded_in)}. {glossary.NO_MODEL}"
+        ranks = view.baseline.spec.ranks
+        where = view.baseline.recorded_in or (ranks.in_words if ranks else "")
+        return f"{line} {escape(where)}. {glossary.MEASURED_RANKS if ranks else glossary.NO_MODEL}"
     if view.stand_in is not None:
         age_s = None if view.stand_in.created is None else time.time() - view.stand_in.created
         where = glossary.stand_in_text(age_s, here=view.stand_in.here)
@@ -226,7 +228,7 @@ def _bar(state: ExploreState, view: View) -> Any:
                     key="",
                     help=glossary.PREDICT if state.draft.predict else glossary.RUN,
                     label="Predict" if state.draft.predict else "Run",
-                    ready=graph is not None and not state.draft.spec.model.is_recorded,
+                    ready=graph is not None and drafts.why_not_run(state.draft) in ("", glossary.NOTHING_RUNS),
                     absorb=lambda: drafts.absorb(state.draft, graph) if graph is not None else None,
                     start=partial(work.compare, state),
                     take=partial(work.take, state),
@@ -246,7 +248,7 @@ def _next_step(state: ExploreState, view: View) -> str:
     if state.job.run_failed:
         return "The last run has no result; the reason is shown above."
     if state.draft.predict:
-        return "Predict plays a step of the policy that is drawn. Nothing is allocated and nothing runs."
+        return glossary.PREDICT_RANKS if state.draft.spec.ranks else glossary.PREDICT_PLAYS
     if why := drafts.why_not_run(state.draft):
         return why
     if view.freshness is Freshness.FAILED and view.comparison is not None:

@@ -12,14 +12,14 @@ from explorer.plan.predict.baseline import keep_all_from
 from explorer.record.allocations import Ledger
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
-from explorer.record.measurement import Measurement
+from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.record.plan import Plan
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import RunSpec
 from explorer.ui.explore import work
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.session import stand_in as stand_ins
-from explorer.ui.session.repository import KeyedRun, runs
+from explorer.ui.session.repository import KeyedRun, measurement_of, runs
 from explorer.ui.session.stand_in import EarlierRun
 from explorer.ui.shared import draft as drafts
 from explorer.view.text.runs import did_not_fit
@@ -71,6 +71,8 @@ class View:
     """Plans of the stand-in, until the front of this machine's own run can be searched."""
     predicted: bool = False
     """True if nothing ran: the baseline was simulated without data."""
+    ranks: RecordedRanks | None = None
+    """All ranks of the baseline, which is the fullest rank of them."""
     other_options: bool = False
     """Whether options, seed or device have changed since the baseline ran."""
 
@@ -118,7 +120,7 @@ class View:
             return Freshness.BEING_TIMED
         if self.predicted:
             return Freshness.PREDICTED_OTHER_OPTIONS if self.other_options else Freshness.PREDICTED_BASELINE
-        if self.baseline.spec.model.is_recorded:
+        if self.baseline.spec.model.is_recorded or self.baseline.spec.ranks is not None:
             return Freshness.RECORDED
         if self.other_options:
             return Freshness.OTHER_OPTIONS
@@ -129,7 +131,8 @@ def view_of(state: ExploreState) -> View:
     """The last comparison, and the baseline of the drawn run."""
     comparison: Comparison | None = work.result(state, "shown")
     spec, expected = state.draft.spec, work.baseline_spec(state)
-    baseline, key = _run_of(work.result(state, "baseline"), expected), state.baseline
+    record = work.result(state, "baseline")
+    baseline, key = _run_of(record, expected), state.baseline
     fitted = baseline is not None and baseline.refused and baseline.complete
     priced = baseline is not None and baseline.times is not None and baseline.times.checkpoint_ms is not None
     if (
@@ -161,6 +164,7 @@ def view_of(state: ExploreState) -> View:
         stale=comparison is not None and comparison.candidate.spec != spec,
         graph=graph,
         keep_all=keep_all,
+        ranks=record if isinstance(record, RecordedRanks) else runs().predicted_ranks(expected),
         other_options=baseline is not None and baseline.spec != same_options,
         did_not_fit=refused,
         stand_in=stand_in if missing else None,
@@ -201,11 +205,11 @@ def _completed(keyed: KeyedRun | None) -> Measurement | None:
     return runs().complete.get_or_make(keyed.key, lambda: keep_all_from(run, graph) if graph is not None else None)
 
 
-def _run_of(record: Measurement | Comparison | None, spec: RunSpec) -> Measurement | None:
+def _run_of(record: Measurement | Comparison | RecordedRanks | None, spec: RunSpec) -> Measurement | None:
     """The run of `spec` in a record of one or two runs."""
     if isinstance(record, Comparison):
         return next((run for run in (record.baseline, record.candidate) if run.spec == spec), record.baseline)
-    return record
+    return measurement_of(record)
 
 
 def ledger_of(baseline: Measurement | None, candidate: Measurement | None, picked: Picked) -> Ledger | None:

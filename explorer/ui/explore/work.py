@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 from msgspec.structs import replace
 
 from explorer.jobs.client import Job
-from explorer.jobs.protocol import Compare, Describe, DrawAutograd, Measure
+from explorer.jobs.protocol import Compare, Describe, DrawAutograd, Measure, MeasureRanks
 from explorer.record.measurement import Measurement
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import Device, RunSpec
@@ -17,7 +17,7 @@ from explorer.ui.session import page_job
 from explorer.ui.session.repository import pinned_baseline, runs
 from explorer.ui.shared import draft as drafts
 
-REQUESTS = (Describe, Measure, Compare, DrawAutograd)
+REQUESTS = (Describe, Measure, MeasureRanks, Compare, DrawAutograd)
 FIRST_REPORT_S = 0.05
 """Time within which a warm worker reports its work, so that the first drawing already shows the report."""
 
@@ -30,7 +30,7 @@ def take(state: ExploreState, job: Job) -> None:
     match job.request:
         case Describe(model=model, device=device, without_data=without_data):
             runs().add_graph(model, device, result, without_data=without_data)
-        case Measure(spec=spec, without_data=True):
+        case Measure(spec=spec, without_data=True) | MeasureRanks(spec=spec):
             prediction = runs().add_prediction(spec, result)
             if not spec.policy.units:
                 state.baseline = prediction.key
@@ -92,7 +92,12 @@ def prepare(state: ExploreState) -> None:
         device: Device = "cpu" if predict else spec.device
         page_job.start(state.job, Describe(model=spec.model, seed=spec.seed, device=device, without_data=predict))
     elif predict and run is None:
-        page_job.start(state.job, Measure(spec=baseline, without_data=True))
+        page_job.start(state.job, prediction_of(baseline))
+
+
+def prediction_of(spec: RunSpec) -> Measure | MeasureRanks:
+    """The request that predicts the step of `spec`, on one process or on its ranks."""
+    return (MeasureRanks if spec.ranks is not None else Measure)(spec=spec, without_data=True)
 
 
 def baseline_spec(state: ExploreState) -> RunSpec:
@@ -119,7 +124,7 @@ def compare(state: ExploreState) -> None:
     candidate is predicted, as the baseline is predicted already."""
     spec = state.draft.spec
     if state.draft.predict:
-        page_job.start(state.job, Measure(spec=spec, without_data=True))
+        page_job.start(state.job, prediction_of(spec))
     else:
         page_job.start(state.job, Compare(baseline=runs().baseline(spec), candidate=spec))
     job, deadline = page_job.running(state.job), time.monotonic() + FIRST_REPORT_S

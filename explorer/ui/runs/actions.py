@@ -32,7 +32,7 @@ def actions_on(run: StoredRun) -> None:
         name = st.text_input("Name", run.name, key=f"name_{run.run_id}", max_chars=200)
         if st.button("Rename", icon=":material/edit:", key="rename", disabled=name == run.name or not name.strip()):
             do(lambda: backend.store().rename(run.run_id, name.strip()), "Renamed.", reorders=False)
-        if run.kind not in (RANKS, HISTORY) and st.button(
+        if run.kind != HISTORY and st.button(
             on_primary("Open", disabled=run.kind not in PAGES),
             icon=":material/open_in_new:",
             key="open",

@@ -20,7 +20,7 @@ from explorer.jobs.store import Store
 from explorer.plan.catalogue import Sample, catalogue, own_samples
 from explorer.record.graph import ModelRef
 from explorer.record.plan import Wish
-from explorer.record.run import Device
+from explorer.record.run import Device, RunSpec
 
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 """Device files of a GPU's driver on Linux, and on Linux within Windows."""
@@ -119,3 +119,12 @@ def check_offered(model: ModelRef) -> None:
     wrong = [name for name, value in model.arguments.items() if type(value) is not type(usual.get(name))]
     if wrong:
         raise BadInput(f"{sample.name} takes no argument {', '.join(wrong)} of that type.")
+
+
+def check_split(spec: RunSpec) -> None:
+    """Raises BadInput if `spec` names a function that splits its model: a link must not make this machine load one."""
+    if spec.ranks is not None and spec.ranks.parallelize:
+        raise BadInput(
+            f"The ranks are split by {spec.ranks.parallelize}, which the page does not load.",
+            hint="Predict them on the command line: measure --predict --parallelize; its run file opens here.",
+        )

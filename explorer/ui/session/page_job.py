@@ -19,7 +19,7 @@ import streamlit as st
 
 from explorer.errors import ExplorerError
 from explorer.jobs.client import Job
-from explorer.jobs.protocol import Measure, Request, models_of
+from explorer.jobs.protocol import Request, models_of, specs_of
 from explorer.record.base import Record
 from explorer.record.failure import Failure
 from explorer.ui.session import backend
@@ -75,10 +75,12 @@ def start(life: PageJob, request: Request) -> None:
     with refusing(life):
         for model in models_of(request):
             backend.check_offered(model)
+        for spec in specs_of(request):
+            backend.check_split(spec)
         job = next((job for job in backend.worker().open_jobs() if job.request == request and not job.cancelled), None)
         if job is None:
             backend.free_worker()
-            predicted = isinstance(request, Measure) and request.without_data  # no run: the list of runs has none of it
+            predicted = getattr(request, "without_data", False)  # no run: the list of runs has none of it
             job = backend.worker().submit(request, keep=not predicted)
         life.id, life.what = job.id, type(request).__name__
     life.refused = False

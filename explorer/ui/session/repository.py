@@ -29,7 +29,7 @@ from explorer.record.card import CardMemory
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.lab import LabOutcome
-from explorer.record.measurement import Measurement
+from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.pipeline_run import PipelineRun
 from explorer.record.plan import Forecast, Price
@@ -104,6 +104,8 @@ class Runs:
         """Results of jobs and records of the store, by id. The store has what is no longer here."""
         self._graphs: Recent[ModelGraph] = Recent(24)
         self._predicted: Recent[Measurement | Comparison] = Recent(24)
+        self._predicted_ranks: Recent[RecordedRanks] = Recent(24)
+        """All ranks of predicted steps; `_predicted` has the fullest rank under the same key."""
         self.profiles: Recent[PipelineProfile] = Recent(8)
         """Prices of blocks, by the priced run."""
         self.lab_outcomes: Recent[LabOutcome] = Recent(64)
@@ -154,10 +156,10 @@ class Runs:
         if not spec.model.is_recorded:
             return self._graphs.get(_graph_key(spec.model, spec.device, without_data))
         try:
-            run = self.record(self.recorded_run(spec.model))
+            run = measurement_of(self.record(self.recorded_run(spec.model)))
         except ExplorerError:  # deleted by another window, or damaged
             return None
-        return run.graph if isinstance(run, Measurement) else None
+        return run.graph if run is not None else None
 
     def add_graph(self, model: ModelRef, device: Device, graph: ModelGraph, *, without_data: bool = False) -> None:
         self._graphs.add(_graph_key(model, device, without_data), graph)
@@ -165,7 +167,8 @@ class Runs:
     def recorded_run(self, model: ModelRef) -> str | None:
         """Id of the recorded run that `model` stands for: the run opened last, else the newest run of the store."""
         if self._recorded.get(model.target) is None:
-            stored = [run for run in backend.store().list() if run.model == model.target and run.kind == "measurement"]
+            kinds = ("measurement", "recorded ranks")
+            stored = [run for run in backend.store().list() if run.model == model.target and run.kind in kinds]
             newest = max(stored, key=lambda run: run.created, default=None)
             self._recorded[model.target] = newest.run_id if newest is not None else None
         return self._recorded[model.target]
@@ -175,9 +178,19 @@ class Runs:
         run = self._predicted.get(key := request_key(spec))
         return KeyedRun(key, run) if isinstance(run, Measurement) else None
 
-    def add_prediction(self, spec: RunSpec, run: Measurement) -> KeyedRun:
-        self._predicted.add(key := request_key(spec), run)
+    def add_prediction(self, spec: RunSpec, result: Measurement | RecordedRanks) -> KeyedRun:
+        """Adds a predicted step; of the step of several ranks, the fullest rank answers for all."""
+        key, run = request_key(spec), result
+        if isinstance(result, RecordedRanks):
+            self._predicted_ranks.add(key, result)
+            run = result.fullest
+        assert isinstance(run, Measurement)
+        self._predicted.add(key, run)
         return KeyedRun(key, run)
+
+    def predicted_ranks(self, spec: RunSpec) -> RecordedRanks | None:
+        """All ranks of the predicted step of `spec`."""
+        return self._predicted_ranks.get(request_key(spec))
 
     def predicted_pair(self, baseline: RunSpec, candidate: RunSpec) -> str | None:
         """Key of the comparison of two predicted runs; None if a run is not predicted yet."""
@@ -263,7 +276,7 @@ class Runs:
         """The record of a stored run, which answers its requests from now on. Raises as Store.load does."""
         record: Record = self.record(run_id)
         self.add(run_id, record)
-        if isinstance(record, Measurement) and record.spec.model.is_recorded:
+        if isinstance(record, Measurement | RecordedRanks) and record.spec.model.is_recorded:
             self._recorded[record.spec.model.target] = run_id
         return record
 
@@ -301,6 +314,13 @@ class Runs:
 def runs() -> Runs:
     """The repository of this server."""
     return Runs()
+
+
+def measurement_of(record: Record | None) -> Measurement | None:
+    """The run in `record`: of several ranks the fullest one, under the name that they share."""
+    if isinstance(record, RecordedRanks):
+        return replace(record.fullest, spec=record.spec)
+    return record if isinstance(record, Measurement) else None
 
 
 def request_key(*specs: Record) -> str:
@@ -350,6 +370,7 @@ def pinned_baseline(candidate: RunSpec) -> RunSpec:
 PAGES = {
     "measurement": "explore",
     "comparison": "explore",
+    "recorded ranks": "explore",
     "pipeline run": "pipeline",
 }
 """Which page shows which kind of run."""
@@ -360,7 +381,7 @@ class OpenedRun(NamedTuple):
     """A run that its page shall show; nothing is measured again."""
 
     run_id: str
-    record: Measurement | Comparison | PipelineRun
+    record: Measurement | Comparison | RecordedRanks | PipelineRun
 
 
 def open_on_page(run: StoredRun) -> str:

@@ -20,6 +20,7 @@ from explorer.plan.card.cards import parse_card
 from explorer.plan.policy import block_names as decision
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL, Policy, Unit
+from explorer.record.ranks import Ranks
 from explorer.record.run import RunSpec
 from explorer.ui import block_graph
 from explorer.ui.block_graph import GraphMarks
@@ -115,8 +116,9 @@ def _first() -> Draft:
     except ExplorerError as error:
         return Draft(spec=usual, message=str(error), predict=backend.predicts())
     predict = st.query_params.get("predict")
-    for_card = spec is not None and spec.card is not None
-    return Draft(spec=spec or usual, predict=for_card or (backend.predicts() if predict is None else predict == "1"))
+    only_predicted = spec is not None and (spec.card is not None or spec.ranks is not None)
+    wanted = backend.predicts() if predict is None else predict == "1"
+    return Draft(spec=spec or usual, predict=only_predicted or wanted)
 
 
 def graph_of(draft: Draft) -> ModelGraph | None:
@@ -128,6 +130,8 @@ def why_not_run(draft: Draft) -> str:
     """Reason why the drawn model cannot run here; empty if the model can run."""
     if draft.spec.model.is_recorded:
         return glossary.NO_MODEL
+    if draft.spec.ranks is not None and not draft.predict:
+        return glossary.MEASURED_RANKS
     return glossary.NOTHING_RUNS if draft.predict else ""
 
 
@@ -141,15 +145,17 @@ def restart(draft: Draft, spec: RunSpec, *, predict: bool = False) -> None:
 def choose_model(draft: Draft, model: ModelRef) -> None:
     """Resets the draft to another model or size; the options of the step stay."""
     spec = msgspec.structs.replace(draft.spec, model=model, policy=KEEP_ALL, plan=None, frozen=(), forward_only=False)
+    if not draft.predict:
+        spec = msgspec.structs.replace(spec, ranks=None)
     restart(draft, spec, predict=draft.predict)
     to_address(draft)
 
 
 def set_predict(draft: Draft, *, on: bool) -> None:
-    """Switches prediction on or off and starts the model afresh; the policy stays. Predictions use the CPU, and a card
-    is an option of predictions alone."""
-    spec = draft.spec
-    restart(draft, msgspec.structs.replace(spec, **({"device": "cpu"} if on else {"card": None})), predict=on)
+    """Switches prediction on or off and starts the model afresh; the policy stays. Predictions use the CPU, and card
+    and ranks are options of predictions alone."""
+    changed: dict[str, Any] = {"device": "cpu"} if on else {"card": None, "ranks": None}
+    restart(draft, msgspec.structs.replace(draft.spec, **changed), predict=on)
     to_address(draft)
 
 
@@ -182,6 +188,13 @@ def set_allocator(draft: Draft, options: Iterable[str]) -> None:
         return
     draft.message = ""
     choose(draft, msgspec.structs.replace(draft.spec, card=msgspec.structs.replace(draft.spec.card, options=text)))
+
+
+def set_ranks(draft: Draft, ranks: Ranks | None) -> None:
+    """Predicts the step of every rank of `ranks`; None: of one process."""
+    choose(draft, msgspec.structs.replace(draft.spec, ranks=ranks))
+    if ranks is not None and not draft.predict:
+        set_predict(draft, on=True)
 
 
 def choose(draft: Draft, spec: RunSpec) -> None:

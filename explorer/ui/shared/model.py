@@ -16,6 +16,7 @@ from explorer.plan.catalogue import Sample, default_size
 from explorer.record.base import Record, limits
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import Policy
+from explorer.record.ranks import DataParallel, Ranks
 from explorer.record.run import RunSpec
 from explorer.ui.session import backend
 from explorer.ui.session.values import Bound, bound, select
@@ -38,6 +39,13 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "optimizer": ("adamw", "sgd", "none"),
     "mode": ("train", "eval"),
 }
+SPLITS: dict[str, tuple[DataParallel, bool]] = {
+    "FSDP2": ("fsdp", True),
+    "FSDP2 without resharding": ("fsdp", False),
+    "DDP": ("ddp", True),
+    "tensor parallel": ("none", True),
+}
+"""How ranks share a step: `Ranks.data` and `Ranks.reshard`, by name."""
 NUMBERS = {name: limits(RunSpec, name) for name in ("n_accumulation", "n_repeats", "n_threads", "seed")}
 
 
@@ -147,6 +155,7 @@ def _options(draft: Draft, graph: ModelGraph | None, choose: Choose) -> None:
         _weights(spec.model, choose)
         _toggle("predict", draft.predict, lambda on: drafts.set_predict(draft, on=on))
         _card(draft)
+        _ranks(draft)
         if not draft.predict:
             _choice("device", spec.device, backend.devices(spec.device), change)
         for name, offered in CHOICES.items():
@@ -203,6 +212,37 @@ def _card(draft: Draft) -> None:
     )
 
 
+def _ranks(draft: Draft) -> None:
+    """Draws the number of ranks, and the way in which they share the step."""
+    ranks = draft.spec.ranks or Ranks(n_ranks=1)
+    way = next(
+        name
+        for name, (data, reshard) in SPLITS.items()
+        if data == ranks.data and (reshard == ranks.reshard or data != "fsdp")
+    )
+
+    def take(**changed: Any) -> None:
+        new = msgspec.structs.replace(ranks, parallelize="", **changed)
+        if new.data != "fsdp":
+            new = msgspec.structs.replace(new, n_tensor=new.n_ranks if new.data == "none" else 1)
+        drafts.set_ranks(draft, new if new.n_ranks > 1 else None)
+
+    def take_split(name: str) -> None:
+        data, reshard = SPLITS[name]
+        take(data=data, reshard=reshard)
+
+    number = bound("option_ranks", ranks.n_ranks, lambda n: take(n_ranks=n))
+    st.number_input("ranks", *limits(Ranks, "n_ranks"), number.value, 1, help=glossary.OPTIONS["ranks"], **number.wired)
+    if draft.spec.ranks is None:
+        return
+    split = bound("option_split", way, take_split)
+    select("ranks share the step by", list(SPLITS), split, help=glossary.OPTIONS["split"])
+    if ranks.data == "fsdp":
+        tensor = bound("option_n_tensor", ranks.n_tensor, lambda n: take(n_tensor=n))
+        most = limits(Ranks, "n_tensor")[1]
+        st.number_input("tensor parallel", 1, most, tensor.value, 1, help=glossary.OPTIONS["n_tensor"], **tensor.wired)
+
+
 def _file_name(file: str) -> str:
     return Path(file).name if file else AS_BUILT
 
@@ -214,6 +254,7 @@ def _changed_options(draft: Draft) -> list[str]:
     of_model = ["predict on"] if draft.predict else []
     of_model += [f"for {spec.card.name}"] if spec.card is not None else []
     of_model += [f"with {spec.card.options}"] if spec.card is not None and spec.card.options else []
+    of_model += [spec.ranks.in_words] if spec.ranks is not None else []
     of_model += [f"weights {Path(spec.model.weights).name}"] if spec.model.weights else []
     of_step = ("device", *CHOICES, *NUMBERS, "momentum", "frozen")
     of_policy = [name for name in Policy.__struct_fields__ if name != "units"]

@@ -23,6 +23,7 @@ LOOK_EVERY_S = 0.5
 DOING = {
     "Describe": "Reading the model",
     "Measure": "Measuring the baseline",
+    "MeasureRanks": "Playing the ranks",
     "Compare": "Running baseline and candidate",
     "DrawAutograd": "Drawing the autograd graph",
     "ProfileStages": "Measuring what each block costs",

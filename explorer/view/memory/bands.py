@@ -1,10 +1,14 @@
 """The strip of phases above a timeline: forward, recompute, backward, optimizer, each with its length and its name.
 
+Below the strip stand the collectives of a rank, one mark a call.
+
 The strip has four filled traces instead of a shape per span: two hundred recomputed blocks are still four objects, and
 the legend explains them. Recompute is hatched, so the strip is readable without colour.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import plotly.graph_objects as go
@@ -12,8 +16,16 @@ import plotly.graph_objects as go
 from explorer.plan.memory.ledger import Bytes, array_of
 from explorer.record.allocations import PHASES, Phase
 from explorer.record.measurement import Measurement
+from explorer.record.ranks import Collective, CollectiveKind
 from explorer.view.drawing.axis import MAX_POINTS, Positions, minmax
-from explorer.view.drawing.colours import PHASE_COLOURS, PHASE_PATTERNS, RUN_COLOURS, STAGE_COLOURS, translucent
+from explorer.view.drawing.colours import (
+    PHASE_COLOURS,
+    PHASE_PATTERNS,
+    ROLE_COLOURS,
+    RUN_COLOURS,
+    STAGE_COLOURS,
+    translucent,
+)
 from explorer.view.drawing.figure import bold
 from explorer.view.drawing.units import mib
 
@@ -21,6 +33,19 @@ STRIP_TOP, STRIP_BOTTOM = 1.0, 0.98
 """Shares of the plot's height, in y2 units."""
 LEAST_NAMED = 0.12
 """Share of the plot's width from which a stretch has room for its name."""
+COLLECTIVES_AT = 0.91
+"""Height of the marks of collectives: below the names of the phases, above the peak."""
+MOST_MARKS = 2000
+"""Collectives that are drawn, the largest first."""
+SYMBOLS: dict[CollectiveKind, tuple[str, str]] = {
+    "all-gather": ("triangle-up", ROLE_COLOURS["gathered parameter"]),
+    "reduce-scatter": ("triangle-down", ROLE_COLOURS["reduce-scatter buffer"]),
+    "all-reduce": ("diamond", ROLE_COLOURS["gradient bucket"]),
+    "broadcast": ("star", STAGE_COLOURS[0]),
+    "all-to-all": ("x", STAGE_COLOURS[1]),
+    "point to point": ("circle", STAGE_COLOURS[5]),
+}
+"""Mark and colour of each kind of collective; a kind wears the colour of the buffer that it fills."""
 Outline = list[float | None]
 """Corners of rectangles on one axis; None ends a rectangle."""
 MAX_SPANS = 500
@@ -42,6 +67,24 @@ def add_bands(fig: go.Figure, run: Measurement, x: Positions, *, pale: bool = Tr
             fig.add_trace(_strip(phase, spans, named=phase not in labelled))
             if pale and phase != "backward":
                 fig.add_trace(_pale(phase, spans))
+    for kind in SYMBOLS:
+        if calls := [call for call in run.collectives if call.kind == kind and call.tick < len(x)]:
+            fig.add_trace(_marks(kind, calls, x))
+
+
+def _marks(kind: CollectiveKind, calls: Sequence[Collective], x: Positions) -> go.Scatter:
+    symbol, colour = SYMBOLS[kind]
+    drawn = sorted(calls, key=lambda call: -call.n_bytes)[:MOST_MARKS]
+    words = [
+        [mib(call.n_bytes), f"{call.phase} of {call.block or 'the model'}", mib(call.sent_bytes)] for call in drawn
+    ]
+    return go.Scatter(
+        x=[float(x[call.tick]) for call in drawn], y=[COLLECTIVES_AT] * len(drawn), yaxis="y2", mode="markers",
+        name=f"{kind} ({len(calls)})", customdata=words,
+        marker={"symbol": symbol, "size": 9, "color": colour, "line": {"width": 1, "color": "white"}},
+        unselected={"marker": {"opacity": 1}},
+        hovertemplate=f"nearest {kind}: " + bold("%{customdata[0]}") + "\n%{customdata[1]}, %{customdata[2]} sent",
+    )  # fmt: skip
 
 
 def _edges(run: Measurement, phase: Phase, x: Positions) -> list[tuple[float, float]]:

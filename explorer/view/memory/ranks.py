@@ -59,14 +59,16 @@ def spread_of_ranks(ranks: RecordedRanks) -> str:
         beside = f", {percent(more, signed=True)} over rank {low.rank} ({peak_and_end(low)})"
     elif len(recorded) > 1:
         beside = ", and so do all others" if len(recorded) == len(ranks.ranks) else ", as all others that recorded it"
-    return f"Rank {full.rank} holds most: {peak_and_end(full)}{beside}.{missing}"
+    label = _label(ranks, full)
+    verb = "hold" if label.startswith("ranks") else "holds"
+    return f"{label[0].upper()}{label[1:]} {verb} most: {peak_and_end(full)}{beside}.{missing}"
 
 
 def rank_rows(ranks: RecordedRanks) -> list[dict[str, Any]]:
     """Table rows, one per rank."""
     return [
         {
-            "rank": _with_equal(ranks, run),
+            "rank": name_of(ranks, run),
             "peak": peak_and_end(run),
             **(_on_card(run) if any(other.card for other in ranks.ranks) else {}),
             "where": place(ledger(run)) if run.allocations is not None and run.phases else "not recorded",
@@ -78,9 +80,16 @@ def rank_rows(ranks: RecordedRanks) -> list[dict[str, Any]]:
     ]
 
 
-def _with_equal(ranks: RecordedRanks, run: Measurement) -> str:
-    n = sum(rank == run.rank for rank in ranks.equal.values())
-    return f"{run.rank} and {n} equal" if n else str(run.rank)
+def name_of(ranks: RecordedRanks, run: Measurement) -> str:
+    """`0 to 5, 7`: the rank of `run` and the ranks with equal shards, consecutive ones joined."""
+    numbers = sorted([run.rank or 0, *(rank for rank, same in ranks.equal.items() if same == run.rank)])
+    stretches: list[list[int]] = []
+    for number in numbers:
+        if stretches and number == stretches[-1][1] + 1:
+            stretches[-1][1] = number
+        else:
+            stretches.append([number, number])
+    return listed([f"{first} to {last}" if last > first else str(first) for first, last in stretches], 3)
 
 
 def _on_card(run: Measurement) -> dict[str, str]:
@@ -126,7 +135,7 @@ def _bars(ranks: RecordedRanks) -> go.Figure:
     if not drawn:
         return empty(AT_PEAK, "No rank has a memory timeline.")
     unit, name = byte_axis(ranks.fullest.held_peak_bytes or 0)
-    fig = figure(AT_PEAK, spread_of_ranks(ranks).removesuffix("."), height=190 + 34 * max(len(drawn), 2))
+    fig = figure(AT_PEAK, spread_of_ranks(ranks).removesuffix("."), height=272 + 34 * max(len(drawn), 2))
     for role in ROLES:
         sizes = [at.by_role[role] for _, at in drawn]
         if any(sizes):
@@ -134,8 +143,12 @@ def _bars(ranks: RecordedRanks) -> go.Figure:
                 name=role, lengths=[size / unit for size in sizes], figures=[mib(size) for size in sizes],
                 colour=ROLE_COLOURS[role], pattern=ROLE_PATTERNS[role],
             )  # fmt: skip
-            add_bars(fig, [f"rank {run.rank}" for run, _ in drawn], series)
+            add_bars(fig, [_label(ranks, run) for run, _ in drawn], series)
     return bars(fig, f"held at the rank's peak ({name})")
+
+
+def _label(ranks: RecordedRanks, run: Measurement) -> str:
+    return f"rank{'s' if run.rank in ranks.equal.values() else ''} {name_of(ranks, run)}"
 
 
 def _role_rows(ranks: RecordedRanks) -> list[dict[str, Any]]:

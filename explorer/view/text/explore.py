@@ -80,6 +80,15 @@ OPTIONS = {
         "PYTORCH_CUDA_ALLOC_CONF of the card: choose options or type one. They follow torch's rules; no history of a "
         "real card was there to check them."
     ),
+    "ranks": (
+        "Processes that train the model together, each with this batch. The step of every rank is predicted, and the "
+        "fullest rank is drawn. 1: no others."
+    ),
+    "split": (
+        "FSDP2: each repeated block and the whole are shards, gathered when needed. DDP: every rank has a copy. "
+        "Tensor parallel: all ranks share each product, by the plan that a model of transformers brings."
+    ),
+    "n_tensor": "Neighbouring ranks that share each product beside FSDP2, by the plan that the model brings.",
     "device": "Where the step runs. cuda is offered where an NVIDIA GPU and its driver are found.",
     "dtype": "Number format of parameters and inputs. own: as the model is built, nothing is cast.",
     "autocast": "Matrix products in a 16-bit format, parameters as they are (mixed precision). No loss is scaled.",
@@ -131,6 +140,17 @@ NOTHING_RUNS = (
 )
 PREDICT = (
     "Plays a step under the policy that is drawn, without data: nothing is allocated, and every figure is predicted."
+)
+PREDICT_PLAYS = "Predict plays a step of the policy that is drawn. Nothing is allocated and nothing runs."
+PREDICT_RANKS = (
+    "A toggle forecasts the fullest rank. Predict plays every kind of rank, with a segment's gathers and its traffic."
+)
+COLLECTIVES = (
+    "Calls in which ranks exchange tensors, the marks above the timeline. Sent: by the ring algorithm, "
+    "(n - 1) / n of the tensor, twice for an all-reduce."
+)
+MEASURED_RANKS = (
+    "The page starts no ranks: policies are forecast from these. Set ranks in Options to predict them instead."
 )
 NOT_PLAYED = "Nothing has been played yet. Choose blocks in the graph, then press **Predict** at the bottom."
 NO_CLOCK = ":violet-badge[:material/visibility: predicted] Counted on steps without data; no clock ran."

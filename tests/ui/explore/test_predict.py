@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 
 import pytest
+from msgspec.structs import replace
 from streamlit.testing.v1 import AppTest
 
-from explorer.jobs.protocol import Compare, Describe, FindPlans, Measure
+from explorer.jobs.protocol import Compare, Describe, FindPlans, Measure, MeasureRanks
 from explorer.plan.card.cards import CARDS
 from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.policy.file import evidence_of
 from explorer.record import Failure
+from explorer.record.ranks import Ranks
 from explorer.ui.session import backend, repository
+from explorer.ui.session.address import to_query
 from explorer.ui.shared import draft as drafts
 from explorer.view.drawing.units import mib
 from tests.ui.fake_worker import UNSAFE, FakeJob, FakeWorker
@@ -26,6 +30,7 @@ from tests.ui.page_driver import (
     press,
     say,
     settle,
+    spec,
     strip_cells,
     texts,
     widget,
@@ -248,3 +253,40 @@ def test_a_predicted_run_that_is_opened_is_not_taken_for_measured(app: App, work
     at = settle(at.run())
     assert at.session_state["draft"].predict and origins(at) == {"predicted"}
     assert at.button(key="run").label.endswith("Predict")
+
+
+def with_ranks(at: AppTest, n_ranks: int) -> AppTest:
+    return settle(widget(at, "number_input", "option_ranks").set_value(n_ranks).run())
+
+
+def test_the_fullest_of_the_predicted_ranks_is_drawn_and_all_stand_below(app: App, worker: FakeWorker) -> None:
+    at = with_ranks(app(), 8)
+    (job,) = worker.of(MeasureRanks)
+    assert job.request.without_data and not job.keep and spec(at).ranks == Ranks(n_ranks=8)
+    assert figures(at)["Step peak"] == mib(job.result.fullest.step_peak_bytes)
+    assert "changed options] predict on, 8 ranks, FSDP2 x 8" in words(at)
+    collectives, bars = (json.loads(chart.proto.spec) for chart in at.get("plotly_chart")[:2])
+    (marks,) = [trace for trace in collectives["data"] if trace["name"] == "all-gather (6)"]
+    assert len(marks["x"]) == 6 and marks["customdata"][3] == ["1.0 MiB", "forward of blocks.3", "0.9 MiB"]
+    assert bars["data"][0]["y"] == ["ranks 0 to 6", "rank 7"]
+    (calls,) = [table.value for table in at.dataframe if "collective" in table.value]
+    assert calls.to_dict("records")[0]["calls"] == 6
+    at = say(at, on=ALL)
+    assert "→ ≈" in figures(at)["Step peak"] and len(worker.of(MeasureRanks)) == 1, "a toggle is answered at once"
+    at = press(at, "run")
+    played = worker.of(MeasureRanks)[-1].result.fullest
+    assert figures(at)["Step peak"].endswith(f"→ {mib(played.step_peak_bytes)}") and not worker.of(Compare)
+    again = app(**address(at))
+    assert spec(again) == spec(at) and again.session_state["draft"].predict
+    at = settle(widget(at, "selectbox", "option_split").set_value("DDP").run())
+    assert spec(at).ranks == Ranks(n_ranks=8, data="ddp") == worker.of(MeasureRanks)[-1].request.spec.ranks
+    at = settle(widget(at, "selectbox", "option_split").set_value("tensor parallel").run())
+    assert spec(at).ranks == Ranks(n_ranks=8, data="none", n_tensor=8)
+    assert spec(with_ranks(at, 1)).ranks is None
+    assert spec(switch(with_ranks(at, 4), on=False)).ranks is None
+
+
+def test_a_link_makes_no_function_split_a_model(app: App, worker: FakeWorker) -> None:
+    ranks = Ranks(n_ranks=2, data="none", parallelize="os:system")
+    at = app(**to_query(replace(spec(app()), ranks=ranks)))
+    assert not worker.of(MeasureRanks) and "os:system, which the page does not load" in words(at)

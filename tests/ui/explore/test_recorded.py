@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from streamlit.testing.v1 import AppTest
 from torch import nn
 
 import explorer
 from explorer.jobs.protocol import FindPlans
+from explorer.jobs.run_file import open_files, stored_record, write
 from explorer.jobs.store import Store
 from explorer.own_loop.record_step import RecordedStep
 from explorer.plan.predict.forecaster import Forecaster
@@ -20,7 +23,7 @@ from explorer.ui.session.address import to_query
 from explorer.ui.shared.elements import escape
 from explorer.view.drawing.units import mib
 from tests.ui.fake_worker import FakeWorker
-from tests.ui.page_driver import App, figures, graph_data, open_tab, say, settle, texts
+from tests.ui.page_driver import App, figures, graph_data, open_tab, say, settle, spec, texts
 
 
 def runs(worker: FakeWorker) -> list[object]:
@@ -69,6 +72,29 @@ def test_the_step_is_drawn_and_forecast_in_every_tab_and_nothing_runs(
     split.session_state["draft"] = at.session_state["draft"]
     split.run()
     assert not split.exception and "model is not here" in texts(split)
+
+
+def test_files_of_ranks_open_as_their_fullest_rank_with_all_beside_it(
+    app: App, worker: FakeWorker, store: Store
+) -> None:
+    light, full = (
+        replace(run.measurement, rank=rank, n_ranks=3, recorded_in=f"train.py:7, step 2, rank {rank}")
+        for rank, run in enumerate((recorded(Policy.recompute(["0", "1"])), recorded()))
+    )
+    stored = open_files([write(stored_record(run)) for run in (full, light)])
+    at = app()
+    n_jobs = len(runs(worker))
+    at.session_state[repository.OPENED] = ["explore", store.import_file(write(stored))]
+    settle(at.run())
+    assert figures(at)["Step peak"] == mib(full.step_peak_bytes) and len(runs(worker)) == n_jobs
+    assert "train.py:7, step 2" in texts(at).replace("\\", "") and at.button(key="run").disabled
+    bars = next(chart for chart in at.get("plotly_chart") if "made of" in chart.proto.spec)
+    assert json.loads(bars.proto.spec)["data"][0]["y"] == ["rank 0", "rank 1"]
+    say(at, on=["0", "1", "2"])
+    forecast = Forecaster(full, full.graph).forecast(Policy.recompute(["0", "1", "2"]))
+    assert figures(at)["Step peak"].endswith(f"≈ {mib(forecast.step_peak_bytes)}")
+    again = app(**to_query(spec(at)))
+    assert figures(again) == figures(at), "the address names the ranks"
 
 
 def test_a_step_that_ran_with_a_policy_is_drawn_with_it(app: App, store: Store, tmp_path: Path) -> None:

@@ -271,6 +271,8 @@ def test_ranks_stand_side_by_side_and_each_opens_as_a_run_of_its_own(runs_page: 
     at = runs_page(0)
     assert [row["rank"] for row in at.dataframe[-1].value.to_dict("records")] == ["0", "1"]
     assert len(at.get("plotly_chart")) == 2
+    at.button(key="open").click().run()
+    assert at.session_state[repository.OPENED] == ["explore", store.list()[0].run_id], "the fullest rank, all beside it"
     for _ in range(2):  # the second time it is listed already
         at = at.button(key="open_rank").click().run()
         assert not at.exception and at.session_state["switched"] == "explore"
