@@ -305,6 +305,11 @@ class Measurement(Record):
         root = self.by_fqn.get("")
         return None if root is None or not self.complete else int(getattr(root, field))
 
+    @property
+    def as_run(self) -> Measurement:
+        """This run, as the fullest of several ranks has it."""
+        return self
+
     def headlines(self) -> dict[str, int | float | str | None]:
         """The derived figures `--json` prints beside the record, under these very names.
 
@@ -359,6 +364,11 @@ class RecordedRanks(Record):
     def fullest(self) -> Measurement:
         """The rank that held most."""
         return max(self.ranks, key=lambda run: run.held_peak_bytes or 0)
+
+    @cached_property
+    def as_run(self) -> Measurement:
+        """The fullest rank as a run, under the name that all ranks share."""
+        return replace(self.fullest, spec=self.spec) if self.recorded_in else self.fullest
 
     @property
     def missing(self) -> tuple[int, ...]:

@@ -211,6 +211,27 @@ def test_a_factory_that_raises_is_a_sentence_and_the_app_lives(page: Page, app: 
     assert page.get_by_test_id("stException").count() == 0
 
 
+def test_ranks_are_chosen_drawn_and_toggled(explore: Page) -> None:
+    """A real play of two ranks, and of the policy that is drawn."""
+    page = explore
+    press(page, page.get_by_role("button", name="Options"))
+    number = page.get_by_role("spinbutton", name="ranks", exact=True)
+    number.fill("2")
+    number.press("Enter")
+    page.get_by_text("predict on, 2 ranks, FSDP2 x 2").wait_for()
+    page.keyboard.press("Escape")
+    bars = page.locator(".st-key-ranks_at_peak")
+    bars.get_by_text("ranks 0 to 1", exact=True).wait_for()
+    page.get_by_text(re.compile(r"^all-gather \(\d+\)$")).first.wait_for()
+    settled(page).locator('[data-id="layers"]').get_by_role("button", name="Recompute all").click()
+    confirm_marks(page, re.compile(r"^4 (of \d+ )?blocks$"))
+    assert "≈" in page.locator(".figure .value").first.inner_text()
+    press(page, page.get_by_role("button", name="Predict", exact=True))
+    page.get_by_text("Both runs").first.wait_for()
+    bars.get_by_text("recomputed", exact=True).wait_for()
+    assert page.get_by_test_id("stException").count() == 0
+
+
 def handshake(port: int, host: str, origin: str | None) -> int:
     """Status of a WebSocket handshake as a page at `origin` would make it."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)

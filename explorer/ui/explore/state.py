@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, fields
 
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
-from explorer.record.measurement import RecordedRanks
+from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.record.plan import Plan, Wish
 from explorer.record.policy import Policy
 from explorer.record.policy_file import Reading
 from explorer.ui.session import page_job
 from explorer.ui.session.page_job import PageJob
-from explorer.ui.session.repository import OpenedRun, measurement_of, opened_run, runs
+from explorer.ui.session.repository import OpenedRun, opened_run, runs
 from explorer.ui.session.values import session_value
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.draft import Draft
@@ -96,12 +96,12 @@ def _forget(state: ExploreState, job: PageJob) -> None:
 def _show(state: ExploreState, run: OpenedRun) -> None:
     """Shows model, policy, options and figures of a stored run; a job under way goes on."""
     record = run.record
-    candidate = record.candidate if isinstance(record, Comparison) else measurement_of(record)
-    assert candidate is not None, "no other kind is shown here"
+    assert isinstance(record, Comparison | Measurement | RecordedRanks), "no other kind is shown here"
+    candidate = record.candidate if isinstance(record, Comparison) else record.as_run
     predicted = candidate.origin == "predicted"
     drafts.restart(state.draft, candidate.spec, predict=predicted)
     if predicted:
-        runs().add_prediction(candidate.spec, record if isinstance(record, RecordedRanks) else candidate)
+        runs().add_prediction(candidate.spec, candidate if isinstance(record, Comparison) else record)
     _forget(state, state.job)
     if isinstance(record, Comparison):
         state.shown = run.run_id

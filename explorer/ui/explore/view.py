@@ -19,7 +19,7 @@ from explorer.record.run import RunSpec
 from explorer.ui.explore import work
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.session import stand_in as stand_ins
-from explorer.ui.session.repository import KeyedRun, measurement_of, runs
+from explorer.ui.session.repository import KeyedRun, runs
 from explorer.ui.session.stand_in import EarlierRun
 from explorer.ui.shared import draft as drafts
 from explorer.view.text.runs import did_not_fit
@@ -164,7 +164,7 @@ def view_of(state: ExploreState) -> View:
         stale=comparison is not None and comparison.candidate.spec != spec,
         graph=graph,
         keep_all=keep_all,
-        ranks=record if isinstance(record, RecordedRanks) else runs().predicted_ranks(expected),
+        ranks=record if isinstance(record, RecordedRanks) else None,
         other_options=baseline is not None and baseline.spec != same_options,
         did_not_fit=refused,
         stand_in=stand_in if missing else None,
@@ -209,7 +209,7 @@ def _run_of(record: Measurement | Comparison | RecordedRanks | None, spec: RunSp
     """The run of `spec` in a record of one or two runs."""
     if isinstance(record, Comparison):
         return next((run for run in (record.baseline, record.candidate) if run.spec == spec), record.baseline)
-    return measurement_of(record)
+    return record.as_run if record is not None else None
 
 
 def ledger_of(baseline: Measurement | None, candidate: Measurement | None, picked: Picked) -> Ledger | None:

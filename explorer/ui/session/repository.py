@@ -103,9 +103,7 @@ class Runs:
         self.records: Recent[Record] = Recent(24)
         """Results of jobs and records of the store, by id. The store has what is no longer here."""
         self._graphs: Recent[ModelGraph] = Recent(24)
-        self._predicted: Recent[Measurement | Comparison] = Recent(24)
-        self._predicted_ranks: Recent[RecordedRanks] = Recent(24)
-        """All ranks of predicted steps; `_predicted` has the fullest rank under the same key."""
+        self._predicted: Recent[Measurement | RecordedRanks | Comparison] = Recent(24)
         self.profiles: Recent[PipelineProfile] = Recent(8)
         """Prices of blocks, by the priced run."""
         self.lab_outcomes: Recent[LabOutcome] = Recent(64)
@@ -156,10 +154,10 @@ class Runs:
         if not spec.model.is_recorded:
             return self._graphs.get(_graph_key(spec.model, spec.device, without_data))
         try:
-            run = measurement_of(self.record(self.recorded_run(spec.model)))
+            run = self.record(self.recorded_run(spec.model))
         except ExplorerError:  # deleted by another window, or damaged
             return None
-        return run.graph if run is not None else None
+        return run.as_run.graph if isinstance(run, Measurement | RecordedRanks) else None
 
     def add_graph(self, model: ModelRef, device: Device, graph: ModelGraph, *, without_data: bool = False) -> None:
         self._graphs.add(_graph_key(model, device, without_data), graph)
@@ -174,23 +172,18 @@ class Runs:
         return self._recorded[model.target]
 
     def prediction(self, spec: RunSpec) -> KeyedRun | None:
-        """The step of `spec`, simulated without data."""
+        """The step of `spec`, simulated without data; of several ranks the fullest."""
         run = self._predicted.get(key := request_key(spec))
-        return KeyedRun(key, run) if isinstance(run, Measurement) else None
+        return KeyedRun(key, run.as_run) if isinstance(run, Measurement | RecordedRanks) else None
 
-    def add_prediction(self, spec: RunSpec, result: Measurement | RecordedRanks) -> KeyedRun:
-        """Adds a predicted step; of the step of several ranks, the fullest rank answers for all."""
-        key, run = request_key(spec), result
-        if isinstance(result, RecordedRanks):
-            self._predicted_ranks.add(key, result)
-            run = result.fullest
-        assert isinstance(run, Measurement)
-        self._predicted.add(key, run)
-        return KeyedRun(key, run)
+    def add_prediction(self, spec: RunSpec, run: Measurement | RecordedRanks) -> KeyedRun:
+        self._predicted.add(key := request_key(spec), run)
+        return KeyedRun(key, run.as_run)
 
     def predicted_ranks(self, spec: RunSpec) -> RecordedRanks | None:
         """All ranks of the predicted step of `spec`."""
-        return self._predicted_ranks.get(request_key(spec))
+        run = self._predicted.get(request_key(spec))
+        return run if isinstance(run, RecordedRanks) else None
 
     def predicted_pair(self, baseline: RunSpec, candidate: RunSpec) -> str | None:
         """Key of the comparison of two predicted runs; None if a run is not predicted yet."""
@@ -314,13 +307,6 @@ class Runs:
 def runs() -> Runs:
     """The repository of this server."""
     return Runs()
-
-
-def measurement_of(record: Record | None) -> Measurement | None:
-    """The run in `record`: of several ranks the fullest one, under the name that they share."""
-    if isinstance(record, RecordedRanks):
-        return replace(record.fullest, spec=record.spec)
-    return record if isinstance(record, Measurement) else None
 
 
 def request_key(*specs: Record) -> str:

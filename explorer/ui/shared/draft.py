@@ -117,8 +117,8 @@ def _first() -> Draft:
         return Draft(spec=usual, message=str(error), predict=backend.predicts())
     predict = st.query_params.get("predict")
     only_predicted = spec is not None and (spec.card is not None or spec.ranks is not None)
-    wanted = backend.predicts() if predict is None else predict == "1"
-    return Draft(spec=spec or usual, predict=only_predicted or wanted)
+    requested = backend.predicts() if predict is None else predict == "1"
+    return Draft(spec=spec or usual, predict=only_predicted or requested)
 
 
 def graph_of(draft: Draft) -> ModelGraph | None:

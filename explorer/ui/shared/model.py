@@ -159,8 +159,7 @@ def _options(draft: Draft, graph: ModelGraph | None, choose: Choose) -> None:
         if not draft.predict:
             _choice("device", spec.device, backend.devices(spec.device), change)
         for name, offered in CHOICES.items():
-            default = f"own ({graph.dtype})" if graph and name == "dtype" else "own"
-            _choice(name, getattr(spec, name), offered, change, default=default)
+            _choice(name, getattr(spec, name), offered, change)
         if spec.optimizer == "sgd":
             _number("momentum", spec.momentum, (*limits(RunSpec, "momentum"), 0.1), change)
         for name, (low, high) in NUMBERS.items():
@@ -236,11 +235,13 @@ def _ranks(draft: Draft) -> None:
     if draft.spec.ranks is None:
         return
     split = bound("option_split", way, take_split)
-    select("ranks share the step by", list(SPLITS), split, help=glossary.OPTIONS["split"])
+    select("shared by", list(SPLITS), split, help=glossary.OPTIONS["split"])
     if ranks.data == "fsdp":
         tensor = bound("option_n_tensor", ranks.n_tensor, lambda n: take(n_tensor=n))
         most = limits(Ranks, "n_tensor")[1]
-        st.number_input("tensor parallel", 1, most, tensor.value, 1, help=glossary.OPTIONS["n_tensor"], **tensor.wired)
+        st.number_input(
+            "tensor-parallel ranks", 1, most, tensor.value, 1, help=glossary.OPTIONS["n_tensor"], **tensor.wired
+        )
 
 
 def _file_name(file: str) -> str:
@@ -278,11 +279,9 @@ def _changed_line(draft: Draft) -> None:
         small_text(f":orange-badge[:material/tune: changed options] {escape(', '.join(changed))}")
 
 
-def _choice(name: str, value: Any, offered: tuple[Any, ...], change: Change, *, default: str = "own") -> None:
-    """`default`: words for the choice `own`, the model's own number format."""
+def _choice(name: str, value: Any, offered: tuple[Any, ...], change: Change) -> None:
     field = bound(f"option_{name}", value, partial(change, name))
-    words = {"own": default}
-    select(name, offered, field, format_func=lambda choice: words.get(choice, choice), help=glossary.OPTIONS[name])
+    select(name, offered, field, help=glossary.OPTIONS[name])
 
 
 def _number(name: str, value: float, limits: tuple[float, float, float], change: Change) -> None:
