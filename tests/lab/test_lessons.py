@@ -9,9 +9,14 @@ from functools import cache
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor.debug import CommDebugMode
 
 from explorer.engine.bench.step import prepare
+from explorer.engine.policy.apply import apply_policy
+from explorer.engine.ranks.predict import fake_group
+from explorer.engine.ranks.split import mesh_of, split_model
 from explorer.errors import BadInput
+from explorer.lab import gathers
 from explorer.lab.derivatives import DERIVATIVES
 from explorer.lab.early_stop import BEGUN, ENDED
 from explorer.lab.kit.rows import DISTANCE
@@ -23,6 +28,7 @@ from explorer.lab.wrap_in_place import QUESTIONS
 from explorer.plan.lessons import lesson_called, lessons
 from explorer.record.base import from_json, from_msgpack, to_msgpack
 from explorer.record.lab import LabChart, LabOutcome
+from explorer.record.ranks import Ranks
 from explorer.record.run import RunSpec
 from explorer.view.lab import PICTURES
 from tests.engine import trap_nets
@@ -403,3 +409,31 @@ def test_a_model_of_a_persons_own_that_has_no_second_order() -> None:
     rows = {row.label: row.outcome for row in run_lab("derivatives", {}, model=trap_nets.ref("no_second_order")).rows}
     assert rows["Hessian-vector product: keep"] == "raised"
     assert rows["Hessian-vector product: non-reentrant"] == "shown"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rerun", ["layers", "nothing"])
+def test_ranks_gather_each_parameter_twice_or_hold_it(rerun: str) -> None:
+    """The bytes follow from the parameters, and torch counts as many gathers itself."""
+    lesson = run("gathers", rerun=rerun)
+    parameters = sum(p.nbytes for p in gathers.build()[0].parameters())
+    assert [sum(sizes) for sizes in zip(*(series.y for series in lesson.chart.series))] == [2 * parameters, parameters]
+    freed, held = (value(lesson, label, "sent by a rank") for label in (gathers.FREED, gathers.HELD))
+    assert freed - held == parameters / gathers.N_RANKS
+    assert value(lesson, gathers.HELD, "peak") > value(lesson, gathers.FREED, "peak")
+    for label, reshard in ((gathers.FREED, True), (gathers.HELD, False)):
+        model, inputs = gathers.build()
+        with fake_group(0, gathers.N_RANKS), apply_policy(model, gathers.POLICIES[rerun]):
+            split_model(model, ranks := Ranks(n_ranks=gathers.N_RANKS, reshard=reshard), mesh_of(ranks, "cpu"))
+            for counts in (CommDebugMode(), CommDebugMode()):
+                with counts:
+                    model(inputs).square().mean().backward()
+        n = sum(n for operator, n in counts.get_comm_counts().items() if "all_gather" in str(operator))
+        assert n == sum(value(lesson, label, f"gathers in {phase}") for phase in gathers.PHASES)
+
+
+@pytest.mark.slow
+def test_a_segment_of_units_gathers_in_its_rerun() -> None:
+    rows = [run("gathers", rerun=rerun, units="parts").row(gathers.FREED) for rerun in ("layers", "pairs")]
+    assert [row.value("gathers in forward") for row in rows] == [2 * gathers.N_LAYERS] * 2
+    assert rows[0].value("gathers in recompute") == 0 < rows[1].value("gathers in recompute")
