@@ -1,7 +1,7 @@
 """Parameters that are gathered twice.
 
 FSDP2 leaves each rank a share of every parameter. Before a unit runs, all ranks gather its whole parameters; after it
-has run, they are freed. Backward multiplies by the same parameters, so it needs them once more.
+has run, they are freed. Backward multiplies by the same parameters, so it needs them a second time.
 
 Checkpointing runs a layer again in backward. That rerun needs whole parameters too, and so does the backward of the
 layer right after it. Whether one gather serves both depends on where the checkpoint stands: inside a unit, or around

@@ -187,12 +187,11 @@ class Runs:
 
     def predicted_pair(self, baseline: RunSpec, candidate: RunSpec) -> str | None:
         """Key of the comparison of two predicted runs; None if a run is not predicted yet."""
-        runs = self.prediction(baseline), self.prediction(candidate)
-        if runs[0] is None or runs[1] is None:
+        first, second = self.prediction(baseline), self.prediction(candidate)
+        if first is None or second is None:
             return None
         key = request_key(baseline, candidate)
-        if self._predicted.get(key) is None:
-            self._predicted.add(key, Comparison(baseline=runs[0].run, candidate=runs[1].run))
+        self._predicted.get_or_make(key, lambda: Comparison(baseline=first.run, candidate=second.run))
         return key
 
     def baseline(self, candidate: RunSpec) -> RunSpec:
