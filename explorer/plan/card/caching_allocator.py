@@ -110,11 +110,15 @@ class CachingAllocator:
     pools: dict[tuple[int, bool], Pool] = field(default_factory=dict)
     """By stream, and whether for small requests."""
     _next_address: int = FIRST_ADDRESS
+    _rounded: dict[int, int] = field(default_factory=dict)
+    """Bytes of the block that a request needs, by request: a step asks for few sizes, again and again."""
 
     def allocate(self, n_bytes: int, stream: int = 0) -> CachedBlock:
         """A block for a request of `n_bytes` above 0. Raises OutOfCardMemory."""
-        size = self.options.rounded(n_bytes)
-        pool = self.pool(stream, is_small=size <= SMALL_REQUEST)
+        size = self._rounded.get(n_bytes)
+        if size is None:
+            size = self._rounded[n_bytes] = self.options.rounded(n_bytes)
+        pool = self.pools.get((stream, size <= SMALL_REQUEST)) or self.pool(stream, is_small=size <= SMALL_REQUEST)
         block = self._fitting(pool, size) or self._grown(pool, size)
         if block is None and self.options.max_split_bytes is not None and self._release_oversize(pool, size):
             block = self._grown(pool, size)
@@ -124,8 +128,7 @@ class CachingAllocator:
         if block is None:
             raise OutOfCardMemory(n_bytes)
         if self.options.is_split(size, block.n_bytes - size, is_small=pool.is_small):
-            self._split(block, size)
-            pool.add(_next(block))
+            pool.add(self._split(block, size))
         block.request_bytes = n_bytes
         self.requested_bytes += n_bytes
         self.allocated_bytes += block.n_bytes
@@ -227,24 +230,23 @@ class CachingAllocator:
         self._next_address += -(-n_bytes // MIDDLE_SEGMENT) * MIDDLE_SEGMENT
         return address
 
-    def _split(self, block: CachedBlock, size: int) -> None:
-        """Cuts a block after `size` bytes; the new block behind it is in no pool yet."""
-        rest = CachedBlock(
-            block.address + size, block.n_bytes - size, block.pool, mapped=block.mapped, start=block.start
-        )
-        rest.previous, rest.next = block, block.next
-        if block.next is not None:
-            block.next.previous = rest
+    def _split(self, block: CachedBlock, size: int) -> CachedBlock:
+        """Cuts a block after `size` bytes. Returns the new block behind it, which is in no pool yet."""
+        address, after = block.address + size, block.next
+        rest = CachedBlock(address, block.n_bytes - size, block.pool, None, block.mapped, block.start, block, after)
+        if after is not None:
+            after.previous = rest
         block.next, block.n_bytes = rest, size
-        self.blocks[rest.address] = rest
+        self.blocks[address] = rest
+        return rest
 
     def _merged(self, block: CachedBlock) -> CachedBlock:
         """A free block joined with the free blocks beside it, which leave their pool; it is in no pool yet."""
         before, after = block.previous, block.next
-        if after is not None and after.is_free:
+        if after is not None and after.request_bytes is None and after.mapped:
             after.pool.discard(after)
             self._absorb(block, after)
-        if before is not None and before.is_free:
+        if before is not None and before.request_bytes is None and before.mapped:
             before.pool.discard(before)
             self._absorb(before, block)
             return before

@@ -6,11 +6,14 @@ other options.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import chain
+
 from explorer.plan.card.allocator_options import OTHER_OPTIONS, AllocatorOptions, parse_options
 from explorer.plan.card.books import RETURNED, Books, DeviceStart, contradiction, start_of
 from explorer.plan.card.caching_allocator import CachedBlock, CachingAllocator, OutOfCardMemory
 from explorer.plan.card.frames import HistoryMove, Movements
-from explorer.plan.card.snapshot import DeviceSnapshot
+from explorer.plan.card.snapshot import DeviceSnapshot, HistoryEvent
 from explorer.record.history import DeviceHistory, RefusedInHistory, SimulatedHistory
 
 
@@ -24,6 +27,7 @@ def device_history(device: DeviceSnapshot, options: AllocatorOptions) -> tuple[D
         raise contradiction(device, "more is in use than was taken from the driver")
     capacity = max((refusal.reserved_bytes + (refusal.driver_free_bytes or 0) for refusal in refused), default=None)
     settings = [("", options), *((text, parse_options(text)) for text in OTHER_OPTIONS)]
+    events = [event for event in device.events if event[0] != "free_requested"]
     figures = DeviceHistory(
         device=device.device,
         n_events=sum(event[0] != "free_requested" for event in device.events),
@@ -33,7 +37,7 @@ def device_history(device: DeviceSnapshot, options: AllocatorOptions) -> tuple[D
         reserved_bytes=reserved,
         refused=tuple(refused),
         simulated=tuple(
-            simulated(device, start, CachingAllocator(capacity, played), text) for text, played in settings
+            simulated(events, start, CachingAllocator(capacity, played), text) for text, played in settings
         ),
     )
     return figures, moved
@@ -69,17 +73,19 @@ def _walk(device: DeviceSnapshot, start: DeviceStart, books: Books) -> tuple[Mov
     return moved, refused
 
 
-def simulated(device: DeviceSnapshot, start: DeviceStart, allocator: CachingAllocator, text: str) -> SimulatedHistory:
+def simulated(
+    events: Sequence[HistoryEvent], start: DeviceStart, allocator: CachingAllocator, text: str
+) -> SimulatedHistory:
     """Runs of returned segments are one emptied cache, whether the driver was short of memory or the program asked."""
     blocks: dict[int, CachedBlock] = {}
     n_refused = allocated = reserved = 0
     older = [("alloc", block.address, block.request_bytes, block.stream) for block in start.blocks.values()]
     before = ""
-    for action, address, n_bytes, stream in (*sorted(older), *device.events):
+    for action, address, n_bytes, stream in chain(sorted(older), events):
         if action == "free_completed":
             if (block := blocks.pop(address, None)) is not None:
                 allocator.release(block)
-        elif action in ("alloc", "oom"):
+        elif action == "alloc" or action == "oom":  # noqa: PLR1714 - a tuple takes twice the time
             try:
                 block = allocator.allocate(n_bytes, stream)
             except OutOfCardMemory:

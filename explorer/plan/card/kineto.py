@@ -25,7 +25,6 @@ from explorer.plan.card.snapshot import (
     LARGEST_BYTES,
     LONGEST_NAME,
     MOST_BYTES,
-    DeviceSnapshot,
     SnapshotBlock,
     Stack,
     StackFrame,
@@ -222,7 +221,6 @@ def _simulations(moved: Movements) -> tuple[SimulatedHistory, ...]:
         elif address not in requested:
             older[address] = SnapshotBlock(address=address, n_bytes=-n_bytes, request_bytes=-n_bytes, stream=0)
     start = DeviceStart(reserved_bytes=0, segments={}, blocks=older)
-    device = DeviceSnapshot(device=0, events=events)
     return tuple(
-        simulated(device, start, CachingAllocator(options=parse_options(text)), text) for text in ("", *OTHER_OPTIONS)
+        simulated(events, start, CachingAllocator(options=parse_options(text)), text) for text in ("", *OTHER_OPTIONS)
     )

@@ -62,6 +62,10 @@ class StackFrame(NamedTuple):
 Stack = tuple[StackFrame, ...]
 
 
+HistoryEvent = tuple[str, int, int, int]
+"""(action, address, bytes, stream); an `oom` has the driver's free bytes in place of an address."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SnapshotSegment:
     """Memory taken from the driver. Of an expandable segment: a stretch with memory behind it."""
@@ -94,8 +98,8 @@ class DeviceSnapshot:
     device: int
     segments: list[SnapshotSegment] = field(default_factory=list)
     blocks: list[SnapshotBlock] = field(default_factory=list)
-    events: list[tuple[str, int, int, int]] = field(default_factory=list)
-    """(action, address, bytes, stream), in order; an `oom` has the driver's free bytes in place of an address."""
+    events: list[HistoryEvent] = field(default_factory=list)
+    """In order."""
     stacks: list[int] = field(default_factory=list)
     """Of each event, the index into `Snapshot.stacks`."""
     times_us: list[int] = field(default_factory=list)
