@@ -46,6 +46,8 @@ class Measure(Record, tag=True):
     """With `until_it_fits`: the model is described first; the first part of the result has its graph alone."""
     without_data: bool = False
     """Predicted instead of measured: nothing of the model is allocated, no kernel runs."""
+    own_optimizer: str = ""
+    """With `without_data`: `file.py:Class`, which makes the optimizer of the parameters. Empty: that of the spec."""
 
 
 class MeasureRanks(Record, tag=True):

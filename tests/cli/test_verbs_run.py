@@ -21,6 +21,7 @@ from explorer.jobs.store import Store
 from explorer.plan.challenges import CHALLENGES, Challenge
 from explorer.plan.policy import file as policy_file
 from explorer.record import Measurement
+from explorer.record.allocations import ROLES
 from explorer.record.base import from_msgpack
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelRef
@@ -229,6 +230,27 @@ def test_a_comparison_for_a_card_plays_both_steps_and_compares_no_gradient(
     assert "everything kept  by the rules" in printed and "the policy  by the rules" in printed
     assert "not compared" in printed and "Verdict" not in printed
     assert "nothing to probe" in run("compare", *asked, "--quick", code=2).stderr
+
+
+def test_an_optimizer_of_ones_own_is_played(shared: Worker, tiny: str, tmp_path: Path) -> None:
+    """It holds its state twice while a step replaces it, which torch's AdamW never does."""
+    (tmp_path / "own.py").write_text(
+        "import torch\n"
+        "class Twice(torch.optim.Optimizer):\n"
+        "    def __init__(self, parameters):\n"
+        "        super().__init__(parameters, {})\n"
+        "    def step(self):\n"
+        "        for p in self.param_groups[0]['params']:\n"
+        "            old = self.state[p].get('m', torch.zeros_like(p))\n"
+        "            self.state[p]['m'] = 0.9 * old + 0.1 * p.grad.data\n"
+    )
+    asked = (tiny, "--predict", "--card", "b200", "--own-optimizer", f"{tmp_path / 'own.py'}:Twice")
+    own = json.loads(run("measure", *asked, "--json").stdout)
+    roles = {own["allocations"]["role"][i] for i, born in enumerate(own["allocations"]["born"]) if born == 0}
+    assert ROLES.index("optimizer state") in roles and own["reserved_bytes"] > 0
+    assert own["phases"][-1]["phase"] == "optimizer"
+    assert "a predicted step of one process" in run("measure", tiny, *asked[-2:], code=2).stderr
+    assert "has no function" in run("measure", *asked[:-1], f"{tmp_path / 'own.py'}:Gone", code=2).stderr
 
 
 def test_graph_in_every_format(shared: Worker, tiny: str, tmp_path: Path) -> None:

@@ -49,6 +49,14 @@ class MeasureOptions(CardOptions):
     forward_only: Annotated[
         bool, in_step("--forward-only", help="Forward and loss without gradients: what inference needs.")
     ] = False
+    own_optimizer: Annotated[
+        str,
+        in_step(
+            "--own-optimizer",
+            metavar="FILE:CLASS",
+            help="With --predict: an optimizer of your own, called with the parameters. Its first step is played too.",
+        ),
+    ] = ""
     fit: Annotated[bool, in_limits("--fit", help="Out of memory: recompute ever more until it fits.")] = False
 
 
@@ -71,6 +79,13 @@ def measure(
             "--predict runs nothing, and ranks run once: nothing to fit, and no snapshot.", hint="Leave --fit out."
         )
     card, ranks = extra.chosen_card(), shared.chosen()
+    if extra.own_optimizer:
+        if not extra.predict or ranks is not None or extra.forward_only:
+            raise BadInput(
+                "--own-optimizer is played in a predicted step of one process with backward.",
+                hint="Add --predict, or leave --own-optimizer, --forward-only or --ranks out.",
+            )
+        spec = msgspec.structs.replace(spec, optimizer="none")
     check_writable(keep.save, extra.snapshot)
     with worker() as engine:
         chosen = chosen_policy(engine, policy, spec, without_data=extra.predict)
@@ -82,7 +97,9 @@ def measure(
             on_ranks = ask(engine, MeasureRanks(spec=spec, without_data=extra.predict), keep=not keep.no_store)
             _answer_ranks(on_ranks, keep, output)
             return
-        request = Measure(spec=spec, until_it_fits=extra.fit, without_data=extra.predict)
+        request = Measure(
+            spec=spec, until_it_fits=extra.fit, without_data=extra.predict, own_optimizer=extra.own_optimizer
+        )
         measured: Measurement = ask(engine, request, keep=not (keep.no_store or extra.predict))
         graph = describe(engine, ref, options.seed) if measured.refused else None
     if output.json:

@@ -42,7 +42,7 @@ from explorer.engine.device.device import Device, device_of
 from explorer.engine.device.memory_limit import failure_in_step, without_page_faults
 from explorer.engine.device.without_data import cast_buffers, without_data
 from explorer.engine.model.describe import describe_copy
-from explorer.engine.model.load import load_for
+from explorer.engine.model.load import function_of, load_for
 from explorer.engine.model.loaded import Loaded, blaming, cast_type
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.state.global_state import preserve_global_state
@@ -325,8 +325,21 @@ class Session:
 
 def step_without_loss(trainee: Trainee, on_phase: OnPhase) -> None:
     """The step of the trainee's spec. The loss is not read: without data it has no value."""
-    gradients(trainee, on_phase)
+    losses = gradients(trainee, on_phase)  # alive until the step is over, as in a loop that names its loss
     optimizer_step(trainee, on_phase)
+    del losses
+
+
+def step_with_optimizer(target: str) -> Callable[[Trainee, OnPhase], None]:
+    """The usual step with the optimizer that `target` (`file.py:Class`) makes of the parameters in the first step."""
+    make = function_of(target)
+
+    def step(trainee: Trainee, on_phase: OnPhase) -> None:
+        if trainee.optimizer is None:
+            trainee.optimizer = make(trainee.model.parameters())
+        step_without_loss(trainee, on_phase)
+
+    return step
 
 
 def measure_without_data(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from explorer.engine.bench.measure import measure_without_data, step_without_loss
+from explorer.engine.bench.measure import measure_without_data, step_with_optimizer, step_without_loss
 from explorer.engine.bench.step import OnPhase, Trainee, autocast
 from explorer.plan.card.cards import CARDS
 from explorer.record import Measurement, ModelRef, RunSpec
@@ -53,16 +53,10 @@ def forward_alone(trainee: Trainee, on_phase: OnPhase) -> None:
     del logits
 
 
-def with_own_adamw(trainee: Trainee, on_phase: OnPhase) -> None:
-    if trainee.optimizer is None:
-        trainee.optimizer = AdamW(trainee.model.parameters())
-    step_without_loss(trainee, on_phase)
-
-
 STEPS = {
     "forward": forward_alone,
     "forward+loss+backward": step_without_loss,
-    "forward+loss+backward+AdamW": with_own_adamw,
+    "forward+loss+backward+AdamW": step_with_optimizer(f"{HERE / 'loop.py'}:AdamW"),
 }
 
 
