@@ -332,7 +332,7 @@ def step_without_loss(trainee: Trainee, on_phase: OnPhase) -> None:
 
 def step_with_optimizer(target: str) -> Callable[[Trainee, OnPhase], None]:
     """The usual step with the optimizer that `target` (`file.py:Class`) makes of the parameters in the first step."""
-    make = function_of(target)
+    make: Callable[..., torch.optim.Optimizer] = function_of(target)
 
     def step(trainee: Trainee, on_phase: OnPhase) -> None:
         if trainee.optimizer is None:
