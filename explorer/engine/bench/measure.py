@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from msgspec.structs import replace
@@ -332,7 +333,7 @@ def step_without_loss(trainee: Trainee, on_phase: OnPhase) -> None:
 
 def step_with_optimizer(target: str) -> Callable[[Trainee, OnPhase], None]:
     """The usual step with the optimizer that `target` (`file.py:Class`) makes of the parameters in the first step."""
-    make: Callable[..., torch.optim.Optimizer] = function_of(target)
+    make: Callable[..., Any] = function_of(target)
 
     def step(trainee: Trainee, on_phase: OnPhase) -> None:
         if trainee.optimizer is None:
