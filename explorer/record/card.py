@@ -64,6 +64,10 @@ class UnknownMemory(Record):
     least_bytes: Count = 0
     most_bytes: Count | None = None
     """None: no bound is known."""
+    ops: tuple[str, ...] = ()
+    """Operators of the step that may take it."""
+    room_bytes: Count | None = None
+    """What it may take beside them before the allocated peak grows; None: a refused step, or not known."""
 
 
 class CardMemory(Record):

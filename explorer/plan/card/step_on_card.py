@@ -18,7 +18,6 @@ In a step that a user's own loop recorded, lifetimes are those of the record:
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,37 +28,16 @@ from explorer.errors import BadInput
 from explorer.plan.card.allocator_options import OTHER_OPTIONS, parse_options
 from explorer.plan.card.caching_allocator import CachedBlock, CachingAllocator, OutOfCardMemory
 from explorer.plan.card.cards import LARGEST_CARD, capacity_bytes
+from explorer.plan.card.workspaces import PRODUCTS, unknown_memory, workspace_bytes
 from explorer.record.allocations import ROLES, Allocations, Phase, PhaseSpan
 from explorer.record.base import column
 from explorer.record.card import Card, CardMemory, OtherSetting, RefusedRequest, UnknownMemory
 from explorer.record.measurement import Measurement
 
-KIB, MIB = 1 << 10, 1 << 20
 MOST_STEPS = 12
-PRODUCTS = re.compile(r"\baten\.(mm|bmm|addmm|baddbmm|addbmm|mv|addmv|dot|linear|matmul)\b")
 GRADIENT, STATE = ROLES.index("gradient"), ROLES.index("optimizer state")
 
-UNKNOWN = (
-    (r"aten\.(cudnn_)?(_)?convolution", "workspaces of cuDNN for convolutions"),
-    (r"aten\..*(lstm|gru|rnn)", "workspaces of cuDNN for recurrent layers"),
-    (r"aten\.embedding_dense_backward|aten\.index_put|aten\.index_add", "sorted indices of a scattered gradient"),
-    (r"attention", "temporaries of the fused attention's backward"),
-    (r"aten\._?(scaled_)?grouped_mm|sparse|quantized", "temporaries of grouped, sparse or quantised products"),
-)
-"""Operators whose CUDA kernels take memory that no rule here gives."""
 OTHER_KERNELS = "what CUDA's kernels and its foreach optimizers hold otherwise: the step ran on the CPU"
-
-
-def workspace_bytes(capability: str, setting: str = "") -> int:
-    """cuBLAS's workspace of one thread: `CUBLAS_WORKSPACE_CONFIG`, `:KiB:count` pairs, else torch's default.
-
-    The default is 32 MiB on capability 9.0 and `:4096:2:16:8` on others. Source: torch's notes on CUDA semantics,
-    "cuBLAS workspaces".
-    """
-    pairs = re.findall(r":(\d+):(\d+)", setting)
-    if pairs:
-        return sum(int(kib) * int(count) for kib, count in pairs) * KIB
-    return 32 * MIB if capability.startswith("9.") else (4096 * 2 + 16 * 8) * KIB
 
 
 @dataclass
@@ -126,8 +104,9 @@ class _Play:
     """Peak of the step, as `allocated` and `reserved`."""
     allocated: int = 0
     reserved: int = 0
-    line: list[int] = field(default_factory=list)
+    reserved_line: list[int] = field(default_factory=list)
     """Reserved bytes after each event of the step."""
+    allocated_line: list[int] = field(default_factory=list)
     step: int = 0
     tick: int = 0
     entry: int = -1
@@ -142,7 +121,7 @@ class _Play:
         program, self.step = self.program, self.step + 1
         self.requested, self.allocated, self.reserved = 0, 0, self.allocator.reserved_bytes
         self._begin()
-        self.line = []
+        self.reserved_line, self.allocated_line = [], []
         optimizer = next((span.first_tick for span in program.phases if span.phase == "optimizer"), None)
         for tick, events in enumerate(program.events):
             self.tick = tick
@@ -157,7 +136,8 @@ class _Play:
                     self._take(entry)
                 elif entry in self.live:
                     self.allocator.release(self.live.pop(entry))
-            self.line.append(self.allocator.reserved_bytes)
+            self.reserved_line.append(self.allocator.reserved_bytes)
+            self.allocated_line.append(self.allocator.allocated_bytes)
 
     def _begin(self) -> None:
         """Frees what the step before left, and lets its survivors stand for what they replaced."""
@@ -256,10 +236,10 @@ def _memory(card: Card, programs: tuple[_Program, ...]) -> CardMemory:
         workspace_bytes=len(play.threads) * play.workspace,
         n_steps=play.step,
         refused=refused,
-        unknown=_unknown(programs[-1].log),
+        unknown=unknown_memory(programs[-1].log, () if refused else play.allocated_line),
         not_checked=options.played,
         not_played=options.not_played,
-        reserved=column(play.line),
+        reserved=column(play.reserved_line),
     )
 
 
@@ -294,7 +274,3 @@ def _refusal(play: _Play, n_bytes: int) -> RefusedRequest:
         reserved_bytes=play.allocator.reserved_bytes,
         tick=play.tick,
     )
-
-
-def _unknown(log: Allocations) -> tuple[UnknownMemory, ...]:
-    return tuple(UnknownMemory(what=what) for pattern, what in UNKNOWN if any(re.search(pattern, op) for op in log.ops))

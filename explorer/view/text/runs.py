@@ -200,7 +200,11 @@ def notes_of_cards(memories: Mapping[str, CardMemory]) -> list[tuple[str, str]]:
 
 
 def unknown_text(part: UnknownMemory) -> str:
-    """`workspaces of cuDNN for convolutions, 0 MiB to 32.0 MiB`; without a bound the name alone."""
+    """`workspaces of cuDNN for convolutions (convolution): the peak grows only beyond 32.0 MiB of it`."""
+    if part.ops:
+        beyond = f" only beyond {mib(part.room_bytes)} of it" if part.room_bytes else " with it"
+        room = "" if part.room_bytes is None else f": the peak grows{beyond}"
+        return f"{part.what} ({', '.join(part.ops)}){room}"
     interval = "" if part.most_bytes is None else f", {mib(part.least_bytes)} to {mib(part.most_bytes)}"
     return f"{part.what}{interval or (f', at least {mib(part.least_bytes)}' if part.least_bytes else '')}"
 

@@ -22,7 +22,8 @@ from explorer.engine.device.cuda_rules import FLOAT32, FLOAT32_RESULT, LOWER, LO
 from explorer.engine.device.without_data import without_data
 from explorer.engine.model.describe import describe
 from explorer.plan.card.cards import CARDS
-from explorer.plan.card.step_on_card import memory_on, workspace_bytes
+from explorer.plan.card.step_on_card import memory_on
+from explorer.plan.card.workspaces import RESULTS_ALONE, WITHOUT_RULE, workspace_bytes
 from explorer.plan.policy.presets import preset
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.record import Measurement, ModelRef, Policy, RunSpec, Unit
@@ -248,3 +249,25 @@ def test_the_forecast_of_a_policy_fills_a_card_as_the_policy_played_does(name: s
     assert (refused is None) == (there is None)
     if refused and there:
         assert (refused.block, refused.op, refused.n_bytes) == (there.block, there.op, there.n_bytes)
+
+
+def test_every_operator_without_a_rule_is_named_with_the_room_that_it_has() -> None:
+    """The room is what the peak lies above the bytes at the operator: a second count from the timeline."""
+    run, _, _ = on_b200("sample_models/vit.py:build")
+    assert run.card is not None
+    assert run.allocations is not None
+    log = run.allocations
+    parts = {op: part for part in run.card.unknown for op in part.ops}
+    assert set(parts) == {
+        "convolution", "convolution_backward", "native_layer_norm_backward",
+        "_scaled_dot_product_efficient_attention_backward",
+    }  # fmt: skip
+    attention = parts["_scaled_dot_product_efficient_attention_backward"]
+    held = [log.held_bytes[born] for born, op in zip(log.born, log.op) if attention.ops[0] in log.ops[op]]
+    assert attention.room_bytes == pytest.approx(max(log.held_bytes) - max(held), abs=64 * 512)
+    renamed = replace(log, ops=tuple(op.replace("aten.gelu.", "mine.gelu.") for op in log.ops))
+    unknown = memory_on(CARDS["b200"], replace(run, allocations=renamed), others=()).unknown
+    assert [part.ops for part in unknown if part.what == WITHOUT_RULE] == [("gelu",)]
+    too_small = Card(name="small", total_bytes=run.card.reserved_bytes // 2, taken_bytes=0)
+    assert {part.room_bytes for part in memory_on(too_small, run, others=()).unknown} == {None}
+    assert not [name for name in RESULTS_ALONE if not hasattr(torch.ops.aten, name)], "names that torch does not have"

@@ -1,0 +1,111 @@
+"""What CUDA's kernels take for themselves: cuBLAS's workspaces by rule, and the operators whose memory no rule gives.
+
+`step_on_card.py` plays allocations and knows operators by name alone. The names stand here so that every operator of a
+step is in one of three places: its kernel takes its results and nothing else (RESULTS_ALONE), its kernel takes memory of a
+known kind (UNKNOWN), or no rule is here and the operator is named beside the figures.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from explorer.plan.names import operator_word
+from explorer.record.allocations import Allocations
+from explorer.record.card import UnknownMemory
+
+KIB, MIB = 1 << 10, 1 << 20
+PRODUCTS = re.compile(r"\baten\.(mm|bmm|addmm|baddbmm|addbmm|mv|addmv|dot|linear|matmul)\b")
+MOST_NAMES = 6
+WITHOUT_RULE = "operators without a rule"
+WITHOUT_MEMORY = ("", "prim", "profiler")
+"""Libraries of operators that take nothing; empty: no operator."""
+
+UNKNOWN = (
+    (r"(cudnn_|mkldnn_|slow_|thnn_)?_?conv.*|_?convolution.*", "workspaces of cuDNN for convolutions"),
+    (r".*(lstm|gru|rnn).*", "workspaces of cuDNN for recurrent layers"),
+    (r".*batch_norm.*", "what cuDNN's batch norm keeps for backward"),
+    (r"native_(layer|group)_norm_backward", "partial sums of a norm's backward"),
+    (r"embedding_dense_backward|_?index_put.*|index_add.*|_embedding_bag.*", "sorted indices of a scattered gradient"),
+    (r".*attention.*backward.*", "temporaries of the fused attention's backward"),
+    (
+        r"sort|topk|kthvalue|median|mode|_?unique.*|multinomial|randperm.*|(log)?cum.*|_cum.*|nonzero.*|masked_select"
+        r"|bincount|histc|repeat_interleave",
+        "temporaries of sorts and scans",
+    ),
+    (r"_?linalg_.*|cholesky.*|triangular_solve|geqrf|ormqr", "workspaces of cuSOLVER"),
+    (r"_fft_.*", "workspaces of cuFFT"),
+    (
+        r".*grouped_mm|.*scaled_mm.*|.*sparse.*|quantiz.*|fake_quant.*",
+        "temporaries of grouped, sparse or quantised products",
+    ),
+)
+"""Operators whose CUDA kernels take memory of a known kind and of unknown size. Source: ATen/native/cuda and cudnn."""
+RESULTS_ALONE = frozenset(re.findall(r"\w+", """
+abs _adaptive_avg_pool2d _adaptive_avg_pool2d_backward add addbmm addcdiv addcmul addmm addmv all amax amin any arange
+argmax argmin as_strided atan2 avg_pool2d avg_pool2d_backward baddbmm bernoulli binary_cross_entropy
+binary_cross_entropy_backward bitwise_and bitwise_not bitwise_or bmm cat ceil celu clamp clamp_max clamp_min clone
+col2im constant_pad_nd contiguous copy cos cosh detach diagonal_backward div dot dropout elu elu_backward embedding
+empty empty_like empty_strided eq erf erfinv exp exp2 expand expm1 fill flip floor fmod full full_like _fused_adam
+_fused_adamw _fused_rms_norm _fused_sgd gather ge gelu gelu_backward glu glu_backward gt hardsigmoid
+hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward huber_loss huber_loss_backward im2col
+index index_fill index_select isfinite isinf isnan kl_div le leaky_relu leaky_relu_backward lerp lift_fresh
+linalg_vector_norm linear linspace _local_scalar_dense log log10 log1p log2 log_sigmoid_backward log_sigmoid_forward _log_softmax
+_log_softmax_backward_data logical_and logical_not logical_or logsumexp lt masked_fill masked_scatter matmul max
+max_pool2d_with_indices max_pool2d_with_indices_backward maximum mean min minimum mish mish_backward mm mse_loss
+mse_loss_backward mul mv native_dropout native_dropout_backward native_group_norm native_layer_norm ne neg new_empty
+new_empty_strided new_full new_ones new_zeros nll_loss2d_backward nll_loss2d_forward nll_loss_backward
+nll_loss_forward normal ones ones_like pow prod rand rand_like randint randn randn_like reciprocal reflection_pad1d
+reflection_pad2d relu remainder repeat replication_pad2d _reshape_copy roll round rsqrt rsub scalar_tensor
+_scaled_dot_product_cudnn_attention _scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention
+scatter scatter_add select_backward select_scatter sgn sigmoid sigmoid_backward sign silu silu_backward sin
+slice_backward slice_scatter smooth_l1_loss smooth_l1_loss_backward _softmax _softmax_backward_data softplus
+softplus_backward split sqrt square stack std sub sum tan tanh tanh_backward threshold_backward _to_copy tril
+tril_indices triu triu_indices trunc unfold_backward uniform _unsafe_index _unsafe_view upsample_bilinear2d
+upsample_bilinear2d_backward upsample_nearest2d upsample_nearest2d_backward var var_mean where xlogy zero zeros
+zeros_like
+"""))  # fmt: skip
+"""Operators whose CUDA kernels take their results, and at most a few KiB for a reduction over many blocks."""
+
+
+def workspace_bytes(capability: str, setting: str = "") -> int:
+    """cuBLAS's workspace of one thread: `CUBLAS_WORKSPACE_CONFIG`, `:KiB:count` pairs, else torch's default.
+
+    The default is 32 MiB on capability 9.0 and `:4096:2:16:8` on others. Source: torch's notes on CUDA semantics,
+    "cuBLAS workspaces".
+    """
+    pairs = re.findall(r":(\d+):(\d+)", setting)
+    if pairs:
+        return sum(int(kib) * int(count) for kib, count in pairs) * KIB
+    return 32 * MIB if capability.startswith("9.") else (4096 * 2 + 16 * 8) * KIB
+
+
+def unknown_memory(log: Allocations, allocated: Sequence[int]) -> tuple[UnknownMemory, ...]:
+    """Operators of a step whose memory no rule gives, by kind. `allocated`: bytes after each event; empty: refused."""
+    kinds: dict[str, set[int]] = {}
+    for number, op in enumerate(log.ops):
+        if kind := _kind(op):
+            kinds.setdefault(kind, set()).add(number)
+    ticks: dict[int, int] = {}
+    for born, number in zip(log.born, log.op):
+        if 0 < born < len(allocated):
+            ticks[number] = max(ticks.get(number, 0), allocated[born])
+    peak = max(allocated, default=0)
+    return tuple(
+        UnknownMemory(
+            what=kind,
+            ops=tuple(sorted({operator_word(log.ops[number]) for number in numbers})[:MOST_NAMES]),
+            room_bytes=min((peak - ticks[number] for number in numbers if number in ticks), default=None),
+        )
+        for kind, numbers in kinds.items()
+    )
+
+
+def _kind(op: str) -> str:
+    """The kind of memory that an operator may take; empty: none."""
+    library, name = op.partition(".")[0], operator_word(op).removesuffix("_")
+    if library in WITHOUT_MEMORY:
+        return ""
+    if library == "aten" and (name in RESULTS_ALONE or name.startswith("_foreach_")):
+        return ""
+    return next((kind for pattern, kind in UNKNOWN if re.fullmatch(pattern, name)), WITHOUT_RULE)
