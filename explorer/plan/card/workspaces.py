@@ -1,8 +1,8 @@
 """What CUDA's kernels take for themselves: cuBLAS's workspaces by rule, and the operators whose memory no rule gives.
 
-`step_on_card.py` plays allocations and knows operators by name alone. The names stand here so that every operator of a
-step is in one of three places: its kernel takes its results and nothing else (RESULTS_ALONE), its kernel takes memory of a
-known kind (UNKNOWN), or no rule is here and the operator is named beside the figures.
+`step_on_card.py` plays allocations and knows operators by name alone. Here every operator has one of three places: its
+kernel takes its results and nothing else (RESULTS_ALONE), its kernel takes memory of a known kind (UNKNOWN), or no rule
+is here and the operator is named beside the figures.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ empty empty_like empty_strided eq erf erfinv exp exp2 expand expm1 fill flip flo
 _fused_adamw _fused_rms_norm _fused_sgd gather ge gelu gelu_backward glu glu_backward gt hardsigmoid
 hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward huber_loss huber_loss_backward im2col
 index index_fill index_select isfinite isinf isnan kl_div le leaky_relu leaky_relu_backward lerp lift_fresh
-linalg_vector_norm linear linspace _local_scalar_dense log log10 log1p log2 log_sigmoid_backward log_sigmoid_forward _log_softmax
-_log_softmax_backward_data logical_and logical_not logical_or logsumexp lt masked_fill masked_scatter matmul max
+linalg_vector_norm linear linspace _local_scalar_dense log log10 log1p log2 log_sigmoid_backward log_sigmoid_forward
+_log_softmax _log_softmax_backward_data logical_and logical_not logical_or logsumexp lt masked_fill masked_scatter matmul max
 max_pool2d_with_indices max_pool2d_with_indices_backward maximum mean min minimum mish mish_backward mm mse_loss
 mse_loss_backward mul mv native_dropout native_dropout_backward native_group_norm native_layer_norm ne neg new_empty
 new_empty_strided new_full new_ones new_zeros nll_loss2d_backward nll_loss2d_forward nll_loss_backward
