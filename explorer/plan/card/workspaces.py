@@ -51,7 +51,8 @@ _fused_adamw _fused_rms_norm _fused_sgd gather ge gelu gelu_backward glu glu_bac
 hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward huber_loss huber_loss_backward im2col
 index index_fill index_select isfinite isinf isnan kl_div le leaky_relu leaky_relu_backward lerp lift_fresh
 linalg_vector_norm linear linspace _local_scalar_dense log log10 log1p log2 log_sigmoid_backward log_sigmoid_forward
-_log_softmax _log_softmax_backward_data logical_and logical_not logical_or logsumexp lt masked_fill masked_scatter matmul max
+_log_softmax _log_softmax_backward_data logical_and logical_not logical_or logsumexp lt masked_fill
+masked_scatter matmul max
 max_pool2d_with_indices max_pool2d_with_indices_backward maximum mean min minimum mish mish_backward mm mse_loss
 mse_loss_backward mul mv native_dropout native_dropout_backward native_group_norm native_layer_norm ne neg new_empty
 new_empty_strided new_full new_ones new_zeros nll_loss2d_backward nll_loss2d_forward nll_loss_backward
