@@ -33,6 +33,7 @@ from explorer.record.base import to_plain
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement, RecordedRanks, SavedFile
 from explorer.record.policy import KEEP_ALL
+from explorer.record.run import RunSpec
 from explorer.view.text.runs import did_not_fit
 
 
@@ -80,12 +81,7 @@ def measure(
         )
     card, ranks = extra.chosen_card(), shared.chosen()
     if extra.own_optimizer:
-        if not extra.predict or ranks is not None or extra.forward_only:
-            raise BadInput(
-                "--own-optimizer is played in a predicted step of one process with backward.",
-                hint="Add --predict, or leave --own-optimizer, --forward-only or --ranks out.",
-            )
-        spec = msgspec.structs.replace(spec, optimizer="none")
+        spec = _without_optimizer(spec, is_played=extra.predict and ranks is None and not extra.forward_only)
     check_writable(keep.save, extra.snapshot)
     with worker() as engine:
         chosen = chosen_policy(engine, policy, spec, without_data=extra.predict)
@@ -112,6 +108,15 @@ def measure(
             save_run_file(measured, keep.save)
         if measured.failure is not None:
             raise RunFailed(measured.failure)
+
+
+def _without_optimizer(spec: RunSpec, *, is_played: bool) -> RunSpec:
+    if not is_played:
+        raise BadInput(
+            "--own-optimizer is played in a predicted step of one process with backward.",
+            hint="Add --predict, or leave --own-optimizer, --forward-only or --ranks out.",
+        )
+    return msgspec.structs.replace(spec, optimizer="none")
 
 
 def _answer_ranks(ranks: RecordedRanks, keep: KeepOptions, output: Output) -> None:

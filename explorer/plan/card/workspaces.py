@@ -1,8 +1,8 @@
 """What CUDA's kernels take for themselves: cuBLAS's workspaces by rule, and the operators whose memory no rule gives.
 
-`step_on_card.py` plays allocations and knows operators by name alone. Here every operator has one of three places: its
-kernel takes its results and nothing else (RESULTS_ALONE), its kernel takes memory of a known kind (UNKNOWN), or no rule
-is here and the operator is named beside the figures.
+`step_on_card.py` plays allocations and knows operators by name alone. An operator whose kernel takes its results and
+nothing else is in RESULTS_ALONE. An operator whose kernel takes memory of a known kind is in UNKNOWN. Any other operator
+is named as one without a rule.
 """
 
 from __future__ import annotations
