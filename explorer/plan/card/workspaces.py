@@ -1,8 +1,8 @@
 """What CUDA's kernels take for themselves: cuBLAS's workspaces by rule, and the operators whose memory no rule gives.
 
 `step_on_card.py` plays allocations and knows operators by name alone. An operator whose kernel takes its results and
-nothing else is in RESULTS_ALONE. An operator whose kernel takes memory of a known kind is in UNKNOWN. Any other operator
-is named as one without a rule.
+nothing else is in RESULTS_ALONE. An operator whose kernel takes memory of a known kind is in UNKNOWN.
+Any other operator is named as one without a rule.
 """
 
 from __future__ import annotations
