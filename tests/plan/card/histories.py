@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator
@@ -16,7 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from explorer.plan.card.caching_allocator import MIB, SMALL_REQUEST, CachedBlock, CachingAllocator
+from explorer.plan.card.allocator_options import parse_options
+from explorer.plan.card.caching_allocator import MIB, SMALL_REQUEST, CachedBlock, CachingAllocator, OutOfCardMemory
 from explorer.plan.card.history import device_history
 from explorer.plan.card.snapshot import Snapshot
 from explorer.record.history import DeviceHistory
@@ -239,3 +241,113 @@ def framed_document() -> dict[str, Any]:
     blocks = [block(BASE, 9 * MIB), block(BASE + 9 * MIB, 2 * MIB), block(BASE + 11 * MIB, 9 * MIB, state="inactive")]
     document["segments"][0]["blocks"] = blocks
     return document | {"device_traces": [trace]}
+
+
+class RecordedProgram:
+    """A program on our allocator that records its history as torch does: streams, pending frees, refused requests."""
+
+    def __init__(self, seed: int, options: str, capacity: int | None) -> None:
+        self.draw, self.options = random.Random(seed), parse_options(options)
+        self.allocator = CachingAllocator(capacity, self.options)
+        self.events: list[dict[str, Any]] = []
+        self.live: list[CachedBlock] = []
+        self.pending: list[CachedBlock] = []
+        self.counters: list[tuple[int, int, int]] = [(0, 0, 0)]
+        """Requested, allocated and reserved bytes before the first event and after each."""
+
+    def act(self, n: int) -> None:
+        for _ in range(n):
+            chance, mapped = self.draw.random(), self._mapped()
+            if self.live and chance < 0.45:
+                self._free()
+            elif self.pending and chance < 0.55:
+                self._complete(self.pending.pop(self.draw.randrange(len(self.pending))))
+            elif chance < 0.58:
+                self.allocator.empty_cache()
+                self._note_driver(mapped)
+            else:
+                self._allocate(int(2 ** self.draw.uniform(0, 27)), mapped)
+
+    def _allocate(self, n_bytes: int, mapped: dict[int, int]) -> None:
+        try:
+            block = self.allocator.allocate(n_bytes, self.draw.randrange(2))
+        except OutOfCardMemory:
+            self._note_driver(mapped)
+            self._note({"action": "oom", "device_free": 0, "size": n_bytes, "stream": 0, "frames": []})
+            return
+        self.live.append(block)
+        self._note_driver(mapped)
+        self._note(event("alloc", block.address, n_bytes), n_bytes, block.n_bytes)
+
+    def _free(self) -> None:
+        block = self.live.pop(self.draw.randrange(len(self.live)))
+        self.pending.append(block)
+        self._note(event("free_requested", block.address, block.request_bytes or 0), 0, -block.n_bytes)
+        if self.draw.random() < 0.8:
+            self._complete(self.pending.pop())
+
+    def _complete(self, block: CachedBlock) -> None:
+        n_bytes, address = block.request_bytes or 0, block.address
+        self.allocator.release(block)
+        self._note(event("free_completed", address, n_bytes), -n_bytes)
+
+    def _mapped(self) -> dict[int, int]:
+        """Bytes of each segment, or of each stretch of mapped blocks, by address."""
+        if not self.options.expandable_segments:
+            return dict(self.allocator.segments)
+        stretches: dict[int, int] = {}
+        last = 0
+        for block in sorted(self.allocator.blocks.values(), key=lambda block: block.address):
+            if block.mapped and last in stretches and last + stretches[last] == block.address:
+                stretches[last] += block.n_bytes
+            elif block.mapped:
+                last, stretches[block.address] = block.address, block.n_bytes
+        return stretches
+
+    def _note_driver(self, before: dict[int, int]) -> None:
+        taken, returned = ("segment_map", "segment_unmap") if self.options.expandable_segments else (
+            "segment_alloc", "segment_free"
+        )  # fmt: skip
+        was, now = pages(before), pages(self._mapped())
+        if not self.options.expandable_segments:
+            was, now = set(before.items()), set(self._mapped().items())
+        for address, n_bytes in sorted(was - now):
+            self._note(event(returned, address, n_bytes), reserved=-n_bytes)
+        for address, n_bytes in sorted(now - was):
+            self._note(event(taken, address, n_bytes), reserved=n_bytes)
+
+    def _note(self, entry: dict[str, Any], requested: int = 0, allocated: int = 0, reserved: int = 0) -> None:
+        """Adds an event, and what it changes in the counters."""
+        self.events.append(entry)
+        before = self.counters[-1]
+        self.counters.append((before[0] + requested, before[1] + allocated, before[2] + reserved))
+
+    def document(self, *, cut: int) -> dict[str, Any]:
+        """The snapshot without its first `cut` events, as when torch's buffer is full."""
+        segments, waiting = [], {block.address for block in self.pending}
+        blocks = sorted(self.allocator.blocks.values(), key=lambda block: block.address)
+        for start, n_bytes in sorted(self._mapped().items()):
+            inside = [block for block in blocks if start <= block.address < start + n_bytes]
+            stream = next(key[0] for key, pool in self.allocator.pools.items() if pool is inside[0].pool)
+            entries = [_block(block) for block in inside]
+            for entry in entries:
+                if entry["address"] in waiting:
+                    entry["state"] = "active_pending_free"
+            segments.append({
+                "device": 0, "address": start, "total_size": n_bytes, "stream": stream, "blocks": entries,
+                "segment_type": "small" if inside[0].pool.is_small else "large", "segment_pool_id": (0, 0),
+                "is_expandable": self.options.expandable_segments,
+            })  # fmt: skip
+        settings = {
+            "expandable_segments": self.options.expandable_segments,
+            "max_split_size": self.options.max_split_bytes or -1,
+            "roundup_power2_divisions": {
+                str(1 << power): n for power, n in enumerate(self.options.divisions)
+            },
+        }  # fmt: skip
+        return {"segments": segments, "device_traces": [self.events[cut:]], "allocator_settings": settings}
+
+
+def pages(stretches: dict[int, int]) -> set[tuple[int, int]]:
+    """Pages of 2 MiB, as (address, bytes)."""
+    return {(a, 2 * MIB) for start, n in stretches.items() for a in range(start, start + n, 2 * MIB)}
