@@ -19,7 +19,11 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once, when C
 
 # No test asserts a time, Hypothesis included; where CI runs, examples are the same every time.
 settings.register_profile(
-    "house", deadline=None, derandomize=bool(os.environ.get("CI")), suppress_health_check=[HealthCheck.too_slow]
+    "house",
+    deadline=None,
+    derandomize=bool(os.environ.get("CI")),
+    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=int(os.environ.get("EXAMPLES", "30")),  # EXAMPLES=1000 looks longer
 )
 settings.load_profile("house")
 

@@ -25,7 +25,7 @@ from tests.jobs.samples import measured
 FILE = run_file.write(StoredRecord(kind="measurement", name="n", created=1.0, record=to_msgpack(measured())))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.integers(0, len(FILE) * 8 - 1))
 def test_every_flipped_bit_is_noticed(bit: int) -> None:
     data = bytearray(FILE)
@@ -34,14 +34,14 @@ def test_every_flipped_bit_is_noticed(bit: int) -> None:
         run_file.read(bytes(data))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.integers(0, len(FILE) - 1))
 def test_every_cut_is_noticed(n_bytes: int) -> None:
     with pytest.raises(UnreadableFile, match="cut short|not a run file"):
         run_file.read(FILE[:n_bytes])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.binary().filter(lambda data: not data.startswith(run_file.MAGIC)))
 def test_foreign_files_are_refused(data: bytes) -> None:
     with pytest.raises(UnreadableFile, match="not a run file"):

@@ -95,7 +95,7 @@ class Server:
 REPLACED = {"preset": ["a", "c"], "other preset": ["b"]}
 
 
-@settings(max_examples=300)
+@settings(max_examples=50)
 @given(
     st.lists(
         st.one_of(

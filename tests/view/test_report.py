@@ -245,7 +245,7 @@ def draw(run: Any) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.data())
 def test_what_passes_is_drawn(data: st.DataObject) -> None:
     name, path, kind = data.draw(st.sampled_from(PLACES))

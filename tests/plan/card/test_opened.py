@@ -202,7 +202,7 @@ def test_hostile_traces_are_one_sentence(data: bytes) -> None:
 DAMAGED = [pickle.dumps(framed_document()), json.dumps(gpu_trace()).encode(), pickle.dumps({"x": Touch(Path("mark"))})]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(data=st.data())
 def test_damaged_files_open_or_end_in_one_sentence(data: st.DataObject) -> None:
     file = bytearray(data.draw(st.sampled_from(DAMAGED)))

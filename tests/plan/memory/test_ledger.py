@@ -27,7 +27,7 @@ from tests.graphs import alive_at
 from tests.view.builders import MIB, Chain, logs, measured, runs
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(logs())
 def test_the_ledger_adds_up_at_every_tick(log: Allocations) -> None:
     run = msgspec.structs.replace(measured(), allocations=log, phases=())
@@ -74,7 +74,7 @@ def test_a_ledger_is_a_record() -> None:
     assert from_msgpack(to_msgpack(at), Ledger) == at
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(logs())
 def test_series_agree_with_the_record(log: Allocations) -> None:
     assert held(log).tolist() == log.held_bytes.tolist()

@@ -77,13 +77,13 @@ files = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(files)
 def test_what_is_read_is_what_was_written(file: PolicyFile) -> None:
     assert policy_file.loads(policy_file.dumps(file)) == file
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(files, st.integers(0, 10_000), st.text(max_size=3))
 def test_a_damaged_file_gives_an_error_of_ours_or_a_policy(file: PolicyFile, at: int, junk: str) -> None:
     text = policy_file.dumps(file)
@@ -94,7 +94,7 @@ def test_a_damaged_file_gives_an_error_of_ours_or_a_policy(file: PolicyFile, at:
         assert "\n" not in error.sentence
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.text())
 def test_any_text_gives_an_error_of_ours(text: str) -> None:
     with pytest.raises(UnreadableFile):

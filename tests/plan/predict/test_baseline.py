@@ -26,7 +26,7 @@ def under(run: Measurement, policy: Policy) -> Measurement:
     return msgspec.structs.replace(run, spec=msgspec.structs.replace(run.spec, policy=policy))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(chains, st.data())
 def test_any_policy_of_the_textbook_chain_gives_its_baseline_back(chain: Chain, data: st.DataObject) -> None:
     chosen = data.draw(st.sets(st.integers(0, chain.n_blocks - 1), min_size=1))
@@ -134,7 +134,7 @@ def at_batch(batch: int, chosen: frozenset[int] = frozenset(), *, squared: int =
     return measured(chain, chosen)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.sets(st.integers(1, 6), min_size=2, max_size=3), st.integers(1, 500), st.frozensets(st.integers(0, 5)))
 def test_any_batch_of_the_textbook_chain_under_any_policy(sizes: set[int], batch: int, chosen: frozenset[int]) -> None:
     real = at_batch(batch, chosen)

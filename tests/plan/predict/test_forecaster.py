@@ -31,7 +31,7 @@ def without_stash(run: Measurement, *units: str | tuple[str, ...]) -> Forecast:
     return Forecaster(run).forecast(Policy.recompute(units, preserve_rng_state=False))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(chains, st.data())
 def test_any_policy_on_the_textbook_chain_comes_true(chain: Chain, data: st.DataObject) -> None:
     """Up to one block output and one gradient: those live across the moment at which a block's backward begins."""
@@ -248,7 +248,7 @@ def test_a_run_holds_its_peak_where_it_was_foreseen(kept: Measurement, blocks: l
     assert {role: at.by_role[role] for role in fixed} == {role: real.by_role[role] for role in fixed}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(chains, st.data())
 def test_the_predicted_peak_is_that_of_the_toggled_run(chain: Chain, data: st.DataObject) -> None:
     """Up to one block output and one gradient: those live across the moment at which a block's backward begins."""

@@ -31,7 +31,7 @@ from tests.plan.why.test_peak import graph
 from tests.view.builders import MIB, Book, Chain, measured, runs, two_blocks
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(runs(), st.integers(0, 60), st.integers(0, 60))
 def test_entries_of_a_block_and_between_two_ticks(run: Measurement, first: int, end: int) -> None:
     replay, log = Replay.of(run, None), run.allocations

@@ -136,7 +136,7 @@ def test_kept_activations_are_counted_by_block() -> None:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(chains, st.data())
 def test_every_policy_gets_a_first_sentence_and_whole_sentences(chain: Chain, data: st.DataObject) -> None:
     pair = compared(chain, data.draw(st.sets(st.integers(0, chain.n_blocks - 1))))

@@ -66,7 +66,7 @@ changes = st.one_of(
 happenings = st.lists(st.tuples(st.sampled_from(["choose", "elsewhere", "nothing"]), changes), max_size=8)
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(happenings)
 def test_widget_and_record_say_the_same_whatever_changed_last(happened: list[tuple[str, tuple[str, Any]]]) -> None:
     at = AppTest.from_function(small_page, default_timeout=60)
