@@ -14,7 +14,7 @@ from explorer.plan.policy import file as policy_file
 
 pytestmark = pytest.mark.usefixtures("shared")
 
-UNET = ["plan", "sample_models/unet.py", "--set", "batch=2", "--repeats", "1"]
+UNET = ["plan", "sample_models/unet.py", "--set", "batch=2", "--set", "depth=2", "--repeats", "1"]
 
 
 def run(*arguments: str) -> Result:

@@ -25,8 +25,6 @@ from tests.plan.export.runs import (
     ran_again,
 )
 
-pl = pytest.importorskip("lightning.pytorch")
-strategies = pytest.importorskip("lightning.pytorch.strategies")
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated"),
@@ -44,22 +42,24 @@ class Whole(nn.Module):
         return self._fsdp_wrapped_module(*args, **kwargs)
 
 
-class OnCpu(strategies.FSDPStrategy):  # type: ignore[misc, name-defined]
-    """The strategy itself; its name is not on the list of those that need a GPU."""
+def training() -> Any:
+    """A module of Lightning, which is imported here: collecting the tests of all rooms would wait for it."""
+    pl = pytest.importorskip("lightning.pytorch")
 
+    class Training(pl.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.net = Chain()
 
-class Training(pl.LightningModule):  # type: ignore[misc, name-defined]
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = Chain()
+        def training_step(self, batch: Tensor, i: int) -> Tensor:
+            output: Tensor = self.net(batch)
+            return output.square().mean()
 
-    def training_step(self, batch: Tensor, i: int) -> Tensor:
-        output: Tensor = self.net(batch)
-        return output.square().mean()
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+    return Training()
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +80,7 @@ def trained(module: Any, **chosen: Any) -> tuple[Gradients, Calls]:
     names = {name: one for name, one in module.named_modules() if not list(one.children())}
     for name, one in names.items():
         one.register_forward_pre_hook(lambda _, given, name=name: calls.update({name: calls.get(name, 0) + 1}))
-    trainer = pl.Trainer(
+    trainer = pytest.importorskip("lightning.pytorch").Trainer(
         accelerator="cpu", devices=1, max_steps=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, **chosen,
     )  # fmt: skip
@@ -91,9 +91,14 @@ def trained(module: Any, **chosen: Any) -> tuple[Gradients, Calls]:
 
 
 def test_the_chosen_blocks_run_again_under_its_trainer_and_no_others() -> None:
+    strategies = pytest.importorskip("lightning.pytorch.strategies")
+
+    class OnCpu(strategies.FSDPStrategy):  # type: ignore[misc, name-defined]
+        """The strategy itself; its name is not on the list of those that need a GPU."""
+
     chosen = ("net.layers.1", "net.layers.3")
-    plain, before = trained(Training())
-    module = Training()
+    plain, before = trained(training())
+    module = training()
     policy = module_of(file_of(*chosen), "lightning").activation_checkpointing_policy(module)
     strategy = OnCpu(activation_checkpointing_policy=policy, process_group_backend="gloo")
     gradients, calls = trained(module, strategy=strategy)
@@ -104,10 +109,10 @@ def test_the_chosen_blocks_run_again_under_its_trainer_and_no_others() -> None:
 
 def test_it_is_ignored_where_the_model_holds_wrappers_already() -> None:
     """As the exported file says."""
+    module = training()
     from lightning.fabric.strategies.fsdp import _setup_activation_checkpointing
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-    module = Training()
     policy = module_of(file_of("net.layers.1"), "lightning").activation_checkpointing_policy(module)
     module.net.layers["0"] = checkpoint_wrapper(module.net.layers["0"])
     with pytest.warns(UserWarning, match="Checkpointing will be ignored"):
