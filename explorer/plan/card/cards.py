@@ -36,8 +36,8 @@ CARDS: dict[str, Card] = {
     "rtx4090": Card(name="RTX 4090", total_bytes=int(23.64 * GIB), capability="8.9"),
     # GaoLii/DSP, issue 10
     "rtx3090": Card(name="RTX 3090", total_bytes=int(23.70 * GIB), capability="8.6"),
-    # bupticybee/FastLoRAChat, issue 6
-    "t4": Card(name="T4", total_bytes=int(14.76 * GIB), capability="7.5"),
+    # Zheng-Chong/CatVTON, issue 133; older drivers left more (14.76 GiB in bupticybee/FastLoRAChat, issue 6)
+    "t4": Card(name="T4", total_bytes=int(14.56 * GIB), capability="7.5"),
 }
 
 
