@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
+from explorer.plan.predict.calls import COUNTER_BYTES
 from explorer.plan.predict.changes import Nest, Simulated, rerun_events
 from explorer.plan.predict.replay import Replay
 from explorer.record.allocations import ROLES, Allocations, Phase, PhaseSpan
@@ -95,6 +96,12 @@ def _write_lives(written: _Written, replay: Replay, simulated: Simulated, nest: 
         stretches[entry] = []
     for entry, first, end in zip(*(part.tolist() for part in simulated.lives)):
         stretches[entry].append((first, end))
+    read_in = {  # a kept result goes where its rerun reads it
+        (entry, end): (end, RERUN, i, int(replay.died[entry]))
+        for i, call in enumerate(nest.calls)
+        for entry, _, end in call.held
+        if end == call.begins
+    }
     for call in nest.calls:  # an output that other blocks hold until their backward is made again
         for entry in {*call.saved_outputs, *call.entries[call.leaves >= call.begins].tolist()}:
             lives = stretches.setdefault(entry, [(int(replay.born[entry]), int(replay.died[entry]))])
@@ -107,7 +114,7 @@ def _write_lives(written: _Written, replay: Replay, simulated: Simulated, nest: 
         for first, end in stretches.get(entry, ((born[entry], died[entry]),)):
             if first >= end:
                 continue
-            dies = (end, EVENT if end == died[entry] else FREE, 0, 0)
+            dies = read_in.get((entry, end), (end, EVENT if end == died[entry] else FREE, 0, 0))
             if first == born[entry]:
                 written.add(entry, size[entry], role[entry], (first, EVENT, 0, 0), dies)
                 continue
@@ -135,8 +142,9 @@ def _write_rerun(written: _Written, replay: Replay, nest: Nest, i: int, restored
     begins, over = (call.begins, RERUN, i, 0), (call.begins, RERUN, i, last + 1)
     for _, end, n_bytes in call.copies:
         written.add(-1, n_bytes, UNATTRIBUTED, begins, (end, FREE, 0, 0))
-    if rest := call.statistics_bytes - sum(n_bytes for _, _, n_bytes in call.copies):
-        written.add(-1, rest, UNATTRIBUTED, begins, over)
+    rest = call.statistics_bytes - sum(n_bytes for _, _, n_bytes in call.copies)
+    for n_bytes in [COUNTER_BYTES] * (rest // COUNTER_BYTES) if call.copies else [rest] if rest else []:
+        written.add(-1, n_bytes, UNATTRIBUTED, begins, over)
 
 
 def _timeline(

@@ -228,10 +228,17 @@ def on_b200(target: str) -> tuple[Measurement, Forecaster, ModelGraph]:
     return run, Forecaster(run, graph), graph
 
 
-@pytest.mark.parametrize("name", ["all", "sqrt", "keep-products", "nested"])
-def test_the_forecast_of_a_policy_fills_a_card_as_the_policy_played_does(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("all", "sample_models/vit.py:build"),
+        ("keep-products", "sample_models/vit.py:build"),
+        ("sqrt", "sample_models/resnet.py:build"),
+        ("nested", "tests/browser/tiny_model.py:large"),
+    ],
+)
+def test_the_forecast_of_a_policy_fills_a_card_as_the_policy_played_does(name: str, target: str) -> None:
     nested = Policy(units=tuple(Unit(blocks=(fqn,)) for fqn in ("layers.0", "layers.0.inner", "layers.3")))
-    target = "tests/browser/tiny_model.py:large" if name == "nested" else "sample_models/vit.py:build"
     run, forecaster, graph = on_b200(target)
     policy = nested if name == "nested" else preset(name, graph)
     step, played_step = forecaster.step(policy), measure_without_data(replace(run.spec, policy=policy))
