@@ -97,6 +97,9 @@ class Block(Record):
     """The innermost blocks whose operations save each returned storage; the empty string is the model, or the loss."""
     inputs_saved_in: tuple[tuple[str, ...], ...] = ()
     """The innermost blocks whose operations save each storage among the inputs of a call."""
+    inputs_in_containers: tuple[bool, ...] = ()
+    """For each storage among the inputs of a call: true if it comes inside a tuple, list or object alone. Checkpoints
+    hold these objects themselves. Empty: none does, or calls differ."""
     follows: str | None = None
     """The sibling before this block in a chain. Only this block uses the sibling's output, and its other inputs are
     inputs of the sibling. Both may be recomputed as one segment. Empty string: no sibling; None: not observed."""

@@ -38,11 +38,14 @@ def bundled(name: str) -> RecordedSample:
 
 
 def run_of(name: str, *, observed: bool = True) -> tuple[Measurement, ModelGraph]:
-    """The recorded step; not `observed`: without the moments at which forward lets go, as in runs of other sources."""
+    """The recorded step; not `observed`: without the moments at which forward lets go, as in runs of other sources, and
+    as if every block were given its tensors in a tuple."""
     run = bundled(name).run
     assert run.allocations is not None and run.graph is not None
+    packed = [replace(block, inputs_in_containers=(True,) * len(block.inputs_saved_in)) for block in run.graph.blocks]
+    graph = run.graph if observed else replace(run.graph, blocks=tuple(packed))
     log = run.allocations if observed else replace(run.allocations, released=column())
-    return replace(run, allocations=log), run.graph
+    return replace(run, allocations=log, graph=graph), graph
 
 
 def policies(name: str, kind: str, n: int) -> tuple[Policy, ...]:

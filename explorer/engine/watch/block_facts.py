@@ -48,6 +48,8 @@ class BlockFacts:
     """Storages of each call's output."""
     arguments: list[tuple[StorageName, ...]] = field(default_factory=list)
     """Storages of each call's arguments."""
+    in_containers: set[tuple[bool, ...]] = field(default_factory=set)
+    """Whether each of them comes inside a container alone, call by call."""
     saved: dict[StorageName, int] = field(default_factory=dict)
     """Bytes of each storage that this module made and any block saves for backward."""
     traits: set[Trait] = field(default_factory=set)
@@ -106,6 +108,12 @@ class BlockNotes(NoteTaker):
             for names in zip(*calls)
         )
 
+    def in_containers(self, fqn: str) -> tuple[bool, ...]:
+        """Whether each storage of the arguments comes inside a container alone; empty if none does, or calls differ."""
+        calls = self.facts[fqn].in_containers
+        flags = next(iter(calls)) if len(calls) == 1 else ()
+        return flags if any(flags) else ()
+
     def add_up_containers(self) -> None:
         """Sums the facts of children into containers that are never called (ModuleList)."""
         for fqn, facts in reversed(self.facts.items()):
@@ -127,6 +135,9 @@ class BlockNotes(NoteTaker):
         if not fqn:
             self.flow.add_inputs(tensors_in((*args, *kwargs.values())))
         facts.arguments.append(tuple(dict.fromkeys(map(self.watch.name, dense_tensors((args, kwargs))))))
+        plain = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        named = set(map(self.watch.name, dense_tensors(plain)))
+        facts.in_containers.add(tuple(name not in named for name in facts.arguments[-1]))
         self._calls.append(_Call(facts.flops))
 
     def left(self, fqn: str, output: Any) -> None:

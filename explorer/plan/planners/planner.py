@@ -29,7 +29,7 @@ from explorer.plan.planners.candidates import (
 from explorer.plan.planners.chain import ChainProgram, is_chain_of_few, places_of
 from explorer.plan.planners.program import LEAST_SECONDS, Limits, Program, Solution
 from explorer.plan.planners.variables import Variables
-from explorer.plan.predict.changes import stash_bytes
+from explorer.plan.predict.calls import stash_bytes
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.predict.linear_memory import UnitCalls, linear_reruns, linear_timeline
 from explorer.plan.sizes import mib, mib_up, told_apart

@@ -13,8 +13,11 @@ changes.py to one policy, tensor by tensor. linear_memory.py applies them to all
    later, it is freed when the code around that call returns. Autocast's copy of a weight is freed when forward ends.
 2. Inputs. The checkpoint of a call keeps its inputs until backward of the call has ended, although another unit would
    free them. A call inside another call keeps its inputs from the rerun of the outer call until its own rerun.
+   A tensor that comes inside a tuple or object is kept by that object: the tensor of forward stays until backward of
+   the inner call has ended, beside the one that the outer rerun makes.
 3. Generator. Each call keeps the state of torch's CPU generator from its forward until its backward has ended. During
-   the rerun the checkpoint keeps the present state as well.
+   the rerun the checkpoint keeps the present state as well. An input that the call saves keeps the state through the
+   last operator of its backward.
 4. Rerun. A rerun holds the temporary tensors of forward a second time, up to its last saved tensor (early stop).
 5. Statistics. A rerun updates copies of running statistics. The copies of a norm live until its backward.
 6. Kept operators (save_ops). The results of the named operators stay from forward on, whether backward needs them or

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from explorer.errors import BadInput
 from explorer.plan.memory.ledger import Bytes, Mask, alive, array_of, peak_tick
 from explorer.plan.names import lineage
-from explorer.plan.predict.changes import stash_bytes
+from explorer.plan.predict.calls import stash_bytes
 from explorer.plan.predict.not_predicted import no_baseline
 from explorer.plan.predict.replay import BACKWARD, Replay
 from explorer.record.allocations import ROLES, Allocations, Calls, Phase, PhaseSpan

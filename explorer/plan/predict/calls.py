@@ -19,9 +19,18 @@ from explorer.plan.predict.replay import BACKWARD, FORWARD, NEVER, RECOMPUTE, SA
 from explorer.plan.predict.step_cost import run_again
 from explorer.record.allocations import ROLES
 from explorer.record.graph import ModelGraph
+from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy, Unit
 
 NOTHING: Bytes = np.zeros(0, dtype=np.int64)
+RNG_STATE_BYTES = 5056
+"""State of torch's CPU generator (torch.get_rng_state), which every checkpoint call keeps; a GPU's lies on the CPU."""
+
+
+def stash_bytes(measurement: Measurement, policy: Policy) -> int:
+    """Bytes that every checkpoint call keeps on the measured device for its generator; a step for a card has none."""
+    on_cpu = measurement.environment.device == "cpu" and measurement.card is None
+    return RNG_STATE_BYTES if policy.preserve_rng_state and on_cpu else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +60,9 @@ class SavedByCall:
     Backward of the other blocks has ended by then."""
     again_bytes: int
     """Peak bytes of the rerun alone."""
+    blocks: tuple[str, ...] = ()
+    in_containers: tuple[int, ...] = ()
+    """Inputs that come inside a tuple, list or object alone."""
     held: tuple[tuple[int, int, int], ...] = ()
     """Entries that stay alive whatever was measured: entry, first tick, end tick."""
     copies: tuple[tuple[int, int, int], ...] = ()
@@ -96,15 +108,20 @@ def _saved_by_call(
     last = int(born[inner].max(initial=first))
     again = replay.between(first, last if stops_early else end)
     leaves = _leaves(replay, saved, members, own_outputs)
+    inputs, flags = members[0].inputs, replay.in_containers.get(unit[0], ())
+    # The first operator that reads an input is often the last of backward: what it saves lives until it has run.
+    runs_last = any(is_within(fqn, block) for i in inputs for fqn in replay.saved_in.get(i, ()) for block in unit)
     return SavedByCall(
         first=first,
         entries=saved,
         leaves=leaves,
         begins=begins,
-        ends=int(died[saved].max(initial=births.max(initial=begins))),
+        ends=int(died[saved].max(initial=births.max(initial=begins) + (runs_last and len(births) > 0))),
         end=end,
         until=last if stops_early else end,
-        inputs=members[0].inputs,
+        inputs=inputs,
+        blocks=tuple(unit),
+        in_containers=tuple(i for i, flag in zip(inputs, flags) if flag) if len(flags) == len(inputs) else (),
         outputs=tuple(own_outputs),
         saved_outputs=tuple(saved_outputs),
         late_bytes=late_bytes(replay, saved, leaves >= begins, saved_outputs),
@@ -171,6 +188,24 @@ def _leaves(replay: Replay, saved: NDArray[np.intp], members: Sequence[Call], ow
     if len(replay.casts) and len(saved):
         leaves[np.isin(saved, replay.casts)] = replay.forward_ends(members[-1].end)
     return leaves
+
+
+def kept_by_containers(
+    replay: Replay, nested: Sequence[tuple[SavedByCall, SavedByCall]]
+) -> tuple[dict[int, int], set[int]]:
+    """Tensors that calls are given in containers (rule 2), of `nested` calls, each with the outermost call around it.
+
+    Until when the tensor that forward made stays, by entry; and the entries that no other operator saves.
+    """
+    until: dict[int, int] = {}
+    savers: dict[int, set[str]] = {}
+    for call, outermost in nested:
+        for entry in call.in_containers:
+            if outermost.first < replay.born[entry] <= outermost.end:
+                until[entry] = max(until.get(entry, 0), call.ends)
+                others = savers.setdefault(entry, set(replay.saved_in.get(entry, ("",))))
+                others -= {fqn for fqn in others if any(is_within(fqn, block) for block in call.blocks)}
+    return until, {entry for entry, others in savers.items() if not others}
 
 
 def late_bytes(replay: Replay, entries: Bytes, late: Mask, saved_outputs: Sequence[int]) -> int:

@@ -9,14 +9,12 @@ calls.py has the changes of one call; this file combines calls by rules 1, 2, 3 
     outer   |____ i1 ____ i2 ____ i3 ____|     forward keeps nothing inside but the generator state of each unit
     again   |____ i1 ____ i2 ____ ^            keeps the inputs of i1, i2, i3, and stops where i3 is entered
     then    i3 again, its backward, i2 again, its backward, ...
-
-Test against real runs: tests/engine/bench/test_predictions.py.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -25,24 +23,15 @@ from numpy.typing import NDArray
 
 from explorer.plan.memory.ledger import Bytes, Mask
 from explorer.plan.names import above
-from explorer.plan.predict.calls import FOREVER, NOTHING, SavedByCall, most_at_once
+from explorer.plan.predict.calls import FOREVER, NOTHING, SavedByCall, kept_by_containers, most_at_once
 from explorer.plan.predict.replay import Replay
 from explorer.plan.predict.step_cost import stops_inside
 from explorer.record.graph import ModelGraph
-from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy, Unit
 
-RNG_STATE_BYTES = 5056
-"""State of torch's CPU generator (torch.get_rng_state), which every checkpoint call keeps; a GPU's lies on the CPU."""
 NO_PARENT = -1
 Changes = NDArray[np.int64]
 """First ticks, end ticks, and bytes more than measured between them."""
-
-
-def stash_bytes(measurement: Measurement, policy: Policy) -> int:
-    """Bytes that every checkpoint call keeps on the measured device for its generator; a step for a card has none."""
-    on_cpu = measurement.environment.device == "cpu" and measurement.card is None
-    return RNG_STATE_BYTES if policy.preserve_rng_state and on_cpu else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +43,6 @@ class Nest:
     """Index in `calls` of the innermost call around each call, or NO_PARENT."""
     stops_inside: tuple[bool, ...]
     """True if the rerun of the call ends where its last inner unit is entered, by call."""
-
     inside: Mapping[int, Sequence[int]]
     """Indices of the calls directly inside a call, by index of a call that contains some."""
 
@@ -161,6 +149,12 @@ def leaves_again(replay: Replay, call: SavedByCall) -> Bytes:
     return np.where(replay.released[call.entries] > 0, replay.released[call.entries], inferred)
 
 
+def _in_containers(replay: Replay, nest: Nest) -> tuple[dict[int, int], set[int]]:
+    """Tensors in containers that calls inside other calls are given (rule 2)."""
+    nested = [i for i, call in enumerate(nest.calls) if call.in_containers and nest.parent[i] != NO_PARENT]
+    return kept_by_containers(replay, [(nest.calls[i], nest.calls[nest.above(i)[-1]]) for i in nested])
+
+
 def entries_restored_with(nest: Nest, i: int, owner: Bytes) -> Bytes:
     """Entries that calls around call `i` restore, or keep for inner calls, at the tick at which `i` begins."""
     parts = [np.array(nest.calls[i].inputs, dtype=np.int64)]
@@ -208,11 +202,14 @@ class Simulated:
     """Entry, first tick and end tick of each stretch in which any other entry of the calls is held."""
     owner: Bytes
     """The innermost call that makes each entry again, or -1."""
+    never: Sequence[int] = ()
+    """Entries that no rerun makes again for later."""
 
 
 def changes_of(replay: Replay, nest: Nest, border: int | None, *, stash_bytes: int) -> Simulated:
     """Changes if all calls of `nest` are recomputed. Tick `border` is the end of forward, None if not reached."""
-    absent, retained = _absences(replay, nest), _inputs_and_results(replay, nest)
+    until, never = _in_containers(replay, nest)
+    absent, retained = _absences(replay, nest, list(never)), _inputs_and_results(replay, nest, until)
     born, died, size = replay.born, replay.died, replay.size
     is_retained = np.zeros(len(size), dtype=bool)
     is_retained[retained.entry] = True
@@ -231,7 +228,9 @@ def changes_of(replay: Replay, nest: Nest, border: int | None, *, stash_bytes: i
     simulated = (lives[1], lives[2], size[lives[0]])
     copies = [copy for call in nest.calls for copy in call.copies]
     stashes = [(call.first, call.ends, stash_bytes) for call in nest.calls]
-    stashed = np.array([*stashes, *copies], dtype=np.int64).reshape(-1, 3).T
+    leaves = {entry: min(int(absent.first_leave[entry]), int(died[entry])) for entry in until}
+    firsts = [(leaves[entry], end, int(size[entry])) for entry, end in until.items() if leaves[entry] < end]
+    stashed = np.array([*stashes, *copies, *firsts], dtype=np.int64).reshape(-1, 3).T
     saved, away = 0, np.zeros(len(replay.size), dtype=bool)
     if border is not None:
         is_kept = np.zeros(len(replay.size), dtype=bool)
@@ -240,13 +239,15 @@ def changes_of(replay: Replay, nest: Nest, border: int | None, *, stash_bytes: i
         away[absent.entry[(absent.leave <= border + 1) & (border < absent.back)]] = True
         away &= ~is_kept
         longer = int(replay.size[is_kept & (replay.died <= border)].sum())
-        stash = sum(size for first, end, size in stashes if first <= border < end)
+        stash = sum(size for first, end, size in (*stashes, *firsts) if first <= border < end)
         saved = longer + stash - int(replay.size[away].sum())
     parts = (left, measured, simulated, stashed)
     changes = np.empty((3, sum(len(part[0]) for part in parts)), dtype=np.int64)
     for row, columns in zip(changes, zip(*parts)):
         np.concatenate(columns, out=row)
-    return Simulated(changes=changes, saved_bytes=saved, away=away, gone=gone, lives=lives, owner=absent.owner)
+    return Simulated(
+        changes=changes, saved_bytes=saved, away=away, gone=gone, lives=lives, owner=absent.owner, never=list(never)
+    )
 
 
 def _single_gaps(replay: Replay, absent: _Absent, is_retained: Mask) -> tuple[tuple[Bytes, Bytes, Bytes], Mask]:
@@ -281,7 +282,7 @@ class _Retained:
     back: Bytes
 
 
-def _absences(replay: Replay, nest: Nest) -> _Absent:
+def _absences(replay: Replay, nest: Nest, never: Sequence[int]) -> _Absent:
     """Entries that calls make again. The first call decides `leave`, the innermost `back` (rule 1)."""
     calls = nest.calls
     entries, leaves = joined([call.entries for call in calls]), joined([call.leaves for call in calls])
@@ -293,18 +294,20 @@ def _absences(replay: Replay, nest: Nest) -> _Absent:
     entry = np.flatnonzero(owner >= 0)
     back = np.zeros(len(replay.size), dtype=np.int64)
     back[entries] = np.repeat([call.begins for call in calls], n_entries)
+    back[never] = replay.died[never]
     return _Absent(entry=entry, leave=leave[entry], back=back[entry], owner=owner, first_leave=leave)
 
 
-def _inputs_and_results(replay: Replay, nest: Nest) -> _Retained:
+def _inputs_and_results(replay: Replay, nest: Nest, in_containers: Collection[int]) -> _Retained:
     """Inputs that checkpoints keep (rule 2), and results of kept operators (rule 6)."""
     inputs: list[int] = []
     since: list[int] = []
     until: list[int] = []
     for call, parent in zip(nest.calls, nest.parent):
-        inputs += call.inputs
-        since += [nest.calls[parent].begins if parent >= 0 else 0] * len(call.inputs)
-        until += [call.begins if parent >= 0 else call.ends] * len(call.inputs)
+        kept = [entry for entry in call.inputs if parent < 0 or entry not in in_containers]
+        inputs += kept
+        since += [nest.calls[parent].begins if parent >= 0 else 0] * len(kept)
+        until += [call.begins if parent >= 0 else call.ends] * len(kept)
         for one, first, end in call.held:
             inputs.append(one)
             since.append(first)
@@ -369,7 +372,8 @@ def reruns(
     for i, (call, tick, place) in enumerate(zip(nest.calls, before, places)):
         base = int(replay.line[tick] + offsets[place]) - call.late_bytes
         if nest.parent[i] >= 0:
-            base += _bytes_absent_at(replay, simulated, entries_restored_with(nest, i, simulated.owner), tick)
+            restored = np.setdiff1d(entries_restored_with(nest, i, simulated.owner), simulated.never)
+            base += _bytes_absent_at(replay, simulated, restored, tick)
         # Rule 3: the present state of the generator.
         yield tick, base + again_bytes(replay, nest, i, stash_bytes=stash_bytes) + stash_bytes
 

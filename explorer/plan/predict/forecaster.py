@@ -15,7 +15,7 @@ import numpy as np
 from explorer.plan.memory.ledger import Bytes, cells_of, ledger
 from explorer.plan.names import is_within
 from explorer.plan.predict.baseline import keep_all_from
-from explorer.plan.predict.calls import SavedByCall, calls_of, results_unknown, saved_by_calls
+from explorer.plan.predict.calls import SavedByCall, calls_of, results_unknown, saved_by_calls, stash_bytes
 from explorer.plan.predict.changes import (
     Nest,
     Simulated,
@@ -29,7 +29,6 @@ from explorer.plan.predict.changes import (
     offsets_of,
     peak_with,
     reruns,
-    stash_bytes,
 )
 from explorer.plan.predict.not_predicted import not_covered, not_predicted
 from explorer.plan.predict.predicted_step import Reruns, predicted_step

@@ -128,6 +128,8 @@ class Replay:
     """The innermost blocks that save an input or output of a block, by entry; see `Block.outputs_saved_in`."""
     saved_outside: dict[str, tuple[bool, ...]]
     """Whether other blocks save each output of a block, by block; see `Block.outputs_saved_outside`."""
+    in_containers: dict[str, tuple[bool, ...]] = field(default_factory=dict)
+    """Whether each input of a block comes inside a container alone, by block; see `Block.inputs_in_containers`."""
     calls_of_units: dict[object, list[Any]] = field(default_factory=dict)
     """Results of `saved_by_calls` in calls.py, which a planner and its forecasts share."""
 
@@ -175,6 +177,7 @@ class Replay:
             casts=array_of(log.weight_casts if measurement.spec.autocast != "none" else column()),
             saved_in=_saved_in(calls, graph),
             saved_outside={} if graph is None else {block.fqn: block.outputs_saved_outside for block in graph.blocks},
+            in_containers={} if graph is None else {block.fqn: block.inputs_in_containers for block in graph.blocks},
         )
 
     def below(self, fqn: str) -> NDArray[np.intp]:

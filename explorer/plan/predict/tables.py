@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 
 from explorer.plan.names import Fqns
 from explorer.plan.predict.baseline import keep_all_from
-from explorer.plan.predict.calls import SavedByCall, calls_of, norms_below, results_unknown
-from explorer.plan.predict.changes import leaves_again, stash_bytes
+from explorer.plan.predict.calls import SavedByCall, calls_of, norms_below, results_unknown, stash_bytes
+from explorer.plan.predict.changes import leaves_again
 from explorer.plan.predict.not_predicted import not_predicted
 from explorer.plan.predict.replay import Replay
 from explorer.plan.predict.step_cost import (
@@ -49,6 +49,8 @@ class CallTable(Record):
     saved_outputs: tuple[int, ...]
     results: tuple[tuple[int, int, int], ...]
     """`SavedByCall.held`."""
+    in_containers: tuple[tuple[int, Fqns], ...]
+    """Each input that comes inside a container alone, and the innermost blocks that save it."""
     copies: tuple[tuple[str, int, int, int], ...]
     """Norm, first tick, end tick and bytes; a unit inside that holds the norm makes the copy instead."""
 
@@ -188,5 +190,6 @@ def _call_table(replay: Replay, call: SavedByCall, copies: Iterable[tuple[str, i
         outputs=call.outputs,
         saved_outputs=call.saved_outputs,
         results=call.held,
+        in_containers=tuple((entry, replay.saved_in.get(entry, ("",))) for entry in call.in_containers),
         copies=tuple(copies),
     )

@@ -103,29 +103,47 @@ function nestOf(units, outer) {
 
 const below = (node) => node.inside.flatMap((inner) => [inner, ...below(inner)]);
 
+// Rule 2: until when tensors stay that calls inside others are given in containers, and those that nothing else saves.
+function keptByContainers(step, nest) {
+  const until = new Map(), savers = new Map();
+  for (const { call, unit, parent } of nest) {
+    let outermost = parent;
+    while (outermost?.parent) outermost = outermost.parent;
+    for (const [entry, blocks] of parent ? call.in_containers : []) {
+      if (step.born[entry] <= outermost.call.first || step.born[entry] > outermost.call.end) continue;
+      until.set(entry, Math.max(until.get(entry) ?? 0, call.ends));
+      const others = savers.get(entry) ?? blocks;
+      savers.set(entry, others.filter((fqn) => !unit.blocks.some((block) => isWithin(fqn, block))));
+    }
+  }
+  return { until, never: new Set([...savers.keys()].filter((entry) => !savers.get(entry).length)) };
+}
+
 // Rule 1: of several calls that free an entry, the first decides when it leaves, the innermost when it is back.
-function absences(step, nest) {
+function absences(step, nest, never) {
   const owner = new Int32Array(step.size.length).fill(-1);
   const leave = new Float64Array(step.size.length).fill(Infinity), back = new Float64Array(step.size.length);
   for (const { call, index } of nest) {
     call.entries.forEach((entry, i) => {
       owner[entry] = index; // inner calls come last
       leave[entry] = Math.min(leave[entry], call.leaves[i]);
-      back[entry] = call.begins;
+      back[entry] = never.has(entry) ? step.died[entry] : call.begins;
     });
   }
   return { owner, leave, back };
 }
 
 // Rules 2 and 6: the stretches [from, to] in which checkpoints keep inputs and results, by entry.
-function retained(step, nest) {
+function retained(step, nest, inContainers) {
   const stretches = new Map();
   const keep = (entry, from, to) => {
     if (!stretches.has(entry)) stretches.set(entry, []);
     stretches.get(entry).push([Math.max(from, step.born[entry]), to]);
   };
   for (const { call, parent } of nest) {
-    for (const entry of call.inputs) keep(entry, parent ? parent.call.begins : 0, parent ? call.begins : call.ends);
+    for (const entry of call.inputs) {
+      if (!parent || !inContainers.has(entry)) keep(entry, parent ? parent.call.begins : 0, parent ? call.begins : call.ends);
+    }
     for (const [entry, from, to] of call.results) keep(entry, from, to);
   }
   return stretches;
@@ -145,7 +163,8 @@ function joined(stretches, length) {
 // The changes of the line, the bytes saved at the end of forward, and where each touched entry is.
 function simulate(step, nest) {
   const { born, died, size, forward_end_tick: border } = step;
-  const { owner, leave, back } = absences(step, nest), kept = retained(step, nest);
+  const { until, never } = keptByContainers(step, nest);
+  const { owner, leave, back } = absences(step, nest, never), kept = retained(step, nest, until);
   const gone = new Map(), lives = new Map(), changes = [], away = new Uint8Array(size.length);
   let saved = 0;
   for (let entry = 0; entry < size.length; entry++) {
@@ -173,7 +192,12 @@ function simulate(step, nest) {
     changes.push([call.first, call.ends, step.stash_bytes], ...copies.map(([, from, to, bytes]) => [from, to, bytes])); // rules 3, 5
     if (call.first <= border && border < call.ends) saved += step.stash_bytes;
   }
-  return { owner, gone, lives, changes, saved, away };
+  for (const [entry, end] of until) {
+    const first = Math.min(leave[entry], died[entry]);
+    changes.push([first, end, size[entry]]);
+    if (first <= border && border < end) saved += size[entry];
+  }
+  return { owner, gone, lives, changes, saved, away, never };
 }
 
 const isAbsent = (step, { gone, lives }, entry, tick) => {
@@ -218,7 +242,7 @@ function reruns(step, nest, simulated, line) {
   return nest.map((node) => {
     const tick = Math.max(node.call.begins - 1, 0);
     let bytes = line[tick] - node.call.late_bytes + againBytes(step, node) + step.stash_bytes; // rule 3
-    for (const entry of node.parent ? restoredWith(node, simulated.owner) : [])
+    for (const entry of node.parent ? restoredWith(node, simulated.owner).difference(simulated.never) : [])
       if (isAbsent(step, simulated, entry, tick)) bytes += step.size[entry];
     return [tick, bytes];
   });

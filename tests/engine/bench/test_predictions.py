@@ -12,7 +12,7 @@ from explorer.engine.bench.measure import measure
 from explorer.engine.model.describe import describe
 from explorer.plan.policy.presets import preset
 from explorer.plan.predict.baseline import at_size, keep_all_from
-from explorer.plan.predict.changes import RNG_STATE_BYTES
+from explorer.plan.predict.calls import RNG_STATE_BYTES
 from explorer.plan.predict.forecaster import Forecaster, prices
 from explorer.record import Measurement, ModelGraph, ModelRef, Policy, RunSpec, Unit
 from tests.engine import preset_nets
@@ -168,6 +168,62 @@ def test_attention_weights_that_the_variable_of_a_loop_holds(units: list[str]) -
     graph, base = graph_and_run(preset_nets.ref("returning_weights"))
     assert base.allocations is not None and any(base.allocations.released)
     holds(graph, base, Policy.recompute(units), within_bytes=0)
+
+
+ROTATED = """
+import torch
+from torch import nn
+
+
+class Norm(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+class Layer(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x, *, angles):
+        return x + self.down(torch.tanh(self.up(x * angles[0]) + x * angles[1]))
+
+
+class Body(nn.Module):
+    def __init__(self, width, n_layers):
+        super().__init__()
+        self.layers, self.norm = nn.ModuleList(Layer(width) for _ in range(n_layers)), Norm(width)
+
+    def forward(self, x):
+        angles = torch.linspace(0, 1, x.numel()).view_as(x)
+        pair = angles.cos(), angles.sin()
+        for layer in self.layers:
+            x = layer(x, angles=pair)
+        return self.norm(x)
+
+
+def build(width=64, n_layers=4, batch=256):
+    model = nn.Sequential()
+    model.add_module("embed", nn.Linear(width, width))
+    model.add_module("body", Body(width, n_layers))
+    return model, (torch.randn(batch, width), torch.zeros(())), lambda output, _: output.square().mean()
+"""
+
+
+@pytest.mark.parametrize(
+    "inside", [["layers.3"], ["layers.0", "layers.2"], ["norm"], ["layers.3", "norm"], ["layers.1", "layers.1.down"]]
+)
+def test_units_that_are_given_tensors_in_a_tuple(tmp_path: Path, inside: list[str]) -> None:
+    """A checkpoint holds the tuple itself: its tensors of forward stay beside those that the outer rerun makes. A norm
+    reads its input first, so its generator's state stays until the last operator of its backward."""
+    (tmp_path / "rotated.py").write_text(ROTATED)
+    model = ModelRef(target=f"{tmp_path / 'rotated.py'}:build")
+    graph, base = graph_and_run(model, optimizer="none")
+    holds(graph, base, Policy.recompute(["body", *(f"body.{fqn}" for fqn in inside)]), rel=0)
 
 
 OWN_LOSS = '''"""Two views of one batch are to agree: the model runs twice a step, and the loss is made of both."""

@@ -16,7 +16,7 @@ from explorer.errors import BadInput, ModelFailed
 from explorer.plan.export.formats import exported
 from explorer.plan.memory.ledger import ledger
 from explorer.plan.policy.file import file_of
-from explorer.plan.predict.changes import RNG_STATE_BYTES
+from explorer.plan.predict.calls import RNG_STATE_BYTES
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.why.collectives import FUNCTIONAL, repeated, sent_bytes
 from explorer.record.graph import ModelRef

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from explorer.engine.bench.measure import measure
 from explorer.engine.model.describe import describe
 from explorer.plan.memory.ledger import in_place, ledger
-from explorer.plan.predict.changes import RNG_STATE_BYTES
+from explorer.plan.predict.calls import RNG_STATE_BYTES
 from explorer.plan.predict.forecaster import Forecaster, inside, prices
 from explorer.record import Allocations, Calls, Measurement, ModelGraph, ModelRef, Policy, RunSpec
 from explorer.record.plan import Forecast
