@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any, get_args
@@ -21,8 +22,9 @@ from explorer.record.card import CardMemory
 from explorer.record.comparison import Comparison, GradientDiff, TensorDiff
 from explorer.record.history import MemoryHistory
 from explorer.record.measurement import Measurement, RecordedRanks
-from explorer.record.pipeline_run import PipelineRun, Share
+from explorer.record.pipeline_run import PipelineRun, RankMemory, Share
 from explorer.record.plan import JointPlan, Wish, silent
+from explorer.record.run import PipelinePlan
 from explorer.view.compare.cost import uncounted_in_words
 from explorer.view.compare.gradients import distance_in_words, moved_sentence, scope_sentence
 from explorer.view.compare.headline import headlines
@@ -267,6 +269,22 @@ def print_pipeline(run: PipelineRun, joint: JointPlan | None = None) -> None:
         console.print(_truth_table(run))
     for note in run.notes:
         console.print(f"  [dim]{escape(note)}[/]", soft_wrap=True)
+
+
+def print_ranks_of_pipeline(plan: PipelinePlan, memory: Sequence[RankMemory], n_copies: int) -> None:
+    """To stdout: the predicted peak of every rank, its stage's blocks beside it."""
+    console = answer_console()
+    copies = f", {n_copies} copies that sum their gradients in place" if n_copies > 1 else ""
+    microbatches = count(plan.n_microbatches, "microbatch", "microbatches")
+    shape = f"{count(len(plan.stages), 'stage')}, {plan.schedule_name}, {microbatches}"
+    console.print(f"\n[bold]{shape}[/]{copies}\n", soft_wrap=True)
+    blocks = {str(rank): ", ".join(dict.fromkeys((stage[0], stage[-1]))) for rank, stage in enumerate(plan.stages)}
+    rows = memory_chart(memory).rows()
+    console.print(
+        table_of({"rank": row["rank"], "first and last block": blocks[str(row["rank"])]} | row for row in rows)
+    )
+    console.print("  [dim]peak: of forward and backward; the optimizer's state, counted, comes on top.[/]")
+    console.print("  [dim]Priced on a real microbatch of this machine, block by block.[/]\n")
 
 
 def _truth_table(run: PipelineRun) -> Table:

@@ -25,6 +25,7 @@ from explorer.record.allocations import ROLES
 from explorer.record.base import from_msgpack
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelRef
+from explorer.record.pipeline_run import PipelineRun
 from explorer.record.policy import Policy
 from tests.cli.asked import as_record, read, run
 
@@ -52,6 +53,23 @@ def test_predicted_autocast_is_said_to_be_the_cpus(shared: Worker, tiny: str) ->
     assert any("Predicted by the CPU's autocast" in warning for warning in read(*asked)["warnings"])
     assert "Predicted by the CPU's autocast: CUDA's lists of operators differ" in " ".join(run(*asked).stdout.split())
     assert not any("autocast" in warning for warning in read(*asked[:3])["warnings"])
+
+
+@pytest.mark.slow
+def test_ranks_of_a_pipeline_are_predicted_within_its_tolerance_of_a_real_run() -> None:
+    """The second pipeline copies the first. Nothing but whole blocks has a price."""
+    sizes = ("n_layers=4", "width=32", "n_heads=2", "length=64", "batch=16", "vocabulary=64")
+    model = ("sample_models/gpt.py", *(part for size in sizes for part in ("--set", size)), "--policy", "every-2")
+    predicted = read("measure", *model, "--predict", "--ranks", "4", "--pp", "2")
+    ran = as_record(read("pipeline", *model, "--stages", "2", "--no-predict", "--cuts", "by-parameters"), PipelineRun)
+    assert ran.spec.plan is not None and [tuple(part) for part in predicted["plan"]["stages"]] == [
+        *ran.spec.plan.stages
+    ]
+    assert predicted["n_copies"] == 2 and len(predicted["ranks"]) == len(ran.memory) == 2
+    for rank, measured in zip(predicted["ranks"], ran.memory):
+        assert rank["peak_bytes"] == pytest.approx(measured.device_bytes, rel=0.025)
+    for wrong in (("--fsdp",), ("--ranks", "3")):
+        run("measure", *model, "--predict", "--pp", "2", *wrong, code=2)
 
 
 def test_a_result_that_cannot_be_saved_is_printed_all_the_same(

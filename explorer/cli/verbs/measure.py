@@ -18,22 +18,28 @@ from explorer.cli.options import (
     PolicyName,
     RankOptions,
     StepOptions,
+    bounded,
     chosen_policy,
     describe,
+    file_on,
     in_limits,
     in_output,
     in_step,
 )
-from explorer.cli.report import document, print_ranks, print_record
+from explorer.cli.report import document, print_ranks, print_ranks_of_pipeline, print_record
 from explorer.cli.worker import ask, check_writable, save_run_file, worker
 from explorer.errors import BadInput
-from explorer.jobs.protocol import Measure, MeasureRanks, SaveSnapshot
+from explorer.jobs.client import Worker
+from explorer.jobs.protocol import Measure, MeasureRanks, ProfileStages, SaveSnapshot
+from explorer.plan.pipeline.cuts import atoms, split_at_borders
+from explorer.plan.pipeline.schedules import USUAL_MICROBATCHES
+from explorer.plan.pipeline.stage_costs import predict
 from explorer.plan.predict.baseline import keep_all_from
 from explorer.record.base import to_plain
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement, RecordedRanks, SavedFile
 from explorer.record.policy import KEEP_ALL
-from explorer.record.run import RunSpec
+from explorer.record.run import PipelinePlan, RunSpec
 from explorer.view.text.runs import did_not_fit
 
 
@@ -58,6 +64,13 @@ class MeasureOptions(CardOptions):
             help="With --predict: an optimizer of your own, called with the parameters. Its first step is played too.",
         ),
     ] = ""
+    n_stages: Annotated[
+        int | None,
+        bounded(
+            PipelinePlan, "n_ranks", "--pp", rich_help_panel="Ranks",
+            help="With --predict: stages of a pipeline, one a rank, priced as the verb pipeline prices them.",
+        ),
+    ] = None  # fmt: skip
     fit: Annotated[bool, in_limits("--fit", help="Out of memory: recompute ever more until it fits.")] = False
 
 
@@ -75,6 +88,11 @@ def measure(
     """One training step under a policy: memory, FLOPs and time."""
     ref = options.ref(model)
     spec = step.spec(ref, KEEP_ALL, seed=options.seed)
+    if extra.n_stages is not None:
+        n_copies = _copies_of_pipeline(extra, shared)
+        with worker() as engine:
+            _answer_pipeline(engine, spec, policy, (extra.n_stages, n_copies), output)
+        return
     if (extra.predict or shared.chosen()) and (extra.fit or extra.snapshot is not None):
         raise BadInput(
             "--predict runs nothing, and ranks run once: nothing to fit, and no snapshot.", hint="Leave --fit out."
@@ -127,6 +145,40 @@ def _answer_ranks(ranks: RecordedRanks, keep: KeepOptions, output: Output) -> No
     with errors_to_stderr(output):
         if keep.save is not None:
             save_run_file(ranks, keep.save)
+
+
+def _copies_of_pipeline(extra: MeasureOptions, shared: RankOptions) -> int:
+    """Pipelines of `--pp` stages among the ranks. Raises BadInput for options that no price list of blocks knows."""
+    if shared.fsdp or shared.ddp or shared.parallelize or shared.n_tensor > 1 or extra.card or not extra.predict:
+        raise BadInput(
+            "--pp predicts each rank from prices of whole blocks, which know no shards, buckets and cards.",
+            hint="Add --predict, and leave out --fsdp, --ddp, --tp, --parallelize and --card.",
+        )
+    assert extra.n_stages is not None
+    n_ranks = shared.n_ranks or extra.n_stages
+    if n_ranks % extra.n_stages:
+        raise BadInput(
+            f"{n_ranks} ranks cannot be divided into pipelines of {extra.n_stages} stages.",
+            hint="Choose a number of ranks that --pp divides.",
+        )
+    return n_ranks // extra.n_stages
+
+
+def _answer_pipeline(engine: Worker, spec: RunSpec, policy: str, shape: tuple[int, int], output: Output) -> None:
+    """The predicted peak of every rank of a pipeline; `shape`: stages, and copies of the pipeline."""
+    from explorer.cli.verbs.pipeline import PlanOptions, plan_of
+
+    n_stages, n_copies = shape
+    graph = describe(engine, spec.model, spec.seed, spec.device)
+    spec = msgspec.structs.replace(spec, policy=file_on(policy, graph).policy)
+    profile = ask(engine, ProfileStages(spec=spec, groups=atoms(graph), n_microbatches=USUAL_MICROBATCHES))
+    plan = plan_of(PlanOptions(stages=n_stages, cuts="by-parameters"), graph, spec.policy, profile, default=None)
+    memory = predict(profile, plan, split_at_borders(spec.policy, plan.stages)).memory
+    if output.json:
+        ranks = [{"rank": one.rank, "peak_bytes": one.device_bytes} for one in memory]
+        print_json({"plan": to_plain(plan), "n_copies": n_copies, "ranks": ranks})
+        return
+    print_ranks_of_pipeline(plan, memory, n_copies)
 
 
 def _say_what_did_not_fit(measured: Measurement, graph: ModelGraph | None) -> None:
