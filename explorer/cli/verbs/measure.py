@@ -29,7 +29,6 @@ from explorer.cli.options import (
 from explorer.cli.report import document, print_ranks, print_ranks_of_pipeline, print_record
 from explorer.cli.worker import ask, check_writable, save_run_file, worker
 from explorer.errors import BadInput
-from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Measure, MeasureRanks, ProfileStages, SaveSnapshot
 from explorer.plan.pipeline.cuts import atoms, split_at_borders
 from explorer.plan.pipeline.schedules import USUAL_MICROBATCHES
@@ -89,9 +88,8 @@ def measure(
     ref = options.ref(model)
     spec = step.spec(ref, KEEP_ALL, seed=options.seed)
     if extra.n_stages is not None:
-        n_copies = _copies_of_pipeline(extra, shared)
-        with worker() as engine:
-            _answer_pipeline(engine, spec, policy, (extra.n_stages, n_copies), output)
+        shape = extra.n_stages, _copies_of_pipeline(extra, shared, keep)
+        _answer_pipeline(spec, policy, shape, output)
         return
     if (extra.predict or shared.chosen()) and (extra.fit or extra.snapshot is not None):
         raise BadInput(
@@ -147,12 +145,14 @@ def _answer_ranks(ranks: RecordedRanks, keep: KeepOptions, output: Output) -> No
             save_run_file(ranks, keep.save)
 
 
-def _copies_of_pipeline(extra: MeasureOptions, shared: RankOptions) -> int:
+def _copies_of_pipeline(extra: MeasureOptions, shared: RankOptions, keep: KeepOptions) -> int:
     """Pipelines of `--pp` stages among the ranks. Raises BadInput for options that no price list of blocks knows."""
-    if shared.fsdp or shared.ddp or shared.parallelize or shared.n_tensor > 1 or extra.card or not extra.predict:
+    split = shared.fsdp or shared.ddp or shared.parallelize or shared.n_tensor > 1
+    others = extra.card or extra.own_optimizer or extra.forward_only or extra.fit or extra.snapshot or keep.save
+    if split or others or not extra.predict:
         raise BadInput(
-            "--pp predicts each rank from prices of whole blocks, which know no shards, buckets and cards.",
-            hint="Add --predict, and leave out --fsdp, --ddp, --tp, --parallelize and --card.",
+            "--pp predicts each rank from prices of whole blocks, which know no shards, buckets, cards and files.",
+            hint="Give it --predict, --ranks and options of the step alone, or run the verb pipeline.",
         )
     assert extra.n_stages is not None
     n_ranks = shared.n_ranks or extra.n_stages
@@ -164,18 +164,19 @@ def _copies_of_pipeline(extra: MeasureOptions, shared: RankOptions) -> int:
     return n_ranks // extra.n_stages
 
 
-def _answer_pipeline(engine: Worker, spec: RunSpec, policy: str, shape: tuple[int, int], output: Output) -> None:
+def _answer_pipeline(spec: RunSpec, policy: str, shape: tuple[int, int], output: Output) -> None:
     """The predicted peak of every rank of a pipeline; `shape`: stages, and copies of the pipeline."""
     from explorer.cli.verbs.pipeline import PlanOptions, plan_of
 
     n_stages, n_copies = shape
-    graph = describe(engine, spec.model, spec.seed, spec.device)
-    spec = msgspec.structs.replace(spec, policy=file_on(policy, graph).policy)
-    profile = ask(engine, ProfileStages(spec=spec, groups=atoms(graph), n_microbatches=USUAL_MICROBATCHES))
+    with worker() as engine:
+        graph = describe(engine, spec.model, spec.seed, spec.device)
+        spec = msgspec.structs.replace(spec, policy=file_on(policy, graph).policy)
+        profile = ask(engine, ProfileStages(spec=spec, groups=atoms(graph), n_microbatches=USUAL_MICROBATCHES))
     plan = plan_of(PlanOptions(stages=n_stages, cuts="by-parameters"), graph, spec.policy, profile, default=None)
     memory = predict(profile, plan, split_at_borders(spec.policy, plan.stages)).memory
     if output.json:
-        ranks = [{"rank": one.rank, "peak_bytes": one.device_bytes} for one in memory]
+        ranks = [{"rank": rank.rank, "peak_bytes": rank.device_bytes} for rank in memory]
         print_json({"plan": to_plain(plan), "n_copies": n_copies, "ranks": ranks})
         return
     print_ranks_of_pipeline(plan, memory, n_copies)
