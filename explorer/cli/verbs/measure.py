@@ -88,13 +88,10 @@ def measure(
     ref = options.ref(model)
     spec = step.spec(ref, KEEP_ALL, seed=options.seed)
     if extra.n_stages is not None:
-        shape = extra.n_stages, _copies_of_pipeline(extra, shared, keep)
-        _answer_pipeline(spec, policy, shape, output)
+        _answer_pipeline(spec, policy, (extra.n_stages, _copies_of_pipeline(extra, shared, keep)), output)
         return
     if (extra.predict or shared.chosen()) and (extra.fit or extra.snapshot is not None):
-        raise BadInput(
-            "--predict runs nothing, and ranks run once: nothing to fit, and no snapshot.", hint="Leave --fit out."
-        )
+        raise BadInput("--predict and ranks have nothing to fit, and no snapshot.", hint="Leave --fit out.")
     card, ranks = extra.chosen_card(), shared.chosen()
     if extra.own_optimizer:
         spec = _without_optimizer(spec, is_played=extra.predict and ranks is None and not extra.forward_only)
