@@ -85,8 +85,7 @@ def measure(
     policy: PolicyName = "keep-all",
 ) -> None:
     """One training step under a policy: memory, FLOPs and time."""
-    ref = options.ref(model)
-    spec = step.spec(ref, KEEP_ALL, seed=options.seed)
+    spec = step.spec(options.ref(model), KEEP_ALL, seed=options.seed)
     if extra.n_stages is not None:
         _answer_pipeline(spec, policy, (extra.n_stages, _copies_of_pipeline(extra, shared, keep)), output)
         return
@@ -110,7 +109,7 @@ def measure(
             spec=spec, until_it_fits=extra.fit, without_data=extra.predict, own_optimizer=extra.own_optimizer
         )
         measured: Measurement = ask(engine, request, keep=not (keep.no_store or extra.predict))
-        graph = describe(engine, ref, options.seed) if measured.refused else None
+        graph = describe(engine, spec.model, options.seed) if measured.refused else None
     if output.json:
         print_json(document(measured))
     else:
