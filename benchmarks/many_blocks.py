@@ -1,6 +1,6 @@
 """Models of many blocks: CPU time to read the graph, to record a step, to open the page, and to answer a click.
 
-A chain of layers with three leaves each, of 100, 1,000 and 5,000 blocks in all, is described and measured for real. The
+A chain of layers with three leaves each, of 300, 1,000 and 5,000 blocks in all, is described and measured for real. The
 page then runs in Streamlit's AppTest with a worker that knows these answers, so that what is clocked is the server
 alone: `opened` is the first visit until the graph and all charts are there, `click` is graph and headline strip (what a
 click reruns), `page` the whole page (what another selected block reruns). Planning is left out: it is the worker's.
@@ -36,7 +36,7 @@ from tests.ui.fake_worker import FakeJob, FakeWorker
 from tests.ui.page_driver import WINDOW, say, settle
 
 ROOT = Path(__file__).resolve().parent.parent
-SIZES = (100, 1_000, 5_000)
+SIZES = (300, 1_000, 5_000)
 PER_LAYER = 4
 """Blocks of a layer: itself and three leaves."""
 

@@ -243,6 +243,11 @@ class ModelGraph(Record, rename={"chain": "spine"}):  # its name in documents
         return kin or called_often or self.chain
 
     @cached_property
+    def repeated(self) -> frozenset[str]:
+        """`repeats`, to look up one block among thousands."""
+        return frozenset(self.repeats)
+
+    @cached_property
     def fingerprint(self) -> str:
         """Changes when names, kinds or parameters change; does not depend on the batch. 16 hex digits."""
         shape = [(block.fqn, block.kind, block.parameter_bytes, block.buffer_bytes) for block in self.blocks]

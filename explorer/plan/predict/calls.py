@@ -280,9 +280,9 @@ def results_of_views(save_ops: Iterable[str]) -> tuple[str, ...]:
 
 
 def _with_results(replay: Replay, call: SavedByCall, save_ops: Sequence[str]) -> SavedByCall:
-    of_these = np.isin(replay.op, [i for i, name in enumerate(replay.ops) if name in save_ops])
+    ops = np.array([i for i, name in enumerate(replay.ops) if name in save_ops], dtype=np.int64)
     made = replay.between(call.first, call.end)
-    results = made[of_these[made] & (replay.role[made] != UNATTRIBUTED)]
+    results = made[np.isin(replay.op[made], ops) & (replay.role[made] != UNATTRIBUTED)]
     stays = np.where(replay.born[results] <= call.until, call.begins, call.ends)
     leaving = ~np.isin(call.entries, results)
     entries, leaves = call.entries[leaving], call.leaves[leaving]
@@ -295,14 +295,15 @@ def _with_results(replay: Replay, call: SavedByCall, save_ops: Sequence[str]) ->
         held=tuple(zip(results.tolist(), replay.born[results].tolist(), stays.tolist())),
         saved_outputs=saved_outputs,
         late_bytes=late_bytes(replay, entries, leaves >= call.begins, saved_outputs),
-        again_bytes=_again_without(replay, call, of_these),
+        again_bytes=_again_without(replay, call, ops),
     )
 
 
-def _again_without(replay: Replay, call: SavedByCall, of_these: Mask) -> int:
+def _again_without(replay: Replay, call: SavedByCall, ops: Bytes) -> int:
     """Peak bytes that a rerun adds if the kept results exist already. It frees the results that forward freed."""
     again = replay.between(call.first, call.until)
-    temporary, results = again[~of_these[again]], again[of_these[again] & (replay.role[again] != UNATTRIBUTED)]
+    of_these = np.isin(replay.op[again], ops)
+    temporary, results = again[~of_these], again[of_these & (replay.role[again] != UNATTRIBUTED)]
     results = results[replay.died[results] <= call.end]
     return max(
         0,

@@ -111,7 +111,7 @@ class Forecaster:
         replay = self.replay
         if replay is None:
             return None
-        keeping = (unit.save_ops for unit in policy.units if unit.save_ops)
+        keeping = {unit.save_ops for unit in policy.units if unit.save_ops}
         return None if any(results_unknown(replay, save_ops) for save_ops in keeping) else replay
 
     def _simulate(self, replay: Replay, policy: Policy) -> _Simulation:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from explorer.plan.memory.ledger import PLURAL, in_place, ledger, place
-from explorer.plan.names import is_within, some
+from explorer.plan.names import is_within, lineage, some
 from explorer.plan.predict.forecaster import prices
 from explorer.plan.sizes import mib
 from explorer.plan.why.caveats import in_words
@@ -50,10 +50,10 @@ def largest_roles(at: Ledger) -> list[tuple[Role, int]]:
 
 def toggled(case: PeakCase, fqn: str) -> str:
     """The block a person would toggle to reach `fqn`: a repeated block, else its first entry of a container."""
-    repeats = case.graph.repeats if case.graph else ()
     parts = fqn.split(".")
     entry = next((i for i, part in enumerate(parts) if part.isdecimal()), len(parts))
-    return next((block for block in repeats if is_within(fqn, block)), ".".join(parts[: entry + 1]))
+    usual = ".".join(parts[: entry + 1])
+    return next((block for block in lineage(fqn) if case.graph and block in case.graph.repeated), usual)
 
 
 def unit_name(fqns: tuple[str, ...]) -> str:
