@@ -117,9 +117,6 @@ def print_ranks(ranks: RecordedRanks) -> None:
     """To stdout: the ranks side by side, the fullest one's peak, and its collectives."""
     console, run = answer_console(), ranks.fullest
     _title(console, run)
-    shared = run.spec.ranks
-    if shared is not None:
-        console.print(f"[bold]{escape(shared.in_words)}[/]\n")
     console.print(f"  {escape(spread_of_ranks(ranks))}")
     console.print(table_of(rank_rows(ranks)))
     for sentence in explain_one(run):
@@ -164,6 +161,7 @@ def _title(console: Console, run: Measurement) -> None:
     extra = "" if spec.autocast == "none" else f", autocast {spec.autocast}"
     types, threads = run.dtype or spec.dtype, count(environment.n_threads, "thread")
     policy = "Forward alone" if spec.forward_only else f"Policy: {in_words(spec.policy)}"
+    policy += "" if spec.ranks is None else f"\n{spec.ranks.in_words}"
     console.print(
         f"\n[bold]{escape(model)}[/]  [dim]{escape(environment.device_name)}, torch {environment.torch_version}, "
         f"{types}{extra}, {spec.optimizer}, {spec.mode} mode, {threads}\n{escape(policy)}[/]\n"

@@ -66,7 +66,7 @@ class SaveSnapshot(Record, tag=True):
 
 
 class Compare(Record, tag=True):
-    """-> Comparison. Baseline and candidate differ in their policy (and plan) alone."""
+    """-> Comparison. Baseline and candidate differ in their policy (and plan) alone, or the candidate has ranks."""
 
     baseline: RunSpec
     candidate: RunSpec

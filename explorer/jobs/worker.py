@@ -38,6 +38,8 @@ from explorer.record.base import Record, from_msgpack, to_msgpack
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Report
 from explorer.record.policy import Policy
+from explorer.record.ranks import Ranks
+from explorer.record.run import RunSpec
 
 
 def answer(request: Request, report: Report) -> Record:
@@ -112,6 +114,10 @@ def _answer(request: Request, report: Report) -> Record:
             from explorer.engine.bench.other_tools import save_snapshot
 
             return save_snapshot(request.spec, Path(request.path), report)
+        case Compare(candidate=RunSpec(ranks=Ranks())):
+            from explorer.engine.ranks.compare import compare_ranks
+
+            return compare_ranks(request.candidate, report)
         case Compare():
             from explorer.engine.compare.compare import compare
 

@@ -14,18 +14,16 @@ import warnings
 
 import torch
 from msgspec.structs import replace
-from torch import Tensor, nn
+from torch import nn
 
 from explorer.engine.compare.judgement import judge_programs
-from explorer.engine.compare.programs import Step, step_programs, whole
+from explorer.engine.compare.programs import Step, step_programs
 from explorer.engine.device.device import device_of, device_of_model
 from explorer.engine.model.loaded import types_of
-from explorer.engine.model.plain_names import plain_buffers, plain_parameters
-from explorer.engine.state.bits import same_bits
+from explorer.engine.model.plain_names import same_parameters
 from explorer.engine.state.global_state import deterministic_kernels, preserve_global_state
 from explorer.errors import BadInput
 from explorer.own_loop.record_step import place_of_caller
-from explorer.plan.names import listed
 from explorer.plan.why.gradients import causes
 from explorer.record.comparison import BufferDiff, Comparison, GradientDiff, ParameterDiff, TensorDiff, Verdict
 from explorer.record.graph import ModelRef
@@ -94,7 +92,7 @@ def judge(
     Raises BadInput if the parameters differ, and the errors of the reference step.
     """
     other = model if candidate_model is None else candidate_model
-    names = _same_parameters(model, other)
+    names = same_parameters(model, other)
     where = place_of_caller()
     sides = (reference_step, model), (candidate_step, other)
     comparison = Comparison(baseline=_run(where, model), candidate=_run(where, other))
@@ -111,42 +109,6 @@ def judge(
             hint="Let each step run backward, on the model and the batch that are its arguments.",
         )
     return Judged(replace(comparison, causes=causes(comparison)))
-
-
-def _same_parameters(model: nn.Module, other: nn.Module) -> tuple[str, ...]:
-    """Names of the parameters to judge. A tied parameter keeps each name that is a separate parameter in either model.
-
-    Raises BadInput with every reason why the two models do not start alike.
-    """
-    sides = [plain_parameters(model), plain_parameters(other)]
-    common = [name for name in sides[0] if name in sides[1]]
-    if not common:
-        raise BadInput(
-            f"Two models are compared that share no name of a parameter: {listed(list(sides[0]))} and "
-            f"{listed(list(sides[1]))}.",
-            hint="Give both the same names; those of wrappers (compiled, DDP, FSDP, checkpointed) are left out.",
-        )
-    faults = []
-    for side, which in zip(sides, ("reference", "candidate")):
-        known = {id(side[name]) for name in common}
-        if alone := [name for name, parameter in side.items() if id(parameter) not in known]:
-            faults.append(f"{listed(alone)} of the {which} alone")
-    pairs: list[tuple[str, Tensor, Tensor]] = [(name, sides[0][name], sides[1][name]) for name in common]
-    held = [plain_buffers(model), plain_buffers(other)]
-    pairs += [(name, held[0][name], held[1][name]) for name in held[0] if name in held[1]]
-    if unequal := [name for name, one, two in pairs if not _starts_alike(one, two)]:
-        faults.append(f"other values or shapes in {listed(unequal)}")
-    if faults:
-        raise BadInput(
-            f"Two programs are compared whose parameters differ: {'; '.join(faults)}.",
-            hint="Load one state_dict into both before they are judged.",
-        )
-    firsts = [{id(parameter): name for name, parameter in reversed(side.items()) if name in common} for side in sides]
-    return tuple(name for name in common if any(first[id(side[name])] == name for first, side in zip(firsts, sides)))
-
-
-def _starts_alike(one: Tensor, other: Tensor) -> bool:
-    return one is other or same_bits(whole(one).detach().cpu(), whole(other).detach().cpu())
 
 
 def _run(where: str, model: nn.Module) -> Measurement:

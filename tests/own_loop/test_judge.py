@@ -231,6 +231,11 @@ def test_a_model_in_shards_is_judged_under_its_plain_names() -> None:
         assert judged.comparison.n_gradients == 35
         explorer.judge(adamw, forgets_a_parameter, model, text(), sharded)
         assert explorer.judge(accumulated, no_divisor, model, text(), sharded).verdict == "different"
+        again = copy.deepcopy(model)
+        for layer in again.layers:
+            fully_shard(layer)
+        explorer.judge(adamw, adamw, fully_shard(again), text(), sharded).require("bitwise equal")
+        assert explorer.judge(adamw, forgets_a_parameter, again, text(), sharded).verdict == "different"
     finally:
         distributed.destroy_process_group()
 

@@ -26,6 +26,7 @@ from explorer.cli.options import (
     Model,
     ModelOptions,
     PolicyName,
+    RankOptions,
     StepOptions,
     describe,
     file_on,
@@ -74,24 +75,31 @@ class CompareOptions(CardOptions):
 @verb
 def compare(
     model: Model,
-    policy: PolicyName,
     options: ModelOptions,
     step: StepOptions,
     keep: KeepOptions,
     only: CompareOptions,
+    shared: RankOptions,
     output: Output,
+    policy: PolicyName = "",
 ) -> None:
     """The step with and without a policy. Exit 0: bitwise equal or rounding, or predicted; 1: different; 2: could not
     run; 3: gradients equal, state moved twice."""
     ref = options.ref(model)
-    card = only.chosen_card()
+    card, ranks = only.chosen_card(), shared.chosen()
+    if not policy and ranks is None:
+        raise BadInput("A comparison needs a policy, or ranks that share the step.", hint="--policy all, or --ranks 2.")
+    if ranks is not None and (only.predict or only.quick or only.n_probes):
+        raise BadInput(
+            "Ranks are compared in whole and on real processes.", hint="Leave --predict, --quick and --probe out."
+        )
     if only.predict and (only.quick or only.n_probes):
         raise BadInput("--predict runs nothing, so there is nothing to probe.", hint="Leave --quick and --probe out.")
     baseline = msgspec.structs.replace(step.spec(ref, KEEP_ALL, seed=options.seed), n_probes=only.n_probes, card=card)
     check_writable(keep.save, only.out)
     with worker() as engine:
         graph = describe(engine, ref, options.seed, baseline.device, without_data=only.predict)
-        candidate = msgspec.structs.replace(baseline, policy=file_on(policy, graph).policy)
+        candidate = msgspec.structs.replace(baseline, policy=file_on(policy or "keep-all", graph).policy, ranks=ranks)
         if only.predict:
             compared = _predicted(engine, baseline, candidate)
         else:

@@ -241,7 +241,7 @@ def _of_outcomes(
         eval_output=_eval_difference(base, cand, yardsticks),
         loss_equal=None if base.loss is None or cand.loss is None else base.loss == cand.loss,
         carried=_never_rounding(twice, state_differences(base, cand, yardsticks, unlike | foreign)),
-        n_carried=max(map(len, base.states), default=0) - len(unlike | foreign),
+        n_carried=max((len(state.keys() - (unlike | foreign)) for state in base.states), default=0),
         unjudged=_names(unlike | moved),
     )
 

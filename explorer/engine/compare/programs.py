@@ -40,6 +40,7 @@ from explorer.engine.device.device import device_of
 from explorer.engine.model.loaded import Loaded, call
 from explorer.engine.model.plain_names import plain_buffers, plain_modules, plain_parameters
 from explorer.engine.model.separate_copy import copy_batch
+from explorer.engine.state.bits import whole
 from explorer.engine.state.rng import seed_everything
 from explorer.engine.state.snapshot import ModelSnapshot, OptimizerSnapshot, SharedSnapshot
 from explorer.engine.state.state_diff import State, StateKey, plain_copy, read_state
@@ -197,15 +198,22 @@ class StepProgram:
     def no_float64_because(self) -> str:
         if any(hasattr(parameter, "full_tensor") for parameter in self.model.parameters()):
             return "The model is sharded: FSDP gathers parameters in the type in which it sharded them, not in float64."
+        if any(model.is_replicated for model in self._models_of_parameters()):
+            return "DDP sums gradients by hooks, which torch drops when a parameter changes its type."
         return ""
+
+    def _models_of_parameters(self) -> list[ModelSnapshot]:
+        """The models, of both programs, that hold parameters of this program's model."""
+        return [model for model in self.models if model.shares(self.model)]
 
     def in_float64(self) -> StepProgram:
         """The same step over tensors of float64, without a compiler."""
         return dataclasses.replace(self, dtype=torch.float64)
 
     def start(self) -> Self:
+        cast = self._models_of_parameters()
         for model in self.models:
-            model.restore(self.dtype)
+            model.restore(self.dtype if model in cast else None)
         for optimizer in self.optimizers.values():
             optimizer.restore()
         self.batches = {"batch": tree_map(self._cast, copy_batch(self.batch))}
@@ -351,11 +359,6 @@ def hooked(*hooks: RemovableHandle) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """The full tensor of a sharded one, gathered from all ranks; any other tensor itself."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def _laid_out_as(parameter: Any, value: Tensor) -> Tensor:

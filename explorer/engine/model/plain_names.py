@@ -1,4 +1,4 @@
-"""Names of a model's parameters without the wrappers around the model.
+"""Names of a model's parameters without the wrappers around the model, and whether two models have equal ones.
 
 compiled       _orig_mod.blocks.0.weight                    ┐
 DDP            module.blocks.0.weight                       ├─ blocks.0.weight
@@ -10,6 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torch import Tensor, nn
+
+from explorer.engine.state.bits import same_bits, whole
+from explorer.errors import BadInput
+from explorer.plan.names import listed
 
 WRAPPED = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """Attribute names under which wrappers hold their module."""
@@ -61,3 +65,39 @@ def plain_buffers(model: nn.Module) -> dict[str, Tensor]:
         for name, buffer in module._buffers.items()
         if buffer is not None
     }
+
+
+def same_parameters(model: nn.Module, other: nn.Module) -> tuple[str, ...]:
+    """Names of the parameters to judge. A tied parameter keeps each name that is a separate parameter in either model.
+
+    Raises BadInput with every reason why the two models do not start alike.
+    """
+    sides = [plain_parameters(model), plain_parameters(other)]
+    common = [name for name in sides[0] if name in sides[1]]
+    if not common:
+        raise BadInput(
+            f"Two models are compared that share no name of a parameter: {listed(list(sides[0]))} and "
+            f"{listed(list(sides[1]))}.",
+            hint="Give both the same names; those of wrappers (compiled, DDP, FSDP, checkpointed) are left out.",
+        )
+    faults = []
+    for side, which in zip(sides, ("reference", "candidate")):
+        known = {id(side[name]) for name in common}
+        if alone := [name for name, parameter in side.items() if id(parameter) not in known]:
+            faults.append(f"{listed(alone)} of the {which} alone")
+    pairs: list[tuple[str, Tensor, Tensor]] = [(name, sides[0][name], sides[1][name]) for name in common]
+    held = [plain_buffers(model), plain_buffers(other)]
+    pairs += [(name, held[0][name], held[1][name]) for name in held[0] if name in held[1]]
+    if unequal := [name for name, one, two in pairs if not _starts_alike(one, two)]:
+        faults.append(f"other values or shapes in {listed(unequal)}")
+    if faults:
+        raise BadInput(
+            f"Two programs are compared whose parameters differ: {'; '.join(faults)}.",
+            hint="Load one state_dict into both before they are judged.",
+        )
+    firsts = [{id(parameter): name for name, parameter in reversed(side.items()) if name in common} for side in sides]
+    return tuple(name for name in common if any(first[id(side[name])] == name for first, side in zip(firsts, sides)))
+
+
+def _starts_alike(one: Tensor, other: Tensor) -> bool:
+    return one is other or same_bits(whole(one).detach().cpu(), whole(other).detach().cpu())

@@ -13,6 +13,7 @@ import select
 import tempfile
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import TypeVar
 
@@ -70,8 +71,8 @@ def run_on_ranks(
         started: list[Forked] = []
         try:
             for rank in range(ranks.n_ranks):
-                order = (to_json(spec), rank, folder, function.__name__)
-                started.append(at_hand().start(rank_process, *order, needs=[__name__]))
+                order = (to_json(spec), rank, folder, function.__module__, function.__name__)
+                started.append(at_hand().start(rank_process, *order, needs=[function.__module__]))
             _wait(started, spec, Path(folder), report)
         finally:
             for process in started:
@@ -104,7 +105,7 @@ def _result(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.msgpack"
 
 
-def rank_process(spec_json: bytes, rank: int, folder: str, function: str) -> None:
+def rank_process(spec_json: bytes, rank: int, folder: str, module: str, function: str) -> None:
     """Body of one rank's process."""
     spec = from_json(spec_json, RunSpec)
     assert spec.ranks is not None
@@ -112,7 +113,7 @@ def rank_process(spec_json: bytes, rank: int, folder: str, function: str) -> Non
     try:
         store = f"file://{folder}/store"
         distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=spec.ranks.n_ranks)
-        path.write_bytes(to_msgpack(ON_RANKS[function](spec)))
+        path.write_bytes(to_msgpack(getattr(import_module(module), function)(spec)))
         distributed.barrier()
     except BaseException as error:
         path.with_suffix(".error").write_text(message_of(error))
@@ -152,6 +153,3 @@ def measure_rank(spec: RunSpec) -> Measurement:
     rank, n_ranks = distributed.get_rank(), distributed.get_world_size()
     warnings = (*run.warnings, GLOO)
     return replace(run, loss=loss, peaks=peaks, rank=rank, n_ranks=n_ranks, warnings=warnings)
-
-
-ON_RANKS: dict[str, Callable[[RunSpec], Record]] = {"measure_rank": measure_rank}

@@ -199,3 +199,8 @@ def _form(tensor: Tensor) -> tuple[object, ...]:
     if tensor.is_nested:
         return tensor.dtype, tensor.layout, tensor.dim()
     return tensor.dtype, tensor.layout, tensor.is_quantized, tuple(tensor.shape)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The full tensor of a sharded one, gathered from all ranks; any other tensor itself."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

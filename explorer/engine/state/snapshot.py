@@ -72,6 +72,16 @@ class ModelSnapshot:
         for tensor, _, grad in self._tensors:
             tensor.grad = grad
 
+    @property
+    def is_replicated(self) -> bool:
+        """Whether the model is, or has inside, a DistributedDataParallel."""
+        return any(type(module).__name__ == "DistributedDataParallel" for module in self._model.modules())
+
+    def shares(self, model: nn.Module) -> bool:
+        """Whether `model` has a parameter or buffer of this one."""
+        own = {id(tensor) for tensor, _, _ in self._tensors}
+        return any(id(tensor) in own for tensor in (*model.parameters(), *model.buffers()))
+
     def restore(self, dtype: torch.dtype | None = None) -> None:
         """Restores the initial state without gradients; floating tensors are cast to `dtype` unless it is None."""
         self._write(_copies([attributes for _, attributes in self._attributes], self._model))

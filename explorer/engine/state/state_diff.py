@@ -173,7 +173,11 @@ def _array(value: Any, images: _Images) -> object:
 
 def _is_of_torch(name: str) -> bool:
     """Whether torch sets the attribute on a module or parameter, also when compiling: addresses, marks, the model."""
-    return name in OF_TORCH or name.startswith(("_torchdynamo_", "_dynamo_")) or name == "dynamo_ctx"
+    return (
+        name in OF_TORCH
+        or name.startswith(("_torchdynamo_", "_dynamo_", "__composable_api_state_"))
+        or name == "dynamo_ctx"
+    )
 
 
 def _label(key: object, i: int) -> str:

@@ -1,0 +1,139 @@
+"""Verdict of a sharded step on real ranks against the unsharded one, tensor by tensor.
+
+Each rank of the data-parallel mesh has a batch of its own, from the seed after that of the rank before it. A batch that
+all ranks shared would hide a gradient that is never summed.
+
+    reference   the unsharded model without a policy takes every batch in turn, each from the same buffers and random
+                numbers, and sums the gradients divided by the number of batches; then its optimizer steps
+    candidate   the policy, then the split; one batch a rank; its optimizer steps
+
+Both are judged on every rank as `judge` does, DTensors as whole tensors. Buffers and generators are the rank's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor, distributed, nn
+
+from explorer.engine.bench.measure import measure
+from explorer.engine.bench.step import Trainee, autocast, trainee_of
+from explorer.engine.compare.judgement import judge_programs
+from explorer.engine.compare.programs import Step, step_programs
+from explorer.engine.device.device import device_of
+from explorer.engine.model.load import load_for
+from explorer.engine.model.loaded import call
+from explorer.engine.model.plain_names import plain_buffers, same_parameters
+from explorer.engine.ranks.real import measure_ranks, run_on_ranks
+from explorer.engine.ranks.split import mesh_of, split_model
+from explorer.engine.state.global_state import preserve_global_state
+from explorer.engine.state.rng import RngState
+from explorer.plan.why.gradients import causes
+from explorer.record.comparison import Comparison, Verdict
+from explorer.record.measurement import Measurement
+from explorer.record.plan import Report, silent
+from explorer.record.policy import KEEP_ALL
+from explorer.record.run import RunSpec
+
+BADNESS: tuple[Verdict, ...] = ("bitwise equal", "rounding", "state moved", "different", "not comparable")
+
+
+def compare_ranks(candidate: RunSpec, report: Report = silent) -> Comparison:
+    """The unsharded step and that of the fullest rank of `candidate`, with the worst verdict of all ranks.
+
+    Nothing is timed. Raises as `run_on_ranks`.
+    """
+    judged = run_on_ranks(judge_rank, candidate, Comparison, report)
+    of_training = ("different", "not comparable")
+    if candidate.ranks is not None and candidate.ranks.data == "ddp":  # copies rank 0's buffers to all others
+        judged = [judged[0], *(one for one in judged[1:] if one.verdict in of_training)]
+    worst = max(judged, key=lambda one: BADNESS.index(one.verdict))
+    if worst.failure is not None:
+        return worst
+    baseline = measure(unsharded(candidate), report)
+    return replace(worst, baseline=baseline, candidate=measure_ranks(replace(candidate, n_repeats=0), report).fullest)
+
+
+def unsharded(spec: RunSpec) -> RunSpec:
+    """The step of one process that keeps everything."""
+    return replace(spec, policy=KEEP_ALL, ranks=None, n_repeats=0)
+
+
+def judge_rank(spec: RunSpec) -> Comparison:
+    """The comparison on this rank of the present process group, without figures of memory."""
+    ranks = spec.ranks
+    assert ranks is not None
+    rank, n_ranks = distributed.get_rank(), distributed.get_world_size()
+    where = device_of(torch.device("cpu")).environment(spec.n_threads)
+    runs = [Measurement(spec=one, environment=where, rank=rank, n_ranks=n_ranks) for one in (unsharded(spec), spec)]
+    with preserve_global_state():
+        torch.set_num_threads(spec.n_threads)
+        mesh = mesh_of(ranks, spec.device)
+        batches = [_batch(replace(spec, seed=spec.seed + i)) for i in range(ranks.n_data)]
+        plain = trainee_of(unsharded(spec), load_for(spec))
+        sharded = trainee_of(spec, load_for(spec), lambda model: split_model(model, ranks, mesh))
+        mine = rank // ranks.n_tensor
+        whole = sharded.whole or sharded.model
+        sides = (_in_turn(plain, mine), plain.model), (_of_rank(sharded, mine), whole)
+        names = same_parameters(plain.model, whole)
+        with step_programs(sides, batches, names) as (reference, candidate):
+            comparison = judge_programs(Comparison(baseline=runs[0], candidate=runs[1]), reference, candidate)
+    if ranks.n_data > 1:  # the reference calls its model once for each batch
+        comparison = replace(comparison, forward=None)
+    return replace(comparison, causes=causes(comparison))
+
+
+def _batch(spec: RunSpec) -> tuple[object, object]:
+    loaded = load_for(spec)
+    return loaded.inputs, loaded.targets
+
+
+def _loss(trainee: Trainee, model: nn.Module, batch: tuple[object, object]) -> Tensor:
+    inputs, targets = batch
+    with autocast(trainee):
+        return trainee.loss_function(call(model, inputs), targets)
+
+
+def _in_turn(trainee: Trainee, mine: int) -> Step:
+    """The step of the reference. Buffers and generators are left as after batch number `mine`."""
+
+    def step(model: nn.Module, batches: Any) -> None:
+        model.zero_grad(set_to_none=True)
+        before, after = _State(model), None
+        for i, batch in enumerate(batches):
+            before.restore()
+            (_loss(trainee, model, batch) / len(batches)).backward()
+            if i == mine:
+                after = _State(model)
+        if after is not None:
+            after.restore()
+        if trainee.optimizer is not None:
+            trainee.optimizer.step()
+
+    return step
+
+
+def _of_rank(trainee: Trainee, mine: int) -> Step:
+    def step(model: nn.Module, batches: Any) -> None:
+        model.zero_grad(set_to_none=True)
+        _loss(trainee, model, batches[mine]).backward()
+        if trainee.optimizer is not None:
+            trainee.optimizer.step()
+
+    return step
+
+
+class _State:
+    """Buffers and generators at one moment."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._rng = RngState.capture(model)
+        self._buffers = [(buffer, buffer.clone()) for buffer in plain_buffers(model).values()]
+
+    def restore(self) -> None:
+        self._rng.restore()
+        with torch.no_grad():
+            for buffer, value in self._buffers:
+                buffer.copy_(value)
