@@ -48,8 +48,8 @@ def compare_ranks(candidate: RunSpec, report: Report = silent) -> Comparison:
     judged = run_on_ranks(judge_rank, candidate, Comparison, report)
     of_training = ("different", "not comparable")
     if candidate.ranks is not None and candidate.ranks.data == "ddp":  # copies rank 0's buffers to all others
-        judged = [judged[0], *(one for one in judged[1:] if one.verdict in of_training)]
-    worst = max(judged, key=lambda one: BADNESS.index(one.verdict))
+        judged = [judged[0], *(other for other in judged[1:] if other.verdict in of_training)]
+    worst = max(judged, key=lambda comparison: BADNESS.index(comparison.verdict))
     if worst.failure is not None:
         return worst
     baseline = measure(unsharded(candidate), report)
@@ -67,16 +67,16 @@ def judge_rank(spec: RunSpec) -> Comparison:
     assert ranks is not None
     rank, n_ranks = distributed.get_rank(), distributed.get_world_size()
     where = device_of(torch.device("cpu")).environment(spec.n_threads)
-    runs = [Measurement(spec=one, environment=where, rank=rank, n_ranks=n_ranks) for one in (unsharded(spec), spec)]
+    runs = [Measurement(spec=side, environment=where, rank=rank, n_ranks=n_ranks) for side in (unsharded(spec), spec)]
     with preserve_global_state():
         torch.set_num_threads(spec.n_threads)
         mesh = mesh_of(ranks, spec.device)
         batches = [_batch(replace(spec, seed=spec.seed + i)) for i in range(ranks.n_data)]
         plain = trainee_of(unsharded(spec), load_for(spec))
         sharded = trainee_of(spec, load_for(spec), lambda model: split_model(model, ranks, mesh))
-        mine = rank // ranks.n_tensor
+        group = rank // ranks.n_tensor
         whole = sharded.whole or sharded.model
-        sides = (_in_turn(plain, mine), plain.model), (_of_rank(sharded, mine), whole)
+        sides = (_in_turn(plain, group), plain.model), (_of_rank(sharded, group), whole)
         names = same_parameters(plain.model, whole)
         with step_programs(sides, batches, names) as (reference, candidate):
             comparison = judge_programs(Comparison(baseline=runs[0], candidate=runs[1]), reference, candidate)
@@ -96,8 +96,8 @@ def _loss(trainee: Trainee, model: nn.Module, batch: tuple[object, object]) -> T
         return trainee.loss_function(call(model, inputs), targets)
 
 
-def _in_turn(trainee: Trainee, mine: int) -> Step:
-    """The step of the reference. Buffers and generators are left as after batch number `mine`."""
+def _in_turn(trainee: Trainee, group: int) -> Step:
+    """The step of the reference. Buffers and generators are left as after batch number `group`."""
 
     def step(model: nn.Module, batches: Any) -> None:
         model.zero_grad(set_to_none=True)
@@ -105,7 +105,7 @@ def _in_turn(trainee: Trainee, mine: int) -> Step:
         for i, batch in enumerate(batches):
             before.restore()
             (_loss(trainee, model, batch) / len(batches)).backward()
-            if i == mine:
+            if i == group:
                 after = _State(model)
         if after is not None:
             after.restore()
@@ -115,10 +115,10 @@ def _in_turn(trainee: Trainee, mine: int) -> Step:
     return step
 
 
-def _of_rank(trainee: Trainee, mine: int) -> Step:
+def _of_rank(trainee: Trainee, group: int) -> Step:
     def step(model: nn.Module, batches: Any) -> None:
         model.zero_grad(set_to_none=True)
-        _loss(trainee, model, batches[mine]).backward()
+        _loss(trainee, model, batches[group]).backward()
         if trainee.optimizer is not None:
             trainee.optimizer.step()
 
