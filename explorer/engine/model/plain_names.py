@@ -82,13 +82,13 @@ def same_parameters(model: nn.Module, other: nn.Module) -> tuple[str, ...]:
         )
     faults = []
     for side, which in zip(sides, ("reference", "candidate")):
-        known = {id(side[name]) for name in common}
-        if alone := [name for name, parameter in side.items() if id(parameter) not in known]:
+        compared = {id(side[name]) for name in common}
+        if alone := [name for name, parameter in side.items() if id(parameter) not in compared]:
             faults.append(f"{listed(alone)} of the {which} alone")
     pairs: list[tuple[str, Tensor, Tensor]] = [(name, sides[0][name], sides[1][name]) for name in common]
-    held = [plain_buffers(model), plain_buffers(other)]
-    pairs += [(name, held[0][name], held[1][name]) for name in held[0] if name in held[1]]
-    if unequal := [name for name, one, two in pairs if not _starts_alike(one, two)]:
+    buffers = [plain_buffers(model), plain_buffers(other)]
+    pairs += [(name, buffers[0][name], buffers[1][name]) for name in buffers[0] if name in buffers[1]]
+    if unequal := [name for name, first, second in pairs if not _starts_alike(first, second)]:
         faults.append(f"other values or shapes in {listed(unequal)}")
     if faults:
         raise BadInput(
@@ -99,5 +99,5 @@ def same_parameters(model: nn.Module, other: nn.Module) -> tuple[str, ...]:
     return tuple(name for name in common if any(first[id(side[name])] == name for first, side in zip(firsts, sides)))
 
 
-def _starts_alike(one: Tensor, other: Tensor) -> bool:
-    return one is other or same_bits(whole(one).detach().cpu(), whole(other).detach().cpu())
+def _starts_alike(first: Tensor, second: Tensor) -> bool:
+    return first is second or same_bits(whole(first).detach().cpu(), whole(second).detach().cpu())

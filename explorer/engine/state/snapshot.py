@@ -79,8 +79,8 @@ class ModelSnapshot:
 
     def shares(self, model: nn.Module) -> bool:
         """Whether `model` has a parameter or buffer of this one."""
-        own = {id(tensor) for tensor, _, _ in self._tensors}
-        return any(id(tensor) in own for tensor in (*model.parameters(), *model.buffers()))
+        ids = {id(tensor) for tensor, _, _ in self._tensors}
+        return any(id(tensor) in ids for tensor in (*model.parameters(), *model.buffers()))
 
     def restore(self, dtype: torch.dtype | None = None) -> None:
         """Restores the initial state without gradients; floating tensors are cast to `dtype` unless it is None."""
