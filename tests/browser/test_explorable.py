@@ -181,8 +181,8 @@ def test_the_address_opens_the_app_with_the_policy(opened: Open) -> None:
 def test_a_link_to_a_state_opens_it(opened: Open) -> None:
     first = opened()
     first.evaluate("policy => show(policy)", plain(MIXED))
-    fragment = first.evaluate("location.hash")
-    second = opened(fragment=fragment)
+    first.wait_for_function("location.hash === hash()")
+    second = opened(fragment=first.evaluate("location.hash"))
     assert units_of(second) == plain(MIXED)
     second.evaluate("location.hash = '#preset=all'")
     second.wait_for_function("page.policy.length === facts.presets.all.length")

@@ -29,10 +29,8 @@ from explorer.cli.options import (
 from explorer.cli.report import document, print_ranks, print_ranks_of_pipeline, print_record
 from explorer.cli.worker import ask, check_writable, save_run_file, worker
 from explorer.errors import BadInput
-from explorer.jobs.protocol import Measure, MeasureRanks, ProfileStages, SaveSnapshot
-from explorer.plan.pipeline.cuts import atoms, split_at_borders
-from explorer.plan.pipeline.schedules import USUAL_MICROBATCHES
-from explorer.plan.pipeline.stage_costs import predict
+        is_described = measured.refused or keep.save is not None  # the report of a saved run forecasts policies
+        graph = describe(engine, spec.model, spec.seed, without_data=extra.predict) if is_described else None
 from explorer.plan.predict.baseline import keep_all_from
 from explorer.record.base import to_plain
 from explorer.record.graph import ModelGraph
@@ -109,7 +107,8 @@ def measure(
             spec=spec, until_it_fits=extra.fit, without_data=extra.predict, own_optimizer=extra.own_optimizer
         )
         measured: Measurement = ask(engine, request, keep=not (keep.no_store or extra.predict))
-        graph = describe(engine, spec.model, options.seed) if measured.refused else None
+        is_described = measured.refused or keep.save is not None  # the report of a saved run forecasts policies
+        graph = describe(engine, spec.model, spec.seed, without_data=extra.predict) if is_described else None
     if output.json:
         print_json(document(measured))
     else:
@@ -117,7 +116,7 @@ def measure(
     _say_what_did_not_fit(measured, graph)
     with errors_to_stderr(output):
         if keep.save is not None:
-            save_run_file(measured, keep.save)
+            save_run_file(with_graph(measured, graph), keep.save)
         if measured.failure is not None:
             raise RunFailed(measured.failure)
 

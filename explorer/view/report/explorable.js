@@ -276,7 +276,7 @@ function tools() {
   if (!slider) return;
   const plan = page.plan && written(sorted(page.plan.units)) === now ? page.plan : null;
   pick(".budget output").textContent = plan ? `${mib(page.budget)}: ${plan.words}` : "drag: the graph follows with the cheapest policy";
-  pick(".proof").textContent = plan ? plan.proof : "";
+  pick(".proof").textContent = plan ? `The plan of this budget. ${plan.proof}` : "";
 }
 
 // The budgets of the slider: from the least peak of a plan up to the peak of everything kept.
@@ -294,8 +294,10 @@ function takeBudget(share) {
 }
 
 const hash = () => `#policy=${written(page.policy)}`;
+// A browser refuses more than a few changes of the address a second: it changes when a reader pauses.
 function showHash() {
-  if (location.hash.startsWith("#policy=") || page.policy.length) history.replaceState(null, "", hash());
+  clearTimeout(page.timer);
+  page.timer = setTimeout(() => history.replaceState(null, "", hash()), 200);
 }
 
 function fromHash() {

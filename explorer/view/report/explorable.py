@@ -99,7 +99,8 @@ def explorable(step: Explorable) -> str:
         _path(step),
         f'<div class="cards live">{cards}</div><p class="answer" aria-live="polite"></p>',
         _tools(presets, step.plans),
-        f'<div class="columns"><div class="blocks"></div><div>{drawn(_chart(step.run))}{_lesson(step)}</div></div>',
+        f'<div class="columns"><div class="blocks"></div><div>{drawn(_chart(step.run))}'
+        f'<p class="quiet proof"></p>{_lesson(step)}</div></div>',
         _take_away(step),
         f'<script type="application/json" class="explorable-data">{data}</script>',
     ]
@@ -270,7 +271,7 @@ def _tools(presets: Mapping[str, Policy], plans: Sequence[Plan]) -> str:
     buttons = "".join(f'<button data-preset="{name}">{escape(titles[name])}</button>' for name in presets)
     slider = (
         '<label class="row budget"><span>Budget</span><input type="range" min="0" max="1000" step="1" value="1000">'
-        '<output></output></label><p class="quiet proof"></p>'
+        "<output></output></label>"
     )
     history = '<button data-act="undo">Undo</button><button data-act="join" hidden></button>'
     return f'<div class="row presets">{buttons}{history}</div>{slider if plans else ""}'
