@@ -14,6 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,13 +89,9 @@ def main(n_policies: str = "200", n_clicks: str = "100") -> None:
 
 def _compare(page: Page, name: str, n: int) -> tuple[int, list[str]]:
     """The number of different policies, and what differs; kinds of which a model has few leave room for the others."""
-    chosen = dict.fromkeys(
-        policy
-        for place in range(n)
-        for kind in both.KINDS
-        for policy in both.policies(name, kind, n)[place : place + 1]
-    )
-    policies, faults = list(chosen)[:n], []
+    by_kind = [both.policies(name, kind, n) for kind in both.KINDS]
+    policies = list(dict.fromkeys(policy for row in zip_longest(*by_kind) for policy in row if policy is not None))[:n]
+    faults: list[str] = []
     for observed in (True, False):
         forecaster = both.open_step(page, name, observed=observed)
         for policy in policies[observed::2]:

@@ -181,11 +181,11 @@ def test_the_address_opens_the_app_with_the_policy(opened: Open) -> None:
 def test_a_link_to_a_state_opens_it(opened: Open) -> None:
     first = opened()
     first.evaluate("policy => show(policy)", plain(MIXED))
-    first.wait_for_function("location.hash === hash()")
+    first.wait_for_function("() => location.hash === hash()")
     second = opened(fragment=first.evaluate("location.hash"))
     assert units_of(second) == plain(MIXED)
     second.evaluate("location.hash = '#preset=all'")
-    second.wait_for_function("page.policy.length === facts.presets.all.length")
+    second.wait_for_function("() => page.policy.length === facts.presets.all.length")
     second.evaluate("location.hash = '#policy=layer.9'")
     second.get_by_text("The link names layer.9, which this page cannot recompute").wait_for()
     odd = [{"blocks": ["a;b", "c+d:e"], "save_ops": ["x,y", "<b>&%'()"]}]
