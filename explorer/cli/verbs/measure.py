@@ -29,8 +29,11 @@ from explorer.cli.options import (
 from explorer.cli.report import document, print_ranks, print_ranks_of_pipeline, print_record
 from explorer.cli.worker import ask, check_writable, save_run_file, worker
 from explorer.errors import BadInput
-        is_described = measured.refused or keep.save is not None  # the report of a saved run forecasts policies
-        graph = describe(engine, spec.model, spec.seed, without_data=extra.predict) if is_described else None
+from explorer.jobs.protocol import Measure, MeasureRanks, ProfileStages, SaveSnapshot
+from explorer.jobs.run_file import with_graph
+from explorer.plan.pipeline.cuts import atoms, split_at_borders
+from explorer.plan.pipeline.schedules import USUAL_MICROBATCHES
+from explorer.plan.pipeline.stage_costs import predict
 from explorer.plan.predict.baseline import keep_all_from
 from explorer.record.base import to_plain
 from explorer.record.graph import ModelGraph
