@@ -106,10 +106,8 @@ def measure(
             on_ranks = ask(engine, MeasureRanks(spec=spec, without_data=extra.predict), keep=not keep.no_store)
             _answer_ranks(on_ranks, keep, output)
             return
-        request = Measure(
-            spec=spec, until_it_fits=extra.fit, without_data=extra.predict, own_optimizer=extra.own_optimizer
-        )
-        measured: Measurement = ask(engine, request, keep=not (keep.no_store or extra.predict))
+        run = Measure(spec=spec, until_it_fits=extra.fit, without_data=extra.predict, own_optimizer=extra.own_optimizer)
+        measured: Measurement = ask(engine, run, keep=not (keep.no_store or extra.predict))
         is_described = measured.refused or keep.save is not None  # the report of a saved run forecasts policies
         graph = describe(engine, spec.model, spec.seed, without_data=extra.predict) if is_described else None
     if output.json:
