@@ -12,6 +12,7 @@ from torch import distributed
 from benchmarks.ranks import MODELS, SPLITS, Cell, differences
 from explorer.engine.model.describe import describe
 from explorer.engine.ranks.predict import predict_ranks, ranks_to_play
+from explorer.engine.ranks.real import measure_ranks
 from explorer.errors import BadInput, ModelFailed
 from explorer.plan.export.formats import exported
 from explorer.plan.memory.ledger import ledger
@@ -184,3 +185,21 @@ def test_ranks_that_cannot_be_are_refused_in_a_sentence(ranks: Ranks, sentence: 
 def test_a_function_that_cannot_split_is_named(file: Path) -> None:
     with pytest.raises(ModelFailed, match="broken.*no such mesh"):
         predicted(Ranks(n_ranks=2, data="none", parallelize=f"{file}:broken"), ModelRef(target=f"{file}:build"))
+
+
+def test_tokens_that_are_picked_by_value_are_refused_in_a_sentence() -> None:
+    with pytest.raises(ModelFailed, match="decides by values that it computes"):
+        predicted(Ranks(n_ranks=2), ModelRef(target="sample_models/moe.py", size="small"))
+
+
+@pytest.mark.slow
+def test_routed_experts_in_one_product_hold_what_real_ranks_hold() -> None:
+    pytest.importorskip("transformers")
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_local_experts": 4}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256}
+    spec = RunSpec(model=ModelRef(target="hf:MixtralConfig", arguments=sizes), dtype="bfloat16", ranks=Ranks(n_ranks=2))
+    played, real = predict_ranks(spec).fullest, measure_ranks(spec).fullest
+    assert played.step_peak_bytes == real.peaks.tracker_peak_bytes
+    assert [(call.kind, call.n_bytes) for call in played.collectives] == [
+        (call.kind, call.n_bytes) for call in real.collectives
+    ]
