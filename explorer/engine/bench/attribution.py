@@ -89,7 +89,7 @@ def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
         calls=tracker.calls.record(tick_ns, entry_of),
         weight_casts=_column(np.flatnonzero(named & np.isin(operator, tracker.casts) & stored)),
         dtype=_column(np.where(stored, tracked.dtype[entries.storage], 0)),
-        dtypes=("", *(str(dtype).removeprefix("torch.") for dtype in tracker.storages.dtypes[1:])),
+        dtypes=tuple("" if dtype is None else str(dtype).removeprefix("torch.") for dtype in tracker.storages.dtypes),
     )
     confirmed = np.zeros(len(tracked.n_bytes), dtype=bool)
     confirmed[entries.storage[stored]] = True

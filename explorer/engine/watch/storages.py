@@ -62,8 +62,8 @@ class Storages:
         """`owners` are the blocks' numbers by fqn; a storage of an unknown block belongs to the model, number 0."""
         self.pointer, self.n_bytes, self.made_by = array("q"), array("q"), array("q")
         self.role, self.owner, self.dtype = array("q"), array("q"), array("q")
-        self.dtypes: list[torch.dtype | None] = [None]
-        """Types that `dtype` counts."""
+        self.dtypes: dict[torch.dtype | None, int] = {None: 0}
+        """The number of each type in `dtype`."""
         self.seen_ns, self.died_ns = array("q"), array("q")
         """Times at which each storage was first seen, and died."""
         self.n_before_step = 0
@@ -82,7 +82,7 @@ class Storages:
         for thing in things:
             self._tag(thing)
 
-    def see_all(self, out: object, op: int) -> None:
+    def see_all(self, out: Any, op: int) -> None:
         """Notes every storage in the result of operator number `op`."""
         if isinstance(out, torch.Tensor):
             if self._is_here(out) and not self._is_watched(out):
@@ -117,18 +117,13 @@ class Storages:
         self.made_by.append(op)
         self.role.append(NONE)
         self.owner.append(NONE)
-        self.dtype.append(self._number_of(dtype))
+        self.dtype.append(self.dtypes.setdefault(dtype, len(self.dtypes)))
         self.seen_ns.append(time.time_ns())
         self.died_ns.append(NONE)
         self.turns.append(index + 1)
         watched = self._live[key] = _Watched(storage, self._died)
         watched.index, watched.key = index, key
         return index
-
-    def _number_of(self, dtype: torch.dtype | None) -> int:
-        if dtype not in self.dtypes:
-            self.dtypes.append(dtype)
-        return self.dtypes.index(dtype)
 
     def of(self, values: object) -> list[int]:
         """Numbers of the watched storages behind the tensors in `values`, each once."""
