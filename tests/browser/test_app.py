@@ -250,16 +250,6 @@ def handshake(port: int, host: str, origin: str | None) -> int:
     return status
 
 
-def test_a_page_preloads_scripts_that_the_server_has(app: Served) -> None:
-    url = app.url
-    with urllib.request.urlopen(f"{url}/pipeline") as response:
-        preloaded = re.findall(r"<\./(\S+?)>; rel=modulepreload", " ".join(response.headers.get_all("Link")))
-    assert any("PlotlyChart" in path for path in preloaded)
-    for path in preloaded:
-        with urllib.request.urlopen(f"{url}/{path}") as script:
-            assert "javascript" in script.headers["Content-Type"]
-
-
 def test_only_this_machine_may_connect_and_no_site_may_frame_the_page(app: Served) -> None:
     port = app.port
     for path in ("/", "/pipeline", "/_stcore/health"):
