@@ -150,7 +150,7 @@ COLLECTIVES = (
     "(n - 1) / n of the tensor, twice for an all-reduce."
 )
 MEASURED_RANKS = (
-    "The page starts no ranks: policies are forecast from these. Set ranks in Options to predict them instead."
+    "The page starts no ranks: policies are forecast from these. Switch predict on in Options to predict them."
 )
 NOT_PLAYED = "Nothing has been played yet. Choose blocks in the graph, then press **Predict** at the bottom."
 NO_CLOCK = ":violet-badge[:material/visibility: predicted] Counted on steps without data; no clock ran."
