@@ -40,7 +40,7 @@ def page() -> None:
         actions.actions_on(selected[0])
     else:
         actions.compare_runs(selected)
-    _plane(listed)
+    _plane(listed, max(selected or listed, key=lambda run: run.created).model)
 
 
 def _last_outcome(state: RunsState) -> None:
@@ -48,7 +48,7 @@ def _last_outcome(state: RunsState) -> None:
     if state.error:
         st.error(escape(state.error))
     if state.outcome:
-        st.success(escape(state.outcome))
+        st.toast(escape(state.outcome), icon=":material/check:")  # over the page: no row moves
     state.error = state.outcome = ""
 
 
@@ -89,9 +89,8 @@ def _take_file() -> None:
     actions.do(add, "")
 
 
-def _plane(runs: tuple[StoredRun, ...]) -> None:
-    """The runs of the chosen model, else of the newest run's, as points of peak and time."""
-    model = max(runs, key=lambda run: run.created).model
+def _plane(runs: tuple[StoredRun, ...], model: str) -> None:
+    """The runs of `model` as points of peak and time."""
     keyed = points_of([run for run in runs if run.model == model])
     if len(keyed) < 2:
         st.caption(TOO_FEW)

@@ -281,3 +281,12 @@ def test_bytes_are_of_all_below_and_parameters_of_its_own() -> None:
 )
 def test_norms_whose_forward_moves_a_mean(module: nn.Module, moves: bool) -> None:
     assert has_running_statistics(module) == moves
+
+
+@pytest.mark.slow  # the process compiles
+@pytest.mark.filterwarnings("ignore:Using .torch.compile:UserWarning")
+def test_a_compiled_block_with_modules_inside_is_described() -> None:
+    """The compiler meets the hooks of the modules inside, and leaves them alone."""
+    inside = nn.Sequential(nn.Linear(W, W), nn.GELU())
+    model = nn.Sequential(nn.Linear(W, W), torch.compile(inside, backend="aot_eager"))
+    assert graph(model).by_fqn["1"].saved_bytes
