@@ -75,12 +75,12 @@ def test_a_run_file_comes_back_in(runs_page: App, store: Store) -> None:
     at.run()
     (run,) = store.list()
     assert store.load(run.run_id) == graphs.compared(graphs.gpt(6), SPEC)
-    assert "was added" in at.success[0].value
+    assert "was added" in at.toast[0].value
     store.rename(run.run_id, "by another name")
     again = runs_page()
     again.file_uploader(key="upload_run").upload("copy.run", data)
     again.run()
-    assert "already here" in again.success[0].value
+    assert "already here" in again.toast[0].value
     assert [one.name for one in store.list()] == ["by another name"], "content decides, not the name"
 
 
@@ -206,6 +206,10 @@ def test_the_runs_of_a_model_are_points_and_a_click_selects_one(runs_page: App, 
     state.select, state.order = run_id, state.order + 1  # what a click on a point leaves
     at.run()
     assert at.text_input(key=f"name_{run_id}").value == "alone"
+    other = msgspec.structs.replace(SPEC, model=ModelRef(target="sample_models/unet.py", size="small"))
+    store.save(graphs.compared(graphs.unet(), other), "newest")
+    state.select, state.order = run_id, state.order + 1
+    assert "gpt.py" in str(at.run().get("plotly_chart")[0].proto), "the model of the selected run is drawn"
 
 
 def test_each_new_order_is_a_new_table(monkeypatch: pytest.MonkeyPatch) -> None:
