@@ -154,7 +154,7 @@ def loss(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.reshape(-1, logits.shape[-1]).to(torch.float32), targets.reshape(-1))
 
 
-def build(size: str = "small", seq: int = 512, segments: int = 0):
+def build(size: str = "small", seq: int = 512, segments: int = 0, rows: int = 4):
     model = Model(size, seq)
     model.segments = segments
-    return model, (torch.randint(0, 10000, (4, seq)), torch.randint(0, 10000, (4, seq))), loss
+    return model, (torch.randint(0, 10000, (rows, seq)), torch.randint(0, 10000, (rows, seq))), loss
