@@ -15,6 +15,7 @@ EXAMPLES = "Such as 60 MiB, 50 % or +10 % time."
 _WISH = re.compile(r"([+-]?)\s*(\d+(?:[.,]\d+)?|[.,]\d+)\s*(%?)\s*([a-z]*)")
 MOST_SHARE = 2.0
 """Largest budget as a multiple of the peak with everything kept: a larger budget is a typing error."""
+MOST_BYTES = 2**50
 MOST_MORE_TIME = 100.0
 """Largest extra time as a multiple of the step: no plan takes longer."""
 
@@ -42,7 +43,10 @@ def parse_wish(text: str, keep_all_bytes: int) -> Wish:
         return Wish(budget_bytes=int(amount / 100 * keep_all_bytes))
     if not word:
         raise BadInput(f"{text.strip()} has no unit.", hint=f"{number} MiB, {number} % of what keeping all needs?")
-    return Wish(budget_bytes=parse_bytes(f"{number.replace(',', '.')}{word}"))
+    n_bytes = parse_bytes(f"{number.replace(',', '.')}{word}")
+    if n_bytes > MOST_BYTES:
+        raise BadInput(f"A budget of {text.strip()} is more than any device has.", hint=EXAMPLES)
+    return Wish(budget_bytes=n_bytes)
 
 
 def parse_budget(budget: str | int, keep_all_bytes: int, run: Measurement) -> int:

@@ -63,7 +63,7 @@ def test_budgets_as_people_write_them() -> None:
     assert parse_budget("device", 1000, own) == 1500 + own.allocations.held_bytes[-1]
     assert parse_share("+10%") == pytest.approx(0.1)
     assert parse_budget(1234, 1000, run) == 1234
-    for wrong in ("0%", "-5%", "much", "0B", "60", "1000%", "+10%", "+10 % time", 0, -1):
+    for wrong in ("0%", "-5%", "much", "0B", "60", "1000%", "99999999TiB", "+10%", "+10 % time", 0, -1):
         with pytest.raises(BadInput):
             parse_budget(wrong, 1000, run)
     with pytest.raises(BadInput, match="does not say what its device had free"):
