@@ -34,6 +34,7 @@ from explorer.engine.device.device import path_of_rank, rank_text
 from explorer.engine.watch.scopes import ModuleHook, around_backward
 from explorer.engine.watch.uncompiled import never_compiled
 from explorer.errors import BadInput, NotSaved, message_of
+from explorer.own_loop.heal import Healed, Healer
 from explorer.own_loop.record_step import RecordedRun, place_of_caller
 from explorer.plan.planners.confirm import refusal
 from explorer.record.failure import is_out_of_memory
@@ -41,6 +42,8 @@ from explorer.record.measurement import Measurement
 
 NEEDED_AT_REFUSAL = ("highspy", "numpy.ma")
 """Late imports of a plan. After a refusal of memory, a library finds no room."""
+HEAL, FAILED = "heal", "oom.explorer"
+"""The value of `on_oom` for a step that runs again, and the file of a step that cannot."""
 RESERVE_BYTES = 64 * 2**20
 """Address space reserved while watching and freed before the file is written, because memory has just run out."""
 
@@ -57,8 +60,10 @@ def watch(
 
     `runs` holds the recorded steps by number. With `on_oom` the first step is recorded too, and a step that runs out
     of memory is written to the file before the exception leaves. The file has the refused request, the held bytes by
-    owner, and a policy that would have fitted. Under torchrun each rank writes a file, `oom.rank3.explorer`. The watch
-    ends with `close()`, or as a context manager.
+    owner, and a policy that would have fitted. Under torchrun each rank writes a file, `oom.rank3.explorer`.
+    With `on_oom="heal"` a refused step runs again with more blocks recomputed, and the training goes on, see heal.py.
+    `healed` lists such steps; each has a file, `healed.step7.explorer`. The watch ends with `close()`, or as a context
+    manager.
     Raises BadInput for an empty request, a step before the first, or a file in a missing folder.
     """
     return Watch(model, optimizer, WatchRequest(at=at, worst_of=worst_of, on_oom=on_oom), place_of_caller())
@@ -66,13 +71,12 @@ def watch(
 
 @dataclass(frozen=True, kw_only=True)
 class WatchRequest:
-    """The steps to record, their files, and the file for a refusal of memory."""
+    """Arguments of `watch`."""
 
     at: int | Collection[int] = ()
     worst_of: int = 0
     on_oom: str | os.PathLike[str] | None = None
     files: str = ""
-    """See `Watch.save_as`."""
 
     def steps(self) -> frozenset[int]:
         """The requested steps. Raises BadInput for the whole request, like `watch`."""
@@ -83,7 +87,7 @@ class WatchRequest:
             raise BadInput(
                 f"Steps are counted from 1; asked for at={at}, worst_of={self.worst_of}.", hint="Step 1 is the first."
             )
-        if self.on_oom is not None and not (folder := Path(self.on_oom).parent).is_dir():
+        if self.on_oom not in (None, HEAL) and not (folder := Path(self.on_oom).parent).is_dir():
             raise BadInput(
                 f"{self.on_oom} is to be written where memory is refused, and there is no folder {folder}.",
                 hint="Make the folder first: when memory is refused it is too late.",
@@ -101,11 +105,11 @@ class Watch:
         self.runs: dict[int, RecordedRun] = {}
         self.written: dict[int, Path] = {}
         """Files of requested steps, see `save_as`."""
-        self.n_steps = 0
-        """Steps that have ended."""
+        self.n_steps = 0  # that have ended
         self.where = where
         self._steps, self._worst_of, self._files = request.steps(), request.worst_of, request.files
-        self.on_oom = None if request.on_oom is None else Path(request.on_oom)
+        self.on_oom = None if request.on_oom is None else Path(FAILED if request.on_oom == HEAL else request.on_oom)
+        self._healer = Healer(model, self._record_of) if request.on_oom == HEAL else None
         self._log: Callable[[int, dict[str, float]], object] | None = None
         self._model, self._optimizer = model, optimizer
         self._parameters = {id(parameter) for parameter in model.parameters()}
@@ -113,8 +117,8 @@ class Watch:
         self._hooks = ExitStack()
         self._forward_hook: RemovableHandle | None = None
         self._reserve: mmap.mmap | None = None
+        self._is_refused = self._closed = False
         self._excepthook: Any = None
-        self._closed = False
         try:
             self._open()
         except Exception as trouble:
@@ -126,16 +130,22 @@ class Watch:
             for module in NEEDED_AT_REFUSAL:
                 with suppress(ImportError):  # the file says why it holds no plan
                     import_module(module)
-            self._reserve = mmap.mmap(-1, RESERVE_BYTES)
+            self._take_reserve()
             self._excepthook, sys.excepthook = sys.excepthook, self._uncaught
             # Most loops fail in forward or backward. Their errors are caught while the frames hold the memory.
             self._listen()
-            self._hooks.enter_context(around_backward(failed=self.refused))
+            healing = self._healer.backward_listeners if self._healer else {}
+            self._hooks.enter_context(around_backward(failed=self.refused, **healing))
         if self._optimizer is not None:
             self._count(self._optimizer)
         else:
             self._hooks.callback(register_optimizer_step_pre_hook(self._optimizer_steps).remove)
         self._begin()
+
+    @property
+    def healed(self) -> list[Healed]:
+        """Refused steps that ran again, see heal.py."""
+        return [] if self._healer is None else self._healer.healed
 
     def save_as(self, files: str) -> None:
         """Writes each requested step to `files` as soon as the step has ended, with `{step}` for the number.
@@ -164,10 +174,10 @@ class Watch:
         if self._forward_hook is not None:
             self._forward_hook.remove()
             self._forward_hook = None
+        if self._healer is not None:
+            self._healer.close()
         self._end(None)
-        if self._reserve is not None:
-            self._reserve.close()
-            self._reserve = None
+        self._release_reserve()
         self._closed = True
         while isinstance(owner := getattr(sys.excepthook, "__self__", None), Watch) and owner._closed:
             sys.excepthook = owner._excepthook  # watches may be closed in any order
@@ -190,24 +200,34 @@ class Watch:
 
         For loops that catch the error. No other error is ever raised in its place.
         """
-        if self.on_oom is None or self._reserve is None:
+        if self.on_oom is None or self._closed or self._is_refused:
             return None
         try:
             if not is_out_of_memory(error):
                 return None
-            self._reserve.close()
-            self._reserve = None
-            run = self._end(error) or self._memory_at_refusal(error)
+            self._is_refused = True
+            run = (self._healer and self._healer.refusal) or self._record_of(error)
             assert run.failure is not None
             runs = (recorded.measurement for recorded in self.runs.values())
             whole = max(runs, key=lambda run: run.step_peak_bytes or 0, default=None)
             failure = replace(run.failure, hint=" ".join(_refusal(run, whole)) or run.failure.hint)
+            if self._healer is not None:
+                failure = replace(failure, hint=f"{failure.hint} Not healed: {self._healer.reason}.")
             path = RecordedRun(replace(run, failure=failure)).save(self.on_oom)
         except Exception as trouble:  # memory is short: the error that ends the loop must be the loop's own
             error.add_note(f"Checkpoint Explorer could not write {self.on_oom}: {message_of(trouble)}")
             return None
         error.add_note(f"Checkpoint Explorer wrote {path}. {failure.sentence} {failure.hint}")
         return path
+
+    def _take_reserve(self) -> None:
+        with suppress(OSError):  # a training near its limit has no room to spare
+            self._reserve = self._reserve or mmap.mmap(-1, RESERVE_BYTES)
+
+    def _release_reserve(self) -> None:
+        if self._reserve is not None:
+            self._reserve.close()
+            self._reserve = None
 
     def _listen(self) -> None:
         """Registers the watch's hook after the model's other hooks: a refusal removes a recorded step's hooks."""
@@ -219,7 +239,7 @@ class Watch:
         if torch.compiler.is_compiling():  # fullgraph=True refuses what cannot be traced
             return
         error = sys.exc_info()[1]
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) and self._healer is None:  # the healer is asked first: it is outside of hooks
             self.refused(error)
 
     def _uncaught(self, kind: Any, error: Any, traceback: Any) -> None:
@@ -265,6 +285,9 @@ class Watch:
             run = self._end(None)
             if run is not None:
                 self._keep(self.n_steps, RecordedRun(run))
+            if self._healer is not None:
+                self._healer.step_ended(self.n_steps, run)
+                self._take_reserve()
             self._begin()
         except Exception as trouble:
             self._broken(trouble, in_hook=True)
@@ -303,7 +326,7 @@ class Watch:
             recording = LoopRecording(self._model, self._optimizer, f"{self.where}, step {step}{rank_text()}")
             recording.__enter__()
         except Exception as error:  # another profiler, say: the loop goes on
-            self._unrecorded(step, error)
+            warnings.warn(f"Step {step} is not recorded. {message_of(error)}.", stacklevel=2)
             return
         self._recording = recording
         if self._forward_hook is not None:
@@ -318,13 +341,10 @@ class Watch:
             recording.__exit__(None if error is None else type(error), error, None)
             return recording.measurement
         except Exception as trouble:
-            self._unrecorded(max(self.n_steps, 1), trouble)
+            warnings.warn(f"Step {max(self.n_steps, 1)} is not recorded. {message_of(trouble)}.", stacklevel=2)
             return None
         finally:
             recording.close()
-
-    def _unrecorded(self, step: int, trouble: Exception) -> None:
-        warnings.warn(f"Step {step} is not recorded. {message_of(trouble)}.", stacklevel=2)
 
     def _broken(self, trouble: Exception, *, in_hook: bool = False) -> None:
         """Warns and closes the watch. The loop goes on."""
@@ -335,7 +355,11 @@ class Watch:
     def _warn(self, trouble: Exception) -> None:
         warnings.warn(f"{self.where} is not watched any more. {message_of(trouble)}.", stacklevel=2)
 
-    def _memory_at_refusal(self, error: Exception) -> Measurement:
+    def _record_of(self, error: Exception) -> Measurement:
+        """The record of a refused step, or of the tensors in memory."""
+        self._release_reserve()
+        if (run := self._end(error)) is not None:
+            return run
         where = f"{self.where}, step {self.n_steps + 1}{rank_text()}"
         device = LoopRecording(self._model, self._optimizer, where).device
         return memory_at_refusal(self._model, self._optimizer, device, where=where, error=error)

@@ -222,14 +222,14 @@ def first_step(
             if before_bytes is None or not is_out_of_memory(error):
                 raise
             refused = error
-        _clear_frames(refused)
+        clear_frames(refused)
         del made
         release()
         if n_tries == MOST_TRIES or (address_space_bytes() or 0) - before_bytes < LEFT_BYTES:
             raise refused
 
 
-def _clear_frames(error: BaseException | None) -> None:
+def clear_frames(error: BaseException | None) -> None:
     """Clears the frames of `error` and its causes: tensors held there would count as growth."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)

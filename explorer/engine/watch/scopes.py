@@ -183,6 +183,7 @@ class _BackwardListener:
     begins: Callable[[], object] | None
     ended: Callable[[], object] | None
     failed: Callable[[Exception], object] | None
+    repaired: Callable[[Exception, Any, Any], bool] | None
     is_inside: bool = False
 
 
@@ -194,13 +195,15 @@ def around_backward(
     begins: Callable[[], object] | None = None,
     ended: Callable[[], object] | None = None,
     failed: Callable[[Exception], object] | None = None,
+    repaired: Callable[[Exception, Any, Any], bool] | None = None,
 ) -> Iterator[None]:
     """Calls `begins` before each backward, `failed` after an error, and `ended` at the end; not for a nested backward.
 
+    `repaired` gets an error first, with the arguments of the backward. If it returns true, the error is dropped.
     A user's training loop does not announce its backward. torch.autograd.backward is replaced while anyone listens:
     Tensor.backward and gradient scalers call it. Contexts may end in any order.
     """
-    listener = _BackwardListener(begins, ended, failed)
+    listener = _BackwardListener(begins, ended, failed, repaired)
     if not _LISTENERS:
         torch.autograd.backward = _announced(torch.autograd.backward)
     _LISTENERS.append(listener)
@@ -229,6 +232,9 @@ def _announced(plain: Callable[..., object]) -> Callable[..., Any]:
                 inside.append(listener)
             return plain(*args, **kwargs)
         except Exception as error:
+            for listener in inside:
+                if listener.repaired is not None and listener.repaired(error, args, kwargs):
+                    return None
             for listener in reversed(inside):
                 if listener.failed is not None:
                     listener.failed(error)
@@ -251,12 +257,12 @@ def looking_at_saved(look: Callable[[Tensor], None], *, lets_go: bool = False) -
 
     def pack(tensor: Tensor) -> Tensor | None:
         look(tensor)
-        return None if lets_go else _without_operation(tensor)
+        return None if lets_go else without_operation(tensor)
 
     return saved_tensors_hooks(pack, lambda tensor: tensor)
 
 
-def _without_operation(tensor: Tensor) -> Tensor:
+def without_operation(tensor: Tensor) -> Tensor:
     """The tensor without the operation that made it, as the return value of a pack hook.
 
     Some operations save their own output (exp, softmax, tanh). An output that is not detached would hold the operation
