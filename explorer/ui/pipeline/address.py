@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, get_args
+from typing import get_args
 
 import msgspec
 
@@ -60,7 +60,7 @@ def to_query(choices: SplitChoices, stages: tuple[tuple[str, ...], ...]) -> dict
 
 def from_query(query: Mapping[str, str]) -> tuple[SplitChoices, list[int] | None]:
     """The choices of an address, and behind how many blocks it cuts. Raises UnreadableFile with all faults."""
-    chosen: dict[str, Any] = {}
+    chosen: dict[str, object] = {}
     places: list[int] | None = None
     faults = []
     for name, (word, most) in NUMBERS.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, get_args
+from typing import get_args
 
 import streamlit as st
 
@@ -105,7 +105,7 @@ def _bound(split: PipelineState, name: str, key: str) -> Bound:
     return bound(key, getattr(split.choices, name), lambda value: pipeline_state.choose(split, name, value))
 
 
-def _choice(split: PipelineState, name: str, label: str, offered: tuple[Sequence[Any], str]) -> None:
+def _choice(split: PipelineState, name: str, label: str, offered: tuple[Sequence[object], str]) -> None:
     """Draws a choice of values; `offered`: the values and their help text."""
     options, help = offered
     select(label, options, _bound(split, name, f"pipeline_{name}"), help=help)

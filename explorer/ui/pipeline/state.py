@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
 
 import msgspec
 import streamlit as st
@@ -113,7 +112,7 @@ def _of_a_run(draft: Draft, run: PipelineRun, run_id: str) -> PipelineState:
     return fresh
 
 
-def choose(split: PipelineState, name: str, value: Any) -> None:
+def choose(split: PipelineState, name: str, value: object) -> None:
     """Sets one of the plan's choices by name."""
     split.choices = msgspec.structs.replace(split.choices, **{name: value})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import streamlit as st
 
@@ -99,7 +98,7 @@ def _distinct(names: Sequence[str]) -> list[str]:
     return [name if names.count(name) == 1 else f"{name} ({place})" for place, name in enumerate(names, 1)]
 
 
-def _candidate(record: Any) -> Measurement | None:
+def _candidate(record: object) -> Measurement | None:
     if isinstance(record, Comparison):
         return record.candidate
     if isinstance(record, RecordedRanks):

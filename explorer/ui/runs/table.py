@@ -63,7 +63,7 @@ def reorder(select: str | None = None) -> None:
 
 def own_figures(run: StoredRun) -> dict[str, Any]:
     """Headline figures of the run itself: of the candidate in a comparison."""
-    figures: dict[str, Any] = run.headlines.get("candidate") or run.headlines
+    figures: dict[str, object] = run.headlines.get("candidate") or run.headlines
     return figures
 
 
@@ -103,7 +103,7 @@ def table(runs: tuple[StoredRun, ...]) -> list[StoredRun]:
     return [runs[row] for row in selected if row < len(runs)]
 
 
-def _row(run: StoredRun) -> dict[str, Any]:
+def _row(run: StoredRun) -> dict[str, object]:
     figures = own_figures(run) if run.kind in PINNABLE else {}
     peak = figures.get("step_peak_bytes")
     return {

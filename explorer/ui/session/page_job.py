@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import streamlit as st
 
@@ -152,7 +151,7 @@ def forget(life: PageJob) -> None:
     _name_in_address(life)
 
 
-def record(life: PageJob, key: str | None) -> Any:
+def record(life: PageJob, key: str | None) -> object:
     """The record under `key`; None without a record. An unreadable record becomes the failure."""
     with refusing(life):
         return runs().record(key)

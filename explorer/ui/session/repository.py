@@ -131,7 +131,7 @@ class Runs:
         self.pipeline_runs: Recent[str] = Recent(N_REQUESTS)
         self._recorded: dict[str, str | None] = {}
         self._points: Recent[dict[Policy, tuple[str, Point]]] = Recent(N_REQUESTS)
-        self._models_read: dict[str, Any] = {}
+        self._models_read: dict[str, object] = {}
         """State of the store when the runs of a model were read last."""
         self._created: dict[str, float] = {}
         """Dates of the runs that were read from the store, by id."""

@@ -57,9 +57,9 @@ class Bound(NamedTuple):
         return {"key": self.key, "on_change": self.on_change}
 
 
-def bound(name: str, value: Any, take: Callable[[Any], object]) -> Bound:
+def bound(name: str, value: object, take: Callable[[Any], object]) -> Bound:
     """Arguments of a widget that shows the record's `value`; `take` writes a person's choice into the record."""
-    drawn: dict[str, tuple[int, Any]] = st.session_state.setdefault("bound", {})
+    drawn: dict[str, tuple[int, object]] = st.session_state.setdefault("bound", {})
     n, last = drawn.get(name, (0, value))
     n += last != value
     drawn[name] = (n, value)
@@ -76,7 +76,7 @@ def bound(name: str, value: Any, take: Callable[[Any], object]) -> Bound:
     return Bound(key, value, changed)
 
 
-def select(label: str, options: Sequence[Any], field: Bound, **arguments: Any) -> None:
+def select(label: str, options: Sequence[object], field: Bound, **arguments: Any) -> None:
     """Draws a box of choices; a value that is not among `options` shows the first one."""
     index = options.index(field.value) if field.value in options else 0
     st.selectbox(label, options, index, **field.wired, **arguments)

@@ -51,7 +51,7 @@ def picture(chart: Chart, *, key: str, height: int | None = None, act: Callable[
     )
 
 
-def _custom(point: Mapping[str, Any]) -> Any:
+def _custom(point: Mapping[str, Any]) -> object:
     custom = point.get("customdata")
     fields = list(custom.values()) if isinstance(custom, dict) else custom
     return [written(entry) if isinstance(entry, str) else entry for entry in fields] if fields else fields
@@ -92,5 +92,5 @@ def as_csv(rows: Rows) -> str:
     return text.getvalue()
 
 
-def _inert(value: Any) -> Any:
+def _inert(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value

@@ -203,7 +203,7 @@ def choose(draft: Draft, spec: RunSpec) -> None:
     to_address(draft)
 
 
-def set_option(draft: Draft, graph: ModelGraph | None, name: str, value: Any) -> None:
+def set_option(draft: Draft, graph: ModelGraph | None, name: str, value: object) -> None:
     """Sets an option of the step or of its policy; an option of the policy is a step of undo."""
     spec = draft.spec
     if name not in Policy.__struct_fields__:

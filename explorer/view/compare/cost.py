@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import plotly.graph_objects as go
 
 from explorer.record.comparison import Comparison
@@ -121,7 +119,7 @@ def _steps_picture(comparison: Comparison) -> go.Figure:
     return fig
 
 
-def _flops_rows(comparison: Comparison) -> list[dict[str, Any]]:
+def _flops_rows(comparison: Comparison) -> list[dict[str, object]]:
     """Every block of the candidate, FLOPs exact."""
     return [
         {
@@ -136,7 +134,7 @@ def _flops_rows(comparison: Comparison) -> list[dict[str, Any]]:
     ]
 
 
-def _time_rows(comparison: Comparison) -> list[dict[str, Any]]:
+def _time_rows(comparison: Comparison) -> list[dict[str, object]]:
     """Every block of the candidate, time with its spread."""
     before = comparison.baseline.by_fqn
     return [
@@ -150,7 +148,7 @@ def _time_rows(comparison: Comparison) -> list[dict[str, Any]]:
     ]
 
 
-def _step_rows(comparison: Comparison) -> list[dict[str, Any]]:
+def _step_rows(comparison: Comparison) -> list[dict[str, object]]:
     """Every timed step of both runs, in the order taken."""
     return [
         {"run": name, "timed step": number, "step (ms)": ms, "clock": run.times.clock}

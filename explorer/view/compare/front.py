@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import plotly.graph_objects as go
 
@@ -148,7 +148,7 @@ def _answer(marks: Sequence[Mark], budget_bytes: int | None) -> str:
     return f"from {mib(most.peak_bytes)} down to {mib(least.peak_bytes)} for ×{least.time_ratio:.2f} {word}, predicted"
 
 
-def _row(mark: Mark) -> dict[str, Any]:
+def _row(mark: Mark) -> dict[str, object]:
     return {
         "what": mark.name or NAMES[mark.kind],
         "policy": in_words(mark.policy),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import get_args
 
 import plotly.graph_objects as go
 
@@ -33,7 +33,7 @@ def all_equal(comparison: Comparison) -> bool:
     return bool(comparison.gradients) and all(diff.verdict == "bitwise equal" for diff in comparison.gradients)
 
 
-def seal(comparison: Comparison) -> list[dict[str, Any]]:
+def seal(comparison: Comparison) -> list[dict[str, object]]:
     """The evidence behind equal gradients: what was compared bit by bit, how much of it, and how much is equal."""
     groups = [
         ("gradients", comparison.gradients),
@@ -81,17 +81,17 @@ def _picture(comparison: Comparison) -> go.Figure:
     return fig
 
 
-def buffer_table(comparison: Comparison) -> list[dict[str, Any]]:
+def buffer_table(comparison: Comparison) -> list[dict[str, object]]:
     """Buffers after one step, worst first."""
     return diff_table(comparison.buffers)
 
 
-def parameter_table(comparison: Comparison) -> list[dict[str, Any]]:
+def parameter_table(comparison: Comparison) -> list[dict[str, object]]:
     """Parameters after `comparison.n_steps` optimizer steps, worst first."""
     return diff_table(comparison.parameters)
 
 
-def carried_table(comparison: Comparison) -> list[dict[str, Any]]:
+def carried_table(comparison: Comparison) -> list[dict[str, object]]:
     """Rows of further state that the model carries on and that differs."""
     return [
         {
@@ -107,7 +107,7 @@ def carried_table(comparison: Comparison) -> list[dict[str, Any]]:
     ]
 
 
-def diff_table(diffs: Sequence[TensorDiff]) -> list[dict[str, Any]]:
+def diff_table(diffs: Sequence[TensorDiff]) -> list[dict[str, object]]:
     """Any tensors of both runs, worst first; an unknown figure stays None."""
     rank = {verdict: i for i, verdict in enumerate(WORST_FIRST)}
     ordered = sorted(diffs, key=lambda diff: (rank[diff.verdict], -(_exponent(diff) or math.inf)))
@@ -225,7 +225,7 @@ def _axes(fig: go.Figure, names: Sequence[str], low: int, high: int) -> None:
         fig.update_xaxes(title={"text": f"{len(names):,} gradients in module order"}, range=[0, len(names) + 1])
 
 
-def rng_table(comparison: Comparison) -> list[dict[str, Any]]:
+def rng_table(comparison: Comparison) -> list[dict[str, object]]:
     """Each random generator: whether both runs left it in the same place."""
     return [
         {"generator": diff.generator, "after the step": "same position" if diff.equal else "different position"}
@@ -233,7 +233,7 @@ def rng_table(comparison: Comparison) -> list[dict[str, Any]]:
     ]
 
 
-def mask_table(comparison: Comparison) -> list[dict[str, Any]]:
+def mask_table(comparison: Comparison) -> list[dict[str, object]]:
     """Rows of the dropout modules: the mask of forward against the mask of recompute, worst first."""
     return [
         {
@@ -247,7 +247,7 @@ def mask_table(comparison: Comparison) -> list[dict[str, Any]]:
     ]
 
 
-def state_change_table(comparison: Comparison) -> list[dict[str, Any]]:
+def state_change_table(comparison: Comparison) -> list[dict[str, object]]:
     """Rows of the buffers and plain attributes that the recompute changed a second time."""
     return [
         {
@@ -261,7 +261,7 @@ def state_change_table(comparison: Comparison) -> list[dict[str, Any]]:
     ]
 
 
-def recompute_count_table(comparison: Comparison) -> list[dict[str, Any]]:
+def recompute_count_table(comparison: Comparison) -> list[dict[str, object]]:
     """Each block that ran again, and each that the policy names but that did not."""
     costs = comparison.candidate.by_fqn
     named = set(comparison.candidate.spec.policy.blocks)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import plotly.graph_objects as go
 
@@ -156,7 +155,7 @@ def _answer(points: Sequence[RunPoint], ahead: Sequence[int]) -> str:
     )
 
 
-def _row(point: RunPoint, *, ahead: bool) -> dict[str, Any]:
+def _row(point: RunPoint, *, ahead: bool) -> dict[str, object]:
     return {
         "run": point.name,
         "policy": point.policy,

@@ -134,7 +134,7 @@ def _is_timed(log: Allocations | None) -> bool:
     return log is not None and len(log.time_ns) == log.n_ticks + 1
 
 
-def axis_layout(axis: Axis, drawn: Measurement, *, of: str = "") -> dict[str, Any]:
+def axis_layout(axis: Axis, drawn: Measurement, *, of: str = "") -> dict[str, object]:
     """Layout of the x axis: its unit, and its ticks at round numbers. `of`: words for the run."""
     if axis == "time":
         timed = _phase_ms(drawn) is not None

@@ -17,10 +17,10 @@ import plotly.graph_objects as go
 
 from explorer.view.drawing.colours import CURSOR, FULL_TEXT, GRID, QUIET_TEXT
 
-CONFIG: dict[str, Any] = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
+CONFIG: dict[str, object] = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
 """Argument of `st.plotly_chart(config=...)`: the picture button stays, useless buttons go."""
 
-PICKABLE: dict[str, Any] = {
+PICKABLE: dict[str, object] = {
     "marker": {"size": 7, "opacity": 0, "maxdisplayed": 1},
     "unselected": {"marker": {"opacity": 0}},
 }
@@ -28,7 +28,7 @@ PICKABLE: dict[str, Any] = {
 of a timeline. All but one are therefore left out; the cursor shows which point was clicked."""
 
 
-HOVER_ALONG_X: dict[str, Any] = {"hovermode": "x unified", "hoverdistance": -1}
+HOVER_ALONG_X: dict[str, object] = {"hovermode": "x unified", "hoverdistance": -1}
 """The nearest moment answers wherever the pointer is over the plot."""
 Cursor = tuple[str, int] | None
 """Run and event that a person picked."""
@@ -57,14 +57,21 @@ def mark_cursor(fig: go.Figure, tick: int, x: Any) -> None:
         fig.add_vline(x=float(x[tick]), line={"width": 2, "color": CURSOR})
 
 
-def hatch(shape: str | list[str]) -> dict[str, Any]:
+def hatch(shape: str | list[str]) -> dict[str, object]:
     """A bar's pattern, drawn over its colour whatever the page's theme says: Plotly's own default drops the colour."""
     return {"shape": shape, "size": 6, "fillmode": "overlay", "fgcolor": "rgba(255,255,255,0.6)", "fgopacity": 1}
 
 
 def figure(question: str, answer: str = "", *, height: int = 420) -> go.Figure:
     """An empty figure titled with its question, the answer in figures below it."""
-    title: dict[str, Any] = {"text": question, "x": 0, "xanchor": "left", "yref": "container", "y": 1, "yanchor": "top"}
+    title: dict[str, object] = {
+        "text": question,
+        "x": 0,
+        "xanchor": "left",
+        "yref": "container",
+        "y": 1,
+        "yanchor": "top",
+    }
     title["pad"] = {"t": 8, "l": 4}
     if answer:
         title["subtitle"] = {"text": answer}
@@ -188,7 +195,7 @@ def written(text: str) -> str:
     return unescape(text)
 
 
-def _each_text(value: Any) -> Any:
+def _each_text(value: object) -> object:
     """`value` with each text in it as Plotly has to be given it; numbers alone are returned as they are."""
     if isinstance(value, str):
         return literal(value)
@@ -217,10 +224,10 @@ class BarSeries:
     """Selection made by a click on each bar; empty: a click does nothing."""
 
 
-def add_bars(fig: go.Figure, rows: Sequence[str], series: BarSeries, **more: Any) -> None:
+def add_bars(fig: go.Figure, rows: Sequence[str], series: BarSeries, **more: object) -> None:
     """Draws `series` as one trace; customdata of each bar: [its pick, its figure]. `more` is Plotly's, of the trace."""
     picks = series.picks or [""] * len(rows)
-    marker: dict[str, Any] = {"color": series.colour, "pattern": hatch(series.pattern)}
+    marker: dict[str, object] = {"color": series.colour, "pattern": hatch(series.pattern)}
     fig.add_trace(
         go.Bar(
             orientation="h",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 from explorer.record.base import Record, to_plain
 from explorer.view.drawing.colours import RECOMPUTE, STAGE_COLOURS
@@ -50,7 +49,7 @@ def style() -> str:
     return (HERE / "graph.css").read_text(encoding="utf-8")
 
 
-def painted(drawing: Layout, paint: Paint) -> dict[str, Any]:
+def painted(drawing: Layout, paint: Paint) -> dict[str, object]:
     """Data for the browser, without the marks: short rows, and labels of the rows in view."""
     in_view = {row.id for row in drawing.rows}
     return {
@@ -66,7 +65,7 @@ def painted(drawing: Layout, paint: Paint) -> dict[str, Any]:
     }
 
 
-def geometry(drawing: Layout) -> dict[str, Any]:
+def geometry(drawing: Layout) -> dict[str, object]:
     """Places of rows, joins, arrows and cuts."""
     groups = {row.id for row in drawing.rows if row.foldable and not row.open}
     beside = {end for link in drawing.links if link.kind != "next" for end in (link.source, link.target)}
@@ -90,13 +89,13 @@ def geometry(drawing: Layout) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _row(row: BlockRow) -> list[Any]:
+def _row(row: BlockRow) -> list[object]:
     flags = row.toggles | row.foldable << 1 | row.open << 2
     place = [row.depth, row.top, row.height, row.left, row.right]
     return [row.id, row.name, row.kind, *place, flags, list(row.members), row.n_calls, row.n_inside]
 
 
-def short_label(label: Label) -> list[Any]:
+def short_label(label: Label) -> list[object]:
     """Bytes, note, badges, title, heat, stage, bar."""
     badges = [[badge.sign, badge.severity, badge.text] for badge in label.badges]
     return [label.bytes, label.note, badges, label.title, round(label.heat, 3), label.stage, label.bar]

@@ -59,12 +59,12 @@ def _picture(run: Comparison | Measurement) -> go.Figure:
     return bars(fig, f"saved ({unit_name}); hatched: recomputed", mode="group")
 
 
-def _rows(run: Comparison | Measurement) -> list[dict[str, Any]]:
+def _rows(run: Comparison | Measurement) -> list[dict[str, object]]:
     """Rows of all blocks: saved bytes, number of runs, FLOPs."""
     runs = runs_of(run)
     table = []
     for fqn in block_names(*runs.values()):
-        row: dict[str, Any] = {"block": fqn or WHOLE_MODEL}
+        row: dict[str, object] = {"block": fqn or WHOLE_MODEL}
         for name, measured in runs.items():
             cost = measured.by_fqn.get(fqn)
             if cost is not None:
@@ -73,7 +73,7 @@ def _rows(run: Comparison | Measurement) -> list[dict[str, Any]]:
     return table
 
 
-def _columns(cost: MeasuredBlock, name: str) -> dict[str, Any]:
+def _columns(cost: MeasuredBlock, name: str) -> dict[str, object]:
     prefix = f"{name}: " if name else ""
     return {
         f"{prefix}saved for backward (bytes)": cost.saved_after_forward_bytes,

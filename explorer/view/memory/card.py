@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import plotly.graph_objects as go
 
@@ -65,7 +64,7 @@ def card_answer(memories: Mapping[str, CardMemory]) -> str:
     return f"{card_name(next(iter(memories.values())).card)}: {'; '.join(answers)}"
 
 
-def card_figures(memories: Mapping[str, CardMemory]) -> list[dict[str, Any]]:
+def card_figures(memories: Mapping[str, CardMemory]) -> list[dict[str, object]]:
     """Table rows, one per run: the figures of `torch.cuda.memory_stats`, what is left, and the refused request."""
     return [
         {
@@ -137,7 +136,7 @@ def add_card(chart: Chart, runs: Mapping[str, Measurement]) -> Chart:
     return chart
 
 
-def _note(fig: go.Figure, text: str, **place: Any) -> None:
+def _note(fig: go.Figure, text: str, **place: object) -> None:
     """Words on a ground of the card's colour: they stand over curves of any colour, in both themes."""
     fig.add_annotation(
         text=text, showarrow=False, align="left", bgcolor=REFUSED, borderpad=2,

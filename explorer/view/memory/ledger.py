@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import plotly.graph_objects as go
 
@@ -48,7 +47,7 @@ def _picture(ledger: Ledger, fqns: Sequence[str]) -> go.Figure:
     return bars(fig, f"bytes alive ({unit_name})")
 
 
-def _rows(ledger: Ledger) -> list[dict[str, Any]]:
+def _rows(ledger: Ledger) -> list[dict[str, object]]:
     """Every cell, largest first; the bytes add up to the total."""
     return [
         {

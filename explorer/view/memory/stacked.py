@@ -69,7 +69,7 @@ def drawn_ticks(log: Allocations, stack: Sequence[Layer]) -> Indices:
     return with_points(minmax(held(log), MAX_POINTS - len(tops)), tops, log.n_ticks + 1)
 
 
-def area(layer: Layer, x: Any, y: Any, *, named: bool = True) -> go.Scatter:
+def area(layer: Layer, x: object, y: object, *, named: bool = True) -> go.Scatter:
     """Trace of a layer; `x` and `y` are drawn points, `y` in units of the axis. `named`: the legend has the layer.
 
     A layer in the legend has a pattern: its colour alone does not name it.
@@ -121,7 +121,7 @@ def add_names(fig: go.Figure, layers: Sequence[Layer], x: Positions, heights: Po
     return written
 
 
-def total_line(run: Measurement, ticks: Indices, x: Any, unit: int, parts: Sequence[str]) -> go.Scatter:
+def total_line(run: Measurement, ticks: Indices, x: object, unit: int, parts: Sequence[str]) -> go.Scatter:
     """The trace "total" with customdata ["run", tick] for clicks; `parts`: the parts of each tick in words."""
     log = run.allocations
     assert log is not None, "its layers are drawn"
@@ -150,7 +150,7 @@ def parts_at(ticks: Indices, lines: Sequence[tuple[str, Bytes]], most: int | Non
     return ["\n".join(f"{mib(size)} {name}" for size, name in here[:most]) for here in present]
 
 
-def rows_of_stack(run: Measurement, lines: Sequence[tuple[str, Bytes]], heading: str) -> list[dict[str, Any]]:
+def rows_of_stack(run: Measurement, lines: Sequence[tuple[str, Bytes]], heading: str) -> list[dict[str, object]]:
     """Bytes of each line at the peak, at most, and when each phase ends."""
     log = run.allocations
     assert log is not None, "it has lines"
@@ -327,7 +327,7 @@ def _block_layers(run: Measurement, log: Allocations) -> list[Layer]:
     return [layer for layer in layers if layer.line.any()]
 
 
-def _block_rows(run: Measurement) -> list[dict[str, Any]]:
+def _block_rows(run: Measurement) -> list[dict[str, object]]:
     """Bytes of each band at the peak, at most, and when each phase ends."""
     log = run.allocations
     if log is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
-from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -119,10 +118,10 @@ def _counted(runs: dict[str, Measurement], names: list[str]) -> str:
     return "baseline" if "baseline" in names and (cut_short and runs["baseline"].complete) else names[-1]
 
 
-def _rows(baseline: Measurement, candidate: Measurement | None) -> list[dict[str, Any]]:
+def _rows(baseline: Measurement, candidate: Measurement | None) -> list[dict[str, object]]:
     """Each phase of each run, its events, and the most it held."""
     runs = {"baseline": baseline} | ({"candidate": candidate} if candidate is not None else {})
-    table: list[dict[str, Any]] = []
+    table: list[dict[str, object]] = []
     for name, run in runs.items():
         if run.allocations is None:
             table.append({"run": name, "phase": NO_TIMELINE})

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import plotly.graph_objects as go
 
@@ -185,7 +184,7 @@ def _critical(fig: go.Figure, forecast: PlayedSchedule) -> None:
     )
 
 
-def _rows(forecast: PlayedSchedule) -> list[dict[str, Any]]:
+def _rows(forecast: PlayedSchedule) -> list[dict[str, object]]:
     """Table rows, one per action, in order of start."""
     critical = set(forecast.critical_path)
     return [
@@ -204,7 +203,7 @@ def _rows(forecast: PlayedSchedule) -> list[dict[str, Any]]:
     ]
 
 
-def link_table(forecast: PlayedSchedule, stages: Sequence[Stage]) -> list[dict[str, Any]]:
+def link_table(forecast: PlayedSchedule, stages: Sequence[Stage]) -> list[dict[str, object]]:
     """Table rows, one per pair of stages with waits between them; empty if transfers take no time."""
     receives = {stage.stage: stage.receive_bytes for stage in stages}
     return [
@@ -221,7 +220,7 @@ def link_table(forecast: PlayedSchedule, stages: Sequence[Stage]) -> list[dict[s
     ]
 
 
-def rank_table(forecast: PlayedSchedule, predicted: PlayedSchedule | None = None) -> list[dict[str, Any]]:
+def rank_table(forecast: PlayedSchedule, predicted: PlayedSchedule | None = None) -> list[dict[str, object]]:
     """Table rows, one per rank: busy time, idle share, microbatches in flight."""
     predicted_use = {use.rank: use for use in predicted.ranks} if predicted is not None else {}
     return [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -204,7 +203,7 @@ def _parts(rank: RankMemory) -> tuple[int, int, int]:
     return rank.parameter_bytes, rank.receive_bytes, max(rest, 0)
 
 
-def _band_rows(memory: Sequence[RankMemory]) -> list[dict[str, Any]]:
+def _band_rows(memory: Sequence[RankMemory]) -> list[dict[str, object]]:
     """Table rows, one per rank: the peak and its parts."""
     return [
         {"rank": rank.rank, "peak": mib(rank.peak_bytes), **{part[0]: mib(n) for part, n in zip(PARTS, _parts(rank))}}
@@ -245,7 +244,7 @@ def _peak_in_words(rank: RankMemory) -> str:
     return f"rank {rank.rank} {mib(rank.peak_bytes)} at {rank.peak_action or 'no action'}"
 
 
-def _rows(memory: Sequence[RankMemory], predicted: Sequence[RankMemory]) -> list[dict[str, Any]]:
+def _rows(memory: Sequence[RankMemory], predicted: Sequence[RankMemory]) -> list[dict[str, object]]:
     """Table rows, one per rank: peak, action at the peak, predicted peak, receive buffers."""
     predicted_bytes = {rank.rank: rank.peak_bytes for rank in predicted}
     return [

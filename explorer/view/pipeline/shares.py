@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import get_args
 
 import plotly.graph_objects as go
 
@@ -75,7 +75,7 @@ def _truth(run: PipelineRun) -> go.Figure:
     return bars(fig, "gradients")
 
 
-def truth_table(run: PipelineRun) -> list[dict[str, Any]]:
+def truth_table(run: PipelineRun) -> list[dict[str, object]]:
     """Table rows, one per gradient or buffer: relative distance by cause; `0 (bitwise)` if no bit moved."""
     entries: tuple[GradientShares | BufferShares, ...] = (*run.gradients, *run.buffers)
     return [
@@ -126,7 +126,7 @@ def _calls(run: PipelineRun) -> go.Figure:
     return bars(fig, "runs per forward call (hatched: again for backward)")
 
 
-def _call_rows(run: PipelineRun) -> list[dict[str, Any]]:
+def _call_rows(run: PipelineRun) -> list[dict[str, object]]:
     """Table rows, one per block: counted calls."""
     return [
         {

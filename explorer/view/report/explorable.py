@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
 
 import plotly.graph_objects as go
 from msgspec.structs import replace
@@ -109,7 +108,7 @@ def explorable(step: Explorable) -> str:
 
 def _data(
     step: Explorable, tables: StepTables, presets: Mapping[str, Policy], forecaster: Forecaster
-) -> dict[str, Any]:
+) -> dict[str, object]:
     graph, run = step.graph, step.run
     largest = run.held_peak_bytes or 0
     return {
@@ -130,7 +129,7 @@ def _data(
     }
 
 
-def _units(policy: Policy) -> list[dict[str, Any]]:
+def _units(policy: Policy) -> list[dict[str, object]]:
     return [{"blocks": unit.blocks, "save_ops": unit.save_ops} for unit in policy.units]
 
 
@@ -147,7 +146,7 @@ def _presets(graph: ModelGraph) -> dict[str, Policy]:
     return chosen
 
 
-def _plan(plan: Plan) -> dict[str, Any]:
+def _plan(plan: Plan) -> dict[str, object]:
     cost = "" if plan.cost_ratio is None else f"{percent(plan.cost_ratio - 1, signed=True)} {_cost_word(plan)}"
     return {
         "units": _units(plan.policy),
@@ -162,7 +161,7 @@ def _cost_word(plan: Plan) -> str:
     return "FLOPs" if plan.cost_unit == "FLOPs" else "time"
 
 
-def _graph(graph: ModelGraph, run: Measurement) -> dict[str, Any]:
+def _graph(graph: ModelGraph, run: Measurement) -> dict[str, object]:
     """Drawings with ever more containers open: a click that folds or unfolds takes the nearest of them."""
     nodes = nest(graph)
     depth: dict[str, int] = {"": -1}
@@ -170,7 +169,7 @@ def _graph(graph: ModelGraph, run: Measurement) -> dict[str, Any]:
         if node.parent is not None:
             depth[node.id] = depth[node.parent] + 1
     first = set(default_open(graph, runs=True))
-    levels: dict[str, dict[str, Any]] = {}
+    levels: dict[str, dict[str, object]] = {}
     for n in range(max(depth.values()) + 2):
         opened = {
             id for id, node in nodes.items() if node.children and id and (depth[id] < n - 1 or (n and id in first))
@@ -204,7 +203,7 @@ def _hazards(step: Explorable, tables: StepTables) -> dict[int, list[tuple[str, 
     return badges
 
 
-def _guesses(run: Measurement, presets: Mapping[str, Policy], forecaster: Forecaster) -> list[dict[str, Any]]:
+def _guesses(run: Measurement, presets: Mapping[str, Policy], forecaster: Forecaster) -> list[dict[str, object]]:
     peak, saved = run.step_peak_bytes, run.saved_after_forward_bytes
     predicted = forecaster.peak_bytes(presets["all"]) if "all" in presets else None
     if peak is None or saved is None or predicted is None:
@@ -212,7 +211,7 @@ def _guesses(run: Measurement, presets: Mapping[str, Policy], forecaster: Foreca
     return [to_plain(guess) for guess in peak_guesses(peak, saved, predicted)]
 
 
-def _address(run: Measurement) -> dict[str, Any] | None:
+def _address(run: Measurement) -> dict[str, object] | None:
     """The parts of the app's address beside the policy; None: the model cannot be loaded there."""
     model = run.spec.model
     if model.is_recorded:

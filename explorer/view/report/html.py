@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
@@ -108,7 +107,7 @@ def picture(chart: Chart) -> str:
     return f'<figure class="chart" {named}><div style="height:{height:.0f}px"></div>{data}</figure>'
 
 
-def folded(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
+def folded(title: str, rows: Sequence[Mapping[str, object]]) -> str:
     """A table that opens by a click; the empty string: no row."""
     if not rows:
         return ""
@@ -116,7 +115,7 @@ def folded(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
     return f'<details><summary>{escape(name)}</summary><div class="scroll">{table(rows)}</div></details>'
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
+def table(rows: Sequence[Mapping[str, object]]) -> str:
     """A table of at most MOST_ROWS rows, with the number of rows left out."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
@@ -127,7 +126,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return f'<div class="wide">{body}</div>{more}'
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     if value is None:
         return "<td></td>"
     if isinstance(value, bool):
