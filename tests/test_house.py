@@ -253,6 +253,12 @@ def test_the_sum_of_each_ring_has_a_budget() -> None:
     assert not over, f"lines and files over the budget: {over}"
 
 
+def test_any_is_rare() -> None:
+    texts = [path.read_text() for path in sources()]
+    n_words = sum(len(re.findall(r"\bAny\b", text)) for text in texts)
+    assert 1000 * n_words < 8 * sum(len(text.splitlines()) for text in texts), n_words
+
+
 RETIRED = re.compile(
     r"\b(foret(?:old|ell\w*)|(?:un)?foresee[ns]?|foresaw|anew|once more|nobody|somebody\w*|whoever)\b", re.IGNORECASE
 )
