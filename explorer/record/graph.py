@@ -22,6 +22,7 @@ Trait = Literal[
     "running_statistics",  # BatchNorm, or InstanceNorm that tracks
     "moves_buffers",  # changes a buffer that is not a running statistic
     "moves_attributes",  # changes a plain Python attribute (counter, cache, router loss)
+    "keeps_graph",  # leaves a tensor with its autograd graph in an attribute or buffer
     "changes_inputs",  # writes into a tensor that it was given
     "keeps_cache",  # reads a list, dict or cache that it was handed and that changes while or after it runs
     "fills_inputs",  # changes such a thing without reading it

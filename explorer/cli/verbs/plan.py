@@ -29,7 +29,7 @@ from explorer.plan.planners.on_ranks import RankOffer, offers_on_ranks, splits_o
 from explorer.plan.planners.planner import Planner
 from explorer.plan.policy import file as policy_file
 from explorer.plan.predict.baseline import keep_all_from
-from explorer.plan.predict.not_predicted import contradiction
+from explorer.plan.predict.not_predicted import approximate, contradiction
 from explorer.plan.why.collectives import repeated, sent_bytes
 from explorer.record.base import to_plain
 from explorer.record.graph import ModelGraph
@@ -96,15 +96,15 @@ def plan(
     tries = last.tries
     chosen, run = tries[-1]
     met = within_budget(chosen, run)
-    against = contradiction(chosen.step_peak_bytes, run, graph, first)
+    against, doubt = contradiction(chosen.step_peak_bytes, run, graph, first), approximate(chosen.policy, graph)
     if output.json:
         on_ranks = {} if ranks is None else _ranks_document(run, others)
-        print_json({**_document(last, first, met=met), **on_ranks, "contradiction": against})
+        print_json({**_document(last, first, met=met), **on_ranks, "approximate": doubt, "contradiction": against})
     else:
         _print(tries, first, met=met)
         _print_ranks(run, others)
-        if against:
-            answer_console().print(f"  [yellow]{escape(against)}[/]")
+        for sentence in filter(None, (doubt, against)):
+            answer_console().print(f"  [yellow]{escape(sentence)}[/]")
     with errors_to_stderr(output):
         if wish.out is not None:
             print_or_write(_policy_text(chosen, first, run, graph), wish.out)

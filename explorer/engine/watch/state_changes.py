@@ -103,6 +103,9 @@ def moved_traits(model: nn.Module, before: StatePictures, *, statistics: bool = 
         norm = isinstance(modules[fqn], _NormBase) and modules[fqn].track_running_stats
         if statistics or not (norm and name in RUNNING_STATISTICS):
             moved[fqn].add("moves_buffers" if kind == "buffer" else "moves_attributes")
+            value = modules[fqn]._buffers.get(name, vars(modules[fqn]).get(name))
+            if any(tensor.grad_fn is not None for tensor in tensors_in([value])):
+                moved[fqn].add("keeps_graph")
     return moved
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from explorer.plan.names import is_within, listed, some, written_results
+from explorer.plan.names import innermost, is_within, listed, some, written_results
 from explorer.plan.predict.changes import enclosing
 from explorer.plan.sizes import mib
 from explorer.record.graph import ModelGraph
@@ -43,6 +43,22 @@ def not_covered(policy: Policy) -> str:
     )
     named = [part for part, applies in parts if applies]
     return f"The forecast does not cover {listed(named)}: press Run." if named else ""
+
+
+def approximate(policy: Policy, graph: ModelGraph | None) -> str:
+    """A sentence on blocks whose rerun leaves memory that no forecast includes; empty where there are none."""
+    blocks = () if graph is None else graph.blocks
+    holding = innermost(
+        block.fqn
+        for block in blocks
+        if "keeps_graph" in block.traits and any(is_within(block.fqn, fqn) for fqn in policy.blocks)
+    )
+    if not holding:
+        return ""
+    return (
+        f"The predicted peak is approximate: forward leaves a tensor with its autograd graph on {some(holding)}. "
+        "The recompute may hold more memory until the next forward, which no forecast includes. A run measures it."
+    )
 
 
 def no_baseline(run: Measurement) -> str:
@@ -93,6 +109,9 @@ def _reasons(run: Measurement, graph: ModelGraph, baseline: Measurement | None) 
     caches = [block.fqn for block in again if "keeps_cache" in block.traits]
     if caches:
         yield f"{listed(caches)} is handed a cache, which its recompute fills a second time"
+    graphs = innermost(block.fqn for block in again if "keeps_graph" in block.traits)
+    if graphs:
+        yield f"forward leaves a tensor with its graph on {listed(graphs)}, and so all that the recompute saved for it"
     recurrent = [block.fqn for block in again if block.kind in _RECURRENT]
     if recurrent:
         yield f"{listed(recurrent)} is recurrent, and its kernel keeps memory that no timeline shows"

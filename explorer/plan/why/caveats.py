@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from explorer.plan.memory.ledger import ledger
 from explorer.plan.names import above, is_within, listed, some
 from explorer.plan.predict.calls import results_of_views
-from explorer.plan.predict.not_predicted import no_baseline, not_predicted
+from explorer.plan.predict.not_predicted import approximate, no_baseline, not_predicted
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import MeasuredBlock, Measurement
 from explorer.record.plan import Forecast
@@ -141,9 +141,9 @@ def _one_draw(run: Measurement) -> str:
 def why_not_predicted(
     policy: Policy, graph: ModelGraph | None, expected: Forecast, run: Measurement | None = None
 ) -> str:
-    """Why the peak of a policy is not predicted from `run`; empty if it is predicted, or no reason is known."""
+    """Why the peak of a policy is not predicted from `run`, or is approximate; empty if no reason is known."""
     if expected.step_peak_bytes is not None:
-        return ""
+        return approximate(policy, graph)
     if run is not None and (because := no_baseline(run)):
         return because
     keeping = tuple(unit for unit in policy.units if unit.save_ops and results_of_views(unit.save_ops))

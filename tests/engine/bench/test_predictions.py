@@ -14,6 +14,8 @@ from explorer.plan.policy.presets import preset
 from explorer.plan.predict.baseline import at_size, keep_all_from
 from explorer.plan.predict.calls import RNG_STATE_BYTES
 from explorer.plan.predict.forecaster import Forecaster, prices
+from explorer.plan.predict.not_predicted import contradiction
+from explorer.plan.why.caveats import why_not_predicted
 from explorer.record import Measurement, ModelGraph, ModelRef, Policy, RunSpec, Unit
 from tests.engine import preset_nets
 from tests.engine.bench.random_policies import KINDS, random_policy
@@ -224,6 +226,47 @@ def test_units_that_are_given_tensors_in_a_tuple(tmp_path: Path, inside: list[st
     model = ModelRef(target=f"{tmp_path / 'rotated.py'}:build")
     graph, base = graph_and_run(model, optimizer="none")
     holds(graph, base, Policy.recompute(["body", *(f"body.{fqn}" for fqn in inside)]), rel=0)
+
+
+CARRYING = """
+import torch
+from torch import nn
+
+
+class Cell(nn.Module):
+    def __init__(self, width, keeps_graph):
+        super().__init__()
+        self.step, self.out = nn.Linear(width, width), nn.Linear(width, width)
+        self.keeps_graph, self.state = keeps_graph, None
+
+    def forward(self, x):
+        state = x
+        for _ in range(8):
+            state = torch.tanh(self.step(state))
+        self.state = state if self.keeps_graph else state.detach()
+        return x + self.out(state)
+
+
+def build(keeps_graph=True, width=64):
+    return nn.Sequential(*(Cell(width, keeps_graph) for _ in range(4))), torch.randn(256, width)
+"""
+
+
+@pytest.mark.parametrize("keeps_graph", [True, False])
+def test_a_state_whose_graph_a_module_keeps_makes_the_forecast_approximate(tmp_path: Path, keeps_graph: bool) -> None:
+    """Backward empties the graph of forward. The graph that the rerun stored is never walked and stays full."""
+    (tmp_path / "carrying.py").write_text(CARRYING)
+    model = ModelRef(target=f"{tmp_path / 'carrying.py'}:build", arguments={"keeps_graph": keeps_graph})
+    (graph, base), policy = graph_and_run(model), Policy.recompute(["0", "1", "2", "3"])
+    forecast, run = Forecaster(base, graph).forecast(policy), measure(replace(base.spec, policy=policy))
+    assert forecast.step_peak_bytes is not None
+    sentence, against = why_not_predicted(policy, graph, forecast), contradiction(forecast.step_peak_bytes, run, graph)
+    if not keeps_graph:
+        assert sentence == "" and forecast.step_peak_bytes == pytest.approx(peak(run), rel=0.03)
+        return
+    assert forecast.step_peak_bytes < 0.8 * peak(run)
+    assert "approximate: forward leaves" in sentence and "leaves a tensor with its graph on 0, 1, 2" in against
+    assert why_not_predicted(Policy(), graph, Forecaster(base, graph).forecast(Policy())) == ""
 
 
 OWN_LOSS = '''"""Two views of one batch are to agree: the model runs twice a step, and the loss is made of both."""
