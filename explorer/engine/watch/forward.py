@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from explorer.engine.watch.scopes import BlockWatch, ModuleHook, looking_at_saved
 from explorer.engine.watch.storages import tensors_of
-from explorer.engine.watch.uncompiled import DispatchMode
+from explorer.engine.watch.uncompiled import DispatchMode, never_compiled
 
 StorageName = tuple[int, int]
 """Address of a storage, and the number of the operator that made it."""
@@ -143,6 +143,7 @@ class ForwardWatch(BlockWatch):
                 entered(fqn, args, kwargs)
             self.stack.append(fqn)
 
+    @never_compiled
     def _begins(self, fqn: str, module: nn.Module, args: object, kwargs: object) -> None:
         with _disable_current_modes():  # other modes must see only the model's operators
             for begins in self._begin:
