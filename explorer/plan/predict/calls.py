@@ -129,6 +129,27 @@ def _saved_by_call(
     )
 
 
+def only_of(replay: Replay, calls: Sequence[SavedByCall]) -> tuple[Replay, list[SavedByCall]]:
+    """The replay of only the entries that `calls` touch, which are numbered from 0, and `calls` with these numbers.
+
+    The line stays whole. The work on one unit of a long timeline then grows with the unit, not with the timeline.
+    """
+    touched = [(*call.inputs, *(entry for entry, *_ in call.held)) for call in calls]
+    entries = np.unique(np.concatenate([*(call.entries for call in calls), *touched])).astype(np.int64)
+    number = {entry: i for i, entry in enumerate(entries.tolist())}
+    numbered = [
+        replace(
+            call,
+            entries=np.searchsorted(entries, call.entries),
+            inputs=tuple(number[entry] for entry in call.inputs),
+            held=tuple((number[entry], first, end) for entry, first, end in call.held),
+        )
+        for call in calls
+    ]
+    part = replace(replay, size=replay.size[entries], born=replay.born[entries], died=replay.died[entries])
+    return part, numbered
+
+
 def _freed_in_backward(replay: Replay, entries: Sequence[int]) -> Bytes:
     saved: Bytes = np.array(entries, dtype=np.int64)
     saved = saved[replay.role[saved] == SAVED]

@@ -348,7 +348,7 @@ def joined(parts: Sequence[Bytes]) -> Bytes:
 def peak_with(replay: Replay, simulated: Simulated, nest: Nest, *, stash_bytes: int) -> int:
     """The peak of the changed line, reruns included."""
     stretches = offsets_of(simulated.changes, len(replay.line))
-    peak = int((np.maximum.reduceat(replay.line, stretches[0]) + stretches[1]).max())
+    peak = int((replay.highest(stretches[0]) + stretches[1]).max())
     return max([peak, *(most for _, most in reruns(replay, simulated, nest, stretches, stash_bytes=stash_bytes))])
 
 

@@ -7,16 +7,18 @@ MiB of peak for a percent of recompute. A block that is not alive at the peak co
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from explorer.plan.memory.ledger import Bytes, cells_of, ledger
-from explorer.plan.names import is_within
+from explorer.plan.names import above, is_within, lineage
 from explorer.plan.predict.baseline import keep_all_from
-from explorer.plan.predict.calls import SavedByCall, calls_of, results_unknown, saved_by_calls, stash_bytes
+from explorer.plan.predict.calls import SavedByCall, calls_of, only_of, results_unknown, saved_by_calls, stash_bytes
 from explorer.plan.predict.changes import (
+    Changes,
     Nest,
     Simulated,
     changes_of,
@@ -32,9 +34,9 @@ from explorer.plan.predict.changes import (
 )
 from explorer.plan.predict.not_predicted import not_covered, not_predicted
 from explorer.plan.predict.predicted_step import Reruns, predicted_step
-from explorer.plan.predict.replay import FORWARD, Replay
+from explorer.plan.predict.replay import FORWARD, Maxima, Replay
 from explorer.plan.predict.step_cost import rerun_flops, time_ratio, unit_flops, with_equal_times
-from explorer.record.allocations import Ledger, LedgerCell, Role
+from explorer.record.allocations import Ledger, LedgerCell, PhaseSpan, Role
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Forecast, Price
@@ -248,73 +250,108 @@ def prices(
     replay = Replay.of(measurement, graph)
     if replay is None:
         return ()
+    replay = replace(replay, maxima=(maxima := Maxima(replay.line)))
     units = measurement.spec.policy.units
-    named = [fqn for unit in units for fqn in unit.blocks]
+    unit_of = {fqn: unit for unit in units for fqn in unit.blocks}
+    holders = {holder for fqn in unit_of for holder in above(fqn)}
     fqns = [cost.fqn for cost in measurement.blocks if cost.saved_after_forward_bytes] if blocks is None else blocks
-    priced = [_if_kept(measurement, replay, unit) for unit in units if not _nested(unit, named)]
+    reruns_of, nested = _reruns_of(measurement, unit_of), _nested(unit_of)
+    kept = _Kept(measurement=measurement, replay=replay, maxima=maxima, by_birth=np.argsort(replay.born, kind="stable"))
+    priced = [kept.price(unit, reruns_of[unit]) for unit in units if unit not in nested]
     priced += [
-        _if_recomputed(measurement, replay, fqn, graph)
+        _if_recomputed(measurement, replay, fqn, graph, maxima)
         for fqn in dict.fromkeys(fqns)
-        if fqn and not any(is_within(fqn, other) or is_within(other, fqn) for other in named)
+        if fqn and fqn not in holders and not any(other in unit_of for other in lineage(fqn))
     ]
     return tuple(price for price in priced if price is not None)
 
 
-def _if_recomputed(measurement: Measurement, replay: Replay, fqn: str, graph: ModelGraph | None) -> Price | None:
+def _if_recomputed(
+    measurement: Measurement, replay: Replay, fqn: str, graph: ModelGraph | None, maxima: Maxima
+) -> Price | None:
     policy = measurement.spec.policy
     calls = saved_by_calls(replay, (fqn,), stops_early=policy.stops_early)
     if not any(len(call.entries) for call in calls) or fqn not in measurement.by_fqn:
         return None
+    part, calls = only_of(replay, calls)
     nest = flat(calls)
-    simulated = changes_of(replay, nest, None, stash_bytes=0)  # or "stays" would read "+4.9 KiB"
-    peak = peak_with(replay, simulated, nest, stash_bytes=0)
+    simulated = changes_of(part, nest, None, stash_bytes=0)  # or "stays" would read "+4.9 KiB"
+    peak = peak_with(part, simulated, nest, stash_bytes=0)
     total = measurement.total_flops
     return Price(
         blocks=(fqn,),
         toggle="recompute",
         peak_bytes=peak,
-        peak_change_bytes=peak - int(replay.line.max()),
+        peak_change_bytes=peak - maxima.peak_bytes,
         share_of_step_flops=rerun_flops(measurement, graph, (fqn,), policy) / total if total else None,
     )
 
 
-def _if_kept(measurement: Measurement, replay: Replay, unit: Unit) -> Price | None:
-    costs = [measurement.by_fqn[fqn] for fqn in unit.blocks if fqn in measurement.by_fqn]
-    spans = [
-        span
-        for span in measurement.phases
-        if span.phase == "recompute" and any(is_within(span.block, fqn) for fqn in unit.blocks)
-    ]
-    if not spans or len(costs) < len(unit.blocks):
-        return None
-    ends = _forward_ends(replay, unit.blocks)
-    line, changes = replay.line.copy(), []
-    for span in spans:
-        end = min(span.end_tick, len(line))
-        # What is freed before backward allocates anything was made again for nothing, such as the block's output.
-        begins = int(replay.births[np.searchsorted(replay.births, end)])
-        inside = np.flatnonzero((replay.born >= span.first_tick) & (replay.born < end) & (replay.died >= begins))
-        left = int(replay.size[inside].sum())
-        before = ends[ends < span.first_tick]
-        start = int(before.max()) + 1 if len(before) else span.first_tick
-        changes.append((start, span.first_tick, left))
-        for first, again in _output_copies(measurement, replay, unit.blocks[-1], inside):
-            size, died = int(replay.size[first]), int(replay.died[first])
-            changes.append((start, min(died, span.first_tick), -size))
-            if died >= span.first_tick:
-                left -= size
-                changes.append((end, min(died, int(replay.died[again])), -size))
-        line[span.first_tick : end] = replay.line[span.first_tick - 1] + left
-    bounds, offsets = offsets_of(np.array(changes, dtype=np.int64).T, len(line))
-    peak = int((np.maximum.reduceat(line, bounds) + offsets).max())
-    total = measurement.total_flops
-    return Price(
-        blocks=unit.blocks,
-        toggle="keep",
-        peak_bytes=peak,
-        peak_change_bytes=peak - int(replay.line.max()),
-        share_of_step_flops=sum(cost.recompute_flops for cost in costs) / total if total else None,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """Prices of keeping a recomputed unit. The work on a unit grows with its reruns, not with the timeline."""
+
+    measurement: Measurement
+    replay: Replay
+    maxima: Maxima
+    by_birth: NDArray[np.intp]
+    """All entries in order of birth."""
+
+    def price(self, unit: Unit, spans: Sequence[PhaseSpan]) -> Price | None:
+        """The price of keeping `unit`, which ran again in `spans`."""
+        measurement, replay = self.measurement, self.replay
+        costs = [measurement.by_fqn[fqn] for fqn in unit.blocks if fqn in measurement.by_fqn]
+        if not spans or len(costs) < len(unit.blocks):
+            return None
+        ends = _forward_ends(replay, unit.blocks)
+        changes, levels = [], []
+        for span in spans:
+            end = min(span.end_tick, len(replay.line))
+            # What is freed before backward allocates anything was made again for nothing, such as the block's output.
+            begins = int(replay.births[np.searchsorted(replay.births, end)])
+            first, last = np.searchsorted(replay.born, (span.first_tick, end), sorter=self.by_birth)
+            inside = np.sort(self.by_birth[first:last])
+            inside = inside[replay.died[inside] >= begins]
+            left = int(replay.size[inside].sum())
+            before = ends[ends < span.first_tick]
+            start = int(before.max()) + 1 if len(before) else span.first_tick
+            changes.append((start, span.first_tick, left))
+            for output, again in _output_copies(measurement, replay, unit.blocks[-1], inside):
+                size, died = int(replay.size[output]), int(replay.died[output])
+                changes.append((start, min(died, span.first_tick), -size))
+                if died >= span.first_tick:
+                    left -= size
+                    changes.append((end, min(died, int(replay.died[again])), -size))
+            levels.append((span.first_tick, end, int(replay.line[span.first_tick - 1]) + left))
+        peak = self._peak(np.array(changes, dtype=np.int64).T, levels)
+        total = measurement.total_flops
+        return Price(
+            blocks=unit.blocks,
+            toggle="keep",
+            peak_bytes=peak,
+            peak_change_bytes=peak - self.maxima.peak_bytes,
+            share_of_step_flops=sum(cost.recompute_flops for cost in costs) / total if total else None,
+        )
+
+    def _peak(self, changes: Changes, levels: Sequence[tuple[int, int, int]]) -> int:
+        """The peak of the line with `changes`, and with constant bytes in `levels` (first tick, end tick, bytes)."""
+        length = len(self.replay.line)
+        bounds, offsets = offsets_of(changes, length)
+        cuts = np.union1d(bounds, [tick for first, end, _ in levels for tick in (first, end) if tick < length])
+        highest = self.maxima.between(cuts)
+        for first, end, n_bytes in levels:
+            highest[(first <= cuts) & (cuts < end)] = n_bytes
+        return int((highest + offsets[np.searchsorted(bounds, cuts, side="right") - 1]).max())
+
+
+def _reruns_of(measurement: Measurement, unit_of: Mapping[str, Unit]) -> Mapping[Unit, Sequence[PhaseSpan]]:
+    """The reruns of each unit. `unit_of`: the units by their blocks."""
+    spans: dict[Unit, list[PhaseSpan]] = {unit: [] for unit in unit_of.values()}
+    for span in measurement.phases:
+        for fqn in lineage(span.block) if span.phase == "recompute" else ():
+            if fqn in unit_of:
+                spans[unit_of[fqn]].append(span)
+    return spans
 
 
 def _output_copies(measurement: Measurement, replay: Replay, fqn: str, made: Bytes) -> list[tuple[int, int]]:
@@ -343,7 +380,7 @@ def _forward_ends(replay: Replay, fqns: Sequence[str]) -> Bytes:
     return np.concatenate([births, frees])
 
 
-def _nested(unit: Unit, named: Sequence[str]) -> bool:
-    """True if another unit lies above or below this unit."""
-    others = [fqn for fqn in named if fqn not in unit.blocks]
-    return any(is_within(fqn, other) or is_within(other, fqn) for fqn in unit.blocks for other in others)
+def _nested(unit_of: Mapping[str, Unit]) -> set[Unit]:
+    """Units that lie above or below another unit. `unit_of`: the units by their blocks."""
+    pairs = ((unit, unit_of.get(holder, unit)) for fqn, unit in unit_of.items() for holder in above(fqn))
+    return {unit for pair in pairs if pair[0] != pair[1] for unit in pair}

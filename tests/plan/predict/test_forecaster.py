@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +16,9 @@ from explorer.engine.bench.measure import measure
 from explorer.engine.model.describe import describe
 from explorer.plan.memory.ledger import in_place, ledger
 from explorer.plan.predict.calls import RNG_STATE_BYTES
+from explorer.plan.predict.changes import Simulated, changes_of
 from explorer.plan.predict.forecaster import Forecaster, inside, prices
+from explorer.plan.predict.replay import Maxima, Replay
 from explorer.record import Allocations, Calls, Measurement, ModelGraph, ModelRef, Policy, RunSpec
 from explorer.record.plan import Forecast
 from tests import graphs
@@ -260,6 +264,39 @@ def test_the_predicted_peak_is_that_of_the_toggled_run(chain: Chain, data: st.Da
         assert price.toggle == ("keep" if i in chosen else "recompute")
         assert abs(price.peak_bytes - real) <= 2 * chain.output + chain.parameters
         assert price.peak_change_bytes == price.peak_bytes - run.step_peak_bytes
+
+
+@settings(max_examples=30, deadline=None)
+@given(chains)
+def test_a_price_is_the_peak_of_a_forecast(chain: Chain) -> None:
+    """Prices look at a unit's own entries alone, a forecast at all of them."""
+    run = measured(chain)
+    forecaster = Forecaster(run)
+    for price in prices(run):
+        policy = Policy.recompute(price.blocks, preserve_rng_state=False)
+        assert price.peak_bytes == forecaster.peak_bytes(policy)
+
+
+def test_a_price_is_simulated_on_as_few_entries_in_a_long_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def most_entries(n_blocks: int) -> int:
+        sizes: list[int] = []
+
+        def counted(replay: Replay, *args: Any, **options: Any) -> Simulated:
+            sizes.append(len(replay.size))
+            return changes_of(replay, *args, **options)
+
+        monkeypatch.setattr("explorer.plan.predict.forecaster.changes_of", counted)
+        prices(run := measured(Chain(n_blocks=n_blocks)), [f"layers.{i}" for i in range(n_blocks)])
+        assert max(sizes) < len(run.allocations.n_bytes)
+        return max(sizes)
+
+    assert most_entries(5) == most_entries(40)
+
+
+@given(st.lists(st.integers(0, 99), min_size=1, max_size=40), st.data())
+def test_maxima_of_stretches(line: list[int], data: st.DataObject) -> None:
+    bounds = np.array(sorted(data.draw(st.sets(st.integers(0, len(line) - 1), min_size=1))))
+    assert Maxima(np.array(line)).between(bounds).tolist() == np.maximum.reduceat(line, bounds).tolist()
 
 
 def test_a_block_at_the_peak_frees_its_saved_bytes_exactly() -> None:
