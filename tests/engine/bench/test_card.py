@@ -46,7 +46,11 @@ def test_a_step_is_held_as_the_b200_held_it_to_the_byte(row_id: str) -> None:
 
 @pytest.mark.parametrize(
     ("row_id", "share"),
-    [("small-fp32-train-w5", 0.0005), pytest.param("memory-xl-s128-fp32-train", 0, marks=pytest.mark.slow)],
+    [
+        ("small-fp32-train-w5", 0.0005),
+        pytest.param("memory-xl-s128-fp32-train", 0, marks=pytest.mark.slow),
+        pytest.param("two-gpus-xl-s512-fp32-train", 0.00002, marks=pytest.mark.slow),
+    ],
 )
 def test_an_optimizer_of_the_loops_own_is_recorded_from_its_first_step(row_id: str, share: float) -> None:
     row, memory = ROWS[row_id], played(row_id).card
