@@ -77,7 +77,12 @@ class GuardedStep:
             raise AssertionError(f"Not recomputed: {listed(lost, 8)} ({len(lost)} of {len(chosen)} blocks).")
 
     def same_gradient(self, reference: str = "keep-all", *, at_most: Verdict = "bitwise equal") -> None:
-        """The step has the gradients of the same step under the policy `reference`. Real steps run."""
+        """The step has the gradients of the same step under the policy `reference`. Real steps run.
+
+        Raises BadInput for a step on ranks.
+        """
+        if self._spec.ranks is not None:
+            raise BadInput("same_gradient runs steps of one process.", hint="Use `compare --ranks` for a sharded step.")
         graph = _described(self._spec)
         policies = (named(name, graph).file.policy for name in (reference, self._policy))
         Judged(compare(*(replace(self._spec, policy=policy, n_repeats=0) for policy in policies))).require(at_most)
@@ -98,8 +103,12 @@ class GuardedStep:
 def predicted_lock(spec: RunSpec, policy: str) -> Lock:
     """The lock of a step under a policy by name. Raises InvalidPolicy, UnreadableFile, ModelNotLoaded, ModelFailed."""
     graph = _described(spec)
-    chosen = named(policy, graph).file.policy
-    return lock_of(measure_without_data(replace(spec, policy=chosen)), graph, policy)
+    spec = replace(spec, policy=named(policy, graph).file.policy)
+    if spec.ranks is None:
+        return lock_of(measure_without_data(spec), graph, policy)
+    from explorer.engine.ranks.predict import predict_ranks  # torch.distributed takes a while to import
+
+    return lock_of(predict_ranks(spec).fullest, graph, policy)
 
 
 def _described(spec: RunSpec) -> ModelGraph:

@@ -24,6 +24,7 @@ MoveKind = Literal[
     "checkpoint lost",
     "checkpoint added",
     "reruns",  # a block runs again more or less often
+    "collectives",  # a block of a rank calls more or fewer of a kind, or larger ones
     "result dtype",  # an operator's results in another type
     "in place",  # an operator that wrote into its argument allocates, or the reverse
     "result saved",  # an operator's results are kept for backward
@@ -46,6 +47,13 @@ class OperatorBytes(Record, omit_defaults=True):
     """Part of `n_bytes` that is kept for backward."""
 
 
+class CollectiveBytes(Record):
+    """Collectives of one kind: calls, and the bytes of the whole tensors that they gather or reduce."""
+
+    n: Count
+    n_bytes: Count
+
+
 class LockedBlock(Record, omit_defaults=True):
     """Figures of one block: sums over its calls. Bytes and FLOPs include blocks inside, operators do not."""
 
@@ -62,6 +70,8 @@ class LockedBlock(Record, omit_defaults=True):
     """Calls in forward of operators that write into their arguments."""
     operators: dict[str, OperatorBytes] = {}
     """By phase, operator and type: `forward aten.gelu.default float32`. Recomputes are left out."""
+    collectives: dict[str, CollectiveBytes] = {}
+    """By phase and kind: `backward all-gather`. Blocks inside are not included."""
     same_as: str = ""
     """An earlier sibling with equal figures, blocks inside included; then no other field is set."""
 
@@ -80,6 +90,10 @@ class LockedStep(Record):
     card_allocated_bytes: Count | None = None
     """Peak on the card of the run, by the rules of torch's allocator; None: no card."""
     card_reserved_bytes: Count | None = None
+    rank: Count | None = None
+    """The fullest rank, whose figures these are; None: one process."""
+    collectives: dict[str, CollectiveBytes] = {}
+    """Of that rank, by kind: `all-gather`."""
 
 
 class Lock(Record, kw_only=True):

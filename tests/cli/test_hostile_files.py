@@ -130,12 +130,14 @@ def policy_files(trap: Trap, folder: Path) -> list[Path]:
 
 
 def locks(trap: Trap, folder: Path) -> list[Path]:
-    """Locks that name other code, among them one of the owner's own model and a hostile policy."""
+    """Locks that name other code; for each text one of another model, and two of the owner's: a split, and a policy."""
     files = []
     for i, text in enumerate(trap.texts):
-        lock = trap.filled(Lock, text)
-        own = msgspec.structs.replace(lock, run=msgspec.structs.replace(lock.run, model=ModelRef(target=OWN)))
-        for j, hostile in enumerate((lock, own)):
+        lock = msgspec.structs.replace(trap.filled(Lock, text), blocks={})
+        mine = ModelRef(target=OWN, size="small")
+        own = msgspec.structs.replace(lock, run=msgspec.structs.replace(lock.run, model=mine))
+        alone = msgspec.structs.replace(own, run=msgspec.structs.replace(own.run, ranks=None))
+        for j, hostile in enumerate((lock, own, alone)):
             files.append(folder / f"{i}{j}.lock")
             files[-1].write_bytes(to_json(hostile))
     return files
@@ -161,8 +163,8 @@ def test_verbs_with_hostile_files_load_the_model_of_the_command_line_alone(
             answers(verb, *(word.replace("{file}", str(file)) for word in arguments))
     for verb, arguments in WITHOUT_FILES.items():
         answers(verb, *(word.replace("{out}", str(tmp_path / "gallery")) for word in arguments))
-    for file in locks(trap, tmp_path):
-        answers("lock", OWN, "--check", str(file))
+    said = [answers("lock", OWN, "--check", str(file)) for file in locks(trap, tmp_path)]
+    assert sum("Give --parallelize as when" in text for text in said) == len(trap.texts), said
     for i, target in enumerate(FORMATS):
         answers("export", str(files[i % len(files)]), "--to", target)
     assert not trap.mark.exists() and engine.models

@@ -1,7 +1,7 @@
 """`python -m explorer lock MODEL --out FILE`, and `lock MODEL --check FILE`: what moved, for continuous integration.
 
-A file never decides which code is loaded: the model of a check is named on the command line, and the lock's must equal
-it. Policy and conditions of the step come from the lock.
+A file never decides which code is loaded: the model of a check and the function that splits it are named on the command
+line, and the lock's must equal them. Policy and conditions of the step come from the lock.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from explorer.cli.options import (
     ModelOptions,
     Out,
     PolicyName,
+    RankOptions,
     StepOptions,
     describe,
     file_on,
@@ -28,11 +29,12 @@ from explorer.cli.options import (
 )
 from explorer.cli.worker import ask, check_writable, print_or_write, worker
 from explorer.errors import BadInput, bounded
-from explorer.jobs.protocol import Measure
+from explorer.jobs.protocol import Measure, MeasureRanks
 from explorer.plan.guard import lock as lock_file
 from explorer.plan.guard.moves import markdown, moves, versions
 from explorer.record.graph import ModelRef
 from explorer.record.lock import Lock, Move
+from explorer.record.measurement import Measurement
 from explorer.record.policy import KEEP_ALL
 from explorer.record.run import RunSpec
 
@@ -57,6 +59,7 @@ def lock(
     options: ModelOptions,
     step: StepOptions,
     extra: LockOptions,
+    shared: RankOptions,
     output: Output,
     model: Model,
     policy: PolicyName = "keep-all",
@@ -75,10 +78,17 @@ def lock(
                 f"{check} is the lock of {_named(old.run.model)}; the command line names {_named(ref)}.",
                 hint="Name the model, its --size and its --set as when the lock was written.",
             )
+        function = old.run.ranks.parallelize if old.run.ranks else ""
+        if function != shared.parallelize:
+            raise BadInput(
+                f"{check} was split by {bounded(function) or 'no function'}; the command line names "
+                f"{shared.parallelize or 'none'}.",
+                hint="Give --parallelize as when the lock was written.",
+            )
         _check(old, extra.markdown, output)
         return
     card = dataclasses.replace(extra, predict=True).chosen_card()
-    spec = msgspec.structs.replace(step.spec(ref, KEEP_ALL, seed=options.seed), card=card)
+    spec = msgspec.structs.replace(step.spec(ref, KEEP_ALL, seed=options.seed), card=card, ranks=shared.chosen())
     print_or_write(lock_file.dumps(_predicted(spec, policy)), out)
 
 
@@ -116,4 +126,8 @@ def _predicted(spec: RunSpec, policy: str) -> Lock:
     with worker() as engine:
         graph = describe(engine, spec.model, spec.seed, without_data=True)
         chosen = msgspec.structs.replace(spec, policy=file_on(policy, graph).policy)
-        return lock_file.lock_of(ask(engine, Measure(spec=chosen, without_data=True)), graph, policy)
+        if spec.ranks is None:
+            run: Measurement = ask(engine, Measure(spec=chosen, without_data=True))
+        else:
+            run = ask(engine, MeasureRanks(spec=chosen, without_data=True)).fullest
+        return lock_file.lock_of(run, graph, policy)

@@ -6,7 +6,8 @@ Nothing here depends on a clock, an address or the order of a hash, so equal ste
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from explorer.plan.names import above, is_within
 from explorer.record.allocations import ROLES
 from explorer.record.base import from_json, from_plain, to_plain
 from explorer.record.graph import ModelGraph
-from explorer.record.lock import Lock, LockedBlock, LockedStep, OperatorBytes
+from explorer.record.lock import CollectiveBytes, Lock, LockedBlock, LockedStep, OperatorBytes
 from explorer.record.measurement import Measurement
 from explorer.record.policy import KEEP_ALL
+from explorer.record.ranks import Collective
 from explorer.record.run import RunSpec
 
 SAVED = ROLES.index("saved activation")
@@ -46,6 +48,8 @@ def lock_of(run: Measurement, graph: ModelGraph, policy: str) -> Lock:
         at_peak={role: n_bytes for role, n_bytes in roles.items() if n_bytes},
         card_allocated_bytes=run.card.allocated_bytes if run.card else None,
         card_reserved_bytes=run.card.reserved_bytes if run.card else None,
+        rank=run.rank,
+        collectives=_collectives(run.collectives, lambda call: call.kind),
     )
     # A build of torch for another device (`2.13.0+cu130`) predicts the same operators.
     versions = {"explorer": __version__, "torch": run.environment.torch_version.partition("+")[0]}
@@ -62,6 +66,9 @@ def lock_of(run: Measurement, graph: ModelGraph, policy: str) -> Lock:
 
 def _blocks(run: Measurement, graph: ModelGraph) -> dict[str, LockedBlock]:
     operators = _operators(run)
+    calls: dict[str, list[Collective]] = defaultdict(list)
+    for call in run.collectives:
+        calls[call.block].append(call)
     return {
         cost.fqn: LockedBlock(
             kind=graph.by_fqn[cost.fqn].kind,
@@ -74,10 +81,18 @@ def _blocks(run: Measurement, graph: ModelGraph) -> dict[str, LockedBlock]:
             backward_flops=cost.backward_flops,
             in_place=dict(sorted(cost.in_place.items())),
             operators=operators.get(cost.fqn, {}),
+            collectives=_collectives(calls[cost.fqn], lambda call: f"{call.phase} {call.kind}"),
         )
         for cost in run.blocks
         if cost.fqn in graph.by_fqn
     }
+
+
+def _collectives(calls: Iterable[Collective], key: Callable[[Collective], str]) -> dict[str, CollectiveBytes]:
+    sizes: dict[str, list[int]] = defaultdict(list)
+    for call in calls:
+        sizes[key(call)].append(call.n_bytes)
+    return {name: CollectiveBytes(n=len(group), n_bytes=sum(group)) for name, group in sizes.items()}
 
 
 def _operators(run: Measurement) -> dict[str, dict[str, OperatorBytes]]:
@@ -111,6 +126,8 @@ def dumps(lock: Lock) -> str:
         "blocks": to_plain(_folded(lock.blocks)),
     }
     plain["step"] = {name: value for name, value in plain["step"].items() if value is not None}
+    if not lock.step.collectives:
+        del plain["step"]["collectives"]
     return "".join(f"{line}\n" for line in _lines(plain, ""))
 
 

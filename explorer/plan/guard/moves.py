@@ -2,7 +2,7 @@
 
 conditions, inputs, types, blocks      found first: they explain the figures of every block
 calls and reruns of a block            explain the bytes inside the block
-operators of a block                   one operator a sentence, equal siblings in one sentence
+operators, collectives of a block      one kind a sentence, equal siblings in one sentence
 FLOPs, totals                          what is left, so that no difference passes in silence
 """
 
@@ -17,15 +17,17 @@ from typing import get_args
 from explorer.plan.names import above, innermost, is_within, listed, operator_word
 from explorer.plan.sizes import mib, told_apart
 from explorer.record.base import to_plain
-from explorer.record.lock import Lock, LockedBlock, Move, MoveKind, OperatorBytes
+from explorer.record.lock import CollectiveBytes, Lock, LockedBlock, Move, MoveKind, OperatorBytes
 
 _ORDER: tuple[MoveKind, ...] = get_args(MoveKind)
 _NUMBER = re.compile(r"\b\d+\b")
 _TIMES = {1: "once", 2: "twice"}
 _CAST = "aten._to_copy.default"
 _NOTHING = OperatorBytes(n=0, n_bytes=0)
+_NO_CALLS = CollectiveBytes(n=0, n_bytes=0)
 Rows = Mapping[str, OperatorBytes]
 Calls = Mapping[str, int]
+Collectives = Mapping[str, CollectiveBytes]
 Changed = dict[str, tuple[OperatorBytes | None, OperatorBytes | None]]
 """Rows of both locks by key; None: the lock has no such row."""
 
@@ -33,7 +35,8 @@ Changed = dict[str, tuple[OperatorBytes | None, OperatorBytes | None]]
 def moves(old: Lock, new: Lock) -> tuple[Move, ...]:
     """Differences in the order of MoveKind, larger ones first. Empty: every figure is equal.
 
-    Consequences are left out if their cause is there: sizes of a wider batch, the backward of another forward.
+    Consequences are left out if their cause is there: sizes of a wider batch, the backward of another forward, the
+    buffers of another gather in backward.
     Versions of packages are no move by themselves: `versions` has their sentence.
     """
     step, of_calls = [*_of_step(old, new)], [*_of_calls(old, new)]
@@ -43,6 +46,8 @@ def moves(old: Lock, new: Lock) -> tuple[Move, ...]:
     common = [fqn for fqn in new.blocks if fqn in old.blocks and not any(is_within(fqn, block) for block in inside)]
     of_blocks = [move for move in of_calls if not (scaled and move.kind == "parameters")]
     if not scaled:
+        for fqn in common:
+            of_blocks += _of_collectives(fqn, old.blocks[fqn].collectives, new.blocks[fqn].collectives)
         for is_forward in (True, False):
             for fqn in common if is_forward or not of_blocks else ():
                 older, newer = old.blocks[fqn], new.blocks[fqn]
@@ -103,7 +108,7 @@ def _joined(changes: Iterable[_BlockMove]) -> Iterator[Move]:
 
 
 def _of_step(old: Lock, new: Lock) -> Iterator[Move]:
-    before, after = to_plain(old.run), to_plain(new.run)
+    before, after = ({**to_plain(lock.run), "ranks": lock.run.ranks and lock.run.ranks.in_words} for lock in (old, new))
     differing = [f"{name} is {after[name]}, was {before[name]}" for name in before if before[name] != after[name]]
     if old.policy != new.policy:
         differing.append(f"the policy is {new.policy}, was {old.policy}")
@@ -248,6 +253,16 @@ def _rows(block: LockedBlock, *, is_forward: bool) -> Rows:
     return {key: row for key, row in block.operators.items() if not key.startswith("forward ")}
 
 
+def _of_collectives(fqn: str, old: Collectives, new: Collectives) -> Iterator[_BlockMove]:
+    for key in {**old, **new}:
+        older, newer = (calls.get(key, _NO_CALLS) for calls in (old, new))
+        phase, _, kind = key.partition(" ")
+        counts = f"has {newer.n} {kind}{'' if newer.n == 1 else 's'} in {phase}, had {older.n}"
+        words = f"has {kind}s of other sizes in {phase}" if older.n == newer.n else counts
+        if older != newer:
+            yield _BlockMove(kind="collectives", block=fqn, words=words, n_bytes=newer.n_bytes - older.n_bytes)
+
+
 def _of_flops(common: Sequence[str], old: Lock, new: Lock) -> Iterator[_BlockMove]:
     """FLOPs that changed although nothing else did, innermost blocks only."""
     for name in ("forward", "recompute", "backward"):
@@ -271,6 +286,12 @@ def _totals(old: Lock, new: Lock) -> Iterator[Move]:
             where = phase if field == "peak_bytes" else ""
             sentence = f"{name} {_percent(before, after)}: {' → '.join(told_apart(before, after))}{where}."
             yield Move(kind="totals", blocks=(), sentence=sentence, n_bytes=after - before)
+    for kind in {**old.step.collectives, **new.step.collectives}:
+        was, now = (lock.step.collectives.get(kind, _NO_CALLS) for lock in (old, new))
+        if was != now:
+            counts = [f"{calls.n} times, {mib(calls.n_bytes)} in all" if calls.n else "none" for calls in (was, now)]
+            sentence = f"{kind}: {' became '.join(counts)}."
+            yield Move(kind="totals", blocks=(), sentence=sentence, n_bytes=now.n_bytes - was.n_bytes)
     before = sum((old.step.forward_flops, old.step.recompute_flops, old.step.backward_flops))
     after = sum((new.step.forward_flops, new.step.recompute_flops, new.step.backward_flops))
     if before != after:

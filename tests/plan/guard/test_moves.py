@@ -17,6 +17,7 @@ from explorer.plan.guard.lock import dumps, load, loads
 from explorer.plan.guard.moves import in_one_line, markdown, moves, versions
 from explorer.record.graph import ModelRef
 from explorer.record.lock import Lock
+from explorer.record.ranks import Ranks
 from explorer.record.run import RunSpec
 from tests.plan.guard.faulty_net import FAULTS
 from tests.zoo import SMALL
@@ -87,3 +88,35 @@ def test_versions_are_a_remark(tmp_path: Path) -> None:
     (tmp_path / "a.lock").write_text("{}")
     with pytest.raises(UnreadableFile, match="a.lock.*packages"):
         load(tmp_path / "a.lock")
+
+
+SHARDED = """
+from torch import nn, ones
+from torch.distributed.fsdp import fully_shard
+
+
+def build():
+    layers = (nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.Linear(6, 6)) for _ in range(2))
+    return nn.Sequential(*layers), ones(2, 6)
+
+
+def shard(model, mesh):
+    for layer in model:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh)
+"""
+
+
+def test_resharding_that_was_switched_on_is_told_in_gathers(tmp_path: Path) -> None:
+    """The file that splits the model moved, its options did not."""
+    path = tmp_path / "sharded.py"
+    ranks = Ranks(n_ranks=2, data="none", parallelize=f"{path}:shard")
+    texts = []
+    for source in (SHARDED, SHARDED, SHARDED.replace(", reshard_after_forward=False", "")):
+        path.write_text(source)
+        texts.append(dumps(predicted_lock(RunSpec(model=ModelRef(target=f"{path}:build"), ranks=ranks), "keep-all")))
+    assert texts[0] == texts[1] and loads(texts[0]).step.rank == 0
+    found = [move.sentence for move in moves(loads(texts[0]), loads(texts[2]))]
+    assert found[0] == "Each of 0 and 1 (2 blocks) has 1 all-gather in backward, had 0: +672 B in all."
+    assert found[-1] == "all-gather: 2 times, 672 B in all became 4 times, 1.3 KiB in all."
+    assert "collectives" not in dumps(clean()), "a lock of one process is as before"
