@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -23,8 +24,13 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.overrides import TorchFunctionMode
 
-from explorer.errors import ModelFailed, message_of
+from explorer.errors import ExplorerError, ModelFailed, message_of, said_by
 
+GROUP_FUNCTIONS = frozenset(("get_world_size", "get_rank"))
+WHOLE_MODEL = (
+    "Build the whole model, and let --fsdp, --tp or --parallelize FILE.py:FUNCTION split it; or watch its own training "
+    "under torchrun."
+)
 Cast = Callable[[torch.dtype], torch.dtype]
 _active = 0
 
@@ -147,6 +153,37 @@ def explain_data_dependence(target: str) -> Iterator[None]:
             "in bfloat16 alone.",
             hint="Add --dtype bfloat16, or measure a smaller build of it instead, by --set.",
         ) from error
+
+
+@contextmanager
+def explain_own_split(target: str) -> Iterator[None]:
+    """Raises ModelFailed for a model whose own code calls torch.distributed and wants another process group."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ExplorerError) or not _splits_itself(error):
+            raise
+        group = "without a process group"
+        if distributed.is_available() and distributed.is_initialized():
+            group = f"in a group of {distributed.get_world_size()}"
+        raise ModelFailed(
+            f"{target} is split by its own code, which called torch.distributed {group} and raised {said_by(error)}.",
+            hint=WHOLE_MODEL,
+        ) from error
+
+
+def _splits_itself(error: BaseException) -> bool:
+    """Whether a model called torch.distributed where `error` came from, or itself raised it beside such a call."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names = [f"{frame.f_globals.get('__name__', '')}." for frame in frames]
+    is_own = [not name.startswith(("torch.", "explorer.", "contextlib.")) for name in names]
+    calls = any(
+        is_caller
+        and name.startswith(("torch.distributed.", "torch.nn.parallel.distributed."))
+        and not frame.f_code.co_name.startswith("__torch_")
+        for is_caller, name, frame in zip(is_own, names[1:], frames[1:])
+    )
+    return calls or (is_own[-1] and not GROUP_FUNCTIONS.isdisjoint(frames[-1].f_code.co_names))
 
 
 def cast_buffers(model: nn.Module, cast: Cast) -> None:

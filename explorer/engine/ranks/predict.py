@@ -41,7 +41,7 @@ from explorer.engine.model.loaded import blaming, cast_type
 from explorer.engine.ranks.buckets import Buckets
 from explorer.engine.ranks.split import check_ranks, mesh_of, split_model
 from explorer.engine.state.global_state import preserve_global_state
-from explorer.engine.watch.collectives import buffer_role
+from explorer.engine.watch.collectives import buffer_role, group_size
 from explorer.errors import BadInput
 from explorer.plan.card.step_on_card import memory_on
 from explorer.record.measurement import Measurement, RecordedRanks
@@ -188,6 +188,10 @@ class _WithoutData(Buckets):
         kwargs = kwargs or {}
         if func is torch.ops.fsdp.all_gather_copy_in.default:  # its form without data returns copies instead of views
             return all_gather_copy_in_cuda(*args, **kwargs)
+        if func is torch.ops.c10d.allgather_.default and any(len(row) != group_size(args) for row in args[0]):
+            raise RuntimeError(
+                f"all_gather has {len(args[0][0])} tensors to fill, one for each of {group_size(args)} ranks"
+            )
         if func in self.FACTORIES and buffer_role(kwargs.get("dtype") or torch.get_default_dtype()) is not None:
             with self._fake:
                 return self.noticed(func, func(*args, **kwargs))

@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+from explorer.engine.device.without_data import WHOLE_MODEL
 from explorer.engine.model.load import function_of
 from explorer.errors import BadInput, ExplorerError, ModelFailed, said_by
 from explorer.record.ranks import Ranks
@@ -56,8 +57,14 @@ def mesh_of(ranks: Ranks, device: str) -> DeviceMesh:
 def split_model(model: nn.Module, ranks: Ranks, mesh: DeviceMesh) -> nn.Module:
     """Splits `model` in place and returns the module to call: the model itself, or DDP around it.
 
-    Raises BadInput and ModelFailed.
+    Raises BadInput, also for a model that is split already, and ModelFailed.
     """
+    if any(isinstance(module, (FSDPModule, DistributedDataParallel)) for module in model.modules()) or any(
+        isinstance(parameter, DTensor) for parameter in model.parameters()
+    ):
+        raise BadInput(
+            "The model is split by its own code already: its factory returns shards or DDP.", hint=WHOLE_MODEL
+        )
     if ranks.n_tensor > 1 or ranks.parallelize:
         _split_products(model, ranks, _mesh_of_function(ranks, mesh))
     if ranks.data == "fsdp":

@@ -59,6 +59,37 @@ def broken(model, mesh):
     raise RuntimeError("no such mesh")
 """
 
+OWN = """
+from torch import distributed, empty_like, nn, ones
+from torch.distributed.fsdp import fully_shard
+
+
+class Net(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.up = how, nn.Linear(6, 6)
+        if how == "own group":
+            distributed.init_process_group("gloo", init_method="tcp://localhost:1", rank=0, world_size=4)
+        if how == "larger":
+            distributed.new_group([0, 1, 2, 3])
+        if how == "asserted":
+            assert distributed.get_world_size() == 4
+        if how == "sharded":
+            fully_shard(self.up)
+
+    def forward(self, x):
+        x = self.up(x)
+        if self.how == "gathered":
+            distributed.all_gather([empty_like(x) for _ in range(4)], x)
+        if self.how == "summed":
+            distributed.all_reduce(x.detach())
+        return x if self.how != "wrong" else x.view(5)
+
+
+def build(how):
+    return Net(how), ones(2, 6)
+"""
+
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
@@ -185,6 +216,36 @@ def test_ranks_that_cannot_be_are_refused_in_a_sentence(ranks: Ranks, sentence: 
 def test_a_function_that_cannot_split_is_named(file: Path) -> None:
     with pytest.raises(ModelFailed, match="broken.*no such mesh"):
         predicted(Ranks(n_ranks=2, data="none", parallelize=f"{file}:broken"), ModelRef(target=f"{file}:build"))
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("own group", "of 2 and raised ValueError: trying to initialize the default process group twice"),
+        ("larger", "of 2 and raised ValueError: the new group's world size"),
+        ("asserted", "of 2 and raised AssertionError"),
+        ("gathered", "of 2 and raised RuntimeError: all_gather has 4 tensors to fill"),
+        ("sharded", "is split by its own code already"),
+    ],
+)
+def test_a_model_that_is_split_by_its_own_code_is_refused_in_a_sentence(
+    how: str, sentence: str, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    model = ModelRef(target=f"{tmp_path}/own.py:build", arguments={"how": how})
+    with pytest.raises((ModelFailed, BadInput), match=sentence) as raised:
+        predicted(Ranks(n_ranks=2), model)
+    assert "--parallelize FILE.py:FUNCTION" in raised.value.hint and not distributed.is_initialized()
+    with pytest.raises(ModelFailed, match="step without data.*shape"):
+        predicted(Ranks(n_ranks=2), replace(model, arguments={"how": "wrong"}))
+
+
+def test_a_model_that_calls_the_group_of_its_ranks_is_played(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    model = ModelRef(target=f"{tmp_path}/own.py:build", arguments={"how": "summed"})
+    assert "all-reduce" in {call.kind for call in predicted(Ranks(n_ranks=2), model).fullest.collectives}
+    with pytest.raises(ModelFailed, match="without a process group"):
+        describe(model)
 
 
 def test_tokens_that_are_picked_by_value_are_refused_in_a_sentence() -> None:
