@@ -28,6 +28,7 @@ from explorer.plan.planners.candidates import (
 )
 from explorer.plan.planners.chain import ChainProgram, is_chain_of_few, places_of
 from explorer.plan.planners.program import LEAST_SECONDS, Limits, Program, Solution
+from explorer.plan.planners.solver import TOLERANCE
 from explorer.plan.planners.variables import Variables
 from explorer.plan.predict.calls import stash_bytes
 from explorer.plan.predict.forecaster import Forecaster
@@ -53,9 +54,11 @@ class Planner:
         *,
         among: Iterable[Named] | None = None,
         without: Iterable[Named] = (),
+        known: Iterable[Policy] = (),
         seconds: float = 3.0,
     ) -> None:
         """`among`: the blocks, segments and units to choose from, by default all; `without`: the excluded units.
+        `known`: policies of earlier plans. No plan is worse than these policies.
 
         Raises BadInput for a run without a complete timeline.
         """
@@ -67,7 +70,7 @@ class Planner:
                 "A plan is made from a complete step with its timeline, and this run is none.",
                 hint="Measure again, with --policy keep-all or, where that does not fit, with --policy all.",
             )
-        self._seconds = seconds
+        self._seconds, self._known = seconds, tuple(known)
         self._baseline, self._graph, self._replay = baseline, graph, replay
         self._offer(OfferedChoices(among=None if among is None else tuple(among), without=tuple(without)))
 
@@ -157,9 +160,9 @@ class Planner:
             yield self._program.peak(chosen), self.cost_of(chosen)
 
     def floor(self) -> Plan:
-        """The cheapest plan with the lowest peak that can be reached."""
+        """The cheapest plan with the lowest peak that is found in the planner's time."""
         if self._floor is None:
-            self._floor = self._lowest(None, seconds=self._seconds / 4)
+            self._floor = self._lowest(None)
         return self._floor
 
     def within(self, budget_bytes: int, *, seconds: float | None = None) -> Plan:
@@ -196,7 +199,7 @@ class Planner:
                     break
                 last = plan
                 yield last
-        floor = self.floor()
+        floor = self._floor or self._lowest(None, seconds=self._seconds / 4)
         if floor.step_peak_bytes < last.step_peak_bytes:
             yield floor
 
@@ -272,7 +275,8 @@ class Planner:
         """
         number = {one.unit: i for i, one in enumerate(self.candidates.units)}
         priced = {unit.action for unit in number}
-        wholes = (whole for whole in preset_units(self._graph) if all(unit.action in priced for unit in whole))
+        wholes = [whole for whole in preset_units(self._graph) if all(unit.action in priced for unit in whole)]
+        wholes += [policy.units for policy in self._known if number.keys() >= set(policy.units)]
         return tuple(tuple(sorted(number[unit] for unit in whole if unit in number)) for whole in wholes)
 
     def _peak_of(self, chosen: tuple[int, ...]) -> int:
@@ -321,16 +325,18 @@ class Planner:
     def _impossible(self, budget_bytes: int) -> BadInput:
         floor = self.floor()
         least, fixed = floor.step_peak_bytes, self.fixed_bytes
-        alone = f"parameters, optimizer state, gradients and inputs alone hold {mib(fixed)}"
-        recomputed = f"with {len(floor.policy.units)} units recomputed"
+        alone = f"; parameters, optimizer state, gradients and inputs alone hold {mib(fixed)}"
+        recomputed = f", with {len(floor.policy.units)} units recomputed"
         at = self._forecaster.at_peak(floor.policy)
         why = "" if at is None else f"That is held {in_place(at)}: {holders(at)}."
         asked, reached = told_apart(budget_bytes, least)
         certificate = floor.certificate
-        proven = certificate.bound > budget_bytes and certificate.n_levels == 2
-        brings, can_be_reached = ("brings", "can be reached") if proven else ("was found that brings", "was found")
+        # The bound holds for two levels of nesting only.
+        bound = certificate.bound if certificate.n_levels == 2 else 0.0
+        brings = "brings" if max(bound, fixed) > budget_bytes else "was found that brings"
+        can_be_reached = "can be reached" if bound and certificate.gap <= TOLERANCE else "was found"
         return BadInput(
-            f"No policy {brings} this step below {asked}: the least that {can_be_reached} is {reached}, "
+            f"No policy {brings} this step below {asked}: the least that {can_be_reached} is {reached}"
             f"{alone if budget_bytes < fixed else recomputed}. {why} Looked at: {certificate.scope}.",
             hint=f"Ask for {mib_up(least)} or more, or take a smaller batch.",
         )

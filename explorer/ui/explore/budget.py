@@ -16,6 +16,7 @@ import streamlit as st
 from explorer.errors import ExplorerError
 from explorer.jobs.client import Job
 from explorer.jobs.protocol import FindPlans
+from explorer.plan.catalogue import recorded_sample
 from explorer.plan.planners.budget import parse_wish
 from explorer.plan.policy.presets import preset_titles
 from explorer.record.graph import ModelGraph
@@ -106,8 +107,11 @@ def request_plan(state: ExploreState, view: View, graph: ModelGraph, text: str) 
     if view.stand_in is not None or view.being_timed:
         _take_recorded_plan(state, view, graph)
         return
+    recorded = recorded_sample(graph.model)
+    plans = (*search_of(view).plans, *(recorded.front.plans if recorded is not None else ()))
+    known = tuple(dict.fromkeys(plan.policy for plan in plans))
     backend.free_worker()
-    budget.job = backend.worker().submit(FindPlans(run=run, graph=graph, wish=budget.wish), keep=False).id
+    budget.job = backend.worker().submit(FindPlans(run=run, graph=graph, wish=budget.wish, known=known), keep=False).id
 
 
 def _take_recorded_plan(state: ExploreState, view: View, graph: ModelGraph) -> None:
@@ -144,7 +148,8 @@ def settle(state: ExploreState, graph: ModelGraph) -> None:
     if (step := job.result.step) is not None:
         runs().add_prediction(step.spec, step)
     if job.result.refusal:
-        budget.none_because = job.result.refusal + _presets_within(state)
+        first, _, budget.details = job.result.refusal.partition(". ")
+        budget.none_because = f"{first.rstrip('.')}.{_presets_within(state)}"
     else:
         draw_plan(state, graph, budget.plan)
 
@@ -254,7 +259,10 @@ def _line(state: ExploreState, view: View, forecast: Forecast) -> None:
     search, budget = search_of(view), state.budget
     front = points(state, view, search)
     if budget.none_because:
-        small_text(f":red[{escape(budget.none_because)}]")
+        refused = budget.plan
+        lower = front[0] if refused is not None and front and front[0].plan.policy != refused.policy else None
+        later = f" {words.found_later(lower.peak_bytes)}" if lower is not None else ""
+        small_text(f":red[{escape(budget.none_because + later)}]", help=escape(budget.details) or None)
     elif budget.job is not None:
         small_text(f":material/hourglass_top: {escape(words.search_text(budget.text))}")
     else:

@@ -31,6 +31,8 @@ class Budget:
     """None: nothing was typed, or nothing that can be read."""
     none_because: str = ""
     """Reason why the budget has no plan."""
+    details: str = ""
+    """More on the reason: what holds the bytes, and where the planner looked."""
     job: str | None = None
     """Which job looks for the plan."""
     plan: Plan | None = None

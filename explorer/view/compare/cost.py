@@ -70,7 +70,7 @@ def _flops_picture(comparison: Comparison) -> go.Figure:
                 colour=colour, pattern=pattern, edge=edge,
             )  # fmt: skip
             add_bars(fig, [row.label for row in rows], series)
-    return bars(fig, f"{unit_name}, counted; backward apart")
+    return bars(fig, f"{unit_name}, counted; without backward")
 
 
 def _time_picture(comparison: Comparison) -> go.Figure:

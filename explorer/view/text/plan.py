@@ -75,6 +75,11 @@ def search_progress(n: int, n_expected: int) -> str:
     return f"Finding plans: {n} of {n_expected}." if n_expected else "Finding plans."
 
 
+def found_later(peak_bytes: int) -> str:
+    """The sentence beside a refusal if the front has since reached a lower peak than the least of the refusal."""
+    return f"The front has since reached {mib(peak_bytes)}: drag the slider to its left end."
+
+
 def against_budget(peak_bytes: int, budget_bytes: int, *, measured: bool) -> str:
     """Markdown."""
     origin = "measured" if measured else "predicted"
@@ -93,7 +98,7 @@ def against_card(memory: CardMemory) -> str:
 
 def better(peak: str, cost: float, drawn: float, counts: str) -> str:
     """The sentence on a policy that a plan beats; `counts`: time, or FLOPs if the step is not timed."""
-    return f"A plan with {peak} takes ×{cost:.2f} {counts} instead of ×{drawn:.2f}."
+    return f"A plan with {peak} takes ×{cost:.2f} {counts} instead of ×{drawn:.2f}, predicted."
 
 
 _DONE: dict[Action, str] = {"recompute": "recompute", "save_ops": "recompute", "offload": "offload"}

@@ -16,6 +16,7 @@ from explorer.plan.names import above, products_kept
 from explorer.plan.planners.planner import Planner
 from explorer.plan.policy.presets import preset
 from explorer.plan.predict.forecaster import Forecaster
+from explorer.plan.sizes import mib
 from explorer.record import Measurement, ModelGraph, Policy
 from explorer.record.plan import Plan
 from explorer.record.policy import Unit
@@ -226,6 +227,18 @@ def test_a_budget_that_nothing_reaches_says_what_can_be_reached() -> None:
         chosen.within(1)
     with pytest.raises(BadInput, match=r"units recomputed\. That is held at the .* of backward in .*: .* \(most in "):
         chosen.within(chosen.floor().step_peak_bytes - 2**20)
+
+
+def test_a_refusal_names_no_least_above_a_known_plan_and_calls_no_least_proven_before_it_is() -> None:
+    """Without time the search finds only what it is given."""
+    graph, run = graph_and_run("gpt12")
+    found = planner("gpt12").floor()
+    without, given = (Planner(run, graph, known=known, seconds=0.0) for known in ((), [found.policy]))
+    for chosen, is_lower in ((without, False), (given, True)):
+        least = chosen.floor()
+        assert (least.step_peak_bytes <= found.step_peak_bytes) == is_lower and least.certificate.gap > 0.01
+        with pytest.raises(BadInput, match=f"the least that was found is {mib(least.step_peak_bytes)},"):
+            chosen.within(1024)
 
 
 @pytest.mark.parametrize("sample", ["unet", "mlp"])

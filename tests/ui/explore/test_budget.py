@@ -143,6 +143,21 @@ def test_the_least_peak_is_one_figure_in_sentence_slider_and_front(app: App, mon
     assert least.startswith("34") and f"least that can be reached is {least}" in refusals(at)[0]
 
 
+def test_a_refusal_gives_way_to_a_lower_plan_that_the_front_finds_later(
+    app: App, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = app()
+    search = budget.search_of(view_of(at.session_state["explore"]))
+    at = typed(at, "3 MiB")
+    asked = next(job.request for job in worker.of(FindPlans) if job.request.wish != Wish())
+    assert {plan.policy for plan in search.plans} <= set(asked.known)
+    (line,) = [one for one in at.markdown if "least that" in one.value]
+    assert "has since reached" not in refusals(at)[0] and "Looked at" in line.help and "Looked at" not in line.value
+    at.session_state["explore"].budget.plan = search.plans[0]
+    lowest = min(plan.step_peak_bytes for plan in search.plans)
+    assert f"The front has since reached {mib(lowest)}" in refusals(at.run())[0]
+
+
 def test_a_preset_of_segments_may_reach_what_no_plan_does(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     presets = budget.predicted_presets
 
