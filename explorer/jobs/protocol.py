@@ -21,7 +21,6 @@ from explorer.record.measurement import Measurement, RecordedRanks, SavedFile
 from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.pipeline_run import PipelineRun
 from explorer.record.plan import CapWish, Front, JointPlan, Progress, Wish
-from explorer.record.policy import Policy
 from explorer.record.run import Device, PipelineEngine, RunSpec
 
 
@@ -113,8 +112,6 @@ class FindPlans(Record, tag=True):
     run: Measurement
     graph: ModelGraph
     wish: Wish = Wish()
-    known: tuple[Policy, ...] = ()
-    """Policies of plans that the page shows: a refusal names no least peak above theirs."""
 
 
 class FindJointPlan(Record, tag=True):

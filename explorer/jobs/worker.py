@@ -89,7 +89,7 @@ def _plans(request: FindPlans, report: Report) -> Record:
             return predict_ranks(spec, report).fullest
         return measure_without_data(spec, report)
 
-    return find_plans(request.run, request.graph, request.wish, report, played, request.known)
+    return find_plans(request.run, request.graph, request.wish, report, played)
 
 
 def _on_ranks(request: MeasureRanks, report: Report) -> Record:

@@ -166,6 +166,8 @@ class Wish(Record):
     more_time: float | None = None
     card: bool = False
     """What the card's allocator reserves stays within the card."""
+    suggested: tuple[Policy, ...] = ()
+    """Policies of plans that are shown: no plan for the wish is worse, and a refusal names no higher least peak."""
 
 
 class Front(Record):

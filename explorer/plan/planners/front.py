@@ -22,22 +22,15 @@ BETWEEN_SECONDS = 0.3
 Play = Callable[[Policy], Measurement]
 
 
-def find_plans(
-    run: Measurement,
-    graph: ModelGraph,
-    wish: Wish,
-    report: Report,
-    play: Play | None = None,
-    known: Sequence[Policy] = (),
-) -> Front:
+def find_plans(run: Measurement, graph: ModelGraph, wish: Wish, report: Report, play: Play | None = None) -> Front:
     """The plan of a wish, or the front. A budget that no plan meets is refused beside the plan of the least peak.
 
     `play` gives the step of `run` under another policy, predicted for the same card; a wish for a card needs it.
-    No plan is worse than the policies `known`.
     Raises BadInput for other wishes that no plan fulfils, with what can be reached.
     """
     report(Progress(what="writing the step down as a program", done=0, total=0))
-    planner = Planner(run, graph, known=known)
+    planner = Planner(run, graph)
+    planner.suggest(wish.suggested)
     if wish.card:
         if run.card is None or play is None:
             raise BadInput("The step is not predicted for a card.", hint="Choose a card among the options of the step.")

@@ -54,11 +54,9 @@ class Planner:
         *,
         among: Iterable[Named] | None = None,
         without: Iterable[Named] = (),
-        known: Iterable[Policy] = (),
         seconds: float = 3.0,
     ) -> None:
         """`among`: the blocks, segments and units to choose from, by default all; `without`: the excluded units.
-        `known`: policies of earlier plans. No plan is worse than these policies.
 
         Raises BadInput for a run without a complete timeline.
         """
@@ -70,7 +68,7 @@ class Planner:
                 "A plan is made from a complete step with its timeline, and this run is none.",
                 hint="Measure again, with --policy keep-all or, where that does not fit, with --policy all.",
             )
-        self._seconds, self._known = seconds, tuple(known)
+        self._seconds = seconds
         self._baseline, self._graph, self._replay = baseline, graph, replay
         self._offer(OfferedChoices(among=None if among is None else tuple(among), without=tuple(without)))
 
@@ -135,6 +133,14 @@ class Planner:
             peak_of=self._peak_of,
             suggested=self._presets(),
         )
+
+    def suggest(self, policies: Iterable[Policy]) -> None:
+        """No later plan is worse than one of `policies`. A policy with units that are no candidates is left out."""
+        units = [policy.units for policy in policies]
+        for planner in self._both:
+            number = {one.unit: i for i, one in enumerate(planner.candidates.units)}
+            offered = [whole for whole in units if number.keys() >= set(whole)]
+            planner._program.suggested += tuple(tuple(sorted(number[unit] for unit in whole)) for whole in offered)
 
     @property
     def keep_all_bytes(self) -> int:
@@ -275,8 +281,7 @@ class Planner:
         """
         number = {one.unit: i for i, one in enumerate(self.candidates.units)}
         priced = {unit.action for unit in number}
-        wholes = [whole for whole in preset_units(self._graph) if all(unit.action in priced for unit in whole)]
-        wholes += [policy.units for policy in self._known if number.keys() >= set(policy.units)]
+        wholes = (whole for whole in preset_units(self._graph) if all(unit.action in priced for unit in whole))
         return tuple(tuple(sorted(number[unit] for unit in whole if unit in number)) for whole in wholes)
 
     def _peak_of(self, chosen: tuple[int, ...]) -> int:

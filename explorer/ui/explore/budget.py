@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import streamlit as st
+from msgspec.structs import replace
 
 from explorer.errors import ExplorerError
 from explorer.jobs.client import Job
@@ -109,9 +110,9 @@ def request_plan(state: ExploreState, view: View, graph: ModelGraph, text: str) 
         return
     recorded = recorded_sample(graph.model)
     plans = (*search_of(view).plans, *(recorded.front.plans if recorded is not None else ()))
-    known = tuple(dict.fromkeys(plan.policy for plan in plans))
+    wish = replace(budget.wish, suggested=tuple(dict.fromkeys(plan.policy for plan in plans)))
     backend.free_worker()
-    budget.job = backend.worker().submit(FindPlans(run=run, graph=graph, wish=budget.wish, known=known), keep=False).id
+    budget.job = backend.worker().submit(FindPlans(run=run, graph=graph, wish=wish), keep=False).id
 
 
 def _take_recorded_plan(state: ExploreState, view: View, graph: ModelGraph) -> None:

@@ -150,7 +150,7 @@ def test_a_refusal_gives_way_to_a_lower_plan_that_the_front_finds_later(
     search = budget.search_of(view_of(at.session_state["explore"]))
     at = typed(at, "3 MiB")
     asked = next(job.request for job in worker.of(FindPlans) if job.request.wish != Wish())
-    assert {plan.policy for plan in search.plans} <= set(asked.known)
+    assert {plan.policy for plan in search.plans} <= set(asked.wish.suggested)
     (line,) = [one for one in at.markdown if "least that" in one.value]
     assert "has since reached" not in refusals(at)[0] and "Looked at" in line.help and "Looked at" not in line.value
     at.session_state["explore"].budget.plan = search.plans[0]
