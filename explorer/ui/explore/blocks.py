@@ -26,7 +26,7 @@ from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.elements import escape
 from explorer.view.graph import overlay
 from explorer.view.graph.browser import Paint
-from explorer.view.graph.geometry import layout
+from explorer.view.graph.geometry import Layout
 from explorer.view.graph.labels import Facts, labels
 from explorer.view.graph.overlay import Overlay
 from explorer.view.text import explore as glossary
@@ -97,8 +97,8 @@ def take_matching(state: ExploreState, graph: ModelGraph, pattern: str) -> None:
         drafts.set_policy(state.draft, drafts.with_units(policy, (*policy.units, *new)), graph)
 
 
-def facts_of(state: ExploreState, view: View, graph: ModelGraph, forecast: Forecast) -> Facts:
-    """Facts for the labels of the blocks; `forecast` is about the drawn policy."""
+def facts_of(state: ExploreState, view: View, graph: ModelGraph, drawing: Layout, forecast: Forecast) -> Facts:
+    """Facts for the labels of the blocks of `drawing`; `forecast` is about the drawn policy."""
     spec = state.draft.spec
     start = view.keep_all
     if start is None and view.baseline is not None and view.baseline_key is not None:
@@ -107,7 +107,8 @@ def facts_of(state: ExploreState, view: View, graph: ModelGraph, forecast: Forec
     priced = complete if not spec.policy.units else None
     if view.candidate is not None:
         priced = KeyedRun(f"candidate of {state.shown}", view.candidate)
-    prices = block_prices(priced, graph)
+    drawn = graph.by_fqn if state.overlay == overlay.PRICE else [row.id for row in drawing.rows]
+    prices = block_prices(priced, graph, drawn)
     last_candidate = view.comparison.candidate if view.comparison is not None else None
     return Facts(
         graph=graph,
@@ -137,11 +138,10 @@ def _quantity(name: str, view: View, prices: dict[str, float]) -> Overlay | None
     return overlay.of_run(name, view.candidate or view.baseline)
 
 
-def graph_panel(state: ExploreState, facts: Facts) -> None:
+def graph_panel(state: ExploreState, facts: Facts, drawing: Layout) -> None:
     """The drawing itself; clicks arrive in `shared/draft.py`."""
     graph, policy = facts.graph, facts.policy
     marks = drafts.marks_of(state.draft, graph)
-    drawing = layout(graph, marks.open)
     paint = Paint(
         labels=labels(facts, [row.id for row in drawing.rows]),
         segments=tuple(unit.blocks for unit in policy.units if len(unit.blocks) > 1),

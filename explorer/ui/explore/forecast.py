@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec.structs import replace
 
 from explorer.errors import InvalidPolicy
@@ -142,14 +144,19 @@ def worth_recomputing(graph: ModelGraph) -> frozenset[str]:
     )
 
 
-def block_prices(start: KeyedRun | None, graph: ModelGraph) -> dict[str, Price]:
-    """Price of toggling each block on a measured run, by fqn."""
+def block_prices(start: KeyedRun | None, graph: ModelGraph, fqns: Iterable[str]) -> dict[str, Price]:
+    """Prices of toggling those blocks of `fqns` on a measured run that save something, by fqn.
+
+    Prices of all blocks of a large model take seconds: a click would wait for them.
+    """
     if start is None:
         return {}
-    return runs().prices.get_or_make(
-        start.key,
-        lambda: {price.blocks[0]: price for price in prices(start.run, graph=graph) if price.toggle == "recompute"},
-    )
+    known, costs = runs().prices.get_or_make(start.key, dict), start.run.by_fqn
+    saving = [fqn for fqn in fqns if fqn in costs and costs[fqn].saved_after_forward_bytes]
+    if missing := [fqn for fqn in saving if fqn not in known]:
+        found = {price.blocks[0]: price for price in prices(start.run, missing, graph=graph)}
+        known.update((fqn, found.get(fqn)) for fqn in missing)
+    return {fqn: price for fqn in saving if (price := known[fqn]) is not None and price.toggle == "recompute"}
 
 
 def price_tag(price: Price) -> str:

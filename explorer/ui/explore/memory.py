@@ -58,7 +58,7 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> None:
         title = st.container(width="stretch", gap=None)
         choice = _view_picker(state, views)
         axis, stacked = _chart_options(baseline, candidate, choice)
-    reasons = _reasons(view, baseline)
+    reasons = _reasons(state, view, baseline)
     if choice == TWO and candidate:
         drawn = {"baseline": baseline, "candidate": candidate}
         chart = timeline(baseline, candidate, axis=axis, cursor=picked, why=reasons[0] if reasons else "")
@@ -108,12 +108,12 @@ def _ranks(view: View, drawn: dict[str, Measurement]) -> None:
     )
 
 
-def _reasons(view: View, baseline: Measurement) -> tuple[str, ...]:
-    graph = view.graph
-    if view.comparison is not None:
-        return explain(view.comparison, graph) if graph else ()
-    key = f"{view.baseline_key} {graph.fingerprint if graph else ''}"  # a toggle does not change measured results
-    return runs().reasons.get_or_make(key, lambda: explain_one(baseline, graph))
+def _reasons(state: ExploreState, view: View, baseline: Measurement) -> tuple[str, ...]:
+    graph, pair = view.graph, view.comparison
+    about = graph.fingerprint if graph else ""  # a toggle does not change measured results
+    if pair is not None:
+        return runs().reasons.get_or_make(f"{state.shown} {about}", lambda: explain(pair, graph)) if graph else ()
+    return runs().reasons.get_or_make(f"{view.baseline_key} {about}", lambda: explain_one(baseline, graph))
 
 
 def _add_prediction(state: ExploreState, view: View, chart: Chart, *, over: Measurement | None, axis: Axis) -> None:

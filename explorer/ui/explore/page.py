@@ -36,6 +36,7 @@ from explorer.ui.shared.run_bar import RunBar, run_bar
 from explorer.ui.shared.tour import OnPage, outdated, page_begins, tour_offer, tour_panel
 from explorer.ui.shared.tour import current as current_tour
 from explorer.view.compare.headline import danger
+from explorer.view.graph.geometry import layout
 from explorer.view.text import explore as glossary
 from explorer.view.text.plan import expected, in_words
 from explorer.view.text.runs import what_failed
@@ -141,7 +142,8 @@ def _desk(state: ExploreState, slots: Slots) -> None:
             st.rerun()
     policy, view = state.draft.spec.policy, view_of(state)
     forecast = predicted(view, policy)
-    facts = facts_of(state, view, graph, forecast) if graph is not None else None
+    drawing = layout(graph, drafts.marks_of(state.draft, graph).open) if graph is not None else None
+    facts = facts_of(state, view, graph, drawing, forecast) if graph is not None and drawing is not None else None
     hazards = facts.hazards if facts is not None else ()
     presets = predicted_presets(view, policy)
     with slots.answer:
@@ -159,12 +161,12 @@ def _desk(state: ExploreState, slots: Slots) -> None:
         if view.keep_all is not None and (because := why_not_predicted(policy, graph, forecast, view.keep_all.run)):
             st.caption(escape(because))
     _danger(slots, hazards)
-    if graph is not None and facts is not None:
+    if graph is not None and drawing is not None and facts is not None:
         peak = view.baseline.step_peak_bytes if view.baseline else None
         effects = {name: expected(effect, peak) if chosen.units else "" for name, (chosen, effect) in presets.items()}
         tools(state, graph, effects)
         budget.budget_row(state, view, graph, forecast)
-        graph_panel(state, facts)
+        graph_panel(state, facts, drawing)
         if state.charted not in (None, policy) or outdated(len(policy.units)):  # what follows the graph is open
             st.rerun()
         if len(graph.blocks) == 1:

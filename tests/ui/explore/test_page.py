@@ -8,7 +8,9 @@ from streamlit.testing.v1 import AppTest
 
 from explorer.jobs.protocol import Measure
 from explorer.plan.catalogue import FactoryArguments, Sample
-from explorer.record import ModelRef, Policy
+from explorer.plan.predict.forecaster import prices
+from explorer.record import Measurement, ModelGraph, ModelRef, Policy
+from explorer.record.plan import Price
 from explorer.ui.explore.blocks import take_matching
 from explorer.ui.explore.results import TABS
 from explorer.ui.explore.state import BY_ROLE
@@ -67,6 +69,22 @@ def test_a_link_that_is_broken_or_names_another_model_says_so(
     at = app(**query)
     assert reason in texts(at) and figures(at)["Step peak"] == "104.5 MiB"
     assert all(job.request.spec.model.target == "sample_models/gpt.py" for job in worker.of(Measure))
+
+
+def test_a_click_prices_the_drawn_blocks_alone_and_once(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prices of all blocks of a large model take seconds."""
+    priced: list[str] = []
+
+    def counted(run: Measurement, blocks: list[str], *, graph: ModelGraph) -> tuple[Price, ...]:
+        priced.extend(blocks)
+        return prices(run, blocks, graph=graph)
+
+    monkeypatch.setattr("explorer.ui.explore.forecast.prices", counted)
+    at = app()
+    first = list(priced)
+    assert first and len(first) < len(GRAPH.blocks) and len(set(first)) == len(first)
+    say(at, open=["blocks"])
+    assert len(priced) > len(first) and len(set(priced)) == len(priced)
 
 
 def test_options_change_the_run_and_make_figures_stale(app: App) -> None:
