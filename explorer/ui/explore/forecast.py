@@ -151,12 +151,12 @@ def block_prices(start: KeyedRun | None, graph: ModelGraph, fqns: Iterable[str])
     """
     if start is None:
         return {}
-    known, costs = runs().prices.get_or_make(start.key, dict), start.run.by_fqn
+    priced, costs = runs().prices.get_or_make(start.key, dict), start.run.by_fqn
     saving = [fqn for fqn in fqns if fqn in costs and costs[fqn].saved_after_forward_bytes]
-    if missing := [fqn for fqn in saving if fqn not in known]:
-        found = {price.blocks[0]: price for price in prices(start.run, missing, graph=graph)}
-        known.update((fqn, found.get(fqn)) for fqn in missing)
-    return {fqn: price for fqn in saving if (price := known[fqn]) is not None and price.toggle == "recompute"}
+    if missing := [fqn for fqn in saving if fqn not in priced]:
+        by_fqn = {price.blocks[0]: price for price in prices(start.run, missing, graph=graph)}
+        priced.update((fqn, by_fqn.get(fqn)) for fqn in missing)
+    return {fqn: price for fqn in saving if (price := priced[fqn]) is not None and price.toggle == "recompute"}
 
 
 def price_tag(price: Price) -> str:

@@ -114,7 +114,6 @@ class Runs:
         self.on_cards: Recent[CardMemory] = Recent(64)
         """Steps of drawn policies on their card, by run and policy."""
         self.prices: Recent[dict[str, Price | None]] = Recent(24)
-        """Of the blocks that were drawn, by fqn; None: toggling the block has no price."""
         self.presets: Recent[dict[str, tuple[Policy, Forecast]]] = Recent(24)
         self.reasons: Recent[tuple[str, ...]] = Recent(24)
         self.stand_ins: Recent[Any] = Recent(12)
