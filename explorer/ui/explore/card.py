@@ -36,5 +36,5 @@ def card_panel(baseline: Measurement, candidate: Measurement | None, drawn: Card
     )
     with st.container(gap="xsmall"):
         for title, note in notes_of_cards(memories):
-            text = f"**{title}** {escape(note)}"
+            text = f"**{title}:** {escape(note)}"
             small_text(f":red[{text}]" if title == "Refused" else text)

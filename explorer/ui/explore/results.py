@@ -101,9 +101,8 @@ def results(state: ExploreState, view: View) -> None:
 def _waiting(state: ExploreState, graph: ModelGraph | None) -> None:
     """The empty chart says what it waits for. Drawn early, it also makes the browser load the chart library."""
     if state.job.id is None:
-        st.caption(
-            glossary.NOT_PLAYED if state.draft.predict else "Nothing was measured yet. Press **Run** at the bottom."
-        )
+        press = " Press **Run** at the bottom." if graph is not None else ""  # a model that was not read cannot run
+        st.caption(glossary.NOT_PLAYED if state.draft.predict else f"Nothing was measured yet.{press}")
         return
     next_part = glossary.STEP_FOLLOWS if graph is not None else glossary.GRAPH_FOLLOWS
     chart = Chart(
