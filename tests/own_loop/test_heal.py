@@ -9,6 +9,9 @@ from __future__ import annotations
 import copy
 import pickle
 import random
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import count
@@ -21,10 +24,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import explorer
-from explorer.engine.device.memory_limit import address_space_bytes, process_memory_limit
+from explorer.engine.device.memory_limit import address_space_bytes
 from explorer.errors import BadInput
 from explorer.own_loop.watch import Watch
-from tests.own_loop.test_watch import MIB, nothing_stays, opened
+from tests.own_loop.test_watch import nothing_stays, opened
 
 __all__ = ["nothing_stays"]
 Loop = Iterator[None]
@@ -326,22 +329,12 @@ def test_an_operation_that_spoils_a_saved_tensor_still_raises() -> None:
             out.sum().backward()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(address_space_bytes() is None, reason="only Linux limits a process")
-def test_a_training_under_a_real_limit_ends_with_the_weights_of_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("explorer.own_loop.watch.RESERVE_BYTES", 2**20)
-
-    def train(limit: int | None) -> tuple[list[Tensor], Watch]:
-        torch.manual_seed(0)
-        model = Net(width=512)
-        optimizer = torch.optim.AdamW(model.parameters())
-        with explorer.watch(model, optimizer, on_oom="heal") as watch:
-            steps = plain(model, optimizer, lambda i: batch(i, 2048 if i in (3, 5) else 64))
-            for i in range(6):
-                with process_memory_limit(limit if i > 1 else None):
-                    next(steps)
-        return [*model.state_dict().values()], watch
-
-    weights, watch = train(70 * MIB)  # first: a limit does not count the holes that a larger step left in the heap
-    reference, _ = train(None)
-    assert all(map(torch.equal, weights, reference))
-    assert watch.healed and {event.step for event in watch.healed} <= {4, 6}
+def test_a_training_under_a_real_limit_ends_with_the_weights_of_one_without() -> None:
+    """In a process of its own: a limit does not count the holes that other tests left in the heap."""
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "benchmarks.heal", "plain", "24"]
+    ran = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    found = re.search(r"(\d+) refusals healed .* bitwise equal: True", ran.stdout)
+    assert found is not None and int(found[1]) >= 2, ran.stdout + ran.stderr

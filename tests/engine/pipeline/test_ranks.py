@@ -142,13 +142,11 @@ def test_a_rank_without_a_stage_waits() -> None:
 
 @pytest.mark.slow
 def test_one_clock_reads_actions_and_what_they_recompute() -> None:
-    """A block that waits takes wall time and no CPU time: its recompute is as long as its forward."""
+    """A block that sleeps for 50 ms takes wall time and no CPU time, in its recompute too."""
     run = run_pipeline(spec("napping", NAPPING, 2, Policy.recompute(NAPPING), schedule="1F1B"), "procs")
     assert run.failure is None
-    forward = {time.microbatch: time.duration_ms for time in run.actions if (time.stage, time.kind) == (1, "F")}
-    for time in run.actions:
-        if (time.stage, time.kind) == (1, "B"):
-            assert forward[time.microbatch] / 2 < time.recompute_ms <= time.duration_ms
+    backwards = [time for time in run.actions if (time.stage, time.kind) == (1, "B")]
+    assert backwards and all(50 <= time.recompute_ms <= time.duration_ms for time in backwards)
 
 
 NAP_MS = 150.0

@@ -251,6 +251,10 @@ class Leaf(nn.Module):
         return sum(xs[1:], xs[0]) @ self.weight
 
 
+NAMES = [f"{letter}lock" for letter in "abcdefghijklmnopqrstuvwxyz"]
+"""Without numbers: equal members with numbers fold."""
+
+
 class Box(nn.Module):
     """Runs its items in order; value 0 is what it was given, value i what item i made."""
 
@@ -259,14 +263,14 @@ class Box(nn.Module):
         self.items = items
         for i, (what, inner, _) in enumerate(items, 1):
             if what != "glue":
-                self.add_module(f"b{i}", Leaf() if what == "leaf" else Box(inner))  # type: ignore[arg-type]
+                self.add_module(NAMES[i], Leaf() if what == "leaf" else Box(inner))  # type: ignore[arg-type]
 
     def forward(self, *given: Tensor) -> Tensor:
         values = [sum(given[1:], given[0]) if len(given) > 1 else given[0]]
         for i, (what, _, reads) in enumerate(self.items, 1):
             xs = [values[k] for k in reads]
             glue = torch.tanh(xs[0]) if len(xs) == 1 else sum(xs[1:], xs[0])
-            values.append(glue if what == "glue" else self._modules[f"b{i}"](*xs))  # type: ignore[misc]
+            values.append(glue if what == "glue" else self._modules[NAMES[i]](*xs))  # type: ignore[misc]
         return values[-1]
 
 
@@ -299,7 +303,7 @@ class Truth:
         values = [self._op(path, set().union(*given), leaf=False) if len(given) > 1 else given[0]]
         for i, (what, inner, reads) in enumerate(items, 1):
             xs = [values[k] for k in reads]
-            name = f"{path}.b{i}".lstrip(".")
+            name = f"{path}.{NAMES[i]}".lstrip(".")
             if what == "box":
                 values.append(self._run(inner, name, xs))  # type: ignore[arg-type]
             else:
