@@ -47,7 +47,7 @@ def guided(page: Page, url: str, saved: Path) -> Iterator[str]:
         if step.key == "guess":
             press(page, panel.locator(".st-key-tour_guesses button").first)
         elif step.key == "toggle":
-            page.locator('[data-id="blocks"]').get_by_role("button", name="Recompute all").click()
+            press(page, page.locator('[data-id="blocks"]').get_by_role("button", name="Recompute all"))
         elif step.key == "run":
             press(page, page.get_by_role("button", name="Run", exact=True))
         elif step.key == "take":
@@ -56,6 +56,7 @@ def guided(page: Page, url: str, saved: Path) -> Iterator[str]:
                 page.get_by_role("button", name="Policy with evidence").click()
             download.value.save_as(saved)
             page.keyboard.press("Escape")
+            page.get_by_role("button", name="Policy with evidence").wait_for(state="hidden")
         onward = panel.get_by_role("button", name="Next", exact=True)  # another name while the task is not done
         onward.wait_for()
         yield panel.inner_text()
