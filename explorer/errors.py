@@ -9,7 +9,8 @@ ExplorerError            what was asked, what was found; `hint` says what to do 
 │   └── UnreadableFile   a policy or run file that is corrupt, foreign or too new
 ├── NotOnThisDevice      the device or the torch version lacks what was asked
 ├── OutOfMemory          the device or the process had no more
-├── Cancelled            a person or a time limit ended the run
+├── Cancelled            a person ended the run
+│   └── TimedOut         its time limit ended the run
 ├── Crashed              a process that had work to do is gone
 └── NotSaved             the store or a file could not be written
 """
@@ -96,7 +97,11 @@ class OutOfMemory(ExplorerError):
 
 
 class Cancelled(ExplorerError):
-    """A person or a time limit ended the run."""
+    """A person ended the run."""
+
+
+class TimedOut(Cancelled):
+    """The time limit of the run ended it."""
 
 
 class Crashed(ExplorerError):

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -32,6 +32,10 @@ from explorer.errors import Crashed
 
 LENGTH = struct.Struct("<Q")
 NUMBER = struct.Struct("<i")
+EMPTY: Mapping[str, str] = {}
+_CGROUP = Path("/sys/fs/cgroup")
+_COUNTERS = [Path("/proc/vmstat"), _CGROUP / "memory.events", _CGROUP / "memory/memory.oom_control"]
+_PATIENCE_S = 2.0
 WARM = (
     "explorer.engine.model.describe",
     "explorer.engine.compare.compare",
@@ -49,10 +53,10 @@ _launched: Forks | None = None
 _launching = threading.Lock()
 
 
-def environment() -> dict[str, str]:
-    """The environment of this process, with this package importable from any working directory."""
+def environment(settings: Mapping[str, str]) -> dict[str, str]:
+    """`settings` under the environment of this process, with this package importable from any working directory."""
     paths = (str(Path(explorer.__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", ""))
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return {**settings, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 class Forked:
@@ -129,17 +133,21 @@ class Forks:
         self._sending = threading.Lock()
 
     @classmethod
-    def launch(cls, warm: Sequence[str] = ()) -> Forks:
-        """A new server, which imports `warm` one by one while it is idle. The server ends with this process."""
+    def launch(cls, warm: Sequence[str] = (), settings: Mapping[str, str] = EMPTY, errors: int = 2) -> Forks:
+        """A new server, which imports `warm` one by one while it is idle. The server ends with this process.
+
+        `settings` are environment variables that this process may override. `errors` is the file for stdout and stderr.
+        """
         ours, servers = socket.socketpair()
         with servers:
             process = subprocess.Popen(
                 [sys.executable, "-m", "explorer.child_process.fork_server", str(servers.fileno()), *warm],
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # output of a model
+                stdout=errors,  # output of a model
+                stderr=errors,
                 pass_fds=[servers.fileno()],
                 process_group=0,  # outlives a kill of this process's group, and then ends its children
-                env=environment(),
+                env=environment(settings),
             )
         return cls(ours, process)
 
@@ -171,6 +179,11 @@ class Forks:
         return Forked(ear, self)
 
     @property
+    def pid(self) -> int | None:
+        """Process of a server that this process launched."""
+        return None if self._process is None else self._process.pid
+
+    @property
     def alive(self) -> bool:
         """A server that is being killed has hung up before the system knows it as ended."""
         if self.gone or (self._process is not None and self._process.poll() is not None):
@@ -183,7 +196,11 @@ class Forks:
         """Ends the server and all processes that it started."""
         self._server.close()
         if self._process is not None:
-            self._process.wait()
+            try:
+                self._process.wait(_PATIENCE_S)
+            except subprocess.TimeoutExpired:  # it imports something large
+                self._process.kill()
+                self._process.wait()
 
 
 def server_is_gone() -> Crashed:
@@ -221,6 +238,16 @@ def begin(server: socket.socket, request: bytes, files: Sequence[int]) -> None:
     (module, name, *_), arguments = names_and_arguments(request)
     function: Any = getattr(importlib.import_module(module), name)
     function(*pickle.loads(arguments), *files)
+
+
+def n_oom_kills() -> int | None:
+    """Number of processes that the system has ended for lack of memory, over all counters; None without a counter.
+
+    A count that grows shows that a SIGKILL in the meantime came from the system.
+    """
+    lines = [line for path in _COUNTERS if path.is_file() for line in path.read_text().splitlines()]
+    counts = [int(line.split()[1]) for line in lines if line.startswith("oom_kill ")]
+    return sum(counts) if counts else None
 
 
 def _kill_group(pid: int) -> None:

@@ -23,9 +23,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from explorer.errors import ExplorerError, NotSaved
-from explorer.jobs.failures import failure_of_job
 from explorer.record.base import to_json
-from explorer.record.failure import Failure
+from explorer.record.failure import Failure, failure_of
 
 EQUAL, DIFFERENT, COULD_NOT_RUN, STATE_MOVED = 0, 1, 2, 3
 _PIPE_WIDTH = 120
@@ -76,7 +75,7 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
         try:
             function(**values)
         except ExplorerError as error:
-            failure = error.failure if isinstance(error, RunFailed) else failure_of_job(error)
+            failure = error.failure if isinstance(error, RunFailed) else failure_of(error, in_step=False)
             answer_failure(failure, output)
         except KeyboardInterrupt:
             answer_failure(Failure(kind="cancelled", sentence="Cancelled."), output)
@@ -108,7 +107,7 @@ def errors_to_stderr(output: Output) -> Iterator[None]:
     except RunFailed as error:  # the document holds the record until the run was cut short
         answer_failure(error.failure, dataclasses.replace(output, json=False))
     except NotSaved as error:
-        answer_failure(failure_of_job(error), dataclasses.replace(output, json=False))
+        answer_failure(failure_of(error, in_step=False), dataclasses.replace(output, json=False))
 
 
 def say(text: str) -> None:

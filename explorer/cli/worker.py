@@ -17,10 +17,8 @@ from rich.progress import Progress as Bar
 from explorer.cli.command import RunFailed, say
 from explorer.errors import NotSaved
 from explorer.jobs import run_file
-from explorer.jobs.child import worker_command
 from explorer.jobs.client import Job, Worker
 from explorer.jobs.protocol import Request
-from explorer.jobs.store import default_path
 from explorer.record.base import Record
 
 _POLL_S = 0.1
@@ -29,7 +27,7 @@ _POLL_S = 0.1
 @contextmanager
 def worker(*, only_graphs: bool = False) -> Iterator[Worker]:
     """A worker for this command, which loads torch at once and ends with the context."""
-    worker = Worker(command=worker_command(default_path(), only_graphs=only_graphs))
+    worker = Worker(only_graphs=only_graphs)
     try:
         worker.warm()
         yield worker

@@ -1,42 +1,43 @@
-"""The app's side of the pipe: one worker process, started when first needed and again after it ended.
+"""The app's side of the worker: jobs run one after another, each in a process that a warm fork server forks.
 
-`subprocess`, never `multiprocessing`: a spawned or forked child would run the Streamlit script again. Neither streamlit
-nor torch here. Several threads and tabs may hold the same job.
+The server is a `subprocess`, never `multiprocessing`: a spawned or forked child would run the Streamlit script again.
+Neither streamlit nor torch here. Several threads and tabs may hold the same job.
 
     waiting ──▶ began ──▶ finished: `result`, or `failure` (model raised, out of memory, cancelled, crash, ...)
 """
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import secrets
+import shutil
+import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
-from explorer.errors import ExplorerError
-from explorer.jobs.child import Child, worker_command
-from explorer.jobs.failures import crash, failure_of_job
+from msgspec.structs import replace
+
+from explorer.child_process.forks import Forked, Forks
+from explorer.jobs.job_process import JobProcess, new_folder
 from explorer.jobs.protocol import (
     RESULTS,
-    CancelJob,
-    EndJob,
     Event,
     Failed,
     Finished,
-    Reported,
     Request,
     Submit,
-    description_of,
     models_of,
     run_for,
     specs_of,
     time_limit_s,
+    timed_out,
 )
 from explorer.jobs.store import default_path
-from explorer.record.base import Record, from_msgpack, from_plain, to_plain
-from explorer.record.failure import Failure
+from explorer.jobs.worker import ENGINE, WorkerProgram, settings
+from explorer.record.base import Record, from_msgpack, from_plain, to_msgpack, to_plain
+from explorer.record.failure import Failure, failure_of
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Progress
@@ -45,11 +46,9 @@ from explorer.record.run import RunSpec
 GRACE_S = 2.0
 """Between the polite word to a run that shall end, and the kill."""
 _LAST_GRACE_S = 20.0
-"""Between the word that a job's process be killed, and the end of the worker."""
+"""Between the kill of a job's process and the end of the fork server, if the server does not report the process."""
 _MOST_FINISHED = 32
 _MOST_GRAPHS = 8
-_MOST_ATTEMPTS = 2
-"""A job that had not begun when the worker ended is handed to the next one, once."""
 
 
 class Job:
@@ -75,8 +74,7 @@ class Job:
         self._submitted = time.monotonic()
         self._ended: float | None = None
         self._began = False
-        self._n_attempts = 0
-        self._child: Child | None = None
+        self._process: JobProcess | None = None
         self._if_killed: Failure | None = None
         self._timers: list[threading.Timer] = []
 
@@ -105,16 +103,24 @@ class Job:
 
 
 class Worker:
-    """Does jobs one after another in a child process, which starts with the first job or with `warm`."""
+    """Runs jobs one after another. Its fork server starts with the first job or with `warm`, and again if it ended."""
 
     def __init__(
-        self, store_path: Path | str | None = None, *, command: Sequence[str] = (), grace_s: float = GRACE_S
+        self,
+        store_path: Path | str | None = None,
+        *,
+        program: WorkerProgram = ENGINE,
+        only_graphs: bool = False,
+        grace_s: float = GRACE_S,
     ) -> None:
+        """With `only_graphs` the server imports ahead what a graph needs alone."""
         self.store_path = Path(store_path) if store_path is not None else default_path()
-        self._command = tuple(command) or worker_command(self.store_path)
-        self._grace_s = grace_s
-        self._lock = threading.RLock()
-        self._child: Child | None = None
+        self._program, self._grace_s = program, grace_s
+        self._ahead = program.warm[:1] if only_graphs else program.warm
+        self._changed = threading.Condition()
+        self._forks: Forks | None = None
+        self._thread: threading.Thread | None = None
+        self._folder = ""
         self._closed = False
         self._jobs: dict[str, Job] = {}
         self._graphs: dict[str, ModelGraph] = {}
@@ -126,90 +132,130 @@ class Worker:
         Raises BadInput if a text of the request cannot be written, UnreadableFile for a run specification beyond its
         limits.
         """
+        to_msgpack(request)
         for spec in specs_of(request):
             from_plain(to_plain(spec), RunSpec)
-        with self._lock:
+        with self._changed:
             # The random part distinguishes the app's jobs from jobs of an earlier app, whose ids are still in URLs.
             job = Job(self, f"{next(self._numbers)}-{secrets.token_hex(3)}", request, keep=keep)
-            self._hand_over(job)
             self._jobs[job.id] = job
             self._forget()
+            if self._closed:
+                self._finish(job, failure=_cancelled("The worker was closed."))
+            self.warm()
+            self._changed.notify_all()
         return job
 
     def job(self, job_id: str) -> Job | None:
         """The job of that id; None: unknown here, or finished long ago."""
-        with self._lock:
+        with self._changed:
             return self._jobs.get(job_id)
 
     def open_jobs(self) -> tuple[Job, ...]:
         """Unfinished jobs in the order of submission: the first job runs, the others wait."""
-        with self._lock:
+        with self._changed:
             return tuple(job for job in self._jobs.values() if not job.finished)
 
     def warm(self) -> None:
-        """Starts the child now, so that torch loads while a person reads."""
-        with self._lock:
-            if self._child is None and not self._closed:
-                self._child = Child(self._command, self._heard, self._ended)
+        """Starts the fork server now, so that torch loads while a person reads."""
+        with self._changed:
+            if self._closed or (self._forks is not None and self._forks.alive):
+                return
+            if self._forks is not None:
+                self._forks.close()
+            self._folder = self._folder or new_folder()
+            with self._server_words.open("wb") as errors:
+                self._forks = Forks.launch(self._ahead, settings(), errors.fileno())
+            if self._thread is None:
+                atexit.register(self.close)
+                self._thread = threading.Thread(target=self._work, name="jobs", daemon=True)
+                self._thread.start()
+
+    @property
+    def _server_words(self) -> Path:
+        """File of what the fork server itself prints: nothing, unless it breaks."""
+        return Path(self._folder, "server.txt")
 
     def close(self) -> None:
-        """Ends the worker process; open jobs end as cancelled. Returns when the process is gone."""
-        with self._lock:
+        """Ends all processes; open jobs end as cancelled. Returns when the processes are gone."""
+        with self._changed:
             self._closed = True
-            child = self._child
-        if child is not None:
-            child.close()
+            for job in self.open_jobs():
+                self._finish(job, failure=_cancelled("The worker was closed while the run was under way."))
+            self._changed.notify_all()
+        if self._forks is not None and self._thread is not None:
+            self._forks.close()
+            self._thread.join()
+            shutil.rmtree(self._folder, ignore_errors=True)
+            atexit.unregister(self.close)
 
-    def _hand_over(self, job: Job) -> None:
+    def _work(self) -> None:
+        """Runs the jobs, in a thread, until the worker is closed."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self.open_jobs())
+                if self._closed:
+                    return
+                job, *_ = self.open_jobs()
+                folder = tempfile.mkdtemp(dir=self._folder)
+            try:
+                self._run(job, folder)
+            except Exception as error:  # no process, or a result that cannot be read
+                self._finish(job, failure=failure_of(error, in_step=False))
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _run(self, job: Job, folder: str) -> None:
+        with self._changed:
+            submitted = Submit(request=job.request, keep=job._keep, graph=self._graphs.get(_graph_key(job.request)))
+            job._process = process = JobProcess(submitted, self._start, folder)
+            if job.finished:  # cancelled meanwhile
+                process.kill()
+        try:
+            self._end(job, process.answer(lambda event: self._heard(job, event.progress)))
+        finally:
+            process.close()
+
+    def _start(self, submitted: Submit, folder: str, files: tuple[int, int], errors: int) -> Forked:
         self.warm()
-        job._n_attempts += 1
-        job._child = self._child
-        if self._child is None:
-            self._finish(job, failure=_cancelled("The worker was closed."))
-        else:
-            graph = self._graphs.get(_graph_key(job.request))
-            self._child.send(Submit(job=job.id, request=job.request, keep=job._keep, graph=graph))
+        assert self._forks is not None, "a closed worker runs no job"
+        what, needs = to_msgpack(submitted), self._program.needs(submitted.request)
+        arguments = what, str(self.store_path), folder
+        return self._forks.start(self._program.run, *arguments, files=files, errors=errors, needs=needs)
 
-    def _heard(self, child: Child, event: Event) -> None:
-        with self._lock:
-            job = self._jobs.get(event.job)
-            if job is None or job.finished:
+    def _heard(self, job: Job, progress: Progress) -> None:
+        with self._changed:
+            if job.finished:
                 return
-            if isinstance(event, Reported):
-                self._note_progress(job, event.progress)
-            elif isinstance(event, Failed):
-                self._finish(job, failure=job._if_killed or event.failure)
-        if isinstance(event, Finished):  # outside the lock: a long timeline takes a while to read
-            self._receive(job, event)
-        elif isinstance(event, Reported) and event.progress.part:
-            job.part = from_msgpack(event.progress.part, RESULTS[type(job.request)])
-            with self._lock:
+            job.progress = progress
+            if not job._began:
+                job._began = True
+                seconds = time_limit_s(job.request) + self._grace_s
+                self._kill_later(job, seconds, failure_of(timed_out(job.request), in_step=False))
+        if progress.part:
+            job.part = from_msgpack(progress.part, RESULTS[type(job.request)])
+            with self._changed:
                 self._note_graph(job.request, job.part)
 
-    def _note_progress(self, job: Job, progress: Progress) -> None:
-        job.progress = progress
-        if not job._began:
-            job._began = True
-            limit_s = time_limit_s(job.request)
-            sentence = f"The run took longer than its time limit of {limit_s:g} s and was ended."
-            hint = "Take a smaller size or fewer repeats, or raise the time limit."
-            self._kill_later(job, limit_s + self._grace_s, Failure(kind="time-out", sentence=sentence, hint=hint))
+    def _end(self, job: Job, answer: Event) -> None:
+        if isinstance(answer, Failed):
+            self._finish(job, failure=job._if_killed or self._with_words(answer.failure))
+        elif isinstance(answer, Finished):
+            result = from_msgpack(answer.result, RESULTS[type(job.request)])  # a long timeline takes a while to read
+            with self._changed:
+                job.result, job.run_id, job.warning = result, answer.run_id, answer.warning
+                self._note_graph(job.request, result)
+                self._finish(job)
+                for other in self.open_jobs():
+                    if (run := run_for(other.request, result)) is not None:
+                        other.result = run
+                        self._finish(other)
 
-    def _receive(self, job: Job, event: Finished) -> None:
-        try:
-            result = from_msgpack(event.result, RESULTS[type(job.request)])
-        except ExplorerError as error:
-            self._finish(job, failure=failure_of_job(error))
-            return
-        with self._lock:
-            job.result, job.run_id, job.warning = result, event.run_id, event.warning
-            self._note_graph(job.request, result)
-            self._finish(job)
-            for other in [other for other in self.open_jobs() if not other._began]:
-                if (run := run_for(other.request, result)) is not None and other._child is not None:
-                    other._child.send(CancelJob(job=other.id))
-                    other.result = run
-                    self._finish(other)
+    def _with_words(self, failure: Failure) -> Failure:
+        """`failure` with what the fork server printed, if the server has ended."""
+        if self._forks is None or self._forks.alive or self._closed:
+            return failure
+        words = self._server_words.read_text(errors="replace").strip()
+        return replace(failure, traceback=f"{failure.traceback}\n{words}".strip())
 
     def _note_graph(self, request: Request, result: Record) -> None:
         graph = result.graph if isinstance(result, Measurement) else result
@@ -219,11 +265,12 @@ class Worker:
                 del self._graphs[key]
 
     def _cancel(self, job: Job) -> None:
-        with self._lock:
-            if job.finished or job._child is None:
-                return
-            job._child.send(CancelJob(job=job.id))
-            self._kill_later(job, self._grace_s, _cancelled("The run was cancelled."))
+        with self._changed:
+            if job._process is None:
+                self._finish(job, failure=_cancelled("The run was cancelled before it began."))
+            elif not job.finished:
+                job._process.cancel()
+                self._kill_later(job, self._grace_s, _cancelled("The run was cancelled."))
 
     def _kill_later(self, job: Job, seconds: float, failure: Failure) -> None:
         timer = threading.Timer(seconds, self._kill, (job, failure))
@@ -232,40 +279,25 @@ class Worker:
         timer.start()
 
     def _kill(self, job: Job, failure: Failure) -> None:
-        """Kills the job's process; a second call also kills the worker."""
-        with self._lock:
-            if job.finished:
+        """Kills the job's process; a second call ends the fork server too."""
+        with self._changed:
+            if job.finished or job._process is None or self._forks is None:
                 return
-            if not job._began or job._child is None:
-                self._finish(job, failure=failure)
-            elif job._if_killed is None:
-                job._if_killed = failure
-                job._child.send(EndJob(job=job.id))
-                self._kill_later(job, _LAST_GRACE_S, failure)
-            else:
-                job._child.kill()
-
-    def _ended(self, child: Child, return_code: int, last_words: str) -> None:
-        with self._lock:
-            if self._child is child:
-                self._child = None
-            for job in [job for job in self.open_jobs() if job._child is child]:
-                if job._if_killed is not None:
-                    self._finish(job, failure=job._if_killed)
-                elif self._closed:
-                    self._finish(job, failure=_cancelled("The worker was closed while the run was under way."))
-                elif job._began or job._n_attempts >= _MOST_ATTEMPTS:
-                    self._finish(job, failure=crash(return_code, description_of(job.request), last_words))
-                else:
-                    self._hand_over(job)
+            end = job._process.kill if job._if_killed is None else self._forks.close
+            job._if_killed = job._if_killed or failure
+            self._kill_later(job, _LAST_GRACE_S, failure)
+        end()  # outside the lock: it may wait for the process to begin
 
     def _finish(self, job: Job, *, failure: Failure | None = None) -> None:
-        for timer in job._timers:
-            timer.cancel()
-        job._timers.clear()
-        job.failure = failure
-        job._ended = time.monotonic()
-        job._finished.set()
+        with self._changed:
+            if job.finished:
+                return
+            for timer in job._timers:
+                timer.cancel()
+            job._timers.clear()
+            job.failure = failure
+            job._ended = time.monotonic()
+            job._finished.set()
 
     def _forget(self) -> None:
         """Drops old jobs, as results are large: a page uses the newest results, and the store has the rest."""

@@ -1,17 +1,15 @@
-"""The messages between app and worker: requests down, events up, each a length-prefixed msgpack record.
+"""Requests to the worker with the kinds of their results, and the events by which the process of a job answers.
 
-client  ── Submit(job, request) ──▶  worker
-        ── CancelJob(job) ───────▶          a polite word
-        ── EndJob(job) ──────────▶          its process is killed
-        ◀── Reported(job, progress), then one of Finished / Failed ──
+app  ── Submit(request) ──▶  process of the job
+     ◀── Reported(progress) ..., then one of Finished / Failed ── each a length-prefixed msgpack record
 """
 
 from __future__ import annotations
 
 import struct
-from typing import IO, Any, Generic, TypeVar
+from typing import IO, Any
 
-from explorer.errors import UnreadableFile
+from explorer.errors import TimedOut, UnreadableFile
 from explorer.record.base import Record, from_msgpack, to_msgpack
 from explorer.record.comparison import Comparison
 from explorer.record.failure import Failure
@@ -194,8 +192,9 @@ def run_for(request: Request, record: Record) -> Measurement | None:
     return next((run for run in measured if run.spec == request.spec), None)
 
 
-class Submit(Record, tag=True):
-    job: str
+class Submit(Record):
+    """A request on its way into the process of its job."""
+
     request: Request
     keep: bool = True
     """False: the result does not go into the store."""
@@ -203,25 +202,13 @@ class Submit(Record, tag=True):
     """Graph of the request's model, stored with the run; None if the client has not described the model."""
 
 
-class CancelJob(Record, tag=True):
-    job: str
-
-
-class EndJob(Record, tag=True):
-    """Ends a job that ignored CancelJob, or whose time is up."""
-
-    job: str
-
-
 class Reported(Record, tag=True):
     """The first report of a job shows that its work began."""
 
-    job: str
     progress: Progress
 
 
 class Finished(Record, tag=True):
-    job: str
     result: bytes
     """msgpack of the request's result type."""
     run_id: str | None = None
@@ -231,14 +218,11 @@ class Finished(Record, tag=True):
 
 
 class Failed(Record, tag=True):
-    job: str
     failure: Failure
 
 
-Command = Submit | CancelJob | EndJob
 Event = Reported | Finished | Failed
 
-Kind = TypeVar("Kind")
 _LENGTH = struct.Struct("<Q")
 _MOST_BYTES = 1 << 40
 
@@ -248,44 +232,32 @@ def time_limit_s(request: Request) -> float:
     return max((spec.time_limit_s for spec in specs_of(request)), default=DESCRIBE_LIMIT_S)
 
 
-def write_frame(stream: IO[bytes], record: Record) -> None:
-    """Writes one record and flushes the stream."""
-    stream.write(frame_of(record))
+def timed_out(request: Request) -> TimedOut:
+    """The error of a job whose time is up."""
+    return TimedOut(
+        f"The run took longer than its time limit of {time_limit_s(request):g} s.",
+        hint="Take a smaller size or fewer repeats, or raise the time limit.",
+    )
+
+
+def write_frame(stream: IO[bytes], event: Event) -> None:
+    """Writes one event after its length, and flushes the stream."""
+    data = to_msgpack(event)
+    stream.write(_LENGTH.pack(len(data)) + data)
     stream.flush()
 
 
-def frame_of(record: Record) -> bytes:
-    """Bytes of a record after its length. Raises BadInput if a text of the record cannot be written."""
-    data = to_msgpack(record)
-    return _LENGTH.pack(len(data)) + data
+class Frames:
+    """Events of a stream that arrives in pieces."""
 
-
-def read_frame(stream: IO[bytes], kind: Any) -> Any:
-    """The next record, or None at the end of the stream. Raises UnreadableFile on a torn frame."""
-    head = stream.read(_LENGTH.size)
-    if not head:
-        return None
-    if len(head) < _LENGTH.size:
-        raise UnreadableFile("The other side stopped in the middle of a message.")
-    (n_bytes,) = _LENGTH.unpack(head)
-    data = stream.read(n_bytes)
-    if len(data) < n_bytes:
-        raise UnreadableFile("The other side stopped in the middle of a message.")
-    return from_msgpack(data, kind)
-
-
-class Frames(Generic[Kind]):
-    """Frames of a stream that arrives in pieces."""
-
-    def __init__(self, kind: Any) -> None:
-        self._kind = kind
+    def __init__(self) -> None:
         self._received = bytearray()
 
     def add(self, data: bytes) -> None:
         self._received += data
 
-    def next(self) -> Kind | None:
-        """The next whole record, or None. Raises UnreadableFile for bytes that are no record."""
+    def next(self) -> Event | None:
+        """The next whole event, or None. Raises UnreadableFile for bytes that are no event."""
         if len(self._received) < _LENGTH.size:
             return None
         end = _LENGTH.size + _LENGTH.unpack_from(self._received)[0]
@@ -295,5 +267,6 @@ class Frames(Generic[Kind]):
             return None
         data = bytes(self._received[_LENGTH.size : end])
         del self._received[:end]
-        message: Kind = from_msgpack(data, self._kind)
-        return message
+        kind: Any = Event
+        event: Event = from_msgpack(data, kind)
+        return event

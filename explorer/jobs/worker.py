@@ -1,42 +1,54 @@
-"""`python -m explorer.jobs.worker --store PATH`: answers every request in a separate, warm and clean process.
+"""The worker: answers every request in a separate, warm and clean process.
 
 In this room only this file imports the engine, inside functions. Only the fork server and its jobs hold torch.
 """
 
 from __future__ import annotations
 
-import argparse
-import faulthandler
+import contextlib
 import os
-from contextlib import nullcontext, suppress
+import select
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
 from msgspec.structs import replace
 
-from explorer.child_process.forks import WARM, Forks
-from explorer.engine.device.free_memory import n_oom_kills
+from explorer.child_process.forks import WARM
+from explorer.errors import Cancelled, NotSaved
 from explorer.jobs.protocol import (
     Compare,
     Describe,
     DrawAutograd,
+    Event,
+    Failed,
     FindJointPlan,
     FindPlans,
+    Finished,
     Measure,
     MeasureRanks,
     OpenRanks,
     ProfileStages,
+    Reported,
     Request,
     RunLab,
     RunPipeline,
     SaveSnapshot,
     Submit,
+    time_limit_s,
+    timed_out,
+    write_frame,
 )
-from explorer.jobs.service import Process, Service
-from explorer.jobs.work import work
+from explorer.jobs.run_file import is_kept, with_graph
+from explorer.jobs.store import Store
 from explorer.record.base import Record, from_msgpack, to_msgpack
+from explorer.record.failure import failure_of
 from explorer.record.measurement import Measurement
-from explorer.record.plan import Report
+from explorer.record.plan import Progress, Report
 from explorer.record.policy import Policy
 from explorer.record.ranks import Ranks
 from explorer.record.run import RunSpec
@@ -156,29 +168,6 @@ def _pipeline_answer(request: RunPipeline | OpenRanks | ProfileStages | FindJoin
             return joint_plan(request.profile, request.graph, request.wish, report)
 
 
-def do_job(submitted: bytes, store_path: str | None, folder: str, events: int, cancels: int) -> None:
-    """Runs one job, inside the job's process."""
-    work(answer, store_path, from_msgpack(submitted, Submit), folder, (events, cancels))
-
-
-class Starter:
-    """Starts the processes of jobs from a warm fork server; a new server replaces an ended server."""
-
-    def __init__(self, store_path: str | None, *, only_graphs: bool = False) -> None:
-        self._store_path = store_path
-        self._warm = WARM[:1] if only_graphs else WARM
-        self._forks = Forks.launch(self._warm)
-
-    def start(self, submitted: Submit, folder: str, files: tuple[int, int], errors: int) -> Process:
-        if not self._forks.alive:
-            self._forks = Forks.launch(self._warm)
-        what, needs = to_msgpack(submitted), needs_of(submitted.request)
-        return self._forks.start(do_job, what, self._store_path, folder, files=files, errors=errors, needs=needs)
-
-    def end(self) -> None:
-        self._forks.close()
-
-
 def needs_of(request: Request) -> tuple[str, ...]:
     """Modules that the server imports before the job starts. A first graph waits for the first module only."""
     match request:
@@ -191,33 +180,74 @@ def needs_of(request: Request) -> tuple[str, ...]:
     return WARM
 
 
-def keep_compiled_code() -> None:
-    """Puts torch.compile's cache into a folder of the user's own, which outlives a job's temporary files.
-
-    Code is loaded from there, so no folder will do in which another user could write first.
-    """
-    with suppress(OSError):  # without such a folder each job compiles for itself
+def settings() -> dict[str, str]:
+    """Environment variables of the worker, where the person has set none."""
+    # cuBLAS reads this once, when CUDA starts; without it equal runs differ.
+    chosen = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    with contextlib.suppress(OSError):  # without such a folder each job compiles for itself
+        # torch.compile loads code from there, so no folder will do in which another user could write first.
         folder = platformdirs.user_cache_path("checkpoint-explorer", appauthor=False) / "torchinductor"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)  # refused for another user's folder
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+        chosen["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+    return chosen
 
 
-def main() -> None:
-    """Serves until stdin ends."""
-    parser = argparse.ArgumentParser(prog="python -m explorer.jobs.worker")
-    parser.add_argument("--store", help="file of the run store; without it nothing is kept")
-    parser.add_argument("--only-graphs", action="store_true", help="other jobs import their modules when they come")
-    arguments = parser.parse_args()
-    faulthandler.enable()
-    # cuBLAS reads this once, when CUDA starts; without it equal runs differ.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    keep_compiled_code()
-    starter = Starter(arguments.store, only_graphs=arguments.only_graphs)
-    Service(starter.start, starter.end, n_oom_kills).run()
+def do_job(submitted: bytes, store_path: str, folder: str, events: int, cancels: int) -> None:
+    """Runs one job, inside the job's process."""
+    work(answer, store_path, from_msgpack(submitted, Submit), folder, (events, cancels))
 
 
-if __name__ == "__main__":
-    from explorer.jobs import worker  # under its own name: by that the fork server finds `do_job`
+def work(
+    answer: Callable[[Request, Report], Record], store_path: str, submitted: Submit, folder: str, files: tuple[int, int]
+) -> None:
+    """Answers one request; its result is stored before it is announced.
 
-    worker.main()
+    `folder` takes temporary files; `files` are events and cancels.
+    """
+    tempfile.tempdir = folder
+    with contextlib.suppress(OSError):  # when memory runs out the system shall end this process, not the app
+        Path("/proc/self/oom_score_adj").write_text("900")
+    events, cancels = os.fdopen(files[0], "wb"), files[1]
+    pid, ends_s = os.getpid(), time.monotonic() + time_limit_s(submitted.request)
+
+    def report(progress: Progress) -> None:
+        if os.getpid() != pid:  # a model forked, and its copy of this process came back
+            os._exit(0)
+        if time.monotonic() > ends_s:
+            raise timed_out(submitted.request)
+        if select.select([cancels], [], [], 0)[0]:
+            raise Cancelled("The run was cancelled.")
+        write_frame(events, Reported(progress=progress))
+
+    try:
+        report(Progress(what="starting", done=0, total=0))
+        result = with_graph(answer(submitted.request, report), submitted.graph)
+        encoded = to_msgpack(result)
+        run_id, warning = _keep(result, encoded, store_path) if submitted.keep else (None, "")
+        event: Event = Finished(result=encoded, run_id=run_id, warning=warning)
+    except BaseException as error:  # a model may raise SystemExit, or its own exception
+        event = Failed(failure=failure_of(error, in_step=False))
+    if os.getpid() == pid:
+        write_frame(events, event)
+
+
+def _keep(result: Record, encoded: bytes, store_path: str) -> tuple[str | None, str]:
+    if not is_kept(result):
+        return None, ""
+    try:
+        return Store(store_path).save(result, encoded=encoded), ""
+    except NotSaved as error:
+        return None, str(error)
+
+
+@dataclass(frozen=True)
+class WorkerProgram:
+    """The function that a job's process runs, and the modules that the fork server imports ahead."""
+
+    run: Callable[[bytes, str, str, int, int], None]
+    warm: tuple[str, ...] = ()
+    needs: Callable[[Request], tuple[str, ...]] = lambda request: ()
+
+
+ENGINE = WorkerProgram(do_job, WARM, needs_of)

@@ -30,6 +30,7 @@ from explorer.errors import (
     ModelFailed,
     NotOnThisDevice,
     OutOfMemory,
+    TimedOut,
     bounded,
     said_by,
     words_of,
@@ -67,6 +68,7 @@ _KINDS: tuple[tuple[type[ExplorerError], FailureKind], ...] = (
     (BadInput, "bad input"),
     (NotOnThisDevice, "not on this device"),
     (OutOfMemory, "out of memory"),
+    (TimedOut, "time-out"),
     (Cancelled, "cancelled"),
     (Crashed, "crash"),
 )

@@ -78,11 +78,11 @@ def test_model_toggle_run_compare_export_and_refresh(explore: Page, tmp_path: Pa
 
 
 HELD = """import os, pathlib, sys, time
-if "explorer.jobs.worker" in " ".join(sys.orig_argv):
+if "explorer.child_process.fork_server" in " ".join(sys.orig_argv):
     while not (pathlib.Path(__file__).parent / "go").exists():
         time.sleep(0.05)
 """
-"""Runs in each process at its start: the worker waits for a file."""
+"""Runs in each process at its start: the fork server waits for a file."""
 
 
 @pytest.fixture

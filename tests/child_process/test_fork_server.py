@@ -10,9 +10,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from explorer.child_process import forks
 from explorer.child_process.forks import LENGTH, Answering, Forked, Forks, at_hand
 
 
@@ -155,7 +157,7 @@ def test_a_request_that_is_none_changes_nothing(server: Forks) -> None:
 
 
 def test_a_server_imports_what_is_named_in_its_list_and_nothing_else(server: Forks) -> None:
-    needs = ("explorer.jobs.failures", "explorer.__main__", "wsgiref.types", "explorer.jobs.no_such_module")
+    needs = ("explorer.jobs.store", "explorer.__main__", "wsgiref.types", "explorer.jobs.no_such_module")
     asked = [answer_of(server, imported, name, needs=needs) for name in needs]
     assert asked == [b"True", b"False", b"False", b"False"] and server.alive
 
@@ -231,3 +233,13 @@ def test_whoever_waits_may_end_it_all() -> None:
     with Answering(answers_and_stays) as child, pytest.raises(KeyboardInterrupt):
         list(child.lines(time.monotonic() + LONG_S, cancel))
     assert child._process.code == -signal.SIGKILL
+
+
+def test_kills_of_the_system_are_added_over_all_counters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path that a machine lacks is left out."""
+    counters = [tmp_path / "vmstat", tmp_path / "memory.events", tmp_path / "missing"]
+    monkeypatch.setattr(forks, "_COUNTERS", counters)
+    assert forks.n_oom_kills() is None
+    counters[0].write_text("nr_free_pages 7\noom_kill 2\n")
+    counters[1].write_text("oom 9\noom_kill 3\noom_group_kill 1\n")
+    assert forks.n_oom_kills() == 5

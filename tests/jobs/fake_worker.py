@@ -10,11 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-from explorer.child_process.forks import Forks
 from explorer.errors import ModelFailed
 from explorer.jobs.protocol import Compare, Describe, Measure, Request, Submit, models_of
-from explorer.jobs.service import Process, Service
-from explorer.jobs.work import work
+from explorer.jobs.worker import WorkerProgram, work
 from explorer.record.base import Record, column, from_msgpack, to_msgpack
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Environment, Measurement
@@ -73,16 +71,4 @@ def do_job(submitted: bytes, store: str, folder: str, events: int, cancels: int)
     work(answer, store, from_msgpack(submitted, Submit), folder, (events, cancels))
 
 
-def main(store: str) -> None:
-    forks = Forks.launch()
-
-    def start(submitted: Submit, folder: str, files: tuple[int, int], errors: int) -> Process:
-        return forks.start(do_job, to_msgpack(submitted), store, folder, files=files, errors=errors)
-
-    Service(start, forks.close).run()
-
-
-if __name__ == "__main__":
-    from tests.jobs import fake_worker  # not __main__: the fork server finds the job by the module's name
-
-    fake_worker.main(sys.argv[1])
+FAKE = WorkerProgram(do_job)

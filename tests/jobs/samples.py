@@ -15,7 +15,6 @@ from explorer.record.measurement import Environment, Measurement
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 
-FAKE = Path(__file__).with_name("fake_worker.py")
 LONG_S = 60.0
 
 

@@ -1,53 +1,91 @@
-"""The worker as the app sees it: progress, cancel, crash, time-out, no orphan; and its process with pipe and stderr."""
+"""Jobs as the app sees them: progress, cancel, crash, time-out, store, no orphan; and the process of one job."""
 
 from __future__ import annotations
 
-import queue
-import re
+import io
+import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from explorer.errors import BadInput
-from explorer.jobs import run_file
-from explorer.jobs import worker as worker_module
-from explorer.jobs.child import Child, worker_command
+from explorer.errors import BadInput, Crashed, UnreadableFile
+from explorer.jobs import client, job_process, run_file
 from explorer.jobs.client import Worker
-from explorer.jobs.protocol import CancelJob, Event, Failed, Measure
+from explorer.jobs.job_process import JobProcess, crash
+from explorer.jobs.protocol import (
+    DESCRIBE_LIMIT_S,
+    Compare,
+    Describe,
+    Event,
+    Failed,
+    Finished,
+    Frames,
+    Measure,
+    Reported,
+    RunLab,
+    Submit,
+    description_of,
+    models_of,
+    time_limit_s,
+    write_frame,
+)
 from explorer.jobs.store import Store
+from explorer.record.failure import Failure
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.measurement import Measurement
+from explorer.record.plan import Progress
 from explorer.record.run import RunSpec
-from tests.jobs.samples import FAKE, LONG_S, begin, describe, finish, measure, wait_gone
+from tests.jobs.fake_worker import FAKE
+from tests.jobs.samples import LONG_S, begin, describe, finish, measure, wait_gone
+
+ROOT = Path(__file__).parents[2]
 
 
-def test_a_result_arrives_and_one_process_serves_all(worker: Worker) -> None:
+def server_of(worker: Worker) -> int | None:
+    return worker._forks.pid if worker._forks else None
+
+
+def test_a_result_arrives_and_one_server_serves_all(worker: Worker) -> None:
     first = finish(describe(worker, "a"))
-    pid = worker._child.pid if worker._child else None
+    server = server_of(worker)
     second = finish(describe(worker, "b"))
     assert isinstance(first.result, ModelGraph) and first.result.model.target == "a"
-    assert second.result is not None and second.failure is None
-    assert worker._child is not None and worker._child.pid == pid
+    assert second.result is not None and second.failure is None and server_of(worker) == server
     assert worker.job(first.id) is first and first.id != second.id
     assert 0 < first.elapsed_s == first.elapsed_s
 
 
-def test_a_run_is_kept_with_the_graph_of_a_model_that_was_described(worker: Worker, store_path: Path) -> None:
-    unknown = finish(measure(worker, "a"))
-    described = finish(describe(worker, "a"))
-    known, other = finish(measure(worker, "a")), finish(measure(worker, "b"))
-    assert [job.result.graph for job in (unknown, known, other)] == [None, described.result, None]
-    assert known.run_id is not None and run_file.graph_of(Store(store_path).load(known.run_id)) == described.result
+def test_a_run_is_in_the_store_with_its_graph_before_the_job_is_finished(alone: Worker) -> None:
+    unknown, described = finish(measure(alone, "a")), finish(describe(alone, "a"))
+    known, other = finish(measure(alone, "a")), finish(measure(alone, "b"))
+    unkept = finish(alone.submit(known.request, keep=False))
+    assert [job.result.graph for job in (unknown, known, other)] == [None, described.result, None]  # type: ignore[union-attr]
+    store = Store(alone.store_path)
+    assert known.run_id is not None and store.load(known.run_id) == known.result == unkept.result
+    assert run_file.graph_of(store.load(known.run_id)) == described.result
+    assert unkept.run_id is None and {run.run_id for run in store.list()} == {
+        unknown.run_id,
+        known.run_id,
+        other.run_id,
+    }
 
 
-def test_a_run_beyond_its_limits_is_refused_where_it_is_asked_for(worker: Worker) -> None:
+def test_what_cannot_be_asked_is_refused_where_it_is_asked(alone: Worker) -> None:
     for name, value in {"n_repeats": 10**6, "n_threads": 0, "seed": 2**60, "time_limit_s": float("nan")}.items():
         with pytest.raises(BadInput, match=name):
-            measure(worker, "a", **{name: value})
-    assert worker._child is None and not worker.open_jobs()
+            measure(alone, "a", **{name: value})
+    with pytest.raises(BadInput, match=r"'a\\udcff' cannot be written"):
+        describe(alone, "a\udcff")
+    assert alone._forks is None and not alone.open_jobs()
 
 
 def test_progress_and_parts_of_the_result_arrive(worker: Worker) -> None:
@@ -60,69 +98,83 @@ def test_progress_and_parts_of_the_result_arrive(worker: Worker) -> None:
     assert isinstance(parts[-1], Measurement) and parts[-1] == job.result
 
 
-def test_a_result_answers_a_job_that_waits_for_the_same_run(worker: Worker, store_path: Path) -> None:
+def test_a_result_answers_a_job_that_waits_for_the_same_run(alone: Worker) -> None:
     spec = RunSpec(model=ModelRef(target="steps:10"))
-    first = begin(worker.submit(Measure(spec=spec, until_it_fits=True)), "stepping")
-    same, other = measure(worker, "steps:10"), measure(worker, "steps:10", seed=1)
+    first = begin(alone.submit(Measure(spec=spec, until_it_fits=True)), "stepping")
+    same, other = measure(alone, "steps:10"), measure(alone, "steps:10", seed=1)
+    assert alone.open_jobs() == (first, same, other)
     assert finish(first).result == finish(same).result != finish(other).result
-    assert not same.began and other.began and len(Store(store_path).list()) == 2
-
-
-def test_a_model_that_prints_or_reads_stdin_disturbs_nothing(worker: Worker) -> None:
-    assert finish(describe(worker, "prints")).result is not None
+    assert not same.began and other.began and len(Store(alone.store_path).list()) == 2
 
 
 @pytest.mark.parametrize(
-    ("target", "kind", "words"),
+    ("target", "kind", "words", "trace"),
     [
-        ("raises", "model raised", "forward raised"),
-        ("bug:key", "internal", "TypeError: cannot use a str"),
-        ("leaves", "model raised", "sys.exit(3)"),
+        ("raises", "model raised", "forward raised", "fake_worker.py"),
+        ("bug:key", "internal", "TypeError: cannot use a str", "fake_worker.py"),
+        ("leaves", "model raised", "sys.exit(3)", "fake_worker.py"),
+        ("segfault", "crash", "SIGSEGV", "fake_worker.py"),
+        ("killed", "crash", "SIGKILL", ""),
+        ("exits", "crash", "exit code 3", "going"),
+        ("prints", "", "", ""),
     ],
 )
-def test_an_exception_is_a_result_and_the_worker_lives(worker: Worker, target: str, kind: str, words: str) -> None:
-    job = finish(describe(worker, target))
-    assert job.failure is not None and job.failure.kind == kind
-    assert words in job.failure.sentence and "fake_worker.py" in job.failure.traceback
-    pid = worker._child.pid if worker._child else None
-    assert finish(describe(worker, "next")).result is not None
-    assert worker._child is not None and worker._child.pid == pid
-
-
-@pytest.mark.parametrize(
-    ("target", "words", "trace"),
-    [
-        ("segfault", "SIGSEGV", "fake_worker.py"),
-        ("killed", "SIGKILL", ""),
-        ("exits", "exit code 3", "going"),
-    ],
-)
-def test_a_crash_is_a_result_and_the_next_run_works(worker: Worker, target: str, words: str, trace: str) -> None:
+def test_an_error_or_a_crash_is_a_result_and_the_next_run_works(
+    worker: Worker, target: str, kind: str, words: str, trace: str
+) -> None:
     job, waiting = describe(worker, target), describe(worker, "waiting")
-    finish(job)
-    assert job.failure is not None and job.failure.kind == "crash"
-    assert words in job.failure.sentence and target in job.failure.sentence and trace in job.failure.traceback
-    assert finish(waiting).result is not None, "a job that had not begun is handed to the next worker"
+    failure = finish(job).failure
+    if kind:
+        assert failure is not None and failure.kind == kind
+        assert words in failure.sentence and trace in failure.traceback
+    else:
+        assert failure is None
+    server = server_of(worker)
+    assert finish(waiting).result is not None and server_of(worker) == server
 
 
-def test_a_request_that_cannot_be_written_is_refused_where_it_is_made(worker: Worker) -> None:
-    with pytest.raises(BadInput, match=r"'a\\udcff' cannot be written"):
-        describe(worker, "a\udcff")
-    assert not worker.open_jobs() and finish(describe(worker, "next")).result is not None
+def test_a_server_that_cannot_start_says_why(alone: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "python").write_text("#!/bin/sh\necho no torch here >&2\nexit 1\n")
+    (tmp_path / "python").chmod(0o700)
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "executable", str(tmp_path / "python"))
+        failure = finish(describe(alone, "a")).failure
+    assert failure is not None and failure.kind == "crash"
+    assert finish(describe(alone, "b")).result is not None, "the next job has a new server"
 
 
-def test_a_worker_that_cannot_start_is_tried_twice_and_says_why(store_path: Path) -> None:
-    worker = Worker(store_path, command=(sys.executable, "-c", "raise SystemExit('no torch here')"))
-    job = finish(describe(worker, "a"))
-    assert job.failure is not None and job.failure.kind == "crash" and "no torch here" in job.failure.traceback
+def test_a_server_that_is_killed_ends_its_job_alone(alone: Worker) -> None:
+    job, waiting = begin(describe(alone, "stuck"), "stuck"), describe(alone, "waiting")
+    server = server_of(alone)
+    assert server is not None
+    os.kill(server, signal.SIGKILL)
+    failure = finish(job).failure
+    assert failure is not None and failure.kind == "crash" and "fork server" in failure.sentence
+    assert finish(waiting).result is not None and server_of(alone) != server
 
 
-def test_a_job_that_does_not_listen_is_killed_after_the_grace(worker: Worker) -> None:
-    job = begin(describe(worker, "stuck"), "stuck")
+def test_a_cancel_ends_its_own_job_alone(worker: Worker) -> None:
+    working, waiting = begin(describe(worker, "steps:3000"), "stepping"), describe(worker, "waiting")
+    waiting.cancel()
+    assert waiting.finished and not waiting.began and not working.finished
+    server = server_of(worker)
+    working.cancel()
+    following = finish(describe(worker, "next"))
+    working.cancel()
+    assert following.result is not None and finish(describe(worker, "another")).result is not None
+    for job in (working, waiting):
+        assert job.failure is not None and job.failure.kind == "cancelled"
+    assert server_of(worker) == server
+
+
+def test_a_job_that_does_not_listen_is_killed_with_what_it_started(worker: Worker, tmp_path: Path) -> None:
+    job = begin(describe(worker, f"orphan:{tmp_path / 'pids'}"), "orphan")
     waiting = describe(worker, "waiting")
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     job.cancel()
-    finish(job)
-    assert job.failure is not None and job.failure.kind == "cancelled"
+    failure = finish(job).failure
+    assert failure is not None and failure.kind == "cancelled"
+    wait_gone(*pids)
     assert finish(waiting).result is not None
 
 
@@ -132,22 +184,13 @@ def test_the_time_limit_ends_a_run(worker: Worker, target: str) -> None:
     assert job.failure is not None and job.failure.kind == "time-out" and "0.2 s" in job.failure.sentence
 
 
-def test_a_finished_run_is_in_the_store_before_the_job_is_finished(worker: Worker, store_path: Path) -> None:
-    job = finish(measure(worker, "a"))
-    assert job.run_id is not None and Store(store_path).load(job.run_id) == job.result
-    assert isinstance(job.result, Measurement) and job.result.loss == 1.5
-    unkept = finish(worker.submit(job.request, keep=False))
-    assert unkept.result == job.result and unkept.run_id is None
-    assert [run.run_id for run in Store(store_path).list()] == [job.run_id]
-
-
-def test_two_servers_with_four_sessions_each_share_one_store(worker: Worker, store_path: Path) -> None:
+def test_two_servers_with_four_sessions_each_share_one_store(alone: Worker) -> None:
     """Besides a third process that reads and renames, as the command line does."""
-    other = Worker(store_path, command=(sys.executable, str(FAKE), str(store_path)))
-    finish(measure(worker, "first"))
+    other = Worker(alone.store_path, program=FAKE)
+    finish(measure(alone, "first"))
 
     def session(k: int) -> list[str]:
-        server = (worker, other)[k % 2]
+        server = (alone, other)[k % 2]
         jobs = [finish(measure(server, f"{k}-{i}")) for i in range(3)]
         assert all(isinstance(job.result, Measurement) and not job.warning for job in jobs)
         assert [job.result.spec.model.target for job in jobs if job.result] == [f"{k}-{i}" for i in range(3)]  # type: ignore[attr-defined]
@@ -157,114 +200,205 @@ def test_two_servers_with_four_sessions_each_share_one_store(worker: Worker, sto
         "import sys; from explorer.jobs.store import Store; store = Store(sys.argv[1])\n"
         "for i in range(40): store.rename(store.list()[-1].run_id, f'name {i}')\n"
     )
-    beside = subprocess.Popen([sys.executable, "-c", source, str(store_path)], cwd=FAKE.parents[2])
+    beside = subprocess.Popen([sys.executable, "-c", source, str(alone.store_path)], cwd=ROOT)
     with ThreadPoolExecutor(8) as sessions:
         run_ids = [run_id for saved in sessions.map(session, range(8)) for run_id in saved]
     other.close()
     assert beside.wait(60) == 0
-    stored = Store(store_path).list()
+    stored = Store(alone.store_path).list()
     assert len(set(run_ids)) == 24 and set(run_ids) < {run.run_id for run in stored} and len(stored) == 25
 
 
 def test_a_run_that_cannot_be_saved_is_shown_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    store = tmp_path / "file" / "runs.sqlite"
-    worker = Worker(store, command=(sys.executable, str(FAKE), str(store)))
+    worker = Worker(tmp_path / "file" / "runs.sqlite", program=FAKE)
     job = finish(measure(worker, "a"))
     worker.close()
     assert job.result is not None and job.run_id is None and "could not be saved" in job.warning
 
 
-def test_close_ends_open_jobs_and_the_process(store_path: Path) -> None:
-    worker = Worker(store_path, command=(sys.executable, str(FAKE), str(store_path)))
-    job = begin(describe(worker, "stuck"), "stuck")
-    assert worker._child is not None
-    pid = worker._child.pid
-    worker.close()
-    finish(job)
-    assert job.failure is not None and job.failure.kind == "cancelled"
-    wait_gone(pid)
-    late = finish(describe(worker, "late"))
-    assert late.failure is not None and late.failure.kind == "cancelled"
+def test_close_ends_open_jobs_and_all_processes(alone: Worker, tmp_path: Path) -> None:
+    jobs = [begin(describe(alone, f"orphan:{tmp_path / 'pids'}"), "orphan"), describe(alone, "waiting")]
+    pids = [server_of(alone) or 0, *map(int, (tmp_path / "pids").read_text().split())]
+    folder = Path(alone._folder)
+    assert folder.exists()
+    alone.close()
+    wait_gone(*pids)
+    for job in (*jobs, describe(alone, "late")):
+        assert finish(job).failure is not None and job.failure.kind == "cancelled"  # type: ignore[union-attr]
+    assert not folder.exists()
+    alone.close()  # once more does no harm
 
 
-ECHO = """
-import sys
-from explorer.jobs.protocol import CancelJob, Command, Failed, read_frame, write_frame
-from explorer.record.failure import Failure
-while (command := read_frame(sys.stdin.buffer, Command)) is not None:
-    write_frame(sys.stdout.buffer, Failed(job=command.job, failure=Failure(kind="cancelled", sentence="heard")))
-"""
+def test_leftovers_are_removed_and_no_folder_in_the_way_stops_a_run(
+    alone: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What others, or nobody's worker, put into the temporary directory under like names."""
+    killed = subprocess.Popen(["true"])
+    killed.wait()
+    odd = ("1abc-x", "99999999999999999999-x", f"{os.getpid()}-lives", "-1-x", "\u0662-x", "0-\udcff", "7", "")
+    for name in (*odd, f"{killed.pid}-dead"):
+        (tmp_path / f"checkpoint-explorer-{name}").mkdir()
+    (tmp_path / f"checkpoint-explorer-{killed.pid}-link").symlink_to(tmp_path / "checkpoint-explorer-7")
+    (tmp_path / f"checkpoint-explorer-{killed.pid}-file").write_text("")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert finish(describe(alone, "a")).result is not None
+    assert not (tmp_path / f"checkpoint-explorer-{killed.pid}-dead").exists()
+    assert all((tmp_path / f"checkpoint-explorer-{name}").exists() for name in odd)
 
 
-class Heard:
-    """Events and ends that the child's thread reports."""
-
-    def __init__(self) -> None:
-        self.events: queue.Queue[Event] = queue.Queue()
-        self.ends: queue.Queue[tuple[int, str]] = queue.Queue()
-
-    def child(self, program: str) -> Child:
-        return Child(
-            (sys.executable, "-c", program),
-            lambda _, event: self.events.put(event),
-            lambda _, code, words: self.ends.put((code, words)),
-        )
-
-
-def test_it_hears_answers_and_ends_when_its_stdin_does() -> None:
-    heard = Heard()
-    child = heard.child(ECHO)
-    for job in ("1", "2"):
-        child.send(CancelJob(job=job))
-        event = heard.events.get(timeout=LONG_S)
-        assert isinstance(event, Failed) and event.job == job
-    child.close()
-    assert heard.ends.get(timeout=LONG_S) == (0, "")
-    child.close()  # once more does no harm
-    assert heard.ends.empty()
-
-
-def test_its_last_words_are_kept() -> None:
-    heard = Heard()
-    heard.child("import sys; sys.stderr.write('x' * 20_000 + 'the end'); sys.exit(4)")
-    code, words = heard.ends.get(timeout=LONG_S)
-    assert code == 4 and words.endswith("xthe end") and len(words) == 16_000
-
-
-def test_what_is_no_event_ends_it() -> None:
-    heard = Heard()
-    heard.child(
-        "import sys, time; sys.stdout.buffer.write(b'\\1' + bytes(7) + b'\\xff'); sys.stdout.flush(); time.sleep(600)"
+def test_a_killed_app_leaves_no_process(tmp_path: Path) -> None:
+    script = (
+        "import sys, time; from explorer.jobs.client import Worker; from explorer.jobs.protocol import Describe;"
+        "from explorer.record.graph import ModelRef; from tests.jobs.fake_worker import FAKE;"
+        "store, pids = sys.argv[1:]; worker = Worker(store, program=FAKE);"
+        "worker.submit(Describe(model=ModelRef(target='orphan:' + pids))); time.sleep(60)"
     )
-    code, words = heard.ends.get(timeout=LONG_S)
-    assert code == -9 and words
-
-
-def test_a_killed_one_takes_along_what_it_started() -> None:
-    heard = Heard()
-    child = heard.child(
-        "import subprocess, sys, time; other = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
-        "; sys.stderr.write(f'[{other.pid}]'); sys.stderr.flush()"
-        "; sys.stdout.buffer.write(b'\\1' + bytes(7) + b'\\xff'); sys.stdout.flush(); time.sleep(600)"
+    pids = tmp_path / "pids"
+    app = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "runs.sqlite"), str(pids)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
     )
-    _, words = heard.ends.get(timeout=LONG_S)
-    (started,) = re.findall(r"\[(\d+)\]", words)  # before or behind what its end is put down to
-    wait_gone(child.pid, int(started))
+    deadline = time.monotonic() + LONG_S
+    while not pids.exists() or len(pids.read_text().split()) < 2:
+        assert time.monotonic() < deadline and app.poll() is None
+        time.sleep(0.02)
+    app.send_signal(signal.SIGKILL)
+    app.wait()
+    wait_gone(*[int(pid) for pid in pids.read_text().split()])
 
 
-def test_the_real_one_is_a_module_of_this_interpreter() -> None:
-    command = worker_command(Path("/there/runs.sqlite"))
-    assert command == (sys.executable, "-m", "explorer.jobs.worker", "--store", "/there/runs.sqlite")
-
-
-def test_a_worker_for_graphs_imports_nothing_else_ahead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_worker_for_graphs_imports_nothing_else_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     ahead: list[tuple[str, ...]] = []
-    monkeypatch.setattr(sys, "argv", [*worker_command(tmp_path / "runs.sqlite", only_graphs=True)[2:]])
-    monkeypatch.setattr(worker_module.Forks, "launch", lambda warm: ahead.append(warm))
-    monkeypatch.setattr(worker_module.Service, "run", lambda service: None)
-    monkeypatch.setattr(worker_module, "keep_compiled_code", lambda: None)
-    monkeypatch.setattr(worker_module.faulthandler, "enable", lambda: None)
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
-    worker_module.main()
-    assert ahead == [worker_module.WARM[:1]]
+
+    def launch(warm: tuple[str, ...], *_: object) -> None:
+        ahead.append(warm)
+        raise Crashed("no process is needed here")
+
+    monkeypatch.setattr(client.Forks, "launch", launch)
+    for only_graphs in (True, False):
+        with pytest.raises(Crashed):
+            Worker(only_graphs=only_graphs).warm()
+    assert ahead == [client.ENGINE.warm[:1], client.ENGINE.warm]
+
+
+SPEC = RunSpec(model=ModelRef(target="a.py"), time_limit_s=30.0)
+
+
+def test_limits_and_names_of_requests() -> None:
+    longer = RunSpec(model=ModelRef(target="b.py"), time_limit_s=90.0)
+    assert time_limit_s(Measure(spec=SPEC)) == 30.0
+    assert time_limit_s(Compare(baseline=SPEC, candidate=longer)) == 90.0
+    assert time_limit_s(Describe(model=SPEC.model)) == DESCRIBE_LIMIT_S
+    assert models_of(Describe(model=SPEC.model)) == models_of(Measure(spec=SPEC)) == [SPEC.model]
+    assert description_of(Measure(spec=SPEC)) == "measure a.py" and description_of(RunLab(name="x")) == "runlab"
+
+
+REPORT = Reported(progress=Progress(what="stepping", done=1, total=2))
+EVENTS: list[Event] = [
+    REPORT, Finished(result=b"bytes", run_id="1"), Failed(failure=Failure(kind="crash", sentence="It crashed."))
+]  # fmt: skip
+
+
+def bytes_of(*events: Event) -> bytes:
+    stream = io.BytesIO()
+    for event in events:
+        write_frame(stream, event)
+    return stream.getvalue()
+
+
+@given(st.lists(st.integers(1, 400), max_size=5))
+def test_pieces_of_any_size_make_the_same_events(cuts: list[int]) -> None:
+    data, frames = bytes_of(*EVENTS), Frames()
+    read: list[Event] = []
+    borders = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
+    for first, last in zip(borders, borders[1:]):
+        frames.add(data[first:last])
+        while (event := frames.next()) is not None:
+            read.append(event)
+    assert read == EVENTS
+
+
+def test_a_length_that_nobody_means_is_refused_before_it_is_waited_for() -> None:
+    frames = Frames()
+    frames.add(b"\xff" * 8)
+    with pytest.raises(UnreadableFile, match="was announced"):
+        frames.next()
+
+
+class Ended:
+    """A process that has ended already."""
+
+    def __init__(self, code: int | None) -> None:
+        self.code, self.ended = code, True
+        self.status, writing = os.pipe()
+        os.close(writing)  # readable from the beginning
+
+    def fileno(self) -> int:
+        return self.status
+
+    def close(self) -> None:
+        os.close(self.status)
+
+
+def started(said: bytes, code: int | None = 0, words: bytes = b"") -> Callable[..., Any]:
+    def start(submitted: Submit, folder: str, files: tuple[int, int], errors: int) -> Ended:
+        os.write(files[0], said)
+        os.write(errors, words)
+        return Ended(code)
+
+    return start
+
+
+def answer_of(start: Any, heard: list[Event]) -> Event:
+    job = JobProcess(Submit(request=Describe(model=SPEC.model)), start, "/tmp")
+    answer = job.answer(heard.append)
+    job.close()
+    return answer
+
+
+def test_reports_are_passed_on_and_the_answer_is_returned() -> None:
+    heard: list[Event] = []
+    assert answer_of(started(bytes_of(REPORT, *EVENTS)), heard) == EVENTS[1] and heard == [REPORT, REPORT]
+
+
+@pytest.mark.parametrize(
+    ("code", "oom_kills", "kind", "words"),
+    [
+        (-11, (0, 0), "crash", "SIGSEGV"),
+        (-9, (4, 5), "out of memory", ""),
+        (-9, (4, 4), "crash", "SIGKILL"),
+        (None, (0, 0), "crash", "fork server"),
+    ],
+)
+def test_an_end_without_an_answer_is_one(
+    code: int | None, oom_kills: tuple[int, int], kind: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[Event] = []
+    counts = iter(oom_kills)
+    monkeypatch.setattr(job_process, "n_oom_kills", lambda: next(counts))
+    answer = answer_of(started(bytes_of(REPORT), code, b"its last words"), heard)
+    assert heard == [REPORT] and isinstance(answer, Failed)
+    assert answer.failure.kind == kind and words in answer.failure.sentence
+    assert kind != "crash" or "its last words" in answer.failure.traceback
+
+
+def test_the_tail_of_many_words_is_kept() -> None:
+    answer = answer_of(started(b"", 4, b"x" * 20_000 + b"the end"), [])
+    assert isinstance(answer, Failed) and len(answer.failure.traceback) == 16_000
+    assert answer.failure.traceback.endswith("xthe end")
+
+
+def test_what_is_no_message_is_a_crash_that_says_who_wrote() -> None:
+    answer = answer_of(started(b"\xff" * 64), [])
+    assert isinstance(answer, Failed) and "The model wrote into the pipe" in answer.failure.sentence
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(-11, "SIGSEGV"), (-9, "SIGKILL"), (-250, "signal 250"), (3, "exit code 3"), (None, "fork server")],
+)
+def test_a_crash_names_the_signal(code: int | None, words: str) -> None:
+    failure = crash(code, "measure a.py", "last words")
+    assert failure.kind == "crash" and words in failure.sentence and "measure a.py" in failure.sentence
+    assert failure.traceback == "last words" and ("memory" in failure.hint) == (code == -9)

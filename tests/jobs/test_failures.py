@@ -11,19 +11,10 @@ import torch
 
 from explorer.engine.device.memory_limit import failure_in_step
 from explorer.errors import (
-    BadInput,
-    Cancelled,
-    Crashed,
     ExplorerError,
-    InvalidPolicy,
     ModelFailed,
-    ModelNotLoaded,
-    NotOnThisDevice,
-    NotSaved,
     OutOfMemory,
-    UnreadableFile,
 )
-from explorer.jobs.failures import crash, failure_of_job
 from explorer.jobs.protocol import (
     Compare,
     Describe,
@@ -34,37 +25,17 @@ from explorer.jobs.protocol import (
     RunPipeline,
 )
 from explorer.jobs.worker import answer
-from explorer.record.base import Record, column
+from explorer.record.base import Record
 from explorer.record.comparison import Comparison
-from explorer.record.failure import Failure
+from explorer.record.failure import Failure, failure_of
 from explorer.record.graph import ModelRef
 from explorer.record.plan import silent
 from explorer.record.policy import Policy
 from explorer.record.run import PipelinePlan, RunSpec
 
 
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (ModelFailed("a", hint="b"), "model raised"),
-        (ModelNotLoaded("a", hint="b"), "bad input"),
-        (InvalidPolicy("a", hint="b"), "bad input"),
-        (UnreadableFile("a", hint="b"), "bad input"),
-        (NotOnThisDevice("a", hint="b"), "not on this device"),
-        (Cancelled("a", hint="b"), "cancelled"),
-        (Crashed("a", hint="b"), "crash"),
-        (NotSaved("a", hint="b"), "internal"),
-    ],
-)
-def test_each_error_has_its_kind(error: ExplorerError, kind: str) -> None:
-    failure = failure_of_job(error)
-    assert (failure.kind, failure.sentence, failure.hint) == (kind, "a", "b")
-
-
-def test_out_of_memory_keeps_its_bytes() -> None:
-    failure = failure_of_job(OutOfMemory("full", asked_bytes=7, free_bytes=5))
-    assert failure.kind == "out of memory"
-    assert (failure.asked_bytes, failure.free_bytes) == (7, 5)
+def failure_in_job(error: BaseException) -> Failure:
+    return failure_of(error, in_step=False)
 
 
 def raised(error: BaseException, cause: BaseException | None = None) -> BaseException:
@@ -74,55 +45,13 @@ def raised(error: BaseException, cause: BaseException | None = None) -> BaseExce
         return caught
 
 
-class OutOfMemoryError(RuntimeError):
-    """Named as torch's, which is not imported here."""
-
-
-@pytest.mark.parametrize(
-    ("cause", "asked"),
-    [
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes."), 4096),
-        (MemoryError(), None),
-        (OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), None),
-    ],
-)
-def test_memory_that_ran_out_is_told_through_wrappers(cause: BaseException, asked: int | None) -> None:
-    for error in (raised(cause), raised(ModelFailed("forward raised"), cause)):
-        failure = failure_of_job(error)
-        assert failure.kind == "out of memory" and failure.asked_bytes == asked
-        assert failure.sentence.startswith("The run asked for 4,096 bytes" if asked else "Memory ran out")
-
-
-def test_a_model_that_leaves_is_told_as_such() -> None:
-    failure = failure_of_job(raised(SystemExit(3)))
-    assert (failure.kind, failure.sentence) == ("model raised", "The model called sys.exit(3).")
-
-
-def test_an_unexpected_error_is_internal_and_shows_its_traceback() -> None:
-    with pytest.raises(TypeError) as caught:
-        column("x")
-    failure = failure_of_job(caught.value)
-    assert failure.kind == "internal" and "TypeError: cannot use a str" in failure.sentence
-    assert "in column" in failure.traceback
-
-
-def test_a_time_out_is_told_from_a_cancel() -> None:
-    assert failure_of_job(Cancelled("late"), timed_out=True).kind == "time-out"
-    assert failure_of_job(BadInput("bad"), timed_out=True).kind == "bad input"
-    assert failure_of_job(KeyboardInterrupt()).kind == "cancelled"
-
-
-def test_endless_messages_are_cut() -> None:
-    assert len(failure_of_job(ValueError("x" * 10_000)).sentence) <= 500
-
-
 class Odd(BaseException):
     """What `except Exception` lets pass."""
 
 
 @pytest.mark.parametrize("error", [Odd("away"), GeneratorExit("away")])
 def test_what_is_no_exception_is_the_models_and_says_so(error: BaseException) -> None:
-    failure = failure_of_job(raised(error))
+    failure = failure_in_job(raised(error))
     assert failure.kind == "model raised" and f"raised {type(error).__name__}: away" in failure.sentence
     assert "BaseException" in failure.hint
 
@@ -145,7 +74,7 @@ MEMORY = [
     RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 4096 bytes."),
     OutOfMemory("full"),
 ]
-PLACES: list[Callable[[BaseException], Failure]] = [failure_in_step, failure_of_job]
+PLACES: list[Callable[[BaseException], Failure]] = [failure_in_step, failure_in_job]
 
 
 @pytest.mark.parametrize("error", [*(kind("a") for kind in OURS), *MEMORY, SystemExit(3), KeyboardInterrupt(), Odd()])
@@ -212,7 +141,7 @@ def failure_when(request: Request) -> Failure | None:
     try:
         result: Record = answer(request, silent)
     except BaseException as error:
-        return failure_of_job(error)
+        return failure_in_job(error)
     if isinstance(result, Comparison):
         return result.baseline.failure or result.candidate.failure
     return getattr(result, "failure")  # noqa: B009 (records of several kinds)
@@ -226,13 +155,3 @@ def test_what_a_forward_raises_is_of_one_kind_whatever_job_ran_it(error: str, wr
     model = ModelRef(target=f"{tmp_path / 'net.py'}:build", arguments={"error": error, "wrapped": wrapped})
     told = {type(request).__name__: failure_when(request) for request in requests(model)}
     assert {name: one and one.kind for name, one in told.items()} == dict.fromkeys(told, FORWARD_RAISES[error])
-
-
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [(-11, "SIGSEGV"), (-9, "SIGKILL"), (-250, "signal 250"), (3, "exit code 3"), (None, "fork server")],
-)
-def test_a_crash_names_the_signal(code: int | None, words: str) -> None:
-    failure = crash(code, "measure a.py", "last words")
-    assert failure.kind == "crash" and words in failure.sentence and "measure a.py" in failure.sentence
-    assert failure.traceback == "last words" and ("memory" in failure.hint) == (code == -9)

@@ -14,11 +14,10 @@ from typing import Any, get_args
 import pytest
 from msgspec.structs import replace
 
-from explorer.child_process.fork_server import _children_of as children_of
 from explorer.child_process.forks import WARM
 from explorer.jobs.client import Job, Worker
 from explorer.jobs.protocol import RESULTS, Compare, Describe, Measure, Request, RunLab
-from explorer.jobs.worker import answer, keep_compiled_code, needs_of
+from explorer.jobs.worker import answer, needs_of, settings
 from explorer.record.base import to_plain
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.measurement import Measurement
@@ -54,11 +53,8 @@ def test_a_request_is_answered_by_its_verb() -> None:
 
 
 def test_compiled_code_lies_where_no_other_user_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # put back afterwards
-    del os.environ["TORCHINDUCTOR_CACHE_DIR"]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    keep_compiled_code()
-    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    folder = Path(settings()["TORCHINDUCTOR_CACHE_DIR"])
     assert folder.is_relative_to(tmp_path) and stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
@@ -151,7 +147,7 @@ def n_open(pid: int) -> int:
 
 
 @pytest.mark.slow
-def test_forty_runs_leave_app_worker_and_fork_server_as_large_as_ten(tmp_path: Path) -> None:
+def test_forty_runs_leave_app_and_fork_server_as_large_as_ten(tmp_path: Path) -> None:
     worker = Worker(tmp_path / "runs.sqlite")
     spec = RunSpec(model=ModelRef(target="sample_models/mlp.py", arguments={"n_layers": 1, "batch": 2}), n_repeats=1)
     readings: dict[int, dict[str, tuple[int, int]]] = {}
@@ -160,10 +156,9 @@ def test_forty_runs_leave_app_worker_and_fork_server_as_large_as_ten(tmp_path: P
         request = Measure(spec=spec, without_data=True) if n % 5 == 0 else Describe(model=spec.model)
         assert finish(worker.submit(request)).failure is None
         if n in (10, 40):
-            assert worker._child is not None
-            server = next(iter(children_of(worker._child.pid)))
+            assert worker._forks is not None and worker._forks.pid is not None
             gc.collect()
-            processes = {"app": os.getpid(), "worker": worker._child.pid, "server": server}
+            processes = {"app": os.getpid(), "server": worker._forks.pid}
             first = readings.get(10, {})
             readings[n] = {name: held(pid, *first.get(name, ())[:1]) for name, pid in processes.items()}
     worker.close()

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from explorer.errors import ExplorerError
-from explorer.jobs.failures import failure_of_job
 from explorer.jobs.store import Store
 from explorer.jobs.worker import answer
 from explorer.plan.catalogue import own_samples
+from explorer.record.failure import failure_of
 from explorer.record.plan import silent
 from explorer.ui.explore.results import TABS
 from explorer.ui.session import backend
@@ -36,7 +36,7 @@ class EngineWorker(FakeWorker):
             if job.keep and self.store is not None:
                 job.run_id = self.store.save(job.result)
         except ExplorerError as error:
-            job.finish(failure=failure_of_job(error))
+            job.finish(failure=failure_of(error, in_step=False))
 
 
 @pytest.fixture

@@ -1,7 +1,4 @@
-"""Memory that a process can still take. A run that asks for more must fail before the machine does.
-
-The file stands apart from memory_limit.py because the worker, which holds no torch, imports it.
-"""
+"""Memory that a process can still take. A run that asks for more must fail before the machine does."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ from pathlib import Path
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
-VMSTAT = Path("/proc/vmstat")
 _FILES = (
     ("memory.max", "memory.current", "memory.stat"),  # version 2
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),  # version 1
@@ -20,16 +16,6 @@ def available_bytes() -> int | None:
     """Memory available without swapping: the lower of the machine's and the container's; None if neither is known."""
     limits = [n_bytes for n_bytes in (_of_machine(), _of_container()) if n_bytes is not None]
     return min(limits, default=None)
-
-
-def n_oom_kills() -> int | None:
-    """Number of processes that the system has ended for lack of memory, over all counters; None without a counter.
-
-    A count that grows shows that a SIGKILL in the meantime came from the system.
-    """
-    tables = (VMSTAT, CGROUP / "memory.events", CGROUP / "memory/memory.oom_control")
-    counts = [table["oom_kill"] for table in map(_table, tables) if "oom_kill" in table]
-    return sum(counts) if counts else None
 
 
 def _of_machine() -> int | None:

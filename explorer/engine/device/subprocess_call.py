@@ -18,8 +18,7 @@ from typing import IO, Any, TypeVar
 
 from msgspec.structs import replace
 
-from explorer.child_process.forks import Answering, server_is_gone
-from explorer.engine.device.free_memory import n_oom_kills
+from explorer.child_process.forks import Answering, n_oom_kills, server_is_gone
 from explorer.engine.device.memory_limit import machine_memory_limit
 from explorer.errors import Crashed, ExplorerError
 from explorer.record.base import from_json, to_json

@@ -22,8 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from explorer.child_process.forks import Forked, at_hand, server_is_gone
-from explorer.engine.device.free_memory import n_oom_kills
+from explorer.child_process.forks import Forked, at_hand, n_oom_kills, server_is_gone
 from explorer.errors import ExplorerError
 from explorer.plan.export.torchrun import report_file
 from explorer.record.base import from_json, from_msgpack, to_json

@@ -1,0 +1,160 @@
+"""The process of one job as the app holds it: reports, a polite end, the answer, and a crash in words.
+
+events    ◀── Reported ..., then one of Finished / Failed ── the process (worker.py)
+cancels   ── a byte: the next report ends the job ─────────▶
+errors    ◀── stdout and stderr, of which the tail is kept ──
+
+A process that ends without an answer has crashed; the answer is then a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from explorer.child_process.forks import Forked, n_oom_kills
+from explorer.errors import Crashed, UnreadableFile
+from explorer.jobs.protocol import Event, Failed, Frames, Reported, Submit, description_of
+from explorer.record.failure import Failure, FailureKind, failure_of
+
+_CHUNK_BYTES = 1 << 20
+_LAST_WORDS_BYTES = 16_000
+_GARBLED = "The model wrote into the pipe by which its process answers, which was not open for it."
+_PREFIX = "checkpoint-explorer-"
+_LEFTOVER = re.compile(rf"{_PREFIX}([0-9]{{1,9}})-\w+")
+
+Start = Callable[[Submit, str, tuple[int, int], int], Forked]
+"""Starts a job. Arguments: request, folder for temporary files, pipes of events and cancels, stdout and stderr."""
+
+
+class JobProcess:
+    """Starts at once. Raises Crashed if the fork server is gone."""
+
+    def __init__(self, submitted: Submit, start: Start, folder: str) -> None:
+        self._request = submitted.request
+        self._n_before = n_oom_kills()
+        self._frames = Frames()
+        self._last_words = bytearray()
+        self._events, events = os.pipe()
+        self._errors, errors = os.pipe()
+        cancels, self._cancels = os.pipe()
+        try:
+            self._process = start(submitted, folder, (events, cancels), errors)
+        finally:
+            for file in (events, errors, cancels):
+                os.close(file)
+
+    def cancel(self) -> None:
+        """A polite word, from any thread: its next report ends it."""
+        with suppress(OSError):
+            os.write(self._cancels, b"x")
+
+    def kill(self) -> None:
+        """Kills the process, from any thread; `answer` then returns a crash."""
+        self._process.kill()
+
+    def answer(self, tell: Callable[[Reported], None]) -> Event:
+        """Passes its reports to `tell`; returns its answer, or the failure that speaks for it. Call it once."""
+        listened = [self._events, self._errors]
+        try:
+            while True:
+                ready, _, _ = select.select([*listened, self._process.fileno()], [], [])
+                over = self._process.ended
+                if over:  # earlier reports are still in the pipes
+                    ready, _, _ = select.select(listened, [], [], 0)
+                for file in listened.copy():
+                    if file in ready and not self._listen(file):
+                        listened.remove(file)
+                while (event := self._frames.next()) is not None:
+                    if not isinstance(event, Reported):
+                        return event
+                    tell(event)
+                if over and not ready:
+                    return Failed(failure=self._crash())
+        except UnreadableFile as error:  # a model wrote into a file that is not its own
+            return Failed(failure=failure_of(Crashed(_GARBLED, hint=str(error)), in_step=False))
+
+    def close(self) -> None:
+        """Ends the process, with all processes that it has started."""
+        self._process.close()
+        for file in (self._events, self._errors, self._cancels):
+            os.close(file)
+
+    def _listen(self, file: int) -> bool:
+        """False at the end of the pipe."""
+        written = os.read(file, _CHUNK_BYTES)
+        if file == self._events:
+            self._frames.add(written)
+        else:
+            self._last_words += written
+            del self._last_words[:-_LAST_WORDS_BYTES]
+        return bool(written)
+
+    def _crash(self) -> Failure:
+        words = self._last_words.decode(errors="replace").strip()
+        before, now = self._n_before, n_oom_kills()
+        out_of_memory = None if before is None or now is None else now > before
+        return crash(self._process.code, description_of(self._request), words, out_of_memory=out_of_memory)
+
+
+def crash(return_code: int | None, doing: str, last_words: str, *, out_of_memory: bool | None = None) -> Failure:
+    """A process that ended by itself, or was ended, in the middle of `doing` (`measure sample_models/gpt.py`).
+
+    `return_code` is negative for a signal, None if unknown; `last_words` is the tail of stderr.
+    `out_of_memory`: whether the system reports that it ended a process for lack of memory meanwhile; None: no report.
+    """
+    if return_code is None:
+        ended = "ended together with the fork server, which was ended from outside,"
+    elif return_code < 0:
+        ended = f"was ended by {_signal_name(-return_code)}"
+    else:
+        ended = f"left with exit code {return_code}"
+    sentence, hint = f"The worker process {ended} in the middle of: {doing}.", "The next run starts a new process."
+    if return_code == -signal.SIGKILL:
+        hint = f"{_WHY_KILLED[out_of_memory]} {hint}"
+    kind: FailureKind = "out of memory" if return_code == -signal.SIGKILL and out_of_memory else "crash"
+    return Failure(kind=kind, sentence=sentence, hint=hint, traceback=last_words)
+
+
+_WHY_KILLED = {
+    True: "The system's memory ran out: try a smaller size, or a memory limit.",
+    False: "It was ended from outside; the system's memory did not run out.",
+    None: "It was ended from outside, by a person or by the system when memory runs out.",
+}
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def new_folder() -> str:
+    """A folder for the temporary files of this process's jobs. Removes folders that killed processes left.
+
+    Another user may own a folder with a similar name.
+    """
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        pid = _LEFTOVER.fullmatch(folder.name)
+        with suppress(OSError):
+            if pid and folder.lstat().st_uid == os.getuid() and not _lives(int(pid[1])):
+                shutil.rmtree(folder, ignore_errors=True)
+    return tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
