@@ -35,6 +35,8 @@ class Language(nn.Module):
     def __init__(self, *, tied: bool) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        if tied:  # GPT-2's; at torch's own the loss is 8e-9, and a gradient in float32 has no right digits
+            nn.init.normal_(self.embed.weight, std=0.02)
         self.layers = nn.ModuleList(Layer() for _ in range(4))
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         if tied:

@@ -26,14 +26,14 @@ from explorer.engine.device.device import device_of
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import call
 from explorer.engine.model.plain_names import plain_buffers, same_parameters
-from explorer.engine.ranks.real import measure_ranks, run_on_ranks
+from explorer.engine.ranks.real import measure_rank, run_on_ranks
 from explorer.engine.ranks.split import mesh_of, split_model
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.state.rng import RngState
 from explorer.plan.why.gradients import causes
 from explorer.record.comparison import Comparison, Verdict
-from explorer.record.measurement import Measurement
-from explorer.record.plan import Report, silent
+from explorer.record.measurement import Measurement, RecordedRanks
+from explorer.record.plan import Progress, Report, silent
 from explorer.record.policy import KEEP_ALL
 from explorer.record.run import RunSpec
 
@@ -45,15 +45,20 @@ def compare_ranks(candidate: RunSpec, report: Report = silent) -> Comparison:
 
     Nothing is timed. Raises as `run_on_ranks`.
     """
-    judged = run_on_ranks(judge_rank, candidate, Comparison, report)
-    of_training = ("different", "not comparable")
-    if candidate.ranks is not None and candidate.ranks.data == "ddp":  # copies rank 0's buffers to all others
-        judged = [judged[0], *(other for other in judged[1:] if other.verdict in of_training)]
+    ranks = candidate.ranks
+    assert ranks is not None
+    judged = run_on_ranks(judge_rank, replace(candidate, n_repeats=0), Comparison, report)
+    runs = RecordedRanks(ranks=tuple(one.candidate for one in judged), n_ranks=ranks.n_ranks, recorded_in="")
+    if ranks.data == "ddp":  # copies rank 0's buffers to all others
+        judged = [judged[0], *(other for other in judged[1:] if other.verdict in ("different", "not comparable"))]
     worst = max(judged, key=lambda comparison: BADNESS.index(comparison.verdict))
     if worst.failure is not None:
         return worst
-    baseline = measure(unsharded(candidate), report)
-    return replace(worst, baseline=baseline, candidate=measure_ranks(replace(candidate, n_repeats=0), report).fullest)
+
+    def without_part(progress: Progress) -> None:
+        report(replace(progress, part=b""))  # the run is no part of a comparison
+
+    return replace(worst, baseline=measure(unsharded(candidate), without_part), candidate=runs.fullest)
 
 
 def unsharded(spec: RunSpec) -> RunSpec:
@@ -62,7 +67,7 @@ def unsharded(spec: RunSpec) -> RunSpec:
 
 
 def judge_rank(spec: RunSpec) -> Comparison:
-    """The comparison on this rank of the present process group, without figures of memory."""
+    """The comparison on this rank of the present process group, with the candidate's measured step."""
     ranks = spec.ranks
     assert ranks is not None
     rank, n_ranks = distributed.get_rank(), distributed.get_world_size()
@@ -82,6 +87,8 @@ def judge_rank(spec: RunSpec) -> Comparison:
             comparison = judge_programs(Comparison(baseline=runs[0], candidate=runs[1]), reference, candidate)
     if ranks.n_data > 1:  # the reference calls its model once for each batch
         comparison = replace(comparison, forward=None)
+    if comparison.failure is None:
+        comparison = replace(comparison, candidate=measure_rank(spec))
     return replace(comparison, causes=causes(comparison))
 
 
