@@ -48,7 +48,9 @@ def compare_ranks(candidate: RunSpec, report: Report = silent) -> Comparison:
     ranks = candidate.ranks
     assert ranks is not None
     judged = run_on_ranks(judge_rank, replace(candidate, n_repeats=0), Comparison, report)
-    runs = RecordedRanks(ranks=tuple(one.candidate for one in judged), n_ranks=ranks.n_ranks, recorded_in="")
+    runs = RecordedRanks(
+        ranks=tuple(comparison.candidate for comparison in judged), n_ranks=ranks.n_ranks, recorded_in=""
+    )
     if ranks.data == "ddp":  # copies rank 0's buffers to all others
         judged = [judged[0], *(other for other in judged[1:] if other.verdict in ("different", "not comparable"))]
     worst = max(judged, key=lambda comparison: BADNESS.index(comparison.verdict))
