@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 from numpy.lib.stride_tricks import sliding_window_view
 
-from explorer.plan.memory.ledger import Bytes, Mask, array_of, belongs, held, held_by_role
+from explorer.plan.memory.ledger import Bytes, array_of, belongs, held, held_by_role
 from explorer.record.allocations import FIXED_ROLES, ROLES, Allocations, Role
 from explorer.record.measurement import Measurement
 from explorer.view.drawing.axis import (
@@ -48,6 +47,12 @@ HEADROOM = 1.15
 """End of the axis over the highest point."""
 N_PLACES = 240
 """Places along the axis at which a name is tried."""
+REST, AGAIN = "parameters and state", "recomputed"
+"""The first: with gradients, optimizer state and inputs, all that no policy frees."""
+LEAST_NAMED = 0.01
+"""Share of the peak: thinner bands have no line in the legend, only in the hover and the table."""
+MOST_BANDS = 20
+"""Ten colours, each with two patterns, tell them apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +66,6 @@ class Layer:
     pattern: str
     pale: bool = False
     """True for an area outside the requested block: the area has no pattern and no line in the legend."""
-
-
-def drawn_ticks(log: Allocations, stack: Sequence[Layer]) -> Indices:
-    """Ticks shared by all layers, so that the layers add up: extremes of the total, and each layer's highest point."""
-    tops = [int(layer.line.argmax()) for layer in stack]
-    return with_points(minmax(held(log), MAX_POINTS - len(tops)), tops, log.n_ticks + 1)
 
 
 def area(layer: Layer, x: object, y: object, *, named: bool = True) -> go.Scatter:
@@ -150,7 +149,7 @@ def parts_at(ticks: Indices, lines: Sequence[tuple[str, Bytes]], most: int | Non
     return ["\n".join(f"{mib(size)} {name}" for size, name in here[:most]) for here in present]
 
 
-def rows_of_stack(run: Measurement, lines: Sequence[tuple[str, Bytes]], heading: str) -> list[dict[str, object]]:
+def _rows(run: Measurement, lines: Sequence[tuple[str, Bytes]], heading: str) -> list[dict[str, object]]:
     """Bytes of each line at the peak, at most, and when each phase ends."""
     log = run.allocations
     assert log is not None, "it has lines"
@@ -163,135 +162,105 @@ def rows_of_stack(run: Measurement, lines: Sequence[tuple[str, Bytes]], heading:
     ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """A stack of layers, and the words around it."""
+
+    name: str
+    question: str
+    answer: str
+    layers: Sequence[Layer]
+    lines: Sequence[tuple[str, Bytes]]
+    """Names and bytes of the parts that the hover lists."""
+    most_listed: int | None = None
+    least_named: float = 0.0
+    """Share of the peak from which a layer has a line in the legend."""
+    counters: bool = False
+    """Whether the curves of the allocator are drawn above."""
+
+
 def roles(
     measurement: Measurement, *, block: str | None = None, axis: Axis = "tick", cursor: int | None = None
 ) -> Chart:
-    """Chart of the held bytes of a run by role; with `block`, of the block's share."""
-    return Chart(
-        name="bytes by role",
-        figure=_picture(measurement, block, axis=axis, cursor=cursor),
-        alt=_alt(measurement, block),
-        rows=lambda: _rows(measurement, block),
-    )
+    """Chart of the held bytes of a run by role; roles that hold nothing in the whole step are left out.
 
-
-def _picture(measurement: Measurement, block: str | None, *, axis: Axis, cursor: int | None) -> go.Figure:
-    """Bytes by role at every event. With `block`, its own bytes lie at the bottom in full colour, the rest pale above.
-
-    The trace "total" carries customdata ["run", tick] for clicks. Roles that hold nothing all step long are left out.
+    With `block`, its own bytes lie at the bottom in full colour, and all others pale above.
     """
-    question = "What are the bytes held for?"
-    log = measurement.allocations
+    name, question, log = "bytes by role", "What are the bytes held for?", measurement.allocations
     if log is None:
-        return empty(question, NO_TIMELINE)
-    if axis == "time" and not has_times(measurement):
-        axis = "tick"
-    total = held(log)
+        return _no_chart(name, question, "role")
     inside = None if block is None else belongs(log, block)
-    stack = _layers(log, inside)
-    ticks = drawn_ticks(log, stack)
-    x = positions(measurement, log, measurement, axis=axis)
-    unit, unit_name = byte_axis(int(total.max()))
-    fig = figure(question, _answer(measurement, block, held(log, inside) if inside is not None else None), height=480)
-    add_bands(fig, measurement, x, pale=False)
-    add_areas(fig, stack, x[ticks], np.stack([layer.line[ticks] for layer in stack]) / unit)
-    parts = parts_at(ticks, list(zip(ROLES, held_by_role(log))))
-    fig.add_trace(total_line(measurement, ticks, x[ticks], unit, parts))
-    above = add_counters(fig, measurement, x, unit) if block is None else 0.0
-    top = HEADROOM * max(above, float(total.max()) / unit)
-    fig.update_layout(
-        yaxis={"title": {"text": f"bytes held ({unit_name})"}, "range": [0, top]},
-        xaxis=axis_layout(axis, measurement),
-        legend={"traceorder": "normal"},
-        **HOVER_ALONG_X,
+    lines, by_role = held_by_role(log, inside), list(zip(ROLES, held_by_role(log)))
+    total, peak = lines.sum(axis=0), int(held(log).argmax())
+    answer, of_block = f"peak {peak_and_end(measurement)}, {peak_place(measurement)}", ""
+    if block is not None:
+        share = percent_whole(int(total[peak]) / (measurement.held_peak_bytes or 1))
+        answer = (
+            f"{block or 'the model'}: {mib(int(total.max()))} at most, {mib(int(total[peak]))} ({share}) of the peak"
+        )
+        of_block = f" of {block or 'the model itself'}"
+    layers = [_layer(role, line) for role, line in zip(ROLES, lines)]
+    if inside is not None:
+        layers += [_layer(role, line, pale=True) for role, line in zip(ROLES, held_by_role(log, ~inside))]
+    stack = Stack(
+        name=name, question=question, answer=answer, layers=_filled(layers), lines=by_role, counters=block is None
     )
-    if cursor is not None:
-        mark_cursor(fig, cursor, x)
-    return fig
-
-
-def _rows(measurement: Measurement, block: str | None) -> list[dict[str, Any]]:
-    """Bytes of each role when each phase ends and at the peak."""
-    log = measurement.allocations
-    if log is None:
-        return [{"role": NO_TIMELINE}]
-    lines = held_by_role(log, None if block is None else belongs(log, block))
-    return rows_of_stack(measurement, [*zip(ROLES, lines), ("total", lines.sum(axis=0))], "role")
-
-
-def _alt(measurement: Measurement, block: str | None) -> str:
-    if measurement.allocations is None:
-        return NO_TIMELINE
-    held_at_peak = {row["role"]: row["at the peak (bytes)"] for row in _rows(measurement, block)}
-    parts = [f"{role} {mib(size)}" for role, size in held_at_peak.items() if size and role != "total"]
-    of_block = f" of {block or 'the model itself'}" if block is not None else ""
-    where = f"At the peak, {peak_place(measurement)}"
-    return f"Stacked area chart of bytes{of_block} by role. {where}: {', '.join(parts) or 'nothing'}."
-
-
-def _layers(log: Allocations, of_block: Mask | None) -> list[Layer]:
-    """Bottom first, in the order of ROLES; a chosen block's lie under all others."""
-    if of_block is None:
-        layers = [_layer(role, line, pale=False) for role, line in zip(ROLES, held_by_role(log))]
-    else:
-        inside, outside = held_by_role(log, of_block), held_by_role(log, ~of_block)
-        layers = [_layer(role, line, pale=False) for role, line in zip(ROLES, inside)]
-        layers += [_layer(role, line, pale=True) for role, line in zip(ROLES, outside)]
-    return [layer for layer in layers if layer.line.any()]
-
-
-def _layer(role: Role, line: Bytes, *, pale: bool) -> Layer:
-    return Layer(name=role, line=line, colour=ROLE_COLOURS[role], pattern=ROLE_PATTERNS[role], pale=pale)
-
-
-def _answer(run: Measurement, block: str | None, line: Bytes | None) -> str:
-    if block is None or line is None:
-        return f"peak {peak_and_end(run)}, {peak_place(run)}"
-    assert run.allocations is not None
-    at_peak = int(line[int(held(run.allocations).argmax())])
-    share = at_peak / (run.held_peak_bytes or 1)
-    return (
-        f"{block or 'the model'}: {mib(int(np.max(line)))} at most, {mib(at_peak)} ({percent_whole(share)}) of the peak"
+    parts = ", ".join(f"{role} {mib(int(line[peak]))}" for role, line in zip(ROLES, lines) if line[peak])
+    return Chart(
+        name=name,
+        figure=_picture(measurement, stack, axis, cursor),
+        alt=f"Stacked area chart of bytes{of_block} by role. At the peak, {peak_place(measurement)}: "
+        f"{parts or 'nothing'}.",
+        rows=lambda: _rows(measurement, [*zip(ROLES, lines), ("total", total)], "role"),
     )
-
-
-QUESTION = "Which blocks are the bytes held for?"
-REST, AGAIN = "parameters and state", "recomputed"
-"""The first: with gradients, optimizer state and inputs, all that no policy frees."""
-LEAST_NAMED = 0.01
-"""Share of the peak: thinner bands have no line in the legend, only in the hover and the table."""
-MOST_BANDS = 20
-"""Ten colours, each with two patterns, tell them apart."""
 
 
 def by_block(measurement: Measurement, *, axis: Axis = "tick", cursor: int | None = None) -> Chart:
     """Chart of the held bytes of a run by block; the bands add up to the total at every drawn point."""
+    name, question, log = "bytes by block", "Which blocks are the bytes held for?", measurement.allocations
+    if log is None:
+        return _no_chart(name, question, "band")
+    layers = _block_layers(measurement, log)
+    lines = [(layer.name, layer.line) for layer in layers]
+    peak, place = int(held(log).argmax()), peak_place(measurement)
+    stack = Stack(
+        name=name, question=question, answer=f"peak {peak_and_end(measurement)}, {place}", layers=layers, lines=lines,
+        most_listed=5, least_named=LEAST_NAMED,
+    )  # fmt: skip
+    largest = sorted(((int(line[peak]), name) for name, line in lines), reverse=True)[:4]
+    parts = ", ".join(f"{name} {mib(size)}" for size, name in largest)
     return Chart(
-        name="bytes by block",
-        figure=_block_picture(measurement, axis=axis, cursor=cursor),
-        alt=_block_alt(measurement),
-        rows=lambda: _block_rows(measurement),
+        name=name,
+        figure=_picture(measurement, stack, axis, cursor),
+        alt=f"Stacked area chart of bytes by block, recompute on top. At the peak, {place}: {parts}.",
+        rows=lambda: _rows(measurement, lines, "band"),
     )
 
 
-def _block_picture(run: Measurement, *, axis: Axis, cursor: int | None) -> go.Figure:
-    """The trace "total" carries customdata ["run", tick] for clicks."""
+def _no_chart(name: str, question: str, heading: str) -> Chart:
+    """The chart of a run without a timeline."""
+    return Chart(name=name, figure=empty(question, NO_TIMELINE), alt=NO_TIMELINE, rows=lambda: [{heading: NO_TIMELINE}])
+
+
+def _picture(run: Measurement, stack: Stack, axis: Axis, cursor: int | None) -> go.Figure:
+    """The layers at every event. The trace "total" has customdata ["run", tick] for clicks."""
     log = run.allocations
-    if log is None:
-        return empty(QUESTION, NO_TIMELINE)
-    if axis == "time" and not has_times(run):
-        axis = "tick"
-    total, stack = held(log), _block_layers(run, log)
-    ticks = drawn_ticks(log, stack)
+    assert log is not None, "its layers are drawn"
+    axis = "tick" if not has_times(run) else axis
+    total = held(log)
+    # Ticks shared by all layers, so that the layers add up: extremes of the total, and each layer's highest point.
+    tops = [int(layer.line.argmax()) for layer in stack.layers]
+    ticks = with_points(minmax(total, MAX_POINTS - len(tops)), tops, log.n_ticks + 1)
     x = positions(run, log, run, axis=axis)
     unit, unit_name = byte_axis(int(total.max()))
-    fig = figure(QUESTION, f"peak {peak_and_end(run)}, {peak_place(run)}", height=480)
+    fig = figure(stack.question, stack.answer, height=480)
     add_bands(fig, run, x, pale=False)
     top = HEADROOM * float(total.max()) / unit
-    heights = np.stack([layer.line[ticks] for layer in stack]) / unit
-    add_areas(fig, stack, x[ticks], heights, least=LEAST_NAMED * top)
-    parts = parts_at(ticks, [(layer.name, layer.line) for layer in stack], most=5)
-    fig.add_trace(total_line(run, ticks, x[ticks], unit, parts))
+    heights = np.stack([layer.line[ticks] for layer in stack.layers]) / unit
+    add_areas(fig, stack.layers, x[ticks], heights, least=stack.least_named * top)
+    fig.add_trace(total_line(run, ticks, x[ticks], unit, parts_at(ticks, stack.lines, stack.most_listed)))
+    if stack.counters:
+        top = max(top, HEADROOM * add_counters(fig, run, x, unit))
     fig.update_layout(
         yaxis={"title": {"text": f"bytes held ({unit_name})"}, "range": [0, top]},
         xaxis=axis_layout(axis, run),
@@ -324,22 +293,13 @@ def _block_layers(run: Measurement, log: Allocations) -> list[Layer]:
     layers.append(Layer(
         name=AGAIN, line=held(log, again), colour=ROLE_COLOURS["recomputed"], pattern=ROLE_PATTERNS["recomputed"]
     ))  # fmt: skip
+    return _filled(layers)
+
+
+def _layer(role: Role, line: Bytes, *, pale: bool = False) -> Layer:
+    return Layer(name=role, line=line, colour=ROLE_COLOURS[role], pattern=ROLE_PATTERNS[role], pale=pale)
+
+
+def _filled(layers: Sequence[Layer]) -> list[Layer]:
+    """The layers that hold something at some moment."""
     return [layer for layer in layers if layer.line.any()]
-
-
-def _block_rows(run: Measurement) -> list[dict[str, object]]:
-    """Bytes of each band at the peak, at most, and when each phase ends."""
-    log = run.allocations
-    if log is None:
-        return [{"band": NO_TIMELINE}]
-    return rows_of_stack(run, [(layer.name, layer.line) for layer in _block_layers(run, log)], "band")
-
-
-def _block_alt(run: Measurement) -> str:
-    log = run.allocations
-    if log is None:
-        return NO_TIMELINE
-    peak = int(held(log).argmax())
-    largest = sorted(((int(layer.line[peak]), layer.name) for layer in _block_layers(run, log)), reverse=True)[:4]
-    parts = ", ".join(f"{name} {mib(size)}" for size, name in largest)
-    return f"Stacked area chart of bytes by block, recompute on top. At the peak, {peak_place(run)}: {parts}."
