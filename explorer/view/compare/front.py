@@ -18,7 +18,6 @@ from explorer.view.text.plan import in_words
 HEIGHT = 380
 PLOT = 460, 150
 """Pixels of the plot on a narrow page."""
-QUESTION = "How much time does less memory cost?"
 Kind = Literal["plan", "preset", "run", "drawn"]
 CostWord = Literal["time", "FLOPs"]
 NAMES: dict[Kind, str] = {
@@ -56,37 +55,43 @@ class Mark:
 
 def front_chart(marks: Sequence[Mark], *, budget_bytes: int | None = None) -> Chart:
     """Every mark's customdata is its place in `marks`."""
+    question, answer, word = "How much time does less memory cost?", _answer(marks, budget_bytes), _word(marks)
+    fig = empty(question, "No plan was found yet.")
+    if marks:
+        fig = figure(question.replace("time", "compute") if word == "FLOPs" else question, answer, height=HEIGHT)
+        most = max(mark.peak_bytes for mark in marks)
+        unit, unit_name = byte_axis(most)
+        for kind in NAMES:
+            if of_kind := [(place, mark) for place, mark in enumerate(marks) if mark.kind == kind]:
+                fig.add_trace(_trace(kind, of_kind, unit))
+        line = budget_bytes if budget_bytes is not None and budget_bytes <= 1.2 * most else None
+        _name_presets(fig, marks, unit, line)
+        if line is not None:
+            fig.add_vline(
+                x=line / unit, line={"dash": "dash", "width": 2, "color": CURSOR},
+                annotation={"text": f"budget {mib(line)}", "font": {"size": 12}, "yanchor": "bottom", "y": 1},
+            )  # fmt: skip
+        fig.update_layout(
+            xaxis={"title": {"text": f"step peak ({unit_name})"}},
+            yaxis={"title": {"text": f"{AXIS[word].partition(' of')[0]}, × everything kept"}},  # the plot is low
+            legend={"traceorder": "normal"},
+        )
     return Chart(
         name="peak against time",
-        figure=_picture(marks, budget_bytes),
-        alt=f"Scatter chart of policies: step peak against {AXIS[_word(marks)]}. {_answer(marks, budget_bytes)}.",
-        rows=lambda: [_row(mark) for mark in marks],
+        figure=fig,
+        alt=f"Scatter chart of policies: step peak against {AXIS[word]}. {answer}.",
+        rows=lambda: [
+            {
+                "what": mark.name or NAMES[mark.kind],
+                "policy": in_words(mark.policy),
+                "step peak (bytes)": mark.peak_bytes,
+                f"{'step time' if mark.counts == 'time' else 'FLOPs'} (× everything kept)": round(mark.time_ratio, 4),
+                "±": None if mark.spread is None else round(mark.spread, 4),
+                "origin": _origin(mark),
+            }
+            for mark in marks
+        ],
     )
-
-
-def _picture(marks: Sequence[Mark], budget_bytes: int | None) -> go.Figure:
-    if not marks:
-        return empty(QUESTION, "No plan was found yet.")
-    question = QUESTION.replace("time", "compute") if _word(marks) == "FLOPs" else QUESTION
-    fig = figure(question, _answer(marks, budget_bytes), height=HEIGHT)
-    unit, unit_name = byte_axis(max(mark.peak_bytes for mark in marks))
-    for kind in NAMES:
-        if of_kind := [(place, mark) for place, mark in enumerate(marks) if mark.kind == kind]:
-            fig.add_trace(_trace(kind, of_kind, unit))
-    far = 1.2 * max(mark.peak_bytes for mark in marks)
-    line = budget_bytes if budget_bytes is not None and budget_bytes <= far else None
-    _name_presets(fig, marks, unit, line)
-    if line is not None:
-        fig.add_vline(
-            x=line / unit, line={"dash": "dash", "width": 2, "color": CURSOR},
-            annotation={"text": f"budget {mib(line)}", "font": {"size": 12}, "yanchor": "bottom", "y": 1},
-        )  # fmt: skip
-    fig.update_layout(
-        xaxis={"title": {"text": f"step peak ({unit_name})"}},
-        yaxis={"title": {"text": f"{AXIS[_word(marks)].partition(' of')[0]}, × everything kept"}},  # the plot is low
-        legend={"traceorder": "normal"},
-    )
-    return fig
 
 
 def _trace(kind: Kind, placed: Sequence[tuple[int, Mark]], unit: int) -> go.Scatter:
@@ -129,10 +134,13 @@ def _word(marks: Sequence[Mark]) -> CostWord:
     return "FLOPs" if any(mark.counts == "FLOPs" for mark in marks) else "time"
 
 
+def _origin(mark: Mark) -> str:
+    return "measured" if mark.measured else "predicted"
+
+
 def _hover(mark: Mark) -> tuple[str, str, str]:
-    origin = "measured" if mark.measured else "predicted"
     spread = f" ± {mark.spread:.2f}" if mark.spread is not None else ""
-    figures = f"{mib(mark.peak_bytes)}, ×{mark.time_ratio:.2f}{spread} {mark.counts}, {origin}"
+    figures = f"{mib(mark.peak_bytes)}, ×{mark.time_ratio:.2f}{spread} {mark.counts}, {_origin(mark)}"
     return mark.name or NAMES[mark.kind], figures, in_words(mark.policy)
 
 
@@ -146,17 +154,6 @@ def _answer(marks: Sequence[Mark], budget_bytes: int | None) -> str:
         return f"within {mib(budget_bytes)}: {mib(best.peak_bytes)} for ×{best.time_ratio:.2f} {word}, predicted"
     most = max(plans, key=lambda mark: mark.peak_bytes)
     return f"from {mib(most.peak_bytes)} down to {mib(least.peak_bytes)} for ×{least.time_ratio:.2f} {word}, predicted"
-
-
-def _row(mark: Mark) -> dict[str, object]:
-    return {
-        "what": mark.name or NAMES[mark.kind],
-        "policy": in_words(mark.policy),
-        "step peak (bytes)": mark.peak_bytes,
-        f"{'step time' if mark.counts == 'time' else 'FLOPs'} (× everything kept)": round(mark.time_ratio, 4),
-        "±": None if mark.spread is None else round(mark.spread, 4),
-        "origin": "measured" if mark.measured else "predicted",
-    }
 
 
 PLACES = (
@@ -180,41 +177,35 @@ class Plane(Record):
     width: int
     height: int
 
+    def ranges(self) -> tuple[list[float], list[float]]:
+        """The ranges of the two axes."""
+        x_range, y_range = map(_range, zip(*self.marks))
+        return x_range, y_range
+
     def pixels(self, mark: tuple[float, float]) -> tuple[float, float]:
         """Position of the mark in pixels, from the left and from below."""
-        xs, ys = zip(*self.marks)
-        return _along(mark[0], xs, self.width), _along(mark[1], ys, self.height)
+        (left, right), (bottom, top) = self.ranges()
+        return self.width * (mark[0] - left) / (right - left), self.height * (mark[1] - bottom) / (top - bottom)
 
-    def ranges(self) -> tuple[list[float], list[float]]:
-        """The ranges of the two axes, as `pixels` supposes them."""
-        xs, ys = zip(*self.marks)
-        return _range(xs), _range(ys)
+    def is_free(self, box: Rectangle, others: Sequence[Rectangle]) -> bool:
+        """Whether the rectangle lies inside and touches no other."""
+        left, right, bottom, top = box
+        inside = left >= 0 and right <= self.width and bottom >= 0 and top <= self.height
+        return inside and all(right <= a or b <= left or top <= c or d <= bottom for a, b, c, d in others)
 
 
 def names_beside(named: Sequence[tuple[tuple[float, float], str]], plane: Plane) -> list[str]:
     """A place of PLACES for each mark and its name, or the empty string if there is no room."""
-    boxes_drawn = [_around(mark, plane) for mark in plane.marks]
+    drawn = [_box(plane.pixels(mark)) for mark in plane.marks]
     places: list[str] = []
     for mark, name in named:
-        around, (x, y) = _around(mark, plane), plane.pixels(mark)
-        others = [box for box in boxes_drawn if box != around]
-        boxes = ((place, _rectangle(x, y, name, place)) for place in PLACES)
-        place, box = next(((place, box) for place, box in boxes if _is_free(box, others, plane)), ("", None))
+        around = _box(plane.pixels(mark))
+        others = [box for box in drawn if box != around]
+        boxes = {place: _box(plane.pixels(mark), name, place) for place in PLACES}
+        place = next((place for place, box in boxes.items() if plane.is_free(box, others)), "")
         places.append(place)
-        if box is not None:
-            boxes_drawn.append(box)
+        drawn += [boxes[place]] if place else []
     return places
-
-
-def _around(mark: tuple[float, float], plane: Plane) -> Rectangle:
-    x, y = plane.pixels(mark)
-    return x - MARK, x + MARK, y - MARK, y + MARK
-
-
-def _along(value: float, values: Sequence[float], pixels: int) -> float:
-    least, most = min(values), max(values)
-    share = (value - least) / (most - least) if most > least else 0.5
-    return pixels * (_PADDING + (1 - 2 * _PADDING) * share)
 
 
 def _range(values: Sequence[float]) -> list[float]:
@@ -223,15 +214,13 @@ def _range(values: Sequence[float]) -> list[float]:
     return [least - beyond, most + beyond]
 
 
-def _rectangle(x: float, y: float, name: str, place: str) -> Rectangle:
+def _box(point: tuple[float, float], name: str = "", place: str = "") -> Rectangle:
+    """The rectangle of a mark, or of its name at a place beside the mark."""
+    x, y = point
+    if not place:
+        return x - MARK, x + MARK, y - MARK, y + MARK
     vertical, horizontal = place.split()
     width = LETTER * len(name)
     left = {"right": x + MARK, "left": x - MARK - width, "center": x - width / 2}[horizontal]
     bottom = {"top": y + MARK, "bottom": y - MARK - LINE, "middle": y - LINE / 2}[vertical]
     return left, left + width, bottom, bottom + LINE
-
-
-def _is_free(box: Rectangle, others: Sequence[Rectangle], plane: Plane) -> bool:
-    left, right, bottom, top = box
-    inside = left >= 0 and right <= plane.width and bottom >= 0 and top <= plane.height
-    return inside and all(right <= a or b <= left or top <= c or d <= bottom for a, b, c, d in others)

@@ -16,7 +16,6 @@ from explorer.view.drawing.figure import Chart, bold, empty, figure
 from explorer.view.drawing.units import byte_axis, count, mib
 
 HEIGHT = 400
-QUESTION = "How much time did less memory cost, over all runs?"
 TOO_FEW = "Two runs with a peak and a time make a chart here."
 SIGNS = (
     "Filled: beaten by no run under the same conditions. Open: beaten. Cross: the gradients are not those of the "
@@ -47,11 +46,44 @@ class RunPoint:
 def run_plane(points: Sequence[RunPoint], model: str) -> Chart:
     """Every mark's customdata is its place in `points`."""
     ahead = [place for place in range(len(points)) if is_ahead(points, place)]
+    question, answer = "How much time did less memory cost, over all runs?", _answer(points, ahead)
+    fig = empty(question, TOO_FEW)
+    if len(points) > 1:
+        fig = figure(question, f"{model}: {answer}", height=HEIGHT)
+        unit, unit_name = byte_axis(max(point.peak_bytes for point in points))
+        for n, kind in enumerate(dict.fromkeys(point.conditions for point in points)):
+            of_kind = [place for place, point in enumerate(points) if point.conditions == kind]
+            fig.add_trace(_marks(points, of_kind, ahead, (SYMBOLS[n % len(SYMBOLS)], unit)))
+            front = sorted((points[place] for place in of_kind if place in ahead), key=lambda point: point.peak_bytes)
+            if len(front) > 1:
+                fig.add_scatter(
+                    x=[point.peak_bytes / unit for point in front], y=[point.step_ms for point in front],
+                    mode="lines", hoverinfo="skip", showlegend=False,
+                    line={"width": 1.5, "color": RECOMPUTE, "shape": "hv", "dash": DASHES[n % len(DASHES)]},
+                )  # fmt: skip
+        fig.update_layout(
+            xaxis={"title": {"text": f"step peak ({unit_name})"}, "rangemode": "tozero"},
+            yaxis={"title": {"text": "step time (ms)"}, "rangemode": "tozero"},
+            showlegend=True,
+            legend={"traceorder": "normal"},
+        )
     return Chart(
         name="runs by peak and time",
-        figure=_picture(points, ahead, model),
-        alt=f"Scatter chart of the runs of {model}: step peak against step time. {_answer(points, ahead)}.",
-        rows=lambda: [_row(point, ahead=place in ahead) for place, point in enumerate(points)],
+        figure=fig,
+        alt=f"Scatter chart of the runs of {model}: step peak against step time. {answer}.",
+        rows=lambda: [
+            {
+                "run": point.name,
+                "policy": point.policy,
+                "conditions": point.conditions,
+                "step peak (bytes)": point.peak_bytes,
+                "step time (ms)": round(point.step_ms, 3),
+                "±": None if point.spread_ms is None else round(point.spread_ms, 3),
+                "gradients": point.verdict or "not compared",
+                "on the front": "yes" if place in ahead else "no",
+            }
+            for place, point in enumerate(points)
+        ],
     )
 
 
@@ -69,27 +101,6 @@ def _beats(other: RunPoint, run: RunPoint) -> bool:
     if other.peak_bytes == run.peak_bytes:
         return other.step_ms < run.step_ms - spread
     return other.step_ms <= run.step_ms + spread
-
-
-def _picture(points: Sequence[RunPoint], ahead: Sequence[int], model: str) -> go.Figure:
-    if len(points) < 2:
-        return empty(QUESTION, TOO_FEW)
-    fig = figure(QUESTION, f"{model}: {_answer(points, ahead)}", height=HEIGHT)
-    unit, unit_name = byte_axis(max(point.peak_bytes for point in points))
-    kinds = list(dict.fromkeys(point.conditions for point in points))
-    for n, kind in enumerate(kinds):
-        of_kind = [place for place, point in enumerate(points) if point.conditions == kind]
-        fig.add_trace(_marks(points, of_kind, ahead, (SYMBOLS[n % len(SYMBOLS)], unit)))
-        front = sorted((points[place] for place in of_kind if place in ahead), key=lambda point: point.peak_bytes)
-        if len(front) > 1:
-            fig.add_trace(_front(front, DASHES[n % len(DASHES)], unit))
-    fig.update_layout(
-        xaxis={"title": {"text": f"step peak ({unit_name})"}, "rangemode": "tozero"},
-        yaxis={"title": {"text": "step time (ms)"}, "rangemode": "tozero"},
-        showlegend=True,
-        legend={"traceorder": "normal"},
-    )
-    return fig
 
 
 def _marks(points: Sequence[RunPoint], places: list[int], ahead: Sequence[int], drawn: tuple[str, int]) -> go.Scatter:
@@ -121,17 +132,6 @@ def _symbol(point: RunPoint, symbol: str, *, ahead: bool) -> str:
     return symbol if ahead else f"{symbol}-open"
 
 
-def _front(front: Sequence[RunPoint], dash: str, unit: int) -> go.Scatter:
-    return go.Scatter(
-        x=[point.peak_bytes / unit for point in front],
-        y=[point.step_ms for point in front],
-        mode="lines",
-        hoverinfo="skip",
-        showlegend=False,
-        line={"width": 1.5, "color": RECOMPUTE, "shape": "hv", "dash": dash},
-    )
-
-
 def _hover(point: RunPoint, *, ahead: bool) -> tuple[str, str, str, str]:
     spread = f" ± {point.spread_ms:,.1f}" if point.spread_ms is not None else ""
     stands = "on the front" if ahead else point.verdict if point.verdict in UNSAFE else "beaten by another run"
@@ -153,16 +153,3 @@ def _answer(points: Sequence[RunPoint], ahead: Sequence[int]) -> str:
         f"{len(ahead)} of {count(len(points), 'run')} beaten by none{among}; "
         f"least memory {mib(least.peak_bytes)} in {least.step_ms:,.1f} ms, measured"
     )
-
-
-def _row(point: RunPoint, *, ahead: bool) -> dict[str, object]:
-    return {
-        "run": point.name,
-        "policy": point.policy,
-        "conditions": point.conditions,
-        "step peak (bytes)": point.peak_bytes,
-        "step time (ms)": round(point.step_ms, 3),
-        "±": None if point.spread_ms is None else round(point.spread_ms, 3),
-        "gradients": point.verdict or "not compared",
-        "on the front": "yes" if ahead else "no",
-    }

@@ -16,6 +16,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from explorer.view.drawing.colours import CURSOR, FULL_TEXT, GRID, QUIET_TEXT
+from explorer.view.drawing.units import mib
 
 CONFIG: dict[str, object] = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
 """Argument of `st.plotly_chart(config=...)`: the picture button stays, useless buttons go."""
@@ -216,12 +217,18 @@ class BarSeries:
     figures: Sequence[str]
     """Text of each bar under the pointer, with its unit."""
     colour: str
-    pattern: str = ""
-    """Plotly's: `/`, `x`."""
+    pattern: str | list[str] = ""
+    """Plotly's: `/`, `x`; a list has one a bar."""
     edge: str = ""
     """Colour of a line around it."""
     picks: Sequence[str] = ()
     """Selection made by a click on each bar; empty: a click does nothing."""
+
+
+def byte_series(name: str, sizes: Sequence[int], unit: float, colour: str, pattern: str | list[str] = "") -> BarSeries:
+    """A series of bytes, `unit` bytes to a unit of the axis."""
+    lengths, figures = [size / unit for size in sizes], [mib(size) for size in sizes]
+    return BarSeries(name=name, lengths=lengths, figures=figures, colour=colour, pattern=pattern)
 
 
 def add_bars(fig: go.Figure, rows: Sequence[str], series: BarSeries, **more: object) -> None:

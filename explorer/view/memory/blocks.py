@@ -3,109 +3,110 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 
 from explorer.plan.memory.ledger import array_of, belongs
 from explorer.record.allocations import ROLES
 from explorer.record.comparison import Comparison
-from explorer.record.measurement import MeasuredBlock, Measurement
+from explorer.record.measurement import Measurement
 from explorer.view.drawing.colours import RUN_COLOURS
-from explorer.view.drawing.figure import BarSeries, Chart, add_bars, bars, bold, empty, figure, hatch
+from explorer.view.drawing.figure import Chart, add_bars, bars, byte_series, empty, figure
 from explorer.view.drawing.rows import NO_COSTS, WHOLE_MODEL, block_names, chart_rows, row_sum, runs_of
 from explorer.view.drawing.units import byte_axis, count, flops, mib
 
-QUESTION = "What does each block save?"
+MOST = 5
+"""Operators that have a bar of their own."""
+REST = "all others"
+NOTHING = "Nothing made in this block is kept for backward."
 
 
 def saved_bytes_chart(run: Comparison | Measurement) -> Chart:
-    """Chart of the bytes that each block keeps for backward, in one run or in both."""
-    return Chart(
-        name="saved bytes by block",
-        figure=_picture(run),
-        alt=f"Bars of the bytes each block keeps for backward. In all: {_answer(runs_of(run))}.",
-        rows=lambda: _rows(run),
-    )
-
-
-def _picture(run: Comparison | Measurement) -> go.Figure:
-    """Bytes each block holds for backward when forward ends, of one run or of both.
+    """Chart of the bytes that each block holds for backward when forward ends, of one run or of both.
 
     Every bar's customdata starts with the fqns of its row, joined by a space, for clicks.
     """
     runs = runs_of(run)
-    rows = chart_rows(*runs.values())
-    if not rows:
-        return empty(QUESTION, NO_COSTS)
+    rows, question = chart_rows(*runs.values()), "What does each block save?"
+    answer = "as far as the step came"
+    if all(measured.complete for measured in runs.values()):
+        saved = " to ".join(mib(measured.saved_after_forward_bytes) for measured in runs.values())
+        answer = f"{saved} saved when forward ends"
     lines = {
         name: [row_sum(measured, row, "saved_after_forward_bytes") for row in rows] for name, measured in runs.items()
     }
-    unit, unit_name = byte_axis(max(max(line) for line in lines.values()))
-    fig = figure(QUESTION, _answer(runs), height=150 + (14 + 12 * len(runs)) * max(len(rows), 4))
-    for name, line in lines.items():
-        again = [row_sum(runs[name], row, "n_recompute") for row in rows]
-        fig.add_trace(
-            go.Bar(
-                y=[row.label for row in rows], x=[size / unit for size in line], name=name, orientation="h",
-                customdata=[[" ".join(row.fqns), mib(size), n] for row, size, n in zip(rows, line, again)],
-                # Hatched where the run recomputes the block: / means recompute wherever a pattern is drawn.
-                marker={"color": RUN_COLOURS[name], "pattern": hatch(["/" if n else "" for n in again])},
-                hovertemplate=bold("%{y}") + f", {name}\n%{{customdata[1]}} saved for backward"
-                "\nforward ran again %{customdata[2]} times",
-            )
-        )  # fmt: skip
-    return bars(fig, f"saved ({unit_name}); hatched: recomputed", mode="group")
+    fig = empty(question, NO_COSTS)
+    if rows:
+        unit, unit_name = byte_axis(max(max(line) for line in lines.values()))
+        fig = figure(question, answer, height=_height(len(runs), len(rows), 4))
+        for name, line in lines.items():
+            again = [row_sum(runs[name], row, "n_recompute") for row in rows]
+            # Hatched where the run recomputes the block: / means recompute wherever a pattern is drawn.
+            series = byte_series(name, line, unit, RUN_COLOURS[name], ["/" if n else "" for n in again])
+            figures = [f"{mib(size)} saved for backward\nforward ran again {n} times" for size, n in zip(line, again)]
+            add_bars(
+                fig, [row.label for row in rows],
+                replace(series, figures=figures, picks=[" ".join(row.fqns) for row in rows]),
+            )  # fmt: skip
+        bars(fig, f"saved ({unit_name}); hatched: recomputed", mode="group")
+    return Chart(
+        name="saved bytes by block",
+        figure=fig,
+        alt=f"Bars of the bytes each block keeps for backward. In all: {answer}.",
+        rows=lambda: _rows(runs),
+    )
 
 
-def _rows(run: Comparison | Measurement) -> list[dict[str, object]]:
+def _height(n_runs: int, n_rows: int, least: int) -> int:
+    """Pixels of a chart with a bar for each run in each row."""
+    return 150 + (14 + 12 * n_runs) * max(n_rows, least)
+
+
+def _rows(runs: dict[str, Measurement]) -> list[dict[str, object]]:
     """Rows of all blocks: saved bytes, number of runs, FLOPs."""
-    runs = runs_of(run)
     table = []
     for fqn in block_names(*runs.values()):
         row: dict[str, object] = {"block": fqn or WHOLE_MODEL}
         for name, measured in runs.items():
-            cost = measured.by_fqn.get(fqn)
-            if cost is not None:
-                row |= _columns(cost, name if len(runs) > 1 else "")
+            if (cost := measured.by_fqn.get(fqn)) is not None:
+                prefix = f"{name}: " if len(runs) > 1 else ""
+                row |= {
+                    f"{prefix}saved for backward (bytes)": cost.saved_after_forward_bytes,
+                    f"{prefix}saved": mib(cost.saved_after_forward_bytes),
+                    f"{prefix}alive at the peak (bytes)": cost.at_peak_bytes,
+                    f"{prefix}ran forward": cost.n_forward,
+                    f"{prefix}ran again": cost.n_recompute,
+                    f"{prefix}forward": flops(cost.forward_flops),
+                    f"{prefix}recompute": flops(cost.recompute_flops),
+                    f"{prefix}skipped by early stop": flops(cost.skipped_flops),
+                }
         table.append(row)
     return table
-
-
-def _columns(cost: MeasuredBlock, name: str) -> dict[str, object]:
-    prefix = f"{name}: " if name else ""
-    return {
-        f"{prefix}saved for backward (bytes)": cost.saved_after_forward_bytes,
-        f"{prefix}saved": mib(cost.saved_after_forward_bytes),
-        f"{prefix}alive at the peak (bytes)": cost.at_peak_bytes,
-        f"{prefix}ran forward": cost.n_forward,
-        f"{prefix}ran again": cost.n_recompute,
-        f"{prefix}forward": flops(cost.forward_flops),
-        f"{prefix}recompute": flops(cost.recompute_flops),
-        f"{prefix}skipped by early stop": flops(cost.skipped_flops),
-    }
-
-
-def _answer(runs: dict[str, Measurement]) -> str:
-    if not all(run.complete for run in runs.values()):
-        return "as far as the step came"
-    return " to ".join(mib(run.saved_after_forward_bytes) for run in runs.values()) + " saved when forward ends"
-
-
-MOST = 5
-REST = "all others"
-NOTHING = "Nothing made in this block is kept for backward."
 
 
 def operators_chart(run: Comparison | Measurement, block: str) -> Chart:
     """Chart of the bytes that the operators of `block` keep when forward ends. Empty `block`: the whole model."""
     named = block or "the model"
     saved = {name: _kept(measured, block) for name, measured in runs_of(run).items()}
+    answer = " to ".join(mib(sum(size for size, _ in by_op.values())) for by_op in saved.values())
+    answer += " saved when forward ends"
+    question, names = f"Which operators of {named} save most?", _names(saved)
+    fig = empty(question, NOTHING)
+    if names:
+        lines = {run_name: [_of(by_op, name, names) for name in names] for run_name, by_op in saved.items()}
+        unit, unit_name = byte_axis(max(size for line in lines.values() for size, _ in line))
+        fig = figure(question, answer, height=_height(len(saved), len(names), 3))
+        for run_name, line in lines.items():
+            series = byte_series(run_name, [size for size, _ in line], unit, RUN_COLOURS[run_name])
+            figures = [f"{mib(size)} in {count(n, 'allocation')}" for size, n in line]
+            add_bars(fig, names, replace(series, figures=figures), showlegend=len(lines) > 1)
+        bars(fig, f"saved for backward ({unit_name})", mode="group")
     return Chart(
         name=f"operators of {named}",
-        figure=_operator_picture(named, saved),
-        alt=f"Bars of the bytes that each operator of {named} keeps for backward. {_operator_answer(saved)}.",
+        figure=fig,
+        alt=f"Bars of the bytes that each operator of {named} keeps for backward. {answer}.",
         rows=lambda: _operator_rows(saved),
     )
 
@@ -127,22 +128,6 @@ def _kept(run: Measurement, block: str) -> dict[str, tuple[int, int]]:
     return {op: (size, n_made[op]) for op, size in n_bytes.most_common()}
 
 
-def _operator_picture(named: str, saved: dict[str, dict[str, tuple[int, int]]]) -> go.Figure:
-    question = f"Which operators of {named} save most?"
-    names = _names(saved)
-    if not names:
-        return empty(question, NOTHING)
-    lines = {run: [_of(by_op, name, names) for name in names] for run, by_op in saved.items()}
-    unit, unit_name = byte_axis(max(size for line in lines.values() for size, _ in line))
-    fig = figure(question, _operator_answer(saved), height=150 + (14 + 12 * len(saved)) * max(len(names), 3))
-    for run, line in lines.items():
-        figures = [f"{mib(size)} in {count(n, 'allocation')}" for size, n in line]
-        lengths = [size / unit for size, _ in line]
-        series = BarSeries(name=run, lengths=lengths, figures=figures, colour=RUN_COLOURS[run])
-        add_bars(fig, names, series, showlegend=len(lines) > 1)
-    return bars(fig, f"saved for backward ({unit_name})", mode="group")
-
-
 def _names(saved: dict[str, dict[str, tuple[int, int]]]) -> list[str]:
     """The five largest of either run, the largest first, and whether there are more."""
     most: Counter[str] = Counter()
@@ -158,11 +143,6 @@ def _of(by_op: dict[str, tuple[int, int]], name: str, shown: list[str]) -> tuple
         return by_op.get(name, (0, 0))
     rest = [both for op, both in by_op.items() if op not in shown]
     return sum(size for size, _ in rest), sum(n for _, n in rest)
-
-
-def _operator_answer(saved: dict[str, dict[str, tuple[int, int]]]) -> str:
-    sums = [mib(sum(size for size, _ in by_op.values())) for by_op in saved.values()]
-    return " to ".join(sums) + " saved when forward ends"
 
 
 def _operator_rows(saved: dict[str, dict[str, tuple[int, int]]]) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import plotly.graph_objects as go
 
@@ -19,11 +20,10 @@ from explorer.record.card import CardMemory
 from explorer.record.measurement import Measurement
 from explorer.view.drawing.axis import positions
 from explorer.view.drawing.colours import STAGE_COLOURS, VERDICT_COLOURS, ink
-from explorer.view.drawing.figure import BarSeries, Chart, add_bars, bars, bold, figure
+from explorer.view.drawing.figure import Chart, add_bars, bars, bold, byte_series, figure
 from explorer.view.drawing.units import byte_axis, mib
 from explorer.view.text.runs import card_name, headroom_text, operator_place
 
-QUESTION = "Does the step fit the card?"
 REFUSED = VERDICT_COLOURS["different"]
 IN_REACH = 2.0
 """A limit up to so many times the height of a timeline is drawn in it, else named above it."""
@@ -39,12 +39,37 @@ PARTS = {
 
 
 def card_chart(memories: Mapping[str, CardMemory]) -> Chart:
-    """Chart of what the step of each run, by name, holds on its card, against the size of the card."""
+    """Chart of what the step of each run, by name, holds on its card, against the size of the card.
+
+    A refused run is drawn at the moment of the refusal, up to the segment that it needs.
+    """
+    card = next(iter(memories.values())).card
+    fig = figure("Does the step fit the card?", card_answer(memories), height=162 + 28 * len(memories))
+    unit, unit_name = byte_axis(card.total_bytes)
+    parts = [_parts(memory) for memory in memories.values()]
+    for name, (colour, pattern) in PARTS.items():
+        sizes = [part.get(name, 0) for part in parts]
+        if any(sizes):
+            series = byte_series(name, sizes, unit, colour, pattern)
+            add_bars(fig, list(memories), replace(series, lengths=[length or None for length in series.lengths]))
+    bars(fig, "")
+    fig.update_xaxes(ticksuffix=f" {unit_name}")
+    fig.add_vline(x=card.total_bytes / unit, line={"width": 2, "color": REFUSED})
     return Chart(
         name="memory on the card",
-        figure=_picture(memories),
+        figure=fig,
         alt=f"Bars of the memory of a card: allocated, stranded and free. {card_answer(memories)}.",
-        rows=lambda: card_figures(memories),
+        rows=lambda: [
+            {
+                "run": name,
+                "requested": mib(memory.requested_bytes),
+                "allocated": mib(memory.allocated_bytes),
+                "reserved": mib(memory.reserved_bytes),
+                "stranded": mib(memory.stranded_bytes),
+                "headroom": f"refused {mib(memory.refused.n_bytes)}" if memory.refused else headroom_text(memory),
+            }
+            for name, memory in memories.items()
+        ],
     )
 
 
@@ -62,39 +87,6 @@ def card_answer(memories: Mapping[str, CardMemory]) -> str:
         for name, memory in memories.items()
     ]
     return f"{card_name(next(iter(memories.values())).card)}: {'; '.join(answers)}"
-
-
-def card_figures(memories: Mapping[str, CardMemory]) -> list[dict[str, object]]:
-    """Table rows, one per run: the figures of `torch.cuda.memory_stats`, what is left, and the refused request."""
-    return [
-        {
-            "run": name,
-            "requested": mib(memory.requested_bytes),
-            "allocated": mib(memory.allocated_bytes),
-            "reserved": mib(memory.reserved_bytes),
-            "stranded": mib(memory.stranded_bytes),
-            "headroom": headroom_text(memory) if memory.refused is None else f"refused {mib(memory.refused.n_bytes)}",
-        }
-        for name, memory in memories.items()
-    ]
-
-
-def _picture(memories: Mapping[str, CardMemory]) -> go.Figure:
-    """Bytes of each part; a refused run is drawn at the moment of the refusal, up to the segment that it needs."""
-    card = next(iter(memories.values())).card
-    fig = figure(QUESTION, card_answer(memories), height=162 + 28 * len(memories))
-    unit, unit_name = byte_axis(card.total_bytes)
-    parts = [_parts(memory) for memory in memories.values()]
-    for name, (colour, pattern) in PARTS.items():
-        sizes = [part.get(name, 0) for part in parts]
-        if any(sizes):
-            lengths, texts = [size / unit or None for size in sizes], list(map(mib, sizes))
-            series = BarSeries(name=name, lengths=lengths, figures=texts, colour=colour, pattern=pattern)
-            add_bars(fig, list(memories), series)
-    bars(fig, "")
-    fig.update_xaxes(ticksuffix=f" {unit_name}")
-    fig.add_vline(x=card.total_bytes / unit, line={"width": 2, "color": REFUSED})
-    return fig
 
 
 def _parts(memory: CardMemory) -> dict[str, int]:

@@ -3,64 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import plotly.graph_objects as go
+from dataclasses import replace
 
 from explorer.plan.names import is_within
 from explorer.record.allocations import ROLES, Ledger, Role
 from explorer.view.drawing.colours import ROLE_COLOURS, ROLE_PATTERNS
-from explorer.view.drawing.figure import BarSeries, Chart, add_bars, bars, figure
+from explorer.view.drawing.figure import Chart, add_bars, bars, byte_series, figure
 from explorer.view.drawing.rows import ROOT_LABEL, rows_of
 from explorer.view.drawing.units import byte_axis, mib, percent, percent_whole
 
 
 def ledger_chart(ledger: Ledger, fqns: Sequence[str] = ()) -> Chart:
-    """Chart of the bytes alive at a moment, block by block."""
-    largest = ", ".join(f"{block or ROOT_LABEL} {mib(size)}" for block, size in list(ledger.by_block.items())[:3])
-    return Chart(
-        name="alive at the peak" if ledger.is_peak else f"alive at event {ledger.tick}",
-        figure=_picture(ledger, fqns),
-        alt=f"Stacked bars of the bytes alive {place(ledger)}: {mib(ledger.total_bytes)} in all. Largest: {largest}.",
-        rows=lambda: _rows(ledger),
-    )
+    """Chart of the bytes alive at a moment, a bar per block, stacked by role. The rows of its table add up.
 
-
-def _picture(ledger: Ledger, fqns: Sequence[str]) -> go.Figure:
-    """Figure with a bar per block, stacked by role. `fqns`: all blocks of the model in module order, to order the rows.
-
-    Every bar's customdata starts with the fqns of its row, joined by a space, for clicks.
+    `fqns`: all blocks of the model in module order, to order the rows. Every bar's customdata starts with the fqns of
+    its row, joined by a space, for clicks.
     """
-    question = "What is alive at the peak?" if ledger.is_peak else f"What is alive at event {ledger.tick}?"
+    moment = "at the peak" if ledger.is_peak else f"at event {ledger.tick}"
     labels, members, sizes = _grid(ledger, fqns)
     unit, unit_name = byte_axis(max((sum(row.values()) for row in sizes), default=0))
-    fig = figure(question, f"{mib(ledger.total_bytes)}, {place(ledger)}", height=210 + 24 * max(len(labels), 4))
+    fig = figure(
+        f"What is alive {moment}?", f"{mib(ledger.total_bytes)}, {place(ledger)}", height=210 + 24 * max(len(labels), 4)
+    )
     for role in ROLES:
         line = [row.get(role, 0) for row in sizes]
         if any(line):
-            series = BarSeries(
-                name=role, lengths=[size / unit for size in line], colour=ROLE_COLOURS[role],
-                figures=[f"{mib(size)}, {percent(size / ledger.total_bytes)} of all" for size in line],
-                pattern=ROLE_PATTERNS[role], picks=[" ".join(fqn) for fqn in members],
-            )  # fmt: skip
+            figures = [f"{mib(size)}, {percent(size / ledger.total_bytes)} of all" for size in line]
+            series = byte_series(role, line, unit, ROLE_COLOURS[role], ROLE_PATTERNS[role])
+            series = replace(series, figures=figures, picks=[" ".join(fqn) for fqn in members])
             # A click finds a block, it does not single out a bar.
             add_bars(fig, labels, series, unselected={"marker": {"opacity": 1}})
-    return bars(fig, f"bytes alive ({unit_name})")
-
-
-def _rows(ledger: Ledger) -> list[dict[str, object]]:
-    """Every cell, largest first; the bytes add up to the total."""
-    return [
-        {
-            "block": cell.block or ROOT_LABEL,
-            "role": cell.role,
-            "bytes": cell.n_bytes,
-            "size": mib(cell.n_bytes),
-            "share": cell.n_bytes / ledger.total_bytes,
-            "allocations": cell.n_allocations,
-            "largest made by": cell.largest_op or "(before the step)",
-        }
-        for cell in ledger.cells
-    ]
+    largest = ", ".join(f"{block or ROOT_LABEL} {mib(size)}" for block, size in list(ledger.by_block.items())[:3])
+    return Chart(
+        name=f"alive {moment}",
+        figure=bars(fig, f"bytes alive ({unit_name})"),
+        alt=f"Stacked bars of the bytes alive {place(ledger)}: {mib(ledger.total_bytes)} in all. Largest: {largest}.",
+        rows=lambda: [
+            {
+                "block": cell.block or ROOT_LABEL,
+                "role": cell.role,
+                "bytes": cell.n_bytes,
+                "size": mib(cell.n_bytes),
+                "share": cell.n_bytes / ledger.total_bytes,
+                "allocations": cell.n_allocations,
+                "largest made by": cell.largest_op or "(before the step)",
+            }
+            for cell in ledger.cells
+        ],
+    )
 
 
 def place(ledger: Ledger) -> str:

@@ -13,13 +13,11 @@ from explorer.record.allocations import ROLES
 from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.view.drawing.axis import minmax
 from explorer.view.drawing.colours import DASHES, ROLE_COLOURS, ROLE_PATTERNS, stage_colour
-from explorer.view.drawing.figure import BarSeries, Chart, add_bars, bars, empty, figure
+from explorer.view.drawing.figure import Chart, add_bars, bars, byte_series, empty, figure
 from explorer.view.drawing.units import NOT_MEASURED, byte_axis, change, count, mib, percent
 from explorer.view.memory.ledger import place
 from explorer.view.text.runs import peak_and_end
 
-OVER_TIME = "Which rank holds most, and when?"
-AT_PEAK = "What is each rank's peak made of?"
 MOST_LINES = 8
 """Number of ranks whose lines are drawn: the fullest ranks."""
 N_POINTS = 800
@@ -27,9 +25,22 @@ N_POINTS = 800
 
 def ranks_over_time(ranks: RecordedRanks) -> Chart:
     """Chart of the bytes that each rank held over the step, from the start of the rank."""
+    question = "Which rank holds most, and when?"
+    fig = empty(question, "No rank recorded its step as it ran, only what it held in the end.")
+    timed = [run for run in ranks.ranks if run.allocations is not None and len(run.allocations.time_ns)]
+    drawn = sorted(timed, key=lambda run: -(run.held_peak_bytes or 0))[:MOST_LINES]
+    if drawn:
+        unit, name = byte_axis(ranks.fullest.held_peak_bytes or 0)
+        left = f"; the {MOST_LINES} fullest of {count(len(timed), 'rank')}" if len(timed) > MOST_LINES else ""
+        fig = figure(question, f"{spread_of_ranks(ranks).removesuffix('.')}{left}", height=400)
+        for run in sorted(drawn, key=lambda run: run.rank or 0):
+            fig.add_trace(_line(run, unit, name))
+        fig.update_xaxes(title={"text": "time since the start of the step on that rank, recording included (ms)"})
+        fig.update_yaxes(title={"text": f"bytes held ({name})"}, rangemode="tozero")
+        fig.update_layout(showlegend=True)
     return Chart(
         name="ranks over the step",
-        figure=_lines(ranks),
+        figure=fig,
         alt=f"Line chart of the bytes that each rank held over the step. {spread_of_ranks(ranks)}",
         rows=lambda: rank_rows(ranks),
     )
@@ -37,11 +48,27 @@ def ranks_over_time(ranks: RecordedRanks) -> Chart:
 
 def ranks_at_peak(ranks: RecordedRanks) -> Chart:
     """The peak of every rank, by role."""
+    question = "What is each rank's peak made of?"
+    fig = empty(question, "No rank has a memory timeline.")
+    drawn = [(run, ledger(run).by_role) for run in ranks.ranks if run.allocations is not None]
+    roles = [role for role in ROLES if any(by_role[role] for _, by_role in drawn)]
+    if drawn:
+        unit, name = byte_axis(ranks.fullest.held_peak_bytes or 0)
+        answer = spread_of_ranks(ranks).removesuffix(".")
+        fig = figure(question, answer, height=272 + 34 * max(len(drawn), 2))
+        for role in roles:
+            sizes = [by_role[role] for _, by_role in drawn]
+            series = byte_series(role, sizes, unit, ROLE_COLOURS[role], ROLE_PATTERNS[role])
+            add_bars(fig, [_label(ranks, run) for run, _ in drawn], series)
+        bars(fig, f"held at the rank's peak ({name})")
     return Chart(
         name="peaks of the ranks",
-        figure=_bars(ranks),
+        figure=fig,
         alt=f"Stacked bars of what the peak of each rank is made of. {spread_of_ranks(ranks)}",
-        rows=lambda: _role_rows(ranks),
+        rows=lambda: [
+            {"rank": run.rank, "peak": peak_and_end(run), **{role: mib(by_role[role]) for role in roles}}
+            for run, by_role in drawn
+        ],
     )
 
 
@@ -99,22 +126,6 @@ def _on_card(run: Measurement) -> dict[str, str]:
     return {"allocated": mib(run.card.allocated_bytes), "reserved": reserved}
 
 
-def _lines(ranks: RecordedRanks) -> go.Figure:
-    timed = [run for run in ranks.ranks if run.allocations is not None and len(run.allocations.time_ns)]
-    drawn = sorted(timed, key=lambda run: -(run.held_peak_bytes or 0))[:MOST_LINES]
-    if not drawn:
-        return empty(OVER_TIME, "No rank recorded its step as it ran, only what it held in the end.")
-    unit, name = byte_axis(ranks.fullest.held_peak_bytes or 0)
-    left = f"; the {MOST_LINES} fullest of {count(len(timed), 'rank')}" if len(timed) > MOST_LINES else ""
-    fig = figure(OVER_TIME, f"{spread_of_ranks(ranks).removesuffix('.')}{left}", height=400)
-    for run in sorted(drawn, key=lambda run: run.rank or 0):
-        fig.add_trace(_line(run, unit, name))
-    fig.update_xaxes(title={"text": "time since the start of the step on that rank, recording included (ms)"})
-    fig.update_yaxes(title={"text": f"bytes held ({name})"}, rangemode="tozero")
-    fig.update_layout(showlegend=True)
-    return fig
-
-
 def _line(run: Measurement, unit: int, name: str) -> go.Scatter:
     log, rank = run.allocations, run.rank or 0
     assert log is not None
@@ -130,34 +141,8 @@ def _line(run: Measurement, unit: int, name: str) -> go.Scatter:
     )
 
 
-def _bars(ranks: RecordedRanks) -> go.Figure:
-    drawn = [(run, ledger(run)) for run in ranks.ranks if run.allocations is not None]
-    if not drawn:
-        return empty(AT_PEAK, "No rank has a memory timeline.")
-    unit, name = byte_axis(ranks.fullest.held_peak_bytes or 0)
-    fig = figure(AT_PEAK, spread_of_ranks(ranks).removesuffix("."), height=272 + 34 * max(len(drawn), 2))
-    for role in ROLES:
-        sizes = [at.by_role[role] for _, at in drawn]
-        if any(sizes):
-            series = BarSeries(
-                name=role, lengths=[size / unit for size in sizes], figures=[mib(size) for size in sizes],
-                colour=ROLE_COLOURS[role], pattern=ROLE_PATTERNS[role],
-            )  # fmt: skip
-            add_bars(fig, [_label(ranks, run) for run, _ in drawn], series)
-    return bars(fig, f"held at the rank's peak ({name})")
-
-
 def _label(ranks: RecordedRanks, run: Measurement) -> str:
     return f"rank{'s' if run.rank in ranks.equal.values() else ''} {name_of(ranks, run)}"
-
-
-def _role_rows(ranks: RecordedRanks) -> list[dict[str, Any]]:
-    at = [(run, ledger(run).by_role) for run in ranks.ranks if run.allocations is not None]
-    drawn = [role for role in ROLES if any(by_role[role] for _, by_role in at)]
-    return [
-        {"rank": run.rank, "peak": peak_and_end(run), **{role: mib(by_role[role]) for role in drawn}}
-        for run, by_role in at
-    ]
 
 
 def _named(ranks: Sequence[int]) -> str:
