@@ -6,7 +6,7 @@ refuses options that contradict it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -155,79 +155,34 @@ def plan_of(
     return plan
 
 
-OF_THE_SPEC = (
-    "seed", "device", "dtype", "autocast", "optimizer", "mode", "n_accumulation", "frozen", "n_repeats", "n_threads",
-    "time_limit_s",
-)  # fmt: skip
+BESIDE_RESULTS = {"model", "weights", "results", "save", "no_store", "json", "traceback"}
+"""Parameters that may stand beside --results. All others say what to run, and the results say what ran."""
 
 
-Typed = Callable[[str], bool]
-"""Whether an option was given on this command line."""
-
-
-def spec_of_results(results: Path, request: RunSpec, policy: Callable[[], Policy], typed: Typed) -> RunSpec:
+def spec_of_results(results: Path, named: ModelRef, typed: Sequence[str]) -> RunSpec:
     """The spec that ran, with the model and weights of the command line: a file never decides what is loaded.
 
-    `policy` reads the requested policy.
-
-    Raises UnreadableFile without a spec file, InvalidPlan if a typed option contradicts the spec.
+    `typed`: options on the command line that say what to run. Raises UnreadableFile without a spec file, InvalidPlan
+    for such an option and for another model.
     """
     ran = spec_beside(results)
-    faults = [*_model_faults(request.model, ran.model, typed), *_spec_faults(request, ran, typed)]
-    if ran.plan is not None and request.plan is not None:
-        faults += _plan_faults(request.plan, ran.plan, typed)
-    if typed("policy") and policy().units != ran.policy.units:
-        faults.append("--policy recomputes other blocks")
+    faults = [f"{', '.join(typed)} cannot change it"] if typed else []
+    if _file_and_factory(named.target) != _file_and_factory(ran.model.target):
+        faults.append(f"its model was {ran.model.target}, not {named.target}")
+    if Path(named.weights).name != Path(ran.model.weights).name:
+        faults.append(f"its weights were {ran.model.weights or 'those of the factory'}: name them with --weights")
     if faults:
         raise InvalidPlan(
             f"The run in {results} was another one: {'; '.join(faults)}.",
             hint="Leave these options out: the run's own plan lies beside its results.",
         )
-    named = {"target": request.model.target, "weights": request.model.weights}
-    return msgspec.structs.replace(ran, model=msgspec.structs.replace(ran.model, **named))
-
-
-def _model_faults(request: ModelRef, ran: ModelRef, typed: Typed) -> list[str]:
-    faults = []
-    if _file_and_factory(request.target) != _file_and_factory(ran.target):
-        faults.append(f"its model was {ran.target}, not {request.target}")
-    if Path(request.weights).name != Path(ran.weights).name:
-        faults.append(f"its weights were {ran.weights or 'those of the factory'}: name them with --weights")
-    if typed("size") and request.size != ran.size:
-        faults.append(f"--size {request.size} is not {ran.size}")
-    if typed("arguments") and request.arguments != ran.arguments:
-        was = " ".join(f"{name}={value}" for name, value in ran.arguments.items()) or "nothing"
-        faults.append(f"--set was {was}")
-    return faults
+    model = msgspec.structs.replace(ran.model, target=named.target, weights=named.weights)
+    return msgspec.structs.replace(ran, model=model)
 
 
 def _file_and_factory(target: str) -> tuple[str, str]:
     path, _, factory = target.partition(".py:")
     return (Path(path).name.removesuffix(".py"), factory) if ".py" in target else (target, "")
-
-
-def _spec_faults(request: RunSpec, ran: RunSpec, typed: Typed) -> list[str]:
-    pairs = [(name, getattr(request, name), getattr(ran, name)) for name in OF_THE_SPEC]
-    pairs.append(("memory_limit", request.memory_limit_bytes, ran.memory_limit_bytes))
-    return [f"{name} was {there}, not {here}" for name, here, there in pairs if typed(name) and here != there]
-
-
-def _plan_faults(request: PipelinePlan, ran: PipelinePlan, typed: Typed) -> list[str]:
-    """Faults of the plan. `asked` is the plan that ran, with the options applied."""
-    counts = (
-        ("stages", len(request.stages), len(ran.stages)),
-        ("ranks", request.n_ranks, len(rows_of(ran)) if typed("ranks") else None),
-        ("microbatches", request.n_microbatches, ran.n_microbatches),
-    )
-    faults = [f"it had {there} {name}, not {here}" for name, here, there in counts if typed(name) and here != there]
-    if typed("schedule") and (ran.actions or request.schedule != ran.schedule):
-        faults.append(f"its schedule was {ran.schedule_name}, not {request.schedule}")
-    if typed("rows") and request.actions != ran.actions:
-        faults.append(f"its schedule was {ran.schedule_name}, not that of --rows")
-    for option, name in (("checkpoint",) * 2, ("unkeyed", "keyed_rng"), ("deferred_batch_norm",) * 2):
-        if typed(option) and getattr(request, name) != getattr(ran, name):
-            faults.append(f"{name} was {getattr(ran, name)}")
-    return faults
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,7 +223,7 @@ def pipeline(
     check_writable(keep.save, run.out)
     with worker() as engine:
         if run.results is not None:
-            _answer(_opened(engine, run.results, (context, spec, split, policy), keep), keep, output)
+            _answer(_opened(engine, run.results, context, ref, keep), keep, output)
             return
         graph = describe(engine, ref, options.seed, spec.device)
         file = file_on(policy, graph)
@@ -332,28 +287,19 @@ def _refuse_accumulation(spec: RunSpec) -> None:
         )
 
 
-def _opened(
-    engine: Worker, results: Path, options: tuple[typer.Context, RunSpec, PlanOptions, str], keep: KeepOptions
-) -> PipelineRun:
+def _opened(engine: Worker, results: Path, context: typer.Context, named: ModelRef, keep: KeepOptions) -> PipelineRun:
     """The run that torchrun's ranks recorded, under the plan that the ranks ran."""
-    context, spec, split, policy = options
-    ran = spec_beside(results).plan
-    assert ran is not None, "run_spec.json is written for a plan"
-    changed = split.changes()
-    if split.stages is not None:
-        changed["stages"] = ((),) * split.stages
-    typed_plan = msgspec.structs.replace(ran, **changed)
-
-    def chosen() -> Policy:
-        return file_on(policy, describe(engine, spec.model, spec.seed, spec.device)).policy
-
-    def typed(name: str) -> bool:
-        source = context.get_parameter_source(name)
-        return source is not None and source.name == "COMMANDLINE"
-
-    spec = spec_of_results(results, msgspec.structs.replace(spec, plan=typed_plan), chosen, typed)
+    others = [option for option in context.command.params if option.name not in BESIDE_RESULTS]
+    typed = [option.opts[0] for option in others if _is_typed(context, str(option.name))]
+    spec = spec_of_results(results, named, typed)
     opened: PipelineRun = ask(engine, OpenRanks(spec=spec, folder=str(results.resolve())), keep=not keep.no_store)
     return opened
+
+
+def _is_typed(context: typer.Context, name: str) -> bool:
+    """Whether an option was given on this command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _write_run(spec: RunSpec, folder: Path, output: Output) -> None:
