@@ -30,8 +30,8 @@ from explorer.view.compare.cost import (
 )
 from explorer.view.compare.front import Mark, front_chart
 from explorer.view.compare.gradients import (
-    buffer_table,
     carried_table,
+    diff_table,
     gradient_chart,
     mask_table,
     recompute_count_table,
@@ -379,7 +379,7 @@ def test_equal_gradients_with_a_changed_buffer_are_not_called_equal() -> None:
     moved = BufferDiff(name="bn.running_mean", shape=(4,), dtype="float32", presence="both", bitwise=False, max_abs=0.1)
     pair = msgspec.structs.replace(compared(), buffers=(moved,))
     assert verdict_sentence(pair) == "gradients equal, state moved twice: running_mean of bn"
-    assert [row["tensor"] for row in buffer_table(pair)] == ["bn.running_mean"]
+    assert [row["tensor"] for row in diff_table(pair.buffers)] == ["bn.running_mean"]
 
 
 def test_what_moved_is_named_and_the_rest_counted() -> None:

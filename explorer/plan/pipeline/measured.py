@@ -6,7 +6,7 @@ waits are found.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -52,16 +52,6 @@ class Transfer(NamedTuple):
         return self.end_ms - self.start_ms
 
 
-class StageLink(NamedTuple):
-    """All waits for one stage's sends to another."""
-
-    source: int
-    target: int
-    n_waits: int
-    wait_ms: float
-    longest_ms: float
-
-
 def transfers(schedule: PlayedSchedule) -> tuple[Transfer, ...]:
     """Every wait for a transfer between ranks, in order of its end."""
     times: dict[Triple, ActionTime] = {(time.stage, time.kind, time.microbatch): time for time in schedule.actions}
@@ -76,15 +66,6 @@ def transfers(schedule: PlayedSchedule) -> tuple[Transfer, ...]:
             waits.append(Transfer(sent.stage, time.stage, time.rank, start, time.start_ms))
         free[time.rank] = time.end_ms
     return tuple(waits)
-
-
-def links(schedule: PlayedSchedule) -> tuple[StageLink, ...]:
-    """The waits by pair of stages, the most expensive first."""
-    waits: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
-    for wait in transfers(schedule):
-        waits[wait.source, wait.target].append(wait.wait_ms)
-    by_pair = [StageLink(*pair, len(each), sum(each), max(each)) for pair, each in waits.items()]
-    return tuple(sorted(by_pair, key=lambda link: -link.wait_ms))
 
 
 def notes(run: PipelineRun) -> tuple[str, ...]:
@@ -129,12 +110,14 @@ def notes(run: PipelineRun) -> tuple[str, ...]:
 
 
 def _links_in_words(wall: PlayedSchedule, composed: PlayedSchedule) -> str:
-    waits = links(wall)
-    worst = f", most of them from stage {waits[0].source} to {waits[0].target}" if waits else ""
+    waits: Counter[tuple[int, int]] = Counter()
+    for wait in transfers(wall):
+        waits[wait.source, wait.target] += wait.wait_ms
+    worst = "".join(f", most of them from stage {a} to {b}" for (a, b), _ in waits.most_common(1))
     return (
         f"The step took {wall.makespan_ms:.1f} ms by the ranks' own clocks; with links that cost nothing its actions "
-        f"would take {composed.makespan_ms:.1f} ms. Ranks waited {sum(link.wait_ms for link in waits):.1f} ms in all "
-        f"for transfers{worst}."
+        f"would take {composed.makespan_ms:.1f} ms. Ranks waited {sum(waits.values()):.1f} ms in all for transfers"
+        f"{worst}."
     )
 
 

@@ -34,12 +34,10 @@ from explorer.view.compare.cost import (
 )
 from explorer.view.compare.gradients import (
     all_equal,
-    buffer_table,
     carried_table,
     diff_table,
     gradient_chart,
     mask_table,
-    parameter_table,
     recompute_count_table,
     rng_table,
     scope_sentence,
@@ -240,10 +238,10 @@ def gradients_panel(comparison: Comparison) -> None:
 def _rest(comparison: Comparison) -> list[tuple[str, str, list[dict[str, object]]]]:
     """Further tables of the comparison; checks without rows are left out."""
     checked = [
-        ("buffers", "Buffers after the step", buffer_table(comparison)),
+        ("buffers", "Buffers after the step", diff_table(comparison.buffers)),
         ("inputs", "Gradients of the inputs", diff_table(comparison.input_gradients)),
         ("later", f"Gradients of step {comparison.n_steps}", diff_table(comparison.later_gradients)),
-        ("parameters", f"Parameters after {comparison.n_steps} steps", parameter_table(comparison)),
+        ("parameters", f"Parameters after {comparison.n_steps} steps", diff_table(comparison.parameters)),
         ("carried", "What else the model carries on, where it differs", carried_table(comparison)),
         ("rng", "Positions of the random generators", rng_table(comparison)),
         ("masks", "Dropout masks, forward against recompute", mask_table(comparison)),

@@ -49,29 +49,30 @@ def seal(comparison: Comparison) -> list[dict[str, object]]:
 
 
 def gradient_chart(comparison: Comparison) -> Chart:
-    """Chart of the distance of each gradient from the baseline's gradient."""
+    """Chart of the distance of each gradient from the baseline's gradient, a mark per gradient in module order.
+    customdata starts with the tensor's name."""
+    diffs, answer = comparison.gradients, verdict_sentence(comparison)
+    if not diffs:
+        fig = empty(QUESTION, comparison.failure.sentence if comparison.failure else "No gradient was compared.")
+    elif all_equal(comparison):
+        fig = empty(QUESTION, f"{answer}: there is no distance to draw.")
+    else:
+        fig = _picture(diffs, answer)
     return Chart(
         name="differences of the gradients",
-        figure=_picture(comparison),
-        alt=f"One mark for each gradient, by its distance from the baseline. {verdict_sentence(comparison)}.",
-        rows=lambda: diff_table(comparison.gradients),
+        figure=fig,
+        alt=f"One mark for each gradient, by its distance from the baseline. {answer}.",
+        rows=lambda: diff_table(diffs),
     )
 
 
-def _picture(comparison: Comparison) -> go.Figure:
-    """Figure with a mark per gradient, in module order. customdata starts with the tensor's name."""
-    diffs = comparison.gradients
-    if not diffs:
-        reason = comparison.failure.sentence if comparison.failure else "No gradient was compared."
-        return empty(QUESTION, reason)
-    if all_equal(comparison):
-        return empty(QUESTION, f"{verdict_sentence(comparison)}: there is no distance to draw.")
+def _picture(diffs: Sequence[TensorDiff], answer: str) -> go.Figure:
     exponents = [_exponent(diff) for diff in diffs]
     numbers = [value for value in exponents if value is not None]
     low = math.floor(min(numbers)) - 1 if numbers else -2
     high = math.ceil(max(numbers)) + 1 if numbers else 0
     named = len(diffs) <= MAX_NAMES
-    fig = figure(QUESTION, verdict_sentence(comparison), height=150 + 22 * max(len(diffs), 6) if named else 420)
+    fig = figure(QUESTION, answer, height=150 + 22 * max(len(diffs), 6) if named else 420)
     for verdict in get_args(Verdict):
         chosen = [i for i, diff in enumerate(diffs) if diff.verdict == verdict]
         if chosen:
@@ -79,16 +80,6 @@ def _picture(comparison: Comparison) -> go.Figure:
             fig.add_trace(_marks(verdict, [diffs[i] for i in chosen], [i + 1 for i in chosen], where, named=named))
     _axes(fig, [diff.name for diff in diffs], low, high)
     return fig
-
-
-def buffer_table(comparison: Comparison) -> list[dict[str, object]]:
-    """Buffers after one step, worst first."""
-    return diff_table(comparison.buffers)
-
-
-def parameter_table(comparison: Comparison) -> list[dict[str, object]]:
-    """Parameters after `comparison.n_steps` optimizer steps, worst first."""
-    return diff_table(comparison.parameters)
 
 
 def carried_table(comparison: Comparison) -> list[dict[str, object]]:

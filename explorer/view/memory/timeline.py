@@ -29,8 +29,6 @@ from explorer.view.drawing.units import byte_axis, change, mib, percent
 from explorer.view.memory.bands import add_bands, add_counters, counters
 from explorer.view.text.runs import peak_and_end, peaks_in_words
 
-QUESTION = "Where is the peak?"
-QUESTION_OF_TWO = "Where is the peak, how much lower?"
 NO_TIMELINE = "The memory timeline was not measured on this device."
 
 
@@ -43,14 +41,20 @@ def timeline(
     why: str = "",
 ) -> Chart:
     """Chart of the bytes that one or two runs held over the step. `why`: the sentence under the title, else figures."""
-    fig = _picture(baseline, candidate, axis=axis, cursor=cursor)
+    runs = {"baseline": baseline} | ({"candidate": candidate} if candidate is not None else {})
+    answer = _answer(baseline, candidate)
+    question = "Where is the peak?" if candidate is None else "Where is the peak, how much lower?"
+    fig = empty(question, NO_TIMELINE)
+    if any(run.allocations is not None for run in runs.values()):
+        fig = figure(question, answer)
+        _draw(fig, runs, axis, cursor)
     if why:
         fig.update_layout(title_subtitle_text=why)
     return Chart(
         name="memory timeline",
         figure=fig,
-        alt=f"Line chart of the bytes held during one training step. {_answer(baseline, candidate)}.",
-        rows=lambda: _rows(baseline, candidate),
+        alt=f"Line chart of the bytes held during one training step. {answer}.",
+        rows=lambda: _rows(runs),
     )
 
 
@@ -69,23 +73,18 @@ def alone(chart: Chart) -> Chart:
     return replace(chart, rows=lambda: [{k: cell for k, cell in row.items() if k != "run"} for row in chart.rows()])
 
 
-def _picture(baseline: Measurement, candidate: Measurement | None, *, axis: Axis, cursor: Cursor) -> go.Figure:
+def _draw(fig: go.Figure, runs: dict[str, Measurement], axis: Axis, cursor: Cursor) -> None:
     """Both runs on one axis, phases of the candidate (or of the only run) above, the exact peaks marked.
 
     Every point's customdata starts with its run ("baseline", "candidate") and its own tick. The axis "time" falls back
     to "tick" where no times were recorded. A run without allocations is left out and named in the title. A single run
-    of a caching allocator also shows what that took for it: see counters.py.
+    of a caching allocator also shows the bytes that the allocator took for it.
     """
-    runs = {"baseline": baseline} | ({"candidate": candidate} if candidate is not None else {})
     logs = {name: run.allocations for name, run in runs.items() if run.allocations is not None}
-    question = QUESTION if candidate is None else QUESTION_OF_TWO
-    if not logs:
-        return empty(question, NO_TIMELINE)
     if axis == "time" and not has_times(*runs.values()):
         axis = "tick"
     first = _counted(runs, list(logs))
     drawn = runs[first]
-    fig = figure(question, _answer(baseline, candidate))
     unit, unit_name = byte_axis(max(run.held_peak_bytes or 0 for run in runs.values()))
     places = {name: positions(runs[name], log, drawn, axis=axis) for name, log in logs.items()}
     add_bands(fig, drawn, places[first])
@@ -93,10 +92,7 @@ def _picture(baseline: Measurement, candidate: Measurement | None, *, axis: Axis
         fig.add_trace(_line(name, runs[name], x, unit, dash=RUN_DASHES[name] if len(logs) > 1 else "solid"))
     single = len(logs) == 1
     counted = {name: x for name, x in places.items() if single or runs[name].card is not None}
-    tops_of_counters = (
-        add_counters(fig, runs[name], x, unit, of="" if single else name) for name, x in counted.items()
-    )
-    top_counter = max(tops_of_counters, default=0.0)
+    counters_end = [add_counters(fig, runs[name], x, unit, of="" if single else name) for name, x in counted.items()]
     tops = [_mark_peak(fig, name, runs[name], x, unit) for name, x in places.items()]
     if len(tops) == 2 and abs(tops[0] - tops[1]) < 0.14 * max(tops):  # close: the higher label is above
         up = 17 if tops[0] >= tops[1] else -17
@@ -104,12 +100,11 @@ def _picture(baseline: Measurement, candidate: Measurement | None, *, axis: Axis
     if cursor is not None and cursor[0] in places:
         mark_cursor(fig, cursor[1], places[cursor[0]])
     fig.update_layout(
-        yaxis={"title": {"text": f"bytes held ({unit_name})"}, "range": [0, 1.22 * max(*tops, top_counter)]},
+        yaxis={"title": {"text": f"bytes held ({unit_name})"}, "range": [0, 1.22 * max(*tops, *counters_end, 0.0)]},
         xaxis=axis_layout(axis, drawn, of=f" of the {first}" * (len(logs) > 1)),
         margin={"r": 86},
         **HOVER_ALONG_X,
     )
-    return fig
 
 
 def _counted(runs: dict[str, Measurement], names: list[str]) -> str:
@@ -118,9 +113,8 @@ def _counted(runs: dict[str, Measurement], names: list[str]) -> str:
     return "baseline" if "baseline" in names and (cut_short and runs["baseline"].complete) else names[-1]
 
 
-def _rows(baseline: Measurement, candidate: Measurement | None) -> list[dict[str, object]]:
+def _rows(runs: dict[str, Measurement]) -> list[dict[str, object]]:
     """Each phase of each run, its events, and the most it held."""
-    runs = {"baseline": baseline} | ({"candidate": candidate} if candidate is not None else {})
     table: list[dict[str, object]] = []
     for name, run in runs.items():
         if run.allocations is None:
@@ -151,11 +145,6 @@ def _rows(baseline: Measurement, candidate: Measurement | None) -> list[dict[str
     return table
 
 
-def drawn_ticks(log: Allocations, line: Bytes, extra: tuple[int, ...] = ()) -> Indices:
-    """Drawn ticks: the extremes of each bucket and the ticks of `extra`, at most MAX_POINTS together."""
-    return with_points(minmax(line, MAX_POINTS - len(extra)), extra, log.n_ticks + 1)
-
-
 def hover_fields(run: Measurement, log: Allocations, ticks: Indices) -> list[list[str]]:
     """Words for each of `ticks`: [phase, event]."""
     event = events(log)
@@ -184,7 +173,7 @@ def _line(name: str, run: Measurement, x: Positions, unit: int, *, dash: str) ->
     assert log is not None
     line = held(log)
     borders = tuple(tick for span in run.phases[:100] for tick in (span.first_tick, span.end_tick - 1))
-    ticks = drawn_ticks(log, line, borders)
+    ticks = with_points(minmax(line, MAX_POINTS - len(borders)), borders, log.n_ticks + 1)
     words = hover_fields(run, log, ticks)
     custom = [
         [name, tick, mib(size), *fields] for tick, size, fields in zip(ticks.tolist(), line[ticks].tolist(), words)

@@ -7,18 +7,18 @@ rank 0  ▓▓0▓▓▓▓1▓▓      ░░0░░      thick: the schedule o
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from explorer.plan.pipeline.measured import links, transfers
+from explorer.plan.pipeline.measured import transfers
 from explorer.record.pipeline_run import ActionTime, PlayedSchedule, Stage
 from explorer.view.drawing.colours import ON_COLOUR, PHASE_COLOURS, RUN_COLOURS, STAGE_COLOURS
 from explorer.view.drawing.figure import Chart, empty, figure, hatch
 from explorer.view.drawing.units import mib, percent, percent_whole
 
-QUESTION = "Who works when, and who waits?"
 KINDS = {"F": "forward", "B": "backward", "I": "backward, input part", "W": "backward, weight part"}
 PARTS = ("F", "R", "B", "I", "W")
 """`R` is the recomputed part at the start of a backward action."""
@@ -55,39 +55,50 @@ _THIN = _Band(0.4, 0.13, "predicted ")
 
 
 def gantt(forecast: PlayedSchedule, predicted: PlayedSchedule | None = None, *, follow: int | None = None) -> Chart:
-    """Chart of the actions of every rank in time, and of the waits between them."""
+    """Chart of the actions of every rank in time, and of the waits between them.
+
+    `predicted` is drawn as a thin row below each rank; `follow` fades all other microbatches.
+    """
+    question, n_ranks = "Who works when, and who waits?", len(forecast.ranks)
+    fig = empty(question, "No action was played.")
+    if forecast.actions:
+        summary = f"step {forecast.makespan_ms:.1f} ms, idle {percent(forecast.bubble_fraction)} ({forecast.origin})"
+        fig = figure(question, summary, height=200 + min(64, max(30, 420 // n_ranks)) * n_ranks)
+        drawn = [(forecast, _MAIN)] if predicted is None else [(forecast, _MAIN), (predicted, _THIN)]
+        for played, band in drawn:
+            for part in PARTS:
+                _bars(fig, played, part, band, follow)
+        _waits(fig, forecast)
+        _critical(fig, forecast)
+        fig.update_layout(barmode="overlay", bargap=0)
+        fig.update_xaxes(title={"text": "time since the start of the step (ms)"}, rangemode="tozero")
+        fig.update_yaxes(
+            range=[n_ranks - 0.45, -0.55],
+            tickvals=list(range(n_ranks)),
+            ticktext=[f"rank {use.rank}\nidle {percent_whole(use.bubble_fraction)}" for use in forecast.ranks],
+            showgrid=False,
+        )
     waits = ", ".join(f"rank {use.rank} idle {percent(use.bubble_fraction)}" for use in forecast.ranks)
     summary = f"{len(forecast.actions)} actions over {forecast.makespan_ms:.1f} ms ({forecast.origin})"
     return Chart(
         name="actions of the schedule",
-        figure=_picture(forecast, predicted, follow),
+        figure=fig,
         alt=f"One row a rank, one bar an action. {summary}; {waits}.",
-        rows=lambda: _rows(forecast),
+        rows=lambda: [
+            {
+                "rank": action.rank,
+                "action": action.name,
+                "stage": action.stage,
+                "what": KINDS[action.kind],
+                "microbatch": action.microbatch,
+                "start (ms)": round(action.start_ms, 3),
+                "end (ms)": round(action.end_ms, 3),
+                "recompute (ms)": round(action.recompute_ms, 3),
+                "on critical path": action.name in forecast.critical_path,
+            }
+            for action in sorted(forecast.actions, key=lambda action: (action.start_ms, action.rank))
+        ],
     )
-
-
-def _picture(forecast: PlayedSchedule, predicted: PlayedSchedule | None, follow: int | None) -> go.Figure:
-    """Every action of every rank; `predicted` as a thin row below each; `follow` fades all other microbatches."""
-    if not forecast.actions:
-        return empty(QUESTION, "No action was played.")
-    summary = f"step {forecast.makespan_ms:.1f} ms, idle {percent(forecast.bubble_fraction)} ({forecast.origin})"
-    n_ranks = len(forecast.ranks)
-    fig = figure(QUESTION, summary, height=200 + min(64, max(30, 420 // n_ranks)) * n_ranks)
-    drawn = [(forecast, _MAIN)] if predicted is None else [(forecast, _MAIN), (predicted, _THIN)]
-    for played, band in drawn:
-        for part in PARTS:
-            _bars(fig, played, part, band, follow)
-    _waits(fig, forecast)
-    _critical(fig, forecast)
-    fig.update_layout(barmode="overlay", bargap=0)
-    fig.update_xaxes(title={"text": "time since the start of the step (ms)"}, rangemode="tozero")
-    fig.update_yaxes(
-        range=[n_ranks - 0.45, -0.55],
-        tickvals=list(range(n_ranks)),
-        ticktext=[f"rank {use.rank}\nidle {percent_whole(use.bubble_fraction)}" for use in forecast.ranks],
-        showgrid=False,
-    )
-    return fig
 
 
 def _spans(actions: Sequence[ActionTime], part: str) -> list[tuple[ActionTime, float, float]]:
@@ -102,7 +113,8 @@ def _bars(fig: go.Figure, forecast: PlayedSchedule, part: str, band: _Band, foll
     if not spans:
         return
     name = "recompute" if part == "R" else KINDS[part]
-    several = _several_stages(forecast)
+    # A rank may hold several stages: its bars then say which.
+    several = len({action.stage for action in forecast.actions}) > len({action.rank for action in forecast.actions})
     wide = NARROWEST_LABEL * forecast.makespan_ms * (2 if several else 1)
     labelled = band is _MAIN and part != "R"
     edges = [STAGE_COLOURS[a.stage % len(STAGE_COLOURS)] if several else EDGE for a, _, _ in spans]
@@ -116,7 +128,10 @@ def _bars(fig: go.Figure, forecast: PlayedSchedule, part: str, band: _Band, foll
             base=[start for _, start, _ in spans],
             y=[a.rank + band.offset for a, _, _ in spans],
             width=band.width,
-            text=[_label(a, several) if labelled and length >= wide else "" for a, _, length in spans],
+            text=[
+                f"{a.stage}:{a.microbatch}" * several or str(a.microbatch) if labelled and length >= wide else ""
+                for a, _, length in spans
+            ],
             textposition="inside",
             insidetextanchor="middle",
             textangle=0,
@@ -135,15 +150,6 @@ def _bars(fig: go.Figure, forecast: PlayedSchedule, part: str, band: _Band, foll
             ),
         )
     )
-
-
-def _several_stages(forecast: PlayedSchedule) -> bool:
-    """Whether a rank holds more than one: its bars then say which."""
-    return len({action.stage for action in forecast.actions}) > len({action.rank for action in forecast.actions})
-
-
-def _label(action: ActionTime, several: bool) -> str:
-    return f"{action.stage}:{action.microbatch}" if several else str(action.microbatch)
 
 
 def _waits(fig: go.Figure, forecast: PlayedSchedule) -> None:
@@ -184,57 +190,35 @@ def _critical(fig: go.Figure, forecast: PlayedSchedule) -> None:
     )
 
 
-def _rows(forecast: PlayedSchedule) -> list[dict[str, object]]:
-    """Table rows, one per action, in order of start."""
-    critical = set(forecast.critical_path)
-    return [
-        {
-            "rank": action.rank,
-            "action": action.name,
-            "stage": action.stage,
-            "what": KINDS[action.kind],
-            "microbatch": action.microbatch,
-            "start (ms)": round(action.start_ms, 3),
-            "end (ms)": round(action.end_ms, 3),
-            "recompute (ms)": round(action.recompute_ms, 3),
-            "on critical path": action.name in critical,
-        }
-        for action in sorted(forecast.actions, key=lambda action: (action.start_ms, action.rank))
-    ]
-
-
 def link_table(forecast: PlayedSchedule, stages: Sequence[Stage]) -> list[dict[str, object]]:
-    """Table rows, one per pair of stages with waits between them; empty if transfers take no time."""
+    """Table rows, one per pair of stages with waits between them, the longest first; empty if transfers take no
+    time."""
     receives = {stage.stage: stage.receive_bytes for stage in stages}
+    waits: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
+    for wait in transfers(forecast):
+        waits[wait.source, wait.target].append(wait.wait_ms)
     return [
         {
-            "from stage": link.source,
-            "to stage": link.target,
-            "a microbatch": mib(receives.get(max(link.source, link.target))),
-            "waits": link.n_waits,
-            "waited (ms)": round(link.wait_ms, 2),
-            "longest (ms)": round(link.longest_ms, 2),
+            "from stage": source,
+            "to stage": target,
+            "a microbatch": mib(receives.get(max(source, target))),
+            "waits": len(ms),
+            "waited (ms)": round(sum(ms), 2),
+            "longest (ms)": round(max(ms), 2),
             "origin": forecast.origin,
         }
-        for link in links(forecast)
+        for (source, target), ms in sorted(waits.items(), key=lambda pair: -sum(pair[1]))
     ]
 
 
 def rank_table(forecast: PlayedSchedule, predicted: PlayedSchedule | None = None) -> list[dict[str, object]]:
     """Table rows, one per rank: busy time, idle share, microbatches in flight."""
     predicted_use = {use.rank: use for use in predicted.ranks} if predicted is not None else {}
-    return [
-        {
-            "rank": use.rank,
-            "busy (ms)": round(use.busy_ms, 2),
-            "idle": percent(use.bubble_fraction),
-            **(
-                {"idle, predicted": percent(predicted_use[use.rank].bubble_fraction)}
-                if use.rank in predicted_use
-                else {}
-            ),
-            "microbatches in flight": use.n_in_flight,
-            "origin": forecast.origin,
-        }
-        for use in forecast.ranks
-    ]
+    rows: list[dict[str, object]] = []
+    for use in forecast.ranks:
+        row: dict[str, object] = {"rank": use.rank, "busy (ms)": round(use.busy_ms, 2)}
+        row["idle"] = percent(use.bubble_fraction)
+        if use.rank in predicted_use:
+            row["idle, predicted"] = percent(predicted_use[use.rank].bubble_fraction)
+        rows.append(row | {"microbatches in flight": use.n_in_flight, "origin": forecast.origin})
+    return rows

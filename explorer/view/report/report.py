@@ -25,10 +25,9 @@ from explorer.record.plan import Plan
 from explorer.record.run import RunSpec
 from explorer.view.compare.cost import recompute_cost, recompute_time, step_time
 from explorer.view.compare.gradients import (
-    buffer_table,
     carried_table,
+    diff_table,
     gradient_chart,
-    parameter_table,
     scope_sentence,
     verdict_sentence,
 )
@@ -264,9 +263,9 @@ def _verdict(run: Run) -> Iterator[str]:
     yield paragraph(run.not_reproducible_because)
     yield paragraph(scope_sentence(run), "quiet")
     yield drawn(gradient_chart(run)) if run.gradients else ""
-    if wrong := [row for row in buffer_table(run) if row["verdict"] != "bitwise equal"]:
+    if wrong := [row for row in diff_table(run.buffers) if row["verdict"] != "bitwise equal"]:
         yield folded("buffers that are not equal", wrong)
-    if wrong := [row for row in parameter_table(run) if row["verdict"] != "bitwise equal"]:
+    if wrong := [row for row in diff_table(run.parameters) if row["verdict"] != "bitwise equal"]:
         yield folded(f"parameters that are not equal after {count(run.n_steps, 'step')}", wrong)
     yield folded("state that is not equal", carried_table(run))
 

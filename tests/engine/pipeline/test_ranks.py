@@ -16,7 +16,7 @@ from explorer.engine.pipeline.rank import write_report
 from explorer.engine.pipeline.run import run_pipeline
 from explorer.errors import Cancelled
 from explorer.plan.pipeline.actions import format_rows
-from explorer.plan.pipeline.measured import links
+from explorer.plan.pipeline.measured import transfers
 from explorer.plan.pipeline.orders import one_f_one_b
 from explorer.record.graph import ModelRef
 from explorer.record.pipeline_run import RankReport
@@ -187,7 +187,7 @@ def test_what_a_slow_link_costs_is_in_the_step(tmp_path: Path) -> None:
     assert run.timing is run.wall is not None
     assert run.composed is not None
     assert run.wall.makespan_ms >= run.composed.makespan_ms + 2 * NAP_MS
-    assert {(link.source, link.target) for link in links(run.wall) if link.wait_ms >= NAP_MS} == {(0, 1), (1, 0)}
+    assert {(wait.source, wait.target) for wait in transfers(run.wall) if wait.wait_ms >= NAP_MS} == {(0, 1), (1, 0)}
     step = figures(run, None, plan.plan, before=None)[0]
     assert step.value in (
         f"{run.wall.makespan_ms:,.1f} ms",

@@ -10,12 +10,13 @@ from hypothesis.strategies import floats, integers
 from explorer.errors import InvalidPlan
 from explorer.plan.pipeline.actions import Action, format_rows, parse_rows
 from explorer.plan.pipeline.clock import UNIT_MS, forecast, is_checkpointed, simulate
-from explorer.plan.pipeline.measured import links, out_of_order, schedule_of, transfers
+from explorer.plan.pipeline.measured import out_of_order, schedule_of, transfers
 from explorer.plan.pipeline.orders import gpipe, interleaved, one_f_one_b
 from explorer.plan.pipeline.schedules import SCHEDULES, rows_of
 from explorer.record.pipeline_cost import ActionCost, SplitCost, StageCost
 from explorer.record.pipeline_run import ActionTime
 from explorer.record.run import PipelinePlan
+from explorer.view.pipeline.gantt import link_table
 
 ROWS = one_f_one_b(2, 1)
 
@@ -201,7 +202,8 @@ def test_the_step_is_as_long_as_the_ranks_were_at_it() -> None:
 def test_a_link_costs_what_a_free_rank_waited_for_a_neighbour_that_was_done() -> None:
     sent = transfers(schedule_of(ROWS, READ))
     assert [(one.source, one.target, one.start_ms, one.end_ms) for one in sent] == [(0, 1, 10, 40), (1, 0, 70, 100)]
-    assert sum(link.wait_ms for link in links(schedule_of(ROWS, READ))) == 60
+    rows = link_table(schedule_of(ROWS, READ), ())
+    assert [(row["from stage"], row["waits"], row["waited (ms)"]) for row in rows] == [(0, 1, 30), (1, 1, 30)]
 
 
 def test_a_played_schedule_has_free_links() -> None:
