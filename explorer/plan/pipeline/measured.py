@@ -6,7 +6,7 @@ waits are found.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -110,10 +110,11 @@ def notes(run: PipelineRun) -> tuple[str, ...]:
 
 
 def _links_in_words(wall: PlayedSchedule, composed: PlayedSchedule) -> str:
-    waits: Counter[tuple[int, int]] = Counter()
+    waits: defaultdict[tuple[int, int], float] = defaultdict(float)
     for wait in transfers(wall):
         waits[wait.source, wait.target] += wait.wait_ms
-    worst = "".join(f", most of them from stage {a} to {b}" for (a, b), _ in waits.most_common(1))
+    source, target = max(waits, key=lambda pair: waits[pair], default=(0, 0))
+    worst = f", most of them from stage {source} to {target}" if waits else ""
     return (
         f"The step took {wall.makespan_ms:.1f} ms by the ranks' own clocks; with links that cost nothing its actions "
         f"would take {composed.makespan_ms:.1f} ms. Ranks waited {sum(waits.values()):.1f} ms in all for transfers"
