@@ -48,10 +48,13 @@ class BatchShape:
     side: int
 
 
-def unpacked(ref: ModelRef, built: object, shape: BatchShape) -> Loaded:
-    """The model, batch and loss of `built`. Raises ModelNotLoaded, with the kind of `built`, for other results."""
+def unpacked(ref: ModelRef, built: object, sizes: Mapping[str, int]) -> Loaded:
+    """The model, batch and loss of `built`. `sizes` are those of SHAPE_ARGUMENTS that the factory does not take.
+
+    Raises ModelNotLoaded, with the kind of `built`, for other results, and for `sizes` of a batch made elsewhere.
+    """
     if (parts := _named(built)) is not None:
-        return _from_parts(ref, parts, shape)
+        return _from_parts(ref, parts, sizes)
     model, batch, loss = built, None, None
     if isinstance(built, (tuple, list)):
         model, batch, loss = (*built, None, None)[:3] if 1 <= len(built) <= 3 else (None, None, None)
@@ -61,7 +64,8 @@ def unpacked(ref: ModelRef, built: object, shape: BatchShape) -> Loaded:
             hint=_WAYS,
         )
     if batch is None:
-        return Loaded(ref, model, example_batch(model, ref.target, shape), None, loss)
+        return Loaded(ref, model, example_batch(model, ref.target, _shape(sizes)), None, loss)
+    _refuse(ref, sizes)
     if loss is None:
         if callable(batch) and not isinstance(batch, torch.Tensor):
             return Loaded(ref, model, OwnStep(batch), None, _its_own)
@@ -88,7 +92,20 @@ def _named(built: object) -> Mapping[str, object] | None:
     return None
 
 
-def _from_parts(ref: ModelRef, parts: Mapping[str, Any], shape: BatchShape) -> Loaded:
+def _shape(sizes: Mapping[str, int]) -> BatchShape:
+    return BatchShape(**{**SHAPE_ARGUMENTS, **sizes})
+
+
+def _refuse(ref: ModelRef, sizes: Mapping[str, int]) -> None:
+    """Raises ModelNotLoaded if there are `sizes`: the factory has made the batch without them."""
+    if sizes:
+        raise ModelNotLoaded(
+            f"{ref.target} makes its own batch, and its factory takes no argument {', '.join(sizes)}.",
+            hint=f"Give the factory an argument such as {next(iter(sizes))}, and make the batch of that size.",
+        )
+
+
+def _from_parts(ref: ModelRef, parts: Mapping[str, Any], sizes: Mapping[str, int]) -> Loaded:
     model = parts.get("model")
     strangers = [str(name) for name in parts if name not in _PARTS]
     if not isinstance(model, nn.Module) or strangers:
@@ -98,7 +115,10 @@ def _from_parts(ref: ModelRef, parts: Mapping[str, Any], shape: BatchShape) -> L
             hint="Only `model` has to be there.",
         )
     inputs = parts.get("inputs")
-    inputs = example_batch(model, ref.target, shape) if inputs is None else inputs
+    if inputs is None:
+        inputs = example_batch(model, ref.target, _shape(sizes))
+    else:
+        _refuse(ref, sizes)
     return Loaded(ref, model, inputs, parts.get("targets"), parts.get("loss"))
 
 

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from explorer.engine.device.memory_limit import process_memory_limit
 from explorer.engine.device.without_data import explain_data_dependence, explain_own_split
-from explorer.engine.model.batch import SHAPE_ARGUMENTS, BatchShape, unpacked
+from explorer.engine.model.batch import SHAPE_ARGUMENTS, unpacked
 from explorer.engine.model.loaded import Loaded, refuse_unopenable
 from explorer.engine.state.rng import seed_everything
 from explorer.errors import BadInput, ExplorerError, ModelNotLoaded, nearest, said_by
@@ -88,7 +88,7 @@ def load(ref: ModelRef, *, seed: int = 0, limit_bytes: int | None = None) -> Loa
         )
     if isinstance(built, nn.Module):
         refuse_unopenable(built, ref.target)
-    loaded = unpacked(ref, built, BatchShape(**{**SHAPE_ARGUMENTS, **of_batch}))
+    loaded = unpacked(ref, built, of_batch)
     refuse_unopenable(loaded.model, ref.target)
     if ref.weights:
         _load_weights(loaded.model, ref.weights, ref.target)

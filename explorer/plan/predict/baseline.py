@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from explorer.errors import BadInput
 from explorer.plan.memory.ledger import Bytes, Mask, alive, array_of, peak_tick
-from explorer.plan.names import lineage
+from explorer.plan.names import lineage, listed
 from explorer.plan.predict.calls import stash_bytes
 from explorer.plan.predict.not_predicted import no_baseline
 from explorer.plan.predict.replay import BACKWARD, Replay
@@ -301,7 +301,7 @@ class Sized:
 def at_size(runs: Mapping[int, Measurement], size: int, spec: RunSpec) -> Sized:
     """The step of `spec` at `size`, from finished runs by their sizes: two for a batch, three for a length.
 
-    Raises BadInput for fewer than two runs, or runs without a timeline.
+    Raises BadInput for fewer than two runs, runs without a timeline, and runs whose memory does not depend on the size.
     """
     sizes = sorted(runs)
     logs = [runs[measured].allocations for measured in sizes]
@@ -310,6 +310,12 @@ def at_size(runs: Mapping[int, Measurement], size: int, spec: RunSpec) -> Sized:
         raise BadInput(
             f"A step at size {size} is predicted from two finished runs or more, found {len(complete_logs)}.",
             hint="Measure the step at two small sizes first, such as batch 2 and batch 4.",
+        )
+    if all(log.n_bytes == complete_logs[0].n_bytes for log in complete_logs):
+        raise BadInput(
+            f"The step holds the same bytes at sizes {listed([str(measured) for measured in sizes])}: "
+            "its batch does not depend on the size.",
+            hint="Vary an argument that the factory makes its batch from.",
         )
     weights = _weights(sizes, size)
     if not _agree(complete_logs):

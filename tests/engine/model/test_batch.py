@@ -76,6 +76,12 @@ def test_what_cannot_be_loaded_is_one_sentence(package: str, name: str, words: s
     error.match(words)
 
 
+@pytest.mark.parametrize("name", ["listed", "parts", "step"])
+def test_a_batch_of_the_factorys_own_is_no_size_to_ask_for(package: str, name: str) -> None:
+    with pytest.raises(ModelNotLoaded, match="makes its own batch, and its factory takes no argument batch"):
+        load(ModelRef(target=f"{package}:{name}", arguments={"batch": 4}))
+
+
 def test_a_configuration_file_builds_a_configured_class(package: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"sample_size": 8, "in_channels": 2}))

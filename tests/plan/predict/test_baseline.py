@@ -171,6 +171,11 @@ def test_one_run_tells_no_size_nor_does_one_that_was_cut_short() -> None:
             at_size(runs, 8, run.spec)
 
 
+def test_no_size_is_the_largest_of_a_step_whose_memory_does_not_depend_on_it() -> None:
+    with pytest.raises(BadInput, match="the same bytes at sizes 2, 4"):
+        at_size({2: at_batch(3), 4: at_batch(3)}, 8, at_batch(3).spec)
+
+
 @given(st.integers(0, 10_000), st.integers(1, 5_000))
 def test_the_largest_size_that_fits(limit: int, most: int) -> None:
     asked: list[int] = []
