@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torchviz
+from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -50,15 +51,9 @@ def draw_autograd(spec: RunSpec, block: str, report: Report = silent) -> Autogra
         meter("drawing the block kept")
         plain = _picture(loaded.model, block, args, kwargs, show_saved=True)
         meter("drawing the block recomputed")
-        with apply_policy(loaded.model, replace_units(spec.policy, block)):
+        with apply_policy(loaded.model, replace(spec.policy, units=Policy.recompute([block]).units)):
             recomputed = _picture(loaded.model, block, args, kwargs, show_saved=False)
         return AutogradPictures(block=block, kept=plain, recomputed=recomputed)
-
-
-def replace_units(policy: Policy, block: str) -> Policy:
-    """The options of `policy` on one block alone."""
-    options = {name: getattr(policy, name) for name in Policy.__struct_fields__ if name != "units"}
-    return Policy.recompute([block], **options)
 
 
 def _inputs_of(loaded: Loaded, block: str) -> tuple[object, object]:

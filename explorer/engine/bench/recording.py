@@ -12,8 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -72,10 +71,8 @@ class Recording:
             self._open = opened.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._open.__exit__(kind, error, traceback)
+    def __exit__(self, *exc: Any) -> None:
+        self._open.__exit__(*exc)
 
     @cached_property
     def log(self) -> AllocatorLog:

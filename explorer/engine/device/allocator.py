@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -75,9 +74,7 @@ class Recorder(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *exc: object) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -140,9 +137,7 @@ class CpuRecorder:
         PROFILER._enable_profiler(config, activities, ONLY_MEMORY)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.log = _read(PROFILER._disable_profiler())
 
 

@@ -15,9 +15,7 @@ Source: https://docs.pytorch.org/docs/stable/torch_cuda_memory.html
 
 from __future__ import annotations
 
-import inspect
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -50,13 +48,13 @@ class CudaRecorder:
         torch.cuda.synchronize(self.device)
         _require_history(torch.cuda.memory_stats(self.device))
         torch.cuda.reset_peak_memory_stats(self.device)
-        _record_history(context="all" if self.stacks else None)
+        torch.cuda.memory._record_memory_history(
+            context="all" if self.stacks else None, stacks="python", max_entries=MAX_ENTRIES, clear_history=True
+        )
         self._before = torch.cuda.memory_stats(self.device)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         try:
             torch.cuda.synchronize(self.device)
             after = torch.cuda.memory_stats(self.device)
@@ -135,16 +133,3 @@ def _require_history(stats: dict[str, int]) -> None:
             f"torch allocates through {backend} here, which keeps no history of requested bytes.",
             hint="Unset PYTORCH_ALLOC_CONF, PYTORCH_CUDA_ALLOC_CONF (backend) and PYTORCH_NO_CUDA_MEMORY_CACHING.",
         )
-
-
-def _record_history(context: Literal["all"] | None) -> None:
-    """Starts the history. torch 2.11 to 2.13 take the arguments by name; unknown arguments are left out."""
-    arguments: dict[str, object] = {"stacks": "python", "max_entries": MAX_ENTRIES, "clear_history": True}
-    parameters = inspect.signature(torch.cuda.memory._record_memory_history).parameters
-    if "max_entries" not in parameters:
-        raise NotOnThisDevice(
-            f"torch {torch.__version__} keeps no allocator history that can be bounded.", hint="Use torch 2.11 to 2.13."
-        )
-    torch.cuda.memory._record_memory_history(
-        "all", context=context, **{name: value for name, value in arguments.items() if name in parameters}
-    )

@@ -97,41 +97,9 @@ class CudaClock:
         return float(first.elapsed_time(last))
 
 
-class Device(Protocol):
-    """The interface of a device to a measurement."""
-
-    torch: torch.device
-
-    def recorder(self) -> Recorder: ...
-
-    def clock(self) -> Clock: ...
-
-    def wall(self) -> Ticks:
-        """The clock of a rank's actions: elapsed time, waiting included."""
-        ...
-
-    def environment(self, n_threads: int) -> Environment: ...
-
-    def release(self) -> None:
-        """Frees what earlier runs left in caches, so that the next run is not charged for it."""
-        ...
-
-    def free_bytes(self) -> int | None:
-        """Bytes that can still be allocated; None if the system does not report them."""
-        ...
-
-    def memory_limit(self, limit_bytes: int | None, resident_bytes: int = 0) -> AbstractContextManager[None]:
-        """Limits memory inside to `limit_bytes`; None sets no limit. `resident_bytes` of the limit are held already (a
-        GPU counts them itself). Steps on a CPU take almost twice as long inside, see memory_limit.py."""
-        ...
-
-    def timed_memory_limit(self, limit_bytes: int | None) -> AbstractContextManager[None]:
-        """As `memory_limit`, for timed steps that have run under the limit; no limit on a CPU, where it disturbs the
-        clock."""
-        ...
-
-
 class CpuDevice:
+    """What a measurement asks of a device, answered by a CPU; `CudaDevice` answers the same."""
+
     torch = torch.device("cpu")
 
     def recorder(self) -> Recorder:
@@ -141,6 +109,7 @@ class CpuDevice:
         return CpuClock()
 
     def wall(self) -> Ticks:
+        """The clock of a rank's actions: elapsed time, waiting included."""
         return WallClock()
 
     def environment(self, n_threads: int) -> Environment:
@@ -148,15 +117,21 @@ class CpuDevice:
         return _environment("cpu", _cpu_name(), n_threads, total_bytes)
 
     def release(self) -> None:
+        """Frees what earlier runs left in caches, so that the next run is not charged for it."""
         gc.collect()
 
     def free_bytes(self) -> int | None:
+        """Bytes that can still be allocated; None if the system does not report them."""
         return available_bytes()
 
     def memory_limit(self, limit_bytes: int | None, resident_bytes: int = 0) -> AbstractContextManager[None]:
+        """Limits memory inside to `limit_bytes`; None sets no limit. `resident_bytes` of the limit are held already (a
+        GPU counts them itself). Steps on a CPU take almost twice as long inside, see memory_limit.py."""
         return process_memory_limit(limit_bytes, resident_bytes)
 
     def timed_memory_limit(self, limit_bytes: int | None) -> AbstractContextManager[None]:
+        """As `memory_limit`, for timed steps that have run under the limit; no limit on a CPU, where it disturbs the
+        clock."""
         return nullcontext()
 
 
@@ -202,6 +177,9 @@ class CudaDevice:
 
     def timed_memory_limit(self, limit_bytes: int | None) -> AbstractContextManager[None]:
         return self.memory_limit(limit_bytes)
+
+
+Device = CpuDevice | CudaDevice
 
 
 def device_of(device: torch.device) -> Device:

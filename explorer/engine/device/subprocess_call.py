@@ -12,7 +12,6 @@ import os
 import pickle
 import signal
 import tempfile
-import time
 from collections.abc import Callable
 from typing import IO, Any, TypeVar
 
@@ -27,19 +26,16 @@ from explorer.record.plan import Progress, Report
 Kind = TypeVar("Kind")
 
 
-def call_in_subprocess(
-    function: Callable[..., Kind], *arguments: object, report: Report, what: str, limit_s: float | None = None
-) -> Kind | None:
+def call_in_subprocess(function: Callable[..., Kind], *arguments: object, report: Report, what: str) -> Kind | None:
     """Result of `function(*arguments, report)`; None if the system ended the process for lack of memory.
 
     `function` is looked up by name, `arguments` and result are pickled, and `what` names the work in errors.
     Raises the function's error if it is of explorer/errors.py, and what `report` raises. Raises Crashed if the process
-    ended otherwise or took longer than `limit_s`.
+    ended otherwise.
     """
     n_before = n_oom_kills()
     last = Progress(what="starting", done=0, total=0)
     where = (function.__module__, function.__qualname__)
-    deadline_s = math.inf if limit_s is None else time.monotonic() + limit_s
     with (
         tempfile.TemporaryFile() as result,
         Answering(answer_call, where, arguments, files=[result.fileno()]) as child,
@@ -48,12 +44,10 @@ def call_in_subprocess(
         def alive() -> None:
             report(last)
 
-        for line in child.lines(deadline_s, alive):
+        for line in child.lines(math.inf, alive):
             last = from_json(line, Progress)
             report(last)
             last = replace(last, part=b"")
-        if child.timed_out:
-            raise Crashed(f"The run that {what} was not done after {limit_s:g} s.", hint="Allow more: --time-limit.")
         if child.code == 0:
             return _read(result)
         if child.code == -signal.SIGKILL and n_before is not None and (n_oom_kills() or 0) > n_before:

@@ -48,9 +48,9 @@ class Loaded:
     left_behind: str = ""
     """A sentence about parts of the model that a copy lacks."""
 
-    def output(self, model: nn.Module | None = None) -> object:
-        """The output for the whole batch, by `model` if not None."""
-        return call(self.model if model is None else model, self.inputs)
+    def output(self) -> object:
+        """The output for the whole batch."""
+        return call(self.model, self.inputs)
 
     def loss(self, output: object, targets: object = None, *, trains: bool = True) -> Tensor:
         """A scalar, the mean over the batch. `targets` default to the targets of the whole batch.

@@ -29,7 +29,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -299,9 +298,7 @@ class Recomputing:
             observer(self._fqn, True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         # Early stop also ends here, by an exception of torch.
         for observer in reversed(tuple(_observers)):
             observer(self._fqn, False)

@@ -32,7 +32,8 @@ MAX_OBJECTS = 200_000
 MAX_ITEMS = 100_000
 """Longest container whose items are walked."""
 _DEEPEST = 6
-_OF_TORCH = frozenset(vars(nn.Module()))
+OF_TORCH = frozenset(vars(nn.Module()))
+"""Names in a module's __dict__ that torch sets."""
 _OF_DATA = frozenset({"builtins", "types", "collections", "weakref", "queue", "_queue", "_thread", "array", "random",
                       "itertools", "__main__"})  # fmt: skip
 """Modules of the standard library whose objects hold a user's data."""
@@ -113,7 +114,7 @@ def data_inside(roots: Iterable[object]) -> list[object]:
 def reachable_generators(model: nn.Module) -> list[object]:
     """Generators that modules hold, directly or inside lists, dictionaries and plain objects; each once."""
     attributes = (item for module in model.modules() for item in vars(module).items())
-    inside = data_inside(value for name, value in attributes if name not in _OF_TORCH)
+    inside = data_inside(value for name, value in attributes if name not in OF_TORCH)
     return [value for value in inside if is_generator(value)]
 
 

@@ -76,42 +76,31 @@ class OutsideRng:
 
 
 def get_state(generator: object) -> object:
-    """State of a generator object, or of a generator of the process by its name in `RngState.states`.
-
-    Imports numpy if its generator is named.
-    """
-    if not isinstance(generator, str):
-        if isinstance(generator, random.Random):
-            return generator.getstate()
-        if hasattr(generator, "get_state"):
-            return generator.get_state()
-        return getattr(getattr(generator, "bit_generator", generator), "state", None)
-    if generator == TORCH_CPU:
-        return torch.get_rng_state()
-    if generator == PYTHON:
-        return random.getstate()
-    if generator == NUMPY:
-        return importlib.import_module(NUMPY).random.get_state()
-    return torch.cuda.get_rng_state(int(generator.rpartition(":")[2]))
+    """State of a generator object, or of a generator of the process by its name in `RngState.states`."""
+    generator = of_process(generator) if isinstance(generator, str) else generator
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if hasattr(generator, "get_state"):
+        return generator.get_state()
+    return getattr(getattr(generator, "bit_generator", generator), "state", None)
 
 
 def set_state(generator: Any, state: Any) -> None:
     """Sets a generator, named as in `get_state`, to a state from `get_state`."""
-    if not isinstance(generator, str):
-        if isinstance(generator, random.Random):
-            generator.setstate(state)
-        elif hasattr(generator, "set_state"):
-            generator.set_state(state)
-        else:
-            generator.bit_generator.state = state
-    elif generator == TORCH_CPU:
-        torch.set_rng_state(state)
-    elif generator == PYTHON:
-        random.setstate(state)
-    elif generator == NUMPY:
-        importlib.import_module(NUMPY).random.set_state(state)
+    generator = of_process(generator) if isinstance(generator, str) else generator
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif hasattr(generator, "set_state"):
+        generator.set_state(state)
     else:
-        torch.cuda.set_rng_state(state, int(generator.rpartition(":")[2]))
+        generator.bit_generator.state = state
+
+
+def of_process(name: str) -> Any:
+    """The generator of the process with this name. Imports numpy if its generator is named."""
+    if name in (PYTHON, NUMPY):
+        return vars(random)["_inst"] if name == PYTHON else importlib.import_module("numpy.random.mtrand")._rand
+    return torch.default_generator if name == TORCH_CPU else torch.cuda.default_generators[int(name.rpartition(":")[2])]
 
 
 def seed_everything(seed: int) -> None:

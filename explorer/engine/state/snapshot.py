@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -65,9 +64,7 @@ class ModelSnapshot:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._write([attributes for _, attributes in self._attributes])
         for tensor, _, grad in self._tensors:
             tensor.grad = grad
@@ -231,10 +228,6 @@ def _parts(value: object) -> list[object]:
         called = (type(value).__call__,) if callable(value) else ()
         parts = (getattr(value, "__dict__", None), *called)
     return [part for part in parts if not isinstance(part, (types.ModuleType, type, np.ndarray))]
-
-
-def _is_own_object(value: object) -> bool:
-    return is_own_module(type(value).__module__) and not isinstance(value, Tensor)
 
 
 def _parts_outside_functions(value: object) -> list[object]:

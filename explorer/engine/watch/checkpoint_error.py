@@ -8,7 +8,7 @@ but the third run moves any other state again.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -105,18 +105,11 @@ class _ThirdRun(BlockWatch):
 
 def _region(error: BaseException) -> tuple[object, object] | None:
     """Function and arguments of the recompute that failed, from the frames of the error."""
-    for frame in _frames(error):
-        region = frame.f_locals.get("frame")
+    for frame, _ in walk_tb(error.__traceback__):
+        region: Any = frame.f_locals.get("frame")
         if frame.f_code.co_name == "unpack_hook" and hasattr(region, "recompute_fn") and "args" in frame.f_locals:
             return region.recompute_fn, frame.f_locals["args"]
     return None
-
-
-def _frames(error: BaseException) -> Iterator[Any]:
-    traceback = error.__traceback__
-    while traceback is not None:
-        yield traceback.tb_frame
-        traceback = traceback.tb_next
 
 
 def _cause(forward: str, again: str) -> str:

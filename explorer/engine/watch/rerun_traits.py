@@ -342,8 +342,8 @@ class SelfCheckpointing(NoteTaker):
         return tuple(fqn for fqn in fqns if not any(fqn.startswith(f"{outer}.") for outer in fqns))
 
     def entered(self, fqn: str, args: object, kwargs: object) -> None:
-        n_frames = _n_checkpoint_frames(sys._getframe())
-        if _is_replayed_without_rng(sys._getframe()):
+        n_frames, replays_without_rng = _checkpoint_frames(sys._getframe())
+        if replays_without_rng:
             self.without_rng[fqn] = None
         if self._stack:
             n_outside, through = self._stack[-1]
@@ -360,23 +360,19 @@ class SelfCheckpointing(NoteTaker):
                 self.without_rng[fqn] = None
 
 
-def _n_checkpoint_frames(frame: FrameType | None) -> int:
-    n_frames = 0
-    while frame is not None:
-        where = frame.f_code.co_filename, frame.f_code.co_name
-        n_frames += where in _CHECKPOINT_FUNCTIONS or (where[1] == _REMAT_CHECKPOINT and where[0].endswith(_REMAT))
-        n_frames -= where[1] == _REMAT_KEPT and where[0].endswith(_REMAT)  # a region that is kept
-        frame = frame.f_back
-    return n_frames
+def _checkpoint_frames(frame: FrameType | None) -> tuple[int, bool]:
+    """Number of checkpoints on the stack, and whether torch_remat runs the innermost again without hooks.
 
-
-def _is_replayed_without_rng(frame: FrameType | None) -> bool:
-    """Whether the innermost frame of torch_remat is a checkpoint without hooks, and no region that is kept."""
+    A region of torch_remat that is kept takes back one checkpoint.
+    """
+    n_frames, of_remat = 0, None
     while frame is not None:
-        if frame.f_code.co_filename.endswith(_REMAT):
-            if frame.f_code.co_name == _REMAT_KEPT:
-                return False
-            if frame.f_code.co_name == _REMAT_CHECKPOINT:
-                return not frame.f_locals.get("recompute_state_hooks")
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        n_frames += (file, name) in _CHECKPOINT_FUNCTIONS
+        if name in (_REMAT_CHECKPOINT, _REMAT_KEPT) and file.endswith(_REMAT):
+            n_frames += 1 if name == _REMAT_CHECKPOINT else -1
+            of_remat = of_remat or frame
         frame = frame.f_back
-    return False
+    if of_remat is None or of_remat.f_code.co_name == _REMAT_KEPT:
+        return n_frames, False
+    return n_frames, not of_remat.f_locals.get("recompute_state_hooks")

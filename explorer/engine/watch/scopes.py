@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -93,9 +92,7 @@ class BlockScopes:
             self._open = opened.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: Any) -> None:
         self._open.close()
 
     @never_compiled
@@ -156,11 +153,9 @@ class BlockWatch(DispatchMode, Listener):
         super().__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, traceback)
-        self.scopes.__exit__(kind, error, traceback)
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)
+        self.scopes.__exit__(*exc)
 
 
 class ModuleHook(functools.partial[Any]):

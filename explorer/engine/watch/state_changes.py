@@ -17,13 +17,12 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from explorer.engine.state.reachable import PLAIN, SharedNames, attributes, data_inside, items, picture
+from explorer.engine.state.reachable import OF_TORCH, PLAIN, SharedNames, attributes, data_inside, items, picture
 from explorer.engine.state.rng import generator_kinds, is_generator
 from explorer.engine.watch.forward import NoteTaker, Operator, StorageName, dense, dense_tensors
 from explorer.record.graph import Trait
 
 RUNNING_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-_OF_TORCH = frozenset(vars(nn.Module()))
 
 Identify = Callable[[Tensor], object]
 """A name of a storage that no later storage at the same address gets."""
@@ -82,7 +81,7 @@ def state_pictures(model: nn.Module) -> StatePictures:
             if buffer is not None:
                 pictures[fqn, name] = ("buffer", picture(buffer, versions=True))
         for name, value in vars(module).items():
-            if name not in _OF_TORCH and not isinstance(value, nn.Module) and not is_generator(value, kinds):
+            if name not in OF_TORCH and not isinstance(value, nn.Module) and not is_generator(value, kinds):
                 pictures[fqn, name] = ("attribute", picture(value, objects=False, versions=True))
     return pictures
 
@@ -189,7 +188,7 @@ def _shared_objects(model: nn.Module) -> list[object]:
     n_modules: dict[int, int] = defaultdict(int)
     objects: dict[int, object] = {}
     for module in model.modules():
-        for value in data_inside([value for name, value in vars(module).items() if name not in _OF_TORCH]):
+        for value in data_inside([value for name, value in vars(module).items() if name not in OF_TORCH]):
             if not isinstance(value, (Tensor, nn.Module, type, *PLAIN)):
                 objects[id(value)] = value
                 n_modules[id(value)] += 1

@@ -35,7 +35,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from functools import lru_cache
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -167,12 +166,10 @@ class Tracker(BlockWatch):
             self._open = opened.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: Any) -> None:
         self.end_ns = time.time_ns()
         with self._open:  # closes also if an exit raises
-            super().__exit__(kind, error, traceback)
+            super().__exit__(*exc)
         # A caller that keeps the columns must not keep the model: on CUDA it would count in the next run's total.
         del self._model
         self._numbers.clear()

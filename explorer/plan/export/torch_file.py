@@ -32,7 +32,7 @@ _SOURCES = {
     "policy/units.py": (),
     "policy/segments.py": (),
     "policy/offload.py": (),
-    "state/rng.py": ("TORCH_CPU", "PYTHON", "NUMPY", "OutsideRng", "get_state", "set_state"),
+    "state/rng.py": ("TORCH_CPU", "PYTHON", "NUMPY", "OutsideRng", "get_state", "set_state", "of_process"),
 }
 """Files of the engine, and the definitions to take; all of them if none is named."""
 _TEMPLATE = '''\
