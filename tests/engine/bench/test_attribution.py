@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from explorer.engine.bench.attribution import _operators, attribute
-from explorer.engine.bench.recording import Recording, record, record_step, tracker_of
+from explorer.engine.bench.recording import Recording, record_step, tracker_of
 from explorer.engine.bench.step import Trainee, prepare, run_step
 from explorer.engine.device.allocator import AllocatorLog, clock_skew_ns, lifetimes, take_probe
 from explorer.engine.device.cuda_allocator import read_trace
 from explorer.engine.device.device import CpuDevice
-from explorer.engine.model.load import load
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.watch.storages import NONE
 from explorer.record import PHASES, ROLES, Allocations, ModelRef, Policy, RunSpec, Unit
@@ -67,15 +66,6 @@ def bytes_by_role(log: Allocations, tick: int) -> Counter[str]:
     return total
 
 
-@pytest.mark.parametrize("mode", ["mixed", "reentrant", "nested"])
-def test_tracker_and_allocator_agree_on_the_peak(mode: str) -> None:
-    spec = RunSpec(model=ref("gpt", **WIDE), policy=MODES[mode])
-    with preserve_global_state():
-        run = record(spec, load(spec.model), CpuDevice(), lambda what: None)
-    assert run.peaks.alone_peak_bytes == pytest.approx(run.step_peak_bytes, rel=0.005)
-    assert run.peaks.tracker_peak_bytes == pytest.approx(run.step_peak_bytes, rel=0.005)
-
-
 def test_what_a_checkpoint_keeps_of_the_generators_is_saved() -> None:
     """By pencil: torch's generator on the CPU is 5,056 bytes, and each of four checkpoints keeps its state."""
 
@@ -103,6 +93,7 @@ def test_roles_sum_to_the_allocators_own_total_at_every_tick(mode: str) -> None:
         by_role[role][died] -= size
     summed = [sum(values) for values in zip(*(accumulate(deltas) for deltas in by_role))][:-1]
     assert summed == raw_total == list(log.held_bytes)
+    assert run.attribution.tracker_peak_bytes == pytest.approx(max(log.held_bytes), rel=0.005), "a third instrument"
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -266,10 +257,9 @@ def as_cuda_says_it(log: AllocatorLog, base_bytes: int, skew_ns: int) -> Allocat
     )
 
 
-@pytest.mark.parametrize("mode", ["keep", "mixed"])
-def test_a_clock_of_whole_microseconds_far_from_ours_attributes_alike(mode: str) -> None:
+def test_a_clock_of_whole_microseconds_far_from_ours_attributes_alike() -> None:
     with preserve_global_state():
-        trainee = prepare(RunSpec(model=ref("gpt", **WIDE), policy=MODES[mode]))
+        trainee = prepare(RunSpec(model=ref("gpt", **WIDE), policy=MODES["mixed"]))
         run_step(trainee)
         trainee.model.zero_grad(set_to_none=True)
         tracker = tracker_of(trainee)
@@ -288,22 +278,6 @@ def test_a_clock_of_whole_microseconds_far_from_ours_attributes_alike(mode: str)
     tagged = [i for i, role in enumerate(cpu.allocations.role) if ROLES[role] != "unattributed"]  # others go by time
     assert [cuda.allocations.block[i] for i in tagged] == [cpu.allocations.block[i] for i in tagged]
     assert len(tagged) > 100
-
-
-def test_a_long_history_is_attributed() -> None:
-    with preserve_global_state():
-        trainee = prepare(RunSpec(model=ref("chain")))
-        with tracker_of(trainee) as tracker:
-            tracker.on_phase("forward")
-    n = 200_000
-    times = np.repeat(np.arange(n), 2) * 10 + np.tile([0, 5], n) + tracker.begin_ns
-    log = AllocatorLog(
-        time_ns=times, pointer=np.tile(np.repeat([1, 2], 2), n // 2), n_bytes=np.tile([64, -64], n).astype(np.int64)
-    )
-    tracker.end_ns = int(times[-1]) + 1
-    attribution = attribute(log, tracker, 0)
-    assert attribution.allocations.n_ticks == 2 * n
-    assert max(attribution.allocations.held_bytes) == 64 + attribution.allocations.held_bytes[0]
 
 
 def test_an_event_of_a_coarse_clock_belongs_to_the_operator_it_fell_into() -> None:

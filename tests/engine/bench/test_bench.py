@@ -109,12 +109,6 @@ def test_a_forward_inside_backward_belongs_to_backward() -> None:
     assert phases == ["between", "forward", "between", *["backward"] * 3, "between"]
 
 
-def test_blocks_of_a_users_step_run_once() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    _, times = of_user(model, lambda: model(torch.ones(1, 2)).sum().backward()).time_blocks(Policy())
-    assert times == {("0", False): 1, ("1", False): 1, ("", False): 6}, "marks of the layers, and the forward's end"
-
-
 def test_each_operator_is_charged_to_every_block_that_is_running_and_backward_to_none() -> None:
     bench = ticking(MLP)
     times = bench.time_operators()

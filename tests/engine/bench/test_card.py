@@ -44,18 +44,10 @@ def test_a_step_is_held_as_the_b200_held_it_to_the_byte(row_id: str) -> None:
     assert memory.workspace_bytes == 2 * 8_519_680
 
 
-@pytest.mark.parametrize(
-    ("row_id", "share"),
-    [
-        ("small-fp32-train-w5", 0.0005),
-        pytest.param("memory-xl-s128-fp32-train", 0, marks=pytest.mark.slow),
-        pytest.param("two-gpus-xl-s512-fp32-train", 0.00002, marks=pytest.mark.slow),
-    ],
-)
-def test_an_optimizer_of_the_loops_own_is_recorded_from_its_first_step(row_id: str, share: float) -> None:
-    row, memory = ROWS[row_id], played(row_id).card
+def test_an_optimizer_of_the_loops_own_is_recorded_from_its_first_step() -> None:
+    row, memory = ROWS["small-fp32-train-w5"], played("small-fp32-train-w5").card
     assert memory is not None
-    assert memory.allocated_bytes == pytest.approx(row["peak_allocated_bytes"], rel=share)
+    assert memory.allocated_bytes == pytest.approx(row["peak_allocated_bytes"], rel=0.0005)
     assert memory.reserved_bytes == row["peak_reserved_bytes"]
 
 
@@ -235,7 +227,6 @@ def on_b200(target: str) -> tuple[Measurement, Forecaster, ModelGraph]:
 @pytest.mark.parametrize(
     ("name", "target"),
     [
-        ("all", "sample_models/vit.py:build"),
         ("keep-products", "sample_models/vit.py:build"),
         ("sqrt", "sample_models/resnet.py:build"),
         ("nested", "tests/browser/tiny_model.py:large"),

@@ -41,8 +41,8 @@ ON_GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only gl
 BELOW, ABOVE = PEAK_MIB - 2, PEAK_MIB + 2
 
 
-def ran(_: Report) -> tuple[str, list[tuple[int, bool]]]:
-    """What a person reads of the step below its peak; then by limit, one after the other, whether it ran."""
+def ran(_: Report) -> tuple[int | None, str, list[tuple[int, bool]]]:
+    """The measured peak; what a person reads of the step below it; then by limit, in turn, whether it ran."""
     spec = RunSpec(model=ref("wide", mib=1, depth=4), n_repeats=0)
     words = peak_and_end(measure(msgspec.structs.replace(spec, memory_limit_bytes=BELOW * MIB)))
     trainee, outcomes = prepare(spec), []
@@ -54,7 +54,7 @@ def ran(_: Report) -> tuple[str, list[tuple[int, bool]]]:
             outcomes.append((limit_mib, False))
         else:
             outcomes.append((limit_mib, True))
-    return words, outcomes
+    return measure(spec).step_peak_bytes, words, outcomes
 
 
 @ON_GLIBC
@@ -62,7 +62,8 @@ def test_a_step_fits_just_above_what_it_holds_and_is_refused_just_below() -> Non
     """In a process of its own: a hole that steps without a limit have left may be filled."""
     answer = call_in_subprocess(ran, report=silent, what="took steps under a limit")
     assert answer is not None
-    words, outcomes = answer
+    peak_bytes, words, outcomes = answer
+    assert peak_bytes is not None and BELOW * MIB < peak_bytes < ABOVE * MIB, "the limit is another instrument"
     assert re.fullmatch(r"at least \d+\.\d MiB, then refused", words)
     assert outcomes == [(BELOW, False), (ABOVE, True)] * 4
 

@@ -82,9 +82,9 @@ def test_a_container_holds_what_its_children_do() -> None:
 def test_the_graph_does_not_depend_on_where_tensors_come_to_lie() -> None:
     """Addresses are handed out again: an output that died must not be taken for what lies there later."""
     torch.manual_seed(0)
-    model, kept = Walk(16), []
+    model, kept = Walk(8), []
     graphs = []
-    for i in range(6):
+    for i in range(4):
         kept.append(torch.empty(ROW // 4 * (i % 3)))  # the allocator's lists differ a little every time
         graphs.append(graph(model))
     assert all(described == graphs[0] for described in graphs[1:])
@@ -94,12 +94,8 @@ def test_the_graph_does_not_depend_on_where_tensors_come_to_lie() -> None:
 
 SMALL: dict[str, dict[str, int | float]] = {
     "gpt": {"n_layers": 2, "width": 8, "n_heads": 2, "length": 4, "batch": 2, "vocabulary": 8},
-    "mlp": {"n_layers": 2, "batch": 8},
     "recurrent": {"length": 3, "width": 8, "expansion": 2, "batch": 2, "vocabulary": 8},
-    "resnet": {"width": 4, "blocks_per_stage": 1, "n_stages": 2, "side": 8, "batch": 2},
-    "tied_lm": {"n_layers": 1, "width": 8, "length": 4, "batch": 2, "vocabulary": 8},
     "unet": {"width": 4, "depth": 2, "side": 8, "batch": 1},
-    "vit": {"n_layers": 1, "width": 8, "n_heads": 2, "side": 8, "patch": 4, "batch": 2},
 }
 
 
@@ -113,7 +109,7 @@ def test_every_block_keeps_what_a_measurement_charges_to_it(name: str) -> None:
     described, measured = describe(ref), measure(RunSpec(model=ref, n_repeats=0)).by_fqn
     for block in described.blocks[1:]:
         more = measured[block.fqn].saved_after_forward_bytes - block.saved_bytes
-        n_attentions = SMALL[name]["n_layers"] if name in ("gpt", "vit", "tied_lm") else 0
+        n_attentions = SMALL[name]["n_layers"] if name == "gpt" else 0
         assert 0 <= more <= 16 * n_attentions and more % 8 == 0, block.fqn
 
 
@@ -173,11 +169,11 @@ def test_progress_is_told_and_can_cancel() -> None:
 
 
 def test_a_model_whose_step_does_not_fit_is_described_in_the_memory_of_its_forward() -> None:
-    """Its step keeps more than a GiB."""
-    with process_memory_limit(600 << 20):
-        described = describe(tiny_nets.ref("wide", mib=40, depth=3))
-    assert described.by_fqn[""].saved_bytes > 1 << 30
-    assert described.by_fqn["1"].saved_bytes > 1 << 28
+    """Its step keeps more than 256 MiB."""
+    with process_memory_limit(150 << 20):
+        described = describe(tiny_nets.ref("wide", mib=10, depth=3))
+    assert described.by_fqn[""].saved_bytes > 1 << 28
+    assert described.by_fqn["1"].saved_bytes > 1 << 26
 
 
 def test_a_model_that_takes_gradients_in_its_forward_is_described() -> None:

@@ -50,7 +50,7 @@ UNITS = (
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs")  # reentrant below reentrant runs without gradients first
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(chosen=st.sets(st.sampled_from(UNITS)), reentrant=st.booleans(), early_stop=st.booleans())
 def test_any_policy_gives_the_bare_step_bit_by_bit(
     chosen: set[tuple[str, ...]], reentrant: bool, early_stop: bool

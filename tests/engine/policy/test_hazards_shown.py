@@ -70,7 +70,7 @@ SILENT = [  # the step ends without an error, and is another step
     Trap("numpy-rng", "noise source=numpy", BOTH, {**BOTH, "restore_rng": ("numpy",)}),
     *(
         Trap("own-generator", f"drawing source={source}", ONE, {**ONE, "restore_rng": ("1.trap.generator",)})
-        for source in ("python", "numpy", "old")
+        for source in ("python", "old")
     ),
     Trap("own-generator", "drawing source=numpy hidden=True", ONE, FREE),
     Trap("statistics-in-use", "renormalised", ONE, FREE),

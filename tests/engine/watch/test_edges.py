@@ -65,31 +65,6 @@ def test_gpt() -> None:
     assert arrows(graph) == expected | chain(before, "norm", "head")
 
 
-def test_vit_and_tied_lm() -> None:
-    vit = sample("vit", n_layers=1, width=8, n_heads=2, side=8, patch=4, batch=2)
-    inside = ("> .norm1", "> :add", ".norm1 > .qkv", ".qkv > .out", ".out > :add", ":add > .norm2", ":add > :add.2")
-    inside += (".norm2 > .up", ".up > .down", ".down > :add.2")
-    block = within("blocks.0", *(f"patches.project {hop}" if hop[0] == ">" else hop for hop in inside))
-    assert arrows(vit) == {":input > patches.project"} | block | chain("blocks.0:add.2", "head.norm", "head.linear")
-    tied = sample("tied_lm", n_layers=1, width=8, length=4, batch=2, vocabulary=8)
-    inside = (".norm1 > .mix", ".norm1 > :add", ".mix > :add", ":add > .norm2", ":add > :add.2")
-    inside += ("embedding > .norm1", "embedding > :add", ".norm2 > .up", ".up > .down", ".down > :add.2")
-    assert arrows(tied) == {":input > embedding"} | within("blocks.0", *inside) | chain(
-        "blocks.0:add.2", "norm", "head"
-    )
-
-
-def test_resnet() -> None:
-    graph = sample("resnet", width=4, blocks_per_stage=1, n_stages=2, side=8, batch=2)
-    expected = chain(":input", "stem.0", "stem.1", "stem.2")
-    before = "stem.2"
-    for block in ("blocks.0", "blocks.1"):
-        expected |= within(block, f"{before} > .conv1", f"{before} > .shortcut", ".shortcut > :add", ".norm2 > :add")
-        expected |= chain(*(f"{block}.{name}" for name in ("conv1", "norm1", "conv2", "norm2")))
-        before = f"{block}:add"
-    assert arrows(graph) == expected | chain(before, "head:mean", "head.linear"), "the mean is the head's doing"
-
-
 def test_unet_and_its_three_skips() -> None:
     graph = sample("unet", width=4, depth=3, side=16, batch=1)
     inner = ("conv1", "norm1", "conv2", "norm2")
@@ -361,7 +336,7 @@ def drawn_pairs(graph: ModelGraph, opened: set[str]) -> set[tuple[str, str]]:
     return pairs
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_random_nets_at_any_folding(seed: int) -> None:
     random = Random(seed)
     made = items(random)
