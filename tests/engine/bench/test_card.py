@@ -30,6 +30,7 @@ from explorer.record import Measurement, ModelRef, Policy, RunSpec, Unit
 from explorer.record.card import Card
 from explorer.record.graph import ModelGraph
 from tests.golden.b200.loop import ROWS, simulated
+from tests.zoo import sample
 
 played = cache(lambda row_id: simulated(ROWS[row_id]))
 
@@ -215,26 +216,28 @@ def test_attention_takes_the_kernel_that_torch_takes(
         assert [t.grad is not None and t.grad.shape == t.shape for t in (q, k, v)] == [True] * 3
 
 
+MODELS = {
+    "vit": sample("vit", n_layers=3),
+    "resnet": sample("resnet", blocks_per_stage=2),
+    "tiny": ModelRef(target="tests/browser/tiny_model.py:large"),
+}
+
+
 @cache
-def on_b200(target: str) -> tuple[Measurement, Forecaster, ModelGraph]:
-    model = ModelRef(target=target)
-    run = measure_without_data(RunSpec(model=model, card=CARDS["b200"]))
+def on_b200(name: str) -> tuple[Measurement, Forecaster, ModelGraph]:
+    run = measure_without_data(RunSpec(model=MODELS[name], card=CARDS["b200"]))
     with without_data():
-        graph = describe(model)
+        graph = describe(MODELS[name])
     return run, Forecaster(run, graph), graph
 
 
 @pytest.mark.parametrize(
-    ("name", "target"),
-    [
-        ("keep-products", "sample_models/vit.py:build"),
-        ("sqrt", "sample_models/resnet.py:build"),
-        ("nested", "tests/browser/tiny_model.py:large"),
-    ],
+    ("name", "model"),
+    [("keep-products", "vit"), ("sqrt", "resnet"), ("nested", "tiny")],
 )
-def test_the_forecast_of_a_policy_fills_a_card_as_the_policy_played_does(name: str, target: str) -> None:
+def test_the_forecast_of_a_policy_fills_a_card_as_the_policy_played_does(name: str, model: str) -> None:
     nested = Policy(units=tuple(Unit(blocks=(fqn,)) for fqn in ("layers.0", "layers.0.inner", "layers.3")))
-    run, forecaster, graph = on_b200(target)
+    run, forecaster, graph = on_b200(model)
     policy = nested if name == "nested" else preset(name, graph)
     step, played_step = forecaster.step(policy), measure_without_data(replace(run.spec, policy=policy))
     assert step is not None
@@ -255,7 +258,7 @@ def test_the_forecast_of_a_policy_fills_a_card_as_the_policy_played_does(name: s
 
 def test_every_operator_without_a_rule_is_named_with_the_room_that_it_has() -> None:
     """The room is what the peak lies above the bytes at the operator: a second count from the timeline."""
-    run, _, _ = on_b200("sample_models/vit.py:build")
+    run, _, _ = on_b200("vit")
     assert run.card is not None
     assert run.allocations is not None
     log = run.allocations

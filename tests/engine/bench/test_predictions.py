@@ -24,7 +24,6 @@ from tests.zoo import sample, sample_run
 FEW: dict[str, dict[str, int]] = {
     "recurrent": {"batch": 64},
     "unet": {"batch": 4},
-    "tied_lm": {"n_layers": 4, "batch": 4},
 }
 """Layers and rows are alike: with fewer a forecast is as hard, and a run is done sooner."""
 FEW_BYTES = 256
@@ -72,7 +71,6 @@ def save_ops(blocks: tuple[str, ...], *ops: str) -> Policy:
     [
         ("recurrent", "all"),
         ("unet", "every-2"),
-        ("tied_lm", "all"),
     ],
 )
 def test_a_preset_of_a_sample_model(name: str, chosen: str) -> None:
