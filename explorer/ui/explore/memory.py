@@ -21,7 +21,7 @@ from explorer.ui.explore.view import Picked, View, ledger_of
 from explorer.ui.session.repository import runs
 from explorer.ui.session.values import bound
 from explorer.ui.shared import draft as drafts
-from explorer.ui.shared.charts import draw, picture, twin
+from explorer.ui.shared.charts import draw, finished, made_once, picture, twin
 from explorer.ui.shared.elements import escape, fold, results_height
 from explorer.ui.shared.tour import panel_height
 from explorer.view.drawing.axis import Axis, has_times
@@ -59,35 +59,44 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> None:
         choice = _view_picker(state, views)
         axis, stacked = _chart_options(baseline, candidate, choice)
     reasons = _reasons(state, view, baseline)
-    if choice == TWO and candidate:
-        drawn = {"baseline": baseline, "candidate": candidate}
-        chart = timeline(baseline, candidate, axis=axis, cursor=picked, why=reasons[0] if reasons else "")
-    else:
-        name = "candidate" if choice == OF_CANDIDATE and candidate else "baseline"
-        run = candidate if name == "candidate" and candidate else baseline
-        drawn = {name: run}
+    name = "candidate" if choice == OF_CANDIDATE and candidate else "baseline"
+    both = choice == TWO and candidate is not None
+    runs_drawn = {name: run for name, run in (("baseline", baseline), ("candidate", candidate)) if run is not None}
+    if not both:
+        runs_drawn = {name: runs_drawn[name]}
+    height = max(results_height() - ABOVE - panel_height(), LEAST_HEIGHT)
+
+    def make() -> tuple[Chart, str, str]:
         cursor = picked[1] if picked and picked[0] == name else None
-        if stacked:
-            chart = by_block(run, axis=axis, cursor=cursor)
+        if both:
+            chart = timeline(baseline, candidate, axis=axis, cursor=picked, why=reasons[0] if reasons else "")
+        elif stacked:
+            chart = by_block(runs_drawn[name], axis=axis, cursor=cursor)
         else:
-            chart = roles(run, block=block or None, axis=axis, cursor=cursor)
-    if choice != OF_CANDIDATE:
-        _add_prediction(state, view, chart, over=candidate if choice == TWO else None, axis=axis)
-    add_card(chart, drawn)
+            chart = roles(runs_drawn[name], block=block or None, axis=axis, cursor=cursor)
+        if choice != OF_CANDIDATE:
+            _add_prediction(state, view, chart, over=candidate if choice == TWO else None, axis=axis)
+        add_card(chart, runs_drawn)
+        title = untitled(chart.figure)
+        return finished(chart, height), *title
+
+    start = view.keep_all.run if view.keep_all is not None else None
+    measured = view.candidate is not None
+    options = (choice, axis, stacked, block, picked, height, reasons[:1])
+    chart, question, answer = made_once(make, baseline, candidate, start, measured, policy, options)
 
     def pick(custom: list[Any]) -> None:
         name = "candidate" if choice == OF_CANDIDATE or custom[0] == "candidate" else "baseline"
         state.tick = name, int(custom[1])
 
     key = f"memory_{views.index(choice or views[0])}_{axis}{'_blocks' if stacked else ''}"
-    question, answer = untitled(chart.figure)
     with title:
         st.markdown(f"**{escape(question)}**")
         st.caption(escape(answer))
-    picture(chart, key=key, height=max(results_height() - ABOVE - panel_height(), LEAST_HEIGHT), act=pick)
+    picture(chart, key=key, act=pick)
     twin(chart, key=key)
     _why(reasons[1:] if choice == TWO else reasons)
-    _ranks(view, drawn)
+    _ranks(view, runs_drawn)
     _alive(baseline, candidate, picked, lambda fqns: _select(state, graph, fqns))
 
 
@@ -186,14 +195,15 @@ def _alive(
         return
     name = "candidate" if run is candidate else "baseline"
     at_picked = ledger_of(baseline, candidate, picked) if picked and picked[0] == name else None
-    alive = at_picked or ledger(run, None)
+    alive = at_picked or made_once(lambda: ledger(run, None), "ledger", run)
     where = "at the peak" if alive.is_peak else f"at event {alive.tick}"
     st.markdown(f"**Alive {where} of the {name}: {mib(alive.total_bytes)}**", help=glossary.STEP_PEAK)
     st.caption("Click the line above to see another moment, a bar to find its block; ◎ on a block shows its share.")
     for caveat in peak_caveats(run):
         st.caption(escape(caveat))
     names = [cost.fqn for cost in run.blocks]
-    draw(ledger_chart(alive, names), key="ledger", act=lambda custom: select(custom[0].split(" ")))
+    chart = made_once(lambda: finished(ledger_chart(alive, names)), "alive", run, None if alive.is_peak else alive.tick)
+    draw(chart, key="ledger", act=lambda custom: select(custom[0].split(" ")))
 
 
 def _why(reasons: tuple[str, ...]) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import streamlit as st
+from streamlit.runtime.scriptrunner_utils.script_run_context import ThreadState, get_script_run_ctx
 
 from explorer.errors import ExplorerError
 from explorer.record.base import from_plain, to_plain
@@ -80,3 +81,19 @@ def select(label: str, options: Sequence[object], field: Bound, **arguments: Any
     """Draws a box of choices; a value that is not among `options` shows the first one."""
     index = options.index(field.value) if field.value in options else 0
     st.selectbox(label, options, index, **field.wired, **arguments)
+
+
+def once_a_press(act: Callable[..., object]) -> Callable[..., None]:
+    """`act` as the callback of a button whose second call would do more than the first.
+
+    A browser sends a press shortly after the click. A fragment with `run_every` whose timer fires in between sends the
+    press too, so Streamlit calls the callback twice. The call within that fragment's rerun is left out.
+    """
+
+    def pressed(*arguments: Any, **named: Any) -> None:
+        context = get_script_run_ctx()
+        fragments = context.fragment_ids_this_run if context is not None else None
+        if not fragments or ThreadState.get().fragment_id in fragments:
+            act(*arguments, **named)
+
+    return pressed

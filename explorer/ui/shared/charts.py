@@ -5,13 +5,28 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import streamlit as st
 
+from explorer.record.policy import Policy
+from explorer.ui.session.repository import Recent
 from explorer.ui.shared.download import Offer, download
 from explorer.ui.shared.elements import fold
 from explorer.view.drawing.figure import CONFIG, Chart, Rows, readable, size, written
+
+T = TypeVar("T")
+PLAIN = (str, int, float, tuple, Policy, type(None))
+"""Types whose values name a result of `made_once`; objects of other types are compared by identity."""
+_made: Recent[tuple[object, Any]] = Recent(24)
+
+
+def made_once(make: Callable[[], T], *of: object) -> T:
+    """What `make` makes of `of`, or made in an earlier rerun of any visitor. Three quarters of a rerun make charts."""
+    dark = st.context.theme.type == "dark"
+    key = " ".join(repr(value) if isinstance(value, PLAIN) else str(id(value)) for value in (dark, *of))
+    made: T = _made.get_or_make(key, lambda: (of, make()))[1]  # holds `of`: no other object gets its id
+    return made
 
 
 def draw(chart: Chart, *, key: str, height: int | None = None, act: Callable[[Any], None] | None = None) -> None:
@@ -36,12 +51,9 @@ def picture(chart: Chart, *, key: str, height: int | None = None, act: Callable[
         if points and act is not None:
             act(_custom(points[0]))
 
-    if height is not None:
-        size(chart.figure, height)
-    readable(chart.figure, dark=st.context.theme.type == "dark")
     config = {**CONFIG, "toImageButtonOptions": {"format": "svg", "filename": key}}
     st.plotly_chart(
-        chart.plotted(),
+        finished(chart, height).figure,
         key=key,
         width="stretch",
         config=config,
@@ -49,6 +61,16 @@ def picture(chart: Chart, *, key: str, height: int | None = None, act: Callable[
         on_select="ignore" if act is None else clicked,
         selection_mode="points",
     )
+
+
+def finished(chart: Chart, height: int | None = None) -> Chart:
+    """`chart` as it is drawn: in this height, readable on the visitor's theme. A finished chart stays as it is."""
+    if not chart.is_plotted:
+        if height is not None:
+            size(chart.figure, height)
+        readable(chart.figure, dark=st.context.theme.type == "dark")
+        chart.plotted()
+    return chart
 
 
 def _custom(point: Mapping[str, Any]) -> object:

@@ -26,7 +26,7 @@ from explorer.ui import block_graph
 from explorer.ui.block_graph import GraphMarks
 from explorer.ui.session import address, backend, window
 from explorer.ui.session.repository import runs
-from explorer.ui.session.values import session_value
+from explorer.ui.session.values import once_a_press, session_value
 from explorer.view.graph.nesting import ancestors, default_open
 from explorer.view.text import explore as glossary
 
@@ -70,7 +70,7 @@ def undo_buttons(history: History[Any], act: Callable[..., None], help: tuple[st
             icon=f":material/{name}:",
             key=f"{prefix}{name}",
             help=text,
-            on_click=act,
+            on_click=once_a_press(act),
             kwargs={"forward": name == "redo"},
         )
 

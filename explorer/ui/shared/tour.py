@@ -15,7 +15,7 @@ from explorer.record.graph import ModelRef
 from explorer.record.measurement import Measurement
 from explorer.record.policy import RunningStats
 from explorer.ui.session import backend
-from explorer.ui.session.values import session_value
+from explorer.ui.session.values import once_a_press, session_value
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.draft import Draft
 from explorer.ui.shared.elements import escape, small_text
@@ -153,10 +153,11 @@ def _put_back(tour: Tour, draft: Draft) -> None:
 def _steps(tour: Tour, draft: Draft, *, is_done: bool) -> None:
     with st.container(horizontal=True, gap="small", key="tour_steps"):
         if tour.at:
-            st.button("Back", key="tour_back", on_click=_move, args=(tour, draft, -1))
+            st.button("Back", key="tour_back", on_click=once_a_press(_move), args=(tour, draft, -1))
         if tour.at is not None and tour.at + 1 < len(STEPS):
             name, kind = ("Next", "primary") if is_done else ("Skip this step", "secondary")
-            st.button(name, key="tour_next", type=kind, on_click=_move, args=(tour, draft, 1))  # type: ignore[arg-type]
+            onward = once_a_press(_move)
+            st.button(name, key="tour_next", type=kind, on_click=onward, args=(tour, draft, 1))  # type: ignore[arg-type]
         st.button("Leave", key="tour_leave", type="tertiary", help=_AGAIN, on_click=_leave, args=(tour, draft))
 
 

@@ -156,10 +156,15 @@ class Chart:
     rows: Callable[[], Rows]
     """The numbers of the figure, computed when a reader opens the table."""
 
+    @property
+    def is_plotted(self) -> bool:
+        """Whether `plotted` has escaped the texts."""
+        return bool(self.figure.layout.meta == _LITERAL)
+
     def plotted(self) -> go.Figure:
         """The figure with every text as Plotly has to be given it. Pages and reports draw nothing else."""
         figure = self.figure
-        if figure.layout.meta == _LITERAL:
+        if self.is_plotted:
             return figure
         layout = figure.layout
         axes = [*figure.select_xaxes(), *figure.select_yaxes()]
