@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from functools import cache
 
 import msgspec
 
@@ -28,7 +29,7 @@ from explorer.record import (
     Samples,
     Times,
 )
-from explorer.record.base import column
+from explorer.record.base import column, to_json
 
 MIB = 2**20
 
@@ -46,6 +47,7 @@ def block(fqn: str, kind: str, saved_mib: float = 1.0, **fields: object) -> Bloc
     return Block(fqn=fqn, kind=kind, **{**figures, **fields})  # type: ignore[arg-type]
 
 
+@cache
 def gpt(n_layers: int = 12, *, n_inner: int = 0, names: str = "blocks") -> ModelGraph:
     """embedding, dropout, n equal layers with residual attention and mlp, norm, head. `n_inner`: leaves in each mlp."""
     blocks = [
@@ -136,7 +138,18 @@ def hostile() -> ModelGraph:
     return ModelGraph(model=ModelRef(target="sample_models/<b>.py"), blocks=blocks, edges=edges, chain=(bad, "tail"))
 
 
+_RUNS: dict[bytes, Measurement] = {}
+
+
 def measured(graph: ModelGraph, spec: RunSpec) -> Measurement:
+    """A step of `graph`; equal arguments give the same record, so that charts of it are made once."""
+    key = to_json((graph, spec))
+    if key not in _RUNS:
+        _RUNS[key] = _measured(graph, spec)
+    return _RUNS[key]
+
+
+def _measured(graph: ModelGraph, spec: RunSpec) -> Measurement:
     """A step of `graph`: parameters from the start, saved activations born in forward, gradients in backward.
 
     Recomputed blocks save nothing in forward and run again in backward. The numbers are made up; the record is whole.

@@ -21,6 +21,8 @@ from tests import graphs
 
 UNSAFE = "Predicted: the step was played on tensors without data."
 PLANS: dict[str, Front] = {}
+WITH_GRAPH: dict[int, Measurement] = {}
+"""Runs of `graphs.measured` with their graph, by the id of the run, which stays."""
 
 
 class FakeJob:
@@ -79,7 +81,8 @@ class FakeWorker:
             case MeasureRanks(spec=spec):
                 job.finish(self.on_ranks(spec))
             case Measure(spec=spec, with_graph=with_graph):
-                job.finish(replace(graphs.measured(self.graph, spec), graph=self.graph if with_graph else None))
+                run = graphs.measured(self.graph, spec)
+                job.finish(WITH_GRAPH.setdefault(id(run), replace(run, graph=self.graph)) if with_graph else run)
             case Compare(candidate=spec):
                 job.finish(graphs.compared(self.graph, spec))
             case DrawAutograd(block=block):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import zlib
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,8 @@ from explorer.ui.explore.state import ExploreState
 from explorer.ui.session import backend
 from explorer.ui.session.address import LIMIT, from_query, to_query
 from explorer.ui.session.page_job import PageJob
-from explorer.ui.session.values import bound, converted, session_value
+from explorer.ui.session import values
+from explorer.ui.session.values import bound, converted, once_a_press, session_value
 from explorer.ui.shared.draft import Draft, History
 from tests.ui.page_driver import widget
 
@@ -244,3 +246,15 @@ def test_cuda_is_offered_with_a_driver_and_a_torch_that_knows_it(
     monkeypatch.setattr(backend, "version", lambda name: build)
     assert ("cuda" in backend.devices("cpu")) is (driver and not build.endswith("+cpu"))
     assert backend.devices("cuda") == ("cpu", "cuda"), "what a link names is shown all the same"
+
+
+@pytest.mark.parametrize(("rerun", "counts"), [(None, 1), ([], 1), (["desk", "timer"], 1), (["timer"], 0)])
+def test_a_press_that_a_timer_brings_along_counts_in_its_own_rerun_alone(
+    monkeypatch: pytest.MonkeyPatch, rerun: list[str] | None, counts: int
+) -> None:
+    """A button of the fragment `desk`: Streamlit calls its callback in the rerun of the fragment `timer` too."""
+    presses: list[int] = []
+    monkeypatch.setattr(values, "get_script_run_ctx", lambda: SimpleNamespace(fragment_ids_this_run=rerun))
+    monkeypatch.setattr(values.ThreadState, "get", lambda: SimpleNamespace(fragment_id="desk"))
+    once_a_press(presses.append)(1)
+    assert len(presses) == counts
