@@ -21,10 +21,9 @@ from streamlit.testing.v1 import AppTest
 from explorer.errors import UnreadableFile
 from explorer.record import ModelRef, Policy, RunSpec
 from explorer.ui.explore.state import ExploreState
-from explorer.ui.session import backend
+from explorer.ui.session import backend, values
 from explorer.ui.session.address import LIMIT, from_query, to_query
 from explorer.ui.session.page_job import PageJob
-from explorer.ui.session import values
 from explorer.ui.session.values import bound, converted, once_a_press, session_value
 from explorer.ui.shared.draft import Draft, History
 from tests.ui.page_driver import widget
