@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import streamlit as st
@@ -41,6 +42,20 @@ LEAST_HEIGHT = 240
 TWO, OF_BASELINE, OF_CANDIDATE = "Both runs", "Baseline", "Candidate"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineOptions:
+    """What a person has chosen to see of the timelines."""
+
+    view: str
+    axis: Axis
+    stacked: bool
+    block: str
+    picked: Picked
+    why: tuple[str, ...]
+    """First reason, under the title of both runs."""
+    height: int
+
+
 def memory_panel(state: ExploreState, view: View, *, block: str) -> None:
     """Draws the timelines, the ledger at the picked point (the peak by default) and the reasons.
 
@@ -59,31 +74,20 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> None:
         choice = _view_picker(state, views)
         axis, stacked = _chart_options(baseline, candidate, choice)
     reasons = _reasons(state, view, baseline)
-    name = "candidate" if choice == OF_CANDIDATE and candidate else "baseline"
-    both = choice == TWO and candidate is not None
-    runs_drawn = {name: run for name, run in (("baseline", baseline), ("candidate", candidate)) if run is not None}
-    if not both:
-        runs_drawn = {name: runs_drawn[name]}
     height = max(results_height() - ABOVE - panel_height(), LEAST_HEIGHT)
-
-    def make() -> tuple[Chart, str, str]:
-        cursor = picked[1] if picked and picked[0] == name else None
-        if both:
-            chart = timeline(baseline, candidate, axis=axis, cursor=picked, why=reasons[0] if reasons else "")
-        elif stacked:
-            chart = by_block(runs_drawn[name], axis=axis, cursor=cursor)
-        else:
-            chart = roles(runs_drawn[name], block=block or None, axis=axis, cursor=cursor)
-        if choice != OF_CANDIDATE:
-            _add_prediction(state, view, chart, over=candidate if choice == TWO else None, axis=axis)
-        add_card(chart, runs_drawn)
-        title = untitled(chart.figure)
-        return finished(chart, height), *title
-
+    options = TimelineOptions(
+        view=choice, axis=axis, stacked=stacked, block=block, picked=picked, why=reasons[:1], height=height
+    )
     start = view.keep_all.run if view.keep_all is not None else None
-    measured = view.candidate is not None
-    options = (choice, axis, stacked, block, picked, height, reasons[:1])
-    chart, question, answer = made_once(make, baseline, candidate, start, measured, policy, options)
+    chart, question, answer = made_once(
+        lambda: _picture(state, view, options),
+        baseline,
+        candidate,
+        start,
+        view.candidate is not None,
+        policy,
+        str(options),
+    )
 
     def pick(custom: list[Any]) -> None:
         name = "candidate" if choice == OF_CANDIDATE or custom[0] == "candidate" else "baseline"
@@ -96,13 +100,37 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> None:
     picture(chart, key=key, act=pick)
     twin(chart, key=key)
     _why(reasons[1:] if choice == TWO else reasons)
-    _ranks(view, runs_drawn)
+    _ranks(view, candidate or baseline if choice != OF_BASELINE else baseline)
     _alive(baseline, candidate, picked, lambda fqns: _select(state, graph, fqns))
 
 
-def _ranks(view: View, drawn: dict[str, Measurement]) -> None:
-    """Draws all ranks of the last drawn run, which is the fullest of them, and its collectives."""
-    run = list(drawn.values())[-1]
+def _picture(state: ExploreState, view: View, options: TimelineOptions) -> tuple[Chart, str, str]:
+    """The finished chart without its title, the question and the answer of the title."""
+    candidate, baseline = view.comparison.candidate if view.comparison else None, view.charted
+    assert baseline is not None, "the panel is empty without one"
+    drawn, (tick_of, tick) = {"baseline": baseline}, options.picked or ("", 0)
+    if options.view == TWO and candidate is not None:
+        drawn["candidate"] = candidate
+        why = options.why[0] if options.why else ""
+        chart = timeline(baseline, candidate, axis=options.axis, cursor=options.picked, why=why)
+    else:
+        if options.view == OF_CANDIDATE and candidate is not None:
+            drawn = {"candidate": candidate}
+        ((name, run),) = drawn.items()
+        cursor = tick if tick_of == name else None
+        if options.stacked:
+            chart = by_block(run, axis=options.axis, cursor=cursor)
+        else:
+            chart = roles(run, block=options.block or None, axis=options.axis, cursor=cursor)
+    if options.view != OF_CANDIDATE:
+        _add_prediction(state, view, chart, over=candidate if options.view == TWO else None, axis=options.axis)
+    add_card(chart, drawn)
+    question, answer = untitled(chart.figure)
+    return finished(chart, options.height), question, answer
+
+
+def _ranks(view: View, run: Measurement) -> None:
+    """Draws all ranks of the drawn `run`, which is the fullest of them, and its collectives."""
     ranks = view.ranks if run is view.charted else None
     ranks = ranks or runs().predicted_ranks(run.spec)
     if ranks is not None:

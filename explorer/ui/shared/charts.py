@@ -18,15 +18,15 @@ from explorer.view.drawing.figure import CONFIG, Chart, Rows, readable, size, wr
 T = TypeVar("T")
 PLAIN = (str, int, float, tuple, Policy, type(None))
 """Types whose values name a result of `made_once`; objects of other types are compared by identity."""
-_made: Recent[tuple[object, Any]] = Recent(24)
+_results: Recent[tuple[object, Any]] = Recent(24)
 
 
 def made_once(make: Callable[[], T], *of: object) -> T:
     """What `make` makes of `of`, or made in an earlier rerun of any visitor. Three quarters of a rerun make charts."""
     dark = st.context.theme.type == "dark"
     key = " ".join(repr(value) if isinstance(value, PLAIN) else str(id(value)) for value in (dark, *of))
-    made: T = _made.get_or_make(key, lambda: (of, make()))[1]  # holds `of`: no other object gets its id
-    return made
+    result: T = _results.get_or_make(key, lambda: (of, make()))[1]  # holds `of`: no other object gets its id
+    return result
 
 
 def draw(chart: Chart, *, key: str, height: int | None = None, act: Callable[[Any], None] | None = None) -> None:
