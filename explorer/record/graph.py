@@ -203,6 +203,11 @@ class ModelGraph(Record, rename={"chain": "spine"}):  # its name in documents
                 by_holder[block.parent].append(block)
         return {fqn: tuple(blocks) for fqn, blocks in by_holder.items()}
 
+    @property
+    def outside_bytes(self) -> int:
+        """Part of the model's saved bytes that its own operations make, outside of any block."""
+        return max(0, self.by_fqn[""].saved_bytes - sum(block.saved_bytes for block in self.children[""]))
+
     @cached_property
     def saves_nothing(self) -> frozenset[str]:
         """Called blocks that save no tensor for backward: dropout of rate 0, or what runs without gradients.

@@ -17,6 +17,7 @@ from explorer.view.drawing.units import mib
 from explorer.view.graph.dot import graph_dot, graph_svg
 from explorer.view.graph.geometry import BlockRow, layout
 from explorer.view.graph.nesting import default_open
+from explorer.view.text.plan import outside_blocks
 
 
 @verb
@@ -54,6 +55,8 @@ def print_graph(graph: ModelGraph) -> None:
         console.print(f"[yellow]{escape(graph.note)}[/]")
     rows = (_cells(row, graph) for row in layout(graph, default_open(graph)).rows)
     console.print(table_of(rows))
+    if outside := outside_blocks(graph):
+        console.print(outside)
 
 
 def _cells(row: BlockRow, graph: ModelGraph) -> dict[str, str]:

@@ -301,7 +301,7 @@ def standing(
         proven, meaning = words.certificate(plan)
         return f"{budget} {words.BEST}".strip(), f"{proven} {meaning}"
     if not policy.units and (len(front) == 1 or (state.budget.plan is not None and not state.budget.plan.policy.units)):
-        return f"{budget} {words.NOTHING_SAVES if len(front) == 1 else words.KEEP_ALL}".strip(), None
+        return f"{budget} {words.nothing_saves(view.graph) if len(front) == 1 else words.KEEP_ALL}".strip(), None
     ratio = cost(view, forecast)
     if not front or not policy.units or ratio is None or peak is None:
         return budget or (words.START if front else ""), None

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from explorer.plan.card.cards import capacity_bytes
 from explorer.plan.names import operator_word, some
 from explorer.record.card import CardMemory
+from explorer.record.graph import ModelGraph
 from explorer.record.plan import Forecast, Plan
 from explorer.record.policy import Action, Policy, Unit
 from explorer.view.drawing.units import change, count, mib, percent
@@ -20,7 +21,6 @@ START = "Type a budget, or drag the slider: the graph follows with the cheapest 
 EMPTY = "The cheapest plans follow once a baseline is measured and nothing else is under way."
 NO_RECORDED_PLAN = "No plan of the recorded run keeps this; ask again once this machine has measured the model."
 BEST = "The cheapest policy that was found for this peak."
-NOTHING_SAVES = "No policy that was found needs less memory than keeping everything."
 KEEP_ALL = "Keeping everything meets this; nothing has to be recomputed."
 AS_GOOD = "No plan that was found is faster at this peak."
 
@@ -33,6 +33,22 @@ ABOUT = (
     "(several blocks recomputed as one) and blocks that keep the results of their matrix products are choices where "
     "the certificate counts them."
 )
+
+
+def outside_blocks(graph: ModelGraph) -> str:
+    """The saved bytes that no block holds and how to reach them; empty if blocks hold most."""
+    saved = graph.by_fqn[""].saved_bytes
+    if 2 * graph.outside_bytes <= saved:
+        return ""
+    return (
+        f"{mib(graph.outside_bytes)} of the saved {mib(saved)} are made by the model's own operations between blocks: "
+        "only operations inside of modules can be recomputed."
+    )
+
+
+def nothing_saves(graph: ModelGraph | None) -> str:
+    where = outside_blocks(graph) if graph else ""
+    return f"No policy that was found needs less memory than keeping everything. {where}".strip()
 
 
 def certificate(plan: Plan) -> tuple[str, str]:
