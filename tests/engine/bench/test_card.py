@@ -217,7 +217,7 @@ def test_attention_takes_the_kernel_that_torch_takes(
 
 
 MODELS = {
-    "vit": sample("vit", n_layers=3),
+    "vit": ModelRef(target="sample_models/vit.py:build"),
     "resnet": sample("resnet", blocks_per_stage=2),
     "tiny": ModelRef(target="tests/browser/tiny_model.py:large"),
 }
