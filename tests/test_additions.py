@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -19,11 +18,10 @@ from streamlit.testing.v1 import AppTest
 from explorer.errors import InvalidPlan
 from explorer.plan.export.formats import FORMATS, ExportFormat, exported
 from explorer.plan.hazards import hazards as rules
-from explorer.plan.hazards.checkpoint_rules import Case
+from explorer.plan.hazards.checkpoint_rules import Trap
 from explorer.plan.pipeline.orders import gpipe
 from explorer.plan.pipeline.schedules import SCHEDULES, Condition, Schedule, rows_of
 from explorer.plan.policy.presets import PRESETS, Preset, is_preset, preset, preset_titles
-from explorer.record.graph import Hazard
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.policy_file import Export, PolicyFile
 from explorer.record.run import PipelinePlan
@@ -132,9 +130,7 @@ def test_an_export_format_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     assert exported(PolicyFile(policy=KEEP_ALL), "haiku").text == "0"
 
 
-def test_a_hazard_rule_is_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    def many_blocks(case: Case) -> Iterator[Hazard]:
-        yield Hazard(rule="many-blocks", severity="note", blocks=(), sentence="So many.", remedy="Fewer.")
-
-    monkeypatch.setattr(rules, "POLICY_RULES", (*rules.POLICY_RULES, many_blocks))
-    assert [hazard.rule for hazard in rules.hazards(gpt(3), KEEP_ALL)] == ["many-blocks"]
+def test_a_hazard_rule_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Trap("many-blocks", "note", lambda case: case.graph.repeats, "So many: {blocks}.", "Fewer.")
+    monkeypatch.setattr(rules, "POLICY_RULES", (*rules.POLICY_RULES, row))
+    assert [hazard.sentence for hazard in rules.hazards(gpt(2), KEEP_ALL)] == ["So many: blocks.0, blocks.1."]

@@ -1,5 +1,7 @@
 """Rules for policies that change gradients or state of a model, one rule for each trap. Pure: traits in, hazards out.
 
+A rule is a row of the table at the end. What a row cannot say is a function, which stands in the table too.
+
 Every rule has a test that runs a tiny model into its trap and out again: tests/engine/policy/test_hazards_shown.py.
 Some traps show in no observed forward: a temperature changed between forward and backward, a mutated global. They have
 no rule here; the comparison finds them.
@@ -10,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from explorer.plan.names import innermost, is_within, lineage, some, written_results
 from explorer.record.graph import Block, Hazard, ModelGraph, Trait
-from explorer.record.policy import Policy, Unit
+from explorer.record.policy import Action, Policy, Unit
 from explorer.record.run import PipelinePlan, RunSpec
 
 
@@ -37,18 +40,6 @@ class Case:
         """Each unit with the blocks it names, as far as the graph knows them."""
         by_fqn = self.graph.by_fqn
         return tuple((unit, tuple(by_fqn[fqn] for fqn in unit.blocks if fqn in by_fqn)) for unit in self.policy.units)
-
-    def rerun_with(self, trait: Trait) -> tuple[str, ...]:
-        """Innermost blocks with `trait` among those that run again: the ones a person can point at."""
-        return innermost(block.fqn for block in self.rerun if trait in block.traits)
-
-    def handed(self, trait: Trait) -> tuple[str, ...]:
-        """Blocks with `trait` that their unit begins with. What a unit is handed from outside is kept for its rerun."""
-        return tuple(block.fqn for _, named in self.units for block in named[:1] if trait in block.traits)
-
-    def handing_on(self, trait: Trait) -> tuple[str, ...]:
-        """Blocks with `trait` that their unit ends with."""
-        return tuple(block.fqn for _, named in self.units for block in named[-1:] if trait in block.traits)
 
     @property
     def trains(self) -> bool:
@@ -74,30 +65,69 @@ class Case:
 
 
 Rule = Callable[[Case], Iterator[Hazard]]
+Blocks = Callable[[Case], tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Trap:
+    """A rule with one sentence, which fires if it finds `blocks` and its condition holds."""
+
+    rule: str
+    severity: Literal["error", "warning", "note"]
+    blocks: Blocks
+    sentence: str
+    """`{blocks}` stands for the names of the blocks, `{schedule}` for the schedule of the plan."""
+    remedy: str
+    when: Callable[[Case], bool] = lambda case: True
+
+    def __call__(self, case: Case) -> Iterator[Hazard]:
+        if (blocks := self.blocks(case)) and self.when(case):
+            schedule = case.plan.schedule_name if case.plan is not None else ""
+            sentence = self.sentence.format(blocks=some(blocks), schedule=schedule)
+            yield Hazard(rule=self.rule, severity=self.severity, blocks=blocks, sentence=sentence, remedy=self.remedy)
+
+
+def rerun_with(trait: Trait) -> Blocks:
+    """Innermost blocks with `trait` among those that run again: the ones a person can point at."""
+    return lambda case: innermost(block.fqn for block in case.rerun if trait in block.traits)
+
+
+def handed(trait: Trait) -> Blocks:
+    """Blocks with `trait` that their unit begins with. What a unit is handed from outside is kept for its rerun."""
+    return lambda case: tuple(block.fqn for _, named in case.units for block in named[:1] if trait in block.traits)
+
+
+def handing_on(trait: Trait) -> Blocks:
+    """Blocks with `trait` that their unit ends with."""
+    return lambda case: tuple(block.fqn for _, named in case.units for block in named[-1:] if trait in block.traits)
+
+
+def named_with(action: Action) -> Blocks:
+    """Blocks of the units with `action`."""
+    return lambda case: tuple(fqn for unit in case.policy.units if unit.action == action for fqn in unit.blocks)
+
+
+def rerun_units(case: Case) -> tuple[str, ...]:
+    """All blocks of the policy, if any block runs again."""
+    return case.policy.blocks if case.rerun else ()
+
+
+def in_training(case: Case) -> bool:
+    return case.trains
+
 
 RANDOM_OPS = ("bernoulli", "dropout", "rand", "normal", "uniform", "multinomial", "rrelu", "exponential")
-
-
-def dropout_redrawn(case: Case) -> Iterator[Hazard]:
-    drawing = case.rerun_with("uses_rng")
-    if drawing and not case.policy.preserve_rng_state and case.trains:
-        yield Hazard(
-            rule="dropout-redrawn", severity="error", blocks=drawing,
-            sentence="preserve_rng_state is off, so the recompute draws other random numbers than forward did, in "
-            f"{some(drawing)}: the gradients belong to another forward.",
-            remedy="Switch preserve_rng_state on.",
-        )  # fmt: skip
 
 
 def random_numbers_torch_does_not_stash(case: Case) -> Iterator[Hazard]:
     """torch stashes its own default generators only, whatever preserve_rng_state says."""
     registered = case.policy.restore_rng
-    generators = case.rerun_with("own_generator")
+    generators = rerun_with("own_generator")(case)
     unnamed = tuple(fqn for fqn in generators if not any(_reaches(path, fqn) for path in registered))
     sources = (
         ("own-generator", unnamed, "a generator object of its own", "the dotted path of the generator, an attribute"),
-        ("python-rng", case.rerun_with("python_rng"), "Python's random", "`python`"),
-        ("numpy-rng", case.rerun_with("numpy_rng"), "numpy's global generator", "`numpy`"),
+        ("python-rng", rerun_with("python_rng")(case), "Python's random", "`python`"),
+        ("numpy-rng", rerun_with("numpy_rng")(case), "numpy's global generator", "`numpy`"),
     )
     for rule, blocks, source, name in sources:
         if blocks and name.strip("`") not in registered:
@@ -109,79 +139,9 @@ def random_numbers_torch_does_not_stash(case: Case) -> Iterator[Hazard]:
             )  # fmt: skip
 
 
-def running_statistics(case: Case) -> Iterator[Hazard]:
-    blocks = case.rerun_with("running_statistics")
-    if blocks and case.trains and case.policy.running_stats == "every_forward":
-        yield Hazard(
-            rule="running-statistics", severity="error", blocks=blocks,
-            sentence=f"Running statistics of {some(blocks)} move at every forward, so twice a step: gradients stay "
-            "equal, the model in eval mode does not.",
-            remedy="Set running_stats to once.",
-        )  # fmt: skip
-
-
-def moved_buffers(case: Case) -> Iterator[Hazard]:
-    """Spectral norm's power iteration, moving averages, load counters."""
-    blocks = case.rerun_with("moves_buffers")
-    if blocks and case.trains:
-        yield Hazard(
-            rule="moved-buffers", severity="error", blocks=blocks,
-            sentence=f"The forward of {some(blocks)} changes a buffer that is not a running statistic; running it "
-            "again starts from the changed one, and what reads the buffer computes another gradient.",
-            remedy="Keep these blocks, or skip the update while explorer.is_recomputing().",
-        )  # fmt: skip
-
-
-def hidden_state(case: Case) -> Iterator[Hazard]:
-    """A module in a plain list or a closure: no policy can hold its running statistics still."""
-    blocks = case.rerun_with("hidden_state")
-    if blocks and case.trains:
-        yield Hazard(
-            rule="hidden-state", severity="error", blocks=blocks,
-            sentence=f"{some(blocks)} calls a module that is not registered (it stands in a list or a closure) and "
-            "whose buffers move at every forward, so twice a step.",
-            remedy="Register the module, in an nn.ModuleList say, or keep these blocks.",
-        )  # fmt: skip
-
-
-def statistics_in_use(case: Case) -> Iterator[Hazard]:
-    """Batch renormalisation and its kin."""
-    blocks = case.rerun_with("reads_statistics")
-    if blocks and case.trains:
-        yield Hazard(
-            rule="statistics-in-use", severity="error", blocks=blocks,
-            sentence=f"In training {some(blocks)} computes with its running statistics and moves them; running it "
-            "again finds them moved and computes with others.",
-            remedy="Keep these blocks.",
-        )  # fmt: skip
-
-
-def moved_attributes(case: Case) -> Iterator[Hazard]:
-    blocks = case.rerun_with("moves_attributes")
-    if blocks:
-        yield Hazard(
-            rule="moved-attributes", severity="warning", blocks=blocks,
-            sentence=f"The forward of {some(blocks)} changes an attribute of the module (a counter, a kept loss, "
-            "a cache); running it again starts from the changed one.",
-            remedy="Skip the update while explorer.is_recomputing(), or keep these blocks.",
-        )  # fmt: skip
-
-
-def kept_cache(case: Case) -> Iterator[Hazard]:
-    """Only lists from outside a unit matter: a list made inside the unit is made again by the rerun."""
-    blocks = case.handed("keeps_cache")
-    if blocks:
-        yield Hazard(
-            rule="kept-cache", severity="error", blocks=blocks,
-            sentence=f"{some(blocks)} reads a cache, list or dictionary that it is handed and that changes while or "
-            "after it runs; running again finds another content, so shapes or values differ from forward.",
-            remedy="Train with use_cache=False, or recompute the block around it, which makes a new list.",
-        )  # fmt: skip
-
-
-def emptied_store(case: Case) -> Iterator[Hazard]:
-    """A unit that holds a skip's stash and its pop fills the store again before it empties it."""
-    blocks = []
+def takes_from_outside(case: Case) -> tuple[str, ...]:
+    """Blocks that take a stored tensor which their own unit did not store: the rerun stores its own again."""
+    blocks: list[str] = []
     for unit, named in case.units:
         n_stored = 0
         for block in named if unit.action != "offload" else ():
@@ -189,49 +149,14 @@ def emptied_store(case: Case) -> Iterator[Hazard]:
                 blocks += [] if n_stored else [block.fqn]
                 n_stored = max(n_stored - 1, 0)
             n_stored += "stores_tensors" in block.traits
-    if blocks:
-        yield Hazard(
-            rule="emptied-store", severity="error", blocks=tuple(blocks),
-            sentence=f"{some(blocks)} takes a tensor out of an object that another block filled (a skip connection, "
-            "stash and pop); running again finds it gone.",
-            remedy="Recompute the block around both, pass the tensor as an argument, or keep this block.",
-        )  # fmt: skip
+    return tuple(blocks)
 
 
-def filled_inputs(case: Case) -> Iterator[Hazard]:
-    blocks = case.handed("fills_inputs")
-    if blocks:
-        yield Hazard(
-            rule="filled-inputs", severity="warning", blocks=blocks,
-            sentence=f"A list, dictionary or object that {some(blocks)} is handed changes while or after it runs "
-            "(a collection of losses, say); what the block adds is added again when it runs again.",
-            remedy="Return it instead, or skip the update while explorer.is_recomputing().",
-        )  # fmt: skip
-
-
-def changed_inputs(case: Case) -> Iterator[Hazard]:
-    """Only tensors from outside a unit matter: a tensor made inside the unit is made again by the rerun."""
-    blocks = case.handed("changes_inputs")
-    if blocks:
-        yield Hazard(
-            rule="changed-inputs", severity="error", blocks=blocks,
-            sentence=f"A tensor that {some(blocks)} is given is written into while or after the block runs, and it is "
-            "what checkpointing keeps to run it again.",
-            remedy="Use the out-of-place operation, or start the unit one block earlier.",
-        )  # fmt: skip
-
-
-def never_called(case: Case) -> Iterator[Hazard]:
+def never_called(case: Case) -> tuple[str, ...]:
+    """Named blocks that did not run, without layers that LayerDrop left out beside others."""
     named = tuple(block for _, blocks in case.units for block in blocks if not block.n_calls)
     ran = {(block.parent, block.kind) for block in case.graph.blocks if block.n_calls and block.name.isdigit()}
-    blocks = tuple(block.fqn for block in named if (block.parent, block.kind) not in ran)  # others: LayerDrop
-    if blocks:
-        yield Hazard(
-            rule="never-called", severity="warning", blocks=blocks,
-            sentence=f"The observed forward never calls {some(blocks)} as a module: to name it has no effect, unless "
-            "another forward does.",
-            remedy="Name its children, or the block around it.",
-        )  # fmt: skip
+    return tuple(block.fqn for block in named if (block.parent, block.kind) not in ran)
 
 
 def segment_apart(case: Case) -> Iterator[Hazard]:
@@ -249,18 +174,6 @@ def segment_apart(case: Case) -> Iterator[Hazard]:
             sentence="Between blocks of one segment the model does more than hand on what the first returns: "
             f"{some([' and '.join(pair) for pair in apart])} cannot be recomputed together.",
             remedy="Recompute them one by one, or end the segment there.",
-        )  # fmt: skip
-
-
-def random_last(case: Case) -> Iterator[Hazard]:
-    """RReLU fills its noise after autograd packed it; early stop leaves the region before (pytorch 193671)."""
-    last = case.handing_on("rng_last")
-    if last and case.policy.stops_early and case.trains:
-        yield Hazard(
-            rule="random-last", severity="error", blocks=last,
-            sentence=f"The noise of RReLU at the end of {some(last)} is filled in after early stop has left the "
-            "block: backward reads uninitialized memory.",
-            remedy="Switch early_stop off, or end the unit one block later.",
         )  # fmt: skip
 
 
@@ -293,37 +206,6 @@ def selective(case: Case) -> Iterator[Hazard]:
         )  # fmt: skip
 
 
-def unchecked_recompute(case: Case) -> Iterator[Hazard]:
-    if case.policy.determinism_check == "none" and case.rerun and not case.policy.use_reentrant:
-        yield Hazard(
-            rule="unchecked-recompute", severity="note", blocks=case.policy.blocks,
-            sentence="determinism_check is off: a recompute that takes another branch gives wrong gradients without "
-            "an error.",
-            remedy="Set determinism_check to default.",
-        )  # fmt: skip
-
-
-def mode_flips(case: Case) -> Iterator[Hazard]:
-    modal = innermost(b.fqn for b in case.rerun if b.uses_rng or b.running_statistics)
-    if modal and case.policy.use_reentrant and case.trains:
-        yield Hazard(
-            rule="mode-flips", severity="warning", blocks=modal,
-            sentence=f"After model.eval() between forward and backward the recompute of {some(modal)} is in eval "
-            "mode, and reentrant checkpointing does not notice.",
-            remedy="Call eval() after backward, or set use_reentrant to False, which raises.",
-        )  # fmt: skip
-
-
-def offload_without_device(case: Case) -> Iterator[Hazard]:
-    blocks = tuple(fqn for unit, _ in case.units if unit.action == "offload" for fqn in unit.blocks)
-    if blocks and case.spec is not None and not case.on_cuda:
-        yield Hazard(
-            rule="offload-without-device", severity="note", blocks=blocks,
-            sentence=f"Saved tensors of {some(blocks)} are on the CPU already: offload only copies them.",
-            remedy="Choose recompute on the CPU, offload on a GPU.",
-        )  # fmt: skip
-
-
 def checkpoints_itself(case: Case) -> Iterator[Hazard]:
     """Both runs of a comparison have it, so no comparison of policies can say anything of it."""
     blocks = tuple(block.fqn for block in case.graph.blocks if "checkpoints_itself" in block.traits)
@@ -340,22 +222,6 @@ def checkpoints_itself(case: Case) -> Iterator[Hazard]:
     )  # fmt: skip
 
 
-def replay_draws_again(case: Case) -> Iterator[Hazard]:
-    """torch_remat has no preserve_rng_state. The loss is that of forward; only the gradients are of another one."""
-    blocks = innermost([block.fqn for block in case.graph.blocks if block.uses_rng and _REPLAYED in block.traits])
-    if blocks and case.trains:
-        yield Hazard(
-            rule="replay-draws-again", severity="error", blocks=blocks,
-            sentence=f"torch_remat runs {some(blocks)} again and sets no generator back, so the replay draws other "
-            "random numbers: the loss is right, and the gradients belong to another forward.",
-            remedy="Keep these calls by remat.region(..., recompute=False), or pass recompute_state_hooks that set "
-            "the generators back: `export --to torch-remat` writes such a hook.",
-        )  # fmt: skip
-
-
-_REPLAYED = "replay_draws_again"
-
-
 def _reaches(path: str, fqn: str) -> bool:
     """True if block `fqn` can draw from the generator at `path`: a generator of the block or of an ancestor."""
     owner = path.rpartition(".")[0]
@@ -363,8 +229,117 @@ def _reaches(path: str, fqn: str) -> bool:
 
 
 POLICY_RULES: tuple[Rule, ...] = (
-    dropout_redrawn, random_numbers_torch_does_not_stash, running_statistics, statistics_in_use, moved_buffers,
-    hidden_state, moved_attributes, kept_cache, emptied_store, filled_inputs, changed_inputs, random_last, selective,
-    never_called, segment_apart, unchecked_recompute, mode_flips, offload_without_device, checkpoints_itself,
-    replay_draws_again,
+    Trap(
+        "dropout-redrawn", "error", rerun_with("uses_rng"),
+        "preserve_rng_state is off, so the recompute draws other random numbers than forward did, in {blocks}: the "
+        "gradients belong to another forward.",
+        "Switch preserve_rng_state on.",
+        lambda case: case.trains and not case.policy.preserve_rng_state,
+    ),
+    random_numbers_torch_does_not_stash,
+    Trap(
+        "running-statistics", "error", rerun_with("running_statistics"),
+        "Running statistics of {blocks} move at every forward, so twice a step: gradients stay equal, the model in "
+        "eval mode does not.",
+        "Set running_stats to once.",
+        lambda case: case.trains and case.policy.running_stats == "every_forward",
+    ),
+    Trap(  # batch renormalisation and its kin
+        "statistics-in-use", "error", rerun_with("reads_statistics"),
+        "In training {blocks} computes with its running statistics and moves them; running it again finds them moved "
+        "and computes with others.",
+        "Keep these blocks.",
+        in_training,
+    ),
+    Trap(  # spectral norm's power iteration, moving averages, load counters
+        "moved-buffers", "error", rerun_with("moves_buffers"),
+        "The forward of {blocks} changes a buffer that is not a running statistic; running it again starts from the "
+        "changed one, and what reads the buffer computes another gradient.",
+        "Keep these blocks, or skip the update while explorer.is_recomputing().",
+        in_training,
+    ),
+    Trap(  # a module in a plain list or a closure: no policy can hold its running statistics still
+        "hidden-state", "error", rerun_with("hidden_state"),
+        "{blocks} calls a module that is not registered (it stands in a list or a closure) and whose buffers move at "
+        "every forward, so twice a step.",
+        "Register the module, in an nn.ModuleList say, or keep these blocks.",
+        in_training,
+    ),
+    Trap(
+        "moved-attributes", "warning", rerun_with("moves_attributes"),
+        "The forward of {blocks} changes an attribute of the module (a counter, a kept loss, a cache); running it "
+        "again starts from the changed one.",
+        "Skip the update while explorer.is_recomputing(), or keep these blocks.",
+    ),
+    # Only lists and tensors from outside a unit matter: the rerun makes again what the unit itself makes.
+    Trap(
+        "kept-cache", "error", handed("keeps_cache"),
+        "{blocks} reads a cache, list or dictionary that it is handed and that changes while or after it runs; running "
+        "again finds another content, so shapes or values differ from forward.",
+        "Train with use_cache=False, or recompute the block around it, which makes a new list.",
+    ),
+    Trap(
+        "emptied-store", "error", takes_from_outside,
+        "{blocks} takes a tensor out of an object that another block filled (a skip connection, stash and pop); "
+        "running again finds it gone.",
+        "Recompute the block around both, pass the tensor as an argument, or keep this block.",
+    ),
+    Trap(
+        "filled-inputs", "warning", handed("fills_inputs"),
+        "A list, dictionary or object that {blocks} is handed changes while or after it runs (a collection of losses, "
+        "say); what the block adds is added again when it runs again.",
+        "Return it instead, or skip the update while explorer.is_recomputing().",
+    ),
+    Trap(
+        "changed-inputs", "error", handed("changes_inputs"),
+        "A tensor that {blocks} is given is written into while or after the block runs, and it is what checkpointing "
+        "keeps to run it again.",
+        "Use the out-of-place operation, or start the unit one block earlier.",
+    ),
+    Trap(  # RReLU fills its noise after autograd packed it; early stop leaves the region before (pytorch 193671)
+        "random-last", "error", handing_on("rng_last"),
+        "The noise of RReLU at the end of {blocks} is filled in after early stop has left the block: backward reads "
+        "uninitialized memory.",
+        "Switch early_stop off, or end the unit one block later.",
+        lambda case: case.trains and case.policy.stops_early,
+    ),
+    selective,
+    Trap(
+        "never-called", "warning", never_called,
+        "The observed forward never calls {blocks} as a module: to name it has no effect, unless another forward does.",
+        "Name its children, or the block around it.",
+    ),
+    segment_apart,
+    Trap(
+        "unchecked-recompute", "note", rerun_units,
+        "determinism_check is off: a recompute that takes another branch gives wrong gradients without an error.",
+        "Set determinism_check to default.",
+        lambda case: case.policy.determinism_check == "none" and not case.policy.use_reentrant,
+    ),
+    Trap(
+        "mode-flips", "warning",
+        lambda case: innermost(block.fqn for block in case.rerun if block.uses_rng or block.running_statistics),
+        "After model.eval() between forward and backward the recompute of {blocks} is in eval mode, and reentrant "
+        "checkpointing does not notice.",
+        "Call eval() after backward, or set use_reentrant to False, which raises.",
+        lambda case: case.trains and case.policy.use_reentrant,
+    ),
+    Trap(
+        "offload-without-device", "note", named_with("offload"),
+        "Saved tensors of {blocks} are on the CPU already: offload only copies them.",
+        "Choose recompute on the CPU, offload on a GPU.",
+        lambda case: case.spec is not None and not case.on_cuda,
+    ),
+    checkpoints_itself,
+    Trap(  # torch_remat has no preserve_rng_state. The loss is that of forward; only the gradients are of another one.
+        "replay-draws-again", "error",
+        lambda case: innermost(
+            block.fqn for block in case.graph.blocks if block.uses_rng and "replay_draws_again" in block.traits
+        ),
+        "torch_remat runs {blocks} again and sets no generator back, so the replay draws other random numbers: the "
+        "loss is right, and the gradients belong to another forward.",
+        "Keep these calls by remat.region(..., recompute=False), or pass recompute_state_hooks that set the generators "
+        "back: `export --to torch-remat` writes such a hook.",
+        in_training,
+    ),
 )  # fmt: skip

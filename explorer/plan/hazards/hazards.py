@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from explorer.plan.hazards.checkpoint_rules import POLICY_RULES, Case, Rule
+from explorer.plan.hazards.checkpoint_rules import POLICY_RULES, Case, Rule, Trap, handed, handing_on, rerun_units
 from explorer.plan.hazards.pipeline_rules import PIPELINE_RULES
 from explorer.plan.names import some
 from explorer.record.graph import Hazard, ModelGraph
@@ -37,74 +37,51 @@ def no_gradient_enters(case: Case) -> Iterator[Hazard]:
         )  # fmt: skip
 
 
-def nested_outputs(case: Case) -> Iterator[Hazard]:
-    blocks = case.handing_on("nested_outputs")
-    if blocks:
-        yield Hazard(
-            rule="reentrant-nested-outputs", severity="error", blocks=blocks,
-            sentence=f"The output of {some(blocks)} is a dict or a nested structure: reentrant checkpointing does "
-            "not see the tensors inside, so no gradient flows through them.",
-            remedy=_OTHER_VARIANT,
-        )  # fmt: skip
-
-
-def nested_inputs(case: Case) -> Iterator[Hazard]:
-    blocks = case.handed("nested_inputs")
-    if blocks:
-        yield Hazard(
-            rule="reentrant-nested-inputs", severity="error", blocks=blocks,
-            sentence=f"{some(blocks)} is handed tensors inside a tuple, list or dictionary: reentrant checkpointing "
-            "does not see them, so its backward runs on into what made them, which raises or is wrong.",
-            remedy=f"{_OTHER_VARIANT} Or hand the tensors over as arguments of their own.",
-        )  # fmt: skip
-
-
-def keyword_arguments(case: Case) -> Iterator[Hazard]:
-    blocks = case.handed("keyword_inputs")
-    if blocks:
-        yield Hazard(
-            rule="reentrant-keywords", severity="note", blocks=blocks,
-            sentence=f"{some(blocks)} is called with keyword arguments, which torch's reentrant checkpointing refuses: "
-            "here and in exported files they are handed over by position.",
-            remedy="In code of your own do the same, or set use_reentrant to False.",
-        )  # fmt: skip
-
-
-def shared_blocks(case: Case) -> Iterator[Hazard]:
-    """Each region calls backward separately, so gradients that accumulate once now accumulate region by region."""
-    shared = tuple(b.fqn for b in case.rerun if b.shares_parameters_with or (b.n_calls > 1 and b.own_parameters))
-    if shared:
-        yield Hazard(
-            rule="reentrant-shared", severity="warning", blocks=shared,
-            sentence=f"Parameters of {some(shared)} are used more than once: gradient hooks, an optimizer inside "
-            "backward and DistributedDataParallel see several partial gradients instead of one.",
-            remedy=f"{_OTHER_VARIANT} DistributedDataParallel also takes static_graph=True.",
-        )  # fmt: skip
-
-
-def second_order(case: Case) -> Iterator[Hazard]:
-    top = tuple(fqn for fqn in case.policy.blocks if fqn in case.graph.by_fqn)
-    if top:
-        yield Hazard(
-            rule="reentrant-second-order", severity="warning", blocks=top,
-            sentence="Reentrant checkpointing refuses torch.autograd.grad, backward(inputs=...) and gradient "
-            "penalties; where only some blocks are recomputed, Hessian-vector products are silently wrong.",
-            remedy=_OTHER_VARIANT,
-        )  # fmt: skip
-
-
-def warm_autocast(case: Case) -> Iterator[Hazard]:
-    if case.spec is not None and case.spec.autocast != "none" and case.rerun:
-        yield Hazard(
-            rule="reentrant-autocast", severity="note", blocks=case.policy.blocks,
-            sentence="Under autocast a forward without gradients may take other kernels and weight casts than the "
-            "recompute: expect rounding, not bitwise equality.",
-            remedy=_OTHER_VARIANT,
-        )  # fmt: skip
+def shared(case: Case) -> tuple[str, ...]:
+    """Blocks whose parameters are used more than once: each region adds its part of the gradient separately."""
+    return tuple(b.fqn for b in case.rerun if b.shares_parameters_with or (b.n_calls > 1 and b.own_parameters))
 
 
 REENTRANT_RULES: tuple[Rule, ...] = (
-    no_gradient_enters, nested_outputs, nested_inputs, keyword_arguments, shared_blocks, second_order, warm_autocast,
+    no_gradient_enters,
+    Trap(
+        "reentrant-nested-outputs", "error", handing_on("nested_outputs"),
+        "The output of {blocks} is a dict or a nested structure: reentrant checkpointing does not see the tensors "
+        "inside, so no gradient flows through them.",
+        _OTHER_VARIANT,
+    ),
+    Trap(
+        "reentrant-nested-inputs", "error", handed("nested_inputs"),
+        "{blocks} is handed tensors inside a tuple, list or dictionary: reentrant checkpointing does not see them, so "
+        "its backward runs on into what made them, which raises or is wrong.",
+        f"{_OTHER_VARIANT} Or hand the tensors over as arguments of their own.",
+    ),
+    Trap(
+        "reentrant-keywords", "note", handed("keyword_inputs"),
+        "{blocks} is called with keyword arguments, which torch's reentrant checkpointing refuses: here and in "
+        "exported files they are handed over by position.",
+        "In code of your own do the same, or set use_reentrant to False.",
+    ),
+    Trap(
+        "reentrant-shared", "warning", shared,
+        "Parameters of {blocks} are used more than once: gradient hooks, an optimizer inside backward and "
+        "DistributedDataParallel see several partial gradients instead of one.",
+        f"{_OTHER_VARIANT} DistributedDataParallel also takes static_graph=True.",
+    ),
+    Trap(
+        "reentrant-second-order", "warning",
+        lambda case: tuple(fqn for fqn in case.policy.blocks if fqn in case.graph.by_fqn),
+        "Reentrant checkpointing refuses torch.autograd.grad, backward(inputs=...) and gradient penalties; where only "
+        "some blocks are recomputed, Hessian-vector products are silently wrong.",
+        _OTHER_VARIANT,
+    ),
+    Trap(
+        "reentrant-autocast", "note", rerun_units,
+        "Under autocast a forward without gradients may take other kernels and weight casts than the recompute: "
+        "expect rounding, not bitwise equality.",
+        _OTHER_VARIANT,
+        lambda case: case.spec is not None and case.spec.autocast != "none",
+    ),
 )  # fmt: skip
 
 

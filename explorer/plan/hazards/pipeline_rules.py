@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from explorer.plan.hazards.checkpoint_rules import Case, Rule
+from explorer.plan.hazards.checkpoint_rules import Case, Rule, Trap, named_with, rerun_units
 from explorer.plan.names import innermost, is_within, lineage, some
 from explorer.plan.pipeline.schedules import SCHEDULES, sizes_of, unmet
-from explorer.record.graph import Block, Hazard
+from explorer.record.graph import Hazard
 from explorer.record.run import PipelinePlan
 
 
@@ -41,26 +41,6 @@ def refused_cut(case: Case) -> Iterator[Hazard]:
             )  # fmt: skip
 
 
-def shared_across_a_cut(case: Case) -> Iterator[Hazard]:
-    """Shared parameters on two stages are two copies, each with a part of the gradient (torchtitan 1524)."""
-    stage = case.stage_of
-
-    def split(block: Block) -> bool:
-        of_block = stage.get(block.fqn)
-        return of_block is not None and any(
-            stage.get(other, of_block) != of_block for other in block.shares_parameters_with
-        )
-
-    blocks = innermost(block.fqn for block in case.graph.blocks if split(block))
-    if blocks:
-        yield Hazard(
-            rule="shared-across-a-cut", severity="warning", blocks=blocks,
-            sentence=f"Parameters of {some(blocks)} are shared across a cut: each stage holds a copy with a part of "
-            "the gradient, and torch.distributed.pipelining does not add them up.",
-            remedy="Keep both on one stage, or add the parts after backward, as the explorer's engines do.",
-        )  # fmt: skip
-
-
 def statistics_per_microbatch(case: Case) -> Iterator[Hazard]:
     plan = _plan(case)
     blocks = innermost(b.fqn for b in case.graph.blocks if b.running_statistics and b.fqn in case.stage_of)
@@ -76,23 +56,11 @@ def statistics_per_microbatch(case: Case) -> Iterator[Hazard]:
     )  # fmt: skip
 
 
-def masks_by_order(case: Case) -> Iterator[Hazard]:
-    plan = _plan(case)
-    blocks = innermost(block.fqn for block in case.graph.blocks if block.uses_rng and block.fqn in case.stage_of)
-    if blocks and not plan.keyed_rng and case.trains:
-        yield Hazard(
-            rule="masks-by-order", severity="warning", blocks=blocks,
-            sentence=f"keyed_rng is off: random numbers of {some(blocks)} are drawn in the order in which the schedule "
-            "runs, so masks differ from those of the unsplit model.",
-            remedy="Switch keyed_rng on.",
-        )  # fmt: skip
-
-
 def reentrant_stage(case: Case) -> Iterator[Hazard]:
     plan = _plan(case)
     if not case.policy.use_reentrant or not case.rerun:
         return
-    split = _splits_backward(plan)
+    split = splits_backward(case)
     yield Hazard(
         rule="reentrant-stage", severity="error" if split else "warning", blocks=case.policy.blocks,
         sentence=f"Reentrant checkpointing fails under {plan.schedule_name}, which asks for input gradients apart."
@@ -100,46 +68,6 @@ def reentrant_stage(case: Case) -> Iterator[Hazard]:
         else "Reentrant checkpointing inside a stage fails where a runtime asks for gradients of chosen inputs.",
         remedy="Set use_reentrant to False.",
     )  # fmt: skip
-
-
-def multiplied_recompute(case: Case) -> Iterator[Hazard]:
-    plan = _plan(case)
-    if _splits_backward(plan) and case.rerun and plan.checkpoint != "never":
-        yield Hazard(
-            rule="multiplied-recompute", severity="warning", blocks=case.policy.blocks,
-            sentence=f"{plan.schedule_name} splits backward, and each part runs the block again: several recomputes a "
-            "microbatch, and some ranks may hold more than with everything kept.",
-            remedy="Use 1F1B or Interleaved1F1B with recompute, or keep the blocks.",
-        )  # fmt: skip
-
-
-def lost_gradients(case: Case) -> Iterator[Hazard]:
-    """Nothing before the stage trains, so what it receives needs no gradient; torch then has nothing for I to return,
-    and W finds no group of parameters."""
-    if not _splits_backward(_plan(case)) or _trains_outside(case):
-        return
-    names = [[fqn for fqn, stage in case.stage_of.items() if stage == j] for j in range(len(_plan(case).stages))]
-    behind = [j for j in range(1, len(names)) if not any(_trains(case, fqn) for before in names[:j] for fqn in before)]
-    blocks = innermost(fqn for j in behind for fqn in names[j] if _trains(case, fqn))
-    if blocks:
-        yield Hazard(
-            rule="lost-gradients", severity="error", blocks=blocks,
-            sentence=f"Nothing before {some(blocks)} trains. A schedule that splits backward then gives these blocks "
-            "no gradient at all: torch takes weight gradients from the way to the stage's input.",
-            remedy="Use 1F1B or Interleaved1F1B, or put the frozen blocks and the first that trains into one stage.",
-        )  # fmt: skip
-
-
-def saved_ops_split(case: Case) -> Iterator[Hazard]:
-    plan = _plan(case)
-    blocks = tuple(fqn for unit in case.policy.units if unit.action == "save_ops" for fqn in unit.blocks)
-    if blocks and _splits_backward(plan) and plan.checkpoint != "never":
-        yield Hazard(
-            rule="saved-ops-split", severity="error", blocks=blocks,
-            sentence=f"{some(blocks)} keep results of operators (save_ops), which torch hands out once; "
-            f"{plan.schedule_name} goes backward through the block several times and raises.",
-            remedy="Recompute these blocks whole, or use 1F1B or Interleaved1F1B.",
-        )  # fmt: skip
 
 
 def idle_ranks(case: Case) -> Iterator[Hazard]:
@@ -152,33 +80,30 @@ def idle_ranks(case: Case) -> Iterator[Hazard]:
         )  # fmt: skip
 
 
-def cache_between_microbatches(case: Case) -> Iterator[Hazard]:
-    blocks = tuple(b.fqn for b in case.graph.blocks if "keeps_cache" in b.traits and b.fqn in case.stage_of)
-    if blocks:
-        yield Hazard(
-            rule="cache-between-microbatches", severity="error", blocks=blocks,
-            sentence=f"A key/value cache passes through {some(blocks)}: the next microbatch would attend to this one.",
-            remedy="Train with use_cache=False.",
-        )  # fmt: skip
+def split_parameters(case: Case) -> tuple[str, ...]:
+    """Innermost blocks whose parameters another stage holds too (torchtitan 1524)."""
+    stage = case.stage_of
+    held = (block for block in case.graph.blocks if block.fqn in stage)
+    return innermost(
+        block.fqn for block in held
+        if any(stage.get(other, stage[block.fqn]) != stage[block.fqn] for other in block.shares_parameters_with)
+    )  # fmt: skip
 
 
-def nothing_recomputed(case: Case) -> Iterator[Hazard]:
+def behind_frozen_stages(case: Case) -> tuple[str, ...]:
+    """Innermost blocks that train behind stages that do not: what their stage receives needs no gradient.
+
+    torch then has nothing for I to return, and W finds no group of parameters.
+    """
+    if _trains_outside(case):
+        return ()
+    names = [[fqn for fqn, stage in case.stage_of.items() if stage == j] for j in range(len(_plan(case).stages))]
+    behind = [j for j in range(1, len(names)) if not any(_trains(case, fqn) for before in names[:j] for fqn in before)]
+    return innermost(fqn for j in behind for fqn in names[j] if _trains(case, fqn))
+
+
+def splits_backward(case: Case) -> bool:
     plan = _plan(case)
-    if plan.checkpoint == "never" and case.rerun:
-        yield Hazard(
-            rule="nothing-recomputed", severity="note", blocks=case.policy.blocks,
-            sentence="The plan checkpoints no microbatch (never): the policy has no effect.",
-            remedy="Choose always or except_last.",
-        )  # fmt: skip
-    if plan.checkpoint == "except_last" and plan.n_microbatches == 1 and case.rerun:
-        yield Hazard(
-            rule="nothing-recomputed", severity="note", blocks=case.policy.blocks,
-            sentence="The only microbatch is the last one, which except_last keeps: the policy has no effect.",
-            remedy="Choose always, or more microbatches.",
-        )  # fmt: skip
-
-
-def _splits_backward(plan: PipelinePlan) -> bool:
     if plan.actions:
         return any("I" in action for row in plan.actions for action in row)
     return plan.schedule in SCHEDULES and SCHEDULES[plan.schedule].splits_backward
@@ -202,8 +127,68 @@ def _plan(case: Case) -> PipelinePlan:
     return case.plan
 
 
+def _recomputes(case: Case) -> bool:
+    return _plan(case).checkpoint != "never"
+
+
 PIPELINE_RULES: tuple[Rule, ...] = (
-    indivisible_batch, unmet_conditions, refused_cut, shared_across_a_cut, statistics_per_microbatch,
-    masks_by_order, reentrant_stage, multiplied_recompute, cache_between_microbatches, nothing_recomputed,
-    lost_gradients, saved_ops_split, idle_ranks,
+    indivisible_batch,
+    unmet_conditions,
+    refused_cut,
+    Trap(
+        "shared-across-a-cut", "warning", split_parameters,
+        "Parameters of {blocks} are shared across a cut: each stage holds a copy with a part of the gradient, and "
+        "torch.distributed.pipelining does not add them up.",
+        "Keep both on one stage, or add the parts after backward, as the explorer's engines do.",
+    ),
+    statistics_per_microbatch,
+    Trap(
+        "masks-by-order", "warning",
+        lambda case: innermost(b.fqn for b in case.graph.blocks if b.uses_rng and b.fqn in case.stage_of),
+        "keyed_rng is off: random numbers of {blocks} are drawn in the order in which the schedule runs, so masks "
+        "differ from those of the unsplit model.",
+        "Switch keyed_rng on.",
+        lambda case: case.trains and not _plan(case).keyed_rng,
+    ),
+    reentrant_stage,
+    Trap(
+        "multiplied-recompute", "warning", rerun_units,
+        "{schedule} splits backward, and each part runs the block again: several recomputes a microbatch, and some "
+        "ranks may hold more than with everything kept.",
+        "Use 1F1B or Interleaved1F1B with recompute, or keep the blocks.",
+        lambda case: splits_backward(case) and _recomputes(case),
+    ),
+    Trap(
+        "cache-between-microbatches", "error",
+        lambda case: tuple(b.fqn for b in case.graph.blocks if "keeps_cache" in b.traits and b.fqn in case.stage_of),
+        "A key/value cache passes through {blocks}: the next microbatch would attend to this one.",
+        "Train with use_cache=False.",
+    ),
+    Trap(
+        "nothing-recomputed", "note", rerun_units,
+        "The plan checkpoints no microbatch (never): the policy has no effect.",
+        "Choose always or except_last.",
+        lambda case: not _recomputes(case),
+    ),
+    Trap(
+        "nothing-recomputed", "note", rerun_units,
+        "The only microbatch is the last one, which except_last keeps: the policy has no effect.",
+        "Choose always, or more microbatches.",
+        lambda case: _plan(case).checkpoint == "except_last" and _plan(case).n_microbatches == 1,
+    ),
+    Trap(
+        "lost-gradients", "error", behind_frozen_stages,
+        "Nothing before {blocks} trains. A schedule that splits backward then gives these blocks no gradient at all: "
+        "torch takes weight gradients from the way to the stage's input.",
+        "Use 1F1B or Interleaved1F1B, or put the frozen blocks and the first that trains into one stage.",
+        splits_backward,
+    ),
+    Trap(
+        "saved-ops-split", "error", named_with("save_ops"),
+        "{blocks} keep results of operators (save_ops), which torch hands out once; {schedule} goes backward through "
+        "the block several times and raises.",
+        "Recompute these blocks whole, or use 1F1B or Interleaved1F1B.",
+        lambda case: splits_backward(case) and _recomputes(case),
+    ),
+    idle_ranks,
 )  # fmt: skip

@@ -96,6 +96,10 @@ class Candidates:
     step_cost: float
     """The cost of the whole step without recompute, in the same unit."""
 
+    def policy(self, chosen: Sequence[int]) -> Policy:
+        """The policy that recomputes the candidates `chosen`."""
+        return Policy(units=tuple(self.units[i].unit for i in chosen))
+
     def cost(self, chosen: tuple[int, ...]) -> float:
         """The cost of recomputing the candidates `chosen`."""
         named = set(chosen)

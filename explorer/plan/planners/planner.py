@@ -11,7 +11,8 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -19,6 +20,7 @@ import numpy as np
 from explorer.errors import BadInput
 from explorer.plan.memory.ledger import Bytes, array_of, held, holders, in_place
 from explorer.plan.planners.candidates import (
+    Candidates,
     Named,
     OfferedChoices,
     beside_every_stretch,
@@ -44,8 +46,19 @@ FRONT_SECONDS = 2.5
 """Seconds for all points of the front together. Most points take much less: a person waits for them."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Choices:
+    """Candidates, and the program that chooses among them."""
+
+    candidates: Candidates
+    program: Program | ChainProgram
+
+
 class Planner:
-    """An integer program made from one measured step, which is solved once for each plan."""
+    """An integer program made from one measured step, which is solved once for each plan.
+
+    For a chain it is a program of every stretch of blocks. If a chain has many other choices, both programs are solved.
+    """
 
     def __init__(
         self,
@@ -72,75 +85,71 @@ class Planner:
         self._baseline, self._graph, self._replay = baseline, graph, replay
         self._offer(OfferedChoices(among=None if among is None else tuple(among), without=tuple(without)))
 
-    def _offer(self, choices: OfferedChoices) -> None:
-        self._choices = choices
-        self._program: Program | ChainProgram = self._of_chain(choices) or self._of_any(choices)
+    def _offer(self, offer: OfferedChoices) -> None:
+        self._offered = offer
         self._floor: Plan | None = None
-        self._beside = self._of_every_stretch() if choices.among is None else None
+        whole = self._of_chain(replace(offer, every_stretch=True)) if offer.among is None else None
+        main = whole or self._of_any(offer)
+        self.candidates, self._program = main.candidates, main.program
+        beside = self._of_every_stretch(offer) if offer.among is None and whole is None else None
+        self._choices = (main,) if beside is None else (beside, main)
+        """The quick program of every stretch first, where there is one."""
 
     def without(self, units: Iterable[Named]) -> Planner:
         """A planner of the same step that excludes `units` too."""
         other = copy.copy(self)
-        other._offer(replace(self._choices, without=(*self._choices.without, *units)))
+        other._offer(replace(self._offered, without=(*self._offered.without, *units)))
         return other
 
-    def _of_chain(self, offer: OfferedChoices) -> ChainProgram | None:
-        """The program of a chain of few choices; None if the model is no such chain, or choices were named."""
-        if offer.among is not None or not is_chain_of_few(self._graph):
+    def _of_every_stretch(self, offer: OfferedChoices) -> _Choices | None:
+        """The choices of every stretch of a chain and of few others; None if all of them are offered already, or the
+        model is no chain."""
+        offered = [candidate.unit for candidate in self.candidates.units]
+        units = beside_every_stretch(self._graph, offered)
+        blocks = {unit.blocks for unit in offered}
+        if all(isinstance(unit, Unit) or unit in blocks for unit in units):
             return None
-        self.candidates = candidates_of(self._baseline, self._graph, self._replay, replace(offer, every_stretch=True))
-        return self._chain_program()
+        return self._of_chain(replace(offer, among=units))
 
-    def _of_every_stretch(self) -> Planner | None:
-        """A second planner, of every stretch of a chain and of few other choices; None if the first has every stretch,
-        or the model is no chain."""
-        units = beside_every_stretch(self._graph, [candidate.unit for candidate in self.candidates.units])
-        offered = {candidate.unit.blocks for candidate in self.candidates.units}
-        if isinstance(self._program, ChainProgram) or all(isinstance(unit, Unit) or unit in offered for unit in units):
+    def _of_chain(self, offer: OfferedChoices) -> _Choices | None:
+        """The choices of a chain; None if the model is no chain of few choices."""
+        if offer.among is None and not is_chain_of_few(self._graph):
             return None
-        other = copy.copy(self)
-        other._choices, other._floor, other._beside = replace(self._choices, among=units), None, None
-        other.candidates = candidates_of(self._baseline, self._graph, self._replay, other._choices)
-        program = other._chain_program()
-        if program is None:
-            return None
-        other._program = program
-        return other
-
-    def _chain_program(self) -> ChainProgram | None:
-        replay = self._replay
-        places = places_of(replay, self.candidates, chain_stretches(self._graph), self._line_of)
+        candidates = candidates_of(self._baseline, self._graph, self._replay, offer)
+        places = places_of(self._replay, candidates, chain_stretches(self._graph), partial(self._line_of, candidates))
         if places is None:
             return None
-        return ChainProgram(
-            line=replay.line,
+        program = ChainProgram(
+            line=self._replay.line,
             places=places,
-            cost=self.candidates.cost,
-            peak_of=self._peak_of,
-            suggested=self._presets(),
+            cost=candidates.cost,
+            peak_of=partial(self._peak_of, candidates),
+            suggested=self._presets(candidates),
         )
+        return _Choices(candidates=candidates, program=program)
 
-    def _of_any(self, offer: OfferedChoices) -> Program:
-        self.candidates = candidates_of(self._baseline, self._graph, self._replay, offer)
+    def _of_any(self, offer: OfferedChoices) -> _Choices:
+        candidates = candidates_of(self._baseline, self._graph, self._replay, offer)
         stash = stash_bytes(self._baseline, KEEP_ALL)
-        units = UnitCalls(calls=[one.calls for one in self.candidates.units], around=self.candidates.around)
+        units = UnitCalls(calls=[one.calls for one in candidates.units], around=candidates.around)
         timeline = linear_timeline(self._replay, units, stash_bytes=stash)
-        return Program(
+        program = Program(
             line=self._replay.line,
             timeline=timeline,
             reruns=linear_reruns(self._replay, units, stash_bytes=stash),
-            variables=Variables(self.candidates, timeline),
-            peak_of=self._peak_of,
-            suggested=self._presets(),
+            variables=Variables(candidates, timeline),
+            peak_of=partial(self._peak_of, candidates),
+            suggested=self._presets(candidates),
         )
+        return _Choices(candidates=candidates, program=program)
 
     def suggest(self, policies: Iterable[Policy]) -> None:
         """No later plan is worse than one of `policies`. A policy with units that are no candidates is left out."""
         units = [policy.units for policy in policies]
-        for planner in self._both:
-            number = {one.unit: i for i, one in enumerate(planner.candidates.units)}
+        for choices in self._choices:
+            number = {one.unit: i for i, one in enumerate(choices.candidates.units)}
             offered = [whole for whole in units if number.keys() >= set(whole)]
-            planner._program.suggested += tuple(tuple(sorted(number[unit] for unit in whole)) for whole in offered)
+            choices.program.suggested += tuple(tuple(sorted(number[unit] for unit in whole)) for whole in offered)
 
     @property
     def keep_all_bytes(self) -> int:
@@ -150,11 +159,11 @@ class Planner:
     @property
     def offered(self) -> tuple[Unit, ...]:
         """Every unit that a plan may recompute."""
-        return tuple(dict.fromkeys(candidate.unit for planner in self._both for candidate in planner.candidates.units))
+        return tuple(dict.fromkeys(one.unit for choices in self._choices for one in choices.candidates.units))
 
     def policy(self, chosen: Sequence[int]) -> Policy:
         """The policy that recomputes the candidates `chosen`."""
-        return Policy(units=tuple(self.candidates.units[i].unit for i in chosen))
+        return self.candidates.policy(chosen)
 
     def cost_of(self, chosen: Sequence[int]) -> float:
         """The cost of recomputing the candidates `chosen`, in `cost_unit` of the candidates."""
@@ -194,7 +203,7 @@ class Planner:
         `seconds`: for all plans together but the floor. A plan leaves its unused time to later plans.
         """
         ends = time.monotonic() + seconds - self._seconds / 2
-        lowest = min(planner._program.lowest_bytes() for planner in self._both)
+        lowest = min(choices.program.lowest_bytes() for choices in self._choices)
         last = self.within(self.keep_all_bytes)
         yield last
         budgets = np.linspace(self.keep_all_bytes, lowest, n_points + 1)[1:-1].astype(int).tolist()
@@ -209,19 +218,14 @@ class Planner:
         if floor.step_peak_bytes < last.step_peak_bytes:
             yield floor
 
-    @property
-    def _both(self) -> tuple[Planner, ...]:
-        """The planner of every stretch of a chain where there is one, which is quick, and this planner."""
-        return (self,) if self._beside is None else (self._beside, self)
-
     def _cheapest(self, budget_bytes: int, *, seconds: float | None = None) -> Plan | None:
         plans: list[Plan] = []
-        for planner in self._both:
+        for choices in self._choices:
             rival = min((plan.extra_cost for plan in plans), default=math.inf)
             limits = Limits(budget_bytes=budget_bytes, seconds=seconds or self._seconds, rival=rival)
-            solution = planner._program.solve(limits)
+            solution = choices.program.solve(limits)
             if solution is not None:
-                plans.append(planner._plan(solution, budget_bytes=budget_bytes))
+                plans.append(self._plan(choices, solution, budget_bytes=budget_bytes))
         if not plans:
             return None
         return self._certified(min(plans, key=lambda plan: plan.extra_cost), plans, lambda plan: plan.extra_cost)
@@ -230,13 +234,11 @@ class Planner:
         """The lowest peak, then the cheapest plan with it: the first solution may recompute units that free nothing."""
         most_cost = None if more_time is None else more_time * self.candidates.step_cost
         plans: list[Plan] = []
-        for planner in self._both:
+        for choices in self._choices:
             rival = min((float(plan.step_peak_bytes) for plan in plans), default=math.inf)
             limits = Limits(most_cost=most_cost, seconds=seconds or self._seconds, rival=rival)
-            lowest = planner._program.solve(limits)
-            if lowest is None:  # time ran out before the first solution
-                lowest = planner._without_solver(most_cost)
-            plans.append(planner._plan(lowest, budget_bytes=None))
+            lowest = choices.program.solve(limits) or _without_solver(choices, most_cost)
+            plans.append(self._plan(choices, lowest, budget_bytes=None))
         best = min(plans, key=lambda plan: (plan.step_peak_bytes, plan.extra_cost))
         plan = self._certified(best, plans, lambda plan: float(plan.step_peak_bytes))
         cheap = self._cheapest(plan.step_peak_bytes)
@@ -245,13 +247,13 @@ class Planner:
         return msgspec.structs.replace(plan, time_budget=more_time)
 
     def _certified(self, best: Plan, plans: Sequence[Plan], value: Callable[[Plan], float]) -> Plan:
-        """The best of the `plans` of both planners, with a certificate about the choices of both."""
-        if self._beside is None:
+        """The best of the `plans` of both programs, with a certificate about the choices of both."""
+        if len(self._choices) == 1:
             return best
         solved = [plan.certificate for plan in plans]
         bounds = [certificate.bound for certificate in solved]
-        if len(plans) < len(self._both):
-            bounds = [planner._program.bound for planner in self._both]
+        if len(plans) < len(self._choices):
+            bounds = [choices.program.bound for choices in self._choices]
         solution = Solution(
             chosen=(),
             value=value(best),
@@ -260,42 +262,34 @@ class Planner:
             n_solves=sum(certificate.n_solves for certificate in solved),
         )
         certificate = msgspec.structs.replace(
-            self._certificate(solution),
+            _certificate(self._choices[-1], solution),
             n_levels=best.certificate.n_levels,
-            beside=self._beside._certificate(solution).scope,
+            beside=_certificate(self._choices[0], solution).scope,
         )
         return msgspec.structs.replace(best, certificate=certificate)
 
-    def _without_solver(self, most_cost: float | None) -> Solution:
-        """The lowest peak of the presets and of keeping everything, within the cost limit; nothing is proven of it."""
-        choices = [
-            chosen for chosen in self._program.suggested if most_cost is None or self.cost_of(chosen) <= most_cost
-        ]
-        chosen = min([(), *choices], key=self._program.peak)
-        return Solution(chosen=chosen, value=self._program.peak(chosen), bound=0.0, n_rows=0, n_solves=0)
-
-    def _presets(self) -> tuple[tuple[int, ...], ...]:
+    def _presets(self, candidates: Candidates) -> tuple[tuple[int, ...], ...]:
         """Numbers of the candidates in each preset. A unit that is no candidate frees nothing, or a hazard forbids it.
 
         A preset that keeps results is left out if no candidate keeps results: their operators have no measured price.
         """
-        number = {one.unit: i for i, one in enumerate(self.candidates.units)}
+        number = {one.unit: i for i, one in enumerate(candidates.units)}
         priced = {unit.action for unit in number}
         wholes = (whole for whole in preset_units(self._graph) if all(unit.action in priced for unit in whole))
         return tuple(tuple(sorted(number[unit] for unit in whole if unit in number)) for whole in wholes)
 
-    def _peak_of(self, chosen: tuple[int, ...]) -> int:
-        peak = self._forecaster.peak_bytes(self.policy(chosen))
+    def _peak_of(self, candidates: Candidates, chosen: tuple[int, ...]) -> int:
+        peak = self._forecaster.peak_bytes(candidates.policy(chosen))
         assert peak is not None, "every candidate can be forecast"
         return peak
 
-    def _line_of(self, chosen: tuple[int, ...]) -> Bytes:
-        line = self._forecaster.line(self.policy(chosen))
+    def _line_of(self, candidates: Candidates, chosen: tuple[int, ...]) -> Bytes:
+        line = self._forecaster.line(candidates.policy(chosen))
         assert line is not None, "every candidate can be forecast"
         return line
 
-    def _plan(self, solution: Solution, *, budget_bytes: int | None) -> Plan:
-        policy = self.policy(solution.chosen)
+    def _plan(self, choices: _Choices, solution: Solution, *, budget_bytes: int | None) -> Plan:
+        candidates, policy = choices.candidates, choices.candidates.policy(solution.chosen)
         forecast = self._forecaster.forecast(policy)
         assert forecast.step_peak_bytes is not None
         return Plan(
@@ -303,28 +297,12 @@ class Planner:
             budget_bytes=budget_bytes,
             step_peak_bytes=forecast.step_peak_bytes,
             baseline_step_peak_bytes=self.keep_all_bytes,
-            extra_cost=self.candidates.cost(solution.chosen),
-            step_cost=self.candidates.step_cost,
-            cost_unit=self.candidates.cost_unit,
+            extra_cost=candidates.cost(solution.chosen),
+            step_cost=candidates.step_cost,
+            cost_unit=candidates.cost_unit,
             cost_ratio_spread=forecast.time_ratio_spread,
             flop_ratio=forecast.flop_ratio,
-            certificate=self._certificate(solution),
-        )
-
-    def _certificate(self, solution: Solution) -> Certificate:
-        units, chosen = [one.unit for one in self.candidates.units], set(solution.chosen)
-        lengths = [len(unit.blocks) for unit in units if len(unit.blocks) > 1 and not unit.save_ops]
-        return Certificate(
-            bound=solution.bound,
-            gap=solution.gap,
-            n_candidates=len(units),
-            n_rows=solution.n_rows,
-            n_solves=solution.n_solves,
-            n_segments=len(lengths),
-            n_keeping=sum(bool(unit.save_ops) for unit in units),
-            longest_segment=max(lengths, default=0),
-            inside_segments=isinstance(self._program, Program),
-            n_levels=max([2, *(1 + len(chosen.intersection(self.candidates.around[i])) for i in chosen)]),
+            certificate=_certificate(choices, solution),
         )
 
     def _impossible(self, budget_bytes: int) -> BadInput:
@@ -353,3 +331,28 @@ class Planner:
         assert log is not None
         fixed = np.isin(array_of(log.role), [ROLES.index(role) for role in FIXED_ROLES])
         return int(held(log, fixed).max())
+
+
+def _without_solver(choices: _Choices, most_cost: float | None) -> Solution:
+    """The lowest peak of the presets and of keeping everything, within the cost limit; nothing is proven of it."""
+    program, cost = choices.program, choices.candidates.cost
+    within = [chosen for chosen in program.suggested if most_cost is None or cost(chosen) <= most_cost]
+    chosen = min([(), *within], key=program.peak)
+    return Solution(chosen=chosen, value=program.peak(chosen), bound=0.0, n_rows=0, n_solves=0)
+
+
+def _certificate(choices: _Choices, solution: Solution) -> Certificate:
+    units, around = [one.unit for one in choices.candidates.units], choices.candidates.around
+    lengths = [len(unit.blocks) for unit in units if len(unit.blocks) > 1 and not unit.save_ops]
+    return Certificate(
+        bound=solution.bound,
+        gap=solution.gap,
+        n_candidates=len(units),
+        n_rows=solution.n_rows,
+        n_solves=solution.n_solves,
+        n_segments=len(lengths),
+        n_keeping=sum(bool(unit.save_ops) for unit in units),
+        longest_segment=max(lengths, default=0),
+        inside_segments=isinstance(choices.program, Program),
+        n_levels=max([2, *(1 + len(set(solution.chosen).intersection(around[i])) for i in solution.chosen)]),
+    )

@@ -45,6 +45,10 @@ class Nest:
     """True if the rerun of the call ends where its last inner unit is entered, by call."""
     inside: Mapping[int, Sequence[int]]
     """Indices of the calls directly inside a call, by index of a call that contains some."""
+    names: tuple[str, ...]
+    """The first block of the unit of each call."""
+    stash_bytes: int
+    """Generator state that each call keeps (rule 3)."""
 
     def below(self, i: int) -> list[int]:
         """Indices of all calls inside call `i`."""
@@ -58,18 +62,16 @@ class Nest:
         return outer
 
 
-def flat(calls: Sequence[SavedByCall]) -> Nest:
-    """The nest of `calls` if none lies inside another."""
-    n = len(calls)
-    return Nest(calls=tuple(calls), parent=(NO_PARENT,) * n, stops_inside=(False,) * n, inside={})
-
-
-def nest_of(policy: Policy, calls: Mapping[Unit, Sequence[SavedByCall]], graph: ModelGraph | None) -> Nest:
+def nest_of(
+    policy: Policy,
+    calls: Mapping[Unit, Sequence[SavedByCall]],
+    graph: ModelGraph | None = None,
+    *,
+    stash_bytes: int = 0,
+) -> Nest:
     """The nest of all calls of the units of `policy`."""
     outer = enclosing(policy)
-    if not outer:
-        return flat([call for own in calls.values() for call in own])
-    order = sorted(calls, key=lambda unit: _depth(unit, outer))
+    order = sorted(calls, key=lambda unit: len(_chain(unit, outer)))
     in_order: list[SavedByCall] = []
     parent: list[int] = []
     stops: list[bool] = []
@@ -78,16 +80,24 @@ def nest_of(policy: Policy, calls: Mapping[Unit, Sequence[SavedByCall]], graph: 
         holders = [i for above in _chain(unit, outer) for i in places[above]]
         places[unit] = range(len(in_order), len(in_order) + len(calls[unit]))
         children = [child for child, holder in outer.items() if holder == unit]
+        stops_there = policy.stops_early and any(stops_inside(graph, unit, child) for child in children)
+        stops += [stops_there] * len(calls[unit])
         for call in calls[unit]:
             around = (i for i in holders if in_order[i].first <= call.first and call.end <= in_order[i].end)
             parent.append(next(around, NO_PARENT))
-            stops.append(policy.stops_early and any(stops_inside(graph, unit, child) for child in children))
             in_order.append(call)
     directly: dict[int, list[int]] = defaultdict(list)
     for i, holder in enumerate(parent):
         if holder != NO_PARENT:
             directly[holder].append(i)
-    return Nest(calls=tuple(in_order), parent=tuple(parent), stops_inside=tuple(stops), inside=directly)
+    return Nest(
+        calls=tuple(in_order),
+        parent=tuple(parent),
+        stops_inside=tuple(stops),
+        inside=directly,
+        names=tuple(unit.blocks[0] for unit in order for _ in calls[unit]),
+        stash_bytes=stash_bytes,
+    )
 
 
 @lru_cache(maxsize=32)
@@ -102,7 +112,7 @@ def enclosing(policy: Policy) -> Mapping[Unit, Unit]:
     return holders
 
 
-def again_bytes(replay: Replay, nest: Nest, i: int, *, stash_bytes: int) -> int:
+def again_bytes(replay: Replay, nest: Nest, i: int) -> int:
     """Peak bytes of rerunning call `i`, if the units inside it keep nothing."""
     call, inside = nest.calls[i], nest.inside.get(i, ())
     if not inside:
@@ -112,7 +122,7 @@ def again_bytes(replay: Replay, nest: Nest, i: int, *, stash_bytes: int) -> int:
     begun = [nest.calls[j].first for j in nest.below(i) if nest.calls[j].first < last]
     begun += [nest.calls[j].first for j in inside if nest.stops_inside[i] and nest.calls[j].first == last]
     return call.statistics_bytes + most_at_once(
-        np.concatenate((replay.size[entries], np.full(len(begun), stash_bytes))),
+        np.concatenate((replay.size[entries], np.full(len(begun), nest.stash_bytes))),
         np.concatenate((replay.born[entries], np.array(begun, dtype=np.int64))),
         np.concatenate((died, np.full(len(begun), FOREVER))),
     )
@@ -149,23 +159,6 @@ def leaves_again(replay: Replay, call: SavedByCall) -> Bytes:
     return np.where(replay.released[call.entries] > 0, replay.released[call.entries], inferred)
 
 
-def _in_containers(replay: Replay, nest: Nest) -> tuple[dict[int, int], set[int]]:
-    """Tensors in containers that calls inside other calls are given (rule 2)."""
-    nested = [i for i, call in enumerate(nest.calls) if call.in_containers and nest.parent[i] != NO_PARENT]
-    return kept_by_containers(replay, [(nest.calls[i], nest.calls[nest.above(i)[-1]]) for i in nested])
-
-
-def entries_restored_with(nest: Nest, i: int, owner: Bytes) -> Bytes:
-    """Entries that calls around call `i` restore, or keep for inner calls, at the tick at which `i` begins."""
-    parts = [np.array(nest.calls[i].inputs, dtype=np.int64)]
-    for j in nest.above(i):
-        if nest.calls[j].begins == nest.calls[i].begins:
-            entries = nest.calls[j].entries
-            parts.append(entries[owner[entries] == j])
-            parts += [np.array(nest.calls[k].inputs, dtype=np.int64) for k in nest.inside[j]]
-    return np.unique(np.concatenate(parts))
-
-
 def _last_tick(replay: Replay, call: SavedByCall, below: Sequence[SavedByCall], entered: int) -> int:
     """The tick at which a rerun ends: the last tensor saved outside of inner units, or tick `entered` if later."""
     theirs = [part for one in below for part in (one.entries, np.array(one.saved_outputs))]
@@ -183,51 +176,94 @@ def _chain(unit: Unit, outer: Mapping[Unit, Unit]) -> list[Unit]:
     return holders
 
 
-def _depth(unit: Unit, outer: Mapping[Unit, Unit]) -> int:
-    return len(_chain(unit, outer))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Simulated:
-    """Changes by recomputing: the timeline, and the bytes saved at the end of forward."""
+class Simulation:
+    """The replay if all calls of a nest are recomputed."""
 
+    replay: Replay
+    nest: Nest
     changes: Changes
     saved_bytes: int
     """Bytes saved at the end of forward minus the measured ones: negative if entries are freed."""
     away: Mask
     """Whether each entry is freed by the end of forward."""
-    gone: tuple[Bytes, Bytes, Bytes]
-    """Entry, first tick and end tick of its absence, for entries that are absent once."""
     lives: tuple[Bytes, Bytes, Bytes]
-    """Entry, first tick and end tick of each stretch in which any other entry of the calls is held."""
+    """Entry, first tick and end tick of each stretch in which an entry of the calls is held."""
     owner: Bytes
     """The innermost call that makes each entry again, or -1."""
     never: Sequence[int] = ()
     """Entries that no rerun makes again for later."""
 
+    @property
+    def peak_bytes(self) -> int:
+        """The peak of the changed line, reruns included."""
+        stretches = offsets_of(self.changes, len(self.replay.line))
+        peak = int((self.replay.highest(stretches[0]) + stretches[1]).max())
+        return max([peak, *(most for _, most in self.reruns(stretches))])
 
-def changes_of(replay: Replay, nest: Nest, border: int | None, *, stash_bytes: int) -> Simulated:
-    """Changes if all calls of `nest` are recomputed. Tick `border` is the end of forward, None if not reached."""
-    until, never = _in_containers(replay, nest)
+    @property
+    def line(self) -> Bytes:
+        """The changed line. The peak of each rerun stands at the event before the backward of its call."""
+        bounds, offsets = offsets_of(self.changes, len(self.replay.line))
+        line = self.replay.line + np.repeat(offsets, np.diff(np.append(bounds, len(self.replay.line))))
+        for tick, most in self.reruns((bounds, offsets)):
+            line[tick] = max(line[tick], most)
+        return line
+
+    def reruns(self, stretches: tuple[NDArray[np.intp], Bytes] | None = None) -> Iterator[tuple[int, int]]:
+        """The event before each rerun, and the most bytes held during the rerun; `stretches` come from offsets_of."""
+        replay, nest = self.replay, self.nest
+        bounds, offsets = stretches or offsets_of(self.changes, len(replay.line))
+        before = [max(call.begins - 1, 0) for call in nest.calls]
+        places = np.searchsorted(bounds, before, side="right") - 1
+        for i, (call, tick, place) in enumerate(zip(nest.calls, before, places)):
+            base = int(replay.line[tick] + offsets[place]) - call.late_bytes
+            if nest.parent[i] >= 0:
+                restored = np.setdiff1d(self._restored_with(i), self.never)
+                base += int(replay.size[restored[~self.held_at(tick)[restored]]].sum())
+            # Rule 3: the present state of the generator.
+            yield tick, base + again_bytes(replay, nest, i) + nest.stash_bytes
+
+    def held_at(self, tick: int) -> Mask:
+        """Mask of the entries held at `tick`, without the entries of a rerun."""
+        is_held = (self.replay.born <= tick) & (tick < self.replay.died)
+        entry, first, end = self.lives
+        is_held[entry] = False
+        is_held[entry[(first <= tick) & (tick < end)]] = True
+        return is_held
+
+    def _restored_with(self, i: int) -> Bytes:
+        """Entries that calls around call `i` restore, or keep for inner calls, at the tick at which `i` begins."""
+        nest = self.nest
+        parts = [np.array(nest.calls[i].inputs, dtype=np.int64)]
+        for j in nest.above(i):
+            if nest.calls[j].begins == nest.calls[i].begins:
+                entries = nest.calls[j].entries
+                parts.append(entries[self.owner[entries] == j])
+                parts += [np.array(nest.calls[k].inputs, dtype=np.int64) for k in nest.inside[j]]
+        return np.unique(np.concatenate(parts))
+
+
+def simulate(replay: Replay, nest: Nest, border: int | None) -> Simulation:
+    """The simulation of `nest`. Tick `border` is the end of forward, None if not reached."""
+    nested = [i for i, call in enumerate(nest.calls) if call.in_containers and nest.parent[i] != NO_PARENT]
+    until, never = kept_by_containers(replay, [(nest.calls[i], nest.calls[nest.above(i)[-1]]) for i in nested])
     absent, retained = _absences(replay, nest, list(never)), _inputs_and_results(replay, nest, until)
     born, died, size = replay.born, replay.died, replay.size
-    is_retained = np.zeros(len(size), dtype=bool)
-    is_retained[retained.entry] = True
-    # Most entries are freed and restored once. An entry that is an input too may be kept meanwhile, or for longer.
-    gone, mixed = _single_gaps(replay, absent, is_retained)
-    touched = np.flatnonzero(mixed | is_retained)
-    again = mixed[absent.entry]
+    is_touched = absent.owner >= 0
+    first_until = np.where(is_touched, absent.first_leave, died)
+    is_touched[retained.entry] = True
+    touched = np.flatnonzero(is_touched)
     lives = _joined_stretches(
-        np.concatenate((touched, absent.entry[again], retained.entry)),
-        np.concatenate((born[touched], absent.back[again], retained.back)),
-        np.concatenate((np.where(mixed, absent.first_leave, died)[touched], died[absent.entry[again]], retained.leave)),
+        np.concatenate((touched, absent.entry, retained.entry)),
+        np.concatenate((born[touched], absent.back, retained.back)),
+        np.concatenate((first_until[touched], died[absent.entry], retained.leave)),
         len(replay.line) + 2,
     )
-    left = (gone[1], gone[2], -size[gone[0]])
     measured = (born[touched], died[touched], -size[touched])
     simulated = (lives[1], lives[2], size[lives[0]])
     copies = [copy for call in nest.calls for copy in call.copies]
-    stashes = [(call.first, call.ends, stash_bytes) for call in nest.calls]
+    stashes = [(call.first, call.ends, nest.stash_bytes) for call in nest.calls]
     leaves = {entry: min(int(absent.first_leave[entry]), int(died[entry])) for entry in until}
     firsts = [(leaves[entry], end, int(size[entry])) for entry, end in until.items() if leaves[entry] < end]
     stashed = np.array([*stashes, *copies, *firsts], dtype=np.int64).reshape(-1, 3).T
@@ -241,23 +277,20 @@ def changes_of(replay: Replay, nest: Nest, border: int | None, *, stash_bytes: i
         longer = int(replay.size[is_kept & (replay.died <= border)].sum())
         stash = sum(size for first, end, size in (*stashes, *firsts) if first <= border < end)
         saved = longer + stash - int(replay.size[away].sum())
-    parts = (left, measured, simulated, stashed)
+    parts = (measured, simulated, stashed)
     changes = np.empty((3, sum(len(part[0]) for part in parts)), dtype=np.int64)
     for row, columns in zip(changes, zip(*parts)):
         np.concatenate(columns, out=row)
-    return Simulated(
-        changes=changes, saved_bytes=saved, away=away, gone=gone, lives=lives, owner=absent.owner, never=list(never)
+    return Simulation(
+        replay=replay,
+        nest=nest,
+        changes=changes,
+        saved_bytes=saved,
+        away=away,
+        lives=lives,
+        owner=absent.owner,
+        never=list(never),
     )
-
-
-def _single_gaps(replay: Replay, absent: _Absent, is_retained: Mask) -> tuple[tuple[Bytes, Bytes, Bytes], Mask]:
-    """Entries with a single absence (entry, first tick, end tick), and a mask of the other absent entries."""
-    born, died = replay.born[absent.entry], replay.died[absent.entry]
-    plain = ~is_retained[absent.entry] & (born <= absent.leave) & (absent.leave <= died) & (absent.back <= died)
-    mixed = np.zeros(len(is_retained), dtype=bool)
-    mixed[absent.entry[~plain]] = True
-    some = plain & (absent.leave < absent.back)
-    return (absent.entry[some], absent.leave[some], absent.back[some]), mixed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,58 +376,3 @@ def offsets_of(changes: Changes, length: int) -> tuple[NDArray[np.intp], Bytes]:
 def joined(parts: Sequence[Bytes]) -> Bytes:
     """`parts` concatenated; an empty array if there are none."""
     return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, dtype=np.int64), *parts])
-
-
-def peak_with(replay: Replay, simulated: Simulated, nest: Nest, *, stash_bytes: int) -> int:
-    """The peak of the changed line, reruns included."""
-    stretches = offsets_of(simulated.changes, len(replay.line))
-    peak = int((replay.highest(stretches[0]) + stretches[1]).max())
-    return max([peak, *(most for _, most in reruns(replay, simulated, nest, stretches, stash_bytes=stash_bytes))])
-
-
-def line_with(replay: Replay, simulated: Simulated, nest: Nest, *, stash_bytes: int) -> Bytes:
-    """The changed line. The peak of each rerun stands at the event before the backward of its call."""
-    bounds, offsets = offsets_of(simulated.changes, len(replay.line))
-    line = replay.line + np.repeat(offsets, np.diff(np.append(bounds, len(replay.line))))
-    for tick, most in reruns(replay, simulated, nest, (bounds, offsets), stash_bytes=stash_bytes):
-        line[tick] = max(line[tick], most)
-    return line
-
-
-def reruns(
-    replay: Replay, simulated: Simulated, nest: Nest, stretches: tuple[NDArray[np.intp], Bytes] | None = None, *,
-    stash_bytes: int,
-) -> Iterator[tuple[int, int]]:  # fmt: skip
-    """The event before each rerun, and the most bytes held during the rerun; `stretches` come from offsets_of."""
-    bounds, offsets = stretches or offsets_of(simulated.changes, len(replay.line))
-    before = [max(call.begins - 1, 0) for call in nest.calls]
-    places = np.searchsorted(bounds, before, side="right") - 1
-    for i, (call, tick, place) in enumerate(zip(nest.calls, before, places)):
-        base = int(replay.line[tick] + offsets[place]) - call.late_bytes
-        if nest.parent[i] >= 0:
-            restored = np.setdiff1d(entries_restored_with(nest, i, simulated.owner), simulated.never)
-            base += _bytes_absent_at(replay, simulated, restored, tick)
-        # Rule 3: the present state of the generator.
-        yield tick, base + again_bytes(replay, nest, i, stash_bytes=stash_bytes) + stash_bytes
-
-
-def held_at(replay: Replay, simulated: Simulated, tick: int) -> Mask:
-    """Mask of the entries held at `tick`, without the entries of a rerun."""
-    is_held = (replay.born <= tick) & (tick < replay.died)
-    entry, first, end = simulated.gone
-    is_held[entry[(first <= tick) & (tick < end)]] = False
-    entry, first, end = simulated.lives
-    is_held[entry] = False
-    is_held[entry[(first <= tick) & (tick < end)]] = True
-    return is_held
-
-
-def _bytes_absent_at(replay: Replay, simulated: Simulated, entries: Bytes, tick: int) -> int:
-    """Bytes of `entries` that are not held at `tick`."""
-    entry, first, end = simulated.gone
-    missing = np.zeros(len(replay.size), dtype=bool)
-    missing[entry] = (first <= tick) & (tick < end) | (tick < replay.born[entry]) | (replay.died[entry] <= tick)
-    entry, first, end = simulated.lives
-    missing[entry] = True
-    missing[entry[(first <= tick) & (tick < end)]] = False
-    return int(replay.size[entries[missing[entries]]].sum())

@@ -17,23 +17,9 @@ from explorer.plan.memory.ledger import Bytes, cells_of, ledger
 from explorer.plan.names import above, is_within, lineage
 from explorer.plan.predict.baseline import keep_all_from
 from explorer.plan.predict.calls import SavedByCall, calls_of, only_of, results_unknown, saved_by_calls, stash_bytes
-from explorer.plan.predict.changes import (
-    Changes,
-    Nest,
-    Simulated,
-    changes_of,
-    enclosing,
-    flat,
-    held_at,
-    joined,
-    line_with,
-    nest_of,
-    offsets_of,
-    peak_with,
-    reruns,
-)
+from explorer.plan.predict.changes import Changes, Simulation, enclosing, joined, nest_of, offsets_of, simulate
 from explorer.plan.predict.not_predicted import not_covered, not_predicted
-from explorer.plan.predict.predicted_step import Reruns, predicted_step
+from explorer.plan.predict.predicted_step import predicted_step
 from explorer.plan.predict.replay import FORWARD, Maxima, Replay
 from explorer.plan.predict.step_cost import rerun_flops, time_ratio, unit_flops, with_equal_times
 from explorer.record.allocations import Ledger, LedgerCell, PhaseSpan, Role
@@ -69,44 +55,47 @@ class Forecaster:
         replay = self._replay_of(policy)
         if replay is None or (unknown and any(unit.action != "recompute" for unit in policy.units)):
             return Forecast(flop_ratio=flop_ratio)
-        play, saved = self._simulate(replay, policy), baseline.saved_after_forward_bytes
+        calls, saved = self._calls(replay, policy), baseline.saved_after_forward_bytes
+        simulation = self._simulate(replay, policy, calls)
         timed = time_ratio(self._timed or baseline, self._graph, units, policy)
         return Forecast(
-            step_peak_bytes=None if unknown else play.peak_bytes,
-            saved_after_forward_bytes=None if saved is None else saved + play.simulated.saved_bytes,
+            step_peak_bytes=None if unknown else simulation.peak_bytes,
+            saved_after_forward_bytes=None if saved is None else saved + simulation.saved_bytes,
             flop_ratio=flop_ratio,
             time_ratio=None if timed is None else timed.ratio,
             time_ratio_spread=None if timed is None else timed.spread,
             time_ratio_of_calls=None if timed is None else timed.calls,
-            freed_bytes=play.freed_bytes(policy, baseline.forward_end_tick or 0),
+            freed_bytes=_freed_bytes(simulation, policy, calls, baseline.forward_end_tick or 0),
         )
 
     def peak_bytes(self, policy: Policy) -> int | None:
         """The peak of `forecast` alone."""
-        play = self._simulation(policy)
-        return None if play is None else play.peak_bytes
+        simulation = self._simulation(policy)
+        return None if simulation is None else simulation.peak_bytes
 
     def line(self, policy: Policy) -> Bytes | None:
         """Bytes held at every event of the baseline, had it run under `policy`; None: as with the peak."""
-        play = self._simulation(policy)
-        return None if play is None else play.line
+        simulation = self._simulation(policy)
+        return None if simulation is None else simulation.line
 
     def step(self, policy: Policy) -> Measurement | None:
         """The timeline of `policy` with its frees and reruns, event by event; None: as with the peak."""
-        play = self._simulation(policy)
-        return None if play is None or self.baseline is None else play.step(self.baseline, policy)
+        simulation = self._simulation(policy)
+        return (
+            None if simulation is None or self.baseline is None else predicted_step(self.baseline, policy, simulation)
+        )
 
     def at_peak(self, policy: Policy) -> Ledger | None:
         """Everything held at the peak of the baseline, had it run under `policy`; None: as with the peak."""
-        play = self._simulation(policy)
-        if play is None or self.baseline is None:
-            return None
-        return ledger_at_peak(self.baseline, play.replay, play.simulated, play.line, play.reruns)
+        simulation = self._simulation(policy)
+        return _ledger_at_peak(self.baseline, simulation) if simulation and self.baseline else None
 
-    def _simulation(self, policy: Policy) -> _Simulation | None:
+    def _simulation(self, policy: Policy) -> Simulation | None:
         """The simulation of `policy`; None if no peak is predicted."""
         replay = self._replay_of(policy)
-        return None if replay is None or not_predicted(policy, self._graph) else self._simulate(replay, policy)
+        if replay is None or not_predicted(policy, self._graph):
+            return None
+        return self._simulate(replay, policy, self._calls(replay, policy))
 
     def _replay_of(self, policy: Policy) -> Replay | None:
         """The replay; None if the timeline does not show the results that units of `policy` would keep."""
@@ -116,14 +105,12 @@ class Forecaster:
         keeping = {unit.save_ops for unit in policy.units if unit.save_ops}
         return None if any(results_unknown(replay, save_ops) for save_ops in keeping) else replay
 
-    def _simulate(self, replay: Replay, policy: Policy) -> _Simulation:
+    def _simulate(self, replay: Replay, policy: Policy, calls: Mapping[Unit, Sequence[SavedByCall]]) -> Simulation:
         assert self.baseline is not None, "it was replayed"
-        units = self._units(replay, policy)
-        nest, stash = nest_of(policy, units, self._graph), stash_bytes(self.baseline, policy)
-        simulated = changes_of(replay, nest, self.baseline.forward_end_tick, stash_bytes=stash)
-        return _Simulation(replay=replay, units=units, nest=nest, simulated=simulated, stash_bytes=stash)
+        nest = nest_of(policy, calls, self._graph, stash_bytes=stash_bytes(self.baseline, policy))
+        return simulate(replay, nest, self.baseline.forward_end_tick)
 
-    def _units(self, replay: Replay, policy: Policy) -> Mapping[Unit, list[SavedByCall]]:
+    def _calls(self, replay: Replay, policy: Policy) -> Mapping[Unit, list[SavedByCall]]:
         options = msgspec.structs.replace(policy, units=())
         calls = {}
         for unit, children in inside(policy).items():
@@ -139,73 +126,41 @@ def _flop_ratio(baseline: Measurement, again: Collection[int | None]) -> float |
     return 1 + sum(counted) / baseline.total_flops if baseline.total_flops and len(counted) == len(again) else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Simulation:
-    """One policy simulated through the replay."""
+def _freed_bytes(
+    simulation: Simulation, policy: Policy, calls_of_units: Mapping[Unit, Sequence[SavedByCall]], border: int
+) -> dict[str, int]:
+    """Bytes freed in each block by `border`, the end of forward, minus the generator state of its checkpoints."""
+    replay, outer, freed = simulation.replay, enclosing(policy), dict[str, int]()
+    keeps = {
+        unit.blocks[0]: simulation.nest.stash_bytes * sum(call.first <= border < call.ends for call in calls)
+        for unit, calls in calls_of_units.items()
+        if len(unit.blocks) == 1  # a segment is run by the container around it
+    }
+    away = _away(simulation, calls_of_units)
+    for unit, calls in calls_of_units.items():
+        top = unit
+        while top in outer:
+            top = outer[top]
+        entries = away[top]
+        alone = top is unit and len(unit.blocks) == 1  # then all entries belong to the block
+        longer = [
+            entry for call in calls for entry, first, end in call.held
+            if first <= border < end and replay.died[entry] <= border
+        ]  # fmt: skip
+        for fqn in unit.blocks:
+            state_bytes = sum(keeps[one] for one in keeps if is_within(one, fqn)) if outer else keeps.get(fqn, 0)
+            state_bytes += replay.born_in(fqn, np.array(longer, dtype=np.int64)) if longer else 0
+            freed[fqn] = (int(replay.size[entries].sum()) if alone else replay.born_in(fqn, entries)) - state_bytes
+    return freed
 
-    replay: Replay
-    units: Mapping[Unit, Sequence[SavedByCall]]
-    nest: Nest
-    simulated: Simulated
-    stash_bytes: int
 
-    @property
-    def peak_bytes(self) -> int:
-        return peak_with(self.replay, self.simulated, self.nest, stash_bytes=self.stash_bytes)
-
-    @property
-    def line(self) -> Bytes:
-        return line_with(self.replay, self.simulated, self.nest, stash_bytes=self.stash_bytes)
-
-    @property
-    def _names(self) -> list[str]:
-        """The block of each call."""
-        block_of = {id(call): unit.blocks[0] for unit, calls in self.units.items() for call in calls}
-        return [block_of[id(call)] for call in self.nest.calls]
-
-    @property
-    def reruns(self) -> list[tuple[str, int, int]]:
-        """Each rerun: its block, the event before it, and the most bytes held during it."""
-        moments = reruns(self.replay, self.simulated, self.nest, stash_bytes=self.stash_bytes)
-        return [(block, *at) for block, at in zip(self._names, moments)]
-
-    def step(self, baseline: Measurement, policy: Policy) -> Measurement:
-        parts = Reruns(nest=self.nest, names=self._names, simulated=self.simulated, stash_bytes=self.stash_bytes)
-        return predicted_step(baseline, policy, self.replay, parts)
-
-    def freed_bytes(self, policy: Policy, border: int) -> dict[str, int]:
-        """Bytes freed in each block by `border`, the end of forward, minus the generator state of its checkpoints."""
-        replay, units, outer, freed = self.replay, self.units, enclosing(policy), {}
-        keeps = {
-            unit.blocks[0]: self.stash_bytes * sum(call.first <= border < call.ends for call in calls)
-            for unit, calls in units.items()
-            if len(unit.blocks) == 1  # a segment is run by the container around it
-        }
-        away = self._away()
-        for unit, calls in units.items():
-            top = unit
-            while top in outer:
-                top = outer[top]
-            entries = away[top]
-            alone = top is unit and len(unit.blocks) == 1  # then all entries belong to the block
-            longer = [
-                entry for call in calls for entry, first, end in call.held
-                if first <= border < end and replay.died[entry] <= border
-            ]  # fmt: skip
-            for fqn in unit.blocks:
-                state_bytes = sum(keeps[one] for one in keeps if is_within(one, fqn)) if outer else keeps.get(fqn, 0)
-                state_bytes += replay.born_in(fqn, np.array(longer, dtype=np.int64)) if longer else 0
-                freed[fqn] = (int(replay.size[entries].sum()) if alone else replay.born_in(fqn, entries)) - state_bytes
-        return freed
-
-    def _away(self) -> dict[Unit, Bytes]:
-        """The entries of each unit that are freed by the end of forward."""
-        entries = joined([call.entries for calls in self.units.values() for call in calls])
-        away = self.simulated.away[entries]
-        ends = np.cumsum([sum(len(call.entries) for call in calls) for calls in self.units.values()], dtype=np.int64)
-        borders = np.concatenate(([0], np.cumsum(away)))[np.concatenate(([0], ends))].tolist()
-        left = entries[away]
-        return {unit: left[first:end] for unit, first, end in zip(self.units, borders, borders[1:])}
+def _away(simulation: Simulation, calls_of_units: Mapping[Unit, Sequence[SavedByCall]]) -> dict[Unit, Bytes]:
+    """The entries of each unit that are freed by the end of forward."""
+    away = {}
+    for unit, calls in calls_of_units.items():
+        entries = joined([call.entries for call in calls])
+        away[unit] = entries[simulation.away[entries]]
+    return away
 
 
 def inside(policy: Policy) -> dict[Unit, list[Unit]]:
@@ -216,17 +171,16 @@ def inside(policy: Policy) -> dict[Unit, list[Unit]]:
     return children
 
 
-def ledger_at_peak(
-    baseline: Measurement, replay: Replay, simulated: Simulated, line: Bytes, reruns: Iterable[tuple[str, int, int]]
-) -> Ledger:
-    """The ledger at the peak of the predicted `line`. `reruns` lists block, tick and bytes held of each rerun.
+def _ledger_at_peak(baseline: Measurement, simulation: Simulation) -> Ledger:
+    """The ledger at the peak of the predicted line.
 
     Bytes that a rerun allocates are counted under its block with the role `recomputed`.
     """
     assert baseline.allocations is not None, "it was replayed"
+    line = simulation.line
     tick, peak = int(line.argmax()), int(line.max())
-    again = next((block for block, at, most in reruns if (at, most) == (tick, peak)), "")
-    cells = cells_of(baseline.allocations, np.flatnonzero(held_at(replay, simulated, tick)))
+    again = next((block for block, at in zip(simulation.nest.names, simulation.reruns()) if at == (tick, peak)), "")
+    cells = cells_of(baseline.allocations, np.flatnonzero(simulation.held_at(tick)))
     measured = ledger(baseline, tick)
     if again:
         measured = msgspec.structs.replace(measured, phase="recompute", phase_block=again)
@@ -274,9 +228,9 @@ def _if_recomputed(
     if not any(len(call.entries) for call in calls) or fqn not in measurement.by_fqn:
         return None
     part, calls = only_of(replay, calls)
-    nest = flat(calls)
-    simulated = changes_of(part, nest, None, stash_bytes=0)  # or "stays" would read "+4.9 KiB"
-    peak = peak_with(part, simulated, nest, stash_bytes=0)
+    unit = Policy.recompute([fqn])
+    # Without the generator state of its checkpoints, or "stays" would read "+4.9 KiB".
+    peak = simulate(part, nest_of(unit, {unit.units[0]: calls}, graph, stash_bytes=0), None).peak_bytes
     total = measurement.total_flops
     return Price(
         blocks=(fqn,),

@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
-import numpy as np
 
 from explorer.plan.predict.calls import COUNTER_BYTES
-from explorer.plan.predict.changes import Nest, Simulated, rerun_events
+from explorer.plan.predict.changes import Nest, Simulation, rerun_events
 from explorer.plan.predict.replay import Replay
 from explorer.record.allocations import ROLES, Allocations, Phase, PhaseSpan
 from explorer.record.base import column
@@ -28,7 +27,6 @@ from explorer.record.policy import Policy
 FREE, RERUN, EVENT = range(3)
 Key = tuple[int, int, int, int]
 RECOMPUTED, UNATTRIBUTED = ROLES.index("recomputed"), ROLES.index("unattributed")
-NEVER: Key = (2**62, EVENT, 0, 0)
 
 
 @dataclass(slots=True)
@@ -49,27 +47,17 @@ class _Written:
         self.died.append(died)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reruns:
-    """The reruns of a policy: its calls with the block of each, and what they change in the measured timeline."""
-
-    nest: Nest
-    names: Sequence[str]
-    simulated: Simulated
-    stash_bytes: int
-
-
-def predicted_step(baseline: Measurement, policy: Policy, replay: Replay, reruns: Reruns) -> Measurement:
+def predicted_step(baseline: Measurement, policy: Policy, simulation: Simulation) -> Measurement:
     """The step of `policy`. Its figures by block are those of the baseline."""
-    log, nest = baseline.allocations, reruns.nest
+    log, nest = baseline.allocations, simulation.nest
     assert log is not None, "it was replayed"
     written = _Written()
-    restored = _write_lives(written, replay, reruns.simulated, nest)
+    restored = _write_lives(written, simulation)
     for i, call in enumerate(nest.calls):
-        _write_rerun(written, replay, nest, i, restored[i])
-        if reruns.stash_bytes:
-            written.add(-1, reruns.stash_bytes, UNATTRIBUTED, (call.first + 1, FREE, 1, 0), (call.ends, FREE, 0, 0))
-    allocations, phases = _timeline(written, baseline, log, reruns.names)
+        _write_rerun(written, simulation.replay, nest, i, restored[i])
+        if nest.stash_bytes:
+            written.add(-1, nest.stash_bytes, UNATTRIBUTED, (call.first + 1, FREE, 1, 0), (call.ends, FREE, 0, 0))
+    allocations, phases = _timeline(written, baseline, log, nest.names)
     return msgspec.structs.replace(
         baseline,
         spec=msgspec.structs.replace(baseline.spec, policy=policy),
@@ -82,18 +70,15 @@ def predicted_step(baseline: Measurement, policy: Policy, replay: Replay, reruns
     )
 
 
-def _write_lives(written: _Written, replay: Replay, simulated: Simulated, nest: Nest) -> list[dict[int, Key]]:
+def _write_lives(written: _Written, simulated: Simulation) -> list[dict[int, Key]]:
     """Writes each stretch that begins in the measured timeline. Returns the stretches that begin in a rerun: their ends
     by entry, for each call."""
+    replay, nest = simulated.replay, simulated.nest
     restored: list[dict[int, Key]] = [{} for _ in nest.calls]
     calls_at = defaultdict(list)
     for i, call in enumerate(nest.calls):
         calls_at[call.begins].append(i)
     stretches: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for entry, first, end in zip(*(part.tolist() for part in simulated.gone)):
-        stretches[entry] = [(int(replay.born[entry]), first), (end, int(replay.died[entry]))]
-    for entry in np.unique(simulated.lives[0]).tolist():
-        stretches[entry] = []
     for entry, first, end in zip(*(part.tolist() for part in simulated.lives)):
         stretches[entry].append((first, end))
     read_in = {  # a kept result goes where its rerun reads it

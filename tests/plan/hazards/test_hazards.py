@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from explorer.errors import InvalidPlan
-from explorer.plan.hazards.checkpoint_rules import Case
+from explorer.plan.hazards.checkpoint_rules import Case, handed, handing_on, rerun_with
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.names import innermost
 from explorer.plan.pipeline.schedules import rows_of
@@ -244,13 +244,13 @@ TREE = graph(block("a", "uses_rng"), block("a.b", "uses_rng"), block("c", "moves
 def test_what_runs_again_is_what_is_recomputed_and_all_below() -> None:
     case = Case(graph=TREE, policy=Policy.recompute(["a"]))
     assert [one.fqn for one in case.rerun] == ["a", "a.b"]
-    assert case.rerun_with("uses_rng") == ("a.b",) and case.rerun_with("moves_buffers") == ()
+    assert rerun_with("uses_rng")(case) == ("a.b",) and rerun_with("moves_buffers")(case) == ()
 
 
 def test_a_unit_begins_and_ends_with_blocks_and_unknown_ones_are_left_out() -> None:
     case = Case(graph=TREE, policy=Policy.recompute([("a", "c"), "no.such"]))
-    assert case.handed("uses_rng") == ("a",) and case.handed("moves_buffers") == ()
-    assert case.handing_on("moves_buffers") == ("c",)
+    assert handed("uses_rng")(case) == ("a",) and handed("moves_buffers")(case) == ()
+    assert handing_on("moves_buffers")(case) == ("c",)
     assert [len(named) for _, named in case.units] == [2, 0]
 
 

@@ -16,7 +16,7 @@ from explorer.engine.bench.measure import measure
 from explorer.engine.model.describe import describe
 from explorer.plan.memory.ledger import in_place, ledger
 from explorer.plan.predict.calls import RNG_STATE_BYTES
-from explorer.plan.predict.changes import Simulated, changes_of
+from explorer.plan.predict.changes import Simulation, simulate
 from explorer.plan.predict.forecaster import Forecaster, inside, prices
 from explorer.plan.predict.replay import Maxima, Replay
 from explorer.record import Allocations, Calls, Measurement, ModelGraph, ModelRef, Policy, RunSpec
@@ -281,11 +281,11 @@ def test_a_price_is_simulated_on_as_few_entries_in_a_long_model(monkeypatch: pyt
     def most_entries(n_blocks: int) -> int:
         sizes: list[int] = []
 
-        def counted(replay: Replay, *args: Any, **options: Any) -> Simulated:
+        def counted(replay: Replay, *args: Any, **options: Any) -> Simulation:
             sizes.append(len(replay.size))
-            return changes_of(replay, *args, **options)
+            return simulate(replay, *args, **options)
 
-        monkeypatch.setattr("explorer.plan.predict.forecaster.changes_of", counted)
+        monkeypatch.setattr("explorer.plan.predict.forecaster.simulate", counted)
         prices(run := measured(Chain(n_blocks=n_blocks)), [f"layers.{i}" for i in range(n_blocks)])
         assert max(sizes) < len(run.allocations.n_bytes)
         return max(sizes)

@@ -10,18 +10,7 @@ from hypothesis import strategies as st
 
 from explorer.plan.names import is_within
 from explorer.plan.predict.calls import most_at_once, results_of_views, saved_by_calls
-from explorer.plan.predict.changes import (
-    NO_PARENT,
-    Nest,
-    again_bytes,
-    changes_of,
-    enclosing,
-    flat,
-    held_at,
-    line_with,
-    nest_of,
-    offsets_of,
-)
+from explorer.plan.predict.changes import NO_PARENT, Nest, again_bytes, enclosing, nest_of, offsets_of, simulate
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.predict.replay import BACKWARD, FORWARD, NEVER, Call, Replay, let_go
 from explorer.record import Measurement, ModelGraph, Policy, Unit
@@ -252,7 +241,7 @@ def test_the_innermost_unit_around() -> None:
 
 def nest(known: ModelGraph | None = None) -> Nest:
     calls = {unit: saved_by_calls(REPLAY_IN_PARTS, unit.blocks, stops_early=True) for unit in NESTED.units}
-    return nest_of(NESTED, calls, known)
+    return nest_of(NESTED, calls, known, stash_bytes=7)
 
 
 def test_outer_calls_come_first_and_know_what_lies_in_them() -> None:
@@ -271,17 +260,13 @@ def test_where_the_outer_rerun_ends_at_the_inner_unit_only_its_generator_state_i
     assert tree.stops_inside[0] is stops
     inner = tree.calls[2]
     assert np.array_equal(inner.entries, tree.calls[0].entries)
-    held = again_bytes(REPLAY_IN_PARTS, tree, 0, stash_bytes=7)
+    held = again_bytes(REPLAY_IN_PARTS, tree, 0)
     assert held == IN_PARTS.scratch + 7 if stops else held > IN_PARTS.scratch + 7
 
 
 def test_without_units_inside_all_of_it_is_held() -> None:
     tree = nest()
-    assert (
-        again_bytes(REPLAY_IN_PARTS, tree, 1, stash_bytes=7)
-        == IN_PARTS.scratch + IN_PARTS.saved
-        == tree.calls[1].again_bytes
-    )
+    assert again_bytes(REPLAY_IN_PARTS, tree, 1) == IN_PARTS.scratch + IN_PARTS.saved == tree.calls[1].again_bytes
     (call,) = saved_by_calls(REPLAY_IN_PARTS, ("layers.0",), stops_early=False)
     assert call.again_bytes == IN_PARTS.scratch + IN_PARTS.saved + IN_PARTS.output
 
@@ -302,14 +287,10 @@ def test_offsets_are_the_sum_of_all_changes_at_each_tick(changes: list[tuple[int
 @given(st.builds(Chain, n_blocks=st.integers(1, 4)), st.sets(st.integers(0, 3)))
 def test_what_is_held_adds_up_to_the_line_but_for_reruns(chain: Chain, taken: set[int]) -> None:
     replay = Replay.of(run := measured(chain), None)
-    calls = [
-        call for i in sorted(taken) if i < chain.n_blocks
-        for call in saved_by_calls(replay, (f"layers.{i}",), stops_early=True)
-    ]  # fmt: skip
-    nest = flat(calls)
-    simulated = changes_of(replay, nest, run.forward_end_tick, stash_bytes=0)
-    line = line_with(replay, simulated, nest, stash_bytes=0)
-    again = {max(call.begins - 1, 0) for call in calls}
-    for tick in range(len(line)):
-        held = int(replay.size[held_at(replay, simulated, tick)].sum())
-        assert held == line[tick] or (tick in again and held < line[tick])
+    policy = Policy.recompute([f"layers.{i}" for i in sorted(taken) if i < chain.n_blocks])
+    calls = {unit: saved_by_calls(replay, unit.blocks, stops_early=True) for unit in policy.units}
+    simulation = simulate(replay, nest_of(policy, calls, None, stash_bytes=0), run.forward_end_tick)
+    again = {max(call.begins - 1, 0) for own in calls.values() for call in own}
+    for tick, n_bytes in enumerate(simulation.line.tolist()):
+        held = int(replay.size[simulation.held_at(tick)].sum())
+        assert held == n_bytes or (tick in again and held < n_bytes)
