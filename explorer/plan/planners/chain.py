@@ -32,6 +32,7 @@ from explorer.plan.planners.candidates import MOST_CHOICES, Candidates, chain_st
 from explorer.plan.planners.program import LEAST_SECONDS, Limits, Solution
 from explorer.plan.planners.solver import TOLERANCE
 from explorer.plan.predict.calls import saved_by_calls
+from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.predict.replay import Replay
 from explorer.record.graph import ModelGraph
 
@@ -53,19 +54,6 @@ class Item:
     """Peak bytes at ticks of the item's places if earlier places are kept: a lower and an upper reading."""
     held: tuple[float, float]
     """Change of bytes at ticks of later places, mostly below 0: a lower and an upper reading."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChainItems:
-    """The items of a chain."""
-
-    items: Sequence[Item]
-    """Each place has an item without candidates, which keeps the place."""
-    n_places: int
-    behind: float
-    """Peak bytes between forward and backward of all places."""
-    grain: float
-    """The cost of one grain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +80,13 @@ class ChainProgram:
     """The program of a measured chain, shared by all its plans; the interface is that of Program in program.py."""
 
     line: Bytes
-    places: ChainItems
+    items: Sequence[Item]
+    """Each place has an item without candidates, which keeps the place."""
+    n_places: int
+    behind: float
+    """Peak bytes between forward and backward of all places."""
+    grain: float
+    """The cost of one grain."""
     cost: Callable[[tuple[int, ...]], float]
     peak_of: Callable[[tuple[int, ...]], int]
     suggested: tuple[tuple[int, ...], ...] = ()
@@ -174,26 +168,26 @@ class ChainProgram:
             chosen=chosen,
             value=value,
             bound=min(bound, value),
-            n_rows=self.places.n_places + 1,
+            n_rows=self.n_places + 1,
             n_solves=self._n_solves,
         )
 
     def _cheapest(self, budget: int, *, high: bool, most_cost: float = float("inf")) -> Cheapest | None:
         """The cheapest items whose readings are within the budget; None if there are none."""
         self._n_solves += 1
-        n_places = self.places.n_places
+        n_places = self.n_places
         from_place: list[list[int]] = [[] for _ in range(n_places)]
-        for number, item in enumerate(self.places.items):
+        for number, item in enumerate(self.items):
             from_place[item.first].append(number)
         parts: list[list[_Labels]] = [[] for _ in range(n_places + 1)]
-        none, most = np.array([-1]), most_cost / self.places.grain
+        none, most = np.array([-1]), most_cost / self.grain
         parts[0] = [_Labels(held=np.zeros(1), cost=np.zeros(1, dtype=np.int64), item=none, before=none)]
         labels_at: list[_Labels] = []
         for place in range(n_places + 1):
             labels = _undominated(parts[place])
             labels_at.append(labels)
             for number in from_place[place] if place < n_places else ():
-                item = self.places.items[number]
+                item = self.items[number]
                 cost = labels.cost + item.cost[high]
                 fits = np.flatnonzero((labels.held <= budget - item.need[high]) & (cost <= most))
                 if len(fits):
@@ -206,17 +200,17 @@ class ChainProgram:
                         )
                     )
         last = labels_at[-1]
-        fits = np.flatnonzero(last.held <= budget - self.places.behind)
+        fits = np.flatnonzero(last.held <= budget - self.behind)
         if not len(fits):
             return None
         label = int(fits[last.cost[fits].argmin()])
-        return Cheapest(float(last.cost[label]) * self.places.grain, tuple(sorted(self._traced(labels_at, label))))
+        return Cheapest(float(last.cost[label]) * self.grain, tuple(sorted(self._traced(labels_at, label))))
 
     def _traced(self, labels_at: Sequence[_Labels], label: int) -> Iterator[int]:
         """The candidates on the path to a label of the last place."""
-        place = self.places.n_places
+        place = self.n_places
         while place:
-            item = self.places.items[int(labels_at[place].item[label])]
+            item = self.items[int(labels_at[place].item[label])]
             label, place = int(labels_at[place].before[label]), item.first
             yield from item.chosen
 
@@ -239,7 +233,7 @@ MOST_PLACES = 200
 
 
 def is_chain_of_few(graph: ModelGraph) -> bool:
-    """True if the model has a chain of blocks with few modules each; `places_of` checks the details."""
+    """True if the model has a chain of blocks with few modules each; `chain_program` checks the details."""
     names = {fqn: 0 for chain in chain_stretches(graph) if len(chain) > 2 for fqn in chain}
     for block in graph.blocks:
         if block.n_calls and block.saved_bytes:
@@ -249,29 +243,49 @@ def is_chain_of_few(graph: ModelGraph) -> bool:
     return 0 < len(names) <= MOST_PLACES and max(names.values()) <= MOST_INSIDE
 
 
-def places_of(
-    replay: Replay,
-    candidates: Candidates,
-    stretches: Sequence[Fqns],
-    line_of: Callable[[tuple[int, ...]], Bytes],
-) -> ChainItems | None:
-    """The places and items of the chain; None if the model is no chain of few choices. `line_of` forecasts a choice."""
+def chain_program(
+    forecaster: Forecaster, candidates: Candidates, stretches: Sequence[Fqns], peak_of: Callable[[tuple[int, ...]], int]
+) -> ChainProgram | None:
+    """The program of a chain; None if the model is no chain of few choices. `peak_of` forecasts a choice."""
+    replay = forecaster.replay
+    assert replay is not None, "the step has a timeline"
     blocks = _blocks(replay, candidates, stretches)
-    within = None if blocks is None else _choices(candidates, blocks)
+    choices = None if blocks is None else _choices(candidates, blocks)
     ticks = None if blocks is None else _place_of_tick(replay, blocks)
-    if blocks is None or within is None or ticks is None:
+    if blocks is None or choices is None or ticks is None:
         return None
     grain = GRAIN * (candidates.step_cost or 1.0) / len(blocks)
-    reading = _Reading(line=replay.line, ticks=ticks, bonus=_inputs_kept_twice(replay, candidates, within), grain=grain)
+    twice = _inputs_kept_twice(replay, candidates, choices)
     items = []
-    for chosen, (first, end) in within:
-        cost = candidates.cost(chosen)
-        item = reading.item(chosen, (first, end), cost, line_of(chosen))
-        if item is None:
+    for chosen, (first, end) in choices:
+        line = forecaster.line(candidates.policy(chosen))
+        assert line is not None, "every candidate can be forecast"
+        more = line - replay.line
+        if (more[ticks < first] < 0).any():  # it frees bytes at ticks of earlier places, which items may not do
             return None
-        items.append(item)
+        least, grains = sum(twice[i] for i in chosen), candidates.cost(chosen) / grain
+        need = float(line[(first <= ticks) & (ticks < end)].max(initial=0))
+        after = more[ticks >= end] if (ticks >= end).any() else np.zeros(1)
+        items.append(
+            Item(
+                chosen=chosen,
+                first=first,
+                end=end,
+                cost=(int(np.floor(grains)), int(np.ceil(grains))),
+                need=(need - least, need),
+                held=(float(after.min()) - least, float(after.max())),
+            )
+        )
     behind = float(replay.line[ticks == len(blocks)].max(initial=0))
-    return ChainItems(items=tuple(items), n_places=len(blocks), behind=behind, grain=grain)
+    return ChainProgram(
+        line=replay.line,
+        items=tuple(items),
+        n_places=len(blocks),
+        behind=behind,
+        grain=grain,
+        cost=candidates.cost,
+        peak_of=peak_of,
+    )
 
 
 def _blocks(replay: Replay, candidates: Candidates, stretches: Sequence[Fqns]) -> list[str] | None:
@@ -370,31 +384,3 @@ def _inputs_kept_twice(
         i: sum(int(replay.size[entry]) for call in one.calls for entry in set(call.inputs) if len(firsts[entry]) > 1)
         for i, one in enumerate(candidates.units)
     }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reading:
-    line: Bytes
-    ticks: NDArray[np.intp]
-    bonus: dict[int, int]
-    grain: float
-
-    def item(self, chosen: tuple[int, ...], places: tuple[int, int], cost: float, line: Bytes) -> Item | None:
-        """The item of a choice; None if the choice frees bytes at ticks of earlier places, which items may not do."""
-        first, end = places
-        more = line - self.line
-        own, later = (first <= self.ticks) & (self.ticks < end), self.ticks >= end
-        if (more[self.ticks < first] < 0).any():
-            return None
-        least = sum(self.bonus[i] for i in chosen)
-        need = float(line[own].max(initial=0))
-        after = more[later] if later.any() else np.zeros(1)
-        grains = cost / self.grain
-        return Item(
-            chosen=chosen,
-            first=first,
-            end=end,
-            cost=(int(np.floor(grains)), int(np.ceil(grains))),
-            need=(need - least, need),
-            held=(float(after.min()) - least, float(after.max())),
-        )

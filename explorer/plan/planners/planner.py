@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from explorer.errors import BadInput
-from explorer.plan.memory.ledger import Bytes, array_of, held, holders, in_place
+from explorer.plan.memory.ledger import array_of, held, holders, in_place
 from explorer.plan.planners.candidates import (
     Candidates,
     Named,
@@ -28,7 +28,7 @@ from explorer.plan.planners.candidates import (
     chain_stretches,
     preset_units,
 )
-from explorer.plan.planners.chain import ChainProgram, is_chain_of_few, places_of
+from explorer.plan.planners.chain import ChainProgram, chain_program, is_chain_of_few
 from explorer.plan.planners.program import LEAST_SECONDS, Limits, Program, Solution
 from explorer.plan.planners.solver import TOLERANCE
 from explorer.plan.planners.variables import Variables
@@ -116,16 +116,11 @@ class Planner:
         if offer.among is None and not is_chain_of_few(self._graph):
             return None
         candidates = candidates_of(self._baseline, self._graph, self._replay, offer)
-        places = places_of(self._replay, candidates, chain_stretches(self._graph), partial(self._line_of, candidates))
-        if places is None:
+        stretches = chain_stretches(self._graph)
+        program = chain_program(self._forecaster, candidates, stretches, partial(self._peak_of, candidates))
+        if program is None:
             return None
-        program = ChainProgram(
-            line=self._replay.line,
-            places=places,
-            cost=candidates.cost,
-            peak_of=partial(self._peak_of, candidates),
-            suggested=self._presets(candidates),
-        )
+        program.suggested = self._presets(candidates)
         return _Choices(candidates=candidates, program=program)
 
     def _of_any(self, offer: OfferedChoices) -> _Choices:
@@ -282,11 +277,6 @@ class Planner:
         peak = self._forecaster.peak_bytes(candidates.policy(chosen))
         assert peak is not None, "every candidate can be forecast"
         return peak
-
-    def _line_of(self, candidates: Candidates, chosen: tuple[int, ...]) -> Bytes:
-        line = self._forecaster.line(candidates.policy(chosen))
-        assert line is not None, "every candidate can be forecast"
-        return line
 
     def _plan(self, choices: _Choices, solution: Solution, *, budget_bytes: int | None) -> Plan:
         candidates, policy = choices.candidates, choices.candidates.policy(solution.chosen)
