@@ -231,7 +231,7 @@ def beside_every_stretch(graph: ModelGraph, offered: Sequence[Unit]) -> tuple[Na
     """
     chains = chain_stretches(graph)
     stretches = list(_of_all_lengths(chains))
-    blocks = {fqn for chain in chains for fqn in chain}
+    blocks = dict.fromkeys(fqn for chain in chains for fqn in chain)
     holders = {above for fqn in blocks for above in lineage(fqn)}
     recomputed = {unit.blocks[0] for unit in offered if unit.action == "recompute"} - holders
     units: list[Named] = []

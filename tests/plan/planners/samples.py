@@ -24,8 +24,8 @@ from tests.view.builders import Chain, measured
 
 SMALL = {
     "mlp": {"n_layers": 5, "batch": 512},
-    "gpt": {"n_layers": 3, "batch": 2},
-    "gpt12": {"n_layers": 12, "batch": 1},
+    "gpt": {"n_layers": 3, "batch": 2, "width": 64, "length": 64, "vocabulary": 256},
+    "gpt12": {"n_layers": 12, "batch": 1, "width": 32, "length": 32, "vocabulary": 64},
     "unet": {"batch": 2},
 }
 
