@@ -277,14 +277,10 @@ def simulate(replay: Replay, nest: Nest, border: int | None) -> Simulation:
         longer = int(replay.size[is_kept & (replay.died <= border)].sum())
         stash = sum(size for first, end, size in (*stashes, *firsts) if first <= border < end)
         saved = longer + stash - int(replay.size[away].sum())
-    parts = (measured, simulated, stashed)
-    changes = np.empty((3, sum(len(part[0]) for part in parts)), dtype=np.int64)
-    for row, columns in zip(changes, zip(*parts)):
-        np.concatenate(columns, out=row)
     return Simulation(
         replay=replay,
         nest=nest,
-        changes=changes,
+        changes=np.hstack((measured, simulated, stashed)),
         saved_bytes=saved,
         away=away,
         lives=lives,
