@@ -8,6 +8,7 @@ from explorer.record.base import Record
 from explorer.record.comparison import Verdict
 from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy
+from explorer.record.ranks import Ranks
 from explorer.record.run import PipelinePlan
 
 
@@ -41,6 +42,8 @@ class PolicyFile(Record):
     fingerprint: str | None = None
     blocks: dict[str, int] = {}
     pipeline: PipelinePlan | None = None
+    ranks: Ranks | None = None
+    """The split that the policy was planned for."""
     evidence: Evidence | None = None
 
 

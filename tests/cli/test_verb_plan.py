@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from explorer.cli import main as cli
 from explorer.plan.policy import file as policy_file
+from explorer.record.ranks import Ranks
 
 pytestmark = pytest.mark.usefixtures("shared")
 
@@ -173,8 +174,11 @@ def test_what_is_asked_for_must_be_one_thing(arguments: list[str], sentence: str
 
 
 @pytest.mark.slow
-def test_a_plan_for_ranks_is_played_and_chooses_whether_to_reshard() -> None:
-    """With room for everything a rank gathers once. With less room it frees, and recomputes fewer FLOPs for that."""
+def test_a_plan_for_ranks_is_played_and_chooses_whether_to_reshard(tmp_path: Path) -> None:
+    """With room for everything a rank gathers once. With less room it frees, and recomputes fewer FLOPs for that.
+
+    The policy file carries the choice.
+    """
 
     def planned(*arguments: str) -> Any:
         model = ["plan", "benchmarks/_rank_models.py:transformer", "--predict", "--ranks", "4", "--fsdp", "--json"]
@@ -182,7 +186,9 @@ def test_a_plan_for_ranks_is_played_and_chooses_whether_to_reshard() -> None:
         assert result.exit_code == 0, result.stderr
         return json.loads(result.stdout)
 
-    roomy, tight = planned("--budget", "9MiB"), planned("--budget", "3.2MiB")
+    file = tmp_path / "policy.yaml"
+    roomy, tight = planned("--budget", "9MiB", "--out", str(file)), planned("--budget", "3.2MiB")
+    assert policy_file.load(file).ranks == Ranks(n_ranks=4, reshard=False)
     assert not roomy["ranks"]["reshard"] and roomy["plan"]["extra_cost"] == 0
     assert tight["ranks"]["reshard"] and tight["plan"]["policy"]["units"]
     assert tight["gathered_bytes"] == 2 * roomy["gathered_bytes"]

@@ -298,7 +298,7 @@ def _ran(run: Measurement) -> str:
 
 def _policy_text(chosen: Plan, first: Measurement, run: Measurement, graph: ModelGraph) -> str:
     if run.origin == "predicted":  # no evidence: nothing was measured
-        return policy_file.dumps(policy_file.file_of(chosen.policy, graph))
+        return policy_file.dumps(policy_file.file_of(chosen.policy, graph, ranks=run.spec.ranks))
     evidence = Evidence(
         device=run.environment.device_name,
         torch_version=run.environment.torch_version,

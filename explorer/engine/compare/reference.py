@@ -75,7 +75,7 @@ def _too_far(exact: Outcome, baseline: Outcome, epsilon: float) -> str:
     )
     return (
         f"In float64 the gradients lie {far} of their norm away from the baseline's: {numbers}, other branches (a ReLU "
-        "near zero, a maximum of two), or a model that amplifies rounding."
+        "near zero, a maximum of two), a loss so near zero that its gradient is rounding, or a model that amplifies it."
     )
 
 

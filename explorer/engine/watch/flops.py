@@ -185,7 +185,7 @@ _scaled_dot_product_fused_attention_overrideable_backward _transformer_encoder_l
 """
 MATRIX_KIND = frozenset(NAMES.split())
 """Operators of torch: decompositions, Fourier transforms, sparse and quantized products, fused layers."""
-KNOWN_LIBRARIES = frozenset(("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional", "rngprims"))
+KNOWN_LIBRARIES = frozenset(("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional", "fsdp", "rngprims"))
 """Namespaces whose operators do no such arithmetic, except for MATRIX_KIND."""
 
 

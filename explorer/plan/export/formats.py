@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from explorer.errors import InvalidPolicy, nearest
 from explorer.plan.export.layers import to_layout, to_megatron, to_names
 from explorer.plan.export.python_files import to_diffusers, to_fsdp2, to_hugging_face, to_lightning, to_torchtitan
@@ -54,4 +56,8 @@ def exported(file: PolicyFile, name: str) -> Export:
         raise InvalidPolicy(
             f"There is no exporter {name}.", hint=nearest(name, FORMATS) or f"There are {', '.join(FORMATS)}."
         )
-    return FORMATS[name].write(file)
+    export = FORMATS[name].write(file)
+    if file.ranks is None:
+        return export
+    reshard = f": reshard_after_forward={file.ranks.reshard}" if file.ranks.data == "fsdp" else ""
+    return replace(export, notes=(*export.notes, f"The plan is for {file.ranks.in_words}{reshard}."))

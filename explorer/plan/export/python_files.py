@@ -82,6 +82,7 @@ FSDP2 = Target(
 def to_fsdp2(file: PolicyFile) -> Export:
     blocks, options = FSDP2.recomputed(file.policy), options_of(file.policy, without=("use_reentrant",))
     body = _FSDP2_BODY.replace("@IMPL@", "REENTRANT" if file.policy.use_reentrant else "NO_REENTRANT")
+    body = body.replace("@RESHARD@", str(file.ranks is None or file.ranks.reshard))
     return FSDP2.exported(file.policy, python_file(_FSDP2_ABOUT, body, blocks, options))
 
 
@@ -129,7 +130,9 @@ def repeated(module, prefix=""):
             yield from repeated(child, prefix + name + ".")
 
 
-def recompute_then_shard(model, **sharding):
+def recompute_then_shard(model, reshard_after_forward=@RESHARD@, **sharding):
+    # True frees gathered parameters after forward, False keeps them until backward.
+    sharding["reshard_after_forward"] = reshard_after_forward
     units = list(repeated(model))
     recompute(model)
     for name in units:

@@ -10,6 +10,7 @@ policy:
   - {blocks: [blocks.3], action: save_ops, save_ops: [aten.mm.default]}
   use_reentrant: false                torch.utils.checkpoint's options under torch's names
 pipeline: {...}                       optional
+ranks: {...}                          the split over ranks that a plan was made for, resharding included
 evidence: {...}                       what was measured, with units in the names
 """
 
@@ -33,6 +34,7 @@ from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import Policy, Unit
 from explorer.record.policy_file import Evidence, PolicyFile
+from explorer.record.ranks import Ranks
 from explorer.record.run import PipelinePlan
 
 T = TypeVar("T")
@@ -46,6 +48,7 @@ _SECTIONS: dict[str, type[Record]] = {
     "policy": Policy,
     "model": ModelRef,
     "pipeline": PipelinePlan,
+    "ranks": Ranks,
     "evidence": Evidence,
 }
 _FIELDS = ("version", *_SECTIONS)
@@ -58,7 +61,12 @@ _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
 
 
 def file_of(
-    policy: Policy, graph: ModelGraph, *, plan: PipelinePlan | None = None, evidence: Evidence | None = None
+    policy: Policy,
+    graph: ModelGraph,
+    *,
+    plan: PipelinePlan | None = None,
+    ranks: Ranks | None = None,
+    evidence: Evidence | None = None,
 ) -> PolicyFile:
     """The file of a policy that was made for the model of `graph`."""
     return PolicyFile(
@@ -67,6 +75,7 @@ def file_of(
         fingerprint=graph.fingerprint,
         blocks=shape_of(block.fqn for block in graph.blocks),
         pipeline=plan,
+        ranks=ranks,
         evidence=evidence,
     )
 
@@ -79,10 +88,9 @@ def dumps(file: PolicyFile) -> str:
     if any(value is not None for value in about.values()):
         document["model"] = {name: value for name, value in about.items() if value is not None}
     document["policy"] = {**to_plain(file.policy), "units": [_short(unit) for unit in file.policy.units]}
-    if file.pipeline is not None:
-        document["pipeline"] = _stated(file.pipeline)
-    if file.evidence is not None:
-        document["evidence"] = _stated(file.evidence)
+    for name in ("pipeline", "ranks", "evidence"):
+        if (section := getattr(file, name)) is not None:
+            document[name] = _stated(section)
     body = yaml.dump(document, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=100)
     return _HEADER + body
 

@@ -86,7 +86,8 @@ OPTIONS = {
     ),
     "split": (
         "FSDP2: each repeated block and the whole are shards, gathered when needed. DDP: every rank has a copy. "
-        "Tensor parallel: all ranks share each product, by the plan that a model of transformers brings."
+        "Tensor parallel: all ranks share each product, by the plan that a model of transformers brings. "
+        "Stages of a pipeline, one a rank: the Pipeline page."
     ),
     "n_tensor": "Neighbouring ranks that share each product beside FSDP2, by the plan that the model brings.",
     "device": "Where the step runs. cuda is offered where an NVIDIA GPU and its driver are found.",

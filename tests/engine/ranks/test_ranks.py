@@ -16,7 +16,7 @@ from explorer.engine.ranks.real import measure_ranks
 from explorer.errors import BadInput, ModelFailed
 from explorer.plan.export.formats import exported
 from explorer.plan.memory.ledger import ledger
-from explorer.plan.policy.file import file_of
+from explorer.plan.policy.file import dumps, file_of, loads
 from explorer.plan.predict.calls import RNG_STATE_BYTES
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.why.collectives import FUNCTIONAL, repeated, sent_bytes
@@ -178,15 +178,21 @@ def test_a_unit_that_is_gathered_twice_in_backward_is_named(file: Path) -> None:
     assert sentence.startswith("0.inner is gathered twice in backward")
 
 
-def test_the_export_for_fsdp2_is_the_step_that_was_predicted(tmp_path: Path) -> None:
-    """Its wrappers stand below the hooks of FSDP2 and its units are the same: the same bytes, the same collectives."""
+@pytest.mark.parametrize("reshard", [True, False])
+def test_the_export_for_fsdp2_is_the_step_that_was_predicted(reshard: bool, tmp_path: Path) -> None:
+    """Its wrappers stand below the hooks of FSDP2 and its units are the same: the same bytes, the same collectives.
+
+    The file of a plan brings the choice of resharding; another file means the default of `--fsdp`.
+    """
     policy = Policy.recompute([LAYERS[0], f"{LAYERS[2]}.up"])
-    text = exported(file_of(policy, describe(TRANSFORMER)), "fsdp2").text
+    ranks = Ranks(n_ranks=4, reshard=reshard)
+    file = file_of(policy, describe(TRANSFORMER), ranks=None if reshard else ranks)
+    text = exported(loads(dumps(file)), "fsdp2").text
     (tmp_path / "exported.py").write_text(
-        f"{text}\n\ndef split(model, mesh):\n    recompute_then_shard(model, mesh=mesh, reshard_after_forward=False)\n"
+        f"{text}\n\ndef split(model, mesh):\n    recompute_then_shard(model, mesh=mesh)\n"
     )
     theirs = predicted(Ranks(n_ranks=4, data="none", parallelize=f"{tmp_path}/exported.py:split")).fullest
-    ours = predicted(Ranks(n_ranks=4, reshard=False), policy=policy).fullest
+    ours = predicted(ranks, policy=policy).fullest
     calls = [Counter((call.kind, call.n_bytes, call.phase) for call in run.collectives) for run in (theirs, ours)]
     assert calls[0] == calls[1] and sum(calls[0].values()) > len(LAYERS)
     assert theirs.step_peak_bytes == ours.step_peak_bytes

@@ -22,6 +22,7 @@ from explorer.record.base import MOST
 from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy, Unit
 from explorer.record.policy_file import Evidence, PolicyFile
+from explorer.record.ranks import Ranks
 from explorer.record.run import PipelinePlan
 from tests import graphs
 from tests.graphs import GRAPH, SPEC
@@ -73,6 +74,7 @@ files = st.builds(
     fingerprint=st.none() | names,
     blocks=st.dictionaries(names, st.integers(0, 9), max_size=3),
     pipeline=st.none() | plans,
+    ranks=st.none() | st.builds(Ranks, n_ranks=st.integers(1, 64), reshard=st.booleans()),
     evidence=st.none() | evidence,
 )
 
