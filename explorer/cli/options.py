@@ -31,7 +31,7 @@ from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.policy_file import PolicyFile, Reading
 from explorer.record.ranks import Ranks
-from explorer.record.run import N_REPEATS, Device, RunSpec
+from explorer.record.run import N_REPEATS, RunSpec
 
 in_model, in_step, in_ranks, in_limits, in_output = (
     partial(typer.Option, rich_help_panel=panel) for panel in ("Model", "Step", "Ranks", "Limits", "Output")
@@ -240,11 +240,11 @@ class KeepOptions:
     no_store: Annotated[bool, in_output("--no-store", help="Keep the run out of the store of runs.")] = False
 
 
-def describe(
-    worker: Worker, model: ModelRef, seed: int, device: Device = "cpu", *, without_data: bool = False
-) -> ModelGraph:
-    """The model's graph. Raises RunFailed."""
-    graph = ask(worker, Describe(model=model, seed=seed, device=device, without_data=without_data))
+def describe(worker: Worker, spec: RunSpec, *, without_data: bool = False) -> ModelGraph:
+    """The graph of the model of `spec`. Raises RunFailed."""
+    n_ranks = 1 if spec.ranks is None else spec.ranks.n_ranks
+    request = Describe(model=spec.model, seed=spec.seed, device=spec.device, without_data=without_data, n_ranks=n_ranks)
+    graph = ask(worker, request)
     assert isinstance(graph, ModelGraph)
     return graph
 
@@ -284,7 +284,7 @@ def chosen_policy(worker: Worker, name: str, spec: RunSpec, *, without_data: boo
     """
     if name == "keep-all":
         return KEEP_ALL
-    return file_on(name, describe(worker, spec.model, spec.seed, spec.device, without_data=without_data)).policy
+    return file_on(name, describe(worker, spec, without_data=without_data)).policy
 
 
 def _value(text: str) -> int | float | str | bool:

@@ -10,7 +10,7 @@ import struct
 from typing import IO, Any
 
 from explorer.errors import TimedOut, UnreadableFile
-from explorer.record.base import Record, from_msgpack, to_msgpack
+from explorer.record.base import Count, Record, from_msgpack, to_msgpack
 from explorer.record.comparison import Comparison
 from explorer.record.failure import Failure
 from explorer.record.graph import AutogradPictures, ModelGraph, ModelRef
@@ -30,6 +30,8 @@ class Describe(Record, tag=True):
     device: Device = "cpu"
     without_data: bool = False
     """No memory for its parameters: a model of any size can be described."""
+    n_ranks: Count = 1
+    """More than one: in a process group of so many, of which no other rank exists. The model may call it."""
 
 
 class Measure(Record, tag=True):

@@ -63,10 +63,11 @@ def answer(request: Request, report: Report) -> Record:
 
 
 def _described(request: Describe, report: Report) -> Record:
-    from explorer.engine.device.without_data import without_data
+    from explorer.engine.device.without_data import fake_group, without_data
     from explorer.engine.model.describe import describe
 
-    with without_data() if request.without_data else nullcontext():
+    group = fake_group(0, request.n_ranks) if request.n_ranks > 1 else nullcontext()
+    with group, without_data() if request.without_data else nullcontext():
         return describe(request.model, seed=request.seed, device=request.device, report=report)
 
 

@@ -12,8 +12,8 @@ from torch import nn
 from torch.distributed.tensor.debug import CommDebugMode
 
 from explorer.engine.bench.step import prepare
+from explorer.engine.device.without_data import fake_group
 from explorer.engine.policy.apply import apply_policy
-from explorer.engine.ranks.predict import fake_group
 from explorer.engine.ranks.split import mesh_of, split_model
 from explorer.errors import BadInput
 from explorer.lab import gathers

@@ -22,6 +22,7 @@ from explorer.plan.why.caveats import why_not_predicted
 from explorer.record.graph import Hazard, ModelGraph
 from explorer.record.plan import Forecast
 from explorer.record.policy import KEEP_ALL
+from explorer.record.run import RunSpec
 
 _SEVERITIES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
@@ -47,7 +48,7 @@ def check(
         raise BadInput("A policy file or --flags is checked on one model.", hint=_USAGE)
     target = model or policy  # with --flags the model is the only argument
     with worker() as engine:
-        graph = describe(engine, options.ref(target), options.seed)
+        graph = describe(engine, RunSpec(model=options.ref(target), seed=options.seed))
     read, stale = None, ""
     try:
         read = read_policy.load(policy, graph) if flags is None else read_policy.read(flags, graph)

@@ -98,7 +98,7 @@ def compare(
     baseline = msgspec.structs.replace(step.spec(ref, KEEP_ALL, seed=options.seed), n_probes=only.n_probes, card=card)
     check_writable(keep.save, only.out)
     with worker() as engine:
-        graph = describe(engine, ref, options.seed, baseline.device, without_data=only.predict)
+        graph = describe(engine, baseline, without_data=only.predict)
         candidate = msgspec.structs.replace(baseline, policy=file_on(policy or "keep-all", graph).policy, ranks=ranks)
         if only.predict:
             compared = _predicted(engine, baseline, candidate)

@@ -77,7 +77,7 @@ def _bundled(sample: Sample) -> ReportOf | None:
 
 def _measured(engine: Worker, sample: Sample) -> ReportOf:
     spec = RunSpec(model=ModelRef(target=sample.target))
-    graph = describe(engine, spec.model, seed=spec.seed)
+    graph = describe(engine, spec)
     return ReportOf(run=ask(engine, Measure(spec=spec), keep=True), name=sample.title, graph=graph)
 
 

@@ -30,7 +30,7 @@ def grade(output: Output, name: Name = None, policy: PolicyName = "keep-all") ->
         raise BadInput(f"There is no challenge {name}.", hint=nearest(name, CHALLENGES) or names)
     challenge = CHALLENGES[name]
     with worker() as engine:
-        graph = describe(engine, challenge.model, 0)
+        graph = describe(engine, challenge.baseline)
         candidate = msgspec.structs.replace(challenge.baseline, policy=file_on(policy, graph).policy)
         run = ask(engine, Compare(baseline=challenge.baseline, candidate=candidate), keep=True)
     if run.failure is not None:

@@ -13,6 +13,7 @@ from explorer.cli.options import Model, ModelOptions, Out, Predict, describe
 from explorer.cli.worker import print_or_write, worker
 from explorer.record.base import to_plain
 from explorer.record.graph import Block, ModelGraph
+from explorer.record.run import RunSpec
 from explorer.view.drawing.units import mib
 from explorer.view.graph.dot import graph_dot, graph_svg
 from explorer.view.graph.geometry import BlockRow, layout
@@ -31,7 +32,7 @@ def graph(
 ) -> None:
     """The block graph of one observed run."""
     with worker(only_graphs=True) as engine:
-        model_graph = describe(engine, options.ref(model), options.seed, without_data=predict)
+        model_graph = describe(engine, RunSpec(model=options.ref(model), seed=options.seed), without_data=predict)
     if output.json or format == "json":
         text = msgspec.json.encode({**to_plain(model_graph), "fingerprint": model_graph.fingerprint}).decode() + "\n"
     elif format == "tree":

@@ -124,7 +124,7 @@ def _print(changes: tuple[Move, ...]) -> None:
 def _predicted(spec: RunSpec, policy: str) -> Lock:
     """The lock of the step under a policy by name. Raises RunFailed, InvalidPolicy, UnreadableFile."""
     with worker() as engine:
-        graph = describe(engine, spec.model, spec.seed, without_data=True)
+        graph = describe(engine, spec, without_data=True)
         chosen = msgspec.structs.replace(spec, policy=file_on(policy, graph).policy)
         if spec.ranks is None:
             run: Measurement = ask(engine, Measure(spec=chosen, without_data=True))

@@ -97,8 +97,9 @@ def measure(
         spec = _without_optimizer(spec, is_played=extra.predict and ranks is None and not extra.forward_only)
     check_writable(keep.save, extra.snapshot)
     with worker() as engine:
+        spec = msgspec.structs.replace(spec, forward_only=extra.forward_only, card=card, ranks=ranks)
         chosen = chosen_policy(engine, policy, spec, without_data=extra.predict)
-        spec = msgspec.structs.replace(spec, policy=chosen, forward_only=extra.forward_only, card=card, ranks=ranks)
+        spec = msgspec.structs.replace(spec, policy=chosen)
         if extra.snapshot is not None:
             saved: SavedFile = ask(engine, SaveSnapshot(spec=spec, path=str(extra.snapshot.resolve())))
             say(f"Wrote {escape(saved.path)}. Open it at https://docs.pytorch.org/memory_viz.")
@@ -109,7 +110,7 @@ def measure(
         run = Measure(spec=spec, until_it_fits=extra.fit, without_data=extra.predict, own_optimizer=extra.own_optimizer)
         measured: Measurement = ask(engine, run, keep=not (keep.no_store or extra.predict))
         is_described = measured.refused or keep.save is not None  # the report of a saved run forecasts policies
-        graph = describe(engine, spec.model, spec.seed, without_data=extra.predict) if is_described else None
+        graph = describe(engine, spec, without_data=extra.predict) if is_described else None
     if output.json:
         print_json(document(measured))
     else:
@@ -166,7 +167,7 @@ def _answer_pipeline(spec: RunSpec, policy: str, shape: tuple[int, int], output:
 
     n_stages, n_copies = shape
     with worker() as engine:
-        graph = describe(engine, spec.model, spec.seed, spec.device)
+        graph = describe(engine, spec)
         spec = msgspec.structs.replace(spec, policy=file_on(policy, graph).policy)
         profile = ask(engine, ProfileStages(spec=spec, groups=atoms(graph), n_microbatches=USUAL_MICROBATCHES))
     plan = plan_of(PlanOptions(stages=n_stages, cuts="by-parameters"), graph, spec.policy, profile, default=None)

@@ -225,7 +225,7 @@ def pipeline(
         if run.results is not None:
             _answer(_opened(engine, run.results, context, ref, keep), keep, output)
             return
-        graph = describe(engine, ref, options.seed, spec.device)
+        graph = describe(engine, spec)
         file = file_on(policy, graph)
         spec = msgspec.structs.replace(spec, policy=file.policy)
         profile = None

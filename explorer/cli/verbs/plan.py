@@ -86,7 +86,7 @@ def plan(
     spec = msgspec.structs.replace(step.spec(ref, KEEP_ALL, seed=options.seed), card=card, ranks=ranks)
     check_writable(wish.out)
     with worker() as engine:
-        graph = describe(engine, ref, options.seed, without_data=wish.predict)
+        graph = describe(engine, spec, without_data=wish.predict)
         if ranks is None:
             others: list[RankOffer] = []
             first = _first_run(engine, spec, graph, predict=wish.predict)

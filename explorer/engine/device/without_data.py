@@ -156,6 +156,18 @@ def explain_data_dependence(target: str) -> Iterator[None]:
 
 
 @contextmanager
+def fake_group(rank: int, n_ranks: int) -> Iterator[None]:
+    """This process is `rank` of a group of `n_ranks`, none of which exists."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    distributed.init_process_group("fake", rank=rank, world_size=n_ranks, store=FakeStore())  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+@contextmanager
 def explain_own_split(target: str) -> Iterator[None]:
     """Raises ModelFailed for a model whose own code calls torch.distributed and wants another process group."""
     try:

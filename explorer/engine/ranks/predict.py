@@ -35,7 +35,7 @@ from explorer.engine.bench.recording import recording_of
 from explorer.engine.bench.step import OnPhase, Trainee, gradients, ignore, optimizer_step, torch_dtype, trainee_of
 from explorer.engine.device.cuda_rules import cuda_rules
 from explorer.engine.device.device import device_of
-from explorer.engine.device.without_data import cast_buffers, without_data
+from explorer.engine.device.without_data import cast_buffers, fake_group, without_data
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import blaming, cast_type
 from explorer.engine.ranks.buckets import Buckets
@@ -155,18 +155,6 @@ def _numel(shape: Sequence[int]) -> int:
     for size in shape:
         n *= size
     return n
-
-
-@contextmanager
-def fake_group(rank: int, n_ranks: int) -> Iterator[None]:
-    """This process is `rank` of a group of `n_ranks`, none of which exists."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    distributed.init_process_group("fake", rank=rank, world_size=n_ranks, store=FakeStore())  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        distributed.destroy_process_group()
 
 
 class _WithoutData(Buckets):

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from torch import distributed
 
 from benchmarks.ranks import MODELS, SPLITS, Cell, differences
+from explorer.engine.device.without_data import fake_group
 from explorer.engine.model.describe import describe
 from explorer.engine.ranks.predict import predict_ranks, ranks_to_play
 from explorer.engine.ranks.real import measure_ranks
@@ -250,6 +251,8 @@ def test_a_model_that_calls_the_group_of_its_ranks_is_played(tmp_path: Path) -> 
     (tmp_path / "own.py").write_text(OWN)
     model = ModelRef(target=f"{tmp_path}/own.py:build", arguments={"how": "summed"})
     assert "all-reduce" in {call.kind for call in predicted(Ranks(n_ranks=2), model).fullest.collectives}
+    with fake_group(0, 2):
+        assert "up" in describe(model).by_fqn, "a policy is chosen in the same group"
     with pytest.raises(ModelFailed, match="without a process group"):
         describe(model)
 
