@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,18 @@ from explorer.errors import NotSaved
 from explorer.jobs import run_file
 from explorer.jobs.client import Job, Worker
 from explorer.jobs.protocol import Request
+from explorer.jobs.worker import ENGINE
 from explorer.record.base import Record
 
 _POLL_S = 0.1
+_ONE_JOB = replace(ENGINE, warm=ENGINE.warm[:1])
+"""A command waits for the modules of its own job, and for no others."""
 
 
 @contextmanager
-def worker(*, only_graphs: bool = False) -> Iterator[Worker]:
+def worker() -> Iterator[Worker]:
     """A worker for this command, which loads torch at once and ends with the context."""
-    worker = Worker(only_graphs=only_graphs)
+    worker = Worker(program=_ONE_JOB)
     try:
         worker.warm()
         yield worker

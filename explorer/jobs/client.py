@@ -110,13 +110,10 @@ class Worker:
         store_path: Path | str | None = None,
         *,
         program: WorkerProgram = ENGINE,
-        only_graphs: bool = False,
         grace_s: float = GRACE_S,
     ) -> None:
-        """With `only_graphs` the server imports ahead what a graph needs alone."""
         self.store_path = Path(store_path) if store_path is not None else default_path()
         self._program, self._grace_s = program, grace_s
-        self._ahead = program.warm[:1] if only_graphs else program.warm
         self._changed = threading.Condition()
         self._forks: Forks | None = None
         self._thread: threading.Thread | None = None
@@ -165,7 +162,7 @@ class Worker:
                 self._forks.close()
             self._folder = self._folder or new_folder()
             with self._server_words.open("wb") as errors:
-                self._forks = Forks.launch(self._ahead, settings(), errors.fileno())
+                self._forks = Forks.launch(self._program.warm, settings(), errors.fileno())
             if self._thread is None:
                 atexit.register(self.close)
                 self._thread = threading.Thread(target=self._work, name="jobs", daemon=True)

@@ -327,6 +327,11 @@ def memory(kind: str, *, right: bool) -> Built:
     return built([Wrapped(KINDS[kind](right=right))])
 
 
+def all_memories() -> Built:
+    """A block of every kind, none of which counts a recompute."""
+    return built([Wrapped(kind(right=True)) for kind in KINDS.values()])
+
+
 class NoiseBeforeAll(nn.Module):
     """Noise on the input: no parameter's gradient reads it, the input's own does."""
 

@@ -62,6 +62,11 @@ class Bench:
     faults: list[str] = field(default_factory=list)
 
     @property
+    def samples(self) -> tuple[str, ...]:
+        """Two where the lines alone are tested."""
+        return SAMPLES[:2] if self.tiny else SAMPLES
+
+    @property
     def torch(self) -> torch.device:
         return torch.device(self.device, 0) if self.device == "cuda" else torch.device("cpu")
 

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorer.errors import BadInput, Crashed, UnreadableFile
-from explorer.jobs import client, job_process, run_file
+from explorer.errors import BadInput, UnreadableFile
+from explorer.jobs import job_process, run_file
 from explorer.jobs.client import Worker
 from explorer.jobs.job_process import JobProcess, crash
 from explorer.jobs.protocol import (
@@ -266,20 +266,6 @@ def test_a_killed_app_leaves_no_process(tmp_path: Path) -> None:
     app.send_signal(signal.SIGKILL)
     app.wait()
     wait_gone(*[int(pid) for pid in pids.read_text().split()])
-
-
-def test_a_worker_for_graphs_imports_nothing_else_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    ahead: list[tuple[str, ...]] = []
-
-    def launch(warm: tuple[str, ...], *_: object) -> None:
-        ahead.append(warm)
-        raise Crashed("no process is needed here")
-
-    monkeypatch.setattr(client.Forks, "launch", launch)
-    for only_graphs in (True, False):
-        with pytest.raises(Crashed):
-            Worker(only_graphs=only_graphs).warm()
-    assert ahead == [client.ENGINE.warm[:1], client.ENGINE.warm]
 
 
 SPEC = RunSpec(model=ModelRef(target="a.py"), time_limit_s=30.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import math
 import os
@@ -17,7 +18,7 @@ from msgspec.structs import replace
 from explorer.child_process.forks import WARM
 from explorer.jobs.client import Job, Worker
 from explorer.jobs.protocol import RESULTS, Compare, Describe, Measure, Request, RunLab
-from explorer.jobs.worker import answer, needs_of, settings
+from explorer.jobs.worker import ENGINE, answer, needs_of, settings
 from explorer.record.base import to_plain
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.measurement import Measurement
@@ -59,8 +60,9 @@ def test_compiled_code_lies_where_no_other_user_writes(tmp_path: Path, monkeypat
 
 
 @pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    worker = Worker()
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """Its server imports what jobs need and nothing ahead."""
+    worker = Worker(tmp_path_factory.mktemp("store") / "runs.sqlite", program=dataclasses.replace(ENGINE, warm=()))
     yield worker
     worker.close()
 
@@ -89,11 +91,9 @@ def bits_and_bytes(worker: Worker, path: Path) -> Picture:
 
 @pytest.fixture(scope="module")
 def fresh(worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Picture]:
-    """What the run gives in a worker that has seen nothing else; in two of them, for it has to be a fixed thing."""
+    """What the run gives in a worker that has seen nothing else; twice, for it has to be a fixed thing."""
     path = tmp_path_factory.mktemp("bits") / "bits"
-    other = Worker()
-    pictures = [bits_and_bytes(one, path) for one in (worker, other)]
-    other.close()
+    pictures = [bits_and_bytes(worker, path) for _ in range(2)]
     assert pictures[0] == pictures[1] and pictures[0][0].count("gradient") >= 3
     return path, pictures[0]
 
@@ -147,11 +147,9 @@ def n_open(pid: int) -> int:
 
 
 @pytest.mark.slow
-def test_forty_runs_leave_app_and_fork_server_as_large_as_ten(tmp_path: Path) -> None:
-    worker = Worker(tmp_path / "runs.sqlite")
+def test_forty_runs_leave_app_and_fork_server_as_large_as_ten(worker: Worker) -> None:
     spec = RunSpec(model=ModelRef(target="sample_models/mlp.py", arguments={"n_layers": 1, "batch": 2}), n_repeats=1)
     readings: dict[int, dict[str, tuple[int, int]]] = {}
-    finish(worker.submit(RunLab(name="none")))  # fails, once the fork server has imported all that it ever imports
     for n in range(1, 41):
         request = Measure(spec=spec, without_data=True) if n % 5 == 0 else Describe(model=spec.model)
         assert finish(worker.submit(request)).failure is None
@@ -161,7 +159,6 @@ def test_forty_runs_leave_app_and_fork_server_as_large_as_ten(tmp_path: Path) ->
             processes = {"app": os.getpid(), "server": worker._forks.pid}
             first = readings.get(10, {})
             readings[n] = {name: held(pid, *first.get(name, ())[:1]) for name, pid in processes.items()}
-    worker.close()
     for process, (n_files, own_kib) in readings[40].items():
         assert n_files <= readings[10][process][0], readings
         assert own_kib < readings[10][process][1] + 4 * 1024, readings

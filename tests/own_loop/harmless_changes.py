@@ -316,19 +316,34 @@ def retraced(model: nn.Module) -> nn.Module:
 
 HARMLESS: dict[str, Case] = {
     "itself": Case(backward),
-    "scores by einsum": Case(backward, rewritten=swapped("layers.1.attention", ByEinsum)),
-    "fused attention": Case(backward, rewritten=swapped("layers.0.attention", Fused)),
-    "tiled attention": Case(backward, rewritten=swapped("layers.1.attention", Tiled)),
-    "one projection": Case(backward, rewritten=swapped("layers.0.attention", OneProjection)),
-    "softmax in double": Case(backward, rewritten=swapped("layers.0.attention", InDouble)),
-    "LayerNorm by hand": Case(backward, rewritten=swapped("norm", NormByHand)),
-    "GELU by hand": Case(backward, rewritten=swapped("layers.0.mlp", GeluByHand)),
-    "MLP in halves": Case(backward, rewritten=swapped("layers.0.mlp", InHalves)),
-    "a layer in halves": Case(backward, rewritten=swapped("layers.1", OtherWayAround)),
-    "checkpointed": Case(backward, rewritten=swapped("layers.1", Again)),
-    "checkpointed, reentrant": Case(backward, rewritten=swapped("layers.1", AgainReentrant)),
-    "checkpointed, with dropout": Case(backward, model=with_dropout, rewritten=swapped("layers.1", Again)),
-    "embedding by one-hot": Case(backward, rewritten=swapped("embed", OneHot)),
+    "blocks by hand": Case(
+        backward,
+        rewritten=swapped(
+            {
+                "embed": OneHot,
+                "layers.0.attention": Fused,
+                "layers.0.mlp": GeluByHand,
+                "layers.1.attention": Tiled,
+                "layers.1.mlp": InHalves,
+                "norm": NormByHand,
+            }
+        ),
+    ),
+    "blocks in other ways": Case(
+        backward,
+        rewritten=swapped(
+            {
+                "layers.0": Again,
+                "layers.0.attention": OneProjection,
+                "layers.1": OtherWayAround,
+                "layers.1.attention": ByEinsum,
+            }
+        ),
+    ),
+    "softmax in double, reentrant": Case(
+        backward, rewritten=swapped({"layers.0.attention": InDouble, "layers.1": AgainReentrant})
+    ),
+    "checkpointed, with dropout": Case(backward, model=with_dropout, rewritten=swapped({"layers.1": Again})),
     "written anew": Case(backward, rewritten=without_head),
     "eight microbatches": Case(in_eighths, accumulated),
     "summed losses": Case(summed_losses, accumulated),
@@ -347,8 +362,9 @@ HARMLESS: dict[str, Case] = {
     "AdamW over microbatches": Case(clipped_after_all, adamw),
     "weight decay by hand": Case(decays_by_hand, decays_matrices),
     "microbatches in bfloat16": Case(parts_in_bfloat16, in_bfloat16),
-    "convolution by unfold": Case(squares, squares, convolutional, swapped("3", ByUnfold), pictures),
-    "BatchNorm by hand": Case(squares, squares, convolutional, swapped("1", BatchNormByHand), pictures),
+    "convolution and BatchNorm by hand": Case(
+        squares, squares, convolutional, swapped({"1": BatchNormByHand, "3": ByUnfold}), pictures
+    ),
     "channels last": Case(channels_last, squares, convolutional, batch=pictures),
     "a gradient by hand": Case(without_autograds_help, on_rows, linear, batch=rows),
     "wrapped and checkpointed": Case(backward, rewritten=layers_wrapped),

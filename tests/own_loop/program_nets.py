@@ -160,11 +160,12 @@ class Case:
         return model, self.rewritten(copy.deepcopy(model)) if self.rewritten else None
 
 
-def swapped(path: str, kind: type[nn.Module]) -> Callable[[nn.Module], nn.Module]:
-    """Another class for the module at `path`, with the same parameters."""
+def swapped(kinds: dict[str, type[nn.Module]]) -> Callable[[nn.Module], nn.Module]:
+    """Other classes for the modules at some paths, with the same parameters."""
 
     def swap(model: nn.Module) -> nn.Module:
-        model.get_submodule(path).__class__ = kind
+        for path, kind in kinds.items():
+            model.get_submodule(path).__class__ = kind
         return model
 
     return swap

@@ -335,50 +335,52 @@ def nan_hidden(model: nn.Module, x: Any) -> None:
 
 BUGS: dict[str, Case] = {
     "dropout without its generator": Case(
-        backward, model=with_dropout, rewritten=swapped("layers.1", LayerForgets), first=("layers.1.",)
+        backward, model=with_dropout, rewritten=swapped({"layers.1": LayerForgets}), first=("layers.1.",)
     ),
     "the last microbatch's gradients": Case(last_microbatch, accumulated),
     "statistics twice": Case(statistics_twice, squares, convolutional, batch=pictures, first=("1.running", "1.num_b")),
     "clipped a microbatch": Case(clipped_twice, clipped),
     "clipped one by one": Case(clipped_one_by_one, clipped),
     "a cache that doubled": Case(
-        backward, rewritten=swapped("layers.1.attention", CacheDoubled), first=("layers.1.attention.k",)
+        backward, rewritten=swapped({"layers.1.attention": CacheDoubled}), first=("layers.1.attention.k",)
     ),
     "no accumulation divisor": Case(no_divisor, accumulated),
     "tied weight dropped": Case(backward, rewritten=untied, first=("embed.weight", "head.weight")),
     "a detached activation": Case(
-        backward, rewritten=swapped("layers.0.mlp", MlpDetached), first=("layers.0.mlp.up", "layers.0.between")
+        backward, rewritten=swapped({"layers.0.mlp": MlpDetached}), first=("layers.0.mlp.up", "layers.0.between")
     ),
     "a detached way around": Case(
-        backward, rewritten=swapped("layers.0", LayerDetached), first=("embed", "layers.0.before", "layers.0.attention")
+        backward,
+        rewritten=swapped({"layers.0": LayerDetached}),
+        first=("embed", "layers.0.before", "layers.0.attention"),
     ),
     "no scale": Case(
         backward,
-        rewritten=swapped("layers.1.attention", Unscaled),
+        rewritten=swapped({"layers.1.attention": Unscaled}),
         first=("layers.1.attention.q", "layers.1.attention.k"),
     ),
-    "looks ahead": Case(backward, rewritten=swapped("layers.1.attention", LooksAhead), first=("layers.1.",)),
+    "looks ahead": Case(backward, rewritten=swapped({"layers.1.attention": LooksAhead}), first=("layers.1.",)),
     "softmax over queries": Case(
-        backward, rewritten=swapped("layers.1.attention", OverQueries), first=("layers.1.attention",)
+        backward, rewritten=swapped({"layers.1.attention": OverQueries}), first=("layers.1.attention",)
     ),
     "padding in the mean": Case(padding_counted, padding_left_out),
     "targets not shifted": Case(not_shifted),
     "a mean of uneven means": Case(uneven_means),
-    "another epsilon": Case(backward, rewritten=swapped("norm", Coarse), first=("norm", "layers.1", "embed")),
-    "another activation": Case(backward, rewritten=swapped("layers.0.mlp", AnotherGelu), first=("layers.0.mlp.up",)),
+    "another epsilon": Case(backward, rewritten=swapped({"norm": Coarse}), first=("norm", "layers.1", "embed")),
+    "another activation": Case(backward, rewritten=swapped({"layers.0.mlp": AnotherGelu}), first=("layers.0.mlp.up",)),
     "weight decay on biases": Case(decays_all, decays_matrices, first=("layers.0.before.weight", "layers", "norm")),
     "a parameter nobody steps": Case(forgets_a_parameter, adamw, first=("norm.bias",)),
     "another epsilon in AdamW": Case(another_beta, adamw),
     "frozen statistics": Case(frozen_statistics, squares, convolutional, batch=pictures, first=("0.", "1.")),
     "gradients never zeroed": Case(never_zeroed),
-    "a block in bfloat16": Case(backward, rewritten=swapped("layers.1.mlp", InBfloat16), first=("layers.1.",)),
+    "a block in bfloat16": Case(backward, rewritten=swapped({"layers.1.mlp": InBfloat16}), first=("layers.1.",)),
     "a bias summed once": Case(
-        backward, rewritten=swapped("layers.1.mlp.down", BiasOnce), first=("layers.1.mlp.down.bias",)
+        backward, rewritten=swapped({"layers.1.mlp.down": BiasOnce}), first=("layers.1.mlp.down.bias",)
     ),
     "a gradient counted twice": Case(counted_twice, first=("layers.0.mlp.up.weight",)),
-    "a checkpoint cut off": Case(backward, rewritten=swapped("layers.0", NoGradInput), first=("embed",)),
+    "a checkpoint cut off": Case(backward, rewritten=swapped({"layers.0": NoGradInput}), first=("embed",)),
     "smoothing on one side": Case(smoothed),
-    "one layer twice": Case(backward, rewritten=swapped("", OneLayerTwice), first=("layers.1",)),
+    "one layer twice": Case(backward, rewritten=swapped({"": OneLayerTwice}), first=("layers.1",)),
     "auxiliary loss lost": Case(without_auxiliary, balanced, routed, batch=rows, first=("router",)),
     "frozen by accident": Case(backward, rewritten=freezes, first=("layers.1.attention.k",)),
     "an average moved twice": Case(

@@ -15,9 +15,6 @@ from explorer.plan.hazards.hazards import hazards
 from explorer.plan.why.caveats import in_words, self_checkpointing
 from explorer.record import Policy
 from tests.engine.graphs import graph_of
-from tests.own_loop.test_record_step import torchs_own_warning
-
-__all__ = ["torchs_own_warning"]
 
 
 class Helper(torch.autograd.Function):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,13 +20,6 @@ from explorer.record.card import Card
 from explorer.record.plan import AutoPlan, Report, silent
 
 WIDTH, BATCH = 64, 1024
-
-
-@pytest.fixture(autouse=True)
-def torchs_own_warning() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*Memory block of unknown size.*")
-        yield
 
 
 class Net(nn.Module):

@@ -21,10 +21,9 @@ from explorer.errors import OutOfMemory
 from explorer.own_loop.watch import Watch, WatchCallback
 from explorer.record import ModelRef, RunSpec
 from explorer.record.failure import is_out_of_memory
-from tests.own_loop.test_record_step import peak_beside_inputs, torchs_own_warning
+from tests.own_loop.test_record_step import peak_beside_inputs
 from tests.own_loop.test_watch import MIB, opened
 
-__all__ = ["torchs_own_warning"]
 Loop = Callable[..., nn.Module]
 N_STEPS = 4
 

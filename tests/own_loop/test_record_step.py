@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import resource
 import signal
-import subprocess
 import sys
-import warnings
-from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import accumulate
 from pathlib import Path
@@ -24,18 +23,11 @@ from explorer.engine.bench.measure import measure
 from explorer.engine.model.load import load
 from explorer.errors import BadInput, NotSaved
 from explorer.jobs.run_file import read
-from explorer.own_loop.record_step import RecordedStep
-from explorer.record import ROLES, Measurement, ModelRef, Policy, RunSpec
+from explorer.own_loop.record_step import RecordedRun, RecordedStep
+from explorer.record import ROLES, Comparison, Measurement, ModelRef, Policy, RunSpec
 from explorer.record.base import from_msgpack
 
 WIDTH, BATCH = 64, 256
-
-
-@pytest.fixture(autouse=True)
-def torchs_own_warning() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*Memory block of unknown size.*")
-        yield
 
 
 def net() -> nn.Sequential:
@@ -254,39 +246,35 @@ def test_a_model_with_nothing_to_choose_has_a_plan_that_keeps_everything() -> No
     assert not run.plan("100%").policy.units
 
 
-ROOT = Path(__file__).resolve().parents[2]
-CHILD = """
-import os, resource, signal, sys
-from pathlib import Path
-from explorer.own_loop.record_step import RecordedRun
-from explorer.record import Comparison
-from explorer.record.base import from_msgpack
-
-run = RecordedRun(from_msgpack(Path(sys.argv[1], "tests/golden/cpu.msgpack").read_bytes(), Comparison).candidate)
-if sys.argv[3] == "writing":  # the system kills it at byte 1000
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-if sys.argv[3] == "naming":
-    sys.addaudithook(lambda event, _: os.kill(os.getpid(), signal.SIGKILL) if event == "os.rename" else None)
-getattr(run, sys.argv[2])("step.file")
-"""
-
-
-def child(folder: Path, verb: str, killed: str) -> int:
-    return subprocess.run(
-        [sys.executable, "-c", CHILD, str(ROOT), verb, killed], cwd=folder, check=False, env={"PYTHONPATH": str(ROOT)}
-    ).returncode
+def ended(folder: Path, verb: str, killed: str) -> int:
+    """How a copy of this process ended that writes a run: the system kills it at byte 1000, or before the rename."""
+    if (pid := os.fork()) == 0:
+        try:
+            golden = Path(__file__).parents[1] / "golden/cpu.msgpack"
+            run = RecordedRun(from_msgpack(golden.read_bytes(), Comparison).candidate)
+            if killed == "writing":
+                signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+                resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+            if killed == "naming":
+                sys.addaudithook(
+                    lambda event, _: os.kill(os.getpid(), signal.SIGKILL) if event == "os.rename" else None
+                )
+            getattr(run, verb)(folder / "step.file")
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def test_a_process_that_is_killed_while_it_writes_leaves_no_half_written_file(tmp_path: Path) -> None:
     file = tmp_path / "step.file"
     for killed, by in (("writing", signal.SIGXFSZ), ("naming", signal.SIGKILL)):
-        assert child(tmp_path, "save", killed) == -by and not file.exists()
-    assert child(tmp_path, "save", "never") == 0
+        assert ended(tmp_path, "save", killed) == -by and not file.exists()
+    assert ended(tmp_path, "save", "never") == 0
     whole = file.read_bytes()
     assert read(whole).kind == "measurement"
-    assert child(tmp_path, "report", "writing") == -signal.SIGXFSZ and file.read_bytes() == whole
+    assert ended(tmp_path, "report", "writing") == -signal.SIGXFSZ and file.read_bytes() == whole
 
 
 def steps_of(*, keeps_output: bool) -> list[RecordedStep]:

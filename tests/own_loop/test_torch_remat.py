@@ -19,10 +19,8 @@ from explorer.record import KEEP_ALL, Policy
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.run import RunSpec
 from tests.engine.graphs import graph_of
-from tests.own_loop.test_record_step import torchs_own_warning
 
 remat = pytest.importorskip("torch_remat")
-__all__ = ["torchs_own_warning"]
 
 X = torch.randn(16, 32, generator=torch.Generator().manual_seed(0))
 DRAWS = tuple(f"layers.{i}.dropout" for i in range(4))

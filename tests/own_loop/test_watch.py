@@ -23,9 +23,8 @@ from explorer.jobs.run_file import read
 from explorer.own_loop.script import ScriptUnderWatch, model_of
 from explorer.record import Measurement
 from explorer.record.base import from_msgpack
-from tests.own_loop.test_record_step import Loop, carried, torchs_own_warning
+from tests.own_loop.test_record_step import Loop, carried
 
-__all__ = ["torchs_own_warning"]
 MIB = 2**20
 
 
@@ -241,42 +240,57 @@ def test_other_errors_write_nothing(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-SCRIPT = """
-import torch, explorer, resource
-model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)])
-explorer.watch(model, on_oom="oom.explorer")
-size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (size + 2**28, resource.RLIM_INFINITY))
-model(torch.randn(200_000, 512)).sum().backward()
+SCENES = """
+import os, resource, sys, torch, explorer
+explorer.watch
+
+def uncaught():
+    os.environ.update(RANK="3", WORLD_SIZE="4")
+    model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)])
+    explorer.watch(model, on_oom="oom.explorer")
+    size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + 2**28, resource.RLIM_INFINITY))
+    model(torch.randn(200_000, 512)).sum().backward()
+
+def unfinished():  # torch 2.13: an interpreter that ends while its profiler is on crashes
+    model = torch.nn.Linear(4, 4)
+    explorer.watch(model, at=1)
+    model(torch.ones(1, 4)).sum().backward()
+
+def imports():
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters())
+    with explorer.watch(model, optimizer, on_oom="late.explorer") as watch:
+        before = set(sys.modules)
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        run = watch.runs[1]
+        refused = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes."
+        assert watch.refused(RuntimeError(refused))
+        run.plan("100%")
+    late = {name for name in set(sys.modules) - before if name.partition(".")[0] in LIBRARIES}
+    assert not late, late
+
+LIBRARIES = ("highspy", "numpy", "plotly", "yaml")
+for scene in (uncaught, unfinished, imports):
+    sys.stdout.flush()
+    if os.fork() == 0:
+        scene()
+        sys.exit()
+    print(scene.__name__, os.waitstatus_to_exitcode(os.wait()[1]))
 """
 
 
-def test_an_error_that_nobody_catches_is_written_too_one_file_a_rank(tmp_path: Path) -> None:
-    root = str(Path(explorer.__file__).parents[1])
+def test_in_a_script_errors_that_nobody_catches_are_written_and_nothing_is_imported_late(tmp_path: Path) -> None:
+    """One file a rank; a script may end in the middle of a recorded step; no library is loaded at a refusal."""
     ended = subprocess.run(
-        [sys.executable, "-c", SCRIPT], cwd=tmp_path, capture_output=True, text=True, check=False,
-        env={"PYTHONPATH": root, "RANK": "3", "WORLD_SIZE": "4"},
+        [sys.executable, "-c", SCENES], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={"PYTHONPATH": str(Path(explorer.__file__).parents[1])},
     )  # fmt: skip
-    assert ended.returncode == 1 and "can't allocate memory" in ended.stderr
+    assert ended.stdout.split() == ["uncaught", "1", "unfinished", "0", "imports", "0"], ended.stderr
+    assert "can't allocate memory" in ended.stderr
     run = opened(tmp_path / "oom.rank3.explorer")
     assert run.failure is not None and run.failure.kind == "out of memory" and run.recorded_in.endswith("rank 3")
-
-
-UNFINISHED = """
-import torch, explorer
-model = torch.nn.Linear(4, 4)
-explorer.watch(model, at=1)
-model(torch.ones(1, 4)).sum().backward()
-"""
-
-
-def test_a_script_may_end_in_the_middle_of_a_recorded_step() -> None:
-    """torch 2.13: an interpreter that ends while its profiler is on crashes."""
-    root = str(Path(explorer.__file__).parents[1])
-    ended = subprocess.run(
-        [sys.executable, "-c", UNFINISHED], capture_output=True, text=True, check=False, env={"PYTHONPATH": root}
-    )
-    assert ended.returncode == 0, ended.stderr
 
 
 def test_what_cannot_be_watched_is_one_sentence() -> None:
@@ -293,26 +307,6 @@ def test_a_chosen_step_under_another_instrument_is_left_out_and_the_loop_goes_on
         steps(loop, 1)
         watch.close()
     assert not watch.runs
-
-
-def test_nothing_that_a_plan_needs_is_imported_when_memory_is_refused(tmp_path: Path) -> None:
-    script = """
-import sys, torch, explorer
-model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters())
-with explorer.watch(model, optimizer, on_oom="oom.explorer") as watch:
-    before = set(sys.modules)
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-    run = watch.runs[1]
-    assert watch.refused(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes."))
-    run.plan("100%")
-late = {name for name in set(sys.modules) - before if name.partition(".")[0] in ("highspy", "numpy", "plotly", "yaml")}
-assert not late, late
-"""
-    ended = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False,
-                           env={"PYTHONPATH": str(Path(__file__).resolve().parents[2])})  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
 
 
 TRAIN = """

@@ -31,7 +31,7 @@ def graph(
     predict: Predict = False,
 ) -> None:
     """The block graph of one observed run."""
-    with worker(only_graphs=True) as engine:
+    with worker() as engine:
         model_graph = describe(engine, RunSpec(model=options.ref(model), seed=options.seed), without_data=predict)
     if output.json or format == "json":
         text = msgspec.json.encode({**to_plain(model_graph), "fingerprint": model_graph.fingerprint}).decode() + "\n"

@@ -10,14 +10,14 @@ from explorer.engine.model.describe import describe
 from explorer.plan.policy.presets import preset
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.record import Policy
-from tests.gpu.kit import SAMPLES, Bench, Skipped
+from tests.gpu.kit import Bench, Skipped
 
 GOAL_MEDIAN, GOAL_MOST = 0.001, 0.02
 
 
 def check_random_policies(bench: Bench) -> None:
     errors = []
-    for sample in SAMPLES:
+    for sample in bench.samples:
         spec = bench.spec(sample)
         graph = describe(spec.model, device=bench.device)
         kept = bench.measured(spec)

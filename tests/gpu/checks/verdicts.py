@@ -11,7 +11,7 @@ from explorer.engine.compare.compare import compare
 from explorer.engine.model.describe import describe
 from explorer.plan.policy.presets import preset
 from explorer.record import Policy
-from tests.gpu.kit import SAMPLES, Bench
+from tests.gpu.kit import Bench
 
 
 class Drawing(nn.Module):
@@ -59,7 +59,7 @@ def check_generators_are_put_back(bench: Bench) -> None:
 
 
 def check_verdicts_of_the_sample_models(bench: Bench) -> None:
-    for sample in SAMPLES:
+    for sample in bench.samples:
         spec = bench.spec(sample)
         policy = preset("all", describe(spec.model, device=bench.device))
         comparison = compare(spec, msgspec.structs.replace(spec, policy=policy))
