@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from explorer.jobs.run_file import KINDS, files_of_ranks, open_files
 from explorer.record.base import from_msgpack
@@ -15,9 +14,14 @@ from explorer.record.measurement import RecordedRanks
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
-import torch, explorer
-from torch import distributed, nn
+import sys, torch, explorer
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+
+rank, n_ranks = int(sys.argv[1]), int(sys.argv[2])
 
 
 def train(way):
@@ -27,56 +31,16 @@ def train(way):
     optimizer = torch.optim.AdamW(model.parameters())
     if way == "watched":
         explorer.watch(model, optimizer, at=2).save_as("step{step}.explorer")
-    x = torch.randn(128 * (distributed.get_rank() + 1), 64)
+    x = torch.randn(128 * (rank + 1), 64)
     for _ in range(3):
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
-    torch.save(net.state_dict(), f"{way}{distributed.get_rank()}.pt")
+    return list(net.state_dict().values())
 
 
-distributed.init_process_group("gloo")
-train("bare")
-train("watched")
-distributed.destroy_process_group()
-"""
-
-
-@pytest.mark.slow
-def test_two_ranks_of_torchrun_are_one_run_and_the_training_cannot_tell(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
-    ended = subprocess.run(
-        torchrun, cwd=tmp_path, capture_output=True, text=True, check=False,
-        env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
-    for rank in (0, 1):
-        bare, watched = (torch.load(tmp_path / f"{way}{rank}.pt") for way in ("bare", "watched"))
-        assert all(torch.equal(bare[name], watched[name]) for name in bare) and bare
-    files = files_of_ranks(tmp_path / "step2.explorer")
-    assert [file.name for file in files] == ["step2.rank0.explorer", "step2.rank1.explorer"]
-    stored = open_files([file.read_bytes() for file in files])
-    run = from_msgpack(stored.record, KINDS[stored.kind])
-    assert isinstance(run, RecordedRanks)
-    assert (run.n_ranks, run.missing, run.recorded_in) == (2, (), "train.py:13, step 2")
-    assert run.fullest.rank == 1  # its batch is twice as large
-    saved = [one.saved_after_forward_bytes or 0 for one in run.ranks]  # no bucket of DDP among them
-    assert saved[1] == pytest.approx(2 * saved[0], rel=0.01)
-    for one in run.ranks:
-        assert [span.phase for span in one.phases if span.phase != "between"] == ["forward", "backward", "optimizer"]
-        assert one.by_fqn["module.2"].n_forward == 1
-
-
-FSDP2 = """
-import sys, torch, explorer
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-
-rank, n_ranks = int(sys.argv[1]), int(sys.argv[2])
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}/ranks", rank=rank, world_size=n_ranks)
+assert all(map(torch.equal, train("bare"), train("watched")))
 mesh = init_device_mesh("cpu", (n_ranks,))
 
 
@@ -147,14 +111,28 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_every_instrument_works_under_fsdp2_on_two_ranks(tmp_path: Path) -> None:
+def test_ranks_of_ddp_are_one_run_and_every_instrument_works_under_fsdp2(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", FSDP2, str(rank), "2", str(tmp_path)],
+            [sys.executable, "train.py", str(rank), "2", str(tmp_path)],
             cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "RANK": str(rank), "WORLD_SIZE": "2"},
         )
         for rank in range(2)
     ]  # fmt: skip
-    outputs = [rank.communicate(timeout=200)[0] for rank in ranks]
+    outputs = [rank.communicate(timeout=400)[0] for rank in ranks]
     assert not any(rank.returncode for rank in ranks), "\n".join(outputs)
+    files = files_of_ranks(tmp_path / "step2.explorer")
+    assert [file.name for file in files] == ["step2.rank0.explorer", "step2.rank1.explorer"]
+    stored = open_files([file.read_bytes() for file in files])
+    run = from_msgpack(stored.record, KINDS[stored.kind])
+    assert isinstance(run, RecordedRanks)
+    where = f"train.py:{SCRIPT[: SCRIPT.index('explorer.watch(model')].count(chr(10)) + 1}, step 2"
+    assert (run.n_ranks, run.missing, run.recorded_in) == (2, (), where)
+    assert run.fullest.rank == 1  # its batch is twice as large
+    saved = [one.saved_after_forward_bytes or 0 for one in run.ranks]  # no bucket of DDP among them
+    assert saved[1] == pytest.approx(2 * saved[0], rel=0.01)
+    for one in run.ranks:
+        assert [span.phase for span in one.phases if span.phase != "between"] == ["forward", "backward", "optimizer"]
+        assert one.by_fqn["module.2"].n_forward == 1
