@@ -187,8 +187,7 @@ class CardOptions:
                 hint="Add --predict --card b200, or leave them out.",
             )
         parse_options(self.allocator)
-        cublas = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
-        return replace(parse_card(self.card), options=self.allocator, cublas=cublas)
+        return replace(parse_card(self.card), options=self.allocator)
 
 
 @dataclass(frozen=True, kw_only=True)

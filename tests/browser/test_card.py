@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 def said_by_the_command_line(model: str, card: str) -> dict[str, CardMemory]:
     """What the card holds with everything kept and with everything recomputed."""
     command = [sys.executable, "-m", "explorer", "compare", model, "--predict", "--card", card, "--policy", "all"]
-    usual = {name: value for name, value in os.environ.items() if name != "CUBLAS_WORKSPACE_CONFIG"}
-    options: dict[str, Any] = {"cwd": ROOT, "env": usual, "capture_output": True, "text": True}
-    answer = subprocess.run([*command, "--json"], check=False, **options).stdout
+    answer = subprocess.run([*command, "--json"], check=False, cwd=ROOT, capture_output=True, text=True).stdout
     sides: dict[str, Any] = json.loads(answer)
     return {name: from_plain(sides[name]["card"], CardMemory) for name in ("baseline", "candidate")}
 
@@ -43,13 +41,15 @@ def choose(page: Page, label: str, text: str) -> None:
 
 
 def test_a_card_follows_each_toggle_with_the_figures_of_the_command_line(
-    page: Page, serve: Callable[..., object], tiny: str
+    page: Page, serve: Callable[..., object], tiny: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":2048:8")  # torch's default has 8,519,680 bytes
     model = tiny.replace(":build", ":large")
     page.goto(serve(APP, "--model", model, "--predict").url)  # type: ignore[attr-defined]
     page.get_by_role("treeitem").first.wait_for()
     choose(page, "predict for", "b200")
     sides = said_by_the_command_line(model, "b200")
+    assert sides["baseline"].workspace_bytes == 2 * (16 << 20)
     page.get_by_text(card_answer({"baseline": sides["baseline"]})).first.wait_for()
     page.get_by_text("reserved on the card").first.wait_for()
 

@@ -6,7 +6,10 @@ is known to 5 MiB. Drivers differ too: messages on A100 cards of 80 GB name 79.1
 
 from __future__ import annotations
 
+import os
 import re
+
+from msgspec.structs import replace
 
 from explorer.errors import BadInput, nearest
 from explorer.plan.sizes import mib, parse_bytes
@@ -44,6 +47,7 @@ CARDS: dict[str, Card] = {
 def parse_card(text: str) -> Card:
     """The card named `text`, in any case and with or without spaces, or a card of that size (`24GiB`).
 
+    CUBLAS_WORKSPACE_CONFIG of this process decides its workspaces.
     Raises BadInput for other texts, and for a size that driver and context may fill alone.
     """
     if (card := listed_card(text)) is not None:
@@ -62,13 +66,17 @@ def parse_card(text: str) -> Card:
             else f"No card has {mib(n_bytes)}.",
             hint=f"Name one of {', '.join(CARDS)}, or the card's memory: 24GiB.",
         )
-    return Card(name=f"a card of {mib(n_bytes)}", total_bytes=n_bytes)
+    return _as_set_here(Card(name=f"a card of {mib(n_bytes)}", total_bytes=n_bytes))
 
 
 def listed_card(text: str) -> Card | None:
     """The card of CARDS that `text` names, in any case and with or without spaces; None for other texts."""
     key = re.sub(r"[\s-]", "", text.lower())
-    return next((card for name, card in CARDS.items() if name.replace("-", "") == key), None)
+    return next((_as_set_here(card) for name, card in CARDS.items() if name.replace("-", "") == key), None)
+
+
+def _as_set_here(card: Card) -> Card:
+    return replace(card, cublas=os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
 
 
 def capacity_bytes(card: Card) -> int:

@@ -25,6 +25,7 @@ from explorer.record.policy import Policy, Unit
 NOTHING: Bytes = np.zeros(0, dtype=np.int64)
 RNG_STATE_BYTES = 5056
 """State of torch's CPU generator (torch.get_rng_state), which every checkpoint call keeps; a GPU's lies on the CPU."""
+CAST = "aten._to_copy.default"
 
 
 def stash_bytes(measurement: Measurement, policy: Policy) -> int:
@@ -94,7 +95,7 @@ def _saved_by_call(
     own_outputs = _own_outputs(replay, unit[-1], members[-1])
     for entry in members[-1].outputs:
         saved = saved if entry in own_outputs else saved[saved != entry]
-    begins = int(births[0]) if len(births) else None
+    begins = _first_read(replay, births)
     if begins is None:
         freed = saved if len(saved) else _freed_in_backward(replay, members[0].inputs)
         if not len(freed):
@@ -127,6 +128,15 @@ def _saved_by_call(
         late_bytes=late_bytes(replay, saved, leaves >= begins, saved_outputs),
         again_bytes=most_at_once(replay.size[again], born[again], died[again]),
     )
+
+
+def _first_read(replay: Replay, births: Bytes) -> int | None:
+    """The first of these ticks of backward at which a saved tensor may be read: a cast of the gradient reads none."""
+    if not len(births):
+        return None
+    ops = replay.op[replay.by_birth[np.searchsorted(replay.births, births)]]
+    is_cast = np.isin(ops, [i for i, name in enumerate(replay.ops) if name == CAST])
+    return int(births[is_cast.argmin()])
 
 
 def only_of(replay: Replay, calls: Sequence[SavedByCall]) -> tuple[Replay, list[SavedByCall]]:
