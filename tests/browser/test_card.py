@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from explorer.record.base import from_plain
 from explorer.record.card import CardMemory

@@ -300,7 +300,7 @@ def test_a_card_as_budget_bounds_what_its_allocator_reserves() -> None:
     with explorer.record_step(loop.model, loop.optimizer) as run:
         loop.step()
     whole = run.on_card("24GiB")
-    card = Card(name="small", total_bytes=whole.allocated_bytes - 1, taken_bytes=0)
+    card = Card(name="small", total_bytes=whole.allocated_bytes - 1, taken_bytes=0, cublas=whole.card.cublas)
     assert memory_on(card, run.measurement).refused is not None
     plan = explorer.auto_policy(loop.model, loop.step, budget=card).require()
     assert plan.policy.units and plan.plan.bounded == "reserved" and plan.card is not None

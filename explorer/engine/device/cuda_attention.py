@@ -6,7 +6,8 @@ torch 2.13, in ATen/native/transformers):
 2. flash, in half precision without a mask;
 3. the memory-efficient kernel, with rows that the card's matrix units can load, without grouped queries;
 4. plain operators.
-All but the last keep their log-sum-exp in float32.
+All but the last keep their log-sum-exp in float32. Flash's backward also holds sums in float32 while it runs
+(`mha_bwd` of flash_api.cpp). cuDNN's is not public, and the efficient one's depends on the variant of the kernel.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "sc
 HALF = (torch.float16, torch.bfloat16)
 MOST_CUDNN_HEAD = 128
 MOST_FLASH_HEAD = 256
+FLASH_ROWS = 128
+"""Rows of a query to which flash's backward pads its sums."""
 MASK_GRAIN = 8
 """Elements to which the memory-efficient kernel pads the rows of a mask."""
 
@@ -139,6 +142,23 @@ def _flash(call: _Call) -> Tensor:
         *padded, call.dropout_p, call.is_causal, False, scale=scale
     )[0]
     return output[..., : call.head] if output.shape[-1] != call.head else output
+
+
+def flash_backward(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """`_scaled_dot_product_flash_attention_backward` with the tensors that it makes for itself, in its order."""
+    gradient, query, key = arguments[:3]
+    with torch._C._AutoDispatchBelowAutograd():
+        results: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+            *arguments, **options
+        )
+        n_batch, n_heads, length, head = query.shape
+        rows, wide = -(-length // FLASH_ROWS) * FLASH_ROWS, -(-head // 32) * 32 if head <= 128 else -(-head // 64) * 64
+        sums = [torch.empty(n_batch, n_heads, rows), torch.empty(n_batch, rows, n_heads, wide)]
+        if key.shape[1] != n_heads:  # the gradients of shared heads are summed from one of each
+            sums += [torch.empty(n_batch, key.shape[2], n_heads, head, dtype=query.dtype) for _ in ("key", "value")]
+        if not gradient.transpose(1, 2).is_contiguous():
+            sums.append(gradient.transpose(1, 2).contiguous())
+    return results
 
 
 def _efficient(call: _Call) -> Tensor:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from explorer.engine.device.cuda_attention import attention
+from explorer.engine.device.cuda_attention import attention, flash_backward
 
 
 def _words(text: str) -> frozenset[str]:
@@ -106,6 +106,7 @@ def _rules(capability: tuple[int, ...], casts: Casts) -> Iterator[tuple[str, Ker
     yield "binary_cross_entropy", _refuse_binary_cross_entropy, "AutocastCPU"
     yield "dropout", _dropout, "AutogradCPU"
     yield "scaled_dot_product_attention", partial(attention, capability), "AutogradCPU"
+    yield "_scaled_dot_product_flash_attention_backward", flash_backward, "AutogradCPU"
 
 
 def operator(name: str) -> object:

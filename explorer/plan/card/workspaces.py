@@ -21,26 +21,28 @@ WITHOUT_RULE = "operators without a rule"
 WITHOUT_MEMORY = ("", "prim", "profiler")
 """Libraries of operators that take nothing; empty: no operator."""
 
-UNKNOWN = (
-    (r"(cudnn_|mkldnn_|slow_|thnn_)?_?conv.*|_?convolution.*", "workspaces of cuDNN for convolutions"),
-    (r".*(lstm|gru|rnn).*", "workspaces of cuDNN for recurrent layers"),
-    (r".*batch_norm.*", "what cuDNN's batch norm keeps for backward"),
-    (r"native_(layer|group)_norm_backward", "partial sums of a norm's backward"),
-    (r"embedding_dense_backward|_?index_put.*|index_add.*|_embedding_bag.*", "sorted indices of a scattered gradient"),
-    (r".*attention.*backward.*", "temporaries of the fused attention's backward"),
-    (
-        r"sort|topk|kthvalue|median|mode|_?unique.*|multinomial|randperm.*|(log)?cum.*|_cum.*|nonzero.*|masked_select"
-        r"|bincount|histc|repeat_interleave",
-        "temporaries of sorts and scans",
-    ),
-    (r"_?linalg_.*|cholesky.*|triangular_solve|geqrf|ormqr", "workspaces of cuSOLVER"),
-    (r"_fft_.*", "workspaces of cuFFT"),
-    (
-        r".*grouped_mm|.*scaled_mm.*|.*sparse.*|quantiz.*|fake_quant.*",
-        "temporaries of grouped, sparse or quantised products",
-    ),
-)
-"""Operators whose CUDA kernels take memory of a known kind and of unknown size. Source: ATen/native/cuda and cudnn."""
+UNKNOWN: tuple[tuple[str, str, int | None], ...] = (
+    (r"(cudnn_|mkldnn_|slow_|thnn_)?_?conv.*|_?convolution.*", "workspaces of cuDNN for convolutions", None),
+    (r".*(lstm|gru|rnn).*", "workspaces of cuDNN for recurrent layers", None),
+    (r".*batch_norm.*", "what cuDNN's batch norm keeps for backward", None),
+    (r"native_(layer|group)_norm_backward", "partial sums of a norm's backward", 4),
+    (r"embedding_dense_backward|_?index_put.*|index_add.*|_embedding_bag.*", "sorted indices of a scattered gradient",
+     None),
+    (r".*cudnn_attention.*", "workspaces of cuDNN for attention", None),
+    (r".*attention.*backward.*", "temporaries of the fused attention's backward", 4),
+    (r"sort|topk|kthvalue|median|mode|_?unique.*|multinomial|randperm.*|(log)?cum.*|_cum.*|nonzero.*|masked_select"
+     r"|bincount|histc|repeat_interleave", "temporaries of sorts and scans", None),
+    (r"_?linalg_.*|cholesky.*|triangular_solve|geqrf|ormqr", "workspaces of cuSOLVER", None),
+    (r"_fft_.*", "workspaces of cuFFT", None),
+    (r".*grouped_mm|.*scaled_mm.*|.*sparse.*|quantiz.*|fake_quant.*",
+     "temporaries of grouped, sparse or quantised products", None),
+)  # fmt: skip
+"""Operators whose CUDA kernels take memory of a known kind: the kind, and the most over the results of one call.
+
+None: no bound but what the card has left. A norm's partial sums cover a row at least: two tensors of its gradient in
+float32, four times a half one. The memory-efficient attention sums three gradients in float32. Rows and heads that half
+fill their tiles are padded to twice their size. Source: ATen/native/cuda and cudnn.
+"""
 RESULTS_ALONE = frozenset(re.findall(r"\w+", """
 abs _adaptive_avg_pool2d _adaptive_avg_pool2d_backward add addbmm addcdiv addcmul addmm addmv all amax amin any arange
 argmax argmin as_strided atan2 avg_pool2d avg_pool2d_backward baddbmm bernoulli binary_cross_entropy
@@ -59,6 +61,7 @@ new_empty_strided new_full new_ones new_zeros nll_loss2d_backward nll_loss2d_for
 nll_loss_forward normal ones ones_like pow prod rand rand_like randint randn randn_like reciprocal reflection_pad1d
 reflection_pad2d relu remainder repeat replication_pad2d _reshape_copy roll round rsqrt rsub scalar_tensor
 _scaled_dot_product_cudnn_attention _scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention
+_scaled_dot_product_flash_attention_backward
 scatter scatter_add select_backward select_scatter sgn sigmoid sigmoid_backward sign silu silu_backward sin
 slice_backward slice_scatter smooth_l1_loss smooth_l1_loss_backward _softmax _softmax_backward_data softplus
 softplus_backward split sqrt square stack std sub sum tan tanh tanh_backward threshold_backward _to_copy tril
@@ -83,30 +86,37 @@ def workspace_bytes(capability: str, setting: str = "") -> int:
 
 def unknown_memory(log: Allocations, allocated: Sequence[int]) -> tuple[UnknownMemory, ...]:
     """Operators of a step whose memory no rule gives, by kind. `allocated`: bytes after each event; empty: refused."""
-    kinds: dict[str, set[int]] = {}
+    kinds: dict[tuple[str, int | None], set[int]] = {}
     for number, op in enumerate(log.ops):
         if kind := _kind(op):
             kinds.setdefault(kind, set()).add(number)
     ticks: dict[int, int] = {}
-    for born, number in zip(log.born, log.op):
+    largest: dict[int, int] = {}
+    """Bytes that one call returns at most, by operator: its results are events one after the other."""
+    call, last, n_bytes = -1, -1, 0
+    for born, number, size in sorted(zip(log.born, log.op, log.n_bytes)):
         if 0 < born < len(allocated):
             ticks[number] = max(ticks.get(number, 0), allocated[born])
+        n_bytes = n_bytes + size if (number, born) == (call, last + 1) else size
+        call, last, largest[number] = number, born, max(largest.get(number, 0), n_bytes)
     peak = max(allocated, default=0)
     return tuple(
         UnknownMemory(
-            what=kind,
+            what=what,
+            most_bytes=None if most is None else most * max(largest.get(number, 0) for number in numbers),
             ops=tuple(sorted({operator_word(log.ops[number]) for number in numbers})[:MOST_NAMES]),
             room_bytes=min((peak - ticks[number] for number in numbers if number in ticks), default=None),
         )
-        for kind, numbers in kinds.items()
+        for (what, most), numbers in kinds.items()
     )
 
 
-def _kind(op: str) -> str:
-    """The kind of memory that an operator may take; empty: none."""
+def _kind(op: str) -> tuple[str, int | None] | None:
+    """The kind of memory that an operator may take, and the most as a multiple of its results; None: none."""
     library, name = op.partition(".")[0], operator_word(op).removesuffix("_")
     if library in WITHOUT_MEMORY:
-        return ""
+        return None
     if library == "aten" and (name in RESULTS_ALONE or name.startswith("_foreach_")):
-        return ""
-    return next((kind for pattern, kind in UNKNOWN if re.fullmatch(pattern, name)), WITHOUT_RULE)
+        return None
+    rows = ((what, most) for pattern, what, most in UNKNOWN if re.fullmatch(pattern, name))
+    return next(rows, (WITHOUT_RULE, None))

@@ -200,13 +200,17 @@ def notes_of_cards(memories: Mapping[str, CardMemory]) -> list[tuple[str, str]]:
 
 
 def unknown_text(part: UnknownMemory) -> str:
-    """`workspaces of cuDNN for convolutions (convolution): the peak grows only beyond 32.0 MiB of it`."""
-    if part.ops:
-        beyond = f" only beyond {mib(part.room_bytes)} of it" if part.room_bytes else " with it"
-        room = "" if part.room_bytes is None else f": the peak grows{beyond}"
-        return f"{part.what} ({', '.join(part.ops)}){room}"
-    interval = "" if part.most_bytes is None else f", {mib(part.least_bytes)} to {mib(part.most_bytes)}"
-    return f"{part.what}{interval or (f', at least {mib(part.least_bytes)}' if part.least_bytes else '')}"
+    """`workspaces of cuDNN for convolutions (convolution): 0 MiB to what the card has left; the peak stays`."""
+    if not part.ops:
+        return part.what
+    most = "what the card has left" if part.most_bytes is None else mib(part.most_bytes)
+    if part.room_bytes is None:
+        room = ""
+    elif part.most_bytes is not None and part.most_bytes <= part.room_bytes:
+        room = "; the peak stays"
+    else:
+        room = f"; the peak grows {f'beyond {mib(part.room_bytes)} of' if part.room_bytes else 'with'} it"
+    return f"{part.what} ({', '.join(part.ops)}): {mib(part.least_bytes)} to {most}{room}"
 
 
 def settings_text(memory: CardMemory) -> str:

@@ -171,6 +171,12 @@ def test_the_policy_stays_and_a_link_and_the_command_line_bring_it(app: App, mon
     assert address(at)["predict"] == "0" and not app(**address(at)).session_state["draft"].predict
 
 
+@pytest.fixture(autouse=True)
+def default_workspaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card of the page takes CUBLAS_WORKSPACE_CONFIG, which tests/conftest.py sets for CUDA."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+
+
 def typed(at: AppTest, text: str) -> AppTest:
     """A card that is typed: AppTest chooses among the options alone, so this is the box's callback."""
     drafts.set_card(at.session_state["draft"], text)
