@@ -11,14 +11,33 @@ from pkgutil import iter_modules
 import pytest
 
 from explorer.cli import verbs
-from explorer.jobs.client import Worker
+from explorer.jobs.client import Job, Worker
+from explorer.jobs.protocol import Request
+from explorer.record.base import to_msgpack
 from tests.cli.asked import TINY, TROUBLE
+
+
+class Remembering(Worker):
+    """Answers a request that it has had with the job of the first time, unless only the new one is to be kept in the
+    store: a verb's text and its document, and verbs about one model, take one run."""
+
+    def __init__(self, store_path: Path) -> None:
+        super().__init__(store_path)
+        self._answered: dict[tuple[type, bytes], tuple[Job, bool]] = {}
+
+    def submit(self, request: Request, *, keep: bool = True) -> Job:
+        key = type(request), to_msgpack(request)
+        job, kept = self._answered.get(key, (None, False))
+        if job is None or not job.finished or (keep and not kept):
+            job = super().submit(request, keep=keep)
+            self._answered[key] = job, keep
+        return job
 
 
 @pytest.fixture(scope="package")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """Each run is a process of its own all the same."""
-    worker = Worker(tmp_path_factory.mktemp("runs") / "runs.sqlite")
+    worker = Remembering(tmp_path_factory.mktemp("runs") / "runs.sqlite")
     yield worker
     worker.close()
 
@@ -38,9 +57,9 @@ def shared(engine: Worker, monkeypatch: pytest.MonkeyPatch) -> Worker:
     return engine
 
 
-@pytest.fixture
-def tiny(tmp_path: Path) -> str:
-    path = tmp_path / "tiny.py"
-    path.write_text(TINY)
-    (tmp_path / "wrong.py").write_text(TROUBLE)
-    return str(path)
+@pytest.fixture(scope="package")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "tiny.py").write_text(TINY)
+    (folder / "wrong.py").write_text(TROUBLE)
+    return str(folder / "tiny.py")

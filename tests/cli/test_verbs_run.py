@@ -33,7 +33,8 @@ pytestmark = pytest.mark.usefixtures("shared")
 
 
 def test_measure_prints_the_record_with_its_headlines(shared: Worker, tiny: str, tmp_path: Path) -> None:
-    saved = tmp_path / "one.run"
+    store, saved = Store(shared.store_path), tmp_path / "one.run"
+    before = {run.run_id for run in store.list()}
     document = read(
         "measure", tiny, "--policy", "every-2", "--repeats", "2", "--optimizer", "sgd", "--save", str(saved)
     )
@@ -41,8 +42,8 @@ def test_measure_prints_the_record_with_its_headlines(shared: Worker, tiny: str,
     assert record.headlines() == {name: document[name] for name in record.headlines()}
     assert record.spec.policy.blocks == ("blocks.0", "blocks.2") and record.spec.optimizer == "sgd"
     assert document["step_peak_bytes"] > document["saved_after_forward_bytes"] > 0
-    store = Store(shared.store_path)
-    assert store.load(store.list()[0].run_id) == record == store.load(store.import_file(saved.read_bytes()))
+    (run_id,) = {run.run_id for run in store.list()} - before
+    assert store.load(run_id) == record == store.load(store.import_file(saved.read_bytes()))
     n_runs = len(store.list())
     text = run("measure", tiny, "--repeats", "2", "--no-store").stdout
     assert "Step peak" in text and "measured" in text and "keep all" in text and len(store.list()) == n_runs
@@ -237,10 +238,10 @@ def test_a_comparison_for_a_card_plays_both_steps_and_compares_no_gradient(
     shared: Worker, tiny: str, tmp_path: Path
 ) -> None:
     asked = (tiny, "--policy", "all", "--predict", "--card", "1GiB")
-    document = json.loads(run("compare", *asked, "--save", str(tmp_path / "run.explorer"), "--json").stdout)
+    document = read("compare", *asked, "--save", str(tmp_path / "run.explorer"))
     sides = document["baseline"], document["candidate"]
     for side, policy in zip(sides, ("keep-all", "all")):
-        alone = json.loads(run("measure", tiny, "--policy", policy, *asked[3:], "--json").stdout)
+        alone = read("measure", tiny, "--policy", policy, *asked[3:])
         names = ("requested_bytes", "allocated_bytes", "reserved_bytes", "stranded_bytes", "refused")
         assert [side[name] for name in names] == [alone[name] for name in names] and side["refused"] is None
     assert not document["gradients"] and (tmp_path / "run.explorer").exists()

@@ -180,26 +180,22 @@ PAIRS = Policy.recompute([("layers.0", "layers.1"), ("layers.3", "layers.4")])
 STAGES = (CHAIN[:3], CHAIN[3:])
 
 
-@pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
-def test_a_segment_is_one_checkpoint_and_moves_no_bit(schedule: str) -> None:
-    run = ran(spec("chain", CHAIN, 2, PAIRS, stages=STAGES, schedule=schedule), "replay")
-    assert run.failure is None
-    assert [s.name for s in run.gradients if not (s.recompute.bitwise and s.splitting.bitwise)] == []
-    calls = {block.fqn: (block.n_forward, block.n_recompute) for block in run.blocks}
-    assert calls == {fqn: (4, 4 if fqn in PAIRS.blocks else 0) for fqn in CHAIN}
-
-
-def test_except_last_spares_the_last_microbatch_of_a_segment() -> None:
-    run = ran(spec("chain", CHAIN, 2, PAIRS, stages=STAGES, checkpoint="except_last"))
-    assert {block.n_recompute for block in run.blocks if block.fqn in PAIRS.blocks} == {3}
-    assert all(s.splitting.bitwise for s in run.gradients)
-
-
-@pytest.mark.parametrize(("net", "blocks"), [("language", LANGUAGE), ("scaling", SCALING)])
-@pytest.mark.parametrize("checkpoint", ["always", "except_last"])
-def test_a_segment_of_a_list_is_one_checkpoint_of_its_stage(net: str, blocks: tuple[str, ...], checkpoint: str) -> None:
-    policy = Policy.recompute([("blocks.0", "blocks.1"), ("blocks.2", "blocks.3")])
-    run = ran(spec(net, blocks, 2, policy, checkpoint=checkpoint), "replay")
+@pytest.mark.parametrize(
+    ("net", "blocks", "stages", "checkpoint"),
+    [
+        ("chain", CHAIN, STAGES, "always"),
+        ("chain", CHAIN, STAGES, "except_last"),
+        ("language", LANGUAGE, (LANGUAGE[:3], LANGUAGE[3:]), "always"),
+        ("scaling", SCALING, (SCALING[:3], SCALING[3:]), "except_last"),
+    ],
+)
+def test_a_segment_is_one_checkpoint_of_its_stage_and_moves_no_bit(
+    net: str, blocks: tuple[str, ...], stages: tuple[tuple[str, ...], ...], checkpoint: str
+) -> None:
+    """Of a Sequential, and of a list whose blocks the model calls one by one."""
+    policy = PAIRS if net == "chain" else Policy.recompute([("blocks.0", "blocks.1"), ("blocks.2", "blocks.3")])
+    plan = spec(net, blocks, 2, policy, stages=stages, checkpoint=checkpoint, schedule="1F1B")
+    run = ran(plan, "replay")
     assert run.failure is None
     assert [s.name for s in run.gradients if not (s.recompute.bitwise and s.splitting.bitwise)] == []
     n_again = 4 if checkpoint == "always" else 3
@@ -215,7 +211,7 @@ def test_a_cut_through_a_segment_of_a_list_is_refused() -> None:
 def test_a_segment_saves_more_than_its_blocks_alone() -> None:
     """Only its input is kept, so it is not the blocks that are checkpointed one by one."""
     alone = Policy.recompute(PAIRS.blocks)
-    runs = [ran(spec("chain", CHAIN, 2, policy, stages=STAGES, arguments={"batch": 4096})) for policy in (alone, PAIRS)]
+    runs = [ran(spec("chain", CHAIN, 2, policy, stages=STAGES, arguments={"batch": 512})) for policy in (alone, PAIRS)]
     levels = [{name: run.memory[0].held_bytes[i] for i, name in _ends(run.memory[0])} for run in runs]
     assert levels[1]["0F3"] < levels[0]["0F3"]
 
