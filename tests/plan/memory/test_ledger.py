@@ -22,7 +22,6 @@ from explorer.plan.memory.ledger import (
 from explorer.plan.names import is_within
 from explorer.record import ROLES, Allocations, Measurement
 from explorer.record.allocations import Ledger, LedgerCell, Phase, Role
-from explorer.record.base import from_msgpack, to_msgpack
 from tests.graphs import alive_at
 from tests.view.builders import MIB, Chain, logs, measured, runs
 
@@ -67,11 +66,6 @@ def test_a_tick_outside_the_step_is_refused() -> None:
         ledger(run, run.allocations.n_ticks + 1)
     with pytest.raises(BadInput, match="no memory timeline"):
         ledger(msgspec.structs.replace(run, allocations=None))
-
-
-def test_a_ledger_is_a_record() -> None:
-    at = ledger(measured())
-    assert from_msgpack(to_msgpack(at), Ledger) == at
 
 
 @settings(max_examples=30, deadline=None)

@@ -14,7 +14,6 @@ from explorer.plan.planners.candidates import (
     MOST_SEGMENTS,
     MOST_STRETCHES,
     _in_error,
-    excludes_nesting,
     offered_units,
     preset_units,
     units_that_keep_results,
@@ -45,11 +44,6 @@ def _changed(graph: ModelGraph, fqn: str, **fields: object) -> ModelGraph:
     return msgspec.structs.replace(graph, blocks=tuple(map(one, graph.blocks)))
 
 
-def test_single_blocks_come_first_and_then_stretches_by_length() -> None:
-    units = offered_units(_chain(3))
-    assert units == [("h.0",), ("h.1",), ("h.2",), ("h.0", "h.1"), ("h.1", "h.2"), ("h.0", "h.1", "h.2")]
-
-
 @pytest.mark.parametrize("fields", [{"saved_bytes": 0}, {"n_calls": 0}], ids=["saves nothing", "never called"])
 def test_a_module_that_could_free_nothing_is_not_offered(fields: dict[str, int]) -> None:
     whole = _chain(2, inner=1)
@@ -62,7 +56,7 @@ def test_no_stretch_reaches_over_a_place_where_more_happens_than_handing_on() ->
     assert [unit for unit in units if len(unit) > 1] == [("h.0", "h.1"), ("h.2", "h.3")]
 
 
-@pytest.mark.parametrize("n", [2, 7, 12, MOST_SEGMENTS + 1, MOST_SEGMENTS + 2])
+@pytest.mark.parametrize("n", [2, 7, MOST_SEGMENTS + 2])
 def test_a_length_is_offered_as_a_whole_or_not_at_all(n: int) -> None:
     lengths = Counter(len(unit) for unit in offered_units(_chain(n)) if len(unit) > 1)
     assert lengths.total() <= MOST_SEGMENTS
@@ -71,7 +65,7 @@ def test_a_length_is_offered_as_a_whole_or_not_at_all(n: int) -> None:
     assert following > n or lengths.total() + n - following + 1 > MOST_SEGMENTS, "one length more would have fitted"
 
 
-@pytest.mark.parametrize("n", [3, 8, 26, 32, 60, 150])
+@pytest.mark.parametrize("n", [3, 32, 60])
 def test_a_chain_of_few_choices_is_offered_stretches_up_to_all_of_it_from_every_block(n: int) -> None:
     stretches = [unit for unit in offered_units(_chain(n), every_stretch=True) if len(unit) > 1]
     lengths = Counter(map(len, stretches))
@@ -95,12 +89,6 @@ def test_presets_are_preset_units() -> None:
     assert preset_units(msgspec.structs.replace(alone, blocks=alone.blocks[:1], chain=())) == [], "nothing to count"
 
 
-def test_candidates_lie_in_blocks_that_are_safe() -> None:
-    units = [one.unit.blocks[0] for one in planner("gpt").candidates.units]
-    assert "blocks.0.mlp" in units and "blocks.0" in units and "" not in units
-    assert any(is_within(one, "blocks.1") and one != "blocks.1" for one in units)
-
-
 def test_each_knows_those_around_it_innermost_first() -> None:
     candidates = planner("gpt").candidates
     names = [one.unit.blocks for one in candidates.units]
@@ -108,14 +96,6 @@ def test_each_knows_those_around_it_innermost_first() -> None:
         outer = [names[i][0] for i in around if len(names[i]) == 1]
         assert outer == [fqn for fqn in above(one.unit.blocks[0]) if fqn in outer]
         assert all(is_within(one.unit.blocks[0], fqn) for fqn in outer)
-
-
-def test_a_price_is_less_than_the_step_and_segments_are_offered() -> None:
-    candidates = planner("mlp").candidates
-    prices = {one.unit.blocks: one.cost for one in candidates.units}
-    assert all(0 <= price < candidates.step_cost for price in prices.values())
-    segments = [blocks for blocks in prices if len(blocks) > 1]
-    assert segments
 
 
 def test_a_block_that_writes_into_its_input_forbids_the_segments_that_begin_with_it_alone() -> None:
@@ -154,9 +134,3 @@ def test_of_a_model_with_many_blocks_none_is_offered(monkeypatch: pytest.MonkeyP
     _, run = graph_and_run("gpt")
     monkeypatch.setattr(candidates, "MOST_BLOCKS", 2)
     assert units(run) == []
-
-
-def test_what_does_more_than_recompute_stands_alone() -> None:
-    assert excludes_nesting(Unit(blocks=("a",), action="save_ops", save_ops=PRODUCTS))
-    assert excludes_nesting(Unit(blocks=("a",), action="offload"))
-    assert not excludes_nesting(Unit(blocks=("a", "b")))

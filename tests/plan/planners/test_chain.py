@@ -212,18 +212,6 @@ def test_a_chain_of_32_equal_blocks_is_planned_at_least_as_well_as_by_hand(inner
         planner.within(planner.floor().step_peak_bytes - 1)
 
 
-@pytest.mark.slow
-def test_a_transformer_of_32_layers_is_planned_at_least_as_well_as_by_hand() -> None:
-    layers = ModelRef(target="sample_models/gpt.py", size="small", arguments={"n_layers": 32, "width": 32, "batch": 2})
-    graph, run = describe(layers), measure(RunSpec(model=layers, optimizer="sgd", n_repeats=2))
-    policies = [
-        Policy(units=tuple(Unit(blocks=tuple(f"blocks.{unit[7:]}" for unit in one.blocks)) for one in cut.units))
-        for cut in map(by_hand, BY_HAND)
-    ]
-    planner = Planner(run, graph)
-    is_no_worse_than_by_hand(planner, run, graph, policies)
-
-
 PLAIN = """
 import torch
 from torch import nn

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 import pytest
 
 from explorer.errors import BadInput
 from explorer.plan.planners.budget import parse_budget, parse_share, parse_wish
 from explorer.plan.planners.front import find_plans, undominated
-from explorer.plan.policy.presets import preset, preset_titles
-from explorer.plan.predict.forecaster import Forecaster
+from explorer.plan.planners.planner import Planner
 from explorer.record import RunSpec
 from explorer.record.plan import Progress, Wish, silent
 from tests import graphs
@@ -42,9 +39,8 @@ def test_a_budget_is_read_as_it_is_meant(text: str, wish: Wish) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["-3", "abc", "0", "", "   ", "60", "-5 MiB", "-10 % time", "+60 MiB", "50 % MiB", "60 MB", "1e9 GiB",
-             "nan %", "inf", "0 %", "0 MiB", "10 time", "60 MiB please", "+99999999 % time",
-             "1000 %", "201%"],
+    "text", ["-3", "abc", "", "60", "-5 MiB", "+60 MiB", "50 % MiB", "60 MB", "1e9 GiB", "nan %", "0 %", "10 time",
+             "60 MiB please", "+99999999 % time", "201%"],
 )  # fmt: skip
 def test_what_is_no_budget_gets_one_sentence(text: str) -> None:
     with pytest.raises(BadInput) as caught:
@@ -100,20 +96,11 @@ def test_what_another_plan_beats_is_no_point_of_the_front() -> None:
 
 def test_no_preset_lies_below_the_front() -> None:
     graph, run = graph_and_run("gpt")
-    front, forecaster = find_plans(run, graph, Wish(), silent).plans, Forecaster(run, graph)
-    n_presets = 0
-    for name in preset_titles():
-        policy = preset(name, graph)
-        if all(unit.action == "recompute" for unit in policy.units):
-            foretold = forecaster.forecast(policy)
-            assert foretold.step_peak_bytes is not None and foretold.time_ratio is not None
-            n_presets += 1
-            assert any(
-                plan.step_peak_bytes <= foretold.step_peak_bytes
-                and (plan.cost_ratio or math.inf) <= foretold.time_ratio * (1 + 1e-9)
-                for plan in front
-            ), name
-    assert n_presets > 5
+    front, planner = find_plans(run, graph, Wish(), silent).plans, Planner(run, graph)
+    presets = list(planner.presets())
+    assert len(presets) > 5
+    for peak_bytes, cost in presets:
+        assert any(plan.step_peak_bytes <= peak_bytes and plan.extra_cost <= cost * (1 + 1e-9) for plan in front)
 
 
 def test_a_wish_is_answered_by_one_plan() -> None:

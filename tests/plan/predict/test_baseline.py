@@ -95,13 +95,6 @@ def test_a_recompute_that_makes_something_else_is_not_taken_for_forward() -> Non
     assert why_not_predicted(policy, None, Forecaster(run).forecast(policy), run) == ""
 
 
-def test_a_run_that_was_cut_short_is_no_baseline() -> None:
-    """A baseline that runs out of memory has a timeline up to there: nothing may be foreseen from it."""
-    cut = msgspec.structs.replace(measured(), failure=Failure(kind="out of memory", sentence="It was refused."))
-    assert keep_all_from(cut) is None
-    assert Forecaster(cut).forecast(Policy.recompute(["layers.0"])) == Forecast()
-
-
 def test_a_block_has_what_lies_in_it_and_below() -> None:
     run = graphs.measured(GRAPH, SPEC)
     log = run.allocations
@@ -115,16 +108,6 @@ def test_a_block_has_what_lies_in_it_and_below() -> None:
     for fqn, cost in by_fqn.items():
         inside = belongs(log, fqn)
         assert cost.at_peak_bytes == sum(int(array_of(log.n_bytes)[i]) for i in there if inside[i])
-
-
-def test_what_was_measured_otherwise_stays() -> None:
-    run = graphs.measured(GRAPH, SPEC)
-    for before, after in zip(run.blocks, with_bytes(run, run.blocks)):
-        assert (before.fqn, before.forward_flops, before.n_recompute) == (
-            after.fqn,
-            after.forward_flops,
-            after.n_recompute,
-        )
 
 
 def at_batch(batch: int, chosen: frozenset[int] = frozenset(), *, squared: int = 0) -> Measurement:

@@ -46,15 +46,6 @@ def test_phases_end_where_the_next_begins() -> None:
     assert replay.phase[last] == FORWARD and last in replay.births
 
 
-def test_bytes_born_in_calls_of_a_block() -> None:
-    chain = Chain(n_blocks=2)
-    replay = Replay.of(measured(chain), None)
-    every = np.arange(len(replay.size))
-    assert replay.born_in("layers.0", every) == chain.scratch + chain.saved + chain.output
-    assert replay.born_in("layers.0.inner", every) == chain.saved
-    assert replay.born_in("elsewhere", every) == 0
-
-
 def test_who_saves_an_entry_is_taken_from_the_graph_where_its_calls_have_as_many() -> None:
     run = measured(Chain(n_blocks=2))
     blocks = (
@@ -152,10 +143,6 @@ def test_a_segment_leaves_block_by_block_and_comes_back_at_once() -> None:
     assert call.inputs == one.inputs
     border = call.entries == one.outputs[0]
     assert call.leaves[border].tolist() == [two.end + 1] and call.leaves[~border].min() <= one.end
-
-
-def test_a_block_that_never_ran_leaves_nothing() -> None:
-    assert saved_by_calls(REPLAY, ("elsewhere",), stops_early=True) == []
 
 
 @given(st.lists(st.tuples(st.integers(1, 99), st.integers(1, 20), st.integers(1, 9)), max_size=10))
