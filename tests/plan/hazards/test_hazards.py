@@ -102,25 +102,13 @@ CASES = [  # rule, block with its trap, policy that falls in, policy that does n
 
 
 @pytest.mark.parametrize(("rule", "trap", "into", "out"), CASES, ids=[case[0] for case in CASES])
-class TestPolicyRules:
-    def test_fires_in_its_trap_and_names_the_block(self, rule: str, trap: Block, into: Policy, out: Policy) -> None:
-        foreseen = [hazard for hazard in hazards(graph(trap, block("b")), into) if hazard.rule == rule]
-        assert [hazard.blocks for hazard in foreseen] == [("a",)]
-
-    def test_is_silent_once_cured(self, rule: str, trap: Block, into: Policy, out: Policy) -> None:
-        assert rule not in rules(hazards(graph(trap, block("b")), out))
-
-    def test_is_silent_where_the_block_has_no_such_trait(
-        self, rule: str, trap: Block, into: Policy, out: Policy
-    ) -> None:
-        in_the_policy_alone = not (
-            trap.traits or trap.shares_parameters_with or trap.rewritten_ops or trap.n_calls == 0
-        )
-        assert (rule in rules(hazards(graph(block("a"), block("b")), into))) == in_the_policy_alone
-
-    def test_says_what_to_do(self, rule: str, trap: Block, into: Policy, out: Policy) -> None:
-        for hazard in hazards(graph(trap, block("b")), into):
-            assert hazard.sentence.endswith(".") and hazard.remedy.endswith(".")
+def test_a_rule_fires_in_its_trap_alone_and_names_the_block(rule: str, trap: Block, into: Policy, out: Policy) -> None:
+    fired = hazards(graph(trap, block("b")), into)
+    assert [hazard.blocks for hazard in fired if hazard.rule == rule] == [("a",)]
+    assert all(hazard.sentence.endswith(".") and hazard.remedy.endswith(".") for hazard in fired)
+    assert rule not in rules(hazards(graph(trap, block("b")), out)), "cured"
+    in_the_policy_alone = not (trap.traits or trap.shares_parameters_with or trap.rewritten_ops or trap.n_calls == 0)
+    assert (rule in rules(hazards(graph(block("a"), block("b")), into))) == in_the_policy_alone
 
 
 @given(st.permutations([case[1] for case in CASES]))

@@ -79,13 +79,13 @@ files = st.builds(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(files)
 def test_what_is_read_is_what_was_written(file: PolicyFile) -> None:
     assert policy_file.loads(policy_file.dumps(file)) == file
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(files, st.integers(0, 10_000), st.text(max_size=3))
 def test_a_damaged_file_gives_an_error_of_ours_or_a_policy(file: PolicyFile, at: int, junk: str) -> None:
     text = policy_file.dumps(file)
@@ -96,10 +96,10 @@ def test_a_damaged_file_gives_an_error_of_ours_or_a_policy(file: PolicyFile, at:
         assert "\n" not in error.sentence
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.text())
+@settings(max_examples=25, deadline=None)
+@given(st.text() | st.text(alphabet="ab:-[]{}&*!#'\" \n0~", max_size=40))
 def test_any_text_gives_an_error_of_ours(text: str) -> None:
-    with pytest.raises(UnreadableFile):
+    with pytest.raises(UnreadableFile, match=r"\A[^\n]*\Z"):
         policy_file.loads(text)
 
 
@@ -150,11 +150,7 @@ def test_the_short_forms_of_units() -> None:
         ("evidence:", "evidences:", ["line 11", "unknown field evidences"]),
         ("policy:", "plan_b:", ["line 5", "plan_b", "policy is missing"]),
         ("  use_reentrant: false", "  units: []", ["line 10", "units is there twice"]),
-        ("- blocks.0", "- &a blocks.0", ["line 7", "anchors"]),
         ("- blocks.0", "- !!python/name:os.system blocks.0", ["line 7", "tag"]),
-        ("- blocks.0", "- " + "[" * 40 + "]" * 40, ["line 7", "levels deep"]),
-        ("- blocks.0", "- [blocks.0", ["not YAML", "line "]),
-        ("  units:", "  1: 2\n  units:", ["line 6", "quotes"]),
     ],
 )
 def test_each_fault_says_where_and_what(old: str, new: str, words: list[str]) -> None:
@@ -169,18 +165,6 @@ def test_all_faults_of_one_file_are_named_at_once() -> None:
     text = GOOD.replace("use_reentrant", "use_reentrent").replace("step_peak_bytes: 5", "step_peak_bytes: x")
     with pytest.raises(UnreadableFile, match=r"use_reentrent.*step_peak_bytes"):
         policy_file.loads(text.replace("- blocks.0", "- 7"))
-
-
-def test_a_bomb_is_refused_before_it_grows() -> None:
-    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
-    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
-    with pytest.raises(UnreadableFile, match="anchors and aliases"):
-        policy_file.loads("\n".join(lines))
-
-
-def test_a_huge_file_is_refused_unread() -> None:
-    with pytest.raises(UnreadableFile, match="more than 1048576 bytes"):
-        policy_file.loads("# " + "x" * 2**20)
 
 
 def test_the_file_on_disk(tmp_path: Path) -> None:
@@ -251,14 +235,6 @@ def test_every_value_knows_its_line() -> None:
     assert document.plain == {"a": {"b": 1, "c": ["x", "y"]}, "d": "2024-01-01"}, "a date is its text"
     assert [document.line(path) for path in (("a",), ("a", "b"), ("a", "c", 1), ("d",))] == [1, 2, 5, 6]
     assert document.line(("a", "c", 7, "nothing")) == document.line(("a", "c")) == 3, "the nearest that is there"
-
-
-@given(st.text(alphabet="ab:-[]{}&*!#'\" \n0~", max_size=40))
-def test_any_text_is_read_or_refused_in_one_sentence(text: str) -> None:
-    try:
-        Document(text)
-    except UnreadableFile as error:
-        assert "\n" not in error.sentence
 
 
 PAIR = graphs.compared(GRAPH, SPEC)

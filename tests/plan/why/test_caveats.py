@@ -12,7 +12,7 @@ from explorer.plan.why.caveats import in_words, peak_caveats, reruns_outside, se
 from explorer.plan.why.gradients import causes, patterns
 from explorer.record.allocations import ROLES, Allocations
 from explorer.record.base import column
-from explorer.record.comparison import Comparison, ForwardDiff, MaskDiff, RngDiff, StateChange
+from explorer.record.comparison import ForwardDiff, MaskDiff, RngDiff, StateChange
 from explorer.record.graph import Hazard, ModelGraph
 from explorer.record.measurement import MeasuredBlock, Measurement
 from explorer.record.plan import Forecast
@@ -120,15 +120,12 @@ def test_the_outermost_is_named_with_how_often_it_ran_again() -> None:
     costs = [cost("a", 2, 4), cost("a.b", 2, 4), cost("c", 1, 0)]
     assert reruns_outside(costs, ()) == {"a": 2.0}
     assert reruns_outside(costs, ("a",)) == {}
+    assert in_words(UNORDERED) == "layers ran again ×1, by the model itself"
 
 
 def test_a_block_whose_hooks_stayed_silent_ran_again_where_all_inside_did() -> None:
     assert reruns_outside([cost("a", 1, 0), cost("a.b", 1, 1), cost("a.c", 1, 2)], ()) == {"a": 1.0}
     assert reruns_outside([cost("a", 1, 0), cost("a.b", 1, 1), cost("a.c", 1, 0)], ()) == {"a.b": 1.0}
-
-
-def test_it_is_said_in_one_clause() -> None:
-    assert in_words(UNORDERED) == "layers ran again ×1, by the model itself"
 
 
 WRONG = gradient("w", bitwise=False, relative_norm=0.5, norm_ratio=1.0, cosine=0.5)
@@ -203,10 +200,6 @@ def test_a_hazard_of_a_block_without_tensors_is_a_cause_and_the_last_block_is_na
         "Look first at the recompute of 1. In the model's order 1.w is the last gradient that differs; "
         "the 2 gradients after it are equal."
     )
-
-
-def test_where_nothing_differs_there_is_no_cause() -> None:
-    assert told(gradient()) == () and isinstance(compared(), Comparison)
 
 
 UNITS = Policy.recompute(["0", "1", "queue"])
