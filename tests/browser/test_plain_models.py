@@ -1,4 +1,4 @@
-"""A model without blocks and without a backward on the real page; tests/ui/test_plain_models.py opens more."""
+"""A model without blocks and without a backward on the real page; tests/ui/test_plain_models.py opens ten."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain models that a person may open: several leave a preset nothing to choose."""
+"""Ten of the plainest models that a person may open: several leave a preset nothing to choose."""
 
 import torch
 from torch import nn
@@ -20,6 +20,15 @@ class Mnist(nn.Module):
         return F.log_softmax(self.fc2(self.dropout2(x)), dim=1)
 
 
+class TwoLayers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(16, 32), nn.Linear(32, 4)
+
+    def forward(self, x):
+        return self.fc2(torch.relu(self.fc1(x)))
+
+
 class Reader(nn.Module):
     def __init__(self):
         super().__init__()
@@ -27,6 +36,18 @@ class Reader(nn.Module):
 
     def forward(self, x):
         return self.head(self.lstm(x)[0][:, -1])
+
+
+class Pair(nn.Module):
+    """A generator and a discriminator that looks at what it made."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 16))
+        self.discriminator = nn.Sequential(nn.Linear(16, 32), nn.LeakyReLU(0.2), nn.Dropout(0.3), nn.Linear(32, 1))
+
+    def forward(self, x):
+        return self.discriminator(self.generator(x))
 
 
 class Scale(nn.Module):
@@ -53,12 +74,28 @@ def linear():
     return nn.Linear(16, 4), torch.randn(64, 16)
 
 
+def convolution():
+    return nn.Conv2d(3, 4, 3), torch.randn(4, 3, 16, 16)
+
+
+def two_layers():
+    return TwoLayers(), torch.randn(64, 16)
+
+
 def mnist():
     return Mnist(), torch.randn(8, 1, 16, 16)
 
 
 def lstm():
     return Reader(), torch.randn(8, 12, 8)
+
+
+def gan():
+    return Pair(), torch.randn(64, 8)
+
+
+def without_dropout():
+    return nn.Sequential(*(nn.Linear(16, 16) for _ in range(4))), torch.randn(64, 16)
 
 
 def one_parameter():

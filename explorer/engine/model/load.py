@@ -131,7 +131,8 @@ def _resolve(ref: ModelRef) -> tuple[Factory, dict[str, Any]]:
     if factory is None:
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         names = [*_model_names(module), *functions]
-        raise ModelNotLoaded(f"{where} has no factory {name!r}.", hint=nearest(name, names) or _list(names[:20]))
+        references = [f"{where}:{each}" for each in names[:20]]
+        raise ModelNotLoaded(f"{where} has no factory {name!r}.", hint=nearest(name, names) or _list(references))
     return factory, _arguments(ref, factory, getattr(module, "SIZES", None))
 
 
@@ -218,7 +219,7 @@ def _size(ref: ModelRef, sizes: object) -> Mapping[str, object]:
 
 
 def _list(names: list[str]) -> str:
-    return f"There are {', '.join(names)}." if names else ""
+    return f"There {'is' if len(names) == 1 else 'are'} {', '.join(names)}." if names else ""
 
 
 def function_of(target: str) -> Factory:
