@@ -15,9 +15,10 @@ The price is what only forecasts need: `measure` reads it, a pair does without.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -255,9 +256,7 @@ class Session:
         trainee.handle.undo()
         self._bench = bench_of(trainee, self._device)
         self._meter("warming up the clock")
-        with self._applied(i) as bench:
-            if bench is not None:
-                bench.step(ignore)
+        self._under_policy(i, lambda bench: bench.step(ignore))
 
     def _time(self, runs: Sequence[int]) -> None:
         n_repeats, rides = self._specs[0].n_repeats, False
@@ -266,28 +265,25 @@ class Session:
                 rides = round_ > 0 and all(map(self._hooks_are_cheap, runs))
             for i in runs:
                 self._meter(f"timing step {round_ + 1} of {n_repeats}")
-                with self._applied(i) as bench:
-                    if bench is not None:
-                        self._read(i, bench, round_, blocks=rides)
+                self._under_policy(i, partial(self._read, i, round_, blocks=rides))
         n_rounds = 0 if rides else min(N_BLOCK_ROUNDS, n_repeats)
         self._meter.more(n_rounds * len(runs))
         for round_ in range(n_rounds):
             for i in runs:
                 self._meter(f"timing blocks, step {round_ + 1} of {n_rounds}")
-                with self._applied(i) as bench:
-                    if bench is not None:
-                        self._readings[i].blocks.append(bench.time_blocks(self._specs[i].policy)[1])
+                self._under_policy(i, partial(self._read_blocks, i))
 
-    def _read(self, i: int, bench: Bench, round_: int, *, blocks: bool) -> None:
+    def _read_blocks(self, i: int, bench: Bench) -> dict[str, float]:
+        """Times a step with its blocks, and returns the times of the step."""
+        step, blocks = bench.time_blocks(self._specs[i].policy)
+        self._readings[i].blocks.append(blocks)
+        return step
+
+    def _read(self, i: int, round_: int, bench: Bench, *, blocks: bool) -> None:
         readings = self._readings[i]
         if len(readings.steps) > round_:  # the first step was timed before
             return
-        if blocks:
-            step, of_blocks = bench.time_blocks(self._specs[i].policy)
-            readings.blocks.append(of_blocks)
-        else:
-            step = bench.time()
-        readings.steps.append(step)
+        readings.steps.append(self._read_blocks(i, bench) if blocks else bench.time())
 
     def _hooks_are_cheap(self, i: int) -> bool:
         steps = self._readings[i].steps
@@ -302,22 +298,22 @@ class Session:
         if not self._specs[0].policy.units:
             self._meter.more(1)
             self._meter("timing operators")
-            with self._applied(0) as bench:
-                if bench is not None:
-                    readings.dispatched = [(bench.time_dispatched(), bench.time_forward()) for _ in range(N_DISPATCHED)]
-                    readings.operators = bench.time_operators()
+            self._under_policy(0, self._read_operators)
         readings.checkpoint = checkpoint_cost(self._device.torch)
 
-    @contextmanager
-    def _applied(self, i: int) -> Iterator[Bench | None]:
-        """Applies the policy of run `i`; yields None if the run has failed. A failure inside is the run's result."""
+    def _read_operators(self, bench: Bench) -> None:
+        readings = self._readings[0]
+        readings.dispatched = [(bench.time_dispatched(), bench.time_forward()) for _ in range(N_DISPATCHED)]
+        readings.operators = bench.time_operators()
+
+    def _under_policy(self, i: int, work: Callable[[Bench], object]) -> None:
+        """Does `work` under the policy of run `i`, unless the run has failed. A failure of `work` is the run's."""
         spec, readings, bench = self._specs[i], self._readings[i], self._bench
         if readings.failure is not None or bench is None:
-            yield None
             return
         try:
             with apply_policy(bench.model, spec.policy), self._device.timed_memory_limit(spec.memory_limit_bytes):
-                yield bench
+                work(bench)
         except Exception as error:
             if isinstance(error, ExplorerError) and not is_out_of_memory(error):
                 raise

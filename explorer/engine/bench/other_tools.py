@@ -62,11 +62,8 @@ def _inputs_of(loaded: Loaded, block: str) -> tuple[object, object]:
         raise BadInput(f"The model has no block {block!r}.", hint=nearest(block, modules))
     calls: list[object] = []
     hook = modules[block].register_forward_pre_hook(lambda _, *inputs: calls.append(inputs), with_kwargs=True)
-    try:
-        with blaming(loaded.ref, loaded.inputs, "forward"), torch.no_grad():
-            loaded.output()
-    finally:
-        hook.remove()
+    with hook, blaming(loaded.ref, loaded.inputs, "forward"), torch.no_grad():
+        loaded.output()
     if not calls:
         raise BadInput(f"The block {block!r} is never called.", hint="Choose one of the blocks inside it.")
     return tree_map(_leaf, calls[0])

@@ -195,13 +195,10 @@ def _borders(tracker: _LoopTracker) -> Iterator[None]:
         }  # fmt: skip
 
     ended = never_compiled(lambda *_: tracker.on_phase("between"))
-    hooks = [register_optimizer_step_pre_hook(steps), register_optimizer_step_post_hook(ended)]
-    try:
-        with around_backward(partial(tracker.on_phase, "backward"), partial(tracker.on_phase, "between")):
-            yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    backward, between = partial(tracker.on_phase, "backward"), partial(tracker.on_phase, "between")
+    before, after = register_optimizer_step_pre_hook(steps), register_optimizer_step_post_hook(ended)
+    with before, after, around_backward(backward, between):
+        yield
 
 
 @contextmanager

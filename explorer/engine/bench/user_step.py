@@ -129,13 +129,12 @@ class UserSteps:
         self.n_steps += 1
         self._generators.restore()
         inputs: list[str] = []
-        hook = self._model.register_forward_pre_hook(
-            lambda _, args, kwargs: inputs.append(shapes((args, kwargs))), with_kwargs=True
-        )
-        try:
+
+        def note(_: object, args: object, kwargs: object) -> None:
+            inputs.append(shapes((args, kwargs)))
+
+        with self._model.register_forward_pre_hook(note, with_kwargs=True):
             self._step()
-        finally:
-            hook.remove()
         text = "; ".join(inputs)
         self._inputs = self._inputs or text
         if text != self._inputs:
@@ -164,12 +163,9 @@ def announced(model: nn.Module, step: Callable[[], object]) -> Step:
 
         before = model.register_forward_pre_hook(lambda *_: begin("forward"))
         after = model.register_forward_hook(end, always_call=True)
-        on_phase("between")
-        try:
+        with before, after:
+            on_phase("between")
             with around_backward(lambda: begin("backward"), end):
                 step()
-        finally:
-            before.remove()
-            after.remove()
 
     return run

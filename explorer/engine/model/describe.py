@@ -90,12 +90,10 @@ def _observe_step(model: nn.Module, step: Callable[[], object], *, lets_go: bool
     hook = model.register_forward_pre_hook(lambda _, args, kwargs: inputs.append((args, kwargs)), with_kwargs=True)
     is_over = False
     try:
-        with around_backward(leave), torch.enable_grad(), notes.watch:
+        with hook, around_backward(leave), torch.enable_grad(), notes.watch:
             step()
     except _ForwardIsOver:
         is_over = True
-    finally:
-        hook.remove()
     if not is_over or not inputs:
         what = "did not call the model" if not inputs else "ran to its end without a backward"
         raise BadInput(

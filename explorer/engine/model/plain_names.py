@@ -8,6 +8,7 @@ checkpointed   blocks.0._checkpoint_wrapped_module.weight   ┘
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -49,22 +50,17 @@ def _walk(fqn: str, module: nn.Module, above: tuple[int, ...]) -> Iterator[tuple
 
 def plain_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """All parameters by plain name. A shared parameter appears under each of its names."""
-    return {
-        f"{fqn}.{name}".lstrip("."): parameter
-        for fqn, module in plain_modules(model)
-        for name, parameter in module._parameters.items()
-        if parameter is not None
-    }
+    return _tensors(model, "_parameters")
 
 
 def plain_buffers(model: nn.Module) -> dict[str, Tensor]:
     """All buffers by plain name."""
-    return {
-        f"{fqn}.{name}".lstrip("."): buffer
-        for fqn, module in plain_modules(model)
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    }
+    return _tensors(model, "_buffers")
+
+
+def _tensors(model: nn.Module, kind: str) -> dict[str, Any]:
+    tensors = ((fqn, *item) for fqn, module in plain_modules(model) for item in getattr(module, kind).items())
+    return {f"{fqn}.{name}".lstrip("."): tensor for fqn, name, tensor in tensors if tensor is not None}
 
 
 def same_parameters(model: nn.Module, other: nn.Module) -> tuple[str, ...]:

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch._C import _functorch  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils.hooks import RemovableHandle
 
 from explorer.engine.watch.scopes import BlockWatch, ModuleHook, looking_at_saved
 from explorer.engine.watch.storages import tensors_of
@@ -102,12 +101,11 @@ class ForwardWatch(BlockWatch):
         with ExitStack() as opened:
             super().__enter__()
             opened.push(super().__exit__)
-            handles: list[RemovableHandle] = []
-            opened.callback(list, map(RemovableHandle.remove, handles))  # runs at exit, over all handles then
             for fqn, module in self.scopes.modules.items() if self._begin else ():
-                handles.append(module.register_forward_pre_hook(ModuleHook(self._begins, fqn), with_kwargs=True))
-            for note_taker in self._note_takers:
-                handles.extend(note_taker.hooks())
+                begins = ModuleHook(self._begins, fqn)
+                opened.enter_context(module.register_forward_pre_hook(begins, with_kwargs=True))
+            for handle in (handle for note_taker in self._note_takers for handle in note_taker.hooks()):
+                opened.enter_context(handle)
             opened.enter_context(looking_at_saved(self._save, lets_go=self._lets_go))
             self._open = opened.pop_all()
         return self

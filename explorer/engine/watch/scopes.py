@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils.hooks import RemovableHandle
 
 from explorer.engine.policy.units import observe_recompute
 from explorer.engine.watch.uncompiled import DispatchMode, never_compiled
@@ -81,13 +80,11 @@ class BlockScopes:
             return frame
 
     def __enter__(self) -> Self:
-        handles: list[RemovableHandle] = []
         with ExitStack() as opened:
-            opened.callback(list, map(RemovableHandle.remove, handles))  # runs at exit, over all handles then
             for i, module in enumerate(self.modules.values()):
                 before, after = ModuleHook(self._before, i), ModuleHook(self._after, i)
-                handles.append(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
-                handles.append(module.register_forward_hook(after, always_call=True))
+                opened.enter_context(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
+                opened.enter_context(module.register_forward_hook(after, always_call=True))
             opened.enter_context(observe_recompute(self._rerun))
             self._open = opened.pop_all()
         return self

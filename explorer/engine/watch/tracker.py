@@ -34,12 +34,11 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from contextlib import ExitStack
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Self
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from explorer.engine.watch.collectives import (
     buffer_role,
@@ -150,12 +149,10 @@ class Tracker(BlockWatch):
             self.storages.tag(self._before_step)
             self.storages.n_before_step = len(self.storages.n_bytes)
             self._before_step.clear()  # else no older storage could die
-            handles: list[RemovableHandle] = []
-            opened.callback(list, map(RemovableHandle.remove, handles))  # runs at exit, over all handles then
             for name, parameter in self._model.named_parameters():
                 if parameter.requires_grad:
-                    hook = self._gradient(name.rpartition(".")[0])
-                    handles.append(parameter.register_post_accumulate_grad_hook(hook))
+                    hook = partial(self._gradient_came, name.rpartition(".")[0])
+                    opened.enter_context(parameter.register_post_accumulate_grad_hook(hook))
             self._distributed = is_distributed()
             if self._distributed:
                 opened.enter_context(watching_resizes(self._resized))
@@ -310,10 +307,7 @@ class Tracker(BlockWatch):
         source: Any = frame if task != self._outer_task else self._main
         return int(source.block[max(0, bisect_right(source.first_node, number) - 1)])
 
-    def _gradient(self, owner: str) -> object:
-        return lambda parameter: self._gradient_came(parameter, owner)
-
-    def _gradient_came(self, parameter: torch.Tensor, owner: str) -> None:
+    def _gradient_came(self, owner: str, parameter: torch.Tensor) -> None:
         if parameter.grad is not None:
             self.storages.tag([KnownTensor(parameter.grad, "gradient", owner)])
 

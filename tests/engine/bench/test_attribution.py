@@ -130,14 +130,6 @@ def test_phases_follow_each_other_without_gaps(mode: str) -> None:
     assert spans[-1].phase == "optimizer"
 
 
-def test_what_is_saved_is_what_the_formula_of_the_measurement_counts() -> None:
-    run = run_of()
-    log = log_of(run)
-    end = max(span.end_tick - 1 for span in run.attribution.phases if span.phase == "forward")
-    saved = bytes_by_role(log, end)["saved activation"]
-    assert saved == sum(n for n, role in zip(log.n_bytes, log.role) if ROLES[role] == "saved activation")
-
-
 def test_accumulated_gradients_are_counted_once_and_forwards_repeat() -> None:
     run = run_of(n_accumulation=2)
     log = log_of(run)

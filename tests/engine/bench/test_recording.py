@@ -18,7 +18,6 @@ from explorer.engine.bench.recording import record
 from explorer.engine.bench.step import Trainee, prepare
 from explorer.engine.device.device import CpuDevice
 from explorer.engine.model.load import load
-from explorer.engine.policy.units import observe_recompute
 from explorer.engine.watch.storages import NONE, Storages
 from explorer.engine.watch.tracker import Tracker
 from explorer.errors import BadInput, NotOnThisDevice
@@ -152,14 +151,6 @@ def test_the_drawing_names_parameters_and_inputs() -> None:
     for name in ("blocks.1.mlp.up.weight", "blocks.1.mlp.down.bias", "input 0"):
         assert name in drawn.kept.dot
         assert name in drawn.recomputed.dot
-
-
-def test_a_drawing_is_reproducible_but_for_addresses_and_runs_no_backward() -> None:
-    reruns: list[str] = []
-    with observe_recompute(lambda fqn, starts: reruns.append(fqn)):
-        one, two = (draw_autograd(spec(), "blocks.0").kept for _ in range(2))
-    assert (one.n_nodes, one.n_saved_tensors, one.saved_bytes) == (two.n_nodes, two.n_saved_tensors, two.saved_bytes)
-    assert reruns == []
 
 
 @pytest.mark.parametrize(("block", "words"), [("block.0", "no block 'block.0'"), ("blocks", "never called")])

@@ -135,26 +135,18 @@ def test_what_cannot_be_loaded_says_why(good: Path, target: str, more: dict[str,
         load(ModelRef(target=target.format(good=good, folder=good.parent), **more))  # type: ignore[arg-type]
 
 
-def test_an_argument_can_be_a_list(tmp_path: Path) -> None:
+def test_an_argument_can_be_a_list_or_nothing(tmp_path: Path) -> None:
     path = tmp_path / "widths.py"
     path.write_text(
-        "import torch\ndef build(widths):\n    return torch.nn.Linear(widths[0], widths[1]), torch.ones(1, widths[0])\n"
+        "import torch\ndef build(widths, weights='some'):\n    assert weights is None\n"
+        "    return torch.nn.Linear(widths[0], widths[1]), torch.ones(1, widths[0])\n"
     )
-    linear = load(ModelRef(target=str(path), arguments={"widths": "[2, 3]"})).model
+    arguments = {"widths": "[2, 3]", "weights": "null"}
+    linear = load(ModelRef(target=str(path), arguments=arguments)).model
     assert isinstance(linear, nn.Linear) and (linear.in_features, linear.out_features) == (2, 3)
-    with pytest.raises(ModelNotLoaded, match="TypeError"):
-        load(ModelRef(target=str(path), arguments={"widths": "[2, 3"}))
-
-
-def test_an_argument_can_be_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "optional.py"
-    path.write_text(
-        "import torch\ndef build(weights='some'):\n    assert weights is None\n"
-        "    return torch.nn.Linear(2, 2), torch.ones(1, 2)\n"
-    )
-    load(ModelRef(target=str(path), arguments={"weights": "null"}))
-    with pytest.raises(ModelNotLoaded, match="AssertionError"):
-        load(ModelRef(target=str(path)))
+    for wrong, error in (({"widths": "[2, 3"}, "TypeError"), ({"weights": "some"}, "AssertionError")):
+        with pytest.raises(ModelNotLoaded, match=error):
+            load(ModelRef(target=str(path), arguments=arguments | wrong))
 
 
 def test_a_factory_without_memory_is_out_of_memory_not_a_bad_factory(tmp_path: Path) -> None:

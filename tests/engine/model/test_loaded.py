@@ -27,14 +27,6 @@ from tests.engine import carried_nets, trap_nets
 from tests.engine.graphs import graph_of
 
 
-def test_a_batch_that_does_not_fit_is_shown() -> None:
-    with (
-        pytest.raises(ModelFailed, match=r"forward of x raised RuntimeError: .*float32\[2, 3\]"),
-        blaming(ModelRef(target="x"), torch.randn(2, 3), "forward"),
-    ):
-        nn.Linear(4, 4)(torch.randn(2, 3))
-
-
 class Transformed(nn.Module):
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -53,15 +45,6 @@ def test_a_transform_that_torch_refuses_is_no_fault_of_the_batch(kind: str, word
     with pytest.raises(ModelFailed) as caught, blaming(ModelRef("net"), batch, "forward"), hooks:
         call(Transformed(kind), batch)
     assert words in caught.value.hint
-
-
-def test_inputs_by_their_form() -> None:
-    class Adds(nn.Module):
-        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-            return a + 2 * b
-
-    one, two = torch.ones(1), torch.full((1,), 2.0)
-    assert call(Adds(), (one, two)) == call(Adds(), [one, two]) == call(Adds(), {"b": two, "a": one}) == 5
 
 
 def test_a_loss_is_one_number() -> None:

@@ -7,7 +7,7 @@ import io
 import pickle
 import random
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,6 @@ from explorer.plan.policy.block_names import shape_of
 from explorer.record.policy import Policy, Unit
 from explorer.record.policy_file import PolicyFile
 from tests.engine.policy.nets import Residual, assert_same, bits, net, reruns, second_order
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    torch.set_num_threads(1)
-    yield
-
 
 UNITS = (
     ("stem",),
@@ -232,16 +225,6 @@ def test_generators_torch_does_not_stash_are_restored_when_named(
     twin = copy.deepcopy(noisy(source))
     apply_policy(twin, Policy.recompute([("1", "2", "3")], restore_rng=names), generators=generators)
     assert_same(bare, bits(copy.deepcopy(twin)))
-
-
-def test_a_copy_draws_from_its_own_generator_and_shares_the_worlds() -> None:
-    model = noisy("own")
-    apply_policy(model, Policy.recompute(["1"], restore_rng=("1.own",)), generators=[GLOBAL])
-    twin = copy.deepcopy(model)
-    outside = twin[1].forward.args[2].outside  # type: ignore[index]
-    assert outside.own == (twin[1].own,)  # type: ignore[index]
-    assert outside.own[0] is not model[1].own  # type: ignore[index]
-    assert outside.shared == (GLOBAL,)
 
 
 def test_saved_operators_and_offload_keep_results_and_running_statistics() -> None:

@@ -73,15 +73,6 @@ def test_a_segment_goes_by_its_first_block() -> None:
     assert model[1][1].answers == [(False, None), (True, "1.0")]
 
 
-def test_without_a_policy_nobody_is_told_anything() -> None:
-    model = chain()
-    seen: list[tuple[str, bool]] = []
-    with observe_recompute(lambda *told: seen.append(told)):
-        step(model)
-    assert seen == []
-    assert model[2].answers == [(False, None)]
-
-
 def test_observers_see_start_and_end_also_when_early_stop_leaves_by_an_exception() -> None:
     model = chain()
     seen: list[tuple[str, bool]] = []
@@ -91,16 +82,6 @@ def test_observers_see_start_and_end_also_when_early_stop_leaves_by_an_exception
     with apply_policy(model, Policy.recompute(["2"])):
         step(model)
     assert len(seen) == 6, "an observer that left is not told"
-
-
-def test_the_answer_belongs_to_the_thread_that_recomputes() -> None:
-    told: list[bool] = []
-    with Recomputing((nn.Linear(2, 2),), "a"):
-        other = threading.Thread(target=lambda: told.append(is_recomputing()))
-        other.start()
-        other.join()
-        assert is_recomputing()
-    assert told == [False]
 
 
 def test_a_backward_in_another_thread_is_seen_there() -> None:

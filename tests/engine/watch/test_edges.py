@@ -14,7 +14,7 @@ from explorer.record.graph import INPUT, ModelGraph, ModelRef
 from explorer.view.graph.flow import folded
 from explorer.view.graph.nesting import nest
 from tests.engine.graphs import graph_of
-from tests.engine.walk_net import ROW, B, W, Walk, graph
+from tests.engine.walk_net import ROW, B, W, graph
 
 
 def sample(name: str, **arguments: int | float) -> ModelGraph:
@@ -177,19 +177,6 @@ def test_an_own_step_is_given_a_batch_as_well() -> None:
     model, x = TwoTowers(), torch.randn(B, W)
     graph = describe_step(model, lambda: model(x).sum().backward(), "<step>")
     assert {":input > query", ":input > document"} <= arrows(graph)
-
-
-def test_edges_carry_the_bytes_from_writer_to_reader() -> None:
-    flow = {(edge.source, edge.target): edge.n_bytes for edge in graph(Walk(1)).edges}
-    assert flow == {
-        (INPUT, "stem"): ROW,
-        ("stem", "blocks.0.norm"): ROW,
-        ("stem", "blocks.0:add"): ROW,
-        ("blocks.0.norm", "blocks.0.up"): ROW,
-        ("blocks.0.up", "blocks.0.down"): 2 * ROW,
-        ("blocks.0.down", "blocks.0:add"): ROW,
-        ("blocks.0:add", "head"): ROW,
-    }
 
 
 def test_in_place_operators_become_the_writer() -> None:

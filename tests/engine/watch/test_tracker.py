@@ -27,7 +27,7 @@ from explorer.engine.watch.tracker import (
     sum_of_gradients,
 )
 from explorer.plan.predict.replay import Call, Replay
-from explorer.record import Allocations, ModelRef, Policy, RunSpec, Unit
+from explorer.record import Allocations, ModelRef, Policy, RunSpec
 from tests.engine.tiny_nets import ref
 from tests.view.builders import measured
 
@@ -107,13 +107,6 @@ def test_a_shared_block_runs_again_once_a_call() -> None:
     with preserve_global_state():
         _, tracker = watched(Policy.recompute(["cell"]), "shared")
     assert dict(zip(tracker.fqns, zip(tracker.n_forward, tracker.n_recompute)))["cell"] == (6, 6)
-
-
-def test_a_segment_runs_each_of_its_blocks_again_once() -> None:
-    policy = Policy(units=(Unit(blocks=("1", "2")),))
-    with preserve_global_state():
-        _, tracker = watched(policy, "chain")
-    assert [tracker.n_recompute[tracker.fqns.index(fqn)] for fqn in ("0", "1", "2", "3")] == [0, 1, 1, 0]
 
 
 def test_backward_flops_belong_to_the_block_that_ran_forward() -> None:
