@@ -62,7 +62,9 @@ def is_equal_start(first: Loaded, second: Loaded) -> bool:
     batches = [tree_leaves((loaded.inputs, loaded.targets)) for loaded in (first, second)]
     if len(batches[0]) != len(batches[1]) or not all(map(_equal, *batches)):
         return False
-    return same_state(_separate_state(first.model), _separate_state(second.model))
+    # A class or a file is common to both models, and may change between the builds.
+    states = [list(read_state(loaded.model, shared=False).values()) for loaded in (first, second)]
+    return same_state(*states)
 
 
 def copy_batch(batch: object) -> Any:
@@ -72,11 +74,6 @@ def copy_batch(batch: object) -> Any:
         return leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
 
     return tree_map(copied, batch)
-
-
-def _separate_state(model: nn.Module) -> object:
-    """State that each model holds alone. A class or a file is common to both, and may change between the builds."""
-    return [value for key, value in read_state(model).items() if key[0] or key[1] in vars(model)]
 
 
 def _equal_and_apart(a: Tensor, b: Tensor) -> bool:

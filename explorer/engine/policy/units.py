@@ -221,7 +221,7 @@ def operator(name: str) -> object:
 
 
 def selective_contexts(
-    save_ops: tuple[object, ...], recompute: Callable[[], AbstractContextManager[object]]
+    save_ops: tuple[object, ...], recompute: Callable[..., AbstractContextManager[object]]
 ) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
     """The two contexts of torch's `context_fn`: around the forward, and around each recompute.
 
@@ -230,25 +230,7 @@ def selective_contexts(
     if not save_ops:
         return contextlib.nullcontext(), recompute()
     forward, again = create_selective_checkpoint_contexts(list(save_ops))
-    return forward, _Both(recompute(), again)
-
-
-class _Both:
-    """Two contexts that can be entered together several times; a generator-based context breaks at the second time."""
-
-    def __init__(self, outer: AbstractContextManager[object], inner: AbstractContextManager[object]) -> None:
-        self._contexts = (outer, inner)
-        self._open: list[ExitStack] = []
-
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            for context in self._contexts:
-                stack.enter_context(context)
-            self._open.append(stack.pop_all())
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        self._open.pop().__exit__(*exc)
+    return forward, recompute(inside=again)
 
 
 def is_recomputing() -> bool:
@@ -267,7 +249,10 @@ def observe_recompute(observer: Observer) -> Iterator[None]:
 
 
 class Recomputing:
-    """Context in which `modules` run again. It can be entered repeatedly and inside itself: second order does both."""
+    """Context in which `modules` run again. It can be entered repeatedly and inside itself: second order does both.
+
+    `inside` is a further context that is entered last.
+    """
 
     def __init__(
         self,
@@ -276,48 +261,58 @@ class Recomputing:
         *,
         running_stats: str = "once",
         outside: OutsideRng | None = None,
+        inside: AbstractContextManager[object] | None = None,
     ) -> None:
-        self._modules, self._fqn, self._outside = modules, fqn, outside
+        self._modules, self._fqn, self._outside, self._inside = modules, fqn, outside, inside
         self._hides_statistics = running_stats == "once"
-        self._at_forward = outside.read() if outside else None
-        self._open: list[tuple[list[tuple[nn.Module, str, torch.Tensor]], Any]] = []
+        self._at_forward = outside.read() if outside else ()
+        self._open: list[ExitStack] = []
+        """A stack, because one block can run again while it runs again: second order, nested checkpoints."""
 
     def __enter__(self) -> Self:
-        # 5.
-        hidden = _hide_statistics(self._modules) if self._hides_statistics else []
-        # 6. The current state is read first: the step outside of this block has drawn more numbers.
-        later = None
-        if self._outside is not None and self._at_forward is not None:
-            later = self._outside.read()
-            self._outside.write(self._at_forward)
-        # A stack, because one block can run again while it runs again: second order, nested checkpoints.
-        self._open.append((hidden, later))
-        # 7. and 8.
-        _thread.depth = getattr(_thread, "depth", 0) + 1
-        for observer in tuple(_observers):
-            observer(self._fqn, True)
+        with ExitStack() as opened:
+            if self._hides_statistics:
+                opened.enter_context(_copied_statistics(self._modules))  # 5.
+            if self._outside is not None:  # 6. The step outside of this block has drawn more numbers.
+                opened.callback(self._outside.write, self._outside.read())
+                self._outside.write(self._at_forward)
+            opened.enter_context(_announced(self._fqn))
+            if self._inside is not None:
+                opened.enter_context(self._inside)
+            self._open.append(opened.pop_all())
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, *exc: Any) -> None:
         # Early stop also ends here, by an exception of torch.
+        self._open.pop().__exit__(*exc)
+
+
+@contextmanager
+def _announced(fqn: str) -> Iterator[None]:
+    """A recompute of the unit `fqn`, as `is_recomputing` and the observers see it (7. and 8.)."""
+    _thread.depth = getattr(_thread, "depth", 0) + 1
+    for observer in tuple(_observers):
+        observer(fqn, True)
+    try:
+        yield
+    finally:
         for observer in reversed(tuple(_observers)):
-            observer(self._fqn, False)
+            observer(fqn, False)
         _thread.depth -= 1
-        hidden, later = self._open.pop()
-        if self._outside is not None and later is not None:
-            self._outside.write(later)
-        for module, name, buffer in hidden:
-            module._buffers[name] = buffer
 
 
-def _hide_statistics(modules: Sequence[nn.Module]) -> list[tuple[nn.Module, str, torch.Tensor]]:
-    """Replaces the statistics of BatchNorm and InstanceNorm by copies; exit puts the returned originals back."""
-    hidden: list[tuple[nn.Module, str, torch.Tensor]] = []
-    norms = {m: None for module in modules for m in module.modules() if isinstance(m, _NormBase)}
-    for norm in norms:
-        for name in _STATISTICS if norm.track_running_stats else ():
-            buffer = norm._buffers.get(name)
-            if buffer is not None:
-                hidden.append((norm, name, buffer))
-                norm._buffers[name] = buffer.clone()
-    return hidden
+@contextmanager
+def _copied_statistics(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Copies stand in for the statistics of BatchNorm and InstanceNorm; the originals return."""
+    norms = dict.fromkeys(m for module in modules for m in module.modules() if isinstance(m, _NormBase))
+    tracking = [norm for norm in norms if norm.track_running_stats]
+    hidden = [
+        (norm, name, b) for norm in tracking for name in _STATISTICS if (b := norm._buffers.get(name)) is not None
+    ]
+    for norm, name, buffer in hidden:
+        norm._buffers[name] = buffer.clone()
+    try:
+        yield
+    finally:
+        for norm, name, buffer in hidden:
+            norm._buffers[name] = buffer

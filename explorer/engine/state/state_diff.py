@@ -43,10 +43,11 @@ BEYOND = "beyond the walk"
 """Image of objects beyond a limit: two such images are equal but do not show that the objects are."""
 
 
-def read_state(model: nn.Module, *, whole: bool = False) -> State:
+def read_state(model: nn.Module, *, whole: bool = False, shared: bool = True) -> State:
     """Copies of the state of `model`, by block and name.
 
-    `whole` adds hooks, modes and attributes of parameters, which an observer may also set on the model.
+    `whole` adds hooks, modes and attributes of parameters, which an observer may also set on the model. Without
+    `shared` the data that all models of the process share is left out.
     """
     images = _Images(model)
     state: State = {}
@@ -62,7 +63,8 @@ def read_state(model: nn.Module, *, whole: bool = False) -> State:
             state[fqn, "hooks", "attribute"] = [images.image(list(getattr(module, name).values())) for name in _HOOKS]
             for name, parameter in module.named_parameters(recurse=False):
                 state[fqn, f"{name} itself", "attribute"] = images.of_parameter(parameter)
-    state.update({("", shared.path, "attribute"): images.image(shared.value) for shared in images.shared})
+    if shared:
+        state.update({("", name.path, "attribute"): images.image(name.value) for name in images.shared})
     return state
 
 

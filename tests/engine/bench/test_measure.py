@@ -10,7 +10,8 @@ import msgspec
 import pytest
 import torch
 
-from explorer.engine.bench.measure import measure, measure_pair, measure_without_data
+from explorer.engine.bench import measure as measuring
+from explorer.engine.bench.measure import measure, measure_and_describe, measure_pair, measure_without_data
 from explorer.engine.bench.step import Trainee, prepare
 from explorer.engine.device.allocator import Recorder, Refusal
 from explorer.engine.device.device import CpuDevice
@@ -23,7 +24,7 @@ from explorer.engine.device.memory_limit import (
 )
 from explorer.engine.device.without_data import without_data
 from explorer.engine.model.describe import describe
-from explorer.engine.model.load import Loaded
+from explorer.engine.model.load import Loaded, load_for
 from explorer.errors import BadInput, Cancelled, InvalidPolicy, ModelFailed, OutOfMemory
 from explorer.record import Measurement, ModelRef, Policy, RunSpec
 from explorer.record.base import from_msgpack
@@ -120,6 +121,20 @@ def test_progress_is_told_and_a_cancel_ends_the_run() -> None:
 
     with pytest.raises(Cancelled):
         measure(RunSpec(model=ref("chain"), n_repeats=1), stop)
+
+
+def test_a_graph_comes_first_and_costs_no_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading a model and measuring it in one job: a copy is watched, and the step is the same."""
+    builds: list[RunSpec] = []
+    monkeypatch.setattr(measuring, "load_for", lambda spec: builds.append(spec) or load_for(spec))
+    told: list[Progress] = []
+    spec = RunSpec(model=ref("chain"), n_repeats=0)
+    run, alone = measure_and_describe(spec, told.append), measure(spec)
+    assert len(builds) == 2, "one a job"
+    first, recorded = [from_msgpack(p.part, Measurement) for p in told if p.part][:2]
+    assert first.graph == describe(spec.model) == run.graph and first.allocations is None
+    assert recorded.allocations is not None and recorded.step_peak_bytes == run.step_peak_bytes == alone.step_peak_bytes
+    assert (run.loss, run.total_flops) == (alone.loss, alone.total_flops)
 
 
 def test_a_run_that_is_not_timed_takes_its_recorded_steps_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
