@@ -33,7 +33,7 @@ def test_two_instruments_agree() -> None:
 
 
 def test_a_layer_that_steps_aside_when_watched_is_told_or_agrees() -> None:
-    run = measure(RunSpec(model=ref("attention"), n_repeats=1))
+    run = measure(RunSpec(model=ref("attention"), n_repeats=0))
     assert run.step_peak_bytes is not None and run.peaks.alone_peak_bytes is not None
     apart = abs(run.step_peak_bytes - run.peaks.alone_peak_bytes) / run.peaks.alone_peak_bytes
     sentences = [sentence for sentence in run.warnings if "Being watched" in sentence]
@@ -89,12 +89,12 @@ def test_a_block_says_which_blocks_ran_again() -> None:
 def test_early_stop_skips_the_last_product() -> None:
     """Nothing behind the last Linear saves anything when dropout is 0, so its product is not needed again."""
     model = ref("gpt", dropout=0.0)
-    skip = measure(RunSpec(model=model, n_repeats=1, policy=Policy.recompute(BLOCKS)))
+    skip = measure(RunSpec(model=model, n_repeats=0, policy=Policy.recompute(BLOCKS)))
     last_linear = 2 * 4 * 32 * (4 * 32) * 32
     assert [skip.by_fqn[fqn].skipped_flops for fqn in BLOCKS] == [last_linear] * 4
     assert skip.by_fqn[""].skipped_flops == 4 * last_linear
     assert skip.recompute_flops == sum(skip.by_fqn[fqn].forward_flops for fqn in BLOCKS) - 4 * last_linear
-    whole = measure(RunSpec(model=model, n_repeats=1, policy=Policy.recompute(BLOCKS, early_stop=False)))
+    whole = measure(RunSpec(model=model, n_repeats=0, policy=Policy.recompute(BLOCKS, early_stop=False)))
     assert whole.by_fqn[""].skipped_flops == 0
 
 
