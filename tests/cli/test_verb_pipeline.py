@@ -13,11 +13,10 @@ from explorer.cli import main as cli
 from explorer.cli.verbs.pipeline import PlanOptions, plan_of, spec_of_results
 from explorer.errors import InvalidPlan, UnreadableFile
 from explorer.plan.export.torchrun import run_files, run_key, torchrun_command
-from explorer.plan.pipeline.schedules import fitting
+from explorer.plan.pipeline.schedules import USUAL, fitting
 from explorer.plan.policy import file as policy_file
 from explorer.record import KEEP_ALL, ModelRef, PipelinePlan, Policy, RunSpec
 from explorer.record.base import from_json, to_json
-from explorer.ui.pipeline.address import USUAL
 from tests.graphs import gpt
 
 GRAPH = gpt(6)

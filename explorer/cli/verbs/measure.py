@@ -32,7 +32,7 @@ from explorer.errors import BadInput
 from explorer.jobs.protocol import Measure, MeasureRanks, ProfileStages, SaveSnapshot
 from explorer.jobs.run_file import with_graph
 from explorer.plan.pipeline.cuts import atoms, split_at_borders
-from explorer.plan.pipeline.schedules import USUAL_MICROBATCHES
+from explorer.plan.pipeline.schedules import USUAL
 from explorer.plan.pipeline.stage_costs import predict
 from explorer.plan.predict.baseline import keep_all_from
 from explorer.record.base import to_plain
@@ -169,7 +169,7 @@ def _answer_pipeline(spec: RunSpec, policy: str, shape: tuple[int, int], output:
     with worker() as engine:
         graph = describe(engine, spec)
         spec = msgspec.structs.replace(spec, policy=file_on(policy, graph).policy)
-        profile = ask(engine, ProfileStages(spec=spec, groups=atoms(graph), n_microbatches=USUAL_MICROBATCHES))
+        profile = ask(engine, ProfileStages(spec=spec, groups=atoms(graph), n_microbatches=USUAL.n_microbatches))
     plan = plan_of(PlanOptions(stages=n_stages, cuts="by-parameters"), graph, spec.policy, profile, default=None)
     memory = predict(profile, plan, split_at_borders(spec.policy, plan.stages)).memory
     if output.json:

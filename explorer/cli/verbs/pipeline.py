@@ -37,8 +37,7 @@ from explorer.plan.pipeline.actions import format_rows, read_rows
 from explorer.plan.pipeline.cuts import CutRule, atoms, check_stages, split_at_borders, stages_by, usual_rule
 from explorer.plan.pipeline.schedules import (
     SCHEDULES,
-    USUAL_MICROBATCHES,
-    USUAL_SCHEDULE,
+    USUAL,
     default_ranks,
     fitting,
     rows_of,
@@ -69,7 +68,7 @@ class PlanOptions:
         None
     )
     schedule: Annotated[
-        str | None, typer.Option(help=f"One of {', '.join(SCHEDULES)}; {USUAL_SCHEDULE} if left out.")
+        str | None, typer.Option(help=f"One of {', '.join(SCHEDULES)}; {USUAL.schedule} if left out.")
     ] = None
     ranks: Annotated[
         int | None, bounded(PipelinePlan, "n_ranks", help="Ranks; by default one a stage, or one for two stages.")
@@ -139,8 +138,7 @@ def plan_of(
     By default there are as many microbatches as stages, if that number divides the batch.
     """
     n_stages = split.stages or 2
-    n_microbatches = fitting(max(USUAL_MICROBATCHES, n_stages), graph)
-    usual = PipelinePlan(stages=(), n_microbatches=n_microbatches, schedule=USUAL_SCHEDULE)
+    usual = msgspec.structs.replace(USUAL, n_microbatches=fitting(max(USUAL.n_microbatches, n_stages), graph))
     plan = msgspec.structs.replace(default or usual, **split.changes())
     if split.stages is not None or not plan.stages:
         rule, pressure = split.cuts or usual_rule(profile), None
@@ -230,7 +228,7 @@ def pipeline(
         spec = msgspec.structs.replace(spec, policy=file.policy)
         profile = None
         if cap is not None or (run.predict and run.engine != "torchrun"):
-            parts = split.microbatches or USUAL_MICROBATCHES
+            parts = split.microbatches or USUAL.n_microbatches
             profile = ask(engine, ProfileStages(spec=spec, groups=atoms(graph), n_microbatches=parts))
         wish = None if cap is None else _wish(split, cap)
         joint = None if wish is None else _planned(engine, graph, profile, wish)
@@ -253,8 +251,7 @@ def pipeline(
 
 
 def _wish(split: PlanOptions, cap_bytes: int) -> CapWish:
-    shape = PipelinePlan(stages=((),) * (split.stages or 2), n_microbatches=USUAL_MICROBATCHES, schedule=USUAL_SCHEDULE)
-    split_plan = msgspec.structs.replace(shape, **split.changes())
+    split_plan = msgspec.structs.replace(USUAL, stages=((),) * (split.stages or 2), **split.changes())
     return CapWish(asked=split_plan, cap_bytes=cap_bytes, n_microbatches=split.microbatches)
 
 

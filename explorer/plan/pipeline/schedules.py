@@ -137,9 +137,8 @@ _ROWS = (
 SCHEDULES = {schedule.name: schedule for schedule in _ROWS}
 
 
-USUAL_SCHEDULE = "1F1B"
-USUAL_MICROBATCHES = 4
-"""Number of microbatches by default."""
+USUAL = PipelinePlan(stages=(), n_microbatches=4, schedule="1F1B")
+"""The plan, without its cuts, of a person who has chosen nothing."""
 
 
 def fitting(most: int, graph: ModelGraph) -> int:

@@ -7,14 +7,14 @@ stage 1. Default values are left out. An unreadable part gives a sentence, never
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import get_args
 
 import msgspec
 
 from explorer.errors import UnreadableFile, nearest
-from explorer.plan.pipeline.schedules import SCHEDULES, USUAL_MICROBATCHES, USUAL_SCHEDULE
-from explorer.record.base import Record, limits
+from explorer.plan.pipeline.schedules import SCHEDULES, USUAL
+from explorer.record.base import limits
 from explorer.record.graph import ModelGraph
 from explorer.record.run import CheckpointMode, PipelinePlan
 
@@ -27,38 +27,17 @@ NUMBERS = {"n_microbatches": ("microbatches", MOST_MICROBATCHES), "n_ranks": ("r
 SWITCHES = {"keyed_rng": "keyed", "deferred_batch_norm": "deferred"}
 
 
-class SplitChoices(Record):
-    """A pipeline split without its cuts. The defaults are those of a person who has chosen nothing."""
-
-    n_microbatches: int = USUAL_MICROBATCHES
-    schedule: str = USUAL_SCHEDULE
-    checkpoint: CheckpointMode = "always"
-    keyed_rng: bool = True
-    deferred_batch_norm: bool = False
-    n_ranks: int | None = None
-    """None: the usual number of the schedule."""
-    actions: tuple[tuple[str, ...], ...] = ()
-    """Rows of an own schedule, which no address holds; empty: the rows of `schedule`."""
-
-
-USUAL = SplitChoices()
-
-
-def to_query(choices: SplitChoices, stages: tuple[tuple[str, ...], ...]) -> dict[str, str]:
-    """The address of a plan."""
-    places, place = [], 0
-    for stage in stages[:-1]:
-        place += len(stage)
-        places.append(str(place))
-    query = {"cuts": ".".join(places) or UNCUT}
-    changed = {name: getattr(choices, name) for name in SplitChoices.__struct_fields__}
-    changed = {name: value for name, value in changed.items() if value != getattr(USUAL, name)}
+def to_query(choices: PipelinePlan, stages: tuple[tuple[str, ...], ...]) -> dict[str, str]:
+    """The address of a plan with these stages. No address holds the rows of an own schedule."""
+    query = {"cuts": ".".join(map(str, accumulate(len(stage) for stage in stages[:-1]))) or UNCUT}
+    names = (*NUMBERS, *WORDS, *SWITCHES)
+    changed = {name: getattr(choices, name) for name in names if getattr(choices, name) != getattr(USUAL, name)}
     query |= {word: str(changed[name]) for name, (word, _) in NUMBERS.items() if name in changed}
     query |= {name: changed[name] for name in WORDS if name in changed}
     return query | {word: str(int(changed[name])) for name, word in SWITCHES.items() if name in changed}
 
 
-def from_query(query: Mapping[str, str]) -> tuple[SplitChoices, list[int] | None]:
+def from_query(query: Mapping[str, str]) -> tuple[PipelinePlan, list[int] | None]:
     """The choices of an address, and behind how many blocks it cuts. Raises UnreadableFile with all faults."""
     chosen: dict[str, object] = {}
     places: list[int] | None = None

@@ -101,10 +101,7 @@ def _schedule(results: Results) -> None:
     state, picker = st.columns([8, 3], vertical_alignment="center")
     predicted = run.predicted if run is not None and measured is not None else None
     with state:
-        if measured is None:
-            small_text(words.NOT_YET)
-        else:
-            small_text(words.MEASURED if predicted else words.MEASURED.partition("]")[0] + "]")
+        small_text(words.NOT_YET if measured is None else words.MEASURED + words.THIN_ROWS * (predicted is not None))
     with picker:
         follow = st.selectbox(
             "Follow a microbatch",
@@ -149,7 +146,7 @@ def _memory(results: Results) -> None:
         return
     state, picker = st.columns([8, 3], vertical_alignment="center")
     with state:
-        small_text(words.MEASURED.partition("]")[0] + "]" if measured else words.NOT_YET, help=words.RECEIVE)
+        small_text(words.MEASURED if measured else words.NOT_YET, help=words.RECEIVE)
     picked = _picked_rank(memory, picker)
     predicted = run.predicted.memory if run is not None and run.predicted else ()
     if picked is None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import get_args
 
+import msgspec
 import streamlit as st
 
 from explorer.errors import InvalidPlan
@@ -21,7 +22,7 @@ from explorer.record.plan import CapWish, JointPlan
 from explorer.record.run import OWN_SCHEDULE, CheckpointMode, PipelinePlan
 from explorer.ui.figure_strip import Cell
 from explorer.ui.pipeline import state as pipeline_state
-from explorer.ui.pipeline.address import MOST_MICROBATCHES, SplitChoices
+from explorer.ui.pipeline.address import MOST_MICROBATCHES
 from explorer.ui.pipeline.state import PipelineState
 from explorer.ui.session import page_job
 from explorer.ui.session.repository import runs
@@ -141,17 +142,7 @@ def _jump(split: PipelineState, graph: ModelGraph) -> None:
 
 def plan_of(split: PipelineState, stages: tuple[tuple[str, ...], ...]) -> PipelinePlan:
     """The plan of these stages under the chosen schedule."""
-    choices = split.choices
-    return PipelinePlan(
-        stages=stages,
-        n_microbatches=choices.n_microbatches,
-        schedule=choices.schedule,
-        n_ranks=n_ranks_of(choices, len(stages)),
-        checkpoint=choices.checkpoint,
-        keyed_rng=choices.keyed_rng,
-        deferred_batch_norm=choices.deferred_batch_norm,
-        actions=choices.actions,
-    )
+    return msgspec.structs.replace(split.choices, stages=stages, n_ranks=n_ranks_of(split.choices, len(stages)))
 
 
 def _more(split: PipelineState) -> None:
@@ -199,7 +190,7 @@ def engine_picker(split: PipelineState) -> None:
     )
 
 
-def n_ranks_of(choices: SplitChoices, n_stages: int) -> int:
+def n_ranks_of(choices: PipelinePlan, n_stages: int) -> int:
     """Number of ranks: the chosen number if the schedule allows it, else the schedule's default."""
     if choices.actions:
         return len(choices.actions)

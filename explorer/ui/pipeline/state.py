@@ -13,18 +13,17 @@ import msgspec
 import streamlit as st
 
 from explorer.errors import ExplorerError
-from explorer.plan.pipeline.schedules import SCHEDULES, USUAL_SCHEDULE, default_ranks
+from explorer.plan.pipeline.schedules import SCHEDULES, USUAL, default_ranks
 from explorer.plan.policy import block_names as decision
 from explorer.record.base import Record
 from explorer.record.graph import ModelGraph
 from explorer.record.pipeline_run import PipelineRun
 from explorer.record.plan import JointPlan
 from explorer.record.policy import Policy
-from explorer.record.run import PipelineEngine
+from explorer.record.run import PipelineEngine, PipelinePlan
 from explorer.ui import block_graph
 from explorer.ui.block_graph import GraphMarks
 from explorer.ui.pipeline import address as plan_link
-from explorer.ui.pipeline.address import SplitChoices
 from explorer.ui.session import address, window
 from explorer.ui.session.page_job import PageJob
 from explorer.ui.session.repository import opened_run
@@ -49,8 +48,8 @@ class PipelineState:
 
     draft: Draft
     """The draft that every page shares."""
-    choices: SplitChoices = plan_link.USUAL
-    """Microbatches, schedule and switches of the plan."""
+    choices: PipelinePlan = USUAL
+    """Microbatches, schedule and switches of the plan, without its stages; no number of ranks: the schedule's."""
     own_schedule: tuple[tuple[str, ...], ...] = ()
     """Rows of a person's last schedule file; the rows are in use if `choices.actions` holds them."""
     engine: PipelineEngine = "inproc"
@@ -101,10 +100,10 @@ def _of_a_run(draft: Draft, run: PipelineRun, run_id: str) -> PipelineState:
     plan = run.spec.plan
     fresh = PipelineState(draft=draft, engine=run.engine, shown=run_id)
     if plan is not None:
-        fresh.choices = SplitChoices(**{name: getattr(plan, name) for name in SplitChoices.__struct_fields__})
+        fresh.choices = msgspec.structs.replace(plan, stages=())
         if plan.schedule not in SCHEDULES:
-            choose(fresh, "schedule", USUAL_SCHEDULE)
-            fresh.message = f"This run's schedule {plan.schedule[:40]} is not known here; {USUAL_SCHEDULE} is drawn."
+            choose(fresh, "schedule", USUAL.schedule)
+            fresh.message = f"This run's schedule {plan.schedule[:40]} is not known here; {USUAL.schedule} is drawn."
         fresh.own_schedule = plan.actions
         if plan.actions or plan.n_ranks == default_ranks(plan.schedule, len(plan.stages)):
             choose(fresh, "n_ranks", None)

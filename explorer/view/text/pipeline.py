@@ -86,7 +86,8 @@ RUN = "Runs the pipelined step for real, and the unsplit model beside it, and co
 FOLLOW = "Shows one microbatch on its way through the stages and back; the others fade."
 
 NOT_YET = ":gray-badge[:material/timeline: predicted] Drawn from the price of each block. **Run** measures this plan."
-MEASURED = ":green-badge[:material/check: measured] The thin row below each rank is what was predicted."
+MEASURED = ":green-badge[:material/check: measured]"
+THIN_ROWS = " The thin row below each rank is what was predicted."
 OLDER = ":orange-badge[:material/history: for an earlier plan] The plan was changed since this run."
 ONE_RANK = (
     "All stages are on one rank, so nothing runs side by side: this schedule puts two stages on every rank. Use four "

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from explorer.errors import UnreadableFile
 from explorer.jobs.protocol import ProfileStages, RunPipeline
 from explorer.plan.pipeline.cuts import stages_by
-from explorer.record import Policy
+from explorer.plan.pipeline.schedules import USUAL
+from explorer.record import PipelinePlan, Policy
 from explorer.ui.pipeline import state as pipeline_state
 from explorer.ui.pipeline.address import (
     MOST_MICROBATCHES,
     SWITCHES,
-    USUAL,
     WORDS,
-    SplitChoices,
     cuts_at,
     from_query,
     to_query,
@@ -151,7 +150,8 @@ def test_a_cut_in_the_rerun_of_a_redo_or_of_other_stages_counts_in_its_order(
 
 UNET = graphs.unet(3)
 choices = st.builds(
-    SplitChoices,
+    PipelinePlan,
+    stages=st.just(()),
     n_microbatches=st.integers(1, MOST_MICROBATCHES),
     schedule=st.sampled_from(WORDS["schedule"]),
     checkpoint=st.sampled_from(WORDS["checkpoint"]),
@@ -161,7 +161,7 @@ choices = st.builds(
 
 
 @given(choices, st.lists(st.integers(1, 4), min_size=1, max_size=4))
-def test_a_link_restores_choices_and_cuts(chosen: SplitChoices, sizes: list[int]) -> None:
+def test_a_link_restores_choices_and_cuts(chosen: PipelinePlan, sizes: list[int]) -> None:
     stages = tuple(tuple(f"b{stage}.{i}" for i in range(size)) for stage, size in enumerate(sizes))
     again, places = from_query(to_query(chosen, stages))
     assert again == chosen
