@@ -224,8 +224,6 @@ class Trouble(nn.Module):
                 os._exit(1)
             if self.how == "sleep":
                 time.sleep(600)
-            if self.how == "memory":
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
             if self.how == "raise":
                 raise ValueError("a bad day")
         return self.linear(x)

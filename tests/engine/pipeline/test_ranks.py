@@ -58,10 +58,12 @@ def test_batch_norm_skips_and_integers_cross_processes() -> None:
 
 
 @pytest.mark.slow
-def test_an_own_action_list_runs_on_real_ranks() -> None:
+def test_an_own_action_list_runs_on_real_ranks_and_a_rank_without_a_stage_waits() -> None:
     rows = format_rows(one_f_one_b(3, 4))
-    own = (rows[0], ("1F0", "1F1", "1B0", "1F2", "1B1", "1F3", "1B2", "1B3"), rows[2])
-    assert_split_is_exact(run_pipeline(spec("language", LANGUAGE, 3, schedule="1F1B", actions=own), "procs"))
+    own = (rows[0], ("1F0", "1F1", "1B0", "1F2", "1B1", "1F3", "1B2", "1B3"), rows[2], ())
+    run = run_pipeline(spec("language", LANGUAGE, 3, schedule="1F1B", actions=own), "procs")
+    assert_split_is_exact(run)
+    assert [memory.rank for memory in run.memory] == [0, 1, 2, 3]
 
 
 @pytest.mark.slow
@@ -70,7 +72,6 @@ def test_an_own_action_list_runs_on_real_ranks() -> None:
     [
         ("die", "crash", "Rank 1 ended with exit code 1"),
         ("raise", "model raised", "Rank 1 failed in 1F"),
-        ("memory", "out of memory", "Rank 1 failed"),
         ("sleep", "time-out", "Rank 1 was still at work"),
     ],
 )
@@ -130,14 +131,6 @@ def test_a_rank_that_is_killed_is_not_the_models_fault_whatever_it_has_reported(
     assert (rank, failure.kind, failure.sentence) == (1, "crash", "Rank 1 was ended by SIGKILL.")
     for process in ranks:
         process.close()
-
-
-@pytest.mark.slow
-def test_a_rank_without_a_stage_waits() -> None:
-    rows = (*format_rows(one_f_one_b(2, 4)), ())
-    run = run_pipeline(spec("language", LANGUAGE, 2, actions=rows), "procs")
-    assert_split_is_exact(run)
-    assert [memory.rank for memory in run.memory] == [0, 1, 2]
 
 
 @pytest.mark.slow
