@@ -2,7 +2,6 @@
 
 `tracker_peak_bytes` counts the tensors of a real step that its allocator confirms. What the allocator saw beyond is
 listed: gloo's copies inside a collective, the generator's state of a checkpoint (5,056 bytes), numbers (8 bytes).
-A gloo thread lets go of an asynchronous sum a moment late, so a tensor-parallel cell takes the least of some steps.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ SPLITS = {
 }
 POLICIES = ("keep-all", "all", "every-2", "keep-products")
 KINDS = ("transformer", "tied", "picture")
-MOST_TRIES = 5
 
 
 @dataclass(frozen=True)
@@ -110,10 +108,7 @@ def measure_cells(folder: Path, cells: Sequence[Cell]) -> None:
     """One rank of torchrun: writes its measurement of each cell."""
     distributed.init_process_group("gloo")
     for cell in cells:
-        n_tries = MOST_TRIES if SPLITS[cell.split].n_tensor > 1 else 1
-        runs = [measure_rank(cell.spec) for _ in range(n_tries)]
-        least = min(runs, key=lambda run: run.peaks.tracker_peak_bytes or 0)
-        (folder / f"{cell.name} {distributed.get_rank()}").write_bytes(to_msgpack(least))
+        (folder / f"{cell.name} {distributed.get_rank()}").write_bytes(to_msgpack(measure_rank(cell.spec)))
     distributed.destroy_process_group()
 
 

@@ -130,11 +130,12 @@ def _findings(steps: dict[str, Measurement]) -> tuple[str, ...]:
     more = (steps[HELD].step_peak_bytes or 0) - (steps[FREED].step_peak_bytes or 0)
     findings = [f"Gathers of each parameter in a step: {times[FREED]:.3g} {FREED}, {times[HELD]:.3g} {HELD}."]
     if steps[FREED].recompute_flops:
+        of_rerun = f"Reruns gather {mib(rerun_bytes)}" if rerun_bytes else "Reruns gather nothing"
         findings.append(
-            f"Freed after forward, reruns gather {mib(rerun_bytes)} by themselves and backward the rest; one gather "
-            "serves the rerun of a unit and its backward."
+            f"{of_rerun} by themselves: one gather serves the rerun of a unit and its backward."
             if times[FREED] <= 2
-            else f"Reruns gather {mib(rerun_bytes)}, and backward gathers that again."
+            else f"{of_rerun}, and backward gathers that again."
         )
-    findings.append(f"Holding them sends {mib(saved)} less a rank, and moves the peak by {mib(more)}.")
+    peak = "raises" if more > 0 else "lowers"
+    findings.append(f"Holding them sends {mib(saved)} less a rank and {peak} the peak by {mib(abs(more))}.")
     return tuple(findings)
