@@ -18,7 +18,8 @@ from explorer.record.ranks import Ranks
 CheckpointMode = Literal["always", "except_last", "never"]
 """The microbatches that are checkpointed, in torchgpipe's words and meaning."""
 
-PipelineEngine = Literal["inproc", "replay", "procs", "torchrun"]
+PipelineEngine = Literal["inproc", "procs", "torchrun", "replay"]
+"""`replay` (each rank alone, with the figures of `inproc`) stands in files of earlier versions."""
 OWN_SCHEDULE = "own schedule"
 """The schedule name of rows that a person wrote."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import typer
@@ -52,7 +52,7 @@ from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.pipeline_run import PipelineRun, fullest_bytes
 from explorer.record.plan import CapWish, JointPlan
 from explorer.record.policy import KEEP_ALL, Policy
-from explorer.record.run import CheckpointMode, PipelineEngine, PipelinePlan, RunSpec
+from explorer.record.run import CheckpointMode, PipelinePlan, RunSpec
 from explorer.view.drawing.units import mib
 from explorer.view.text.pipeline import plan_sentence, within_cap
 
@@ -187,9 +187,9 @@ def _file_and_factory(target: str) -> tuple[str, str]:
 class EngineOptions:
     """The engine that runs the plan, and the files to write."""
 
-    engine: Annotated[PipelineEngine, typer.Option(help="torchrun writes the run script instead of running.")] = (
-        "inproc"
-    )
+    engine: Annotated[
+        Literal["inproc", "procs", "torchrun"], typer.Option(help="torchrun writes the run script instead of running.")
+    ] = "inproc"
     predict: Annotated[
         bool, typer.Option("--predict/--no-predict", help="Profile first, and show what was predicted.")
     ] = True

@@ -1,7 +1,8 @@
 """The action list in one process: ranks take turns, and every action is real forward or backward work.
 
-Also some ranks alone: with the boundary tensors of an earlier run played back, rank r of R runs on one device as if the
-others were there. Time is read without the allocator's recording, memory with it: two passes over the same actions.
+Also some ranks alone, for the prices of single stages: with the boundary tensors of an earlier run played back, rank r
+of R runs as if the others were there. Time is read without the allocator's recording, memory with it: two passes over
+the same actions.
 
 Sent tensors that torch's schedules still hold stay alive here too, else memory by rank would be too low. Read in torch
 2.13 (schedules.py) and confirmed against real ranks over gloo, to the byte (tests/engine/pipeline): GPipe and the
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from explorer.engine.device.device import device_of
 from explorer.engine.pipeline.build import Pipeline
 from explorer.engine.pipeline.microbatches import deferred_batch_norm
-from explorer.engine.pipeline.pass_readings import CallCount, MemoryWatch, PassReadings
+from explorer.engine.pipeline.pass_readings import MemoryWatch, PassReadings
 from explorer.engine.pipeline.stage_runner import StageRunner, Tensors
 from explorer.engine.state.rng import seed_everything
 from explorer.plan.pipeline.actions import Action, execution_order
@@ -45,10 +46,6 @@ class Trace:
     losses: dict[int, float] = field(default_factory=dict)
     loss_bytes: int = 0
     """Bytes kept by the loss of one microbatch until the step ends: torch's mean may hold its input's storage."""
-
-    @property
-    def calls(self) -> CallCount:
-        return self.readings.calls
 
     def memory(self, times: tuple[ActionTime, ...] | None = None) -> tuple[RankMemory, ...]:
         """Bytes of the ranks that ran, with `times` (default: of this pass) as the axis. Empty if not recorded."""

@@ -18,8 +18,7 @@ from explorer.engine.device.memory_limit import failure_in_step
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.pipeline.build import Pipeline, build
-from explorer.engine.pipeline.in_process import Mail, run_pass
-from explorer.engine.pipeline.pass_readings import CallCount
+from explorer.engine.pipeline.in_process import run_pass
 from explorer.engine.pipeline.processes import first_failure, run_ranks
 from explorer.engine.pipeline.references import StepTensors, shares
 from explorer.engine.pipeline.torch_adapter import cause_of
@@ -54,9 +53,10 @@ def run_pipeline(
     prediction. An error of the model, the end of a rank and a lack of memory are results (`failure`).
     Raises InvalidPlan and the errors of load and prepare.
     """
-    if engine == "torchrun":
+    if engine not in ("inproc", "procs"):
         raise InvalidPlan(
-            "torchrun starts ranks from a shell, not from here.", hint="Write the run script and open its results."
+            f"The engine {engine} does not start from here.",
+            hint="Use inproc or procs; for torchrun write the run script and open its results.",
         )
     with preserve_global_state():
         report(Progress(what="building the stages", done=0, total=6))
@@ -106,33 +106,24 @@ class _Result:
         self.values: dict[str, object] = {}
 
     def in_one_process(self, report: Report) -> None:
-        """Runs a warm-up, timed passes and a memory pass. `replay` runs the later passes by rank on recorded mail."""
-        pipeline, replay = self.pipeline, self.engine == "replay"
-        first = run_pass(pipeline, keep_mail=replay, report=report)
-        rounds: list[tuple[list[int], Mail] | None] = [None]
-        if replay:
-            rounds = [([rank], first.mail) for rank in range(len(pipeline.rows))]
+        """Runs a warm-up, timed passes and a memory pass."""
+        pipeline = self.pipeline
+        run_pass(pipeline, report=report)
         readings: list[ActionTime] = []
         for repeat in range(min(MOST_REPEATS, max(1, pipeline.spec.n_repeats))):
             report(Progress(what="timed step", done=repeat, total=MOST_REPEATS))
-            timed = [run_pass(pipeline, alone=alone) for alone in rounds]
-            readings += [time for trace in timed for time in trace.actions]
+            timed = run_pass(pipeline)
+            readings += timed.actions
         buffers = {name: b.detach().cpu().clone() for name, b in pipeline.trainee.model.named_buffers()}
         self.tensors = StepTensors(pipeline.gradients(), buffers)
         composed = compose(pipeline, readings)
         report(Progress(what="step with memory recorded", done=3, total=6))
-        traces = (run_pass(pipeline, alone=alone, memory=True) for alone in rounds)
-        memory = tuple(rank for trace in traces for rank in trace.memory(composed.actions))
-        calls, losses = CallCount(), dict[int, float]()
-        for trace in timed:
-            calls.forward.update(trace.calls.forward)
-            calls.recompute.update(trace.calls.recompute)
-            losses |= trace.losses
+        memory = run_pass(pipeline, memory=True).memory(composed.actions)
         self.values |= {
-            "actions": tuple(time for trace in timed for time in trace.actions),
+            "actions": timed.actions,
             "memory": memory,
-            "blocks": calls.blocks(pipeline),
-            "losses": tuple(losses[i] for i in sorted(losses)),
+            "blocks": timed.readings.calls.blocks(pipeline),
+            "losses": tuple(timed.losses[i] for i in sorted(timed.losses)),
             "composed": msgspec.structs.replace(composed, memory=memory),
         }
 
@@ -152,7 +143,7 @@ class _Result:
         if self.pipeline.spec.device == "cuda" and n_ranks > n_devices:
             raise NotOnThisDevice(
                 f"{n_ranks} ranks need a GPU each; this machine has {n_devices}.",
-                hint="Use the engine inproc or replay, which measure every rank on one GPU.",
+                hint="Use the engine inproc, which measures every rank on one GPU.",
             )
         with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
             ended = run_ranks(self.pipeline.spec, n_ranks, Path(folder), report)

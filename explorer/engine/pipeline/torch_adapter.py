@@ -61,7 +61,7 @@ def check_boundary(without_gradient: Sequence[str]) -> None:
     if without_gradient and not hasattr(PipelineStage, "_get_grad_send_meta"):
         raise NotOnThisDevice(
             f"torch {torch.__version__} cannot send {', '.join(without_gradient)} to another rank: it has no gradient.",
-            hint="Cut elsewhere, use the engine inproc or replay, or use torch 2.13.",
+            hint="Cut elsewhere, use the engine inproc, or use torch 2.13.",
         )
 
 

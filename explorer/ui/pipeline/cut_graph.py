@@ -33,7 +33,6 @@ def cut_graph(split: PipelineState, graph: ModelGraph, plan: PipelinePlan, profi
             segments=tuple(unit.blocks for unit in policy.units if len(unit.blocks) > 1),
             height=HEIGHT + window.extra_height(),
             window=window.laid_out_for(),
-            jump=split.jump,
         ),
         key=pipeline_state.WIDGET,
     )

@@ -69,7 +69,7 @@ def split_panel(split: PipelineState, graph: ModelGraph, profile: PipelineProfil
 
 
 def _tools(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None) -> None:
-    """Draws balance, undo, redo, go to a stage, and rarely changed options."""
+    """Draws balance, undo, redo, and rarely changed options."""
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="pipeline_tools"):
         st.menu_button(
             "Balance",
@@ -85,17 +85,6 @@ def _tools(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | N
             partial(pipeline_state.undo, split, graph),
             ("Take back the last cut or toggle", "Make it again"),
             prefix="pipeline_",
-        )
-        stages = pipeline_state.stages_of(split, graph)
-        st.menu_button(
-            "Go to",
-            list(range(len(stages))),
-            format_func=lambda stage: f"stage {stage}" if stage < len(stages) else "",
-            key="pipeline_jump",
-            icon=":material/my_location:",
-            help="Scrolls the graph to where a stage begins.",
-            on_click=_jump,
-            args=(split, graph),
         )
         with st.popover("More", key="pipeline_more", help="Recompute, dropout, BatchNorm, an own schedule"):
             _more(split)
@@ -128,16 +117,6 @@ def _balance(split: PipelineState, graph: ModelGraph, profile: PipelineProfile |
     pipeline_state.absorb(split, graph, until_press=True)
     if rule is not None:
         _cut(split, graph, (len(pipeline_state.stages_of(split, graph)), rule), profile)
-
-
-def _jump(split: PipelineState, graph: ModelGraph) -> None:
-    """Unfolds and scrolls to the first block of the chosen stage."""
-    pipeline_state.absorb(split, graph)
-    stages = pipeline_state.stages_of(split, graph)
-    stage = st.session_state.get("pipeline_jump")
-    if stage is None or stage >= len(stages):
-        return
-    split.jump = drafts.unfolded(pipeline_state.marks_of(split, graph), graph, stages[stage][0], split.jump)
 
 
 def plan_of(split: PipelineState, stages: tuple[tuple[str, ...], ...]) -> PipelinePlan:

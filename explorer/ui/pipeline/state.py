@@ -31,6 +31,7 @@ from explorer.ui.session.values import session_value
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.draft import Draft, History
 from explorer.view.graph.nesting import ancestors, default_open
+from explorer.view.text.pipeline import ENGINES
 
 WIDGET = "pipeline_graph"
 
@@ -63,8 +64,6 @@ class PipelineState:
     uncut: bool = True
     """True until a person cuts the model; the page cuts it in two."""
     history: History[Before] = field(default_factory=History)
-    jump: tuple[str, int] | None = None
-    """Block to scroll to, and how many jumps there were."""
     job: PageJob = field(default_factory=PageJob)
     shown: str | None = None
     """Key of the last run."""
@@ -98,7 +97,8 @@ def _first(draft: Draft) -> PipelineState:
 
 def _of_a_run(draft: Draft, run: PipelineRun, run_id: str) -> PipelineState:
     plan = run.spec.plan
-    fresh = PipelineState(draft=draft, engine=run.engine, shown=run_id)
+    engine: PipelineEngine = run.engine if run.engine in ENGINES else "inproc"
+    fresh = PipelineState(draft=draft, engine=engine, shown=run_id)
     if plan is not None:
         fresh.choices = msgspec.structs.replace(plan, stages=())
         if plan.schedule not in SCHEDULES:
@@ -118,7 +118,7 @@ def choose(split: PipelineState, name: str, value: object) -> None:
 
 def forget(split: PipelineState) -> None:
     """Drops cuts and results of the old model; schedule and microbatches stay."""
-    split.marks, split.shown, split.places, split.jump = None, None, None, None
+    split.marks, split.shown, split.places = None, None, None
     split.history, split.job.failure, split.planned = History(), None, None
 
 

@@ -66,12 +66,10 @@ BALANCE_HELP = (
     "Cut into the same number of stages so that the heaviest stage is as light as possible: by parameters, by "
     "measured forward and backward time, or by what a stage holds while its microbatches are in flight."
 )
-ENGINES = {"inproc": "one process", "replay": "each rank alone", "procs": "one process a rank"}
+ENGINES = {"inproc": "one process", "procs": "one process a rank"}
 ENGINE_HELP = (
-    "**one process** plays every action in turn on this device. **each rank alone** replays a rank with recorded "
-    "boundary tensors, so its memory and times are those of a machine of its own. **one process a rank** is "
-    "torch.distributed.pipelining for real (gloo on CPU, NCCL with a GPU each). For several machines take the "
-    "torchrun files from the tab Files."
+    "**one process** plays every action in turn on this device. **one process a rank** is torch.distributed.pipelining "
+    "for real (gloo on CPU, NCCL with a GPU each). For several machines take the torchrun files from the tab Files."
 )
 CHECKPOINT = (
     "Which microbatches recompute the blocks of the policy. **except_last** keeps the last one, whose backward starts "

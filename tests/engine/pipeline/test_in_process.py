@@ -20,7 +20,8 @@ from explorer.engine.device.device import CpuDevice
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load
 from explorer.engine.pipeline import torch_adapter
-from explorer.engine.pipeline.in_process import SendHandles
+from explorer.engine.pipeline.build import build
+from explorer.engine.pipeline.in_process import SendHandles, run_pass
 from explorer.engine.pipeline.microbatches import KeyedRng, deferred_batch_norm
 from explorer.engine.pipeline.pass_readings import MemoryWatch
 from explorer.engine.pipeline.run import run_pipeline
@@ -53,15 +54,19 @@ def test_breadth_first_adds_up_in_another_order_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["1F1B", "Interleaved1F1B"])
-def test_each_rank_alone_gives_the_same_gradients_and_memory(schedule: str) -> None:
-    together, alone = (
-        ran(spec("language", LANGUAGE, N_STAGES[schedule], SOME, schedule=schedule), engine)
-        for engine in ("inproc", "replay")
-    )
-    assert_split_is_exact(alone)
-    assert {time.rank for time in alone.actions} == {memory.rank for memory in alone.memory}
-    for one, other in zip(together.memory, alone.memory, strict=True):
-        assert (one.peak_bytes, one.peak_action) == (other.peak_bytes, other.peak_action)
+def test_each_rank_alone_has_the_bytes_and_losses_that_it_has_beside_the_others(schedule: str) -> None:
+    """Fed with recorded boundary tensors, as stages are priced."""
+    pipeline = build(spec("language", LANGUAGE, N_STAGES[schedule], SOME, schedule=schedule))
+    together = run_pass(pipeline, keep_mail=True)
+    gradients = pipeline.gradients()
+    memory = run_pass(pipeline, memory=True).memory()
+    losses: dict[int, float] = {}
+    for rank, beside in enumerate(memory):
+        losses |= run_pass(pipeline, alone=([rank], together.mail)).losses
+        (alone,) = run_pass(pipeline, alone=([rank], together.mail), memory=True).memory()
+        assert (alone.rank, alone.peak_bytes, alone.peak_action) == (rank, beside.peak_bytes, beside.peak_action)
+    assert losses == together.losses and len(losses) == 4
+    assert all(torch.equal(gradient, gradients[name]) for name, gradient in pipeline.gradients().items())
 
 
 def test_carried_skips_batch_norm_and_work_in_place() -> None:

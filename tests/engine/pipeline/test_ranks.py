@@ -35,7 +35,7 @@ ROOMY = {"width": 128, "length": 64, "batch": 16}
 def test_real_ranks_give_the_same_bits_and_bytes(schedule: str, n_stages: int) -> None:
     """One stage a rank and several; test_in_process.py plays every schedule."""
     plan = spec("language", LANGUAGE, n_stages, SOME, schedule=schedule, arguments=ROOMY)
-    real, alone = run_pipeline(plan, "procs"), ran(plan, "replay")
+    real, alone = run_pipeline(plan, "procs"), ran(plan)
     assert_split_is_exact(real)
     assert real.losses == alone.losses
     for one, other in zip(real.memory, alone.memory, strict=True):

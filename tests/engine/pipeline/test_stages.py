@@ -12,6 +12,7 @@ from torch import nn
 
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load
+from explorer.engine.model.loaded import call
 from explorer.engine.pipeline.build import build
 from explorer.engine.pipeline.microbatches import KeyedRng
 from explorer.engine.pipeline.stages import StageModule, cut_tape
@@ -80,7 +81,7 @@ def test_a_tape_played_whole_is_the_model(net: str, chain: tuple[str, ...]) -> N
     (part,) = cut_tape(tape, (chain,))
     module = StageModule(loaded.model, part, KeyedRng(0, chain, enabled=False))
     torch.manual_seed(7)
-    expected = loaded.output(copy.deepcopy(loaded.model))
+    expected = call(copy.deepcopy(loaded.model), loaded.inputs)
     torch.manual_seed(7)
     (played,) = module(loaded.inputs)
     assert torch.equal(played, expected)
@@ -195,7 +196,7 @@ def test_a_segment_is_one_checkpoint_of_its_stage_and_moves_no_bit(
     """Of a Sequential, and of a list whose blocks the model calls one by one."""
     policy = PAIRS if net == "chain" else Policy.recompute([("blocks.0", "blocks.1"), ("blocks.2", "blocks.3")])
     plan = spec(net, blocks, 2, policy, stages=stages, checkpoint=checkpoint, schedule="1F1B")
-    run = ran(plan, "replay")
+    run = ran(plan)
     assert run.failure is None
     assert [s.name for s in run.gradients if not (s.recompute.bitwise and s.splitting.bitwise)] == []
     n_again = 4 if checkpoint == "always" else 3

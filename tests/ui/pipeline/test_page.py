@@ -89,7 +89,7 @@ def test_every_change_in_a_row_counts(visit: Open) -> None:
     for kind, name, key, typed in (
         ("selectbox", "n_ranks", "pipeline_n_ranks", (1, 2, 3)),
         ("number_input", "n_microbatches", "pipeline_microbatches", (4, 8, 4)),
-        ("segmented_control", "engine", "pipeline_engine", ("replay", "procs", "replay")),
+        ("segmented_control", "engine", "pipeline_engine", ("procs", "inproc", "procs")),
         ("toggle", "keyed_rng", "pipeline_keyed_rng", (False, True, False)),
     ):
         for value in typed:

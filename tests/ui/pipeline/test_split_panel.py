@@ -80,22 +80,9 @@ def test_more_stages_than_there_are_places_is_a_sentence_and_changes_nothing(spl
     assert pipeline_state.stages_of(split, GRAPH) == before
 
 
-def test_go_to_scrolls_to_the_first_block_of_a_stage(split: PipelineState, session: dict[str, Any]) -> None:
-    stages = pipeline_state.stages_of(split, GRAPH)
-    for n, stage in enumerate((2, 0), 1):
-        session["pipeline_jump"] = stage
-        split_panel._jump(split, GRAPH)
-        assert split.jump == (stages[stage][0], n)
-    session["pipeline_jump"] = 7
-    split_panel._jump(split, GRAPH)
-    assert split.jump == (stages[0][0], 2), "a stage that is there no more"
-
-
-def test_the_menus_offer_every_rule_and_every_stage(visit: Open) -> None:
-    at = visit(cuts="1.3")
-    balance, jump = at.get("menu_button")
+def test_the_menu_offers_every_rule(visit: Open) -> None:
+    (balance,) = visit(cuts="1.3").get("menu_button")
     assert list(balance.proto.options) == list(BALANCE.values())
-    assert [name for name in jump.proto.options if name] == ["stage 0", "stage 1", "stage 2"]
 
 
 @pytest.mark.parametrize(("n_rows", "wanted", "n"), [(2, 4, 2), (8, 4, 4), (6, 4, 3), (1, 4, 1)])

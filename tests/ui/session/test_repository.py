@@ -222,5 +222,5 @@ def test_a_pipeline_run_opens_on_its_own_page(runs_page: App, store: Store) -> N
     opened = AppTest.from_function(state_of_the_page, default_timeout=60)
     opened.session_state[OPENED] = at.session_state[OPENED]
     split = opened.run().session_state["pipeline"]
-    assert (split.shown, split.places, split.choices.n_microbatches, split.engine) == (run_id, [3], 8, "replay")
+    assert (split.shown, split.places, split.choices.n_microbatches, split.engine) == (run_id, [3], 8, "inproc")
     assert split.draft.spec == SPEC and OPENED not in opened.session_state
