@@ -19,8 +19,7 @@ from explorer.engine.policy.apply import apply_policy
 from explorer.engine.policy.units import is_recomputing
 from explorer.lab.kit.bench import Answer, Gradients, LabBench, Setting, step_gradients
 from explorer.lab.kit.nets import BATCH, WIDTH, block_names, blocks_of, chain
-from explorer.lab.kit.rows import baseline_row, chart, compared_row, counted, line, size_of
-from explorer.record.lab import LabRow
+from explorer.lab.kit.rows import baseline_row, chart, compared_row, counted, line, outcome_sentence
 from explorer.record.policy import KEEP_ALL, Policy
 
 THEME, PLACE = "Wrapped blocks", 7
@@ -70,18 +69,8 @@ def run(setting: Setting, bench: LabBench) -> Answer:
     titles = ("How many forwards did the layer count?", "training step", "forwards counted")
     series = (line("kept", right, "baseline"), line("recomputed", counts, "candidate"))
     drawn = chart("lines", titles, [str(i + 1) for i in range(n_steps)], series)
-    return Answer(rows, drawn, tuple(_findings(rows)))
-
-
-def _findings(rows: tuple[LabRow, ...]) -> list[str]:
-    baseline, first, last = rows
-    n_right, n_counted = baseline.value("forwards counted"), last.value("forwards counted")
-    findings = [f"Kept, the layer counts {n_right} forwards; recomputed, {n_counted}."]
-    if first.outcome == "bitwise equal":
-        findings.append("Gradients are bitwise equal: the rerun saw the very value that the first forward used.")
-    else:
-        findings.append(
-            f"The rerun scales by another value than forward did: the first gradient is off by "
-            f"{size_of(first)} of its size, and nothing complains."
-        )
-    return findings
+    findings = (
+        f"Kept, the layer counts {right[-1]} forwards; recomputed, {counts[-1]}.",
+        outcome_sentence(rows[1], f"the counter of the kept run says {right[0]}"),
+    )
+    return Answer(rows, drawn, findings)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from explorer.engine.policy.apply import apply_policy
 from explorer.lab.kit.bench import Answer, Gradients, LabBench, Setting, gradients_of, step_gradients
 from explorer.lab.kit.nets import BATCH, WIDTH, Normed, chain
-from explorer.lab.kit.rows import DISTANCE, baseline_row, brief, chart, counted, gap, line, measured, size_of
+from explorer.lab.kit.rows import DISTANCE, baseline_row, chart, counted, gap, line, measured, size_of
 from explorer.record.lab import LabRow
 from explorer.record.policy import KEEP_ALL, Policy
 
@@ -41,7 +41,7 @@ def run(setting: Setting, bench: LabBench) -> Answer:
     """Running statistics after some steps of training, without and with each cure."""
     n_steps, momentum = int(setting["steps"]), float(setting["momentum"])
     plain = _train(KEEP_ALL, momentum, n_steps, bench)
-    rows, series = [baseline_row("kept", counted("batches counted", _counter(plain[-1])))], []
+    rows, series = [baseline_row("kept", counted("batches counted", plain[-1].n_counted))], []
     for done, (cure, option) in enumerate(CURES.items()):
         bench.tell(cure, done, len(CURES))
         names = [f"block{i}" for i in range(4 if setting["blocks"] == "all" else 2)]
@@ -53,7 +53,7 @@ def run(setting: Setting, bench: LabBench) -> Answer:
         series.append(line(cure, [distance.distance for distance in gaps]))
     titles = ("How far are the running statistics from those of the kept run?", "training step", DISTANCE)
     drawn = chart("lines", titles, [str(i + 1) for i in range(n_steps)], series)
-    return Answer(tuple(rows), drawn, tuple(_findings(rows, setting)))
+    return Answer(tuple(rows), drawn, tuple(_findings(rows)))
 
 
 class TrainedNet:
@@ -61,9 +61,9 @@ class TrainedNet:
 
     def __init__(self, model: nn.Module, probe: Tensor) -> None:
         self.gradients = gradients_of(model)
-        buffers = {name: b.detach().cpu().clone() for name, b in model.named_buffers()}
-        self.statistics: Gradients = {n: b for n, b in buffers.items() if b.is_floating_point()}
-        self.counters = {n: int(b) for n, b in buffers.items() if not b.is_floating_point()}
+        self.buffers: Gradients = {name: buffer.detach().cpu().clone() for name, buffer in model.named_buffers()}
+        self.statistics = {name: buffer for name, buffer in self.buffers.items() if "running" in name}
+        self.n_counted = max(int(buffer) for buffer in model.buffers() if not buffer.dim())
         model.eval()
         with torch.no_grad():
             self.eval_output: Gradients = {"output": model(probe).cpu()}
@@ -83,50 +83,34 @@ def _train(policy: Policy, momentum: float, n_steps: int, bench: LabBench) -> li
     return trained
 
 
-def _counter(net: TrainedNet) -> int:
-    return max(net.counters.values())
-
-
 def _statistics_row(label: str, plain: list[TrainedNet], trained: list[TrainedNet]) -> LabRow:
     last, expected = trained[-1], plain[-1]
-    moved = gap(expected.statistics, last.statistics)
-    equal = moved.outcome == "bitwise equal" and last.counters == expected.counters
     return LabRow(
         label=label,
-        outcome="bitwise equal" if equal else "different",
+        outcome=gap(expected.buffers, last.buffers).outcome,
         figures=(
-            measured("running statistics off by", moved.distance),
+            measured("running statistics off by", gap(expected.statistics, last.statistics).distance),
             measured("eval output off by", gap(expected.eval_output, last.eval_output).distance),
-            counted("batches counted", _counter(last)),
+            counted("batches counted", last.n_counted),
             measured(
                 "gradients of every step",
-                all(
-                    a.gradients.keys() == b.gradients.keys()
-                    and gap(a.gradients, b.gradients).outcome == "bitwise equal"
-                    for a, b in zip(plain, trained)
-                ),
+                all(gap(a.gradients, b.gradients).outcome == "bitwise equal" for a, b in zip(plain, trained)),
             ),
         ),
-        note="" if last.counters == expected.counters else "counters differ as well",
+        note="" if last.n_counted == expected.n_counted else "counters differ as well",
     )
 
 
-def _findings(rows: list[LabRow], setting: Setting) -> list[str]:
+def _findings(rows: list[LabRow]) -> list[str]:
     twice, trick, once = rows[1:]
     off = [size_of(row, "running statistics off by") for row in (twice, trick, once)]
-    n_right, n_twice = rows[0].value("batches counted"), twice.value("batches counted")
-    gradients = [row.value("gradients of every step") for row in (twice, trick, once)]
+    equal = all(row.value("gradients of every step") for row in rows[1:])
     return [
-        f"Left alone, the second forward counts too: {n_twice} batches instead of {n_right}, statistics off by "
-        f"{off[0]} of their size, and the model's output in eval mode off by "
-        f"{brief(float(twice.value('eval output off by') or 0.0))}.",
-        f"Gradients of all steps are {'bitwise equal' if all(gradients) else 'not all equal'}: training alone would "
-        f"{'never' if all(gradients) else 'sometimes'} show it.",
-        f"The momentum trick ends at {off[1]}, {'nearly right' if float(off[1]) < 1e-4 else 'not right'}"
-        + (
-            ": it slows down every BatchNorm, also those that are not recomputed."
-            if setting["blocks"] == "half"
-            else f", and its counter still says {trick.value('batches counted')}."
-        ),
+        f"Left alone, the second forward counts too: {twice.value('batches counted')} batches instead of "
+        f"{rows[0].value('batches counted')}. Statistics are off by {off[0]} of their size, the model's output in eval "
+        f"mode by {size_of(twice, 'eval output off by')}.",
+        f"Gradients of all steps are {'bitwise equal: training alone never shows it' if equal else 'not all equal'}.",
+        f"The momentum trick ends at {off[1]}, and its counter says {trick.value('batches counted')}. It slows down "
+        "every BatchNorm, also those that are not recomputed.",
         f"Discarding what the second forward writes ends at {off[2]}: {once.outcome}, counter included.",
     ]

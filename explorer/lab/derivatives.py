@@ -32,12 +32,12 @@ from explorer.lab.kit.bench import (
     Raised,
     Setting,
     attempt,
+    gradients_by_name,
     gradients_of,
-    rows_of_processes,
+    row_of_process,
 )
 from explorer.lab.kit.rows import DISTANCE, baseline_row, chart, compared_row, series_of, size_of
 from explorer.plan.names import products_kept
-from explorer.record.base import from_json, to_json
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.lab import LabRow
 from explorer.record.policy import Policy
@@ -100,15 +100,14 @@ def _rows(
         policed = replace(spec, policy=policy)
         label = f"{derivative}: {way}"
         if way == "reentrant":
-            rows += rows_of_processes([(trial, (label, derivative, to_json(policed).decode()))], bench)
+            rows.append(row_of_process(trial, bench, label, derivative, policed))
         else:
             rows.append(judged(policed, loaded, label, derivative, expected))
     return rows
 
 
-def trial(bench: LabBench, label: str, derivative: str, spec_json: str) -> LabRow:
+def trial(bench: LabBench, label: str, derivative: str, spec: RunSpec) -> LabRow:
     """The row of one policy, in a process of its own: the model is loaded and differentiated with everything kept."""
-    spec = from_json(spec_json.encode(), RunSpec)
     loaded = load_for(spec)
     expected = derive(replace(spec, policy=Policy()), loaded, derivative)
     assert not isinstance(expected, Raised), "the parent differentiated the same model"
@@ -141,9 +140,7 @@ def backward(trainee: Trainee) -> Gradients:
 
 def autograd_grad(trainee: Trainee) -> Gradients:
     """torch.autograd.grad(loss, parameters)"""
-    names, parameters = _trained(trainee)
-    gradients = torch.autograd.grad(_loss(trainee), parameters, allow_unused=True)
-    return {name: None if g is None else g.detach().cpu() for name, g in zip(names, gradients, strict=True)}
+    return gradients_by_name(_loss(trainee), trainee.model, allow_unused=True)
 
 
 def backward_twice(trainee: Trainee) -> Gradients:
@@ -164,9 +161,8 @@ def hessian_vector_product(trainee: Trainee) -> Gradients:
     """H v for a fixed random v: backward(create_graph=True), then the gradient of gradient · v."""
     _loss(trainee).backward(create_graph=True)
     generator = torch.Generator().manual_seed(trainee.spec.seed)
-    _, parameters = _trained(trainee)
-    along = [torch.randn(p.shape, generator=generator).to(p) for p in parameters]
-    terms = [(p.grad * v).sum() for p, v in zip(parameters, along, strict=True) if p.grad is not None]
+    along = {p: torch.randn(p.shape, generator=generator) for p in trainee.model.parameters() if p.requires_grad}
+    terms = [(p.grad * v.to(p)).sum() for p, v in along.items() if p.grad is not None]
     trainee.model.zero_grad(set_to_none=True)
     torch.stack(terms).sum().backward()
     return gradients_of(trainee.model)
@@ -174,8 +170,8 @@ def hessian_vector_product(trainee: Trainee) -> Gradients:
 
 def gradient_penalty(trainee: Trainee) -> Gradients:
     """Backward of loss + |gradient of the loss|²: what a regulariser on gradients does."""
-    _, parameters = _trained(trainee)
     loss = _loss(trainee)
+    parameters = [parameter for parameter in trainee.model.parameters() if parameter.requires_grad]
     first = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
     penalty = torch.stack([gradient.square().sum() for gradient in first if gradient is not None]).sum()
     (loss + penalty).backward()
@@ -211,11 +207,6 @@ def _taken(trainee: Trainee) -> Gradients:
     gradients = gradients_of(trainee.model)
     trainee.model.zero_grad(set_to_none=True)
     return gradients
-
-
-def _trained(trainee: Trainee) -> tuple[list[str], list[torch.nn.Parameter]]:
-    named = [(name, parameter) for name, parameter in trainee.model.named_parameters() if parameter.requires_grad]
-    return [name for name, _ in named], [parameter for _, parameter in named]
 
 
 def _way(row: LabRow) -> str:

@@ -9,9 +9,8 @@ has four layers; each counts its own forwards. What its last layer saves decides
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -21,7 +20,7 @@ from explorer.engine.policy.apply import apply_policy
 from explorer.lab.kit.bench import Answer, Gradients, LabBench, Setting, gradients_of, mean_square
 from explorer.lab.kit.nets import BATCH, WIDTH
 from explorer.lab.kit.rows import baseline_row, chart, compared_row, counted, line
-from explorer.record.lab import LabFigure, LabRow
+from explorer.record.lab import LabRow
 from explorer.record.policy import Policy
 
 THEME, PLACE = "Traps", 4
@@ -59,28 +58,33 @@ def run(setting: Setting, bench: LabBench) -> Answer:
     """How often each layer of a recomputed block runs in one step."""
     policy = Policy.recompute(["block"], early_stop=setting["early_stop"] == "on")
     plain, model = (_layered(setting["last"]).to(bench.device) for _ in range(2))
-    expected = _counted_step(plain, bench)[0]
+    expected, *_ = _counted_step(plain, bench)
     with apply_policy(model, policy):
-        gradients, runs = _counted_step(model, bench)
+        gradients, begun, ended = _counted_step(model, bench)
     layers = [name for name, _ in model.get_submodule("block").named_children()]
     rows = (
         baseline_row("kept"),
         compared_row("recomputed", expected, gradients),
-        *(LabRow(label=name, outcome="shown", figures=runs[name].figures()) for name in layers),
+        *(
+            LabRow(label=name, outcome="shown", figures=(counted(BEGUN, begun[name]), counted(ENDED, ended[name])))
+            for name in layers
+        ),
     )
     titles = ("How often does each layer run in one step?", "layer of the block", "forwards in one step")
-    begun = line(BEGUN, [runs[name].begun for name in layers])
-    ended = line(ENDED, [runs[name].ended for name in layers], "recompute")
-    twice = [name for name in layers if runs[name].ended == 2]
-    broken = [name for name in layers if runs[name].begun > runs[name].ended]
-    skipped = [name for name in layers if runs[name].begun == 1]
+    series = (
+        line(BEGUN, [begun[name] for name in layers]),
+        line(ENDED, [ended[name] for name in layers], "recompute"),
+    )
+    twice = [name for name in layers if ended[name] == 2]
+    broken = [name for name in layers if begun[name] > ended[name]]
+    skipped = [name for name in layers if begun[name] == 1]
     findings = (
         f"Ran to their end twice: {', '.join(twice) or 'no layer'}. Left in the middle of the rerun: "
         f"{', '.join(broken) or 'none'}. Not reached by the rerun: {', '.join(skipped) or 'none'}.",
         f"Gradients are {rows[1].outcome}"
         + (": what was left out, backward never reads." if broken or skipped else "; the whole block ran again."),
     )
-    return Answer(rows, chart("bars", titles, layers, (begun, ended)), findings)
+    return Answer(rows, chart("bars", titles, layers, series), findings)
 
 
 def _layered(last: str) -> nn.Sequential:
@@ -90,29 +94,14 @@ def _layered(last: str) -> nn.Sequential:
     return nn.Sequential(OrderedDict[str, nn.Module](block=nn.Sequential(layers), head=nn.Linear(WIDTH, WIDTH)))
 
 
-@dataclass
-class LayerRuns:
-    """Forwards of one layer; a rerun that stops early leaves its last layer begun and not ended."""
+def _counted_step(model: nn.Module, bench: LabBench) -> tuple[Gradients, Counter[str], Counter[str]]:
+    """Gradients, and the forwards begun and ended of each layer of the block.
 
-    begun: int = 0
-    ended: int = 0
-
-    def begin(self, *hook_arguments: object) -> None:
-        self.begun += 1
-
-    def end(self, *hook_arguments: object) -> None:
-        self.ended += 1
-
-    def figures(self) -> tuple[LabFigure, ...]:
-        return counted(BEGUN, self.begun), counted(ENDED, self.ended)
-
-
-def _counted_step(model: nn.Module, bench: LabBench) -> tuple[Gradients, dict[str, LayerRuns]]:
-    """Gradients, and the forwards of each layer of the block."""
-    runs: dict[str, LayerRuns] = {}
+    A rerun that stops early leaves its last layer begun and not ended.
+    """
+    begun, ended = Counter[str](), Counter[str]()
     for name, layer in model.get_submodule("block").named_children():
-        runs[name] = LayerRuns()
-        layer.register_forward_pre_hook(runs[name].begin)
-        layer.register_forward_hook(runs[name].end)
+        layer.register_forward_pre_hook(lambda *_, name=name: begun.update([name]))
+        layer.register_forward_hook(lambda *_, name=name: ended.update([name]))
     mean_square(model(bench.normal(BATCH, WIDTH))).backward()
-    return gradients_of(model), runs
+    return gradients_of(model), begun, ended

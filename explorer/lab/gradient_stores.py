@@ -16,9 +16,8 @@ from torch import Tensor
 
 from explorer.lab.kit.bench import Answer, Gradients, LabBench, Setting, gradients_of, mean_square
 from explorer.lab.kit.nets import WIDTH, Recurrent, Residual, chain
-from explorer.lab.kit.rows import COSINE, baseline_row, compared_row, counted, distance_bars, size_of
+from explorer.lab.kit.rows import baseline_row, compared_row, counted, distance_bars, outcome_sentence
 from explorer.lab.kit.segmented import Chain, Store, checkpointed_loss, recurrent_chain, segmented_step
-from explorer.record.lab import LabRow
 
 THEME, PLACE = "Segments and gradient stores", 1
 QUESTION = "Every segment returns its own table of gradients. How do they become one?"
@@ -61,7 +60,15 @@ def run(setting: Setting, bench: LabBench) -> Answer:
         ),
     )
     chart = distance_bars(rows[1:], "How far is each merged gradient from the plain one?", "merge")
-    return Answer(rows, chart, tuple(_findings(rows, len(expected))))
+    n_stored, shared = sum(map(len, per_segment)), any(row.outcome == "different" for row in rows)
+    findings = (
+        f"The stores hold {n_stored} gradients for {len(expected)} parameters: "
+        f"{'the segments share weights' if shared else 'no name appears twice'}.",
+        outcome_sentence(rows[2]),
+        outcome_sentence(rows[3], "the same numbers, summed in another order" if shared else ""),
+        outcome_sentence(rows[4], "it keeps the share of one segment" if shared else "nothing is written twice"),
+    )
+    return Answer(rows, chart, findings)
 
 
 def _case(net: str, bench: LabBench, dtype: torch.dtype = torch.float32) -> tuple[Chain, Tensor]:
@@ -91,27 +98,3 @@ def added_up(stores: tuple[Store, ...]) -> Store:
         for name, gradient in store.items():
             total[name] = total[name] + gradient if name in total else gradient
     return total
-
-
-def _findings(rows: tuple[LabRow, ...], n_parameters: int) -> list[str]:
-    _, _, added, afterwards, overwritten = rows
-    n_stored = int(afterwards.value("gradients in all stores") or 0)
-    shared = n_stored > n_parameters
-    findings = [
-        f"The stores hold {n_stored} gradients for {n_parameters} parameters: "
-        + ("the segments share weights." if shared else "no name appears twice."),
-        f"One store that every segment adds to is {added.outcome} to the plain run.",
-        f"Adding whole stores up afterwards is {afterwards.outcome}"
-        + (
-            f" (off by {size_of(afterwards)}): the same numbers, summed in another order."
-            if afterwards.outcome != "bitwise equal"
-            else "."
-        ),
-    ]
-    if overwritten.outcome == "bitwise equal":
-        return [*findings, "Overwriting does no harm here: nothing is written twice."]
-    return [
-        *findings,
-        f"Overwriting keeps the share of one segment only: off by {size_of(overwritten)}, cosine "
-        f"{float(overwritten.value(COSINE) or 0):.3f}.",
-    ]

@@ -19,7 +19,17 @@ from torch import Tensor, nn
 from explorer.engine.policy.apply import apply_policy
 from explorer.lab.kit.bench import Answer, Gradients, LabBench, Setting, gradients_of, mean_square, step_gradients
 from explorer.lab.kit.nets import BATCH, WIDTH, Dropped, Normed, Smooth, block_names, chain
-from explorer.lab.kit.rows import DISTANCE, baseline_row, brief, chart, compared_row, gap, measured, series_of, size_of
+from explorer.lab.kit.rows import (
+    DISTANCE,
+    baseline_row,
+    chart,
+    compared_row,
+    gap,
+    measured,
+    outcome_sentence,
+    series_of,
+    size_of,
+)
 from explorer.record.lab import LabFigure, LabRow
 from explorer.record.policy import KEEP_ALL, Policy
 
@@ -40,6 +50,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "layernorm": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.GELU()),
     "plain": Smooth,
 }
+STATISTICS = "running statistics off by"
 
 
 def run(setting: Setting, bench: LabBench) -> Answer:
@@ -76,7 +87,7 @@ def _accumulated(model: nn.Sequential, x: Tensor, n_microbatches: int, policy: P
 
 def _statistics(expected: nn.Module, model: nn.Module) -> tuple[LabFigure, ...]:
     before, after = _floating_buffers(expected), _floating_buffers(model)
-    return (measured("running statistics off by", gap(before, after).distance),) if before else ()
+    return (measured(STATISTICS, gap(before, after).distance),) if before else ()
 
 
 def _floating_buffers(model: nn.Module) -> Gradients:
@@ -85,20 +96,13 @@ def _floating_buffers(model: nn.Module) -> Gradients:
 
 def _findings(rows: tuple[LabRow, ...]) -> list[str]:
     _, split, _, alone = rows
-    findings = [
-        f"Splitting alone: {split.outcome}, off by {size_of(split)} of the gradient's size.",
-        f"Recomputing alone: {alone.outcome}.",
+    moved = ""
+    if split.value(STATISTICS) is not None:
+        moved = f"running statistics off by {size_of(split, STATISTICS)}, recomputing adds {size_of(alone, STATISTICS)}"
+    return [
+        outcome_sentence(split, moved),
+        outcome_sentence(alone),
+        "So compare a recomputed pipeline with a microbatched baseline, not with the full batch."
+        if split.outcome == "different"
+        else "Nothing in these blocks looks across the batch or draws random numbers, so splitting only rounds.",
     ]
-    off = split.value("running statistics off by")
-    if off is not None:
-        findings.append(
-            f"Running statistics of the split run are off by {brief(float(off))}; recomputing adds "
-            f"{brief(float(alone.value('running statistics off by') or 0.0))} to that."
-        )
-    if split.outcome == "different":
-        findings.append("So compare a recomputed pipeline with a microbatched baseline, not with the full batch.")
-    else:
-        findings.append(
-            "Nothing in these blocks looks across the batch or draws random numbers, so splitting only rounds."
-        )
-    return findings

@@ -10,7 +10,7 @@ refuse. Whether that notices anything depends on what changed.
 
 from __future__ import annotations
 
-from explorer.lab.kit.bench import Answer, LabBench, Setting, rows_of_processes
+from explorer.lab.kit.bench import Answer, LabBench, Setting, row_of_process
 from explorer.lab.kit.checkpoints import CHECK_OFF, CHECKPOINTS, flip_row
 from explorer.lab.kit.rows import baseline_row, distance_bars, outcome_sentence
 
@@ -29,8 +29,7 @@ def run(setting: Setting, bench: LabBench) -> Answer:
     for label in CHECKPOINTS:
         arguments = (label, setting["layer"], setting["flip"])
         # Shapes are not compared there, and a kernel that is handed empty tensors may end the process.
-        rows += (
-            rows_of_processes([(flip_row, arguments)], bench) if label == CHECK_OFF else [flip_row(bench, *arguments)]
-        )
+        apart = label == CHECK_OFF
+        rows.append(row_of_process(flip_row, bench, *arguments) if apart else flip_row(bench, *arguments))
     chart = distance_bars(rows[1:], "How wrong is the gradient?")
     return Answer(tuple(rows), chart, tuple(map(outcome_sentence, rows[1:])))

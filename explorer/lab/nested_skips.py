@@ -23,11 +23,10 @@ from explorer.lab.kit.bench import (
     Gradients,
     LabBench,
     Setting,
-    Trial,
     attempt,
     gradients_of,
     mean_square,
-    rows_of_processes,
+    row_of_process,
 )
 from explorer.lab.kit.checkpoints import CHECK_OFF, flip_row
 from explorer.lab.kit.nets import BATCH, WIDTH
@@ -55,18 +54,19 @@ eager_checkpoint = inspect.unwrap(checkpoint)
 def run(setting: Setting, bench: LabBench) -> Answer:
     """Two checkpoints under one danger, each in a process of its own."""
     danger = setting["danger"]
-    trials: list[Trial] = [(skip_row, (engine, danger)) for engine in ("non-reentrant", "reentrant")]
+    rows = [baseline_row("keep")]
     if danger == "flip":
-        trials = [(flip_row, (label, "batchnorm", "between")) for label in (CHECK_OFF, "reentrant")]
-    rows = (baseline_row("keep"), *rows_of_processes(trials, bench))
+        rows += [row_of_process(flip_row, bench, label, "batchnorm", "between") for label in (CHECK_OFF, "reentrant")]
+    else:
+        rows += [row_of_process(skip_row, bench, engine, danger) for engine in ("non-reentrant", "reentrant")]
     chart = distance_bars(rows[1:], "How wrong is the gradient? (no bar: no gradient came back)")
     n_died = sum(row.outcome == "crashed" for row in rows)
     fate = (
-        f"{n_died} of {len(trials)} processes died; this one reports it and goes on."
+        f"{n_died} of {len(rows) - 1} processes died; this one reports it and goes on."
         if n_died
         else "Each process came to its end; had one died, it would be reported here like any other result."
     )
-    return Answer(rows, chart, (*map(outcome_sentence, rows[1:]), fate))
+    return Answer(tuple(rows), chart, (*map(outcome_sentence, rows[1:]), fate))
 
 
 class TupleBlock(nn.Module):

@@ -18,8 +18,7 @@ from explorer.engine.policy.apply import apply_policy
 from explorer.lab.kit.bench import Answer, Gradients, LabBench, Raised, Setting, gradients_of, mean_square
 from explorer.lab.kit.checkpoints import ENGINES, engine_policy
 from explorer.lab.kit.nets import BATCH, WIDTH, Smooth, chain
-from explorer.lab.kit.rows import chart, counted, series_of, sides
-from explorer.record.lab import LabRow
+from explorer.lab.kit.rows import chart, counted, outcome_sentence, series_of, sides
 
 THEME, PLACE = "Traps", 1
 QUESTION = "Does a checkpointed block train when its input does not ask for a gradient?"
@@ -47,7 +46,8 @@ def run(setting: Setting, bench: LabBench) -> Answer:
     rows = sides(bench, ("keep", expected), runs, lambda result: [counted(MISSING, _n_missing(result))])
     titles = ("How many of the parameters get no gradient?", "checkpoint", MISSING)
     drawn = chart("bars", titles, ENGINES, [series_of(rows, MISSING)])
-    return Answer(rows, drawn, tuple(_findings(rows, len(expected))))
+    missing = (f"{row.value(MISSING)} of {len(expected)} parameters get no gradient" for row in rows[1:])
+    return Answer(rows, drawn, tuple(map(outcome_sentence, rows[1:], missing)))
 
 
 def _fed_step(engine: str, blocks: list[str], source: str, bench: LabBench) -> Gradients:
@@ -65,18 +65,3 @@ def _fed_step(engine: str, blocks: list[str], source: str, bench: LabBench) -> G
 def _n_missing(result: Gradients | Raised) -> int:
     """A backward that raised gave no parameter a gradient: 6 parameters in 3 blocks."""
     return 6 if isinstance(result, Raised) else sum(gradient is None for gradient in result.values())
-
-
-def _findings(rows: tuple[LabRow, ...], n_parameters: int) -> list[str]:
-    findings = []
-    for row in rows[1:]:
-        if row.outcome == "raised":
-            findings.append(f"{row.label.capitalize()}: backward raises ({row.note}); nothing trains.")
-        elif row.outcome == "missing":
-            findings.append(
-                f"{row.label.capitalize()}: {row.value(MISSING)} of {n_parameters} parameters silently get no gradient "
-                f"and never train."
-            )
-        else:
-            findings.append(f"{row.label.capitalize()}: gradients are {row.outcome}.")
-    return findings

@@ -18,7 +18,7 @@ from explorer.engine.policy.apply import apply_policy
 from explorer.lab.kit.bench import Answer, Gradients, LabBench, Raised, Setting, attempt, gradients_of, mean_square
 from explorer.lab.kit.checkpoints import ENGINES, engine_policy
 from explorer.lab.kit.nets import BATCH, WIDTH, Dropped, block_names, blocks_of, chain
-from explorer.lab.kit.rows import chart, compared_row, counted, line
+from explorer.lab.kit.rows import chart, compared_row, counted, line, outcome_sentence
 from explorer.record.lab import LabRow
 
 THEME, PLACE = "Wrapped blocks", 9
@@ -57,7 +57,8 @@ def run(setting: Setting, bench: LabBench) -> Answer:
     titles = ("How often has block0 run its forward so far?", "after", "forwards of block0")
     series = [line(engine, values) for engine, values in runs.items()]
     drawn = chart("bars", titles, ("forward", "first backward", "second backward"), series)
-    return Answer(tuple(rows), drawn, tuple(_findings(rows)))
+    ran = (f"block0 ran {row.value('forwards of block0')} times in all" for row in rows[1::2])
+    return Answer(tuple(rows), drawn, tuple(map(outcome_sentence, rows[1::2], ran)))
 
 
 def _count_call(calls: list[int], *hook_arguments: object) -> None:
@@ -68,16 +69,3 @@ def _pull(model: nn.Module, loss: Tensor, *, retain: bool) -> Gradients:
     model.zero_grad(set_to_none=True)
     loss.backward(retain_graph=retain)
     return gradients_of(model)
-
-
-def _findings(rows: list[LabRow]) -> list[str]:
-    findings = []
-    for engine, (_, second) in zip(ENGINES, zip(rows[::2], rows[1::2])):
-        if second.outcome == "raised":
-            findings.append(f"{engine.capitalize()}: the second call raised, for the first one let go of the graph.")
-        else:
-            findings.append(
-                f"{engine.capitalize()}: the second call is {second.outcome}; block0 ran "
-                f"{second.value('forwards of block0')} times in all."
-            )
-    return findings

@@ -33,7 +33,7 @@ from explorer.lab.kit.bench import (
 )
 from explorer.lab.kit.checkpoints import WrittenOutCheckpoint
 from explorer.lab.kit.nets import BATCH, WIDTH, Smooth, chain
-from explorer.lab.kit.rows import DISTANCE, baseline_row, chart, compared_row, counted, series_of, size_of
+from explorer.lab.kit.rows import DISTANCE, baseline_row, chart, compared_row, counted, outcome_sentence, series_of
 from explorer.record.lab import LabRow
 from explorer.record.run import CheckpointMode
 
@@ -103,7 +103,7 @@ def run(setting: Setting, bench: LabBench) -> Answer:
         series_of(rows[1::2], DISTANCE, "baseline", "gradient"),
         series_of(rows[2::2], DISTANCE, name="Hessian-vector product"),
     )
-    return Answer(tuple(rows), chart("bars", titles, MODES, series), tuple(_findings(rows, n)))
+    return Answer(tuple(rows), chart("bars", titles, MODES, series), tuple(_findings(rows)))
 
 
 def _keep_blocks(block: nn.Module, part: Tensor, i: int) -> Tensor:
@@ -136,17 +136,11 @@ def _product(model: nn.Module) -> Gradients:
     return hessian_product(model, lambda p: torch.randn(p.shape, generator=direction))
 
 
-def _findings(rows: list[LabRow], n: int) -> list[str]:
+def _findings(rows: list[LabRow]) -> list[str]:
     findings = []
-    for mode, gradient, product in zip(MODES, rows[1::2], rows[2::2]):
-        n_again = gradient.value("microbatches checkpointed")
-        if product.outcome == "raised":
-            second = f"the Hessian-vector product raises ({product.note})"
-        elif product.outcome in ("bitwise equal", "rounding"):
-            second = f"the Hessian-vector product is right ({product.outcome})"
-        else:
-            second = f"the Hessian-vector product is silently wrong by {size_of(product)} of its size"
-        findings.append(f"{mode}: {n_again} of {n} microbatches checkpointed; gradient: {gradient.outcome}; {second}.")
+    for gradient, product in zip(rows[1::2], rows[2::2]):
+        n_again = f"{gradient.value('microbatches checkpointed')} microbatches checkpointed"
+        findings += [outcome_sentence(gradient, n_again), outcome_sentence(product)]
     if any(row.outcome in ("different", "missing") for row in rows[2::2]):
         findings.append(
             "The silent error: checkpointed microbatches add plain numbers to a gradient that has a graph from the "

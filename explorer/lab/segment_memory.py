@@ -21,8 +21,9 @@ from explorer.engine.device.device import device_of
 from explorer.lab.kit.bench import Answer, LabBench, Setting
 from explorer.lab.kit.nets import Recurrent
 from explorer.lab.kit.rows import baseline_row, chart, counted, line, measured, percent
-from explorer.lab.kit.segmented import Chain, Merge, checkpointed_loss, recurrent_chain, segmented_step
-from explorer.record.lab import LabFigure, LabRow
+from explorer.lab.kit.segmented import checkpointed_loss, recurrent_chain, segmented_step
+from explorer.plan.sizes import mib
+from explorer.record.lab import LabRow
 
 THEME, PLACE = "Segments and gradient stores", 3
 QUESTION = "How much memory does a segmented step need, and what does a list of stores add?"
@@ -36,7 +37,6 @@ SWITCHES = {
 WORDS = ("saved activations", "segment", "store", "recompute")
 
 PEAK = "peak"
-MIB = 2**20
 
 
 def run(setting: Setting, bench: LabBench) -> Answer:
@@ -47,22 +47,24 @@ def run(setting: Setting, bench: LabBench) -> Answer:
     net = Recurrent(width).to(bench.device)
     sequence = bench.normal(batch, length, width)
     chained, x = recurrent_chain(net, sequence), torch.zeros_like(sequence[:, 0])
-    for once in (_plain, partial(_checkpointed, n_segments=2)):  # a first step may allocate what stays
-        once(chained, x)
-    plain = peak_bytes(partial(_plain, chained, x), bench)
+    steps: dict[str, Callable[[int], object]] = {
+        "one store": partial(segmented_step, chained, x),
+        "list of stores": partial(segmented_step, chained, x, merge="per_segment"),
+        "torch's checkpoint": lambda n: checkpointed_loss(chained, x, n).backward(),
+    }
+    chained.plain(x).backward()  # a first step may allocate what stays
+    steps["torch's checkpoint"](2)
+    net.zero_grad(set_to_none=True)
+    plain = peak_bytes(lambda: chained.plain(x).backward(), bench)
     counts = [1, 2, 4, 8, length]
-    peaks: dict[str, list[int]] = {"one store": [], "list of stores": [], "torch's checkpoint": []}
+    peaks: dict[str, list[int]] = {label: [] for label in steps}
     for done, n in enumerate(counts):
         bench.tell(f"{n} segments", done, len(counts))
-        steps: tuple[Callable[[], object], ...] = (
-            partial(_segmented, chained, x, n, "add"),
-            partial(_segmented, chained, x, n, "per_segment"),
-            partial(_checkpointed, chained, x, n),
-        )
-        for values, step in zip(peaks.values(), steps):
-            values.append(peak_bytes(step, bench))
+        for label, step in steps.items():
+            net.zero_grad(set_to_none=True)
+            peaks[label].append(peak_bytes(partial(step, n), bench))
     rows = (
-        baseline_row("plain", _bytes(PEAK, plain)),
+        baseline_row("plain", measured(PEAK, plain, "bytes")),
         *(_row(label, counts, values) for label, values in peaks.items()),
     )
     titles = (
@@ -94,31 +96,12 @@ def peak_of(log: AllocatorLog) -> int:
     return int(deltas[:-1].cumsum().max(initial=0))
 
 
-def _plain(chained: Chain, x: torch.Tensor) -> None:
-    chained.model.zero_grad(set_to_none=True)
-    chained.plain(x).backward()
-
-
-def _checkpointed(chained: Chain, x: torch.Tensor, n_segments: int) -> None:
-    chained.model.zero_grad(set_to_none=True)
-    checkpointed_loss(chained, x, n_segments).backward()
-
-
-def _segmented(chained: Chain, x: torch.Tensor, n_segments: int, merge: Merge) -> object:
-    chained.model.zero_grad(set_to_none=True)
-    return segmented_step(chained, x, n_segments, merge)
-
-
-def _bytes(name: str, n_bytes: int) -> LabFigure:
-    return measured(name, n_bytes, "bytes")
-
-
 def _row(label: str, counts: list[int], peaks: list[int]) -> LabRow:
     least = min(peaks)
     return LabRow(
         label=label,
         outcome="shown",
-        figures=(_bytes(PEAK, least), counted("segments at the least peak", counts[peaks.index(least)])),
+        figures=(measured(PEAK, least, "bytes"), counted("segments at the least peak", counts[peaks.index(least)])),
         note="the least of all numbers of segments",
     )
 
@@ -126,20 +109,14 @@ def _row(label: str, counts: list[int], peaks: list[int]) -> LabRow:
 def _findings(plain: int, counts: list[int], peaks: dict[str, list[int]]) -> list[str]:
     merged, many, torchs = peaks.values()
     least = min(merged)
-    n_best = counts[merged.index(least)]
     closest = max(abs(a - b) / b for a, b in zip(merged, torchs))
     extra = many[-1] - merged[-1]
-    helps = "Cutting helps" if least < plain else "Cutting does not help"
     return [
-        f"{helps}: the least peak with one store is {least / MIB:.2f} MiB, at {n_best} "
-        f"segment{'s' if n_best > 1 else ''}; the plain run's is {plain / MIB:.2f} MiB.",
+        f"The plain run peaks at {mib(plain)}. One store needs least with {counts[merged.index(least)]} segments: "
+        f"{mib(least)}.",
         f"Over all numbers of segments torch's own checkpoint is at most {percent(closest)} away from the one store: "
         f"it holds the same things.",
-        f"With {counts[-1]} segments a list of stores needs {extra / MIB:.2f} MiB more than one store "
-        f"({percent(extra / merged[-1])})"
-        + (
-            ": one gradient of every shared weight a segment."
-            if extra
-            else ": its peak comes before the list has filled."
-        ),
+        f"With {counts[-1]} segments a list of stores needs {mib(extra)} more than one store "
+        f"({percent(extra / merged[-1])}): one gradient of every shared weight a segment, if the list fills before "
+        "the peak.",
     ]

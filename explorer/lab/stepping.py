@@ -18,9 +18,8 @@ from torch import nn
 
 from explorer.lab.kit.bench import Answer, Gradients, LabBench, Setting
 from explorer.lab.kit.nets import WIDTH, Recurrent
-from explorer.lab.kit.rows import DISTANCE, baseline_row, brief, chart, compared_row, counted, line
+from explorer.lab.kit.rows import DISTANCE, baseline_row, chart, compared_row, counted, gap, line, number, size_of
 from explorer.lab.kit.segmented import Merge, install, recurrent_chain, segmented_step
-from explorer.record.lab import LabRow
 
 THEME, PLACE = "Segments and gradient stores", 2
 QUESTION = "May the optimizer step on each segment's store instead of on the merged one?"
@@ -61,11 +60,19 @@ def run(setting: Setting, bench: LabBench) -> Answer:
                 reference=merged[step],
             )
         )
-    distances = [compared_row("", a, b).value(DISTANCE) for a, b in zip(merged, each)]
+    distances = [gap(a, b).distance or 0.0 for a, b in zip(merged, each)]
     titles = ("How far apart are the weights?", "batch", f"{DISTANCE} of the weights")
-    series = line(setting["optimizer"], [float(distance or 0.0) for distance in distances], "candidate")
+    series = line(setting["optimizer"], distances, "candidate")
     drawn = chart("lines", titles, [str(i + 1) for i in range(N_TRAINED)], [series])
-    return Answer(tuple(rows), drawn, tuple(_findings(rows, setting)))
+    findings = (
+        f"After one batch the weights differ by {size_of(rows[1])} of their size.",
+        f"After {N_TRAINED} batches they differ by {size_of(rows[2])}.",
+        f"The merged run took {N_TRAINED} optimizer steps, the other one {N_TRAINED * n_segments}.",
+        "Here stepping store by store is the same thing, up to the rounding of float64."
+        if max(number(row, DISTANCE) or 0.0 for row in rows[1:]) < ROUNDING_FLOOR
+        else "Stepping store by store is another optimizer: its memory (or its decay) acts at every small step.",
+    )
+    return Answer(tuple(rows), drawn, findings)
 
 
 def _trained(merge: Merge, optimizer_name: str, n_segments: int, bench: LabBench) -> list[Gradients]:
@@ -82,18 +89,3 @@ def _trained(merge: Merge, optimizer_name: str, n_segments: int, bench: LabBench
             optimizer.step()
         weights.append({name: p.detach().cpu().clone() for name, p in net.named_parameters()})
     return weights
-
-
-def _findings(rows: list[LabRow], setting: Setting) -> list[str]:
-    first, last = rows[1:]
-    off = [float(row.value(DISTANCE) or 0.0) for row in (first, last)]
-    n = int(setting["segments"])
-    if max(off) < ROUNDING_FLOOR:
-        verdict = "Here stepping store by store is the same thing, up to the rounding of float64."
-    else:
-        verdict = "Stepping store by store is another optimizer: its memory (or its decay) acts at every small step."
-    return [
-        f"After one batch the weights differ by {brief(off[0])} of their size, after {N_TRAINED} by {brief(off[1])}.",
-        f"The merged run took {N_TRAINED} optimizer steps, the other one {N_TRAINED * n}.",
-        verdict,
-    ]

@@ -1,26 +1,22 @@
 """The bench of every lesson: a device, gradients by name, one loss, and exceptions as outcomes.
 
 Half of the lab is about code that raises, so an exception is an outcome; `attempt` keeps its message. A trial that may
-end its process runs in a child process, and `rows_of_processes` reports how the child ended.
+end its process runs in a child process, and `row_of_process` reports how the child ended.
 """
 
 from __future__ import annotations
 
 import importlib
-import os
-import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from explorer.child_process.forks import Answering
-from explorer.errors import message_of
-from explorer.record.base import from_json, to_json
+from explorer.engine.device.subprocess_call import call_in_subprocess
+from explorer.errors import Crashed, message_of
 from explorer.record.graph import ModelRef
 from explorer.record.lab import LabChart, LabRow
 from explorer.record.plan import Progress, Report, silent
@@ -87,7 +83,7 @@ def gradients_of(model: nn.Module) -> Gradients:
 
 def gradients_by_name(total: Tensor, model: nn.Module, *, allow_unused: bool = False) -> Gradients:
     """Gradients of `total` by torch.autograd.grad, by parameter name, on the CPU."""
-    named = dict(model.named_parameters())
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     gradients = torch.autograd.grad(total, list(named.values()), allow_unused=allow_unused)
     return {name: None if g is None else g.detach().cpu() for name, g in zip(named, gradients)}
 
@@ -112,41 +108,19 @@ def hessian_product(model: nn.Module, along: Callable[[nn.Parameter], Tensor]) -
     return gradients_by_name(torch.stack(terms).sum(), model, allow_unused=True)
 
 
-TIME_LIMIT_S = 60.0
-
-Trial = tuple[Callable[..., LabRow], tuple[str, ...]]
-"""A function of a module, called with a LabBench and the strings; the first string is the label of its row."""
-
-
-def rows_of_processes(trials: Sequence[Trial], bench: LabBench) -> list[LabRow]:
-    """A row for each trial; the child processes run side by side. A cancel ends the children."""
-    deadline_s = time.monotonic() + TIME_LIMIT_S
-    with ExitStack() as stack:
-        children = [
-            stack.enter_context(
-                Answering(run_trial, bench.device.type, function.__module__, function.__name__, arguments)
-            )
-            for function, arguments in trials
-        ]
-
-        def alive() -> None:
-            n_done = sum(child.ended for child in children)
-            bench.tell("waiting for a process of its own", n_done, len(children))
-
-        return [_row(child, label, deadline_s, alive) for child, (_, (label, *_)) in zip(children, trials)]
+def row_of_process(trial: Callable[..., LabRow], bench: LabBench, label: str, *arguments: object) -> LabRow:
+    """The row of `trial(bench, label, *arguments)`, run in a child process; or how the child ended."""
+    call = (bench.device.type, trial.__module__, trial.__name__, (label, *arguments))
+    try:
+        row = call_in_subprocess(run_trial, *call, report=bench.report, what="was to give the row")
+    except Crashed as error:
+        return LabRow(label=label, outcome="crashed", note=error.sentence.rstrip("."))
+    return row or LabRow(label=label, outcome="crashed", note="the system ended its process for lack of memory")
 
 
-def _row(child: Answering, label: str, deadline_s: float, alive: Callable[[], None]) -> LabRow:
-    """The child's row, or how it died."""
-    for line in child.lines(deadline_s, alive):
-        return from_json(line, LabRow)
-    note = f"no answer within {TIME_LIMIT_S:g} s" if child.timed_out else child.ending()
-    return LabRow(label=label, outcome="crashed", note=note)
-
-
-def run_trial(device: str, module: str, name: str, arguments: tuple[str, ...], answers: int) -> None:
+def run_trial(device: str, module: str, name: str, arguments: tuple[object, ...], report: Report) -> LabRow:
     """The child's side."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    row: LabRow = getattr(importlib.import_module(module), name)(LabBench(torch.device(device)), *arguments)
-    os.write(answers, to_json(row) + b"\n")
+    row: LabRow = getattr(importlib.import_module(module), name)(LabBench(torch.device(device), report), *arguments)
+    return row
