@@ -19,13 +19,12 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import explorer
 from explorer.errors import Crashed
@@ -256,26 +255,38 @@ def _kill_group(pid: int) -> None:
 
 
 _POLL_S = 0.25
-_FROM_OUTSIDE = (None, *(-number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)))
-"""Exit codes that no model causes; None: the fork server is gone."""
+_CHUNK_BYTES = 1 << 20
+_LAST_WORDS_BYTES = 16_000
 
 
 class Answering:
-    """`function(*arguments, answers, *files)` in a forked process, which begins at once; `answers` is a pipe here.
+    """`function(*arguments, answers, *files)` in a process of `server`, which begins at once; `answers` is a pipe here.
 
-    Each line that the function writes to the pipe is an answer. Its stderr is kept for `ending`.
+    The tail of its stdout and stderr is kept. Raises Crashed if the fork server is gone.
     """
 
-    def __init__(self, function: Callable[..., object], *arguments: object, files: Sequence[int] = ()) -> None:
-        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed in `close`
-        answers, voice = os.pipe()
-        self._answers = os.fdopen(answers, "rb", buffering=0)
-        self._process = at_hand().start(
-            function, *arguments, files=[voice, *files], errors=self._stderr.fileno(), needs=["torch._dynamo"]
-        )
-        os.close(voice)
-        self.timed_out = False
-        """Whether `lines` gave up on it."""
+    def __init__(
+        self,
+        function: Callable[..., object],
+        *arguments: object,
+        files: Sequence[int] = (),
+        needs: Sequence[str] = (),
+        server: Forks | None = None,
+    ) -> None:
+        self._n_oom_kills = n_oom_kills()
+        self._last_words = bytearray()
+        self._answers, answers = os.pipe()
+        self._errors, errors = os.pipe()
+        try:
+            start = (server or at_hand()).start
+            self._process = start(function, *arguments, files=[answers, *files], errors=errors, needs=needs)
+        except Crashed:
+            os.close(self._answers)
+            os.close(self._errors)
+            raise
+        finally:
+            os.close(answers)
+            os.close(errors)
 
     def __enter__(self) -> Answering:
         return self
@@ -284,54 +295,66 @@ class Answering:
         self.close()
 
     def close(self) -> None:
-        """Ends the process if it still runs."""
+        """Ends the process, with all processes that it has started."""
         self._process.close()
-        self._answers.close()
-        self._stderr.close()
+        os.close(self._answers)
+        os.close(self._errors)
 
-    @property
-    def ended(self) -> bool:
-        return self._process.ended
+    def kill(self) -> None:
+        """Kills the process, from any thread."""
+        self._process.kill()
 
     @property
     def code(self) -> int | None:
-        """Exit code once it has ended: negative is a signal; None: unknown."""
+        """Exit code once it has ended: negative is a signal; None: the fork server is gone."""
         return self._process.code
 
     @property
-    def killed(self) -> bool:
-        """Whether the process ended neither by its function nor by its time limit."""
-        return not self.timed_out and self._process.code in _FROM_OUTSIDE
+    def last_words(self) -> str:
+        """The tail of what it printed."""
+        return self._last_words.decode(errors="replace").strip()
 
-    def lines(self, deadline_s: float, alive: Callable[[], None]) -> Iterator[bytes]:
-        """Answers until `time.monotonic` reads `deadline_s`. `alive` is called while waiting and may raise."""
-        answered = bytearray()
+    @property
+    def out_of_memory(self) -> bool | None:
+        """True if the system reports that it ended a process for lack of memory meanwhile; None: no report."""
+        now = n_oom_kills()
+        return None if self._n_oom_kills is None or now is None else now > self._n_oom_kills
+
+    def chunks(self, alive: Callable[[], None] | None = None) -> Iterator[bytes]:
+        """Its answers as they arrive, until it has ended. `alive` is called while waiting and may raise."""
+        listened = [self._answers, self._errors]
         while True:
-            over = self._process.ended  # read first: earlier answers are in the pipe
-            late = time.monotonic() >= deadline_s
-            ready, _, _ = select.select([self._answers], [], [], 0 if over or late else _POLL_S)
-            if not ready:
+            ready, _, _ = select.select([*listened, self._process.fileno()], [], [], _POLL_S if alive else None)
+            over = self._process.ended
+            if over:  # earlier answers are still in the pipes
+                ready, _, _ = select.select(listened, [], [], 0)
+            if not ready and alive is not None:
                 alive()
-            chunk = self._answers.read(65_536) if ready else b""
-            answered += chunk
-            while (end := answered.find(b"\n")) >= 0:
-                yield bytes(answered[:end])
-                del answered[: end + 1]
-            if not chunk and (over or late):
-                self.timed_out = not over
+            for file in [file for file in listened if file in ready]:
+                written = os.read(file, _CHUNK_BYTES)
+                if not written:
+                    listened.remove(file)
+                elif file == self._answers:
+                    yield written
+                else:
+                    self._last_words += written
+                    del self._last_words[:-_LAST_WORDS_BYTES]
+            if over and not ready:
                 return
-            if ready and not chunk:
-                self._process.wait(_POLL_S)
+
+    def lines(self, alive: Callable[[], None]) -> Iterator[bytes]:
+        """Its answers as lines, until it has ended. `alive` is called while waiting and may raise."""
+        answered = b""
+        for chunk in self.chunks(alive):
+            *lines, answered = (answered + chunk).split(b"\n")
+            yield from lines
 
     def ending(self) -> str:
         """The end of a process without an answer, in words: `ended the process by SIGSEGV`."""
-        code = self._process.code
-        if self.timed_out:
-            return "gave no answer in time"
+        code = self.code
         if code is None:
             return server_is_gone().sentence
         if code < 0:
             return f"ended the process by {signal.Signals(-code).name}"
-        self._stderr.seek(0)
-        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
+        lines = self.last_words.splitlines()
         return f"ended the process with exit code {code}: {lines[-1] if lines else 'it said nothing'}"

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from explorer.child_process.forks import Forked, Forks
+from explorer.child_process.forks import Answering, Forks
 from explorer.jobs.job_process import JobProcess, new_folder
 from explorer.jobs.protocol import (
     RESULTS,
@@ -212,12 +212,11 @@ class Worker:
         finally:
             process.close()
 
-    def _start(self, submitted: Submit, folder: str, files: tuple[int, int], errors: int) -> Forked:
+    def _start(self, submitted: Submit, folder: str, cancels: int) -> Answering:
         self.warm()
-        assert self._forks is not None, "a closed worker runs no job"
-        what, needs = to_msgpack(submitted), self._program.needs(submitted.request)
-        arguments = what, str(self.store_path), folder
-        return self._forks.start(self._program.run, *arguments, files=files, errors=errors, needs=needs)
+        arguments = to_msgpack(submitted), str(self.store_path), folder
+        needs = self._program.needs(submitted.request)
+        return Answering(self._program.run, *arguments, files=[cancels], needs=needs, server=self._forks)
 
     def _heard(self, job: Job, progress: Progress) -> None:
         with self._changed:

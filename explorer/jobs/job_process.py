@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import shutil
 import signal
 import tempfile
@@ -19,19 +18,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from explorer.child_process.forks import Forked, n_oom_kills
+from explorer.child_process.forks import Answering
 from explorer.errors import Crashed, UnreadableFile
 from explorer.jobs.protocol import Event, Failed, Frames, Reported, Submit, description_of
 from explorer.record.failure import Failure, FailureKind, failure_of
 
-_CHUNK_BYTES = 1 << 20
-_LAST_WORDS_BYTES = 16_000
 _GARBLED = "The model wrote into the pipe by which its process answers, which was not open for it."
 _PREFIX = "checkpoint-explorer-"
 _LEFTOVER = re.compile(rf"{_PREFIX}([0-9]{{1,9}})-\w+")
 
-Start = Callable[[Submit, str, tuple[int, int], int], Forked]
-"""Starts a job. Arguments: request, folder for temporary files, pipes of events and cancels, stdout and stderr."""
+Start = Callable[[Submit, str, int], Answering]
+"""Starts a job. Arguments: request, folder for temporary files, the end of a pipe by which the job is cancelled."""
 
 
 class JobProcess:
@@ -39,17 +36,11 @@ class JobProcess:
 
     def __init__(self, submitted: Submit, start: Start, folder: str) -> None:
         self._request = submitted.request
-        self._n_before = n_oom_kills()
-        self._frames = Frames()
-        self._last_words = bytearray()
-        self._events, events = os.pipe()
-        self._errors, errors = os.pipe()
         cancels, self._cancels = os.pipe()
         try:
-            self._process = start(submitted, folder, (events, cancels), errors)
+            self._child = start(submitted, folder, cancels)
         finally:
-            for file in (events, errors, cancels):
-                os.close(file)
+            os.close(cancels)
 
     def cancel(self) -> None:
         """A polite word, from any thread: its next report ends it."""
@@ -58,50 +49,28 @@ class JobProcess:
 
     def kill(self) -> None:
         """Kills the process, from any thread; `answer` then returns a crash."""
-        self._process.kill()
+        self._child.kill()
 
     def answer(self, tell: Callable[[Reported], None]) -> Event:
         """Passes its reports to `tell`; returns its answer, or the failure that speaks for it. Call it once."""
-        listened = [self._events, self._errors]
+        frames = Frames()
         try:
-            while True:
-                ready, _, _ = select.select([*listened, self._process.fileno()], [], [])
-                over = self._process.ended
-                if over:  # earlier reports are still in the pipes
-                    ready, _, _ = select.select(listened, [], [], 0)
-                for file in listened.copy():
-                    if file in ready and not self._listen(file):
-                        listened.remove(file)
-                while (event := self._frames.next()) is not None:
+            for chunk in self._child.chunks():
+                frames.add(chunk)
+                while (event := frames.next()) is not None:
                     if not isinstance(event, Reported):
                         return event
                     tell(event)
-                if over and not ready:
-                    return Failed(failure=self._crash())
         except UnreadableFile as error:  # a model wrote into a file that is not its own
             return Failed(failure=failure_of(Crashed(_GARBLED, hint=str(error)), in_step=False))
+        child = self._child
+        what = description_of(self._request)
+        return Failed(failure=crash(child.code, what, child.last_words, out_of_memory=child.out_of_memory))
 
     def close(self) -> None:
         """Ends the process, with all processes that it has started."""
-        self._process.close()
-        for file in (self._events, self._errors, self._cancels):
-            os.close(file)
-
-    def _listen(self, file: int) -> bool:
-        """False at the end of the pipe."""
-        written = os.read(file, _CHUNK_BYTES)
-        if file == self._events:
-            self._frames.add(written)
-        else:
-            self._last_words += written
-            del self._last_words[:-_LAST_WORDS_BYTES]
-        return bool(written)
-
-    def _crash(self) -> Failure:
-        words = self._last_words.decode(errors="replace").strip()
-        before, now = self._n_before, n_oom_kills()
-        out_of_memory = None if before is None or now is None else now > before
-        return crash(self._process.code, description_of(self._request), words, out_of_memory=out_of_memory)
+        self._child.close()
+        os.close(self._cancels)
 
 
 def crash(return_code: int | None, doing: str, last_words: str, *, out_of_memory: bool | None = None) -> Failure:

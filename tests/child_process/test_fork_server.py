@@ -8,7 +8,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -175,13 +174,10 @@ def test_a_server_that_a_process_has_lost_is_not_asked_again() -> None:
     forked.close()
 
 
-LONG_S = 600.0
-
-
 def answers_and_leaves(count: int, answers: int) -> None:
     for number in range(count):
         os.write(answers, b"%d\n" % number)
-    print("no more", file=sys.stderr)
+    print(20_000 * "-", "no more", sep="\n", file=sys.stderr, flush=True)
     os._exit(7)
 
 
@@ -201,29 +197,23 @@ def silent() -> None:
 
 def test_all_that_was_said_before_the_end_is_heard() -> None:
     with Answering(answers_and_leaves, 3) as child:
-        assert list(child.lines(time.monotonic() + LONG_S, silent)) == [b"0", b"1", b"2"]
+        assert list(child.lines(silent)) == [b"0", b"1", b"2"]
         assert child.ending() == "ended the process with exit code 7: no more"
-        assert child.ended and not child.killed and not child.timed_out
+        assert 15_000 < len(child.last_words) <= 16_000 and child.out_of_memory in (False, None)
 
 
 def test_half_an_answer_is_none() -> None:
     with Answering(answers_and_dies) as child:
-        assert list(child.lines(time.monotonic() + LONG_S, silent)) == [b"one"]
-        assert child.ending() == "ended the process by SIGABRT" and not child.killed
+        assert list(child.lines(silent)) == [b"one"]
+        assert child.ending() == "ended the process by SIGABRT"
 
 
-def test_out_of_time_is_told_from_killed_and_loses_no_answer() -> None:
+def test_a_killed_process_loses_no_answer() -> None:
     with Answering(answers_and_stays) as child:
-        lines = child.lines(time.monotonic() + LONG_S, silent)
+        lines = child.lines(silent)
         assert next(lines) == b"one"
-        child._process.kill()
-        assert list(lines) == [] and child.killed and child.ending() == "ended the process by SIGKILL"
-    with Answering(answers_and_leaves, 2) as child:
-        child._process.wait()
-        assert list(child.lines(time.monotonic() - 1, silent)) == [b"0", b"1"] and not child.timed_out
-    with Answering(answers_and_stays) as child:
-        assert set(child.lines(time.monotonic() - 1, silent)) <= {b"one"}
-        assert child.timed_out and not child.killed
+        child.kill()
+        assert list(lines) == [] and child.ending() == "ended the process by SIGKILL"
 
 
 def test_whoever_waits_may_end_it_all() -> None:
@@ -231,8 +221,8 @@ def test_whoever_waits_may_end_it_all() -> None:
         raise KeyboardInterrupt
 
     with Answering(answers_and_stays) as child, pytest.raises(KeyboardInterrupt):
-        list(child.lines(time.monotonic() + LONG_S, cancel))
-    assert child._process.code == -signal.SIGKILL
+        list(child.lines(cancel))
+    assert child.code == -signal.SIGKILL
 
 
 def test_kills_of_the_system_are_added_over_all_counters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

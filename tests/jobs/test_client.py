@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from explorer.errors import BadInput, UnreadableFile
-from explorer.jobs import job_process, run_file
+from explorer.jobs import run_file
 from explorer.jobs.client import Worker
 from explorer.jobs.job_process import JobProcess, crash
 from explorer.jobs.protocol import (
@@ -312,32 +313,24 @@ def test_a_length_that_nobody_means_is_refused_before_it_is_waited_for() -> None
         frames.next()
 
 
+@dataclass
 class Ended:
     """A process that has ended already."""
 
-    def __init__(self, code: int | None) -> None:
-        self.code, self.ended = code, True
-        self.status, writing = os.pipe()
-        os.close(writing)  # readable from the beginning
+    answers: bytes
+    code: int | None = 0
+    out_of_memory: bool | None = None
+    last_words: str = "its last words"
 
-    def fileno(self) -> int:
-        return self.status
+    def chunks(self) -> Iterator[bytes]:
+        yield from (self.answers[i : i + 7] for i in range(0, len(self.answers), 7))
 
     def close(self) -> None:
-        os.close(self.status)
+        """Nothing is left."""
 
 
-def started(said: bytes, code: int | None = 0, words: bytes = b"") -> Callable[..., Any]:
-    def start(submitted: Submit, folder: str, files: tuple[int, int], errors: int) -> Ended:
-        os.write(files[0], said)
-        os.write(errors, words)
-        return Ended(code)
-
-    return start
-
-
-def answer_of(start: Any, heard: list[Event]) -> Event:
-    job = JobProcess(Submit(request=Describe(model=SPEC.model)), start, "/tmp")
+def answer_of(child: Any, heard: list[Event]) -> Event:
+    job = JobProcess(Submit(request=Describe(model=SPEC.model)), lambda *_: child, "/tmp")
     answer = job.answer(heard.append)
     job.close()
     return answer
@@ -345,38 +338,28 @@ def answer_of(start: Any, heard: list[Event]) -> Event:
 
 def test_reports_are_passed_on_and_the_answer_is_returned() -> None:
     heard: list[Event] = []
-    assert answer_of(started(bytes_of(REPORT, *EVENTS)), heard) == EVENTS[1] and heard == [REPORT, REPORT]
+    assert answer_of(Ended(bytes_of(REPORT, *EVENTS)), heard) == EVENTS[1] and heard == [REPORT, REPORT]
 
 
 @pytest.mark.parametrize(
-    ("code", "oom_kills", "kind", "words"),
+    ("code", "out_of_memory", "kind", "words"),
     [
-        (-11, (0, 0), "crash", "SIGSEGV"),
-        (-9, (4, 5), "out of memory", ""),
-        (-9, (4, 4), "crash", "SIGKILL"),
-        (None, (0, 0), "crash", "fork server"),
+        (-11, False, "crash", "SIGSEGV"),
+        (-9, True, "out of memory", ""),
+        (-9, False, "crash", "SIGKILL"),
+        (None, None, "crash", "fork server"),
     ],
 )
-def test_an_end_without_an_answer_is_one(
-    code: int | None, oom_kills: tuple[int, int], kind: str, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_end_without_an_answer_is_one(code: int | None, out_of_memory: bool | None, kind: str, words: str) -> None:
     heard: list[Event] = []
-    counts = iter(oom_kills)
-    monkeypatch.setattr(job_process, "n_oom_kills", lambda: next(counts))
-    answer = answer_of(started(bytes_of(REPORT), code, b"its last words"), heard)
+    answer = answer_of(Ended(bytes_of(REPORT), code, out_of_memory), heard)
     assert heard == [REPORT] and isinstance(answer, Failed)
     assert answer.failure.kind == kind and words in answer.failure.sentence
-    assert kind != "crash" or "its last words" in answer.failure.traceback
-
-
-def test_the_tail_of_many_words_is_kept() -> None:
-    answer = answer_of(started(b"", 4, b"x" * 20_000 + b"the end"), [])
-    assert isinstance(answer, Failed) and len(answer.failure.traceback) == 16_000
-    assert answer.failure.traceback.endswith("xthe end")
+    assert answer.failure.traceback == "its last words"
 
 
 def test_what_is_no_message_is_a_crash_that_says_who_wrote() -> None:
-    answer = answer_of(started(b"\xff" * 64), [])
+    answer = answer_of(Ended(b"\xff" * 64), [])
     assert isinstance(answer, Failed) and "The model wrote into the pipe" in answer.failure.sentence
 
 

@@ -7,7 +7,6 @@ this process  ── function, arguments ──▶  forked from a clean process 
 from __future__ import annotations
 
 import importlib
-import math
 import os
 import pickle
 import signal
@@ -17,7 +16,7 @@ from typing import IO, Any, TypeVar
 
 from msgspec.structs import replace
 
-from explorer.child_process.forks import Answering, n_oom_kills, server_is_gone
+from explorer.child_process.forks import Answering, server_is_gone
 from explorer.engine.device.memory_limit import machine_memory_limit
 from explorer.errors import Crashed, ExplorerError
 from explorer.record.base import from_json, to_json
@@ -33,24 +32,23 @@ def call_in_subprocess(function: Callable[..., Kind], *arguments: object, report
     Raises the function's error if it is of explorer/errors.py, and what `report` raises. Raises Crashed if the process
     ended otherwise.
     """
-    n_before = n_oom_kills()
     last = Progress(what="starting", done=0, total=0)
     where = (function.__module__, function.__qualname__)
     with (
         tempfile.TemporaryFile() as result,
-        Answering(answer_call, where, arguments, files=[result.fileno()]) as child,
+        Answering(answer_call, where, arguments, files=[result.fileno()], needs=["torch._dynamo"]) as child,
     ):
 
         def alive() -> None:
             report(last)
 
-        for line in child.lines(math.inf, alive):
+        for line in child.lines(alive):
             last = from_json(line, Progress)
             report(last)
             last = replace(last, part=b"")
         if child.code == 0:
             return _read(result)
-        if child.code == -signal.SIGKILL and n_before is not None and (n_oom_kills() or 0) > n_before:
+        if child.code == -signal.SIGKILL and child.out_of_memory:
             return None
         if child.code is None:
             raise server_is_gone()
