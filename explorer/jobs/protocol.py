@@ -7,7 +7,7 @@ app  ── Submit(request) ──▶  process of the job
 from __future__ import annotations
 
 import struct
-from typing import IO, Any
+from typing import IO
 
 from explorer.errors import TimedOut, UnreadableFile
 from explorer.record.base import Count, Record, from_msgpack, to_msgpack
@@ -269,6 +269,4 @@ class Frames:
             return None
         data = bytes(self._received[_LENGTH.size : end])
         del self._received[:end]
-        kind: Any = Event
-        event: Event = from_msgpack(data, kind)
-        return event
+        return from_msgpack(data, Event)  # type: ignore[arg-type]  # a union is no class to mypy

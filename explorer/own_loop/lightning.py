@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from lightning.pytorch import Callback
+from torch import nn
 
 from explorer.own_loop.watch import WatchCallback
 
@@ -12,7 +11,7 @@ from explorer.own_loop.watch import WatchCallback
 class LightningCallback(WatchCallback, Callback):
     """Watches the optimizer steps of one fit, as `explorer.watch` does."""
 
-    def on_train_start(self, trainer: object, pl_module: Any) -> None:
+    def on_train_start(self, trainer: object, pl_module: nn.Module) -> None:
         """Begins the watch: the model is on its training device, and the optimizers exist."""
         self.begin(pl_module, None, type(pl_module).__name__)
 

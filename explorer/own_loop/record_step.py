@@ -14,7 +14,7 @@ from contextlib import suppress
 from html import escape
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from msgspec.structs import replace
 
@@ -191,7 +191,7 @@ def record_step(model: nn.Module, optimizer: torch.optim.Optimizer | None = None
 
 def place_of_caller() -> str:
     """`train.py:42`: the line of the user's call of the public function that calls this one."""
-    frame: Any = sys._getframe(2)
+    frame = sys._getframe(2)
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 

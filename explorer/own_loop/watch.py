@@ -20,7 +20,7 @@ from importlib import import_module
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
 from msgspec.structs import replace
@@ -118,7 +118,7 @@ class Watch:
         self._forward_hook: RemovableHandle | None = None
         self._reserve: mmap.mmap | None = None
         self._is_refused = self._closed = False
-        self._excepthook: Any = None
+        self._excepthook = sys.excepthook
         try:
             self._open()
         except Exception as trouble:
@@ -242,10 +242,10 @@ class Watch:
         if isinstance(error, Exception) and self._healer is None:  # the healer is asked first: it is outside of hooks
             self.refused(error)
 
-    def _uncaught(self, kind: Any, error: Any, traceback: Any) -> None:
+    def _uncaught(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         if isinstance(error, Exception):
             self.refused(error)
-        (self._excepthook or sys.__excepthook__)(kind, error, traceback)
+        self._excepthook(kind, error, traceback)
 
     @never_compiled
     def _optimizer_steps(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:

@@ -10,7 +10,7 @@ import importlib
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -88,10 +88,9 @@ def gradients_by_name(total: Tensor, model: nn.Module, *, allow_unused: bool = F
     return {name: None if g is None else g.detach().cpu() for name, g in zip(named, gradients)}
 
 
-def mean_square(output: Any) -> Tensor:
+def mean_square(output: Tensor) -> Tensor:
     """The loss of every lesson: it needs no targets and its gradient is never zero."""
-    loss: Tensor = output.square().mean()
-    return loss
+    return output.square().mean()
 
 
 def step_gradients(model: nn.Module, inputs: Tensor, *, seed: int = 0) -> Gradients:
