@@ -13,29 +13,37 @@ import sys
 from msgspec.structs import replace
 
 from explorer.own_loop.guard import predicted_lock
-from explorer.plan.guard.lock import dumps
+from explorer.plan.guard.lock import dumps, loads
 from explorer.plan.guard.moves import in_one_line, moves
 from explorer.record.graph import ModelRef
-from explorer.record.lock import Lock
+from explorer.record.ranks import Ranks
 from explorer.record.run import RunSpec
 from tests.plan.guard.faulty_net import FAULTS
 
 NET = "tests/plan/guard/faulty_net.py"
-MODELS = {NET: {}, "sample_models/gpt.py": {"n_layers": 2}, "sample_models/unet.py": {"batch": 2}}
+GPT = {"n_layers": 2}
+STEPS = {
+    NET: RunSpec(model=ModelRef(target=NET)),
+    "gpt": RunSpec(model=ModelRef(target="sample_models/gpt.py", arguments=GPT)),
+    "unet": RunSpec(model=ModelRef(target="sample_models/unet.py", arguments={"batch": 2})),
+    "gpt, 64 ranks": RunSpec(model=ModelRef(target="sample_models/gpt.py", arguments=GPT), ranks=Ranks(n_ranks=64)),
+}
+"""The lock of the last has collectives."""
 OTHERWISE = [
     {"PYTHONHASHSEED": str(seed), "OMP_NUM_THREADS": threads, "ATEN_CPU_CAPABILITY": instructions}
     for seed, threads, instructions in ((1, "1", "default"), (2, "2", "avx2"), (3, "4", "default"))
 ]
 
 
-def lock_of(model: str, **arguments: str | int) -> Lock:
-    return predicted_lock(RunSpec(model=ModelRef(target=model, arguments=dict(arguments))), "keep-all")
+def text_of(name: str) -> str:
+    return dumps(predicted_lock(STEPS[name], "keep-all"))
 
 
 def print_faults() -> None:
-    clean, n_named = lock_of(NET), 0
+    clean, n_named = predicted_lock(STEPS[NET], "keep-all"), 0
     for fault, (kind, block) in FAULTS.items():
-        found = moves(clean, replace(lock_of(NET, fault=fault), run=clean.run))
+        lock = predicted_lock(RunSpec(model=ModelRef(target=NET, arguments={"fault": fault})), "keep-all")
+        found = moves(clean, replace(lock, run=clean.run))
         is_named = any(move.kind == kind and (block in move.blocks or not block) for move in found)
         n_named += is_named
         print(f"  {'named' if is_named else 'MISSED'}  {fault}: {in_one_line(found)}", flush=True)
@@ -43,10 +51,10 @@ def print_faults() -> None:
 
 
 def print_repeats(n_repeats: int) -> None:
-    for model, arguments in MODELS.items():
-        text = dumps(lock_of(model, **arguments))
-        n_equal = sum(dumps(lock_of(model, **arguments)) == text for _ in range(n_repeats - 1)) + 1
-        code = f"from benchmarks.guard import *; print(dumps(lock_of({model!r}, **{arguments!r})), end='')"
+    for name in STEPS:
+        text = text_of(name)
+        n_equal = sum(text_of(name) == text for _ in range(n_repeats - 1)) + 1
+        code = f"from benchmarks.guard import *; print(text_of({name!r}), end='')"
         others = [
             subprocess.run(
                 [sys.executable, "-c", code], env={**os.environ, **OTHERWISE[i % 3]}, capture_output=True, text=True
@@ -54,7 +62,12 @@ def print_repeats(n_repeats: int) -> None:
             for i in range(max(1, n_repeats // 10))
         ]
         n_others = sum(other == text for other in others)
-        print(f"{model}: {n_equal} of {n_repeats} repeats, {n_others} of {len(others)} processes, {len(text):,} bytes")
+        n_collectives = sum(calls.n for calls in loads(text).step.collectives.values())
+        print(
+            f"{name}: {n_equal} of {n_repeats} repeats, {n_others} of {len(others)} processes, {len(text):,} bytes, "
+            f"{n_collectives} collectives",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
