@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from explorer.record.base import Record
 
 GLOSSARY: dict[str, str] = {
@@ -111,7 +113,7 @@ STEPS = (
 
 _BY_KEY = {step.key: step for step in STEPS}
 STATIC_STEPS = (
-    _BY_KEY["see"],
+    replace(_BY_KEY["see"], text=_BY_KEY["see"].text.replace("the orange area of the", "the grey line of the")),
     _BY_KEY["guess"],
     _BY_KEY["toggle"],
     TourStep(
