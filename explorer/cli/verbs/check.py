@@ -69,7 +69,7 @@ def check(
         if because:
             say(escape(because))
     if out is not None and read is not None:
-        written = policy_file.file_of(read.policy, graph, plan=read.file.pipeline)
+        written = policy_file.file_of(read.policy, graph, plan=read.file.pipeline, ranks=read.file.ranks)
         print_or_write(policy_file.dumps(written), out)
     if stale or any(hazard.severity == "error" for hazard in fired):
         raise typer.Exit(DIFFERENT)

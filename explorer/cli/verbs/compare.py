@@ -127,4 +127,5 @@ def _predicted(engine: Worker, baseline: RunSpec, candidate: RunSpec) -> Compari
 
 def policy_text(policy: Policy, comparison: Comparison, graph: ModelGraph) -> str:
     """The policy file with the evidence of the comparison."""
-    return policy_file.dumps(policy_file.file_of(policy, graph, evidence=evidence_of(comparison, graph)))
+    ranks, evidence = comparison.candidate.spec.ranks, evidence_of(comparison, graph)
+    return policy_file.dumps(policy_file.file_of(policy, graph, ranks=ranks, evidence=evidence))

@@ -147,7 +147,11 @@ def policy_of(state: ExploreState, graph: ModelGraph) -> PolicyFile:
     shown = work.result(state, "shown")
     measured = isinstance(shown, Comparison) and shown.candidate.spec == spec
     return policy_file.file_of(
-        spec.policy, graph, plan=spec.plan, evidence=evidence_of(shown, graph) if measured else None
+        spec.policy,
+        graph,
+        plan=spec.plan,
+        ranks=spec.ranks,
+        evidence=evidence_of(shown, graph) if measured else None,
     )
 
 
