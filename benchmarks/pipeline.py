@@ -1,6 +1,5 @@
-"""Pipelines: what starting ranks costs, how near the prediction comes, and how quick it is.
+"""Pipelines: how near the prediction comes, and how quick it is.
 
-start     4 CPU ranks from the warm fork server until all have joined          asked: <= 0.5 s
 predict   one change of cut, schedule, microbatches or policy                  asked: <= 50 ms
           and for 100 blocks, 16 stages, 64 microbatches, by schedule
 makespan  predicted against rank replay, composed                              asked: within 10 %
@@ -16,10 +15,8 @@ from __future__ import annotations
 
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 import torch
@@ -27,7 +24,6 @@ import torch
 from explorer.engine.model.describe import describe
 from explorer.engine.pipeline.build import build
 from explorer.engine.pipeline.in_process import run_pass
-from explorer.engine.pipeline.processes import run_ranks
 from explorer.engine.pipeline.profile import ROUNDS, profile_blocks
 from explorer.engine.pipeline.run import compose, run_pipeline
 from explorer.plan.pipeline.cuts import Stages, atoms, stages_by
@@ -38,7 +34,7 @@ from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.pipeline_run import ActionTime, RankMemory
 from explorer.record.plan import Progress
-from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.policy import Policy
 from explorer.record.run import PipelinePlan, RunSpec
 
 N_MICROBATCHES = 8
@@ -51,7 +47,6 @@ def main(target: str = "sample_models/gpt.py") -> None:
     torch.set_num_threads(1)
     base = RunSpec(model=ModelRef(target=target), optimizer="none")
     graph = describe(base.model)
-    report_start(base)
     stages = stages_by("by-time", graph, 4)
     replays = {name: [Replay(spec_of(base, graph, stages, schedule, name)) for schedule in SPLITS] for name in PRESETS}
 
@@ -127,17 +122,6 @@ def _predict_ms(profile: PipelineProfile, plan: PipelinePlan) -> float:
         predict(profile, plan, everything)
         taken.append((time.process_time() - begun) * 1e3)
     return statistics.median(taken)
-
-
-def report_start(base: RunSpec) -> None:
-    """Median of five; the first one warms the fork server."""
-    plan = PipelinePlan(stages=(("x",),) * 4, n_microbatches=4)
-    spec = msgspec.structs.replace(base, policy=KEEP_ALL, plan=plan)
-    seconds = []
-    for _ in range(6):
-        with tempfile.TemporaryDirectory() as folder:
-            seconds.append(run_ranks(spec, 4, Path(folder), joined_only=True).started_s)
-    print(f"start: 4 ranks joined in {statistics.median(seconds[1:]):.2f} s (first {seconds[0]:.1f} s)")
 
 
 def _worst(memory: Sequence[RankMemory], real: Sequence[RankMemory]) -> float:

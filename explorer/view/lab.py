@@ -25,6 +25,10 @@ SIGNS: dict[RowOutcome, str] = {
     "shown": "",
 }
 NO_RESULT = "no result"
+TEXTS: dict[str, Callable[[float], str]] = {
+    "bytes": mib, "FLOPs": lambda n: flops(int(n)), "share": percent, "%": lambda n: percent(n / 100),
+}  # fmt: skip
+"""How a value reads, by its unit; of any other unit the number stands as it is."""
 _COLOURS = {"baseline": RUN_COLOURS["baseline"], "candidate": RUN_COLOURS["candidate"], "recompute": RECOMPUTE} | {
     "forward": PHASE_COLOURS["forward"],
     "backward": PHASE_COLOURS["backward"],
@@ -33,24 +37,22 @@ _COLOURS = {"baseline": RUN_COLOURS["baseline"], "candidate": RUN_COLOURS["candi
 
 def lab_chart(outcome: LabOutcome) -> Chart:
     """The experiment's one picture."""
-    drawn = outcome.chart
+    chart = outcome.chart
+    values = [y for series in chart.series for y in series.y]
+    missing = values.count(None)
+    if any(values):
+        fig = _lines(chart) if chart.kind == "lines" else _bars(chart)
+    elif missing == len(values):
+        fig = empty(chart.title, "No run gave a result; the table says why.")
+    else:
+        without = f" but for {count(missing, 'run')} without a result" if missing else ""
+        fig = empty(chart.title, f"{chart.y_title}: 0 everywhere{without}. The table says more.")
     return Chart(
         name=f"lab {outcome.experiment}",
-        figure=_picture(drawn),
-        alt=f"{drawn.title} {' '.join(outcome.findings)}",
+        figure=fig,
+        alt=f"{chart.title} {' '.join(outcome.findings)}",
         rows=lambda: lab_table(outcome),
     )
-
-
-def _picture(drawn: LabChart) -> go.Figure:
-    values = [y for series in drawn.series for y in series.y]
-    if not any(values):
-        missing = values.count(None)
-        if missing == len(values):
-            return empty(drawn.title, "No run gave a result; the table says why.")
-        without = f" but for {count(missing, 'run')} without a result" if missing else ""
-        return empty(drawn.title, f"{drawn.y_title}: 0 everywhere{without}. The table says more.")
-    return _lines(drawn) if drawn.kind == "lines" else _bars(drawn)
 
 
 PICTURES = Path(__file__).parent / "lab_pictures.json"
@@ -109,12 +111,13 @@ def _sketched_bars(chart: LabChart, largest: float) -> list[str]:
 def lab_table(outcome: LabOutcome) -> list[dict[str, str]]:
     """A row per run, tensor or block; values have their units, and missing values are empty."""
     names = list(lab_origins(outcome))
+    has_notes = any(row.note for row in outcome.rows)
     rows = []
     for row in outcome.rows:
         values = {figure.name: figure_text(figure) for figure in row.figures}
         cells = {"run": row.label, "outcome": SIGNS[row.outcome], **{name: values.get(name, "") for name in names}}
-        rows.append({**cells, "in its own words": row.note})
-    return rows if any(row.note for row in outcome.rows) else [_without(row, "in its own words") for row in rows]
+        rows.append(cells | ({"in its own words": row.note} if has_notes else {}))
+    return rows
 
 
 def lab_origins(outcome: LabOutcome) -> dict[str, str]:
@@ -131,10 +134,7 @@ def figure_text(figure: LabFigure) -> str:
         return "yes" if value else "no"
     if isinstance(value, str):
         return value
-    texts: dict[str, Callable[[float], str]] = {"bytes": mib, "FLOPs": lambda n: flops(int(n)), "share": percent}
-    if figure.unit in texts:
-        return texts[figure.unit](value)
-    return f"{number_text(value)} {figure.unit}".strip()
+    return TEXTS[figure.unit](value) if figure.unit in TEXTS else f"{number_text(value)} {figure.unit}".strip()
 
 
 def number_text(value: float) -> str:
@@ -206,11 +206,7 @@ def _axis(chart: LabChart) -> tuple[float, str]:
 
 
 def _value_text(chart: LabChart, y: float) -> str:
-    if chart.unit == "bytes":
-        return mib(y)
-    if chart.unit == "FLOPs":
-        return flops(int(y))
-    return percent(y / 100) if chart.unit == "%" else number_text(y)
+    return TEXTS.get(chart.unit, number_text)(y)
 
 
 def _colour(series: LabSeries, index: int) -> str:
@@ -222,7 +218,3 @@ def _pattern(series: LabSeries, index: int) -> str:
     if series.part == "other":
         return stage_pattern(index)
     return "/" if series.part == "recompute" else ""
-
-
-def _without(row: dict[str, str], name: str) -> dict[str, str]:
-    return {key: value for key, value in row.items() if key != name}

@@ -46,16 +46,12 @@ class RanksEnded:
     reports: dict[int, RankReport]
     failure: Failure | None = None
     failed_rank: int | None = None
-    started_s: float = 0.0
-    """Seconds from the first process's start until all ranks had joined."""
 
 
-def run_ranks(
-    spec: RunSpec, n_ranks: int, out: Path, report: Report = silent, *, joined_only: bool = False
-) -> RanksEnded:
-    """Runs every rank of `spec` to its end, or to the first failure. Raises Cancelled, after all have stopped.
+def run_ranks(spec: RunSpec, n_ranks: int, out: Path, report: Report = silent) -> RanksEnded:
+    """Runs every rank of `spec` to its end, or to the first failure; results are files in `out`.
 
-    `joined_only` stops once the process group exists, to time the start. Results are files in `out`.
+    Raises Cancelled, after all have stopped.
     """
     forks, needs = at_hand(), ["explorer.engine.pipeline.rank"]
     with tempfile.TemporaryDirectory(prefix="ranks-") as meeting:
@@ -63,7 +59,7 @@ def run_ranks(
         watch = _Watch(spec, ranks, _pulses(Path(meeting), n_ranks), out)
         try:
             for rank in range(n_ranks):
-                job = RankJob(to_json(spec), rank, n_ranks, meeting, str(out), joined_only)
+                job = RankJob(to_json(spec), rank, n_ranks, meeting, str(out))
                 ranks.append(forks.start(rank_process, job, needs=needs))
             return watch.until_the_end(report)
         finally:
@@ -83,7 +79,6 @@ class RankJob:
     meeting: str
     """Folder where the ranks find each other."""
     out: str
-    joined_only: bool
 
 
 def rank_process(job: RankJob) -> None:
@@ -103,9 +98,7 @@ def rank_process(job: RankJob) -> None:
 
     try:
         join(spec, job.rank, init_method=f"file://{job.meeting}/store", rank=job.rank, world_size=job.n_ranks)
-        pulses[job.n_ranks + job.rank] = 1
-        if not job.joined_only:
-            run_rank(spec, Path(job.out), announce)
+        run_rank(spec, Path(job.out), announce)
     except BaseException as error:
         write_report(failed_report(spec, job.rank, error, action), Path(job.out))
         # Not sys.exit: a peer's death leaves threads of the transport that would wait for ever.
@@ -114,10 +107,10 @@ def rank_process(job: RankJob) -> None:
 
 
 def _pulses(meeting: Path, n_ranks: int) -> memoryview:
-    """Two numbers a rank, shared by all: its last pulse, and 1 once it has joined."""
+    """The last pulse of each rank, shared by all."""
     path = meeting / "pulses"
     if not path.exists():
-        path.write_bytes(WAITING.to_bytes(8, sys.byteorder, signed=True) * 2 * n_ranks)
+        path.write_bytes(WAITING.to_bytes(8, sys.byteorder, signed=True) * n_ranks)
     with path.open("r+b") as file:
         return memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
 
@@ -127,28 +120,26 @@ class _Watch:
 
     def __init__(self, spec: RunSpec, ranks: list[Forked], pulses: memoryview, out: Path) -> None:
         self._spec, self._ranks, self._pulses, self._out = spec, ranks, pulses, out
-        self._begun, self._started_s = time.monotonic(), 0.0
+        self._begun = time.monotonic()
         self._oom_kills_before = n_oom_kills()
 
     def until_the_end(self, report: Report) -> RanksEnded:
         ranks = self._ranks
         while True:
             alive = [process for process in ranks if not process.ended]
-            if not self._started_s and all(self._pulses[len(ranks) + rank] == 1 for rank in range(len(ranks))):
-                self._started_s = time.monotonic() - self._begun
             if any(process.code != 0 for process in ranks if process.ended):
                 select.select(alive, [], [], GRACE_S)
                 return self._failed(*self._guilty())
             if not alive:
-                return RanksEnded(self._reports(), started_s=self._started_s)
+                return RanksEnded(self._reports())
             if time.monotonic() - self._begun > self._spec.time_limit_s:
                 return self._failed(*self._hanging())
             n_done = len(ranks) - len(alive)
             report(Progress(what=f"{len(alive)} of {len(ranks)} ranks at work", done=n_done, total=len(ranks)))
-            select.select(alive, [], [], POLL_S if self._started_s else 0.01)
+            select.select(alive, [], [], POLL_S)
 
     def _failed(self, rank: int, failure: Failure) -> RanksEnded:
-        return RanksEnded(self._reports(), failure, rank, self._started_s)
+        return RanksEnded(self._reports(), failure, rank)
 
     def _reports(self) -> dict[int, RankReport]:
         reports = {}
@@ -178,7 +169,7 @@ class _Watch:
 
     def _hanging(self) -> tuple[int, Failure]:
         """At the time limit: the rank that is inside an action for longest; the others wait for it."""
-        since = {rank: pulse for rank, pulse in enumerate(self._pulses[: len(self._ranks)]) if pulse != WAITING}
+        since = {rank: pulse for rank, pulse in enumerate(self._pulses) if pulse != WAITING}
         late = [rank for rank, process in enumerate(self._ranks) if not process.ended]
         rank = min(since, key=lambda r: since[r]) if since else late[0]
         return rank, Failure(

@@ -64,9 +64,13 @@ def add_bands(fig: go.Figure, run: Measurement, x: Positions, *, pale: bool = Tr
     for phase in PHASES:
         spans = _merged(_edges(run, phase, x), x[-1] / MAX_SPANS)
         if spans:
-            fig.add_trace(_strip(phase, spans, named=phase not in labelled))
+            colour = PHASE_COLOURS[phase]
+            hatched = {"shape": PHASE_PATTERNS[phase], "fgcolor": "white", "bgcolor": colour, "size": 6}
+            look = {"name": phase, "showlegend": phase not in labelled, "fillcolor": colour, "fillpattern": hatched}
+            fig.add_trace(_boxes(phase, spans, STRIP_BOTTOM, STRIP_TOP, **look))
             if pale and phase != "backward":
-                fig.add_trace(_pale(phase, spans))
+                ground = translucent(colour, 0.10)
+                fig.add_trace(_boxes(phase, spans, 0, STRIP_BOTTOM, showlegend=False, fillcolor=ground))
     for kind in SYMBOLS:
         if calls := [call for call in run.collectives if call.kind == kind and call.tick < len(x)]:
             fig.add_trace(_marks(kind, calls, x))
@@ -110,30 +114,16 @@ def _merged(spans: list[tuple[float, float]], least: float) -> list[tuple[float,
     return merged
 
 
-def _boxes(spans: list[tuple[float, float]], bottom: float, top: float) -> tuple[Outline, Outline]:
+def _boxes(phase: Phase, spans: list[tuple[float, float]], bottom: float, top: float, **look: object) -> go.Scatter:
+    """A rectangle for each span, all in one trace."""
     xs: Outline = []
     ys: Outline = []
     for start, end in spans:
         xs += [start, end, end, start, start, None]
         ys += [bottom, bottom, top, top, bottom, None]
-    return xs[:-1], ys[:-1]
-
-
-def _strip(phase: Phase, spans: list[tuple[float, float]], *, named: bool) -> go.Scatter:
-    xs, ys = _boxes(spans, STRIP_BOTTOM, STRIP_TOP)
-    colour = PHASE_COLOURS[phase]
     return go.Scatter(
-        x=xs, y=ys, yaxis="y2", name=phase, showlegend=named, mode="lines", fill="toself", hoverinfo="skip",
-        line={"width": 0, "color": colour}, fillcolor=colour,
-        fillpattern={"shape": PHASE_PATTERNS[phase], "fgcolor": "white", "bgcolor": colour, "size": 6},
-    )  # fmt: skip
-
-
-def _pale(phase: Phase, spans: list[tuple[float, float]]) -> go.Scatter:
-    xs, ys = _boxes(spans, 0, STRIP_BOTTOM)
-    return go.Scatter(
-        x=xs, y=ys, yaxis="y2", showlegend=False, mode="lines", fill="toself", hoverinfo="skip",
-        line={"width": 0, "color": PHASE_COLOURS[phase]}, fillcolor=translucent(PHASE_COLOURS[phase], 0.10),
+        x=xs[:-1], y=ys[:-1], yaxis="y2", mode="lines", fill="toself", hoverinfo="skip",
+        line={"width": 0, "color": PHASE_COLOURS[phase]}, **look,
     )  # fmt: skip
 
 
