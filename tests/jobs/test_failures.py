@@ -91,11 +91,6 @@ def test_a_step_and_a_job_call_it_the_same(error: BaseException, wrapper: BaseEx
         assert in_step == "out of memory"
 
 
-@pytest.mark.parametrize("error", [RuntimeError("a"), ValueError("a"), KeyError("a"), StopIteration("a")])
-def test_of_an_unexpected_error_the_place_decides(error: Exception) -> None:
-    assert [place(error).kind for place in PLACES] == ["model raised", "internal"]
-
-
 SOURCE = """
 import torch
 from torch import nn

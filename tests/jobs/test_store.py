@@ -7,7 +7,6 @@ import sqlite3
 import stat
 import subprocess
 import sys
-import threading
 import time
 import zlib
 from pathlib import Path
@@ -233,24 +232,6 @@ def test_a_kill_at_any_moment_loses_no_acknowledged_run(store: Store) -> None:
     assert set(acknowledged) <= listed and len(acknowledged) >= 12
     for run_id in acknowledged:
         assert isinstance(store.load(run_id), Measurement)
-
-
-def test_many_writers_at_once(store: Store) -> None:
-    faults: list[Exception] = []
-
-    def write() -> None:
-        try:
-            for _ in range(5):
-                Store(store.path).save(measured())
-        except Exception as error:
-            faults.append(error)
-
-    threads = [threading.Thread(target=write) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not faults and len(store.list()) == 30
 
 
 def test_the_path_can_be_overridden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

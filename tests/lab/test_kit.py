@@ -11,30 +11,25 @@ import torch
 from torch import nn
 
 from explorer.engine.compare.diffs import relative_distance
-from explorer.engine.state.rng import RngState
 from explorer.lab.kit.bench import (
     Gradients,
     LabBench,
     Raised,
     attempt,
     gradients_by_name,
-    gradients_of,
     hessian_product,
-    mean_square,
     row_of_process,
     step_gradients,
 )
-from explorer.lab.kit.checkpoints import CHECKPOINTS, ENGINES, WrittenOutCheckpoint, engine_policy, flip_row
-from explorer.lab.kit.nets import BATCH, WIDTH, Dropped, Normed, Recurrent, Residual, block_names, blocks_of, chain
+from explorer.lab.kit.checkpoints import CHECKPOINTS, ENGINES, engine_policy
+from explorer.lab.kit.nets import BATCH, WIDTH, Dropped, Normed, Residual, block_names, blocks_of, chain
 from explorer.lab.kit.rows import (
     COSINE,
     DISTANCE,
     EQUAL_TENSORS,
     NORM_RATIO,
     Gap,
-    agreement,
     baseline_row,
-    chance_of,
     compared_row,
     counted,
     distance_bars,
@@ -111,44 +106,10 @@ def test_dropout_remembers_each_mask_and_scales_what_it_keeps() -> None:
     assert torch.equal(block.dropout(x), x) and len(block.dropout.masks) == 1
 
 
-def test_a_recurrent_net_uses_one_cell_for_every_step() -> None:
-    net = chain(Recurrent, 1)[0]
-    sequence = torch.randn(2, 3, WIDTH)
-    state = torch.zeros(2, WIDTH)
-    for t in range(3):
-        state = net.cell(state, sequence[:, t])
-    assert torch.equal(net(sequence), state)
-
-
-@pytest.mark.parametrize(("snapshot", "outcome"), [(True, "bitwise equal"), (False, "different")])
-def test_a_rerun_from_a_snapshot_draws_the_masks_of_forward(snapshot: bool, outcome: str) -> None:
-    torch.manual_seed(3)
-    block, x = Dropped(0.5), torch.randn(BATCH, WIDTH)
-    expected = step_gradients(block, x)
-    block.zero_grad(set_to_none=True)
-    torch.manual_seed(0)
-    before = RngState.capture(block) if snapshot else None
-    mean_square(WrittenOutCheckpoint.apply(block, before, x.requires_grad_())).backward()
-    assert gap(expected, gradients_of(block)).outcome == outcome
-    forward, rerun = block.dropout.masks[-2:]
-    assert torch.equal(forward, rerun) == snapshot
-
-
 def test_every_engine_is_a_policy_and_only_keep_recomputes_nothing() -> None:
     assert {engine for engine in ENGINES if engine_policy(engine, ["block0"]) == KEEP_ALL} == {"keep"}
     assert {*ENGINES} - {"keep"} < {*CHECKPOINTS}
     assert engine_policy("reentrant", ["block0"]).use_reentrant
-
-
-@pytest.mark.parametrize("layer", ["dropout", "batchnorm"])
-@pytest.mark.parametrize("label", CHECKPOINTS)
-def test_without_a_flip_it_is_bitwise_equal(label: str, layer: str) -> None:
-    assert flip_row(LabBench(), label, layer, "never").outcome == "bitwise equal"
-
-
-@pytest.mark.parametrize("label", CHECKPOINTS)
-def test_a_flip_before_the_recompute_is_never_equal(label: str) -> None:
-    assert flip_row(LabBench(), label, "dropout", "between").outcome != "bitwise equal"
 
 
 def value_of(far: Gap, name: str) -> object:
@@ -217,14 +178,6 @@ def test_sides_are_rows_beside_their_baseline_and_one_that_raises_is_a_row() -> 
 def test_an_absent_gradient_is_named() -> None:
     row = compared_row("partly", {"a": torch.ones(2), "b": torch.ones(2)}, {"a": torch.ones(2), "b": None})
     assert row.outcome == "missing" and row.note == "no gradient for b"
-
-
-@pytest.mark.parametrize("p", [0.1, 0.3, 0.5])
-def test_chance_is_the_share_in_which_two_drawn_masks_differ(p: float) -> None:
-    torch.manual_seed(0)
-    first, second = torch.rand(2, 200_000) >= p
-    # Four standard errors of a share of 200,000 draws are below 0.005.
-    assert 1 - agreement(first, second) == pytest.approx(chance_of(p), abs=0.005)
 
 
 def test_mismatches_compare_the_first_two_masks_of_each_block() -> None:

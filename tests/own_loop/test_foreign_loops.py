@@ -244,20 +244,6 @@ def test_a_refusal_leaves_a_readable_file(loop: Loop, tmp_path: Path) -> None:
     assert run.failed_in == "forward" and "Held then" in run.failure.hint
 
 
-def test_chosen_steps_are_written_and_nothing_stays_behind(tmp_path: Path) -> None:
-    model = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    watching = WatchCallback(at=(2,), files=str(tmp_path / "step{step}.explorer"))
-    watching.begin(model, optimizer, "Trainer")
-    for _ in range(3):
-        model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
-    watching.end()
-    assert watching.watch is not None and set(watching.watch.runs) == {2} and watching.watch.where == "Trainer"
-    assert [path.name for path in tmp_path.iterdir()] == ["step2.explorer"]
-    assert not model._forward_pre_hooks and not model._forward_hooks
-
-
 def test_a_training_that_broke_off_is_over_when_the_next_begins(tmp_path: Path) -> None:
     model, before = nn.Linear(4, 4), (sys.excepthook, torch.autograd.backward)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -270,12 +256,6 @@ def test_a_training_that_broke_off_is_over_when_the_next_begins(tmp_path: Path) 
     assert watching.watch is not None and set(watching.watch.runs) == {1}
     assert (sys.excepthook, torch.autograd.backward) == before
     assert not model._forward_hooks and not optimizer._optimizer_step_post_hooks
-
-
-def test_a_training_that_never_began_has_nothing_to_end() -> None:
-    watching = WatchCallback(at=1)
-    watching.end()
-    assert watching.watch is None
 
 
 def test_an_interrupted_fit_ends_the_watch() -> None:

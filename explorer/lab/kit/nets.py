@@ -102,7 +102,7 @@ def block_names(model: nn.Sequential) -> list[str]:
 
 
 class Recurrent(nn.Module):
-    """A net with a single cell for every step of a sequence: all steps share its weights."""
+    """A cell for every step of a sequence: all steps share its weights."""
 
     def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
@@ -112,10 +112,3 @@ class Recurrent(nn.Module):
     def cell(self, state: Tensor, token: Tensor) -> Tensor:
         """The next state, (batch, width), from the last one and one token of the sequence."""
         return torch.tanh(self.reads(token) + self.remembers(state))
-
-    def forward(self, sequence: Tensor) -> Tensor:
-        """(batch, time, width) -> the last state, (batch, width)."""
-        state = torch.zeros_like(sequence[:, 0])
-        for t in range(sequence.shape[1]):
-            state = self.cell(state, sequence[:, t])
-        return state

@@ -78,18 +78,6 @@ def test_one_planted_wrong_gradient_is_found_and_named(wrong: str, worst: str) -
     )  # fmt: skip
 
 
-def test_what_usual_checks_say_of_the_planted_wrongs() -> None:
-    """Loss, whole-model cosine and a sum of norms pass; the tensor's own figures do not."""
-    scaled = next(diff for diff in judged("planted wrong=scaled").gradients if diff.name == "2.linear.weight")
-    assert scaled.cosine is not None and scaled.cosine > 1 - 1e-9
-    assert scaled.norm_ratio == pytest.approx(1.0001, abs=1e-6)
-    permuted = next(diff for diff in judged("planted wrong=permuted").gradients if diff.name == "2.linear.bias")
-    assert permuted.norm_ratio == 1.0
-    assert permuted.cosine is not None and permuted.cosine < 0.9
-    poisoned = next(diff for diff in judged("planted wrong=nan").gradients if diff.name == "2.linear.weight")
-    assert (poisoned.n_nonfinite_mismatch, poisoned.max_abs) == (1, 0.0)
-
-
 WRONG: list[tuple[str, Any, dict[str, Any], str]] = [
     ("dropout", ("1", "2"), {"preserve_rng_state": False}, "The dropout mask differs in 1.trap, 2.trap"),
     ("dropout", (("1", "2"),), {"preserve_rng_state": False}, "The dropout mask differs in 1.trap, 2.trap"),
