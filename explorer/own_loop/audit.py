@@ -7,18 +7,15 @@ judge(plain, with recompute)             the verdict; without a switch for recom
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from explorer.engine.bench.user_loop import LoopRecording
 from explorer.engine.compare.watched import RerunDraws
 from explorer.engine.policy.apply import checkpointing_off, policy_of
 from explorer.engine.state.global_state import preserve_global_state
-from explorer.engine.state.snapshot import ModelSnapshot, OptimizerSnapshot
+from explorer.engine.state.snapshot import StepSnapshot
 from explorer.engine.watch.uncompiled import compiler_off
 from explorer.errors import BadInput
 from explorer.own_loop.judge import Judged, judge
@@ -88,15 +85,19 @@ def audit(model: nn.Module, step: Step) -> Audit:
         with checkpointing_off(model):
             step()
 
-    with _put_back(model) as model_before:
-        as_it_is = _recorded(model, step, where)
-        if not self_checkpointing(as_it_is):
-            return Audit(as_it_is, None, None)
-        model_before.restore()
-        with RerunDraws(model) as draws:
-            step()
-        model_before.restore()
-        left = self_checkpointing(_recorded(model, plain_step, where))
+    with compiler_off(), preserve_global_state():
+        before = StepSnapshot(model, step)
+        try:
+            as_it_is = _recorded(model, step, where)
+            if not self_checkpointing(as_it_is):
+                return Audit(as_it_is, None, None)
+            before.restore()
+            with RerunDraws(model) as draws:
+                step()
+            before.restore()
+            left = self_checkpointing(_recorded(model, plain_step, where))
+        finally:
+            before.restore()
     judged = None
     if not left:
         judged = judge(lambda model, batch: plain_step(), lambda model, batch: step(), model, None)
@@ -108,23 +109,3 @@ def _recorded(model: nn.Module, step: Step, where: str) -> Measurement:
     with live:
         step()
     return live.measurement
-
-
-@contextmanager
-def _put_back(model: nn.Module) -> Iterator[ModelSnapshot]:
-    """Restores all state at the end, including optimizers that stepped."""
-    optimizers: dict[int, OptimizerSnapshot] = {}
-
-    def about_to_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
-        if id(optimizer) not in optimizers:
-            optimizers[id(optimizer)] = OptimizerSnapshot(optimizer)
-
-    hook = register_optimizer_step_pre_hook(about_to_step)
-    try:
-        with compiler_off(), preserve_global_state(), ModelSnapshot(model, model.modules()) as model_before:
-            model_before.restore()
-            yield model_before
-    finally:
-        hook.remove()
-        for optimizer in optimizers.values():
-            optimizer.close()
