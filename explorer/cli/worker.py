@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -57,7 +56,7 @@ def ask(worker: Worker, request: Request, *, keep: bool = False) -> Any:
 
 def save_run_file(record: Record, path: Path) -> None:
     """The run as a file that the Runs page imports. Raises NotSaved."""
-    write_file(path, run_file.write(run_file.stored_record(record)))
+    run_file.write_file(path, run_file.write(run_file.stored_record(record)))
 
 
 def check_writable(*paths: Path | None) -> None:
@@ -81,23 +80,8 @@ def print_or_write(text: str, path: Path | None) -> None:
     if path is None:
         typer.echo(text, nl=False)
     else:
-        write_file(path, text.encode())
+        run_file.write_file(path, text.encode())
         say(f"Wrote {escape(str(path))}.")
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Writes a whole file or nothing: a full disk leaves the old file. Raises NotSaved with the system's reason."""
-    ordinary = path.is_file() or not path.exists()  # neither /dev/stdout nor a pipe
-    part = path.with_name(f"{path.name}.part") if ordinary else path
-    try:
-        part.write_bytes(data)
-        if ordinary:
-            part.replace(path)
-    except OSError as error:
-        if ordinary:
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
-        raise NotSaved(f"{path} could not be written: {error.strerror}.", hint="Give another path.") from error
 
 
 def _follow(job: Job) -> None:

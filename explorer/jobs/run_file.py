@@ -13,6 +13,7 @@ import struct
 import time
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +21,7 @@ import msgspec
 from msgspec import Meta, Raw
 from msgspec.structs import replace
 
-from explorer.errors import BadInput, UnreadableFile, message_of
+from explorer.errors import BadInput, NotSaved, UnreadableFile, message_of
 from explorer.record.base import Record, from_msgpack, to_msgpack
 from explorer.record.comparison import Comparison
 from explorer.record.graph import RECORDED, ModelGraph, ModelRef
@@ -134,6 +135,22 @@ def write(stored: StoredRecord) -> bytes:
     body = zlib.compress(to_msgpack(stored), 6)
     version, length = _VERSION.pack(VERSION), _LENGTH.pack(len(body))
     return MAGIC + version + _digest(version, length, body) + length + body
+
+
+def write_file(path: Path, data: bytes) -> Path:
+    """Writes a whole file or nothing: a full disk leaves the old file. Raises NotSaved with the system's reason."""
+    ordinary = path.is_file() or not path.exists()  # neither /dev/stdout nor a pipe
+    part = path.with_name(f"{path.name}.part") if ordinary else path
+    try:
+        part.write_bytes(data)
+        if ordinary:
+            part.replace(path)
+    except OSError as error:
+        if ordinary:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+        raise NotSaved(f"{path} could not be written: {error.strerror}.", hint="Give another path.") from error
+    return path
 
 
 def read(data: bytes) -> StoredRecord:

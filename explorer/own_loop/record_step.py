@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Self
 from msgspec.structs import replace
 
 from explorer.engine.bench.user_loop import LoopRecording
-from explorer.errors import BadInput, NotSaved, message_of
-from explorer.jobs.run_file import stored_record, write
+from explorer.errors import BadInput, message_of
+from explorer.jobs.run_file import stored_record, write, write_file
 from explorer.plan.card.cards import parse_card
 from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.planners.budget import parse_budget
@@ -86,7 +86,7 @@ class RecordedRun:
         if self._measurement is None:
             warnings.warn(f"{path} is not written. {self._why_not}", stacklevel=2)
             return Path(path)
-        return _written(Path(path), write(stored_record(self.measurement)))
+        return write_file(Path(path), write(stored_record(self.measurement)))
 
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Writes one HTML file to share, which needs no server and no network. Raises NotSaved."""
@@ -94,7 +94,7 @@ class RecordedRun:
             warnings.warn(f"{path} is not written. {self._why_not}", stacklevel=2)
             return Path(path)
         of = ReportOf(run=self.measurement, name=self.measurement.recorded_in, created=time.time())
-        return _written(Path(path), report_text(of).encode())
+        return write_file(Path(path), report_text(of).encode())
 
     def forecast(self, policy: Policy) -> Forecast:
         """The forecast of this step under `policy`. The step does not run. Origin: predicted."""
@@ -193,15 +193,3 @@ def place_of_caller() -> str:
     """`train.py:42`: the line of the user's call of the public function that calls this one."""
     frame = sys._getframe(2)
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-
-
-def _written(target: Path, content: bytes) -> Path:
-    """Writes `content` to `target`, whole or not at all."""
-    part = target.with_name(f"{target.name}.part")
-    try:
-        part.write_bytes(content)
-        part.replace(target)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise NotSaved(f"{target} could not be written: {error.strerror}.", hint="Give another path.") from error
-    return target

@@ -21,9 +21,10 @@ from explorer.cli import verbs
 from explorer.cli.main import app
 from explorer.cli.options import ModelOptions, StepOptions
 from explorer.cli.report import document, print_pipeline
-from explorer.cli.worker import check_writable, make_folder, print_or_write, write_file
+from explorer.cli.worker import check_writable, make_folder, print_or_write
 from explorer.errors import BadInput, NotSaved
 from explorer.jobs.client import Worker
+from explorer.jobs.run_file import write_file
 from explorer.plan.policy.presets import PRESETS
 from explorer.record import Policy
 from explorer.record.base import limits

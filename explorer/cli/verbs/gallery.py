@@ -13,7 +13,7 @@ from rich.markup import escape
 from explorer.cli.command import say, verb
 from explorer.cli.options import describe
 from explorer.cli.report import with_plans
-from explorer.cli.worker import ask, make_folder, worker, write_file
+from explorer.cli.worker import ask, make_folder, worker
 from explorer.jobs import run_file
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Measure, RunLab
@@ -41,8 +41,8 @@ def gallery(
     make_folder(out)
     with worker() as engine:
         exhibits = [*_samples(engine, out), *_lessons(engine, out)]
-    write_file(out / PLOTLY_FILE, plotly_js().encode())
-    write_file(out / "index.html", index_text(exhibits).encode())
+    run_file.write_file(out / PLOTLY_FILE, plotly_js().encode())
+    run_file.write_file(out / "index.html", index_text(exhibits).encode())
     say(f"Wrote {len(exhibits)} pages; open {escape(str(out / 'index.html'))}.")
 
 
@@ -52,7 +52,7 @@ def _samples(engine: Worker, out: Path) -> Iterator[Exhibit]:
         of = with_plans(_stored(sample) or _bundled(sample) or _measured(engine, sample))
         title, _, rest = sample.title.partition(". ")
         file = f"{sample.name}.html"
-        write_file(out / file, report_text(replace(of, share_plotly=True, lesson=sample.lesson)).encode())
+        run_file.write_file(out / file, report_text(replace(of, share_plotly=True, lesson=sample.lesson)).encode())
         yield Exhibit(file=file, title=title, line=f"{rest}." if rest else "", shelf="Sample models")
 
 
@@ -85,7 +85,7 @@ def _lessons(engine: Worker, out: Path) -> Iterator[Exhibit]:
     for lesson in lessons():
         say(f"lesson {lesson.name}")
         file = f"lesson-{lesson.name}.html"
-        write_file(out / file, lesson_text(lesson, ask(engine, RunLab(name=lesson.name))).encode())
+        run_file.write_file(out / file, lesson_text(lesson, ask(engine, RunLab(name=lesson.name))).encode())
         yield _exhibit(lesson, file)
 
 

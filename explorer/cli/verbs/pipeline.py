@@ -28,10 +28,11 @@ from explorer.cli.options import (
     in_output,
 )
 from explorer.cli.report import print_pipeline
-from explorer.cli.worker import ask, check_writable, make_folder, print_or_write, save_run_file, worker, write_file
+from explorer.cli.worker import ask, check_writable, make_folder, print_or_write, save_run_file, worker
 from explorer.errors import InvalidPlan
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import FindJointPlan, OpenRanks, ProfileStages, RunPipeline
+from explorer.jobs.run_file import write_file
 from explorer.plan.export.torchrun import RESULTS, SCRIPT_FILE, run_files, spec_beside, torchrun_command
 from explorer.plan.pipeline.actions import format_rows, read_rows
 from explorer.plan.pipeline.cuts import CutRule, atoms, check_stages, split_at_borders, stages_by, usual_rule
