@@ -339,7 +339,7 @@ class Answering:
                 else:
                     self._last_words += written
                     del self._last_words[:-_LAST_WORDS_BYTES]
-            if over and not ready:
+            if over:  # a chunk is larger than a pipe: nothing is left
                 return
 
     def lines(self, alive: Callable[[], None]) -> Iterator[bytes]:

@@ -217,14 +217,6 @@ def clipped_by_hand(model: nn.Module, batch: Any) -> None:
         gradient.mul_((0.5 / (norm + 1e-6)).clamp(max=1.0))
 
 
-def one_by_one(model: nn.Module, batch: Any) -> None:
-    adamw(model, batch, foreach=False)
-
-
-def fused(model: nn.Module, batch: Any) -> None:
-    adamw(model, batch, fused=True)
-
-
 def clipped_after_all(model: nn.Module, batch: Any) -> None:
     """Another optimizer step over gradients that only round: a weight that is zero but for rounding must not tell."""
     in_eighths(model, batch)
@@ -357,15 +349,12 @@ HARMLESS: dict[str, Case] = {
     "saved tensors elsewhere": Case(kept_elsewhere),
     "hooks that look": Case(looked_at),
     "clipped by hand": Case(clipped_by_hand, clipped),
-    "AdamW one by one": Case(one_by_one, adamw),
-    "AdamW fused": Case(fused, adamw),
     "AdamW over microbatches": Case(clipped_after_all, adamw),
     "weight decay by hand": Case(decays_by_hand, decays_matrices),
     "microbatches in bfloat16": Case(parts_in_bfloat16, in_bfloat16),
     "convolution and BatchNorm by hand": Case(
         squares, squares, convolutional, swapped({"1": BatchNormByHand, "3": ByUnfold}), pictures
     ),
-    "channels last": Case(channels_last, squares, convolutional, batch=pictures),
     "a gradient by hand": Case(without_autograds_help, on_rows, linear, batch=rows),
     "wrapped and checkpointed": Case(backward, rewritten=layers_wrapped),
     "under a policy": Case(backward, rewritten=under_a_policy),

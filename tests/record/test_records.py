@@ -20,6 +20,7 @@ from explorer.errors import (
     ModelFailed,
     NotOnThisDevice,
     OutOfMemory,
+    TimedOut,
     UnreadableFile,
 )
 from explorer.record import Allocations, Measurement, PhaseSpan
@@ -214,6 +215,7 @@ def test_any_failure_can_be_written_and_shown(text: str, part: str, times: int) 
         (BadInput("x"), "bad input", "bad input"),
         (NotOnThisDevice("x"), "not on this device", "not on this device"),
         (Cancelled("x"), "cancelled", "cancelled"),
+        (TimedOut("x"), "time-out", "time-out"),
         (Crashed("x"), "crash", "crash"),
         (KeyboardInterrupt(), "cancelled", "cancelled"),
         (SystemExit(3), "model raised", "model raised"),

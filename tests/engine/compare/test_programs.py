@@ -109,26 +109,6 @@ def judged(reference: Step, candidate: Step, model: nn.Module | None = None) -> 
         return judge_programs(Comparison(baseline=run, candidate=run), *programs)
 
 
-def test_a_program_equals_itself_and_has_a_reference() -> None:
-    comparison = judged(squares, squares)
-    assert (comparison.reproducible, comparison.reference, comparison.loss_equal) == (True, "float64", True)
-    assert [diff.verdict for diff in comparison.gradients] == ["bitwise equal"] * 2
-
-
-def test_twice_the_loss_is_another_program() -> None:
-    comparison = judged(squares, doubled)
-    assert comparison.loss_equal is False
-    assert [(diff.verdict, diff.norm_ratio) for diff in comparison.gradients] == [("different", 2.0)] * 2
-
-
-def test_an_error_of_the_candidate_is_a_failure_and_an_error_of_the_reference_passes() -> None:
-    comparison = judged(squares, fails)
-    assert comparison.failure is not None and "no such kernel" in comparison.failure.sentence
-    assert comparison.reference == "float64"
-    with pytest.raises(ValueError, match="no such kernel"):
-        judged(fails, squares)
-
-
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_forward_is_watched_where_hooks_run_and_not_in_compiled_code(compiled: bool) -> None:
