@@ -207,6 +207,9 @@ def test_it_is_drawn_dashed_over_one_run_and_over_two() -> None:
         add_predicted(chart, line, base, over=over, axis="tick")
         (drawn,) = [trace for trace in chart.figure.data if trace.name == NAME]
         assert drawn.line.dash == "dash" and max(drawn.y) == pytest.approx(int(line.max()) / MIB)
+        (low, top) = chart.figure.layout.yaxis.range
+        add_predicted(chart, 3 * line, base, over=over, axis="tick")
+        assert low == 0 and chart.figure.layout.yaxis.range[1] > 3 * int(line.max()) / MIB > top, "it stays in the plot"
     n = len(chart.figure.data)
     add_predicted(chart, line[:-1], base, over=None, axis="tick")
     assert len(chart.figure.data) == n, "a line of another run is not drawn"

@@ -66,8 +66,11 @@ def predicted(view: View, policy: Policy) -> Forecast:
 
 
 def _uncalibrated(view: View, policy: Policy) -> Forecast:
-    forecaster = _forecaster(view)
-    return forecaster.forecast(policy) if forecaster is not None else Forecast()
+    forecaster, start = _forecaster(view), view.keep_all
+    if forecaster is None or start is None:
+        return Forecast()
+    key = f"{start.key} {request_key(policy)}"
+    return runs().forecasts.get_or_make(key, lambda: forecaster.forecast(policy))
 
 
 def _measured_steps(view: View) -> tuple[TimedStep, ...]:
@@ -111,19 +114,18 @@ def cost_word(view: View) -> CostWord:
 def predicted_presets(view: View, policy: Policy) -> dict[str, tuple[Policy, Forecast]]:
     """The presets of the menu by name: each as a policy with the options of `policy`, and its forecast.
 
-    A preset that chooses no block of this model is absent.
+    A preset that chooses no block of this model, or the same blocks as a preset before it, is absent.
     """
     graph, start = view.graph, view.keep_all.key if view.keep_all else None
     if graph is None:
         return {}
 
     def make() -> dict[str, tuple[Policy, Forecast]]:
-        chosen = {name: with_units(policy, _units_of(name, graph)) for name in preset_titles()}
-        return {
-            name: (policy, predicted(view, policy))
-            for name, policy in chosen.items()
-            if policy.units or name == "keep-all"
-        }
+        chosen: dict[tuple[Unit, ...], str] = {(): "keep-all"}
+        for name in preset_titles():
+            chosen.setdefault(_units_of(name, graph), name)
+        policies = {name: with_units(policy, units) for units, name in chosen.items()}
+        return {name: (policy, predicted(view, policy)) for name, policy in policies.items()}
 
     options = request_key(with_units(policy, ()))
     key = f"{start} {view.baseline_key} {graph.fingerprint} {options} {_measured_steps(view)}"

@@ -88,6 +88,8 @@ def figures(view: View, drawn: Drawn) -> tuple[Headline, ...]:
     if comparison is not None and not view.stale:
         return tuple(_chosen(headline, drawn) for headline in headlines(comparison))
     before_run = _drawn(view.baseline or view.charted, drawn, INSTEAD.get(view.freshness))
+    if view.graph is None and view.freshness is Freshness.NOTHING:  # Run has nothing to run
+        before_run = tuple(replace(figure, delta=figure.delta.replace(PRESS, "")) for figure in before_run)
     follows = FOLLOWS.get(view.freshness, {}) if view.is_running else {}
     return tuple(replace(headline, delta=follows.get(headline.key, headline.delta)) for headline in before_run)
 

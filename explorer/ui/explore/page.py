@@ -27,7 +27,7 @@ from explorer.ui.explore.results import results
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.explore.view import Freshness, View, drawn_graph, view_of
 from explorer.ui.figure_strip import strip
-from explorer.ui.session import page_job, window
+from explorer.ui.session import page_job
 from explorer.ui.session.repository import runs
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.elements import escape, last_failure, small_text, two_columns
@@ -92,10 +92,7 @@ def page() -> None:
     with charts:
         _tour(state, view)
         _trouble(state)
-        if window.is_known() or graph is None:
-            results(state, view)
-        else:
-            st.skeleton(height=320)
+        results(state, view)
 
 
 def _tour(state: ExploreState, view: View) -> None:

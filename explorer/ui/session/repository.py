@@ -111,6 +111,8 @@ class Runs:
         """Jobs that look, or looked, for the plans of a measured step."""
         # Computed from a run, by the key of the run.
         self.forecasters: Recent[Forecaster] = Recent(12)
+        self.forecasts: Recent[Forecast] = Recent(N_REQUESTS)
+        """Forecasts by run and policy: a rerun of the page needs those of all plans and presets."""
         self.on_cards: Recent[CardMemory] = Recent(64)
         """Steps of drawn policies on their card, by run and policy."""
         self.prices: Recent[dict[str, Price | None]] = Recent(24)

@@ -1,9 +1,7 @@
 """The size of the visitor's window, which the server cannot see. A block graph reports the size once drawn.
 
-first visit   strip and graph ──▶ the graph reports "window" ──▶ the page again, laid out for the window, with charts
+first visit   a page for USUAL_HEIGHT ──▶ the graph reports "window" ──▶ the page again, laid out for the window
 later         the window is known; a very different size arrives the same way
-
-A visitor sees the graph before the browser loads the chart library, and charts are drawn for a known width.
 """
 
 from __future__ import annotations

@@ -29,6 +29,8 @@ from explorer.view.drawing.units import byte_axis, change, mib, percent
 from explorer.view.memory.bands import add_bands, add_counters, counters
 from explorer.view.text.runs import peak_and_end, peaks_in_words
 
+ROOM_ABOVE = 1.1
+"""Least height of the axis over the top of a predicted line, which carries a label."""
 NO_TIMELINE = "The memory timeline was not measured on this device."
 
 
@@ -252,6 +254,8 @@ def add_predicted(chart: Chart, line: Bytes, baseline: Measurement, *, over: Mea
     x = positions(baseline, log, drawn, axis=axis)
     unit, _ = byte_axis(max(run.held_peak_bytes or 0 for run in (baseline, drawn)))
     ticks = minmax(line, MAX_POINTS)
+    axis_top = chart.figure.layout.yaxis.range[1]
+    chart.figure.layout.yaxis.range = [0, max(axis_top, ROOM_ABOVE * float(line.max()) / unit)]
     for name, pen in ((GROUND, {"width": 5, "color": HALO}), (NAME, {"width": 2, "dash": "dash", "color": COLOUR})):
         chart.figure.add_trace(
             go.Scatter(

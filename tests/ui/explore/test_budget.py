@@ -14,7 +14,7 @@ from explorer.record import Failure, Policy, RunSpec
 from explorer.record.measurement import Times
 from explorer.record.plan import Forecast, Wish
 from explorer.ui.explore import blocks, budget, front
-from explorer.ui.explore.forecast import cost, predicted
+from explorer.ui.explore.forecast import cost, predicted, predicted_presets
 from explorer.ui.explore.view import View, view_of
 from explorer.ui.session.repository import KeyedRun
 from explorer.view.drawing.units import mib
@@ -50,6 +50,13 @@ def test_costs_in_time_and_in_flops_never_stand_on_one_axis(times: Times | None)
     view = View(comparison=None, baseline=None, baseline_key=None, stale=False, keep_all=start)
     assert cost(view, Forecast(flop_ratio=1.0)) == (None if times else 1.0)
     assert cost(view, Forecast(flop_ratio=1.0, time_ratio=1.5)) == (1.5 if times else 1.0)
+
+
+@pytest.mark.parametrize("n_layers", [1, 2, 6])
+def test_no_two_presets_of_the_menu_choose_the_same_blocks(n_layers: int) -> None:
+    view = View(comparison=None, baseline=None, baseline_key=None, stale=False, graph=graphs.gpt(n_layers))
+    offered = [policy for policy, _ in predicted_presets(view, Policy(early_stop=False)).values()]
+    assert offered[0] == Policy(early_stop=False) and len(set(offered)) == len(offered) > n_layers > 0
 
 
 def typed(at: AppTest, text: str) -> AppTest:

@@ -118,6 +118,7 @@ def test_the_strip_says_predicted_of_a_baseline_that_did_not_run() -> None:
 def test_nothing_is_counted_of_a_model_that_was_not_read() -> None:
     strip = {figure.key: figure for figure in figures(view(None, None), Drawn(policy=Policy()))}
     assert strip["flop_ratio"].value == "not measured" and strip["flop_ratio"].origin == ()
+    assert "press Run" not in [figure.delta for figure in strip.values()], "there is nothing to run"
 
 
 def test_each_freshness_has_a_sentence_and_no_sentence_is_left_over() -> None:
