@@ -210,6 +210,11 @@ def test_it_is_drawn_dashed_over_one_run_and_over_two() -> None:
         (low, top) = chart.figure.layout.yaxis.range
         add_predicted(chart, 3 * line, base, over=over, axis="tick")
         assert low == 0 and chart.figure.layout.yaxis.range[1] > 3 * int(line.max()) / MIB > top, "it stays in the plot"
+    short = cut(older, 30)
+    chart = timeline(base, short)
+    end = max(max(trace.x) for trace in chart.figure.data)
+    add_predicted(chart, line, base, over=short, axis="tick")
+    assert max(chart.figure.data[-1].x) == end, "events are counted as in the picture, in the run that is whole"
     n = len(chart.figure.data)
     add_predicted(chart, line[:-1], base, over=None, axis="tick")
     assert len(chart.figure.data) == n, "a line of another run is not drawn"

@@ -20,7 +20,7 @@ from explorer.ui.explore.front import front_panel
 from explorer.ui.explore.memory import memory_panel
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.explore.view import Freshness, View
-from explorer.ui.session import page_job
+from explorer.ui.session import page_job, window
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.charts import draw, in_groups, picture
 from explorer.ui.shared.download import Offer, download
@@ -300,7 +300,8 @@ def autograd_panel(graph: ModelGraph, pictures: AutogradPictures | None, *, bloc
     if pictures is not None:
         st.text(difference(pictures))
         full = st.toggle("Full size", key="autograd_full", help="As large as its words need, to be scrolled.")
-        left, right = (st.container(), st.container()) if full else st.columns(2, gap="small")
+        stacked = full or window.narrow()
+        left, right = (st.container(), st.container()) if stacked else st.columns(2, gap="small")
         with left:
             _picture(f"{pictures.block} kept", pictures.kept, "kept", full=full)
         with right:

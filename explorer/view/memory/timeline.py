@@ -246,7 +246,7 @@ HALO = "rgba(255, 255, 255, 0.85)"
 
 def add_predicted(chart: Chart, line: Bytes, baseline: Measurement, *, over: Measurement | None, axis: Axis) -> None:
     """Draws `line`, bytes at every event of `baseline`, into a chart of that run, or of it and `over`."""
-    log, drawn = baseline.allocations, over or baseline
+    log, drawn = baseline.allocations, over if over is not None and over.complete else baseline
     if log is None or drawn.allocations is None or len(line) != log.n_ticks + 1:
         return
     if axis == "time" and not has_times(baseline, over):
