@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.predict.forecaster import Forecaster
-from explorer.record import Comparison, Measurement, Policy, Samples, Times
+from explorer.record import Comparison, Failure, Measurement, Policy, Samples, Times
 from explorer.record.base import column, from_msgpack
 from explorer.record.card import Card
 from explorer.record.measurement import RecordedRanks
@@ -210,7 +210,7 @@ def test_it_is_drawn_dashed_over_one_run_and_over_two() -> None:
         (low, top) = chart.figure.layout.yaxis.range
         add_predicted(chart, 3 * line, base, over=over, axis="tick")
         assert low == 0 and chart.figure.layout.yaxis.range[1] > 3 * int(line.max()) / MIB > top, "it stays in the plot"
-    short = cut(older, 30)
+    short = replace(cut(older, 20), failure=Failure(kind="model raised", sentence="It raised."))
     chart = timeline(base, short)
     end = max(max(trace.x) for trace in chart.figure.data)
     add_predicted(chart, line, base, over=short, axis="tick")

@@ -104,17 +104,15 @@ class Runs:
         """Results of jobs and records of the store, by id. The store has what is no longer here."""
         self._graphs: Recent[ModelGraph] = Recent(24)
         self._predicted: Recent[Measurement | RecordedRanks | Comparison] = Recent(24)
-        self.profiles: Recent[PipelineProfile] = Recent(8)
-        """Prices of blocks, by the priced run."""
+        self.profiles: Recent[PipelineProfile] = Recent(8)  # by the priced run
         self.lab_outcomes: Recent[LabOutcome] = Recent(64)
         self.fronts: Recent[Job] = Recent(32)
         """Jobs that look, or looked, for the plans of a measured step."""
         # Computed from a run, by the key of the run.
         self.forecasters: Recent[Forecaster] = Recent(12)
         self.forecasts: Recent[Forecast] = Recent(N_REQUESTS)
-        """Forecasts by run and policy: a rerun of the page needs those of all plans and presets."""
         self.on_cards: Recent[CardMemory] = Recent(64)
-        """Steps of drawn policies on their card, by run and policy."""
+        """Steps of drawn policies on their card, by run and policy, as forecasts are."""
         self.prices: Recent[dict[str, Price | None]] = Recent(24)
         self.presets: Recent[dict[str, tuple[Policy, Forecast]]] = Recent(24)
         self.reasons: Recent[tuple[str, ...]] = Recent(24)
