@@ -25,7 +25,7 @@ from explorer.jobs.protocol import Measure, MeasureRanks
 from explorer.plan.card.cards import capacity_bytes
 from explorer.plan.planners.budget import parse_budget, parse_share
 from explorer.plan.planners.confirm import Confirmation, confirmed, within_budget
-from explorer.plan.planners.on_ranks import RankOffer, offers_on_ranks, splits_of
+from explorer.plan.planners.front import RankOffer, offers_on_ranks, splits_of
 from explorer.plan.planners.planner import Planner
 from explorer.plan.policy import file as policy_file
 from explorer.plan.predict.baseline import keep_all_from

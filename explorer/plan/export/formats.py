@@ -9,9 +9,15 @@ from msgspec.structs import replace
 
 from explorer.errors import InvalidPolicy, nearest
 from explorer.plan.export.layers import to_layout, to_megatron, to_names
-from explorer.plan.export.python_files import to_diffusers, to_fsdp2, to_hugging_face, to_lightning, to_torchtitan
+from explorer.plan.export.python_files import (
+    to_diffusers,
+    to_fsdp2,
+    to_hugging_face,
+    to_lightning,
+    to_torch_remat,
+    to_torchtitan,
+)
 from explorer.plan.export.torch_file import to_torch
-from explorer.plan.export.torch_remat import to_torch_remat
 from explorer.plan.export.torchrun import to_schedule_csv, to_stages
 from explorer.plan.policy.block_names import is_pattern
 from explorer.record.policy_file import Export, PolicyFile

@@ -1,4 +1,4 @@
-"""Exports that are Python files: torch with FSDP2, transformers, diffusers, Lightning, torchtitan.
+"""Exports that are Python files: torch with FSDP2, torch_remat, transformers, diffusers, Lightning, torchtitan.
 
 Each file holds the policy as literals, a function that looks blocks up by name, and the lines of one library. Names and
 numbers of a policy are written as Python literals, never as code. `torch_file` writes the file for torch alone.
@@ -10,10 +10,10 @@ import re
 from collections.abc import Sequence
 
 from explorer.plan.export.target import CHECKPOINT_OPTIONS, Target
-from explorer.record.policy import Policy
+from explorer.plan.names import above
 from explorer.record.policy_file import Export, PolicyFile
 
-WRAPPED = '''\
+_WRAPPED = '''\
 import functools
 
 import torch.utils.checkpoint
@@ -30,7 +30,7 @@ def recompute(block):
 """The first lines of a body whose library does not recompute every block itself."""
 
 
-def python_file(about: str, body: str, blocks: Sequence[str], options: dict[str, object] | None = None) -> str:
+def _python_file(about: str, body: str, blocks: Sequence[str], options: dict[str, object] | None = None) -> str:
     """`about` becomes the docstring; `body` may use BLOCKS, OPTIONS and chosen(model)."""
     names = "".join(f"    {fqn!r},\n" for fqn in blocks)
     decision = f"BLOCKS = (\n{names})\n" + ("" if options is None else f"OPTIONS = {options!r}\n")
@@ -39,11 +39,12 @@ def python_file(about: str, body: str, blocks: Sequence[str], options: dict[str,
     return re.sub("|".join(fillings), lambda mark: fillings[mark[0]], _FILE)
 
 
-def options_of(policy: Policy, *, without: Sequence[str] = ()) -> dict[str, object]:
-    """The policy's options as torch.utils.checkpoint.checkpoint takes them."""
+def _with_options(target: Target, file: PolicyFile, about: str, body: str, without: Sequence[str] = ()) -> Export:
+    """The file of a target with the policy's options as torch.utils.checkpoint.checkpoint takes them."""
     reentrant = ("preserve_rng_state", "use_reentrant")
-    names = reentrant if policy.use_reentrant else CHECKPOINT_OPTIONS
-    return {name: getattr(policy, name) for name in names if name not in without}
+    names = reentrant if file.policy.use_reentrant else CHECKPOINT_OPTIONS
+    options = {name: getattr(file.policy, name) for name in names if name not in without}
+    return target.exported(file.policy, _python_file(about, body, target.recomputed(file.policy), options))
 
 
 _FILE = '''\
@@ -74,16 +75,15 @@ def chosen(model):
 FSDP2 = Target(
     name="fsdp2",
     written_for="torch 2.13",
-    options=("preserve_rng_state", "determinism_check", "early_stop", "use_reentrant"),
+    options=CHECKPOINT_OPTIONS,
     checked="executed",
 )
 
 
 def to_fsdp2(file: PolicyFile) -> Export:
-    blocks, options = FSDP2.recomputed(file.policy), options_of(file.policy, without=("use_reentrant",))
     body = _FSDP2_BODY.replace("@IMPL@", "REENTRANT" if file.policy.use_reentrant else "NO_REENTRANT")
     body = body.replace("@RESHARD@", str(file.ranks is None or file.ranks.reshard))
-    return FSDP2.exported(file.policy, python_file(_FSDP2_ABOUT, body, blocks, options))
+    return _with_options(FSDP2, file, _FSDP2_ABOUT, body, without=("use_reentrant",))
 
 
 _FSDP2_ABOUT = """\
@@ -141,6 +141,67 @@ def recompute_then_shard(model, reshard_after_forward=@RESHARD@, **sharding):
 """
 
 
+TORCH_REMAT = Target(
+    name="torch-remat",
+    written_for="torch_remat 0.2.2",
+    options=("preserve_rng_state", "determinism_check"),
+    fixed=(("early_stop", False),),
+    nested=False,
+    checked="executed",
+)
+
+
+def to_torch_remat(file: PolicyFile) -> Export:
+    """Whole blocks, each a region of its name. A block inside another one is left to the outer block."""
+    named = set(file.policy.blocks)
+    blocks = [fqn for fqn in TORCH_REMAT.recomputed(file.policy) if named.isdisjoint(above(fqn))]
+    options = {name: getattr(file.policy, name) for name in ("preserve_rng_state", "determinism_check")}
+    note = "A block returns tensors, or one tuple or list of them: torch_remat takes nothing else."
+    return TORCH_REMAT.exported(file.policy, _python_file(_ABOUT, _BODY, blocks, options), note=note)
+
+
+_ABOUT = """\
+Activation checkpointing by torch_remat.
+
+    replay_blocks(model)      # once, after the model is built and before it is compiled or wrapped
+
+remat.region(..., recompute=False) inside a block keeps what the model's own code marks.
+"""
+_BODY = """\
+import torch
+import torch_remat as remat
+
+
+class Generators:
+    \"\"\"Sets the generators of torch to those of forward for a replay. torch_remat sets them back behind it.\"\"\"
+
+    def snapshot(self):
+        return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+    def restore(self, state):
+        torch.set_rng_state(state[0])
+        if state[1]:
+            torch.cuda.set_rng_state_all(state[1])
+
+
+HOOKS = (Generators(),) if OPTIONS.pop("preserve_rng_state") else ()
+
+
+def replay(name, block):
+    \"\"\"Its forward, run again in backward. A second call changes nothing.\"\"\"
+    if getattr(block.forward, "replayed", False):
+        return
+    region = remat.checkpoint(region_name=name, recompute_state_hooks=HOOKS, **OPTIONS)
+    block.forward = region(block.forward)
+    block.forward.replayed = True
+
+
+def replay_blocks(model):
+    for name, block in chosen(model).items():
+        replay(name, block)
+"""
+
+
 HUGGING_FACE = Target(
     name="huggingface",
     written_for="transformers 5.23",
@@ -156,10 +217,7 @@ def to_hugging_face(file: PolicyFile) -> Export:
     Each layer reads its flag at every forward, and the Trainer calls its callbacks after it has set all flags. A block
     that is no such layer, an `mlp` for example, reads no flag: its forward is wrapped.
     """
-    blocks = HUGGING_FACE.recomputed(file.policy)
-    return HUGGING_FACE.exported(
-        file.policy, python_file(_HUGGING_FACE_ABOUT, WRAPPED + _HUGGING_FACE_BODY, blocks, options_of(file.policy))
-    )
+    return _with_options(HUGGING_FACE, file, _HUGGING_FACE_ABOUT, _WRAPPED + _HUGGING_FACE_BODY)
 
 
 _HUGGING_FACE_ABOUT = """\
@@ -211,10 +269,7 @@ def to_diffusers(file: PolicyFile) -> Export:
 
     The library's own switch recomputes all blocks that a model's code hands to a checkpointing function, and no others.
     """
-    blocks = DIFFUSERS.recomputed(file.policy)
-    return DIFFUSERS.exported(
-        file.policy, python_file(_DIFFUSERS_ABOUT, WRAPPED + _DIFFUSERS_BODY, blocks, options_of(file.policy))
-    )
+    return _with_options(DIFFUSERS, file, _DIFFUSERS_ABOUT, _WRAPPED + _DIFFUSERS_BODY)
 
 
 _DIFFUSERS_ABOUT = """\
@@ -235,7 +290,7 @@ LIGHTNING = Target(name="lightning", written_for="Lightning 2.6", checked="execu
 def to_lightning(file: PolicyFile) -> Export:
     """A policy for FSDPStrategy, which calls torch's apply_activation_checkpointing without reentrant autograd."""
     return LIGHTNING.exported(
-        file.policy, python_file(_LIGHTNING_ABOUT, _LIGHTNING_BODY, LIGHTNING.recomputed(file.policy))
+        file.policy, _python_file(_LIGHTNING_ABOUT, _LIGHTNING_BODY, LIGHTNING.recomputed(file.policy))
     )
 
 
@@ -268,14 +323,12 @@ TORCHTITAN = Target(
 
 def to_torchtitan(file: PolicyFile) -> Export:
     """A class at torchtitan's override point; its own policies treat all blocks of `layers` alike."""
-    blocks, options = TORCHTITAN.recomputed(file.policy), options_of(file.policy, without=("use_reentrant",))
-    plan = file.pipeline
-    body = _TORCHTITAN_BODY
+    plan, body = file.pipeline, _TORCHTITAN_BODY
     if plan is not None:
         stages = "".join(f"    {list(stage)!r},\n" for stage in plan.stages)
         body += f"\n\nMODULE_FQNS_PER_MODEL_PART = [\n{stages}]\n"
         body += _TORCHTITAN_OWN if plan.actions else f"PIPELINE_PARALLEL_SCHEDULE = {plan.schedule!r}\n"
-    return TORCHTITAN.exported(file.policy, python_file(_TORCHTITAN_ABOUT, body, blocks, options))
+    return _with_options(TORCHTITAN, file, _TORCHTITAN_ABOUT, body, without=("use_reentrant",))
 
 
 _TORCHTITAN_ABOUT = """\

@@ -1,10 +1,18 @@
-"""Plans as the page asks for them: the whole front, told plan by plan, or the one that a wish asks for."""
+"""Plans as the page asks for them: the whole front, told plan by plan, or the one that a wish asks for.
+
+For the fullest of several ranks it is chosen too whether FSDP2 frees gathered parameters after forward. Without
+resharding a rank holds every gathered parameter until backward and gathers half as often. FLOPs and sent bytes have no
+common price without a network: the plan of fewest FLOPs is the cheapest, then the one that gathers least.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, pairwise
+
+from msgspec.structs import replace
 
 from explorer.errors import BadInput
 from explorer.plan.card.cards import capacity_bytes
@@ -15,6 +23,7 @@ from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Front, Plan, Progress, Report, Wish
 from explorer.record.policy import Policy
+from explorer.record.ranks import Ranks
 
 N_POINTS = 10
 N_BETWEEN = 3
@@ -112,3 +121,47 @@ def _budget(least: Plan, most: Plan) -> int:
 
 def _saved(least: Plan, most: Plan) -> float:
     return max(0.0, least.extra_cost - most.extra_cost)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOffer:
+    """The plan for one split, before it is played."""
+
+    first: Measurement
+    """The fullest rank with everything kept."""
+    planner: Planner
+    plan: Plan | None
+    refusal: BadInput | None = None
+    """Why there is no plan."""
+
+    @property
+    def price(self) -> tuple[float, int]:
+        """FLOPs that recompute adds (for a plan of least memory: its peak), and gathered bytes of a step."""
+        assert self.plan is not None, "an offer with a plan"
+        plan = self.plan
+        return plan.step_peak_bytes if plan.budget_bytes is None else plan.extra_cost, self.first.gathered_bytes
+
+
+def splits_of(ranks: Ranks, reshard: bool | None) -> tuple[Ranks, ...]:
+    """The splits to choose from: with and without resharding for FSDP2 if `reshard` is None."""
+    if ranks.data != "fsdp" or ranks.n_data == 1 or reshard is not None:
+        return (ranks,)
+    return replace(ranks, reshard=True), replace(ranks, reshard=False)
+
+
+def offers_on_ranks(
+    firsts: Sequence[Measurement], graph: ModelGraph, solve: Callable[[Planner], Plan]
+) -> list[RankOffer]:
+    """An offer for each split, the cheapest first and those without a plan last.
+
+    `firsts` are the fullest rank of each split with everything kept; `solve` asks a planner for its plan.
+    """
+    offers = []
+    for first in firsts:
+        planner = Planner(first, graph)
+        try:
+            offers.append(RankOffer(first=first, planner=planner, plan=solve(planner)))
+        except BadInput as refusal:
+            offers.append(RankOffer(first=first, planner=planner, plan=None, refusal=refusal))
+    planned = sorted((offer for offer in offers if offer.plan is not None), key=lambda offer: offer.price)
+    return [*planned, *(offer for offer in offers if offer.plan is None)]
