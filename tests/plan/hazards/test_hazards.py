@@ -127,6 +127,29 @@ def test_errors_come_first() -> None:
     assert severities == ["error", "warning", "note"]
 
 
+CUT = CutPoint(after="a", before="b", n_bytes=1, n_tensors=1, refusal="both use one module.")
+WHOLE = PipelinePlan(stages=(("a", "b"),), n_microbatches=4)
+TIED = graph(block("a", shares_parameters_with=("b",)), block("b", shares_parameters_with=("a",)))
+ZERO_BUBBLE = plan(schedule="ZBVZeroBubble")
+PLANS = [  # rule, model, plan that falls in, plan that does not, policy
+    ("refused-cut", graph(block("a"), block("b"), cuts=(CUT,), input_shapes=((8,),)), plan(), WHOLE, KEEP_ALL),
+    ("shared-across-a-cut", TIED, plan(), WHOLE, KEEP_ALL),
+    ("statistics-per-microbatch", graph(block("a", "running_statistics"), block("b")), plan(), plan(1), KEEP_ALL),
+    ("masks-by-order", graph(block("a", "uses_rng"), block("b")), plan(keyed_rng=False), plan(), KEEP_ALL),
+    ("multiplied-recompute", graph(block("a"), block("b")), ZERO_BUBBLE, plan(schedule="1F1B"), A),
+    ("cache-between-microbatches", graph(block("a", "keeps_cache")), plan(), None, KEEP_ALL),
+    ("nothing-recomputed", graph(block("a"), block("b")), plan(checkpoint="never"), plan(), A),
+    ("nothing-recomputed", graph(block("a"), block("b")), plan(1, checkpoint="except_last"), plan(1), A),
+]
+
+
+@pytest.mark.parametrize(("rule", "net", "into", "out", "policy"), PLANS, ids=[case[0] for case in PLANS])
+def test_a_rule_of_pipelines_fires_in_its_trap_alone(
+    rule: str, net: ModelGraph, into: PipelinePlan, out: PipelinePlan | None, policy: Policy
+) -> None:
+    assert rule in rules(hazards(net, policy, into)) and rule not in rules(hazards(net, policy, out))
+
+
 class TestPipelineRules:
     NET = graph(block("a"), block("b"), input_shapes=((8, 4),))
 
@@ -157,47 +180,11 @@ class TestPipelineRules:
         else:
             rows_of(four)
 
-    def test_refused_cut_only_where_the_plan_cuts(self) -> None:
-        cut = CutPoint(after="a", before="b", n_bytes=1, n_tensors=1, refusal="both use one module.")
-        net = graph(block("a"), block("b"), cuts=(cut,), input_shapes=((8,),))
-        assert "refused-cut" in rules(hazards(net, KEEP_ALL, plan()))
-        whole = PipelinePlan(stages=(("a", "b"),), n_microbatches=4)
-        assert "refused-cut" not in rules(hazards(net, KEEP_ALL, whole))
-
-    def test_shared_across_a_cut(self) -> None:
-        net = graph(block("a", shares_parameters_with=("b",)), block("b", shares_parameters_with=("a",)))
-        assert "shared-across-a-cut" in rules(hazards(net, KEEP_ALL, plan()))
-        whole = PipelinePlan(stages=(("a", "b"),), n_microbatches=4)
-        assert "shared-across-a-cut" not in rules(hazards(net, KEEP_ALL, whole))
-
-    def test_statistics_per_microbatch(self) -> None:
-        net = graph(block("a", "running_statistics"), block("b"))
-        assert "statistics-per-microbatch" in rules(hazards(net, KEEP_ALL, plan()))
-        assert "statistics-per-microbatch" not in rules(hazards(net, KEEP_ALL, plan(1)))
-
-    def test_masks_by_order(self) -> None:
-        net = graph(block("a", "uses_rng"), block("b"))
-        assert "masks-by-order" in rules(hazards(net, KEEP_ALL, plan(keyed_rng=False)))
-        assert "masks-by-order" not in rules(hazards(net, KEEP_ALL, plan()))
-
-    def test_zero_bubble(self) -> None:
-        assert "multiplied-recompute" in rules(hazards(self.NET, A, plan(schedule="ZBVZeroBubble")))
-        assert "multiplied-recompute" not in rules(hazards(self.NET, A, plan(schedule="1F1B")))
-        assert "multiplied-recompute" not in rules(hazards(self.NET, KEEP_ALL, plan(schedule="ZBVZeroBubble")))
-
     def test_reentrant_stage(self) -> None:
         whole = {hazard.rule: hazard.severity for hazard in hazards(self.NET, OPTIONS["reentrant"], plan())}
         split = {h.rule: h.severity for h in hazards(self.NET, OPTIONS["reentrant"], plan(schedule="ZBVZeroBubble"))}
         assert (whole["reentrant-stage"], split["reentrant-stage"]) == ("warning", "error")
         assert "reentrant-stage" not in rules(hazards(self.NET, A, plan()))
-
-    def test_cache_between_microbatches(self) -> None:
-        assert "cache-between-microbatches" in rules(hazards(graph(block("a", "keeps_cache")), KEEP_ALL, plan()))
-
-    def test_nothing_recomputed(self) -> None:
-        assert "nothing-recomputed" in rules(hazards(self.NET, A, plan(checkpoint="never")))
-        assert "nothing-recomputed" in rules(hazards(self.NET, A, plan(1, checkpoint="except_last")))
-        assert "nothing-recomputed" not in rules(hazards(self.NET, A, plan(checkpoint="except_last")))
 
     def test_the_plan_of_the_run_is_taken(self) -> None:
         assert rules(hazards(self.NET, A, spec=spec(plan=plan(checkpoint="never")))) == ["nothing-recomputed"]
