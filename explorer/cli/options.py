@@ -38,10 +38,10 @@ in_model, in_step, in_ranks, in_limits, in_output = (
 """Options by their panel of `--help`."""
 
 
-def bounded(kind: type[Record], name: str, *flags: str, **options: Any) -> object:
+def bounded(kind: type[Record], name: str, *flags: str, panel: str | None = None, **options: Any) -> object:
     """An option within the limits of a record's field."""
     low, high = limits(kind, name)
-    return typer.Option(*flags, min=low, max=high, **options)
+    return typer.Option(*flags, min=low, max=high, rich_help_panel=panel, **options)
 
 
 Model = Annotated[
@@ -74,9 +74,7 @@ class ModelOptions:
     weights: Annotated[Path | None, in_model(metavar="FILE", help="Weights to begin from: .safetensors, or .pt.")] = (
         None
     )
-    seed: Annotated[
-        int, bounded(RunSpec, "seed", help="Of parameters, batch and dropout.", rich_help_panel="Model")
-    ] = 0
+    seed: Annotated[int, bounded(RunSpec, "seed", panel="Model", help="Of parameters, batch and dropout.")] = 0
 
     def ref(self, target: str) -> ModelRef:
         """Reference of the model. Also a default size is named, so that runs refer to the same model as in the app.
@@ -124,11 +122,7 @@ class StepOptions(ConditionOptions):
     n_accumulation: Annotated[
         int,
         bounded(
-            RunSpec,
-            "n_accumulation",
-            "--accumulate",
-            help="Microbatches before the optimizer step.",
-            rich_help_panel="Step",
+            RunSpec, "n_accumulation", "--accumulate", panel="Step", help="Microbatches before the optimizer step."
         ),
     ] = 1
     holds_output: Annotated[
@@ -138,15 +132,11 @@ class StepOptions(ConditionOptions):
             help="Whether a variable holds the model's output until the step is over. By default for a card alone.",
         ),
     ] = None
-    n_repeats: Annotated[
-        int, bounded(RunSpec, "n_repeats", "--repeats", help="Timed steps.", rich_help_panel="Step")
-    ] = N_REPEATS
-    n_threads: Annotated[
-        int, bounded(RunSpec, "n_threads", "--threads", help="CPU threads.", rich_help_panel="Step")
-    ] = 1
+    n_repeats: Annotated[int, bounded(RunSpec, "n_repeats", "--repeats", panel="Step", help="Timed steps.")] = N_REPEATS
+    n_threads: Annotated[int, bounded(RunSpec, "n_threads", "--threads", panel="Step", help="CPU threads.")] = 1
     memory_limit: Annotated[str | None, in_limits(metavar="SIZE", help="Such as 1.5GiB; more is out of memory.")] = None
     time_limit_s: Annotated[
-        float, bounded(RunSpec, "time_limit_s", "--time-limit", metavar="SECONDS", rich_help_panel="Limits")
+        float, bounded(RunSpec, "time_limit_s", "--time-limit", metavar="SECONDS", panel="Limits")
     ] = 600.0
 
     def spec(self, model: ModelRef, policy: Policy, *, seed: int) -> RunSpec:
@@ -195,7 +185,7 @@ class RankOptions:
 
     n_ranks: Annotated[
         int | None,
-        bounded(Ranks, "n_ranks", "--ranks", help="Processes, each with this batch.", rich_help_panel="Ranks"),
+        bounded(Ranks, "n_ranks", "--ranks", panel="Ranks", help="Processes, each with this batch."),
     ] = None
     fsdp: Annotated[bool, in_ranks("--fsdp", help="FSDP2: each repeated block and the whole are a unit.")] = False
     ddp: Annotated[bool, in_ranks("--ddp", help="DistributedDataParallel.")] = False
@@ -207,7 +197,7 @@ class RankOptions:
         ),
     ] = None
     n_tensor: Annotated[
-        int, bounded(Ranks, "n_tensor", "--tp", help="Ranks that share each product.", rich_help_panel="Ranks")
+        int, bounded(Ranks, "n_tensor", "--tp", help="Ranks that share each product.", panel="Ranks")
     ] = 1
     parallelize: Annotated[
         str, in_ranks(metavar="FILE.py:FUNCTION", help="function(model, mesh) that splits it, instead of its own plan.")

@@ -34,13 +34,14 @@ def test_page_and_command_line_begin_with_the_same_plan() -> None:
 
 
 def test_a_plan_needs_its_cap_and_leaves_the_policy_open() -> None:
-    assert PlanOptions().cap_bytes("all") is None
-    assert PlanOptions(plan=True, cap="2MiB").cap_bytes("keep-all") == 2 * 2**20
+    assert PlanOptions().wish("all") is None
+    wish = PlanOptions(plan=True, cap="2MiB", stages=3).wish("keep-all")
+    assert wish is not None and wish.cap_bytes == 2 * 2**20 and len(wish.asked.stages) == 3
     for half in (PlanOptions(plan=True), PlanOptions(cap="2MiB")):
         with pytest.raises(InvalidPlan, match="belong together"):
-            half.cap_bytes("keep-all")
+            half.wish("keep-all")
     with pytest.raises(InvalidPlan, match="both say what is recomputed"):
-        PlanOptions(plan=True, cap="2MiB").cap_bytes("all")
+        PlanOptions(plan=True, cap="2MiB").wish("all")
 
 
 def test_options_win_over_the_file() -> None:

@@ -67,7 +67,7 @@ class MeasureOptions(CardOptions):
     n_stages: Annotated[
         int | None,
         bounded(
-            PipelinePlan, "n_ranks", "--pp", rich_help_panel="Ranks",
+            PipelinePlan, "n_ranks", "--pp", panel="Ranks",
             help="With --predict: stages of a pipeline, one a rank, priced as the verb pipeline prices them.",
         ),
     ] = None  # fmt: skip

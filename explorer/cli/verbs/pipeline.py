@@ -62,26 +62,17 @@ from explorer.view.text.pipeline import plan_sentence, within_cap
 class PlanOptions:
     """Options of the split and its schedule."""
 
-    stages: Annotated[int | None, typer.Option(min=1, help="Number of stages; the policy file's plan if left out.")] = (
-        None
-    )
-    microbatches: Annotated[int | None, bounded(PipelinePlan, "n_microbatches", help="Microbatches of the batch.")] = (
-        None
-    )
+    stages: Annotated[int | None, typer.Option(min=1, help="Stages; those of the policy file if left out.")] = None
+    microbatches: Annotated[int | None, bounded(PipelinePlan, "n_microbatches", help="Parts of the batch.")] = None
     schedule: Annotated[
         str | None, typer.Option(help=f"One of {', '.join(SCHEDULES)}; {USUAL.schedule} if left out.")
     ] = None
     ranks: Annotated[
         int | None, bounded(PipelinePlan, "n_ranks", help="Ranks; by default one a stage, or one for two stages.")
     ] = None
-    cuts: Annotated[
-        CutRule | None,
-        typer.Option(help="How stages are balanced; by time where blocks are priced."),
-    ] = None
+    cuts: Annotated[CutRule | None, typer.Option(help="How stages are balanced; by time if blocks are priced.")] = None
     checkpoint: Annotated[CheckpointMode | None, typer.Option(help="Which microbatches are checkpointed.")] = None
-    rows: Annotated[Path | None, typer.Option(metavar="CSV", help="An own schedule: one line of actions a rank.")] = (
-        None
-    )
+    rows: Annotated[Path | None, typer.Option(metavar="CSV", help="An own schedule, a line of actions a rank.")] = None
     unkeyed: Annotated[bool, typer.Option("--unkeyed", help="Ordinary dropout, which depends on the split.")] = False
     deferred_batch_norm: Annotated[
         bool, typer.Option("--deferred-batch-norm", help="Running statistics move once per batch.")
@@ -93,8 +84,8 @@ class PlanOptions:
         str | None, typer.Option(metavar="SIZE", help="What each rank may hold, optimizer included, such as 200MiB.")
     ] = None
 
-    def cap_bytes(self, policy: str) -> int | None:
-        """None: nothing is to be planned. Raises InvalidPlan for half a question."""
+    def wish(self, policy: str) -> CapWish | None:
+        """What to plan below --cap; None: nothing is to be planned. Raises InvalidPlan for half a question."""
         if self.plan != (self.cap is not None):
             raise InvalidPlan(
                 "--plan and --cap belong together.", hint="Such as --plan --cap 200MiB: what each rank may hold."
@@ -105,7 +96,8 @@ class PlanOptions:
             raise InvalidPlan(
                 f"--policy {policy} and --plan both say what is recomputed.", hint="Leave --policy out, or --plan."
             )
-        return parse_bytes(self.cap)
+        shape = msgspec.structs.replace(USUAL, stages=((),) * (self.stages or 2), **self.changes())
+        return CapWish(asked=shape, cap_bytes=parse_bytes(self.cap), n_microbatches=self.microbatches)
 
     def changes(self) -> dict[str, object]:
         """Requested fields of the plan, without the stages. Raises InvalidPlan, UnreadableFile."""
@@ -218,7 +210,7 @@ def pipeline(
     ref = options.ref(model)
     spec = step.spec(ref, KEEP_ALL, seed=options.seed)
     _refuse_accumulation(spec)
-    cap = split.cap_bytes(policy)
+    wish = split.wish(policy)
     check_writable(keep.save, run.out)
     with worker() as engine:
         if run.results is not None:
@@ -228,10 +220,9 @@ def pipeline(
         file = file_on(policy, graph)
         spec = msgspec.structs.replace(spec, policy=file.policy)
         profile = None
-        if cap is not None or (run.predict and run.engine != "torchrun"):
+        if wish is not None or (run.predict and run.engine != "torchrun"):
             parts = split.microbatches or USUAL.n_microbatches
             profile = ask(engine, ProfileStages(spec=spec, groups=atoms(graph), n_microbatches=parts))
-        wish = None if cap is None else _wish(split, cap)
         joint = None if wish is None else _planned(engine, graph, profile, wish)
         plan = joint.plan if joint else plan_of(split, graph, spec.policy, profile, default=file.pipeline)
         chosen = split_at_borders(spec.policy, plan.stages) if is_preset(policy) else spec.policy
@@ -244,31 +235,24 @@ def pipeline(
         pipeline_run = ask(engine, request, keep=not keep.no_store)
         n_bytes = fullest_bytes(pipeline_run.memory)
         if wish is not None and n_bytes is not None and n_bytes > wish.cap_bytes:
-            joint = _planned_once_more(engine, graph, profile, wish, n_bytes)
+            joint = _planned(engine, graph, profile, wish, held_bytes=n_bytes)
             spec = msgspec.structs.replace(spec, policy=joint.policy, plan=joint.plan)
             pipeline_run = ask(engine, msgspec.structs.replace(request, spec=spec), keep=not keep.no_store)
         _write_plan(run.out, spec, graph)
     _answer(pipeline_run, keep, output, joint)
 
 
-def _wish(split: PlanOptions, cap_bytes: int) -> CapWish:
-    split_plan = msgspec.structs.replace(USUAL, stages=((),) * (split.stages or 2), **split.changes())
-    return CapWish(asked=split_plan, cap_bytes=cap_bytes, n_microbatches=split.microbatches)
-
-
-def _planned(engine: Worker, graph: ModelGraph, profile: PipelineProfile | None, wish: CapWish) -> JointPlan:
-    assert profile is not None, "a plan is made from measured stretches"
-    joint: JointPlan = ask(engine, FindJointPlan(profile=profile, graph=graph, wish=wish))
-    say(plan_sentence(joint))
-    return joint
-
-
-def _planned_once_more(
-    engine: Worker, graph: ModelGraph, profile: PipelineProfile | None, wish: CapWish, n_bytes: int
+def _planned(
+    engine: Worker, graph: ModelGraph, profile: PipelineProfile | None, wish: CapWish, *, held_bytes: int = 0
 ) -> JointPlan:
-    """A second plan after a run whose fullest rank held `held` bytes, more than the cap."""
-    say(f"A rank held {mib(n_bytes)} of {mib(wish.cap_bytes)}: planning again with the cap lowered by the excess.")
-    joint = _planned(engine, graph, profile, lowered_cap(wish, n_bytes))
+    """The plan below the cap. `held_bytes`: held by the fullest rank in a run, if that was more than the cap."""
+    assert profile is not None, "a plan is made from measured stretches"
+    lower = wish
+    if held_bytes:
+        say(f"A rank held {mib(held_bytes)} of {mib(wish.cap_bytes)}: planning again, the cap lowered by the excess.")
+        lower = lowered_cap(wish, held_bytes)
+    joint: JointPlan = ask(engine, FindJointPlan(profile=profile, graph=graph, wish=lower))
+    say(plan_sentence(joint))
     return msgspec.structs.replace(joint, cap_bytes=wish.cap_bytes)
 
 

@@ -25,12 +25,15 @@ class Headline:
     """The derived figure's name in `--json`."""
     label: str
     value: str
-    delta: str
+    delta: str = ""
     """Change against the baseline; empty without a baseline."""
-    tone: Tone
-    origin: tuple[Origin, ...]
-    tooltip: str
-    """A sentence that a student understands."""
+    tone: Tone = "neutral"
+    origin: tuple[Origin, ...] = ()
+    tooltip: str = ""
+    """A sentence that a student understands; by default that of the figure's key."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tooltip", self.tooltip or HEADLINES[self.key])
 
 
 def headlines(run: Comparison | Measurement) -> tuple[Headline, ...]:
@@ -71,19 +74,15 @@ def _of_two(run: Comparison) -> tuple[Headline, ...]:
 def _of_a_failed_pair(run: Comparison) -> tuple[Headline, ...]:
     """The six headlines of a failed pair, without arrows, ratios or figures of a partial step."""
     base, cand = run.baseline, run.candidate
-    unknown = [
-        ("saved_after_forward_bytes", "Saved after forward"),
-        ("flop_ratio", "FLOPs"),
-        ("time_ratio", "Step time"),
-    ]
     saved, flop, time = (
-        Headline(key=key, label=label, value=NOT_MEASURED, delta="", tone="neutral", origin=(), tooltip=HEADLINES[key])
-        for key, label in unknown
-    )
+        Headline(key=key, label=label, value=NOT_MEASURED)
+        for key, label in (
+            ("saved_after_forward_bytes", "Saved after forward"), ("flop_ratio", "FLOPs"), ("time_ratio", "Step time"),
+        )
+    )  # fmt: skip
     peak = Headline(
         key="step_peak_bytes", label="Step peak", value=peak_in_words(cand), origin=("measured",),
-        tooltip=HEADLINES["step_peak_bytes"],
-        delta=f"baseline {peak_and_end(base)}", tone="neutral",
+        delta=f"baseline {peak_and_end(base)}",
     )  # fmt: skip
     verdict = replace(_gradients(run), delta=who_failed(run), tone="bad")
     return (peak, saved, flop, time, verdict, _policy(cand))
@@ -91,16 +90,15 @@ def _of_a_failed_pair(run: Comparison) -> tuple[Headline, ...]:
 
 def _of_one(run: Measurement) -> tuple[Headline, ...]:
     step = run.times.step if run.times and run.complete else None
-    saved = HEADLINES["saved_after_forward_bytes"]
     plain = [
         ("step_peak_bytes", "Step peak", peak_and_end(run), _peak_tooltip(run)),
-        ("saved_after_forward_bytes", "Saved after forward", mib(run.saved_after_forward_bytes), saved),
+        ("saved_after_forward_bytes", "Saved after forward", mib(run.saved_after_forward_bytes), ""),
         ("total_flops", "FLOPs", flops(run.total_flops), _flops_tooltip(run)),
         ("step_ms", "Step time", milliseconds(step), HEADLINES["time_ratio"]),
     ]
     figures = [
         Headline(
-            key=key, label=label, value=value, delta="", tone="neutral", tooltip=tooltip,
+            key=key, label=label, value=value, tooltip=tooltip,
             origin=("counted",) if key == "total_flops" and run.origin != "predicted" else (run.origin,),
         )
         for key, label, value, tooltip in plain
@@ -128,7 +126,6 @@ def _bytes(key: str, label: str, sizes: tuple[int | None, int | None]) -> Headli
         delta="no ratio" if moved is None else percent(moved, signed=True),
         tone="neutral" if not moved else "good" if moved < 0 else "bad",
         origin=("measured",),
-        tooltip=HEADLINES[key],
     )
 
 
@@ -162,7 +159,6 @@ def _time(base: Measurement, cand: Measurement) -> Headline:
         delta="" if ratio is None else "inside the noise" if noise else milliseconds(new),
         tone="neutral" if noise or ratio is None else "bad" if ratio[0] > 1 else "good",
         origin=("measured",),
-        tooltip=HEADLINES["time_ratio"],
     )
 
 
@@ -177,7 +173,6 @@ def _gradients(run: Comparison) -> Headline:
         delta=_how_many(run),
         tone=tone.get(run.verdict, "neutral"),
         origin=("measured",),
-        tooltip=HEADLINES["verdict"],
     )
 
 
@@ -202,7 +197,6 @@ def _policy(run: Measurement) -> Headline:
         delta=_effect(run, again, len(named)),
         tone="bad" if run.blocks and again < len(named) else "neutral",
         origin=("counted",),
-        tooltip=HEADLINES["n_recompute"],
     )
 
 
