@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import get_args
 
 import torch
@@ -43,8 +43,12 @@ def check(model: nn.Module, policy: Policy) -> None:
 def _unknown_blocks(policy: Policy, modules: dict[str, nn.Module]) -> Iterator[str]:
     for fqn in policy.blocks:
         if fqn not in modules:
-            close = nearest(fqn, modules).removeprefix("Did you mean ").rstrip("?")
-            yield f"the model has no block {fqn!r}" + (f" (did you mean {close}?)" if close else "")
+            yield f"the model has no block {fqn!r}{_close(fqn, modules)}"
+
+
+def _close(name: str, names: Iterable[str]) -> str:
+    hint = nearest(name, names)
+    return f" ({hint[0].lower()}{hint[1:]})" if hint else ""
 
 
 def _repeated_blocks(policy: Policy, modules: dict[str, nn.Module]) -> Iterator[str]:
@@ -81,8 +85,7 @@ def _unit(unit: Unit, modules: dict[str, nn.Module]) -> Iterator[str]:
         try:
             operator(name)
         except (AttributeError, RuntimeError):
-            close = nearest(name, _operators()).removeprefix("Did you mean ").rstrip("?")
-            yield f"torch has no operator {name!r}" + (f" (did you mean {close}?)" if close else "")
+            yield f"torch has no operator {name!r}{_close(name, _operators())}"
     if len(unit.blocks) > 1:
         yield from _segment(unit, modules)
 

@@ -15,7 +15,7 @@ from math import prod
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import conv_flop_count, flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 aten = torch.ops.aten
 
@@ -120,16 +120,6 @@ def _convolution_backward(grad: Any, tokens: Any, weight: Any, *args: Any, out_v
     return int(forward * sum(needed[:2]))
 
 
-def _attention(query: Any, key: Any, value: Any, *_: Any, out_val: object = None, **__: object) -> int:
-    return int(sdpa_flop_count(query.shape, key.shape, value.shape))
-
-
-def _attention_backward(
-    grad: Any, query: Any, key: Any, value: Any, *_: Any, out_val: object = None, **__: object
-) -> int:
-    return int(sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape))
-
-
 def _recurrent(tokens: Any, *weights: Any, backward: bool = False) -> int:
     """FLOPs of a recurrent layer: each token meets each weight matrix once, twice in backward (input and weight)."""
     n_tokens = tokens.numel() // tokens.shape[-1]
@@ -158,8 +148,10 @@ _BY_NAMES: dict[str, Formula] = {
     "_euclidean_dist": _euclidean,
     "_cdist_forward": _cdist,
     "conv_tbc": _conv_tbc,
-    "_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+    "_scaled_dot_product_flash_attention_for_cpu": flop_registry[aten._scaled_dot_product_flash_attention],
+    "_scaled_dot_product_flash_attention_for_cpu_backward": flop_registry[
+        aten._scaled_dot_product_flash_attention_backward
+    ],
     "mkldnn_rnn_layer": _mkldnn_rnn,
     "mkldnn_rnn_layer_backward": partial(_mkldnn_rnn, backward=True),
     "_cudnn_rnn": _cudnn_rnn,
