@@ -63,9 +63,9 @@ def unpacked(ref: ModelRef, built: object, sizes: Mapping[str, int]) -> Loaded:
             f"The factory of {ref.target} returned {_kind(built)}, not a model.",
             hint=_WAYS,
         )
+    inputs = _inputs(ref, model, batch, sizes)
     if batch is None:
-        return Loaded(ref, model, example_batch(model, ref.target, _shape(sizes)), None, loss)
-    _refuse(ref, sizes)
+        return Loaded(ref, model, inputs, None, loss)
     if loss is None:
         if callable(batch) and not isinstance(batch, torch.Tensor):
             return Loaded(ref, model, OwnStep(batch), None, _its_own)
@@ -92,17 +92,16 @@ def _named(built: object) -> Mapping[str, object] | None:
     return None
 
 
-def _shape(sizes: Mapping[str, int]) -> BatchShape:
-    return BatchShape(**{**SHAPE_ARGUMENTS, **sizes})
-
-
-def _refuse(ref: ModelRef, sizes: Mapping[str, int]) -> None:
-    """Raises ModelNotLoaded if there are `sizes`: the factory has made the batch without them."""
+def _inputs(ref: ModelRef, model: nn.Module, inputs: object, sizes: Mapping[str, int]) -> object:
+    """`inputs`, or a batch of `sizes` if None. Raises ModelNotLoaded if the factory made `inputs` without `sizes`."""
+    if inputs is None:
+        return example_batch(model, ref.target, BatchShape(**{**SHAPE_ARGUMENTS, **sizes}))
     if sizes:
         raise ModelNotLoaded(
             f"{ref.target} makes its own batch, and its factory takes no argument {', '.join(sizes)}.",
             hint=f"Give the factory an argument such as {next(iter(sizes))}, and make the batch of that size.",
         )
+    return inputs
 
 
 def _from_parts(ref: ModelRef, parts: Mapping[str, Any], sizes: Mapping[str, int]) -> Loaded:
@@ -114,11 +113,7 @@ def _from_parts(ref: ModelRef, parts: Mapping[str, Any], sizes: Mapping[str, int
             f"What the factory of {ref.target} returned {fault}; its parts are {', '.join(_PARTS)}.",
             hint="Only `model` has to be there.",
         )
-    inputs = parts.get("inputs")
-    if inputs is None:
-        inputs = example_batch(model, ref.target, _shape(sizes))
-    else:
-        _refuse(ref, sizes)
+    inputs = _inputs(ref, model, parts.get("inputs"), sizes)
     return Loaded(ref, model, inputs, parts.get("targets"), parts.get("loss"))
 
 
