@@ -102,6 +102,16 @@ class ByTuple(Net):
         return self.head(x + residual)
 
 
+class Swapping(ByTuple):
+    """Hands the second result of a block on as the first."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, residual, mask = self.stem(x), x, torch.ones(8)
+        for block in self.blocks:
+            residual, x = block(x, residual, mask)[:2]
+        return self.head(x)
+
+
 class Biased(nn.Module):
     """A block that returns the bias that it was given, as T5's does."""
 
@@ -351,6 +361,13 @@ def test_dropout_between_blocks_of_a_segment_is_refused() -> None:
     model.rate = 0.5  # type: ignore[assignment]
     apply_policy(model, Policy.recompute(TWO))
     with pytest.raises(InvalidPolicy, match="and dropout reads it"):
+        bits(model)
+
+
+def test_results_in_another_order_are_refused() -> None:
+    model = made(Swapping)
+    apply_policy(model, Policy.recompute(TWO))
+    with pytest.raises(InvalidPolicy, match=r"blocks\.1 was called with another value for its argument 1"):
         bits(model)
 
 

@@ -7,10 +7,12 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from explorer import is_recomputing
@@ -163,6 +165,14 @@ def test_every_operator_that_is_offered_can_be_asked_for() -> None:
     assert all(str(operator(name)) == name for name in names[::50])
 
 
+class Products(TorchDispatchMode):
+    n = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.n += func is torch.ops.aten.mm.default
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize("save_ops", [(), (torch.ops.aten.mm.default,)])
 def test_each_recompute_is_surrounded_and_saved_results_come_back(save_ops: tuple[object, ...]) -> None:
     entered: list[str] = []
@@ -182,8 +192,10 @@ def test_each_recompute_is_surrounded_and_saved_results_come_back(save_ops: tupl
     result = checkpoint(
         lambda: (x @ weight).tanh().sin(), use_reentrant=False, context_fn=lambda: selective_contexts(save_ops, again)
     )
-    assert torch.equal(torch.autograd.grad(result.sum(), weight)[0], expected)
+    with Products() as products:
+        assert torch.equal(torch.autograd.grad(result.sum(), weight)[0], expected)
     assert entered == ["in", "out"]
+    assert products.n == (1 if save_ops else 2), "the gradient's, and that of the recompute unless it was saved"
 
 
 class Lane:

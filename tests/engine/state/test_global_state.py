@@ -19,7 +19,7 @@ from explorer.engine.model.describe import describe
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.state.global_state import deterministic_kernels, tf32_kinds, without_tf32
-from explorer.engine.state.rng import OutsideRng, RngState, generators_of, seed_everything, set_state
+from explorer.engine.state.rng import OutsideRng, RngState, generators_of, get_state, seed_everything, set_state
 from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
@@ -232,3 +232,12 @@ def test_outside_generators_go_back_and_return() -> None:
     assert drawn() == first
     outside.write(later)
     assert drawn() != first
+
+
+def test_names_of_the_process() -> None:
+    for name in ("torch cpu", "python", "numpy"):
+        state = get_state(name)
+        first = draws(model())[name]
+        assert draws(model())[name] != first
+        set_state(name, state)
+        assert draws(model())[name] == first

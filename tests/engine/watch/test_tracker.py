@@ -109,6 +109,16 @@ def test_a_shared_block_runs_again_once_a_call() -> None:
     assert dict(zip(tracker.fqns, zip(tracker.n_forward, tracker.n_recompute)))["cell"] == (6, 6)
 
 
+def test_a_recompute_in_a_backward_that_nobody_announces_is_no_forward() -> None:
+    with preserve_global_state():
+        trainee = prepare(RunSpec(model=ref("chain"), policy=Policy.recompute(["1"])))
+        with tracker_of(trainee) as tracker:
+            tracker.on_phase("forward")
+            torch.autograd.grad(trainee.model(trainee.inputs).sum(), list(trainee.model.parameters()))
+    assert {tracker.fqns[block] for phase, block in tracker.flops if phase == RECOMPUTE} == {"1.0"}
+    assert [tracker.n_forward[tracker.fqns.index("1")], tracker.n_recompute[tracker.fqns.index("1")]] == [1, 1]
+
+
 def test_backward_flops_belong_to_the_block_that_ran_forward() -> None:
     """A Linear's backward is two products of the size of its forward; the first one needs no input gradient."""
     with preserve_global_state():
