@@ -101,12 +101,12 @@ def _older(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: i
     before = slice(0, tracked.n_before_step)
     end = len(log.time_ns)
     n_bytes, died = tracked.n_bytes[before].tolist(), [end] * tracked.n_before_step
-    storage = list(range(tracked.n_before_step))
     if log.base_bytes is None:
         gone = np.flatnonzero(tracked.died_ns[before] != NONE)
         for i, number in enumerate(gone.tolist()):
             died[number] = end + 1 + i
-        return _Older(as_ints(n_bytes), as_ints(died), as_ints(storage), tracked.died_ns[before][gone] + skew_ns)
+        numbers = np.arange(tracked.n_before_step)
+        return _Older(as_ints(n_bytes), as_ints(died), numbers, tracked.died_ns[before][gone] + skew_ns)
     number_at = {pointer: i for i, pointer in enumerate(tracked.pointer[before].tolist())}
     frees = lived.older_frees
     for event, pointer, size in zip(frees.tolist(), log.pointer[frees].tolist(), (-log.n_bytes[frees]).tolist()):
@@ -116,14 +116,14 @@ def _older(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: i
         else:
             n_bytes.append(size)
             died.append(event)
-            storage.append(NONE)
     # The rest of CUDA's base belongs to no tensor of the model: cuBLAS's workspace, other models of the process.
     rest = log.base_bytes - sum(n_bytes)
     if rest > 0:
         n_bytes.append(rest)
         died.append(end)
-        storage.append(NONE)
-    return _Older(as_ints(n_bytes), as_ints(died), as_ints(storage), np.zeros(0, dtype=np.int64))
+    storage = np.full(len(n_bytes), NONE, dtype=np.int64)
+    storage[before] = np.arange(tracked.n_before_step)
+    return _Older(as_ints(n_bytes), as_ints(died), storage, np.zeros(0, dtype=np.int64))
 
 
 def entries_of(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: int) -> tuple[Entries, Ints]:

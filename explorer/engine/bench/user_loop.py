@@ -190,9 +190,9 @@ def _borders(tracker: _LoopTracker) -> Iterator[None]:
             tracker.on_phase("optimizer")
             return loss
 
-        return (args[0], closed, *args[2:]) if len(args) > 1 else args, {
-            **kwargs, **({"closure": closed} if "closure" in kwargs else {})
-        }  # fmt: skip
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": closed}
+        return (args[0], closed, *args[2:]), kwargs
 
     ended = never_compiled(lambda *_: tracker.on_phase("between"))
     backward, between = partial(tracker.on_phase, "backward"), partial(tracker.on_phase, "between")

@@ -136,23 +136,31 @@ def _in_constructor(frame: Any) -> bool:
 
 
 @contextmanager
-def explain_data_dependence(target: str) -> Iterator[None]:
-    """Raises ModelFailed for a model that branches on computed values: such a model cannot run without data."""
+def explained(target: str) -> Iterator[None]:
+    """Raises ModelFailed in words for a model that no step without data or no step of one process can run.
+
+    Such a model branches on computed values, or its own code calls torch.distributed and wants another process group.
+    """
     try:
         yield
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise ModelFailed(
-            f"{target} cannot be predicted without its data: it decides by values that it computes ({error.func}).",
-            hint="Measure a smaller build of it instead, by --set.",
-        ) from error
-    except RuntimeError as error:
-        if not message_of(error).startswith("Expected inputs of BF16 type"):
+    except ExplorerError:
+        raise
+    except Exception as error:
+        if _splits_itself(error):
+            group = "without a process group"
+            if distributed.is_available() and distributed.is_initialized():
+                group = f"in a group of {distributed.get_world_size()}"
+            fault, hint = f"called torch.distributed {group} and raised {said_by(error)}", WHOLE_MODEL
+            raise ModelFailed(f"{target} is split by its own code, which {fault}.", hint=hint) from error
+        smaller = "easure a smaller build of it instead, by --set."
+        if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
+            fault, hint = f"without its data: it decides by values that it computes ({error.func})", f"M{smaller}"
+        elif isinstance(error, RuntimeError) and message_of(error).startswith("Expected inputs of BF16 type"):
+            fault = "in float32: without data, torch knows the grouped product of routed experts in bfloat16 alone"
+            hint = f"Add --dtype bfloat16, or m{smaller}"
+        else:
             raise
-        raise ModelFailed(
-            f"{target} cannot be predicted in float32: without data, torch knows the grouped product of routed experts "
-            "in bfloat16 alone.",
-            hint="Add --dtype bfloat16, or measure a smaller build of it instead, by --set.",
-        ) from error
+        raise ModelFailed(f"{target} cannot be predicted {fault}.", hint=hint) from error
 
 
 @contextmanager
@@ -165,23 +173,6 @@ def fake_group(rank: int, n_ranks: int) -> Iterator[None]:
         yield
     finally:
         distributed.destroy_process_group()
-
-
-@contextmanager
-def explain_own_split(target: str) -> Iterator[None]:
-    """Raises ModelFailed for a model whose own code calls torch.distributed and wants another process group."""
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, ExplorerError) or not _splits_itself(error):
-            raise
-        group = "without a process group"
-        if distributed.is_available() and distributed.is_initialized():
-            group = f"in a group of {distributed.get_world_size()}"
-        raise ModelFailed(
-            f"{target} is split by its own code, which called torch.distributed {group} and raised {said_by(error)}.",
-            hint=WHOLE_MODEL,
-        ) from error
 
 
 def _splits_itself(error: BaseException) -> bool:

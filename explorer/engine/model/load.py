@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from explorer.engine.device.memory_limit import process_memory_limit
-from explorer.engine.device.without_data import explain_data_dependence, explain_own_split
+from explorer.engine.device.without_data import explained
 from explorer.engine.model.batch import SHAPE_ARGUMENTS, unpacked
 from explorer.engine.model.loaded import Loaded, refuse_unopenable
 from explorer.engine.state.rng import seed_everything
@@ -69,7 +69,7 @@ def load(ref: ModelRef, *, seed: int = 0, limit_bytes: int | None = None) -> Loa
     arguments = {name: value for name, value in arguments.items() if name not in of_batch}
     seed_everything(seed)
     try:
-        with process_memory_limit(limit_bytes), explain_data_dependence(ref.target), explain_own_split(ref.target):
+        with process_memory_limit(limit_bytes), explained(ref.target):
             built = factory(**{name: _value(text) for name, text in arguments.items()})
     except ExplorerError:
         raise

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
-from explorer.engine.device.without_data import explain_data_dependence, explain_own_split
+from explorer.engine.device.without_data import explained
 from explorer.errors import BadInput, ExplorerError, ModelFailed, ModelNotLoaded, said_by
 from explorer.plan.names import listed
 from explorer.record.failure import is_out_of_memory
@@ -132,7 +132,7 @@ def cast_type(original: torch.dtype, dtype: torch.dtype | None) -> torch.dtype:
 def blaming(ref: ModelRef, inputs: object, doing: str) -> Iterator[None]:
     """Turns the model's errors while `doing` ("forward", "backward") into ModelFailed that shows the batch."""
     try:
-        with explain_data_dependence(ref.target), explain_own_split(ref.target):
+        with explained(ref.target):
             yield
     except ExplorerError:
         raise

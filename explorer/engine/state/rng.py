@@ -117,31 +117,23 @@ def imported_numpy() -> ModuleType | None:
     return module if module is not None and hasattr(module, "random") else None
 
 
-def generator_kinds() -> tuple[type, ...]:
-    """Classes of generator objects in this process."""
+def is_generator(value: object) -> bool:
+    """Whether `value` is a torch.Generator, random.Random, numpy Generator or RandomState, and not a process global."""
+    if isinstance(value, (torch.Generator, random.Random)):
+        return not isinstance(value, random.SystemRandom) and value is not vars(random)["_inst"]
     numpy = imported_numpy()
-    return (torch.Generator, random.Random) + ((numpy.random.Generator, numpy.random.RandomState) if numpy else ())
-
-
-def is_generator(value: object, kinds: tuple[type, ...] | None = None) -> bool:
-    """Whether `value` is a torch.Generator, random.Random, numpy Generator or RandomState, and not a process global.
-
-    `kinds` are those of `generator_kinds`, for callers that ask about many values.
-    """
-    if not isinstance(value, kinds or generator_kinds()) or isinstance(value, random.SystemRandom):
+    if numpy is None or not isinstance(value, (numpy.random.Generator, numpy.random.RandomState)):
         return False
-    numpy = imported_numpy()
-    return value is not getattr(random, "_inst", None) and (numpy is None or value is not numpy.random.mtrand._rand)
+    return value is not numpy.random.mtrand._rand
 
 
 def generators_of(model: nn.Module) -> dict[str, Any]:
     """Generators that modules hold as attributes, by the dotted path that a policy uses."""
-    kinds = generator_kinds()
     return {
         f"{fqn}.{name}".lstrip("."): value
         for fqn, module in model.named_modules()
         for name, value in vars(module).items()
-        if isinstance(value, kinds) and is_generator(value, kinds)
+        if is_generator(value)
     }
 
 

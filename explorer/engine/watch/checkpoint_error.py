@@ -44,16 +44,17 @@ def in_words(error: BaseException, model: nn.Module) -> str:
     third = _ThirdRun(model)
     if region is not None:
         third.run(*region)
+    of_block = f" of {third.block}" if third.block else ""
     if mismatch is None:
         counts = _COUNTS.search(str(error))
         work = (
             f"forward saved {counts[1]} tensors and the recompute {counts[2]}" if counts else "the recompute saved more"
         )
-        return f"The recompute{_of(third.block)} did other work than forward: {work}. Usual cause: {BRANCH}."
+        return f"The recompute{of_block} did other work than forward: {work}. Usual cause: {BRANCH}."
     position, forward, again = int(mismatch[1]), mismatch[2], mismatch[3]
     what = third.saved[position] if position < len(third.saved) else f"the saved tensor number {position}"
     return (
-        f"The recompute{_of(third.block)} made another tensor than forward: {what} was {_short(forward)} in forward "
+        f"The recompute{of_block} made another tensor than forward: {what} was {_short(forward)} in forward "
         f"and {_short(again)} in the recompute. Usual cause: {_cause(forward, again)}."
     )
 
@@ -92,11 +93,11 @@ class _ThirdRun(BlockWatch):
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         result = func(*args, **(kwargs or {}))
-        block = self.running
+        inside = f" in {self.running}" if self.running else ""
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self._alive.append(leaf)  # a freed address would be reused
-                self._made.setdefault(leaf.untyped_storage()._cdata, f"what {func} returned{_in(block)}")
+                self._made.setdefault(leaf.untyped_storage()._cdata, f"what {func} returned{inside}")
         return result
 
     def _note(self, tensor: torch.Tensor) -> None:
@@ -133,11 +134,3 @@ def _numbers(metadata: str) -> list[int]:
 def _short(metadata: str) -> str:
     dtype = _DTYPE.search(metadata)
     return f"{tuple(_numbers(metadata))} {dtype[1] if dtype else ''}".strip()
-
-
-def _of(block: str) -> str:
-    return f" of {block}" if block else ""
-
-
-def _in(block: str) -> str:
-    return f" in {block}" if block else ""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from explorer.engine.state.reachable import OF_TORCH, PLAIN, SharedNames, attributes, data_inside, items, picture
-from explorer.engine.state.rng import generator_kinds, is_generator
+from explorer.engine.state.rng import is_generator
 from explorer.engine.watch.forward import NoteTaker, Operator, StorageName, dense, dense_tensors
 from explorer.record.graph import Trait
 
@@ -75,13 +75,12 @@ StatePictures = dict[tuple[str, str], tuple[str, object]]
 def state_pictures(model: nn.Module) -> StatePictures:
     """Pictures of the state that the modules hold; a policy has an option for running statistics."""
     pictures: StatePictures = {}
-    kinds = generator_kinds()
     for fqn, module in model.named_modules():
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 pictures[fqn, name] = ("buffer", picture(buffer, versions=True))
         for name, value in vars(module).items():
-            if name not in OF_TORCH and not isinstance(value, nn.Module) and not is_generator(value, kinds):
+            if name not in OF_TORCH and not isinstance(value, nn.Module) and not is_generator(value):
                 pictures[fqn, name] = ("attribute", picture(value, objects=False, versions=True))
     return pictures
 

@@ -80,7 +80,14 @@ class Storages:
     def tag(self, things: Iterable[KnownTensor]) -> None:
         """Gives a role to storages without one; unknown storages are added."""
         for thing in things:
-            self._tag(thing)
+            tensor = thing.tensor
+            if isinstance(tensor, torch.Tensor) and not self._is_here(tensor):
+                continue
+            for storage in [tensor] if isinstance(tensor, torch.UntypedStorage) else _storages(tensor):
+                index = self.see(storage, NONE, getattr(tensor, "dtype", None))
+                if index != NONE and self.role[index] in BUFFERS:
+                    self.role[index] = ROLES.index(thing.role)
+                    self.owner[index] = self._owners.get(thing.owner, 0)
 
     def see_all(self, out: Any, op: int) -> None:
         """Notes every storage in the result of operator number `op`."""
@@ -135,17 +142,6 @@ class Storages:
             del self._live[watched.key]
             self.turns.append(-watched.index - 1)
             self.died_ns[watched.index] = time.time_ns()
-
-    def _tag(self, thing: KnownTensor) -> None:
-        if isinstance(thing.tensor, torch.Tensor) and not self._is_here(thing.tensor):
-            return
-        tensor = thing.tensor
-        storages = [tensor] if isinstance(tensor, torch.UntypedStorage) else _storages(tensor)
-        for storage in storages:
-            index = self.see(storage, NONE, getattr(tensor, "dtype", None))
-            if index != NONE and self.role[index] in BUFFERS:
-                self.role[index] = ROLES.index(thing.role)
-                self.owner[index] = self._owners.get(thing.owner, 0)
 
     def name_since(self, first: int, role: Role, owner: int) -> None:
         """Gives `role` to the storages from number `first` on, which belong to block number `owner`."""

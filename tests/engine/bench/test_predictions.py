@@ -22,8 +22,8 @@ from tests.engine.bench.random_policies import KINDS, random_policy
 from tests.zoo import sample, sample_run
 
 FEW: dict[str, dict[str, int]] = {
-    "recurrent": {"batch": 64},
-    "unet": {"batch": 4},
+    "recurrent": {"batch": 32},
+    "unet": {"batch": 2},
 }
 """Layers and rows are alike: with fewer a forecast is as hard, and a run is done sooner."""
 FEW_BYTES = 256

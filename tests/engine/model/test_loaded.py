@@ -204,6 +204,7 @@ def test_wrappers_do_not_show_in_a_name() -> None:
 def test_a_part_called_module_is_no_wrapping() -> None:
     assert inside(Ddp(net())) == "module" and inside(Own()) == "" and inside(net()) == ""
     assert set(plain_parameters(Own())) == {"scale", "module.weight", "module.bias"}
+    assert set(plain_buffers(Ddp(net()))) == {f"1.{name}" for name in net()[1]._buffers}
 
 
 def test_a_shared_module_stands_under_all_its_names_and_a_circle_ends() -> None:
