@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from explorer.record.graph import ModelRef
 POSITIONAL = "*"
 """Key of the positional arguments in a dict of inputs: no keyword argument can have this name."""
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 LossFunction = Callable[[object, object], Tensor]
 
 
@@ -205,7 +207,7 @@ def refuse_unopenable(model: nn.Module, target: str) -> None:
     named = (
         name for names in (model.named_modules(), model.named_parameters(), model.named_buffers()) for name, _ in names
     )
-    garbled = [ascii(name) for name in named if not _is_text(name)]
+    garbled = [ascii(name) for name in named if _SURROGATE.search(name)]
     if garbled:
         raise ModelNotLoaded(
             f"{target} has names that no file can hold: {listed(garbled)}. Half of a surrogate pair stands in them.",
@@ -260,11 +262,3 @@ def refuse_sparse_under_adamw(model: nn.Module) -> None:
 
 def _has_old_norm(module: nn.Module) -> bool:
     return any(type(hook).__name__ in ("WeightNorm", "SpectralNorm") for hook in module._forward_pre_hooks.values())
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

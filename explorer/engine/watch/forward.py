@@ -12,7 +12,7 @@ An address of a storage is reused, so a storage's name is its address and the nu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -79,7 +79,7 @@ class ForwardWatch(BlockWatch):
     def __init__(self, model: nn.Module, note_takers: Sequence[NoteTaker], *, lets_go: bool = False) -> None:
         super().__init__(model)
         self.stack: list[str] = []
-        self._note_takers = note_takers
+        self._note_takers, self._listening = note_takers, note_takers
         self._lets_go = lets_go
         self._n_operators = 0
         self._made_by: dict[int, int] = {}
@@ -87,21 +87,12 @@ class ForwardWatch(BlockWatch):
         self._open = ExitStack()
         for note_taker in note_takers:
             note_taker.watch = self
-        self._subscribe(note_takers)
-
-    def _subscribe(self, note_takers: Sequence[NoteTaker]) -> None:
-        def subscribers(event: str) -> list[Callable[..., None]]:
-            plain = getattr(NoteTaker, event)
-            return [getattr(each, event) for each in note_takers if getattr(type(each), event) is not plain]
-
-        self._entered, self._begin, self._left = map(subscribers, ("entered", "begins", "left"))
-        self._reads, self._ran, self._saved = map(subscribers, ("reads", "ran", "saved"))
 
     def __enter__(self) -> Self:
         with ExitStack() as opened:
             super().__enter__()
             opened.push(super().__exit__)
-            for fqn, module in self.scopes.modules.items() if self._begin else ():
+            for fqn, module in self.scopes.modules.items():
                 begins = ModuleHook(self._begins, fqn)
                 opened.enter_context(module.register_forward_pre_hook(begins, with_kwargs=True))
             for handle in (handle for note_taker in self._note_takers for handle in note_taker.hooks()):
@@ -118,7 +109,7 @@ class ForwardWatch(BlockWatch):
     @contextmanager
     def of_loss(self) -> Iterator[None]:
         """Reports the loss, whose operators belong to no block, to the note-takers that watch it."""
-        self._subscribe([each for each in self._note_takers if each.watches_loss])
+        self._listening = [note_taker for note_taker in self._note_takers if note_taker.watches_loss]
         with looking_at_saved(self._save, lets_go=self._lets_go):
             DispatchMode.__enter__(self)
             try:
@@ -137,43 +128,43 @@ class ForwardWatch(BlockWatch):
     def entered(self, block: int, frame: object, inputs: Any) -> None:
         if inputs is not None:  # None: a recompute inside forward, which is no call
             fqn, (args, kwargs) = self.scopes.fqns[block], inputs
-            for entered in self._entered:
-                entered(fqn, args, kwargs)
+            for note_taker in self._note_takers:
+                note_taker.entered(fqn, args, kwargs)
             self.stack.append(fqn)
 
     @never_compiled
     def _begins(self, fqn: str, module: nn.Module, args: object, kwargs: object) -> None:
         with _disable_current_modes():  # other modes must see only the model's operators
-            for begins in self._begin:
-                begins(fqn, args, kwargs)
+            for note_taker in self._note_takers:
+                note_taker.begins(fqn, args, kwargs)
 
     def left(self, block: int, frame: object, output: object) -> None:
         fqn = self.scopes.fqns[block]
         if self.stack[-1:] == [fqn]:
             self.stack.pop()
             with _disable_current_modes():
-                for left in self._left:
-                    left(fqn, output)
+                for note_taker in self._note_takers:
+                    note_taker.left(fqn, output)
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         kwargs = kwargs or {}
         if func.namespace == "prim":  # asks a tensor subclass for its device
             return func(*args, **kwargs)
         op = Operator(func, args, kwargs, dense_tensors((args, kwargs)))
-        for reads in self._reads:
-            reads(op)
+        for note_taker in self._listening:
+            note_taker.reads(op)
         op.out = func(*args, **kwargs)
         op.written = dense_tensors(op.out)
         op.made = set(map(_address, op.written)) - set(map(_address, op.read))
         self._n_operators += 1
         self._made_by.update(dict.fromkeys(op.made, self._n_operators))
-        for ran in self._ran:
-            ran(op)
+        for note_taker in self._listening:
+            note_taker.ran(op)
         return op.out
 
     def _save(self, tensor: Tensor) -> None:
-        for saved in self._saved:
-            saved(tensor)
+        for note_taker in self._listening:
+            note_taker.saved(tensor)
 
 
 def _address(tensor: Tensor) -> int:

@@ -167,15 +167,15 @@ class ModuleHook(functools.partial[Any]):
 
 
 def _nothing(*args: object, **kwargs: object) -> None:
-    """The copy of a hook."""
+    """The copy of a hook, or a listener that is not interested."""
 
 
 @dataclass(eq=False)
 class _BackwardListener:
-    begins: Callable[[], object] | None
-    ended: Callable[[], object] | None
-    failed: Callable[[Exception], object] | None
-    repaired: Callable[[Exception, Any, Any], bool] | None
+    begins: Callable[[], object]
+    ended: Callable[[], object]
+    failed: Callable[[Exception], object]
+    repaired: Callable[[Exception, Any, Any], object]
     is_inside: bool = False
 
 
@@ -184,10 +184,10 @@ _LISTENERS: list[_BackwardListener] = []
 
 @contextmanager
 def around_backward(
-    begins: Callable[[], object] | None = None,
-    ended: Callable[[], object] | None = None,
-    failed: Callable[[Exception], object] | None = None,
-    repaired: Callable[[Exception, Any, Any], bool] | None = None,
+    begins: Callable[[], object] = _nothing,
+    ended: Callable[[], object] = _nothing,
+    failed: Callable[[Exception], object] = _nothing,
+    repaired: Callable[[Exception, Any, Any], object] = _nothing,
 ) -> Iterator[None]:
     """Calls `begins` before each backward, `failed` after an error, and `ended` at the end; not for a nested backward.
 
@@ -216,26 +216,21 @@ def _announced(plain: Callable[..., object]) -> Callable[..., Any]:
         inside = []
         try:
             for listener in _LISTENERS[::-1]:
-                if listener.is_inside:
-                    continue
-                if listener.begins is not None:
+                if not listener.is_inside:
                     listener.begins()
-                listener.is_inside = True
-                inside.append(listener)
+                    listener.is_inside = True
+                    inside.append(listener)
             return plain(*args, **kwargs)
         except Exception as error:
-            for listener in inside:
-                if listener.repaired is not None and listener.repaired(error, args, kwargs):
-                    return None
+            if any(listener.repaired(error, args, kwargs) for listener in inside):
+                return None
             for listener in reversed(inside):
-                if listener.failed is not None:
-                    listener.failed(error)
+                listener.failed(error)
             raise
         finally:
             for listener in reversed(inside):
                 listener.is_inside = False
-                if listener.ended is not None:
-                    listener.ended()
+                listener.ended()
 
     backward.announces = plain  # type: ignore[attr-defined]
     return backward
