@@ -91,12 +91,10 @@ def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
         dtype=_column(np.where(stored, tracked.dtype[entries.storage], 0)),
         dtypes=tuple("" if dtype is None else str(dtype).removeprefix("torch.") for dtype in tracker.storages.dtypes),
     )
-    confirmed = np.zeros(len(tracked.n_bytes), dtype=bool)
-    confirmed[entries.storage[stored]] = True
     return Attribution(
         allocations=allocations,
         phases=phases,
-        tracker_peak_bytes=tracked.peak_bytes(confirmed),
+        tracker_peak_bytes=tracked.peak_bytes(confirmed=entry_of != NONE),
         allocated=_curve(log.allocated, entries),
         reserved=_curve(log.reserved, entries),
     )
