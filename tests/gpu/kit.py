@@ -12,7 +12,9 @@ from typing import Any, Literal
 
 import msgspec
 import torch
+from torch import nn
 
+from explorer import apply_policy
 from explorer.engine.bench.measure import measure
 from explorer.record import Measurement, ModelRef, Policy, RunSpec
 
@@ -98,6 +100,19 @@ class Bench:
     def settle(self) -> None:
         if self.device == "cuda":
             torch.cuda.synchronize()
+
+
+def gradients_of_both(build: Callable[[], tuple[nn.Module, torch.Tensor]], policy: Policy) -> list[list[torch.Tensor]]:
+    """Gradients of the model and input that `build` makes, kept and under `policy`."""
+    both = []
+    for policed in (False, True):
+        torch.manual_seed(0)
+        model, x = build()
+        if policed:
+            apply_policy(model, policy)
+        model(x).square().mean().backward()
+        both.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
+    return both
 
 
 Check = Callable[[Bench], None]

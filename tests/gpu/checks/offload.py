@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 
 import torch
+from torch import nn
 
-from explorer import apply_policy
 from explorer.engine.model.describe import describe
 from explorer.record import Policy, Unit
-from tests.gpu.kit import Bench
+from tests.gpu.kit import Bench, gradients_of_both
 
 
 def offloading(bench: Bench, sample: str) -> Policy:
@@ -32,16 +32,12 @@ def check_peak_time_and_host_bytes(bench: Bench) -> None:
 
 
 def check_gradients(bench: Bench) -> None:
-    gradients = []
-    for policed in (False, True):
-        torch.manual_seed(0)
-        layers = (torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.GELU()) for _ in range(8))
-        model = torch.nn.Sequential(*layers).to(bench.torch)
-        if policed:
-            apply_policy(model, Policy(units=tuple(Unit(blocks=(str(i),), action="offload") for i in range(8))))
-        model(torch.randn(512, 256, device=bench.torch)).square().mean().backward()
-        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
-    bench.expect(all(map(torch.equal, *gradients)), "gradients of offloaded blocks differ")
+    def build() -> tuple[nn.Module, torch.Tensor]:
+        layers = (nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(8))
+        return nn.Sequential(*layers).to(bench.torch), torch.randn(512, 256, device=bench.torch)
+
+    policy = Policy(units=tuple(Unit(blocks=(str(i),), action="offload") for i in range(8)))
+    bench.expect(all(map(torch.equal, *gradients_of_both(build, policy))), "gradients of offloaded blocks differ")
 
 
 def check_bandwidth(bench: Bench) -> None:

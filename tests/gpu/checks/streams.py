@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from explorer import apply_policy
 from explorer.engine.device.allocator import lifetimes, peak_bytes
 from explorer.engine.device.cuda_allocator import CudaRecorder
 from explorer.record import Policy
-from tests.gpu.kit import Bench
+from tests.gpu.kit import Bench, gradients_of_both
 
 
 class OnItsOwnStream(nn.Module):
@@ -29,16 +28,13 @@ class OnItsOwnStream(nn.Module):
 
 def check_blocks_on_streams_of_their_own(bench: Bench) -> None:
     bench.needs_cuda()
-    gradients = []
-    for policed in (False, True):
-        torch.manual_seed(0)
+
+    def build() -> tuple[nn.Module, Tensor]:
         model = nn.Sequential(*(OnItsOwnStream(256) for _ in range(4))).to(bench.torch)
-        if policed:
-            apply_policy(model, Policy.recompute(["0", "1", "2", "3"]))
-        x = torch.randn(64, 256, device=bench.torch)
-        model(x).square().mean().backward()
-        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
-    bench.expect(all(map(torch.equal, *gradients)), "gradients of blocks on their own streams differ")
+        return model, torch.randn(64, 256, device=bench.torch)
+
+    both = gradients_of_both(build, Policy.recompute(["0", "1", "2", "3"]))
+    bench.expect(all(map(torch.equal, *both)), "gradients of blocks on their own streams differ")
 
 
 def check_frees_that_another_stream_delays(bench: Bench) -> None:

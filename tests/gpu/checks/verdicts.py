@@ -6,12 +6,11 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from explorer import apply_policy
 from explorer.engine.compare.compare import compare
 from explorer.engine.model.describe import describe
 from explorer.plan.policy.presets import preset
 from explorer.record import Policy
-from tests.gpu.kit import Bench
+from tests.gpu.kit import Bench, gradients_of_both
 
 
 class Drawing(nn.Module):
@@ -39,21 +38,13 @@ class Chain(nn.Module):
         return x
 
 
-def gradients(bench: Bench, *, policed: bool) -> list[Tensor]:
-    torch.manual_seed(3)
-    model = Chain(32, bench.torch).to(bench.torch)
-    x = torch.randn(16, 32, device=bench.torch)
-    if policed:
-        names = tuple(f"blocks.{i}.own" for i in range(4))
-        apply_policy(model, Policy.recompute([f"blocks.{i}" for i in range(4)], restore_rng=names))
-    torch.manual_seed(5)
-    model(x).square().mean().backward()
-    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-
-
 def check_generators_are_put_back(bench: Bench) -> None:
-    kept, again = gradients(bench, policed=False), gradients(bench, policed=True)
-    equal = [torch.equal(one, other) for one, other in zip(kept, again, strict=True)]
+    def build() -> tuple[nn.Module, Tensor]:
+        return Chain(32, bench.torch).to(bench.torch), torch.randn(16, 32, device=bench.torch)
+
+    blocks = [f"blocks.{i}" for i in range(4)]
+    policy = Policy.recompute(blocks, restore_rng=tuple(f"{block}.own" for block in blocks))
+    equal = [torch.equal(one, other) for one, other in zip(*gradients_of_both(build, policy), strict=True)]
     bench.figure("gradients equal bit by bit", sum(equal), f"of {len(equal)}")
     bench.expect(all(equal), "dropout, CPU draws, keyword inputs or own generators were drawn anew")
 
