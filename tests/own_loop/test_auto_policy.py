@@ -295,7 +295,7 @@ def test_where_keeping_everything_does_not_fit_it_goes_down_the_ladder() -> None
 
 
 def test_a_card_as_budget_bounds_what_its_allocator_reserves() -> None:
-    loop = Loop(n_blocks=12)  # large beside the 20 MiB of a segment, and beside what other tests left alive
+    loop = Loop(n_blocks=8)  # large beside the 20 MiB of a segment, and beside what other tests left alive
     loop.step()
     with explorer.record_step(loop.model, loop.optimizer) as run:
         loop.step()

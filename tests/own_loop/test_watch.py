@@ -241,7 +241,7 @@ def test_other_errors_write_nothing(tmp_path: Path) -> None:
 
 
 SCENES = """
-import os, resource, sys, torch, explorer
+import os, resource, sys, torch, torch._dynamo, explorer
 explorer.watch
 
 def uncaught():

@@ -33,6 +33,8 @@ from explorer.record.comparison import RngDiff
 DISK = Path("/var/tmp")
 """Default folder, on a disk by custom while /tmp may lie in memory; TMPDIR overrides it."""
 
+SMALL_BYTES = 4096
+"""Tensors up to this size stay in memory: most of a model's tensors, and little of its bytes."""
 N_STEPS = 2
 """Optimizer steps before parameters are compared: the second step starts from moved weights and statistics."""
 
@@ -75,8 +77,6 @@ class TensorsOnDisk(Mapping[str, Tensor | None]):
         extent = self._extents[name]
         if not isinstance(extent, _Extent):
             return extent
-        if not extent.n_bytes:
-            return torch.empty(extent.shape, dtype=extent.dtype)
         buffer = np.empty(extent.n_bytes, dtype=np.uint8)
         _transfer(os.preadv, extent.file, buffer, extent.offset)
         return torch.from_numpy(buffer).view(extent.dtype).reshape(extent.shape)
@@ -91,6 +91,8 @@ class TensorsOnDisk(Mapping[str, Tensor | None]):
         earlier = like.get(name)
         if isinstance(like, TensorsOnDisk) and earlier is not None and same_bits(earlier, tensor):
             return like._extents[name]
+        if tensor.nbytes <= SMALL_BYTES:
+            return tensor.clone()
         try:
             return self._write(tensor)
         except OSError:  # a full disk: memory may still have room

@@ -97,7 +97,14 @@ TENSORS: dict[str, Tensor | None] = {
 }
 
 
-def test_every_bit_comes_back() -> None:
+@pytest.fixture
+def on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcome_file, "SMALL_BYTES", 0)
+
+
+@pytest.mark.parametrize("small_bytes", [0, 4096])
+def test_every_bit_comes_back(small_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcome_file, "SMALL_BYTES", small_bytes)
     there = TensorsOnDisk(TENSORS.items())
     assert list(there) == list(TENSORS)
     for name in reversed(TENSORS):
@@ -109,6 +116,7 @@ def test_every_bit_comes_back() -> None:
             assert same_bits(dense, read), name
 
 
+@pytest.mark.usefixtures("on_disk")
 def test_what_is_kept_does_not_follow_the_tensor() -> None:
     tensor = torch.zeros(3)
     there = TensorsOnDisk([("a", tensor)])
@@ -117,6 +125,7 @@ def test_what_is_kept_does_not_follow_the_tensor() -> None:
     assert read is not None and read.tolist() == [0, 0, 0]
 
 
+@pytest.mark.usefixtures("on_disk")
 def test_what_is_equal_is_written_once() -> None:
     first = TensorsOnDisk([("same", torch.ones(1000)), ("other", torch.ones(1000))])
     second = TensorsOnDisk([("same", torch.ones(1000)), ("other", torch.zeros(1000))], first)
@@ -126,6 +135,7 @@ def test_what_is_equal_is_written_once() -> None:
         assert read is not None and bool((read == value).all())
 
 
+@pytest.mark.usefixtures("on_disk")
 def test_a_full_disk_leaves_it_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(**options: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -138,6 +148,7 @@ def test_a_full_disk_leaves_it_in_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     assert read is not None and read.tolist() == [0, 0, 0]
 
 
+@pytest.mark.usefixtures("on_disk")
 def test_a_copy_of_the_process_may_move_the_position_of_the_file() -> None:
     """A model that forks shares the position with its copy: reading and writing do not use it."""
     first = TensorsOnDisk([("a", torch.arange(4.0))])
