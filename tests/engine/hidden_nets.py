@@ -29,10 +29,6 @@ FIRST_CALL = 24
 _CONTEXT = contextvars.ContextVar("calls", default=0)
 
 
-class Manager:
-    calls = 0
-
-
 class Descriptor:
     calls = 0
 

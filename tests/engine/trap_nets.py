@@ -5,13 +5,9 @@ Each factory returns (model, (inputs, targets), loss). `ref("dropout")` is the r
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -228,11 +224,6 @@ def keyword() -> Built:
     return Kwargs(), (torch.randn(6, WIDTH), torch.randn(6, 1)), mean_square
 
 
-@dataclass
-class Output:
-    hidden: Tensor
-
-
 class DictBlock(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -402,31 +393,6 @@ class NoiseInOwnType(nn.Module):
 
 def noise_in_own_type() -> Built:
     return built([Wrapped(NoiseInOwnType()) for _ in range(2)])
-
-
-class Deadly(nn.Module):
-    """Ends the process, or never ends, once reentrant checkpointing runs it a second time in a step.
-
-    Stands for the segmentation faults that reentrant checkpointing was seen to cause: a test needs one on demand.
-    """
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.how = how
-
-    def forward(self, x: Tensor) -> Tensor:
-        from explorer import is_recomputing
-
-        inside_reentrant = is_recomputing() and not x.grad_fn and x.requires_grad
-        if inside_reentrant and self.how == "crash":
-            os.kill(os.getpid(), signal.SIGSEGV)
-        if inside_reentrant and self.how == "hang":
-            time.sleep(600)
-        return torch.tanh(x)
-
-
-def deadly(how: str) -> Built:
-    return built([nn.Sequential(Deadly(how), nn.Linear(WIDTH, WIDTH))])
 
 
 class OnceDifferentiable(torch.autograd.Function):
