@@ -97,6 +97,23 @@ def test_tensors_that_a_compiler_keeps_have_no_memory_and_are_left_out() -> None
     assert run is not None and run.peak_bytes > 0 and kept.shape == (BATCH, WIDTH)
 
 
+def test_fake_tensors_that_a_step_makes_hold_nothing_and_no_warning_is_printed() -> None:
+    """DTensor derives shapes from fake tensors at the first step of a sharded model."""
+    model, peaks = nn.Linear(8, 8), []
+    torch.set_warn_always(True)
+    try:
+        for n_fake in (0, 1):
+            model.zero_grad()
+            with warnings.catch_warnings(action="error"), explorer.record_step(model) as run:
+                model(torch.ones(4, 8)).sum().backward()
+                with FakeTensorMode():
+                    [torch.ones(2, 2).mul(2) for _ in range(n_fake)]
+            peaks.append(run.measurement.step_peak_bytes)
+    finally:
+        torch.set_warn_always(False)
+    assert peaks[0] == peaks[1]
+
+
 def test_phases_are_found_accumulation_and_what_lies_between_included() -> None:
     _, run = trained(recorded=True)
     assert run is not None

@@ -119,7 +119,7 @@ class Storages:
         if not n_bytes:
             return NONE
         index = len(self.n_bytes)
-        self.pointer.append(storage.data_ptr())
+        self.pointer.append(_address(storage))
         self.n_bytes.append(n_bytes)
         self.made_by.append(op)
         self.role.append(NONE)
@@ -222,11 +222,16 @@ def _has_bytes(tensor: torch.Tensor) -> bool:
         return False
 
 
+def _address(storage: torch.UntypedStorage) -> int:
+    """The storage's address; 0 of a fake tensor, because torch warns of a question for the address."""
+    return 0 if storage.device.type == "meta" else storage.data_ptr()
+
+
 def _storages(tensor: torch.Tensor) -> Sequence[torch.UntypedStorage]:
     """As `bits.storages`, plus storages of tensors without data, whose bytes a prediction counts."""
     try:
         storage = tensor.untyped_storage()
-        storage.data_ptr()
+        _address(storage)
     except (NotImplementedError, RuntimeError):  # sparse; a wrapper such as a DTensor
         return storages(tensor) or [part.untyped_storage() for part in parts(tensor) if part.layout is torch.strided]
     return (storage,)
