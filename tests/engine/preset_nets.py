@@ -397,3 +397,18 @@ class HoldingOutputs(nn.Module):
 
 def returning_weights() -> tuple[nn.Module, Tensor]:
     return HoldingOutputs(), torch.randn(2, 96, WIDTH)
+
+
+class LossInside(nn.Module):
+    """The loss is a block of the model, and the step holds it to its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head, self.loss = Layer(), nn.Linear(WIDTH, WIDTH), nn.CrossEntropyLoss()
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"loss": self.loss(self.head(self.layer(x)), torch.arange(len(x)) % WIDTH)}
+
+
+def loss_inside() -> tuple[nn.Module, Tensor]:
+    return LossInside(), torch.randn(256, WIDTH)

@@ -29,11 +29,12 @@ Birth = tuple[str, str]
 
 
 def watch_releases(trainee: Trainee, tracker: Tracker) -> Tracker | None:
-    """Runs forward without autograd under `tracker`; None if the model raises there, or recomputes blocks.
+    """Runs forward without autograd under `tracker`; None if the model raises there, or the policy gives no baseline.
 
     A model that differentiates in its forward raises. Random numbers are restored; other state of the model is not.
     """
-    if trainee.spec.policy.units:
+    policy = trainee.spec.policy
+    if policy.use_reentrant or any(unit.action != "recompute" for unit in policy.units):
         return None
     drawn = RngState.capture(trainee.model)
     try:

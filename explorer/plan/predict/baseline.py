@@ -179,7 +179,7 @@ def _written(run: Measurement, log: Allocations, lives: _Lives) -> Measurement:
     happens[[0, -1]] = True
     tick = np.cumsum(happens) - 1  # of an old tick, the last event until then
     entry = np.where(left, np.cumsum(left) - 1, -1)
-    casts = array_of(log.weight_casts)
+    casts, released = array_of(log.weight_casts), array_of(log.released)
     allocations = msgspec.structs.replace(
         log,
         n_ticks=int(tick[-1]) - 1,
@@ -192,7 +192,7 @@ def _written(run: Measurement, log: Allocations, lives: _Lives) -> Measurement:
         time_ns=column(),
         calls=_calls(log.calls, tick, entry),
         weight_casts=_column(entry[casts[left[casts]]]),
-        released=column(),
+        released=_column(np.where(released > 0, tick[released - 1] + 1, 0)[left]) if len(released) else column(),
         dtype=_column(array_of(log.dtype)[left]) if log.dtype else column(),
     )
     keep_all = msgspec.structs.replace(

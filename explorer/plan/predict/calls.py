@@ -112,12 +112,15 @@ def _saved_by_call(
     inputs, flags = members[0].inputs, replay.in_containers.get(unit[0], ())
     # The first operator that reads an input is often the last of backward: what it saves lives until it has run.
     runs_last = any(is_within(fqn, block) for i in inputs for fqn in replay.saved_in.get(i, ()) for block in unit)
+    ends = births.max(initial=begins) + (runs_last and len(births) > 0)
+    # Code may hold an output longer: the loss lives to the end of the step.
+    ends = int(died[saved[~np.isin(saved, own_outputs)]].max(initial=ends))
     return SavedByCall(
         first=first,
         entries=saved,
         leaves=leaves,
         begins=begins,
-        ends=int(died[saved].max(initial=births.max(initial=begins) + (runs_last and len(births) > 0))),
+        ends=max(ends, min(int(died[saved].max(initial=0)), ends + 1)),
         end=end,
         until=last if stops_early else end,
         inputs=inputs,

@@ -171,6 +171,17 @@ def test_attention_weights_that_the_variable_of_a_loop_holds(units: list[str]) -
     graph, base = graph_and_run(preset_nets.ref("returning_weights"))
     assert base.allocations is not None and any(base.allocations.released)
     holds(graph, base, Policy.recompute(units), within_bytes=0)
+    composed = keep_all_from(measure(replace(base.spec, policy=preset("all", graph))), graph)
+    assert composed is not None and composed.allocations is not None
+    assert any(composed.allocations.released), "a run with recompute shows it as well"
+    holds(graph, composed, Policy.recompute(units), within_bytes=0)
+
+
+def test_a_loss_inside_the_model_holds_its_inputs_until_its_backward_alone() -> None:
+    """The loss itself lives to the end of the step; the peak is in the layer's rerun."""
+    graph, base = graph_and_run(preset_nets.ref("loss_inside"))
+    for units in (["loss"], ["layer", "loss"]):
+        holds(graph, base, Policy.recompute(units), within_bytes=FEW_BYTES)
 
 
 ROTATED = """
