@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import sys
+import warnings
 from contextlib import nullcontext
 from itertools import accumulate
 from pathlib import Path
@@ -107,7 +108,8 @@ def test_fake_tensors_that_a_step_makes_hold_nothing_and_no_warning_is_printed()
             with warnings.catch_warnings(action="error"), explorer.record_step(model) as run:
                 model(torch.ones(4, 8)).sum().backward()
                 with FakeTensorMode():
-                    [torch.ones(2, 2).mul(2) for _ in range(n_fake)]
+                    held = [torch.ones(2, 2).mul(2) for _ in range(n_fake)]
+            assert len(held) == n_fake
             peaks.append(run.measurement.step_peak_bytes)
     finally:
         torch.set_warn_always(False)
