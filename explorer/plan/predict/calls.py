@@ -112,15 +112,13 @@ def _saved_by_call(
     inputs, flags = members[0].inputs, replay.in_containers.get(unit[0], ())
     # The first operator that reads an input is often the last of backward: what it saves lives until it has run.
     runs_last = any(is_within(fqn, block) for i in inputs for fqn in replay.saved_in.get(i, ()) for block in unit)
-    ends = births.max(initial=begins) + (runs_last and len(births) > 0)
-    # Code may hold an output longer: the loss lives to the end of the step.
-    ends = int(died[saved[~np.isin(saved, own_outputs)]].max(initial=ends))
+    ends = int(births.max(initial=begins)) + (runs_last and len(births) > 0)
     return SavedByCall(
         first=first,
         entries=saved,
         leaves=leaves,
         begins=begins,
-        ends=max(ends, min(int(died[saved].max(initial=0)), ends + 1)),
+        ends=_ends(died, saved, own_outputs, ends),
         end=end,
         until=last if stops_early else end,
         inputs=inputs,
@@ -187,6 +185,12 @@ def _births_of_backward(replay: Replay, unit: Sequence[str], calls: Sequence[Seq
     places = np.searchsorted(births, [members[0].first for members in calls]).tolist()
     ends = [*places[1:], len(births)]
     return [births[place:end] if places.count(place) == 1 else births[:0] for place, end in zip(places, ends)]
+
+
+def _ends(died: Bytes, saved: NDArray[np.intp], own_outputs: Sequence[int], ends: int) -> int:
+    """The tick at which the last of `saved` dies, at least `ends`. Code may hold an output longer, such as the loss."""
+    ends = int(died[saved[~np.isin(saved, own_outputs)]].max(initial=ends))
+    return max(ends, min(int(died[saved].max(initial=0)), ends + 1))
 
 
 def _own_outputs(replay: Replay, fqn: str, call: Call) -> list[int]:
