@@ -112,13 +112,12 @@ def _saved_by_call(
     inputs, flags = members[0].inputs, replay.in_containers.get(unit[0], ())
     # The first operator that reads an input is often the last of backward: what it saves lives until it has run.
     runs_last = any(is_within(fqn, block) for i in inputs for fqn in replay.saved_in.get(i, ()) for block in unit)
-    ends = int(births.max(initial=begins)) + (runs_last and len(births) > 0)
     return SavedByCall(
         first=first,
         entries=saved,
         leaves=leaves,
         begins=begins,
-        ends=_ends(died, saved, own_outputs, ends),
+        ends=_ends(died, saved, own_outputs, births.max(initial=begins) + (runs_last and len(births) > 0)),
         end=end,
         until=last if stops_early else end,
         inputs=inputs,
