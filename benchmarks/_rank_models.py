@@ -32,12 +32,12 @@ class Layer(nn.Module):
 
 
 class Language(nn.Module):
-    def __init__(self, *, tied: bool) -> None:
+    def __init__(self, n_layers: int, *, tied: bool) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
         if tied:  # GPT-2's; at torch's own the loss is 8e-9, and a gradient in float32 has no right digits
             nn.init.normal_(self.embed.weight, std=0.02)
-        self.layers = nn.ModuleList(Layer() for _ in range(4))
+        self.layers = nn.ModuleList(Layer() for _ in range(n_layers))
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         if tied:
             self.head.weight = self.embed.weight
@@ -70,12 +70,12 @@ class Picture(nn.Module):
         return down
 
 
-def transformer() -> Any:
-    return Language(tied=False), torch.randint(0, VOCABULARY, (4, 32))
+def transformer(n_layers: int = 4) -> Any:
+    return Language(n_layers, tied=False), torch.randint(0, VOCABULARY, (4, 32))
 
 
-def tied() -> Any:
-    return Language(tied=True), torch.randint(0, VOCABULARY, (4, 32))
+def tied(n_layers: int = 4) -> Any:
+    return Language(n_layers, tied=True), torch.randint(0, VOCABULARY, (4, 32))
 
 
 def picture() -> Any:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Self
 from msgspec.structs import replace
 
 from explorer.engine.bench.user_loop import LoopRecording
+from explorer.engine.device.device import path_of_rank
 from explorer.errors import BadInput, message_of
 from explorer.jobs.run_file import stored_record, write, write_file
 from explorer.plan.card.cards import parse_card
@@ -81,12 +82,13 @@ class RecordedRun:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the run file for the page's Runs list, whole or not at all. Raises NotSaved.
 
+        Under torchrun each rank writes a file, `step.rank3.explorer`. Returns the path that was written.
         A step without a recording is a warning, here and in `report`, so that the training goes on.
         """
         if self._measurement is None:
             warnings.warn(f"{path} is not written. {self._why_not}", stacklevel=2)
             return Path(path)
-        return write_file(Path(path), write(stored_record(self.measurement)))
+        return write_file(path_of_rank(Path(path)), write(stored_record(self.measurement)))
 
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Writes one HTML file to share, which needs no server and no network. Raises NotSaved."""
@@ -94,7 +96,7 @@ class RecordedRun:
             warnings.warn(f"{path} is not written. {self._why_not}", stacklevel=2)
             return Path(path)
         of = ReportOf(run=self.measurement, name=self.measurement.recorded_in, created=time.time())
-        return write_file(Path(path), report_text(of).encode())
+        return write_file(path_of_rank(Path(path)), report_text(of).encode())
 
     def forecast(self, policy: Policy) -> Forecast:
         """The forecast of this step under `policy`. The step does not run. Origin: predicted."""

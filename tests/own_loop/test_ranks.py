@@ -89,6 +89,7 @@ for one in (run, *watch.runs.values()):
     assert 2 * n_bytes <= held["optimizer state"] <= 2 * n_bytes + 64, held
     assert [one.measurement.by_fqn[fqn].n_forward for fqn in "012"] == [1, 1, 1]
 assert len(watch.runs) == 2
+assert run.save("one.explorer").name == f"one.rank{rank}.explorer"
 
 assert explorer.audit(watched.model, watched.step).is_same
 plan = explorer.auto_policy(watched.model, watched.step, "90%")

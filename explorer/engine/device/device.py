@@ -243,9 +243,11 @@ def current_rank() -> tuple[int, int] | None:
 
 
 def path_of_rank(path: Path) -> Path:
-    """The path with the rank: `oom.explorer` becomes `oom.rank3.explorer` under torchrun."""
+    """The path with the rank, unless it has it: `oom.explorer` becomes `oom.rank3.explorer` under torchrun."""
     rank = current_rank()
-    return path if rank is None else path.with_name(f"{path.stem}.rank{rank[0]}{path.suffix}")
+    if rank is None or path.stem.endswith(f".rank{rank[0]}"):
+        return path
+    return path.with_name(f"{path.stem}.rank{rank[0]}{path.suffix}")
 
 
 def rank_text() -> str:

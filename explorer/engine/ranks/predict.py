@@ -11,6 +11,7 @@ Ranks whose shards have equal shapes are equal; one rank of each kind is played.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -38,10 +39,9 @@ from explorer.engine.device.device import device_of
 from explorer.engine.device.without_data import cast_buffers, fake_group, without_data
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import blaming, cast_type
-from explorer.engine.ranks.buckets import Buckets
 from explorer.engine.ranks.split import check_ranks, mesh_of, split_model
 from explorer.engine.state.global_state import preserve_global_state
-from explorer.engine.watch.collectives import buffer_role, group_size
+from explorer.engine.watch.collectives import Buckets, buffer_role, group_size
 from explorer.errors import BadInput
 from explorer.plan.card.step_on_card import memory_on
 from explorer.record.measurement import Measurement, RecordedRanks
@@ -78,7 +78,7 @@ def ranks_to_play(kinds: Mapping[Shards, Sequence[int]]) -> list[int]:
     """The first rank of each kind that is played. Ranks are equal if their shards are."""
 
     def weight(shards: Shards) -> int:
-        return sum(_numel(shape) for shape in shards)
+        return sum(map(math.prod, shards))
 
     by_rank = sorted(kinds, key=lambda shards: kinds[shards][0])
     first, last = by_rank[0], max(kinds, key=lambda shards: kinds[shards][-1])
@@ -148,13 +148,6 @@ def ranks_by_shards(model: nn.Module, mesh: DeviceMesh) -> dict[Shards, list[int
     for rank, place in enumerate(itertools.product(*(range(size) for size in mesh.shape))):
         kinds[tuple(local(place, *shard) for shard in shards)].append(rank)
     return dict(kinds)
-
-
-def _numel(shape: Sequence[int]) -> int:
-    n = 1
-    for size in shape:
-        n *= size
-    return n
 
 
 class _WithoutData(Buckets):

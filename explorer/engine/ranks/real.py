@@ -30,9 +30,9 @@ from explorer.engine.device.allocator import peak_bytes
 from explorer.engine.device.device import device_of
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import blaming
-from explorer.engine.ranks.buckets import Buckets
 from explorer.engine.ranks.split import check_ranks, mesh_of, split_model
 from explorer.engine.state.global_state import preserve_global_state
+from explorer.engine.watch.collectives import Buckets
 from explorer.errors import BadInput, Cancelled, Crashed, message_of
 from explorer.record.base import Record, from_json, from_msgpack, to_json, to_msgpack
 from explorer.record.measurement import AllocatorPeaks, Measurement, RecordedRanks

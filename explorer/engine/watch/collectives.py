@@ -11,6 +11,7 @@ with `torch.empty`. The Python frame that allocates tells its purpose:
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -20,6 +21,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from explorer.engine.watch.storages import KnownTensor
+from explorer.engine.watch.uncompiled import DispatchMode
 from explorer.record.allocations import Role
 from explorer.record.ranks import CollectiveKind
 
@@ -135,3 +138,30 @@ def watching_resizes(notice: Callable[[torch.UntypedStorage], None]) -> Iterator
     finally:
         if kind.__dict__.get("resize_") is resize_:  # not if another library has replaced it meanwhile
             del kind.resize_
+
+
+class Buckets(DispatchMode):
+    """Gradient buckets of DDP that are allocated between enter and exit.
+
+    Its reducer in C++ holds them, and no Python object leads there. The mode has to be on while DDP is made and takes
+    its first steps.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._storages: list[weakref.ref[torch.UntypedStorage]] = []
+
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
+        return self.noticed(func, func(*args, **(kwargs or {})))
+
+    def noticed(self, func: object, out: Any) -> object:
+        """The result of an operator, which may be a bucket."""
+        is_buffer = func is torch.ops.aten.empty.memory_format and out.is_floating_point()
+        if is_buffer and buffer_role() == "gradient bucket":
+            self._storages.append(weakref.ref(out.untyped_storage()))
+        return out
+
+    def alive(self) -> list[KnownTensor]:
+        """The buckets that DDP holds now."""
+        storages = (reference() for reference in self._storages)
+        return [KnownTensor(storage, "gradient bucket", "") for storage in storages if storage is not None]

@@ -99,6 +99,7 @@ def test_files_and_words_name_the_rank_where_there_are_several(monkeypatch: pyte
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "3")
     assert (path_of_rank(path), rank_text()) == (Path("runs/oom.rank3.explorer"), ", rank 3")
+    assert path_of_rank(path_of_rank(path)) == path_of_rank(path)
 
 
 def counts(up_to: int, report: Report) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.ranks import Ranks
 from explorer.record.run import RunSpec
 
-LAYERS = Policy.recompute([f"layers.{i}" for i in range(4)])
+LAYERS = Policy.recompute(["layers.0", "layers.1"])
 BLOCKS = Policy.recompute(["blocks.0", "blocks.2"])
 
 
@@ -33,7 +33,8 @@ def freezes(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def spec_of(model: str, ranks: Ranks, policy: Policy = KEEP_ALL) -> RunSpec:
-    return RunSpec(model=ModelRef(target=f"{MODELS}:{model}"), policy=policy, ranks=ranks)
+    arguments = {} if model == "picture" else {"n_layers": 2}
+    return RunSpec(model=ModelRef(target=f"{MODELS}:{model}", arguments=arguments), policy=policy, ranks=ranks)
 
 
 EQUAL: list[tuple[RunSpec, Verdict]] = [

@@ -21,14 +21,15 @@ from explorer.plan.policy.file import dumps, file_of, loads
 from explorer.plan.predict.calls import RNG_STATE_BYTES
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.why.collectives import FUNCTIONAL, repeated, sent_bytes
+from explorer.record.base import to_json
 from explorer.record.graph import ModelRef
 from explorer.record.measurement import RecordedRanks
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.ranks import Ranks
 from explorer.record.run import RunSpec
 
-TRANSFORMER = ModelRef(target=f"{MODELS}:transformer")
-LAYERS = [f"layers.{i}" for i in range(4)]
+LAYERS = ["layers.0", "layers.1"]
+TRANSFORMER = ModelRef(target=f"{MODELS}:transformer", arguments={"n_layers": len(LAYERS)})
 NESTED = """
 from torch import nn, ones
 from torch.distributed.fsdp import fully_shard
@@ -99,8 +100,16 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+PLAYS: dict[bytes, RecordedRanks] = {}
+
+
 def predicted(ranks: Ranks, model: ModelRef = TRANSFORMER, policy: Policy = KEEP_ALL) -> RecordedRanks:
-    return predict_ranks(RunSpec(model=model, policy=policy, ranks=ranks))
+    """The prediction of each step, made once."""
+    spec = RunSpec(model=model, policy=policy, ranks=ranks)
+    key = to_json(spec)
+    if key not in PLAYS:
+        PLAYS[key] = predict_ranks(spec)
+    return PLAYS[key]
 
 
 @pytest.mark.slow
@@ -145,11 +154,10 @@ def test_roles_and_collectives_of_fsdp_are_named() -> None:
 @pytest.mark.slow
 def test_a_toggle_forecasts_what_the_play_of_its_policy_holds() -> None:
     """A unit that is gathered early has not begun its backward. Only states of generators hide from a play."""
-    spec = RunSpec(model=TRANSFORMER, ranks=Ranks(n_ranks=2))
-    forecaster = Forecaster(predict_ranks(spec).fullest, describe(TRANSFORMER))
-    for blocks in (LAYERS, LAYERS[::2]):
+    forecaster = Forecaster(predicted(Ranks(n_ranks=2)).fullest, describe(TRANSFORMER))
+    for blocks in (LAYERS, LAYERS[:1]):
         policy = Policy.recompute(blocks)
-        played = predict_ranks(replace(spec, policy=policy)).fullest
+        played = predicted(Ranks(n_ranks=2), policy=policy).fullest
         forecast, n_bytes = forecaster.forecast(policy), played.step_peak_bytes
         assert forecast.step_peak_bytes is not None and n_bytes is not None
         assert 0 <= forecast.step_peak_bytes - n_bytes <= (len(blocks) + 1) * RNG_STATE_BYTES
@@ -160,7 +168,7 @@ def test_a_sum_that_the_recompute_repeats_is_named_with_the_policy_that_keeps_it
     again = predicted(split, policy=Policy.recompute(LAYERS)).ranks[0]
     assert sum(call.phase == "recompute" for call in again.collectives) == len(LAYERS)
     (sentence,) = repeated(again)
-    assert "repeats 4 all-reduces" in sentence and FUNCTIONAL["all-reduce"] in sentence
+    assert f"repeats {len(LAYERS)} all-reduces" in sentence and FUNCTIONAL["all-reduce"] in sentence
     units = tuple(Unit(blocks=(x,), action="save_ops", save_ops=(FUNCTIONAL["all-reduce"],)) for x in LAYERS)
     once = predicted(split, policy=Policy(units=units)).ranks[0]
     assert repeated(once) == () and not any(call.phase == "recompute" for call in once.collectives)
@@ -185,7 +193,7 @@ def test_the_export_for_fsdp2_is_the_step_that_was_predicted(reshard: bool, tmp_
 
     The file of a plan brings the choice of resharding; another file means the default of `--fsdp`.
     """
-    policy = Policy.recompute([LAYERS[0], f"{LAYERS[2]}.up"])
+    policy = Policy.recompute([LAYERS[0], f"{LAYERS[1]}.up"])
     ranks = Ranks(n_ranks=4, reshard=reshard)
     file = file_of(policy, describe(TRANSFORMER), ranks=None if reshard else ranks)
     text = exported(loads(dumps(file)), "fsdp2").text
