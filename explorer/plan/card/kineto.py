@@ -11,7 +11,6 @@ import re
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -28,6 +27,7 @@ from explorer.plan.card.snapshot import (
     SnapshotBlock,
     Stack,
     StackFrame,
+    Stacks,
 )
 from explorer.record.history import DeviceHistory, RefusedInHistory, SimulatedHistory
 
@@ -72,20 +72,6 @@ class _Memory(msgspec.Struct):
             raise ValueError("a memory event has a number out of range")
 
 
-@dataclass
-class _Stacks:
-    """Distinct stacks, innermost frame first, by number; the first is empty."""
-
-    stacks: list[Stack] = field(default_factory=lambda: [()])
-    numbers: dict[Stack, int] = field(default_factory=lambda: {(): 0})
-
-    def number(self, stack: Stack) -> int:
-        number = self.numbers.setdefault(stack, len(self.stacks))
-        if number == len(self.stacks):
-            self.stacks.append(stack)
-        return number
-
-
 def read_trace_file(data: bytes, name: str) -> tuple[list[tuple[DeviceHistory, Movements]], tuple[Stack, ...]]:
     """The devices in the bytes of a trace, and the stacks that their moves name. Raises UnreadableFile."""
     try:
@@ -105,7 +91,7 @@ def read_trace_file(data: bytes, name: str) -> tuple[list[tuple[DeviceHistory, M
     if not memory:
         raise UnreadableFile(f"{name} is a trace without memory events.", hint="Profile with profile_memory=True.")
     memory.sort(key=lambda pair: pair[0].ts)
-    stacks = _Stacks()
+    stacks = Stacks()
     stack_of = _stacks_of(events, [event for event, _ in memory], stacks)
     devices: dict[tuple[int, int], list[tuple[_Event, _Memory]]] = defaultdict(list)
     for event, entry in memory:
@@ -122,7 +108,7 @@ def _unpacked(data: bytes, name: str) -> bytes:
     return data
 
 
-def _stacks_of(events: Sequence[_Event], memory: Sequence[_Event], stacks: _Stacks) -> dict[int, int]:
+def _stacks_of(events: Sequence[_Event], memory: Sequence[_Event], stacks: Stacks) -> dict[int, int]:
     """Number of the stack of each memory event, by the event's id: the slices of its thread that are open then."""
     threads: dict[tuple[int | str, int | str], list[_Event]] = defaultdict(list)
     for event in events:
@@ -135,7 +121,7 @@ def _stacks_of(events: Sequence[_Event], memory: Sequence[_Event], stacks: _Stac
     for thread, instants in moments.items():
         slices = sorted(threads[thread], key=lambda event: (event.ts, -event.dur))
         for event, stack in _open_slices(slices, instants):
-            numbers[id(event)] = stacks.number(stack)
+            numbers[id(event)] = stacks.add(stack)
     return numbers
 
 

@@ -178,7 +178,7 @@ def _snapshot(loaded: object, *, most_entries: int) -> Snapshot:
     if n_entries > most_entries or len(traces) > 1 << 16:
         raise _Wrong("it has more entries than its bytes can hold")
     devices: dict[int, DeviceSnapshot] = {}
-    stacks = _Stacks()
+    stacks = Stacks()
     for segment in segments:
         number = _number(segment, "device", default=0)
         device = devices.setdefault(number, DeviceSnapshot(device=number))
@@ -207,7 +207,7 @@ def _segment(entry: dict[object, object]) -> SnapshotSegment:
     )
 
 
-def _used_blocks(entry: dict[object, Any], segment: SnapshotSegment, stacks: _Stacks) -> Iterator[SnapshotBlock]:
+def _used_blocks(entry: dict[object, Any], segment: SnapshotSegment, stacks: Stacks) -> Iterator[SnapshotBlock]:
     """Blocks fill their segment in order; before torch 2.1 they have no address."""
     address = segment.address
     for block in entry["blocks"]:
@@ -243,7 +243,7 @@ def _older_form(block: dict[object, object]) -> dict[object, object]:
     return {"requested_size": _number(newest, "real_size"), "frames": newest.get("frames")}
 
 
-def _add_events(device: DeviceSnapshot, trace: list[object], stacks: _Stacks) -> None:
+def _add_events(device: DeviceSnapshot, trace: list[object], stacks: Stacks) -> None:
     for index, entry in enumerate(trace):
         if type(entry) is not dict:
             raise _Wrong(f"event {index} is no dict")
@@ -264,8 +264,11 @@ def _add_events(device: DeviceSnapshot, trace: list[object], stacks: _Stacks) ->
             device.times_us.append(time_us)
 
 
-class _Stacks:
-    """Distinct stacks by number. Entries of a file share their lists of frames, and lists share the frames."""
+class Stacks:
+    """Distinct stacks, the innermost frame first, by number; the first is empty.
+
+    Entries of a snapshot share their lists of frames, and lists share the frames.
+    """
 
     def __init__(self) -> None:
         self.stacks: list[Stack] = [()]
@@ -273,6 +276,13 @@ class _Stacks:
         self._lists: dict[int, int] = {}
         self._members: dict[tuple[int, ...], int] = {}
         self._frames: dict[int, StackFrame] = {}
+
+    def add(self, stack: Stack) -> int:
+        """Number of a stack."""
+        number = self._numbers.setdefault(stack, len(self.stacks))
+        if number == len(self.stacks):
+            self.stacks.append(stack)
+        return number
 
     def number(self, frames: Any) -> int:
         """Number of a list of frames as torch writes it. Raises _Wrong."""
@@ -283,11 +293,7 @@ class _Stacks:
         members = tuple(map(id, _list(frames, "a list of frames")))
         number = self._members.get(members)
         if number is None:
-            stack = tuple(self._frame(frame) for frame in frames)
-            number = self._numbers.setdefault(stack, len(self.stacks))
-            if number == len(self.stacks):
-                self.stacks.append(stack)
-            self._members[members] = number
+            number = self._members[members] = self.add(tuple(self._frame(frame) for frame in frames))
         self._lists[id(frames)] = number
         return number
 

@@ -18,7 +18,7 @@ from explorer.plan.why.peak import explain, explain_one
 from explorer.record.comparison import Comparison
 from explorer.record.failure import Failure
 from explorer.record.graph import ModelGraph
-from explorer.record.history import MemoryHistory
+from explorer.record.history import DeviceHistory, MemoryHistory
 from explorer.record.measurement import Environment, Measurement, RecordedRanks
 from explorer.record.pipeline_run import PipelineRun
 from explorer.record.plan import Plan
@@ -32,7 +32,6 @@ from explorer.view.compare.gradients import (
     verdict_sentence,
 )
 from explorer.view.compare.headline import Headline, headlines
-from explorer.view.drawing.figure import Chart
 from explorer.view.drawing.units import count, mib
 from explorer.view.memory.blocks import operators_chart, saved_bytes_chart
 from explorer.view.memory.card import add_card, card_chart, cards_of
@@ -45,10 +44,17 @@ from explorer.view.pipeline.headline import Figure, figures, price_spread
 from explorer.view.pipeline.ranks import against_chart, bands_chart, rank_chart
 from explorer.view.pipeline.shares import calls_chart, truth_chart, truth_table
 from explorer.view.report.explorable import Explorable, explorable, keep_all_run
-from explorer.view.report.history import device_tables
 from explorer.view.report.html import anchor, box, card, document, drawn, folded, paragraph, picture, section, table
 from explorer.view.text.plan import in_words
-from explorer.view.text.runs import did_not_fit, notes_of_cards, what_failed
+from explorer.view.text.runs import (
+    alive_rows,
+    did_not_fit,
+    history_notes,
+    history_rows,
+    notes_of_cards,
+    refusal_rows,
+    what_failed,
+)
 
 Reported = Comparison | Measurement | RecordedRanks | PipelineRun | MemoryHistory
 
@@ -156,10 +162,13 @@ Run = Comparison | Measurement
 def run_report(of: ReportOf, run: Run) -> str:
     """The file's text."""
     shown, choice = _shown(run), _choose_blocks(of, run)
+    charts = (saved_bytes_chart(run), operators_chart(run, "")) if shown.blocks else ()
     parts = {
         "Choose blocks": choice,
         "Memory": section("Memory", _memory(of, run, drawn_above=bool(choice))),
-        "Blocks": section("Blocks", _blocks(run) if shown.blocks else []),
+        "Blocks": section(
+            "Blocks", [drawn(chart if isinstance(run, Comparison) else alone(chart)) for chart in charts]
+        ),
         "Cost": section("Cost", _cost(run)),
         "Verdict": section("Verdict", _verdict(run)),
         "Hazards": section("Hazards", hazard_section(of)),
@@ -242,11 +251,6 @@ def by_role_and_block(run: Measurement) -> Iterator[str]:
     yield drawn(ledger_chart(alive, [cost.fqn for cost in run.blocks]))
 
 
-def _blocks(run: Run) -> Iterator[str]:
-    for chart in (saved_bytes_chart(run), operators_chart(run, "")):
-        yield drawn(chart if isinstance(run, Comparison) else alone(chart))
-
-
 def _cost(run: Run) -> Iterator[str]:
     if isinstance(run, Comparison) and run.comparable:
         yield drawn(recompute_cost(run))
@@ -301,35 +305,37 @@ def ranks_report(of: ReportOf, ranks: RecordedRanks) -> str:
     full = ranks.fullest
     fullest = f"Rank {full.rank}"
     parts = {
-        "Ranks": section("Ranks", _side_by_side(ranks)),
+        "Ranks": section(
+            "Ranks", [picture(ranks_over_time(ranks)), drawn(ranks_at_peak(ranks)), table(rank_rows(ranks))]
+        ),
         fullest: section(fullest, memory_of_one(full, of.known_graph)),
         "Hazards": section("Hazards", hazard_section(of)),
         "Environment": section("Environment", environment(full.environment, full.spec, full)),
     }
-    return page(of, _ranks_head(of, ranks), parts)
-
-
-def _ranks_head(of: ReportOf, ranks: RecordedRanks) -> Iterator[str]:
-    yield circumstances(of, f"recorded in {ranks.recorded_in}", ranks.fullest.environment)
-    yield paragraph(f"Policy: {in_words(ranks.fullest.spec.policy)}.")
-    yield paragraph(spread_of_ranks(ranks))
-    yield from failure_boxes(run.failure for run in ranks.ranks)
-
-
-def _side_by_side(ranks: RecordedRanks) -> Iterator[str]:
-    yield picture(ranks_over_time(ranks))
-    yield drawn(ranks_at_peak(ranks))
-    yield table(rank_rows(ranks))
+    head = [
+        circumstances(of, f"recorded in {ranks.recorded_in}", full.environment),
+        paragraph(f"Policy: {in_words(full.spec.policy)}."),
+        paragraph(spread_of_ranks(ranks)),
+        *failure_boxes(run.failure for run in ranks.ranks),
+    ]
+    return page(of, head, parts)
 
 
 def history_report(of: ReportOf, history: MemoryHistory) -> str:
     """The file's text: a section for each device."""
-    pairs = list(zip(history.devices, history.runs))
-    parts = {
-        device.label: section(device.label, [drawn(alone(timeline(run))), *device_tables(device, run)])
-        for device, run in pairs
-    }
+    pairs = zip(history.devices, history.runs)
+    parts = {device.label: section(device.label, _history(device, run)) for device, run in pairs}
     return page(of, [circumstances(of, f"{history.source} {history.file}", None)], parts)
+
+
+def _history(device: DeviceHistory, run: Measurement) -> Iterator[str]:
+    """The timeline, peaks under each of the options, refused requests, and what is alive at the peak."""
+    yield drawn(alone(timeline(run)))
+    yield table(history_rows(device))
+    yield from (paragraph(note, "quiet") for note in history_notes(device))
+    yield table(refusal_rows(device)) if device.refused else ""
+    yield table(alive_rows(run, "module"))
+    yield table(alive_rows(run, "source line"))
 
 
 MOST_RANKS = 8
@@ -380,15 +386,12 @@ def _pipeline_memory(run: PipelineRun) -> Iterator[str]:
     if not run.memory:
         return
     yield drawn(bands_chart(run.memory))
-    if run.predicted is not None and run.predicted.memory:
-        yield drawn(against_chart(run))
-    yield from map(drawn, _of_ranks(run))
-
-
-def _of_ranks(run: PipelineRun) -> list[Chart]:
-    fullest = sorted(run.memory, key=lambda rank: -(rank.device_bytes or 0))[:MOST_RANKS]
     predicted = run.predicted.memory if run.predicted is not None else ()
-    return [rank_chart(rank, predicted) for rank in sorted(fullest, key=lambda rank: rank.rank)]
+    if predicted:
+        yield drawn(against_chart(run))
+    fullest = sorted(run.memory, key=lambda rank: -(rank.device_bytes or 0))[:MOST_RANKS]
+    for rank in sorted(fullest, key=lambda rank: rank.rank):
+        yield drawn(rank_chart(rank, predicted))
 
 
 def _gradients(run: PipelineRun) -> Iterator[str]:
