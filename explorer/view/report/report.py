@@ -181,8 +181,7 @@ def _choose_blocks(of: ReportOf, run: Run) -> str:
     start, graph = keep_all_run(run, of.known_graph), of.known_graph
     if start is None or graph is None:
         return ""
-    policy = _shown(run).spec.policy
-    return explorable(Explorable(run=start, graph=graph, plans=of.plans, policy=policy, lesson=of.lesson))
+    return explorable(Explorable(run=start, graph=graph, plans=of.plans, policy=of.spec.policy, lesson=of.lesson))
 
 
 def _shown(run: Run) -> Measurement:
@@ -211,13 +210,12 @@ def _card(figure: Headline) -> str:
 
 
 def _memory(of: ReportOf, run: Run, *, drawn_above: bool) -> Iterator[str]:
-    shown = _shown(run)
     if isinstance(run, Comparison):
         yield from map(paragraph, explain(run, of.known_graph))
         both = {"baseline": run.baseline, "candidate": run.candidate}
         yield from _on_card(both)
         yield drawn(add_card(timeline(run.baseline, run.candidate), both))
-        yield from by_role_and_block(shown)
+        yield from by_role_and_block(run.candidate)
     else:
         yield from memory_of_one(run, of.known_graph, with_timeline=not drawn_above)
 
