@@ -13,8 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 
@@ -97,7 +96,7 @@ class PassReadings:
                     self.calls.reruns.append((begun, self.clock.mark()))
 
         with ExitStack() as stack:
-            stack.enter_context(self.watch or nullcontext())
+            stack.enter_context(self.watch.recording() if self.watch else nullcontext())
             for fqn in (fqn for part in self.pipeline.parts for fqn in part.blocks):
                 block = self.pipeline.trainee.model.get_submodule(fqn)
                 stack.callback(block.register_forward_pre_hook(partial(forward, fqn)).remove)
@@ -157,7 +156,7 @@ class _Window(NamedTuple):
 
 
 class MemoryWatch:
-    """Records allocations between enter and exit. `window` marks the acting rank."""
+    """Records allocations. `window` marks the acting rank."""
 
     def __init__(self, device: Device) -> None:
         self._windows: list[_Window] = []
@@ -165,16 +164,15 @@ class MemoryWatch:
         self._recorder = device.recorder()
         self._probes: list[Probe] = []
 
-    def __enter__(self) -> Self:
-        self._recorder.__enter__()
-        self._probe()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._probe()
-        self._recorder.__exit__(kind, error, traceback)
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Records what is allocated inside."""
+        with self._recorder:
+            self._probe()
+            try:
+                yield
+            finally:
+                self._probe()
 
     def _probe(self) -> None:
         with suppress(Exception):  # a device without memory has none for a probe either, and the recording must end

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from explorer.errors import InvalidPlan
 from explorer.plan.pipeline.actions import Action, Rows, Triple, execution_order, needs, stage_ranks
 from explorer.plan.pipeline.schedules import rows_of, runs_1f1b
 from explorer.record.base import Origin
@@ -42,7 +41,31 @@ def simulate(
 ) -> PlayedSchedule:
     """The times of `rows` from durations, and the part of each that is recompute, in milliseconds. Raises InvalidPlan
     on a deadlock."""
-    times, blockers = _simulated_times(rows, duration, recompute)
+    rank_of = stage_ranks(rows)
+    times: dict[Triple, ActionTime] = {}
+    ends: dict[Triple, float] = {}
+    blockers: dict[Triple, Triple | None] = {}
+    last: dict[int, Triple] = {}
+    for action in execution_order(rows):
+        stage, kind, microbatch = action
+        rank = rank_of[stage]
+        blocker: Triple | None = last.get(rank)
+        start = ends[blocker] if blocker else 0.0
+        for either in needs(action, len(rank_of)):
+            other = either[0] if either[0] in ends else either[-1]
+            if ends[other] > start:
+                blocker, start = other, ends[other]
+        ends[action] = end = start + duration(action)
+        times[action] = ActionTime(
+            rank=rank,
+            stage=stage,
+            kind=kind,  # type: ignore[arg-type]
+            microbatch=microbatch,
+            start_ms=start,
+            end_ms=end,
+            recompute_ms=recompute(action),
+        )
+        blockers[action], last[rank] = blocker, action
     return played_schedule(rows, times, blockers, origin)
 
 
@@ -62,10 +85,6 @@ def played_schedule(
 def forecast(plan: PipelinePlan, costs: tuple[StageCost, ...]) -> PlayedSchedule:
     """Plays the plan with these costs, memory by rank included. Raises InvalidPlan."""
     rows = rows_of(plan)
-    if len(costs) != len(plan.stages):
-        raise InvalidPlan(
-            f"{len(costs)} costs are given for {len(plan.stages)} stages.", hint="Profile the model first."
-        )
     n = plan.n_microbatches
     chosen = [is_checkpointed(plan.checkpoint, i, n) for i in range(n)]
     priced = [{False: priced_backward(stage.kept), True: priced_backward(stage.recomputed)} for stage in costs]
@@ -94,38 +113,6 @@ def _by_kind(cost: Priced) -> dict[str, tuple[float, float]]:
 def is_checkpointed(checkpoint: CheckpointMode, microbatch: int, n_microbatches: int) -> bool:
     """torchgpipe's meaning: except_last keeps the last microbatch, whose backward comes at once in GPipe."""
     return checkpoint == "always" or (checkpoint == "except_last" and microbatch < n_microbatches - 1)
-
-
-def _simulated_times(
-    rows: Rows, duration: Duration, recompute: Duration
-) -> tuple[dict[Triple, ActionTime], dict[Triple, Triple | None]]:
-    rank_of = stage_ranks(rows)
-    n_stages = len(rank_of)
-    times: dict[Triple, ActionTime] = {}
-    ends: dict[Triple, float] = {}
-    blockers: dict[Triple, Triple | None] = {}
-    last: dict[int, Triple] = {}
-    for action in execution_order(rows):
-        stage, kind, microbatch = action
-        rank = rank_of[stage]
-        blocker: Triple | None = last.get(rank)
-        start = ends[blocker] if blocker else 0.0
-        for either in needs(action, n_stages):
-            other = either[0] if either[0] in ends else either[-1]
-            if ends[other] > start:
-                blocker, start = other, ends[other]
-        ends[action] = end = start + duration(action)
-        times[action] = ActionTime(
-            rank=rank,
-            stage=stage,
-            kind=kind,  # type: ignore[arg-type]
-            microbatch=microbatch,
-            start_ms=start,
-            end_ms=end,
-            recompute_ms=recompute(action),
-        )
-        blockers[action], last[rank] = blocker, action
-    return times, blockers
 
 
 def _use(rank: int, times: list[ActionTime], makespan: float) -> RankUse:

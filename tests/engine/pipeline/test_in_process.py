@@ -232,7 +232,7 @@ def test_memory_is_complete() -> None:
 
 def test_an_allocation_is_its_ranks_whoever_frees_it() -> None:
     watch = MemoryWatch(CpuDevice())
-    with watch:
+    with watch.recording():
         with watch.window(0, "0F0"):
             mine = torch.empty(1000, dtype=torch.uint8)
         with watch.window(1, "1F0"):
