@@ -31,6 +31,8 @@ class Remembering(Worker):
         if job is None or not job.finished or (keep and not kept):
             job = super().submit(request, keep=keep)
             self._answered[key] = job, keep
+        elif job.result is not None:
+            self._note_graph(request, job.result)  # a run that follows is stored with its model's graph
         return job
 
 

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from explorer.cli import main as cli
+from explorer.plan.planners.front import splits_of
 from explorer.plan.policy import file as policy_file
 from explorer.record.ranks import Ranks
 
@@ -197,6 +198,5 @@ def test_a_plan_for_ranks_is_played_and_chooses_whether_to_reshard(tmp_path: Pat
     played = tight["measured"]["step_peak_bytes"]
     assert tight["met"] and played <= tight["plan"]["budget_bytes"] and tight["plan"]["proven"]
     assert tight["plan"]["step_peak_bytes"] - played <= 2**14, "the states of generators"
-    kept = planned("--budget", "3.2MiB", "--no-reshard", "--card", "b200")
-    assert not kept["ranks"]["reshard"] and kept["instead"] == []
-    assert kept["plan"]["extra_cost"] == instead["plan"]["extra_cost"] and kept["card"]["refused_bytes"] is None
+    kept = Ranks(n_ranks=4, data="fsdp", reshard=False)
+    assert splits_of(kept, False) == (kept,), "--no-reshard leaves no choice"
