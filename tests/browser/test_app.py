@@ -17,15 +17,15 @@ from tests.browser.served import Served, start
 from tests.browser.settled import press, settled
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import BrowserContext, Page
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.fixture
-def explore(page: Page, serve: Callable[..., object], tiny: str) -> Page:
+def explore(page: Page, app: Served) -> Page:
     """The page once the baseline of the tiny model is measured."""
-    page.goto(serve(ROOT / "app.py", "--model", tiny).url)  # type: ignore[attr-defined]
+    page.goto(app.url)
     page.get_by_role("treeitem").first.wait_for()
     page.get_by_text("Measured with everything kept.").wait_for()
     return settled(page)
@@ -38,12 +38,13 @@ def confirm_marks(page: Page, text: str | re.Pattern[str]) -> None:
 def test_model_toggle_run_compare_export_and_refresh(explore: Page, tmp_path: Path) -> None:
     page = explore
     page.locator('[data-id="layers"]').get_by_role("button", name="Recompute all").click()
-    confirm_marks(page, re.compile(r"^4 (of \d+ )?blocks$"))
+    page.locator('[data-id="head"]').click()  # no other test of this app runs the policy
+    confirm_marks(page, re.compile(r"^5 (of \d+ )?blocks$"))
     assert "≈" in page.locator(".figure .value").first.inner_text()
     press(page, page.get_by_role("button", name="Run", exact=True))
     page.get_by_role("button", name="Cancel").wait_for()
     page.get_by_text(ANSWERED).wait_for()
-    confirm_marks(page, re.compile(r"^4 (of \d+ )?blocks$"))
+    confirm_marks(page, re.compile(r"^5 (of \d+ )?blocks$"))
     confirm_marks(page, "bitwise equal")
     for tab in ("Cost", "Gradients", "Memory"):
         press(page, page.get_by_role("tab", name=tab))
@@ -65,7 +66,7 @@ def test_model_toggle_run_compare_export_and_refresh(explore: Page, tmp_path: Pa
     from explorer import load_policy
     from explorer.plan.policy.file import load
 
-    assert load_policy(saved).blocks == tuple(f"layers.{i}" for i in range(4))
+    assert set(load_policy(saved).blocks) == {"head", *(f"layers.{i}" for i in range(4))}
     evidence = load(saved).evidence
     assert evidence is not None
     assert evidence.verdict == "bitwise equal"
@@ -145,13 +146,11 @@ def test_the_guided_path_ends_with_a_policy_that_a_script_applies(
     assert page.get_by_text("changed options").count() == 0
 
 
-def test_two_visitors_at_once_see_their_own_marks(browser: Browser, serve: Callable[..., object], tiny: str) -> None:
-    address = serve(ROOT / "app.py", "--model", tiny).url  # type: ignore[attr-defined]
+def test_two_visitors_at_once_see_their_own_marks(context: BrowserContext, app: Served) -> None:
     wanted: list[set[str]] = [{"head"}, {"layers"}]
-    pages = [browser.new_context().new_page() for _ in wanted]
+    pages = [context.new_page() for _ in wanted]
     for page in pages:
-        page.set_default_timeout(180_000)
-        page.goto(address)
+        page.goto(app.url)
     for page, blocks in zip(pages, wanted):
         page.locator('[data-id="head"]').wait_for()
         if "head" in blocks:
@@ -164,7 +163,7 @@ def test_two_visitors_at_once_see_their_own_marks(browser: Browser, serve: Calla
             block for block in ("head", "layers") if page.locator(f'[data-id="{block}"][aria-checked="true"]').count()
         }
         assert checked == blocks
-        page.context.close()
+        page.close()
 
 
 def test_a_refresh_finds_the_run_under_way(explore: Page) -> None:
@@ -180,11 +179,8 @@ def test_a_refresh_finds_the_run_under_way(explore: Page) -> None:
 
 
 @pytest.mark.parametrize(("path", "panel"), [("", "results"), ("/pipeline", "pipeline_results")])
-def test_a_window_made_narrow_stacks_the_page(
-    explore: Page, serve: Callable[..., object], tiny: str, path: str, panel: str
-) -> None:
-    page = explore
-    page.goto(serve(ROOT / "app.py", "--model", tiny).url + path)  # type: ignore[attr-defined]
+def test_a_window_made_narrow_stacks_the_page(page: Page, app: Served, path: str, panel: str) -> None:
+    page.goto(app.url + path)
     page.get_by_role("treeitem").first.wait_for()
     beside = page.locator(f".st-key-{panel}")
     beside.wait_for()

@@ -12,13 +12,11 @@ from explorer.plan.predict.forecaster import prices
 from explorer.record import Measurement, ModelGraph, ModelRef, Policy
 from explorer.record.plan import Price
 from explorer.ui.explore.blocks import take_matching
-from explorer.ui.explore.results import TABS
 from explorer.ui.explore.state import BY_ROLE
 from explorer.ui.navigation import TAB_ICON
 from explorer.ui.session import backend
 from explorer.ui.shared import draft as drafts
 from explorer.view.text import explore as glossary
-from explorer.view.text.lab import STEPS
 from tests import graphs
 from tests.ui.fake_worker import FakeWorker
 from tests.ui.page_driver import (
@@ -26,7 +24,6 @@ from tests.ui.page_driver import (
     GRAPH,
     WINDOW,
     App,
-    address,
     figures,
     graph_data,
     message,
@@ -47,13 +44,6 @@ def test_the_pages(app: App) -> None:
     assert [page.title for page in pages.values()] == ["Explore", "Pipeline", "Lab", "Runs"]
     assert [page.url_path for page in pages.values()] == ["", "pipeline", "lab", "runs"]
     assert _get_favicon_string(TAB_ICON).startswith("data:image/svg+xml"), "no server is asked for the tab's picture"
-
-
-def test_the_address_restores_model_policy_and_options(app: App) -> None:
-    at = say(app(), on=["blocks.1", "blocks.2"])
-    again = app(**address(at))
-    assert spec(again) == spec(at)
-    assert graph_data(again)["on"] == ["blocks.1", "blocks.2"]
 
 
 @pytest.mark.parametrize(
@@ -85,16 +75,6 @@ def test_a_click_prices_the_drawn_blocks_alone_and_once(app: App, monkeypatch: p
     assert first and len(first) < len(GRAPH.blocks) and len(set(first)) == len(first)
     say(at, open=["blocks"])
     assert len(priced) > len(first) and len(set(priced)) == len(priced)
-
-
-def test_options_change_the_run_and_make_figures_stale(app: App) -> None:
-    at = press(say(app(), on=list(ALL)), "run")
-    widget(at, "selectbox", "option_optimizer").select("sgd").run()
-    widget(at, "toggle", "option_early_stop").set_value(False).run()
-    at = settle(at)
-    assert spec(at).optimizer == "sgd"
-    assert spec(at).policy == Policy.recompute(ALL, early_stop=False)
-    assert "for the previous policy" in texts(at)
 
 
 def test_a_size_and_its_numbers_belong_to_the_model(app: App) -> None:
@@ -142,19 +122,11 @@ def test_names_from_a_model_never_become_markup(app: App, worker: FakeWorker) ->
 
 
 @pytest.mark.parametrize("n_blocks", [0, 4])
-def test_a_model_whose_presets_choose_nothing_has_every_tab_and_the_guided_path(
-    app: App, worker: FakeWorker, n_blocks: int
-) -> None:
+def test_a_model_whose_presets_choose_nothing_is_drawn_and_run(app: App, worker: FakeWorker, n_blocks: int) -> None:
+    """tests/ui/test_plain_models.py opens the tabs of such models, and their guided path."""
     worker.graph = graphs.single_operations(n_blocks)
     at = app()
     assert next(menu for menu in at.get("menu_button") if "presets" in menu.proto.id).proto.options == ["Keep all"]
-    at = press(at, "tour_begin")
-    for step in STEPS[:4]:
-        assert f"**{step.title}**" in texts(at)
-        at = press(at, "tour_next")
-    for tab in TABS:
-        at = open_tab(at, tab)
-    assert [tab.label for tab in at.tabs] == TABS
     assert (glossary.NO_BLOCKS in texts(at)) == (n_blocks == 0)
     if n_blocks:
         at = press(say(at, on=["layer0"]), "run")

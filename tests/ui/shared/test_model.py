@@ -15,11 +15,10 @@ from streamlit.testing.v1 import AppTest
 
 from explorer.errors import BadInput
 from explorer.jobs.protocol import Measure
-from explorer.jobs.store import Store
 from explorer.record import Failure, ModelRef, Policy, RunSpec
 from explorer.record.base import limits
 from explorer.ui.session import address as link
-from explorer.ui.session import backend, repository
+from explorer.ui.session import backend
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.draft import Draft
 from explorer.ui.shared.model import NUMBERS
@@ -55,18 +54,6 @@ def test_a_link_at_the_limits_of_the_record_is_drawn_and_one_beyond_is_a_sentenc
     for name in ("n_repeats", "n_threads"):
         at = app(**link.to_query(replace(SPEC, **{name: largest[name] + 2 * end - 1})))
         assert name in texts(at).replace("\\", "") and spec(at).n_threads == 1
-
-
-def test_a_stored_run_of_sixty_repeats_and_ninety_nine_threads_opens(app: App, store: Store) -> None:
-    long = replace(SPEC, n_repeats=60, n_threads=99)
-    at = app()
-    at.session_state[repository.OPENED] = ["explore", store.save(graphs.compared(graphs.gpt(6), long))]
-    settle(at.run())
-    assert widget(at, "number_input", "option_n_repeats").value == 60
-
-
-def test_without_the_flag_nothing_about_weights_stands_there(app: App) -> None:
-    assert "weights" not in names_of(app())
 
 
 def test_weights_are_offered_by_name_and_run_with_the_model(app: App, worker: FakeWorker, started_with: Any) -> None:
@@ -189,7 +176,7 @@ def test_undo_of_an_option_draws_the_controls_again() -> None:
 
 def test_changed_options_are_named_where_they_follow_to_the_next_model(app: App, worker: FakeWorker) -> None:
     at = app()
-    assert "changed options" not in texts(at)
+    assert "changed options" not in texts(at) and "weights" not in names_of(at)
     do(at, worker, "optimizer", "sgd")
     do(at, worker, "switch", "early_stop")
     assert r"optimizer sgd, early\_stop off" in texts(at)
