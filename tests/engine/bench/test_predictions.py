@@ -22,8 +22,8 @@ from tests.engine.bench.random_policies import KINDS, random_policy
 from tests.zoo import sample, sample_run
 
 FEW: dict[str, dict[str, int]] = {
-    "recurrent": {"batch": 32},
-    "unet": {"batch": 2},
+    "recurrent": {"batch": 32, "length": 16},
+    "unet": {"batch": 2, "width": 8},
 }
 """Layers and rows are alike: with fewer a forecast is as hard, and a run is done sooner."""
 FEW_BYTES = 256
@@ -115,13 +115,13 @@ def test_a_layer_of_which_the_model_calls_a_part_a_second_time() -> None:
 
 def test_a_checkpoint_keeps_its_inputs_until_its_backward_has_ended() -> None:
     """The skip of down.0 goes into a concatenation that up.2 saves: its checkpoint alone keeps the skip itself."""
-    graph, base = graph_and_run(sample("unet", batch=2), optimizer="none")
+    graph, base = graph_and_run(sample("unet", batch=2, width=8), optimizer="none")
     holds(graph, base, Policy.recompute(["down.0", "up.2"]))
 
 
 def test_keeping_a_block_whose_skip_others_hold_costs_it_once() -> None:
     """down.0 hands on what it saves: recomputed, the skip is there twice, kept it is one."""
-    graph, base = sample_run("unet", batch=2)
+    graph, base = sample_run("unet", batch=2, width=8)
     run = measure(replace(base.spec, policy=Policy.recompute(graph.repeats)))
     price = next(price for price in prices(run, (), graph=graph) if price.blocks == ("down.0",))
     kept = measure(replace(base.spec, policy=Policy.recompute(graph.repeats[1:])))
