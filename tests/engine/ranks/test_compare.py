@@ -1,4 +1,4 @@
-"""Verdicts on sharded steps of real gloo ranks: what is equal, what only rounds, and splits that lose gradients."""
+"""Sharded steps of real gloo ranks: their verdicts, and memory and collectives as predicted."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from benchmarks.ranks import MODELS, SPLITS
+from benchmarks.ranks import MODELS, SPLITS, calls_of
 from explorer.engine.ranks.compare import compare_ranks, judge_rank
+from explorer.engine.ranks.predict import predict_ranks
 from explorer.engine.ranks.real import run_on_ranks
 from explorer.record.base import Record
 from explorer.record.comparison import Comparison, Verdict
 from explorer.record.graph import ModelRef
 from explorer.record.plan import Progress, silent
-from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.ranks import Ranks
 from explorer.record.run import RunSpec
 
 LAYERS = Policy.recompute(["layers.0", "layers.1"])
+PRODUCTS = Policy(
+    units=tuple(Unit(blocks=(x,), action="save_ops", save_ops=("aten.addmm.default",)) for x in LAYERS.blocks)
+)
 BLOCKS = Policy.recompute(["blocks.0", "blocks.2"])
 
 
@@ -39,9 +43,10 @@ def spec_of(model: str, ranks: Ranks, policy: Policy = KEEP_ALL) -> RunSpec:
 
 EQUAL: list[tuple[RunSpec, Verdict]] = [
     (spec_of("tied", SPLITS["fsdp"], LAYERS), "bitwise equal"),
-    (spec_of("transformer", SPLITS["tp"], LAYERS), "rounding"),
+    (spec_of("transformer", SPLITS["tp"], PRODUCTS), "rounding"),
     (spec_of("tied", SPLITS["fsdp-tp"]), "rounding"),
 ]
+COPIES = spec_of("picture", SPLITS["ddp"], BLOCKS)
 ALONE = spec_of("picture", Ranks(n_ranks=2, data="none", parallelize=f"{__file__}:forgets_to_sum"))
 LOST = spec_of("picture", Ranks(n_ranks=2, data="none", n_tensor=2, parallelize=f"{__file__}:freezes"))
 
@@ -52,7 +57,7 @@ class Verdicts(Record):
 
 def judge_each(spec: RunSpec) -> Verdicts:
     """On each rank: the comparisons of all specs that have as many ranks as the group."""
-    specs = [*(spec for spec, _ in EQUAL), ALONE, LOST]
+    specs = [*(spec for spec, _ in EQUAL), COPIES, ALONE, LOST]
     n_ranks = distributed.get_world_size()
     return Verdicts(of=tuple(judge_rank(spec) for spec in specs if spec.ranks and spec.ranks.n_ranks == n_ranks))
 
@@ -78,6 +83,15 @@ def test_a_sharded_step_is_the_unsharded_one(verdicts: list[Comparison]) -> None
 
 
 @pytest.mark.slow
+def test_real_ranks_hold_what_was_predicted(verdicts: list[Comparison]) -> None:
+    """To the byte, with equal collectives. The whole matrix, under torchrun, is `python -m benchmarks.ranks`."""
+    for spec in (*(spec for spec, _ in EQUAL), COPIES):
+        real, predicted = found(verdicts, spec).candidate, predict_ranks(spec).by_rank[0]
+        assert real.peaks.tracker_peak_bytes == predicted.step_peak_bytes
+        assert calls_of(real) == calls_of(predicted) and len(real.collectives) > 2
+
+
+@pytest.mark.slow
 def test_gradients_that_are_never_summed_or_lost_are_named(verdicts: list[Comparison]) -> None:
     alone, lost = found(verdicts, ALONE), found(verdicts, LOST)
     assert alone.verdict == "different" and alone.n_bitwise_equal == 0
@@ -88,7 +102,7 @@ def test_gradients_that_are_never_summed_or_lost_are_named(verdicts: list[Compar
 
 @pytest.mark.slow
 def test_both_steps_of_a_comparison_are_measured_and_no_run_is_reported_as_a_comparison() -> None:
-    spec, told = spec_of("picture", SPLITS["ddp"], BLOCKS), list[Progress]()
+    spec, told = COPIES, list[Progress]()
     of = compare_ranks(spec, told.append)
     assert of.verdict == "bitwise equal" and told and not any(progress.part for progress in told)
     assert of.candidate.spec == replace(spec, n_repeats=0) and of.baseline.spec.ranks is None

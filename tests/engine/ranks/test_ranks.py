@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from torch import distributed
 
-from benchmarks.ranks import MODELS, SPLITS, Cell, differences
+from benchmarks.ranks import MODELS, SPLITS
 from explorer.engine.device.without_data import fake_group
 from explorer.engine.model.describe import describe
 from explorer.engine.ranks.predict import predict_ranks, ranks_to_play
@@ -112,15 +112,6 @@ def predicted(ranks: Ranks, model: ModelRef = TRANSFORMER, policy: Policy = KEEP
     return PLAYS[key]
 
 
-@pytest.mark.slow
-def test_predicted_ranks_hold_what_real_ranks_of_torchrun_hold() -> None:
-    """The whole matrix is `python -m benchmarks.ranks`."""
-    cells = [Cell("tied", "fsdp", "every-2"), Cell("picture", "ddp", "all"), Cell("transformer", "tp", "keep-products")]
-    found = list(differences(cells))
-    assert len(found) == 2 * len(cells)
-    assert [one for one in found if one.n_bytes or not one.same_collectives] == []
-
-
 def test_ranks_with_other_shards_are_found_and_equal_ones_are_played_once(file: Path) -> None:
     """Six rows on eight ranks: two ranks have none. The group is gone afterwards."""
     ranks = predicted(Ranks(n_ranks=8), ModelRef(target=f"{file}:build"))
@@ -187,16 +178,14 @@ def test_a_unit_that_is_gathered_twice_in_backward_is_named(file: Path) -> None:
     assert sentence.startswith("0.inner is gathered twice in backward")
 
 
-@pytest.mark.parametrize("reshard", [True, False])
-def test_the_export_for_fsdp2_is_the_step_that_was_predicted(reshard: bool, tmp_path: Path) -> None:
+def test_the_export_for_fsdp2_is_the_step_that_was_predicted(tmp_path: Path) -> None:
     """Its wrappers stand below the hooks of FSDP2 and its units are the same: the same bytes, the same collectives.
 
-    The file of a plan brings the choice of resharding; another file means the default of `--fsdp`.
+    The file of a plan brings the choice of resharding.
     """
     policy = Policy.recompute([LAYERS[0], f"{LAYERS[1]}.up"])
-    ranks = Ranks(n_ranks=4, reshard=reshard)
-    file = file_of(policy, describe(TRANSFORMER), ranks=None if reshard else ranks)
-    text = exported(loads(dumps(file)), "fsdp2").text
+    ranks = Ranks(n_ranks=4, reshard=False)
+    text = exported(loads(dumps(file_of(policy, describe(TRANSFORMER), ranks=ranks))), "fsdp2").text
     (tmp_path / "exported.py").write_text(
         f"{text}\n\ndef split(model, mesh):\n    recompute_then_shard(model, mesh=mesh)\n"
     )

@@ -252,13 +252,14 @@ def test_fsdp2_recomputes_before_it_shards(options: dict[str, bool]) -> None:
     gradients, calls = step(model, chain_loss, module.recompute)
     assert ran_again(before, calls, LAYERS) == set(chosen)
     assert_same(plain, gradients)
-    sharded: list[tuple[str, bool]] = []
-    module.fully_shard = lambda module, **sharding: sharded.append((type(module).__name__, sharding["wide"]))
+    sharded: list[tuple[str, dict[str, bool]]] = []
+    module.fully_shard = lambda module, **sharding: sharded.append((type(module).__name__, sharding))
     module.recompute_then_shard(model, wide=True)
+    how = {"wide": True, "reshard_after_forward": True}
     kinds = {
         name: "CheckpointWrapper" if name in chosen else type(Chain().get_submodule(name)).__name__ for name in LAYERS
     }
-    assert sharded == [(kinds[name], True) for name in LAYERS] + [("Chain", True)]
+    assert sharded == [(kinds[name], how) for name in LAYERS] + [("Chain", how)]
 
 
 def test_every_block_that_is_chosen_runs_again_also_those_that_diffusers_does_not_offer() -> None:
