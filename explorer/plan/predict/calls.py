@@ -253,13 +253,15 @@ def late_bytes(replay: Replay, entries: Bytes, late: Mask, saved_outputs: Sequen
 
 def most_at_once(size: Bytes, born: Bytes, died: Bytes) -> int:
     """Peak bytes of the entries alone, over the ticks at which one of them is born."""
-    if not len(size):
-        return 0
-    births = np.sort(born)
-    delta = np.zeros(len(births) + 1, dtype=np.int64)
-    np.add.at(delta, np.searchsorted(births, born), size)
-    np.subtract.at(delta, np.searchsorted(births, died), size)
-    return int(np.cumsum(delta[:-1]).max())
+    return int(bytes_at(np.sort(born), size, born, died).max(initial=0))
+
+
+def bytes_at(ticks: Bytes, size: Bytes, born: Bytes, died: Bytes) -> Bytes:
+    """Bytes of the entries at each of the ascending `ticks`."""
+    steps = np.zeros(len(ticks) + 1, dtype=np.int64)
+    np.add.at(steps, np.searchsorted(ticks, born), size)
+    np.subtract.at(steps, np.searchsorted(ticks, died), size)
+    return np.cumsum(steps[:-1])
 
 
 BUFFER = ROLES.index("buffer")

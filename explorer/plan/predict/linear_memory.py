@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from explorer.plan.memory.ledger import Bytes
-from explorer.plan.predict.calls import FOREVER, SavedByCall
+from explorer.plan.predict.calls import FOREVER, SavedByCall, bytes_at
 from explorer.plan.predict.replay import Replay
 
 Bound = tuple[dict[int, float], float]
@@ -304,36 +304,26 @@ def _moments(
 
     The rerun repeats forward up to the last saved tensor.
     """
-    inner = np.append(call.entries[~np.isin(call.entries, call.outputs)], np.array(call.saved_outputs, dtype=np.int64))
-    last = int(replay.born[inner].max(initial=call.first))
-    entries = replay.between(call.first, last)
+    entries = replay.between(call.first, call.until)
     size, born, died = replay.size[entries], replay.born[entries], replay.died[entries]
     moments = np.unique(born)
-    alive = _sum_at(moments, born, died, size)
+    alive = bytes_at(moments, size, born, died)
     place = {entry: k for k, entry in enumerate(entries.tolist())}
-    tail = int(inner[replay.born[inner].argmax()]) if len(inner) else None
+    tail = int(entries[-1]) if len(entries) else None
     by_unit: dict[int, Bytes] = {}
     for unit, one in within:
         pairs = zip(one.entries.tolist(), one.leaves.tolist())
         freed_again = [(place[entry], leaves) for entry, leaves in pairs if entry in place]
         at = np.array([k for k, _ in freed_again], dtype=np.int64)
-        freed = _sum_at(moments, np.array([leaves for _, leaves in freed_again], dtype=np.int64), died[at], size[at])
+        first = np.array([leaves for _, leaves in freed_again], dtype=np.int64)
+        freed = bytes_at(moments, size[at], first, np.maximum(first, died[at]))
         if tail is not None and (tail in one.entries or tail in one.saved_outputs):
             freed = np.where(moments > one.first, alive, freed)
         inputs = np.array([place[entry] for entry in set(one.inputs) if entry in place], dtype=np.int64)
-        retained = _sum_at(moments, died[inputs], np.full(len(inputs), FOREVER), size[inputs])
+        retained = bytes_at(moments, size[inputs], died[inputs], np.full(len(inputs), FOREVER))
         retained = retained + stash_bytes * (moments > one.first)
         by_unit[unit] = by_unit.get(unit, 0) + retained - freed
     return alive, by_unit
-
-
-def _sum_at(moments: Bytes, born: Bytes, died: Bytes, size: Bytes) -> Bytes:
-    """Bytes alive at each of `moments`, from entries with `born`, `died` and `size`."""
-    some = born < died
-    steps = np.zeros(len(moments) + 1, dtype=np.int64)
-    np.add.at(steps, np.searchsorted(moments, born[some]), size[some])
-    np.subtract.at(steps, np.searchsorted(moments, died[some]), size[some])
-    return np.cumsum(steps[:-1])
 
 
 def _restored(

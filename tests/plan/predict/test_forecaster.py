@@ -219,7 +219,7 @@ def test_the_cells_add_up_to_the_foreseen_peak(chain: Chain, taken: set[int]) ->
 
 def test_a_run_holds_its_peak_where_it_was_foreseen() -> None:
     kept = measure(RunSpec(model=ref("gpt", depth=2, batch=16), n_repeats=0))
-    policy = Policy.recompute(["blocks.0.mlp"])
+    policy = Policy.recompute(["blocks.0", "blocks.1"])
     at = Forecaster(kept).at_peak(policy)
     real = ledger(measure(msgspec.structs.replace(kept.spec, policy=policy)))
     assert at is not None and in_place(at) == in_place(real)
