@@ -8,8 +8,7 @@ those of its forward and of its backward. An item covers consecutive places: a s
 
 While a place runs, earlier items hold fewer bytes by a constant, and later items hold nothing. So later places depend
 on a label only: (change of bytes by earlier items, cost). A label that is worse in both than another is dropped. Bytes
-that are not constant (a skip, an input that two items keep) are read low, so that the bound holds. A solution that the
-exact forecast rejects is planned again with the budget lowered by its excess.
+that are not constant (a skip, an input that two items keep) are read twice: low for the bound, high for a solution.
 
 In a chain of few choices a candidate is a stretch of the chain, lies in one place, or holds all places of a stretch.
 Items are read from the forecasts of single choices. program.py plans every other model.
@@ -49,12 +48,12 @@ class Item:
     chosen: tuple[int, ...]
     first: int
     end: int
-    cost: int
-    """Cost in grains, rounded down."""
-    need: float
-    """Lower bound of the peak bytes at ticks of the item's places if earlier places are kept."""
-    held: float
-    """Lower bound of the change of bytes at ticks of later places, mostly below 0."""
+    cost: tuple[int, int]
+    """Cost in grains, rounded down and rounded up."""
+    need: tuple[float, float]
+    """Peak bytes at ticks of the item's places if earlier places are kept: a lower and an upper reading."""
+    held: tuple[float, float]
+    """Change of bytes at ticks of later places, mostly below 0: a lower and an upper reading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,43 +113,51 @@ class ChainProgram:
 
     def lowest_bytes(self) -> int:
         """Lower bound of the peak bytes of all policies."""
-        return int(self._least_budget(float("inf"), time.monotonic() + LEAST_SECONDS)[0])
+        return int(self._least_budget(float("inf"), time.monotonic() + LEAST_SECONDS, high=False)[0])
 
     def _within(self, budget: int) -> Solution | None:
-        cheapest = self._cheapest(budget)
-        self.bound = bound = float("inf") if cheapest is None else cheapest.bound
-        aim, best = budget, None
-        for _ in range(1 + MOST_TRIES):
-            if cheapest is None:
+        low = self._cheapest(budget, high=False)
+        self.bound = bound = float("inf") if low is None else low.bound
+        if low is None:
+            return None
+        self._judge(low, self._cheapest(budget, high=True))
+        aim, best = budget, self._best_within(budget)
+        for _ in range(MOST_TRIES):
+            if low is None or (best is not None and best[0] * (1 - TOLERANCE / 2) <= bound):
                 break
-            peak, best = self.peak(cheapest.chosen), self._best_within(budget)
-            if best is not None and best[0] * (1 - TOLERANCE / 2) <= bound:
-                break
-            aim -= max(peak - budget, 1)
-            cheapest = self._cheapest(aim)
+            aim -= max(self.peak(low.chosen) - budget, 1)
+            low = self._cheapest(aim, high=False)
+            self._judge(low)
+            best = self._best_within(budget)
         return None if best is None else self._solution(best[1], best[0], bound)
 
     def _lowest(self, most_cost: float, ends: float) -> Solution:
         """The lowest peak of the choices that cost at most `most_cost`."""
-        bound, cheapest = self._least_budget(most_cost, ends)
-        if cheapest is not None:
-            self.peak(cheapest.chosen)
+        bound, low = self._least_budget(most_cost, ends, high=False)
+        self._judge(low)
         within = {chosen: peak for chosen, peak in self._peaks.items() if self.cost(chosen) <= most_cost}
+        if min(within.values()) - bound >= 2:
+            self._judge(self._least_budget(most_cost, ends, high=True)[1])
+            within |= {chosen: peak for chosen, peak in self._peaks.items() if self.cost(chosen) <= most_cost}
         best = min(within, key=lambda chosen: (within[chosen], self.cost(chosen)))
         return self._solution(best, float(within[best]), bound)
 
-    def _least_budget(self, most_cost: float, ends: float) -> tuple[float, Cheapest | None]:
+    def _least_budget(self, most_cost: float, ends: float, *, high: bool) -> tuple[float, Cheapest | None]:
         """The least feasible budget by bisection over whole bytes, and a choice within the budget."""
         below, least = 0, int(self.line.max())
         answer: Cheapest | None = None
         while least - below > 1 and time.monotonic() < ends:
             middle = (below + least) // 2
-            cheapest = self._cheapest(middle, most_cost=most_cost)
+            cheapest = self._cheapest(middle, high=high, most_cost=most_cost)
             if cheapest is None:
                 below = middle
             else:
                 least, answer = middle, cheapest
         return below + 1, answer
+
+    def _judge(self, *answers: Cheapest | None) -> None:
+        for answer in filter(None, answers):
+            self.peak(answer.chosen)
 
     def _best_within(self, budget: int) -> tuple[float, tuple[int, ...]] | None:
         within = [(self.cost(chosen), chosen) for chosen, peak in self._peaks.items() if peak <= budget]
@@ -165,7 +172,7 @@ class ChainProgram:
             n_solves=self._n_solves,
         )
 
-    def _cheapest(self, budget: int, *, most_cost: float = float("inf")) -> Cheapest | None:
+    def _cheapest(self, budget: int, *, high: bool, most_cost: float = float("inf")) -> Cheapest | None:
         """The cheapest items whose readings are within the budget; None if there are none."""
         self._n_solves += 1
         n_places = self.n_places
@@ -181,12 +188,12 @@ class ChainProgram:
             labels_at.append(labels)
             for number in from_place[place] if place < n_places else ():
                 item = self.items[number]
-                cost = labels.cost + item.cost
-                fits = np.flatnonzero((labels.held <= budget - item.need) & (cost <= most))
+                cost = labels.cost + item.cost[high]
+                fits = np.flatnonzero((labels.held <= budget - item.need[high]) & (cost <= most))
                 if len(fits):
                     parts[item.end].append(
                         _Labels(
-                            held=labels.held[fits] + item.held,
+                            held=labels.held[fits] + item.held[high],
                             cost=cost[fits],
                             item=np.full(len(fits), number),
                             before=fits,
@@ -256,16 +263,17 @@ def chain_program(
         more = line - replay.line
         if (more[ticks < first] < 0).any():  # it frees bytes at ticks of earlier places, which items may not do
             return None
-        least = sum(twice[i] for i in chosen)
+        least, grains = sum(twice[i] for i in chosen), candidates.cost(chosen) / grain
+        need = float(line[(first <= ticks) & (ticks < end)].max(initial=0))
         after = more[ticks >= end] if (ticks >= end).any() else np.zeros(1)
         items.append(
             Item(
                 chosen=chosen,
                 first=first,
                 end=end,
-                cost=int(candidates.cost(chosen) / grain),
-                need=float(line[(first <= ticks) & (ticks < end)].max(initial=0)) - least,
-                held=float(after.min()) - least,
+                cost=(int(np.floor(grains)), int(np.ceil(grains))),
+                need=(need - least, need),
+                held=(float(after.min()) - least, float(after.max())),
             )
         )
     behind = float(replay.line[ticks == len(blocks)].max(initial=0))
