@@ -17,25 +17,25 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 FRAMING = [(b"x-frame-options", b"DENY"), (b"content-security-policy", b"frame-ancestors 'none'")]
-# The browser's part of Plotly, 4.7 MB: Streamlit requests it with the first chart. A docstring here would be drawn.
-CHARTS = next(Path(streamlit.__file__).parent.glob("static/static/js/PlotlyChart.*.js"), None)
 
 
 class Headers:
     """Adds headers to each response that keep other sites from showing the page in a frame.
 
-    A document also names the chart library, so that a browser loads the library while the page is made.
+    A document also names the browser's part of Plotly, 4.7 MB: Streamlit requests the file with the first chart, so
+    that without the name a browser would load it after the page is made.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
+        files = (Path(streamlit.__file__).parent / "static/static/js").glob("PlotlyChart.*.js")
+        self.links = [(b"link", f"</static/js/{file.name}>; rel=modulepreload".encode()) for file in files]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = [*message["headers"], *FRAMING]
-                if CHARTS is not None and dict(headers).get(b"content-type", b"").startswith(b"text/html"):
-                    headers.append((b"link", f"</static/js/{CHARTS.name}>; rel=modulepreload".encode()))
+                is_page = dict(message["headers"]).get(b"content-type", b"").startswith(b"text/html")
+                headers = [*message["headers"], *FRAMING, *(self.links if is_page else [])]
                 message = {**message, "headers": headers}
             await send(message)
 

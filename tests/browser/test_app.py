@@ -252,6 +252,13 @@ def test_only_this_machine_may_connect_and_no_site_may_frame_the_page(app: Serve
         with urllib.request.urlopen(f"http://localhost:{port}{path}") as response:
             assert response.headers["X-Frame-Options"] == "DENY"
             assert response.headers["Content-Security-Policy"] == "frame-ancestors 'none'"
+            link = re.fullmatch(
+                r"<(/static/js/PlotlyChart\.\S+\.js)>; rel=modulepreload", response.headers["Link"] or ""
+            )
+            assert (link is None) == path.startswith("/_"), "a document names the chart library"
+        if link is not None:
+            with urllib.request.urlopen(f"http://localhost:{port}{link[1]}") as library:
+                assert library.headers.get_content_type().endswith("javascript")
     own = f"localhost:{port}"
     assert handshake(port, own, f"http://{own}") == 101
     assert handshake(port, own, "http://evil.example") == 403
