@@ -20,7 +20,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -87,14 +86,10 @@ class Forked:
                 self._take(os.read(self._status, NUMBER.size))
             return self._ended
 
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Waits until the process has ended; False if the time is up first."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    def wait(self) -> None:
+        """Waits until the process has ended."""
         while not self.ended:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not select.select([self._status], [], [], left)[0]:
-                return False
-        return True
+            select.select([self._status], [], [])
 
     def kill(self) -> None:
         """Kills the process and its process group."""
@@ -239,6 +234,14 @@ def begin(server: socket.socket, request: bytes, files: Sequence[int]) -> None:
     function(*pickle.loads(arguments), *files)
 
 
+def signal_name(number: int) -> str:
+    """`SIGKILL`, or `signal 250` for a number without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def n_oom_kills() -> int | None:
     """Number of processes that the system has ended for lack of memory, over all counters; None without a counter.
 
@@ -355,6 +358,6 @@ class Answering:
         if code is None:
             return server_is_gone().sentence
         if code < 0:
-            return f"ended the process by {signal.Signals(-code).name}"
+            return f"ended the process by {signal_name(-code)}"
         lines = self.last_words.splitlines()
         return f"ended the process with exit code {code}: {lines[-1] if lines else 'it said nothing'}"

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from explorer.child_process.forks import Answering
+from explorer.child_process.forks import Answering, signal_name
 from explorer.errors import Crashed, UnreadableFile
 from explorer.jobs.protocol import Event, Failed, Frames, Reported, Submit, description_of
 from explorer.record.failure import Failure, FailureKind, failure_of
@@ -82,7 +82,7 @@ def crash(return_code: int | None, doing: str, last_words: str, *, out_of_memory
     if return_code is None:
         ended = "ended together with the fork server, which was ended from outside,"
     elif return_code < 0:
-        ended = f"was ended by {_signal_name(-return_code)}"
+        ended = f"was ended by {signal_name(-return_code)}"
     else:
         ended = f"left with exit code {return_code}"
     sentence, hint = f"The worker process {ended} in the middle of: {doing}.", "The next run starts a new process."
@@ -97,13 +97,6 @@ _WHY_KILLED = {
     False: "It was ended from outside; the system's memory did not run out.",
     None: "It was ended from outside, by a person or by the system when memory runs out.",
 }
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def new_folder() -> str:

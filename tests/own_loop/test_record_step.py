@@ -82,15 +82,6 @@ def test_weights_state_and_generators_are_bitwise_those_of_the_loop_without_it()
     assert run is not None and run.peak_bytes > 0
 
 
-def test_nothing_stays_behind() -> None:
-    backward = torch.autograd.backward
-    loop, _ = trained(recorded=True)
-    assert torch.autograd.backward is backward
-    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
-    assert not any(getattr(module, name) for module in loop.model.modules() for name in names)
-    assert not any(p._post_accumulate_grad_hooks for p in loop.model.parameters() if p._post_accumulate_grad_hooks)
-
-
 def test_tensors_that_a_compiler_keeps_have_no_memory_and_are_left_out() -> None:
     with FakeTensorMode():
         kept = torch.empty(BATCH, WIDTH)

@@ -75,17 +75,6 @@ def test_recorded_steps_go_to_the_log_of_the_training() -> None:
     assert logged[1]["recompute/blocks"] == 0 and "memory/reserved_bytes" not in logged[1]  # the CPU reserves nothing
 
 
-def test_the_worst_step_is_kept() -> None:
-    loop = Loop()
-    x, y = loop.x, loop.y
-    with explorer.watch(loop.model, worst_of=3) as watch:
-        for share in (2, 1, 4):
-            loop.x, loop.y = x[::share], y[::share]
-            loop.step()
-        steps(loop, 1)
-    assert list(watch.runs) == [2]
-
-
 def test_of_the_worst_one_file_is_left_and_a_step_that_was_named_stays(tmp_path: Path) -> None:
     loop = Loop()
     x, y = loop.x, loop.y
@@ -200,14 +189,6 @@ def test_the_error_that_ends_a_recorded_step_inside_the_model_is_the_loops_own(t
         model.wants = False
         model(torch.ones(4, 4)).sum().backward()  # a loop that catches it goes on without instruments
     assert opened(path).failure is not None and not model._forward_hooks
-
-
-def test_the_first_step_needs_no_asking(tmp_path: Path) -> None:
-    loop, path = Loop(), tmp_path / "oom.explorer"
-    died(loop, explorer.watch(loop.model, on_oom=path), 0)
-    run = opened(path)
-    assert run.failed_in == "forward" and run.failure is not None
-    assert "Saved activations of 0, 1, 2 and 1 more hold" in run.failure.hint
 
 
 def test_what_was_held_is_what_was_held_when_it_was_refused(tmp_path: Path) -> None:
