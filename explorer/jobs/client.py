@@ -194,12 +194,11 @@ class Worker:
                 if self._closed:
                     return
                 job, *_ = self.open_jobs()
-                folder = tempfile.mkdtemp(dir=self._folder)
             try:
-                self._run(job, folder)
-            except Exception as error:  # no process, or a result that cannot be read
+                with tempfile.TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as folder:
+                    self._run(job, folder)
+            except Exception as error:  # no process, a full disk, or a result that cannot be read
                 self._finish(job, failure=failure_of(error, in_step=False))
-            shutil.rmtree(folder, ignore_errors=True)
 
     def _run(self, job: Job, folder: str) -> None:
         with self._changed:

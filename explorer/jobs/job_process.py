@@ -39,6 +39,9 @@ class JobProcess:
         cancels, self._cancels = os.pipe()
         try:
             self._child = start(submitted, folder, cancels)
+        except Crashed:
+            os.close(self._cancels)
+            raise
         finally:
             os.close(cancels)
 

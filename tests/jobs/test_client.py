@@ -358,6 +358,16 @@ def test_an_end_without_an_answer_is_one(code: int | None, out_of_memory: bool |
     assert answer.failure.traceback == "its last words"
 
 
+def test_a_job_without_a_folder_for_its_files_fails_and_the_next_one_runs(alone: Worker) -> None:
+    finish(describe(alone, "a"))
+    folder = Path(alone._folder)
+    folder.rename(folder.with_name(f"{folder.name}-away"))
+    failure = finish(describe(alone, "b")).failure
+    assert failure is not None and failure.kind == "internal" and "FileNotFoundError" in failure.sentence
+    folder.with_name(f"{folder.name}-away").rename(folder)
+    assert finish(describe(alone, "c")).result is not None
+
+
 def test_what_is_no_message_is_a_crash_that_says_who_wrote() -> None:
     answer = answer_of(Ended(b"\xff" * 64), [])
     assert isinstance(answer, Failed) and "The model wrote into the pipe" in answer.failure.sentence
