@@ -206,6 +206,7 @@ class Worker:
             job._process = process = JobProcess(submitted, self._start, folder)
             if job.finished:  # cancelled meanwhile
                 process.kill()
+            self._heard(job, Progress(what="starting", done=0, total=0))  # before its modules are imported
         try:
             self._end(job, process.answer(lambda event: self._heard(job, event.progress)))
         finally:

@@ -107,7 +107,7 @@ def test_the_first_visit_shows_a_recorded_run_before_any_job_has_answered(
         page.locator(".st-key-results .js-plotly-plot .scatterlayer .trace").first.wait_for()
         page.locator('[data-id="blocks"]').get_by_role("button", name="Recompute all").click()
         confirm_marks(page, re.compile(r"^12 (of \d+ )?blocks$"))
-        page.get_by_text("waiting for the worker").wait_for()
+        page.get_by_text("starting").first.wait_for()
         held_worker.touch()
         page.get_by_text("recorded on another machine").wait_for(state="detached")
     finally:
