@@ -192,3 +192,12 @@ def test_a_decision_by_data_is_refused_in_a_sentence() -> None:
         layer = nn.Linear(2, 2)
         with explained("net.py"):
             layer(torch.ones(1, 2)).sum().item()
+
+
+def test_a_model_that_splits_itself_is_told_who_splits_it_and_other_errors_pass() -> None:
+    words = "net.py is split by its own code, which called torch.distributed without a process group"
+    with pytest.raises(ModelFailed, match=words) as failed, explained("net.py"):
+        torch.distributed.all_reduce(torch.ones(1))
+    assert "--fsdp" in failed.value.hint
+    with pytest.raises(ValueError, match="its own"), explained("net.py"):
+        raise ValueError("its own")
