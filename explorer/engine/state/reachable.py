@@ -78,7 +78,12 @@ def closure(value: object) -> tuple[object, ...] | None:
     if not is_own_function(value):
         return (value.__qualname__,)
     defaults = [list(value.__defaults__ or ()), dict(value.__kwdefaults__ or {})]
-    return value.__qualname__, [_content(cell) for cell in value.__closure__ or ()], defaults, dict(vars(value))
+    return value.__qualname__, cell_contents(value), defaults, dict(vars(value))
+
+
+def cell_contents(value: object) -> list[object]:
+    """Variables that a function or method of the model's author holds from the function around it."""
+    return [_content(cell) for cell in _function_of(value).__closure__ or ()] if is_own_function(value) else []
 
 
 def _content(cell: types.CellType) -> object:

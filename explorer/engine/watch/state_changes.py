@@ -9,6 +9,7 @@ Blocks may also share an object that none is handed: one puts a skip connection 
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
@@ -17,7 +18,16 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from explorer.engine.state.reachable import OF_TORCH, PLAIN, SharedNames, attributes, data_inside, items, picture
+from explorer.engine.state.reachable import (
+    OF_TORCH,
+    PLAIN,
+    SharedNames,
+    attributes,
+    cell_contents,
+    data_inside,
+    items,
+    picture,
+)
 from explorer.engine.state.rng import is_generator
 from explorer.engine.watch.forward import NoteTaker, Operator, StorageName, dense, dense_tensors
 from explorer.record.graph import Trait
@@ -177,23 +187,28 @@ def _n_tensors(slots: Iterable[Slot]) -> Counter[int]:
 
 _MOST_SHARED = 1000
 """Items in a shared object that is walked at every call of a block."""
+_STORES = (dict, list, deque, defaultdict, threading.local)
+"""Types of objects outside of modules in which blocks leave tensors."""
 
 
 def _shared_objects(model: nn.Module) -> list[object]:
-    """Containers and plain objects that attributes of two modules lead to, and empty containers of files and classes.
+    """Containers and plain objects that attributes and closures of two modules lead to, and empty ones elsewhere.
 
-    A container of a file that is full before the forward is a table, not a place for tensors of the forward.
+    Elsewhere are files, classes and closures of a file's functions. A container that is full before the forward is a
+    table there, not a place for tensors of the forward.
     """
     n_modules: dict[int, int] = defaultdict(int)
     objects: dict[int, object] = {}
     for module in model.modules():
-        for value in data_inside([value for name, value in vars(module).items() if name not in OF_TORCH]):
+        own = [held for name, held in vars(module).items() if name not in OF_TORCH]
+        for value in data_inside([*own, *(part for held in own for part in cell_contents(held))]):
             if not isinstance(value, (Tensor, nn.Module, type, *PLAIN)):
                 objects[id(value)] = value
                 n_modules[id(value)] += 1
     for shared in SharedNames(model):
-        if type(shared.value) in (dict, list, deque, defaultdict) and not shared.value:
-            objects[id(shared.value)], n_modules[id(shared.value)] = shared.value, 2
+        for value in (shared.value, *cell_contents(shared.value)):
+            if type(value) in _STORES and not (items(value) or attributes(value)):
+                objects[id(value)], n_modules[id(value)] = value, 2
     several = [value for address, value in objects.items() if n_modules[address] > 1]
     return [value for value in several if sum(len(items(part) or ()) for part in data_inside([value])) <= _MOST_SHARED]
 

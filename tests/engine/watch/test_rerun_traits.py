@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -224,7 +225,15 @@ class Box:
     skip: Tensor | None = None
 
 
+def closed() -> tuple[Callable[[Any, Tensor], None], Callable[[Any, Tensor], Tensor]]:
+    """Functions that put a tensor in a list of theirs, and take it out."""
+    held: list[Tensor] = []
+    return lambda _, x: held.append(x), lambda _, x: held.pop()
+
+
 STORE: dict[str, Tensor] = {}
+LOCAL = threading.local()
+PUT, POP = closed()
 
 
 def take(box: Box) -> Tensor | None:
@@ -251,8 +260,19 @@ class Sharing(nn.Module):
         (None, lambda _, x: STORE.update(skip=x), lambda _, x: STORE.pop("skip")),
         ([torch.ones(W)], lambda store, x: store.append(x), lambda store, x: store.pop(0)),
         (Box(), lambda box, x: setattr(box, "skip", x), lambda box, x: take(box)),
+        (None, *closed()),
+        (None, lambda _, x: PUT(None, x), lambda _, x: POP(None, x)),
+        (None, lambda _, x: setattr(LOCAL, "skip", x), lambda _, x: vars(LOCAL).pop("skip")),
     ],
-    ids=["dictionary", "a global", "first in first out", "an attribute"],
+    ids=[
+        "dictionary",
+        "a global",
+        "first in first out",
+        "an attribute",
+        "closures",
+        "closures of a file",
+        "a thread's",
+    ],
 )
 def test_blocks_that_share_an_object_are_named_by_what_they_leave(shared: Any, put: Any, pop: Any) -> None:
     nets = [
