@@ -200,8 +200,9 @@ def _shared_objects(model: nn.Module) -> list[object]:
     n_modules: dict[int, int] = defaultdict(int)
     objects: dict[int, object] = {}
     for module in model.modules():
-        own = [held for name, held in vars(module).items() if name not in OF_TORCH]
-        for value in data_inside([*own, *(part for held in own for part in cell_contents(held))]):
+        roots = [value for name, value in vars(module).items() if name not in OF_TORCH]
+        roots += [content for root in roots for content in cell_contents(root)]
+        for value in data_inside(roots):
             if not isinstance(value, (Tensor, nn.Module, type, *PLAIN)):
                 objects[id(value)] = value
                 n_modules[id(value)] += 1
