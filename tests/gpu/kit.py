@@ -63,10 +63,10 @@ class Bench:
     figures: list[Figure] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
-    @property
-    def samples(self) -> tuple[str, ...]:
-        """Two where the lines alone are tested."""
-        return SAMPLES[:2] if self.tiny else SAMPLES
+    def samples(self, *names: str) -> tuple[str, ...]:
+        """The samples of these names, or all; one where the lines alone are tested."""
+        names = names or SAMPLES
+        return names[:1] if self.tiny else names
 
     @property
     def torch(self) -> torch.device:

@@ -17,7 +17,7 @@ GOAL_MEDIAN, GOAL_MOST = 0.001, 0.02
 
 def check_random_policies(bench: Bench) -> None:
     errors = []
-    for sample in bench.samples:
+    for sample in bench.samples():
         spec = bench.spec(sample)
         graph = describe(spec.model, device=bench.device)
         kept = bench.measured(spec)
@@ -41,7 +41,7 @@ def check_random_policies(bench: Bench) -> None:
 def check_time_ratios(bench: Bench) -> None:
     """Baseline and policy take turns, so that a GPU that grows warm slows both."""
     errors = []
-    for sample, name in itertools.product(("gpt", "resnet", "unet", "vit"), ("all", "keep-products")):
+    for sample, name in itertools.product(bench.samples("gpt", "resnet", "unet", "vit"), ("all", "keep-products")):
         spec = bench.spec(sample, "gpu", n_repeats=3 if bench.tiny else 10)
         graph = describe(spec.model, device=bench.device)
         policy = preset(name, graph)
@@ -67,7 +67,7 @@ def check_plans_under_budgets(bench: Bench) -> None:
         raise Skipped("needs highspy, the solver of plans") from None
     from explorer.plan.planners.planner import Planner
 
-    for sample in ("gpt", "resnet", "unet", "moe"):
+    for sample in bench.samples("gpt", "resnet", "unet", "moe"):
         spec = bench.spec(sample, "gpu")
         planner = Planner(bench.measured(spec), describe(spec.model, device=bench.device))
         for share in (0.9, 0.6, 0.4):
@@ -83,7 +83,7 @@ def check_plans_under_budgets(bench: Bench) -> None:
 
 
 def check_policies_under_budgets(bench: Bench) -> None:
-    for sample in ("gpt", "resnet", "unet"):
+    for sample in bench.samples("gpt", "resnet", "unet"):
         spec = bench.spec(sample, "gpu")
         graph = describe(spec.model, device=bench.device)
         kept = bench.measured(spec)

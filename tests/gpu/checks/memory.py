@@ -27,7 +27,7 @@ STEPS: dict[str, dict[str, Any]] = {
 
 
 def check_drawn_peak_is_the_allocators_own(bench: Bench) -> None:
-    for sample in bench.samples:
+    for sample in bench.samples():
         graph = describe(bench.model(sample), device=bench.device)
         for name in POLICIES:
             run = bench.measured(bench.spec(sample), preset(name, graph))
@@ -48,7 +48,7 @@ def check_drawn_peak_of_other_steps(bench: Bench) -> None:
 
 
 def check_large_models(bench: Bench) -> None:
-    for sample in bench.samples:
+    for sample in bench.samples():
         spec = bench.spec(sample, "gpu")
         graph = describe(spec.model, device=bench.device)
         run = bench.measured(spec, preset("all", graph))
@@ -64,7 +64,7 @@ def check_large_models(bench: Bench) -> None:
 
 
 def check_attribution(bench: Bench) -> None:
-    for sample in bench.samples:
+    for sample in bench.samples():
         run = bench.measured(bench.spec(sample))
         log = run.allocations
         assert log is not None

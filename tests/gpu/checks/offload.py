@@ -18,7 +18,7 @@ def offloading(bench: Bench, sample: str) -> Policy:
 
 
 def check_peak_time_and_host_bytes(bench: Bench) -> None:
-    for sample in ("gpt", "mlp"):
+    for sample in bench.samples("gpt", "mlp"):
         spec, policy = bench.spec(sample, "gpu", n_repeats=3), offloading(bench, sample)
         kept, moved = bench.measured(spec), bench.measured(spec, policy)
         bench.figure(f"{sample} peak over kept", (moved.step_peak_bytes or 0) / (kept.step_peak_bytes or 1))

@@ -50,7 +50,7 @@ def check_generators_are_put_back(bench: Bench) -> None:
 
 
 def check_verdicts_of_the_sample_models(bench: Bench) -> None:
-    for sample in bench.samples:
+    for sample in bench.samples():
         spec = bench.spec(sample)
         policy = preset("all", describe(spec.model, device=bench.device))
         comparison = compare(spec, msgspec.structs.replace(spec, policy=policy))
