@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from html import escape
 from pathlib import Path
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 
 from explorer.errors import UnreadableFile
 from explorer.jobs import run_file
+from explorer.plan.card.opened import open_history
 from explorer.plan.lessons import lessons
 from explorer.record import Comparison, Environment, Failure, Measurement, RunSpec
 from explorer.record.base import Record, from_msgpack, from_plain
@@ -36,9 +38,10 @@ from explorer.view.report.report import (
     page,
     report_text,
 )
-from explorer.view.text.runs import figures_of
+from explorer.view.text.runs import figures_of, refusal_rows
 from tests import graphs, mutations
 from tests.graphs import GRAPH, SPEC
+from tests.plan.card.histories import small_document
 from tests.view.builders import Chain, compared, measured
 from tests.view.reports import KINDS, MOST_BYTES, besides_figures, besides_plotly, figures_in, of, pipelined, text_of
 
@@ -326,6 +329,16 @@ def test_ranks_stand_side_by_side_and_a_refused_one_has_no_peak() -> None:
     lines = [trace.get("name") for trace in figures["ranks-over-the-step"]["data"]]
     assert {"rank 0", "rank 1"} <= set(lines)
     assert {name for trace in figures["peaks-of-the-ranks"]["data"] for name in trace["y"]} == {"rank 0", "rank 1"}
+
+
+def test_a_history_says_its_peaks_under_each_option_its_refusals_and_what_was_alive() -> None:
+    text = besides_figures(text_of("history"))
+    for words in ("as recorded", "the same options, simulated", "expandable_segments:True", "block:31"):
+        assert words in text, words
+    small = open_history(pickle.dumps(small_document()), "a.pickle")
+    (row,) = refusal_rows(small.devices[0])
+    refused = besides_figures(report_text(of(small)))
+    assert "".join(f"<th>{name}</th>" for name in row) in refused
 
 
 def test_a_lesson_and_the_first_page_of_the_gallery() -> None:
