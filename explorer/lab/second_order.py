@@ -17,6 +17,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -138,9 +139,10 @@ def _product(model: nn.Module) -> Gradients:
 
 def _findings(rows: list[LabRow]) -> list[str]:
     findings = []
-    for gradient, product in zip(rows[1::2], rows[2::2]):
-        n_again = f"{gradient.value('microbatches checkpointed')} microbatches checkpointed"
-        findings += [outcome_sentence(gradient, n_again), outcome_sentence(product)]
+    for mode, gradient, product in zip(MODES, rows[1::2], rows[2::2]):
+        n_again = f"microbatches checkpointed: {gradient.value('microbatches checkpointed')}"
+        findings.append(outcome_sentence(replace(gradient, label=f"first order, {mode}"), n_again))
+        findings.append(outcome_sentence(replace(product, label=f"second order, {mode}")))
     if any(row.outcome in ("different", "missing") for row in rows[2::2]):
         findings.append(
             "The silent error: checkpointed microbatches add plain numbers to a gradient that has a graph from the "

@@ -135,6 +135,7 @@ def outcome_sentence(row: LabRow, more: str = "") -> str:
         "crashed": f"{label}: {row.note}, without an exception to catch",
         "different": f"{label}: no exception, gradients different, off by {size_of(row)} of their size",
         "missing": f"{label}: no exception, and gradients are missing",
+        "rounding": f"{label}: gradients equal up to rounding",
     }.get(row.outcome, f"{label}: gradients {row.outcome}")
     return f"{words}{'; ' if more else ''}{more}."
 
