@@ -116,8 +116,9 @@ def test_every_bit_comes_back(small_bytes: int, monkeypatch: pytest.MonkeyPatch)
             assert same_bits(dense, read), name
 
 
-@pytest.mark.usefixtures("on_disk")
-def test_what_is_kept_does_not_follow_the_tensor() -> None:
+@pytest.mark.parametrize("small_bytes", [0, 4096])
+def test_what_is_kept_does_not_follow_the_tensor(small_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcome_file, "SMALL_BYTES", small_bytes)
     tensor = torch.zeros(3)
     there = TensorsOnDisk([("a", tensor)])
     tensor.fill_(1)
