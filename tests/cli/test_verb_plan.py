@@ -182,13 +182,13 @@ def test_a_plan_for_ranks_is_played_and_chooses_whether_to_reshard(tmp_path: Pat
     """
 
     def planned(*arguments: str) -> Any:
-        model = ["plan", "benchmarks/_rank_models.py:transformer", "--predict", "--ranks", "4", "--fsdp", "--json"]
-        result = CliRunner().invoke(cli.app, [*model, *arguments])
+        model = ["plan", "benchmarks/_rank_models.py:transformer", "--set", "n_layers=2", "--predict"]
+        result = CliRunner().invoke(cli.app, [*model, "--ranks", "4", "--fsdp", "--json", *arguments])
         assert result.exit_code == 0, result.stderr
         return json.loads(result.stdout)
 
     file = tmp_path / "policy.yaml"
-    roomy, tight = planned("--budget", "9MiB", "--out", str(file)), planned("--budget", "3.2MiB")
+    roomy, tight = planned("--budget", "6MiB", "--out", str(file)), planned("--budget", "1.7MiB")
     assert policy_file.load(file).ranks == Ranks(n_ranks=4, reshard=False)
     assert not roomy["ranks"]["reshard"] and roomy["plan"]["extra_cost"] == 0
     assert tight["ranks"]["reshard"] and tight["plan"]["policy"]["units"]
