@@ -208,6 +208,9 @@ def test_what_has_room_is_named() -> None:
     assert all(names_beside(apart, Plane(marks=((0.0, 1.0), (1.0, 0.0)), width=WIDTH, height=HEIGHT)))
     alone = ((5.0, 1.0), "all")
     assert names_beside([alone], Plane(marks=(alone[0],), width=WIDTH, height=HEIGHT)) == ["top right"]
+    plane = Plane(marks=((1.0, 1.0), (5.0, 3.0)), width=WIDTH, height=HEIGHT)
+    corners = [plane.pixels(corner) for corner in zip(*plane.ranges())]
+    assert corners == [(0, 0), pytest.approx((WIDTH, HEIGHT))], "the axes are those of the pixels"
 
 
 def test_many_marks_at_one_place_are_not_all_named() -> None:
