@@ -198,7 +198,7 @@ class Worker:
                 with tempfile.TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as folder:
                     self._run(job, folder)
             except Exception as error:  # no process, a full disk, or a result that cannot be read
-                self._finish(job, failure=failure_of(error, in_step=False))
+                self._finish(job, failure=self._with_words(failure_of(error, in_step=False)))
 
     def _run(self, job: Job, folder: str) -> None:
         with self._changed:

@@ -140,7 +140,7 @@ def test_a_server_that_cannot_start_says_why(alone: Worker, tmp_path: Path, monk
     with monkeypatch.context() as patched:
         patched.setattr(sys, "executable", str(tmp_path / "python"))
         failure = finish(describe(alone, "a")).failure
-    assert failure is not None and failure.kind == "crash"
+    assert failure is not None and failure.kind == "crash" and "no torch here" in failure.traceback
     assert finish(describe(alone, "b")).result is not None, "the next job has a new server"
 
 
