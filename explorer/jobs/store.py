@@ -33,10 +33,11 @@ _BUSY_S = 20.0
 _TABLE = """
 create table if not exists runs (
     id text primary key, kind text not null, name text not null, model text not null, created real not null,
-    pinned integer not null default 0, version integer not null, headlines text not null, record blob not null,
-    note text not null default '', spec text not null default '', machine text not null default ''
+    pinned integer not null default 0, version integer not null, headlines text not null, record blob not null
 )"""
-_LISTED = ("id", "name", "kind", "model", "created", "pinned", "headlines", "note", "spec", "machine")
+_ADDED = ("note", "spec", "machine")
+"""Columns of text that tables of version 1 do not have."""
+_LISTED = ("id", "name", "kind", "model", "created", "pinned", "headlines", *_ADDED)
 
 
 class StoredRun(Record):
@@ -234,15 +235,12 @@ class Store:
             connection.execute("pragma journal_mode = wal")
             connection.execute("pragma synchronous = full")
             (version,) = connection.execute("pragma user_version").fetchone()
-            if version == 0:  # a new file; another process may do the same at the same time
-                with connection:
-                    connection.execute("begin immediate")
-                    connection.execute(_TABLE)
-                    connection.execute(f"pragma user_version = {_TABLE_VERSION}")
-            elif version != _TABLE_VERSION:
+            if version > _TABLE_VERSION:
                 raise sqlite3.NotSupportedError(
                     f"it has version {version} and this release reads version {_TABLE_VERSION}"
                 )
+            if version < _TABLE_VERSION:
+                _bring_up_to_date(connection)
             yield connection
         finally:
             connection.close()
@@ -258,6 +256,25 @@ def _make_private(path: Path) -> None:
     for file in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
         with suppress(OSError):  # not there, or another user's
             file.chmod(file.stat().st_mode & 0o700)
+
+
+def _bring_up_to_date(connection: sqlite3.Connection) -> None:
+    """Creates the table, or updates the table of an earlier release: new columns are read from the records once."""
+    with connection:
+        connection.execute("begin immediate")
+        (version,) = connection.execute("pragma user_version").fetchone()
+        if version == _TABLE_VERSION:  # another process was quicker
+            return
+        connection.execute(_TABLE)
+        for name in _ADDED:
+            connection.execute(f"alter table runs add column {name} text not null default ''")
+        for run_id, kind, data in connection.execute("select id, kind, record from runs").fetchall():
+            try:
+                ran = _ran(from_msgpack(zlib.decompress(data), KINDS[kind]))
+            except (zlib.error, KeyError, UnreadableFile):  # said when it is opened
+                continue
+            connection.execute("update runs set spec = ?, machine = ? where id = ?", (*ran, run_id))
+        connection.execute(f"pragma user_version = {_TABLE_VERSION}")
 
 
 def _ran(record: Record) -> tuple[str, str]:

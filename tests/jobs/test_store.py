@@ -242,11 +242,15 @@ def test_the_path_can_be_overridden(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert default_path().name == "runs.sqlite" and "checkpoint-explorer" in str(default_path())
 
 
-def test_a_row_says_what_its_run_was_and_keeps_a_note(store: Store) -> None:
+def test_a_store_of_an_earlier_release_opens_and_learns_what_its_runs_were(store: Store) -> None:
     run_id = store.save(measured("a.py:make", "x"))
+    with sqlite3.connect(store.path) as connection:
+        for name in ("note", "spec", "machine"):
+            connection.execute(f"alter table runs drop column {name}")
+        connection.execute("pragma user_version = 1")
     (listed,) = Store(store.path).list()
     assert listed.spec == measured("a.py:make", "x").spec and listed.machine == "test, test" and listed.note == ""
-    store.write_note(run_id, "kept")
+    Store(store.path).write_note(run_id, "kept")
     assert [run.note for run in store.list()] == ["kept"]
 
 
