@@ -129,7 +129,9 @@ def test_no_plan_is_worse_than_the_first_so_many_of_equal_blocks_however_short_t
         chosen = [place[Unit(blocks=(f"blocks.{i}",))] for i in range(n)]
         peak = forecaster.peak_bytes(fresh.policy(chosen))
         assert peak is not None
-        assert fresh.within(peak).extra_cost <= fresh.cost_of(chosen)
+        plan = fresh.within(peak)
+        assert plan.extra_cost <= fresh.cost_of(chosen)
+        assert plan.certificate.bound <= fresh._program.bound, "nothing is proven of choices that were not searched"
 
 
 def test_a_solver_that_finds_nothing_in_time_leaves_the_best_preset(monkeypatch: pytest.MonkeyPatch) -> None:
