@@ -6,20 +6,18 @@ import http.client
 import re
 import socket
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.browser.measured import ANSWERED, guided
+from tests.browser.measured import ANSWERED, APP, guided
 from tests.browser.served import Served, start
 from tests.browser.settled import press, settled
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Page
-
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.fixture
@@ -94,31 +92,33 @@ def held_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "go"
 
 
+@pytest.fixture
+def new_app(tmp_path: Path) -> Iterator[Served]:
+    """An app whose store is empty: nobody has visited it."""
+    app = start(APP, home=tmp_path)
+    yield app
+    app.process.terminate()
+    app.process.wait(timeout=30)
+
+
 def test_the_first_visit_shows_a_recorded_run_before_any_job_has_answered(
-    page: Page, held_worker: Path, tmp_path: Path
+    page: Page, held_worker: Path, new_app: Served
 ) -> None:
-    app = start(ROOT / "app.py", home=tmp_path)
-    try:
-        page.goto(app.url)
-        page.get_by_text("Choose blocks that compute their activations again").wait_for()
-        page.get_by_role("button", name="New here?").wait_for()
-        page.get_by_text("recorded on another machine").wait_for()
-        page.get_by_role("treeitem").first.wait_for()
-        page.locator(".st-key-results .js-plotly-plot .scatterlayer .trace").first.wait_for()
-        page.locator('[data-id="blocks"]').get_by_role("button", name="Recompute all").click()
-        confirm_marks(page, re.compile(r"^12 (of \d+ )?blocks$"))
-        page.get_by_text("starting").first.wait_for()
-        held_worker.touch()
-        page.get_by_text("recorded on another machine").wait_for(state="detached")
-    finally:
-        app.process.terminate()
-        app.process.wait(timeout=30)
+    page.goto(new_app.url)
+    page.get_by_text("Choose blocks that compute their activations again").wait_for()
+    page.get_by_role("button", name="New here?").wait_for()
+    page.get_by_text("recorded on another machine").wait_for()
+    page.get_by_role("treeitem").first.wait_for()
+    page.locator(".st-key-results .js-plotly-plot .scatterlayer .trace").first.wait_for()
+    page.locator('[data-id="blocks"]').get_by_role("button", name="Recompute all").click()
+    confirm_marks(page, re.compile(r"^12 (of \d+ )?blocks$"))
+    page.get_by_text("starting").first.wait_for()
+    held_worker.touch()
+    page.get_by_text("recorded on another machine").wait_for(state="detached")
 
 
-def test_the_guided_path_ends_with_a_policy_that_a_script_applies(
-    page: Page, serve: Callable[..., object], tmp_path: Path
-) -> None:
-    steps = guided(page, serve(ROOT / "app.py").url, tmp_path / "policy.yaml")  # type: ignore[attr-defined]
+def test_the_guided_path_ends_with_a_policy_that_a_script_applies(page: Page, new_app: Served, tmp_path: Path) -> None:
+    steps = guided(page, new_app.url, tmp_path / "policy.yaml")
     texts = list(steps)
     assert "held at its worst moment: 216.8 MiB" in texts[0]
     assert "216.8 MiB became 55.8 MiB" in texts[4] and "bitwise equal" in texts[4]

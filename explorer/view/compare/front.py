@@ -210,7 +210,7 @@ def names_beside(named: Sequence[tuple[tuple[float, float], str]], plane: Plane)
 
 def _range(values: Sequence[float]) -> list[float]:
     least, most = min(values), max(values)
-    beyond = (most - least or abs(most) or 1.0) * _PADDING / (1 - 2 * _PADDING)
+    beyond = (most - least or abs(most)) * _PADDING / (1 - 2 * _PADDING) or 1.0
     return [least - beyond, most + beyond]
 
 

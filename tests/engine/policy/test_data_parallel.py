@@ -39,7 +39,7 @@ def codes_of_ranks(folder: Path) -> list[int | None]:
     ranks = [at_hand().start(ranked, rank, str(folder)) for rank in range(2)]
     try:
         for process in ranks:
-            process.wait(timeout_s=100)
+            process.wait()
         return [process.code for process in ranks]
     finally:
         for process in ranks:
