@@ -19,7 +19,7 @@ from explorer.plan.card.step_on_card import memory_on
 from explorer.record.card import Card
 from explorer.record.plan import AutoPlan, Report, silent
 
-WIDTH, BATCH = 64, 1024
+WIDTH, BATCH = 64, 256
 
 
 class Net(nn.Module):
@@ -45,17 +45,17 @@ class Net(nn.Module):
 class Loop:
     """Two microbatches, clipping, AdamW, a schedule, a moving average."""
 
-    def __init__(self, n_blocks: int = 4) -> None:
+    def __init__(self, n_blocks: int = 4, n_rows: int = 2 * BATCH) -> None:
         torch.manual_seed(0)
         self.model, self.average = Net(n_blocks), nn.Linear(WIDTH, WIDTH)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.5)
-        self.x, self.y = torch.randn(2 * BATCH, WIDTH), torch.randn(2 * BATCH, WIDTH)
+        self.x, self.y = torch.randn(n_rows, WIDTH), torch.randn(n_rows, WIDTH)
         self.losses: list[float] = []
 
     def step(self) -> None:
         self.optimizer.zero_grad()
-        for x, y in zip(self.x.split(BATCH), self.y.split(BATCH)):
+        for x, y in zip(self.x.chunk(2), self.y.chunk(2)):
             loss = nn.functional.mse_loss(self.model(x), y) / 2
             loss.backward()
             self.losses.append(float(loss.detach()))
@@ -295,7 +295,7 @@ def test_where_keeping_everything_does_not_fit_it_goes_down_the_ladder() -> None
 
 
 def test_a_card_as_budget_bounds_what_its_allocator_reserves() -> None:
-    loop = Loop(n_blocks=8)  # large beside the 20 MiB of a segment, and beside what other tests left alive
+    loop = Loop(n_blocks=8, n_rows=2048)  # large beside the 20 MiB of a segment, and beside what other tests left alive
     loop.step()
     with explorer.record_step(loop.model, loop.optimizer) as run:
         loop.step()

@@ -222,12 +222,13 @@ def test_other_errors_write_nothing(tmp_path: Path) -> None:
 
 
 SCENES = """
-import os, resource, sys, torch, torch._dynamo, explorer
+import gc, os, resource, sys, torch, torch._dynamo, explorer
 explorer.watch
+gc.freeze()  # an interpreter that ends looks at every object
 
 def uncaught():
     os.environ.update(RANK="3", WORLD_SIZE="4")
-    model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)])
+    model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(2)])
     explorer.watch(model, on_oom="oom.explorer")
     size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + 2**28, resource.RLIM_INFINITY))
@@ -266,7 +267,7 @@ def test_in_a_script_errors_that_nobody_catches_are_written_and_nothing_is_impor
     """One file a rank; a script may end in the middle of a recorded step; no library is loaded at a refusal."""
     ended = subprocess.run(
         [sys.executable, "-c", SCENES], cwd=tmp_path, capture_output=True, text=True, check=False,
-        env={"PYTHONPATH": str(Path(explorer.__file__).parents[1])},
+        env={"PYTHONPATH": str(Path(explorer.__file__).parents[1]), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert ended.stdout.split() == ["uncaught", "1", "unfinished", "0", "imports", "0"], ended.stderr
     assert "can't allocate memory" in ended.stderr
