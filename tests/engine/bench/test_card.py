@@ -36,9 +36,8 @@ from tests.zoo import sample
 played = cache(lambda row_id: simulated(ROWS[row_id]))
 
 
-@pytest.mark.parametrize("row_id", ["small-fp32-backward-w5", "small-bf16-backward-w5"])
-def test_a_step_is_held_as_the_b200_held_it_to_the_byte(row_id: str) -> None:
-    row, memory = ROWS[row_id], played(row_id).card
+def test_a_step_is_held_as_the_b200_held_it_to_the_byte() -> None:
+    row, memory = ROWS["small-bf16-backward-w5"], played("small-bf16-backward-w5").card
     assert memory is not None
     assert memory.refused is None
     assert memory.allocated_bytes == row["peak_allocated_bytes"]
@@ -54,7 +53,9 @@ def test_an_optimizer_of_the_loops_own_is_recorded_from_its_first_step() -> None
 
 
 def test_a_request_is_refused_where_the_b200_refused_it() -> None:
-    row, memory = ROWS["memory-xl-s2048-fp32-forward"]["refused"], played("memory-xl-s2048-fp32-forward").card
+    """A row that trains, and was refused in its forward."""
+    row = ROWS["fit-small-8192"]
+    memory, row = simulated({**row, "scope": "forward"}).card, row["refused"]
     assert memory is not None
     assert memory.refused is not None
     refused = memory.refused
@@ -66,7 +67,7 @@ def test_a_request_is_refused_where_the_b200_refused_it() -> None:
 
 
 def test_a_card_that_is_too_small_says_where_it_refuses() -> None:
-    run = played("small-fp32-backward-w5")
+    run = played("small-bf16-backward-w5")
     whole = memory_on(CARDS["b200"], run)
     small = Card(name="small", total_bytes=whole.reserved_bytes // 2, taken_bytes=0)
     refused = memory_on(small, run).refused
@@ -79,7 +80,7 @@ def test_a_card_that_is_too_small_says_where_it_refuses() -> None:
 
 
 def test_a_card_that_empties_its_cache_names_the_peak_of_what_was_reserved() -> None:
-    run = played("small-fp32-backward-w5")
+    run = played("small-bf16-backward-w5")
     whole = memory_on(CARDS["b200"], run)
     for share in (0.25, 0.5, 0.75):
         total = whole.allocated_bytes + int(share * whole.stranded_bytes)
@@ -89,7 +90,7 @@ def test_a_card_that_empties_its_cache_names_the_peak_of_what_was_reserved() -> 
 
 
 def test_settings_without_a_rule_are_named() -> None:
-    run = played("small-fp32-backward-w5")
+    run = played("small-bf16-backward-w5")
     settings = "backend:native,roundup_power2_divisions:[256:1,512:2,>:8]"
     memory = memory_on(Card(name="big", total_bytes=2**40, options=settings), run)
     assert memory.not_checked == ("roundup_power2_divisions:[256:1,512:2,>:8]",)
@@ -246,8 +247,8 @@ def test_the_backward_of_flash_holds_its_sums_while_it_runs() -> None:
 
 
 MODELS = {
-    "vit": ModelRef(target="sample_models/vit.py:build"),
-    "resnet": sample("resnet", blocks_per_stage=2),
+    "vit": sample("vit", n_layers=2),
+    "resnet": sample("resnet", blocks_per_stage=2, n_stages=2),
     "gpt": sample("gpt", n_layers=2),
     "tiny": ModelRef(target="tests/browser/tiny_model.py:large"),
 }

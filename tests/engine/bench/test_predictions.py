@@ -19,7 +19,7 @@ from explorer.plan.why.caveats import why_not_predicted
 from explorer.record import Measurement, ModelGraph, ModelRef, Policy, RunSpec, Unit
 from tests.engine import preset_nets
 from tests.engine.bench.random_policies import KINDS, random_policy
-from tests.zoo import sample, sample_run
+from tests.zoo import SMALL, sample, sample_run
 
 FEW: dict[str, dict[str, int]] = {
     "recurrent": {"batch": 32, "length": 16},
@@ -129,7 +129,7 @@ def test_keeping_a_block_whose_skip_others_hold_costs_it_once() -> None:
 
 
 def test_autocast_keeps_its_copies_of_weights_until_forward_ends() -> None:
-    graph, base = graph_and_run(sample("gpt", n_layers=3, batch=2), autocast="bfloat16")
+    graph, base = graph_and_run(sample("gpt"), autocast="bfloat16")
     holds(graph, base, Policy.recompute(graph.repeats[:-1]))
 
 
@@ -334,8 +334,9 @@ def test_random_policies_of_every_kind(name: str, kind: str) -> None:
 )
 def test_the_baseline_of_a_step_that_fits_only_with_recompute(name: str, kind: str) -> None:
     """From random policies of one kind with some of torch's options; benchmarks/forecast.py draws more."""
-    few = {"n_layers": 4} if name == "gpt" else {}
-    graph, base = sample_run(name, batch=2, **few)
+    graph, base = sample_run(
+        name, **{**SMALL.get(name, FEW.get(name, {})), **({"n_layers": 4} if name == "gpt" else {})}
+    )
     for seed in range(2 if name == "resnet" else 1):
         policy = random_policy(kind, graph, base, random.Random(f"{name} {kind} {seed}"))
         stashes = seed == 0 or any(block.uses_rng for block in graph.blocks)
@@ -368,7 +369,7 @@ def test_what_only_a_checkpoint_keeps_is_not_in_the_baseline(
 
 @pytest.mark.parametrize("autocast", ["none", "bfloat16"])
 def test_accumulated_microbatches_each_repeat_their_own_forward(autocast: str) -> None:
-    graph, base = graph_and_run(sample("mlp", batch=8), n_accumulation=2, autocast=autocast)
+    graph, base = graph_and_run(sample("mlp"), n_accumulation=2, autocast=autocast)
     composed = keep_all_from(measure(replace(base.spec, policy=preset("all", graph))), graph)
     assert composed is not None and composed.step_peak_bytes == pytest.approx(base.step_peak_bytes, rel=1e-3)
     assert composed.saved_after_forward_bytes == pytest.approx(base.saved_after_forward_bytes, rel=1e-3)
@@ -384,7 +385,7 @@ def test_accumulated_microbatches_each_repeat_their_own_forward(autocast: str) -
 def test_a_larger_step_to_the_byte_and_every_policy_of_it(
     name: str, key: str, sizes: tuple[int, ...], large: int
 ) -> None:
-    runs = {size: sample_run(name, n_layers=2, **{key: size}) for size in (*sizes, large)}  # layers are alike
+    runs = {size: sample_run(name, **{**SMALL[name], "n_layers": 2, key: size}) for size in (*sizes, large)}
     graph, real = runs.pop(large)
     composed = at_size({size: run for size, (_, run) in runs.items()}, large, real.spec)
     assert composed.event_by_event and composed.measurement is not None
