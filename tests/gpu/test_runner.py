@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.gpu import runner
+from explorer.engine.bench.measure import measure
+from explorer.record import Measurement, RunSpec
+from explorer.record.base import to_msgpack
+from tests.gpu import kit, runner
 from tests.gpu.__main__ import main
 from tests.gpu.kit import Bench, Figure, Result, Skipped, attempt
 from tests.gpu.report import report
@@ -111,9 +114,23 @@ LONG = {"page.check_a_run_from_the_page", "crash.check_an_assertion_is_a_result_
 CHECKS = [name for file in files() for name in checks_of(file) if name not in LONG]
 
 
+@pytest.fixture(scope="module")
+def runs() -> dict[bytes, Measurement]:
+    """Runs by their specs: checks share the run of an equal step."""
+    return {}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKS)
-def test_a_check_runs_on_a_cpu(name: str, tmp_path: Path) -> None:
+def test_a_check_runs_on_a_cpu(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: dict[bytes, Measurement]
+) -> None:
+    def measured_once(spec: RunSpec) -> Measurement:
+        if (key := to_msgpack(spec)) not in runs:
+            runs[key] = measure(spec)
+        return runs[key]
+
+    monkeypatch.setattr(kit, "measure", measured_once)
     bench = Bench("cpu", tmp_path, tiny=True)
     result = attempt(name, checks_of(name.partition(".")[0])[name], bench)
     assert result.outcome in ("passed", "skipped"), result.said

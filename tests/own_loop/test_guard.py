@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from explorer.cli.main import app
+from explorer.cli.verbs import lock as verb
+from explorer.engine.bench.measure import measure_without_data
 from explorer.errors import BadInput, InvalidPolicy
-from explorer.own_loop.guard import GuardedStep, predicted_lock
+from explorer.own_loop.guard import GuardedStep, _described, predicted_lock
 from explorer.plan.guard.lock import dumps
 from explorer.record.graph import ModelRef
 from explorer.record.run import RunSpec
@@ -55,8 +59,8 @@ def test_a_lock_that_moved_fails_with_its_sentences(guard: Guard, tmp_path: Path
         guard(NET, set={"fault": "another copy"}).same_as_lock(path)
 
 
-def test_the_workflow_fails_in_a_shell_and_writes_what_moved(tmp_path: Path) -> None:
-    """Its `run` steps in their order, as a runner starts them; the package is installed already."""
+def test_the_workflow_fails_in_a_shell_and_writes_what_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell expands its `run` step as a runner does; the command it starts then runs in this process."""
     steps = yaml.safe_load((ROOT / "docs/memory.yml").read_text())["jobs"]["lock"]["steps"]
     install, check = (step["run"] for step in steps if "run" in step)
     assert install.startswith("pip install ")
@@ -66,12 +70,19 @@ def test_the_workflow_fails_in_a_shell_and_writes_what_moved(tmp_path: Path) -> 
     (tmp_path / "models.py").write_text(
         net.replace('def build(fault: str = "")', 'def build(fault: str = "another copy")')
     )
-    paths = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {"PATH": paths, "PYTHONPATH": str(ROOT), "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
-    ran = subprocess.run(
-        ["bash", "-e", "-c", check], cwd=tmp_path, env={**os.environ, **environment}, capture_output=True, text=True
-    )
-    assert ran.returncode == 1, ran.stderr
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
+    started = subprocess.run(["bash", "-e", "-c", check], env=environment, capture_output=True, text=True, check=True)
+    module, name, *arguments = started.stdout.splitlines()
+    assert (module, name) == ("-m", "explorer")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(verb, "worker", nullcontext)  # a worker takes seconds to import
+    monkeypatch.setattr(verb, "describe", lambda _, spec, **__: _described(spec))
+    monkeypatch.setattr(verb, "ask", lambda _, request: measure_without_data(request.spec))
+    ran = CliRunner().invoke(app, arguments, terminal_width=120)
+    assert ran.exit_code == 1, ran.output
     assert "blocks.1 now saves results of clone (bfloat16): +256 B." in ran.stdout
     assert "| `blocks.1` | 5.6 KiB | 5.4 KiB | 0 | 0 |" in (tmp_path / "summary.md").read_text()
 
