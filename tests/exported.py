@@ -33,10 +33,11 @@ def loss_of(model):
     ids = torch.arange(16).reshape(2, 8)
     return model(input_ids=ids, labels=ids).loss
 """
+NETS = {"layers": LAYERS, "llama": LLAMA}
+HOLDERS = {"layers": "layers", "llama": "model.layers"}
 CHILD = """
-import copy, json, sys
+import copy, importlib, json, sys
 import torch
-import net
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 
 
@@ -58,25 +59,27 @@ APPLY = {
     "huggingface": lambda model: load("for_huggingface.py")["recompute_layers"](model),
     "lightning": lightning,
 }
-torch.manual_seed(0)
-first = net.build()[0].train()
-kept, outcomes = {}, {}
-for target in ["kept", *sys.argv[1:]]:
-    model = copy.deepcopy(first)
-    names = {module: name for name, module in model.named_modules()}
-    APPLY[target](model)
-    calls = {}
-    for module, name in names.items():
-        module.register_forward_pre_hook(lambda _, given, name=name: calls.update({name: calls.get(name, 0) + 1}))
-    torch.manual_seed(1)
-    net.loss_of(model).backward()
-    gradients = {name.replace("_checkpoint_wrapped_module.", ""): p.grad for name, p in model.named_parameters()}
-    if target == "kept":
-        kept, once = gradients, calls
-    outcomes[target] = {
-        "same": gradients.keys() == kept.keys() and all(torch.equal(gradients[name], kept[name]) for name in kept),
-        "again": [name for name in calls if calls[name] > once[name]],
-    }
+outcomes = {}
+for name, targets in json.loads(sys.argv[1]).items():
+    net = importlib.import_module(name)
+    torch.manual_seed(0)
+    first = net.build()[0].train()
+    for target in ["kept", *targets]:
+        model = copy.deepcopy(first)
+        names = {module: name for name, module in model.named_modules()}
+        APPLY[target](model)
+        calls = {}
+        for module, name in names.items():
+            module.register_forward_pre_hook(lambda _, given, name=name: calls.update({name: calls.get(name, 0) + 1}))
+        torch.manual_seed(1)
+        net.loss_of(model).backward()
+        gradients = {name.replace("_checkpoint_wrapped_module.", ""): p.grad for name, p in model.named_parameters()}
+        if target == "kept":
+            kept, once = gradients, calls
+        outcomes[target] = {
+            "same": gradients.keys() == kept.keys() and all(torch.equal(gradients[name], kept[name]) for name in kept),
+            "again": [name for name in calls if calls[name] > once[name]],
+        }
 print(json.dumps(outcomes))
 """
 
@@ -86,11 +89,13 @@ def file_of(target: str) -> str:
     return f"for_{target}.py"
 
 
-def run_there(folder: Path, targets: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Of `folder`, with the model in net.py and an export a target: whether every gradient is bit by bit that of the
-    model without a policy, and which modules ran again."""
+def run_there(folder: Path, nets: dict[str, tuple[str, ...]]) -> dict[str, dict[str, Any]]:
+    """By export: whether every gradient is bit by bit that of the model without a policy, and which modules ran again.
+
+    `nets` has the exports of each model; `folder` holds a file a model, and one an export.
+    """
     child = subprocess.run(
-        [sys.executable, "-c", CHILD, *targets],
+        [sys.executable, "-c", CHILD, json.dumps(nets)],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -98,7 +103,8 @@ def run_there(folder: Path, targets: tuple[str, ...]) -> dict[str, dict[str, Any
     )
     assert child.returncode == 0, child.stderr[-2000:]
     outcomes: dict[str, dict[str, Any]] = json.loads(child.stdout.splitlines()[-1])
-    return {target: outcomes[target] for target in targets}
+    outcomes.pop("kept")
+    return outcomes
 
 
 def layers_again(outcome: dict[str, Any], holder: str) -> set[str]:

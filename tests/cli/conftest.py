@@ -1,20 +1,33 @@
-"""One warm worker for the commands of all files here: starting one takes seconds."""
+"""One worker for the commands of all files here, and each verb's docstring read once: both take seconds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 
 import pytest
 
-from explorer.cli import verbs
+from explorer.cli import main, verbs
 from explorer.jobs.client import Job, Worker
 from explorer.jobs.protocol import Request
+from explorer.jobs.worker import ENGINE
 from explorer.record.base import to_msgpack
 from tests.cli.asked import TINY, TROUBLE
+
+NOTHING_AHEAD = replace(ENGINE, warm=())
+"""The server imports what jobs need, when they need it."""
+
+
+@pytest.fixture(scope="package", autouse=True)
+def docstrings_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(main, "_docstring", cache(main._docstring))
+        yield
 
 
 class Remembering(Worker):
@@ -22,7 +35,7 @@ class Remembering(Worker):
     store: a verb's text and its document, and verbs about one model, take one run."""
 
     def __init__(self, store_path: Path) -> None:
-        super().__init__(store_path)
+        super().__init__(store_path, program=NOTHING_AHEAD)
         self._answered: dict[tuple[type, bytes], tuple[Job, bool]] = {}
 
     def submit(self, request: Request, *, keep: bool = True) -> Job:

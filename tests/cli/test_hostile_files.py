@@ -13,9 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 from explorer.cli import main as cli
+from explorer.cli.verbs import gallery
 from explorer.jobs import run_file
 from explorer.jobs.protocol import Request
 from explorer.jobs.store import Store
+from explorer.plan.catalogue import catalogue
 from explorer.plan.export.formats import FORMATS
 from explorer.plan.policy import file as policy_file
 from explorer.record import Failure, ModelRef, RunSpec
@@ -154,9 +156,10 @@ def test_reports_of_hostile_runs_load_nothing(trap: Trap, tmp_path: Path, engine
 
 @pytest.mark.slow
 def test_verbs_with_hostile_files_load_the_model_of_the_command_line_alone(
-    trap: Trap, tmp_path: Path, engine: Refusing
+    trap: Trap, tmp_path: Path, engine: Refusing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert {*WITH_A_POLICY, *WITHOUT_FILES, *ELSEWHERE} == set(cli.verb_names())
+    monkeypatch.setattr(gallery, "catalogue", lambda: [sample for sample in catalogue() if sample.target == OWN])
     files = [*policy_files(trap, tmp_path), run_files(trap, tmp_path)[0]]
     for file in files:
         for verb, arguments in WITH_A_POLICY.items():

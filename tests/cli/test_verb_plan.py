@@ -118,10 +118,12 @@ def build():
 
 
 @pytest.fixture
-def wide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def wide(tiny: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """One file for all tests, so that equal requests are answered once."""
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)  # the worker of other tests sets it in this process
-    (tmp_path / "wide.py").write_text(WIDE)
-    return f"{tmp_path / 'wide.py'}:build"
+    path = Path(tiny).with_name("wide.py")
+    path.write_text(WIDE)
+    return f"{path}:build"
 
 
 @pytest.mark.slow

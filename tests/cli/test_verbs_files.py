@@ -7,6 +7,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from explorer.cli.verbs import gallery
 from explorer.jobs import run_file
 from explorer.jobs.protocol import RunLab
 from explorer.jobs.store import Store
+from explorer.plan import lessons as lessons_file
 from explorer.plan.catalogue import catalogue
 from explorer.plan.lessons import lessons
 from explorer.plan.policy import file as policy_file
@@ -29,7 +31,7 @@ from explorer.record.policy import Policy
 from explorer.record.policy_file import Export, PolicyFile
 from tests import graphs
 from tests.cli.asked import run
-from tests.exported import LAYERS, LLAMA, file_of, layers_again, run_there
+from tests.exported import HOLDERS, NETS, file_of, layers_again, run_there
 from tests.lab.added import ONE_MORE
 from tests.plan.card.histories import small_document
 from tests.view.reports import pipelined
@@ -239,46 +241,46 @@ def test_an_unknown_target_is_one_sentence(policy: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_lesson_added_as_a_file_is_listed_and_runs(root: Path, tmp_path: Path) -> None:
+def test_a_lesson_added_as_a_file_is_listed_and_runs(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(root / "explorer", tmp_path / "explorer", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "explorer" / "lab" / "one_more.py").write_text(ONE_MORE)
 
-    def lab(*arguments: str) -> str:
-        command = [sys.executable, "-m", "explorer", "lab", *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-
-    listed = lab()
-    assert "one-more" in listed and "Can a lesson be added as a file?" in listed
-    outcome = json.loads(lab("one-more", "--set", "which=that", "--json"))
+    command = [sys.executable, "-m", "explorer", "lab", "one-more", "--set", "which=that", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    outcome = json.loads(done.stdout)
     assert outcome["findings"] == ["It ran with that."] and outcome["switches"] == {"which": "that"}
     assert outcome["rows"][1]["outcome"] == "bitwise equal"
+    monkeypatch.setattr(lessons_file, "LAB", tmp_path / "explorer" / "lab")
+    listed = run("lab").stdout
+    assert "one-more" in listed and "Can a lesson be added as a file?" in listed
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared")
-@pytest.mark.parametrize(
-    ("net", "holder", "targets"),
-    [
-        (LAYERS, "layers", ("torch", "fsdp2", "lightning")),
-        (LLAMA, "model.layers", ("huggingface",)),
-    ],
-    ids=["layers", "llama"],
-)
-def test_what_was_chosen_here_runs_there(net: str, holder: str, targets: tuple[str, ...], tmp_path: Path) -> None:
-    if "transformers" in net:
-        pytest.importorskip("transformers")
-    (tmp_path / "net.py").write_text(net)
-    model, policy = f"{tmp_path / 'net.py'}:build", str(tmp_path / "policy.yaml")
+def test_what_was_chosen_here_runs_there(tmp_path: Path) -> None:
+    nets: dict[str, tuple[str, ...]] = {"layers": ("torch", "fsdp2", "lightning")}
+    if find_spec("transformers"):
+        nets["llama"] = ("huggingface",)
     settings = tmp_path / "trainer.yaml"
     settings.write_text("activation_checkpointing: true\nactivation_checkpointing_kwargs: {every_n_layers: 2}\n")
-    quick = ("--repeats", "0", "--no-store", "--json")
-    compared = run("compare", model, "--policy", str(settings), "--out", policy, *quick)
-    assert json.loads(compared.stdout)["verdict"] == "bitwise equal"
-    assert json.loads(run("check", policy, model, "--json").stdout)["fresh"]
-    for target in targets:
-        fit = json.loads(run("export", policy, "--to", target, "--json").stdout)
-        assert fit["fit"] == "exact" and fit["recomputed"] == [f"{holder}.0", f"{holder}.2"]
-        run("export", policy, "--to", target, "--out", str(tmp_path / file_of(target)))
-    for target, outcome in run_there(tmp_path, targets).items():
+    for net, targets in nets.items():
+        (tmp_path / f"{net}.py").write_text(NETS[net])
+        model, policy = f"{tmp_path / net}.py:build", str(tmp_path / f"{net}.yaml")
+        quick = ("--repeats", "0", "--no-store", "--json")
+        compared = run("compare", model, "--policy", str(settings), "--out", policy, *quick)
+        assert json.loads(compared.stdout)["verdict"] == "bitwise equal"
+        for target in targets:
+            fit = json.loads(run("export", policy, "--to", target, "--json").stdout)
+            assert fit["fit"] == "exact" and fit["recomputed"] == [f"{HOLDERS[net]}.0", f"{HOLDERS[net]}.2"]
+            run("export", policy, "--to", target, "--out", str(tmp_path / file_of(target)))
+    assert json.loads(run("check", str(tmp_path / "layers.yaml"), f"{tmp_path / 'layers'}.py:build", "--json").stdout)[
+        "fresh"
+    ]
+    outcomes = run_there(tmp_path, nets)
+    assert outcomes.keys() == {target for targets in nets.values() for target in targets}
+    for target, outcome in outcomes.items():
+        holder = HOLDERS["llama" if target == "huggingface" else "layers"]
         assert outcome["same"], target
         assert layers_again(outcome, holder) == {f"{holder}.0", f"{holder}.2"}, (target, outcome)
