@@ -26,7 +26,7 @@ from explorer.record.graph import ModelRef
 from explorer.record.measurement import RecordedRanks
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.ranks import Ranks
-from explorer.record.run import RunSpec
+from explorer.record.run import Optimizer, RunSpec
 
 LAYERS = ["layers.0", "layers.1"]
 TRANSFORMER = ModelRef(target=f"{MODELS}:transformer", arguments={"n_layers": len(LAYERS)})
@@ -103,9 +103,11 @@ def file(tmp_path: Path) -> Path:
 PLAYS: dict[bytes, RecordedRanks] = {}
 
 
-def predicted(ranks: Ranks, model: ModelRef = TRANSFORMER, policy: Policy = KEEP_ALL) -> RecordedRanks:
+def predicted(
+    ranks: Ranks, model: ModelRef = TRANSFORMER, policy: Policy = KEEP_ALL, *, optimizer: Optimizer = "none"
+) -> RecordedRanks:
     """The prediction of each step, made once."""
-    spec = RunSpec(model=model, policy=policy, ranks=ranks)
+    spec = RunSpec(model=model, policy=policy, ranks=ranks, optimizer=optimizer)
     key = to_json(spec)
     if key not in PLAYS:
         PLAYS[key] = predict_ranks(spec)
@@ -114,7 +116,7 @@ def predicted(ranks: Ranks, model: ModelRef = TRANSFORMER, policy: Policy = KEEP
 
 def test_ranks_with_other_shards_are_found_and_equal_ones_are_played_once(file: Path) -> None:
     """Six rows on eight ranks: two ranks have none. The group is gone afterwards."""
-    ranks = predicted(Ranks(n_ranks=8), ModelRef(target=f"{file}:build"))
+    ranks = predicted(Ranks(n_ranks=8), ModelRef(target=f"{file}:build"), optimizer="adamw")
     assert [run.rank for run in ranks.ranks] == [0, 6] and ranks.missing == ()
     assert ranks.equal == {rank: 0 for rank in range(1, 6)} | {7: 6}
     shard_bytes = 4 * 2 * 4 * (6 + 1)
@@ -184,12 +186,12 @@ def test_the_export_for_fsdp2_is_the_step_that_was_predicted(tmp_path: Path) -> 
     The file of a plan brings the choice of resharding.
     """
     policy = Policy.recompute([LAYERS[0], f"{LAYERS[1]}.up"])
-    ranks = Ranks(n_ranks=4, reshard=False)
+    ranks = Ranks(n_ranks=2, reshard=False)
     text = exported(loads(dumps(file_of(policy, describe(TRANSFORMER), ranks=ranks))), "fsdp2").text
     (tmp_path / "exported.py").write_text(
         f"{text}\n\ndef split(model, mesh):\n    recompute_then_shard(model, mesh=mesh)\n"
     )
-    theirs = predicted(Ranks(n_ranks=4, data="none", parallelize=f"{tmp_path}/exported.py:split")).fullest
+    theirs = predicted(Ranks(n_ranks=2, data="none", parallelize=f"{tmp_path}/exported.py:split")).fullest
     ours = predicted(ranks, policy=policy).fullest
     calls = [Counter((call.kind, call.n_bytes, call.phase) for call in run.collectives) for run in (theirs, ours)]
     assert calls[0] == calls[1] and sum(calls[0].values()) > len(LAYERS)
