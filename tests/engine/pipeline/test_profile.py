@@ -26,6 +26,12 @@ TOLERANCE = 0.025 if torch.__version__ >= "2.13" else 0.07
 """As a share of a rank's peak; on torch 2.11 one of ZBV is 6.4 % off."""
 
 
+@pytest.fixture
+def timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For prices whose times nothing reads."""
+    monkeypatch.setattr("explorer.engine.pipeline.profile.N_TIMED", 1)
+
+
 @pytest.mark.parametrize(
     ("net", "schedule", "every"),
     [
@@ -52,7 +58,7 @@ def off(profiled: PipelineProfile, plan: RunSpec) -> list[float]:
     return [(p.peak_bytes or 0) / (m.peak_bytes or 1) - 1 for p, m in zip(predicted, measured, strict=True)]
 
 
-def test_blocks_that_allocate_nothing_have_a_price() -> None:
+def test_blocks_that_allocate_nothing_have_a_price(timed_once: None) -> None:
     plans = [spec("quiet", QUIET, 3, Policy.recompute(recomputed)) for recomputed in ((), ("0", "4", "5", "6"))]
     profile = profile_blocks(plans[0], tuple((fqn,) for fqn in QUIET), n_microbatches=4)
     assert profile.blocks[2].kept.saved_bytes == profile.blocks[3].kept.saved_bytes == 0
@@ -61,13 +67,13 @@ def test_blocks_that_allocate_nothing_have_a_price() -> None:
     assert max(abs(share) for plan in plans for share in off(profile, plan)) < 0.01
 
 
-def test_what_a_model_returns_is_held_while_its_last_blocks_run_again() -> None:
+def test_what_a_model_returns_is_held_while_its_last_blocks_run_again(timed_once: None) -> None:
     plan = spec("returning", RETURNING, 2, Policy.recompute(RETURNING[:4]), schedule="1F1B")
     profile = profile_blocks(plan, tuple((fqn,) for fqn in RETURNING), n_microbatches=4)
     assert max(map(abs, off(profile, plan))) < 0.01
 
 
-def test_what_saves_operators_or_offloads_is_priced_as_it_is() -> None:
+def test_what_saves_operators_or_offloads_is_priced_as_it_is(timed_once: None) -> None:
     """Half of the equal blocks save operators and half offload, so that each is priced by itself."""
     save = {"action": "save_ops", "save_ops": ("aten.addmm.default",)}
     looks = (save, save, {"action": "offload"}, {"action": "offload"})
@@ -105,7 +111,9 @@ def test_a_split_backward_is_measured_in_both_halves() -> None:
         assert kept.weight_end_bytes < min(0, again.weight_end_bytes)
 
 
-def test_a_torch_without_split_backward_still_prices_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_split_backward_still_prices_the_rest(
+    timed_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def missing(*_: object) -> None:
         raise NotOnThisDevice("This torch has none.", hint="Use another.")
 

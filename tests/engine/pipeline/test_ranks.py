@@ -27,7 +27,7 @@ from tests.engine.pipeline.pipeline_nets import LANGUAGE, NAPPING, TRANSPOSED, T
 from tests.engine.pipeline.pipeline_runs import SOME, assert_split_is_exact, ran, spec
 from tests.forked import forked, server_of
 
-ROOMY = {"width": 128, "length": 64, "batch": 16}
+ROOMY = {"width": 64, "length": 64, "batch": 8}
 
 
 @pytest.mark.slow

@@ -264,7 +264,7 @@ def test_tokens_that_are_picked_by_value_are_refused_in_a_sentence() -> None:
 @pytest.mark.slow
 def test_routed_experts_in_one_product_hold_what_real_ranks_hold() -> None:
     pytest.importorskip("transformers")
-    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_local_experts": 4}
+    sizes = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 128, "num_local_experts": 4}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256}
     spec = RunSpec(model=ModelRef(target="hf:MixtralConfig", arguments=sizes), dtype="bfloat16", ranks=Ranks(n_ranks=2))
     played, real = predict_ranks(spec).fullest, measure_ranks(spec).fullest
