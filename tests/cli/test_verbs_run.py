@@ -199,9 +199,12 @@ def test_a_changed_model_and_patterns_are_told(net: str, tmp_path: Path) -> None
     assert "has no block 2, 3" in fewer.stdout
 
 
+SMALL = ("sample_models/mlp.py", "--set", "n_layers=2")
+
+
 @pytest.mark.slow
 def test_the_largest_batch_under_a_policy() -> None:
-    asked = ["batch", "sample_models/mlp.py", "--budget", "8MiB", "--policy", "all", "--repeats", "0", "--json"]
+    asked = ["batch", *SMALL, "--budget", "8MiB", "--policy", "all", "--repeats", "0", "--json"]
     answer = CliRunner().invoke(app, asked)
     assert answer.exit_code == 0, answer.stderr
     figures = json.loads(answer.stdout)
@@ -223,7 +226,7 @@ def test_the_largest_batch_for_a_card_is_granted_and_one_more_is_refused(
 ) -> None:
     """The larger batch is played by itself: the answer comes from two small batches."""
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)  # the worker of other tests sets it in this process
-    asked = ["sample_models/mlp.py", "--predict", "--card", "860MiB"]
+    asked = [*SMALL, "--predict", "--card", "860MiB"]
     figures = json.loads(run("batch", *asked, "--json").stdout)
     assert figures["refused"] is None and figures["event_by_event"] and figures["budget_bytes"] is None
     assert figures["predicted_peak_bytes"] == figures["step_peak_bytes"] < figures["reserved_bytes"] <= 60 * 2**20
