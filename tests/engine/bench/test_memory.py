@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import msgspec
@@ -99,7 +100,8 @@ def test_parameters_batch_and_then_gradients_and_optimizer_state_are_held() -> N
 
 
 def test_a_trainee_above_the_limit_is_refused_before_it_steps() -> None:
-    trainee = prepare(RunSpec(model=sample("mlp", n_layers=4), memory_limit_bytes=1024))
+    trainee = prepare(RunSpec(model=sample("mlp", n_layers=4)))  # under no limit, which might refuse the model itself
+    trainee = dataclasses.replace(trainee, spec=msgspec.structs.replace(trainee.spec, memory_limit_bytes=1024))
     with pytest.raises(OutOfMemory, match="the limit is 1,024") as refused, memory_limit(CpuDevice(), trainee):
         raise AssertionError("nothing runs")
     assert refused.value.free_bytes == 0
