@@ -36,8 +36,9 @@ from tests.zoo import sample
 played = cache(lambda row_id: simulated(ROWS[row_id]))
 
 
-def test_a_step_is_held_as_the_b200_held_it_to_the_byte() -> None:
-    row, memory = ROWS["small-bf16-backward-w5"], played("small-bf16-backward-w5").card
+@pytest.mark.parametrize("row_id", ["small-bf16-backward-w5", "small-fp32-backward-w5"])
+def test_a_step_is_held_as_the_b200_held_it_to_the_byte(row_id: str) -> None:
+    row, memory = ROWS[row_id], played(row_id).card
     assert memory is not None
     assert memory.refused is None
     assert memory.allocated_bytes == row["peak_allocated_bytes"]
