@@ -139,8 +139,11 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("explorer.engine.bench.what_fits.call_in_subprocess", call)
 
 
-def test_where_nothing_fits_the_last_attempt_says_so_and_no_figure_looks_whole(here: None) -> None:
-    """A baseline that ran out of memory has a lower bound and no peak, and nothing is predicted from it."""
+def test_where_nothing_fits_the_last_attempt_says_so_and_no_figure_looks_whole() -> None:
+    """A baseline that ran out of memory has a lower bound and no peak, and nothing is predicted from it.
+
+    In processes of their own: a limit does not count what other tests have freed in this one.
+    """
     spec = RunSpec(model=ref("wide", mib=16, depth=3), n_repeats=0, memory_limit_bytes=50 * MIB)
     run = measure_what_fits(spec)
     assert run.failure is not None and run.failure.kind == "out of memory"
