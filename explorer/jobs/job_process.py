@@ -32,7 +32,7 @@ Start = Callable[[Submit, str, int], Answering]
 
 
 class JobProcess:
-    """Starts at once. Raises Crashed if the fork server is gone."""
+    """The process of a job, which starts at once. Raises Crashed if the fork server is gone."""
 
     def __init__(self, submitted: Submit, start: Start, folder: str) -> None:
         self._request = submitted.request
@@ -46,7 +46,7 @@ class JobProcess:
             os.close(cancels)
 
     def cancel(self) -> None:
-        """A polite word, from any thread: its next report ends it."""
+        """Asks the job, from any thread, to end at its next report."""
         with suppress(OSError):
             os.write(self._cancels, b"x")
 
@@ -55,7 +55,7 @@ class JobProcess:
         self._child.kill()
 
     def answer(self, tell: Callable[[Reported], None]) -> Event:
-        """Passes its reports to `tell`; returns its answer, or the failure that speaks for it. Call it once."""
+        """Passes the job's reports to `tell`; returns its answer, or a failure if there is none. Call it once."""
         frames = Frames()
         try:
             for chunk in self._child.chunks():

@@ -210,8 +210,10 @@ def prices(
     holders = {holder for fqn in unit_of for holder in above(fqn)}
     fqns = [cost.fqn for cost in measurement.blocks if cost.saved_after_forward_bytes] if blocks is None else blocks
     reruns_of, nested = _reruns_of(measurement, unit_of), _nested(unit_of)
-    kept = _Kept(measurement=measurement, replay=replay, maxima=maxima, by_birth=np.argsort(replay.born, kind="stable"))
-    priced = [kept.price(unit, reruns_of[unit]) for unit in units if unit not in nested]
+    keep_prices = _KeepPrices(
+        measurement=measurement, replay=replay, maxima=maxima, by_birth=np.argsort(replay.born, kind="stable")
+    )
+    priced = [keep_prices.price(unit, reruns_of[unit]) for unit in units if unit not in nested]
     priced += [
         _if_recomputed(measurement, replay, fqn, graph, maxima)
         for fqn in dict.fromkeys(fqns)
@@ -242,7 +244,7 @@ def _if_recomputed(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Kept:
+class _KeepPrices:
     """Prices of keeping a recomputed unit. The work on a unit grows with its reruns, not with the timeline."""
 
     measurement: Measurement
