@@ -11,6 +11,7 @@ baseline differ (an address, a clock) is left out and named.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ from explorer.engine.state.state_diff import BEYOND, State, StateKey, leaves, sa
 from explorer.engine.watch.checkpoint_error import failure_in_words
 from explorer.errors import Cancelled
 from explorer.record.comparison import (
+    ROUNDING_FACTOR,
     BufferDiff,
     Comparison,
     ForwardDiff,
@@ -228,19 +230,24 @@ def _of_outcomes(
         for family in ("gradients", "input_gradients", "later_gradients")
     )
     twice = {f"{change.block}.{change.name}".lstrip(".") for change in of.state_changes}
+    nothing_rounds = all(diff.bitwise for diff in (*gradients, *of_inputs, *later))
+    coarse = yardsticks.epsilon if nothing_rounds else 0.0
+    buffers = differences(BufferDiff, base.buffers, cand.buffers, yardsticks.of("buffers"))
+    carried = state_differences(base, cand, yardsticks, unlike | foreign)
+    parameters = parameter_differences(base, cand, yardsticks, (*gradients, *later))
     return replace(
         of,
         gradients=gradients,
         input_gradients=of_inputs,
         later_gradients=later,
-        buffers=_never_rounding(twice, differences(BufferDiff, base.buffers, cand.buffers, yardsticks.of("buffers"))),
-        parameters=parameter_differences(base, cand, yardsticks, (*gradients, *later)),
+        buffers=_never_rounding(twice, _in_own_type(coarse, buffers)),
+        parameters=_in_own_type(coarse, parameters),
         n_steps=base.n_steps,
         trains_in_backward=bool(base.trained & base.moved.keys()),
         rng=rng_differences(base, cand),
         eval_output=_eval_difference(base, cand, yardsticks),
         loss_equal=None if base.loss is None or cand.loss is None else base.loss == cand.loss,
-        carried=_never_rounding(twice, state_differences(base, cand, yardsticks, unlike | foreign)),
+        carried=_never_rounding(twice, _in_own_type(coarse, carried)),
         n_carried=max((len(state.keys() - (unlike | foreign)) for state in base.states), default=0),
         unjudged=_names(unlike | moved),
     )
@@ -249,6 +256,23 @@ def _of_outcomes(
 def _never_rounding(names: Collection[str], diffs: tuple[D, ...]) -> tuple[D, ...]:
     """Clears `candidate_error` of state that a recompute moved twice: such a difference is never rounding."""
     return tuple(replace(diff, candidate_error=None) if diff.name in names else diff for diff in diffs)
+
+
+def _in_own_type(coarse: float, diffs: tuple[D, ...]) -> tuple[D, ...]:
+    """Clears `candidate_error` of state in a type finer than the run's if the state is further apart than its own
+    type rounds. `coarse` is the epsilon of a run whose gradients are all equal; 0 for any other run.
+
+    Under autocast the baseline's state is far from float64. With equal gradients, that distance explains nothing.
+    """
+
+    def differs(diff: TensorDiff) -> bool:
+        if diff.candidate_error is None or isinstance(diff, ParameterDiff) and diff.trained:
+            return False
+        epsilon = max(torch.finfo(getattr(torch, diff.dtype)).eps, torch.finfo(torch.float32).eps)
+        far = math.inf if diff.relative_norm is None else diff.relative_norm
+        return epsilon < coarse and far > ROUNDING_FACTOR * epsilon
+
+    return tuple(replace(diff, candidate_error=None) if differs(diff) else diff for diff in diffs)
 
 
 def _eval_difference(baseline: Outcome, candidate: Outcome, yardsticks: Yardsticks) -> TensorDiff | None:

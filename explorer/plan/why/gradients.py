@@ -6,6 +6,7 @@ Each rule says what was computed, and beside it what usually causes it.
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Iterator, Sequence
@@ -95,6 +96,10 @@ _STRAIGHT = 1e-4
 """Tolerance of a cosine or a ratio around one; larger than rounding of float32."""
 _MEANT = 0.01
 """Least distance from one of a factor that a program forgot."""
+_HALF_DIGIT = {"float32": 2**-24, "bfloat16": 2**-8, "float16": 2**-11}
+"""Largest relative error of rounding to a type."""
+_MOST_LOST = 0.2
+"""Share of a step that rounding may take if the step's direction is to count."""
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
@@ -262,7 +267,7 @@ def _step(wrong: Sequence[ParameterDiff]) -> str:
     """A phrase on the common difference of all steps."""
     if all(diff.step_ratio == 0 for diff in wrong):
         return "the candidate does not move it. Usual cause: its optimizer was not given this parameter."
-    ratios = [diff.step_ratio for diff in wrong if diff.step_ratio and (diff.step_cosine or 0) > 1 - _STRAIGHT]
+    ratios = [diff.step_ratio for diff in wrong if diff.step_ratio and (diff.step_cosine or 0) > 1 - _bend(diff)]
     if len(ratios) == len(wrong) and max(ratios) - min(ratios) < 0.1 * abs(statistics.median(ratios) - 1):
         factor = statistics.median(ratios)
         return (
@@ -271,6 +276,12 @@ def _step(wrong: Sequence[ParameterDiff]) -> str:
     if all(abs(diff.decay_cosine or 0) > 1 - _MEANT for diff in wrong):
         return "it differs along the parameter itself. Usual cause: another weight decay."
     return "the optimizers do something else with them."
+
+
+def _bend(diff: ParameterDiff) -> float:
+    """How far below one rounding may bring the cosine of two parallel steps: a short step moves few digits."""
+    lost = _HALF_DIGIT.get(diff.dtype, 0.0) * (diff.step_distance or 0.0) / (diff.relative_norm or math.inf)
+    return max(_STRAIGHT, min(lost, _MOST_LOST) ** 2)
 
 
 def _looked_at(comparison: Comparison) -> str:
