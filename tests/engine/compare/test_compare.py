@@ -102,6 +102,14 @@ def test_a_wrong_policy_is_different_and_its_cause_comes_first(
     assert comparison.causes[0].startswith(cause)
 
 
+@pytest.mark.parametrize("autocast", ["none", "bfloat16"])
+def test_state_in_float32_is_held_against_its_own_type_where_all_gradients_are_equal(autocast: str) -> None:
+    """Under autocast the observer's own distance from float64 is larger than what moving it twice makes."""
+    comparison = judged("extremes", ("1",), run={"autocast": autocast})
+    assert comparison.n_bitwise_equal == comparison.n_gradients
+    assert (comparison.verdict, comparison.moved_twice) == ("state moved", ("largest of 1",))
+
+
 def test_a_plain_counter_moves_though_no_tensor_shows_it() -> None:
     comparison = judged("plain_counter", ("1",))
     assert (comparison.verdict, comparison.moved_twice) == ("state moved", ("n_forwards of 1.trap",))
