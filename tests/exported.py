@@ -1,4 +1,4 @@
-"""Two models and what their exports do in a process of their own, where nothing of the project is at hand."""
+"""A model and what its exports do in a process of their own, where nothing of the project is at hand."""
 
 from __future__ import annotations
 
@@ -17,26 +17,9 @@ def loss_of(model):
     return model(torch.linspace(0, 1, 128).reshape(8, 16)).square().mean()
 """
 )
-LLAMA = """
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
-
-def build():
-    sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=64, num_attention_heads=2, num_key_value_heads=2)
-    model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=4, attention_dropout=0.1, use_cache=False))
-    ids = torch.arange(16).reshape(2, 8)
-    return model, {"input_ids": ids, "labels": ids}
-
-
-def loss_of(model):
-    ids = torch.arange(16).reshape(2, 8)
-    return model(input_ids=ids, labels=ids).loss
-"""
-NETS = {"layers": LAYERS, "llama": LLAMA}
-HOLDERS = {"layers": "layers", "llama": "model.layers"}
+TARGETS = ("torch", "fsdp2", "lightning")
 CHILD = """
-import copy, importlib, json, sys
+import copy, importlib, json
 import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 
@@ -56,30 +39,28 @@ APPLY = {
     "kept": lambda model: None,
     "torch": lambda model: load("for_torch.py")["apply_checkpointing"](model),
     "fsdp2": lambda model: load("for_fsdp2.py")["recompute"](model),
-    "huggingface": lambda model: load("for_huggingface.py")["recompute_layers"](model),
     "lightning": lightning,
 }
 outcomes = {}
-for name, targets in json.loads(sys.argv[1]).items():
-    net = importlib.import_module(name)
-    torch.manual_seed(0)
-    first = net.build()[0].train()
-    for target in ["kept", *targets]:
-        model = copy.deepcopy(first)
-        names = {module: name for name, module in model.named_modules()}
-        APPLY[target](model)
-        calls = {}
-        for module, name in names.items():
-            module.register_forward_pre_hook(lambda _, given, name=name: calls.update({name: calls.get(name, 0) + 1}))
-        torch.manual_seed(1)
-        net.loss_of(model).backward()
-        gradients = {name.replace("_checkpoint_wrapped_module.", ""): p.grad for name, p in model.named_parameters()}
-        if target == "kept":
-            kept, once = gradients, calls
-        outcomes[target] = {
-            "same": gradients.keys() == kept.keys() and all(torch.equal(gradients[name], kept[name]) for name in kept),
-            "again": [name for name in calls if calls[name] > once[name]],
-        }
+net = importlib.import_module("layers")
+torch.manual_seed(0)
+first = net.build()[0].train()
+for target in APPLY:
+    model = copy.deepcopy(first)
+    names = {module: name for name, module in model.named_modules()}
+    APPLY[target](model)
+    calls = {}
+    for module, name in names.items():
+        module.register_forward_pre_hook(lambda _, given, name=name: calls.update({name: calls.get(name, 0) + 1}))
+    torch.manual_seed(1)
+    net.loss_of(model).backward()
+    gradients = {name.replace("_checkpoint_wrapped_module.", ""): p.grad for name, p in model.named_parameters()}
+    if target == "kept":
+        kept, once = gradients, calls
+    outcomes[target] = {
+        "same": gradients.keys() == kept.keys() and all(torch.equal(gradients[name], kept[name]) for name in kept),
+        "again": [name for name in calls if calls[name] > once[name]],
+    }
 print(json.dumps(outcomes))
 """
 
@@ -89,17 +70,13 @@ def file_of(target: str) -> str:
     return f"for_{target}.py"
 
 
-def run_there(folder: Path, nets: dict[str, tuple[str, ...]]) -> dict[str, dict[str, Any]]:
+def run_there(folder: Path) -> dict[str, dict[str, Any]]:
     """By export: whether every gradient is bit by bit that of the model without a policy, and which modules ran again.
 
-    `nets` has the exports of each model; `folder` holds a file a model, and one an export.
+    `folder` holds the model as layers.py, and a file an export.
     """
     child = subprocess.run(
-        [sys.executable, "-c", CHILD, json.dumps(nets)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": ""},
+        [sys.executable, "-c", CHILD], cwd=folder, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": ""}
     )
     assert child.returncode == 0, child.stderr[-2000:]
     outcomes: dict[str, dict[str, Any]] = json.loads(child.stdout.splitlines()[-1])
@@ -107,6 +84,6 @@ def run_there(folder: Path, nets: dict[str, tuple[str, ...]]) -> dict[str, dict[
     return outcomes
 
 
-def layers_again(outcome: dict[str, Any], holder: str) -> set[str]:
-    """Members of `holder` of which something ran again."""
-    return {".".join(name.split(".")[: holder.count(".") + 2]) for name in outcome["again"]}
+def layers_again(outcome: dict[str, Any]) -> set[str]:
+    """Layers of which something ran again."""
+    return {".".join(name.split(".")[:2]) for name in outcome["again"]}

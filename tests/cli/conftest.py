@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from functools import cache
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from pkgutil import iter_modules
+from typing import Any
 
 import pytest
 
 from explorer.cli import main, verbs
-from explorer.jobs.client import Job, Worker
+from explorer.engine.bench import what_fits
+from explorer.jobs.client import Job, Worker, _graph_key
 from explorer.jobs.protocol import Request
-from explorer.jobs.worker import ENGINE
+from explorer.jobs.run_file import is_kept, with_graph
+from explorer.jobs.store import Store
+from explorer.jobs.worker import answer
 from explorer.record.base import to_msgpack
+from explorer.record.failure import failure_of
+from explorer.record.plan import silent
 from tests.cli.asked import TINY, TROUBLE
-
-NOTHING_AHEAD = replace(ENGINE, warm=())
-"""The server imports what jobs need, when they need it."""
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -30,36 +33,42 @@ def docstrings_once() -> Iterator[None]:
         yield
 
 
-class Remembering(Worker):
-    """Answers a request that it has had with the job of the first time, unless only the new one is to be kept in the
-    store: a verb's text and its document, and verbs about one model, take one run."""
+class InThisProcess(Worker):
+    """Runs the engine's answers here: no server imports torch again. test_real_worker.py has processes.
+
+    A request that it has had gets the job of the first time, unless only the new one is to be kept in the store:
+    a verb's text and its document, and verbs about one model, take one run.
+    """
 
     def __init__(self, store_path: Path) -> None:
-        super().__init__(store_path, program=NOTHING_AHEAD)
+        super().__init__(store_path)
         self._answered: dict[tuple[type, bytes], tuple[Job, bool]] = {}
 
     def submit(self, request: Request, *, keep: bool = True) -> Job:
         key = type(request), to_msgpack(request)
-        job, kept = self._answered.get(key, (None, False))
-        if job is None or not job.finished or (keep and not kept):
-            job = super().submit(request, keep=keep)
+        job, stored = self._answered.get(key, (None, False))
+        if job is None or (keep and not stored):
+            job = Job(self, str(len(self._answered)), request, keep=keep)
             self._answered[key] = job, keep
-        elif job.result is not None:
+            try:
+                with redirect_stdout(StringIO()):
+                    result = answer(request, silent)
+                job.result = with_graph(result, self._graphs.get(_graph_key(request)))
+                job.run_id = Store(self.store_path).save(job.result) if keep and is_kept(job.result) else None
+            except BaseException as error:
+                self._finish(job, failure=failure_of(error, in_step=False))
+            self._finish(job)
+        if job.result is not None:
             self._note_graph(request, job.result)  # a run that follows is stored with its model's graph
         return job
 
 
-@pytest.fixture(scope="package")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    """Each run is a process of its own all the same."""
-    worker = Remembering(tmp_path_factory.mktemp("runs") / "runs.sqlite")
-    yield worker
-    worker.close()
+def call_here(function: Callable[..., Any], *arguments: object, report: Any, what: str) -> Any:
+    return function(*arguments, report)
 
 
-@pytest.fixture
-def shared(engine: Worker, monkeypatch: pytest.MonkeyPatch) -> Worker:
-    """The worker that every verb gets instead of one of its own."""
+def give(patch: pytest.MonkeyPatch, engine: Worker) -> None:
+    """Every verb gets `engine` instead of a worker of its own."""
 
     @contextmanager
     def borrowed(**_: object) -> Iterator[Worker]:
@@ -68,7 +77,19 @@ def shared(engine: Worker, monkeypatch: pytest.MonkeyPatch) -> Worker:
     for listed in iter_modules(verbs.__path__):
         module = import_module(f"{verbs.__name__}.{listed.name}")
         if hasattr(module, "worker"):
-            monkeypatch.setattr(module, "worker", borrowed)
+            patch.setattr(module, "worker", borrowed)
+
+
+@pytest.fixture(scope="package")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Worker:
+    return InThisProcess(tmp_path_factory.mktemp("runs") / "runs.sqlite")
+
+
+@pytest.fixture
+def shared(engine: Worker, monkeypatch: pytest.MonkeyPatch) -> Worker:
+    monkeypatch.setattr(what_fits, "call_in_subprocess", call_here)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)  # the specs of a card are those of an unset variable
+    give(monkeypatch, engine)
     return engine
 
 

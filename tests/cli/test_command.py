@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import msgspec
@@ -53,7 +50,6 @@ def test_a_narrow_terminal_clips_nothing(shared: Worker, tiny: str, monkeypatch:
         (["measure", "nowhere.py"], ["nowhere.py"]),
         (["measure", "TINY:biuld"], ["biuld", "Did you mean build"]),
         (["measure", "WRONG:trouble"], ["invalid for input of size"]),
-        (["measure", "WRONG:trouble", "--set", "kind=leaves"], ["exit code 7", "measure"]),
         (["measure", "WRONG:trouble", "--set", "kind=exits"], ["The model called sys.exit(3)"]),
         (["graph", "WRONG:trouble", "--set", "kind=asks for too much"], ["asked for 4,503,599,627,370,496 bytes"]),
         (["measure", "TINY", "--size", "huge"], ["huge", "small, gpu"]),
@@ -66,7 +62,6 @@ def test_a_narrow_terminal_clips_nothing(shared: Worker, tiny: str, monkeypatch:
             ["measure", "TINY", "--save", "/nowhere/at/all.run", "--repeats", "0"],
             ["lies in /nowhere/at, which is not a folder"],
         ),
-        (["measure", "TINY", "--time-limit", "1", "--set", "trouble=hangs"], ["time limit of 1 s"]),
         (["measure", "TINY", "--snapshot", "step.pickle"], ["only CUDA's allocator has one"]),
         (["graph", "WRONG:trouble"], ["invalid for input of size"]),
         (["check", "gone.yaml", "TINY"], ["gone.yaml cannot be read"]),
@@ -180,46 +175,6 @@ def test_a_number_beyond_the_limits_of_the_record_is_refused(name: str) -> None:
     for beyond in (limits(RunSpec, name)[0] - 1, limits(RunSpec, name)[1] + 1):
         refused = CliRunner().invoke(app, ["measure", "sample_models/mlp.py", f"{OPTIONS[name]}={beyond}"])
         assert refused.exit_code == 2 and f"Invalid value for '{OPTIONS[name]}'" in refused.stderr, refused.output
-
-
-def spawn(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-    # A suite that runs in a shell's background ignores Ctrl-C, and a child would inherit that.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-m", "explorer", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[2],
-            env={**os.environ, **environment},
-        )
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.slow
-def test_a_real_process_prints_the_document_and_nothing_else(tiny: str) -> None:
-    process = spawn("measure", tiny, "--repeats", "1", "--json")
-    stdout, stderr = process.communicate()
-    assert process.returncode == 0, stderr
-    assert json.loads(stdout)["step_peak_bytes"] > 0
-    # Progress is looked at now and then, so which of its words are seen depends on the machine.
-    assert stderr.strip() and "a model may print" not in stdout
-
-
-@pytest.mark.slow
-def test_ctrl_c_cancels_and_leaves_nobody_behind(tiny: str, tmp_path: Path) -> None:
-    started = tmp_path / "started"
-    process = spawn("graph", f"{wrong(tiny)}:trouble", "--set", "kind=hangs", STARTED=str(started))
-    while not started.exists():
-        assert process.poll() is None
-        time.sleep(0.05)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 2 and "Cancelled." in stderr and "Traceback" not in stderr
-    assert children and not any(Path(f"/proc/{child}").exists() for child in children)
 
 
 def test_a_file_is_written_whole_or_the_one_that_was_there_stays(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -13,6 +12,7 @@ from explorer.cli import main as cli
 from explorer.plan.planners.front import splits_of
 from explorer.plan.policy import file as policy_file
 from explorer.record.ranks import Ranks
+from tests.cli.asked import read
 
 pytestmark = pytest.mark.usefixtures("shared")
 
@@ -118,9 +118,8 @@ def build():
 
 
 @pytest.fixture
-def wide(tiny: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def wide(tiny: str) -> str:
     """One file for all tests, so that equal requests are answered once."""
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)  # the worker of other tests sets it in this process
     path = Path(tiny).with_name("wide.py")
     path.write_text(WIDE)
     return f"{path}:build"
@@ -176,21 +175,29 @@ def test_what_is_asked_for_must_be_one_thing(arguments: list[str], sentence: str
     assert result.exit_code == 2 and sentence in result.stderr
 
 
-@pytest.mark.slow
+UNEVEN = """
+import torch
+from torch import nn
+
+
+def build():
+    return nn.Sequential(*(nn.Sequential(nn.Linear(64, 257), nn.Tanh(), nn.Linear(257, 64)) for _ in range(3))), (
+        torch.randn(128, 64)
+    )
+"""
+"""The shards of two ranks differ: 257 rows."""
+
+
 def test_a_plan_for_ranks_is_played_and_chooses_whether_to_reshard(tmp_path: Path) -> None:
     """With room for everything a rank gathers once. With less room it frees, and recomputes fewer FLOPs for that.
 
     The policy file carries the choice.
     """
-
-    def planned(*arguments: str) -> Any:
-        model = ["plan", "benchmarks/_rank_models.py:transformer", "--set", "n_layers=2", "--optimizer", "sgd"]
-        result = CliRunner().invoke(cli.app, [*model, "--predict", "--ranks", "2", "--fsdp", "--json", *arguments])
-        assert result.exit_code == 0, result.stderr
-        return json.loads(result.stdout)
-
+    (tmp_path / "uneven.py").write_text(UNEVEN)
+    model = ("plan", f"{tmp_path / 'uneven.py'}:build", "--optimizer", "sgd", "--predict", "--ranks", "2", "--fsdp")
     file = tmp_path / "policy.yaml"
-    roomy, tight = planned("--budget", "6MiB", "--out", str(file)), planned("--budget", "1.6MiB")
+    roomy = read(*model, "--budget", "6MiB", "--out", str(file))
+    tight = read(*model, "--budget", "1.2MiB")
     assert policy_file.load(file).ranks == Ranks(n_ranks=2, reshard=False)
     assert not roomy["ranks"]["reshard"] and roomy["plan"]["extra_cost"] == 0
     assert tight["ranks"]["reshard"] and tight["plan"]["policy"]["units"]

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-import shutil
-import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 from typer.testing import CliRunner, Result
 
+from explorer import lab
 from explorer.cli.main import app
 from explorer.cli.verbs import gallery
 from explorer.jobs import run_file
@@ -30,9 +28,9 @@ from explorer.record.lab import LabChart, LabOutcome
 from explorer.record.policy import Policy
 from explorer.record.policy_file import Export, PolicyFile
 from tests import graphs
-from tests.cli.asked import run
-from tests.exported import HOLDERS, NETS, file_of, layers_again, run_there
-from tests.lab.added import ONE_MORE
+from tests.cli.asked import read, run
+from tests.exported import LAYERS, TARGETS, file_of, layers_again, run_there
+from tests.lab.added import with_one_more
 from tests.plan.card.histories import small_document
 from tests.view.reports import pipelined
 
@@ -166,28 +164,26 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Engine:
     return engine
 
 
-def test_every_sample_and_every_lesson_has_a_page_that_the_first_one_leads_to(stand_in: Engine, tmp_path: Path) -> None:
-    sample = catalogue()[0]
-    spec = RunSpec(model=graphs.gpt(2).model, policy=Policy.recompute(["blocks.0"]))
+def test_every_sample_and_every_lesson_has_a_page_that_the_first_one_leads_to(
+    stand_in: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the first of each: one sample has a stored comparison, the other its bundled step."""
+    stored, bundled = samples = catalogue()[:2]
+    monkeypatch.setattr(gallery, "catalogue", lambda: samples)
+    monkeypatch.setattr(gallery, "lessons", lambda: lessons()[:2])
+    spec = RunSpec(model=replace(graphs.gpt(2).model, target=stored.target), policy=Policy.recompute(["blocks.0"]))
     pair = graphs.compared(graphs.gpt(2), spec)
-    model = replace(spec.model, target=sample.target)
-    runs = (replace(run, spec=replace(run.spec, model=model)) for run in (pair.baseline, pair.candidate))
-    baseline, candidate = runs
-    compared = replace(pair, baseline=baseline, candidate=replace(candidate, graph=graphs.gpt(2)))
-    Store().save(compared, name="kept from before")
+    Store().save(replace(pair, candidate=replace(pair.candidate, graph=graphs.gpt(2))), name="kept from before")
     answer = CliRunner().invoke(app, ["gallery", "--out", str(tmp_path / "pages")])
     assert answer.exit_code == 0, (answer.stderr, answer.exception)
-    pages = {path.name for path in (tmp_path / "pages").iterdir()}
-    expected = {f"{one.name}.html" for one in catalogue()} | {f"lesson-{one.name}.html" for one in lessons()}
-    assert pages == expected | {"index.html", "plotly.min.js"}
-    assert all((tmp_path / "pages" / name).stat().st_size < 3 * 1024**2 for name in expected)
-    first = (tmp_path / "pages" / "index.html").read_text()
-    assert all(f'href="{name}"' in first for name in expected)
+    pages = {path.name: path.read_text() for path in (tmp_path / "pages").iterdir()}
+    expected = {f"{sample.name}.html" for sample in samples} | {f"lesson-{one.name}.html" for one in lessons()[:2]}
+    assert pages.keys() == expected | {"index.html", "plotly.min.js"}
+    assert all(len(pages[name]) < 3 * 1024**2 and f'href="{name}"' in pages["index.html"] for name in expected)
     assert all(isinstance(request, RunLab) for request in stand_in.asked), "models have a stored or a bundled step"
-    assert "kept from before" in (tmp_path / "pages" / f"{sample.name}.html").read_text()
-    for one in catalogue()[1:]:
-        text = (tmp_path / "pages" / f"{one.name}.html").read_text()
-        assert '<section class="explorable"' in text and 'type="range"' in text, one.name
+    assert "kept from before" in pages[f"{stored.name}.html"]
+    text = pages[f"{bundled.name}.html"]
+    assert '<section class="explorable"' in text and 'type="range"' in text
 
 
 def test_a_place_that_cannot_be_a_folder_is_refused_before_anything_runs(stand_in: Engine, tmp_path: Path) -> None:
@@ -240,47 +236,38 @@ def test_an_unknown_target_is_one_sentence(policy: str) -> None:
     assert answer.exit_code == 2 and "There is no exporter megatorn. Did you mean megatron" in told
 
 
-@pytest.mark.slow
-def test_a_lesson_added_as_a_file_is_listed_and_runs(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(root / "explorer", tmp_path / "explorer", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "explorer" / "lab" / "one_more.py").write_text(ONE_MORE)
-
-    command = [sys.executable, "-m", "explorer", "lab", "one-more", "--set", "which=that", "--json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    outcome = json.loads(done.stdout)
+@pytest.mark.usefixtures("shared")
+def test_a_lesson_added_as_a_file_is_listed_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lessons_file, "LAB", with_one_more(tmp_path))
+    monkeypatch.setattr(lab, "__path__", [*lab.__path__, str(tmp_path)])
+    outcome = read("lab", "one-more", "--set", "which=that")
     assert outcome["findings"] == ["It ran with that."] and outcome["switches"] == {"which": "that"}
     assert outcome["rows"][1]["outcome"] == "bitwise equal"
-    monkeypatch.setattr(lessons_file, "LAB", tmp_path / "explorer" / "lab")
     listed = run("lab").stdout
     assert "one-more" in listed and "Can a lesson be added as a file?" in listed
+    sys.modules.pop("explorer.lab.one_more")
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared")
 def test_what_was_chosen_here_runs_there(tmp_path: Path) -> None:
-    nets: dict[str, tuple[str, ...]] = {"layers": ("torch", "fsdp2", "lightning")}
-    if find_spec("transformers"):
-        nets["llama"] = ("huggingface",)
-    settings = tmp_path / "trainer.yaml"
-    settings.write_text("activation_checkpointing: true\nactivation_checkpointing_kwargs: {every_n_layers: 2}\n")
-    for net, targets in nets.items():
-        (tmp_path / f"{net}.py").write_text(NETS[net])
-        model, policy = f"{tmp_path / net}.py:build", str(tmp_path / f"{net}.yaml")
-        quick = ("--repeats", "0", "--no-store", "--json")
-        compared = run("compare", model, "--policy", str(settings), "--out", policy, *quick)
-        assert json.loads(compared.stdout)["verdict"] == "bitwise equal"
-        for target in targets:
-            fit = json.loads(run("export", policy, "--to", target, "--json").stdout)
-            assert fit["fit"] == "exact" and fit["recomputed"] == [f"{HOLDERS[net]}.0", f"{HOLDERS[net]}.2"]
-            run("export", policy, "--to", target, "--out", str(tmp_path / file_of(target)))
-    assert json.loads(run("check", str(tmp_path / "layers.yaml"), f"{tmp_path / 'layers'}.py:build", "--json").stdout)[
-        "fresh"
-    ]
-    outcomes = run_there(tmp_path, nets)
-    assert outcomes.keys() == {target for targets in nets.values() for target in targets}
+    """Settings of another program become a policy file, its exports are files that torch alone runs."""
+    settings, policy, model = (
+        tmp_path / "trainer.yaml",
+        str(tmp_path / "policy.yaml"),
+        f"{tmp_path / 'layers'}.py:build",
+    )
+    Path(settings).write_text("activation_checkpointing: true\nactivation_checkpointing_kwargs: {every_n_layers: 2}\n")
+    (tmp_path / "layers.py").write_text(LAYERS)
+    compared = read("compare", model, "--policy", settings, "--out", policy, "--repeats", "0", "--no-store")
+    assert compared["verdict"] == "bitwise equal"
+    for target in TARGETS:
+        fit = read("export", policy, "--to", target)
+        assert fit["fit"] == "exact" and fit["recomputed"] == ["layers.0", "layers.2"]
+        run("export", policy, "--to", target, "--out", str(tmp_path / file_of(target)))
+    assert read("check", policy, model)["fresh"]
+    outcomes = run_there(tmp_path)
+    assert outcomes.keys() == set(TARGETS)
     for target, outcome in outcomes.items():
-        holder = HOLDERS["llama" if target == "huggingface" else "layers"]
         assert outcome["same"], target
-        assert layers_again(outcome, holder) == {f"{holder}.0", f"{holder}.2"}, (target, outcome)
+        assert layers_again(outcome) == {"layers.0", "layers.2"}, (target, outcome)
