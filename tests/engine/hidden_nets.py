@@ -47,7 +47,11 @@ class Block(nn.Module):
         self.count = count
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc(x).relu() * (1.5 if self.count(self) > FIRST_CALL else 1.0)
+        return self.fc(_scaled(x, self.count(self))).relu()
+
+
+def _scaled(x: Tensor, calls: int) -> Tensor:
+    return x * (1.5 if calls > FIRST_CALL else 1.0)
 
 
 def _package() -> Any:
@@ -69,7 +73,7 @@ def replaced_forward(block: Block) -> None:
     def forward(x: Tensor) -> Tensor:
         nonlocal calls
         calls += 1
-        return block.fc(x).relu() * (1.5 if calls > FIRST_CALL else 1.0)
+        return block.fc(_scaled(x, calls)).relu()
 
     block.forward = forward  # type: ignore[method-assign]
 
@@ -77,7 +81,7 @@ def replaced_forward(block: Block) -> None:
 def partial_forward(block: Block) -> None:
     def forward(calls: list[int], x: Tensor) -> Tensor:
         calls[0] += 1
-        return block.fc(x).relu() * (1.5 if calls[0] > FIRST_CALL else 1.0)
+        return block.fc(_scaled(x, calls[0])).relu()
 
     block.forward = functools.partial(forward, [0])  # type: ignore[method-assign]
 
@@ -199,9 +203,15 @@ def attribute_of_a_buffer(block: Block) -> None:
     block.count = count
 
 
+def under_gradients_alone(block: Block) -> None:
+    installed_package(block)
+    tick = block.count
+    block.count = lambda one: tick(one) if torch.is_grad_enabled() else 0
+
+
 HIDDEN = (replaced_forward, partial_forward, installed_package, class_as_value, module_as_value, generator_function,
           descriptor, context_variable, shared_value, in_a_file, environment, among_many_objects, cache_statistics,
-          attribute_of_a_buffer)  # fmt: skip
+          attribute_of_a_buffer, under_gradients_alone)  # fmt: skip
 
 
 def nothing(block: Block) -> None:
@@ -243,7 +253,39 @@ def counted_without_effect(block: Block) -> None:
     block.count = lambda one: tick(one) and 0
 
 
-HARMLESS = (nothing, dropout_and_norm, timers_and_logs, memo, guarded, counted_without_effect)
+def behind_the_last_saved_tensor(block: Block) -> None:
+    """With early stop no recompute gets to the counter."""
+    installed_package(block)
+    block.forward = lambda x: _scaled(block.fc(x).relu(), block.count(block))  # type: ignore[method-assign]
+
+
+def saves_nothing(block: Block) -> None:
+    """Autograd saves no tensor, so torch never recomputes the block."""
+    installed_package(block)
+    block.forward = lambda x: _scaled(x, block.count(block))  # type: ignore[method-assign]
+
+
+def without_backward(block: Block) -> None:
+    """No gradient comes back, so torch never recomputes the block."""
+    installed_package(block)
+    block.forward = lambda x: block.fc(_scaled(x, block.count(block))).relu().detach()  # type: ignore[method-assign]
+
+
+def hook_in_backward(block: Block) -> None:
+    """Backward runs once, with a recompute or without."""
+    installed_package(block)
+
+    def forward(x: Tensor) -> Tensor:
+        y = block.fc(x).relu()
+        if y.requires_grad:
+            y.register_hook(lambda gradient: _scaled(gradient, block.count(block)))
+        return y
+
+    block.forward = forward  # type: ignore[method-assign]
+
+
+HARMLESS = (nothing, dropout_and_norm, timers_and_logs, memo, guarded, counted_without_effect,
+            behind_the_last_saved_tensor, saves_nothing, without_backward, hook_in_backward)  # fmt: skip
 
 
 def net(kind: str, n: int = 3, at: int = 1) -> tuple[nn.Module, Tensor]:

@@ -1,38 +1,50 @@
-"""Probes for hidden state: does the next step change if a block runs more often?
+"""Probes for hidden state: does the next step change if the units of a policy are recomputed more often?
 
-    clean process ─▶ model ─▶ step, which keeps the inputs of the blocks
-                           ─▶ each block runs again on its inputs, all known state is put back ─▶ step
+    clean process ─▶ model ─▶ step, which keeps the inputs of the units
+                           ─▶ each unit is recomputed on its inputs, all known state is put back ─▶ step
 
-If the two steps differ, two more processes run the two steps without running a block again. If their second steps
-differ from the probed one, a block remembers its calls in a file, an installed package or an iterator. Halving finds
-the block. module_state.py reads state that the walk reaches; this probe finds state that the walk cannot reach.
+If the two steps differ, two more processes run the two steps without a recompute. If their second steps differ from the
+probed one, a unit remembers its calls in a file, an installed package or an iterator. Halving finds the unit.
+state_diff.py reads state that the walk reaches; this probe finds state that the walk cannot reach.
+
+A recompute here reaches what the policy's recompute reaches: gradients are on and the unit ends with the last tensor
+that autograd saved in forward. A unit whose saved tensors no backward reads is not recomputed. Reentrant checkpointing
+runs the whole unit once more than the baseline, without gradients.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_map
 
 from explorer.engine.bench.step import Trainee, autocast, forward_backward, prepare
 from explorer.engine.compare.outcome import fingerprint
-from explorer.engine.compare.programs import hooked, input_gradients
+from explorer.engine.compare.programs import input_gradients
 from explorer.engine.device.subprocess_call import call_in_subprocess
 from explorer.engine.model.separate_copy import copy_batch
-from explorer.engine.policy.units import Recomputing
+from explorer.engine.policy import units
+from explorer.engine.policy.apply import apply_policy
+from explorer.engine.policy.units import Recomputing, Wrap
 from explorer.engine.state.global_state import deterministic_kernels, preserve_global_state, without_tf32
 from explorer.engine.state.rng import RngState
 from explorer.engine.state.snapshot import SharedSnapshot, StepSnapshot
 from explorer.engine.state.state_diff import read_state, same_state
+from explorer.engine.watch.scopes import without_operation
 from explorer.errors import Cancelled, ExplorerError, ModelFailed, said_by
 from explorer.plan.names import listed
 from explorer.record.allocations import Phase
 from explorer.record.plan import Report
+from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import RunSpec
 
 FEWEST, MOST = 4, 64
@@ -41,17 +53,18 @@ _LEAST_S = 0.5
 """Least time for the runs of all blocks, for steps that are shorter."""
 
 Fingerprints = Mapping[str, bytes]
-Calls = list[tuple[nn.Module, object]]
 
 
 @dataclass(frozen=True)
 class ProbedStep:
-    """Results of two steps of one model: before and after its blocks run again."""
+    """Results of two steps of one model: before and after its units are recomputed."""
 
     first: Fingerprints
     left: Fingerprints
+    units: tuple[str, ...] = ()
+    """Units that were recomputed between the steps."""
     n_runs: int = 0
-    """Runs of each block between the steps."""
+    """Recomputes of each unit."""
     not_put_back: tuple[str, ...] = ()
     """State that the walk knows, that the runs moved and that could not be put back: the comparison covers it."""
 
@@ -66,20 +79,19 @@ class ProbeResult:
 
 
 def probe(baseline: RunSpec, candidate: RunSpec, report: Report) -> ProbeResult:
-    """The blocks of the candidate's policy with hidden state. An error becomes a sentence."""
-    blocks = tuple(dict.fromkeys(block for unit in candidate.policy.units for block in unit.blocks))
-    if not blocks or baseline.forward_only:
+    """The units of the candidate's policy with hidden state. An error becomes a sentence."""
+    if not candidate.policy.units or baseline.forward_only:
         return ProbeResult()
 
-    def step(names: tuple[str, ...], n_runs: int = 0) -> ProbedStep:
-        spec = msgspec.structs.replace(baseline, n_probes=n_runs or baseline.n_probes)
-        taken = call_in_subprocess(probed_step, spec, names, blocks, report=report, what="probed for hidden state")
+    def step(names: tuple[str, ...] | None, n_runs: int = 0) -> ProbedStep:
+        spec = msgspec.structs.replace(candidate, n_probes=n_runs or candidate.n_probes)
+        taken = call_in_subprocess(probed_step, spec, names, report=report, what="probed for hidden state")
         if taken is None:
             raise MemoryError("the system ended its process for lack of memory")
         return taken
 
     try:
-        probed = step(blocks)
+        probed = step(None)
         if probed.left == probed.first:
             return ProbeResult(probed.n_runs)
         plain = step(())
@@ -89,40 +101,44 @@ def probe(baseline: RunSpec, candidate: RunSpec, report: Report) -> ProbeResult:
             return ProbeResult(not_probed_because=f"The blocks were run again without a result: {because}.")
         if step(()).left != plain.left:
             return ProbeResult(not_probed_because="Two steps of the baseline in clean processes differ.")
-        while len(blocks) > 1:
-            half = blocks[: len(blocks) // 2]
-            blocks = half if step(half, probed.n_runs).left != plain.left else blocks[len(half) :]
+        names = probed.units
+        while len(names) > 1:
+            half = names[: len(names) // 2]
+            names = half if step(half, probed.n_runs).left != plain.left else names[len(half) :]
     except Cancelled:
         raise
     except (ExplorerError, MemoryError, OSError) as error:
         return ProbeResult(not_probed_because=f"The probe for hidden state did not run: {said_by(error)}.")
-    return ProbeResult(probed.n_runs, blocks)
+    return ProbeResult(probed.n_runs, names)
 
 
-def probed_step(spec: RunSpec, blocks: tuple[str, ...], kept: tuple[str, ...], report: Report) -> ProbedStep:
-    """Two steps of one model. Each of `blocks` runs again in between; the first step keeps the inputs of all `kept`."""
+def probed_step(candidate: RunSpec, names: tuple[str, ...] | None, report: Report) -> ProbedStep:
+    """Two steps of the baseline. Between them the units `names` of the candidate are recomputed; None: every unit."""
     try:
         with preserve_global_state(), deterministic_kernels(), without_tf32():
-            trainee = prepare(spec)
-            return _two_steps(trainee, blocks, kept)
+            trainee = prepare(msgspec.structs.replace(candidate, policy=KEEP_ALL))
+            return _two_steps(trainee, candidate.policy, names)
     except ExplorerError:
         raise
     except Exception as error:  # a block may raise anything when it runs by itself
         raise ModelFailed(said_by(error)) from error
 
 
-def _two_steps(trainee: Trainee, blocks: tuple[str, ...], kept: tuple[str, ...]) -> ProbedStep:
+def _two_steps(trainee: Trainee, policy: Policy, names: tuple[str, ...] | None) -> ProbedStep:
     model, batch = trainee.model, copy_batch((trainee.inputs, trainee.targets))
     before = read_state(model, whole=True)
     replaced = [(module, vars(module).pop("forward")) for module in model.modules() if "forward" in vars(module)]
     found, start = StepSnapshot(model, lambda: None), SharedSnapshot(model)  # no walk sees into a replaced forward
     _set_forward(replaced)
-    began = time.perf_counter()
-    first, calls = _first_step(trainee, kept)
-    seconds = max(time.perf_counter() - began, _LEAST_S)
-    again = [(module, inputs) for fqn in blocks for module, inputs in calls[fqn]]
-    n_runs = _run(again, trainee, seconds) if again else 0
-    del calls, again
+    stand_in = _StandIn(trainee)
+    with stand_in.recording(), apply_policy(model, policy):
+        began = time.perf_counter()
+        first = _left(trainee, forward_backward(trainee, stand_in.on_phase))
+        seconds = max(time.perf_counter() - began, _LEAST_S)
+        calls = [call for call in stand_in.calls if call.is_needed and (names is None or call.name in names)]
+        n_runs = _recompute(calls, trainee, seconds) if calls else 0
+    recomputed = tuple(dict.fromkeys(call.name for call in calls))
+    del calls, stand_in
     found.restore()
     _set_forward(replaced)
     start.restore()
@@ -130,40 +146,116 @@ def _two_steps(trainee: Trainee, blocks: tuple[str, ...], kept: tuple[str, ...])
     after = read_state(model, whole=True)
     moved = [key for key in {**before, **after} if not same_state(before.get(key), after.get(key))]
     left = _left(trainee, forward_backward(trainee))
-    return ProbedStep(first, left, n_runs, tuple(f"{fqn}.{name}".lstrip(".") for fqn, name, _ in moved))
+    return ProbedStep(first, left, recomputed, n_runs, tuple(f"{fqn}.{name}".lstrip(".") for fqn, name, _ in moved))
 
 
-def _first_step(trainee: Trainee, fqns: tuple[str, ...]) -> tuple[Fingerprints, dict[str, Calls]]:
-    """Runs the step; returns its fingerprints and, by block, each call of the first forward with copied inputs."""
-    calls: dict[str, Calls] = {fqn: [] for fqn in fqns}
-    modules = dict(trainee.model.named_modules())
-    forward = True
-
-    def keep(fqn: str) -> object:
-        def hook(module: nn.Module, args: object, kwargs: object) -> None:
-            if forward:
-                calls[fqn].append((module, copy_batch((args, kwargs))))
-
-        return hook
-
-    def on_phase(phase: Phase) -> None:
-        nonlocal forward
-        forward = forward and phase == "forward"
-
-    with hooked(*(modules[fqn].register_forward_pre_hook(keep(fqn), with_kwargs=True) for fqn in fqns)):
-        loss = forward_backward(trainee, on_phase)
-    return _left(trainee, loss), calls
+class _Stop(Exception):
+    """Ends a recompute at the last tensor that it has to make."""
 
 
-def _run(calls: Calls, trainee: Trainee, seconds: float) -> int:
-    """Runs each forward without hooks, as a recompute does, and returns the number of rounds."""
+@dataclass(eq=False)
+class _Call:
+    """One call of a unit in forward, with all that a recompute needs."""
+
+    wrap: Wrap
+    function: Callable[..., object]
+    modules: Sequence[nn.Module]
+    inputs: object
+    """Copies of arguments and keyword arguments."""
+    rng: RngState
+    is_needed: bool
+    """Whether backward reads a tensor that the call saved."""
+    n_saved: int = 0
+
+    @property
+    def name(self) -> str:
+        return " to ".join(dict.fromkeys((self.wrap.unit.blocks[0], self.wrap.unit.blocks[-1])))
+
+    def recompute(self) -> None:
+        """Runs the unit as its policy does in backward."""
+        policy, n_left = self.wrap.policy, self.n_saved
+
+        def pack(tensor: Tensor) -> Tensor:
+            nonlocal n_left
+            n_left -= 1
+            if not n_left and policy.stops_early:
+                raise _Stop
+            return without_operation(tensor)
+
+        self.rng.restore()
+        with (
+            suppress(_Stop),
+            torch.set_grad_enabled(not policy.use_reentrant),
+            Recomputing(self.modules),
+            saved_tensors_hooks(pack, lambda tensor: tensor),
+        ):
+            # A copy of a copy is no leaf, so that a unit may write into its input.
+            args, kwargs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, self.inputs)
+            self.function(*args, **kwargs)
+
+
+class _StandIn:
+    """Stands in for torch.utils.checkpoint: units run without it, and their calls in the first forward are kept."""
+
+    def __init__(self, trainee: Trainee) -> None:
+        self.calls: list[_Call] = []
+        self._model = trainee.model
+        self._open: list[_Call] = []
+        self._is_first_forward = True
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """The context around a policy and its steps."""
+        with_checkpoint, units._run = units._run, self._run
+        try:
+            yield
+        finally:
+            units._run = with_checkpoint
+
+    def on_phase(self, phase: Phase) -> None:
+        self._is_first_forward = self._is_first_forward and phase == "forward"
+
+    def _run(
+        self, wrap: Wrap, function: Callable[..., object], modules: Sequence[nn.Module], args: Any, kwargs: Any
+    ) -> object:
+        if not self._is_first_forward or wrap.unit.action == "offload" or not torch.is_grad_enabled():
+            return function(*args, **kwargs)
+        call = _Call(
+            wrap,
+            function,
+            modules,
+            copy_batch((args, kwargs)),
+            RngState.capture(self._model),
+            wrap.policy.use_reentrant,
+        )
+        self.calls.append(call)
+        self._open.append(call)
+        try:
+            with nullcontext() if len(self._open) > 1 else saved_tensors_hooks(self._pack, _unpack):
+                return function(*args, **kwargs)
+        finally:
+            self._open.pop()
+
+    def _pack(self, tensor: Tensor) -> tuple[tuple[_Call, ...], Tensor]:
+        """A tensor of a nested unit counts for the units around it too: they make the unit's input."""
+        for call in self._open:
+            call.n_saved += 1
+        return tuple(self._open), without_operation(tensor)
+
+
+def _unpack(packed: tuple[tuple[_Call, ...], Tensor]) -> Tensor:
+    for call in packed[0]:
+        call.is_needed = True
+    return packed[1]
+
+
+def _recompute(calls: Sequence[_Call], trainee: Trainee, seconds: float) -> int:
+    """Recomputes each call as often as the spec asks or time allows, and returns the number of rounds."""
     asked, end, n = trainee.spec.n_probes, time.perf_counter() + seconds, 0
-    with torch.no_grad(), autocast(trainee):
+    with autocast(trainee):
         while n < (asked or MOST) and (asked or n < FEWEST or time.perf_counter() < end):
-            for module, inputs in calls:
-                args, kwargs = copy_batch(inputs)
-                with Recomputing((module,)):
-                    module.forward(*args, **kwargs)
+            for call in reversed(calls):
+                call.recompute()
             n += 1
     return n
 

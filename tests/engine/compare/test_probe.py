@@ -11,7 +11,7 @@ import pytest
 from explorer.engine.compare.compare import compare
 from explorer.engine.compare.probe import FEWEST, MOST, ProbedStep, probe, probed_step
 from explorer.record.plan import silent
-from explorer.record.policy import Policy
+from explorer.record.policy import Policy, Unit
 from explorer.record.run import RunSpec
 from tests.engine import hidden_nets
 
@@ -25,9 +25,11 @@ def nothing_left() -> Iterator[None]:
     sys.modules.pop("hidden_manager", None)
 
 
-def both_steps(kind: str, **options: int) -> ProbedStep:
-    spec = RunSpec(model=hidden_nets.ref(kind), **options)  # type: ignore[arg-type]
-    return probed_step(spec, BLOCKS, BLOCKS, silent)
+POLICY = Policy.recompute(BLOCKS)
+
+
+def both_steps(kind: str, policy: Policy = POLICY, n_probes: int = 0) -> ProbedStep:
+    return probed_step(RunSpec(model=hidden_nets.ref(kind), policy=policy, n_probes=n_probes), None, silent)
 
 
 @pytest.mark.parametrize("kind", [hidden.__name__ for hidden in hidden_nets.HIDDEN])
@@ -42,6 +44,31 @@ def test_a_block_without_hidden_state_leaves_the_same_step(kind: str) -> None:
     probed = both_steps(kind)
     assert FEWEST <= probed.n_runs <= MOST
     assert probed.first == probed.left and not probed.not_put_back
+
+
+TO_THE_END = Policy.recompute(BLOCKS, early_stop=False)
+SEGMENT = Policy.recompute([BLOCKS])
+REENTRANT = Policy.recompute(["1", "2"], use_reentrant=True)
+NESTED = Policy.recompute(["1", "1.fc"])
+OFFLOADED = Policy(units=(Unit(blocks=("1",), action="offload"),))
+
+
+@pytest.mark.parametrize(
+    ("kind", "policy", "moves"),
+    [
+        ("behind_the_last_saved_tensor", TO_THE_END, True),
+        ("behind_the_last_saved_tensor", SEGMENT, True),
+        ("behind_the_last_saved_tensor", REENTRANT, True),
+        ("saves_nothing", TO_THE_END, False),
+        ("saves_nothing", SEGMENT, True),
+        ("under_gradients_alone", REENTRANT, False),
+        ("installed_package", OFFLOADED, False),
+        ("installed_package", NESTED, True),
+    ],
+)
+def test_the_probe_runs_what_the_policy_recomputes(kind: str, policy: Policy, moves: bool) -> None:
+    probed = both_steps(kind, policy)
+    assert (probed.first != probed.left) is moves and not probed.not_put_back
 
 
 def test_a_number_of_runs_is_kept() -> None:
