@@ -288,10 +288,30 @@ HARMLESS = (nothing, dropout_and_norm, timers_and_logs, memo, guarded, counted_w
             behind_the_last_saved_tensor, saves_nothing, without_backward, hook_in_backward)  # fmt: skip
 
 
+def every_eighth_call(block: Block) -> None:
+    """The step after the probe is no eighth call."""
+    installed_package(block)
+    tick = block.count
+    block.count = lambda one: 0 if tick(one) % 8 else FIRST_CALL + 1
+
+
+def restarted_by_each_step(block: Block) -> None:
+    """Two calls in a step have no effect; more calls than training makes would have one."""
+    installed_package(block)
+    block.register_module("restarts", None)
+
+
+class Net(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        if any("restarts" in block._modules for block in self):
+            _package().N = 0
+        return super().forward(x)
+
+
 def net(kind: str, n: int = 3, at: int = 1) -> tuple[nn.Module, Tensor]:
     blocks = [Block(lambda _: 0) for _ in range(n)]
-    {each.__name__: each for each in (*HIDDEN, *HARMLESS)}[kind](blocks[at])
-    return nn.Sequential(*blocks), torch.randn(8, 4)
+    globals()[kind](blocks[at])
+    return Net(*blocks), torch.randn(8, 4)
 
 
 def ref(kind: str) -> ModelRef:

@@ -5,7 +5,9 @@
 
 If the two steps differ, two more processes run the two steps without a recompute. If their second steps differ from the
 probed one, a unit remembers its calls in a file, an installed package or an iterator. Halving finds the unit.
-state_diff.py reads state that the walk reaches; this probe finds state that the walk cannot reach.
+If the steps are equal but one recompute made other tensors than the recompute before (every eighth call, say), real
+steps of baseline and candidate decide. state_diff.py reads state that the walk reaches; this probe finds state that the
+walk cannot reach.
 
 A recompute here reaches what the policy's recompute reaches: gradients are on and the unit ends with the last tensor
 that autograd saved in forward. A unit whose saved tensors no backward reads is not recomputed. Reentrant checkpointing
@@ -19,13 +21,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from explorer.engine.bench.step import Trainee, autocast, forward_backward, prepare
 from explorer.engine.compare.outcome import fingerprint
@@ -35,6 +38,7 @@ from explorer.engine.model.separate_copy import copy_batch
 from explorer.engine.policy import units
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.policy.units import Recomputing, Wrap
+from explorer.engine.state.bits import contents
 from explorer.engine.state.global_state import deterministic_kernels, preserve_global_state, without_tf32
 from explorer.engine.state.rng import RngState
 from explorer.engine.state.snapshot import SharedSnapshot, StepSnapshot
@@ -53,6 +57,7 @@ _LEAST_S = 0.5
 """Least time for the runs of all blocks, for steps that are shorter."""
 
 Fingerprints = Mapping[str, bytes]
+Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,8 @@ class ProbedStep:
     """Units that were recomputed between the steps."""
     n_runs: int = 0
     """Recomputes of each unit."""
+    unlike: tuple[str, ...] = ()
+    """Units of which two recomputes made unequal tensors."""
     not_put_back: tuple[str, ...] = ()
     """State that the walk knows, that the runs moved and that could not be put back: the comparison covers it."""
 
@@ -83,70 +90,111 @@ def probe(baseline: RunSpec, candidate: RunSpec, report: Report) -> ProbeResult:
     if not candidate.policy.units or baseline.forward_only:
         return ProbeResult()
 
-    def step(names: tuple[str, ...] | None, n_runs: int = 0) -> ProbedStep:
-        spec = msgspec.structs.replace(candidate, n_probes=n_runs or candidate.n_probes)
-        taken = call_in_subprocess(probed_step, spec, names, report=report, what="probed for hidden state")
-        if taken is None:
-            raise MemoryError("the system ended its process for lack of memory")
-        return taken
-
     try:
-        probed = step(None)
-        if probed.left == probed.first:
-            return ProbeResult(probed.n_runs)
-        plain = step(())
-        if probed.left == plain.left:
-            return ProbeResult(probed.n_runs)
-        if because := probed.not_put_back and f"{listed(list(probed.not_put_back))} cannot be put back":
-            return ProbeResult(not_probed_because=f"The blocks were run again without a result: {because}.")
-        if step(()).left != plain.left:
-            return ProbeResult(not_probed_because="Two steps of the baseline in clean processes differ.")
-        names = probed.units
-        while len(names) > 1:
-            half = names[: len(names) // 2]
-            names = half if step(half, probed.n_runs).left != plain.left else names[len(half) :]
+        return _hidden_state(baseline, candidate, report)
     except Cancelled:
         raise
     except (ExplorerError, MemoryError, OSError) as error:
-        return ProbeResult(not_probed_because=f"The probe for hidden state did not run: {said_by(error)}.")
-    return ProbeResult(probed.n_runs, names)
+        return ProbeResult(not_probed_because=f"The probe for hidden state has no result: {said_by(error)}.")
+
+
+def _hidden_state(baseline: RunSpec, candidate: RunSpec, report: Report) -> ProbeResult:
+    """The result of the probe. Raises ModelFailed if it has none."""
+    call = partial(_in_clean_process, report=report)
+    probed = call(probed_step, candidate, None)
+    if probed.left != probed.first:
+        step = partial(call, probed_step, msgspec.structs.replace(candidate, n_probes=probed.n_runs))
+        plain = step(()).left
+        if probed.left != plain:
+            if probed.not_put_back:
+                raise ModelFailed(f"{listed(list(probed.not_put_back))} cannot be put back")
+            if step(()).left != plain:
+                raise ModelFailed("two steps of the baseline in clean processes differ")
+            names = probed.units
+            while len(names) > 1:
+                half = names[: len(names) // 2]
+                names = half if step(half).left != plain else names[len(half) :]
+            return ProbeResult(probed.n_runs, names)
+    if probed.unlike:
+        n_steps = probed.n_runs // 2 + 2  # a step of the candidate is two calls
+        first, again, other = (call(real_steps, spec, n_steps) for spec in (baseline, baseline, candidate))
+        if first == again != other:
+            return ProbeResult(probed.n_runs, probed.unlike)
+    return ProbeResult(probed.n_runs)
+
+
+def _in_clean_process(function: Callable[..., Kind], *arguments: object, report: Report) -> Kind:
+    result = call_in_subprocess(function, *arguments, report=report, what="probed for hidden state")
+    if result is None:
+        raise MemoryError("the system ended its process for lack of memory")
+    return result
+
+
+def real_steps(spec: RunSpec, n_steps: int, report: Report) -> list[Fingerprints]:
+    """What each of `n_steps` steps leaves, without an optimizer."""
+    with _judged():
+        trainee = prepare(spec)
+        return [_left(trainee, forward_backward(trainee)) for _ in range(n_steps)]
 
 
 def probed_step(candidate: RunSpec, names: tuple[str, ...] | None, report: Report) -> ProbedStep:
     """Two steps of the baseline. Between them the units `names` of the candidate are recomputed; None: every unit."""
+    with _judged():
+        trainee = prepare(msgspec.structs.replace(candidate, policy=KEEP_ALL))
+        return _two_steps(trainee, candidate.policy, names)
+
+
+@contextmanager
+def _judged() -> Iterator[None]:
+    """The settings of judged steps. A block may raise anything when it runs by itself."""
     try:
         with preserve_global_state(), deterministic_kernels(), without_tf32():
-            trainee = prepare(msgspec.structs.replace(candidate, policy=KEEP_ALL))
-            return _two_steps(trainee, candidate.policy, names)
+            yield
     except ExplorerError:
         raise
-    except Exception as error:  # a block may raise anything when it runs by itself
+    except Exception as error:
         raise ModelFailed(said_by(error)) from error
 
 
 def _two_steps(trainee: Trainee, policy: Policy, names: tuple[str, ...] | None) -> ProbedStep:
     model, batch = trainee.model, copy_batch((trainee.inputs, trainee.targets))
-    before = read_state(model, whole=True)
-    replaced = [(module, vars(module).pop("forward")) for module in model.modules() if "forward" in vars(module)]
-    found, start = StepSnapshot(model, lambda: None), SharedSnapshot(model)  # no walk sees into a replaced forward
-    _set_forward(replaced)
+    before, known = read_state(model, whole=True), _KnownState(model)
     stand_in = _StandIn(trainee)
+    began = time.perf_counter()
     with stand_in.recording(), apply_policy(model, policy):
-        began = time.perf_counter()
         first = _left(trainee, forward_backward(trainee, stand_in.on_phase))
-        seconds = max(time.perf_counter() - began, _LEAST_S)
-        calls = [call for call in stand_in.calls if call.is_needed and (names is None or call.name in names)]
-        n_runs = _recompute(calls, trainee, seconds) if calls else 0
+    seconds = max(time.perf_counter() - began, _LEAST_S)
+    calls = [call for call in stand_in.calls if call.is_needed and (names is None or call.name in names)]
+    n_runs, unlike = _recompute(calls, trainee, seconds, known) if calls else (0, ())
     recomputed = tuple(dict.fromkeys(call.name for call in calls))
     del calls, stand_in
-    found.restore()
-    _set_forward(replaced)
-    start.restore()
+    known.restore()
     trainee.inputs, trainee.targets = batch
     after = read_state(model, whole=True)
     moved = [key for key in {**before, **after} if not same_state(before.get(key), after.get(key))]
+    not_put_back = tuple(f"{fqn}.{name}".lstrip(".") for fqn, name, _ in moved)
     left = _left(trainee, forward_backward(trainee))
-    return ProbedStep(first, left, recomputed, n_runs, tuple(f"{fqn}.{name}".lstrip(".") for fqn, name, _ in moved))
+    return ProbedStep(first, left, recomputed, n_runs, unlike, not_put_back)
+
+
+class _KnownState:
+    """State that the walks reach. They do not look into a forward that the user replaced."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._forwards = [
+            (module, vars(module).pop("forward")) for module in model.modules() if "forward" in vars(module)
+        ]
+        self._snapshots = StepSnapshot(model, lambda: None), SharedSnapshot(model)
+        self._set_forwards()
+
+    def restore(self) -> None:
+        for snapshot in self._snapshots:
+            snapshot.restore()
+        self._set_forwards()
+
+    def _set_forwards(self) -> None:
+        for module, forward in self._forwards:
+            vars(module)["forward"] = forward
 
 
 class _Stop(Exception):
@@ -171,13 +219,15 @@ class _Call:
     def name(self) -> str:
         return " to ".join(dict.fromkeys((self.wrap.unit.blocks[0], self.wrap.unit.blocks[-1])))
 
-    def recompute(self) -> None:
-        """Runs the unit as its policy does in backward."""
+    def recompute(self) -> list[Tensor]:
+        """Runs the unit as its policy does in backward. Returns sums over the bits of all tensors that it makes."""
         policy, n_left = self.wrap.policy, self.n_saved
+        sums: list[Tensor] = []
 
         def pack(tensor: Tensor) -> Tensor:
             nonlocal n_left
             n_left -= 1
+            sums.extend(bits.sum() for bits in contents(tensor))
             if not n_left and policy.stops_early:
                 raise _Stop
             return without_operation(tensor)
@@ -191,7 +241,9 @@ class _Call:
         ):
             # A copy of a copy is no leaf, so that a unit may write into its input.
             args, kwargs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, self.inputs)
-            self.function(*args, **kwargs)
+            output = self.function(*args, **kwargs)
+            sums += [bits.sum() for leaf in tree_leaves(output) if isinstance(leaf, Tensor) for bits in contents(leaf)]
+        return sums
 
 
 class _StandIn:
@@ -249,15 +301,25 @@ def _unpack(packed: tuple[tuple[_Call, ...], Tensor]) -> Tensor:
     return packed[1]
 
 
-def _recompute(calls: Sequence[_Call], trainee: Trainee, seconds: float) -> int:
-    """Recomputes each call as often as the spec asks or time allows, and returns the number of rounds."""
+def _recompute(
+    calls: Sequence[_Call], trainee: Trainee, seconds: float, known: _KnownState
+) -> tuple[int, tuple[str, ...]]:
+    """Recomputes each call as often as the spec asks or time allows, each time from the same known state.
+
+    Returns the number of rounds, and the units whose recomputes made unequal tensors.
+    """
     asked, end, n = trainee.spec.n_probes, time.perf_counter() + seconds, 0
+    first: dict[_Call, list[int]] = {}
+    unlike: dict[str, None] = {}
     with autocast(trainee):
         while n < (asked or MOST) and (asked or n < FEWEST or time.perf_counter() < end):
+            known.restore()
             for call in reversed(calls):
-                call.recompute()
+                sums = [int(part) for part in call.recompute()]
+                if first.setdefault(call, sums) != sums:
+                    unlike[call.name] = None
             n += 1
-    return n
+    return n, tuple(unlike)
 
 
 def _left(trainee: Trainee, loss: float) -> Fingerprints:
@@ -271,8 +333,3 @@ def _left(trainee: Trainee, loss: float) -> Fingerprints:
     )
     left = {name: b"" if tensor is None else fingerprint(tensor) for name, tensor in tensors}
     return left | RngState.capture(model).positions() | {"loss": repr(loss).encode()}
-
-
-def _set_forward(replaced: list[tuple[nn.Module, object]]) -> None:
-    for module, forward in replaced:
-        vars(module)["forward"] = forward

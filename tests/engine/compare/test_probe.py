@@ -43,7 +43,7 @@ def test_a_late_effect_of_hidden_state_shows(kind: str) -> None:
 def test_a_block_without_hidden_state_leaves_the_same_step(kind: str) -> None:
     probed = both_steps(kind)
     assert FEWEST <= probed.n_runs <= MOST
-    assert probed.first == probed.left and not probed.not_put_back
+    assert probed.first == probed.left and not probed.unlike and not probed.not_put_back
 
 
 TO_THE_END = Policy.recompute(BLOCKS, early_stop=False)
@@ -69,6 +69,14 @@ OFFLOADED = Policy(units=(Unit(blocks=("1",), action="offload"),))
 def test_the_probe_runs_what_the_policy_recomputes(kind: str, policy: Policy, moves: bool) -> None:
     probed = both_steps(kind, policy)
     assert (probed.first != probed.left) is moves and not probed.not_put_back
+
+
+@pytest.mark.parametrize(("kind", "hidden"), [("every_eighth_call", ("1",)), ("restarted_by_each_step", ())])
+def test_unlike_recomputes_are_settled_by_real_steps(kind: str, hidden: tuple[str, ...]) -> None:
+    probed = both_steps(kind)
+    assert probed.first == probed.left and probed.unlike == ("1",)
+    spec = RunSpec(model=hidden_nets.ref(kind))
+    assert probe(spec, RunSpec(model=spec.model, policy=POLICY), silent).hidden_state == hidden
 
 
 def test_a_number_of_runs_is_kept() -> None:
