@@ -5,13 +5,12 @@
 
 If the two steps differ, two more processes run the two steps without a recompute. If their second steps differ from the
 probed one, a unit remembers its calls in a file, an installed package or an iterator. Halving finds the unit.
-If the steps are equal but one recompute made other tensors than the recompute before (every eighth call, say), real
-steps of baseline and candidate decide. state_diff.py reads state that the walk reaches; this probe finds state that the
-walk cannot reach.
+An effect may pass (every eighth call): the steps are equal and two recomputes are not. Real steps of baseline and
+candidate then decide. state_diff.py reads state that the walk reaches; this probe finds state that it cannot reach.
 
 A recompute here reaches what the policy's recompute reaches: gradients are on and the unit ends with the last tensor
 that autograd saved in forward. A unit whose saved tensors no backward reads is not recomputed. Reentrant checkpointing
-runs the whole unit once more than the baseline, without gradients.
+runs the whole unit a second time, without gradients.
 """
 
 from __future__ import annotations
