@@ -8,6 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from explorer.ui.block_graph import GraphMarks, payload
+from explorer.view.graph import browser
+from explorer.view.graph.browser import Paint
+from explorer.view.graph.geometry import layout
+from explorer.view.graph.nesting import default_open
+from tests import graphs
+
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
@@ -40,7 +47,18 @@ def row(page: Page, name: str) -> Locator:
 
 def confirmed(page: Page, *names: str) -> None:
     """Waits until the server says that exactly these blocks are marked."""
-    page.get_by_text(f"confirmed: {' '.join(sorted(names)) or 'none'}", exact=True).wait_for()
+    from playwright.sync_api import TimeoutError as Late
+
+    words = f"confirmed: {' '.join(sorted(names)) or 'none'}"
+    try:
+        page.get_by_text(words, exact=True).wait_for()
+    except Late:
+        drawn = page.locator('[data-id][aria-checked="true"]').evaluate_all("rows => rows.map((r) => r.dataset.id)")
+        raise AssertionError(f"{words!r} never came; the server: {server_text(page)}; drawn: {drawn}") from None
+
+
+def server_text(page: Page) -> list[str]:
+    return page.get_by_text("confirmed: ").all_inner_texts()
 
 
 def unfold(page: Page, name: str, first: str) -> None:
@@ -75,6 +93,33 @@ def test_fast_clicks_lose_nothing(open_graph: Callable[..., Page]) -> None:
         assert page.locator('[data-id^="blocks."][aria-checked="true"]').count() == 5
         page.evaluate(CLICK, [ids[5:], gap_ms])
         confirmed(page)
+
+
+OVERTAKEN = """async ([source, data]) => {
+    const file = URL.createObjectURL(new Blob([source], {type: "text/javascript"}))
+    const { default: answer } = await import(file)
+    const parentElement = document.body.appendChild(document.createElement("div"))
+    parentElement.innerHTML = '<div class="graph"></div>'
+    const sent = []
+    const call = () => answer({ data, parentElement, setStateValue: (_, { seq, on }) => sent.push([seq, ...on]) })
+    const end = call()
+    for (const id of ["embedding", "head"]) {
+        parentElement.querySelector(`[data-id="${id}"]`).click()
+        end() // as Streamlit does with a call that the next answer overtook
+        call()
+    }
+    parentElement.remove()
+    end()
+    return [sent, listening.size]
+}"""
+
+
+def test_a_call_that_was_overtaken_takes_no_clicks_with_it(page: Page) -> None:
+    page.add_init_script(WATCH_LISTENERS)
+    page.goto("data:text/html,")
+    graph = graphs.gpt(3)
+    data = payload(layout(graph, default_open(graph)), GraphMarks(), Paint(labels={}))
+    assert page.evaluate(OVERTAKEN, [browser.script(), data]) == [[[1, "embedding"], [2, "embedding", "head"]], 0]
 
 
 def test_a_preset_and_the_clicks_around_it_all_count_in_their_order(open_graph: Callable[..., Page]) -> None:

@@ -28,5 +28,5 @@ export default function ({ data, parentElement, setStateValue }) {
   v.input.disabled = data.labels.length < 2
   if (!v.held) v.input.value = data.at
   v.say()
-  return () => views.delete(parentElement)
+  return () => parentElement.isConnected || views.delete(parentElement) // rule 6 of graph.js
 }

@@ -10,6 +10,8 @@
 //    is the whole message as it stood at that press. A press that finds clicks under way sends it at once. What
 //    replaces the marks takes over `press` first; the rest lies on top of it by rule 3.
 // 5. Text reaches the page through textContent and setAttribute alone: a module may have any name.
+// 6. Streamlit ends a call as soon as the next answer has overtaken the call's import of this file. The graph still
+//    stands then, and keeps its view with the clicks under way; a view goes with its place in the document.
 
 const views = new WeakMap()
 const NARROW = 900 // pixels of width below which graph and charts stand one above the other
@@ -434,6 +436,7 @@ export default function ({ data, parentElement, setStateValue }) {
     setTimeout(() => box.classList.remove("found"), 1600)
   }
   return () => {
+    if (parentElement.isConnected) return // rule 6
     for (const kind of OUTSIDE) document.removeEventListener(kind, v.onpress, true)
     window.removeEventListener("resize", v.onresize)
     views.delete(parentElement)
