@@ -57,7 +57,9 @@ from explorer.record.run import RunSpec
 def answer(request: Request, report: Report) -> Record:
     """The engine's answer to a request, within the memory of the machine. Raises the engine's errors."""
     from explorer.engine.device.memory_limit import machine_memory_limit
+    from explorer.engine.device.subprocess_call import one_thread_between_steps
 
+    one_thread_between_steps()
     with machine_memory_limit():
         return _answer(request, report)
 
