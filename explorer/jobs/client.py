@@ -25,6 +25,7 @@ from explorer.jobs.protocol import (
     RESULTS,
     Event,
     Failed,
+    FindPlans,
     Finished,
     Request,
     Submit,
@@ -266,7 +267,9 @@ class Worker:
                 self._finish(job, failure=_cancelled("The run was cancelled before it began."))
             elif not job.finished:
                 job._process.cancel()
-                self._kill_later(job, self._grace_s, _cancelled("The run was cancelled."))
+                # A search has nothing to put away, and its solver does not listen: a visitor's run would wait for it.
+                grace_s = 0.0 if isinstance(job.request, FindPlans) else self._grace_s
+                self._kill_later(job, grace_s, _cancelled("The run was cancelled."))
 
     def _kill_later(self, job: Job, seconds: float, failure: Failure) -> None:
         timer = threading.Timer(seconds, self._kill, (job, failure))

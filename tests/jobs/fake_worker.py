@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from explorer.errors import ModelFailed
-from explorer.jobs.protocol import Compare, Describe, Measure, Request, Submit, models_of
+from explorer.jobs.protocol import Compare, Describe, FindPlans, Measure, Request, Submit, models_of
 from explorer.jobs.worker import WorkerProgram, work
 from explorer.record.base import Record, column, from_msgpack, to_msgpack
 from explorer.record.graph import ModelGraph
@@ -61,6 +61,9 @@ def answer(request: Request, report: Report) -> Record:
             Path(value).write_text(f"{os.getpid()} {child.pid}")
             report(Progress(what="orphan", done=1, total=1))
             time.sleep(60)
+    if isinstance(request, FindPlans):
+        report(Progress(what="solving", done=0, total=0))
+        time.sleep(60)
     if isinstance(request, Describe):
         return ModelGraph(model=request.model, blocks=(), edges=())
     assert isinstance(request, Measure | Compare)

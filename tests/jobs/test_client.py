@@ -28,6 +28,7 @@ from explorer.jobs.protocol import (
     Describe,
     Event,
     Failed,
+    FindPlans,
     Finished,
     Frames,
     Measure,
@@ -177,6 +178,19 @@ def test_a_job_that_does_not_listen_is_killed_with_what_it_started(worker: Worke
     assert failure is not None and failure.kind == "cancelled"
     wait_gone(*pids)
     assert finish(waiting).result is not None
+
+
+def test_a_cancelled_search_has_no_grace(tmp_path: Path) -> None:
+    worker = Worker(tmp_path, program=FAKE, grace_s=1e6)
+    try:
+        run, graph = finish(measure(worker, "a")).result, finish(describe(worker, "a")).result
+        assert isinstance(run, Measurement) and isinstance(graph, ModelGraph)
+        search = begin(worker.submit(FindPlans(run=run, graph=graph)), "solving")
+        search.cancel()
+        failure = finish(search).failure
+        assert failure is not None and failure.kind == "cancelled"
+    finally:
+        worker.close()
 
 
 @pytest.mark.parametrize("target", ["steps:3000", "stuck"])
