@@ -21,6 +21,7 @@ from explorer.engine.model.describe import describe
 from explorer.engine.ranks.predict import predict_ranks
 from explorer.engine.ranks.real import measure_rank
 from explorer.plan.policy.presets import preset
+from explorer.record.allocations import ROLES, Allocations
 from explorer.record.base import from_msgpack, to_msgpack
 from explorer.record.graph import ModelRef
 from explorer.record.measurement import Measurement
@@ -68,6 +69,8 @@ class Difference:
     real_bytes: int
     allocator_bytes: int
     same_collectives: bool
+    without_tensors: Counter[str]
+    """Bytes at the allocator's peak that no tensor of the step holds, by operator."""
 
     @property
     def n_bytes(self) -> int:
@@ -96,7 +99,18 @@ def differences(cells: Sequence[Cell]) -> Iterator[Difference]:
                 real = from_msgpack((Path(folder) / f"{cell.name} {rank}").read_bytes(), Measurement)
                 assert run.step_peak_bytes and real.step_peak_bytes and real.peaks.tracker_peak_bytes
                 peaks = (run.step_peak_bytes, real.peaks.tracker_peak_bytes, real.step_peak_bytes)
-                yield Difference(cell, rank, *peaks, calls_of(run) == calls_of(real))
+                yield Difference(cell, rank, *peaks, calls_of(run) == calls_of(real), without_tensors(real.allocations))
+
+
+def without_tensors(log: Allocations | None) -> Counter[str]:
+    """Bytes at the peak without a tensor, by operator; "" are states of generators and numbers that autograd keeps."""
+    found: Counter[str] = Counter()
+    assert log is not None
+    for n_bytes, born, died, role, op in zip(log.n_bytes, log.born, log.died, log.role, log.op):
+        if 0 < born <= log.peak_tick < died:
+            hidden = ROLES[role] == "unattributed" or (ROLES[role] == "saved activation" and not log.ops[op])
+            found.update({log.ops[op]: n_bytes} if hidden else {})
+    return found
 
 
 def calls_of(run: Measurement) -> Counter[tuple[object, ...]]:
@@ -129,7 +143,7 @@ def main() -> None:
         calls = "" if one.same_collectives else "  other collectives"
         print(
             f"{one.cell.name:40} rank {one.rank}  {one.predicted_bytes:>12,}  difference {one.n_bytes:+,}  "
-            f"in the allocator {one.allocator_bytes - one.real_bytes:+,}{calls}",
+            f"in the allocator {one.allocator_bytes - one.real_bytes:+,} {dict(one.without_tensors)}{calls}",
             flush=True,
         )
     print(f"{n_equal} of {n_ranks} ranks of {len(cells)} steps are equal to the byte, with equal collectives.")

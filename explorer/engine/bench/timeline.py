@@ -126,17 +126,44 @@ def _older(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: i
     return _Older(as_ints(n_bytes), as_ints(died), storage, np.zeros(0, dtype=np.int64))
 
 
+def _unseen_frees(
+    log: AllocatorLog, lived: Lifetimes, storage: Ints, tracked: TrackedStep, skew_ns: int
+) -> dict[int, int]:
+    """Blocks that another thread freed in a step with collectives: time of the free, on the allocator's clock.
+
+    The CPU's profiler sees the step's thread alone. If gloo's thread is the last to let go of a tensor, the log lacks
+    the free, and the block would last until its address is handed out again. The block dies with its storage. A copy
+    that gloo makes inside a collective has no storage and dies when the collective ends.
+    """
+    first_ns, last_ns = tracked.collectives_ns
+    frees: dict[int, int] = {}
+    if log.base_bytes is not None or not len(first_ns):
+        return frees
+    ends_ns = np.append(log.time_ns, np.iinfo(np.int64).max)[lived.died]
+    for block in np.flatnonzero(np.append(log.n_bytes > 0, True)[lived.died]).tolist():
+        born_ns = log.time_ns[lived.born[block]] - skew_ns
+        inside = np.flatnonzero((first_ns <= born_ns) & (born_ns <= last_ns))
+        number = storage[block]
+        died_ns = tracked.died_ns[number] if number != NONE else last_ns[inside[0]] if len(inside) else NONE
+        if died_ns != NONE:
+            frees[block] = min(int(died_ns) + skew_ns, int(ends_ns[block]))
+    return frees
+
+
 def entries_of(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: int) -> tuple[Entries, Ints]:
     """The columns, and the time of each tick from 1 on, on the tracker's clock.
 
-    Events of the log are numbered 0..n-1 and n is "never". Deaths seen by the tracker alone are numbered from n + 1.
+    Events of the log are numbered 0..n-1 and n is "never". Deaths that the log lacks are numbered from n + 1.
     """
     n_events = len(log.time_ns)
-    older = _older(log, lived, tracked, skew_ns)
-    counts = np.zeros(n_events + 1 + len(older.extra_ns), dtype=bool)
-    counts[lived.born] = counts[lived.died] = counts[older.died] = True
+    older, storage = _older(log, lived, tracked, skew_ns), _join(log, lived, tracked, skew_ns)
+    unseen = _unseen_frees(log, lived, storage, tracked, skew_ns)
+    died, extra_ns = lived.died.copy(), np.concatenate((older.extra_ns, as_ints(list(unseen.values()))))
+    died[list(unseen)] = n_events + 1 + len(older.extra_ns) + np.arange(len(unseen))
+    counts = np.zeros(n_events + 1 + len(extra_ns), dtype=bool)
+    counts[lived.born] = counts[died] = counts[older.died] = True
     counts[n_events] = False
-    event_ns = np.concatenate((log.time_ns, [0], older.extra_ns)).astype(np.int64)
+    event_ns = np.concatenate((log.time_ns, [0], extra_ns)).astype(np.int64)
     events = np.flatnonzero(counts)
     in_time = events[np.argsort(event_ns[events], kind="stable")]
     tick = np.full(len(counts), len(in_time) + 1, dtype=np.int64)
@@ -144,8 +171,8 @@ def entries_of(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_n
     entries = Entries(
         n_bytes=np.concatenate((older.n_bytes, log.n_bytes[lived.born])),
         born=np.concatenate((np.zeros(len(older.n_bytes), dtype=np.int64), tick[lived.born])),
-        died=np.concatenate((tick[older.died], tick[lived.died])),
-        storage=np.concatenate((older.storage, _join(log, lived, tracked, skew_ns))),
+        died=np.concatenate((tick[older.died], tick[died])),
+        storage=np.concatenate((older.storage, storage)),
         time_ns=np.concatenate((np.zeros(len(older.n_bytes), dtype=np.int64), log.time_ns[lived.born] - skew_ns)),
         events=in_time,
     )
@@ -169,6 +196,9 @@ class TrackedStep:
         self.op_name, self.op_block, self.op_phase, self.op_first_ns, self.op_last_ns = ops.T
         self.scene_ns, self.scene_block = as_ints(tracker.scene_ns), as_ints(tracker.scene_block)
         self.scene_phase, self.scene_rerun = as_ints(tracker.scene_phase), as_ints(tracker.scene_rerun)
+        ends = [last_ns for *_, last_ns in tracker.collectives]
+        self.collectives_ns = ops[np.isin(self.op_last_ns, ends)][:, 3:].T
+        """Beginnings and ends."""
         self.borders = tracker.borders
         self.fqns = tracker.fqns
         self.n_before_step = columns.n_before_step

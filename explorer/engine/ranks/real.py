@@ -12,11 +12,12 @@ import os
 import select
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from msgspec.structs import replace
@@ -46,6 +47,14 @@ POLL_S = 0.2
 LATEST_S = 1.0
 """Longest wait for a result that other code keeps for itself."""
 GLOO = "Measured on ranks that exchange by gloo: its own copies inside a collective count as unattributed."
+EXCHANGES = (
+    "all_gather_single",
+    "all_gather_into_tensor",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+    "all_reduce",
+)
+"""Functions of torch.distributed that FSDP2 calls and that return when the tensors are exchanged."""
 Result = TypeVar("Result", bound=Record)
 
 
@@ -141,24 +150,53 @@ def rank_trainee(spec: RunSpec) -> tuple[Trainee, Buckets]:
 
 @contextmanager
 def released_by_gloo() -> Iterator[None]:
-    """A wait for a functional collective also waits until this process alone refers to the result.
+    """A wait for a collective also waits until gloo's thread refers to none of its tensors.
 
-    gloo's thread announces a result and lets go of it afterwards: one in seven was held into later operators.
+    The thread announces a result and lets go of it afterwards: one in seven was held into later operators.
     """
-    plain = funcol.wait_tensor
+    made: dict[int, weakref.ref[torch.Tensor]] = {}
+    """Results by storage. A view may be waited for in the place of the result that gloo holds."""
+    wrap, wait = vars(funcol)["_maybe_wrap_tensor"], funcol.wait_tensor
+
+    def wrap_tensor(tensor: torch.Tensor) -> torch.Tensor:
+        made[tensor.untyped_storage()._cdata] = weakref.ref(tensor)
+        return wrap(tensor)  # type: ignore[no-any-return]
 
     def wait_tensor(tensor: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = plain(tensor)
-        latest = time.monotonic() + LATEST_S
-        while result._use_count() > 1 and time.monotonic() < latest:  # type: ignore[attr-defined]
-            os.sched_yield()
+        result: torch.Tensor = wait(tensor)
+        whole = made.pop(result.untyped_storage()._cdata, lambda: None)()
+        _wait_for_release([tensor, result, result if whole is None else whole], [1, 1, 1])
         return result
 
-    funcol.wait_tensor = wait_tensor
-    try:
+    def exchanging(function: Callable[..., Any]) -> Callable[..., Any]:
+        def exchange(*args: Any, **kwargs: Any) -> Any:
+            tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+            counts = list(map(_n_references, tensors))
+            work = function(*args, **kwargs)
+            if work is None:  # an unfinished one holds its tensors
+                _wait_for_release(tensors, counts)
+            return work
+
+        return exchange
+
+    changes = [(funcol, "_maybe_wrap_tensor", wrap_tensor), (funcol, "wait_tensor", wait_tensor)]
+    changes += [(distributed, name, exchanging(getattr(distributed, name))) for name in EXCHANGES]
+    with ExitStack() as undone:
+        for module, name, function in changes:
+            undone.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, function)
         yield
-    finally:
-        funcol.wait_tensor = plain
+
+
+def _n_references(tensor: torch.Tensor) -> int:
+    return tensor._use_count()  # type: ignore[attr-defined, no-any-return]
+
+
+def _wait_for_release(tensors: Sequence[torch.Tensor], n_references: Sequence[int]) -> None:
+    """Waits until each tensor has no more than `n_references`, Python's counted as one."""
+    latest = time.monotonic() + LATEST_S
+    while any(_n_references(x) > n for x, n in zip(tensors, n_references)) and time.monotonic() < latest:
+        os.sched_yield()
 
 
 def measure_rank(spec: RunSpec) -> Measurement:

@@ -72,13 +72,14 @@ def log_of(*events: tuple[int, int, int], base_bytes: int | None = None) -> Allo
     )
 
 
-def seen(*storages: tuple[int, int, int, int], n_before: int = 0) -> Any:
-    """(pointer, bytes, microsecond seen, microsecond died or NONE) a storage."""
+def seen(*storages: tuple[int, int, int, int], n_before: int = 0, collective: tuple[int, int] | None = None) -> Any:
+    """(pointer, bytes, microsecond seen, microsecond died or NONE) a storage; first and last microsecond."""
     pointer, n_bytes, seen_us, died_us = np.array(storages, dtype=np.int64).reshape(-1, 4).T
     died_ns = np.where(died_us == NONE, NONE, died_us * 1000)
     return SimpleNamespace(
-        pointer=pointer, n_bytes=n_bytes, seen_ns=seen_us * 1000, died_ns=died_ns, n_before_step=n_before
-    )
+        pointer=pointer, n_bytes=n_bytes, seen_ns=seen_us * 1000, died_ns=died_ns, n_before_step=n_before,
+        collectives_ns=np.array([collective or ()], dtype=np.int64).reshape(-1, 2).T * 1000,
+    )  # fmt: skip
 
 
 def joined(log: AllocatorLog, tracked: Any) -> list[tuple[int, int, int, int]]:
@@ -102,6 +103,16 @@ def test_on_the_cpu_the_tracker_says_when_an_older_storage_died() -> None:
     log = log_of((10, 1, 64))
     assert joined(log, seen((7, 100, 0, 20), (8, 200, 0, NONE), n_before=2)) == [
         (100, 0, 2, 0), (200, 0, 3, 1), (64, 1, 3, NONE),
+    ]  # fmt: skip
+
+
+def test_a_free_by_the_thread_of_a_collective_is_not_in_the_log() -> None:
+    """A named block dies with its storage, gloo's own copy with the collective. Both places are handed out again."""
+    log = log_of((10, 1, 64), (12, 2, 32), (30, 3, 8), (40, 1, 64), (50, 2, 32))
+    storage = (1, 64, 15, 25)
+    assert joined(log, seen(storage))[:2] == [(64, 1, 4, 0), (32, 2, 5, NONE)]
+    assert joined(log, seen(storage, collective=(11, 20))) == [
+        (64, 1, 4, 0), (32, 2, 3, NONE), (8, 5, 8, NONE), (64, 6, 8, NONE), (32, 7, 8, NONE),
     ]  # fmt: skip
 
 

@@ -92,6 +92,18 @@ def test_real_ranks_hold_what_was_predicted(verdicts: list[Comparison]) -> None:
 
 
 @pytest.mark.slow
+def test_what_the_allocator_sees_beyond_the_tensors_is_explained(verdicts: list[Comparison]) -> None:
+    """A state of the generator and a number for each checkpoint alive; on the mesh a copy of gloo's and two numbers.
+
+    The copy, 100,736 bytes, is made at another moment than the tensors' peak.
+    """
+    for (spec, _), n_bytes in zip(EQUAL, (5_056 + 8, 2 * (5_056 + 8), 2_176 + 2 * 8)):
+        real = found(verdicts, spec).candidate
+        assert real.step_peak_bytes and real.peaks.tracker_peak_bytes
+        assert real.step_peak_bytes - real.peaks.tracker_peak_bytes == n_bytes
+
+
+@pytest.mark.slow
 def test_gradients_that_are_never_summed_or_lost_are_named(verdicts: list[Comparison]) -> None:
     alone, lost = found(verdicts, ALONE), found(verdicts, LOST)
     assert alone.verdict == "different" and alone.n_bitwise_equal == 0
