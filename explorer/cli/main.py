@@ -36,7 +36,14 @@ class _Verbs(TyperGroup):
         name, _, rest = super().resolve_command(ctx, args)
         shell = typer.Typer(**_PLAIN)
         shell.command(name)(verb_of(str(name)))
-        return name, typer.main.get_command(shell), rest
+        return name, typer.main.get_command(shell), _with_number_of_ranks(rest)
+
+
+def _with_number_of_ranks(args: list[str]) -> list[str]:
+    """`--fsdp 64` as `--fsdp --ranks 64`, and `--ddp 8` alike: a flag of the shell takes no number."""
+    after = (i for i, arg in enumerate(args) if i and arg.isdecimal() and args[i - 1] in ("--fsdp", "--ddp"))
+    i = next(after, None)
+    return args if i is None or "--ranks" in args else [*args[:i], "--ranks", *args[i:]]
 
 
 app = typer.Typer(

@@ -187,7 +187,10 @@ class RankOptions:
         int | None,
         bounded(Ranks, "n_ranks", "--ranks", panel="Ranks", help="Processes, each with this batch."),
     ] = None
-    fsdp: Annotated[bool, in_ranks("--fsdp", help="FSDP2: each repeated block and the whole are a unit.")] = False
+    fsdp: Annotated[
+        bool,
+        in_ranks("--fsdp", help="FSDP2: each repeated block and the whole are a unit. --fsdp 64 also says --ranks 64."),
+    ] = False
     ddp: Annotated[bool, in_ranks("--ddp", help="DistributedDataParallel.")] = False
     reshard: Annotated[
         bool | None,
@@ -218,6 +221,13 @@ class RankOptions:
             n_tensor=self.n_tensor,
             parallelize=self.parallelize,
         )
+
+    def chosen_with(self, file: PolicyFile) -> Ranks | None:
+        """As `chosen`, with the file's choice of resharding unless the command line makes one."""
+        ranks = self.chosen()
+        if ranks is None or file.ranks is None or self.reshard is not None:
+            return ranks
+        return replace(ranks, reshard=file.ranks.reshard)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,14 +275,14 @@ def check_frozen(frozen: Iterable[str], graph: ModelGraph) -> None:
         )
 
 
-def chosen_policy(worker: Worker, name: str, spec: RunSpec, *, without_data: bool = False) -> Policy:
-    """The policy by name. A model is described only if the policy depends on it; keep-all is equal on all models.
+def chosen_file(worker: Worker, name: str, spec: RunSpec, *, without_data: bool = False) -> PolicyFile:
+    """The policy file by name. A model is described only if the policy depends on it; keep-all is equal on all models.
 
     Raises RunFailed, InvalidPolicy, UnreadableFile.
     """
     if name == "keep-all":
-        return KEEP_ALL
-    return file_on(name, describe(worker, spec, without_data=without_data)).policy
+        return PolicyFile(policy=KEEP_ALL)
+    return file_on(name, describe(worker, spec, without_data=without_data))
 
 
 def _value(text: str) -> int | float | str | bool:

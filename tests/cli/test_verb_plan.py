@@ -191,15 +191,19 @@ def build():
 def test_a_plan_for_ranks_is_played_and_chooses_whether_to_reshard(tmp_path: Path) -> None:
     """With room for everything a rank gathers once. With less room it frees, and recomputes fewer FLOPs for that.
 
-    The policy file carries the choice.
+    The policy file carries the choice, and a prediction under it takes the choice. `--fsdp 2` is two ranks.
     """
     (tmp_path / "uneven.py").write_text(UNEVEN)
-    model = ("plan", f"{tmp_path / 'uneven.py'}:build", "--optimizer", "sgd", "--predict", "--ranks", "2", "--fsdp")
+    options = (f"{tmp_path / 'uneven.py'}:build", "--optimizer", "sgd", "--predict", "--fsdp", "2")
+    model = ("plan", *options)
     file = tmp_path / "policy.yaml"
     roomy = read(*model, "--budget", "6MiB", "--out", str(file))
     tight = read(*model, "--budget", "1.2MiB")
     assert policy_file.load(file).ranks == Ranks(n_ranks=2, reshard=False)
     assert not roomy["ranks"]["reshard"] and roomy["plan"]["extra_cost"] == 0
+    for told, reshard in (((), False), (("--reshard",), True)):
+        under_it = read("measure", *options, "--policy", str(file), *told)
+        assert [run["spec"]["ranks"]["reshard"] for run in under_it["ranks"]] == [reshard]
     assert tight["ranks"]["reshard"] and tight["plan"]["policy"]["units"]
     assert tight["gathered_bytes"] == 2 * roomy["gathered_bytes"]
     (instead,) = tight["instead"]

@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 
 from explorer.cli.command import Output, RunFailed, answer_console, print_json, say, verb
-from explorer.cli.options import CardOptions, Model, ModelOptions, PolicyName, StepOptions, chosen_policy
+from explorer.cli.options import CardOptions, Model, ModelOptions, PolicyName, StepOptions, chosen_file
 from explorer.cli.report import card_figures, print_card
 from explorer.cli.worker import ask, worker
 from explorer.errors import BadInput
@@ -61,7 +61,7 @@ def batch(
     with worker() as engine:
         small = msgspec.structs.replace(ref, arguments={**ref.arguments, argument: SMALL[0]})
         spec = msgspec.structs.replace(step.spec(small, KEEP_ALL, seed=options.seed), card=card)
-        chosen = chosen_policy(engine, policy, spec, without_data=wish.predict)
+        chosen = chosen_file(engine, policy, spec, without_data=wish.predict).policy
         spec = msgspec.structs.replace(spec, policy=chosen, n_repeats=0)
         runs = {size: _run(engine, spec, wish, size) for size in SMALL}
         size = largest(lambda n: _fits(at_size(runs, n, spec), spec, limit))

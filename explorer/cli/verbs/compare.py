@@ -99,7 +99,8 @@ def compare(
     check_writable(keep.save, only.out)
     with worker() as engine:
         graph = describe(engine, baseline, without_data=only.predict)
-        candidate = msgspec.structs.replace(baseline, policy=file_on(policy or "keep-all", graph).policy, ranks=ranks)
+        file = file_on(policy or "keep-all", graph)
+        candidate = msgspec.structs.replace(baseline, policy=file.policy, ranks=shared.chosen_with(file))
         if only.predict:
             compared = _predicted(engine, baseline, candidate)
         else:

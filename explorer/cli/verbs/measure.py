@@ -19,7 +19,7 @@ from explorer.cli.options import (
     RankOptions,
     StepOptions,
     bounded,
-    chosen_policy,
+    chosen_file,
     describe,
     file_on,
     in_limits,
@@ -98,8 +98,8 @@ def measure(
     check_writable(keep.save, extra.snapshot)
     with worker() as engine:
         spec = msgspec.structs.replace(spec, forward_only=extra.forward_only, card=card, ranks=ranks)
-        chosen = chosen_policy(engine, policy, spec, without_data=extra.predict)
-        spec = msgspec.structs.replace(spec, policy=chosen)
+        file = chosen_file(engine, policy, spec, without_data=extra.predict)
+        spec = msgspec.structs.replace(spec, policy=file.policy, ranks=shared.chosen_with(file))
         if extra.snapshot is not None:
             saved: SavedFile = ask(engine, SaveSnapshot(spec=spec, path=str(extra.snapshot.resolve())))
             say(f"Wrote {escape(saved.path)}. Open it at https://docs.pytorch.org/memory_viz.")
