@@ -132,7 +132,7 @@ def _unseen_frees(
     """Blocks that another thread freed in a step with collectives: time of the free, on the allocator's clock.
 
     The CPU's profiler sees the step's thread alone. If gloo's thread is the last to let go of a tensor, the log lacks
-    the free, and the block would last until its address is handed out again. The block dies with its storage. A copy
+    the free. The block would last until its address is handed out again; it dies with its storage instead. A copy
     that gloo makes inside a collective has no storage and dies when the collective ends.
     """
     first_ns, last_ns = tracked.collectives_ns
