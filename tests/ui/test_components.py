@@ -206,7 +206,7 @@ def slider_page() -> None:
     from explorer.ui import live_slider
 
     moved = st.session_state.setdefault("moved", [])
-    st.session_state.setdefault("slider, drawn", live_slider._Drawn(moved.append, 3))
+    st.session_state.setdefault("slider, drawn", live_slider._Drawn(takes={7: (3, moved.append), 6: (9, int)}))
     st.session_state["slider"] = {"at": st.session_state.get("sent")}
     live_slider.catch_up("slider")
     live_slider.catch_up("nowhere")
@@ -215,7 +215,9 @@ def slider_page() -> None:
 def test_a_move_is_taken_over_once() -> None:
     at = AppTest.from_function(slider_page).run()
     assert not at.exception and at.session_state["moved"] == []
-    for place, n, moves in ((2, 10, [2]), (2, 10, [2]), (0, 11, [2, 0]), (1, 10, [2, 0]), (3, 12, [2, 0])):
-        at.session_state["sent"] = {"place": place, "n": n}
+    moves_of = ((2, 10, [2]), (2, 10, [2]), (0, 11, [2, 0]), (1, 10, [2, 0]), (3, 12, [2, 0]))
+    of_other_labels = ((6, 1, 13, [2, 0]), (5, 1, 14, [2, 0]))
+    for version, place, n, moves in (*((7, *move) for move in moves_of), *of_other_labels):
+        at.session_state["sent"] = {"place": place, "version": version, "n": n}
         at.run()
         assert at.session_state["moved"] == moves

@@ -189,7 +189,7 @@ def points(state: ExploreState, view: View, search: Search) -> tuple[PlanPoint, 
 
 
 def budget_row(state: ExploreState, view: View, graph: ModelGraph, forecast: Forecast) -> None:
-    """Field, slider once there are plans to choose from, line; `forecast` is about the drawn policy."""
+    """Field, slider over the plans found so far, line; `forecast` is about the drawn policy."""
     search = search_of(view)
     front = points(state, view, search)
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom", key="budget_row"):
@@ -202,12 +202,15 @@ def budget_row(state: ExploreState, view: View, graph: ModelGraph, forecast: For
             width=FIELD_WIDTH,
             **field.wired,
         )
-        if len(front) > 1 and not search.running:
+        if len(front) > 1:
             with st.container(width="stretch"):
                 _slider(state, graph, _drawn_figures(view, forecast), front)
-    waits = search.running or state.budget.job is not None
-    look = st.fragment(_wait, run_every=LOOK_EVERY_S) if waits else _line
-    look(state, view, forecast)
+        elif search.running:
+            small_text(words.SLIDER_FOLLOWS)
+    if search.running or state.budget.job is not None:
+        st.fragment(_wait, run_every=LOOK_EVERY_S)(state, view, forecast, slides=len(front) > 1)
+    else:
+        _line(state, view, forecast)
 
 
 def _drawn_figures(view: View, forecast: Forecast) -> tuple[int | None, float | None]:
@@ -247,8 +250,11 @@ def _slide(state: ExploreState, graph: ModelGraph, front: tuple[PlanPoint, ...],
     state.slid = draft.spec.policy
 
 
-def _wait(state: ExploreState, view: View, forecast: Forecast) -> None:
-    """Looks at the worker's plans; when the search ends, the page is drawn again."""
+def _wait(state: ExploreState, view: View, forecast: Forecast, *, slides: bool) -> None:
+    """Looks at the worker's plans. When there are plans for the slider (`slides`: it stands) and when the search ends,
+    the page is drawn again."""
+    if not slides and len(points(state, view, search_of(view))) > 1:
+        st.rerun()
     job = backend.worker().job(state.budget.job) if state.budget.job is not None else None
     if (job is None or job.finished) and (state.budget.job is not None or not search_of(view).running):
         st.rerun()

@@ -14,7 +14,7 @@ from explorer.ui.explore.view import Freshness, View
 from explorer.ui.figure_strip import Cell
 from explorer.ui.shared.elements import escape
 from explorer.view.compare.headline import Headline, danger, errors, headlines
-from explorer.view.drawing.units import NOT_MEASURED, change, count, mib, percent
+from explorer.view.drawing.units import NOT_MEASURED, change, count, mib, percent, time_ratio
 from explorer.view.text import explore as glossary
 
 MEASURED: tuple[Origin, ...] = ("measured",)
@@ -26,7 +26,7 @@ FOLLOWS = {
     Freshness.NOTHING: {"flop_ratio": "follows", "time_ratio": "follows"},
     Freshness.BEING_TIMED: {"time_ratio": "being timed"},
 }
-"""Text under a figure that the run under way brings, by freshness and figure."""
+"""Text in the place of a figure that the run under way brings, by freshness and figure."""
 INSTEAD = {
     Freshness.RECORDED: "record again",
     Freshness.PREDICTED_BASELINE: "nothing runs",
@@ -62,7 +62,12 @@ def cells(view: View, drawn: Drawn) -> tuple[Cell, ...]:
     before = {}
     if view.comparison is not None and view.stale:
         before = {headline.key: headline.value for headline in headlines(view.comparison)}
-    return tuple(_cell(headline, view, was=before.get(headline.key, "")) for headline in figures(view, drawn))
+    follows = FOLLOWS.get(view.freshness, {}) if view.is_running else {}
+    shown = (
+        replace(headline, value=follows[headline.key], delta="") if headline.key in follows else headline
+        for headline in figures(view, drawn)
+    )
+    return tuple(_cell(headline, view, was=before.get(headline.key, "")) for headline in shown)
 
 
 def answer(view: View, drawn: Drawn, title: str = "") -> str:
@@ -89,9 +94,8 @@ def figures(view: View, drawn: Drawn) -> tuple[Headline, ...]:
         return tuple(_chosen(headline, drawn) for headline in headlines(comparison))
     before_run = _drawn(view.baseline or view.charted, drawn, INSTEAD.get(view.freshness))
     if view.graph is None and view.freshness is Freshness.NOTHING:  # Run has nothing to run
-        before_run = tuple(replace(figure, delta=figure.delta.replace(PRESS, "")) for figure in before_run)
-    follows = FOLLOWS.get(view.freshness, {}) if view.is_running else {}
-    return tuple(replace(headline, delta=follows.get(headline.key, headline.delta)) for headline in before_run)
+        return tuple(replace(figure, delta=figure.delta.replace(PRESS, "")) for figure in before_run)
+    return before_run
 
 
 def _chosen(headline: Headline, drawn: Drawn) -> Headline:
@@ -190,7 +194,7 @@ def _time(base: Measurement | None, forecast: Forecast, of_base: str) -> Headlin
         return _headline("time_ratio", "Step time", NOT_MEASURED, PRESS)
     if ratio is None:
         return _headline("time_ratio", "Step time", _ms(median), of_base, origin=MEASURED)
-    value = f"≈ ×{ratio:.2f}{'' if forecast.time_ratio_spread is None else f' ± {forecast.time_ratio_spread:.2f}'}"
+    value = f"≈ {time_ratio(ratio, forecast.time_ratio_spread)}"
     predicted = _headline("time_ratio", "Step time", value, f"≈ {_ms(ratio * median)}", origin=PREDICTED)
     return replace(predicted, tooltip=f"{predicted.tooltip} {glossary.TIME_PREDICTED}")
 

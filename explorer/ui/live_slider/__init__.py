@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,18 @@ from typing import Any
 import streamlit as st
 
 HERE = Path(__file__).parent
+REMEMBERED = 8
+"""Number of versions of the labels whose moves may still arrive."""
 
 
 def live_slider(name: str, labels: Sequence[str], at: int, take: Callable[[int], object], *, key: str) -> None:
     """Draws a slider with a place per label; `take` gets each new place. Fewer than two places cannot move."""
     drawn: _Drawn = st.session_state.setdefault(f"{key}, drawn", _Drawn())
-    drawn.take, drawn.n_places = take, len(labels)
-    data = {"name": name, "labels": list(labels), "at": at}
+    if drawn.labels != list(labels):
+        drawn.labels, drawn.version = list(labels), drawn.version + 1
+    drawn.takes[drawn.version] = len(labels), take
+    drawn.takes.pop(drawn.version - REMEMBERED, None)
+    data = {"name": name, "labels": drawn.labels, "at": at, "version": drawn.version}
     _component()(key=key, data=data, on_at_change=lambda: catch_up(key), height="content")
 
 
@@ -29,16 +34,20 @@ def catch_up(key: str) -> None:
     if drawn is None or move is None or move["n"] <= drawn.heard:
         return
     drawn.heard = move["n"]
-    if 0 <= move["place"] < drawn.n_places:
-        drawn.take(move["place"])
+    n_places, take = drawn.takes.get(move["version"], (0, int))
+    if 0 <= move["place"] < n_places:
+        take(move["place"])
 
 
 @dataclass(slots=True)
 class _Drawn:
-    """A slider as last drawn, and the last move taken over."""
+    """A slider as last drawn, and the last move taken over. A move is about the labels that the person saw."""
 
-    take: Callable[[int], object] = int
-    n_places: int = 0
+    labels: list[str] = field(default_factory=list)
+    version: int = 0
+    """Number of times that the labels have changed."""
+    takes: dict[int, tuple[int, Callable[[int], object]]] = field(default_factory=dict)
+    """Number of places and what a move does, by version of the labels."""
     heard: int = 0
 
 

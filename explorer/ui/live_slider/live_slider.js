@@ -12,11 +12,12 @@ export default function ({ data, parentElement, setStateValue }) {
     input.addEventListener("pointercancel", () => { v.held = false })
     input.addEventListener("input", () => {
       v.say()
-      v.send("at", { place: Number(input.value), n: v.n = Math.max(Date.now(), v.n + 1) }) // grows, also when it is mounted anew
+      v.send("at", { place: Number(input.value), version: v.version, n: v.n = Math.max(Date.now(), v.n + 1) }) // grows, also when it is mounted anew
     })
     views.set(parentElement, v)
   }
   v.send = setStateValue
+  v.version = data.version
   v.say = () => {
     const label = data.labels[v.input.value] ?? ""
     v.output.textContent = label

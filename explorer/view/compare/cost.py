@@ -9,7 +9,7 @@ from explorer.record.measurement import Measurement, Samples, ratio_with_spread
 from explorer.view.drawing.colours import GRID, KEEP, RECOMPUTE, RUN_COLOURS, translucent
 from explorer.view.drawing.figure import BarSeries, Chart, add_bars, bars, empty, figure
 from explorer.view.drawing.rows import NO_COSTS, WHOLE_MODEL, chart_rows, row_sum, runs_of
-from explorer.view.drawing.units import NOT_MEASURED, change, count, flop_axis, flops, milliseconds, percent
+from explorer.view.drawing.units import NOT_MEASURED, change, count, flop_axis, flops, milliseconds, percent, time_ratio
 
 SPREAD = GRID.replace("0.25", "1")
 LOOKS = {
@@ -141,9 +141,12 @@ def uncounted_in_words(run: Measurement) -> str:
 
 
 def ratio_inside_noise(candidate: Samples, baseline: Samples) -> bool:
-    """Whether the paired ratios of an interleaved run do not tell candidate from baseline."""
+    """Whether the paired ratios of an interleaved run do not tell candidate from baseline: the median lies within the
+    spread, or the pairs disagree on which run is faster. The spread of five pairs alone is small by chance at times."""
     ratio = ratio_with_spread(candidate, baseline)
-    return ratio is None or abs(ratio[0] - 1) <= ratio[1]
+    pairs = list(zip(candidate.ms, baseline.ms))
+    agree = all(new > old for new, old in pairs) or all(new < old for new, old in pairs)
+    return ratio is None or abs(ratio[0] - 1) <= ratio[1] or not agree
 
 
 def time_answer(comparison: Comparison) -> str:
@@ -157,4 +160,4 @@ def time_answer(comparison: Comparison) -> str:
         return figures
     if ratio_inside_noise(cand.step, base.step):
         return f"{figures}; the difference is inside the noise"
-    return f"{figures}, ×{ratio[0]:.2f} ± {ratio[1]:.2f}"
+    return f"{figures}, {time_ratio(*ratio)}"

@@ -12,7 +12,7 @@ from explorer.record.base import Record
 from explorer.record.policy import Policy
 from explorer.view.drawing.colours import CURSOR, RECOMPUTE, RUN_COLOURS
 from explorer.view.drawing.figure import Chart, bold, empty, figure
-from explorer.view.drawing.units import byte_axis, count, mib
+from explorer.view.drawing.units import byte_axis, count, mib, time_ratio
 from explorer.view.text.plan import in_words
 
 HEIGHT = 380
@@ -139,8 +139,7 @@ def _origin(mark: Mark) -> str:
 
 
 def _hover(mark: Mark) -> tuple[str, str, str]:
-    spread = f" ± {mark.spread:.2f}" if mark.spread is not None else ""
-    figures = f"{mib(mark.peak_bytes)}, ×{mark.time_ratio:.2f}{spread} {mark.counts}, {_origin(mark)}"
+    figures = f"{mib(mark.peak_bytes)}, {time_ratio(mark.time_ratio, mark.spread)} {mark.counts}, {_origin(mark)}"
     return mark.name or NAMES[mark.kind], figures, in_words(mark.policy)
 
 

@@ -10,7 +10,7 @@ from explorer.record.comparison import Comparison
 from explorer.record.graph import Hazard
 from explorer.record.measurement import Measurement, Samples, ratio_with_spread
 from explorer.view.compare.cost import ratio_inside_noise, uncounted_in_words
-from explorer.view.drawing.units import NOT_MEASURED, change, count, flops, mib, milliseconds, percent
+from explorer.view.drawing.units import NOT_MEASURED, change, count, flops, mib, milliseconds, percent, time_ratio
 from explorer.view.text.explore import HEADLINES
 from explorer.view.text.runs import peak_and_end, peak_in_words, peaks_in_words, who_failed
 
@@ -155,7 +155,7 @@ def _time(base: Measurement, cand: Measurement) -> Headline:
     return Headline(
         key="time_ratio",
         label="Step time",
-        value=NOT_MEASURED if ratio is None else f"×{ratio[0]:.2f} ± {ratio[1]:.2f}",
+        value=NOT_MEASURED if ratio is None else time_ratio(*ratio),
         delta="" if ratio is None else "inside the noise" if noise else milliseconds(new),
         tone="neutral" if noise or ratio is None else "bad" if ratio[0] > 1 else "good",
         origin=("measured",),

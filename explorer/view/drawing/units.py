@@ -48,6 +48,11 @@ def count(n: int | None, what: str, several: str = "") -> str:
     return f"{n:,} {what}" if n == 1 else f"{n:,} {several or what + 's'}"
 
 
+def time_ratio(ratio: float, spread: float | None = None) -> str:
+    """`×1.25 ± 0.02`. A spread below the last digit counts as one of this digit: no two runs take the same time."""
+    return f"×{ratio:.2f}" + ("" if spread is None else f" ± {max(spread, 0.01):.2f}")
+
+
 def milliseconds(samples: Samples | None) -> str:
     """`12.3 ± 0.4 ms`: median and half the distance between the quartiles, both to the first digit of the latter."""
     if samples is None or samples.median_ms is None:

@@ -18,7 +18,7 @@ from explorer.record.failure import Failure
 from explorer.record.history import DeviceHistory, SimulatedHistory
 from explorer.record.measurement import Measurement, Refused
 from explorer.record.run import RunSpec
-from explorer.view.drawing.units import NOT_MEASURED, count, flops, mib, milliseconds, percent
+from explorer.view.drawing.units import NOT_MEASURED, count, flops, mib, milliseconds, percent, time_ratio
 
 
 def figures_of(run: Measurement) -> dict[str, str]:
@@ -46,7 +46,7 @@ def stored_flops(headlines: Mapping[str, Any]) -> str:
 def stored_time(headlines: Mapping[str, Any]) -> str:
     """`×1.25 ± 0.02` against the baseline, or the time of a step; the empty string: neither is known."""
     if (ratio := headlines.get("time_ratio")) is not None:
-        return f"×{ratio:.2f} ± {headlines.get('time_ratio_spread') or 0:.2f}"
+        return time_ratio(ratio, headlines.get("time_ratio_spread"))
     if (ms := headlines.get("step_ms")) is not None:
         return f"{ms:,.0f} ms" if ms >= 10 else f"{ms:.2f} ms"
     return ""

@@ -20,7 +20,7 @@ from explorer.ui.session.repository import KeyedRun
 from explorer.view.drawing.units import mib
 from explorer.view.text import plan as words
 from tests import graphs
-from tests.ui.fake_worker import FakeWorker
+from tests.ui.fake_worker import FakeJob, FakeWorker
 from tests.ui.page_driver import (
     ALL,
     GRAPH,
@@ -197,6 +197,12 @@ def test_the_front_is_found_once_gives_way_to_a_run_and_is_found_behind_it(app: 
     app()
     (first,) = worker.of(FindPlans)
     assert not first.finished and not slider(at), "one search for all visitors"
+    assert words.SLIDER_FOLLOWS in texts(at)
+    whole = FakeJob("whole", first.request)
+    worker.answer(whole)
+    first.progress = msgspec.structs.replace(first.progress, plans=whole.result.plans[:4])
+    at.run()
+    assert len(slider(at)) > 1 and words.SLIDER_FOLLOWS not in texts(at), "over the plans found so far"
     at = press(say(at, on=list(ALL)), "run")
     assert first.cancelled and worker.of(Compare)[0].finished
     worker.slow_plans = False
