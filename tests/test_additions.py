@@ -29,7 +29,6 @@ from explorer.view.report.html import drawn
 from tests.graphs import gpt
 
 ROWS = """
-import sys
 from explorer.plan.export.formats import FORMATS
 from explorer.plan.pipeline.schedules import SCHEDULES
 from explorer.plan.policy.presets import PRESETS
@@ -39,19 +38,15 @@ SCHEDULES["Upwards"] = SCHEDULES["GPipe"]
 FORMATS["haiku"] = FORMATS["torch"]
 from explorer.cli.main import app
 
-app(sys.argv[1:], standalone_mode=False)
+for verb in ("compare", "pipeline", "export"):
+    app([verb, "--help"], standalone_mode=False)
 """
 
 
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [(["compare", "--help"], "first-only"), (["pipeline", "--help"], "Upwards"), (["export", "--help"], "haiku")],
-)
-def test_the_command_line_offers_a_new_row(root: Path, arguments: list[str], name: str) -> None:
-    answer = subprocess.run(
-        [sys.executable, "-c", ROWS, *arguments], cwd=root, capture_output=True, text=True, check=True
-    )
-    assert name in answer.stdout
+def test_the_command_line_offers_a_new_row(root: Path) -> None:
+    answer = subprocess.run([sys.executable, "-c", ROWS], cwd=root, capture_output=True, text=True, check=True)
+    compare, pipeline, export = answer.stdout.split("Usage: ")[1:]
+    assert "first-only" in compare and "Upwards" in pipeline and "haiku" in export
 
 
 def test_a_preset_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
