@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import torch
@@ -16,8 +16,10 @@ from torch import nn
 
 from explorer import apply_policy
 from explorer.engine.bench.measure import measure
-from explorer.record import Measurement, ModelRef, Policy, RunSpec
+from explorer.engine.compare.compare import compare
+from explorer.record import Comparison, Measurement, ModelRef, Policy, RunSpec
 
+Variant = TypeVar("Variant")
 Outcome = Literal["passed", "failed", "skipped", "crashed"]
 SAMPLES = ("gpt", "mlp", "resnet", "unet", "recurrent", "tied_lm", "moe", "vit")
 TINY: dict[str, dict[str, int | float | str | bool]] = {
@@ -65,8 +67,7 @@ class Bench:
 
     def samples(self, *names: str) -> tuple[str, ...]:
         """The samples of these names, or all; one where the lines alone are tested."""
-        names = names or SAMPLES
-        return names[:1] if self.tiny else names
+        return tuple(self.few(names or SAMPLES))
 
     @property
     def torch(self) -> torch.device:
@@ -96,6 +97,13 @@ class Bench:
         if run.failure is not None:
             raise RuntimeError(f"{run.failure.sentence}\n{run.failure.traceback}")
         return run
+
+    def compared(self, spec: RunSpec, policy: Policy) -> Comparison:
+        return compare(spec, msgspec.structs.replace(spec, policy=policy))
+
+    def few(self, variants: Iterable[Variant]) -> list[Variant]:
+        """All of them, or one where the lines alone are tested."""
+        return list(variants)[: 1 if self.tiny else None]
 
     def settle(self) -> None:
         if self.device == "cuda":

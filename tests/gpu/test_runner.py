@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from explorer.engine.bench.measure import measure
-from explorer.record import Measurement, RunSpec
+from explorer.engine.compare.compare import compare
+from explorer.record import RunSpec
 from explorer.record.base import to_msgpack
 from tests.gpu import kit, runner
 from tests.gpu.__main__ import main
@@ -114,23 +117,26 @@ LONG = {"page.check_a_run_from_the_page", "crash.check_an_assertion_is_a_result_
 CHECKS = [name for file in files() for name in checks_of(file) if name not in LONG]
 
 
-@pytest.fixture(scope="module")
-def runs() -> dict[bytes, Measurement]:
-    """Runs by their specs: checks share the run of an equal step."""
-    return {}
+RUNS: dict[tuple[bytes, ...], Any] = {}
+
+
+def once(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Checks share the runs of equal steps."""
+
+    def shared(*specs: RunSpec) -> Any:
+        key = tuple(map(to_msgpack, specs))
+        if key not in RUNS:
+            RUNS[key] = run(*specs)
+        return RUNS[key]
+
+    return shared
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKS)
-def test_a_check_runs_on_a_cpu(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: dict[bytes, Measurement]
-) -> None:
-    def measured_once(spec: RunSpec) -> Measurement:
-        if (key := to_msgpack(spec)) not in runs:
-            runs[key] = measure(spec)
-        return runs[key]
-
-    monkeypatch.setattr(kit, "measure", measured_once)
+def test_a_check_runs_on_a_cpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kit, "measure", once(measure))
+    monkeypatch.setattr(kit, "compare", once(compare))
     bench = Bench("cpu", tmp_path, tiny=True)
     result = attempt(name, checks_of(name.partition(".")[0])[name], bench)
     assert result.outcome in ("passed", "skipped"), result.said

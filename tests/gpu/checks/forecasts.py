@@ -23,7 +23,7 @@ def check_random_policies(bench: Bench) -> None:
         kept = bench.measured(spec)
         forecaster, chance = Forecaster(kept, graph), random.Random(sample)
         own = []
-        for _ in range(2 if bench.tiny else 20):
+        for _ in range(1 if bench.tiny else 20):
             policy = Policy.recompute([fqn for fqn in graph.repeats if chance.random() < 0.5])
             foretold = forecaster.forecast(policy).step_peak_bytes
             peak = bench.measured(spec, policy).step_peak_bytes
@@ -41,8 +41,8 @@ def check_random_policies(bench: Bench) -> None:
 def check_time_ratios(bench: Bench) -> None:
     """Baseline and policy take turns, so that a GPU that grows warm slows both."""
     errors = []
-    for sample, name in itertools.product(bench.samples("gpt", "resnet", "unet", "vit"), ("all", "keep-products")):
-        spec = bench.spec(sample, "gpu", n_repeats=3 if bench.tiny else 10)
+    for sample, name in bench.few(itertools.product(("gpt", "resnet", "unet", "vit"), ("all", "keep-products"))):
+        spec = bench.spec(sample, "gpu", n_repeats=1 if bench.tiny else 10)
         graph = describe(spec.model, device=bench.device)
         policy = preset(name, graph)
         foretold, seen = [], []

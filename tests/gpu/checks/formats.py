@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
 import torch
 from torch import Tensor, nn
 
 from explorer import apply_policy
-from explorer.engine.compare.compare import compare
 from explorer.engine.model.describe import describe
 from explorer.engine.state.global_state import tf32_kinds, without_tf32
 from explorer.plan.policy.presets import preset
@@ -21,7 +19,7 @@ def check_autocast(bench: Bench) -> None:
             continue
         spec = bench.spec("gpt", autocast=autocast)
         policy = preset("all", describe(spec.model, device=bench.device))
-        comparison = compare(spec, msgspec.structs.replace(spec, policy=policy))
+        comparison = bench.compared(spec, policy)
         bench.figure(autocast, comparison.verdict)
         bench.expect(comparison.verdict == "bitwise equal", f"{autocast}: {comparison.verdict}")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from explorer.engine.bench.other_tools import save_snapshot
-from explorer.engine.compare.compare import compare
 from explorer.record import ModelRef, Policy
 from explorer.record.base import to_msgpack
 from tests.golden.make import TINY
@@ -14,9 +13,10 @@ from tests.gpu.kit import Bench
 
 def check_golden_run(bench: Bench) -> None:
     spec = msgspec.structs.replace(
-        bench.spec("gpt", optimizer="sgd", n_repeats=3), model=ModelRef(target="sample_models/gpt.py", arguments=TINY)
+        bench.spec("gpt", optimizer="sgd", n_repeats=1 if bench.tiny else 3),
+        model=ModelRef(target="sample_models/gpt.py", arguments=TINY),
     )
-    comparison = compare(spec, msgspec.structs.replace(spec, policy=Policy.recompute(["blocks.0", "blocks.2"])))
+    comparison = bench.compared(spec, Policy.recompute(["blocks.0", "blocks.2"]))
     document = to_msgpack(comparison)
     (bench.folder / f"{bench.device}.msgpack").write_bytes(document)
     bench.figure("bytes", len(document))

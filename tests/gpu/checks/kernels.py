@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from explorer import apply_policy
-from explorer.engine.compare.compare import compare
 from explorer.engine.device.device import device_of
 from explorer.engine.model.describe import describe
 from explorer.plan.policy.presets import preset
@@ -81,7 +79,7 @@ def check_cudnn_benchmark(bench: Bench) -> None:
         try:
             spec = bench.spec("resnet")
             policy = preset("all", describe(spec.model, device=bench.device))
-            comparison = compare(spec, msgspec.structs.replace(spec, policy=policy))
+            comparison = bench.compared(spec, policy)
         finally:
             torch.backends.cudnn.benchmark = before
         bench.figure("benchmark on" if on else "benchmark off", comparison.verdict)

@@ -8,7 +8,6 @@ import msgspec
 import torch
 
 from explorer.engine.bench.measure import measure
-from explorer.engine.compare.compare import compare
 from explorer.engine.device.device import device_of
 from explorer.engine.model.describe import describe
 from explorer.plan.policy.presets import preset
@@ -55,7 +54,7 @@ def check_real_refusal(bench: Bench) -> None:
 
 
 def check_a_limit_does_not_slow_the_step(bench: Bench) -> None:
-    spec = bench.spec("gpt", "gpu", n_repeats=5)
+    spec = bench.spec("gpt", "gpu", n_repeats=1 if bench.tiny else 5)
     free = bench.measured(spec)
     room = 2 * (free.peaks.steady_reserved_peak_bytes or 2**34)
     limited = bench.measured(msgspec.structs.replace(spec, memory_limit_bytes=room))
@@ -69,6 +68,6 @@ def check_host_memory_of_a_comparison(bench: Bench) -> None:
     spec = bench.spec("gpt", "gpu")
     graph = describe(spec.model, device=bench.device)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    compare(spec, msgspec.structs.replace(spec, policy=preset("all", graph)))
+    bench.compared(spec, preset("all", graph))
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     bench.figure("resident memory", grown / graph.n_parameters, "bytes a parameter")

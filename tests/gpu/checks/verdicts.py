@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
 import torch
 from torch import Tensor, nn
 
-from explorer.engine.compare.compare import compare
 from explorer.engine.model.describe import describe
 from explorer.plan.policy.presets import preset
 from explorer.record import Policy
@@ -53,7 +51,7 @@ def check_verdicts_of_the_sample_models(bench: Bench) -> None:
     for sample in bench.samples():
         spec = bench.spec(sample)
         policy = preset("all", describe(spec.model, device=bench.device))
-        comparison = compare(spec, msgspec.structs.replace(spec, policy=policy))
+        comparison = bench.compared(spec, policy)
         bench.figure(sample, comparison.verdict)
         bench.expect(
             comparison.failure is None, f"{sample}: {comparison.failure.sentence if comparison.failure else ''}"

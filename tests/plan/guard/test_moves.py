@@ -38,7 +38,7 @@ def clean() -> Lock:
 
 @pytest.mark.parametrize(
     "fault",
-    ["softmax in float32", "checkpoint lost", "second forward", "wider batch"],
+    ["softmax in float32", "checkpoint lost", "wider batch"],
 )
 def test_a_fault_of_the_source_is_named_first(fault: str) -> None:
     kind, block = FAULTS[fault]

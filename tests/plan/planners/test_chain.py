@@ -160,22 +160,17 @@ def unequal(n: int, seed: int, *, saved: int = 0) -> list[Size]:
 
 @pytest.mark.parametrize(
     "sizes",
-    [
-        [Size()] * 7,
-        unequal(7, seed=1),
-        unequal(7, seed=2, saved=4000),
-    ],
-    ids=["equal", "unequal", "saving more"],
+    [[Size()] * 7, unequal(7, seed=2, saved=4000)],
+    ids=["equal", "unequal and saving more"],
 )
 def test_no_partition_into_segments_beats_the_plan(sizes: list[Size]) -> None:
     graph, run = chain_of(sizes)
     is_the_best_of(Planner(run, graph), points(run, graph, map(policy_of, partitions(len(sizes)))), len(sizes))
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_no_choice_of_segments_and_of_modules_beats_the_plan(seed: int) -> None:
+def test_no_choice_of_segments_and_of_modules_beats_the_plan() -> None:
     """A block may also be kept but for the module inside it, or have it recomputed again inside."""
-    graph, run = chain_of(unequal(5, seed, saved=3000), inner=1)
+    graph, run = chain_of(unequal(5, seed=1, saved=3000), inner=1)
     policies = []
     for segments in partitions(5):
         alone = {first for first, end in segments if end - first == 1}
@@ -188,10 +183,9 @@ def test_no_choice_of_segments_and_of_modules_beats_the_plan(seed: int) -> None:
     is_the_best_of(Planner(run, graph), points(run, graph, policies), 5)
 
 
-@pytest.mark.parametrize("seed", [1, 3])
-def test_a_plan_of_a_chain_with_skips_costs_no_more_than_the_best_partition_and_proves_no_more(seed: int) -> None:
+def test_a_plan_of_a_chain_with_skips_costs_no_more_than_the_best_partition_and_proves_no_more() -> None:
     """What later places hold is not constant there: the bound is loose, and solutions are rejected by the forecast."""
-    graph, run = chain_of(unequal(6, seed, saved=2000), skips=True)
+    graph, run = chain_of(unequal(6, seed=3, saved=2000), skips=True)
     planner, every = Planner(run, graph), points(run, graph, map(policy_of, partitions(6)))
     lowest, highest = min(peak for peak, _ in every), planner.keep_all_bytes
     for share in (0.9, 0.7, 0.5, 0.3, 0.1, 0.0):
@@ -202,7 +196,7 @@ def test_a_plan_of_a_chain_with_skips_costs_no_more_than_the_best_partition_and_
     assert planner.floor().step_peak_bytes == lowest
 
 
-BY_HAND = ([17], [11, 10], [9, 9, 8], [8, 8, 5, 6, 4], [2] * 16, [3] * 10, [4] * 8, [5] * 6, [6] * 5)
+BY_HAND = ([17], [11, 10], [9, 9, 8], [8, 8, 5, 6, 4], [2] * 16, [5] * 6)
 """Lengths of segments from the front."""
 
 
