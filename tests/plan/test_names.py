@@ -12,13 +12,11 @@ from explorer.plan.names import (
     innermost,
     is_within,
     lineage,
-    listed,
     operator_word,
     products_kept,
-    some,
     written_results,
 )
-from explorer.plan.sizes import mib, mib_up, parse_bytes
+from explorer.plan.sizes import mib_up, parse_bytes
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Unit
 from tests.graphs import block
@@ -39,13 +37,6 @@ def test_holders_come_nearest_first() -> None:
 def test_an_operator_goes_by_its_second_name() -> None:
     words = [operator_word(name) for name in ("aten.mm.default", "aten.mm.out", "mm", "aten.mm", "")]
     assert words == ["mm", "mm", "mm", "aten.mm", ""]
-
-
-def test_many_names_are_cut_short() -> None:
-    assert listed(["a", "b", "c"]) == "a, b, c" and listed([]) == ""
-    assert listed(list("abcde")) == "a, b, c and 2 more"
-    assert listed(list("abc"), 2, between="; ") == "a; b and 1 more"
-    assert some(("", "a")) == "the model, a"
 
 
 OPS = ("aten.mm.default", "aten.add_.Tensor", "aten.bernoulli_.float", "aten.exp.default", "aten._softmax.default")
@@ -103,10 +94,6 @@ def test_whole_bytes_are_exact(n_bytes: int) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="not a size"):
         parse_bytes(text)
-
-
-def test_a_size_is_written_in_the_unit_that_people_read() -> None:
-    assert mib(int(12_856.5 * 2**20)) == "12.56 GiB" and mib(2**20) == "1.0 MiB" and mib(1) == "1 B"
 
 
 @given(integers(0, 2**45))

@@ -136,11 +136,6 @@ def test_each_tick_holds_what_is_alive_then(entries: list[tuple[int, int, int]])
     assert log.peak_tick == held.index(max(held))
 
 
-def test_what_lives_to_the_end_is_held_at_the_last_tick() -> None:
-    log = log_of([(7, 0, 4), (5, 2, 2)], n_ticks=3)
-    assert list(log.held_bytes) == [7, 7, 12, 12] and log.peak_tick == 2
-
-
 CELLS = st.builds(
     LedgerCell,
     role=st.sampled_from(ROLES),

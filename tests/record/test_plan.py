@@ -14,7 +14,6 @@ from explorer.record.comparison import GradientDiff
 from explorer.record.graph import ModelRef
 from explorer.record.pipeline_run import (
     ActionTime,
-    BlockCalls,
     GradientShares,
     PipelineRun,
     PlayedSchedule,
@@ -42,10 +41,6 @@ def certificate(gap: float, n_candidates: int = 24, n_solves: int = 3) -> Certif
 )
 def test_a_script_prints_a_sentence(gap: float, words: str) -> None:
     assert str(certificate(gap)) == words
-
-
-def test_one_is_one() -> None:
-    assert str(certificate(0.0, 1, 1)) == "proven the best choice among 1 module, in 1 solve"
 
 
 def test_a_sentence_names_what_could_be_chosen_and_how_deep_it_nests() -> None:
@@ -139,14 +134,6 @@ def test_a_played_schedule_is_as_long_as_its_last_action_and_as_idle_as_its_rank
     assert PlayedSchedule(origin="simulated", actions=(), ranks=()).makespan_ms == 0.0
 
 
-@pytest.mark.parametrize(
-    ("n_forward", "n_recompute", "multiplier"), [(4, 0, 1.0), (4, 4, 2.0), (4, 10, 3.5), (0, 0, 0.0)]
-)
-def test_how_often_a_forward_call_ran_in_all(n_forward: int, n_recompute: int, multiplier: float) -> None:
-    calls = BlockCalls(fqn="a", stage=0, n_forward=n_forward, n_recompute=n_recompute, n_microbatches=4)
-    assert calls.multiplier == multiplier
-
-
 def shares(name: str, verdict: str) -> GradientShares:
     equal = GradientDiff(name=name, shape=(2,), dtype="float32", presence="both", bitwise=True)
     errors = {"bitwise equal": None, "rounding": 1e-7, "different": 1.0}
@@ -168,12 +155,3 @@ def test_gradients_are_counted_by_what_splitting_did() -> None:
         and headlines["makespan_ms"] is None
         and headlines["highest_multiplier"] is None
     )
-
-
-def test_where_ranks_ran_at_once_their_own_clock_is_shown() -> None:
-    run = PipelineRun(spec=RunSpec(model=ModelRef(target="a.py")), engine="procs", environment=HOST, rows=())
-    played = PlayedSchedule(origin="measured", actions=(), ranks=())
-    other = replace(played, origin="predicted")
-    assert run.timing is None
-    assert replace(run, composed=played).timing is played
-    assert replace(run, composed=played, wall=other).timing is other

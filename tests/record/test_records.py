@@ -30,8 +30,6 @@ from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.lab import Choice, LabChart, LabFigure, LabOutcome, LabRow, Switch
 from explorer.record.measurement import RecordedRanks
 from explorer.record.policy import KEEP_ALL, Policy, Unit
-from explorer.record.policy_file import PolicyFile, Reading
-from explorer.record.run import OWN_SCHEDULE, PipelinePlan
 from explorer.record.sound import unsound
 from tests.graphs import block, gpt
 from tests.view.builders import compared, logs, measured, runs
@@ -141,19 +139,6 @@ def test_what_it_was_made_for_is_remembered_and_neither_compared_nor_written() -
     assert from_msgpack(to_msgpack(made), Policy).model_blocks == {}
 
 
-def test_what_is_told() -> None:
-    file = PolicyFile(policy=Policy.recompute(["a"]))
-    assert Reading(source="a policy file", file=file).told == ()
-    told = Reading(source="x", file=file, reasons=("r",), changed="c", notes=("n",))
-    assert told.told == ("r", "c", "n") and told.policy is file.policy
-
-
-def test_rows_of_ones_own_have_a_name_of_their_own() -> None:
-    plan = PipelinePlan(stages=(("a",),), n_microbatches=1, schedule="1F1B")
-    assert plan.schedule_name == "1F1B"
-    assert PipelinePlan(stages=(("a",),), n_microbatches=1, actions=(("0F0",),)).schedule_name == OWN_SCHEDULE
-
-
 CPU = (
     "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes."
 )
@@ -236,10 +221,6 @@ def test_the_first_choice_is_the_default() -> None:
     assert (SWITCH.default, SWITCH.values, SWITCH.label("off")) == ("on", ("on", "off"), "No")
     with pytest.raises(StopIteration):
         SWITCH.label("perhaps")
-
-
-def test_zero_is_a_value_and_a_figure_that_is_not_there_is_none() -> None:
-    assert ROW.value("peak") == 0 and ROW.value("time") is None
 
 
 def test_a_row_that_is_not_there_names_those_that_are() -> None:

@@ -85,15 +85,6 @@ def test_every_chart_has_a_table_and_a_name_for_it() -> None:
         assert chart.name and chart.figure.layout.title.text
 
 
-def test_charts_that_stand_together_name_their_tables_differently() -> None:
-    """Two folded tables of one name, one below the other, tell nobody what is in them."""
-    pair = compared()
-    memory = [timeline(pair.baseline, pair.candidate), ledger_chart(ledger(pair.candidate))]
-    cost = [recompute_cost(pair), recompute_time(pair), step_time(pair)]
-    for together in (memory, cost, of_a_pipeline()[-4:]):
-        assert len({chart.name for chart in together}) == len(together)
-
-
 HOSTILE = "<b>a</b><br>&lt;<i>&amp;<sup>x<extra>"
 """A name of a module that Plotly would read as tags and entities."""
 

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import plotly.graph_objects as go
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from msgspec.structs import replace
@@ -16,26 +16,16 @@ from explorer.record import Measurement, Samples, Times
 from explorer.record.base import column
 from explorer.view.compare.front import LETTER, LINE, MARK, PLACES, Plane, Rectangle, names_beside
 from explorer.view.drawing.axis import (
-    MAX_POINTS,
     OPTIMIZER_SHARE,
     axis_layout,
     event_ticks,
     has_times,
     minmax,
     positions,
-    with_points,
 )
 from explorer.view.drawing.colours import QUIET_TEXT
-from explorer.view.drawing.figure import BarSeries, add_bars, bars, bold, empty, figure, mark_cursor, readable
+from explorer.view.drawing.figure import BarSeries, add_bars, bold, empty, figure, mark_cursor, readable
 from tests.view.builders import Chain, measured
-
-
-def test_the_title_asks_and_the_subtitle_answers_where_there_is_an_answer() -> None:
-    asked, answered = figure("How much?"), figure("How much?", "3 MiB")
-    assert asked.layout.title.text == answered.layout.title.text == "How much?"
-    assert asked.layout.title.subtitle.text is None and answered.layout.title.subtitle.text == "3 MiB"
-    assert answered.layout.paper_bgcolor == answered.layout.plot_bgcolor == "rgba(0,0,0,0)"
-    assert answered.layout.font.color is None, "the page's theme gives it"
 
 
 def test_an_empty_one_says_why_and_has_no_axes() -> None:
@@ -62,12 +52,6 @@ def test_a_picked_event_that_is_not_there_is_no_line(tick: int, n_lines: int) ->
     fig = figure("How much?")
     mark_cursor(fig, tick, [0.0, 1.5, 2.0])
     assert len(fig.layout.shapes) == n_lines
-
-
-def test_bars_lie_with_the_first_row_on_top() -> None:
-    fig = bars(figure("How much?"), "MiB", mode="group")
-    assert fig.layout.yaxis.autorange == "reversed" and fig.layout.xaxis.title.text == "MiB"
-    assert fig.layout.barmode == "group" and fig.layout.xaxis.rangemode == "tozero"
 
 
 TIMED = Times(
@@ -151,27 +135,9 @@ def test_the_first_of_equal_peaks_is_drawn(line: np.ndarray, n_points: int) -> N
     assert int(line.argmax()) in set(minmax(line, n_points).tolist())
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.integers(0, 999_999), st.integers(5, 2000))
-def test_one_tick_among_a_million_is_found(place: int, n_points: int) -> None:
-    line = np.zeros(1_000_000, dtype=np.int64)
-    line[place] = 1
-    kept = minmax(line, n_points)
-    assert place in kept
-    assert len(kept) <= n_points
-
-
-def test_short_lines_are_left_alone() -> None:
-    assert minmax(np.arange(MAX_POINTS)).tolist() == list(range(MAX_POINTS))
-
-
 def test_fewer_than_four_points_are_refused() -> None:
     with pytest.raises(ValueError, match="4 points or more, got 3"):
         minmax(np.arange(10), 3)
-
-
-def test_points_outside_the_line_are_not_added() -> None:
-    assert with_points(np.array([0, 5]), [3, -1, 6, 5], 6).tolist() == [0, 3, 5]
 
 
 WIDTH, HEIGHT = 460, 190
@@ -211,12 +177,6 @@ def test_what_has_room_is_named() -> None:
     plane = Plane(marks=((1.0, 1.0), (5.0, 3.0)), width=WIDTH, height=HEIGHT)
     corners = [plane.pixels(corner) for corner in zip(*plane.ranges())]
     assert corners == [(0, 0), pytest.approx((WIDTH, HEIGHT))], "the axes are those of the pixels"
-
-
-def test_many_marks_at_one_place_are_not_all_named() -> None:
-    crowd = [((1.0, 1.0), "Recompute all")] * 12
-    places = names_beside(crowd, Plane(marks=tuple(mark for mark, _ in crowd), width=WIDTH, height=HEIGHT))
-    assert "" in places and any(places)
 
 
 def series(**changed: object) -> BarSeries:

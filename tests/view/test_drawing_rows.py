@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from explorer.plan.names import is_within
 from explorer.record import PHASES, ROLES, Policy, RunSpec, Samples, Verdict
 from explorer.view.drawing import colours
-from explorer.view.drawing.rows import MAX_ROWS, block_names, chart_rows, row_sum, rows_of, runs_of
+from explorer.view.drawing.rows import MAX_ROWS, block_names, chart_rows, row_sum, rows_of
 from explorer.view.drawing.units import byte_axis, change, count, flop_axis, flops, mib, milliseconds, percent
 from tests import graphs
-from tests.graphs import GRAPH, SPEC
+from tests.graphs import GRAPH
 
 names = st.sampled_from(["a", "b", "0", "1", "2", "layer1", "encoder_layer_0", "conv"])
 trees = st.lists(st.lists(names, min_size=1, max_size=4).map(".".join), max_size=40)
@@ -67,17 +67,6 @@ def test_two_hundred_blocks_share_rows_in_order() -> None:
     assert rows[1].label == "blocks.0 to blocks.9"
 
 
-def test_a_model_without_children_is_its_own_row() -> None:
-    assert [row.label for row in rows_of([""]).rows] == ["(model itself)"]
-    assert rows_of([""]).index("") == 0
-
-
-def test_a_pair_is_two_runs_and_a_run_is_a_baseline() -> None:
-    pair = graphs.compared(GRAPH, SPEC)
-    assert runs_of(pair) == {"baseline": pair.baseline, "candidate": pair.candidate}
-    assert runs_of(pair.baseline) == {"baseline": pair.baseline}
-
-
 def test_rows_sum_up_what_their_blocks_cost() -> None:
     run = graphs.measured(GRAPH, RunSpec(model=GRAPH.model, policy=Policy()))
     names = block_names(run, run)
@@ -89,10 +78,6 @@ def test_rows_sum_up_what_their_blocks_cost() -> None:
     unmeasured = graphs.measured(graphs.gpt(1), RunSpec(model=GRAPH.model))
     far = next(row for row in rows if row.fqns == ("blocks.5",))
     assert row_sum(unmeasured, far, "saved_after_forward_bytes") == 0
-
-
-def test_a_run_that_measured_no_block_has_no_rows() -> None:
-    assert chart_rows() == ()
 
 
 # Machado, Oliveira and Fernandes 2009, severity 1.0, for linear RGB.
@@ -121,11 +106,6 @@ EVERY = {
 @pytest.mark.parametrize("name", EVERY)
 def test_every_colour_stands_out_from_both_pages(name: str, page: str) -> None:
     assert colours.contrast(EVERY[name], page) >= 3.0
-
-
-def test_contrast_of_black_on_white_is_twenty_one() -> None:
-    assert colours.contrast("#000000", "#FFFFFF") == pytest.approx(21)
-    assert colours.contrast("#FFFFFF", "#FFFFFF") == pytest.approx(1)
 
 
 @pytest.mark.parametrize(("one", "other"), list(itertools.combinations(ROLES, 2)))
@@ -163,16 +143,8 @@ def test_recompute_has_one_colour_and_one_pattern_everywhere() -> None:
     assert list(colours.ROLE_PATTERNS.values()).count("/") == 1
 
 
-def test_symbols_tell_the_verdicts_apart() -> None:
-    assert len(set(colours.VERDICT_SYMBOLS.values())) == len(colours.VERDICT_SYMBOLS)
-
-
 def test_forty_stages_look_different() -> None:
     assert len({(colours.stage_colour(j), colours.stage_pattern(j)) for j in range(40)}) == 40
-
-
-def test_translucent() -> None:
-    assert colours.translucent("#1F77C8", 0.5) == "rgba(31, 119, 200, 0.5)"
 
 
 def linear(colour: str) -> np.ndarray:

@@ -13,19 +13,17 @@ import pytest
 from explorer.errors import NotOnThisDevice
 from explorer.plan.memory.ledger import ledger
 from explorer.record import Hazard, ModelRef, Policy, RunSpec
-from explorer.record.graph import INPUT, AutogradPicture, AutogradPictures, Edge, ModelGraph
+from explorer.record.graph import INPUT, Edge, ModelGraph
 from explorer.view.drawing.units import mib
-from explorer.view.graph.dot import caption, difference, graph_dot, graph_svg, themed
+from explorer.view.graph.dot import graph_dot, graph_svg, themed
 from explorer.view.graph.labels import Facts, labels
 from explorer.view.graph.nesting import nest
 from explorer.view.graph.overlay import (
     DISTANCE,
     NEEDS,
     OF_RUN,
-    QUANTITIES,
     Overlay,
     of_gradients,
-    of_prices,
     of_run,
     shares,
 )
@@ -81,15 +79,6 @@ def test_each_is_said_only_of_members_that_are_alike() -> None:
     assert labels(msgspec.structs.replace(some, freed_bytes=freed))["blocks"].bytes == "90.0 → ≈ 34.0 MiB in all"
     assert labels(some)["blocks"].bytes == "90.0 MiB → ? in all"
     assert labels(Facts(graph=GRAPH, policy=Policy(), baseline=base))["blocks"].bytes == "15.0 MiB each"
-
-
-def test_a_folded_run_shows_what_its_members_carry() -> None:
-    hazard = Hazard(rule="r", severity="warning", blocks=(ALL[2],), sentence="Something.", remedy="Do.")
-    run = labels(Facts(graph=GRAPH, policy=Policy(), hazards=(hazard,)))["blocks"]
-    assert [(badge.sign, badge.text.split(":")[0]) for badge in run.badges] == [
-        ("!", "1 of 6 blocks"),
-        ("⚄", "6 of 6 blocks"),
-    ]
 
 
 def test_a_block_inside_a_recomputed_one_does_not_say_that_it_keeps_its_bytes() -> None:
@@ -149,11 +138,6 @@ def test_a_distance_is_that_of_the_furthest_gradient_below() -> None:
     assert list(shares(moved, nest(GRAPH))) == [last]
     assert NEEDS[DISTANCE] in of_gradients(graphs.compared(GRAPH, FIRST)).legend
     assert NEEDS[DISTANCE] in of_gradients(None).legend
-
-
-def test_a_price_has_its_unit_and_every_quantity_says_what_it_needs() -> None:
-    assert of_prices({"blocks.0": 3.5}).legend.endswith("blocks.0: 3.5 MiB of peak for 1 % of the FLOPs.")
-    assert set(NEEDS) == set(QUANTITIES[1:])
 
 
 def test_the_spoken_name_says_the_figure_of_the_bar() -> None:
@@ -236,35 +220,9 @@ def test_fills_and_lines_follow_the_page(dark: bool) -> None:
     assert picture.count("1 -> 2") == 1
 
 
-def test_light_and_dark_differ() -> None:
-    assert themed(DOT, dark=True) != themed(DOT, dark=False)
-
-
 def test_hostile_names_stay_inside_their_quotes() -> None:
     dot = graphviz.Digraph()
     dot.node("1", '"] ; evil [label="<img src=x onerror=alert(1)>', fillcolor="lightblue")
     before, after = dot.source, themed(dot.source, dark=True)
     assert after.count("evil") == before.count("evil")
     assert after.splitlines()[-2].split("fillcolor")[0] == before.splitlines()[-2].split("fillcolor")[0]
-
-
-def test_caption() -> None:
-    picture = AutogradPicture(dot=DOT, n_nodes=1, n_saved_tensors=2, saved_bytes=1024**2)
-    assert caption(picture) == "1 node, 2 saved tensors, 1.0 MiB"
-
-
-KEPT = AutogradPicture(dot="", n_nodes=62, n_saved_tensors=20, saved_bytes=15 * 2**20)
-
-
-def pair(n_nodes: int) -> AutogradPictures:
-    recomputed = AutogradPicture(dot="", n_nodes=n_nodes, n_saved_tensors=1, saved_bytes=2**19)
-    return AutogradPictures(block="blocks.0", kept=KEPT, recomputed=recomputed)
-
-
-def test_non_reentrant_recompute_keeps_the_nodes_and_empties_them() -> None:
-    sentence = difference(pair(62))
-    assert sentence == "The 62 nodes stay; recomputed they hold 1 saved tensor (0.5 MiB) instead of 20 (15.0 MiB)."
-
-
-def test_reentrant_recompute_replaces_them() -> None:
-    assert difference(pair(3)).startswith("62 nodes became 3;")

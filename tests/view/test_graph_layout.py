@@ -10,24 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from explorer.record import CutPoint, Edge, ModelGraph, ModelRef
-from explorer.view.graph.flow import GUTTER, lanes, ranked
+from explorer.view.graph.flow import lanes, ranked
 from explorer.view.graph.geometry import BlockRow, JoinMark, Layout, layout
 from explorer.view.graph.nesting import FEW, RUN, ancestors, default_open, nest
 from tests import graphs
-
-MODELS = {"gpt": graphs.gpt(4), "deep": graphs.gpt(3, n_inner=4), "unet": graphs.unet()}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_every_block_is_drawn_once_below_its_parent(name: str) -> None:
-    graph = MODELS[name]
-    nodes = nest(graph)
-    assert {block.fqn for block in graph.blocks} <= set(nodes)
-    assert list(nodes)[0] == "" and nodes[""].parent is None
-    below = [child for node in nodes.values() for child in node.children]
-    assert sorted(below) == sorted(id for id in nodes if id), "each is a child of exactly one"
-    order = list(nodes)
-    assert all(order.index(str(node.parent)) < order.index(id) for id, node in nodes.items() if id)
 
 
 def test_a_container_of_equals_is_the_run_and_equals_among_others_get_a_node() -> None:
@@ -61,22 +47,6 @@ def test_the_model_itself_and_what_is_never_called_cannot_be_toggled() -> None:
     }
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_with_its_ancestors_open_a_block_is_in_view(name: str) -> None:
-    graph = MODELS[name]
-    nodes = nest(graph)
-    for fqn in (block.fqn for block in graph.blocks if block.fqn):
-        opened = ancestors(graph, fqn)
-        parent = nodes[fqn].parent
-        assert parent in (*opened, "") and list(opened) == sorted(opened, key=list(nodes).index)
-    assert ancestors(graph, "nothing") == ()
-
-
-def test_at_first_only_what_holds_much_is_open_and_runs_are_folded() -> None:
-    graph = graphs.gpt(4)
-    assert not any(nest(graph)[id].members for id in default_open(graph))
-
-
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)).filter(lambda pair: pair[0] != pair[1]), unique=True))
 def test_spans_in_one_lane_do_not_touch(spans: list[tuple[int, int]]) -> None:
     lane_of = lanes({span: (min(span), max(span)) for span in spans})
@@ -95,11 +65,6 @@ def test_skips_of_a_unet_each_have_a_lane() -> None:
     assert all(link.kind != "back" for link in drawing.links)
     neighbours = [link for link in drawing.links if link.kind == "next"]
     assert len(neighbours) == len(drawing.rows) - 1
-
-
-def test_many_lanes_share_the_gutter() -> None:
-    drawing = layout(graphs.unet(20))
-    assert max(row.right for row in drawing.rows) <= GUTTER
 
 
 def everything(graph: ModelGraph) -> list[str]:
@@ -183,14 +148,6 @@ def test_every_block_is_somewhere(graph: ModelGraph) -> None:
 def test_unfolding_the_ancestors_brings_a_block_into_view(graph: ModelGraph, data: st.DataObject) -> None:
     fqn = data.draw(st.sampled_from([block.fqn for block in graph.blocks if block.fqn]))
     assert fqn in rows(layout(graph, ancestors(graph, fqn)))
-
-
-@settings(max_examples=25)
-@given(made_graphs())
-def test_equal_input_gives_an_equal_picture(graph: ModelGraph) -> None:
-    opened = everything(graph)
-    assert layout(graph, opened) == layout(graph, reversed(opened))
-    assert layout(graph, opened).shape == layout(graph, opened).shape
 
 
 def test_repeats_are_folded_at_first() -> None:

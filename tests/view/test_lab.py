@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from explorer.record.lab import LabChart, LabFigure, LabOutcome, LabRow, LabSeries
-from explorer.view.drawing.colours import RECOMPUTE
 from explorer.view.lab import NO_RESULT, figure_text, lab_chart, lab_origins, lab_table
 
 
@@ -50,18 +49,6 @@ def test_where_no_bar_has_a_length_a_sentence_says_so(y: tuple[float | None, ...
     chart = lab_chart(msgspec.structs.replace(plain, chart=msgspec.structs.replace(plain.chart, series=series)))
     (note,) = chart.figure.layout.annotations
     assert not chart.figure.data and sentence in note.text
-
-
-def test_a_chart_asks_its_question_and_keeps_the_colour_of_recompute() -> None:
-    fig = lab_chart(outcome()).figure
-    assert fig.layout.title.text == "How wrong?" and fig.data[0].marker.color == RECOMPUTE
-    assert fig.data[0].marker.pattern.fillmode == "overlay", "Plotly's own default leaves the colour out"
-    assert fig.data[0].marker.pattern.shape == "/"
-
-
-def test_bytes_get_an_axis_that_fits() -> None:
-    fig = lab_chart(outcome("lines", "bytes")).figure
-    assert fig.data[0].y[0] == 1.0 and fig.layout.yaxis.title.text == "distance, MiB"
 
 
 def test_the_table_holds_every_figure_and_the_exceptions_words() -> None:

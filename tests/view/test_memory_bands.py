@@ -10,11 +10,9 @@ from hypothesis import given, settings
 from explorer.plan.memory.ledger import ledger
 from explorer.record import ROLES, Allocations, Measurement
 from explorer.view.drawing.axis import MAX_POINTS
-from explorer.view.drawing.colours import ROLE_COLOURS
 from explorer.view.drawing.figure import Chart
-from explorer.view.drawing.rows import NO_COSTS
 from explorer.view.memory.blocks import saved_bytes_chart
-from explorer.view.memory.ledger import ledger_chart, place
+from explorer.view.memory.ledger import ledger_chart
 from explorer.view.memory.stacked import AGAIN, MOST_BANDS, REST, by_block, roles
 from explorer.view.memory.timeline import NO_TIMELINE, timeline
 from tests.graphs import alive_at
@@ -36,11 +34,6 @@ def assert_adds_up(chart: Chart, peak_bytes: int | None) -> None:
     bands, total, _ = stack_of(chart)
     assert np.rint(bands).sum(axis=0).tolist() == np.rint(total).tolist()
     assert np.rint(total).max() == peak_bytes
-
-
-def test_points_carry_their_tick() -> None:
-    fig = roles(measured()).figure
-    assert [point[1] for point in fig.data[-1].customdata] == list(fig.data[-1].x)
 
 
 def test_bands_add_up_when_thinned() -> None:
@@ -119,15 +112,6 @@ def test_the_order_is_that_of_roles_bottom_first() -> None:
     assert "recomputed" not in stack_of(roles(measured()))[2]
 
 
-def test_the_unattributed_band_is_visible() -> None:
-    run = measured()
-    log = run.allocations
-    hidden = msgspec.structs.replace(log, role=type(log.role)("q", [ROLES.index("unattributed")] * len(log.role)))
-    fig = roles(msgspec.structs.replace(run, allocations=hidden)).figure
-    (band,) = [trace for trace in fig.data if trace.stackgroup]
-    assert band.name == "unattributed" and "unattributed" in [words.text for words in fig.layout.annotations]
-
-
 def test_a_block_lies_at_the_bottom_in_full_colour() -> None:
     run = measured(recompute=[3])
     fig = roles(run, block="layers.3").figure
@@ -147,14 +131,6 @@ def test_a_block_whose_name_begins_alike_is_another_block() -> None:
     fig = roles(run, block="layers.1").figure
     (parameters, *_) = [trace for trace in fig.data if trace.stackgroup and trace.name == "parameter"]
     assert parameters.y[0] == 3
-
-
-def test_colours_are_those_of_the_roles() -> None:
-    bands = [trace for trace in roles(measured(recompute=[0])).figure.data if trace.stackgroup]
-    assert len(bands) > 2
-    for trace in bands:
-        red, green, blue = (int(ROLE_COLOURS[trace.name][i : i + 2], 16) for i in (1, 3, 5))
-        assert trace.fillcolor.startswith(f"rgba({red}, {green}, {blue},")
 
 
 def test_table_twin_adds_up() -> None:
@@ -194,13 +170,6 @@ def test_the_title_says_where_the_peak_is() -> None:
     assert "90.0 MiB in all" in ledger_chart(at_peak).alt
 
 
-def test_another_moment_is_named() -> None:
-    run = measured()
-    early = ledger(run, 0)
-    assert ledger_chart(early).figure.layout.title.text == "What is alive at event 0?"
-    assert place(early) == "at event 0"
-
-
 def test_clicks_find_their_blocks() -> None:
     for bar in ledger_chart(ledger(measured())).figure.data:
         for label, custom in zip(bar.y, bar.customdata):
@@ -228,19 +197,6 @@ def test_recomputed_blocks_are_hatched() -> None:
     assert candidate.marker.pattern.shape[:4] == ("/", "", "/", "")
 
 
-def test_one_run_has_one_bar_a_block() -> None:
-    (bar,) = saved_bytes_chart(measured()).figure.data
-    assert list(bar.y) == [f"layers.{i}" for i in range(6)] + ["head"]
-
-
-def test_two_hundred_blocks_share_rows() -> None:
-    pair = compared(Chain(n_blocks=200), range(200))
-    fig = saved_bytes_chart(pair).figure
-    assert len(fig.data[0].y) <= 24
-    fqns, text = fig.data[1].customdata[0]
-    assert text.endswith(f"forward ran again {len(fqns.split())} times")
-
-
 def test_table_twin_has_every_block() -> None:
     pair = compared(recompute=[1])
     table = {row["block"]: row for row in saved_bytes_chart(pair).rows()}
@@ -248,14 +204,3 @@ def test_table_twin_has_every_block() -> None:
     assert table["layers.1"]["candidate: ran again"] == 1
     assert table["layers.1"]["baseline: ran again"] == 0
     assert table["layers.1"]["candidate: skipped by early stop"] == "250.00 MFLOP"
-
-
-def test_without_blocks_it_says_so() -> None:
-    assert (
-        saved_bytes_chart(msgspec.structs.replace(measured(), blocks=())).figure.layout.annotations[0].text == NO_COSTS
-    )
-
-
-def test_alt_says_the_totals() -> None:
-    pair = compared(recompute=range(6))
-    assert saved_bytes_chart(pair).alt.endswith("91.0 MiB to 7.0 MiB saved when forward ends.")

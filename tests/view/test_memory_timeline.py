@@ -14,12 +14,11 @@ from msgspec.structs import replace
 from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.record import Comparison, Failure, Measurement, Policy, Samples, Times
-from explorer.record.base import column, from_msgpack
+from explorer.record.base import from_msgpack
 from explorer.record.card import Card
 from explorer.record.measurement import RecordedRanks
 from explorer.view.compare.headline import headlines
 from explorer.view.drawing.axis import MAX_POINTS, positions
-from explorer.view.drawing.colours import CURSOR
 from explorer.view.drawing.figure import bold
 from explorer.view.drawing.units import byte_axis
 from explorer.view.memory.bands import ALLOCATED, RESERVED
@@ -68,24 +67,6 @@ def test_hover_names_block_phase_operator_and_bytes() -> None:
     assert any(expected[1].startswith("freed 7.0 MiB (recomputed) in layers.3.inner") for expected in words.values())
 
 
-def test_the_baseline_is_stretched_phase_onto_phase() -> None:
-    """Forward of both runs ends at one x, though the candidate had more events."""
-    pair = compared(recompute=range(6))
-    x = positions(pair.baseline, pair.baseline.allocations, pair.candidate, axis="tick")
-    assert pair.baseline.forward_end_tick != pair.candidate.forward_end_tick
-    assert x[pair.baseline.forward_end_tick] == pair.candidate.forward_end_tick
-    assert x[0] == 0 and x[-1] == pair.candidate.allocations.n_ticks
-    assert (x[1:] > x[:-1]).all()
-
-
-def test_a_run_cut_short_keeps_what_it_had() -> None:
-    pair = compared()
-    stop = pair.candidate.forward_end_tick + 5
-    fig = timeline(pair.baseline, cut(pair.candidate, stop)).figure
-    assert max(line_of(fig, "candidate").x) == stop
-    assert max(line_of(fig, "baseline").x) > stop
-
-
 def test_both_peaks_are_marked_with_their_values() -> None:
     pair = compared(recompute=range(6))
     texts = [note.text for note in timeline(pair.baseline, pair.candidate).figure.layout.annotations]
@@ -122,26 +103,6 @@ def timed(run: Measurement, *, forward: float, backward: float, optimizer: float
     return msgspec.structs.replace(run, times=times)
 
 
-def test_a_picked_moment_is_a_line_through_the_plot() -> None:
-    pair = compared(recompute=range(6))
-    fig = timeline(pair.baseline, pair.candidate, cursor=("candidate", 7)).figure
-    assert [shape.x0 for shape in fig.layout.shapes if shape.line.color == CURSOR] == [7.0]
-    assert fig.layout.hovermode == "x unified"
-
-
-def test_time_axis_and_its_absence() -> None:
-    pair = compared()
-    fig = timeline(pair.baseline, pair.candidate, axis="time").figure
-    assert max(line_of(fig, "baseline").x) == pytest.approx(pair.baseline.allocations.n_ticks * 1e-3)
-    assert "ms" in fig.layout.xaxis.title.text
-    blind = msgspec.structs.replace(
-        pair.candidate, allocations=msgspec.structs.replace(pair.candidate.allocations, time_ns=column())
-    )
-    assert (
-        timeline(pair.baseline, blind, axis="time").figure.layout.xaxis.title.text == "allocator event of the candidate"
-    )
-
-
 def test_not_measured_is_said_and_not_drawn_as_zero() -> None:
     blind = msgspec.structs.replace(measured(), allocations=None)
     assert timeline(blind).figure.layout.annotations[0].text == NO_TIMELINE
@@ -157,36 +118,6 @@ def test_table_twin_holds_the_peak() -> None:
     for name, run in (("baseline", pair.baseline), ("candidate", pair.candidate)):
         assert max(row["peak (bytes)"] for row in table if row["run"] == name) == run.step_peak_bytes
         assert sum(row["events"] for row in table if row["run"] == name) == run.allocations.n_ticks
-
-
-def test_no_text_colour_is_set_except_on_marks() -> None:
-    """The theme's font colour makes the figure readable on the light and on the dark page."""
-    layout = timeline(measured()).figure.layout
-    assert layout.font.color is None and layout.title.font.color is None and layout.xaxis.color is None
-    assert layout.paper_bgcolor == layout.plot_bgcolor == "rgba(0,0,0,0)"
-
-
-def test_an_optimizer_of_many_events_is_narrowed_and_says_so() -> None:
-    """Adam without foreach has most of the events of a step and one sixth of the picture."""
-    run = measured(Chain(n_blocks=3), [1])
-    last = run.phases[-1]
-    many = 10 * run.allocations.n_ticks
-    log = run.allocations
-    stretched = msgspec.structs.replace(
-        log,
-        n_ticks=many,
-        died=column(many + 1 if died == log.n_ticks + 1 else died for died in log.died),
-        time_ns=column(),
-    )
-    phases = (*run.phases[:-1], msgspec.structs.replace(last, end_tick=many + 1))
-    fig = timeline(msgspec.structs.replace(run, allocations=stretched, phases=phases)).figure
-    x = max(line_of(fig, "baseline").x)
-    before = last.first_tick - 1
-    assert (x - before) / x == pytest.approx(1 / 6)
-    assert fig.layout.xaxis.title.text == "allocator event, optimizer narrowed"
-    assert fig.layout.xaxis.ticktext[-1] == f"{many:,}"
-    assert all(float(text.replace(",", "")) == place for text, place in
-               zip(fig.layout.xaxis.ticktext[:-1], fig.layout.xaxis.tickvals[:-1]))  # fmt: skip
 
 
 @pytest.mark.parametrize("blocks", [["layers.0"], ["layers.1", "layers.4"], [f"layers.{i}" for i in range(6)]])

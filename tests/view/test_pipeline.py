@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from explorer.plan.pipeline.stage_costs import predict
 from explorer.record import ModelRef, Policy, RunSpec
 from explorer.record.pipeline_run import PipelineRun, PlayedSchedule, rank_memory
-from explorer.view.pipeline.gantt import FADED, PARTS, gantt, rank_table
+from explorer.view.pipeline.gantt import gantt, rank_table
 from explorer.view.pipeline.headline import figures, fullest, price_spread
 from explorer.view.pipeline.ranks import against_chart, bands_chart, memory_chart, rank_chart
 from explorer.view.pipeline.shares import calls_chart, truth_chart, truth_table
@@ -63,23 +63,6 @@ def test_the_line_runs_along_the_critical_path_from_start_to_end() -> None:
     assert list(line.x) == sorted(line.x)
 
 
-def test_the_prediction_is_a_thin_row_without_a_legend_of_its_own() -> None:
-    measured = msgspec.structs.replace(forecast(), origin="measured")
-    both = bars(gantt(measured, forecast()).figure)
-    thick, thin = both[: len(both) // 2], both[len(both) // 2 :]
-    assert len(thin) == len(thick)
-    assert all(trace.showlegend for trace in thick)
-    assert not any(trace.showlegend for trace in thin)
-    assert max(trace.width for trace in thin) < min(trace.width for trace in thick)
-    assert all("predicted" in trace.hovertemplate for trace in thin)
-
-
-def test_following_one_microbatch_fades_all_others() -> None:
-    for trace in bars(gantt(forecast(), follow=2).figure):
-        for custom, opacity in zip(trace.customdata, trace.marker.opacity):
-            assert opacity == (1.0 if custom[2] == 2 else FADED)
-
-
 def test_the_title_and_the_rows_say_who_waits() -> None:
     one = forecast()
     fig = gantt(one).figure
@@ -90,21 +73,10 @@ def test_the_title_and_the_rows_say_who_waits() -> None:
     assert all(f"rank {use.rank}" in gantt(one).alt for use in one.ranks)
 
 
-def test_narrow_bars_carry_no_number() -> None:
-    many = forecast(n_microbatches=64)
-    assert not any(text for trace in bars(gantt(many).figure) for text in trace.text)
-
-
 def test_a_split_backward_has_two_looks() -> None:
     plan = pipelines.planned(GRAPH, 4, schedule="ZBVZeroBubble")
     names = {trace.name for trace in bars(gantt(predict(pipelines.priced(GRAPH, SPEC), plan, SPEC.policy)).figure)}
     assert {"backward, input part", "backward, weight part"} <= names
-
-
-def test_nothing_played_is_said_in_words() -> None:
-    fig = gantt(PlayedSchedule(origin="predicted", actions=(), ranks=())).figure
-    assert fig.layout.annotations[0].text == "No action was played."
-    assert set(PARTS) >= {"F", "B"}
 
 
 def test_tables_hold_every_action_and_every_rank() -> None:
@@ -114,21 +86,6 @@ def test_tables_hold_every_action_and_every_rank() -> None:
     assert len(table) == len(one.actions)
     assert [row["rank"] for row in rank_table(one, one)] == [0, 1]
     assert rank_table(one, one)[0]["idle, predicted"] == rank_table(one)[0]["idle"]
-
-
-def test_bars_of_a_rank_with_several_stages_say_which() -> None:
-    plan = pipelines.planned(GRAPH, 4, schedule="Interleaved1F1B")
-    one = predict(pipelines.priced(GRAPH, SPEC), plan, SPEC.policy)
-    sentences = {
-        text: edge
-        for trace in bars(gantt(one).figure)
-        for text, edge in zip(trace.text, trace.marker.line.color, strict=True)
-        if text
-    }
-    assert {f"{action.stage}:{action.microbatch}" for action in one.actions} >= set(sentences)
-    assert len({edge for text, edge in sentences.items() if text.startswith("0:")}) == 1
-    assert len(set(sentences.values())) == 4
-    assert {text for trace in bars(gantt(forecast()).figure) for text in trace.text} <= {"", "0", "1", "2", "3"}
 
 
 MEMORY = rank_memory(
@@ -326,12 +283,6 @@ def test_gradients_are_counted(n_moved: int, words: str) -> None:
     gradients = figures(run, None, PLAN_HEADLINE, before=None)[3]
     n = len(run.gradients)
     assert (gradients.value, gradients.delta) == (f"{n - n_moved} of {n}", words)
-
-
-def test_an_earlier_plan_stands_beside_the_prediction_of_this_one() -> None:
-    before = run_of()
-    step, bubble, *_ = figures(None, before.predicted, PLAN_HEADLINE, before=before)
-    assert step.delta.startswith("an earlier plan: ") and bubble.delta.startswith("an earlier plan: ")
 
 
 def test_the_fullest_rank_counts_the_optimizer() -> None:

@@ -35,14 +35,13 @@ from explorer.view.report.report import (
     environment,
     failure_boxes,
     model_in_words,
-    page,
     report_text,
 )
 from explorer.view.text.runs import figures_of, refusal_rows
 from tests import graphs, mutations
 from tests.graphs import GRAPH, SPEC
 from tests.plan.card.histories import small_document
-from tests.view.builders import Chain, compared, measured
+from tests.view.builders import compared, measured
 from tests.view.reports import KINDS, MOST_BYTES, besides_figures, besides_plotly, figures_in, of, pipelined, text_of
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "cpu.msgpack"
@@ -62,11 +61,6 @@ def whole(pair: Comparison) -> str:
 RUN = graphs.measured(GRAPH, RunSpec(model=GRAPH.model))
 
 
-def test_the_spec_of_two_runs_is_the_candidates(pair: Comparison) -> None:
-    assert ReportOf(run=pair, name="n").spec is pair.candidate.spec
-    assert ReportOf(run=RUN, name="n").spec is RUN.spec
-
-
 def test_the_graph_of_the_run_comes_before_one_at_hand() -> None:
     recorded = replace(RUN, graph=GRAPH)
     assert ReportOf(run=RUN, name="n").known_graph is None
@@ -75,12 +69,6 @@ def test_the_graph_of_the_run_comes_before_one_at_hand() -> None:
     assert ReportOf(run=recorded, name="n", graph=other).known_graph is GRAPH
     assert ReportOf(run=RUN, name="n", graph=other).known_graph is other
     assert ReportOf(run=KINDS["pipeline"], name="n").known_graph is None
-
-
-def test_links_go_to_the_parts_that_have_something_to_say() -> None:
-    text = page(ReportOf(run=RUN, name="<b>"), ["head"], {"Memory": "<p>m</p>", "Cost": ""})
-    assert '<a href="#memory">Memory</a>' in text and ">Cost<" not in text
-    assert "<h1>&lt;b&gt;</h1>" in text
 
 
 def test_where_and_when() -> None:
@@ -139,11 +127,6 @@ def test_a_figure_is_the_one_of_the_page(pair: Comparison) -> None:
     assert [trace.get("name") for trace in figure["data"]] == [trace.name for trace in chart.figure.data]
     assert figure["layout"]["title"]["text"] == chart.figure.layout.title.text
     assert "template" not in figure["layout"] and chart.figure.layout.template.layout.colorway
-
-
-def test_a_deep_model_stays_small() -> None:
-    deep = compared(Chain(n_blocks=200), recompute=range(0, 200, 2))
-    assert len(besides_plotly(report_text(of(deep))).encode()) < MOST_BYTES
 
 
 def test_names_of_a_model_end_no_script() -> None:
@@ -294,12 +277,6 @@ def test_what_cannot_have_happened_is_refused(name: str, path: tuple[str | int, 
 def test_a_date_that_is_none_is_refused(created: float) -> None:
     with pytest.raises(UnreadableFile, match="created"):
         opened(mutations.to_plain(RECORDS["pipeline"]), type(RECORDS["pipeline"]), created)
-
-
-def test_many_ranks_are_one_short_report() -> None:
-    """The ranks that left no file are named in a few words."""
-    ranks = opened(mutations.changed(RECORDS["ranks"], ("n_ranks",), 2**16), type(RECORDS["ranks"]))
-    draw(ranks)
 
 
 def test_a_spec_at_its_limits_is_drawn() -> None:

@@ -22,7 +22,7 @@ from explorer.view.memory.timeline import timeline
 from explorer.view.text import pipeline as words
 from explorer.view.text.lab import GLOSSARY
 from explorer.view.text.pipeline import cap_outcome, plan_sentence, within_cap
-from explorer.view.text.plan import against_budget, certificate, expected, in_words
+from explorer.view.text.plan import certificate, expected, in_words
 from explorer.view.text.runs import (
     conditions,
     figures_of,
@@ -110,14 +110,6 @@ def test_nothing_reads_like_a_win(pair: Comparison) -> None:
     assert "%" not in timeline(pair.baseline, pair.candidate).alt or pair.candidate.complete
 
 
-def test_a_part_of_a_step_has_no_headline_figure() -> None:
-    run = cut_short(RAISED)
-    figures = run.headlines()
-    assert figures["complete"] is False and figures["held_peak_bytes"] == 112 * 2**20
-    silent = set(figures) - {"complete", "failed_in", "held_peak_bytes"}
-    assert all(figures[name] is None for name in silent), figures
-
-
 def test_it_says_where_and_how_much() -> None:
     assert cut_short(RAISED).failed_in == "the recompute of layers.5"
     assert cut_short(REFUSED, phase="forward").failed_in == "forward"
@@ -128,10 +120,6 @@ def test_it_says_where_and_how_much() -> None:
     assert who_failed(failed(candidate=RAISED)) == "candidate failed"
     strip = {head.key: head for head in headlines(failed(baseline=REFUSED))}
     assert strip["step_peak_bytes"].delta == "baseline at least 112.0 MiB, then refused"
-
-
-def test_a_failure_behind_the_recorded_step_has_no_place() -> None:
-    assert msgspec.structs.replace(measured(), failure=RAISED).failed_in == ""
 
 
 def test_its_line_is_drawn_and_named() -> None:
@@ -218,29 +206,6 @@ def test_a_certificate_in_words(gap: float, budget: int | None, n_segments: int,
     assert words == sentence + bounded and "7 moments of the step decided it, 1 call of the solver." in meaning
 
 
-def test_a_budget_is_kept_or_passed() -> None:
-    assert against_budget(50 * MIB, 60 * MIB, measured=True) == ":green[50.0 MiB measured: within 60.0 MiB.]"
-    assert against_budget(70 * MIB, 60 * MIB, measured=False) == ":red[70.0 MiB predicted: 10.0 MiB over 60.0 MiB.]"
-
-
-@pytest.mark.parametrize(
-    ("counts", "words"),
-    [
-        ((0, 0, 0), "among 0 modules"),
-        ((2, 2, 0), "among 2 segments"),
-        ((9, 2, 1), "among 6 modules, 2 segments and 1 way to keep results, at most one inside another"),
-        ((3, 0, 2), "among 1 module and 2 ways to keep results"),
-    ],
-)
-def test_what_was_chosen_among_is_counted_by_kind(counts: tuple[int, int, int], words: str) -> None:
-    n, n_segments, n_keeping = counts
-    proof = Certificate(
-        bound=1.0, gap=0.0, n_candidates=n, n_rows=1, n_solves=1, n_segments=n_segments, n_keeping=n_keeping
-    )
-    told, _ = certificate(plan_of(proof))
-    assert f"{words}, is faster" in told
-
-
 MM, SDPA = "aten.mm.default", "aten._scaled_dot_product_flash_attention.default"
 
 
@@ -262,11 +227,6 @@ def test_each_action_has_its_words() -> None:
         "recompute 1 block: a; recompute 2 blocks but keep mm, _scaled_dot_product_flash_attention: b, d; "
         "offload 1 block: c"
     )
-
-
-def test_an_operator_is_named_once_and_a_name_that_is_none_is_repeated() -> None:
-    of_links = Unit(blocks=("a",), action="save_ops", save_ops=(MM, MM.replace("default", "out"), "bmm"))
-    assert in_words(Policy(units=(of_links,))) == "recompute 1 block but keep mm, bmm: a"
 
 
 def test_what_it_should_do_is_said_as_far_as_it_is_known() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis.strategies import integers, lists
 
 from explorer.errors import InvalidPlan
-from explorer.plan.pipeline.cuts import atoms, balance, check_stages, n_in_flight, split_at_borders, stages_by
+from explorer.plan.pipeline.cuts import atoms, balance, check_stages, split_at_borders, stages_by
 from explorer.plan.pipeline.orders import gpipe, one_f_one_b
 from explorer.record.graph import Block, CutPoint, ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL, Policy, Unit
@@ -53,10 +53,6 @@ def test_no_other_split_has_a_lighter_heaviest_stage(weights: list[int], n_stage
     assert sorted(set(starts)) == list(starts)
 
 
-def test_parameters_are_balanced() -> None:
-    assert stages_by("by-parameters", graph([9, 1, 1, 1, 6]), 2) == (("b0",), ("b1", "b2", "b3", "b4"))
-
-
 def test_time_without_a_profile_is_flops() -> None:
     assert stages_by("by-time", graph([5, 5, 5, 5]), 2) == (("b0", "b1"), ("b2", "b3"))
 
@@ -79,11 +75,6 @@ def test_memory_knows_the_policy() -> None:
     even = graph([0] * 4, [100] * 4)
     lightened = Policy.recompute(["b0", "b1"])
     assert stages_by("by-memory", even, 2, pressure=(lightened, gpipe(2, 4))) == (("b0", "b1", "b2"), ("b3",))
-
-
-def test_in_flight_by_stage() -> None:
-    assert n_in_flight(one_f_one_b(3, 5)) == (3, 2, 1)
-    assert n_in_flight(gpipe(3, 5)) == (5, 5, 5)
 
 
 def test_too_many_stages_are_refused_with_the_number_that_fits() -> None:

@@ -70,11 +70,6 @@ def test_a_segment_keeps_its_input_only_and_runs_again_in_one_piece() -> None:
     assert one.kept.saved_bytes == 200
 
 
-def test_smaller_microbatches_cost_less() -> None:
-    (one,) = stage_costs(profile(1), plan(("b0",), n_microbatches=8), KEEP_ALL)
-    assert (one.kept.forward_ms, one.kept.saved_bytes) == (0.5, 50)
-
-
 def test_a_stage_pays_its_overhead_once() -> None:
     """It does not shrink with the microbatch: half the rows, half the blocks' time, all of the overhead."""
     paid = msgspec.structs.replace(profile(), overhead=StageOverhead(forward_ms=0.5, backward_ms=0.25, input_ms=0.125))

@@ -160,17 +160,6 @@ def test_cuts_first_and_policy_second_is_slower() -> None:
     assert chosen.cuts_first_ms is not None and chosen.makespan_ms < 0.97 * chosen.cuts_first_ms
 
 
-@pytest.mark.parametrize("schedule", ["Interleaved1F1B", "ZBVZeroBubble"])
-def test_ranks_of_two_stages_keep_the_cap_together(schedule: str) -> None:
-    profile, plan = drawn(5), msgspec.structs.replace(asked(4, schedule), n_ranks=2)
-    free = planned(profile, GRAPH, plan, 2**40)
-    assert not free.policy.units
-    tight = planned(profile, GRAPH, plan, int(0.8 * max(free.rank_bytes)))
-    played = predict(profile, tight.plan, tight.policy)
-    assert fullest(played) == max(tight.rank_bytes) <= 0.8 * max(free.rank_bytes)
-    assert played.makespan_ms == tight.makespan_ms > free.makespan_ms
-
-
 def test_many_blocks_are_cut_without_trying_every_cut() -> None:
     graph = graphs.gpt(24)
     profile, plan = msgspec.structs.replace(drawn(1, graph), batch_rows=8), asked(6, "1F1B")

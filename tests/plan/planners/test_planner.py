@@ -152,15 +152,6 @@ def test_what_is_tried_first_names_no_block_twice_where_equal_segments_overlap()
     assert all(is_at_most_nested_once(chosen.policy(tried)) for tried in chosen._program.tried())
 
 
-def test_the_least_memory_that_a_time_allows() -> None:
-    plan = planner("unet").least_memory(0.25)
-    assert plan.cost_ratio is not None and plan.cost_ratio <= 1.25 + 1e-9
-    assert plan.step_peak_bytes < 0.9 * planner("unet").keep_all_bytes
-    assert planner("unet").least_memory(0.0).extra_cost == 0
-    with pytest.raises(BadInput, match="cannot take"):
-        planner("unet").least_memory(-0.1)
-
-
 def test_a_budget_that_nothing_reaches_says_what_can_be_reached() -> None:
     chosen = planner("unet")
     with pytest.raises(BadInput, match=r"below 1 B: the least that can be reached is .* alone hold"):

@@ -226,10 +226,6 @@ def test_what_does_not_belong_there(text: str, words: str) -> None:
     assert words in caught.value.sentence
 
 
-def test_sixteen_levels_are_not_too_many() -> None:
-    assert Document("[" * 16 + "1" + "]" * 16).plain
-
-
 def test_every_value_knows_its_line() -> None:
     document = Document("a:\n  b: 1\n  c:\n  - x\n  - y\nd: 2024-01-01\n")
     assert document.plain == {"a": {"b": 1, "c": ["x", "y"]}, "d": "2024-01-01"}, "a date is its text"

@@ -17,14 +17,12 @@ from explorer.errors import InvalidPolicy
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.policy.block_names import (
     differences,
-    expanded,
     joined,
     matching,
     policy_after,
-    shape_of,
     unknown_blocks,
 )
-from explorer.plan.policy.presets import PRESETS, is_preset, ladder, preset, preset_titles
+from explorer.plan.policy.presets import PRESETS, is_preset, ladder, preset
 from explorer.record import KEEP_ALL, Block, ModelGraph, ModelRef, Policy, Unit
 from tests import graphs
 from tests.engine.tiny_nets import ref
@@ -220,11 +218,6 @@ def test_unknown_names_are_refused_with_the_nearest(name: str) -> None:
         preset("sqr", gpt(3))
 
 
-def test_the_menu_offers_every_preset_and_nothing_else() -> None:
-    assert set(PRESETS) <= set(preset_titles())
-    assert all(is_preset(name) for name in preset_titles())
-
-
 def test_each_rung_recomputes_more_and_stays_safe() -> None:
     graph = gpt(4, n_inner=3)
     rungs = dict(ladder(graph))
@@ -237,24 +230,10 @@ def test_each_rung_recomputes_more_and_stays_safe() -> None:
 NAMES = ["", "embedding", *(f"layers.{i}{part}" for i in range(11) for part in ("", ".mlp", ".mlp.0", ".norm"))]
 
 
-def test_a_star_is_one_part() -> None:
-    assert matching("layers.*.mlp", NAMES) == tuple(f"layers.{i}.mlp" for i in range(11))
-    assert matching("layers.1*", NAMES) == ("layers.1", "layers.10")
-
-
 def test_what_matches_nothing_says_what_is_near() -> None:
     with pytest.raises(InvalidPolicy, match=r"No block matches 'layers\.\*\.mpl'") as error:
         matching("layers.*.mpl", NAMES)
     assert "layers.0.mlp" in error.value.hint
-
-
-def test_each_match_is_a_unit_of_its_own_and_named_once() -> None:
-    policy = Policy.recompute(["layers.1.mlp", "layers.*.mlp"], early_stop=False)
-    by_name = expanded(policy, NAMES)
-    assert by_name.blocks == ("layers.1.mlp", "layers.0.mlp", *(f"layers.{i}.mlp" for i in range(2, 11)))
-    assert not by_name.early_stop
-    plain = Policy(units=(Unit(blocks=("layers.0", "layers.1")),))
-    assert expanded(plain, NAMES) is plain
 
 
 def test_a_pattern_is_put_onto_a_model() -> None:
@@ -263,12 +242,6 @@ def test_a_pattern_is_put_onto_a_model() -> None:
         assert handle.policy.blocks == tuple(f"blocks.{i}.mlp" for i in range(4))
     graph = describe(ref("gpt"))
     assert set(matching("blocks.*.mlp", [block.fqn for block in graph.blocks])) == set(handle.policy.blocks)
-
-
-def test_numbers_count() -> None:
-    assert shape_of(["", "stem", "blocks", "blocks.0", "blocks.0.mlp", "blocks.1", "blocks.1.mlp"]) == {
-        "stem": 1, "blocks": 1, "blocks.*": 2, "blocks.*.mlp": 2,
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

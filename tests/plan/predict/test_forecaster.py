@@ -298,13 +298,6 @@ def test_blocks_inside_a_unit_have_no_price_of_their_own() -> None:
     assert {"layers.1", "layers.1.inner"} <= priced
 
 
-def test_a_segment_is_one_price() -> None:
-    run = measured(recompute=[1])
-    segment = msgspec.structs.replace(run.spec, policy=Policy.recompute([("layers.1", "layers.2")]))
-    (price,) = prices(msgspec.structs.replace(run, spec=segment), ())
-    assert price.blocks == ("layers.1", "layers.2")
-
-
 def test_a_shared_block_is_priced_call_by_call() -> None:
     """Three calls of one block: each call's bytes are away between its own forward and its own backward."""
     run = measured(Chain(n_blocks=3))
@@ -315,11 +308,6 @@ def test_a_shared_block_is_priced_call_by_call() -> None:
     all_three = measured(Chain(n_blocks=3), range(3))
     assert abs(price.peak_bytes - all_three.step_peak_bytes) <= MIB
     assert price.peak_change_bytes == -23 * MIB
-
-
-def test_without_a_timeline_there_is_no_price() -> None:
-    assert prices(msgspec.structs.replace(measured(), allocations=None)) == ()
-    assert prices(msgspec.structs.replace(measured(), phases=())) == ()
 
 
 HOLDING = """

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from explorer.plan.names import is_within
 from explorer.plan.predict.calls import most_at_once, results_of_views, saved_by_calls
-from explorer.plan.predict.changes import NO_PARENT, Nest, again_bytes, enclosing, nest_of, offsets_of, simulate
+from explorer.plan.predict.changes import NO_PARENT, Nest, again_bytes, nest_of, offsets_of, simulate
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.predict.replay import BACKWARD, FORWARD, NEVER, Call, Replay, let_go
 from explorer.record import Measurement, ModelGraph, Policy, Unit
@@ -218,12 +218,6 @@ def test_flops_of_kept_results_are_not_spent_again() -> None:
 IN_PARTS = Chain(n_blocks=2, saved=12 * MIB, n_parts=2, scratch=4 * MIB)
 REPLAY_IN_PARTS = Replay.of(measured(IN_PARTS), None)
 NESTED = Policy.recompute(["layers.0", "layers.0.inner", "layers.1"])
-
-
-def test_the_innermost_unit_around() -> None:
-    policy = Policy(units=tuple(Unit(blocks=blocks) for blocks in (("a",), ("a.b",), ("a.b.c", "a.b.d"), ("ab",))))
-    a, b, c, _ = policy.units
-    assert enclosing(policy) == {b: a, c: b}
 
 
 def nest(known: ModelGraph | None = None) -> Nest:
