@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import asdict
 
 import msgspec
 
@@ -51,8 +50,8 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
             if comparison.failure is None:
                 meter.part(comparison)
                 tf32 = tf32_kinds() if baseline.device == "cuda" else ()
-                comparison = msgspec.structs.replace(comparison, without_tf32=tf32, **asdict(probed))
-                comparison, begun = _judged(comparison, program, full=full, stage=meter)
+                comparison = msgspec.structs.replace(comparison, without_tf32=tf32)
+                comparison, begun = _judged(comparison, program, probed, full=full, stage=meter)
                 meter.part(comparison)
             del program
             session.time(begun)
@@ -63,7 +62,7 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
 
 
 def _judged(
-    of: Comparison, program: SpecProgram, *, full: bool, stage: Callable[[str], None]
+    of: Comparison, program: SpecProgram, probed: ProbeResult, *, full: bool, stage: Callable[[str], None]
 ) -> tuple[Comparison, BegunSteps | None]:
     """`of` with its evidence, and the steps of the rerun if they ran as timed steps do.
 
@@ -75,7 +74,7 @@ def _judged(
     with kernels, without_tf32():
         judged = judge_programs(of, program, program.under(of.candidate.spec), full=full, stage=stage)
     trainee = program.observed_trainee if as_in_training else None
-    return with_causes(judged), None if trainee is None else BegunSteps(trainee, program.times)
+    return with_causes(probed.added_to(judged)), None if trainee is None else BegunSteps(trainee, program.times)
 
 
 def _recorded(session: Session) -> Comparison:
@@ -95,8 +94,8 @@ def with_causes(comparison: Comparison) -> Comparison:
 def _hidden(comparison: Comparison) -> tuple[str, ...]:
     """A cause for each finding of the probe."""
     return tuple(
-        f"{block} leaves another step behind after {comparison.n_probes} more runs, with all known state put back: it "
-        "remembers its calls where no list looks (a file, an installed package, an iterator). Ask "
+        f"{block} leaves another step behind after {comparison.n_probes} more runs: it remembers its calls "
+        "where no list looks (a file, an installed package, an iterator). Ask "
         "explorer.is_recomputing() before that state moves."
         for block in comparison.hidden_state
     )

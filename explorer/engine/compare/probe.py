@@ -1,12 +1,13 @@
 """Probes for hidden state: does the next step change if the units of a policy are recomputed more often?
 
     clean process ─▶ model ─▶ step, which keeps the inputs of the units
-                           ─▶ each unit is recomputed on its inputs, all known state is put back ─▶ step
+                           ─▶ each unit is recomputed on its inputs ─▶ step
 
 If the two steps differ, two more processes run the two steps without a recompute. If their second steps differ from the
 probed one, a unit remembers its calls in a file, an installed package or an iterator. Halving finds the unit.
 An effect may pass (every eighth call): the steps are equal and two recomputes are not. Real steps of baseline and
-candidate then decide. state_diff.py reads state that the walk reaches; this probe finds state that it cannot reach.
+candidate then decide. Nothing is put back but tensors of the model, generators and batch: state that state_diff.py
+reads, and that the recomputes move, explains a finding.
 
 A recompute here reaches what the policy's recompute reaches: gradients are on and the unit ends with the last tensor
 that autograd saved in forward. A unit whose saved tensors no backward reads is not recomputed. Reentrant checkpointing
@@ -37,15 +38,16 @@ from explorer.engine.model.separate_copy import copy_batch
 from explorer.engine.policy import units
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.policy.units import Recomputing, Wrap
-from explorer.engine.state.bits import contents
+from explorer.engine.state.bits import contents, storages
 from explorer.engine.state.global_state import deterministic_kernels, preserve_global_state, without_tf32
 from explorer.engine.state.rng import RngState
-from explorer.engine.state.snapshot import SharedSnapshot, StepSnapshot
-from explorer.engine.state.state_diff import read_state, same_state
+from explorer.engine.state.state_diff import State, read_state, same_state
 from explorer.engine.watch.scopes import without_operation
 from explorer.errors import Cancelled, ExplorerError, ModelFailed, said_by
-from explorer.plan.names import listed
+from explorer.plan.names import Fqns, is_within
+from explorer.plan.why.peak import unit_name
 from explorer.record.allocations import Phase
+from explorer.record.comparison import Comparison
 from explorer.record.plan import Report
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import RunSpec
@@ -65,23 +67,35 @@ class ProbedStep:
 
     first: Fingerprints
     left: Fingerprints
-    units: tuple[str, ...] = ()
+    units: tuple[Fqns, ...] = ()
     """Units that were recomputed between the steps."""
     n_runs: int = 0
     """Recomputes of each unit."""
-    unlike: tuple[str, ...] = ()
+    unlike: tuple[Fqns, ...] = ()
     """Units of which two recomputes made unequal tensors."""
-    not_put_back: tuple[str, ...] = ()
-    """State that the walk knows, that the runs moved and that could not be put back: the comparison covers it."""
+    moved: tuple[str, ...] = ()
+    """Blocks with state that the recomputes moved, as far as the walk reads it; the empty string for shared state."""
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """The fields of a Comparison on hidden state."""
+    """Blocks that remember their recomputes."""
 
     n_probes: int = 0
     hidden_state: tuple[str, ...] = ()
     not_probed_because: str = ""
+    with_known_state: tuple[str, ...] = ()
+    """Blocks that remember their recomputes and hold state that the recomputes move and the walk reads."""
+
+    def added_to(self, comparison: Comparison) -> Comparison:
+        """The judged comparison with the finding. State that the verdict names explains blocks that hold it."""
+        unnamed = self.with_known_state if comparison.verdict in ("bitwise equal", "rounding") else ()
+        return msgspec.structs.replace(
+            comparison,
+            n_probes=self.n_probes,
+            hidden_state=(*self.hidden_state, *unnamed),
+            not_probed_because=self.not_probed_because,
+        )
 
 
 def probe(baseline: RunSpec, candidate: RunSpec, report: Report) -> ProbeResult:
@@ -101,25 +115,30 @@ def _hidden_state(baseline: RunSpec, candidate: RunSpec, report: Report) -> Prob
     """The result of the probe. Raises ModelFailed if it has none."""
     call = partial(_in_clean_process, report=report)
     probed = call(probed_step, candidate, None)
+    found: tuple[Fqns, ...] = ()
     if probed.left != probed.first:
         step = partial(call, probed_step, msgspec.structs.replace(candidate, n_probes=probed.n_runs))
         plain = step(()).left
         if probed.left != plain:
-            if probed.not_put_back:
-                raise ModelFailed(f"{listed(list(probed.not_put_back))} cannot be put back")
             if step(()).left != plain:
                 raise ModelFailed("two steps of the baseline in clean processes differ")
-            names = probed.units
-            while len(names) > 1:
-                half = names[: len(names) // 2]
-                names = half if step(half).left != plain else names[len(half) :]
-            return ProbeResult(probed.n_runs, names)
-    if probed.unlike:
+            found = probed.units
+            while len(found) > 1:
+                half = found[: len(found) // 2]
+                found = half if step(half).left != plain else found[len(half) :]
+    unlike = tuple(unit for unit in probed.unlike if not _holds_any(unit, probed.moved))
+    if unlike and not found:
         n_steps = probed.n_runs // 2 + 2  # a step of the candidate is two calls
         first, again, other = (call(real_steps, spec, n_steps) for spec in (baseline, baseline, candidate))
-        if first == again != other:
-            return ProbeResult(probed.n_runs, probed.unlike)
-    return ProbeResult(probed.n_runs)
+        found = unlike if first == again != other else ()
+    known = [unit for unit in found if _holds_any(unit, probed.moved)]
+    hidden = [unit for unit in found if unit not in known]
+    return ProbeResult(probed.n_runs, tuple(map(unit_name, hidden)), with_known_state=tuple(map(unit_name, known)))
+
+
+def _holds_any(unit: Fqns, moved: tuple[str, ...]) -> bool:
+    """Whether state of a block in the unit moved, or state that all blocks share."""
+    return any(not fqn or is_within(fqn, block) for fqn in moved for block in unit)
 
 
 def _in_clean_process(function: Callable[..., Kind], *arguments: object, report: Report) -> Kind:
@@ -136,11 +155,11 @@ def real_steps(spec: RunSpec, n_steps: int, report: Report) -> list[Fingerprints
         return [_left(trainee, forward_backward(trainee)) for _ in range(n_steps)]
 
 
-def probed_step(candidate: RunSpec, names: tuple[str, ...] | None, report: Report) -> ProbedStep:
-    """Two steps of the baseline. Between them the units `names` of the candidate are recomputed; None: every unit."""
+def probed_step(candidate: RunSpec, chosen: tuple[Fqns, ...] | None, report: Report) -> ProbedStep:
+    """Two steps of the baseline. Between them the `chosen` units of the candidate are recomputed; None: every unit."""
     with _judged():
         trainee = prepare(msgspec.structs.replace(candidate, policy=KEEP_ALL))
-        return _two_steps(trainee, candidate.policy, names)
+        return _two_steps(trainee, candidate.policy, chosen)
 
 
 @contextmanager
@@ -155,45 +174,35 @@ def _judged() -> Iterator[None]:
         raise ModelFailed(said_by(error)) from error
 
 
-def _two_steps(trainee: Trainee, policy: Policy, names: tuple[str, ...] | None) -> ProbedStep:
-    model, batch = trainee.model, copy_batch((trainee.inputs, trainee.targets))
-    before, known = read_state(model, whole=True), _KnownState(model)
+def _two_steps(trainee: Trainee, policy: Policy, chosen: tuple[Fqns, ...] | None) -> ProbedStep:
+    model, batch, rng = trainee.model, copy_batch((trainee.inputs, trainee.targets)), RngState.capture(trainee.model)
+    held = {storage: storage.clone() for t in (*model.parameters(), *model.buffers()) for storage in storages(t)}
     stand_in = _StandIn(trainee)
     began = time.perf_counter()
     with stand_in.recording(), apply_policy(model, policy):
         first = _left(trainee, forward_backward(trainee, stand_in.on_phase))
     seconds = max(time.perf_counter() - began, _LEAST_S)
-    calls = [call for call in stand_in.calls if call.is_needed and (names is None or call.name in names)]
-    n_runs, unlike = _recompute(calls, trainee, seconds, known) if calls else (0, ())
-    recomputed = tuple(dict.fromkeys(call.name for call in calls))
+    calls = [call for call in stand_in.calls if call.is_needed and (chosen is None or call.unit in chosen)]
+    before = _known_state(model)
+    n_runs, unlike = _recompute(calls, trainee, seconds) if calls else (0, ())
+    after = _known_state(model)
+    moved = dict.fromkeys(key[0] for key in {**before, **after} if not same_state(before.get(key), after.get(key)))
+    recomputed = tuple(dict.fromkeys(call.unit for call in calls))
     del calls, stand_in
-    known.restore()
+    for storage, content in held.items():
+        storage.copy_(content)
+    rng.restore()
     trainee.inputs, trainee.targets = batch
-    after = read_state(model, whole=True)
-    moved = [key for key in {**before, **after} if not same_state(before.get(key), after.get(key))]
-    not_put_back = tuple(f"{fqn}.{name}".lstrip(".") for fqn, name, _ in moved)
     left = _left(trainee, forward_backward(trainee))
-    return ProbedStep(first, left, recomputed, n_runs, unlike, not_put_back)
+    return ProbedStep(first, left, recomputed, n_runs, unlike, tuple(moved))
 
 
-class _KnownState:
-    """State that the walks reach. They do not look into a forward that the user replaced."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._forwards = [
-            (module, vars(module).pop("forward")) for module in model.modules() if "forward" in vars(module)
-        ]
-        self._snapshots = StepSnapshot(model, lambda: None), SharedSnapshot(model)
-        self._set_forwards()
-
-    def restore(self) -> None:
-        for snapshot in self._snapshots:
-            snapshot.restore()
-        self._set_forwards()
-
-    def _set_forwards(self) -> None:
-        for module, forward in self._forwards:
-            vars(module)["forward"] = forward
+def _known_state(model: nn.Module) -> State:
+    """State that a comparison names, parameters included."""
+    parameters = {name: fingerprint(parameter) for name, parameter in model.named_parameters()}
+    return read_state(model, whole=True) | {
+        (*name.rpartition(".")[::2], "attribute"): bits for name, bits in parameters.items()
+    }
 
 
 class _Stop(Exception):
@@ -215,8 +224,8 @@ class _Call:
     n_saved: int = 0
 
     @property
-    def name(self) -> str:
-        return " to ".join(dict.fromkeys((self.wrap.unit.blocks[0], self.wrap.unit.blocks[-1])))
+    def unit(self) -> Fqns:
+        return self.wrap.unit.blocks
 
     def recompute(self) -> list[Tensor]:
         """Runs the unit as its policy does in backward. Returns sums over the bits of all tensors that it makes."""
@@ -300,23 +309,20 @@ def _unpack(packed: tuple[tuple[_Call, ...], Tensor]) -> Tensor:
     return packed[1]
 
 
-def _recompute(
-    calls: Sequence[_Call], trainee: Trainee, seconds: float, known: _KnownState
-) -> tuple[int, tuple[str, ...]]:
-    """Recomputes each call as often as the spec asks or time allows, each time from the same known state.
+def _recompute(calls: Sequence[_Call], trainee: Trainee, seconds: float) -> tuple[int, tuple[Fqns, ...]]:
+    """Recomputes each call as often as the spec asks or time allows.
 
     Returns the number of rounds, and the units whose recomputes made unequal tensors.
     """
     asked, end, n = trainee.spec.n_probes, time.perf_counter() + seconds, 0
     first: dict[_Call, list[int]] = {}
-    unlike: dict[str, None] = {}
+    unlike: dict[Fqns, None] = {}
     with autocast(trainee):
         while n < (asked or MOST) and (asked or n < FEWEST or time.perf_counter() < end):
-            known.restore()
             for call in reversed(calls):
                 sums = [int(part) for part in call.recompute()]
                 if first.setdefault(call, sums) != sums:
-                    unlike[call.name] = None
+                    unlike[call.unit] = None
             n += 1
     return n, tuple(unlike)
 

@@ -36,14 +36,14 @@ def both_steps(kind: str, policy: Policy = POLICY, n_probes: int = 0) -> ProbedS
 def test_a_late_effect_of_hidden_state_shows(kind: str) -> None:
     probed = both_steps(kind)
     assert probed.n_runs > hidden_nets.FIRST_CALL
-    assert probed.first != probed.left and not probed.not_put_back
+    assert probed.first != probed.left
 
 
 @pytest.mark.parametrize("kind", [harmless.__name__ for harmless in hidden_nets.HARMLESS])
 def test_a_block_without_hidden_state_leaves_the_same_step(kind: str) -> None:
     probed = both_steps(kind)
     assert FEWEST <= probed.n_runs <= MOST
-    assert probed.first == probed.left and not probed.unlike and not probed.not_put_back
+    assert probed.first == probed.left and not probed.unlike
 
 
 TO_THE_END = Policy.recompute(BLOCKS, early_stop=False)
@@ -68,13 +68,13 @@ OFFLOADED = Policy(units=(Unit(blocks=("1",), action="offload"),))
 )
 def test_the_probe_runs_what_the_policy_recomputes(kind: str, policy: Policy, moves: bool) -> None:
     probed = both_steps(kind, policy)
-    assert (probed.first != probed.left) is moves and not probed.not_put_back
+    assert (probed.first != probed.left) is moves
 
 
 @pytest.mark.parametrize(("kind", "hidden"), [("every_eighth_call", ("1",)), ("restarted_by_each_step", ())])
 def test_unlike_recomputes_are_settled_by_real_steps(kind: str, hidden: tuple[str, ...]) -> None:
     probed = both_steps(kind)
-    assert probed.first == probed.left and probed.unlike == ("1",)
+    assert probed.first == probed.left and probed.unlike == (("1",),)
     spec = RunSpec(model=hidden_nets.ref(kind))
     assert probe(spec, RunSpec(model=spec.model, policy=POLICY), silent).hidden_state == hidden
 
