@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import enum
 import functools
 import importlib
 import logging
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import time
 import types
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -203,6 +205,42 @@ def attribute_of_a_buffer(block: Block) -> None:
     block.count = count
 
 
+class Member(enum.Enum):
+    ONE = 1
+
+
+def attribute_of_an_enum(block: Block) -> None:
+    block.member = Member.ONE  # type: ignore[assignment]
+    Member.ONE.calls = 0  # type: ignore[attr-defined]
+
+    def count(one: Any) -> int:
+        one.member.calls += 1
+        return int(one.member.calls)
+
+    block.count = count
+
+
+def class_made_at_each_call(block: Block) -> None:
+    block.kind = type("Kind", (), {"calls": 0})  # type: ignore[assignment]
+
+    def count(one: Any) -> int:
+        one.kind = type("Kind", (), {"calls": one.kind.calls + 1})
+        return int(one.kind.calls)
+
+    block.count = count
+
+
+def length_of_an_unjudged_log(block: Block) -> None:
+    """Two runs of the baseline differ in the names, so the log is not judged."""
+    block.log = []  # type: ignore[assignment]
+
+    def count(one: Any) -> int:
+        one.log.append(str(uuid.uuid4()))
+        return len(one.log)
+
+    block.count = count
+
+
 def under_gradients_alone(block: Block) -> None:
     installed_package(block)
     tick = block.count
@@ -211,7 +249,8 @@ def under_gradients_alone(block: Block) -> None:
 
 HIDDEN = (replaced_forward, partial_forward, installed_package, class_as_value, module_as_value, generator_function,
           descriptor, context_variable, shared_value, in_a_file, environment, among_many_objects, cache_statistics,
-          attribute_of_a_buffer, under_gradients_alone)  # fmt: skip
+          attribute_of_a_buffer, attribute_of_an_enum, class_made_at_each_call, length_of_an_unjudged_log,
+          under_gradients_alone)  # fmt: skip
 
 
 def nothing(block: Block) -> None:

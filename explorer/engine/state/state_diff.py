@@ -120,7 +120,8 @@ class _Images:
         if kind.__module__ == "numpy":
             return _array(value, self)
         if kind.__module__ == "itertools" or isinstance(value, (enum.Enum, bytearray, torch.dtype, torch.device)):
-            return repr(value)
+            text = repr(value)  # of a count its number, of a cycle its address
+            return kind.__qualname__ if " object at 0x" in text else text
         if isinstance(value, Iterator) and not hasattr(value, "__dict__"):
             return [kind.__qualname__, operator.length_hint(value, -1)]
         if is_opaque(value):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import random
@@ -240,6 +241,11 @@ def test_what_torch_has_freed_is_not_read() -> None:
 def test_what_stands_behind_many_objects_is_reached_and_what_is_left_out_is_marked() -> None:
     image = plain_copy({"memory": [[i] for i in range(100_001)], "numbers": list(range(100_001)), "behind": [[1]]})
     assert image["memory"][1] == BEYOND and image["numbers"][-1] == 100_000 and image["behind"] == [1, [1, 1]]
+
+
+def test_the_address_of_an_iterator_is_no_state() -> None:
+    assert same_state(plain_copy(itertools.cycle([0])), plain_copy(itertools.cycle([0])))
+    assert not same_state(plain_copy(itertools.count(0)), plain_copy(itertools.count(1)))
 
 
 def test_an_iterator_with_attributes_is_an_object() -> None:
