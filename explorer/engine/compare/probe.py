@@ -115,25 +115,25 @@ def _hidden_state(baseline: RunSpec, candidate: RunSpec, report: Report) -> Prob
     """The result of the probe. Raises ModelFailed if it has none."""
     call = partial(_in_clean_process, report=report)
     probed = call(probed_step, candidate, None)
-    found: tuple[Fqns, ...] = ()
+    suspects: tuple[Fqns, ...] = ()
     if probed.left != probed.first:
         step = partial(call, probed_step, msgspec.structs.replace(candidate, n_probes=probed.n_runs))
         plain = step(()).left
         if probed.left != plain:
             if step(()).left != plain:
                 raise ModelFailed("two steps of the baseline in clean processes differ")
-            found = probed.units
-            while len(found) > 1:
-                half = found[: len(found) // 2]
-                found = half if step(half).left != plain else found[len(half) :]
+            suspects = probed.units
+            while len(suspects) > 1:
+                half = suspects[: len(suspects) // 2]
+                suspects = half if step(half).left != plain else suspects[len(half) :]
     unlike = tuple(unit for unit in probed.unlike if not _holds_any(unit, probed.moved))
-    if unlike and not found:
+    if unlike and not suspects:
         n_steps = probed.n_runs // 2 + 2  # a step of the candidate is two calls
         first, again, other = (call(real_steps, spec, n_steps) for spec in (baseline, baseline, candidate))
-        found = unlike if first == again != other else ()
-    known = [unit for unit in found if _holds_any(unit, probed.moved)]
-    hidden = [unit for unit in found if unit not in known]
-    return ProbeResult(probed.n_runs, tuple(map(unit_name, hidden)), with_known_state=tuple(map(unit_name, known)))
+        suspects = unlike if first == again != other else ()
+    with_known = [unit for unit in suspects if _holds_any(unit, probed.moved)]
+    hidden = [unit for unit in suspects if unit not in with_known]
+    return ProbeResult(probed.n_runs, tuple(map(unit_name, hidden)), with_known_state=tuple(map(unit_name, with_known)))
 
 
 def _holds_any(unit: Fqns, moved: tuple[str, ...]) -> bool:
@@ -176,7 +176,7 @@ def _judged() -> Iterator[None]:
 
 def _two_steps(trainee: Trainee, policy: Policy, chosen: tuple[Fqns, ...] | None) -> ProbedStep:
     model, batch, rng = trainee.model, copy_batch((trainee.inputs, trainee.targets)), RngState.capture(trainee.model)
-    held = {storage: storage.clone() for t in (*model.parameters(), *model.buffers()) for storage in storages(t)}
+    contents_of = {storage: storage.clone() for t in (*model.parameters(), *model.buffers()) for storage in storages(t)}
     stand_in = _StandIn(trainee)
     began = time.perf_counter()
     with stand_in.recording(), apply_policy(model, policy):
@@ -189,7 +189,7 @@ def _two_steps(trainee: Trainee, policy: Policy, chosen: tuple[Fqns, ...] | None
     moved = dict.fromkeys(key[0] for key in {**before, **after} if not same_state(before.get(key), after.get(key)))
     recomputed = tuple(dict.fromkeys(call.unit for call in calls))
     del calls, stand_in
-    for storage, content in held.items():
+    for storage, content in contents_of.items():
         storage.copy_(content)
     rng.restore()
     trainee.inputs, trainee.targets = batch
@@ -314,11 +314,11 @@ def _recompute(calls: Sequence[_Call], trainee: Trainee, seconds: float) -> tupl
 
     Returns the number of rounds, and the units whose recomputes made unequal tensors.
     """
-    asked, end, n = trainee.spec.n_probes, time.perf_counter() + seconds, 0
+    n_asked, end, n = trainee.spec.n_probes, time.perf_counter() + seconds, 0
     first: dict[_Call, list[int]] = {}
     unlike: dict[Fqns, None] = {}
     with autocast(trainee):
-        while n < (asked or MOST) and (asked or n < FEWEST or time.perf_counter() < end):
+        while n < (n_asked or MOST) and (n_asked or n < FEWEST or time.perf_counter() < end):
             for call in reversed(calls):
                 sums = [int(part) for part in call.recompute()]
                 if first.setdefault(call, sums) != sums:
