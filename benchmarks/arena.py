@@ -275,7 +275,7 @@ def standing(mine: Trial, other: Trial) -> str:
 def main() -> None:
     options = _options()
     for target in options.models:
-        spec = RunSpec(model=ModelRef(target=target, size="small"), n_repeats=5)
+        spec = RunSpec(model=ModelRef(target=target), n_repeats=5)
         shares = [float(share) for share in options.budgets.split(",")]
         names = options.only.split(",") if options.only else list(PLANNERS)
         keep_all, results = trials(spec, shares, names, options.rounds)
