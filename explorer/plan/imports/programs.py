@@ -6,7 +6,6 @@ Each program has the settings that count as its own, and a function that makes a
 from __future__ import annotations
 
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
 from typing import Any
 
 from explorer.plan.imports.settings_format import (
@@ -16,12 +15,14 @@ from explorer.plan.imports.settings_format import (
     last,
     layer_lists,
     longest_list,
+    number_in,
     reading,
     refused,
     whole,
     within,
 )
-from explorer.plan.names import Fqns, is_within, listed, some
+from explorer.plan.names import Fqns, above, is_within, listed, some
+from explorer.plan.policy.block_names import regions_named
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Unit
 from explorer.record.policy_file import Reading
@@ -186,9 +187,10 @@ def _titan_selective(option: Any, layers: Fqns) -> tuple[tuple[Unit, ...], tuple
         return tuple(Unit(blocks=(fqn,), action="save_ops", save_ops=_TITAN_SAVED) for fqn in layers), (
             _TITAN_BY_OPERATOR,
         )
-    if not str(option).isdecimal():
+    stride = number_in(str(option))
+    if stride is None:
         raise refused(_TITAN_VERSION, f"selective_ac_option is {option!r}.", "It is op, or a number of layers.")
-    stride = int(option) or 1  # 0 means every layer there
+    stride = stride or 1  # 0 means every layer there
     return whole(layers[stride - 1 :: stride]), ()
 
 
@@ -300,15 +302,22 @@ def _megatron_stages(plain: dict[str, object], layers: Fqns) -> tuple[list[Fqns]
 
 
 def _megatron_selective(modules: object, graph: ModelGraph, layers: Fqns) -> tuple[tuple[Unit, ...], tuple[str, ...]]:
-    names = [str(name) for name in modules] if isinstance(modules, list) else str(modules).split()
-    blocks = {name: within(graph, layers, _MEGATRON_MODULES.get(name, ())) for name in names}
-    lost = tuple(f"{name} is recomputed there; this model has no block for it." for name in names if not blocks[name])
+    names = dict.fromkeys(map(str, modules) if isinstance(modules, list) else str(modules).split())
+    known = {name: within(graph, layers, names_here) for name, names_here in _MEGATRON_MODULES.items() if name in names}
+    blocks = {name: known.get(name, ()) for name in names}
+    lost = [name for name in names if not blocks[name]]
     units = whole(fqn for fqns in blocks.values() for fqn in fqns)
     if not units:
-        raise refused(_MEGATRON_VERSION, f"no block of this model stands for {' or '.join(names)}.", _MEGATRON_INSIDE)
-    return units, lost
+        raise refused(
+            _MEGATRON_VERSION, f"no block of this model stands for {listed(lost, between=' or ')}.", _MEGATRON_INSIDE
+        )
+    return units, tuple(_MEGATRON_LOST[len(lost) > 1].format(listed(lost)) for _ in lost[:1])
 
 
+_MEGATRON_LOST = (
+    "{} is recomputed there; this model has no block for it.",
+    "{} are recomputed there; this model has no blocks for them.",
+)
 _MEGATRON_INSIDE = (
     "What runs inside a block's forward cannot be chosen by itself; fused attention recomputes its core anyway."
 )
@@ -316,10 +325,11 @@ _MEGATRON_INSIDE = (
 
 def _megatron_numbers(ids: object, n_layers: int) -> Iterable[int]:
     texts = [str(number).strip() for number in (ids if isinstance(ids, list) else str(ids).split(","))]
-    wrong = [text for text in texts if not text.isdecimal() or int(text) >= n_layers]
+    numbers = {text: number_in(text) for text in texts}
+    wrong = [text for text, number in numbers.items() if number is None or number >= n_layers]
     if wrong:
         raise refused(_MEGATRON_VERSION, f"there is no layer {wrong[0]}; they go from 0 to {n_layers - 1}.")
-    return sorted({int(text) for text in texts})
+    return sorted({number for number in numbers.values() if number is not None})
 
 
 MEGATRON = SettingsFormat(
@@ -343,9 +353,14 @@ def _read_remat(settings: Settings, graph: ModelGraph) -> Reading:
     if not all(isinstance(name, str) for name in names):
         raise refused(_REMAT_VERSION, f"save_regions is {regions!r}.", "It is a list of names of regions.")
     _, layers = longest_list(_REMAT_VERSION, graph)
-    inside = {fqn for layer in layers for fqn in graph.by_fqn if is_within(fqn, layer) and fqn != layer}
-    saved = {fqn for fqn in inside for name in names if _is_region(fqn, name, layers)}
-    unknown = [name for name in names if not any(_is_region(fqn, name, layers) for fqn in inside)]
+    known = set(layers)
+    relative = {
+        fqn: fqn.removeprefix(f"{layer}.") for fqn in graph.by_fqn for layer in above(fqn) if layer in known
+    }  # fmt: skip
+    regions_of = regions_named(dict.fromkeys(names), set(relative.values()))
+    kept = set().union(*regions_of.values())
+    saved = {fqn for fqn, region in relative.items() if region in kept}
+    unknown = [name for name, regions in regions_of.items() if not regions]
     reasons = [f"{listed(unknown)} is kept there; no block has this name, so it is recomputed here."] if unknown else []
     if saved:
         reasons.append("There a layer is replayed around its kept regions; here the blocks beside them are recomputed.")
@@ -356,10 +371,6 @@ def _read_remat(settings: Settings, graph: ModelGraph) -> Reading:
         notes=("It sets no generator back: `check` names the blocks that draw random numbers.",),
     )
     return reading(_REMAT_VERSION, graph, meaning)
-
-
-def _is_region(fqn: str, name: str, layers: Fqns) -> bool:
-    return any(is_within(fqn, layer) and fnmatchcase(fqn.removeprefix(f"{layer}."), name) for layer in layers)
 
 
 def _beside(fqn: str, saved: set[str], graph: ModelGraph) -> Fqns:

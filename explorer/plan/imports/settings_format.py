@@ -21,7 +21,7 @@ import msgspec
 
 from explorer.errors import BadInput, InvalidPolicy, UnreadableFile, message_of
 from explorer.plan.export.target import STATISTICS
-from explorer.plan.names import Fqns, above, is_within
+from explorer.plan.names import Fqns, above, lineage
 from explorer.plan.policy.file import file_of
 from explorer.plan.policy.strict_yaml import Document
 from explorer.record.base import from_plain
@@ -32,6 +32,7 @@ from explorer.record.policy_file import Reading
 Settings = Mapping[str, Any]
 """Dotted path and value. Dashes become underscores, and null values are left out."""
 
+_MOST_DOTS = 500
 _MOST_CHARACTERS = 50_000
 """Limit of a text that is neither YAML nor JSON."""
 
@@ -73,6 +74,8 @@ def _one_each(pairs: list[tuple[str, object]]) -> Settings:
 
 
 def _toml(text: str) -> Iterator[tuple[str, object]]:
+    if any(line.count(".") > _MOST_DOTS for line in text.splitlines()):
+        return  # tomllib takes gigabytes for a key of many parts
     try:
         plain = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError):
@@ -179,8 +182,18 @@ class Meaning:
     notes: tuple[str, ...] = ()
 
 
+_MOST_REASONS = 20
+
+
+def number_in(text: str) -> int | None:
+    """The number of layers that a text says; None if it says none, or one beyond every model."""
+    return int(text) if text.isdecimal() and len(text) < 10 else None
+
+
 def reading(written_for: str, graph: ModelGraph, meaning: Meaning) -> Reading:
     """`meaning` as a policy of `graph`. Running statistics move twice a step, as they do in the program."""
+    n_more = len(meaning.reasons) - _MOST_REASONS
+    reasons = (*meaning.reasons[:_MOST_REASONS], *((f"{n_more:,} more are left out.",) if n_more > 0 else ()))
     blocks = [fqn for unit in meaning.units for fqn in unit.blocks]
     moves = any(graph.by_fqn[fqn].running_statistics for fqn in blocks)
     options = {**({"running_stats": "every_forward"} if moves else {}), **dict(meaning.options)}
@@ -191,8 +204,8 @@ def reading(written_for: str, graph: ModelGraph, meaning: Meaning) -> Reading:
     return Reading(
         source=written_for,
         file=file_of(policy, graph),
-        fit="approximated" if meaning.reasons else "exact",
-        reasons=meaning.reasons,
+        fit="approximated" if reasons else "exact",
+        reasons=reasons,
         notes=(*meaning.notes, *((STATISTICS,) if moves else ())),
     )
 
@@ -250,9 +263,9 @@ def longest_list(written_for: str, graph: ModelGraph) -> tuple[str, Fqns]:
 
 def within(graph: ModelGraph, layers: Fqns, names: Iterable[str]) -> Fqns:
     """Blocks inside `layers` whose own name is one of `names`."""
-    chosen_names = set(names)
+    chosen_names, known = set(names), set(layers)
     return tuple(
         block.fqn
         for block in graph.blocks
-        if block.name in chosen_names and block.n_calls and any(is_within(block.fqn, layer) for layer in layers)
+        if block.name in chosen_names and block.n_calls and not known.isdisjoint(lineage(block.fqn))
     )

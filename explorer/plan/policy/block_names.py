@@ -6,6 +6,7 @@ so that two models can be compared. A click in the graph switches a block on or 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -18,6 +19,7 @@ from explorer.record.graph import ModelGraph
 from explorer.record.policy import Policy, Unit
 
 _MOST_COMPARED = 1_000_000
+_MOST_PATTERNS, _LONGEST_PATTERN = 1000, 300
 
 
 def is_pattern(name: str) -> bool:
@@ -44,12 +46,7 @@ def expanded(policy: Policy, fqns: Collection[str]) -> Policy:
     """
     if not any(map(is_pattern, policy.blocks)):
         return policy
-    patterns = {fqn for fqn in policy.blocks if is_pattern(fqn)}
-    if len(patterns) * len(fqns) > _MOST_COMPARED:
-        raise InvalidPolicy(
-            f"The policy names {len(patterns)} patterns for a model of {len(fqns)} blocks, which is too many to try.",
-            hint="Name the blocks in full, or take fewer patterns.",
-        )
+    _refuse_costly({fqn for fqn in policy.blocks if is_pattern(fqn)}, len(fqns))
     named = {fqn for fqn in policy.blocks if not is_pattern(fqn)}
     units: dict[Unit, None] = {}
     for unit in dict.fromkeys(policy.units):
@@ -60,6 +57,30 @@ def expanded(policy: Policy, fqns: Collection[str]) -> Policy:
             if named.isdisjoint(blocks):
                 units[msgspec.structs.replace(unit, blocks=blocks)] = None
     return msgspec.structs.replace(policy, units=tuple(units))
+
+
+def regions_named(names: Iterable[str], regions: Collection[str]) -> dict[str, set[str]]:
+    """The `regions` that each name or pattern means, where a star stands for any letters. Raises InvalidPolicy."""
+    patterns = {name for name in names if re.search(r"[*?[]", name)}
+    _refuse_costly(patterns, len(regions))
+    return {
+        name: {region for region in regions if fnmatchcase(region, name)} if name in patterns else {name} & {*regions}
+        for name in names
+    }
+
+
+def _refuse_costly(patterns: Collection[str], n_names: int) -> None:
+    if len(patterns) > _MOST_PATTERNS or len(patterns) * n_names > _MOST_COMPARED:
+        raise InvalidPolicy(
+            f"The policy names {len(patterns)} patterns for a model of {n_names} blocks, which is too many to try.",
+            hint="Name the blocks in full, or take fewer patterns.",
+        )
+    longest = max(map(len, patterns), default=0)
+    if longest > _LONGEST_PATTERN:
+        raise InvalidPolicy(
+            f"A pattern of {longest:,} letters is longer than the name of any block.",
+            hint="A star stands for one part: blocks.*.mlp.",
+        )
 
 
 def matches(unit: Unit, fqns: Collection[str]) -> tuple[Fqns, ...]:
