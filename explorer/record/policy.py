@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from msgspec import Meta
 from msgspec.structs import force_setattr
 
 from explorer.errors import InvalidPolicy
@@ -18,7 +19,7 @@ DeterminismCheck = Literal["default", "none"]
 class Unit(Record):
     """A block, or siblings that are called one after the other and recomputed together (a segment)."""
 
-    blocks: tuple[str, ...]
+    blocks: Annotated[tuple[str, ...], Meta(min_length=1)]
     action: Action = "recompute"
     """recompute: keep the input. save_ops: recompute all but `save_ops`. offload: saved tensors wait on the CPU."""
     save_ops: tuple[str, ...] = ()

@@ -259,6 +259,7 @@ FORGED: list[tuple[str, tuple[str | int, ...], Any]] = [
     ("pipeline", ("composed", "ranks"), []),
     ("pipeline", ("composed", "actions", 0, "rank"), 10**5),
     ("pipeline", ("memory", 0, "held_bytes"), []),
+    ("comparison", ("candidate", "spec", "policy", "units", 0, "blocks"), []),
     ("measurement", ("graph", "blocks"), []),
     ("measurement", ("graph", "chain"), ["nowhere"]),
     ("measurement", ("environment", "total_memory_bytes"), -5),

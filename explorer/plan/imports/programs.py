@@ -303,8 +303,8 @@ def _megatron_stages(plain: dict[str, object], layers: Fqns) -> tuple[list[Fqns]
 
 def _megatron_selective(modules: object, graph: ModelGraph, layers: Fqns) -> tuple[tuple[Unit, ...], tuple[str, ...]]:
     names = dict.fromkeys(map(str, modules) if isinstance(modules, list) else str(modules).split())
-    known = {name: within(graph, layers, names_here) for name, names_here in _MEGATRON_MODULES.items() if name in names}
-    blocks = {name: known.get(name, ()) for name in names}
+    here = {name: within(graph, layers, _MEGATRON_MODULES[name]) for name in names if name in _MEGATRON_MODULES}
+    blocks = {name: here.get(name, ()) for name in names}
     lost = [name for name in names if not blocks[name]]
     units = whole(fqn for fqns in blocks.values() for fqn in fqns)
     if not units:
@@ -353,13 +353,11 @@ def _read_remat(settings: Settings, graph: ModelGraph) -> Reading:
     if not all(isinstance(name, str) for name in names):
         raise refused(_REMAT_VERSION, f"save_regions is {regions!r}.", "It is a list of names of regions.")
     _, layers = longest_list(_REMAT_VERSION, graph)
-    known = set(layers)
-    relative = {
-        fqn: fqn.removeprefix(f"{layer}.") for fqn in graph.by_fqn for layer in above(fqn) if layer in known
-    }  # fmt: skip
+    holders = set(layers)
+    relative = {fqn: fqn.removeprefix(f"{layer}.") for fqn in graph.by_fqn for layer in above(fqn) if layer in holders}
     regions_of = regions_named(dict.fromkeys(names), set(relative.values()))
-    kept = set().union(*regions_of.values())
-    saved = {fqn for fqn, region in relative.items() if region in kept}
+    saved_regions = set().union(*regions_of.values())
+    saved = {fqn for fqn, region in relative.items() if region in saved_regions}
     unknown = [name for name, regions in regions_of.items() if not regions]
     reasons = [f"{listed(unknown)} is kept there; no block has this name, so it is recomputed here."] if unknown else []
     if saved:

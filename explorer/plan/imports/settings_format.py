@@ -263,9 +263,9 @@ def longest_list(written_for: str, graph: ModelGraph) -> tuple[str, Fqns]:
 
 def within(graph: ModelGraph, layers: Fqns, names: Iterable[str]) -> Fqns:
     """Blocks inside `layers` whose own name is one of `names`."""
-    chosen_names, known = set(names), set(layers)
+    chosen_names, holders = set(names), set(layers)
     return tuple(
         block.fqn
         for block in graph.blocks
-        if block.name in chosen_names and block.n_calls and not known.isdisjoint(lineage(block.fqn))
+        if block.name in chosen_names and block.n_calls and not holders.isdisjoint(lineage(block.fqn))
     )

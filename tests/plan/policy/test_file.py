@@ -31,7 +31,7 @@ texts = st.text(max_size=12)
 names = texts | st.sampled_from(["no", "1", "1e5", "~", "=", "<<", "0x1", "2020-01-01", "null", "a: b", "- x", "1:30"])
 units = st.builds(
     Unit,
-    blocks=st.lists(names, max_size=9).map(tuple),
+    blocks=st.lists(names, min_size=1, max_size=9).map(tuple),
     action=st.sampled_from(["recompute", "save_ops", "offload"]),
     save_ops=st.lists(names, max_size=2).map(tuple),
 )
