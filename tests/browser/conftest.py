@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
 HERE = Path(__file__).resolve().parent
-PLAIN = HERE.parent / "ui" / "plain_models.py"
+PLAIN = HERE / "plain_models.py"
+FACTORIES = re.findall(r"^def (\w+)\(\):", PLAIN.read_text(), re.MULTILINE)
 TIMEOUT_MS = 180_000
 """Of every wait: a loaded machine with one core takes that long; only a fault ever does."""
 LIMIT_S = 900
@@ -93,6 +95,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Se
 
 @pytest.fixture(scope="session")
 def app(serve: Callable[..., Served], tiny: str) -> Served:
-    """The app that most tests visit: the tiny model first, then models that fail or train nothing."""
-    others = (tiny.replace(":build", ":broken"), f"{PLAIN}:buffers_only")
-    return serve(APP, *(f"--model={target}" for target in (tiny, *others)))
+    """The app that most tests visit: the tiny model first, one that fails, one for a card, and the plainest models."""
+    others = [tiny.replace(":build", f":{name}") for name in ("broken", "large")]
+    plain = [f"{PLAIN}:{name}" for name in FACTORIES]
+    return serve(APP, *(f"--model={target}" for target in (tiny, *others, *plain)))

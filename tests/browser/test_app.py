@@ -101,26 +101,23 @@ def new_app(tmp_path: Path) -> Iterator[Served]:
     app.process.wait(timeout=30)
 
 
-def test_the_first_visit_shows_a_recorded_run_before_any_job_has_answered(
-    page: Page, held_worker: Path, new_app: Served
+def test_a_first_visit_answers_before_the_worker_and_its_path_ends_with_a_policy_that_a_script_applies(
+    page: Page, held_worker: Path, new_app: Served, tmp_path: Path
 ) -> None:
     page.goto(new_app.url)
     page.get_by_text("Choose blocks that compute their activations again").wait_for()
-    page.get_by_role("button", name="New here?").wait_for()
     page.get_by_text("recorded on another machine").wait_for()
     page.get_by_role("treeitem").first.wait_for()
     page.locator(".st-key-results .js-plotly-plot .scatterlayer .trace").first.wait_for()
-    page.locator('[data-id="blocks"]').get_by_role("button", name="Recompute all").click()
-    confirm_marks(page, re.compile(r"^12 (of \d+ )?blocks$"))
     page.get_by_text("starting").first.wait_for()
+    path = guided(page, new_app.url, tmp_path / "policy.yaml")
+    texts = [next(path) for _ in range(3)]
+    assert "held at its worst moment: 216.8 MiB" in texts[0]
+    confirm_marks(page, re.compile(r"^12 (of \d+ )?blocks$"))
+    page.get_by_text("recorded on another machine").wait_for()
     held_worker.touch()
     page.get_by_text("recorded on another machine").wait_for(state="detached")
-
-
-def test_the_guided_path_ends_with_a_policy_that_a_script_applies(page: Page, new_app: Served, tmp_path: Path) -> None:
-    steps = guided(page, new_app.url, tmp_path / "policy.yaml")
-    texts = list(steps)
-    assert "held at its worst moment: 216.8 MiB" in texts[0]
+    texts += path
     assert "216.8 MiB became 55.8 MiB" in texts[4] and "bitwise equal" in texts[4]
 
     from explorer import apply_policy, load_policy

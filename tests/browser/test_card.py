@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-
-import pytest
 
 from explorer.record.base import from_plain
 from explorer.record.card import CardMemory
 from explorer.view.drawing.units import mib
 from explorer.view.memory.card import card_answer
-from tests.browser.measured import APP
-from tests.browser.served import ROOT
+from tests.browser.served import ROOT, Served
 from tests.browser.settled import press, settled
 
 if TYPE_CHECKING:
@@ -41,16 +37,13 @@ def choose(page: Page, label: str, text: str) -> None:
     page.keyboard.press("Escape")
 
 
-def test_a_card_follows_each_toggle_with_the_figures_of_the_command_line(
-    page: Page, serve: Callable[..., object], tiny: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":2048:8")  # torch's default has 8,519,680 bytes
+def test_a_card_follows_each_toggle_with_the_figures_of_the_command_line(page: Page, app: Served, tiny: str) -> None:
     model = tiny.replace(":build", ":large")
-    page.goto(serve(APP, "--model", model, "--predict").url)  # type: ignore[attr-defined]
+    page.goto(f"{app.url}/?model={model}&predict=1")
     page.get_by_role("treeitem").first.wait_for()
     choose(page, "predict for", "b200")
     sides = said_by_the_command_line(model, "b200")
-    assert sides["baseline"].workspace_bytes == 2 * (16 << 20)
+    assert sides["baseline"].workspace_bytes == 2 * (32 << 20), "tests/conftest.py sets CUBLAS_WORKSPACE_CONFIG"
     page.get_by_text(card_answer({"baseline": sides["baseline"]})).first.wait_for()
     page.get_by_text("reserved on the card").first.wait_for()
 

@@ -26,7 +26,6 @@ from explorer.view.report.html import PLOTLY_FILE, plotly_js
 from explorer.view.report.report import ReportOf, report_text
 from tests.browser import forecasts_in_page as both
 from tests.browser.conftest import TIMEOUT_MS
-from tests.browser.measured import APP
 from tests.browser.served import Served
 
 if TYPE_CHECKING:
@@ -179,7 +178,7 @@ def test_a_policy_file_of_the_page_is_applied(opened: Open, tmp_path: Path) -> N
     assert {next((unit for unit in units if is_within(fqn, unit)), fqn) for fqn in again} == set(units)
 
 
-def test_a_button_opens_the_app_with_the_policy(opened: Open, serve: Callable[..., Served]) -> None:
+def test_a_button_opens_the_app_with_the_policy(opened: Open, app: Served) -> None:
     """The app runs on a port of its own here; the page names the port of `make app`."""
     page, (run, _) = opened(), both.run_of("gpt")
     page.get_by_role("button", name="√n segments").click()
@@ -187,16 +186,16 @@ def test_a_button_opens_the_app_with_the_policy(opened: Open, serve: Callable[..
     assert any(len(unit.blocks) > 1 for unit in policy.units)
     assert page.evaluate("facts.address.app") == "http://localhost:8501/"
     page.context.set_offline(False)
-    page.evaluate("app => { facts.address.app = `${app}/` }", serve(APP).url)
+    page.evaluate("app => { facts.address.app = `${app}/` }", app.url)
     with page.context.expect_page() as opening:
         page.get_by_role("button", name="Open in the app").click()
-    app = opening.value
-    app.set_default_timeout(TIMEOUT_MS)
-    app.wait_for_url(re.compile("run="))
-    assert from_query(dict(parse_qsl(urlsplit(app.url).query))) == replace(run.spec, policy=policy)
+    visit = opening.value
+    visit.set_default_timeout(TIMEOUT_MS)
+    visit.wait_for_url(re.compile("run="))
+    assert from_query(dict(parse_qsl(urlsplit(visit.url).query))) == replace(run.spec, policy=policy)
     peak = mib(page.evaluate("page.answer.peak"))
-    app.get_by_text(re.compile(f"√n segments: .* ≈ {re.escape(peak)} ")).wait_for()
-    app.locator('[data-id="blocks"][aria-checked="true"]').get_by_text("12 of 12").wait_for()
+    visit.get_by_text(re.compile(f"√n segments: .* ≈ {re.escape(peak)} ")).wait_for()
+    visit.locator('[data-id="blocks"][aria-checked="true"]').get_by_text("12 of 12").wait_for()
 
 
 def test_a_link_to_a_state_opens_it(opened: Open) -> None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from explorer.plan.export.formats import FORMATS, exported
+from explorer.plan.policy.file import load
 from tests.browser.measured import ANSWERED
 from tests.browser.served import Served
 from tests.browser.settled import press, settled
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-MEASURED = ANSWERED
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def measured(page: Page, app: Served) -> Page:
     page.locator('[data-id="head"]').click()
     page.locator(".figure .value").get_by_text(re.compile(r"^1 (of \d+ )?blocks?$")).wait_for()
     press(page, page.get_by_role("button", name="Run", exact=True))
-    page.get_by_text(MEASURED).wait_for()
+    page.get_by_text(ANSWERED).wait_for()
     return settled(page)
 
 
@@ -49,6 +50,12 @@ def test_policy_run_and_picture_leave_and_come_back(measured: Page, tmp_path: Pa
 
     press(page, page.get_by_role("button", name="Policy file"))
     policy = downloaded(page, page.get_by_role("button", name="Policy with evidence"), tmp_path)
+    for title, target in ((FORMATS[target].title, target) for target in ("torch", "lightning")):
+        choice = page.get_by_role("combobox", name=re.compile("For another program"))
+        choice.fill(title)
+        choice.press("Enter")
+        text = downloaded(page, page.get_by_role("button", name=f"For {title}"), tmp_path).read_text()
+        assert text == exported(load(policy), target).text, "what the command line writes, which tests/cli runs"
     page.keyboard.press("Escape")
     press(page, page.get_by_role("button", name="undo", exact=False))
     page.locator('[data-id="head"][aria-checked="false"]').wait_for()
@@ -56,7 +63,7 @@ def test_policy_run_and_picture_leave_and_come_back(measured: Page, tmp_path: Pa
     page.locator(".st-key-upload_policy input[type=file]").set_input_files(policy)
     page.locator('[data-id="head"][aria-checked="true"]').wait_for()
     page.keyboard.press("Escape")
-    page.get_by_text(MEASURED).wait_for()
+    page.get_by_text(ANSWERED).wait_for()
     press(page, head)
     page.locator('[data-id="head"][aria-checked="false"]').wait_for()  # the file does not come back by itself
 
@@ -76,7 +83,7 @@ def test_policy_run_and_picture_leave_and_come_back(measured: Page, tmp_path: Pa
     page.get_by_text("already here").wait_for()  # the same run is in the store
     settled(page).get_by_test_id("stDataFrame").click(position={"x": 16, "y": 50})
     press(page, page.locator(".st-key-open").get_by_role("button"))
-    page.get_by_text(MEASURED).wait_for()
+    page.get_by_text(ANSWERED).wait_for()
     page.locator('[data-id="head"][aria-checked="true"]').wait_for()
 
 
@@ -92,5 +99,5 @@ def test_an_open_page_finds_what_the_command_line_measures(
     peak = json.loads(ran.stdout)["candidate"]["step_peak_bytes"]
     measured.locator('[data-id="layers"]').get_by_role("button", name="Recompute all").click()
     measured.locator(".figure .value").get_by_text(re.compile(r"^5 (of \d+ )?blocks?$")).wait_for()
-    measured.get_by_text(MEASURED).wait_for()
+    measured.get_by_text(ANSWERED).wait_for()
     assert f"{peak / 2**20:.1f}" in measured.locator(".figure .value").first.inner_text()

@@ -123,7 +123,7 @@ def test_names_from_a_model_never_become_markup(app: App, worker: FakeWorker) ->
 
 @pytest.mark.parametrize("n_blocks", [0, 4])
 def test_a_model_whose_presets_choose_nothing_is_drawn_and_run(app: App, worker: FakeWorker, n_blocks: int) -> None:
-    """tests/ui/test_plain_models.py opens the tabs of such models, and their guided path."""
+    """tests/browser/test_plain_models.py opens the tabs of such models, and their guided path."""
     worker.graph = graphs.single_operations(n_blocks)
     at = app()
     assert next(menu for menu in at.get("menu_button") if "presets" in menu.proto.id).proto.options == ["Keep all"]
