@@ -286,6 +286,12 @@ def guarded(block: Block) -> None:
     block.count = lambda _: 0 if explorer.is_recomputing() else package.tick() and 0
 
 
+def guarded_count(block: Block) -> None:
+    installed_package(block)
+    tick = block.count
+    block.count = lambda one: _package().N if explorer.is_recomputing() else tick(one)
+
+
 def counted_without_effect(block: Block) -> None:
     installed_package(block)
     tick = block.count
@@ -323,7 +329,7 @@ def hook_in_backward(block: Block) -> None:
     block.forward = forward  # type: ignore[method-assign]
 
 
-HARMLESS = (nothing, dropout_and_norm, timers_and_logs, memo, guarded, counted_without_effect,
+HARMLESS = (nothing, dropout_and_norm, timers_and_logs, memo, guarded, guarded_count, counted_without_effect,
             behind_the_last_saved_tensor, saves_nothing, without_backward, hook_in_backward)  # fmt: skip
 
 

@@ -11,7 +11,7 @@ reads, and that the recomputes move, explains a finding.
 
 A recompute here reaches what the policy's recompute reaches: gradients are on and the unit ends with the last tensor
 that autograd saved in forward. A unit whose saved tensors no backward reads is not recomputed. Reentrant checkpointing
-runs the whole unit a second time, without gradients.
+runs the whole unit twice, without gradients and with them.
 """
 
 from __future__ import annotations
@@ -52,10 +52,13 @@ from explorer.record.plan import Report
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import RunSpec
 
-FEWEST, MOST = 4, 64
-"""Bounds of the runs of a block if the spec gives no number: as many runs as fit into the time of one step."""
+FEWEST, MOST = 8, 64
+"""Bounds of the recomputes of a unit if the spec gives no number: as many as fit into the time of one step.
+
+Eight show an effect that starts with the ninth call, which is in step 5 of a recomputed model.
+"""
 _LEAST_S = 0.5
-"""Least time for the runs of all blocks, for steps that are shorter."""
+"""Least time for the recomputes of all units, for steps that are shorter."""
 
 Fingerprints = Mapping[str, bytes]
 Kind = TypeVar("Kind")
@@ -229,24 +232,23 @@ class _Call:
 
     def recompute(self) -> list[Tensor]:
         """Runs the unit as its policy does in backward. Returns sums over the bits of all tensors that it makes."""
-        policy, n_left = self.wrap.policy, self.n_saved
-        sums: list[Tensor] = []
+        reentrant = self.wrap.policy.use_reentrant
+        return [part for grad in ((False, True) if reentrant else (True,)) for part in self._run(grad)]
+
+    def _run(self, grad: bool) -> list[Tensor]:
+        n_left, sums = self.n_saved, list[Tensor]()
 
         def pack(tensor: Tensor) -> Tensor:
             nonlocal n_left
             n_left -= 1
             sums.extend(bits.sum() for bits in contents(tensor))
-            if not n_left and policy.stops_early:
+            if not n_left and self.wrap.policy.stops_early:
                 raise _Stop
             return without_operation(tensor)
 
         self.rng.restore()
-        with (
-            suppress(_Stop),
-            torch.set_grad_enabled(not policy.use_reentrant),
-            Recomputing(self.modules),
-            saved_tensors_hooks(pack, lambda tensor: tensor),
-        ):
+        hooks = saved_tensors_hooks(pack, lambda tensor: tensor)
+        with suppress(_Stop), torch.set_grad_enabled(grad), Recomputing(self.modules), hooks:
             # A copy of a copy is no leaf, so that a unit may write into its input.
             args, kwargs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, self.inputs)
             output = self.function(*args, **kwargs)
