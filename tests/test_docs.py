@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import sys
 from collections.abc import Iterator
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -60,7 +61,11 @@ def warm() -> ForkServerContext:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_python_of_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, warm: ForkServerContext) -> None:
+def test_the_python_of_a_page_runs_from_top_to_bottom(
+    page: Path, tmp_path: Path, warm: ForkServerContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The process imports what is the main module here: of a page's test, Streamlit leaves one that is no script.
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules[__name__])
     examples = [code for language, code in _FENCE.findall(page.read_text()) if language == "python"]
     assert examples, "each page has an example"
     (tmp_path / "sample_models").symlink_to(ROOT / "sample_models")

@@ -16,7 +16,7 @@ import pytest
 from explorer.cli import main, verbs
 from explorer.engine.bench import what_fits
 from explorer.jobs.client import Job, Worker, _graph_key
-from explorer.jobs.protocol import Request
+from explorer.jobs.protocol import Request, models_of
 from explorer.jobs.run_file import is_kept, with_graph
 from explorer.jobs.store import Store
 from explorer.jobs.worker import answer
@@ -36,16 +36,17 @@ def docstrings_once() -> Iterator[None]:
 class InThisProcess(Worker):
     """Runs the engine's answers here: no server imports torch again. test_real_worker.py has processes.
 
-    A request that it has had gets the job of the first time, unless only the new one is to be kept in the store:
-    a verb's text and its document, and verbs about one model, take one run.
+    A request that it has had about the same files gets the job of the first time, unless only the new one is to be kept
+    in the store: a verb's text and its document, and verbs about one model, take one run.
     """
 
     def __init__(self, store_path: Path) -> None:
         super().__init__(store_path)
-        self._answered: dict[tuple[type, bytes], tuple[Job, bool]] = {}
+        self._answered: dict[tuple[object, ...], tuple[Job, bool]] = {}
 
     def submit(self, request: Request, *, keep: bool = True) -> Job:
-        key = type(request), to_msgpack(request)
+        files = [Path(model.target.partition(":")[0]) for model in models_of(request)]
+        key = type(request), to_msgpack(request), *(path.read_bytes() for path in files if path.is_file())
         job, stored = self._answered.get(key, (None, False))
         if job is None or (keep and not stored):
             job = Job(self, str(len(self._answered)), request, keep=keep)

@@ -252,11 +252,7 @@ def test_a_lesson_added_as_a_file_is_listed_and_runs(tmp_path: Path, monkeypatch
 @pytest.mark.usefixtures("shared")
 def test_what_was_chosen_here_runs_there(tmp_path: Path) -> None:
     """Settings of another program become a policy file, its exports are files that torch alone runs."""
-    settings, policy, model = (
-        tmp_path / "trainer.yaml",
-        str(tmp_path / "policy.yaml"),
-        f"{tmp_path / 'layers'}.py:build",
-    )
+    settings, policy, model = (str(tmp_path / name) for name in ("trainer.yaml", "policy.yaml", "layers.py:build"))
     Path(settings).write_text("activation_checkpointing: true\nactivation_checkpointing_kwargs: {every_n_layers: 2}\n")
     (tmp_path / "layers.py").write_text(LAYERS)
     compared = read("compare", model, "--policy", settings, "--out", policy, "--repeats", "0", "--no-store")

@@ -200,6 +200,19 @@ def test_a_changed_model_and_patterns_are_told(net: str, tmp_path: Path) -> None
     assert "has no block 2, 3" in fewer.stdout
 
 
+def test_a_lock_holds_until_the_model_moves(net: str, tmp_path: Path) -> None:
+    lock, table = str(tmp_path / "step.lock"), tmp_path / "moved.md"
+    run("lock", net, "--policy", "all", "--out", lock)
+    path = Path(net.removesuffix(":build"))
+    path.write_text(f"{path.read_text()}# the same step\n")
+    assert run("lock", net, "--check", lock).stdout == "The training step is as its lock says.\n"
+    assert read("lock", net, "--check", lock)["moved"] is False
+    path.write_text(path.read_text().replace("nn.Tanh()", "nn.Tanh(), nn.Dropout(0.5)"))
+    moved = run("lock", net, "--check", lock, "--markdown", str(table), code=1)
+    assert "(4 blocks) is new (Dropout)" in moved.stdout and "`0.2`" in table.read_text()
+    assert "names" in run("lock", net, "--set", "n=2", "--check", lock, code=2).stderr
+
+
 SMALL = ("sample_models/mlp.py", "--set", "n_layers=2")
 
 

@@ -15,6 +15,7 @@ import pytest
 from explorer.engine.bench.measure import measure
 from explorer.engine.model.describe import describe
 from explorer.errors import BadInput
+from explorer.plan.planners import chain
 from explorer.plan.planners.planner import Planner
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.record import MeasuredBlock, Measurement, ModelGraph, ModelRef, RunSpec, Samples, Times
@@ -194,6 +195,18 @@ def test_a_plan_of_a_chain_with_skips_costs_no_more_than_the_best_partition_and_
         assert plan.step_peak_bytes <= budget and plan.extra_cost / plan.step_cost <= best * (1 + 1e-6) + 1e-9
         assert plan.certificate.bound / plan.step_cost <= best * (1 + 1e-6) + 1e-9
     assert planner.floor().step_peak_bytes == lowest
+
+
+def test_where_the_forecast_rejects_the_first_choice_a_cheaper_one_than_the_surest_is_sought(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, run = chain_of(unequal(6, seed=5, saved=2000), skips=True)
+    budget = round(Planner(run, graph).floor().step_peak_bytes * 0.7 + Planner(run, graph).keep_all_bytes * 0.3)
+    plan = Planner(run, graph).within(budget)
+    monkeypatch.setattr(chain, "MOST_TRIES", 0)
+    surest = Planner(run, graph).within(budget)
+    assert max(plan.step_peak_bytes, surest.step_peak_bytes) <= budget
+    assert plan.certificate.bound <= plan.extra_cost < surest.extra_cost
 
 
 BY_HAND = ([17], [11, 10], [9, 9, 8], [8, 8, 5, 6, 4], [2] * 16, [5] * 6)
