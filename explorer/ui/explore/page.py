@@ -42,6 +42,9 @@ from explorer.view.text.plan import expected, in_words
 from explorer.view.text.runs import what_failed
 
 FILES_WIDTH = 310
+SENT_S = 0.03
+"""Time within which the answer to a click has left the server. Streamlit sends every 0.01 s, and drops what is not sent
+when the rerun of the page begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +168,7 @@ def _desk(state: ExploreState, slots: Slots) -> None:
         budget.budget_row(state, view, graph, forecast)
         graph_panel(state, facts, drawing)
         if state.charted not in (None, policy) or outdated(len(policy.units)):  # what follows the graph is open
+            time.sleep(SENT_S)
             st.rerun()
         if len(graph.blocks) == 1:
             st.caption(glossary.NO_BLOCKS)
