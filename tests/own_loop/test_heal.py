@@ -27,9 +27,7 @@ import explorer
 from explorer.engine.device.memory_limit import address_space_bytes
 from explorer.engine.device.subprocess_call import call_in_subprocess
 from explorer.errors import BadInput
-from explorer.own_loop import heal
-from explorer.own_loop.heal import ladder
-from explorer.own_loop.watch import Watch
+from explorer.own_loop.heal import Healed
 from explorer.record.plan import Report, silent
 from tests.own_loop.test_watch import nothing_stays, opened
 
@@ -152,73 +150,56 @@ LOOPS: dict[str, tuple[Callable[..., Loop], str]] = {
 
 
 class Refusing(TorchDispatchMode):
-    """Refuses memory at the operators whose numbers are in `at`, counted over all of its time."""
+    """Refuses memory once, at the operator of that number in a backward or outside of one."""
 
-    def __init__(self, at: set[int]) -> None:
+    def __init__(self, phase: str, number: int) -> None:
         super().__init__()
-        self.at, self.n = at, 0
+        self.at = phase, number
+        self.n = dict.fromkeys(("forward", "backward"), 0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.n += 1
-        if self.n in self.at:
+        phase = "forward" if torch._C._current_graph_task_id() < 0 else "backward"
+        self.n[phase] += 1
+        if (phase, self.n[phase]) == self.at:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return func(*args, **(kwargs or {}))
 
 
-def trained(
-    name: str, at: dict[int, set[int]], *, heal: bool = True, n_steps: int = 4
-) -> tuple[list[Tensor], list[int], Watch]:
-    """State after a training, operators of each step, and its watch. `at`: refused operators by step, from 2 on."""
+At = dict[int, tuple[str, int]]
+"""By step: the phase and the number of the operator that is refused."""
+REFUSED: At = {2: ("backward", 40), 3: ("forward", 30), 5: ("backward", 100)}
+
+
+def trained(name: str, at: At | None) -> tuple[list[Tensor], list[Healed]]:
+    """State after five steps, and what was healed; without refusals no watch. The first step is recorded."""
     loop, kind = LOOPS[name]
     torch.manual_seed(0)
     random.seed(0)
     model = Net(kind)
     optimizer = torch.optim.AdamW(model.parameters())
-    counts = []
-    with explorer.watch(model, optimizer, at=1, on_oom="heal" if heal else None) as watch:
+    with explorer.watch(model, optimizer, at=1, on_oom="heal") if at else nullcontext() as watch:
         steps = loop(model, optimizer)
-        for step in range(1, n_steps + 1):
-            mode = Refusing(at.get(step, set()))
-            with mode if step > 1 else nullcontext():  # the first step is recorded, which another mode forbids
+        for step in range(1, 6):
+            with Refusing(*at[step]) if at and step in at else nullcontext():
                 next(steps)
-            counts.append(mode.n)
     state = [*model.state_dict().values(), torch.tensor(model.n_calls)]
     moments = [value for each in optimizer.state.values() for value in each.values()]
-    return [*state, *moments, torch.get_rng_state(), torch.tensor(random.getstate()[1])], counts, watch
+    state += [*moments, torch.get_rng_state(), torch.tensor(random.getstate()[1])]
+    return state, watch.healed if watch else []
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_a_refusal_anywhere_in_forward_or_backward_changes_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Equal first steps have equal ladders: it is made once."""
-    made: list[Any] = []
-    monkeypatch.setattr(heal, "ladder", lambda run: list(made or made.extend(ladder(run)) or made))
-    reference, counts, _ = trained(name, {}, heal=False)
-    healed = dict.fromkeys(("forward", "backward"), 0)
-    for number in (2 + int(counts[2] * (i / 7) ** 1.5) for i in range(7)):  # a forward is shorter than its backward
-        try:
-            state, _, watch = trained(name, {3: {number}})
-        except torch.OutOfMemoryError as error:  # in the loss or in the optimizer: see the tests below
-            assert "Not healed" in str(error.__notes__)
-            continue
-        assert all(map(torch.equal, state, reference)) and len(state) == len(reference) > 40, number
-        for event in watch.healed:
-            healed[event.phase] += 1
-            assert event.step == 3 and event.policy.units
-    assert min(healed.values()) >= 2, healed
-
-
-@pytest.mark.parametrize("name", ["plain", "accumulating"])
-def test_several_refusals_climb_the_ladder_and_the_policy_stays(name: str) -> None:
-    reference, counts, _ = trained(name, {}, heal=False, n_steps=6)
-    first, half = 60, counts[2] // 2
-    state, _, watch = trained(name, {2: {first}, 3: {half}, 5: {first}}, n_steps=6)
-    assert all(map(torch.equal, state, reference))
-    assert [event.step for event in watch.healed][:3] == [2, 3, 5]
-    ratios = [event.flop_ratio for event in watch.healed if event.flop_ratio is not None]
-    assert len({event.policy for event in watch.healed}) == len(watch.healed) and ratios
+def test_refusals_in_forward_and_backward_climb_the_ladder_and_change_no_bit(name: str) -> None:
+    """benchmarks/heal.py refuses by a limit of memory, and a thousand steps long."""
+    reference, _ = trained(name, None)
+    state, healed = trained(name, REFUSED)
+    assert all(map(torch.equal, state, reference)) and len(state) == len(reference) > 40
+    assert {event.step: event.phase for event in healed} == {step: phase for step, (phase, _) in REFUSED.items()}
+    assert len({event.policy for event in healed}) == len(healed) and all(event.policy.units for event in healed)
+    assert any(event.flop_ratio is not None for event in healed)
     failure = opened(Path("healed.step3.explorer")).failure
     assert failure is not None and failure.hint.startswith("Healed: the ") and "FLOPs (predicted)" in failure.hint
-    assert sorted(path.name for path in Path().glob("healed.*")) == [f"healed.step{n}.explorer" for n in (2, 3, 5)]
+    assert sorted(path.name for path in Path().glob("healed.*")) == [f"healed.step{n}.explorer" for n in REFUSED]
 
 
 def refused_in(step: Callable[[Net, torch.optim.Optimizer], None]) -> str:
@@ -244,7 +225,7 @@ class RefusedGradient(torch.autograd.Function):
 
 def in_optimizer(model: Net, optimizer: torch.optim.Optimizer) -> None:
     model(batch(1)[0]).sum().backward()
-    with Refusing({4}):
+    with Refusing("forward", 4):
         optimizer.step()
 
 
