@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -219,60 +218,6 @@ def test_other_errors_write_nothing(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="shape"), explorer.watch(loop.model, on_oom=path):
         loop.model(loop.x).view(3, 5)
     assert not path.exists()
-
-
-SCENES = """
-import gc, os, resource, sys, torch, torch._dynamo, explorer
-explorer.watch
-gc.freeze()  # an interpreter that ends looks at every object
-
-def uncaught():
-    os.environ.update(RANK="3", WORLD_SIZE="4")
-    model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(2)])
-    explorer.watch(model, on_oom="oom.explorer")
-    size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (size + 2**28, resource.RLIM_INFINITY))
-    model(torch.randn(200_000, 512)).sum().backward()
-
-def unfinished():  # torch 2.13: an interpreter that ends while its profiler is on crashes
-    model = torch.nn.Linear(4, 4)
-    explorer.watch(model, at=1)
-    model(torch.ones(1, 4)).sum().backward()
-
-def imports():
-    model = torch.nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters())
-    with explorer.watch(model, optimizer, on_oom="late.explorer") as watch:
-        before = set(sys.modules)
-        model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
-        run = watch.runs[1]
-        refused = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes."
-        assert watch.refused(RuntimeError(refused))
-        run.plan("100%")
-    late = {name for name in set(sys.modules) - before if name.partition(".")[0] in LIBRARIES}
-    assert not late, late
-
-LIBRARIES = ("highspy", "numpy", "plotly", "yaml")
-for scene in (uncaught, unfinished, imports):
-    sys.stdout.flush()
-    if os.fork() == 0:
-        scene()
-        sys.exit()
-    print(scene.__name__, os.waitstatus_to_exitcode(os.wait()[1]))
-"""
-
-
-def test_in_a_script_errors_that_nobody_catches_are_written_and_nothing_is_imported_late(tmp_path: Path) -> None:
-    """One file a rank; a script may end in the middle of a recorded step; no library is loaded at a refusal."""
-    ended = subprocess.run(
-        [sys.executable, "-c", SCENES], cwd=tmp_path, capture_output=True, text=True, check=False,
-        env={"PYTHONPATH": str(Path(explorer.__file__).parents[1]), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert ended.stdout.split() == ["uncaught", "1", "unfinished", "0", "imports", "0"], ended.stderr
-    assert "can't allocate memory" in ended.stderr
-    run = opened(tmp_path / "oom.rank3.explorer")
-    assert run.failure is not None and run.failure.kind == "out of memory" and run.recorded_in.endswith("rank 3")
 
 
 def test_what_cannot_be_watched_is_one_sentence() -> None:
