@@ -6,10 +6,12 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import msgspec
 import pytest
+from torch.distributed import run as torchrun
 
 from explorer.child_process.forks import at_hand
 from explorer.engine.model.describe import describe
@@ -30,6 +32,7 @@ from explorer.record.run import RunSpec
 from tests.engine.pipeline.pipeline_nets import LANGUAGE, TROUBLE
 from tests.engine.pipeline.pipeline_runs import SOME, assert_split_is_exact, ran, spec
 
+NEEDS = ["torch._dynamo", "explorer.engine.pipeline.rank"]
 DEEP = ("tokens", *(f"blocks.{k}" for k in range(6)), "head")
 
 
@@ -105,22 +108,26 @@ def free_port() -> int:
         return port
 
 
-def torchruns(script: str, n_machines: int, cwd: Path) -> list[subprocess.Popen[str]]:
-    """Started from `cwd`, without torchrun on the path; several machines are several torchruns here."""
-    port = str(free_port())
-    beside = f"--nnodes {n_machines} --nproc-per-node 1 --master-addr 127.0.0.1".split()
+def torchrun_of(script: str, cwd: Path, *options: str) -> tuple[list[str], str]:
+    """What the script asks torchrun for, and the PYTHONPATH that it sets; started from `cwd` by a shell alone."""
+    python = cwd.parent / "python"
+    python.write_text('#!/bin/sh\n[ "$1" = -c ] || printf "%s\\n" "$PWD" "$PYTHONPATH" "$@"\n')
+    python.chmod(0o755)
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return [
-        subprocess.Popen(
-            ["sh", script, "--master-port", port, *beside, "--node-rank", str(rank)],
-            env={**clean, "PATH": "/usr/bin:/bin"},
-            cwd=cwd,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(n_machines)
-    ]
+    ran = subprocess.run(
+        ["sh", script, *options], cwd=cwd, env={**clean, "PATH": "/usr/bin:/bin", "PYTHON": str(python)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    folder, path, dash_m, module, *arguments = ran.stdout.splitlines()
+    assert (dash_m, module) == ("-m", "torch.distributed.run")
+    return [folder, *arguments], path
+
+
+def launched(arguments: list[str], path: str) -> None:
+    """torchrun in a fork that has imported torch already; its ranks are processes of their own."""
+    os.chdir(arguments[0])
+    os.environ["PYTHONPATH"] = path
+    torchrun.main(arguments[1:])
 
 
 @pytest.mark.slow
@@ -129,9 +136,20 @@ def test_torchrun_runs_the_files_we_write_on_two_machines(tmp_path: Path) -> Non
     plan = spec("language", LANGUAGE, 2, SOME, schedule="1F1B")
     folder, elsewhere = unpacked(plan, tmp_path / "packed"), tmp_path / "some" / "where else"
     elsewhere.mkdir(parents=True)
-    started = torchruns(f"../../packed/../packed/{SCRIPT_FILE}", n_machines=2, cwd=elsewhere)
-    outputs = [machine.communicate(timeout=200)[0] for machine in started]
-    assert [machine.returncode for machine in started] == [0, 0], "\n".join(outputs)
+    port = str(free_port())
+    script = f"../../packed/../packed/{SCRIPT_FILE}"
+    beside = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port"]
+    with tempfile.TemporaryFile() as output:
+        machines = []
+        for rank in range(2):
+            asked = torchrun_of(script, elsewhere, *beside, port, "--node-rank", str(rank))
+            machines.append(at_hand().start(launched, *asked, errors=output.fileno(), needs=NEEDS))
+        for machine in machines:
+            machine.wait()
+        output.seek(0)
+        assert [machine.code for machine in machines] == [0, 0], output.read().decode()
+    for machine in machines:
+        machine.close()
     assert spec_beside(folder / RESULTS).plan == plan.plan
     run = open_results(plan, folder / RESULTS)
     assert not list(elsewhere.iterdir())
@@ -161,7 +179,7 @@ def test_what_a_rank_said_last_is_the_result(how: str, kind: str, words: str, tm
     plan = spec("trouble", TROUBLE, 2, arguments={"how": how}, n_microbatches=2, stages=(TROUBLE[:1], TROUBLE[1:]))
     folder = unpacked(msgspec.structs.replace(plan, time_limit_s=10.0), tmp_path / "packed")
     port = free_port()
-    ranks = [at_hand().start(rank_of_torchrun, rank, str(folder), port) for rank in range(2)]
+    ranks = [at_hand().start(rank_of_torchrun, rank, str(folder), port, needs=NEEDS) for rank in range(2)]
     for process in ranks:
         process.wait()
         assert process.code == 1

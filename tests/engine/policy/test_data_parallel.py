@@ -36,7 +36,7 @@ def test_two_ranks_keep_their_gradients_under_a_policy(tmp_path: Path) -> None:
 
 
 def codes_of_ranks(folder: Path) -> list[int | None]:
-    ranks = [at_hand().start(ranked, rank, str(folder)) for rank in range(2)]
+    ranks = [at_hand().start(ranked, rank, str(folder), needs=["torch._dynamo"]) for rank in range(2)]
     try:
         for process in ranks:
             process.wait()
