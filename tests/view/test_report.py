@@ -19,14 +19,34 @@ from explorer.errors import UnreadableFile
 from explorer.jobs import run_file
 from explorer.plan.card.opened import open_history
 from explorer.plan.lessons import lessons
+from explorer.plan.memory.ledger import ledger
 from explorer.record import Comparison, Environment, Failure, Measurement, RunSpec
 from explorer.record.base import Record, from_msgpack, from_plain
 from explorer.record.lab import LabChart, LabOutcome, LabSeries
-from explorer.view.compare.gradients import gradient_chart
+from explorer.record.pipeline_run import PipelineRun
+from explorer.view.compare.cost import time_answer
+from explorer.view.compare.gradients import (
+    gradient_chart,
+    mask_table,
+    recompute_count_table,
+    rng_table,
+    seal,
+    state_change_table,
+)
 from explorer.view.compare.headline import headlines
+from explorer.view.drawing.figure import Chart
+from explorer.view.graph.dot import graph_dot
+from explorer.view.graph.geometry import layout
+from explorer.view.graph.labels import Facts, labels
+from explorer.view.graph.overlay import of_gradients
 from explorer.view.lab import lab_chart
-from explorer.view.memory.timeline import timeline
+from explorer.view.memory.blocks import operators_chart
+from explorer.view.memory.ledger import ledger_chart
+from explorer.view.memory.stacked import by_block, roles
+from explorer.view.memory.timeline import sketch, timeline
+from explorer.view.pipeline.gantt import gantt, link_table, rank_table
 from explorer.view.pipeline.headline import figures, price_spread
+from explorer.view.pipeline.ranks import memory_chart
 from explorer.view.report.gallery import Exhibit, index_text, lesson_text
 from explorer.view.report.html import document, picture, plotly_js
 from explorer.view.report.report import (
@@ -37,7 +57,7 @@ from explorer.view.report.report import (
     model_in_words,
     report_text,
 )
-from explorer.view.text.runs import figures_of, refusal_rows
+from explorer.view.text.runs import conditions, figures_of, refusal_rows, stored_flops, stored_peak, stored_time
 from tests import graphs, mutations
 from tests.graphs import GRAPH, SPEC
 from tests.plan.card.histories import small_document
@@ -224,10 +244,43 @@ def opened(document: Any, kind: type[Record], created: float = 1.0) -> Any:
 def draw(run: Any) -> None:
     text = report_text(ReportOf(run=run, name=run_file.name_of(run), created=1.0))
     assert len(text) < LARGEST
+    draw_on_the_page(run)
+
+
+def draw_on_the_page(run: Any) -> None:
+    """What the page draws of a run beside its report: charts as figures, labels of the graph, words of its row."""
+    charts: list[Chart] = []
     if hasattr(run, "headlines"):
-        json.dumps(run.headlines())
-    if isinstance(run, Measurement):
-        figures_of(run)
+        headlines = json.loads(json.dumps(run.headlines()))
+        for stored in (headlines, headlines.get("candidate") or {}):
+            assert f"{stored_flops(stored)}{stored_time(stored)}{stored_peak(stored)}".isprintable()
+    for part in (run.baseline, run.candidate) if isinstance(run, Comparison) else [run]:
+        if isinstance(part, Measurement):
+            figures_of(part), conditions(part.spec), sketch(part, [])
+            charts += [timeline(part, axis="time"), by_block(part, axis="time"), roles(part, block="layers.0")]
+            charts += [operators_chart(part, cost.fqn) for cost in part.blocks[:2]]
+            charts += [ledger_chart(ledger(part))] if part.allocations is not None else []
+    if isinstance(run, Comparison):
+        charts += [timeline(run.baseline, run.candidate, axis="time")]
+        (
+            seal(run),
+            time_answer(run),
+            rng_table(run),
+            mask_table(run),
+            state_change_table(run),
+            recompute_count_table(run),
+        )
+    if isinstance(run, PipelineRun):
+        for schedule in filter(None, (run.composed, run.wall, run.predicted)):
+            charts += [gantt(schedule, run.predicted, follow=0)]
+            rank_table(schedule, run.predicted), link_table(schedule, run.stages)
+        charts += [memory_chart(run.memory, run.memory)]
+    if (graph := run_file.graph_of(run)) is not None:
+        spec, whole = run.spec if not isinstance(run, Comparison) else run.candidate.spec, isinstance(run, Comparison)
+        labels(Facts(graph=graph, policy=spec.policy, overlay=of_gradients(run) if whole else None))
+        layout(graph, [block.fqn for block in graph.blocks]), graph_dot(graph)
+    for chart in charts:
+        assert chart.alt and chart.plotted().to_json() and list(chart.rows()) is not None
 
 
 @pytest.mark.slow
