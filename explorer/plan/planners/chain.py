@@ -335,7 +335,7 @@ def _choices(candidates: Candidates, blocks: Sequence[str]) -> list[tuple[tuple[
 def _is_policy(candidates: Candidates, chosen: tuple[int, ...]) -> bool:
     """True if no two units share a block, nesting has two levels at most, and units that keep results do not nest."""
     units = [candidates.units[i].unit for i in chosen]
-    if any(sum(o in chosen for o in candidates.around[i]) > 1 for i in chosen):
+    if len(chosen) > 2 and any(len(set(chosen).intersection(candidates.around[i])) > 1 for i in chosen):
         return False
     for one, other in itertools.permutations(units, 2):
         if not set(one.blocks).isdisjoint(other.blocks):

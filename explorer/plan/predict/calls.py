@@ -174,16 +174,24 @@ def _births_of_backward(replay: Replay, unit: Sequence[str], calls: Sequence[Seq
     """
     if not calls:
         return []
-    alone = [name for name in replay.called_alone if any(is_within(name, fqn) and name != fqn for fqn in unit)]
-    entries = np.concatenate([replay.below(fqn) for fqn in unit])
-    if alone:  # backward of a call outside of the unit
-        entries = np.setdiff1d(entries, np.concatenate([replay.below(name) for name in alone]))
-    births = replay.born[entries]
-    phase = replay.phase[births]
-    births = np.sort(births[(births > calls[0][-1].end) & ((phase == RECOMPUTE) | (phase == BACKWARD))])
+    births = np.concatenate([_births_below(replay, fqn) for fqn in unit])
+    births = np.sort(births[births > calls[0][-1].end])
     places = np.searchsorted(births, [members[0].first for members in calls]).tolist()
     ends = [*places[1:], len(births)]
     return [births[place:end] if places.count(place) == 1 else births[:0] for place, end in zip(places, ends)]
+
+
+def _births_below(replay: Replay, fqn: str) -> Bytes:
+    """Ticks at which backward allocates in the calls of `fqn`."""
+    if fqn not in replay.backward_births:
+        entries = replay.below(fqn)
+        alone = [name for name in replay.called_alone if is_within(name, fqn) and name != fqn]
+        if alone:  # backward of a call outside of the block
+            entries = np.setdiff1d(entries, np.concatenate([replay.below(name) for name in alone]))
+        births = replay.born[entries]
+        phase = replay.phase[births]
+        replay.backward_births[fqn] = births[(phase == RECOMPUTE) | (phase == BACKWARD)]
+    return replay.backward_births[fqn]
 
 
 def _ends(died: Bytes, saved: NDArray[np.intp], own_outputs: Sequence[int], ends: int) -> int:
@@ -208,14 +216,16 @@ def _leaves(replay: Replay, saved: NDArray[np.intp], members: Sequence[Call], ow
     """
     born = replay.born[saved]  # ascending
     leaves = np.zeros(len(born), dtype=np.int64)
-    for call, following in zip(members, [*members[1:], members[-1]]):
-        here, behind = np.searchsorted(born, (call.first, call.end), side="right")
+    borders = np.searchsorted(born, [(call.first, call.end) for call in members], side="right").tolist()
+    for i, (here, behind) in enumerate(borders):
         if here < behind:
-            last = born[behind - 1]
+            last, call = int(born[behind - 1]), members[i]
             leaves[here:behind] = last + 1
-            then = int(replay.results[np.searchsorted(replay.results, last, side="right")])
-            output = np.searchsorted(born, last)
-            leaves[output:behind] = (then if then <= call.end else last) + 1 if call is following else following.end + 1
+            if i + 1 < len(members):
+                leaves[np.searchsorted(born, last) : behind] = members[i + 1].end + 1
+            else:
+                then = int(replay.results[np.searchsorted(replay.results, last, side="right")])
+                leaves[np.searchsorted(born, last) : behind] = (then if then <= call.end else last) + 1
     leaves = np.minimum(leaves, replay.let_go[saved])
     for entry in own_outputs:
         used, returned = replay.used_until.get(entry, -1), replay.returned_until.get(entry, 0)

@@ -132,6 +132,8 @@ class Replay:
     """Whether each input of a block comes inside a container alone, by block; see `Block.inputs_in_containers`."""
     calls_of_units: dict[object, list[Any]] = field(default_factory=dict)
     """Results of `saved_by_calls` in calls.py, which a planner and its forecasts share."""
+    backward_births: dict[str, Bytes] = field(default_factory=dict)
+    """Ticks at which backward of each block allocates."""
     maxima: Maxima | None = None
     """Of `line`, where many changes of a few ticks each are simulated."""
 
