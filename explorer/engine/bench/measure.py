@@ -182,10 +182,10 @@ def n_reports(specs: Sequence[RunSpec]) -> int:
 
 @dataclass(frozen=True)
 class BegunSteps:
-    """A model without a policy after its first steps, and the times of the last one."""
+    """A model without a policy after its first steps, and the times of steps taken so far, by run."""
 
     trainee: Trainee
-    times: dict[str, float]
+    times: Sequence[Sequence[dict[str, float]]]
 
 
 class Session:
@@ -229,7 +229,7 @@ class Session:
 
     def time(self, begun: BegunSteps | None = None) -> None:
         """Times all complete runs in turns on one model: memory holds one model, and a slow minute affects all alike.
-        If run 0 has `begun`, its model is taken; else a copy takes a step to warm up.
+        If steps have `begun`, the model of run 0 goes on; else a copy takes a step to warm up.
 
         The last steps also time the blocks if their hooks cost less than HOOKS_SHARE of the step; else the blocks are
         timed in steps of their own.
@@ -242,7 +242,9 @@ class Session:
                 self._warm(max(complete, key=lambda i: self._recorded[i].held_peak_bytes or 0))
             else:
                 self._bench = bench_of(begun.trainee, self._device)
-                self._readings[0].steps.append(begun.times)
+                most = max(1, self._specs[0].n_repeats - N_BLOCK_ROUNDS)
+                for readings, times in zip(self._readings, begun.times):
+                    readings.steps += times[:most]
             self._time(complete)
         except RuntimeError as error:  # a GPU that a failed run has left unusable: earlier recordings stand
             if len(complete) == len(self._specs):
@@ -281,7 +283,7 @@ class Session:
 
     def _read(self, i: int, round_: int, bench: Bench, *, blocks: bool) -> None:
         readings = self._readings[i]
-        if len(readings.steps) > round_:  # the first step was timed before
+        if len(readings.steps) > round_:  # timed before
             return
         readings.steps.append(self._read_blocks(i, bench) if blocks else bench.time())
 

@@ -64,17 +64,18 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
 def _judged(
     of: Comparison, program: SpecProgram, probed: ProbeResult, *, full: bool, stage: Callable[[str], None]
 ) -> tuple[Comparison, BegunSteps | None]:
-    """`of` with its evidence, and the steps of the rerun if they ran as timed steps do.
+    """`of` with its evidence, and the judged steps if they ran as timed steps do.
 
     On one thread of a CPU every kernel is deterministic, so judged steps run as in training.
     """
-    spec = of.baseline.spec
+    spec, candidate = of.baseline.spec, program.under(of.candidate.spec)
     as_in_training = spec.device == "cpu" and spec.n_threads == 1
     kernels = nullcontext() if as_in_training else deterministic_kernels(strict=runs_strictly(spec))
     with kernels, without_tf32():
-        judged = judge_programs(of, program, program.under(of.candidate.spec), full=full, stage=stage)
+        judged = judge_programs(of, program, candidate, full=full, stage=stage)
     trainee = program.observed_trainee if as_in_training else None
-    return with_causes(probed.added_to(judged)), None if trainee is None else BegunSteps(trainee, program.times)
+    begun = None if trainee is None else BegunSteps(trainee, (program.readings, candidate.readings))
+    return with_causes(probed.added_to(judged)), begun
 
 
 def _recorded(session: Session) -> Comparison:

@@ -66,8 +66,8 @@ class SpecProgram:
 
     def __init__(self, spec: RunSpec, loaded: Loaded, shared: SharedSnapshot | None = None) -> None:
         self.spec, self._loaded = spec, loaded
-        self.times: dict[str, float] = {}
-        """Milliseconds of the last step by phase, and of the whole as `step`."""
+        self.readings: list[dict[str, float]] = []
+        """Milliseconds of the last step of each run of several steps, by phase and as `step`."""
         self.observed_trainee: Trainee | None = None
         """The trainee of the observed run after its end, without its policy."""
         self._shared = shared or SharedSnapshot(loaded.model)
@@ -94,9 +94,11 @@ class SpecProgram:
     def start(self) -> Self:
         self._shared.restore()
         self._trainee = prepare(self.spec, self._loaded)
+        self._steps: list[dict[str, float]] = []
         return self
 
     def end(self) -> None:
+        self.readings += self._steps[1:][-1:]  # the first step makes the optimizer's state
         self.trainee.handle.undo()  # a wrapped model is a cycle: its GPU memory would stay during the next run
         self._trainee = None
 
@@ -117,14 +119,15 @@ class SpecProgram:
         """Runs forward and backward and returns the loss."""
         on_phase, self._on_phase = self._on_phase, ignore
         losses: list[float] = []
-        self.times = self._bench.time(on_phase, lambda mark: losses.append(forward_backward(self.trainee, mark)))
+        times = self._bench.time(on_phase, lambda mark: losses.append(forward_backward(self.trainee, mark)))
+        self._steps.append(times)
         on_phase("optimizer")
         return losses[0]
 
     def optimize(self) -> None:
         if self.trainee.optimizer is not None:
-            times = self._bench.time(step=partial(optimizer_step, self.trainee))
-            self.times |= {"optimizer": times["optimizer"], "step": self.times["step"] + times["optimizer"]}
+            times, step = self._bench.time(step=partial(optimizer_step, self.trainee)), self._steps[-1]
+            step |= {"optimizer": times["optimizer"], "step": step["step"] + times["optimizer"]}
 
     @property
     def _bench(self) -> Bench:
