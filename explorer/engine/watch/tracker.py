@@ -39,6 +39,7 @@ from typing import Any, Self
 
 import torch
 from torch import nn
+from torch._ops import OpOverload
 
 from explorer.engine.watch.collectives import (
     buffer_role,
@@ -59,7 +60,7 @@ from explorer.record.ranks import CollectiveKind
 
 FORWARD, RECOMPUTE, BACKWARD = (PHASES.index(phase) for phase in ("forward", "recompute", "backward"))
 OP_COLUMNS = ("name", "block", "phase", "first_ns", "last_ns")
-VIEW: tuple[int, Any] = (NONE, None)
+VIEW: tuple[int, Any, bool] = (NONE, None, True)
 """An operator that returns its argument's storage: no storage is born, nothing is computed or noted."""
 LIFT = torch.ops.aten.lift_fresh.default
 """A view by its schema, but the first operator on a tensor made from Python numbers."""
@@ -130,8 +131,8 @@ class Tracker(BlockWatch):
         self._distributed = False
         self._dtensor = dtensor_type()
         self._phase = FORWARD
-        self._operators: dict[int, tuple[int, Any]] = {}
-        """Number and formula by the operator's identity."""
+        self._operators: dict[int, tuple[int, Any, bool]] = {}
+        """Number, formula and `_is_in_place` by the operator's identity."""
         self._func_objects: list[object] = []
         """The operators, so that no identity is given away."""
         self._model = model
@@ -216,21 +217,22 @@ class Tracker(BlockWatch):
             self._failed(error)
             operator = VIEW
         if out is None:
-            out = func(*args, **kwargs)
+            out = (func._op if type(func) is OpOverload else func)(*args, **kwargs)  # without a frame of Python
         if operator is VIEW:
             return out
         last_ns = time.time_ns()
         try:
             # Rules 1 and 2.
             block = frame.stack[-1] if phase != BACKWARD else self._block_of_node(frame)
-            name, count = operator
+            name, count, in_place = operator
             if count is not None:
                 self.flops[phase, block] += count(*args, **kwargs, out_val=out)
             if func is CAST and args[0].is_leaf and args[0].requires_grad:
                 self.casts.append(len(self.ops) // len(OP_COLUMNS))
             self.ops.extend((name, block, phase, first_ns, last_ns))
             first = len(self.storages.n_bytes)
-            self.storages.see_all(out, len(self.ops) // len(OP_COLUMNS) - 1)
+            if not in_place:
+                self.storages.see_all(out, len(self.ops) // len(OP_COLUMNS) - 1)
             if self._distributed:
                 self._note_buffers(first, name, block, (args, out))
                 if name in self._kinds:
@@ -272,12 +274,12 @@ class Tracker(BlockWatch):
         """Handles an error of the tracker itself, not of the operator."""
         raise error
 
-    def _learn(self, func: object) -> tuple[int, Any]:
-        """Number and formula of a new operator, or VIEW."""
+    def _learn(self, func: object) -> tuple[int, Any, bool]:
+        """Number and formula of a new operator, and whether it returns the storages that it writes; or VIEW."""
         if getattr(func, "is_view", False) and func is not LIFT:
             operator = VIEW
         else:
-            operator = (len(self.op_names), formula(func))
+            operator = (len(self.op_names), formula(func), _is_in_place(func))
             if lacks_formula(func):
                 self.uncounted.append(operator[0])
             if (kind := kind_of(func)) is not None:
@@ -323,6 +325,12 @@ class Tracker(BlockWatch):
         self.scene_block.append(frame.stack[-1])
         frame.first_node.append(torch._C._autograd._get_sequence_nr())
         frame.block.append(frame.stack[-1])
+
+
+def _is_in_place(func: object) -> bool:
+    """Whether no storage is born or resized: `mul_`, but not `resize_` and `set_`. Optimizers call little else."""
+    name = str(getattr(getattr(func, "_schema", None), "name", ""))
+    return name.endswith("_") and "resize" not in name and not name.endswith("::set_")
 
 
 def _wait() -> None:
