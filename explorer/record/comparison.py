@@ -220,9 +220,9 @@ class Comparison(Record):
     unjudged: tuple[str, ...] = ()
     """Attributes left out of `carried`, because two runs of the baseline differ in them too."""
     hidden_state: tuple[str, ...] = ()
-    """Blocks that change the next step if they run more often, although all known state was restored."""
+    """Units that change a later step if they are recomputed more often, by state that `carried` does not name."""
     n_probes: int = 0
-    """Runs of each block for `hidden_state`; 0: not probed."""
+    """Recomputes of each unit for `hidden_state`; 0: not probed."""
     not_probed_because: str = ""
     not_walked: tuple[str, ...] = ()
     """Attributes with more objects than the limit of the comparison."""

@@ -34,6 +34,7 @@ MAX_ITEMS = 100_000
 _DEEPEST = 6
 OF_TORCH = frozenset(vars(nn.Module()))
 """Names in a module's __dict__ that torch sets."""
+OF_TORCH_OR_POLICY = OF_TORCH | {"forward", "_call_impl", "_compiled_call_impl"}
 _OF_DATA = frozenset({"builtins", "types", "collections", "weakref", "queue", "_queue", "_thread", "array", "random",
                       "itertools", "__main__"})  # fmt: skip
 """Modules of the standard library whose objects hold a user's data."""

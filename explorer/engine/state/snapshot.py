@@ -29,6 +29,7 @@ from torch.optim.optimizer import Optimizer
 from explorer.engine.state.bits import storages
 from explorer.engine.state.reachable import (
     MAX_ITEMS,
+    OF_TORCH_OR_POLICY,
     PLAIN,
     SharedNames,
     is_own_function,
@@ -41,7 +42,6 @@ from explorer.engine.state.rng import RngState
 
 _TORCHS = (nn.Module, Optimizer, LRScheduler, GradScaler)
 _CONTAINERS = (dict, list, set, deque)
-_OF_TORCH = frozenset(vars(nn.Module())) | {"forward", "_call_impl", "_compiled_call_impl"}
 
 
 class ModelSnapshot:
@@ -142,7 +142,7 @@ class OptimizerSnapshot:
 
 
 def _plain(module: nn.Module) -> dict[str, object]:
-    return {name: value for name, value in vars(module).items() if name not in _OF_TORCH}
+    return {name: value for name, value in vars(module).items() if name not in OF_TORCH_OR_POLICY}
 
 
 def _copies(attributes: list[dict[str, object]], model: nn.Module) -> list[dict[str, object]]:

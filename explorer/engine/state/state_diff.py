@@ -22,6 +22,7 @@ from explorer.engine.state.bits import dense, same_bits
 from explorer.engine.state.reachable import (
     MAX_ITEMS,
     MAX_OBJECTS,
+    OF_TORCH_OR_POLICY,
     PLAIN,
     SharedNames,
     attributes,
@@ -34,8 +35,6 @@ from explorer.engine.state.rng import get_state
 StateKey = tuple[str, str, Literal["buffer", "attribute"]]
 State = dict[StateKey, object]
 
-OF_TORCH = frozenset(vars(nn.Module())) | {"forward", "_call_impl"}
-"""Names in a module's __dict__ that torch or a policy sets."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _MAX_TEXT = 40
 _NOT_WALKED = "not walked"
@@ -127,7 +126,7 @@ class _Images:
         if is_opaque(value):
             return kind.__qualname__
         self.shared.add(kind)
-        left_out = OF_TORCH - {"_parameters", "_buffers", "_modules"} if isinstance(value, nn.Module) else ()
+        left_out = OF_TORCH_OR_POLICY - {"_parameters", "_buffers", "_modules"} if isinstance(value, nn.Module) else ()
         inside = {name: part for name, part in attributes(value).items() if name not in left_out}
         return [kind.__qualname__, self.image(inside)] if inside else kind.__qualname__
 
@@ -177,7 +176,7 @@ def _array(value: Any, images: _Images) -> object:
 def _is_of_torch(name: str) -> bool:
     """Whether torch sets the attribute on a module or parameter, also when compiling: addresses, marks, the model."""
     return (
-        name in OF_TORCH
+        name in OF_TORCH_OR_POLICY
         or name.startswith(("_torchdynamo_", "_dynamo_", "__composable_api_state_"))
         or name == "dynamo_ctx"
     )
