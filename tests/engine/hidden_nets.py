@@ -205,6 +205,11 @@ def attribute_of_a_buffer(block: Block) -> None:
     block.count = count
 
 
+def behind_a_child(block: Block) -> None:
+    installed_package(block)
+    block.forward = lambda x: _scaled(block.fc(x), block.count(block)).relu()  # type: ignore[method-assign]
+
+
 class Member(enum.Enum):
     ONE = 1
 
@@ -250,7 +255,7 @@ def under_gradients_alone(block: Block) -> None:
 HIDDEN = (replaced_forward, partial_forward, installed_package, class_as_value, module_as_value, generator_function,
           descriptor, context_variable, shared_value, in_a_file, environment, among_many_objects, cache_statistics,
           attribute_of_a_buffer, attribute_of_an_enum, class_made_at_each_call, length_of_an_unjudged_log,
-          under_gradients_alone)  # fmt: skip
+          behind_a_child, under_gradients_alone)  # fmt: skip
 
 
 def nothing(block: Block) -> None:

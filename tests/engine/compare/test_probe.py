@@ -65,7 +65,7 @@ OFFLOADED = Policy(units=(Unit(blocks=("1",), action="offload"),))
         ("under_gradients_alone", REENTRANT, True),
         ("guarded_count", REENTRANT, False),
         ("installed_package", OFFLOADED, False),
-        ("installed_package", NESTED, True),
+        ("behind_a_child", NESTED, True),
     ],
 )
 def test_the_probe_runs_what_the_policy_recomputes(kind: str, policy: Policy, moves: bool) -> None:
