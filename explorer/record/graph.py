@@ -37,6 +37,7 @@ Trait = Literal[
     "nested_outputs",  # returns a dict, dataclass or nested structure
     "checkpoints_itself",  # the model runs it again for backward by its own means
     "replay_draws_again",  # torch_remat runs it again and sets no generator back
+    "kept_region",  # torch_remat keeps what it saves, and replays what it is given
     "checkpointing_layer",  # a layer that transformers can recompute by a flag of the layer
     "rng_last",  # its last operation draws random numbers: early stop may skip what it stored
 ]

@@ -183,6 +183,8 @@ class _Notes:
             traits[fqn].add("checkpoints_itself")
         for fqn in self.checkpoints.without_rng:
             traits[fqn].add("replay_draws_again")
+        for fqn in self.checkpoints.kept_regions:
+            traits[fqn].add("kept_region")
         for fqn, module in self.blocks.modules.items():
             inherited = set(self._moved.get(fqn, ()))
             if has_running_statistics(module):

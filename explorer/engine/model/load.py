@@ -36,6 +36,7 @@ from explorer.engine.device.memory_limit import process_memory_limit
 from explorer.engine.device.without_data import explained
 from explorer.engine.model.batch import SHAPE_ARGUMENTS, unpacked
 from explorer.engine.model.loaded import Loaded, refuse_unopenable
+from explorer.engine.model.regions import add_regions
 from explorer.engine.state.rng import seed_everything
 from explorer.errors import BadInput, ExplorerError, ModelNotLoaded, nearest, said_by
 from explorer.plan.catalogue import default_size
@@ -93,6 +94,7 @@ def load(ref: ModelRef, *, seed: int = 0, limit_bytes: int | None = None) -> Loa
     refuse_unopenable(loaded.model, ref.target)
     if ref.weights:
         _load_weights(loaded.model, ref.weights, ref.target)
+    add_regions(loaded, lambda: load(ref, seed=seed))
     return loaded
 
 

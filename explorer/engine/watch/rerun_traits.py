@@ -329,11 +329,13 @@ class SelfCheckpointing(NoteTaker):
     """
 
     def __init__(self) -> None:
-        self._stack: list[tuple[int, list[bool]]] = []
-        """For each running block: checkpoint frames on the stack, and whether each inner call went through one."""
+        self._stack: list[tuple[int, bool, list[bool]]] = []
+        """For each running block: checkpoint frames on the stack, whether a kept region is the innermost, and whether
+        each inner call went through a checkpoint."""
         self._checkpointed: dict[str, None] = {}
         self.without_rng: dict[str, None] = {}
         """Blocks that torch_remat runs again without hooks for external state."""
+        self.kept_regions: dict[str, None] = {}
 
     @property
     def blocks(self) -> tuple[str, ...]:
@@ -342,26 +344,28 @@ class SelfCheckpointing(NoteTaker):
         return tuple(fqn for fqn in fqns if not any(fqn.startswith(f"{outer}.") for outer in fqns))
 
     def entered(self, fqn: str, args: object, kwargs: object) -> None:
-        n_frames, replays_without_rng = _checkpoint_frames(sys._getframe())
+        n_frames, replays_without_rng, is_kept = _checkpoint_frames(sys._getframe())
         if replays_without_rng:
             self.without_rng[fqn] = None
         if self._stack:
-            n_outside, through = self._stack[-1]
+            n_outside, inside_kept, through = self._stack[-1]
             through.append(n_frames > n_outside)
             if through[-1]:
                 self._checkpointed[fqn] = None
-        self._stack.append((n_frames, []))
+            if is_kept and not inside_kept:
+                self.kept_regions[fqn] = None
+        self._stack.append((n_frames, is_kept, []))
 
     def left(self, fqn: str, output: object) -> None:
-        _, through = self._stack.pop()
+        *_, through = self._stack.pop()
         if fqn and through and all(through):
             self._checkpointed[fqn] = None
             if any(inner.startswith(f"{fqn}.") for inner in self.without_rng):
                 self.without_rng[fqn] = None
 
 
-def _checkpoint_frames(frame: FrameType | None) -> tuple[int, bool]:
-    """Number of checkpoints on the stack, and whether torch_remat runs the innermost again without hooks.
+def _checkpoint_frames(frame: FrameType | None) -> tuple[int, bool, bool]:
+    """Number of checkpoints on the stack; whether torch_remat runs the innermost again without hooks, or keeps it.
 
     A region of torch_remat that is kept takes back one checkpoint.
     """
@@ -374,5 +378,5 @@ def _checkpoint_frames(frame: FrameType | None) -> tuple[int, bool]:
             of_remat = of_remat or frame
         frame = frame.f_back
     if of_remat is None or of_remat.f_code.co_name == _REMAT_KEPT:
-        return n_frames, False
-    return n_frames, not of_remat.f_locals.get("recompute_state_hooks")
+        return n_frames, False, of_remat is not None
+    return n_frames, not of_remat.f_locals.get("recompute_state_hooks"), False
