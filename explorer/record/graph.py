@@ -38,6 +38,7 @@ Trait = Literal[
     "checkpoints_itself",  # the model runs it again for backward by its own means
     "replay_draws_again",  # torch_remat runs it again and sets no generator back
     "kept_region",  # torch_remat keeps what it saves, and replays what it is given
+    "replayed",  # torch_remat runs it again, with the block around
     "checkpointing_layer",  # a layer that transformers can recompute by a flag of the layer
     "rng_last",  # its last operation draws random numbers: early stop may skip what it stored
 ]
@@ -190,6 +191,10 @@ class ModelGraph(Record, rename={"chain": "spine"}):  # its name in documents
     """Device of the observed forward; the empty string: not recorded."""
     note: str = ""
     """A remark if the forward was observed differently than requested, because memory was short."""
+
+    def with_trait(self, trait: Trait) -> tuple[str, ...]:
+        """Blocks with a trait, in order."""
+        return tuple(block.fqn for block in self.blocks if trait in block.traits)
 
     @cached_property
     def by_fqn(self) -> dict[str, Block]:

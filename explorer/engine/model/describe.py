@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import msgspec
@@ -179,12 +179,15 @@ class _Notes:
         facts = self.blocks.facts.items()
         takers = (self.random, self.state, self.shared)
         traits = {fqn: block.traits.union(*(taker.traits[fqn] for taker in takers)) for fqn, block in facts}
-        for fqn in self.checkpoints.blocks:
-            traits[fqn].add("checkpoints_itself")
-        for fqn in self.checkpoints.without_rng:
-            traits[fqn].add("replay_draws_again")
-        for fqn in self.checkpoints.kept_regions:
-            traits[fqn].add("kept_region")
+        noted: dict[Trait, Iterable[str]] = {
+            "checkpoints_itself": self.checkpoints.blocks,
+            "replay_draws_again": self.checkpoints.without_rng,
+            "replayed": self.checkpoints.replayed,
+            "kept_region": self.checkpoints.kept_regions,
+        }
+        for trait, fqns in noted.items():
+            for fqn in fqns:
+                traits[fqn].add(trait)
         for fqn, module in self.blocks.modules.items():
             inherited = set(self._moved.get(fqn, ()))
             if has_running_statistics(module):

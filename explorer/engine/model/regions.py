@@ -27,7 +27,7 @@ from explorer.engine.model.loaded import Loaded
 from explorer.engine.state.global_state import preserve_global_state
 
 RUNNERS = ("_run_save_op", "_run_recompute_op")
-"""Functions of torch_remat 0.2.2 that run a region in a checkpoint, called with (state, name, function, args, kwargs)."""
+"""Functions of torch_remat 0.2.2 that run a region in a checkpoint: (state, name, function, args, kwargs)."""
 CALL = nn.Module._call_impl.__code__
 _finding: list[nn.Module] = []
 """Models whose forward adds the missing children."""

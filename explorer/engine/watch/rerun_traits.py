@@ -336,6 +336,8 @@ class SelfCheckpointing(NoteTaker):
         self.without_rng: dict[str, None] = {}
         """Blocks that torch_remat runs again without hooks for external state."""
         self.kept_regions: dict[str, None] = {}
+        self.replayed: dict[str, None] = {}
+        """Blocks that torch_remat runs again, with the block around."""
 
     @property
     def blocks(self) -> tuple[str, ...]:
@@ -344,9 +346,12 @@ class SelfCheckpointing(NoteTaker):
         return tuple(fqn for fqn in fqns if not any(fqn.startswith(f"{outer}.") for outer in fqns))
 
     def entered(self, fqn: str, args: object, kwargs: object) -> None:
-        n_frames, replays_without_rng, is_kept = _checkpoint_frames(sys._getframe())
-        if replays_without_rng:
-            self.without_rng[fqn] = None
+        n_frames, remat = _checkpoint_frames(sys._getframe())
+        is_kept = remat is not None and remat.f_code.co_name == _REMAT_KEPT
+        if remat is not None and not is_kept:
+            self.replayed[fqn] = None
+            if not remat.f_locals.get("recompute_state_hooks"):
+                self.without_rng[fqn] = None
         if self._stack:
             n_outside, inside_kept, through = self._stack[-1]
             through.append(n_frames > n_outside)
@@ -364,8 +369,8 @@ class SelfCheckpointing(NoteTaker):
                 self.without_rng[fqn] = None
 
 
-def _checkpoint_frames(frame: FrameType | None) -> tuple[int, bool, bool]:
-    """Number of checkpoints on the stack; whether torch_remat runs the innermost again without hooks, or keeps it.
+def _checkpoint_frames(frame: FrameType | None) -> tuple[int, FrameType | None]:
+    """Number of checkpoints on the stack, and torch_remat's innermost frame: of a checkpoint, or of a kept region.
 
     A region of torch_remat that is kept takes back one checkpoint.
     """
@@ -377,6 +382,4 @@ def _checkpoint_frames(frame: FrameType | None) -> tuple[int, bool, bool]:
             n_frames += 1 if name == _REMAT_CHECKPOINT else -1
             of_remat = of_remat or frame
         frame = frame.f_back
-    if of_remat is None or of_remat.f_code.co_name == _REMAT_KEPT:
-        return n_frames, False, of_remat is not None
-    return n_frames, not of_remat.f_locals.get("recompute_state_hooks"), False
+    return n_frames, of_remat

@@ -287,7 +287,7 @@ def calls_of(
     if not run_again(graph, unit.blocks, policy):
         return []  # a checkpoint around blocks that save nothing is freed when forward returns
     calls = saved_by_calls(replay, unit.blocks, stops_early=policy.stops_early)
-    if kept := kept_regions(graph):
+    if graph is not None and (kept := graph.with_trait("kept_region")):
         calls = [_with_replayed_inputs(replay, call, kept) for call in calls]
     if unit.action == "save_ops":
         calls = [_with_results(replay, call, unit.save_ops) for call in calls]
@@ -297,21 +297,16 @@ def calls_of(
     return calls
 
 
-def kept_regions(graph: ModelGraph | None) -> Collection[str]:
-    """Regions whose results torch_remat keeps."""
-    return () if graph is None else tuple(block.fqn for block in graph.blocks if "kept_region" in block.traits)
-
-
 def _with_replayed_inputs(replay: Replay, call: SavedByCall, kept: Collection[str]) -> SavedByCall:
     """`call` without inputs that a replay of torch_remat makes before the rerun: those of a kept region.
 
     A result of another kept region is not made again.
     """
-    if call.blocks[0] not in kept:
-        return call
-    results = {entry for fqn in kept for other in replay.calls.get(fqn, ()) for entry in other.outputs}
-    made = {i for i in call.inputs if replay.forward_ends(call.first) >= replay.died[i] and i not in results}
-    return replace(call, inputs=tuple(i for i in call.inputs if i not in made))
+    around = [fqn for fqn in kept if is_within(call.blocks[0], fqn)]
+    given = {entry for fqn in around for region in replay.calls.get(fqn, ()) for entry in region.inputs}
+    results = {entry for fqn in kept for region in replay.calls.get(fqn, ()) for entry in region.outputs}
+    ends = replay.forward_ends(call.first)
+    return replace(call, inputs=tuple(i for i in call.inputs if replay.died[i] > ends or i not in given - results))
 
 
 def _with_statistics(replay: Replay, norms: Sequence[str], call: SavedByCall, inside: Collection[str]) -> SavedByCall:
