@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -29,8 +29,8 @@ from explorer.engine.state.global_state import preserve_global_state
 RUNNERS = ("_run_save_op", "_run_recompute_op")
 """Functions of torch_remat 0.2.2 that run a region in a checkpoint: (state, name, function, args, kwargs)."""
 CALL = nn.Module._call_impl.__code__
-_finding: list[nn.Module] = []
-"""Models whose forward adds the missing children."""
+_adding: list[bool] = []
+"""Not empty while a forward adds the missing children."""
 
 
 class Region(nn.Module):
@@ -46,25 +46,29 @@ def add_regions(loaded: Loaded, another: Callable[[], Loaded]) -> None:
     `another` builds an equal model. A model without torch_remat gets none, nor one that cannot run without data.
     """
     remat = sys.modules.get("torch_remat._api")
-    if remat is None or _finding:
+    if remat is None or _adding:
         return
     for name in RUNNERS:
         plain = getattr(remat, name, None)
         if plain is not None and not hasattr(plain, "__wrapped__"):
             setattr(remat, name, _through_children(plain))
-    with suppress(Exception), preserve_global_state(), without_data(), torch.enable_grad():
-        _finding.append(nn.Module())
-        try:
-            twin = another()
-            _finding.append(twin.model)
-            twin.output()
-        finally:
-            found = _finding[-1]
-            _finding.clear()
-        for fqn, module in found.named_modules():
+    # A model that decides by values, for example, cannot run without data. Its regions stay inside the modules around.
+    with suppress(Exception), preserve_global_state(), without_data(), torch.enable_grad(), _children_are_added():
+        twin = another()
+        twin.output()
+        for fqn, module in twin.model.named_modules():
             if isinstance(module, Region):
                 owner, _, name = fqn.rpartition(".")
                 loaded.model.get_submodule(owner).add_module(name, Region())
+
+
+@contextmanager
+def _children_are_added() -> Iterator[None]:
+    _adding.append(True)
+    try:
+        yield
+    finally:
+        _adding.pop()
 
 
 def _through_children(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,7 +92,7 @@ def _child(owner: nn.Module | None, region: str) -> Region | None:
     name = region.replace(".", "_").replace("/", "_")
     if name not in owner._modules and hasattr(owner, name):  # a region is often named as the method that it calls
         name = f"{name}_region"
-    if _finding and not hasattr(owner, name):
+    if _adding and not hasattr(owner, name):
         owner.add_module(name, Region())
     child = owner._modules.get(name)
     return child if isinstance(child, Region) else None
