@@ -40,9 +40,9 @@ def test_a_plan_is_confirmed_by_a_run_and_written_with_its_evidence(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_plan_of_what_is_only_predicted_says_so_and_has_no_evidence(tmp_path: Path) -> None:
+def test_a_plan_of_what_is_only_predicted_says_so_and_has_no_evidence(wide: str, tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
-    result = run("--budget", "70%", "--predict", "--out", str(path))
+    result = CliRunner().invoke(cli.app, ["plan", wide, "--budget", "70%", "--predict", "--out", str(path)])
     assert result.exit_code == 0, result.stderr
     assert "played without data" in result.stdout and "measured" not in result.stdout
     assert "What kernels take for themselves is not in it" in " ".join(result.stdout.split())

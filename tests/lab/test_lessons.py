@@ -48,7 +48,7 @@ def value(outcome: LabOutcome, label: str, name: str) -> float:
     return float(number)
 
 
-@pytest.mark.parametrize("p", ["0.1", "0.3", "0.5"])
+@pytest.mark.parametrize("p", ["0.1", "0.5"])
 def test_masks_and_gradients_need_the_snapshot_and_the_loss_does_not_tell(p: str) -> None:
     wrong, right = run("dropout", preserve_rng_state="off", p=p), run("dropout", preserve_rng_state="on", p=p)
     assert wrong.row("recomputed").outcome == "different" and right.row("recomputed").outcome == "bitwise equal"
@@ -205,7 +205,7 @@ def test_only_the_in_place_way_keeps_everything() -> None:
     assert "inner" in outcome.printed and {row.outcome for row in outcome.rows[1:]} == {"bitwise equal"}
 
 
-@pytest.mark.parametrize("segments", ["2", "4", "12"])
+@pytest.mark.parametrize("segments", ["2", "12"])
 def test_adding_is_right_and_overwriting_is_wrong_for_shared_weights(segments: str) -> None:
     rows = outcomes("gradient-stores", net="recurrent", segments=segments)
     assert rows["one store, added"] == rows["torch's checkpoint"] == "bitwise equal"
@@ -231,26 +231,18 @@ def test_segments_save_memory_and_a_list_of_stores_costs_it() -> None:
 
 @pytest.mark.parametrize(("optimizer", "same"), [("sgd", True), ("momentum", False), ("adam", False), ("decay", False)])
 def test_only_sgd_may_step_store_by_store(optimizer: str, same: bool) -> None:
-    for segments in ("2", "4"):
-        off = value(
-            run("stepping", optimizer=optimizer, segments=segments),
-            "one step for each store, after batch 10",
-            DISTANCE,
-        )
-        assert (off < 1e-12) == same, off
-    assert (
-        value(run("stepping", optimizer=optimizer, segments="1"), "one step for each store, after batch 10", DISTANCE)
-        == 0
-    )
+    one, four = (run("stepping", optimizer=optimizer, segments=segments) for segments in ("1", "4"))
+    off = value(four, "one step for each store, after batch 10", DISTANCE)
+    assert (off < 1e-12) == same, off
+    assert value(one, "one step for each store, after batch 10", DISTANCE) == 0
 
 
-@pytest.mark.parametrize("microbatches", ["2", "3", "4"])
 @pytest.mark.parametrize(
     ("layer", "split"),
     [("batchnorm", "different"), ("dropout", "different"), ("layernorm", "rounding"), ("plain", "rounding")],
 )
-def test_splitting_makes_the_difference_and_recomputing_none(layer: str, split: str, microbatches: str) -> None:
-    rows = outcomes("microbatching", layer=layer, microbatches=microbatches)
+def test_splitting_makes_the_difference_and_recomputing_none(layer: str, split: str) -> None:
+    rows = outcomes("microbatching", layer=layer, microbatches="3")
     assert rows["recomputed against microbatches"] == "bitwise equal"
     assert rows["microbatches"] == rows["microbatches, recomputed"] == split
 
@@ -269,9 +261,8 @@ def test_each_pullback_of_a_recomputed_block_runs_it_again() -> None:
     assert runs == {"keep": (1, 1, 1), "non-reentrant": (1, 2, 3), "reentrant": (1, 2, 3)}
 
 
-@pytest.mark.parametrize("microbatches", ["2", "4"])
-def test_the_pipelines_checkpoint_breaks_second_order_only(microbatches: str) -> None:
-    rows = outcomes("second-order", checkpoint="pipeline", microbatches=microbatches, mode="train")
+def test_the_pipelines_checkpoint_breaks_second_order_only() -> None:
+    rows = outcomes("second-order", checkpoint="pipeline", microbatches="4", mode="train")
     right = {"rounding", "bitwise equal"}
     assert {rows[f"{mode}: gradient"] for mode in ("always", "except_last", "never")} <= right
     assert rows["always: Hessian-vector product"] == "raised"
@@ -280,7 +271,7 @@ def test_the_pipelines_checkpoint_breaks_second_order_only(microbatches: str) ->
 
 
 @pytest.mark.parametrize("checkpoint", ["pipeline", "torch"])
-@pytest.mark.parametrize("microbatches", ["1", "2", "4"])
+@pytest.mark.parametrize("microbatches", ["1", "4"])
 def test_eval_mode_and_torchs_checkpoint_are_right_in_both_orders(checkpoint: str, microbatches: str) -> None:
     mode = "eval" if checkpoint == "pipeline" else "train"
     outcome = run("second-order", checkpoint=checkpoint, microbatches=microbatches, mode=mode)

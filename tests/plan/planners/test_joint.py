@@ -100,9 +100,8 @@ def every_plan(profile: PipelineProfile, plan: PipelinePlan) -> list[tuple[int, 
     return plans
 
 
-@pytest.mark.parametrize(("seed", "schedule"), [(0, "GPipe"), (1, "1F1B")])
-def test_no_plan_at_all_is_quicker_under_the_cap(seed: int, schedule: str) -> None:
-    profile, plan = drawn(seed), asked(2 + seed % 2, schedule)
+def test_no_plan_at_all_is_quicker_under_the_cap() -> None:
+    profile, plan = drawn(1), asked(3, "1F1B")
     plans = every_plan(profile, plan)
     least, most = min(plans)[0], max(plans)[0]
     for share in (0.0, 0.3):
