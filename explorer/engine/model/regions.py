@@ -16,7 +16,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -43,10 +43,11 @@ class Region(nn.Module):
 def add_regions(loaded: Loaded, another: Callable[[], Loaded]) -> None:
     """Adds a child for each region around a function that the forward calls in a checkpoint of torch_remat.
 
-    `another` builds an equal model. A model without torch_remat gets none, nor one that cannot run without data.
+    `another` builds an equal model. A model gets none if no file of its modules imports torch_remat, or if it cannot
+    run without data.
     """
     remat = sys.modules.get("torch_remat._api")
-    if remat is None or _adding:
+    if remat is None or _adding or not any(map(_imports_remat, {type(module) for module in loaded.model.modules()})):
         return
     for name in RUNNERS:
         plain = getattr(remat, name, None)
@@ -60,6 +61,14 @@ def add_regions(loaded: Loaded, another: Callable[[], Loaded]) -> None:
             if isinstance(module, Region):
                 owner, _, name = fqn.rpartition(".")
                 loaded.model.get_submodule(owner).add_module(name, Region())
+
+
+def _imports_remat(kind: type[nn.Module]) -> bool:
+    """Whether the file of a module's `forward` has torch_remat, or a part of it, under any name."""
+    values = list(getattr(kind.forward, "__globals__", {}).values())
+    names = [x.__name__ for x in values if isinstance(x, ModuleType)]
+    names += [str(x.__module__) for x in values if isinstance(x, FunctionType)]
+    return any(name.partition(".")[0] == "torch_remat" for name in names)
 
 
 @contextmanager
