@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import sqlite3
 import zlib
 from collections.abc import Iterator
@@ -30,6 +31,8 @@ LEVEL = 6
 """Compression level, fixed so that equal records are equal bytes in the file."""
 _TABLE_VERSION = 2
 _BUSY_S = 20.0
+_LEAST_FREE_BYTES = 1 << 16
+"""The index of a write-ahead log takes 32 KiB."""
 _TABLE = """
 create table if not exists runs (
     id text primary key, kind text not null, name text not null, model text not null, created real not null,
@@ -203,7 +206,7 @@ class Store:
             with self._connection() as connection:
                 yield connection
         except sqlite3.Error as error:
-            if getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE):
+            if self._disk_is_full(error):
                 raise NotSaved(
                     f"{self.path} cannot be opened: the disk is full ({message_of(error)}).",
                     hint="Free some space, or set CHECKPOINT_EXPLORER_HOME to another folder. No run is lost.",
@@ -212,6 +215,13 @@ class Store:
                 f"{self.path} cannot be read as a store of runs: {message_of(error)}.",
                 hint="Move the file away to start an empty store, or set CHECKPOINT_EXPLORER_HOME to another folder.",
             ) from error
+
+    def _disk_is_full(self, error: sqlite3.Error) -> bool:
+        """SQLite says so for its own file. For the index of its write-ahead log it says `disk I/O error`."""
+        code = getattr(error, "sqlite_errorcode", None) or 0
+        if code & 0xFF == sqlite3.SQLITE_IOERR and shutil.disk_usage(self.path.parent).free < _LEAST_FREE_BYTES:
+            return True
+        return code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:

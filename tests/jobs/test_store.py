@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sqlite3
 import stat
@@ -10,6 +11,7 @@ import sys
 import time
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -181,11 +183,13 @@ def test_a_full_disk_says_so_and_loses_nothing_saved_before(store: Store) -> Non
     assert store.load(run_id) == measured()
 
 
-def test_a_full_disk_is_no_damaged_store(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Listing writes too: the write-ahead log beside the store."""
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE])
+def test_a_full_disk_is_no_damaged_store(store: Store, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """Listing writes too: the write-ahead log beside the store, and its index."""
     store.save(measured())
-    full = sqlite3.OperationalError("database or disk is full")
-    full.sqlite_errorcode = sqlite3.SQLITE_FULL
+    full = sqlite3.OperationalError("as SQLite says it")
+    full.sqlite_errorcode = code
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
 
     def connect(*_: object, **__: object) -> None:
         raise full
