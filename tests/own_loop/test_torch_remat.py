@@ -22,7 +22,7 @@ from explorer.plan.export.formats import exported
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.imports.read_policy import read
 from explorer.plan.policy.file import file_of
-from explorer.plan.predict.forecaster import Forecaster
+from explorer.plan.predict.forecaster import Forecaster, prices
 from explorer.plan.predict.not_predicted import not_predicted
 from explorer.plan.why.caveats import self_checkpointing
 from explorer.record import KEEP_ALL, Policy
@@ -228,6 +228,9 @@ def test_a_kept_region_is_a_block_whose_bytes_and_toggle_are_predicted_to_the_by
     block = f"layers.1.{name}"
     assert graph.by_fqn[block].saved_bytes == real.by_fqn[block].saved_after_forward_bytes == n_bytes
     assert (real.by_fqn[block].n_forward, real.by_fqn[block].n_recompute) == (1, 0)
+    alone = measure_without_data(replace(spec, policy=Policy.recompute([block]))).step_peak_bytes
+    (price,) = prices(real, [block], graph=graph)
+    assert price.peak_change_bytes == (alone or 0) - (played.step_peak_bytes or 0), "without a generator's state"
     for policy in (Policy.recompute([block]), Policy.recompute(f"layers.{i}.{name}" for i in range(4))):
         forecast, toggled = Forecaster(real, graph).forecast(policy), measure(replace(spec, policy=policy))
         assert toggled.failure is None and toggled.by_fqn[block].n_recompute == 1

@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 from explorer.plan.memory.ledger import Bytes, cells_of, ledger
 from explorer.plan.names import above, is_within, lineage
 from explorer.plan.predict.baseline import keep_all_from
-from explorer.plan.predict.calls import SavedByCall, calls_of, only_of, results_unknown, saved_by_calls, stash_bytes
+from explorer.plan.predict.calls import (
+    SavedByCall,
+    calls_of,
+    only_of,
+    results_unknown,
+    saved_by_calls,
+    stash_bytes,
+    without_replayed_inputs,
+)
 from explorer.plan.predict.changes import Changes, Simulation, enclosing, joined, nest_of, offsets_of, simulate
 from explorer.plan.predict.not_predicted import not_covered, not_predicted
 from explorer.plan.predict.predicted_step import predicted_step
@@ -226,7 +234,7 @@ def _if_recomputed(
     measurement: Measurement, replay: Replay, fqn: str, graph: ModelGraph | None, maxima: Maxima
 ) -> Price | None:
     policy = measurement.spec.policy
-    calls = saved_by_calls(replay, (fqn,), stops_early=policy.stops_early)
+    calls = without_replayed_inputs(replay, graph, saved_by_calls(replay, (fqn,), stops_early=policy.stops_early))
     if not any(len(call.entries) for call in calls) or fqn not in measurement.by_fqn:
         return None
     part, calls = only_of(replay, calls)
