@@ -311,13 +311,10 @@ def _megatron_selective(modules: object, graph: ModelGraph, layers: Fqns) -> tup
         raise refused(
             _MEGATRON_VERSION, f"no block of this model stands for {listed(lost, between=' or ')}.", _MEGATRON_INSIDE
         )
-    return units, tuple(_MEGATRON_LOST[len(lost) > 1].format(listed(lost)) for _ in lost[:1])
+    are, them = ("is", "it") if len(lost) == 1 else ("are", "them")
+    return units, (f"{listed(lost)} {are} recomputed there; this model has no block for {them}.",) if lost else ()
 
 
-_MEGATRON_LOST = (
-    "{} is recomputed there; this model has no block for it.",
-    "{} are recomputed there; this model has no blocks for them.",
-)
 _MEGATRON_INSIDE = (
     "What runs inside a block's forward cannot be chosen by itself; fused attention recomputes its core anyway."
 )
