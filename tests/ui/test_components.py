@@ -132,20 +132,6 @@ def test_no_click_and_no_preset_is_lost_in_any_interleaving(events: list[Any]) -
     assert browser.on == expected
 
 
-def test_a_click_in_the_same_rerun_as_a_preset_counts_after_it_and_not_before_it() -> None:
-    for clicks_before, clicks_after, expected in (([], ["b"], "ab"), (["b"], [], "a"), (["b"], ["b", "d"], "abd")):
-        browser, server = Browser(), Server()
-        for id in clicks_before:
-            browser.click(id)
-        browser.press_button(["a"])
-        for id in clicks_after:
-            browser.click(id)
-        server.rerun(browser.wire)
-        assert "".join(sorted(server.state.on)) == expected
-        server.rerun([{"replace": ["c"]}])  # what was adopted before is not flipped a second time
-        assert server.state.on == ["c"]
-
-
 def test_an_old_message_changes_nothing() -> None:
     state = bg.GraphMarks()
     assert bg.adopt(state, marks(5, 0, {"a"}))

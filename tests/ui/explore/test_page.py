@@ -9,13 +9,12 @@ from streamlit.testing.v1 import AppTest
 from explorer.jobs.protocol import Measure
 from explorer.plan.catalogue import FactoryArguments, Sample
 from explorer.plan.predict.forecaster import prices
-from explorer.record import Measurement, ModelGraph, ModelRef, Policy
+from explorer.record import Measurement, ModelGraph, ModelRef
 from explorer.record.plan import Price
 from explorer.ui.explore.blocks import take_matching
 from explorer.ui.explore.state import BY_ROLE
 from explorer.ui.navigation import TAB_ICON
 from explorer.ui.session import backend
-from explorer.ui.shared import draft as drafts
 from explorer.view.text import explore as glossary
 from tests import graphs
 from tests.ui.fake_worker import FakeWorker
@@ -131,30 +130,6 @@ def test_a_model_whose_presets_choose_nothing_is_drawn_and_run(app: App, worker:
     if n_blocks:
         at = press(say(at, on=["layer0"]), "run")
         assert figures(at)["Gradients"] == "bitwise equal"
-
-
-def test_another_model_starts_afresh(app: App, worker: FakeWorker) -> None:
-    at = press(say(app(), on=list(ALL)), "run")
-    worker.graph = graphs.unet()
-    at = settle(widget(at, "selectbox", "model").select("sample_models/unet.py").run())
-    assert spec(at).model == ModelRef(target="sample_models/unet.py", size="small")
-    assert not spec(at).policy.units and graph_data(at)["on"] == []
-    assert [row[0] for row in graph_data(at)["geometry"]["rows"]][:2] == ["down0", "down1"]
-
-
-def test_undo_and_redo_walk_through_clicks_and_presets(app: App) -> None:
-    at = say(app(), on=["head"])
-    at.session_state["presets"] = "all"
-    drafts.set_policy(at.session_state["draft"], Policy.recompute(ALL), GRAPH)
-    at.run()
-    assert spec(at).policy == Policy.recompute(ALL)
-    at = press(at, "undo")
-    assert graph_data(at)["on"] == ["head"]
-    at = press(at, "undo")
-    assert graph_data(at)["on"] == []
-    at = press(press(at, "redo"), "redo")
-    assert graph_data(at)["on"] == list(ALL)
-    assert graph_data(at)["revision"] > 0
 
 
 @pytest.mark.parametrize(

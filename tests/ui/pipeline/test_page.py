@@ -24,7 +24,6 @@ from tests.ui.page_driver import (
 from tests.ui.pipeline_driver import (
     CUT,
     GRAPH,
-    SCRIPT,
     Open,
     PipelineWorker,
     chosen,
@@ -82,21 +81,6 @@ def test_a_block_inside_a_block_is_said_to_be_left_out_of_the_prediction(visit: 
     assert "leaves out" not in texts(at)
     answer = texts(say(at, on=["blocks.2.mlp"])).replace("\\", "")
     assert "leaves out what is recomputed inside one (blocks.2.mlp)" in answer
-
-
-def test_every_change_in_a_row_counts(visit: Open) -> None:
-    at = visit(cuts="1.2.3.4.5", schedule="Interleaved1F1B", microbatches="6")
-    for kind, name, key, typed in (
-        ("selectbox", "n_ranks", "pipeline_n_ranks", (1, 2, 3)),
-        ("number_input", "n_microbatches", "pipeline_microbatches", (4, 8, 4)),
-        ("segmented_control", "engine", "pipeline_engine", ("procs", "inproc", "procs")),
-        ("toggle", "keyed_rng", "pipeline_keyed_rng", (False, True, False)),
-    ):
-        for value in typed:
-            at = settled(widget(at, kind, key).set_value(value).run())
-            assert chosen(at, name) == value == widget(at, kind, key).value
-        at = settled(at.run())
-        assert chosen(at, name) == typed[-1]
 
 
 def test_the_address_restores_the_plan(visit: Open) -> None:
@@ -184,22 +168,6 @@ def test_a_model_is_priced_cut_in_two_and_run_and_an_older_run_is_never_shown_as
     assert f"an earlier plan: {measured}" in [cell["delta"] for cell in strip_cells(at)]
     assert figures(say(at, cuts=CUT))["Gradients"] == f"{n} of {n}"
     assert len(pipeline_worker.of(RunPipeline)) == 1
-
-
-def test_a_refresh_finds_the_run_under_way(visit: Open, pipeline_worker: PipelineWorker) -> None:
-    pipeline_worker.waits = True
-    at = visit()
-    at = at.button(key="pipeline_run").click().run()
-    assert not at.exception
-    (job,) = pipeline_worker.of(RunPipeline)
-    assert address(at)["job"] == job.id
-    again = AppTest.from_string(SCRIPT, default_timeout=60)
-    for name, value in address(at).items():
-        again.query_params[name] = value
-    again.run()
-    assert again.session_state["pipeline"].job.id == job.id
-    job.finish(pipeline_worker.run(job.request.spec, job.request.engine))
-    assert figures(settled(again.run()))["Gradients"].endswith(f"of {len(GRAPH.chain)}")
 
 
 def test_a_model_that_is_only_predicted_is_not_split_until_predict_is_off(

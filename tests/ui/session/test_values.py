@@ -86,16 +86,6 @@ def test_widget_and_record_say_the_same_whatever_changed_last(happened: list[tup
         assert record == expected == shown(at) == at.session_state["seen"]
 
 
-def test_every_choice_in_a_row_counts() -> None:
-    at = AppTest.from_function(small_page, default_timeout=60)
-    at.session_state["record"] = dict(START)
-    at.run()
-    for value in (4, 5, 4, 5):
-        widget(at, "number_input", "number").set_value(value)
-        at.run()
-        assert at.session_state["record"]["number"] == value
-
-
 def test_what_a_widget_was_given_is_no_choice() -> None:
     """Streamlit calls a segmented control's callback when the browser first tells the value that it was given."""
     taken: list[object] = []

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from msgspec.structs import replace
 from streamlit.testing.v1 import AppTest
 
@@ -101,15 +99,10 @@ def test_no_link_and_no_file_names_other_weights(app: App, worker: FakeWorker, s
 
 SWITCHES = ("preserve_rng_state", "early_stop", "use_reentrant")
 ON = {True: b"true", False: b"false"}
-steps = st.one_of(
-    st.tuples(st.just("switch"), st.sampled_from(SWITCHES)),
-    st.tuples(st.just("optimizer"), st.sampled_from(["adamw", "sgd", "none"])),
-    st.tuples(st.just("repeats"), st.integers(1, 9)),
-    st.tuples(st.just("blocks"), st.integers(0, 5)),
-    st.tuples(st.just("import"), st.booleans()),
-    st.tuples(st.just("model"), st.sampled_from(["gpt", "unet"])),
-    st.tuples(st.sampled_from(["undo", "redo"]), st.none()),
-)
+HAPPENED = (
+    *(("switch", name) for name in SWITCHES), ("import", True), ("undo", None), ("optimizer", "sgd"), ("repeats", 3),
+    ("blocks", 1), ("model", "unet"), ("redo", None),
+)  # fmt: skip
 
 
 def do(at: AppTest, worker: FakeWorker, what: str, how: object) -> None:
@@ -140,12 +133,11 @@ def do(at: AppTest, worker: FakeWorker, what: str, how: object) -> None:
         press(at, what)
 
 
-@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(happened=st.lists(steps, max_size=6))
-def test_explore_shows_what_will_run(app: App, worker: FakeWorker, happened: list[tuple[str, object]]) -> None:
+def test_explore_shows_what_will_run(app: App, worker: FakeWorker) -> None:
+    """tests/ui/session/test_values.py has any changes in any order, on a smaller page."""
     worker.graph = graphs.gpt(6)
     at = app()
-    for what, how in happened:
+    for what, how in HAPPENED:
         do(at, worker, what, how)
         now = spec(at)
         assert {name: widget(at, "toggle", f"option_{name}").value for name in SWITCHES} == {
