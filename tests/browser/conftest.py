@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 PLAIN = HERE / "plain_models.py"
 FACTORIES = re.findall(r"^def (\w+)\(\):", PLAIN.read_text(), re.MULTILINE)
-TIMEOUT_MS = 180_000
-"""Of every wait: a loaded machine with one core takes that long; only a fault ever does."""
-LIMIT_S = 900
+TIMEOUT_MS = 600_000
+"""Of every wait: the 44 CPU seconds of a comparison take that long where other work has most of each core."""
+LIMIT_S = 1800
 """Of a whole path, for the same reason."""
 
 
@@ -32,6 +32,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.browser)
             item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.timeout(LIMIT_S))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Adds what the page said to the report of a failed test."""
+    report = yield
+    page = getattr(item, "funcargs", {}).get("page")
+    if report.when == "call" and report.failed and page is not None and not page.is_closed():
+        report.sections.append(("the page", f"{page.url}\n{page.locator('body').inner_text(timeout=10_000)}"))
+    return report
 
 
 @pytest.fixture(scope="session")
