@@ -141,7 +141,7 @@ class Model(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         x = self.embedding(ids)
         if not self.segments:
-            for layer in self.layers:
+            for layer in self.layers[: self.reached]:
                 x = layer(x)
         else:
             n = -(-len(self.layers) // self.segments)
@@ -154,7 +154,8 @@ def loss(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.reshape(-1, logits.shape[-1]).to(torch.float32), targets.reshape(-1))
 
 
-def build(size: str = "small", seq: int = 512, segments: int = 0, rows: int = 4):
+def build(size: str = "small", seq: int = 512, segments: int = 0, rows: int = 4, reached: int | None = None):
+    """`reached`: the layers that a refused forward begins; all layers are in memory."""
     model = Model(size, seq)
-    model.segments = segments
+    model.segments, model.reached = segments, reached
     return model, (torch.randint(0, 10000, (rows, seq)), torch.randint(0, 10000, (rows, seq))), loss

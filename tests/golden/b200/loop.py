@@ -63,6 +63,7 @@ STEPS = {
 def simulated(row: dict[str, Any]) -> Measurement:
     """The row's step without data on a B200. Two GPUs sum gradients in place: each holds what one alone would."""
     arguments = {"size": row["size"], "seq": row["seq"], "segments": row["segments"] or 0, "rows": row.get("rows", 4)}
+    arguments |= {"reached": row["reached"]} if "reached" in row else {}
     spec = RunSpec(
         model=ModelRef(target=f"{HERE / 'language_model.py'}:build", arguments=arguments),
         optimizer="none",
