@@ -178,19 +178,6 @@ def test_every_step_counts_all_gradients() -> None:
     assert f"splitting {N - 3} of {N}" in truth_chart(run_shares(n_moved=3)).alt
 
 
-def test_the_record_judges_not_the_size_of_a_distance() -> None:
-    """A distance that is small beside the gradient, and ten thousand times that of the baseline from float64."""
-    ran = run_shares()
-    far = msgspec.structs.replace(
-        pipelines.gradient_diff("w", 1e-6), baseline_error=1e-10, candidate_error=1e-6, tiny=0.0
-    )
-    first = msgspec.structs.replace(ran.gradients[0], splitting=far)
-    shown = msgspec.structs.replace(ran, gradients=(first, *ran.gradients[1:]))
-    assert counts(truth_chart(shown).figure)["different"] == (0, 0, 1)
-    assert truth_table(shown)[0]["splitting"] == "1e-06 (different)"
-    assert [moved.name for moved in shown.moved] == [first.name]
-
-
 def test_a_gradient_that_never_came_is_no_distance() -> None:
     ran = run_shares()
     lost = msgspec.structs.replace(
@@ -275,17 +262,3 @@ def test_a_price_that_was_taken_at_another_load_is_named(scale: float, words: st
     assert f"×{scale:.2f} to ×{1.05 * scale:.2f}" in sentence
     assert ("than when the price was taken" in sentence) == bool(words) and words in sentence
     assert price_spread(replace(run, predicted=None)) == ""
-
-
-@pytest.mark.parametrize(("n_moved", "words"), [(0, "bitwise equal to unsplit"), (2, "bitwise equal; 2 different")])
-def test_gradients_are_counted(n_moved: int, words: str) -> None:
-    run = ran(GRAPH, RunSpec(model=GRAPH.model, plan=PLAN_HEADLINE), n_moved=n_moved)
-    gradients = figures(run, None, PLAN_HEADLINE, before=None)[3]
-    n = len(run.gradients)
-    assert (gradients.value, gradients.delta) == (f"{n - n_moved} of {n}", words)
-
-
-def test_the_fullest_rank_counts_the_optimizer() -> None:
-    first, second = run_of().memory
-    assert fullest((first, replace(second, optimizer_bytes=10**12))).rank == second.rank
-    assert fullest(()) is None

@@ -51,15 +51,13 @@ from explorer.view.report.gallery import Exhibit, index_text, lesson_text
 from explorer.view.report.html import document, picture, plotly_js
 from explorer.view.report.report import (
     ReportOf,
-    circumstances,
     environment,
     failure_boxes,
-    model_in_words,
     report_text,
 )
 from explorer.view.text.runs import conditions, figures_of, refusal_rows, stored_flops, stored_peak, stored_time
 from tests import graphs, mutations
-from tests.graphs import GRAPH, SPEC
+from tests.graphs import GRAPH
 from tests.plan.card.histories import small_document
 from tests.view.builders import compared, measured
 from tests.view.reports import KINDS, MOST_BYTES, besides_figures, besides_plotly, figures_in, of, pipelined, text_of
@@ -89,14 +87,6 @@ def test_the_graph_of_the_run_comes_before_one_at_hand() -> None:
     assert ReportOf(run=recorded, name="n", graph=other).known_graph is GRAPH
     assert ReportOf(run=RUN, name="n", graph=other).known_graph is other
     assert ReportOf(run=KINDS["pipeline"], name="n").known_graph is None
-
-
-def test_where_and_when() -> None:
-    of = ReportOf(run=RUN, name="n", created=0.0)
-    line = circumstances(of, "gpt.py", RUN.environment)
-    assert "gpt.py; " in line and f"torch {RUN.environment.torch_version}, 1970-01-01 00:00 UTC" in line
-    assert circumstances(ReportOf(run=RUN, name="n"), "gpt.py", None) == '<p class="quiet">gpt.py</p>'
-    assert model_in_words(SPEC) == " ".join(filter(None, (SPEC.model.target, SPEC.model.size)))
 
 
 def test_a_failure_that_several_ranks_had_is_said_once() -> None:

@@ -201,7 +201,8 @@ def test_where_the_forecast_rejects_the_first_choice_a_cheaper_one_than_the_sure
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     graph, run = chain_of(unequal(6, seed=5, saved=2000), skips=True)
-    budget = round(Planner(run, graph).floor().step_peak_bytes * 0.7 + Planner(run, graph).keep_all_bytes * 0.3)
+    planner = Planner(run, graph, seconds=60)
+    budget = round(0.7 * planner.floor().step_peak_bytes + 0.3 * planner.keep_all_bytes)
     plan = Planner(run, graph).within(budget)
     monkeypatch.setattr(chain, "MOST_TRIES", 0)
     surest = Planner(run, graph).within(budget)
