@@ -42,7 +42,7 @@ Call = tuple[Any, Any, int]
 
 EVERY_CALL = bool(os.environ.get("EVERY_CALL"))
 """Every call of an instrument raises, which takes minutes; else those of OUTER, and MOST_CALLS of the others."""
-MOST_CALLS = 6
+MOST_CALLS = 3
 OUTER = ("Watch.", "RecordedStep.")
 
 
