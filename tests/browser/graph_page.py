@@ -1,4 +1,4 @@
-"""A page with nothing but the block graph, for tests and figures: `streamlit run graph_page.py -- KIND N`."""
+"""A page with nothing but the block graph, for tests and figures: `streamlit run graph_page.py`, `?kind=gpt&n=12`."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ from explorer.view.graph.labels import Badge, Label  # noqa: E402
 from explorer.view.graph.nesting import default_open, nest  # noqa: E402
 from tests import graphs  # noqa: E402
 
-kind, n = sys.argv[1], int(sys.argv[2])
+kind, n = st.query_params.get("kind", "gpt"), int(st.query_params.get("n", "12"))
 st.set_page_config(layout="wide")
 MADE = {"gpt": lambda: graphs.gpt(n), "unet": graphs.unet, "hostile": graphs.hostile}
 graph = MADE[kind]() if kind in MADE else graphs.gpt(n, n_inner=5)

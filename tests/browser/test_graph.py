@@ -34,7 +34,7 @@ def open_graph(page: Page, serve: Callable[..., object]) -> Callable[..., Page]:
     def opened(kind: str, n: int = 12, *, scheme: str = "light") -> Page:
         page.add_init_script(WATCH_LISTENERS)
         page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-        page.goto(serve(GRAPH_PAGE, kind, str(n)).url)  # type: ignore[attr-defined]
+        page.goto(f"{serve(GRAPH_PAGE).url}?kind={kind}&n={n}")  # type: ignore[attr-defined]
         page.get_by_role("treeitem").first.wait_for()
         return page
 

@@ -231,13 +231,13 @@ def test_a_kept_region_is_a_block_whose_bytes_and_toggle_are_predicted_to_the_by
     alone = measure_without_data(replace(spec, policy=Policy.recompute([block]))).step_peak_bytes
     (price,) = prices(real, [block], graph=graph)
     assert price.peak_change_bytes == (alone or 0) - (played.step_peak_bytes or 0), "without a generator's state"
-    for policy in (Policy.recompute([block]), Policy.recompute(f"layers.{i}.{name}" for i in range(4))):
-        forecast, toggled = Forecaster(real, graph).forecast(policy), measure(replace(spec, policy=policy))
-        assert toggled.failure is None and toggled.by_fqn[block].n_recompute == 1
-        assert forecast.step_peak_bytes == toggled.step_peak_bytes
-        assert forecast.saved_after_forward_bytes == toggled.saved_after_forward_bytes
-        assert forecast.saved_after_forward_bytes != real.saved_after_forward_bytes
-    assert compare(spec, replace(spec, policy=policy)).verdict == "bitwise equal"
+    policy = Policy.recompute(f"layers.{i}.{name}" for i in range(4))
+    forecast, toggled = Forecaster(real, graph).forecast(policy), measure(replace(spec, policy=policy))
+    assert toggled.failure is None and toggled.by_fqn[block].n_recompute == 1
+    assert forecast.step_peak_bytes == toggled.step_peak_bytes
+    assert forecast.saved_after_forward_bytes == toggled.saved_after_forward_bytes != real.saved_after_forward_bytes
+    if how == "random":
+        assert compare(spec, replace(spec, policy=policy)).verdict == "bitwise equal"
 
 
 def test_a_policy_on_what_is_replayed_anyway_is_not_predicted() -> None:
