@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh machine: `make app` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
-# Tests run side by side, one worker a core, at most four.
+# Tests run side by side, one worker a core, at most four: the longest files, those with a browser, come first.
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); [ $$n -gt 4 ] && echo 4 || echo $$n)
 
 .PHONY: app test quick check bench gallery gpu film browser clean
@@ -10,7 +10,7 @@ app: .venv/.app          ## start the app on http://localhost:8501; MODEL=path/f
 	$(BIN)/streamlit run app.py $(if $(MODEL)$(WEIGHTS),--) $(if $(MODEL),--model $(MODEL)) $(if $(WEIGHTS),--weights $(WEIGHTS))
 
 test: .venv/.test browser ## every test, the browser tests included
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 quick: .venv/.test       ## the tests that take less than five seconds each, no browser
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not browser"
