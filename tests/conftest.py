@@ -34,6 +34,23 @@ settings.load_profile("house")
 ROOT = Path(__file__).resolve().parent.parent
 
 
+FIRST_APP = ("test_app", "test_card", "test_graph", "test_timeline")
+"""Files of browser tests, half of their time, that share the app of one test worker. The others share another."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Files stay whole. Two test workers share the browser tests: an app takes 12 s of CPU until its first chart."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByServer(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = Path(nodeid.split("::")[0])
+            return f"browser, first app: {file.stem in FIRST_APP}" if file.parent.name == "browser" else str(file)
+
+    return ByServer(config, log)
+
+
 @pytest.fixture
 def root() -> Path:
     """The checkout."""
