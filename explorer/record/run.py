@@ -88,7 +88,7 @@ class RunSpec(Record):
     n_repeats: Annotated[int, Meta(ge=0, le=1000)] = N_REPEATS
     """Timed steps, after the warm-up."""
     n_probes: Annotated[int, Meta(ge=0, le=MOST_PROBES)] = 0
-    """Recomputes of each unit before a probed step; 0: as many as the time of one step allows."""
+    """Recomputes of each unit before a probed step; 0: as many as the time of one step allows, at least eight."""
     n_threads: Annotated[int, Meta(ge=1, le=1024)] = 1
     """CPU threads; pinned, because two threads round differently from one."""
     time_limit_s: Annotated[float, Meta(ge=0.0, le=1e7)] = 600.0

@@ -67,7 +67,7 @@ class CompareOptions(CardOptions):
         int,
         typer.Option(
             "--probe", min=0, max=MOST_PROBES, metavar="N", show_default=False,
-            help="Each recomputed block runs N more times before the step; by default for the time of a step.",
+            help="Each unit is recomputed N more times before the step; by default 8, or more in the time of a step.",
         ),
     ] = 0  # fmt: skip
 
