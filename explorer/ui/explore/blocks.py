@@ -22,6 +22,7 @@ from explorer.ui.explore.view import View, ledger_of
 from explorer.ui.live_slider import catch_up
 from explorer.ui.session import page_job, window
 from explorer.ui.session.repository import KeyedRun
+from explorer.ui.session.values import bound, select
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.elements import escape
 from explorer.view.graph import overlay
@@ -164,17 +165,13 @@ def graph_panel(state: ExploreState, facts: Facts, drawing: Layout) -> None:
 def _overlay(state: ExploreState, facts: Facts) -> None:
     """Draws the choice of a quantity for the bars on the blocks, and the legend of a full bar."""
 
-    def take() -> None:
-        state.overlay = st.session_state["overlay"]
-
+    field = bound("overlay", state.overlay, partial(setattr, state, "overlay"))
     with st.container(horizontal=True, gap="small", vertical_alignment="center", key="overlay_row"):
-        st.selectbox(
+        select(
             "Bars on blocks",
             overlay.QUANTITIES,
-            overlay.QUANTITIES.index(state.overlay),
-            key="overlay",
+            field,
             width=190,
-            on_change=take,
             help=glossary.OVERLAY,
             label_visibility="collapsed",
             format_func=lambda name: f"bars: {name}",

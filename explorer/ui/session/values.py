@@ -67,8 +67,9 @@ def bound(name: str, value: object, take: Callable[[Any], object]) -> Bound:
     key = f"{name}~{n}" if n else name
 
     def changed() -> None:
-        chosen = st.session_state[key]
-        # Streamlit also calls when a browser first echoes the default; a replaced widget is ignored.
+        # Streamlit also calls when a browser first echoes the default, and for a widget that another page has just
+        # replaced under the same key, which then has no value. Neither is a choice.
+        chosen = st.session_state.get(key, drawn[name][1])
         if drawn[name] == (n, chosen) or drawn[name][0] != n:
             return
         drawn[name] = (n, chosen)

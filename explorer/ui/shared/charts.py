@@ -47,7 +47,8 @@ def picture(chart: Chart, *, key: str, height: int | None = None, act: Callable[
     """Draws a chart without its table, as the page already shows the numbers."""
 
     def clicked() -> None:
-        points = st.session_state[key]["selection"]["points"]
+        chosen = st.session_state.get(key)  # None: another page has just replaced the chart
+        points = chosen["selection"]["points"] if chosen else []
         if points and act is not None:
             act(_custom(points[0]))
 

@@ -46,7 +46,7 @@ def fold(title: str, *, key: str, icon: str | None = None, expanded: bool = Fals
     folds: dict[str, bool] = st.session_state.setdefault("folds", {})
 
     def note() -> None:
-        folds[key] = bool(st.session_state[key])
+        folds[key] = bool(st.session_state.get(key, folds.get(key, expanded)))  # no value: replaced by another page
 
     return st.expander(title, folds.get(key, expanded), key=key, icon=icon, on_change=note)
 

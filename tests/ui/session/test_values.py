@@ -102,6 +102,8 @@ def test_what_a_widget_was_given_is_no_choice() -> None:
         other = bound("view", "three", taken.append)
         first.on_change()
         assert taken == ["two"] and other.key != first.key, "one that was replaced has nothing to say"
+        other.on_change()
+        assert taken == ["two"], "another page has a widget of this key, which has no value yet: the page must live"
 
 
 def test_a_choice_keeps_its_widget_and_a_change_from_elsewhere_takes_another() -> None:
