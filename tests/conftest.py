@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -63,6 +65,15 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("CHECKPOINT_EXPLORER_HOME", str(home))
     yield home
+
+
+@pytest.fixture(autouse=True)
+def own_numbers() -> None:
+    """Each test draws the same random numbers, whichever tests ran before it in its process."""
+    random.seed(0)
+    numpy.random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture(scope="module", autouse=True)
