@@ -173,6 +173,8 @@ class ForwardDiff(Record):
     """True if all compared calls return the same, to the last digit of norms and projections."""
     block: str | None = None
     """The first block with another output for the same input; the empty string is the model, None means no block."""
+    laid_out: tuple[str, str, str] | None = None
+    """The first block that gets a tensor in another order of memory; the strides in baseline and candidate."""
     in_baseline: str = ""
     """Kind, settings and mode of that block."""
     in_candidate: str = ""
@@ -238,6 +240,10 @@ class Comparison(Record):
     """The first difference in forward of two programs whose gradients differ; None: not watched."""
     untied: tuple[str, ...] = ()
     """Names that share a parameter in only one of two programs."""
+    optimizer_settings: tuple[tuple[str, str, str], ...] = ()
+    """Settings in which the optimizers of two programs differ: name, value in the baseline, value in the candidate."""
+    float64_distance: float | None = None
+    """|candidate - baseline| / |baseline| of all gradients of two programs, both in float64; None: not run."""
     loss_equal: bool | None = None
     """Shown, never part of the verdict."""
     reproducible: bool | None = None

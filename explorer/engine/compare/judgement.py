@@ -33,7 +33,7 @@ from explorer.engine.compare.outcome import (
     same_gradients,
 )
 from explorer.engine.compare.programs import Program, SpecProgram, StepProgram
-from explorer.engine.compare.reference import epsilon_of, reference
+from explorer.engine.compare.reference import epsilon_of, float64_distance, reference
 from explorer.engine.compare.watched import DrawWatch, Forwards, StateAudit, forward_difference
 from explorer.engine.state.state_diff import BEYOND, State, StateKey, leaves, same_state, short_text
 from explorer.engine.watch.checkpoint_error import failure_in_words
@@ -85,6 +85,8 @@ def judge_programs(
     stage("candidate, for its gradients")
     try:
         cand = outcome_of(candidate.start(), full=full, lead=base)
+        if isinstance(candidate, StepProgram) and isinstance(baseline, StepProgram):
+            of = replace(of, optimizer_settings=_setting_differences(baseline, candidate))
         stage("candidate, watched: masks and module state")
         if full and isinstance(candidate, SpecProgram) and candidate.spec.policy.units:
             of = _watched(of, candidate)
@@ -93,6 +95,7 @@ def judge_programs(
                 of = replace(of, equal_without_early_stop=same_gradients(base, again))
         elif isinstance(candidate, StepProgram) and not same_gradients(base, cand):
             of = replace(of, forward=_forward_difference(baseline, candidate), untied=_untied(baseline, candidate))
+            of = replace(of, float64_distance=float64_distance(candidate, exact, base) if exact else None)
     except Cancelled:
         raise
     except Exception as error:  # a user's model may raise anything when it runs again
@@ -152,6 +155,14 @@ def _forward_difference(*programs: StepProgram) -> ForwardDiff | None:
             return None
         sides.append(forwards)
     return forward_difference(*sides)
+
+
+def _setting_differences(one: StepProgram, other: StepProgram) -> tuple[tuple[str, str, str], ...]:
+    """Settings of the optimizers that differ: name, value in the first and in the second program, each once."""
+    return tuple(dict.fromkeys(
+        (key[1], *pair) for key in one.settings for pair in zip(one.settings[key], other.settings.get(key, ()))
+        if pair[0] != pair[1]
+    ))  # fmt: skip
 
 
 def _untied(*programs: StepProgram) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from types import NoneType
 from typing import Any, Self
 
 import torch
@@ -196,6 +197,8 @@ class StepProgram:
     """Floating types of the outputs of all modules in the observed run."""
     stepped: bool = False
     """Whether an optimizer of torch stepped in the last step."""
+    settings: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    """Settings of the optimizers by parameter and name of the setting: one text for each optimizer step of a run."""
 
     @property
     def no_float64_because(self) -> str:
@@ -214,7 +217,7 @@ class StepProgram:
         return dataclasses.replace(self, dtype=torch.float64)
 
     def start(self) -> Self:
-        cast = self._models_of_parameters()
+        self.settings, cast = {}, self._models_of_parameters()
         for model in self.models:
             model.restore(self.dtype if model in cast else None)
         for optimizer in self.optimizers.values():
@@ -251,8 +254,11 @@ class StepProgram:
         self.stepped = True
         if id(optimizer) not in self.optimizers:
             self.optimizers[id(optimizer)] = OptimizerSnapshot(optimizer)
-        ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        parameters = {name: parameter for name, parameter in self.named().items() if id(parameter) in ids}
+        groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
+        parameters = {name: parameter for name, parameter in self.named().items() if id(parameter) in groups}
+        for name, parameter in parameters.items():
+            for setting, text in _settings(optimizer, groups[id(parameter)]):
+                self.settings.setdefault((name, setting), []).append(text)
         self._read_gradients(parameters)
         for name, parameter in parameters.items():
             gradient = self._lead.get(name)
@@ -303,6 +309,20 @@ class StepProgram:
 
         with hooked(register_module_forward_hook(look)):
             yield
+
+
+_NO_SETTING = ("params", "foreach", "fused", "capturable", "differentiable", "initial_lr")
+"""Entries of an optimizer's group that choose no other step: the way to compute it, or a schedule's memory."""
+
+
+def _settings(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Names and short texts of the settings with which an optimizer steps the parameters of a group."""
+    yield "the class", type(optimizer).__name__
+    for name, value in group.items():
+        parts = [float(part) if isinstance(part, Tensor) and part.numel() == 1 else part for part in tree_leaves(value)]
+        if name not in _NO_SETTING and all(isinstance(part, (bool, int, float, str, NoneType)) for part in parts):
+            texts = [f"{part:.6g}" if isinstance(part, float) else str(part) for part in parts]
+            yield name, texts[0] if parts == [value] else f"({', '.join(texts)})"
 
 
 Program = SpecProgram | StepProgram

@@ -49,6 +49,17 @@ def _exact(program: Program, baseline: Outcome, guided: AbstractContextManager[o
         return outcome_of(exact, lead=baseline)
 
 
+def float64_distance(candidate: Program, exact: Outcome, baseline: Outcome) -> float | None:
+    """Relative distance between the first gradients of `candidate` and of the baseline `exact`, both in float64."""
+    if candidate.no_float64_because:
+        return None
+    try:
+        with SameDraws(most_common_type(baseline.gradients)):
+            return relative_distance(exact.gradients, outcome_of(candidate.in_float64().start(), full=False).gradients)
+    except Exception:  # the candidate alone does not run in float64: the verdict does not need this evidence
+        return None
+
+
 def _decided_alike(program: Program, baseline: Outcome) -> Outcome | None:
     """The float64 outcome with the baseline's decisions; None if it decides nothing or is not reproducible."""
     if not isinstance(program, SpecProgram):

@@ -215,8 +215,8 @@ class Forwards:
     model: nn.Module
     calls: dict[tuple[str, int], tuple[Sketch, Sketch, str]] = field(default_factory=dict)
     """Input, output and description of each block's n-th call."""
-    order: dict[str, None] = field(default_factory=dict)
-    """Blocks in the order in which they are first entered."""
+    order: dict[str, str] = field(default_factory=dict)
+    """Blocks in the order in which they are first entered, each with the strides of its first input."""
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -226,7 +226,8 @@ class Forwards:
 
         def enter(fqn: str) -> Any:
             def hook(module: nn.Module, args: object, kwargs: object) -> None:
-                self.order.setdefault(fqn)
+                tensors = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+                self.order.setdefault(fqn, str(next((tensor.stride() for tensor in tensors), "")))
                 inputs[fqn].append(_sketch((args, kwargs)))
 
             return hook
@@ -257,6 +258,10 @@ def forward_difference(baseline: Forwards, candidate: Forwards) -> ForwardDiff:
         order=tuple(baseline.order),
         same=all(repr(baseline.calls[key][1]) == repr(candidate.calls[key][1]) for key in common),  # NaN too
     )
+    for fqn, strides in baseline.order.items():
+        if strides != (others := candidate.order.get(fqn, strides)):
+            diff = replace(diff, laid_out=(fqn, strides, others))
+            break
     for key in common:
         one, other = baseline.calls[key], candidate.calls[key]
         if _same(one[0], other[0]) and not _same(one[1], other[1]):

@@ -34,6 +34,9 @@ def patterns(comparison: Comparison) -> Iterator[str]:
             "The gradients of the first step are the same and those of a later step are not: something is left from "
             "the step before. Usual causes: gradients that were not zeroed, state that the step moves."
         )
+    if first and comparison.float64_distance is not None and comparison.float64_distance < _EQUAL_IN_FLOAT64:
+        yield from _coarser(comparison)
+        return
     if forward is None or not first:
         return
     if forward.n_calls[0] != forward.n_calls[1]:
@@ -48,6 +51,23 @@ def patterns(comparison: Comparison) -> Iterator[str]:
         yield (f"The model returns the same and the loss is another. Usual causes: {_LOSS}.")
     elif forward.same and forward.n_compared:
         yield from _in_backward(comparison, forward.order)
+
+
+def _coarser(comparison: Comparison) -> Iterator[str]:
+    """The programs agree in float64: which arithmetic they do not share."""
+    forward = comparison.forward
+    yield (
+        f"In float64 the gradients of both are the same, to {comparison.float64_distance:.0e} of their norm: the "
+        "candidate computes the same thing and rounds more. Usual causes: autocast, other kernels, another order of "
+        "sums, numbers near overflow."
+    )
+    if forward and forward.laid_out:
+        block, *strides = forward.laid_out
+        yield (
+            f"{block or 'The model'} is the first block whose input lies in another order of memory: strides "
+            f"{strides[0]} in the baseline and {strides[1]} in the candidate. Torch's channels_last BatchNorm on the "
+            "CPU rounds up to 90 times more."
+        )
 
 
 def _parts(comparison: Comparison) -> str:
@@ -92,6 +112,8 @@ def _times(n: int) -> str:
     return "once" if n == 1 else f"{n} times"
 
 
+_EQUAL_IN_FLOAT64 = 1e-10
+"""Two programs of the same mathematics are nearer than this share of the gradients' norm in float64."""
 _STRAIGHT = 1e-4
 """Tolerance of a cosine or a ratio around one; larger than rounding of float32."""
 _MEANT = 0.01
@@ -114,7 +136,7 @@ def causes(comparison: Comparison, fired: Sequence[Hazard] = ()) -> tuple[str, .
     causes_seen += [*patterns(comparison), *_state(comparison)]
     causes_seen += _nonfinite(comparison)
     causes_seen += _hazards(comparison, fired, " ".join(causes_seen))
-    return tuple(causes_seen) or tuple(_what_is_left(comparison))
+    return (*(causes_seen or _what_is_left(comparison)), *_settings(comparison))
 
 
 def _masks(comparison: Comparison) -> Iterator[str]:
@@ -260,22 +282,32 @@ def _only_optimizer(comparison: Comparison) -> Iterator[str]:
         return
     same = "the same" if gradients <= {"bitwise equal"} else "within rounding"
     where = listed([diff.name for diff in wrong])
-    yield f"The gradients are {same} and the step of {where} is not: {_step(wrong)}"
+    what, usual = _step(wrong)
+    usual = "" if comparison.optimizer_settings else usual
+    yield f"The gradients are {same} and the step of {where} is not: {what}.{usual and f' Usual cause: {usual}.'}"
 
 
-def _step(wrong: Sequence[ParameterDiff]) -> str:
-    """A phrase on the common difference of all steps."""
+def _settings(comparison: Comparison) -> Iterator[str]:
+    """Settings of two programs' optimizers that differ, whether two steps show it or not."""
+    named = [
+        f"{name} is {one} in the baseline and {other} in the candidate"
+        for name, one, other in comparison.optimizer_settings
+    ]
+    if named:
+        yield f"The optimizers differ: {listed(named)}."
+
+
+def _step(wrong: Sequence[ParameterDiff]) -> tuple[str, str]:
+    """The common difference of all steps, and its usual cause."""
     if all(diff.step_ratio == 0 for diff in wrong):
-        return "the candidate does not move it. Usual cause: its optimizer was not given this parameter."
+        return "the candidate does not move it", "its optimizer was not given this parameter"
     ratios = [diff.step_ratio for diff in wrong if diff.step_ratio and (diff.step_cosine or 0) > 1 - _bend(diff)]
     if len(ratios) == len(wrong) and max(ratios) - min(ratios) < 0.1 * abs(statistics.median(ratios) - 1):
         factor = statistics.median(ratios)
-        return (
-            f"it is {factor:.4g} times as long, in the same direction. Usual cause: another learning rate or momentum."
-        )
+        return f"it is {factor:.4g} times as long, in the same direction", "another learning rate or momentum"
     if all(abs(diff.decay_cosine or 0) > 1 - _MEANT for diff in wrong):
-        return "it differs along the parameter itself. Usual cause: another weight decay."
-    return "the optimizers do something else with them."
+        return "it differs along the parameter itself", "another weight decay"
+    return "the optimizers do something else with them", ""
 
 
 def _bend(diff: ParameterDiff) -> float:
