@@ -85,17 +85,14 @@ def judge_programs(
     stage("candidate, for its gradients")
     try:
         cand = outcome_of(candidate.start(), full=full, lead=base)
-        if isinstance(candidate, StepProgram) and isinstance(baseline, StepProgram):
-            of = replace(of, optimizer_settings=_setting_differences(baseline, candidate))
         stage("candidate, watched: masks and module state")
         if full and isinstance(candidate, SpecProgram) and candidate.spec.policy.units:
             of = _watched(of, candidate)
             if candidate.spec.policy.stops_early and any(mask.n_not_drawn_again for mask in of.masks):
                 again = outcome_of(candidate.without_early_stop().start(), full=False, like=base)
                 of = replace(of, equal_without_early_stop=same_gradients(base, again))
-        elif isinstance(candidate, StepProgram) and not same_gradients(base, cand):
-            of = replace(of, forward=_forward_difference(baseline, candidate), untied=_untied(baseline, candidate))
-            of = replace(of, float64_distance=float64_distance(candidate, exact, base) if exact else None)
+        elif isinstance(baseline, StepProgram) and isinstance(candidate, StepProgram):
+            of = _of_steps(of, (baseline, candidate), (base, cand), exact)
     except Cancelled:
         raise
     except Exception as error:  # a user's model may raise anything when it runs again
@@ -137,6 +134,19 @@ def _watched(of: Comparison, candidate: SpecProgram) -> Comparison:
     return replace(of, masks=draws.masks, masks_watched=True, state_changes=tuple(audit.changes.values()))
 
 
+def _of_steps(
+    of: Comparison, programs: tuple[StepProgram, StepProgram], runs: tuple[Outcome, Outcome], exact: Outcome | None
+) -> Comparison:
+    """`of` with the evidence that two users' steps leave, the first and `exact` of the baseline."""
+    one, other = (program.settings for program in programs)
+    pairs = ((key[1], *pair) for key in one for pair in zip(one[key], other.get(key, ())) if pair[0] != pair[1])
+    of = replace(of, optimizer_settings=tuple(dict.fromkeys(pairs)))
+    if same_gradients(*runs):
+        return of
+    of = replace(of, forward=_forward_difference(*programs), untied=_untied(*programs))
+    return replace(of, float64_distance=float64_distance(programs[1], exact, runs[0]) if exact else None)
+
+
 def _forward_difference(*programs: StepProgram) -> ForwardDiff | None:
     """The forward difference, from one watched step of each; None if a program is compiled or fails."""
     sides = []
@@ -155,14 +165,6 @@ def _forward_difference(*programs: StepProgram) -> ForwardDiff | None:
             return None
         sides.append(forwards)
     return forward_difference(*sides)
-
-
-def _setting_differences(one: StepProgram, other: StepProgram) -> tuple[tuple[str, str, str], ...]:
-    """Settings of the optimizers that differ: name, value in the first and in the second program, each once."""
-    return tuple(dict.fromkeys(
-        (key[1], *pair) for key in one.settings for pair in zip(one.settings[key], other.settings.get(key, ()))
-        if pair[0] != pair[1]
-    ))  # fmt: skip
 
 
 def _untied(*programs: StepProgram) -> tuple[str, ...]:
