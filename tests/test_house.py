@@ -30,7 +30,7 @@ RINGS: dict[str, tuple[set[str], set[str]]] = {
     "engine": ({"plan", "record", "errors", "child_process"}, {"msgspec", "torch", "torchviz", "numpy"}),
     "lab": ({"engine", "plan", "record", "errors", "child_process"}, {"msgspec", "torch", "numpy"}),
     "jobs": ({"record", "errors", "child_process"}, {"msgspec", "platformdirs"}),
-    "view": ({"plan", "record", "errors"}, {"msgspec", "plotly", "graphviz", "numpy"}),
+    "view": ({"plan", "record", "errors"}, {"msgspec", "plotly", "numpy"}),
     "ui": ({"jobs", "view", "plan", "record", "errors"}, {"msgspec", "streamlit"}),
     "own_loop": (
         {"engine", "jobs", "view", "plan", "record", "errors"},

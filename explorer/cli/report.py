@@ -32,7 +32,6 @@ from explorer.view.drawing.rows import Row, chart_rows, row_sum
 from explorer.view.drawing.units import NOT_MEASURED, count, flops, mib, percent
 from explorer.view.memory.ranks import rank_rows, spread_of_ranks
 from explorer.view.pipeline.gantt import rank_table
-from explorer.view.pipeline.headline import price_spread
 from explorer.view.pipeline.ranks import memory_chart
 from explorer.view.report.explorable import keep_all_run
 from explorer.view.report.report import ReportOf
@@ -254,8 +253,6 @@ def print_pipeline(run: PipelineRun, joint: JointPlan | None = None) -> None:
             f"  step [bold]{run.timing.makespan_ms:.1f} ms[/] [dim]{how}{before}[/]   "
             f"bubble [bold]{percent(run.timing.bubble_fraction)}[/]"
         )
-        if spread := price_spread(run):
-            console.print(f"  [dim]{spread}[/]")
         stages = [", ".join(str(s.stage) for s in run.stages if s.rank == memory.rank) for memory in run.memory]
         peaks = memory_chart(run.memory, predicted.memory if predicted else ()).rows()
         console.print(table_of({"rank": row["rank"], "stages": of} | row for of, row in zip(stages, peaks)))

@@ -11,7 +11,6 @@ import sys
 import time
 import warnings
 from contextlib import suppress
-from html import escape
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -34,7 +33,6 @@ from explorer.record.measurement import Measurement
 from explorer.record.plan import Forecast, Plan
 from explorer.record.policy import Policy
 from explorer.view.drawing.units import count, mib
-from explorer.view.memory.timeline import sketch
 from explorer.view.report.report import ReportOf, report_text
 
 if TYPE_CHECKING:
@@ -119,10 +117,6 @@ class RecordedRun:
         `allocator` is PYTORCH_CUDA_ALLOC_CONF. Raises BadInput for an unknown card or options that cannot be read.
         """
         return memory_on(replace(parse_card(card), options=allocator), self.measurement)
-
-    def _repr_html_(self) -> str:
-        """HTML for a notebook's cell."""
-        return escape(repr(self)) if self._measurement is None else sketch(self._measurement, repr(self).splitlines())
 
     def __repr__(self) -> str:
         if self._measurement is None:

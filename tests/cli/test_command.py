@@ -242,7 +242,6 @@ def test_every_rank_and_every_share_has_a_row(capsys: pytest.CaptureFixture[str]
     run = pipelines.ran(GRAPH, RunSpec(model=GRAPH.model, plan=PLAN), n_moved=2)
     text = printed(capsys)
     assert run.timing is not None and f"step {run.timing.makespan_ms:.1f} ms measured actions, composed" in text
-    assert "an action took ×1.00 to ×1.00 of its price" in " ".join(text.split()), "the spread of the prediction"
     assert all(memory.peak_action in text for memory in run.memory)
     n = len(run.gradients)
     (row,) = [line.split() for line in text.splitlines() if "moved by splitting" in line]

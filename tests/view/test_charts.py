@@ -24,7 +24,7 @@ from explorer.view.memory.ledger import ledger_chart
 from explorer.view.memory.stacked import roles
 from explorer.view.memory.timeline import timeline
 from explorer.view.pipeline.gantt import gantt
-from explorer.view.pipeline.ranks import against_chart, bands_chart, memory_chart, rank_chart
+from explorer.view.pipeline.ranks import bands_chart, memory_chart
 from explorer.view.pipeline.shares import calls_chart, truth_chart
 from tests import graphs, pipelines
 from tests.view.builders import compared
@@ -61,9 +61,7 @@ def of_a_pipeline(names: str = "blocks") -> list[Chart]:
         gantt(run.predicted),
         memory_chart(run.memory),
         memory_chart(run.memory[:1]),
-        *(rank_chart(one) for one in run.memory),
         bands_chart(run.memory),
-        against_chart(run),
         truth_chart(run),
         calls_chart(run),
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import msgspec
@@ -26,7 +25,7 @@ from explorer.view.memory.blocks import MOST, NOTHING, REST, operators_chart
 from explorer.view.memory.card import add_card, card_chart
 from explorer.view.memory.ranks import MOST_LINES, rank_rows, ranks_at_peak, ranks_over_time, spread_of_ranks
 from explorer.view.memory.stacked import roles
-from explorer.view.memory.timeline import HEIGHT, NAME, NO_TIMELINE, add_predicted, sketch, timeline
+from explorer.view.memory.timeline import NAME, NO_TIMELINE, add_predicted, timeline
 from tests.view.builders import MIB, Chain, compared, cut, measured, on_cuda, runs
 from tests.view.reports import of_rank, ranks
 
@@ -201,15 +200,6 @@ def test_the_five_largest_are_named_and_the_rest_is_one_bar(pair: Comparison) ->
 def test_a_block_that_keeps_nothing_says_so(pair: Comparison) -> None:
     for run, block in ((pair, "no.such"), (replace(pair.baseline, allocations=None), "")):
         assert operators_chart(run, block).figure.layout.annotations[0].text == NOTHING
-
-
-def test_the_curve_touches_the_top_and_names_are_text() -> None:
-    drawn = sketch(measured(recompute=range(2)), ["<b>peak</b>", "second"])
-    assert "&lt;b&gt;peak" in drawn and "<script" not in drawn
-    heights = [float(point.split(",")[1]) for point in re.search(r'points="([^"]*)"', drawn)[1].split()]  # type: ignore[index]
-    assert min(heights) == 0 and max(heights) <= HEIGHT
-    assert all(f"</span> {phase}" in drawn for phase in ("forward", "recompute", "backward"))
-    assert len(drawn) < 20_000
 
 
 def several(*saved_mib: int, n_ranks: int | None = None) -> RecordedRanks:

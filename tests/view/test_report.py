@@ -35,7 +35,6 @@ from explorer.view.compare.gradients import (
 )
 from explorer.view.compare.headline import headlines
 from explorer.view.drawing.figure import Chart
-from explorer.view.graph.dot import graph_dot
 from explorer.view.graph.geometry import layout
 from explorer.view.graph.labels import Facts, labels
 from explorer.view.graph.overlay import of_gradients
@@ -43,9 +42,9 @@ from explorer.view.lab import lab_chart
 from explorer.view.memory.blocks import operators_chart
 from explorer.view.memory.ledger import ledger_chart
 from explorer.view.memory.stacked import by_block, roles
-from explorer.view.memory.timeline import sketch, timeline
+from explorer.view.memory.timeline import timeline
 from explorer.view.pipeline.gantt import gantt, link_table, rank_table
-from explorer.view.pipeline.headline import figures, price_spread
+from explorer.view.pipeline.headline import figures
 from explorer.view.pipeline.ranks import memory_chart
 from explorer.view.report.gallery import Exhibit, index_text, lesson_text
 from explorer.view.report.html import document, picture, plotly_js
@@ -246,7 +245,7 @@ def draw_on_the_page(run: Any) -> None:
             assert f"{stored_flops(stored)}{stored_time(stored)}{stored_peak(stored)}".isprintable()
     for part in (run.baseline, run.candidate) if isinstance(run, Comparison) else [run]:
         if isinstance(part, Measurement):
-            figures_of(part), conditions(part.spec), sketch(part, [])
+            figures_of(part), conditions(part.spec)
             charts += [timeline(part, axis="time"), by_block(part, axis="time"), roles(part, block="layers.0")]
             charts += [operators_chart(part, cost.fqn) for cost in part.blocks[:2]]
             charts += [ledger_chart(ledger(part))] if part.allocations is not None else []
@@ -262,13 +261,13 @@ def draw_on_the_page(run: Any) -> None:
         )
     if isinstance(run, PipelineRun):
         for schedule in filter(None, (run.composed, run.wall, run.predicted)):
-            charts += [gantt(schedule, run.predicted, follow=0)]
+            charts += [gantt(schedule, run.predicted)]
             rank_table(schedule, run.predicted), link_table(schedule, run.stages)
         charts += [memory_chart(run.memory, run.memory)]
     if (graph := run_file.graph_of(run)) is not None:
         spec, whole = run.spec if not isinstance(run, Comparison) else run.candidate.spec, isinstance(run, Comparison)
         labels(Facts(graph=graph, policy=spec.policy, overlay=of_gradients(run) if whole else None))
-        layout(graph, [block.fqn for block in graph.blocks]), graph_dot(graph)
+        layout(graph, [block.fqn for block in graph.blocks])
     for chart in charts:
         assert chart.alt and chart.plotted().to_json() and list(chart.rows()) is not None
 
@@ -338,7 +337,6 @@ def test_a_pipeline_says_what_its_strip_says() -> None:
     for part in ("Schedule", "Memory", "Gradients", "Calls", "Hazards", "Environment"):
         assert f"<h2>{part}</h2>" in text
     assert all(note in text for note in run.notes)
-    assert price_spread(run) in text
     assert "actions-of-the-schedule" in figures_in(text)
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
 import msgspec
-import typer
 from rich.markup import escape
 
 from explorer.cli.command import Output, answer_console, table_of, verb
@@ -15,7 +12,6 @@ from explorer.record.base import to_plain
 from explorer.record.graph import Block, ModelGraph
 from explorer.record.run import RunSpec
 from explorer.view.drawing.units import mib
-from explorer.view.graph.dot import graph_dot, graph_svg
 from explorer.view.graph.geometry import BlockRow, layout
 from explorer.view.graph.nesting import default_open
 from explorer.view.text.plan import outside_blocks
@@ -26,21 +22,17 @@ def graph(
     model: Model,
     options: ModelOptions,
     output: Output,
-    format: Annotated[Literal["tree", "json", "dot", "svg"], typer.Option("--format")] = "tree",
     out: Out = None,
     predict: Predict = False,
 ) -> None:
     """The block graph of one observed run."""
     with worker() as engine:
         model_graph = describe(engine, RunSpec(model=options.ref(model), seed=options.seed), without_data=predict)
-    if output.json or format == "json":
+    if output.json:
         text = msgspec.json.encode({**to_plain(model_graph), "fingerprint": model_graph.fingerprint}).decode() + "\n"
-    elif format == "tree":
-        print_graph(model_graph)
-        return
+        print_or_write(text, out)
     else:
-        text = graph_dot(model_graph) if format == "dot" else graph_svg(model_graph)
-    print_or_write(text, out)
+        print_graph(model_graph)
 
 
 def print_graph(graph: ModelGraph) -> None:

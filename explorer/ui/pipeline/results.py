@@ -13,7 +13,7 @@ from explorer.errors import ExplorerError
 from explorer.plan.export.torchrun import NEEDS, run_files
 from explorer.plan.policy import file as policy_file
 from explorer.record.graph import Hazard
-from explorer.record.pipeline_run import PipelineRun, PlayedSchedule, RankMemory
+from explorer.record.pipeline_run import PipelineRun, PlayedSchedule
 from explorer.record.policy_file import PolicyFile
 from explorer.record.run import PipelinePlan, RunSpec
 from explorer.ui.pipeline.state import PipelineState
@@ -26,11 +26,8 @@ from explorer.view.compare.headline import danger
 from explorer.view.drawing.units import count
 from explorer.view.pipeline import gantt, ranks
 from explorer.view.pipeline import shares as splitting
-from explorer.view.pipeline.headline import price_spread
 from explorer.view.text import pipeline as words
 
-ALL_MICROBATCHES = "all microbatches"
-ALL_RANKS = "all ranks"
 FOLDER = "pipeline-run"
 
 
@@ -98,24 +95,10 @@ def _schedule(results: Results) -> None:
         st.caption(words.EMPTY_SCHEDULE)
         return
     _multiplied(results.hazards)
-    state, picker = st.columns([8, 3], vertical_alignment="center")
     predicted = run.predicted if run is not None and measured is not None else None
-    with state:
-        small_text(words.NOT_YET if measured is None else words.MEASURED + words.THIN_ROWS * (predicted is not None))
-    with picker:
-        follow = st.selectbox(
-            "Follow a microbatch",
-            [ALL_MICROBATCHES, *range(results.plan.n_microbatches)],
-            format_func=lambda i: f"microbatch {i}" if isinstance(i, int) else i,
-            key="pipeline_follow",
-            label_visibility="collapsed",
-            help=words.FOLLOW,
-        )
-    followed = follow if isinstance(follow, int) and follow < results.plan.n_microbatches else None
-    draw(gantt.gantt(shown, predicted, follow=followed), key="pipeline_gantt")
+    small_text(words.NOT_YET if measured is None else words.MEASURED + words.THIN_ROWS * (predicted is not None))
+    draw(gantt.gantt(shown, predicted), key="pipeline_gantt")
     st.caption(words.LEGEND, help=f"{words.BUBBLE}\n\n{words.CRITICAL}\n\n{words.RANK}")
-    if run is not None and (spread := price_spread(run)):
-        st.caption(spread)
     for note in run.notes if run is not None else ():
         st.text(note)
     st.dataframe(
@@ -144,32 +127,10 @@ def _memory(results: Results) -> None:
     if not memory:
         st.caption("Memory by rank is neither measured nor predicted yet.")
         return
-    state, picker = st.columns([8, 3], vertical_alignment="center")
-    with state:
-        small_text(words.MEASURED if measured else words.NOT_YET, help=words.RECEIVE)
-    picked = _picked_rank(memory, picker)
+    small_text(words.MEASURED if measured else words.NOT_YET, help=words.RECEIVE)
     predicted = run.predicted.memory if run is not None and run.predicted else ()
-    if picked is None:
-        draw(ranks.memory_chart(memory, predicted), key="pipeline_memory")
-        draw(ranks.bands_chart(memory), key="pipeline_bands")
-    else:
-        draw(ranks.rank_chart(picked, predicted), key="pipeline_rank")
-    if run is not None and predicted:
-        draw(ranks.against_chart(run), key="pipeline_against")
-
-
-def _picked_rank(memory: tuple[RankMemory, ...], column: st.delta_generator.DeltaGenerator) -> RankMemory | None:
-    by_rank = {of_rank.rank: of_rank for of_rank in memory}
-    with column:
-        rank = st.selectbox(
-            "Rank",
-            [ALL_RANKS, *by_rank],
-            format_func=lambda rank: f"rank {rank}" if isinstance(rank, int) else rank,
-            key="pipeline_rank_picked",
-            label_visibility="collapsed",
-            help="One rank shows its receive buffers as a band of their own over the step.",
-        )
-    return by_rank.get(rank) if isinstance(rank, int) else None
+    draw(ranks.memory_chart(memory, predicted), key="pipeline_memory")
+    draw(ranks.bands_chart(memory), key="pipeline_bands")
 
 
 def _truth(results: Results) -> None:

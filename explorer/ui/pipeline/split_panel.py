@@ -11,7 +11,6 @@ import streamlit as st
 
 from explorer.errors import InvalidPlan
 from explorer.jobs.protocol import FindJointPlan
-from explorer.plan.pipeline.actions import check_rows, format_rows, rows_in
 from explorer.plan.pipeline.cuts import CutRule, atoms, stages_by, usual_rule
 from explorer.plan.pipeline.schedules import SCHEDULES, default_ranks, fitting, rank_counts, rows_of
 from explorer.plan.sizes import parse_bytes
@@ -35,7 +34,6 @@ from explorer.view.text import pipeline as words
 
 STAGES_WIDTH, MICROBATCHES_WIDTH, RANKS_WIDTH, CAP_WIDTH = 120, 130, 85, 170
 """The names of schedules need the rest of the row."""
-UPLOAD = "upload_schedule"
 
 
 def cell(figure: Figure) -> Cell:
@@ -86,9 +84,8 @@ def _tools(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | N
             ("Take back the last cut or toggle", "Make it again"),
             prefix="pipeline_",
         )
-        with st.popover("More", key="pipeline_more", help="Recompute, dropout, BatchNorm, an own schedule"):
+        with st.popover("More", key="pipeline_more", help="Recompute, dropout, BatchNorm"):
             _more(split)
-            schedule_file(split, graph)
 
 
 def _bound(split: PipelineState, name: str, key: str) -> Bound:
@@ -181,8 +178,8 @@ def n_ranks_of(choices: PipelinePlan, n_stages: int) -> int:
 
 def schedule_picker(split: PipelineState, n_stages: int) -> None:
     """The schedule's name, and how many ranks share the stages."""
-    names = [*SCHEDULES, *([OWN_SCHEDULE] if split.own_schedule else [])]
-    drawn = OWN_SCHEDULE if split.choices.actions else split.choices.schedule
+    drawn = OWN_SCHEDULE if split.choices.actions else split.choices.schedule  # a stored run may bring its own
+    names = list(dict.fromkeys([*SCHEDULES, drawn]))
     field = bound("pipeline_schedule", drawn, lambda name: _choose_schedule(split, name))
     select("Schedule", names, field, help=words.SCHEDULE)
     n_ranks = n_ranks_of(split.choices, n_stages)
@@ -193,51 +190,8 @@ def schedule_picker(split: PipelineState, n_stages: int) -> None:
 
 
 def _choose_schedule(split: PipelineState, name: str) -> None:
-    is_own = name == OWN_SCHEDULE
-    pipeline_state.choose(split, "actions", split.own_schedule if is_own else ())
-    if not is_own:
-        pipeline_state.choose(split, "schedule", name)
-
-
-def schedule_file(split: PipelineState, graph: ModelGraph) -> None:
-    """Draws the field for a person's schedule file."""
-    st.file_uploader(
-        "Own schedule (CSV)",
-        type=["csv", "txt"],
-        key=UPLOAD,
-        max_upload_size=1,
-        on_change=_take_upload,
-        args=(split, graph),
-        help=words.OWN_SCHEDULE,
-    )
-    if split.choices.actions:
-        st.caption(words.OWN_NOT_IN_LINK)
-
-
-def _take_upload(split: PipelineState, graph: ModelGraph) -> None:
-    upload = st.session_state.get(UPLOAD)
-    if upload is not None:  # None: a person took the file out again
-        take_schedule(split, graph, upload.name, upload.getvalue())
-
-
-def take_schedule(split: PipelineState, graph: ModelGraph, name: str, data: bytes) -> None:
-    """Takes the rows of a file as the schedule, with the stages and microbatches that the rows name."""
-    split.job.failure = None
-    with page_job.refusing(split.job):
-        rows = rows_in(data, name)
-        n_stages = 1 + max(action.stage for row in rows for action in row)
-        n_microbatches = 1 + max(action.microbatch for row in rows for action in row)
-        if n_microbatches > MOST_MICROBATCHES:
-            raise InvalidPlan(
-                f"The schedule {name} names {n_microbatches} microbatches; the page takes {MOST_MICROBATCHES} at most.",
-                hint="Run it with `python -m explorer pipeline MODEL --rows FILE`.",
-            )
-        check_rows(rows, n_stages=n_stages, n_microbatches=n_microbatches)
-        if len(pipeline_state.stages_of(split, graph)) != n_stages:
-            pipeline_state.cut_at(split, graph, stages_by("by-parameters", graph, n_stages))
-        split.own_schedule = format_rows(rows)
-        pipeline_state.choose(split, "actions", split.own_schedule)
-        pipeline_state.choose(split, "n_microbatches", n_microbatches)
+    pipeline_state.choose(split, "actions", ())
+    pipeline_state.choose(split, "schedule", name)
 
 
 def cap_panel(

@@ -51,8 +51,6 @@ class PipelineState:
     """The draft that every page shares."""
     choices: PipelinePlan = USUAL
     """Microbatches, schedule and switches of the plan, without its stages; no number of ranks: the schedule's."""
-    own_schedule: tuple[tuple[str, ...], ...] = ()
-    """Rows of a person's last schedule file; the rows are in use if `choices.actions` holds them."""
     engine: PipelineEngine = "inproc"
     """Executor of the schedule."""
     marks: GraphMarks | None = None
@@ -104,7 +102,6 @@ def _of_a_run(draft: Draft, run: PipelineRun, run_id: str) -> PipelineState:
         if plan.schedule not in SCHEDULES:
             choose(fresh, "schedule", USUAL.schedule)
             fresh.message = f"This run's schedule {plan.schedule[:40]} is not known here; {USUAL.schedule} is drawn."
-        fresh.own_schedule = plan.actions
         if plan.actions or plan.n_ranks == default_ranks(plan.schedule, len(plan.stages)):
             choose(fresh, "n_ranks", None)
         fresh.places = list(accumulate(len(stage) for stage in plan.stages[:-1]))

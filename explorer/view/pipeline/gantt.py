@@ -32,8 +32,6 @@ COLOURS = {
 PATTERNS = {"F": "", "R": "/", "B": "", "I": "|", "W": "-"}
 TRANSFER = "#9A7B5B"
 CRITICAL = RUN_COLOURS["candidate"]
-FADED = 0.18
-"""Opacity of the microbatches that are not followed."""
 FAINT = "rgba(255, 255, 255, 0.28)"
 """Pattern of the bars that carry a number."""
 EDGE = "rgba(255, 255, 255, 0.6)"
@@ -54,11 +52,8 @@ _MAIN = _Band(-0.08, 0.58)
 _THIN = _Band(0.4, 0.13, "predicted ")
 
 
-def gantt(forecast: PlayedSchedule, predicted: PlayedSchedule | None = None, *, follow: int | None = None) -> Chart:
-    """Chart of the actions of every rank in time, and of the waits between them.
-
-    `predicted` is drawn as a thin row below each rank; `follow` fades all other microbatches.
-    """
+def gantt(forecast: PlayedSchedule, predicted: PlayedSchedule | None = None) -> Chart:
+    """Chart of the actions of every rank in time, and of the waits; `predicted` is a thin row below each rank."""
     question, n_ranks = "Who works when, and who waits?", len(forecast.ranks)
     fig = empty(question, "No action was played.")
     if forecast.actions:
@@ -67,7 +62,7 @@ def gantt(forecast: PlayedSchedule, predicted: PlayedSchedule | None = None, *, 
         drawn = [(forecast, _MAIN)] if predicted is None else [(forecast, _MAIN), (predicted, _THIN)]
         for played, band in drawn:
             for part in PARTS:
-                _bars(fig, played, part, band, follow)
+                _bars(fig, played, part, band)
         _waits(fig, forecast)
         _critical(fig, forecast)
         fig.update_layout(barmode="overlay", bargap=0)
@@ -108,7 +103,7 @@ def _spans(actions: Sequence[ActionTime], part: str) -> list[tuple[ActionTime, f
     return [(a, a.start_ms + a.recompute_ms, a.duration_ms - a.recompute_ms) for a in actions if a.kind == part]
 
 
-def _bars(fig: go.Figure, forecast: PlayedSchedule, part: str, band: _Band, follow: int | None) -> None:
+def _bars(fig: go.Figure, forecast: PlayedSchedule, part: str, band: _Band) -> None:
     spans = _spans(forecast.actions, part)
     if not spans:
         return
@@ -139,7 +134,6 @@ def _bars(fig: go.Figure, forecast: PlayedSchedule, part: str, band: _Band, foll
             insidetextfont={"color": ON_COLOUR},
             marker={
                 "color": COLOURS[part],
-                "opacity": [1.0 if follow in (None, a.microbatch) else FADED for a, _, _ in spans],
                 "pattern": hatch(PATTERNS[part]) if part == "R" else {**hatch(PATTERNS[part]), "fgcolor": FAINT},
                 "line": {"width": 2.0 if several and band is _MAIN else 0.5, "color": edges},
             },

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
-from statistics import median
 
 from explorer.record.pipeline_run import PipelineRun, PlayedSchedule, RankMemory
 from explorer.record.run import PipelinePlan
 from explorer.view.drawing.units import NOT_MEASURED, change, count, mib, percent
 from explorer.view.text import pipeline as words
-
-MOVED = 1.15
-"""Ratio from which all actions together count as moved: single readings of a quiet machine differ by less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,30 +91,6 @@ def _against(run: PipelineRun | None, shown: PlayedSchedule | None, predicted: P
         return f"predicted {_ms(predicted)} with free links"
     off = change(predicted.makespan_ms, shown.makespan_ms)
     return f"predicted {_ms(predicted)}" + (f", off by {percent(off, signed=True)}" if off is not None else "")
-
-
-def price_spread(run: PipelineRun) -> str:
-    """The spread between the actions' measured and predicted times, in a sentence; empty: no prediction was made."""
-    if run.timing is None or run.predicted is None:
-        return ""
-    measured, price = _typical_ms(run.timing), _typical_ms(run.predicted)
-    ratios = [measured[key] / price[key] for key in measured if price.get(key)]
-    if not ratios:
-        return ""
-    least, most = min(ratios), max(ratios)
-    sentence = f"Medians over the microbatches: an action took ×{least:.2f} to ×{most:.2f} of its price."
-    if least > MOVED or most < 1 / MOVED:
-        speed = "busier" if least > 1 else "less busy"
-        sentence += f" All moved one way: the machine was {speed} than when the price was taken."
-    return sentence
-
-
-def _typical_ms(played: PlayedSchedule) -> dict[tuple[int, str], float]:
-    """Median time of each kind of action of each stage, over the microbatches."""
-    times = defaultdict[tuple[int, str], list[float]](list)
-    for action in played.actions:
-        times[action.stage, action.kind].append(action.duration_ms)
-    return {key: median(durations) for key, durations in times.items()}
 
 
 def _peak(run: PipelineRun | None, forecast: PlayedSchedule | None) -> Figure:

@@ -40,8 +40,8 @@ from explorer.view.memory.ranks import rank_rows, ranks_at_peak, ranks_over_time
 from explorer.view.memory.stacked import by_block, roles
 from explorer.view.memory.timeline import alone, timeline
 from explorer.view.pipeline.gantt import gantt, link_table, rank_table
-from explorer.view.pipeline.headline import Figure, figures, price_spread
-from explorer.view.pipeline.ranks import against_chart, bands_chart, rank_chart
+from explorer.view.pipeline.headline import Figure, figures
+from explorer.view.pipeline.ranks import bands_chart, memory_chart
 from explorer.view.pipeline.shares import calls_chart, truth_chart, truth_table
 from explorer.view.report.explorable import Explorable, explorable, keep_all_run
 from explorer.view.report.html import anchor, box, card, document, drawn, folded, paragraph, picture, section, table
@@ -336,10 +336,6 @@ def _history(device: DeviceHistory, run: Measurement) -> Iterator[str]:
     yield table(alive_rows(run, "source line"))
 
 
-MOST_RANKS = 8
-"""Number of ranks whose memory over the step is drawn: the fullest ranks. The bars show all ranks."""
-
-
 def pipeline_report(of: ReportOf, run: PipelineRun) -> str:
     """The file's text."""
     parts = {
@@ -373,8 +369,6 @@ def _schedule(run: PipelineRun) -> Iterator[str]:
     if run.timing is None:
         return
     yield drawn(gantt(run.timing, run.predicted))
-    if spread := price_spread(run):
-        yield paragraph(spread)
     yield table(rank_table(run.timing, run.predicted))
     if run.wall is not None:
         yield folded("waits for transfers", link_table(run.wall, run.stages))
@@ -384,12 +378,7 @@ def _pipeline_memory(run: PipelineRun) -> Iterator[str]:
     if not run.memory:
         return
     yield drawn(bands_chart(run.memory))
-    predicted = run.predicted.memory if run.predicted is not None else ()
-    if predicted:
-        yield drawn(against_chart(run))
-    fullest = sorted(run.memory, key=lambda rank: -(rank.device_bytes or 0))[:MOST_RANKS]
-    for rank in sorted(fullest, key=lambda rank: rank.rank):
-        yield drawn(rank_chart(rank, predicted))
+    yield drawn(memory_chart(run.memory, run.predicted.memory if run.predicted is not None else ()))
 
 
 def _gradients(run: PipelineRun) -> Iterator[str]:

@@ -22,12 +22,6 @@ SCHEDULE = " ".join(
     ("Who does what in which order.", *(f"{schedule.name}: {schedule.words}." for schedule in SCHEDULES.values()))
 )
 RANKS = f"{RANK} Schedules that put several stages on a rank leave the number open; for the others there is only one."
-OWN_SCHEDULE = (
-    "One line a rank, its actions in order: 0F0 forward of microbatch 0 on stage 0, 0B0 its backward, or 0I0 and 0W0 "
-    "for the gradients of inputs and of weights apart. The stages, ranks and microbatches that it names are taken "
-    "over. torch's own schedule files are read too."
-)
-OWN_NOT_IN_LINK = "An own schedule is not in the page's address: open the schedule file again after opening the link."
 STEP = "Time from the first to the last action, every rank on a machine of its own, without the optimizer."
 WALL = (
     "Wall time from the first to the last action as the ranks' own clocks read it, with links, waiting and contention. "
@@ -81,7 +75,6 @@ KEYED = (
 )
 DEFERRED = "Running statistics of BatchNorm move once per batch instead of once per microbatch."
 RUN = "Runs the pipelined step for real, and the unsplit model beside it, and compares every gradient."
-FOLLOW = "Shows one microbatch on its way through the stages and back; the others fade."
 
 NOT_YET = ":gray-badge[:material/timeline: predicted] Drawn from the price of each block. **Run** measures this plan."
 MEASURED = ":green-badge[:material/check: measured]"

@@ -187,7 +187,7 @@ def alts(at: AppTest) -> list[str]:
 def test_a_tab_has_its_charts_before_and_after_a_run(visit: Open) -> None:
     charts = {
         "Schedule": (["One row a rank"], ["One row a rank"]),
-        "Memory": (["Held bytes", "Stacked bars"], ["Held bytes", "Stacked bars", "Bars of the predicted"]),
+        "Memory": (["Held bytes", "Stacked bars"], ["Held bytes", "Stacked bars"]),
         "Gradients": ([], ["Bars of the gradients"]),
         "Calls": ([], ["Bars of the runs per forward call"]),
     }
@@ -197,19 +197,6 @@ def test_a_tab_has_its_charts_before_and_after_a_run(visit: Open) -> None:
         for name, starts in charts.items():
             shown = alts(open_tab(at, name))
             assert [alt for alt, start in zip(shown, starts[has_run], strict=True) if not alt.startswith(start)] == []
-
-
-def test_one_rank_and_one_microbatch_can_be_followed(visit: Open) -> None:
-    at = open_tab(run(visit()), "Memory")
-    assert at.selectbox(key="pipeline_rank_picked").options == ["all ranks", "rank 0", "rank 1"]
-    at = settled(at.selectbox(key="pipeline_rank_picked").set_value(1).run())
-    assert alts(at)[0].startswith("Held bytes over the step by kind") and "Bars of the predicted" in alts(at)[1]
-    at = open_tab(at, "Schedule")
-    follow = at.selectbox(key="pipeline_follow")
-    assert len(follow.options) == 1 + at.session_state["pipeline"].choices.n_microbatches
-    at = settled(follow.set_value(2).run())
-    chart = next(chart for chart in at.get("plotly_chart"))
-    assert '"opacity":[0.18,' in chart.proto.spec.replace(" ", ""), "the others are faded"
 
 
 def test_why_the_blocks_have_no_price_stays_until_it_is_closed(visit: Open, pipeline_worker: PipelineWorker) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 import streamlit as st
-from streamlit.testing.v1 import AppTest
 
 from explorer.jobs.protocol import FindJointPlan, RunPipeline
 from explorer.plan.pipeline.cuts import CutRule, stages_by
@@ -24,7 +23,6 @@ from explorer.view.text.pipeline import BALANCE
 from tests import graphs, pipelines
 from tests.ui.page_driver import (
     address,
-    figures,
     graph_data,
     texts,
     widget,
@@ -91,40 +89,11 @@ def test_a_first_plan_fits_the_batch(n_rows: int, wanted: int, n: int) -> None:
     assert fitting(wanted, graph) == n
 
 
-OWN_ROWS = b"0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
-
-
-def give(at: AppTest, data: bytes) -> AppTest:
-    """Gives `data` as a file called own.csv."""
-    at.file_uploader(key="upload_schedule").upload("own.csv", data)
-    return settled(at.run())
-
-
-def test_an_own_schedule_is_given_as_a_file_and_has_its_own_name(visit: Open, pipeline_worker: PipelineWorker) -> None:
-    at = give(visit(cuts="1.2"), OWN_ROWS)
-    assert widget(at, "selectbox", "pipeline_schedule").value == "own schedule"
-    assert figures(at)["Plan"] == "2 stages"
-    assert chosen(at, "n_microbatches") == 2
-    at = run(at)
-    plan = pipeline_worker.of(RunPipeline)[-1].request.spec.plan
-    assert plan.actions == (("0F0", "0F1", "0B0", "0B1"), ("1F0", "1B0", "1F1", "1B1"))
-    assert (plan.n_ranks, plan.schedule_name) == (2, "own schedule")
-    at = settled(widget(at, "selectbox", "pipeline_schedule").set_value("GPipe").run())
-    assert chosen(at, "actions") == ()
-    at = settled(widget(at, "selectbox", "pipeline_schedule").set_value("own schedule").run())
-    assert chosen(at, "actions") == plan.actions
-
-
-def test_a_schedule_that_cannot_be_read_is_a_sentence_and_changes_nothing(visit: Open) -> None:
-    at = visit(cuts="1.2")
-    for data, fault in (
-        (b"\xff\xfe", "is not text"),
-        (b"0F0,fish", "'fish' (rank 0, cell 1)"),
-        (b"0F0,0B0\n1F0\n", "1B0 is missing"),
-    ):
-        at = give(at, data)
-        assert fault in texts(at).replace("\\", "")
-        assert chosen(at, "actions") == () and figures(at)["Plan"] == "3 stages"
+def test_the_rows_of_a_stored_run_go_when_a_schedule_is_chosen_by_name(split: PipelineState) -> None:
+    pipeline_state.choose(split, "actions", (("0F0", "0B0"),))
+    assert split_panel.plan_of(split, (("a",),)).schedule_name == "own schedule"
+    split_panel._choose_schedule(split, "GPipe")
+    assert split_panel.plan_of(split, (("a",),)).schedule_name == "GPipe"
 
 
 def test_ranks_are_chosen_where_the_schedule_leaves_them_open(visit: Open) -> None:
