@@ -55,6 +55,7 @@ class StoredRun(Record):
     created: float
     """Seconds since 1970, UTC."""
     pinned: bool
+    """Whether an earlier release pinned the run as a baseline."""
     headlines: dict[str, Any]
     """Headline figures that the record derived when saved: step_peak_bytes, verdict, ..."""
     note: str = ""
@@ -93,13 +94,11 @@ class Store:
         return tuple(stats)
 
     def list(self) -> tuple[StoredRun, ...]:
-        """All runs: pinned runs first, then the newest. Raises UnreadableFile."""
+        """All runs, the newest first. Raises UnreadableFile."""
         if not self.path.exists():
             return ()
         with self._reading() as connection:
-            rows = connection.execute(
-                f"select {', '.join(_LISTED)} from runs order by pinned desc, created desc"
-            ).fetchall()
+            rows = connection.execute(f"select {', '.join(_LISTED)} from runs order by created desc").fetchall()
         # Kinds that an earlier release kept (arenas, derivative matrices) stay in the file and are not listed.
         return tuple(listed for listed in map(_listed, rows) if listed.kind in KINDS)
 
@@ -111,10 +110,6 @@ class Store:
     def rename(self, run_id: str, name: str) -> None:
         """Raises BadInput for an unknown id, NotSaved when the file cannot be written."""
         self._update(run_id, "update runs set name = ? where id = ?", name)
-
-    def pin(self, run_id: str, *, pinned: bool = True) -> None:
-        """Pinned runs are listed first and offered as a baseline."""
-        self._update(run_id, "update runs set pinned = ? where id = ?", int(pinned))
 
     def write_note(self, run_id: str, note: str) -> None:
         """Words beside the run. Raises BadInput for an unknown id, NotSaved when the file cannot be written."""

@@ -72,20 +72,18 @@ def test_what_is_kept() -> None:
     assert not is_kept(ModelGraph(model=ModelRef(target="a"), blocks=(), edges=()))
 
 
-def test_order_names_pins_and_deletion(store: Store) -> None:
+def test_order_names_and_deletion(store: Store) -> None:
     assert store.list() == () and not store.path.exists()
     first, second, third = (store.save(measured(), name=name) for name in "abc")
-    store.pin(first)
     store.rename(second, "renamed <b>")
-    assert [(run.run_id, run.name) for run in store.list()] == [(first, "a"), (third, "c"), (second, "renamed <b>")]
-    store.pin(first, pinned=False)
+    assert [(run.run_id, run.name) for run in store.list()] == [(third, "c"), (second, "renamed <b>"), (first, "a")]
     store.delete(third)
     assert [run.run_id for run in store.list()] == [second, first]
 
 
 def test_an_unknown_run_is_named(store: Store) -> None:
     run_id = store.save(measured())
-    for act in (store.load, store.delete, store.pin, store.export_file, lambda run: store.rename(run, "x")):
+    for act in (store.load, store.delete, store.export_file, lambda run: store.rename(run, "x")):
         with pytest.raises(BadInput, match="no run nowhere"):
             act("nowhere")
     with pytest.raises(BadInput, match=f"Did you mean {run_id}"):

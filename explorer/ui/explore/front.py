@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import msgspec
 import streamlit as st
 
 from explorer.plan.policy.presets import preset_titles
@@ -16,7 +15,7 @@ from explorer.ui.explore.budget import points, search_of
 from explorer.ui.explore.forecast import cost, cost_word, predicted, predicted_presets
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.explore.view import View, view_of
-from explorer.ui.session.repository import pinned_baseline, runs
+from explorer.ui.session.repository import runs
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.charts import draw
 from explorer.ui.shared.draft import with_units
@@ -105,7 +104,6 @@ def _measured_marks(state: ExploreState, view: View) -> list[Mark]:
     """Runs that were compared with everything kept under the options of today, and the run that kept everything."""
     if view.predicted:
         return []
-    baseline = msgspec.structs.replace(pinned_baseline(state.draft.spec), policy=KEEP_ALL)
     marks = [
         Mark(
             kind="run",
@@ -115,7 +113,7 @@ def _measured_marks(state: ExploreState, view: View) -> list[Mark]:
             spread=point.time_spread,
             measured=True,
         )
-        for point in runs().points(baseline)
+        for point in runs().points(work.baseline_spec(state))
     ]
     run = view.keep_all.run if view.keep_all else None
     if run is not None and run.origin == "measured" and run.step_peak_bytes is not None:

@@ -20,7 +20,7 @@ from explorer.view.text import explore as glossary
 MEASURED: tuple[Origin, ...] = ("measured",)
 COUNTED: tuple[Origin, ...] = ("counted",)
 PREDICTED: tuple[Origin, ...] = ("predicted",)
-PINNED = "pinned baseline"
+OPENED = "opened run"
 PRESS = "press Run"
 FOLLOWS = {
     Freshness.NOTHING: {"flop_ratio": "follows", "time_ratio": "follows"},
@@ -130,7 +130,7 @@ def _drawn(base: Measurement | None, drawn: Drawn, instead: str | None) -> tuple
     forecast = drawn.forecast if policy.units else Forecast()
     of_base = "everything kept"
     if base and base.spec.policy.units:
-        of_base = "this policy" if base.spec.policy == policy else PINNED
+        of_base = "this policy" if base.spec.policy == policy else OPENED
     peak, saved = (base.step_peak_bytes, base.saved_after_forward_bytes) if base else (None, None)
     headlines = (
         _bytes("step_peak_bytes", "Step peak", (peak, forecast.step_peak_bytes), of_base),

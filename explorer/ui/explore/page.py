@@ -183,7 +183,7 @@ def _desk(state: ExploreState, slots: Slots) -> None:
 def _freshness(view: View, sentence: str) -> str:
     """The page's answer, and words for the run that the figures are about or that was cut short."""
     line = glossary.FRESHNESS[view.freshness]
-    if sentence and view.pinned is None and view.freshness in glossary.ANSWERED:
+    if sentence and view.baseline_policy is None and view.freshness in glossary.ANSWERED:
         return glossary.ANSWERED[view.freshness].format(sentence)
     if sentence and view.freshness is Freshness.STALE:
         return f"{sentence} {line}"
@@ -199,9 +199,10 @@ def _freshness(view: View, sentence: str) -> str:
         return f"{glossary.ABOUT} {line}"
     if view.freshness is Freshness.BASELINE and (created := runs().created(view.baseline_key)) is not None:
         return f"{line} Stored {glossary.ago(time.time() - created)}."
-    if view.pinned is not None and view.freshness is not Freshness.NOTHING:
-        line = f"{glossary.FITTED if view.did_not_fit else glossary.PINNED} {escape(in_words(view.pinned))}. " + (
-            "" if view.freshness is Freshness.PINNED else line
+    if view.baseline_policy is not None and view.freshness is not Freshness.NOTHING:
+        against = glossary.FITTED if view.did_not_fit else glossary.OPENED
+        line = (
+            f"{against} {escape(in_words(view.baseline_policy))}. {'' if view.freshness is Freshness.OPENED else line}"
         )
     if view.freshness is Freshness.FAILED and view.comparison is not None:
         return f"{line} The {escape(what_failed(view.comparison))}."

@@ -35,7 +35,7 @@ class Freshness(StrEnum):
     STAND_IN = "stand-in"
     BEING_TIMED = "being timed"
     BASELINE = "baseline"
-    PINNED = "pinned"
+    OPENED = "opened"
     RECORDED = "recorded"
     OTHER_OPTIONS = "other options"
     FRESH = "fresh"
@@ -58,7 +58,7 @@ class View:
     graph: ModelGraph | None = None
     """The drawn model, if described."""
     keep_all: KeyedRun | None = None
-    """The run that kept everything, beside a pinned baseline. Forecasts start from this run."""
+    """The run that kept everything. Forecasts start from this run."""
     did_not_fit: str = ""
     """Sentence on runs out of memory, and on the baseline put together from the run that fitted."""
     stand_in: EarlierRun | None = None
@@ -88,8 +88,8 @@ class View:
         return pair.candidate if pair is not None and pair.comparable and not self.stale else None
 
     @property
-    def pinned(self) -> Policy | None:
-        """The policy of the baseline, if the baseline did not keep everything."""
+    def baseline_policy(self) -> Policy | None:
+        """The policy of the baseline if it did not keep everything: an opened run, or the run that fitted."""
         fresh = self.comparison is not None and not self.stale
         run = self.comparison.baseline if fresh and self.comparison is not None else self.baseline
         return run.spec.policy if run is not None and run.spec.policy.units else None
@@ -97,9 +97,9 @@ class View:
     @property
     def against(self) -> str:
         """Words for the baseline of measured figures; empty if the baseline kept everything."""
-        if self.pinned is None:
+        if self.baseline_policy is None:
             return ""
-        return "what fitted" if self.did_not_fit else "the pinned baseline"
+        return "what fitted" if self.did_not_fit else "the opened run"
 
     @property
     def freshness(self) -> Freshness:
@@ -124,7 +124,7 @@ class View:
             return Freshness.RECORDED
         if self.other_options:
             return Freshness.OTHER_OPTIONS
-        return Freshness.PINNED if self.baseline.spec.policy.units else Freshness.BASELINE
+        return Freshness.OPENED if self.baseline.spec.policy.units else Freshness.BASELINE
 
 
 def view_of(state: ExploreState) -> View:
@@ -154,8 +154,6 @@ def view_of(state: ExploreState) -> View:
         keep_all = KeyedRun(f"complete {key}", complete)
         if baseline is not None and baseline.refused:
             key, baseline = keep_all
-    elif expected.policy.units:
-        keep_all = runs().measured(replace(expected, policy=KEEP_ALL))
     same_options = replace(spec, policy=baseline.spec.policy) if baseline else None
     return View(
         comparison=comparison,

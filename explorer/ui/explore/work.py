@@ -14,7 +14,7 @@ from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import Device, RunSpec
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.session import page_job
-from explorer.ui.session.repository import pinned_baseline, runs
+from explorer.ui.session.repository import runs
 from explorer.ui.shared import draft as drafts
 
 REQUESTS = (Describe, Measure, MeasureRanks, Compare, DrawAutograd)
@@ -101,9 +101,8 @@ def prediction_of(spec: RunSpec) -> Measure | MeasureRanks:
 
 
 def baseline_spec(state: ExploreState) -> RunSpec:
-    """The baseline of the draft; if the draft is only predicted, the run that keeps everything."""
-    spec = state.draft.spec
-    return replace(spec, policy=KEEP_ALL) if state.draft.predict else pinned_baseline(spec)
+    """The baseline of the draft: the run that keeps everything."""
+    return replace(state.draft.spec, policy=KEEP_ALL)
 
 
 def recall(state: ExploreState) -> bool:

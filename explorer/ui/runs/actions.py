@@ -1,4 +1,4 @@
-"""Actions on the selected runs: open, rename, note, pin, download, delete, compare side by side; ranks of a step."""
+"""Actions on the selected runs: open, rename, note, download, delete, compare side by side; ranks of a step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from explorer.jobs.store import StoredRun
 from explorer.record.comparison import Comparison
 from explorer.record.history import MemoryHistory
 from explorer.record.measurement import Measurement, RecordedRanks
-from explorer.ui.runs.table import HISTORY, PINNABLE, PIPELINE, RANKS, current, reorder
+from explorer.ui.runs.table import HISTORY, PIPELINE, RANKS, current, reorder
 from explorer.ui.session import backend, repository
 from explorer.ui.session.repository import PAGES
 from explorer.ui.shared.charts import draw
@@ -40,10 +40,6 @@ def actions_on(run: StoredRun) -> None:
             help=f"On the {PAGES.get(run.kind, 'explore').capitalize()} page, as it was; nothing is measured again.",
         ):
             _open(run)
-        word = "Unpin" if run.pinned else "Pin as baseline"
-        pin_help = "New runs of this model are compared with this policy instead of with everything kept."
-        if st.button(word, icon=":material/push_pin:", key="pin", disabled=run.kind not in PINNABLE, help=pin_help):
-            _pin(run)
         download(Offer("Export", f"{run.run_id}.run", lambda: backend.store().export_file(run.run_id)), key="export")
         report_button(run.run_id, stem=run.run_id, widget="report", label="Report")
         if run.kind != PIPELINE:
@@ -114,14 +110,6 @@ def _open(run: StoredRun) -> None:
         current().error = str(error)
         st.rerun()
     st.switch_page(st.session_state["pages"][page_name])
-
-
-def _pin(run: StoredRun) -> None:
-    def act() -> None:
-        backend.store().pin(run.run_id, pinned=not run.pinned)
-        repository.read_pins()
-
-    do(act, "Unpinned." if run.pinned else "Pinned: new runs of this model are compared with this policy.")
 
 
 @st.dialog("Delete for good?")

@@ -1,4 +1,4 @@
-"""The Runs page: open, compare, rename, pin, delete finished runs, and move them between machines."""
+"""The Runs page: open, compare, rename, delete finished runs, and move them between machines."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def page() -> None:
     listed = chosen_runs(runs)
     selected = table(listed)
     if not selected:
-        st.caption("Select a row to open, rename, note, pin, export or delete it; select several to compare them.")
+        st.caption("Select a row to open, rename, note, export or delete it; select several to compare them.")
     elif len(selected) == 1:
         actions.actions_on(selected[0])
     else:

@@ -20,10 +20,10 @@ from explorer.view.text.runs import conditions, stored_flops, stored_peak, store
 MOST_ROWS, HEIGHT = 12, 380
 """More rows than these scroll, within so many pixels."""
 PIPELINE, RANKS, HISTORY = "pipeline run", "recorded ranks", "memory history"
-PINNABLE = ("measurement", "comparison")
-"""Kinds whose policy can be the baseline of new runs."""
+OF_A_STEP = ("measurement", "comparison")
+"""Kinds with the figures of a step."""
 ALL = "all models"
-NEWEST = "pinned, then newest"
+NEWEST = "newest"
 _LAST = float("inf")
 ORDERS: dict[str, Callable[[StoredRun], Any]] = {
     "least peak": lambda run: own_figures(run).get("step_peak_bytes") or _LAST,
@@ -93,7 +93,6 @@ def table(runs: tuple[StoredRun, ...]) -> list[StoredRun]:
         selection_default={"selection": {"rows": rows, "columns": [], "cells": []}} if rows else None,
         alt="Every finished run",
         column_config={
-            "pinned": st.column_config.CheckboxColumn("baseline", help="Pinned as the baseline of new runs"),
             "finished": st.column_config.DatetimeColumn("finished", format="YYYY-MM-DD HH:mm"),
             "peak (MiB)": st.column_config.NumberColumn(format="%.1f", help="Step peak, of the candidate; measured"),
             "step (ms)": st.column_config.NumberColumn(format="%.1f", help="Step time, of the candidate; measured"),
@@ -104,7 +103,7 @@ def table(runs: tuple[StoredRun, ...]) -> list[StoredRun]:
 
 
 def _row(run: StoredRun) -> dict[str, object]:
-    figures = own_figures(run) if run.kind in PINNABLE else {}
+    figures = own_figures(run) if run.kind in OF_A_STEP else {}
     peak = figures.get("step_peak_bytes")
     return {
         "name": run.name,
@@ -118,7 +117,6 @@ def _row(run: StoredRun) -> dict[str, object]:
         "gradients": _gradients(run),
         "note": run.note,
         "policy": "" if run.spec is None else in_words(run.spec.policy),
-        "pinned": run.pinned,
         "finished": datetime.fromtimestamp(run.created),
     }
 
@@ -132,7 +130,7 @@ def _peak(run: StoredRun) -> str:
         return f"{stored_peak(headlines)} on rank {headlines['fullest_rank']}"
     if run.kind == HISTORY:
         return mib(headlines.get("held_peak_bytes"))
-    if run.kind not in PINNABLE:
+    if run.kind not in OF_A_STEP:
         return ""
     base, peak = headlines.get("baseline"), stored_peak(headlines.get("candidate") or headlines)
     if not base:

@@ -4,7 +4,7 @@ A run is found by the request that it answers, so that a refresh, undo or a pres
 each model the newest runs of the store are read, again whenever a process has saved a run. Stored runs must be from
 this machine and younger than the model's file, as a run of old code says nothing about new code. Read `Runs` first.
 
-At the end: the stored runs that a visitor has pinned as baselines, or opens on a page.
+At the end: the stored run that a visitor opens on a page.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from explorer.jobs import run_file
 from explorer.jobs.client import Job
 from explorer.jobs.store import StoredRun
 from explorer.plan.predict.forecaster import Forecaster
-from explorer.record.base import Record, from_plain, to_json, to_plain
+from explorer.record.base import Record, to_json
 from explorer.record.card import CardMemory
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph, ModelRef
@@ -195,8 +195,8 @@ class Runs:
         return key
 
     def baseline(self, candidate: RunSpec) -> RunSpec:
-        """Baseline of `candidate`: the pinned policy or everything kept, else the run that fitted in its place."""
-        spec = pinned_baseline(candidate)
+        """Baseline of `candidate`: everything kept, else the run that fitted in its place."""
+        spec = replace(candidate, policy=KEEP_ALL)
         fitted = None if self.measured(spec) else self.fitted(spec)
         return spec if fitted is None else fitted.run.spec
 
@@ -327,29 +327,6 @@ def ran_here(record: Record) -> bool:
     """Whether a run is of this machine."""
     run = record.candidate if isinstance(record, Comparison) else record
     return isinstance(run, Measurement) and run.environment.platform == platform.platform(terse=True)
-
-
-PINNED = "pinned"
-
-
-def read_pins() -> None:
-    """Reads the pins of the store: they outlive a visit."""
-    st.session_state[PINNED] = []
-    try:
-        records = [runs().record(run.run_id) for run in backend.store().list() if run.pinned]
-    except ExplorerError:  # the Runs page says why the store cannot be read
-        return
-    pinned = [record.candidate if isinstance(record, Comparison) else record for record in records]
-    st.session_state[PINNED] = [to_plain(run.spec) for run in pinned if isinstance(run, Measurement)]
-
-
-def pinned_baseline(candidate: RunSpec) -> RunSpec:
-    """`candidate` under the policy of its model's pinned run, or with everything kept."""
-    if PINNED not in st.session_state:
-        read_pins()
-    pinned = (from_plain(plain, RunSpec) for plain in st.session_state[PINNED])
-    policy = next((spec.policy for spec in pinned if spec.model == candidate.model), KEEP_ALL)
-    return replace(candidate, policy=policy)
 
 
 PAGES = {

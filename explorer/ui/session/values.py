@@ -1,8 +1,5 @@
 """Values that a visitor's session keeps between runs of a page, and widgets that show and change them.
 
-Streamlit reloads a changed file, and the session still has objects of the old classes. `session_value` copies such an
-object field by field; a new field has its default, and an object that does not fit starts afresh.
-
 A record has the true value of a widget; `bound` replaces a widget that differs:
 
     a person chooses ──▶ callback: the record changes before the page is drawn ──▶ the same widget, same value
@@ -21,28 +18,15 @@ from typing import Any, NamedTuple, TypeVar
 import streamlit as st
 from streamlit.runtime.scriptrunner_utils.script_run_context import ThreadState, get_script_run_ctx
 
-from explorer.errors import ExplorerError
-from explorer.record.base import from_plain, to_plain
-
 T = TypeVar("T")
 
 
 def session_value(name: str, kind: type[T], first: Callable[[], T]) -> T:
-    """The visitor's object under `name`; on the first visit `first` makes the object."""
+    """The visitor's object under `name`; `first` makes it on the first visit, and after the code of `kind` changed."""
     value = st.session_state.get(name)
-    if type(value) is kind:
-        return value
-    renewed = converted(value, kind) if value is not None else None
-    st.session_state[name] = renewed if renewed is not None else first()
-    return session_value(name, kind, first)
-
-
-def converted(value: object, kind: type[T]) -> T | None:
-    """`value`, an object of older code, as a `kind`; None if its fields do not fit."""
-    try:
-        return from_plain(to_plain(value), kind)
-    except (ExplorerError, TypeError, AttributeError):
-        return None
+    if type(value) is not kind:
+        st.session_state[name] = value = first()
+    return value
 
 
 class Bound(NamedTuple):

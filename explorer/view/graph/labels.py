@@ -174,7 +174,7 @@ def _saved(facts: Facts, fqn: str) -> int:
 
 
 def _kept_cost(facts: Facts, fqn: str) -> MeasuredBlock | None:
-    """Cost of a block with everything kept. None also for a pinned baseline, whose figures belong to its policy."""
+    """Cost of a block with everything kept. None also for an opened run, whose figures belong to its policy."""
     keeps_all = facts.baseline is not None and not facts.baseline.spec.policy.units
     return facts.baseline.by_fqn.get(fqn) if facts.baseline and keeps_all else None
 

@@ -156,7 +156,7 @@ MEASURED_RANKS = (
 NOT_PLAYED = "Nothing has been played yet. Choose blocks in the graph, then press **Predict** at the bottom."
 NO_CLOCK = ":violet-badge[:material/visibility: predicted] Counted on steps without data; no clock ran."
 PREDICTED_ORIGIN = "Played without data, or computed from such a step: nothing was allocated and nothing was run."
-PINNED = ":violet-badge[:material/push_pin: pinned baseline] Compared with this, not with everything kept:"
+OPENED = ":violet-badge[:material/folder_open: opened run] Compared with this, not with everything kept:"
 FITTED = ":violet-badge[:material/memory: what fitted] Compared with the run that fitted, not with everything kept:"
 ABOUT = "**Choose blocks that compute their activations again in backward, and see what a step saves and costs.**"
 GRAPH_FOLLOWS = "The model is being read: its graph comes first, then the recorded step."
@@ -192,7 +192,7 @@ FRESHNESS = {
         ":orange-badge[:material/history: for other options] The baseline ran before the options were changed. "
         "Press **Run** to measure both runs with these."
     ),
-    "pinned": "Choose blocks, then press **Run**.",
+    "opened": "Choose blocks, then press **Run**.",
     "fresh": ":green-badge[:material/check: measured] Both runs kept everything.",
     "failed": (":red-badge[:material/error: failed] A run was cut short: savings and equality are unknown."),
     "stale": (

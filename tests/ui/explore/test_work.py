@@ -177,5 +177,5 @@ def test_run_compares_with_what_fitted_and_a_refresh_measures_nothing_again(
     at = press(say(at, on=list(ALL)), "run")
     (job,) = worker.of(Compare)
     assert job.request.baseline.policy == fitting, "not everything kept: that would be refused again"
-    assert "Compared with the run that fitted" in shown(at) and "pinned baseline" not in shown(at)
+    assert "Compared with the run that fitted" in shown(at) and "opened run" not in shown(at)
     assert "against what fitted" in shown(at)

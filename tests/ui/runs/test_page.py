@@ -1,4 +1,4 @@
-"""The list of runs: open, rename, pin, delete, carry elsewhere; a file that is no run is one sentence."""
+"""The list of runs: open, rename, delete, carry elsewhere; a file that is no run is one sentence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from explorer.jobs import run_file
 from explorer.jobs.protocol import Compare, Measure
 from explorer.jobs.store import Store
 from explorer.record import Failure, ModelRef, RunSpec
-from explorer.record.base import to_plain
 from explorer.ui.explore.files import run_bytes
 from explorer.ui.runs.table import current, points_of, reorder
 from explorer.ui.session import address as link
@@ -251,21 +250,14 @@ def test_a_note_stays_beside_its_run(runs_page: App, store: Store) -> None:
     assert at.button(key="save_note").disabled, "the row stays selected, and there is nothing left to save"
 
 
-def test_rename_and_pin_reach_the_store_and_delete_asks_first(runs_page: App, store: Store) -> None:
+def test_rename_reaches_the_store_and_delete_asks_first(runs_page: App, store: Store) -> None:
     run_id = saved(store)
     at = runs_page(0)
     assert at.button(key="rename").disabled
     at.text_input(key=f"name_{run_id}").set_value("  all recomputed ").run()
     at.button(key="rename").click().run()
     assert [run.name for run in store.list()] == ["all recomputed"]
-    at.button(key="pin").click().run()
-    assert [run.pinned for run in store.list()] == [True]
-    assert [plain["policy"] for plain in at.session_state["pinned"]] == [to_plain(SPEC)["policy"]]
-    assert "Select a row" in texts(at), "a pinned run moves up, so that its row is another run's now"
-    select(at, 0).button(key="pin").click().run()
-    assert [run.pinned for run in store.list()] == [False]
-    assert at.session_state["pinned"] == []
-    select(at, 0).button(key="delete").click().run()
+    at.button(key="delete").click().run()
     assert store.list(), "nothing is deleted before it was confirmed"
     assert "cannot be brought back" in texts(at)
 

@@ -1,4 +1,4 @@
-"""The repository: a run is found by its request and answers no other one; runs that were pinned, and opened runs."""
+"""The repository: a run is found by its request and answers no other one; opened runs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from msgspec.structs import replace
 from streamlit.testing.v1 import AppTest
 
 from explorer.jobs import run_file
-from explorer.jobs.protocol import Compare, FindPlans, Measure, models_of
+from explorer.jobs.protocol import FindPlans, models_of
 from explorer.jobs.store import Store
 from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.file import evidence_of
 from explorer.record import Failure, Measurement, ModelRef, Policy, RunSpec
-from explorer.record.base import to_plain
 from explorer.record.measurement import Refused, Times
 from explorer.record.pipeline_run import PipelineRun
 from explorer.record.policy_file import PolicyFile
@@ -24,7 +23,7 @@ from explorer.ui.session import backend, repository
 from explorer.ui.session.repository import OPENED, Recent, Runs, runs
 from tests import graphs
 from tests.ui.fake_worker import FakeWorker
-from tests.ui.page_driver import ALL, SPEC, figures, graph_data, saved, say, settle, texts
+from tests.ui.page_driver import ALL, SPEC, figures, graph_data, saved, settle, texts
 
 GRAPH = graphs.gpt(6)
 BASE = RunSpec(model=ModelRef(target="models/nowhere.py"))
@@ -130,31 +129,7 @@ def test_a_new_visit_reads_the_store_if_the_run_is_of_this_machine(
     assert known.measured(CANDIDATE) == (later, run(CANDIDATE)), "another process saved it while this visit waits"
 
 
-def test_a_pinned_run_is_the_baseline_of_new_runs(app: App, worker: FakeWorker) -> None:
-    at = app()
-    at.session_state["pinned"] = [to_plain(SPEC)]
-    at = settle(at.run())
-    settle(at.button(key="run").click().run())
-    (job,) = worker.of(Compare)
-    assert job.request.baseline.policy == SPEC.policy
-    assert job.request.candidate.policy == Policy()
-
-
-def test_a_pin_outlives_the_visit_is_named_and_keeps_its_forecast(app: App, worker: FakeWorker, store: Store) -> None:
-    """The forecast is made from the run that kept everything, which is in the store."""
-    store.pin(saved(store))
-    at = app()
-    assert not worker.of(Measure), "the store holds the run that was pinned"
-    assert figures(at)["Step peak"] == "34.5 MiB"
-    at = say(at, on=["blocks.0"])
-    assert "pinned baseline" in texts(at) and r"recompute 6 blocks" in texts(at)
-    assert figures(at)["Step peak"].startswith("34.5 → ≈")
-    assert figures(at)["FLOPs"].startswith("≈ \N{MINUS SIGN}"), "against the pinned run, which recomputes more"
-    assert "predicted, against the pinned baseline" in texts(at)
-    assert graph_data(at)["labels"]["blocks"][0].startswith("90.0 → ≈"), "of kept blocks, not of recomputed ones"
-
-
-def test_a_comparison_with_a_pinned_baseline_says_so_everywhere(runs_page: App, store: Store) -> None:
+def test_a_comparison_with_a_baseline_that_recomputes_says_so_everywhere(runs_page: App, store: Store) -> None:
     policy = Policy.recompute(ALL[:1])
     pair = graphs.compared(GRAPH, replace(SPEC, policy=policy))
     pair = replace(pair, baseline=graphs.measured(GRAPH, SPEC))

@@ -1,4 +1,4 @@
-"""Widgets show their record whatever happened in between; values outlive a reload, and a link restores all of them.
+"""Widgets show their record whatever happened in between; and a link restores all of them.
 
 The page under test is as small as a page can be: a number that may be refused, a name, and a switch. What changes the
 record from elsewhere (undo, a link, an import, another model) is one thing to a widget: the record says something else.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import zlib
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,12 +19,10 @@ from streamlit.testing.v1 import AppTest
 
 from explorer.errors import UnreadableFile
 from explorer.record import ModelRef, Policy, RunSpec
-from explorer.ui.explore.state import ExploreState
 from explorer.ui.session import backend, values
 from explorer.ui.session.address import LIMIT, from_query, to_query
-from explorer.ui.session.page_job import PageJob
-from explorer.ui.session.values import bound, converted, once_a_press, session_value
-from explorer.ui.shared.draft import Draft, History
+from explorer.ui.session.values import bound, once_a_press, session_value
+from explorer.ui.shared.draft import Draft
 from tests.ui.page_driver import widget
 
 MOST = 6
@@ -131,37 +128,11 @@ def session(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return state
 
 
-@dataclass(slots=True, kw_only=True)
-class Earlier:
-    """A draft as the code had it before: without what came since, with what has gone."""
-
-    spec: RunSpec
-    widget: str
-    history: History[Policy] = field(default_factory=History)
-    gone: int = 3
-
-
-def test_the_same_object_from_one_run_to_the_next(session: dict[str, Any]) -> None:
+def test_a_visitors_object_stays_until_its_code_changed(session: dict[str, Any]) -> None:
     first = session_value("draft", Draft, lambda: Draft(spec=SPEC))
     assert session_value("draft", Draft, lambda: Draft(spec=SPEC)) is first
-
-
-def test_a_reload_carries_over_what_a_person_decided(session: dict[str, Any]) -> None:
-    session["draft"] = Earlier(spec=SPEC, widget="w", history=History([Policy()]))
-    draft = session_value("draft", Draft, lambda: Draft(spec=RunSpec(model=ModelRef(target="other.py"))))
-    assert draft == Draft(spec=SPEC, widget="w", history=History([Policy()]))
-    assert session["draft"] is draft
-
-
-@pytest.mark.parametrize("held", [{"spec": {"model": "old"}}, 3, Earlier(spec=3, widget="w")])  # type: ignore[arg-type]
-def test_what_does_not_fit_starts_afresh(session: dict[str, Any], held: object) -> None:
-    session["draft"] = held
+    session["draft"] = SimpleNamespace(spec=SPEC)  # as a class of before a reload is another class
     assert session_value("draft", Draft, lambda: Draft(spec=SPEC, widget="new")).widget == "new"
-
-
-def test_every_state_can_be_converted() -> None:
-    state = ExploreState(draft=Draft(spec=SPEC), tick=("candidate", 3), job=PageJob(id="j", what="Compare"))
-    assert converted(state, ExploreState) == state
 
 
 names = st.text(min_size=1, max_size=20)
