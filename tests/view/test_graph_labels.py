@@ -7,20 +7,9 @@ import msgspec
 import pytest
 
 from explorer.plan.memory.ledger import ledger
-from explorer.record import Hazard, ModelRef, Policy, RunSpec
-from explorer.view.drawing.units import mib
+from explorer.record import Hazard, Policy, RunSpec
 from explorer.view.graph.dot import themed
-from explorer.view.graph.labels import Facts, labels
-from explorer.view.graph.nesting import nest
-from explorer.view.graph.overlay import (
-    DISTANCE,
-    NEEDS,
-    OF_RUN,
-    Overlay,
-    of_gradients,
-    of_run,
-    shares,
-)
+from explorer.view.graph.labels import Facts, distances_by_block, labels
 from tests import graphs
 from tests.graphs import ALL, GRAPH, SPEC, gpt
 
@@ -109,41 +98,18 @@ def test_what_a_block_keeps_is_one_figure_in_every_state_of_the_page() -> None:
         assert len({labels[id].bytes for labels in drawn.values()}) == 1, id
 
 
-FIRST = RunSpec(model=ModelRef(target="sample_models/gpt.py"), policy=Policy.recompute(["blocks.0"]))
-RUN = graphs.measured(GRAPH, FIRST)
-
-
-def test_every_figure_of_a_run_is_a_share_of_the_largest_at_its_depth() -> None:
-    for what in OF_RUN:
-        drawn = of_run(what, RUN)
-        bars = shares(drawn, nest(GRAPH))
-        assert all(0 < bar <= 1 for bar in bars.values())
-        assert not bars or 1.0 in bars.values()
-    saved = of_run("saved bytes", RUN)
-    assert "MiB" in saved.legend and "measured" in saved.legend
-    label = labels(Facts(graph=GRAPH, policy=Policy(), overlay=saved))["blocks.1"]
-    assert label.heat > 0 and "saved bytes" in label.title and "(measured)" in label.title
-
-
-def test_a_distance_is_that_of_the_furthest_gradient_below() -> None:
-    moved = of_gradients(graphs.compared(GRAPH, FIRST, equal=False))
-    last = GRAPH.chain[-1]
-    assert moved.figures[last] == moved.figures[""] == 0.01 and moved.figures[GRAPH.chain[0]] == 0
-    assert list(shares(moved, nest(GRAPH))) == [last]
-    assert NEEDS[DISTANCE] in of_gradients(graphs.compared(GRAPH, FIRST)).legend
-    assert NEEDS[DISTANCE] in of_gradients(None).legend
-
-
-def test_the_spoken_name_says_the_figure_of_the_bar() -> None:
-    saved = of_run("saved bytes", RUN)
-    facts = Facts(graph=GRAPH, policy=Policy(), overlay=saved)
+def test_bars_show_how_far_the_gradients_of_each_block_are() -> None:
+    last, spec = GRAPH.chain[-1], RunSpec(model=GRAPH.model, policy=Policy.recompute(["blocks.0"]))
+    distances = distances_by_block(graphs.compared(GRAPH, spec, equal=False))
+    assert distances == {last: 0.01, "": 0.01}
+    facts = Facts(graph=GRAPH, policy=Policy(), distances={**distances, "blocks.3": 0.005, "blocks": 0.005})
     drawn = labels(facts)
-    assert drawn["blocks.1"].bar == f"saved bytes {mib(saved.figures['blocks.1'])} (measured)"
-    uneven = Overlay(what="forward time", figures={"blocks.0": 1.0, "blocks.3": 2.5}, unit="ms", origin="measured")
-    assert uneven.spoken(nest(GRAPH)["blocks"]) == "forward time at most 2.5 ms each (measured)"
-    assert uneven.spoken(nest(GRAPH)["blocks.1"]) == ""
-    at_moment = msgspec.structs.replace(facts, alive=ledger(RUN, 3))
-    assert not any(label.bar for label in labels(at_moment).values())
+    assert {id: label.heat for id, label in drawn.items() if label.heat} == {last: 1, "blocks.3": 0.5, "blocks": 0.5}
+    assert drawn["blocks"].bar == "gradients off by 0.005 (measured)" and drawn["blocks"].bar in drawn["blocks"].title
+    assert drawn["blocks.1"].bar == "" and "gradients" not in drawn["blocks.1"].title
+    moment = labels(msgspec.structs.replace(facts, alive=ledger(graphs.measured(GRAPH, spec), 3)))
+    assert not any(label.bar for label in moment.values()) and any(label.heat for label in moment.values())
+    assert distances_by_block(graphs.compared(GRAPH, spec)) == distances_by_block(None) == {}
 
 
 DOT = """digraph {

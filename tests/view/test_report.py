@@ -36,8 +36,7 @@ from explorer.view.compare.gradients import (
 from explorer.view.compare.headline import headlines
 from explorer.view.drawing.figure import Chart
 from explorer.view.graph.geometry import layout
-from explorer.view.graph.labels import Facts, labels
-from explorer.view.graph.overlay import of_gradients
+from explorer.view.graph.labels import Facts, distances_by_block, labels
 from explorer.view.lab import lab_chart
 from explorer.view.memory.blocks import operators_chart
 from explorer.view.memory.ledger import ledger_chart
@@ -266,7 +265,7 @@ def draw_on_the_page(run: Any) -> None:
         charts += [memory_chart(run.memory, run.memory)]
     if (graph := run_file.graph_of(run)) is not None:
         spec, whole = run.spec if not isinstance(run, Comparison) else run.candidate.spec, isinstance(run, Comparison)
-        labels(Facts(graph=graph, policy=spec.policy, overlay=of_gradients(run) if whole else None))
+        labels(Facts(graph=graph, policy=spec.policy, distances=distances_by_block(run if whole else None)))
         layout(graph, [block.fqn for block in graph.blocks])
     for chart in charts:
         assert chart.alt and chart.plotted().to_json() and list(chart.rows()) is not None

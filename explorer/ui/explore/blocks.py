@@ -22,14 +22,11 @@ from explorer.ui.explore.view import View, ledger_of
 from explorer.ui.live_slider import catch_up
 from explorer.ui.session import page_job, window
 from explorer.ui.session.repository import KeyedRun
-from explorer.ui.session.values import bound, select
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.elements import escape
-from explorer.view.graph import overlay
 from explorer.view.graph.browser import Paint
 from explorer.view.graph.geometry import Layout
-from explorer.view.graph.labels import Facts, labels
-from explorer.view.graph.overlay import Overlay
+from explorer.view.graph.labels import Facts, distances_by_block, labels
 from explorer.view.text import explore as glossary
 
 HEIGHT = 400
@@ -108,8 +105,7 @@ def facts_of(state: ExploreState, view: View, graph: ModelGraph, drawing: Layout
     priced = complete if not spec.policy.units else None
     if view.candidate is not None:
         priced = KeyedRun(f"candidate of {state.shown}", view.candidate)
-    drawn = graph.by_fqn if state.overlay == overlay.PRICE else [row.id for row in drawing.rows]
-    prices = block_prices(priced, graph, drawn)
+    prices = block_prices(priced, graph, [row.id for row in drawing.rows])
     last_candidate = view.comparison.candidate if view.comparison is not None else None
     return Facts(
         graph=graph,
@@ -120,23 +116,8 @@ def facts_of(state: ExploreState, view: View, graph: ModelGraph, drawing: Layout
         prices={fqn: price_tag(price) for fqn, price in prices.items()},
         hazards=hazards(graph, spec.policy, spec.plan, spec),
         alive=ledger_of(view.baseline, last_candidate, state.tick),
-        overlay=_quantity(
-            state.overlay,
-            view,
-            {fqn: price.mib_per_percent for fqn, price in prices.items() if price.mib_per_percent is not None},
-        ),
+        distances=distances_by_block(view.comparison if not view.stale else None),
     )
-
-
-def _quantity(name: str, view: View, prices: dict[str, float]) -> Overlay | None:
-    """The quantity that a person chose to see on the blocks; None: nothing. `prices`: MiB for 1 % of the FLOPs."""
-    if name == overlay.NOTHING:
-        return None
-    if name == overlay.PRICE:
-        return overlay.of_prices(prices)
-    if name == overlay.DISTANCE:
-        return overlay.of_gradients(view.comparison if not view.stale else None)
-    return overlay.of_run(name, view.candidate or view.baseline)
 
 
 def graph_panel(state: ExploreState, facts: Facts, drawing: Layout) -> None:
@@ -153,33 +134,18 @@ def graph_panel(state: ExploreState, facts: Facts, drawing: Layout) -> None:
     )
     block_graph.block_graph(drawing, marks, paint, key=state.draft.widget)
     _segment_button(state, facts)
-    _overlay(state, facts)
+    if facts.alive is not None:
+        st.caption("Bars: what each block holds at the picked moment.")
+    elif facts.distances:
+        st.caption(
+            f"Bars: how far gradients are from the baseline's; a full bar is {max(facts.distances.values()):.2g}."
+        )
     unknown = decision.unknown_blocks(policy, graph)
     if unknown:
         st.warning(
             escape(f"The policy names {len(unknown)} blocks that this model lacks: {', '.join(unknown[:5])}."),
             icon=":material/warning:",
         )
-
-
-def _overlay(state: ExploreState, facts: Facts) -> None:
-    """Draws the choice of a quantity for the bars on the blocks, and the legend of a full bar."""
-
-    field = bound("overlay", state.overlay, partial(setattr, state, "overlay"))
-    with st.container(horizontal=True, gap="small", vertical_alignment="center", key="overlay_row"):
-        select(
-            "Bars on blocks",
-            overlay.QUANTITIES,
-            field,
-            width=190,
-            help=glossary.OVERLAY,
-            label_visibility="collapsed",
-            format_func=lambda name: f"bars: {name}",
-        )
-        if facts.alive is not None:
-            st.caption("Bars: what each block holds at the picked moment.", width="stretch")
-        elif facts.overlay is not None:
-            st.caption(escape(facts.overlay.legend), width="stretch")
 
 
 def _segment_button(state: ExploreState, facts: Facts) -> None:

@@ -16,7 +16,6 @@ from explorer.ui.session.repository import OpenedRun, opened_run, runs
 from explorer.ui.session.values import session_value
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.draft import Draft
-from explorer.view.graph.overlay import NOTHING
 
 BY_ROLE = "by role"
 """The view of the memory chart that shows a selected block; None: both runs."""
@@ -55,8 +54,6 @@ class ExploreState:
     """Key of the autograd graphs."""
     tick: tuple[str, int] | None = None
     """Run and event picked in the timeline; None: the peak."""
-    overlay: str = NOTHING
-    """The quantity drawn on all blocks."""
     budget: Budget = field(default_factory=Budget)
     slid: Policy | None = None
     """Policy that the slider drew last: a drag is one step of undo."""

@@ -9,12 +9,12 @@ from functools import cached_property
 from explorer.plan.names import above
 from explorer.record.allocations import Ledger
 from explorer.record.base import Record
+from explorer.record.comparison import Comparison
 from explorer.record.graph import Block, Hazard, ModelGraph, Trait
 from explorer.record.measurement import MeasuredBlock, Measurement
 from explorer.record.policy import Policy
 from explorer.view.drawing.units import mib
 from explorer.view.graph.nesting import Node, nest
-from explorer.view.graph.overlay import Overlay, shares
 
 TRAITS: dict[Trait, tuple[str, str]] = {
     "uses_rng": ("dice", "Draws random numbers (dropout): recomputing puts the generator back first."),
@@ -63,8 +63,8 @@ class Facts(Record):
     hazards: tuple[Hazard, ...] = ()
     alive: Ledger | None = None
     """Bytes that each block holds at the chosen moment, drawn as bars."""
-    overlay: Overlay | None = None
-    """Quantity drawn as bars if no moment is chosen."""
+    distances: Mapping[str, float] = {}
+    """The furthest gradient of each block from the baseline's, drawn as bars if no moment is chosen."""
 
     @cached_property
     def recomputed_inside(self) -> dict[str, tuple[str, ...]]:
@@ -106,7 +106,7 @@ def _label(facts: Facts, node: Node, on: set[str], badges: dict[str, list[Badge]
         badges=tuple(of_node),
         title=_title(facts, node, block),
         heat=heat,
-        bar=facts.overlay.spoken(node) if facts.overlay is not None and facts.alive is None else "",
+        bar=_distance(facts, node) if facts.alive is None else "",
     )
 
 
@@ -202,15 +202,15 @@ def _title(facts: Facts, node: Node, block: Block | None) -> str:
     """The tooltip: every figure with its unit and origin."""
     if block is None:
         equal = f"{len(node.members)} equal blocks, {node.members[0]} to {node.members[-1]}"
-        return "\n".join(filter(None, (equal, facts.overlay.spoken(node) if facts.overlay is not None else "")))
+        return "\n".join(filter(None, (equal, _distance(facts, node))))
     origin = facts.baseline.origin if facts.baseline and _kept_cost(facts, node.id) else "counted"
     lines = [
         f"{block.fqn} ({block.kind})",
         f"saved activations {mib(_saved(facts, node.id))} when kept ({origin})",
         f"output {mib(block.output_bytes)}, parameters {mib(block.parameter_bytes)} (counted)",
     ]
-    if facts.overlay is not None and (spoken := facts.overlay.spoken(node)):
-        lines.append(spoken)
+    if distance := _distance(facts, node):
+        lines.append(distance)
     if cost := (facts.candidate.by_fqn.get(node.id) if facts.candidate else None):
         lines.append(f"ran {cost.n_forward}× in forward and {cost.n_recompute}× again for backward (counted)")
     if segment := facts.segment_of.get(node.id):
@@ -276,15 +276,35 @@ def _inside(facts: Facts, nodes: dict[str, Node]) -> dict[str, list[Badge]]:
     return {fqn: list(by_severity.values()) for fqn, by_severity in badges.items()}
 
 
+def distances_by_block(comparison: Comparison | None) -> dict[str, float]:
+    """The largest relative distance of a gradient at or below each block; blocks whose gradients are equal are left
+    out."""
+    furthest: dict[str, float] = {}
+    for diff in comparison.gradients if comparison is not None else ():
+        if not diff.bitwise and diff.relative_norm:
+            for block in above(diff.name):
+                furthest[block] = max(furthest.get(block, 0.0), diff.relative_norm)
+    return furthest
+
+
+def _furthest(facts: Facts, node: Node) -> float:
+    return max(facts.distances.get(fqn, 0.0) for fqn in node.members or (node.id,))
+
+
+def _distance(facts: Facts, node: Node) -> str:
+    """`gradients off by 0.31 (measured)`; empty if they are equal or not compared."""
+    return f"gradients off by {distance:.2g} (measured)" if (distance := _furthest(facts, node)) else ""
+
+
 def _shares(facts: Facts, nodes: dict[str, Node]) -> dict[str, float]:
-    """Each node's bytes alive, everything below included, relative to the largest drawn at its level."""
+    """Each node's figure, everything below included, relative to the largest: bytes alive, else distances."""
+    sizes: dict[str, float] = {}
     if facts.alive is None:
-        return shares(facts.overlay, nodes) if facts.overlay is not None else {}
-    sizes: dict[str, int] = {}
-    for fqn, n_bytes in facts.alive.by_block.items():
+        sizes = {node.id: _furthest(facts, node) for node in nodes.values()} if facts.distances else {}
+    for fqn, n_bytes in facts.alive.by_block.items() if facts.alive is not None else ():
         id: str | None = fqn if fqn in nodes else None
         while id:
             sizes[id] = sizes.get(id, 0) + n_bytes
             id = nodes[id].parent
     largest = max(sizes.values(), default=0)
-    return {id: n_bytes / largest for id, n_bytes in sizes.items()} if largest else {}
+    return {id: size / largest for id, size in sizes.items()} if largest else {}

@@ -220,9 +220,3 @@ def ago(age_s: float) -> str:
     units = {"day": 86_400, "hour": 3_600, "minute": 60}
     n, unit = next(((int(age_s // size), unit) for unit, size in units.items() if age_s >= size), (0, ""))
     return f"{count(n, unit)} ago" if n else "a moment ago"
-
-
-OVERLAY = (
-    "Draws one quantity on every block: bytes saved for backward, FLOPs or time of forward, what toggling it buys, or "
-    "how far its gradients are from the baseline's. The figure stands in the block's tooltip."
-)
