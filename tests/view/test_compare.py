@@ -34,7 +34,6 @@ from explorer.view.compare.gradients import (
     diff_table,
     gradient_chart,
     mask_table,
-    recompute_count_table,
     rng_table,
     scope_sentence,
     state_change_table,
@@ -390,18 +389,6 @@ def test_what_differs_comes_first() -> None:
     assert [row["generator"] for row in rng_table(pair)] == ["python", "torch cpu"]
     assert [(row["block"], row["mismatch share"]) for row in mask_table(pair)] == [("b", 0.2), ("a", 0.0)]
     assert state_change_table(pair)[0]["after backward"] == "2"
-
-
-def test_a_named_block_that_did_not_run_again_is_listed() -> None:
-    pair = compared(recompute=[1, 2])
-    blocks = tuple(
-        msgspec.structs.replace(cost, n_recompute=0) if cost.fqn.startswith("layers.1") else cost
-        for cost in pair.candidate.blocks
-    )
-    still = msgspec.structs.replace(pair, candidate=msgspec.structs.replace(pair.candidate, blocks=blocks))
-    table = {row["block"]: row for row in recompute_count_table(still)}
-    assert table["layers.1"] == {"block": "layers.1", "in the policy": True, "ran forward": 1, "ran again": 0}
-    assert table["layers.2"]["ran again"] == 1
 
 
 def test_what_goes_wrong_is_said_where_a_policy_is_run_or_taken_away() -> None:

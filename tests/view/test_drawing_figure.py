@@ -1,8 +1,6 @@
-"""Figures and axes: names beside bars, thinned points, and alternative text."""
+"""Figures and axes: bars, thinned points, and texts."""
 
 from __future__ import annotations
-
-from itertools import combinations
 
 import numpy as np
 import plotly.graph_objects as go
@@ -14,7 +12,6 @@ from msgspec.structs import replace
 
 from explorer.record import Measurement, Samples, Times
 from explorer.record.base import column
-from explorer.view.compare.front import LETTER, LINE, MARK, PLACES, Plane, Rectangle, names_beside
 from explorer.view.drawing.axis import (
     OPTIMIZER_SHARE,
     axis_layout,
@@ -138,45 +135,6 @@ def test_the_first_of_equal_peaks_is_drawn(line: np.ndarray, n_points: int) -> N
 def test_fewer_than_four_points_are_refused() -> None:
     with pytest.raises(ValueError, match="4 points or more, got 3"):
         minmax(np.arange(10), 3)
-
-
-WIDTH, HEIGHT = 460, 190
-SHARES = st.tuples(st.floats(0, 1), st.floats(0, 1))
-
-
-def rectangle(x: float, y: float, name: str, place: str) -> Rectangle:
-    """Where Plotly writes it."""
-    vertical, horizontal = place.split()
-    width = LETTER * len(name)
-    left = x + MARK if horizontal == "right" else x - MARK - width if horizontal == "left" else x - width / 2
-    bottom = y + MARK if vertical == "top" else y - MARK - LINE if vertical == "bottom" else y - LINE / 2
-    return left, left + width, bottom, bottom + LINE
-
-
-def overlap(a: Rectangle, b: Rectangle) -> bool:
-    return a[0] < b[1] and b[0] < a[1] and a[2] < b[3] and b[2] < a[3]
-
-
-@given(st.lists(SHARES, min_size=1, max_size=9), st.lists(SHARES, max_size=9))
-def test_names_never_meet(named: list[tuple[float, float]], others: list[tuple[float, float]]) -> None:
-    plane = Plane(marks=(*named, *others), width=WIDTH, height=HEIGHT)
-    names = ["Recompute all", "√n", "Every second"] * 3
-    places = names_beside(list(zip(named, names)), plane)
-    assert len(places) == len(named) and set(places) <= {*PLACES, ""}
-    written = [rectangle(*plane.pixels(mark), name, where) for mark, name, where in zip(named, names, places) if where]
-    assert not any(overlap(a, b) for a, b in combinations(written, 2))
-    for box in written:
-        assert box[0] >= 0 and box[1] <= WIDTH and box[2] >= 0 and box[3] <= HEIGHT
-
-
-def test_what_has_room_is_named() -> None:
-    apart = [((0.0, 1.0), "all"), ((1.0, 0.0), "every-2")]
-    assert all(names_beside(apart, Plane(marks=((0.0, 1.0), (1.0, 0.0)), width=WIDTH, height=HEIGHT)))
-    alone = ((5.0, 1.0), "all")
-    assert names_beside([alone], Plane(marks=(alone[0],), width=WIDTH, height=HEIGHT)) == ["top right"]
-    plane = Plane(marks=((1.0, 1.0), (5.0, 3.0)), width=WIDTH, height=HEIGHT)
-    corners = [plane.pixels(corner) for corner in zip(*plane.ranges())]
-    assert corners == [(0, 0), pytest.approx((WIDTH, HEIGHT))], "the axes are those of the pixels"
 
 
 def series(**changed: object) -> BarSeries:

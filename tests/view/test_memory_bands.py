@@ -201,6 +201,8 @@ def test_table_twin_has_every_block() -> None:
     pair = compared(recompute=[1])
     table = {row["block"]: row for row in saved_bytes_chart(pair).rows()}
     assert len(table) == len(pair.baseline.blocks)
-    assert table["layers.1"]["candidate: ran again"] == 1
-    assert table["layers.1"]["baseline: ran again"] == 0
-    assert table["layers.1"]["candidate: skipped by early stop"] == "250.00 MFLOP"
+    assert table["layers.1"]["ran again"] == 1 and table["layers.0"]["ran again"] == 0
+    assert table["layers.1"]["skipped by early stop (FLOP)"] == 250_000_000
+    for name, run in (("baseline", pair.baseline), ("candidate", pair.candidate)):
+        saved = {row["block"]: row[f"saved, {name} (bytes)"] for row in saved_bytes_chart(pair).rows()}
+        assert saved["layers.1"] == run.by_fqn["layers.1"].saved_after_forward_bytes

@@ -28,7 +28,6 @@ from explorer.view.compare.cost import time_answer
 from explorer.view.compare.gradients import (
     gradient_chart,
     mask_table,
-    recompute_count_table,
     rng_table,
     seal,
     state_change_table,
@@ -256,7 +255,6 @@ def draw_on_the_page(run: Any) -> None:
             rng_table(run),
             mask_table(run),
             state_change_table(run),
-            recompute_count_table(run),
         )
     if isinstance(run, PipelineRun):
         for schedule in filter(None, (run.composed, run.wall, run.predicted)):

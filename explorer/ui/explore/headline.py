@@ -13,8 +13,8 @@ from explorer.record.policy import Policy
 from explorer.ui.explore.view import Freshness, View
 from explorer.ui.figure_strip import Cell
 from explorer.ui.shared.elements import escape
-from explorer.view.compare.headline import Headline, danger, errors, headlines
-from explorer.view.drawing.units import NOT_MEASURED, change, count, mib, percent, time_ratio
+from explorer.view.compare.headline import Headline, bytes_headline, danger, errors, headlines
+from explorer.view.drawing.units import NOT_MEASURED, count, mib, percent, time_ratio
 from explorer.view.text import explore as glossary
 
 MEASURED: tuple[Origin, ...] = ("measured",)
@@ -133,14 +133,12 @@ def _drawn(base: Measurement | None, drawn: Drawn, instead: str | None) -> tuple
         of_base = "this policy" if base.spec.policy == policy else OPENED
     peak, saved = (base.step_peak_bytes, base.saved_after_forward_bytes) if base else (None, None)
     headlines = (
-        _bytes("step_peak_bytes", "Step peak", (peak, forecast.step_peak_bytes), of_base),
-        _bytes(
-            "saved_after_forward_bytes", "Saved after forward", (saved, forecast.saved_after_forward_bytes), of_base
-        ),
+        _bytes("step_peak_bytes", peak, forecast.step_peak_bytes, of_base),
+        _bytes("saved_after_forward_bytes", saved, forecast.saved_after_forward_bytes, of_base),
         _flops(forecast.flop_ratio, is_base=base is not None and not policy.units),
         _time(base, forecast, of_base),
         _gradients(drawn.hazards),
-        _headline("n_recompute", "Recomputed", drawn.chosen, "chosen" if policy.units else "none chosen"),
+        Headline(key="n_recompute", value=drawn.chosen, delta="chosen" if policy.units else "none chosen"),
     )
     if base is None or base.origin == "measured":
         return headlines
@@ -155,61 +153,47 @@ def _drawn(base: Measurement | None, drawn: Drawn, instead: str | None) -> tuple
     )
 
 
-def _bytes(key: str, label: str, values: tuple[int | None, int | None], of_base: str) -> Headline:
-    """`values`: of the baseline, and predicted for the drawn policy."""
-    base, predicted = values
+def _bytes(key: str, base: int | None, predicted: int | None, of_base: str) -> Headline:
+    """Bytes of the baseline, and those predicted for the drawn policy."""
     if base is None or predicted is None:
         of, origin = (of_base, MEASURED) if base is not None else ("", NOWHERE)
-        return _headline(key, label, mib(base), of, origin=origin)
-    number, _, unit = mib(base).rpartition(" ")
-    after = mib(predicted)
-    before = number if after.endswith(f" {unit}") else mib(base)
-    moved = change(base, predicted)
-    delta = percent(moved, signed=True) if moved else "no change"
-    headline = _headline(key, label, f"{before} → ≈ {after}", delta, origin=PREDICTED)
-    return replace(headline, tone="neutral" if not moved else "good" if moved < 0 else "bad")
+        return Headline(key=key, value=mib(base), delta=of, origin=origin)
+    headline = bytes_headline(key, base, predicted, predicted=True)
+    return headline if predicted != base else replace(headline, delta="no change")
 
 
 def _flops(ratio: float | None, *, is_base: bool) -> Headline:
     """`is_base`: the drawn policy is the known baseline, which recomputes nothing."""
     if ratio is not None:
         value = f"≈ {percent(ratio - 1, signed=True)}"
-        return _headline("flop_ratio", "FLOPs", value, "recomputed", origin=PREDICTED)
+        return Headline(key="flop_ratio", value=value, delta="recomputed", origin=PREDICTED)
     value, delta = ("+0 %", "nothing recomputed") if is_base else (NOT_MEASURED, PRESS)
-    return _headline("flop_ratio", "FLOPs", value, delta, origin=COUNTED if is_base else NOWHERE)
+    return Headline(key="flop_ratio", value=value, delta=delta, origin=COUNTED if is_base else NOWHERE)
 
 
 def _gradients(hazards: tuple[Hazard, ...]) -> Headline:
     """The verdict before a comparison; known errors are shown before a run."""
     wrong = errors(hazards)
     if not wrong:
-        return _headline("verdict", "Gradients", "not compared", PRESS)
-    headline = _headline("verdict", "Gradients", "not safe", f"{count(len(wrong), 'known error')}")
-    return replace(headline, tone="bad", tooltip=danger(hazards))
+        return Headline(key="verdict", value="not compared", delta=PRESS)
+    known = count(len(wrong), "known error")
+    return Headline(key="verdict", value="not safe", delta=known, tone="bad", tooltip=danger(hazards))
 
 
 def _time(base: Measurement | None, forecast: Forecast, of_base: str) -> Headline:
     median, ratio = base.times.step.median_ms if base and base.times else None, forecast.time_ratio
     if median is None:
-        return _headline("time_ratio", "Step time", NOT_MEASURED, PRESS)
+        return Headline(key="time_ratio", value=NOT_MEASURED, delta=PRESS)
     if ratio is None:
-        return _headline("time_ratio", "Step time", _ms(median), of_base, origin=MEASURED)
-    value = f"≈ {time_ratio(ratio, forecast.time_ratio_spread)}"
-    predicted = _headline("time_ratio", "Step time", value, f"≈ {_ms(ratio * median)}", origin=PREDICTED)
-    return replace(predicted, tooltip=f"{predicted.tooltip} {glossary.TIME_PREDICTED}")
+        return Headline(key="time_ratio", value=_ms(median), delta=of_base, origin=MEASURED)
+    return Headline(
+        key="time_ratio",
+        value=f"≈ {time_ratio(ratio, forecast.time_ratio_spread)}",
+        delta=f"≈ {_ms(ratio * median)}",
+        origin=PREDICTED,
+        tooltip=f"{glossary.HEADLINES['time_ratio']} {glossary.TIME_PREDICTED}",
+    )
 
 
 def _ms(median: float) -> str:
     return f"{median:,.0f} ms" if median >= 10 else f"{median:.2f} ms"
-
-
-def _headline(key: str, label: str, value: str, delta: str, *, origin: tuple[Origin, ...] = NOWHERE) -> Headline:
-    return Headline(
-        key=key,
-        label=label,
-        value=value,
-        delta=delta,
-        tone="neutral",
-        origin=origin,
-        tooltip=glossary.HEADLINES[key],
-    )

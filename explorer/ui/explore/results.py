@@ -38,7 +38,6 @@ from explorer.view.compare.gradients import (
     diff_table,
     gradient_chart,
     mask_table,
-    recompute_count_table,
     rng_table,
     scope_sentence,
     seal,
@@ -163,8 +162,7 @@ def cost_panel(run: Comparison | Measurement, *, block: str) -> None:
         draw(saved_bytes_chart(run), key="saved")
         draw(operators_chart(run, block), key="operators")
     st.markdown("**Every block**")
-    both = (run.baseline, run.candidate) if isinstance(run, Comparison) else (run, run)
-    rows = _costs(*both)
+    rows = saved_bytes_chart(run).rows()
     st.dataframe(
         rows, key="block_costs", hide_index=True, width="stretch", column_config=in_groups(rows),
         alt="What every block costs",
@@ -246,29 +244,8 @@ def _rest(comparison: Comparison) -> list[tuple[str, str, list[dict[str, object]
         ("rng", "Positions of the random generators", rng_table(comparison)),
         ("masks", "Dropout masks, forward against recompute", mask_table(comparison)),
         ("state", "State that the recompute changed a second time", state_change_table(comparison)),
-        ("counts", "How often each block ran", recompute_count_table(comparison)),
     ]
     return [entry for entry in checked if entry[2]]
-
-
-def _costs(baseline: Measurement, candidate: Measurement) -> list[dict[str, object]]:
-    """Table rows, one per block that ran."""
-    rows = []
-    for cost in candidate.blocks:
-        before = baseline.by_fqn.get(cost.fqn)
-        rows.append(
-            {
-                "block": cost.fqn or "(the model)",
-                "ran in forward": cost.n_forward,
-                "ran again": cost.n_recompute,
-                "saved, kept (bytes)": before.saved_after_forward_bytes if before else None,
-                "saved, candidate (bytes)": cost.saved_after_forward_bytes,
-                "alive at the peak (bytes)": cost.at_peak_bytes,
-                "recompute (FLOP)": cost.recompute_flops,
-                "left out by early stop (FLOP)": cost.skipped_flops,
-            }
-        )
-    return rows
 
 
 WINDOW = 560

@@ -8,7 +8,6 @@ from typing import Literal
 
 import plotly.graph_objects as go
 
-from explorer.record.base import Record
 from explorer.record.policy import Policy
 from explorer.view.drawing.colours import CURSOR, RECOMPUTE, RUN_COLOURS
 from explorer.view.drawing.figure import Chart, bold, empty, figure
@@ -16,8 +15,6 @@ from explorer.view.drawing.units import byte_axis, count, mib, time_ratio
 from explorer.view.text.plan import in_words
 
 HEIGHT = 380
-PLOT = 460, 150
-"""Pixels of the plot on a narrow page."""
 Kind = Literal["plan", "preset", "run", "drawn"]
 CostWord = Literal["time", "FLOPs"]
 NAMES: dict[Kind, str] = {
@@ -65,7 +62,6 @@ def front_chart(marks: Sequence[Mark], *, budget_bytes: int | None = None) -> Ch
             if of_kind := [(place, mark) for place, mark in enumerate(marks) if mark.kind == kind]:
                 fig.add_trace(_trace(kind, of_kind, unit))
         line = budget_bytes if budget_bytes is not None and budget_bytes <= 1.2 * most else None
-        _name_presets(fig, marks, unit, line)
         if line is not None:
             fig.add_vline(
                 x=line / unit, line={"dash": "dash", "width": 2, "color": CURSOR},
@@ -101,8 +97,7 @@ def _trace(kind: Kind, placed: Sequence[tuple[int, Mark]], unit: int) -> go.Scat
         x=[mark.peak_bytes / unit for mark in marks],
         y=[mark.time_ratio for mark in marks],
         name=NAMES[kind],
-        mode="lines+markers" if kind == "plan" else "markers+text" if kind == "preset" else "markers",
-        textfont={"size": 12},
+        mode="lines+markers" if kind == "plan" else "markers",
         customdata=[[place, *_hover(mark)] for place, mark in placed],
         hovertemplate=bold("%{customdata[1]}") + "\n%{customdata[2]}\n%{customdata[3]}",
         line={"width": 1.5, "color": COLOURS[kind], "shape": "hv"},
@@ -113,21 +108,6 @@ def _trace(kind: Kind, placed: Sequence[tuple[int, Mark]], unit: int) -> go.Scat
         error_y={"type": "data", "array": spreads, "thickness": 1.5, "visible": any(spreads)},
         unselected={"marker": {"opacity": 1}},
     )  # fmt: skip
-
-
-def _name_presets(fig: go.Figure, marks: Sequence[Mark], unit: int, line: int | None) -> None:
-    """Writes names beside their marks if there is room; the hover and the table have all names."""
-    drawn = [((mark.peak_bytes / unit, mark.time_ratio), mark) for mark in marks]
-    presets = [(place, mark.name) for place, mark in drawn if mark.kind == "preset"]
-    foot = [] if line is None else [(line / unit, min(mark.time_ratio for mark in marks))]
-    plane = Plane(marks=(*(place for place, _ in drawn), *foot), width=PLOT[0], height=PLOT[1])
-    beside = names_beside(presets, plane)
-    fig.layout.xaxis.range, fig.layout.yaxis.range = plane.ranges()
-    fig.update_traces(
-        text=[name if where else "" for (_, name), where in zip(presets, beside)],
-        textposition=[where or PLACES[0] for where in beside],
-        selector={"name": NAMES["preset"]},
-    )
 
 
 def _word(marks: Sequence[Mark]) -> CostWord:
@@ -153,73 +133,3 @@ def _answer(marks: Sequence[Mark], budget_bytes: int | None) -> str:
         return f"within {mib(budget_bytes)}: {mib(best.peak_bytes)} for ×{best.time_ratio:.2f} {word}, predicted"
     most = max(plans, key=lambda mark: mark.peak_bytes)
     return f"from {mib(most.peak_bytes)} down to {mib(least.peak_bytes)} for ×{least.time_ratio:.2f} {word}, predicted"
-
-
-PLACES = (
-    "top right", "bottom right", "top left", "bottom left", "top center", "bottom center", "middle right",
-    "middle left",
-)  # fmt: skip
-"""Plotly's, the first that is free is taken."""
-LETTER, LINE, MARK = 7, 16, 6
-"""Pixels: width of a letter at 12 px, height of a line, half a mark."""
-_PADDING = 0.12
-"""Share of an axis beyond its outermost marks, on either side: room for their names."""
-
-Rectangle = tuple[float, float, float, float]
-"""left, right, bottom, top."""
-
-
-class Plane(Record):
-    """All marks of a chart, and its size in pixels; a wider page leaves more room."""
-
-    marks: tuple[tuple[float, float], ...]
-    width: int
-    height: int
-
-    def ranges(self) -> tuple[list[float], list[float]]:
-        """The ranges of the two axes."""
-        x_range, y_range = map(_range, zip(*self.marks))
-        return x_range, y_range
-
-    def pixels(self, mark: tuple[float, float]) -> tuple[float, float]:
-        """Position of the mark in pixels, from the left and from below."""
-        (left, right), (bottom, top) = self.ranges()
-        return self.width * (mark[0] - left) / (right - left), self.height * (mark[1] - bottom) / (top - bottom)
-
-    def is_free(self, box: Rectangle, others: Sequence[Rectangle]) -> bool:
-        """Whether the rectangle lies inside and touches no other."""
-        left, right, bottom, top = box
-        inside = left >= 0 and right <= self.width and bottom >= 0 and top <= self.height
-        return inside and all(right <= a or b <= left or top <= c or d <= bottom for a, b, c, d in others)
-
-
-def names_beside(named: Sequence[tuple[tuple[float, float], str]], plane: Plane) -> list[str]:
-    """A place of PLACES for each mark and its name, or the empty string if there is no room."""
-    drawn = [_box(plane.pixels(mark)) for mark in plane.marks]
-    places: list[str] = []
-    for mark, name in named:
-        around = _box(plane.pixels(mark))
-        others = [box for box in drawn if box != around]
-        boxes = {place: _box(plane.pixels(mark), name, place) for place in PLACES}
-        place = next((place for place, box in boxes.items() if plane.is_free(box, others)), "")
-        places.append(place)
-        drawn += [boxes[place]] if place else []
-    return places
-
-
-def _range(values: Sequence[float]) -> list[float]:
-    least, most = min(values), max(values)
-    beyond = (most - least or abs(most)) * _PADDING / (1 - 2 * _PADDING) or 1.0
-    return [least - beyond, most + beyond]
-
-
-def _box(point: tuple[float, float], name: str = "", place: str = "") -> Rectangle:
-    """The rectangle of a mark, or of its name at a place beside the mark."""
-    x, y = point
-    if not place:
-        return x - MARK, x + MARK, y - MARK, y + MARK
-    vertical, horizontal = place.split()
-    width = LETTER * len(name)
-    left = {"right": x + MARK, "left": x - MARK - width, "center": x - width / 2}[horizontal]
-    bottom = {"top": y + MARK, "bottom": y - MARK - LINE, "middle": y - LINE / 2}[vertical]
-    return left, left + width, bottom, bottom + LINE

@@ -250,19 +250,3 @@ def state_change_table(comparison: Comparison) -> list[dict[str, object]]:
         }
         for change in comparison.state_changes
     ]
-
-
-def recompute_count_table(comparison: Comparison) -> list[dict[str, object]]:
-    """Each block that ran again, and each that the policy names but that did not."""
-    costs = comparison.candidate.by_fqn
-    named = set(comparison.candidate.spec.policy.blocks)
-    return [
-        {
-            "block": fqn,
-            "in the policy": fqn in named,
-            "ran forward": costs[fqn].n_forward if fqn in costs else None,
-            "ran again": costs[fqn].n_recompute if fqn in costs else None,
-        }
-        for fqn in dict.fromkeys([*(fqn for fqn, cost in costs.items() if cost.n_recompute), *named])
-        if fqn
-    ]

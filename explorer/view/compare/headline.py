@@ -17,14 +17,28 @@ from explorer.view.text.runs import peak_and_end, peak_in_words, peaks_in_words,
 Tone = Literal["good", "bad", "neutral"]
 
 
+LABELS = {
+    "step_peak_bytes": "Step peak",
+    "saved_after_forward_bytes": "Saved after forward",
+    "flop_ratio": "FLOPs",
+    "total_flops": "FLOPs",
+    "time_ratio": "Step time",
+    "step_ms": "Step time",
+    "verdict": "Gradients",
+    "n_recompute": "Recomputed",
+}
+"""Labels of the strip, by key."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
     """A figure of the strip."""
 
-    key: str
-    """The derived figure's name in `--json`."""
-    label: str
+    key: str = ""
+    """The derived figure's name in `--json`; empty if there is none."""
     value: str
+    label: str = ""
+    """By default that of the figure's key."""
     delta: str = ""
     """Change against the baseline; empty without a baseline."""
     tone: Tone = "neutral"
@@ -33,6 +47,7 @@ class Headline:
     """A sentence that a student understands; by default that of the figure's key."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "label", self.label or LABELS[self.key])
         object.__setattr__(self, "tooltip", self.tooltip or HEADLINES[self.key])
 
 
@@ -57,12 +72,11 @@ def _of_two(run: Comparison) -> tuple[Headline, ...]:
     base, cand = run.baseline, run.candidate
     return (
         replace(
-            _bytes("step_peak_bytes", "Step peak", (base.step_peak_bytes, cand.step_peak_bytes)),
+            bytes_headline("step_peak_bytes", base.step_peak_bytes, cand.step_peak_bytes),
             tooltip=_peak_tooltip(cand),
         ),
-        _bytes(
-            "saved_after_forward_bytes", "Saved after forward",
-            (base.saved_after_forward_bytes, cand.saved_after_forward_bytes),
+        bytes_headline(
+            "saved_after_forward_bytes", base.saved_after_forward_bytes, cand.saved_after_forward_bytes
         ),
         _flops(base, cand),
         _time(base, cand),
@@ -74,34 +88,29 @@ def _of_two(run: Comparison) -> tuple[Headline, ...]:
 def _of_a_failed_pair(run: Comparison) -> tuple[Headline, ...]:
     """The six headlines of a failed pair, without arrows, ratios or figures of a partial step."""
     base, cand = run.baseline, run.candidate
-    saved, flop, time = (
-        Headline(key=key, label=label, value=NOT_MEASURED)
-        for key, label in (
-            ("saved_after_forward_bytes", "Saved after forward"), ("flop_ratio", "FLOPs"), ("time_ratio", "Step time"),
-        )
-    )  # fmt: skip
     peak = Headline(
-        key="step_peak_bytes", label="Step peak", value=peak_in_words(cand), origin=("measured",),
-        delta=f"baseline {peak_and_end(base)}",
-    )  # fmt: skip
-    verdict = replace(_gradients(run), delta=who_failed(run), tone="bad")
-    return (peak, saved, flop, time, verdict, _policy(cand))
+        key="step_peak_bytes", value=peak_in_words(cand), origin=("measured",), delta=f"baseline {peak_and_end(base)}"
+    )
+    unknown = (
+        Headline(key=key, value=NOT_MEASURED) for key in ("saved_after_forward_bytes", "flop_ratio", "time_ratio")
+    )
+    return (peak, *unknown, replace(_gradients(run), delta=who_failed(run), tone="bad"), _policy(cand))
 
 
 def _of_one(run: Measurement) -> tuple[Headline, ...]:
     step = run.times.step if run.times and run.complete else None
     plain = [
-        ("step_peak_bytes", "Step peak", peak_and_end(run), _peak_tooltip(run)),
-        ("saved_after_forward_bytes", "Saved after forward", mib(run.saved_after_forward_bytes), ""),
-        ("total_flops", "FLOPs", flops(run.total_flops), _flops_tooltip(run)),
-        ("step_ms", "Step time", milliseconds(step), HEADLINES["time_ratio"]),
+        ("step_peak_bytes", peak_and_end(run), _peak_tooltip(run)),
+        ("saved_after_forward_bytes", mib(run.saved_after_forward_bytes), ""),
+        ("total_flops", flops(run.total_flops), _flops_tooltip(run)),
+        ("step_ms", milliseconds(step), HEADLINES["time_ratio"]),
     ]
     figures = [
         Headline(
-            key=key, label=label, value=value, tooltip=tooltip,
+            key=key, value=value, tooltip=tooltip,
             origin=("counted",) if key == "total_flops" and run.origin != "predicted" else (run.origin,),
         )
-        for key, label, value, tooltip in plain
+        for key, value, tooltip in plain
     ]  # fmt: skip
     return (*figures, _policy(run)) if run.spec.policy.units else tuple(figures)
 
@@ -116,30 +125,24 @@ def _flops_tooltip(run: Measurement) -> str:
     return HEADLINES["flop_ratio"] + (f" {left_out}." if left_out else "")
 
 
-def _bytes(key: str, label: str, sizes: tuple[int | None, int | None]) -> Headline:
-    old, new = sizes
-    moved = change(old, new)
+def bytes_headline(key: str, old: int | None, new: int | None, *, predicted: bool = False) -> Headline:
+    """`206.1 → 56.2 MiB` with the change in percent. The unit stands once where both have the same."""
+    moved, before, after = change(old, new), mib(old), mib(new)
+    if old is not None and new is not None:
+        before = before.removesuffix(f" {after.rpartition(' ')[2]}")
     return Headline(
         key=key,
-        label=label,
-        value=f"{_bare(old, new)} → {mib(new)}",
+        value=f"{before} → {'≈ ' * predicted}{after}",
         delta="no ratio" if moved is None else percent(moved, signed=True),
         tone="neutral" if not moved else "good" if moved < 0 else "bad",
-        origin=("measured",),
+        origin=("predicted",) if predicted else ("measured",),
     )
-
-
-def _bare(old: int | None, new: int | None) -> str:
-    """The old figure, without its unit if the new figure has the same unit."""
-    text, unit = mib(old), mib(new).rpartition(" ")[2]
-    return text.removesuffix(f" {unit}") if old is not None and new is not None else text
 
 
 def _flops(base: Measurement, cand: Measurement) -> Headline:
     moved = change(base.total_flops, cand.total_flops)
     return Headline(
         key="flop_ratio",
-        label="FLOPs",
         value=f"{percent(moved, signed=True)}" if moved is not None else NOT_MEASURED,
         delta=f"{flops(cand.recompute_flops)} recomputed" if cand.recompute_flops is not None else "",
         tone="neutral" if not moved else "bad" if moved > 0 else "good",
@@ -154,7 +157,6 @@ def _time(base: Measurement, cand: Measurement) -> Headline:
     noise = ratio_inside_noise(new, old)
     return Headline(
         key="time_ratio",
-        label="Step time",
         value=NOT_MEASURED if ratio is None else time_ratio(*ratio),
         delta="" if ratio is None else "inside the noise" if noise else milliseconds(new),
         tone="neutral" if noise or ratio is None else "bad" if ratio[0] > 1 else "good",
@@ -168,7 +170,6 @@ def _gradients(run: Comparison) -> Headline:
     }  # fmt: skip
     return Headline(
         key="verdict",
-        label="Gradients",
         value=run.verdict,
         delta=_how_many(run),
         tone=tone.get(run.verdict, "neutral"),
@@ -192,7 +193,6 @@ def _policy(run: Measurement) -> Headline:
     again = sum(1 for fqn in named if fqn in run.by_fqn and run.by_fqn[fqn].n_recompute)
     return Headline(
         key="n_recompute",
-        label="Recomputed",
         value=f"{again} of {count(len(named), 'block')}" if run.blocks else NOT_MEASURED,
         delta=_effect(run, again, len(named)),
         tone="bad" if run.blocks and again < len(named) else "neutral",

@@ -14,8 +14,8 @@ from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement
 from explorer.view.drawing.colours import RUN_COLOURS
 from explorer.view.drawing.figure import Chart, add_bars, bars, byte_series, empty, figure
-from explorer.view.drawing.rows import NO_COSTS, WHOLE_MODEL, block_names, chart_rows, row_sum, runs_of
-from explorer.view.drawing.units import byte_axis, count, flops, mib
+from explorer.view.drawing.rows import NO_COSTS, WHOLE_MODEL, chart_rows, row_sum, runs_of
+from explorer.view.drawing.units import byte_axis, count, mib
 
 MOST = 5
 """Operators that have a bar of their own."""
@@ -65,25 +65,24 @@ def _height(n_runs: int, n_rows: int, least: int) -> int:
 
 
 def _rows(runs: dict[str, Measurement]) -> list[dict[str, object]]:
-    """Rows of all blocks: saved bytes, number of runs, FLOPs."""
-    table = []
-    for fqn in block_names(*runs.values()):
-        row: dict[str, object] = {"block": fqn or WHOLE_MODEL}
-        for name, measured in runs.items():
-            if (cost := measured.by_fqn.get(fqn)) is not None:
-                prefix = f"{name}: " if len(runs) > 1 else ""
-                row |= {
-                    f"{prefix}saved for backward (bytes)": cost.saved_after_forward_bytes,
-                    f"{prefix}saved": mib(cost.saved_after_forward_bytes),
-                    f"{prefix}alive at the peak (bytes)": cost.at_peak_bytes,
-                    f"{prefix}ran forward": cost.n_forward,
-                    f"{prefix}ran again": cost.n_recompute,
-                    f"{prefix}forward": flops(cost.forward_flops),
-                    f"{prefix}recompute": flops(cost.recompute_flops),
-                    f"{prefix}skipped by early stop": flops(cost.skipped_flops),
-                }
-        table.append(row)
-    return table
+    """What each block that ran costs in the last run, and what it saves in every run."""
+    last = list(runs.values())[-1]
+    return [
+        {
+            "block": cost.fqn or WHOLE_MODEL,
+            "ran forward": cost.n_forward,
+            "ran again": cost.n_recompute,
+            **{
+                f"saved{f', {name}' if len(runs) > 1 else ''} (bytes)": run.by_fqn[cost.fqn].saved_after_forward_bytes
+                for name, run in runs.items()
+                if cost.fqn in run.by_fqn
+            },
+            "alive at the peak (bytes)": cost.at_peak_bytes,
+            "recompute (FLOP)": cost.recompute_flops,
+            "skipped by early stop (FLOP)": cost.skipped_flops,
+        }
+        for cost in last.blocks
+    ]
 
 
 def operators_chart(run: Comparison | Measurement, block: str) -> Chart:
