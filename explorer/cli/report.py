@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any, get_args
+from typing import get_args
 
 from rich.console import Console
 from rich.markup import escape
@@ -58,23 +58,23 @@ def with_plans(of: ReportOf) -> ReportOf:
     return replace(of, plans=find_plans(start, graph, Wish(), silent).plans)
 
 
-def document(record: Comparison | Measurement) -> dict[str, Any]:
+def document(record: Comparison | Measurement) -> dict[str, object]:
     """The record with its derived headline figures and the caveats of its peak beside its fields. In a comparison each
     run has its caveats."""
-    plain: dict[str, Any] = to_plain(record)
+    plain: dict[str, object] = to_plain(record)
     if isinstance(record, Comparison):
         runs = {"baseline": document(record.baseline), "candidate": document(record.candidate)}
         return {**record.headlines(), **plain, **runs}
     return {**figures(record), **plain, **card_figures(record)}
 
 
-def card_figures(run: Measurement) -> dict[str, Any]:
+def card_figures(run: Measurement) -> dict[str, object]:
     """The figures of the run's card and the refused request, which takes the key of the runs that were refused: a
     predicted run has none. Empty without a card."""
     return {} if run.card is None else {**run.card.headlines(), "refused": to_plain(run.card.refused)}
 
 
-def figures(run: Measurement) -> dict[str, Any]:
+def figures(run: Measurement) -> dict[str, object]:
     """The headline figures of a run and of its card, and the caveats of its peak."""
     return {**run.headlines(), "caveats": peak_caveats(run), **card_figures(run)}
 
@@ -301,17 +301,15 @@ def _share_row(share: Share, diffs: list[GradientDiff]) -> dict[str, str]:
     }
 
 
-def history_document(history: MemoryHistory) -> dict[str, Any]:
+def history_document(history: MemoryHistory) -> dict[str, object]:
     """The figures of each device with its stranded bytes, and what is alive at its peak. Columns are left out."""
     devices = []
     for device, run in zip(history.devices, history.runs):
-        plain: dict[str, Any] = to_plain(device)
-        plain["simulated"] = [
-            {**row, "stranded_bytes": of.stranded_bytes} for row, of in zip(plain["simulated"], device.simulated)
-        ]
+        simulated = [{**to_plain(row), "stranded_bytes": row.stranded_bytes} for row in device.simulated]
         at = ledger(run)
         peak = {"peak_bytes": at.total_bytes, "peak_phase": run.peak_phase, "at_peak_by_module": at.by_block}
-        devices.append({**plain, "stranded_bytes": device.stranded_bytes, **peak})
+        plain = {**to_plain(device), "simulated": simulated, "stranded_bytes": device.stranded_bytes, **peak}
+        devices.append(plain)
     return {"devices": devices}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -205,9 +205,9 @@ def _confirmed(
 
 
 def _document(last: Confirmation, first: Measurement, *, met: bool) -> dict[str, object]:
-    def part(chosen: Plan, run: Measurement) -> dict[str, Any]:
+    def part(chosen: Plan, run: Measurement) -> dict[str, object]:
         derived = {"cost_ratio": chosen.cost_ratio, "proven": chosen.proven}
-        document = {"plan": {**to_plain(chosen), **derived}, "measured": figures(run)}
+        document: dict[str, object] = {"plan": {**to_plain(chosen), **derived}, "measured": figures(run)}
         if run.card is None:
             return document
         bounded = None if chosen.budget_bytes is None else "reserved_bytes"
@@ -245,8 +245,8 @@ def _print(tries: Sequence[tuple[Plan, Measurement]], first: Measurement, *, met
         console.print(f"  [yellow]{escape(warning)}[/]")
 
 
-def _ranks_document(run: Measurement, others: Sequence[RankOffer]) -> dict[str, Any]:
-    def communicated(run: Measurement) -> dict[str, Any]:
+def _ranks_document(run: Measurement, others: Sequence[RankOffer]) -> dict[str, object]:
+    def communicated(run: Measurement) -> dict[str, object]:
         ranks = {"ranks": to_plain(run.spec.ranks), "fullest_rank": run.rank}
         return {**ranks, "gathered_bytes": run.gathered_bytes, "sent_bytes": sent_bytes(run)}
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from explorer.errors import ExplorerError, UnreadableFile, message_of
 from explorer.jobs import run_file
@@ -38,7 +38,7 @@ CHECKED = {
 MOST_NAMED = 12
 
 
-def policy_menu(state: ExploreState, graph: ModelGraph) -> Any:
+def policy_menu(state: ExploreState, graph: ModelGraph) -> DeltaGenerator:
     """Download and import of the policy. Returns the place of a warning above them."""
     with st.popover("Policy file", icon=":material/description:", key="policy_menu", width="stretch"):
         warning = st.empty()

@@ -176,8 +176,8 @@ def _gradients(hazards: tuple[Hazard, ...]) -> Headline:
     wrong = errors(hazards)
     if not wrong:
         return Headline(key="verdict", value="not compared", delta=PRESS)
-    known = count(len(wrong), "known error")
-    return Headline(key="verdict", value="not safe", delta=known, tone="bad", tooltip=danger(hazards))
+    n_errors = count(len(wrong), "known error")
+    return Headline(key="verdict", value="not safe", delta=n_errors, tone="bad", tooltip=danger(hazards))
 
 
 def _time(base: Measurement | None, forecast: Forecast, of_base: str) -> Headline:

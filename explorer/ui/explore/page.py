@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from explorer.plan.policy.presets import preset_titles
 from explorer.plan.why.caveats import why_not_predicted
@@ -51,11 +51,11 @@ when the rerun of the page begins."""
 class Slots:
     """Parts of the page outside the graph whose words change with a click in the graph."""
 
-    answer: Any
-    strip: Any
-    run: Any
-    download: Any
-    notice: Any = None
+    answer: DeltaGenerator
+    strip: DeltaGenerator
+    run: DeltaGenerator
+    download: DeltaGenerator
+    notice: DeltaGenerator
 
 
 def page() -> None:
@@ -84,10 +84,10 @@ def page() -> None:
         tour_offer()
     slot = st.container()  # unlike st.empty, a container keeps its old content until the new content is there
     with st.bottom:
-        slots = Slots(answer=answer, strip=slot, run=st.empty(), download=_bar(state, view))
+        warning, download = st.empty(), _bar(state, view)
     left, right = two_columns("results")
     with right:
-        slots = replace(slots, notice=st.empty())
+        slots = Slots(answer=answer, strip=slot, run=warning, download=download, notice=st.empty())
         charts = st.container()
     with left:
         model_row(draft, partial(drafts.choose_model, draft), key="options_row")
@@ -220,7 +220,7 @@ def _danger(slots: Slots, hazards: tuple[Hazard, ...]) -> None:
         slots.download.empty()
 
 
-def _bar(state: ExploreState, view: View) -> Any:
+def _bar(state: ExploreState, view: View) -> DeltaGenerator:
     """Run, progress and cancel at the left, files at the right. Returns the place of a warning beside the download."""
     warning = st.empty()
     graph = view.graph

@@ -6,9 +6,11 @@ Text is readable at 4.5:1 also where Streamlit would fade it: badges in captions
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Literal
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
+from streamlit.elements.lib.mutable_expander_container import ExpanderContainer
 
 from explorer.record.failure import Failure
 from explorer.record.graph import Hazard
@@ -38,7 +40,7 @@ def on_primary(label: str, *, disabled: bool = False) -> str:
     return f':color[{label}]{{foreground="{ON_PRIMARY}"}}'
 
 
-def fold(title: str, *, key: str, icon: str | None = None, expanded: bool = False) -> Any:
+def fold(title: str, *, key: str, icon: str | None = None, expanded: bool = False) -> ExpanderContainer:
     """An expander that stays as a person left it: Streamlit forgets expanders hidden behind another tab or page.
 
     `expanded` is its state until a person opens or closes it.
@@ -54,7 +56,7 @@ def fold(title: str, *, key: str, icon: str | None = None, expanded: bool = Fals
 RIGHT_HEIGHT = 520
 
 
-def two_columns(key: str) -> tuple[Any, Any]:
+def two_columns(key: str) -> tuple[DeltaGenerator, DeltaGenerator]:
     """Places for controls at the left and results at the right; in a narrow window the results stand below.
 
     The results scroll in a box of the window's height, with the key `key`.
