@@ -197,6 +197,13 @@ class ModelGraph(Record, rename={"chain": "spine"}):  # its name in documents
         return tuple(block.fqn for block in self.blocks if trait in block.traits)
 
     @cached_property
+    def checkpointed_by_itself(self) -> tuple[str, ...]:
+        """Blocks that the model runs again for backward, other than by torch_remat."""
+        replayed = {*self.with_trait("replayed")}
+        replayed |= {fqn.rpartition(".")[0] for fqn in replayed}  # a block whose whole forward is a region
+        return tuple(fqn for fqn in self.with_trait("checkpoints_itself") if fqn not in replayed)
+
+    @cached_property
     def by_fqn(self) -> dict[str, Block]:
         return {block.fqn: block for block in self.blocks}
 

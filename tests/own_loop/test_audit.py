@@ -12,8 +12,11 @@ from torch.utils.checkpoint import checkpoint
 import explorer
 from explorer.errors import BadInput
 from explorer.plan.hazards.hazards import hazards
+from explorer.plan.planners.planner import Planner
+from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.why.caveats import in_words, self_checkpointing
 from explorer.record import Policy
+from explorer.record.plan import Forecast
 from tests.engine.graphs import graph_of
 
 
@@ -80,6 +83,18 @@ def test_they_are_named_before_any_run_and_counted_in_one(how: str) -> None:
     assert "ran again ×1, by the model itself" in repr(run)
     assert run.measurement.graph is not None
     assert "checkpoints_itself" in run.measurement.graph.by_fqn["1"].traits
+    forecaster = Forecaster(run.measurement, graph)
+    for fqn in ("", "1", "1.inner.1"):
+        assert forecaster.forecast(Policy.recompute([fqn])) == Forecast(), "5,056 bytes and FLOPs would be missing"
+    assert forecaster.forecast(Policy.recompute(["0"])).step_peak_bytes
+
+
+def test_a_planner_leaves_them_and_what_is_around_them_alone() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Tanh(), Block("torch")), nn.Tanh(), nn.Linear(16, 1))
+    with explorer.record_step(model) as run:
+        step_of(model)()
+    offered = Planner(run.measurement, graph_of(model, X)).candidates.units
+    assert {fqn for candidate in offered for fqn in candidate.unit.blocks} == {"1", "2"}
 
 
 def test_a_plain_model_and_a_policy_are_not_meant() -> None:

@@ -254,10 +254,11 @@ class StepProgram:
         self.stepped = True
         if id(optimizer) not in self.optimizers:
             self.optimizers[id(optimizer)] = OptimizerSnapshot(optimizer)
-        groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
-        parameters = {name: parameter for name, parameter in self.named().items() if id(parameter) in groups}
+        groups = [(dict(_settings(optimizer, group)), group["params"]) for group in optimizer.param_groups]
+        settings_of = {id(parameter): settings for settings, parameters in groups for parameter in parameters}
+        parameters = {name: parameter for name, parameter in self.named().items() if id(parameter) in settings_of}
         for name, parameter in parameters.items():
-            for setting, text in _settings(optimizer, groups[id(parameter)]):
+            for setting, text in settings_of[id(parameter)].items():
                 self.settings.setdefault((name, setting), []).append(text)
         self._read_gradients(parameters)
         for name, parameter in parameters.items():
@@ -315,14 +316,18 @@ _NO_SETTING = ("params", "foreach", "fused", "capturable", "differentiable", "in
 """Entries of an optimizer's group that choose no other step: the way to compute it, or a schedule's memory."""
 
 
+def _plain(value: object) -> object:
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+
+
 def _settings(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Names and short texts of the settings with which an optimizer steps the parameters of a group."""
     yield "the class", type(optimizer).__name__
-    for name, value in group.items():
-        parts = [float(part) if isinstance(part, Tensor) and part.numel() == 1 else part for part in tree_leaves(value)]
-        if name not in _NO_SETTING and all(isinstance(part, (bool, int, float, str, NoneType)) for part in parts):
+    for name in (name for name in group if name not in _NO_SETTING):
+        parts = [_plain(part) for part in tree_leaves(group[name])]
+        if all(isinstance(part, (bool, int, float, str, NoneType)) for part in parts):
             texts = [f"{part:.6g}" if isinstance(part, float) else str(part) for part in parts]
-            yield name, texts[0] if parts == [value] else f"({', '.join(texts)})"
+            yield name, texts[0] if len(parts) == 1 else f"({', '.join(texts)})"
 
 
 Program = SpecProgram | StepProgram

@@ -28,6 +28,7 @@ from explorer.plan.names import Fqns, is_within, lineage, products_kept
 from explorer.plan.policy.counted import counted_units, in_error, runs
 from explorer.plan.policy.presets import preset, preset_titles
 from explorer.plan.predict.calls import SavedByCall, calls_of, results_unknown, saved_by_calls
+from explorer.plan.predict.not_predicted import run_again_by_the_model
 from explorer.plan.predict.replay import Replay
 from explorer.plan.predict.step_cost import (
     kin_of,
@@ -116,7 +117,7 @@ def candidates_of(baseline: Measurement, graph: ModelGraph, replay: Replay, offe
     else:
         named = [_unit(one) for one in offer.among]
     struck = {_unit(one) for one in offer.without}
-    named = [unit for unit in named if unit not in struck]
+    named = [unit for unit in named if unit not in struck and not run_again_by_the_model(Policy(units=(unit,)), graph)]
     wrong = _in_error(graph, [unit.blocks for unit in named])
     left = [(unit, tuple(_calls(replay, graph, unit))) for unit in named if unit.blocks not in wrong]
     saving = [(unit, calls) for unit, calls in left if any(len(call.entries) for call in calls)]

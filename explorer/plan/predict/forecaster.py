@@ -26,7 +26,7 @@ from explorer.plan.predict.calls import (
     without_replayed_inputs,
 )
 from explorer.plan.predict.changes import Changes, Simulation, enclosing, joined, nest_of, offsets_of, simulate
-from explorer.plan.predict.not_predicted import not_covered, not_predicted
+from explorer.plan.predict.not_predicted import not_covered, not_predicted, run_again_by_the_model
 from explorer.plan.predict.predicted_step import predicted_step
 from explorer.plan.predict.replay import FORWARD, Maxima, Replay
 from explorer.plan.predict.step_cost import rerun_flops, time_ratio, unit_flops, with_equal_times
@@ -54,7 +54,7 @@ class Forecaster:
     def forecast(self, policy: Policy) -> Forecast:
         """The figures of `policy`; a figure that is not predicted is None, and not_predicted.py has the reason."""
         baseline = self.baseline
-        if baseline is None or not_covered(policy):
+        if baseline is None or not_covered(policy) or run_again_by_the_model(policy, self._graph):
             return Forecast()
         units = inside(policy)
         again = [unit_flops(baseline, self._graph, unit, within, policy) for unit, within in units.items()]
@@ -225,7 +225,10 @@ def prices(
     priced += [
         _if_recomputed(measurement, replay, fqn, graph, maxima)
         for fqn in dict.fromkeys(fqns)
-        if fqn and fqn not in holders and not any(other in unit_of for other in lineage(fqn))
+        if fqn
+        and fqn not in holders
+        and not any(other in unit_of for other in lineage(fqn))
+        and not run_again_by_the_model(Policy.recompute([fqn]), graph)
     ]
     return tuple(price for price in priced if price is not None)
 

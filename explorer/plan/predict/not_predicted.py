@@ -14,7 +14,7 @@ from explorer.record.policy import Policy
 
 def not_predicted(policy: Policy, graph: ModelGraph | None) -> str:
     """Why the peak of `policy` is not predicted; empty where it is."""
-    if outside := not_covered(policy):
+    if outside := not_covered(policy) or run_again_by_the_model(policy, graph):
         return outside
     written = dict.fromkeys(op for unit in policy.units for op in written_results(unit, graph))
     if written:
@@ -36,6 +36,21 @@ def not_predicted(policy: Policy, graph: ModelGraph | None) -> str:
             "block frees nothing. Name a kept region, or the block around."
         )
     return ""
+
+
+def run_again_by_the_model(policy: Policy, graph: ModelGraph | None) -> str:
+    """A sentence on the units of `policy` inside, at or around blocks that the model checkpoints itself; or empty.
+
+    The recorded step then shows part of what such a unit saves and runs again: not even its FLOPs are known.
+    """
+    own = graph.checkpointed_by_itself if graph else ()
+    units = {fqn for fqn in policy.blocks for block in own if is_within(fqn, block) or is_within(block, fqn)}
+    if not units:
+        return ""
+    return (
+        f"Nothing is predicted: {some(sorted(units))} meet blocks that the model recomputes by itself. Switch the "
+        "model's own checkpointing off, or press Run."
+    )
 
 
 def not_covered(policy: Policy) -> str:
