@@ -43,13 +43,13 @@ def run_again_by_the_model(policy: Policy, graph: ModelGraph | None) -> str:
 
     The recorded step then shows part of what such a unit saves and runs again: not even its FLOPs are known.
     """
-    own = graph.checkpointed_by_itself if graph else ()
-    units = {fqn for fqn in policy.blocks for block in own if is_within(fqn, block) or is_within(block, fqn)}
+    blocks = graph.checkpointed_by_itself if graph else ()
+    units = {fqn for fqn in policy.blocks for block in blocks if is_within(fqn, block) or is_within(block, fqn)}
     if not units:
         return ""
     return (
-        f"Nothing is predicted: {some(sorted(units))} meet blocks that the model recomputes by itself. Switch the "
-        "model's own checkpointing off, or press Run."
+        f"Nothing is predicted: the recompute of {some(sorted(units))} meets blocks that the model recomputes by "
+        "itself. Switch the model's own checkpointing off, or press Run."
     )
 
 
