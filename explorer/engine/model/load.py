@@ -230,9 +230,8 @@ def function_of(target: str) -> Factory:
     Raises ModelNotLoaded and what the file raises.
     """
     where, _, name = target.partition(":")
-    loaded = next(
-        (m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == str(Path(where).resolve())), None
-    )
+    path = str(Path(where).resolve())
+    loaded = next((module for module in list(sys.modules.values()) if getattr(module, "__file__", None) == path), None)
     module = loaded or (_from_file(where) if where.endswith(".py") else _from_package(where))
     function = getattr(module, name, None)
     if not callable(function):

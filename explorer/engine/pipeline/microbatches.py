@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from explorer.engine.bench.step import Trainee, split
 from explorer.engine.policy.units import is_recomputing
+from explorer.engine.state.rng import seed_torch
 from explorer.errors import BadInput, InvalidPlan
 
 PRIME = 1_000_003
@@ -62,7 +63,7 @@ class KeyedRng:
     def enter(self, block: str, microbatch: int) -> None:
         """`block` of the chain (or START) is about to run forward for `microbatch`."""
         if self.enabled and block in self.index:
-            torch.manual_seed(((self.seed * PRIME + self.index[block]) * PRIME + microbatch) % 2**63)
+            seed_torch(((self.seed * PRIME + self.index[block]) * PRIME + microbatch) % 2**63)
 
     @contextmanager
     def seeding(self, model: nn.Module, numbers: Iterable[int]) -> Iterator[Iterator[int]]:

@@ -19,12 +19,12 @@ from msgspec.structs import replace
 from torch import Tensor, distributed, nn
 
 from explorer.engine.bench.measure import measure
-from explorer.engine.bench.step import Trainee, autocast, trainee_of
+from explorer.engine.bench.step import Trainee, autocast, torch_dtype, trainee_of
 from explorer.engine.compare.judgement import judge_programs
 from explorer.engine.compare.programs import Step, step_programs
 from explorer.engine.device.device import device_of
 from explorer.engine.model.load import load_for
-from explorer.engine.model.loaded import call
+from explorer.engine.model.loaded import call, move_to
 from explorer.engine.model.plain_names import plain_buffers, same_parameters
 from explorer.engine.ranks.real import measure_rank, run_on_ranks
 from explorer.engine.ranks.split import mesh_of, split_model
@@ -95,7 +95,8 @@ def judge_rank(spec: RunSpec) -> Comparison:
 
 
 def _batch(spec: RunSpec) -> tuple[object, object]:
-    loaded = load_for(spec)
+    """Inputs and targets, in the type of the step."""
+    loaded = move_to(load_for(spec), "cpu", torch_dtype(spec))
     return loaded.inputs, loaded.targets
 
 

@@ -85,7 +85,7 @@ def run_on_ranks(
         try:
             for rank in range(ranks.n_ranks):
                 order = (to_json(spec), rank, folder, function.__module__, function.__name__)
-                needs = ["torch._dynamo", function.__module__]
+                needs = ["torch._dynamo", "explorer.engine.ranks.compare"]
                 started.append(at_hand().start(rank_process, *order, needs=needs))
             _wait(started, spec, Path(folder), report)
         finally:

@@ -11,12 +11,12 @@ each kind has its own way to its parts.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _functorch  # type: ignore[attr-defined]
+from torch._C import _functorch, _len_torch_dispatch_stack  # type: ignore[attr-defined]
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -92,7 +92,8 @@ def dense(tensor: Tensor) -> Tensor:
 def _unseen() -> Iterator[None]:
     """Hides reads from dispatch modes, subclasses and functorch: a read is no operator of the program."""
     functorch_off = torch._C._DisableFuncTorch()  # type: ignore[attr-defined]
-    with functorch_off, torch.no_grad(), torch._C.DisableTorchFunctionSubclass(), _disable_current_modes():
+    modes_off = _disable_current_modes() if _len_torch_dispatch_stack() else nullcontext()
+    with functorch_off, torch.no_grad(), torch._C.DisableTorchFunctionSubclass(), modes_off:
         yield
 
 

@@ -106,9 +106,19 @@ def of_process(name: str) -> Any:
 def seed_everything(seed: int) -> None:
     """Seeds torch on every device, Python and numpy."""
     random.seed(seed)
-    torch.manual_seed(seed)
+    seed_torch(seed)
     if (numpy := imported_numpy()) is not None:
         numpy.random.seed(seed % 2**32)
+
+
+def seed_torch(seed: int) -> None:
+    """Seeds torch on every device, as torch.manual_seed does.
+
+    Without CUDA torch.manual_seed takes 0.6 to 2 ms: it formats a stack trace for a call that never comes.
+    """
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)
 
 
 def imported_numpy() -> ModuleType | None:

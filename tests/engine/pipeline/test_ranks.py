@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from explorer.child_process.forks import at_hand
 from explorer.engine.pipeline import processes
+from explorer.engine.pipeline.processes import WAITING
 from explorer.engine.pipeline.rank import write_report
 from explorer.engine.pipeline.run import run_pipeline
 from explorer.errors import Cancelled
@@ -75,9 +77,22 @@ def test_an_own_action_list_runs_on_real_ranks_and_a_rank_without_a_stage_waits(
         ("sleep", "time-out", "Rank 1 was still at work"),
     ],
 )
-def test_a_rank_that_fails_is_named_and_the_others_are_stopped(how: str, kind: str, words: str) -> None:
-    plan = spec("trouble", TROUBLE, 3, arguments={"how": how}, n_microbatches=2)
-    run = run_pipeline(msgspec.structs.replace(plan, time_limit_s=6.0 if how == "sleep" else 300.0), "procs")
+def test_a_rank_that_fails_is_named_and_the_others_are_stopped(
+    how: str, kind: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watches: list[processes._Watch] = []
+
+    def now() -> float:
+        """The limit is over once rank 1 alone is inside an action: there it sleeps, and the others wait for it."""
+        return 1e9 if watches and [pulse != WAITING for pulse in watches[0]._pulses] == [False, True, False] else 0.0
+
+    if how == "sleep":
+        of_ranks = processes._Watch.until_the_end
+        monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=now))
+        monkeypatch.setattr(
+            processes._Watch, "until_the_end", lambda self, report: (watches.append(self), of_ranks(self, report))[1]
+        )
+    run = run_pipeline(spec("trouble", TROUBLE, 3, arguments={"how": how}, n_microbatches=2), "procs")
     assert run.failure is not None
     assert (run.failure.kind, run.failed_rank) == (kind, 1)
     assert words in run.failure.sentence

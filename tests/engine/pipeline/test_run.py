@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -167,7 +169,20 @@ def rank_of_torchrun(rank: int, folder: str, port: int) -> None:
     os.environ.update({name: str(value) for name, value in world.items()}, MASTER_ADDR="127.0.0.1")
     os.chdir(folder)
     sys.argv = ["torchrun_rank", SPEC_FILE, "--out", RESULTS]
+    threading.Timer = WhenAsleep  # type: ignore[misc]
+    time.sleep = lambda _: (asleep.set(), threading.Event().wait())  # type: ignore[assignment]
     torchrun_rank.main()
+
+
+asleep = threading.Event()
+
+
+class WhenAsleep(threading.Timer):
+    """The limit of a rank is over when its model sleeps."""
+
+    def run(self) -> None:
+        asleep.wait()
+        self.function(*self.args, **self.kwargs)
 
 
 @pytest.mark.slow

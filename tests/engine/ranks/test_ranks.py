@@ -13,7 +13,6 @@ from benchmarks.ranks import MODELS, SPLITS
 from explorer.engine.device.without_data import fake_group
 from explorer.engine.model.describe import describe
 from explorer.engine.ranks.predict import predict_ranks, ranks_to_play
-from explorer.engine.ranks.real import measure_ranks
 from explorer.errors import BadInput, ModelFailed
 from explorer.plan.export.formats import exported
 from explorer.plan.memory.ledger import ledger
@@ -259,16 +258,3 @@ def test_a_model_that_calls_the_group_of_its_ranks_is_played(tmp_path: Path) -> 
 def test_tokens_that_are_picked_by_value_are_refused_in_a_sentence() -> None:
     with pytest.raises(ModelFailed, match="decides by values that it computes"):
         predicted(Ranks(n_ranks=2), ModelRef(target="sample_models/moe.py", size="small"))
-
-
-@pytest.mark.slow
-def test_routed_experts_in_one_product_hold_what_real_ranks_hold() -> None:
-    pytest.importorskip("transformers")
-    sizes = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 128, "num_local_experts": 4}
-    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256}
-    spec = RunSpec(model=ModelRef(target="hf:MixtralConfig", arguments=sizes), dtype="bfloat16", ranks=Ranks(n_ranks=2))
-    played, real = predict_ranks(spec).fullest, measure_ranks(spec).fullest
-    assert played.step_peak_bytes == real.peaks.tracker_peak_bytes
-    assert [(call.kind, call.n_bytes) for call in played.collectives] == [
-        (call.kind, call.n_bytes) for call in real.collectives
-    ]
