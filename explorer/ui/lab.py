@@ -20,7 +20,7 @@ from explorer.record.run import Device
 from explorer.ui.session import address, backend, page_job
 from explorer.ui.session.page_job import PageJob
 from explorer.ui.session.repository import request_key, runs
-from explorer.ui.session.values import session_value
+from explorer.ui.session.values import bound, go_to, once_a_press, select, session_value, whole
 from explorer.ui.shared import tour
 from explorer.ui.shared.charts import picture
 from explorer.ui.shared.elements import escape, last_failure
@@ -56,9 +56,10 @@ class LabState:
 
 def page() -> None:
     """The whole page."""
-    state = session_value("lab", LabState, _first)
-    page_job.attach(state.job, (RunLab,))
-    page_job.settle(state.job, partial(_take, state))
+    with whole():
+        state = session_value("lab", LabState, _first)
+        page_job.attach(state.job, (RunLab,))
+        page_job.settle(state.job, partial(_take, state))
     if state.in_gallery:
         _gallery(state)
         return
@@ -122,9 +123,12 @@ def _gallery(state: LabState) -> None:
 
 
 def _guided_path() -> None:
-    if st.button("Guided path", key="tour_again", type="tertiary", icon=":material/school:", help=OFFER):
+    def pressed() -> None:
         tour.begin()
-        st.switch_page(st.session_state["pages"]["explore"])
+        go_to("explore")
+
+    icon = ":material/school:"
+    st.button("Guided path", key="tour_again", type="tertiary", icon=icon, help=OFFER, on_click=once_a_press(pressed))
 
 
 def _open(state: LabState, name: str) -> None:
@@ -135,11 +139,9 @@ def _choice(state: LabState) -> Lesson:
     """Which experiment, and its story."""
     titles = {lesson.name: f"{lesson.theme}: {lesson.title}" for lesson in lessons()}
     names = list(titles)
-    name = st.selectbox(
-        "Experiment", names, index=names.index(state.name), format_func=titles.__getitem__, key="lab_experiment"
-    )
-    state.name = name
-    lesson = lesson_called(name)
+    field = bound("lab_experiment", state.name, partial(setattr, state, "name"))
+    select("Experiment", names, field, format_func=titles.__getitem__)
+    lesson = lesson_called(state.name)
     st.markdown(f"#### {lesson.title}")
     st.markdown(f"**{lesson.question}**")
     for paragraph in lesson.paragraphs:

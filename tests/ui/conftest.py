@@ -24,7 +24,6 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 RUNS = """
 import streamlit as st
 from explorer.ui.runs import page as runs
-st.switch_page = lambda page: st.session_state.update(switched=page)
 st.session_state.setdefault("pages", {"explore": "explore", "pipeline": "pipeline"})
 runs.page()
 """
@@ -82,6 +81,7 @@ def store() -> Store:
 def runs_page(worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> Callable[..., AppTest]:
     monkeypatch.setattr(backend, "worker", lambda: worker)
     monkeypatch.setattr(backend, "store", Store)
+    monkeypatch.setattr(st, "switch_page", lambda page: st.session_state.update(switched=page))
 
     def start(*selected: int) -> AppTest:
         at = AppTest.from_string(RUNS, default_timeout=60).run()

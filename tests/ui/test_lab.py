@@ -14,6 +14,7 @@ from explorer.plan import lessons as lessons_file
 from explorer.plan.lessons import lessons
 from explorer.record.failure import Failure
 from explorer.record.lab import LabChart, LabOutcome, LabRow, LabSeries
+from explorer.ui import lab
 from explorer.ui.session import backend
 from tests import graphs
 from tests.lab.added import with_one_more
@@ -93,6 +94,13 @@ def test_the_gallery_has_a_picture_of_each_experiment_and_opens_and_runs_it(open
     assert [request.name for request in worker.asked] == ["early-stop"] and "Found with" in texts(at)
     at.button(key="lab_gallery").click().run()
     assert "lab_open_dropout" in [button.key for button in at.button]
+
+
+def test_a_card_opens_its_experiment_though_the_gallery_was_never_drawn_whole(open_lab: App) -> None:
+    """A press on a card ends the gallery's rerun: Streamlit then keeps the value of the box of experiments."""
+    at = open_lab(experiment=lessons()[0].name)
+    lab._open(at.session_state["lab"], lessons()[1].name)
+    assert lessons()[1].title in texts(settle(at.run(), "lab"))
 
 
 def test_another_experiment_waits_for_its_button(open_lab: App, worker: LabWorker) -> None:

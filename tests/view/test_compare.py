@@ -200,7 +200,8 @@ MARKS = (
 def test_every_kind_has_a_symbol_of_its_own() -> None:
     traces = front_chart(MARKS).figure.data
     assert len({trace.marker.symbol for trace in traces}) == len({trace.name for trace in traces}) == 4
-    assert [place for trace in traces for place, *_ in trace.customdata] == list(range(len(MARKS)))
+    assert [name for trace in traces for name, *_ in trace.customdata] == [mark.id for mark in MARKS]
+    assert len({mark.id for mark in MARKS}) == len({mark.policy for mark in MARKS})
     (run,) = [trace for trace in traces if trace.name == "runs, measured"]
     assert list(run.error_y.array) == [0.02] and "measured" in run.customdata[0][2]
     assert "open" not in run.marker.symbol

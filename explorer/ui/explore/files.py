@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
@@ -135,9 +136,8 @@ def imported_notes(state: ExploreState, read: Reading) -> None:
         small_text(f":{COLOURS[read.fit]}-badge[{read.fit}] read from {escape(read.source)}")
         for sentence in read.told:
             small_text(escape(sentence))
-        if st.button("Understood", key="read_understood", type="tertiary", icon=":material/check:"):
-            state.imported = None
-            st.rerun()
+        understood = partial(setattr, state, "imported", None)
+        st.button("Understood", key="read_understood", type="tertiary", icon=":material/check:", on_click=understood)
 
 
 def policy_of(state: ExploreState, graph: ModelGraph) -> PolicyFile:

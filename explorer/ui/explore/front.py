@@ -48,8 +48,9 @@ def _chart(state: ExploreState, graph: ModelGraph) -> None:
     chart = front_chart(marks, budget_bytes=wish.budget_bytes if wish is not None else None)
 
     def take(custom: list[str]) -> None:
-        units = marks[int(custom[0])].policy.units
-        drafts.set_policy(state.draft, with_units(state.draft.spec.policy, units), graph)
+        mark = next((mark for mark in marks if mark.id == custom[0]), None)  # None: a better plan took its place
+        if mark is not None:
+            drafts.set_policy(state.draft, with_units(state.draft.spec.policy, mark.policy.units), graph)
 
     draw(chart, key="front", act=take)
     if search.none_because:

@@ -89,9 +89,8 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> None:
         str(options),
     )
 
-    def pick(custom: list[Any]) -> None:
-        name = "candidate" if choice == OF_CANDIDATE or custom[0] == "candidate" else "baseline"
-        state.tick = name, int(custom[1])
+    def pick(custom: list[Any] | None) -> None:
+        state.tick = picked_event(custom, choice) or state.tick
 
     key = f"memory_{views.index(choice or views[0])}_{axis}{'_blocks' if stacked else ''}"
     with title:
@@ -102,6 +101,13 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> None:
     _why(reasons[1:] if choice == TWO else reasons)
     _ranks(view, candidate or baseline if choice != OF_BASELINE else baseline)
     _alive(baseline, candidate, picked, lambda fqns: _select(state, graph, fqns))
+
+
+def picked_event(custom: list[Any] | None, choice: str) -> Picked:
+    """Run and event of a clicked point; None for a point that is no event, such as the mark of a collective."""
+    if not custom or custom[0] not in ("run", "baseline", "candidate"):
+        return None
+    return "candidate" if choice == OF_CANDIDATE or custom[0] == "candidate" else "baseline", int(custom[1])
 
 
 def _picture(state: ExploreState, view: View, options: TimelineOptions) -> tuple[Chart, str, str]:

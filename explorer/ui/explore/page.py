@@ -16,7 +16,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from explorer.plan.policy.presets import preset_titles
 from explorer.plan.why.caveats import why_not_predicted
-from explorer.record.graph import Hazard
+from explorer.record.graph import Hazard, ModelGraph
 from explorer.ui.explore import budget, work
 from explorer.ui.explore import state as states
 from explorer.ui.explore.blocks import facts_of, graph_panel, tools
@@ -29,6 +29,7 @@ from explorer.ui.explore.view import Freshness, View, drawn_graph, view_of
 from explorer.ui.figure_strip import strip
 from explorer.ui.session import page_job
 from explorer.ui.session.repository import runs
+from explorer.ui.session.values import whole
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.elements import escape, last_failure, small_text, two_columns
 from explorer.ui.shared.model import model_row
@@ -60,24 +61,14 @@ class Slots:
 
 def page() -> None:
     """The whole page, top to bottom."""
-    state = states.current()
-    draft = state.draft
-    page_job.attach(state.job, work.REQUESTS)
-    page_job.take_part(state.job, partial(work.take_part, state))
-    page_job.settle(state.job, partial(work.take, state))
-    work.measure_next(state)
-    work.prepare(state)
-    state.charted = None
-    if (graph := drawn_graph(state)) is not None:
-        drafts.absorb(draft, graph)
-        states.follow_selection(state, graph)
-        work.recall(state)
-        budget.settle(state, graph)
-        draft.redraw = False
-    view = view_of(state)
-    budget.search_of(view, start=state.job.id is None)
-    drafts.to_address(draft)
-    page_begins(len(draft.spec.policy.units))
+    with whole():
+        state = states.current()
+        draft = state.draft
+        _take_over(state)
+        view = view_of(state)
+        budget.search_of(view, start=state.job.id is None)
+        drafts.to_address(draft)
+        page_begins(len(draft.spec.policy.units))
 
     with st.container(horizontal=True, gap="small", vertical_alignment="center", key="top"):
         answer = st.container(width="stretch")
@@ -90,12 +81,30 @@ def page() -> None:
         slots = Slots(answer=answer, strip=slot, run=warning, download=download, notice=st.empty())
         charts = st.container()
     with left:
-        model_row(draft, partial(drafts.choose_model, draft), key="options_row")
+        with st.container():
+            model_row(draft, partial(drafts.choose_model, draft), key="options_row")
         st.fragment(_desk)(state, slots)
     with charts:
-        _tour(state, view)
-        _trouble(state)
+        with st.container():
+            _tour(state, view)
+            _trouble(state)
         results(state, view)
+
+
+def _take_over(state: ExploreState) -> None:
+    """Takes over results of jobs, clicks in the graph and earlier runs, and starts what the page needs."""
+    page_job.attach(state.job, work.REQUESTS)
+    page_job.take_part(state.job, partial(work.take_part, state))
+    page_job.settle(state.job, partial(work.take, state))
+    work.measure_next(state)
+    work.prepare(state)
+    state.charted = None
+    if (graph := drawn_graph(state)) is not None:
+        drafts.absorb(state.draft, graph)
+        states.follow_selection(state, graph)
+        work.recall(state)
+        budget.settle(state, graph)
+        state.draft.redraw = False
 
 
 def _tour(state: ExploreState, view: View) -> None:
@@ -136,10 +145,8 @@ def _trouble(state: ExploreState) -> None:
 def _desk(state: ExploreState, slots: Slots) -> None:
     """Graph and headline strip: the part that answers a click."""
     graph = drawn_graph(state)
-    if graph is not None:
-        drafts.absorb(state.draft, graph)
-        if work.recall(state) or state.draft.redraw:  # another block or a known result changes the charts
-            st.rerun()
+    if graph is not None and _changes_charts(state, graph):
+        st.rerun()
     policy, view = state.draft.spec.policy, view_of(state)
     forecast = predicted(view, policy)
     drawing = layout(graph, drafts.marks_of(state.draft, graph).open) if graph is not None else None
@@ -178,6 +185,13 @@ def _desk(state: ExploreState, slots: Slots) -> None:
         st.skeleton(height=400)
     else:
         st.caption("The model was not read, so its blocks cannot be drawn; the reason stands at the right.")
+
+
+def _changes_charts(state: ExploreState, graph: ModelGraph) -> bool:
+    """Takes over clicks in the graph. Another block, or a known result, changes the charts."""
+    with whole():
+        drafts.absorb(state.draft, graph)
+        return work.recall(state) or state.draft.redraw
 
 
 def _freshness(view: View, sentence: str) -> str:

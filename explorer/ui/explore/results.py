@@ -6,6 +6,8 @@ likely cause, and what else the step changed. More: the autograd graph of one bl
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import streamlit as st
@@ -89,10 +91,12 @@ def results(state: ExploreState, view: View) -> None:
             if why_not:
                 st.caption(why_not)
                 return
-            chosen = autograd_panel(graph, work.result(state, "pictures"), block=block, busy=state.job.id is not None)
-            if chosen is not None:
-                page_job.start(state.job, DrawAutograd(spec=state.draft.spec, block=chosen))
-                st.rerun()
+            busy, pictures = state.job.id is not None, work.result(state, "pictures")
+            autograd_panel(graph, pictures, block=block, draw_block=None if busy else partial(_draw_block, state))
+
+
+def _draw_block(state: ExploreState, block: str) -> None:
+    page_job.start(state.job, DrawAutograd(spec=state.draft.spec, block=block))
 
 
 def _waiting(state: ExploreState, graph: ModelGraph | None) -> None:
@@ -254,8 +258,10 @@ LARGE = 150
 """Nodes from which the browser's layout takes seconds."""
 
 
-def autograd_panel(graph: ModelGraph, pictures: AutogradPictures | None, *, block: str, busy: bool) -> str | None:
-    """Returns the block that a person wants drawn, else None."""
+def autograd_panel(
+    graph: ModelGraph, pictures: AutogradPictures | None, *, block: str, draw_block: Callable[[str], None] | None
+) -> None:
+    """Draws the choice of a block and its pictures. `draw_block` takes the chosen block; None: the worker is busy."""
     st.caption(
         "One node an operation of forward, and the tensors that each one saves for backward. "
         "Recomputed blocks save their input; the rest is made again when backward arrives."
@@ -263,16 +269,17 @@ def autograd_panel(graph: ModelGraph, pictures: AutogradPictures | None, *, bloc
     called = [node.fqn for node in graph.blocks if node.fqn and node.n_calls]
     if not called:
         st.caption("This model has no block inside it that its forward calls; there is no picture to choose.")
-        return None
+        return
     choice, button = st.columns([5, 2], vertical_alignment="bottom")
     with choice:
         drawn = pictures.block if pictures else ""
         usual = next((fqn for fqn in (block, drawn, *graph.repeats) if fqn in called), called[0])
         chosen = st.selectbox("Block", called, index=called.index(usual), key=f"autograd_block_{usual}")
     with button:
-        pressed = st.button(
-            "Draw", icon=":material/account_tree:", key="draw", disabled=busy, width="stretch",
+        st.button(
+            "Draw", icon=":material/account_tree:", key="draw", disabled=draw_block is None, width="stretch",
             help="Runs the block's forward twice in the worker: kept and recomputed.",
+            on_click=draw_block, args=(chosen,),
         )  # fmt: skip
     if pictures is not None:
         st.text(difference(pictures))
@@ -283,7 +290,6 @@ def autograd_panel(graph: ModelGraph, pictures: AutogradPictures | None, *, bloc
             _picture(f"{pictures.block} kept", pictures.kept, "kept", full=full)
         with right:
             _picture(f"{pictures.block} recomputed", pictures.recomputed, "recomputed", full=full)
-    return chosen if pressed else None
 
 
 def _picture(title: str, picture: AutogradPicture, key: str, *, full: bool) -> None:

@@ -28,6 +28,7 @@ from explorer.ui.pipeline.results import Results, result_tabs
 from explorer.ui.pipeline.split_panel import cap_panel, cell, engine_picker, split_panel, take_stages
 from explorer.ui.pipeline.state import PipelineState
 from explorer.ui.session import page_job, window
+from explorer.ui.session.values import whole
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.elements import escape, last_failure, two_columns
 from explorer.ui.shared.model import model_row
@@ -41,13 +42,14 @@ from explorer.view.text import pipeline as words
 
 def page() -> None:
     """The whole page, top to bottom. The Explore page shares model, policy and options."""
-    split = pipeline_state.current()
-    page_job.attach(split.job, pipeline_work.REQUESTS)
-    page_job.settle(split.job, partial(pipeline_work.take, split))
-    pipeline_work.prepare(split)
-    graph = None if split.draft.predict else drafts.graph_of(split.draft)  # stages are priced by real steps
-    if graph is not None:
-        pipeline_state.absorb(split, graph)
+    with whole():
+        split = pipeline_state.current()
+        page_job.attach(split.job, pipeline_work.REQUESTS)
+        page_job.settle(split.job, partial(pipeline_work.take, split))
+        pipeline_work.prepare(split)
+        graph = None if split.draft.predict else drafts.graph_of(split.draft)  # stages are priced by real steps
+        if graph is not None:
+            pipeline_state.absorb(split, graph)
 
     slot = st.container()
     left, right = two_columns("pipeline_results")

@@ -6,6 +6,7 @@ import io
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import streamlit as st
 
@@ -54,9 +55,8 @@ class Results:
 def result_tabs(results: Results, split: PipelineState) -> None:
     """Draws the tabs; hidden tabs are not computed. An older run has a mark; a new plan shows its prediction."""
     run = results.run
-    if run is not None and run.failure is not None and _failed(run):
-        split.shown = None
-        st.rerun()
+    if run is not None and run.failure is not None:
+        _failed(run, close=partial(setattr, split, "shown", None))
     names = ["Schedule", "Memory", "Gradients", "Calls", "Hazards", "Files"]
     tabs = st.tabs(
         [f"{name} ({len(results.hazards)})" if name == "Hazards" else name for name in names],
@@ -77,14 +77,14 @@ def result_tabs(results: Results, split: PipelineState) -> None:
                 body()
 
 
-def _failed(run: PipelineRun) -> bool:
-    """A run without a result, its rank named; returns whether a person closed it."""
+def _failed(run: PipelineRun, close: Callable[[], None]) -> None:
+    """Draws a run without a result, its rank named; `close` ends that."""
     assert run.failure is not None, "asked of failed runs only"
     if run.failed_rank is not None:
         st.markdown(
             f":red-badge[:material/error: rank {run.failed_rank}] ended this run; the other ranks were stopped."
         )
-    return failure_panel(run.failure, key="pipeline_run_failed")
+    failure_panel(run.failure, key="pipeline_run_failed", close=close)
 
 
 def _schedule(results: Results) -> None:

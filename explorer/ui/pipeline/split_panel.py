@@ -25,7 +25,7 @@ from explorer.ui.pipeline.address import MOST_MICROBATCHES
 from explorer.ui.pipeline.state import PipelineState
 from explorer.ui.session import page_job
 from explorer.ui.session.repository import runs
-from explorer.ui.session.values import Bound, bound, select
+from explorer.ui.session.values import Bound, bound, select, whole
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.elements import escape
 from explorer.view.pipeline.headline import Figure
@@ -50,7 +50,8 @@ def cell(figure: Figure) -> Cell:
 
 def split_panel(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None) -> PipelinePlan:
     """Draws the controls; returns the drawn plan."""
-    _first_cut(split, graph, profile)
+    with whole():
+        _first_cut(split, graph, profile)
     stages = pipeline_state.stages_of(split, graph)
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="pipeline_plan"):
         field = bound("pipeline_stages", len(stages), lambda n: take_stages(split, graph, profile, n))

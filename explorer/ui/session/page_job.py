@@ -23,6 +23,7 @@ from explorer.record.base import Record
 from explorer.record.failure import Failure
 from explorer.ui.session import backend
 from explorer.ui.session.repository import runs
+from explorer.ui.session.values import whole
 
 Take = Callable[[Job], None]
 """Puts the result of a finished job onto its page."""
@@ -102,10 +103,11 @@ def settle(life: PageJob, take: Take) -> bool:
     job = running(life)
     if job is None or not job.finished:
         return False
-    forget(life)
-    life.failure, life.refused = job.failure, False
-    if job.failure is None:
-        take(job)
+    with whole():
+        forget(life)
+        life.failure, life.refused = job.failure, False
+        if job.failure is None:
+            take(job)
     return True
 
 
@@ -114,8 +116,9 @@ def take_part(life: PageJob, take: Take) -> bool:
     job = running(life)
     if job is None or job.part is None or job.part is life.part:
         return False
-    life.part = job.part
-    take(job)
+    with whole():
+        life.part = job.part
+        take(job)
     return True
 
 

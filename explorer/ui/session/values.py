@@ -12,13 +12,18 @@ value back, even from a closed popover.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
 import streamlit as st
+from streamlit.runtime.scriptrunner import ScriptRunner
 from streamlit.runtime.scriptrunner_utils.script_run_context import ThreadState, get_script_run_ctx
 
 T = TypeVar("T")
+GO_TO = "go_to"
+_is_whole = ContextVar("is_whole", default=False)
 
 
 def session_value(name: str, kind: type[T], first: Callable[[], T]) -> T:
@@ -82,3 +87,35 @@ def once_a_press(act: Callable[..., object]) -> Callable[..., None]:
             act(*arguments, **named)
 
     return pressed
+
+
+def go_to(page: str) -> None:
+    """Names the page that `navigation.main` shows next. A callback calls this function: a rerun may be overtaken."""
+    st.session_state[GO_TO] = page
+
+
+@contextmanager
+def whole() -> Iterator[None]:
+    """A context in which Streamlit does not end the rerun for a newer one: what it takes over is taken over whole."""
+    token = _is_whole.set(True)
+    try:
+        yield
+    finally:
+        _is_whole.reset(token)
+
+
+def finish_callbacks() -> None:
+    """Makes Streamlit end an overtaken rerun after its callbacks and outside `whole`.
+
+    Streamlit ends a rerun at its next st call, also before and within a callback. A press would be lost, or half of
+    its changes: the browser sends a press once.
+    """
+    end = ScriptRunner._maybe_handle_execution_control_request
+
+    def end_later(runner: ScriptRunner) -> None:
+        context = get_script_run_ctx(suppress_warning=True)
+        if context is None or (context.has_script_started and not _is_whole.get()):
+            end(runner)
+
+    if end.__name__ != end_later.__name__:
+        ScriptRunner._maybe_handle_execution_control_request = end_later  # type: ignore[method-assign, assignment]

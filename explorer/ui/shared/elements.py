@@ -6,6 +6,8 @@ Text is readable at 4.5:1 also where Streamlit would fade it: badges in captions
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import streamlit as st
@@ -62,7 +64,8 @@ def two_columns(key: str) -> tuple[DeltaGenerator, DeltaGenerator]:
     The results scroll in a box of the window's height, with the key `key`.
     """
     if window.narrow():
-        left, right = st.container(), st.container()
+        rows = st.container()  # columns are as deep: a fragment keeps its place, so that a click in it arrives
+        left, right = rows.container(), rows.container()
     else:
         left, right = st.columns([6, 8], gap="medium")
     return left, right.container(height="content" if window.narrow() else results_height(), border=False, key=key)
@@ -102,19 +105,19 @@ TITLES = {
 
 def last_failure(life: PageJob, *, key: str) -> None:
     """Draws the failure of the last job or input, until the next job starts or a person closes the panel."""
-    if life.failure is not None and failure_panel(life.failure, key=key, title=REFUSED if life.refused else ""):
-        life.failure = None
-        st.rerun()
+    if life.failure is not None:
+        close = partial(setattr, life, "failure", None)
+        failure_panel(life.failure, key=key, title=REFUSED if life.refused else "", close=close)
 
 
-def failure_panel(failure: Failure, *, key: str, title: str = "") -> bool:
+def failure_panel(failure: Failure, *, key: str, title: str = "", close: Callable[[], None] | None = None) -> None:
     """Draws request, cause, next step and traceback under `title`, or under the title of the failure's kind.
 
-    Returns whether a person closed the panel.
+    A press on its button calls `close`; without `close` there is no button.
     """
     calm = failure.kind == "cancelled"
     with st.container(border=True, gap="xsmall", key=f"failure_{key}"):
-        words, close = st.columns([8, 1], vertical_alignment="top")
+        words, corner = st.columns([8, 1], vertical_alignment="top")
         with words:
             colour, icon = ("gray", "block") if calm else ("red", "error")
             st.markdown(f":{colour}[:material/{icon}: **{title or TITLES[failure.kind]}**]")
@@ -124,9 +127,9 @@ def failure_panel(failure: Failure, *, key: str, title: str = "") -> bool:
                 st.text(f"Asked for {mib(failure.asked_bytes)}, free were {mib(failure.free_bytes)}.")
             if failure.hint:
                 st.text(failure.hint)
-        with close:
-            closed = st.button("Close", icon=":material/close:", key=f"close_{key}", type="tertiary")
+        if close is not None:
+            icon = ":material/close:"
+            corner.button("Close", icon=icon, key=f"close_{key}", type="tertiary", on_click=close)
         if failure.traceback and not calm:
             with st.expander("Traceback", key=f"traceback_{key}"):
                 st.code(failure.traceback, language="python")
-    return closed

@@ -16,6 +16,7 @@ import streamlit as st
 from explorer.jobs.client import Job
 from explorer.ui.session import page_job
 from explorer.ui.session.page_job import PageJob, Take
+from explorer.ui.session.values import whole
 from explorer.ui.shared.elements import escape, on_primary
 
 RUN_WIDTH = 140
@@ -88,10 +89,11 @@ def _bar(life: PageJob, bar: RunBar) -> None:
 
 def _start(life: PageJob, bar: RunBar) -> None:
     """An old failure leaves the page, a new one comes onto it: that draws the whole page."""
-    life.requested = False
     failed = life.failure is not None
-    bar.absorb()
-    bar.start()
+    with whole():
+        life.requested = False
+        bar.absorb()
+        bar.start()
     if failed or life.failure is not None:
         st.rerun()
 

@@ -15,7 +15,7 @@ from explorer.record.graph import ModelRef
 from explorer.record.measurement import Measurement
 from explorer.record.policy import RunningStats
 from explorer.ui.session import backend
-from explorer.ui.session.values import once_a_press, session_value
+from explorer.ui.session.values import go_to, once_a_press, session_value
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.draft import Draft
 from explorer.ui.shared.elements import escape, small_text
@@ -239,6 +239,8 @@ def _open(model: ModelRef, on_page: OnPage, choose_model: Callable[[ModelRef], N
 
 
 def _go(label: str, act: Callable[[], None], *, key: str = "tour_open", page: str = "explore") -> None:
-    if st.button(label, key=key, icon=":material/open_in_new:"):
+    def pressed() -> None:
         act()
-        st.switch_page(st.session_state["pages"][page])
+        go_to(page)
+
+    st.button(label, key=key, icon=":material/open_in_new:", on_click=once_a_press(pressed))

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+from zlib import crc32
 
 import plotly.graph_objects as go
 
+from explorer.record.base import to_json
 from explorer.record.policy import Policy
 from explorer.view.drawing.colours import CURSOR, RECOMPUTE, RUN_COLOURS
 from explorer.view.drawing.figure import Chart, bold, empty, figure
@@ -49,9 +51,14 @@ class Mark:
     measured: bool = False
     counts: CostWord = "time"
 
+    @property
+    def id(self) -> str:
+        """Name of the policy in a click, which may come from an earlier chart: plans arrive while a person looks."""
+        return f"{crc32(to_json(self.policy)):08x}"
+
 
 def front_chart(marks: Sequence[Mark], *, budget_bytes: int | None = None) -> Chart:
-    """Every mark's customdata is its place in `marks`."""
+    """Every mark's customdata starts with its id."""
     question, answer, word = "How much time does less memory cost?", _answer(marks, budget_bytes), _word(marks)
     fig = empty(question, "No plan was found yet.")
     if marks:
@@ -59,7 +66,7 @@ def front_chart(marks: Sequence[Mark], *, budget_bytes: int | None = None) -> Ch
         most = max(mark.peak_bytes for mark in marks)
         unit, unit_name = byte_axis(most)
         for kind in NAMES:
-            if of_kind := [(place, mark) for place, mark in enumerate(marks) if mark.kind == kind]:
+            if of_kind := [mark for mark in marks if mark.kind == kind]:
                 fig.add_trace(_trace(kind, of_kind, unit))
         line = budget_bytes if budget_bytes is not None and budget_bytes <= 1.2 * most else None
         if line is not None:
@@ -90,15 +97,14 @@ def front_chart(marks: Sequence[Mark], *, budget_bytes: int | None = None) -> Ch
     )
 
 
-def _trace(kind: Kind, placed: Sequence[tuple[int, Mark]], unit: int) -> go.Scatter:
-    marks = [mark for _, mark in placed]
+def _trace(kind: Kind, marks: Sequence[Mark], unit: int) -> go.Scatter:
     spreads = [(mark.spread if mark.measured else None) or 0.0 for mark in marks]
     return go.Scatter(
         x=[mark.peak_bytes / unit for mark in marks],
         y=[mark.time_ratio for mark in marks],
         name=NAMES[kind],
         mode="lines+markers" if kind == "plan" else "markers",
-        customdata=[[place, *_hover(mark)] for place, mark in placed],
+        customdata=[[mark.id, *_hover(mark)] for mark in marks],
         hovertemplate=bold("%{customdata[1]}") + "\n%{customdata[2]}\n%{customdata[3]}",
         line={"width": 1.5, "color": COLOURS[kind], "shape": "hv"},
         marker={

@@ -16,6 +16,7 @@ from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.policy.file import evidence_of
 from explorer.record import Failure
 from explorer.record.ranks import Ranks
+from explorer.ui.explore.memory import OF_BASELINE, OF_CANDIDATE, picked_event
 from explorer.ui.session import backend, repository
 from explorer.ui.session.address import to_query
 from explorer.ui.shared import draft as drafts
@@ -273,6 +274,8 @@ def test_the_fullest_of_the_predicted_ranks_is_drawn_and_all_stand_below(app: Ap
     assert "changed options] predict on, 8 ranks, FSDP2 x 8" in words(at)
     collectives, bars = (json.loads(chart.proto.spec) for chart in at.get("plotly_chart")[:2])
     (marks,) = [trace for trace in collectives["data"] if trace["name"] == "all-gather (6)"]
+    assert picked_event(marks["customdata"][0], OF_BASELINE) is None, "a click on a collective picks no event"
+    assert picked_event(["run", 7], OF_CANDIDATE) == ("candidate", 7) and picked_event(None, OF_BASELINE) is None
     assert len(marks["x"]) == 6 and marks["customdata"][3] == ["1.0 MiB", "forward of blocks.3", "0.9 MiB"]
     assert bars["data"][0]["y"] == ["ranks 0 to 6", "rank 7"]
     (calls,) = [table.value for table in at.dataframe if "collective" in table.value]

@@ -21,7 +21,7 @@ from explorer.errors import UnreadableFile
 from explorer.record import ModelRef, Policy, RunSpec
 from explorer.ui.session import backend, values
 from explorer.ui.session.address import LIMIT, from_query, to_query
-from explorer.ui.session.values import bound, once_a_press, session_value
+from explorer.ui.session.values import bound, finish_callbacks, once_a_press, session_value
 from explorer.ui.shared.draft import Draft
 from tests.ui.page_driver import widget
 
@@ -220,3 +220,36 @@ def test_a_press_that_a_timer_brings_along_counts_in_its_own_rerun_alone(
     monkeypatch.setattr(values.ThreadState, "get", lambda: SimpleNamespace(fragment_id="desk"))
     once_a_press(presses.append)(1)
     assert len(presses) == counts
+
+
+def overtaken_page() -> None:
+    import streamlit as st
+    from streamlit.runtime.scriptrunner import RerunData, get_script_run_ctx
+
+    from explorer.ui.session.values import whole
+
+    runs = st.session_state.setdefault("runs", [])
+    runs.append("run")
+
+    def step(name: str) -> None:
+        """A newer press arrives, and the page goes on to its next st call."""
+        context = get_script_run_ctx()
+        context.script_requests.request_rerun(RerunData(page_script_hash=context.page_script_hash))
+        st.query_params["step"] = name
+        runs.append(name)
+
+    st.button("Press", key="press", on_click=lambda: (step("half a press"), step("press")))
+    if runs[-2:] == ["press", "run"]:
+        with whole():
+            step("half a result")
+            step("result")
+        step("after it")
+
+
+def test_a_newer_press_ends_no_callback_and_nothing_that_is_taken_over_whole() -> None:
+    finish_callbacks()
+    at = AppTest.from_function(overtaken_page).run()
+    at.button(key="press").click().run()
+    assert not at.exception
+    ends = ["half a press", "press", "run", "half a result", "result", "run"]
+    assert at.session_state["runs"] == ["run", *ends], "each step but the last asks Streamlit to end the rerun"

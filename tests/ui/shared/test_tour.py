@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from streamlit.testing.v1 import AppTest
 
 from explorer.plan.challenges import CHALLENGES
 from explorer.record.policy import Policy
+from explorer.ui.explore import page
+from explorer.ui.pipeline import work as pipeline_work
 from explorer.ui.shared.tour import GPT, Tour
 from explorer.view.text.lab import STEPS
 from tests.ui.page_driver import App, press, say, settle, texts, widget
@@ -82,6 +85,21 @@ def test_a_step_offers_what_is_not_open_already(app: App) -> None:
     about = [challenge for challenge in CHALLENGES.values() if challenge.model == GPT]
     assert len(offers("challenge")) == len(CHALLENGES) - len(about) > 0
     assert about and all(challenge.hint in texts(at) for challenge in about), "a hint needs no run"
+
+
+def test_a_page_opens_though_the_rerun_of_the_press_ends_before_its_button(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a plan arrives, or a run ends, while the page is drawn for the press."""
+    at = app()
+    at.session_state["tour"] = Tour(at=[step.key for step in STEPS].index("split"), offered=False)
+    settle(at.run())
+    ends = [True]
+    monkeypatch.setattr(page, "outdated", lambda n_units: bool(ends) and ends.pop())
+    monkeypatch.setattr(pipeline_work, "prepare", lambda split: None)
+    at.button(key="tour_open").click().run()
+    assert not at.exception and "pipeline" in at.session_state, "the Pipeline page was drawn"
+    assert "go_to" not in at.session_state
 
 
 def test_while_the_model_is_read_the_question_waits_and_says_so(app: App) -> None:
