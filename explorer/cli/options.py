@@ -81,11 +81,7 @@ class ModelOptions:
 
         Raises BadInput for a `--set` that is not NAME=VALUE.
         """
-        pairs = [text.partition("=") for text in self.arguments or ()]
-        wrong = ["".join(pair) for pair in pairs if not pair[1] or not pair[0]]
-        if wrong:
-            raise BadInput(f"--set takes NAME=VALUE and got {', '.join(wrong)}.", hint="For example --set n_layers=6.")
-        arguments = {name: _value(value) for name, _, value in pairs}
+        arguments = {name: _value(value) for name, value in set_pairs(self.arguments).items()}
         weights = "" if self.weights is None else str(self.weights.resolve())
         size = self.size or default_size(sizes_of(target))
         return ModelRef(target=target, size=size, arguments=arguments, weights=weights)
@@ -283,6 +279,14 @@ def chosen_file(worker: Worker, name: str, spec: RunSpec, *, without_data: bool 
     if name == "keep-all":
         return PolicyFile(policy=KEEP_ALL)
     return file_on(name, describe(worker, spec, without_data=without_data))
+
+
+def set_pairs(texts: list[str] | None) -> dict[str, str]:
+    """`["p=0.3"]` as `{"p": "0.3"}`. Raises BadInput that names every text that is not NAME=VALUE."""
+    pairs = [text.partition("=") for text in texts or ()]
+    if wrong := ["".join(pair) for pair in pairs if not pair[1] or not pair[0]]:
+        raise BadInput(f"--set takes NAME=VALUE and got {', '.join(wrong)}.", hint="For example --set n_layers=6.")
+    return {name: value for name, _, value in pairs}
 
 
 def _value(text: str) -> int | float | str | bool:

@@ -39,6 +39,7 @@ from explorer.view.text.pipeline import cap_outcome, within_cap
 from explorer.view.text.plan import in_words
 from explorer.view.text.runs import alive_rows, card_rows, history_notes, history_rows, refusal_rows, what_failed
 
+_PEAK = "peak: of forward and backward; the optimizer's state, counted, comes on top."
 _TONES = {"good": "green", "bad": "red", "neutral": "default"}
 _VERDICTS = {
     "bitwise equal": "green",
@@ -230,11 +231,6 @@ def _distance(diff: TensorDiff) -> str:
     return distance_in_words(diff) + largest
 
 
-def names_in_short(blocks: tuple[str, ...]) -> str:
-    """Up to four names, else the first name, the last name and the count."""
-    return ", ".join(blocks) if len(blocks) <= 4 else f"{blocks[0]} ... {blocks[-1]} ({count(len(blocks), 'block')})"
-
-
 def print_pipeline(run: PipelineRun, joint: JointPlan | None = None) -> None:
     """To stdout; `joint` is the plan that chose cuts and policy, if one did."""
     console = answer_console()
@@ -257,7 +253,7 @@ def print_pipeline(run: PipelineRun, joint: JointPlan | None = None) -> None:
         peaks = memory_chart(run.memory, predicted.memory if predicted else ()).rows()
         console.print(table_of({"rank": row["rank"], "stages": of} | row for of, row in zip(stages, peaks)))
         console.print(table_of(rank_table(run.timing, predicted)))
-        console.print("  [dim]peak: of forward and backward; the optimizer's state, counted, comes on top.[/]\n")
+        console.print(f"  [dim]{_PEAK}[/]\n")
     if joint is not None and (outcome := cap_outcome(run, joint)):
         console.print(f"  [{'green' if within_cap(run, joint) else 'bold red'}]{escape(outcome)}[/]\n")
     if run.gradients:
@@ -278,8 +274,7 @@ def print_ranks_of_pipeline(plan: PipelinePlan, memory: Sequence[RankMemory], n_
     console.print(
         table_of({"rank": row["rank"], "first and last block": blocks[str(row["rank"])]} | row for row in rows)
     )
-    console.print("  [dim]peak: of forward and backward; the optimizer's state, counted, comes on top.[/]")
-    console.print("  [dim]Priced on a real microbatch of this machine, block by block.[/]\n")
+    console.print(f"  [dim]{_PEAK}[/]\n  [dim]Priced on a real microbatch of this machine, block by block.[/]\n")
 
 
 def _truth_table(run: PipelineRun) -> Table:

@@ -12,11 +12,11 @@ from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, answer_console, print_json, say, verb
 from explorer.cli.options import ConditionOptions, ModelOptions, PolicyPath, check_frozen, describe, say_source
-from explorer.cli.report import names_in_short
 from explorer.cli.worker import check_writable, print_or_write, worker
 from explorer.errors import BadInput, InvalidPolicy
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.imports import read_policy
+from explorer.plan.names import listed
 from explorer.plan.policy import file as policy_file
 from explorer.plan.why.caveats import why_not_predicted
 from explorer.record.graph import Hazard, ModelGraph
@@ -24,6 +24,7 @@ from explorer.record.plan import Forecast
 from explorer.record.policy import KEEP_ALL
 from explorer.record.run import RunSpec
 
+MOST_NAMED = 4
 _SEVERITIES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 
@@ -88,7 +89,7 @@ def print_hazards(policy_path: str, graph: ModelGraph, stale: str, hazards: tupl
         colour = _SEVERITIES[hazard.severity]
         console.print(
             f"  [{colour}]{hazard.severity:<8}[/] [bold]{escape(hazard.rule)}[/]  "
-            f"[dim]{escape(names_in_short(hazard.blocks))}[/]"
+            f"[dim]{escape(listed(hazard.blocks, MOST_NAMED))}[/]"
         )
         for line in textwrap.wrap(hazard.sentence, 96) + textwrap.wrap(hazard.remedy, 96):
             console.print(f"           {escape(line)}")

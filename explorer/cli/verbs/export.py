@@ -13,12 +13,8 @@ from explorer.cli.command import DIFFERENT, FIT_COLOURS, Output, print_json, say
 from explorer.cli.options import Out, PolicyPath
 from explorer.cli.worker import print_or_write
 from explorer.plan.export.formats import FORMATS, exported
-from explorer.plan.names import listed
 from explorer.plan.policy import file as policy_file
-from explorer.record.policy_file import Export
-
-MOST_NAMED = 40
-_CHECKED = {"executed": "such exports are run in the tests", "grammar": "held against its documents, not run"}
+from explorer.view.text.plan import CHECKED, export_sentences
 
 
 @verb
@@ -39,20 +35,10 @@ def export(
         print_json(form)
     elif form.text:
         print_or_write(form.text, out)
-    _tell(form)
+    say(f"[{FIT_COLOURS[form.fit]}]{form.fit}[/] in {escape(form.written_for)} ({CHECKED[form.checked]})")
+    for sentence in export_sentences(form):
+        say(escape(sentence))
     if as_run is not None and form.as_run is not None:
         print_or_write(policy_file.dumps(msgspec.structs.replace(file, policy=form.as_run, evidence=None)), as_run)
     if form.fit == "not expressible":
         raise typer.Exit(DIFFERENT)
-
-
-def _tell(form: Export) -> None:
-    """Writes to stderr the fit of the policy, the recomputed blocks and the reasons."""
-    say(f"[{FIT_COLOURS[form.fit]}]{form.fit}[/] in {escape(form.written_for)} ({_CHECKED[form.checked]})")
-    if form.recomputed is not None and form.fit != "not expressible":
-        names = listed([fqn or "the model" for fqn in form.recomputed], MOST_NAMED)
-        say(f"It recomputes {escape(names) or 'nothing'}.")
-    for sentence in form.reasons:
-        say(escape(sentence))
-    for sentence in form.notes:
-        say(f"[dim]{escape(sentence)}[/]")

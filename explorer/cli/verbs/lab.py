@@ -10,8 +10,8 @@ import typer
 from rich.markup import escape
 
 from explorer.cli.command import Output, answer_console, print_json, table_of, verb
+from explorer.cli.options import set_pairs
 from explorer.cli.worker import ask, worker
-from explorer.errors import BadInput
 from explorer.jobs.protocol import RunLab
 from explorer.plan.lessons import lesson_called, lessons, settings
 from explorer.record.graph import ModelRef
@@ -37,7 +37,7 @@ def lab(output: Output, name: Name = None, model: LabModel = None, set: Switches
         _list(output)
         return
     lesson = lesson_called(name)
-    chosen = settings(lesson, switches_from(set or []))
+    chosen = settings(lesson, set_pairs(set))
     with worker() as engine:
         ref = None if model is None else ModelRef(target=model)
         outcome = ask(engine, RunLab(name=name, switches=chosen, device=device, model=ref))
@@ -45,14 +45,6 @@ def lab(output: Output, name: Name = None, model: LabModel = None, set: Switches
         print_json(outcome)
     else:
         _print(lesson, outcome)
-
-
-def switches_from(texts: list[str]) -> dict[str, str]:
-    """`["p=0.3"]` -> `{"p": "0.3"}`. Raises BadInput that names every text without an equals sign."""
-    wrong = [text for text in texts if "=" not in text]
-    if wrong:
-        raise BadInput(f"--set was given {', '.join(map(repr, wrong))}.", hint="Write --set SWITCH=VALUE.")
-    return dict(text.split("=", 1) for text in texts)
 
 
 def _list(output: Output) -> None:

@@ -112,7 +112,6 @@ def sides(
     baseline: tuple[str, Gradients],
     runs: Mapping[str, Callable[[], Gradients]],
     figures: Callable[[Gradients | Raised], Sequence[LabFigure]] = lambda result: (),
-    reference: Gradients | None = None,
 ) -> tuple[LabRow, ...]:
     """A row for the baseline, and a row for each of `runs`, compared with it; a run may raise.
 
@@ -123,7 +122,7 @@ def sides(
     for done, (label, run) in enumerate(runs.items()):
         bench.tell(label, done, len(runs))
         result = attempt(run)
-        rows.append(compared_row(label, expected, result, *figures(result), reference=reference))
+        rows.append(compared_row(label, expected, result, *figures(result)))
     return tuple(rows)
 
 

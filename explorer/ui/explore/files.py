@@ -14,12 +14,11 @@ from explorer.plan.export.formats import FORMATS, exported
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.imports import read_policy
 from explorer.plan.imports.read_policy import POLICY_FILE, SUFFIXES
-from explorer.plan.names import listed
 from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.file import evidence_of
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
-from explorer.record.policy_file import Export, PolicyFile, Reading
+from explorer.record.policy_file import PolicyFile, Reading
 from explorer.ui.explore import work
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.session import backend, page_job
@@ -28,14 +27,11 @@ from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.download import Offer, download, report_button, trace_buttons
 from explorer.ui.shared.elements import escape, small_text
 from explorer.view.compare.headline import doubt, warning_lines
+from explorer.view.text.plan import CHECKED, export_sentences
 
 LARGEST_POLICY = 1_000_000
 """Largest policy file that is read, in bytes."""
 COLOURS = {"exact": "green", "approximated": "orange", "not expressible": "red"}
-CHECKED = {
-    "executed": "A test runs such exports and counts what ran again.",
-    "grammar": "Written after its documents; no test could run it.",
-}
 MOST_NAMED = 12
 
 
@@ -75,8 +71,9 @@ def _export(state: ExploreState, graph: ModelGraph, file: PolicyFile, warning: s
     except ExplorerError as error:
         small_text(f"{error} {error.hint or ''}".strip())
         return
-    for sentence in sentences(form):
-        small_text(sentence)
+    small_text(f":{COLOURS[form.fit]}-badge[{form.fit}] in {form.written_for} ({CHECKED[form.checked]})")
+    for sentence in export_sentences(form, MOST_NAMED):
+        small_text(escape(sentence))
     if form.text:
         suffix = FORMATS[target].suffix
         text = (warning if suffix in (".py", ".yaml") else "") + form.text
@@ -92,15 +89,6 @@ def _export(state: ExploreState, graph: ModelGraph, file: PolicyFile, warning: s
             width="stretch",
             help="As a policy that Run measures; undo brings yours back.",
         )
-
-
-def sentences(form: Export) -> list[str]:
-    """Markdown: the fit, the blocks, the losses, the notes."""
-    lines = [f":{COLOURS[form.fit]}-badge[{form.fit}] in {form.written_for}. {CHECKED[form.checked]}"]
-    if form.recomputed is not None and form.fit != "not expressible":
-        names = listed([f"`{fqn}`" if fqn else "the model" for fqn in form.recomputed], MOST_NAMED)
-        lines.append(f"It recomputes {names or 'nothing'}.")
-    return [*lines, *form.reasons, *form.notes]
 
 
 def _take_upload(state: ExploreState, graph: ModelGraph) -> None:

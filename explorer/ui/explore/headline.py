@@ -14,7 +14,7 @@ from explorer.ui.explore.view import Freshness, View
 from explorer.ui.figure_strip import Cell
 from explorer.ui.shared.elements import escape
 from explorer.view.compare.headline import Headline, bytes_headline, danger, errors, headlines
-from explorer.view.drawing.units import NOT_MEASURED, count, mib, percent, time_ratio
+from explorer.view.drawing.units import NOT_MEASURED, count, median_ms, mib, percent, time_ratio
 from explorer.view.text import explore as glossary
 
 MEASURED: tuple[Origin, ...] = ("measured",)
@@ -185,15 +185,11 @@ def _time(base: Measurement | None, forecast: Forecast, of_base: str) -> Headlin
     if median is None:
         return Headline(key="time_ratio", value=NOT_MEASURED, delta=PRESS)
     if ratio is None:
-        return Headline(key="time_ratio", value=_ms(median), delta=of_base, origin=MEASURED)
+        return Headline(key="time_ratio", value=median_ms(median), delta=of_base, origin=MEASURED)
     return Headline(
         key="time_ratio",
         value=f"≈ {time_ratio(ratio, forecast.time_ratio_spread)}",
-        delta=f"≈ {_ms(ratio * median)}",
+        delta=f"≈ {median_ms(ratio * median)}",
         origin=PREDICTED,
         tooltip=f"{glossary.HEADLINES['time_ratio']} {glossary.TIME_PREDICTED}",
     )
-
-
-def _ms(median: float) -> str:
-    return f"{median:,.0f} ms" if median >= 10 else f"{median:.2f} ms"

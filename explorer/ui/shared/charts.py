@@ -29,12 +29,12 @@ def made_once(make: Callable[[], T], *of: object) -> T:
     return result
 
 
-def draw(chart: Chart, *, key: str, height: int | None = None, act: Callable[[Any], None] | None = None) -> None:
+def draw(chart: Chart, *, key: str, act: Callable[[Any], None] | None = None) -> None:
     """Picture, words and table of `chart`; the table is folded in below it.
 
     A click calls `act` with the point's customdata, once: later reruns do not repeat it.
     """
-    picture(chart, key=key, height=height, act=act)
+    picture(chart, key=key, act=act)
     twin(chart, key=key)
 
 

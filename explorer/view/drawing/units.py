@@ -64,6 +64,11 @@ def milliseconds(samples: Samples | None) -> str:
     return f"{median:,.{digits}f} ± {spread:,.{digits}f} ms"
 
 
+def median_ms(ms: float) -> str:
+    """`531 ms`, `1.23 ms`: a time without its spread."""
+    return f"{ms:,.0f} ms" if ms >= 10 else f"{ms:.2f} ms"
+
+
 def percent(share: float | None, *, signed: bool = False) -> str:
     """0.217 as `21.7 %`, `+21.7 %` when signed; whole numbers from ten percent on when they are signed."""
     if share is None:

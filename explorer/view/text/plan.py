@@ -6,11 +6,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from explorer.plan.card.cards import capacity_bytes
-from explorer.plan.names import operator_word, some
+from explorer.plan.names import listed, operator_word, some
 from explorer.record.card import CardMemory
 from explorer.record.graph import ModelGraph
 from explorer.record.plan import Forecast, Plan
 from explorer.record.policy import Action, Policy, Unit
+from explorer.record.policy_file import Export
 from explorer.view.drawing.units import change, count, mib, percent
 
 EXAMPLES, EXAMPLES_ON_CARD = "60 MiB, 50 %, +10 % time", "card, 60 MiB, 50 %"
@@ -143,6 +144,19 @@ def _units(units: Sequence[Unit]) -> str:
 def _counted(fqn: str) -> list[tuple[bool, int, str]]:
     """Sort key that puts `blocks.9` before `blocks.10`."""
     return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in fqn.split(".")]
+
+
+CHECKED = {"executed": "such exports are run in the tests", "grammar": "held against its documents, not run"}
+"""How a target's exports are checked."""
+
+
+def export_sentences(form: Export, most_named: int = 40) -> list[str]:
+    """The blocks that the other program recomputes, what is lost on the way there, and notes."""
+    sentences = [*form.reasons, *form.notes]
+    if form.recomputed is None or form.fit == "not expressible":
+        return sentences
+    names = listed([fqn or "the model" for fqn in form.recomputed], most_named)
+    return [f"It recomputes {names or 'nothing'}.", *sentences]
 
 
 def expected(forecast: Forecast, baseline_peak_bytes: int | None) -> str:

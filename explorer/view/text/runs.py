@@ -18,7 +18,7 @@ from explorer.record.failure import Failure
 from explorer.record.history import DeviceHistory, SimulatedHistory
 from explorer.record.measurement import Measurement, Refused
 from explorer.record.run import RunSpec
-from explorer.view.drawing.units import NOT_MEASURED, count, flops, mib, milliseconds, percent, time_ratio
+from explorer.view.drawing.units import NOT_MEASURED, count, flops, median_ms, mib, milliseconds, percent, time_ratio
 
 
 def figures_of(run: Measurement) -> dict[str, str]:
@@ -48,7 +48,7 @@ def stored_time(headlines: Mapping[str, Any]) -> str:
     if (ratio := headlines.get("time_ratio")) is not None:
         return time_ratio(ratio, headlines.get("time_ratio_spread"))
     if (ms := headlines.get("step_ms")) is not None:
-        return f"{ms:,.0f} ms" if ms >= 10 else f"{ms:.2f} ms"
+        return median_ms(ms)
     return ""
 
 

@@ -8,7 +8,8 @@ from explorer.errors import ExplorerError
 from explorer.plan.export.formats import FORMATS, exported
 from explorer.plan.policy import file as policy_file
 from explorer.record import Policy
-from explorer.ui.explore.files import policy_text, sentences, take_policy
+from explorer.ui.explore.files import policy_text, take_policy
+from explorer.view.text.plan import export_sentences
 from tests import graphs
 from tests.ui.page_driver import ALL, GRAPH, App, figures, graph_data, press, say, settle, spec, texts, upload, widget
 
@@ -33,8 +34,8 @@ def test_every_target_answers_in_sentences(target: str) -> None:
         with pytest.raises(ExplorerError, match="holds no pipeline plan"):
             exported(file, target)
         return
-    first = sentences(exported(file, target))[0]
-    assert any(f"badge[{fit}]" in first for fit in ("exact", "approximated", "not expressible"))
+    form = exported(file, target)
+    assert export_sentences(form)[0].startswith("It recomputes " if form.fit != "not expressible" else form.reasons[0])
 
 
 def test_what_a_target_really_does_is_drawn_and_undone(app: App) -> None:
