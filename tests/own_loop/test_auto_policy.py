@@ -238,7 +238,6 @@ def test_a_segment_that_the_model_refuses_is_struck_and_the_step_planned_again(c
     def step() -> None:
         model(x).square().mean().backward()
 
-    gc.collect()
     # Bytes that earlier tests of this process hold count as input: the share is one of what the step adds,
     # and so near to what blocks alone reach that a plan with segments is cheaper whatever the clock says.
     with explorer.record_step(model) as run:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import resource
 import signal
@@ -288,7 +287,6 @@ def test_a_process_that_is_killed_while_it_writes_leaves_no_half_written_file(tm
 
 def steps_of(*, keeps_output: bool) -> list[RecordedStep]:
     """Three recorded steps. The output stays in a variable of the loop, or dies in backward."""
-    gc.collect()  # tensors that other tests left alive count as inputs
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, 4096), nn.Tanh(), nn.Linear(4096, 512))
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
