@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from explorer.engine.bench.bench import Bench, Readings, bench_of
 from explorer.engine.bench.checkpoint_cost import checkpoint_cost, warm_checkpoint
-from explorer.engine.bench.recording import record, recording_of, tracker_of
+from explorer.engine.bench.recording import Watch, record, recording_of, tracker_of, under_tracker
 from explorer.engine.bench.releases import watch_releases, with_releases
 from explorer.engine.bench.step import (
     OnPhase,
@@ -217,14 +217,19 @@ class Session:
         self._meter.part(Measurement(spec=spec, environment=where, graph=self._graph))
         self._meter("preparing the step")
 
-    def record(self, recorded: Callable[[Measurement], None] = lambda run: None) -> None:
-        """Records each run; `recorded` gets a run as soon as it has its timeline. A failure is part of the result."""
+    def record(self, recorded: Callable[[Measurement], None] = lambda run: None, watch: Watch = under_tracker) -> None:
+        """Records each run; `recorded` gets a run as soon as it has its timeline. A failure is part of the result.
+
+        `watch` watches the warm-up of the last run.
+        """
         warm_checkpoint(self._device.torch)
         names = ("baseline: ", "candidate: ") if len(self._specs) > 1 else ("",)
-        self._recorded = [
-            replace(record(spec, self._loaded, self._device, self._meter.named(name), recorded), graph=self._graph)
-            for spec, name in zip(self._specs, names)
-        ]
+        watches = (*[under_tracker] * (len(names) - 1), watch)
+        runs = (
+            record(spec, self._loaded, self._device, self._meter.named(name), recorded, watch_)
+            for spec, name, watch_ in zip(self._specs, names, watches)
+        )
+        self._recorded = [replace(run, graph=self._graph) for run in runs]
         self._readings = [Readings(failure=run.failure) for run in self._recorded]
 
     def time(self, begun: BegunSteps | None = None) -> None:

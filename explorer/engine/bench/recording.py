@@ -10,7 +10,7 @@ import warnings
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import cached_property
 from typing import Any, Self
 
@@ -23,7 +23,7 @@ from explorer.engine.bench.attribution import Attribution, attribute, block_cost
 from explorer.engine.bench.bench import bench_of
 from explorer.engine.bench.memory import bytes_before_step, gradients, memory_limit, optimizer_tensors, trainee_tensors
 from explorer.engine.bench.releases import watch_releases, with_releases
-from explorer.engine.bench.step import Trainee, prepare, run_step, segment_heads
+from explorer.engine.bench.step import OnPhase, Trainee, ignore, prepare, run_step, segment_heads
 from explorer.engine.bench.timeline import as_ints
 from explorer.engine.device.allocator import AllocatorLog, Probe, Refusal, clock_skew_ns, peak_bytes, take_probe
 from explorer.engine.device.device import Device
@@ -40,6 +40,9 @@ from explorer.record.failure import Failure, is_out_of_memory
 from explorer.record.measurement import AllocatorPeaks, Measurement
 from explorer.record.ranks import Collective
 from explorer.record.run import RunSpec
+
+Watch = Callable[[Trainee], tuple[AbstractContextManager[object], OnPhase]]
+"""The instrument around the first step of a trainee, and what the step announces its phases to."""
 
 CHANGES_THE_STEP = 0.005
 """Difference of the two peaks, as a share of the peak, above which a warning blames the tracker."""
@@ -136,17 +139,23 @@ def tracker_of(trainee: Trainee, older: Sequence[KnownTensor] = ()) -> Tracker:
     return Tracker(trainee.model, trainee.device, [*trainee_tensors(trainee), *older], segments=segments)
 
 
+def under_tracker(trainee: Trainee) -> tuple[Tracker, OnPhase]:
+    """A `Watch` that warms up what the recorded step runs."""
+    return tracker_of(trainee), ignore
+
+
 def record(
     spec: RunSpec,
     loaded: Loaded,
     device: Device,
     meter: Callable[[str], None],
     recorded: Callable[[Measurement], None] = lambda run: None,
+    watch: Watch = under_tracker,
 ) -> Measurement:
     """Records a step with both instruments after a warm-up, and a step with the allocator alone. No step is timed.
 
-    `recorded` gets the run with its timeline, before the second of these steps. Lack of memory and errors of the model
-    become `failure`. Mistakes of the caller raise.
+    `recorded` gets the run with its timeline, before the second of these steps. `watch` watches the warm-up, which has
+    to run under a dispatch mode. Lack of memory and errors of the model become `failure`. Mistakes of the caller raise.
     """
 
     def begin() -> tuple[Trainee, RngState]:
@@ -163,7 +172,7 @@ def record(
             warm = releases = None
             with _failures_in(failures):
                 meter("warming up")
-                warm, loss = first_step(device.release, begin, lambda ready: _watched_loss(ready[0], device))
+                warm, loss = first_step(device.release, begin, lambda ready: _first_loss(ready[0], device, watch))
                 run = replace(run, loss=loss)
                 warm[1].restore()
                 with memory_limit(device, warm[0]):  # else its holes of the heap would take in the recorded step
@@ -185,11 +194,11 @@ def record(
     return replace(run, warnings=tuple(dict.fromkeys(texts)), failure=failures[-1] if failures else None)
 
 
-def _watched_loss(trainee: Trainee, device: Device) -> float:
-    """Takes the first step under the tracker: it makes the optimizer's state and warms the kernels to be recorded."""
-    with tracker_of(trainee):
-        loss: float = bench_of(trainee, device).take()
-    return loss
+def _first_loss(trainee: Trainee, device: Device, watch: Watch) -> float:
+    """Takes the first step under a watch: it makes the optimizer's state and warms the kernels to be recorded."""
+    instrument, on_phase = watch(trainee)
+    with instrument, memory_limit(device, trainee):
+        return run_step(trainee, on_phase)
 
 
 def record_step(trainee: Trainee, device: Device, failures: list[Failure]) -> Recording:

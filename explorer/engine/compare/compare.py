@@ -8,10 +8,12 @@ from contextlib import nullcontext, suppress
 import msgspec
 
 from explorer.engine.bench.measure import BegunSteps, Meter, Session, n_reports, refuse_other_settings
-from explorer.engine.bench.step import forward_backward, prepare
+from explorer.engine.bench.recording import under_tracker
+from explorer.engine.bench.step import OnPhase, Trainee, forward_backward, prepare
 from explorer.engine.compare.judgement import judge_programs
 from explorer.engine.compare.probe import ProbeResult, probe
 from explorer.engine.compare.programs import SpecProgram
+from explorer.engine.compare.watched import RerunWatch
 from explorer.engine.device.memory_limit import without_page_faults
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load_for
@@ -25,7 +27,7 @@ from explorer.record.measurement import Measurement
 from explorer.record.plan import Report, silent
 from explorer.record.run import RunSpec
 
-_N_STAGES = 5
+_N_STAGES = 4
 
 
 def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report: Report = silent) -> Comparison:
@@ -44,13 +46,22 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
         loaded = load_for(baseline)
         program = SpecProgram(baseline, loaded)  # before any step, for it restores what steps of all copies share
         session = Session((baseline, candidate), loaded, meter)
-        session.record()
+        watches: list[RerunWatch] = []
+
+        def watch(trainee: Trainee) -> tuple[RerunWatch, OnPhase]:
+            watches.append(RerunWatch(trainee.model, candidate.policy))
+            return watches[-1], watches[-1].on_phase
+
+        shares_warm_up = full and candidate.policy.units and _as_in_training(candidate)
+        session.record(watch=watch if shares_warm_up and candidate.memory_limit_bytes is None else under_tracker)
         comparison, begun = _recorded(session), None
         with without_page_faults():
             if comparison.failure is None:
                 meter.part(comparison)
                 tf32 = tf32_kinds() if baseline.device == "cuda" else ()
                 comparison = msgspec.structs.replace(comparison, without_tf32=tf32)
+                comparison = watches[-1].added_to(comparison) if watches else comparison
+                watches.clear()
                 comparison, begun = _judged(comparison, program, probed, full=full, stage=meter)
                 meter.part(comparison)
             del program
@@ -64,18 +75,20 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
 def _judged(
     of: Comparison, program: SpecProgram, probed: ProbeResult, *, full: bool, stage: Callable[[str], None]
 ) -> tuple[Comparison, BegunSteps | None]:
-    """`of` with its evidence, and the judged steps if they ran as timed steps do.
-
-    On one thread of a CPU every kernel is deterministic, so judged steps run as in training.
-    """
+    """`of` with its evidence, and the judged steps if they ran as timed steps do."""
     spec, candidate = of.baseline.spec, program.under(of.candidate.spec)
-    as_in_training = spec.device == "cpu" and spec.n_threads == 1
+    as_in_training = _as_in_training(spec)
     kernels = nullcontext() if as_in_training else deterministic_kernels(strict=runs_strictly(spec))
     with kernels, without_tf32():
         judged = judge_programs(of, program, candidate, full=full, stage=stage)
     trainee = program.observed_trainee if as_in_training else None
     begun = None if trainee is None else BegunSteps(trainee, (program.readings, candidate.readings))
     return with_causes(probed.added_to(judged)), begun
+
+
+def _as_in_training(spec: RunSpec) -> bool:
+    """Whether judged steps run as in training: on one thread of a CPU every kernel is deterministic."""
+    return spec.device == "cpu" and spec.n_threads == 1
 
 
 def _recorded(session: Session) -> Comparison:

@@ -34,7 +34,7 @@ from explorer.engine.compare.outcome import (
 )
 from explorer.engine.compare.programs import Program, SpecProgram, StepProgram
 from explorer.engine.compare.reference import epsilon_of, float64_distance, reference
-from explorer.engine.compare.watched import DrawWatch, Forwards, StateAudit, forward_difference
+from explorer.engine.compare.watched import Forwards, RerunWatch, forward_difference
 from explorer.engine.state.state_diff import BEYOND, State, StateKey, leaves, same_state, short_text
 from explorer.engine.watch.checkpoint_error import failure_in_words
 from explorer.errors import Cancelled
@@ -85,9 +85,10 @@ def judge_programs(
     stage("candidate, for its gradients")
     try:
         cand = outcome_of(candidate.start(), full=full, lead=base)
-        stage("candidate, watched: masks and module state")
         if full and isinstance(candidate, SpecProgram) and candidate.spec.policy.units:
-            of = _watched(of, candidate)
+            if not of.masks_watched:
+                stage("candidate, watched: masks and module state")
+                of = _watched(of, candidate)
             if candidate.spec.policy.stops_early and any(mask.n_not_drawn_again for mask in of.masks):
                 again = outcome_of(candidate.without_early_stop().start(), full=False, like=base)
                 of = replace(of, equal_without_early_stop=same_gradients(base, again))
@@ -126,12 +127,11 @@ def _rerun(
 def _watched(of: Comparison, candidate: SpecProgram) -> Comparison:
     """`of` with masks and state changes at recompute, from a separate step of the candidate that is not compared."""
     candidate.start()
-    audit, draws = StateAudit(candidate.model), DrawWatch(candidate.model, candidate.spec.policy)
-    with draws:
-        forward_backward(candidate.trainee, audit.on_phase)
-    audit.close()
+    watch = RerunWatch(candidate.model, candidate.spec.policy)
+    with watch:
+        forward_backward(candidate.trainee, watch.on_phase)
     candidate.end()
-    return replace(of, masks=draws.masks, masks_watched=True, state_changes=tuple(audit.changes.values()))
+    return watch.added_to(of)
 
 
 def _of_steps(

@@ -28,7 +28,7 @@ from explorer.engine.model.plain_names import plain_modules
 from explorer.engine.state.state_diff import State, StateKey, read_state, same_state, short_text
 from explorer.engine.watch.scopes import BlockWatch, Frame
 from explorer.record.allocations import Phase
-from explorer.record.comparison import ForwardDiff, MaskDiff, StateChange
+from explorer.record.comparison import Comparison, ForwardDiff, MaskDiff, StateChange
 from explorer.record.policy import Policy
 
 _MASKS = (torch.ops.aten.bernoulli_, torch.ops.aten.bernoulli)
@@ -201,6 +201,24 @@ class StateAudit:
                     block=block, name=name, kind=kind,
                     after_forward=short_text(before.get(key)), after_backward=short_text(after.get(key)),
                 )  # fmt: skip
+
+
+class RerunWatch(DrawWatch):
+    """Watches masks and state changes in a step of `model` under `policy`, which announces its phases to `on_phase`."""
+
+    def __init__(self, model: nn.Module, policy: Policy) -> None:
+        super().__init__(model, policy)
+        self._audit = StateAudit(model)
+        self.on_phase = self._audit.on_phase
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)
+        self._audit.close()  # a step without an optimizer ends in its backward
+
+    def added_to(self, comparison: Comparison) -> Comparison:
+        """The comparison with what the step has shown."""
+        changes = tuple(self._audit.changes.values())
+        return replace(comparison, masks=self.masks, masks_watched=True, state_changes=changes)
 
 
 _ROUNDS = 256

@@ -185,14 +185,14 @@ def test_the_quick_form_still_finds_missing_poisoned_and_moved() -> None:
 
 
 class TestWholeCompare:
-    def test_it_records_judges_and_times_in_22_steps(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_it_records_judges_and_times_in_21_steps(self, monkeypatch: pytest.MonkeyPatch) -> None:
         heard: list[Progress] = []
         steps: list[object] = []
         monkeypatch.setattr(measure, "HOOKS_SHARE", math.inf)
         plain = step.gradients
         monkeypatch.setattr(step, "gradients", lambda *of: steps.append(of) or plain(*of))
         comparison = compare(*pair("dropout", run={"n_repeats": 5}), report=heard.append)
-        assert len(steps) <= 22, "whole steps in this process; the probe for hidden state has its own"
+        assert len(steps) <= 21, "whole steps in this process; the probe for hidden state has its own"
         recorded, judged = [from_msgpack(progress.part, Comparison) for progress in heard if progress.part]
         assert recorded.verdict == "not comparable" and judged.verdict == "bitwise equal" and not judged.baseline.times
         assert recorded.candidate.step_peak_bytes == judged.candidate.step_peak_bytes
@@ -207,6 +207,21 @@ class TestWholeCompare:
         assert comparison.candidate.by_fqn["1"].n_recompute == 1 and comparison.baseline.by_fqn["1"].n_recompute == 0
         assert all(0 <= progress.done <= progress.total for progress in heard)
         assert [progress.done for progress in heard] == sorted(progress.done for progress in heard)
+
+    @pytest.mark.parametrize(
+        ("net", "options"),
+        [
+            ("dropout", {"preserve_rng_state": False}),
+            ("plain_counter", {}),
+            ("plain_counter", {"run": {"optimizer": "none"}}),
+        ],
+    )
+    def test_masks_and_state_seen_in_the_warm_up_are_those_of_a_separate_step(
+        self, net: str, options: dict[str, Any]
+    ) -> None:
+        shared, separate = compare(*pair(net, ("1",), **options)), judged(net, ("1",), **options)
+        assert (shared.masks, shared.state_changes) == (separate.masks, separate.state_changes)
+        assert shared.masks_watched and (any(mask.n_mismatched for mask in shared.masks) or shared.state_changes)
 
     def test_a_failing_candidate_keeps_the_baseline(self) -> None:
         comparison = compare(*pair("cache", ("attention",)))
