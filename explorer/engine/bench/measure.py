@@ -226,7 +226,7 @@ class Session:
         names = ("baseline: ", "candidate: ") if len(self._specs) > 1 else ("",)
         watches = (*[under_tracker] * (len(names) - 1), watch)
         runs = (
-            record(spec, self._loaded, self._device, self._meter.named(name), recorded, watch_)
+            record(spec, self._loaded, self._meter.named(name), recorded, watch_)
             for spec, name, watch_ in zip(self._specs, names, watches)
         )
         self._recorded = [replace(run, graph=self._graph) for run in runs]

@@ -23,10 +23,10 @@ from explorer.engine.bench.attribution import Attribution, attribute, block_cost
 from explorer.engine.bench.bench import bench_of
 from explorer.engine.bench.memory import bytes_before_step, gradients, memory_limit, optimizer_tensors, trainee_tensors
 from explorer.engine.bench.releases import watch_releases, with_releases
-from explorer.engine.bench.step import OnPhase, Trainee, ignore, prepare, run_step, segment_heads
+from explorer.engine.bench.step import OnPhase, Trainee, ignore, prepare, run_step, segment_heads, torch_device
 from explorer.engine.bench.timeline import as_ints
 from explorer.engine.device.allocator import AllocatorLog, Probe, Refusal, clock_skew_ns, peak_bytes, take_probe
-from explorer.engine.device.device import Device
+from explorer.engine.device.device import Device, device_of
 from explorer.engine.device.memory_limit import failure_in_step, first_step, out_of_memory
 from explorer.engine.model.loaded import Loaded, types_of
 from explorer.engine.policy.offload import HOST
@@ -147,7 +147,6 @@ def under_tracker(trainee: Trainee) -> tuple[Tracker, OnPhase]:
 def record(
     spec: RunSpec,
     loaded: Loaded,
-    device: Device,
     meter: Callable[[str], None],
     recorded: Callable[[Measurement], None] = lambda run: None,
     watch: Watch = under_tracker,
@@ -157,6 +156,8 @@ def record(
     `recorded` gets the run with its timeline, before the second of these steps. `watch` watches the warm-up, which has
     to run under a dispatch mode. Lack of memory and errors of the model become `failure`. Mistakes of the caller raise.
     """
+
+    device = device_of(torch_device(spec))
 
     def begin() -> tuple[Trainee, RngState]:
         """A trainee and its random state, so that every step skips the same layers if layers are skipped at random."""

@@ -16,7 +16,6 @@ from explorer.engine.bench.measure import measure
 from explorer.engine.bench.other_tools import draw_autograd, save_snapshot
 from explorer.engine.bench.recording import record
 from explorer.engine.bench.step import Trainee, prepare
-from explorer.engine.device.device import CpuDevice
 from explorer.engine.model.load import load
 from explorer.engine.watch.storages import NONE, Storages
 from explorer.engine.watch.tracker import Tracker
@@ -60,7 +59,7 @@ def test_what_a_recording_leaves_behind_does_not_hold_the_model(monkeypatch: pyt
 
     monkeypatch.setattr("explorer.engine.bench.recording.prepare", prepared)
     spec = RunSpec(model=GPT, policy=Policy.recompute(BLOCKS))
-    run = record(spec, load(spec.model), CpuDevice(), lambda progress: None)
+    run = record(spec, load(spec.model), lambda progress: None)
     gc.collect()
     assert run.allocations is not None
     assert kept and kept[0]() is None

@@ -13,7 +13,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from explorer.engine.bench.recording import record, tracker_of
 from explorer.engine.bench.step import Trainee, prepare, run_step
-from explorer.engine.device.device import CpuDevice
 from explorer.engine.model.load import load
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.watch.tracker import (
@@ -222,7 +221,7 @@ WIDE = {"width": 64, "length": 64}
 def calls_of(policy: Policy | None = None, model: ModelRef | None = None, **options: int) -> tuple[Replay, Allocations]:
     spec = RunSpec(model=model or ref("gpt", **WIDE), policy=policy or Policy(), **options)  # type: ignore[arg-type]
     with preserve_global_state():
-        run = record(spec, load(spec.model), CpuDevice(), lambda what: None)
+        run = record(spec, load(spec.model), lambda what: None)
     assert run.allocations is not None and run.failure is None
     replay = Replay.of(msgspec.structs.replace(measured(), allocations=run.allocations, phases=run.phases), None)
     assert replay is not None
