@@ -58,7 +58,7 @@ ROOMS: dict[str, list[str]] = {
         "stage_bench rank",
         "in_process",
         "pass_readings stage_runner",
-        "build torch_adapter",
+        "build",
         "stages",
         "microbatches tape",
     ],

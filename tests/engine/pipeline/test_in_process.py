@@ -14,19 +14,18 @@ import msgspec
 import pytest
 import torch
 from torch import nn
-from torch.distributed.pipelining.schedules import get_schedule_class
+from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime, get_schedule_class
 
 from explorer.engine.device.device import CpuDevice
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load
-from explorer.engine.pipeline import torch_adapter
 from explorer.engine.pipeline.build import build
 from explorer.engine.pipeline.in_process import SendHandles, run_pass
 from explorer.engine.pipeline.microbatches import KeyedRng, deferred_batch_norm
 from explorer.engine.pipeline.pass_readings import MemoryWatch
 from explorer.engine.pipeline.run import run_pipeline
 from explorer.engine.policy.apply import apply_policy
-from explorer.errors import InvalidPlan, NotOnThisDevice
+from explorer.errors import InvalidPlan
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.pipeline.actions import Action, format_rows, from_csv, to_csv
 from explorer.plan.pipeline.orders import one_f_one_b
@@ -345,7 +344,7 @@ def mock_stages(n_ranks: int, n_local: int) -> list[mock.Mock]:
 def test_torch_loads_the_csv_we_write(schedule: str, tmp_path: Path) -> None:
     ours = rows(schedule, 2, 4, 2)
     (tmp_path / "schedule.csv").write_text(to_csv(ours))
-    runtime = torch_adapter.private(torch_adapter.SCHEDULES, "_PipelineScheduleRuntime")(mock_stages(2, 2), 4)
+    runtime = _PipelineScheduleRuntime(mock_stages(2, 2), 4)
     runtime._load_csv(str(tmp_path / "schedule.csv"))
     assert runtime.pipeline_order_with_comms
 
@@ -354,20 +353,3 @@ def test_we_read_the_csv_that_torch_writes(tmp_path: Path) -> None:
     schedule = get_schedule_class("ZBVZeroBubble")(mock_stages(2, 2), 4)
     super(type(schedule).__mro__[1], schedule)._dump_csv(str(tmp_path / "torch.csv"))
     assert from_csv((tmp_path / "torch.csv").read_text()) == rows("ZBVZeroBubble", 2, 4, 2)
-
-
-def test_the_private_names_are_there() -> None:
-    """On each supported torch; a failure names what went away."""
-    assert torch.__version__ >= "2.11"
-    for module, name in (
-        (torch_adapter.SCHEDULES, "_PipelineScheduleRuntime"),
-        (torch_adapter.SCHEDULES, "_Action"),
-        (torch_adapter.BACKWARD, "stage_backward_input"),
-        (torch_adapter.BACKWARD, "stage_backward_weight"),
-    ):
-        assert callable(torch_adapter.private(module, name))
-
-
-def test_a_missing_name_is_a_sentence() -> None:
-    with pytest.raises(NotOnThisDevice, match="has no .*_gone"):
-        torch_adapter.private(torch_adapter.SCHEDULES, "_gone")

@@ -9,11 +9,13 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 from torch.distributed import run as torchrun
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from explorer.child_process.forks import at_hand
 from explorer.engine.model.describe import describe
@@ -125,10 +127,33 @@ def torchrun_of(script: str, cwd: Path, *options: str) -> tuple[list[str], str]:
     return [folder, *arguments], path
 
 
-def launched(arguments: list[str], path: str) -> None:
-    """torchrun in a fork that has imported torch already; its ranks are processes of their own."""
+class RankHere:
+    """A rank that torchrun starts, forked from the clean server. A new interpreter takes 4 s of CPU to import torch."""
+
+    def __init__(self, arguments: tuple[str, ...], world: dict[str, str]) -> None:
+        *python, module = arguments[1:4]
+        assert (python, module) == (["-u", "-m"], torchrun_rank.__name__)
+        self.process = at_hand().start(rank_here, str(Path.cwd()), world, arguments[3:], needs=NEEDS)
+        self.pid = self.process.pid
+
+    def poll(self) -> int | None:
+        return self.process.code if self.process.ended else None
+
+    def wait(self, timeout: float) -> None:
+        self.process.wait()
+
+
+def rank_here(folder: str, world: dict[str, str], arguments: Sequence[str]) -> None:
+    os.chdir(folder)
+    os.environ.update(world)
+    sys.argv = list(arguments)
+    torchrun_rank.main()
+
+
+def launched(arguments: list[str]) -> None:
+    """torchrun in a fork that has imported torch already."""
     os.chdir(arguments[0])
-    os.environ["PYTHONPATH"] = path
+    SubprocessHandler._popen = RankHere  # type: ignore[assignment, method-assign]
     torchrun.main(arguments[1:])
 
 
@@ -144,8 +169,9 @@ def test_torchrun_runs_the_files_we_write_on_two_machines(tmp_path: Path) -> Non
     with tempfile.TemporaryFile() as output:
         machines = []
         for rank in range(2):
-            asked = torchrun_of(script, elsewhere, *beside, port, "--node-rank", str(rank))
-            machines.append(at_hand().start(launched, *asked, errors=output.fileno(), needs=NEEDS))
+            asked, path = torchrun_of(script, elsewhere, *beside, port, "--node-rank", str(rank))
+            assert Path(path.split(os.pathsep)[1], "explorer", "__init__.py").is_file()
+            machines.append(at_hand().start(launched, asked, errors=output.fileno(), needs=NEEDS))
         for machine in machines:
             machine.wait()
         output.seek(0)
@@ -166,12 +192,10 @@ def test_torchrun_runs_the_files_we_write_on_two_machines(tmp_path: Path) -> Non
 def rank_of_torchrun(rank: int, folder: str, port: int) -> None:
     """One rank's process, with the environment that torchrun gives it."""
     world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in world.items()}, MASTER_ADDR="127.0.0.1")
-    os.chdir(folder)
-    sys.argv = ["torchrun_rank", SPEC_FILE, "--out", RESULTS]
     threading.Timer = WhenAsleep  # type: ignore[misc]
     time.sleep = lambda _: (asleep.set(), threading.Event().wait())  # type: ignore[assignment]
-    torchrun_rank.main()
+    names = {name: str(value) for name, value in world.items()}
+    rank_here(folder, {**names, "MASTER_ADDR": "127.0.0.1"}, ("torchrun_rank", SPEC_FILE, "--out", RESULTS))
 
 
 asleep = threading.Event()
