@@ -12,7 +12,7 @@ import pytest
 
 from tests.browser.chromium import find
 from tests.browser.measured import APP
-from tests.browser.served import Served, launch, start
+from tests.browser.served import START_S, Served, launch, start
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
@@ -100,7 +100,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Se
     yield served
     for app in running.values():
         app.process.terminate()
-        app.process.wait(timeout=30)
+        app.process.wait(timeout=START_S)
 
 
 @pytest.fixture(scope="session")

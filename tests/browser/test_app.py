@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.browser.conftest import TIMEOUT_MS
 from tests.browser.measured import ANSWERED, APP, guided
-from tests.browser.served import Served, start
+from tests.browser.served import START_S, Served, start
 from tests.browser.settled import press, settled
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def new_app(tmp_path: Path) -> Iterator[Served]:
     app = start(APP, home=tmp_path)
     yield app
     app.process.terminate()
-    app.process.wait(timeout=30)
+    app.process.wait(timeout=START_S)
 
 
 def test_a_first_visit_answers_before_the_worker_and_its_path_ends_with_a_policy_that_a_script_applies(
@@ -190,7 +191,7 @@ def test_a_window_made_narrow_stacks_the_page(page: Page, app: Served, path: str
 
     assert not below()
     page.set_viewport_size({"width": 800, "height": 900})
-    for _ in range(480):
+    for _ in range(TIMEOUT_MS // 250):
         if below():
             return
         page.wait_for_timeout(250)
@@ -280,7 +281,7 @@ def test_a_budget_is_typed_the_graph_follows_and_a_run_keeps_it(explore: Page) -
     page.locator(".figure .value").first.get_by_text("≈").wait_for()
     confirm_marks(page, re.compile(r"^[1-9]\d* (of \d+ )?blocks?$"))
     press(page, page.get_by_role("button", name="Run", exact=True))
-    page.get_by_text("measured: within").wait_for(timeout=180_000)
+    page.get_by_text("measured: within").wait_for()
     press(page, page.get_by_role("tab", name="Budget"))
     page.locator(".st-key-front .scatterlayer .point").first.wait_for()
     press(page, page.get_by_role("button", name="Undo"))
@@ -289,7 +290,7 @@ def test_a_budget_is_typed_the_graph_follows_and_a_run_keeps_it(explore: Page) -
 
 def test_the_graph_follows_the_slider_while_it_is_held(explore: Page) -> None:
     page = explore
-    page.get_by_text("Type a budget, or drag").wait_for(timeout=120_000)
+    page.get_by_text("Type a budget, or drag").wait_for()
     slider = settled(page).get_by_role("slider", name="Memory for time")
     box = slider.bounding_box()
     assert box is not None

@@ -57,6 +57,7 @@ def text_of(name: str) -> str:
 def opened(browser: Browser, tmp_path: Path) -> Iterator[Open]:
     """Opens the page of a sample model from disk. A request beyond the folder, or a word on the console, is a fault."""
     context = browser.new_context(viewport={"width": 1280, "height": 900}, offline=True, accept_downloads=True)
+    context.set_default_timeout(TIMEOUT_MS)
     faults: list[str] = []
 
     def load(name: str = "gpt", fragment: str = "", graph: ModelGraph | None = None) -> Page:

@@ -12,6 +12,7 @@ from explorer.record import Comparison
 from explorer.record.base import from_msgpack
 from explorer.view.report.html import document, table
 from explorer.view.report.report import ReportOf, report_text
+from tests.browser.conftest import TIMEOUT_MS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -26,6 +27,7 @@ def report(browser: Browser, tmp_path: Path) -> Iterator[Page]:
     file = tmp_path / "report.html"
     file.write_text(report_text(ReportOf(run=pair, name="a run")))
     context = browser.new_context(viewport={"width": 1100, "height": 900}, offline=True)
+    context.set_default_timeout(TIMEOUT_MS)
     page = context.new_page()
     messages: list[str] = []
     page.on("console", lambda message: messages.append(message.text))

@@ -40,6 +40,10 @@ def answer(request: Request, report: Report) -> Record:
                 part = b"" if i or isinstance(request, Describe) else to_msgpack(measurement(request))
                 report(Progress(what="stepping", done=i, total=int(value), part=part))
                 time.sleep(0.02)
+        case "waits":
+            report(Progress(what="waiting", done=0, total=0))
+            while not Path(value).exists():
+                time.sleep(0.01)
         case "stuck":
             report(Progress(what="stuck", done=0, total=0))
             time.sleep(60)

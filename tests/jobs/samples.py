@@ -15,7 +15,7 @@ from explorer.record.measurement import Environment, Measurement
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 
-LONG_S = 60.0
+LONG_S = 200.0
 
 
 def describe(worker: Worker, target: str) -> Job:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from explorer.errors import BadInput, UnreadableFile
 from explorer.jobs import run_file
-from explorer.jobs.client import Worker
+from explorer.jobs.client import Job, Worker
 from explorer.jobs.job_process import JobProcess, crash
 from explorer.jobs.protocol import (
     DESCRIBE_LIMIT_S,
@@ -90,21 +90,25 @@ def test_what_cannot_be_asked_is_refused_where_it_is_asked(alone: Worker) -> Non
     assert alone._forks is None and not alone.open_jobs()
 
 
-def test_progress_and_parts_of_the_result_arrive(worker: Worker) -> None:
-    job = measure(worker, "steps:20")
-    seen, parts = set(), []
-    while not job.wait(0.005):
-        seen.add(job.progress.done)
-        parts.append(job.part)
-    assert len(seen) > 5 and job.progress.total == 20 and job.began
-    assert isinstance(parts[-1], Measurement) and parts[-1] == job.result
+def test_progress_and_parts_of_the_result_arrive(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    hear, heard = worker._heard, []
+
+    def listen(job: Job, progress: Progress) -> None:
+        hear(job, progress)
+        heard.append((job.progress.done, job.part))
+
+    monkeypatch.setattr(worker, "_heard", listen)
+    job = finish(measure(worker, "steps:20"))
+    assert [done for done, _ in heard[-20:]] == list(range(20)) and job.progress.total == 20 and job.began
+    assert isinstance(job.part, Measurement) and [part for _, part in heard[-20:]] == [job.result] * 20
 
 
-def test_a_result_answers_a_job_that_waits_for_the_same_run(alone: Worker) -> None:
-    spec = RunSpec(model=ModelRef(target="steps:10"))
-    first = begin(alone.submit(Measure(spec=spec, until_it_fits=True)), "stepping")
-    same, other = measure(alone, "steps:10"), measure(alone, "steps:10", seed=1)
+def test_a_result_answers_a_job_that_waits_for_the_same_run(alone: Worker, tmp_path: Path) -> None:
+    target = f"waits:{tmp_path / 'go'}"
+    first = begin(alone.submit(Measure(spec=RunSpec(model=ModelRef(target=target)), until_it_fits=True)), "waiting")
+    same, other = measure(alone, target), measure(alone, target, seed=1)
     assert alone.open_jobs() == (first, same, other)
+    (tmp_path / "go").touch()
     assert finish(first).result == finish(same).result != finish(other).result
     assert not same.began and other.began and len(Store(alone.store_path).list()) == 2
 

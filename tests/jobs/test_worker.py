@@ -26,7 +26,7 @@ from explorer.record.plan import Progress
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 from tests.jobs import hostile_nets
-from tests.jobs.samples import finish, wait_gone
+from tests.jobs.samples import LONG_S, finish, wait_gone
 
 Picture = tuple[str, Any]
 NETS = Path(hostile_nets.__file__)
@@ -130,7 +130,7 @@ def held(pid: int, most_files: float = math.inf) -> tuple[int, int]:
 
     The pipes of the last run are closed a moment after its answer; a leak stays open for the whole wait.
     """
-    ends = time.monotonic() + 60
+    ends = time.monotonic() + LONG_S
     while n_open(pid) > most_files and time.monotonic() < ends:
         time.sleep(0.05)
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()

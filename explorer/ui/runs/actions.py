@@ -14,6 +14,7 @@ from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.ui.runs.table import HISTORY, PIPELINE, RANKS, current, reorder
 from explorer.ui.session import backend, repository
 from explorer.ui.session.repository import PAGES
+from explorer.ui.session.values import whole
 from explorer.ui.shared.charts import draw
 from explorer.ui.shared.download import Offer, download, report_button, trace_buttons
 from explorer.ui.shared.elements import escape, on_primary, small_text
@@ -129,10 +130,11 @@ def _delete(runs: Sequence[StoredRun]) -> None:
 def do(act: Callable[[], object], outcome: str, *, reorders: bool = True) -> None:
     """Calls `act` and draws the page again, which shows `outcome`, or the sentence that `act` returns."""
     try:
-        sentence = act()
-        current().outcome = sentence if isinstance(sentence, str) else outcome
-        if reorders:
-            reorder()
+        with whole():  # no selected row may become another run
+            sentence = act()
+            current().outcome = sentence if isinstance(sentence, str) else outcome
+            if reorders:
+                reorder()
     except ExplorerError as error:
         current().error = str(error)
     st.rerun()
