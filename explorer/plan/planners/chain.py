@@ -230,6 +230,7 @@ def _undominated(parts: Sequence[_Labels]) -> _Labels:
 MOST_INSIDE = 6
 """Candidates of one place: a place has at most as many choices as these have subsets."""
 MOST_PLACES = 200
+MOST_LOOSE = 150
 
 
 def is_chain_of_few(graph: ModelGraph) -> bool:
@@ -241,6 +242,16 @@ def is_chain_of_few(graph: ModelGraph) -> bool:
             if above is not None:
                 names[above] += 1
     return 0 < len(names) <= MOST_PLACES and max(names.values()) <= MOST_INSIDE
+
+
+def is_loose(program: object, n_candidates: int) -> bool:
+    """True if an item's bytes are not constant: a model with skips, of which the integer program finds better plans.
+
+    False for more candidates than the integer program solves within a second.
+    """
+    items = program.items if isinstance(program, ChainProgram) else ()
+    loose = any(item.held[0] < item.held[1] or item.need[0] < item.need[1] for item in items)
+    return loose and n_candidates <= MOST_LOOSE
 
 
 def chain_program(

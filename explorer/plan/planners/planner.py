@@ -28,7 +28,7 @@ from explorer.plan.planners.candidates import (
     chain_stretches,
     preset_units,
 )
-from explorer.plan.planners.chain import ChainProgram, chain_program, is_chain_of_few
+from explorer.plan.planners.chain import ChainProgram, chain_program, is_chain_of_few, is_loose
 from explorer.plan.planners.program import LEAST_SECONDS, Limits, Program, Solution
 from explorer.plan.planners.solver import TOLERANCE
 from explorer.plan.planners.variables import Variables
@@ -89,9 +89,10 @@ class Planner:
         self._offered = offer
         self._floor: Plan | None = None
         whole = self._of_chain(replace(offer, every_stretch=True)) if offer.among is None else None
-        main = whole or self._of_any(offer)
+        loose = whole is not None and is_loose(whole.program, len(whole.candidates.units))
+        main = self._of_any(replace(offer, every_stretch=True)) if loose else whole or self._of_any(offer)
         self.candidates, self._program = main.candidates, main.program
-        beside = self._of_every_stretch(offer) if offer.among is None and whole is None else None
+        beside = whole if loose else self._of_every_stretch(offer) if offer.among is None and whole is None else None
         self._choices = (main,) if beside is None else (beside, main)
         """The quick program of every stretch first, where there is one."""
 

@@ -15,7 +15,6 @@ import pytest
 from explorer.engine.bench.measure import measure
 from explorer.engine.model.describe import describe
 from explorer.errors import BadInput
-from explorer.plan.planners import chain
 from explorer.plan.planners.planner import Planner
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.record import MeasuredBlock, Measurement, ModelGraph, ModelRef, RunSpec, Samples, Times
@@ -184,10 +183,13 @@ def test_no_choice_of_segments_and_of_modules_beats_the_plan() -> None:
     is_the_best_of(Planner(run, graph), points(run, graph, policies), 5)
 
 
-def test_a_plan_of_a_chain_with_skips_costs_no_more_than_the_best_partition_and_proves_no_more() -> None:
-    """What later places hold is not constant there: the bound is loose, and solutions are rejected by the forecast."""
-    graph, run = chain_of(unequal(6, seed=3, saved=2000), skips=True)
-    planner, every = Planner(run, graph), points(run, graph, map(policy_of, partitions(6)))
+@pytest.mark.parametrize(("n", "seed"), [(6, 3), (6, 6), (8, 0), (8, 5), (8, 7)])
+def test_a_plan_of_a_chain_with_skips_costs_no_more_than_the_best_partition_and_proves_no_more(
+    n: int, seed: int
+) -> None:
+    """What later places hold is not constant there: the chain's program alone misses plans at half of a step's cost."""
+    graph, run = chain_of(unequal(n, seed=seed, saved=2000), skips=True)
+    planner, every = Planner(run, graph), points(run, graph, map(policy_of, partitions(n)))
     lowest, highest = min(peak for peak, _ in every), planner.keep_all_bytes
     for share in (0.9, 0.7, 0.5, 0.3, 0.1, 0.0):
         plan = planner.within(budget := round(lowest + share * (highest - lowest)))
@@ -195,19 +197,6 @@ def test_a_plan_of_a_chain_with_skips_costs_no_more_than_the_best_partition_and_
         assert plan.step_peak_bytes <= budget and plan.extra_cost / plan.step_cost <= best * (1 + 1e-6) + 1e-9
         assert plan.certificate.bound / plan.step_cost <= best * (1 + 1e-6) + 1e-9
     assert planner.floor().step_peak_bytes == lowest
-
-
-def test_where_the_forecast_rejects_the_first_choice_a_cheaper_one_than_the_surest_is_sought(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    graph, run = chain_of(unequal(6, seed=5, saved=2000), skips=True)
-    planner = Planner(run, graph, seconds=60)
-    budget = round(0.7 * planner.floor().step_peak_bytes + 0.3 * planner.keep_all_bytes)
-    plan = Planner(run, graph).within(budget)
-    monkeypatch.setattr(chain, "MOST_TRIES", 0)
-    surest = Planner(run, graph).within(budget)
-    assert max(plan.step_peak_bytes, surest.step_peak_bytes) <= budget
-    assert plan.certificate.bound <= plan.extra_cost < surest.extra_cost
 
 
 BY_HAND = ([17], [11, 10], [9, 9, 8], [8, 8, 5, 6, 4], [2] * 16, [5] * 6)
