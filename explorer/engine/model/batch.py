@@ -4,7 +4,6 @@ model                                  the batch is made to fit
 (model, inputs)
 (model, (inputs, targets), loss)       loss(output, targets): the mean over the batch
 (model, step)                          step(model) has its own batch and returns the loss
-{"model": ..., "inputs": ..., "targets": ..., "loss": ...} or an object with these attributes
 
 A batch that is made follows the model's settings:
 
@@ -32,7 +31,6 @@ from explorer.record.failure import is_out_of_memory
 from explorer.record.graph import ModelRef
 
 _WAYS = "Return the model, (model, inputs), (model, (inputs, targets), loss_function) or (model, step)."
-_PARTS = ("model", "inputs", "targets", "loss")
 SHAPE_ARGUMENTS = {"batch": 2, "length": 64, "side": 0}
 """Numbers that shape the batch, if the factory has no such argument. A side of 0 means the model's setting."""
 _SIDES = (64, 224, 299, 32, 512)
@@ -53,8 +51,6 @@ def unpacked(ref: ModelRef, built: object, sizes: Mapping[str, int]) -> Loaded:
 
     Raises ModelNotLoaded, with the kind of `built`, for other results, and for `sizes` of a batch made elsewhere.
     """
-    if (parts := _named(built)) is not None:
-        return _from_parts(ref, parts, sizes)
     model, batch, loss = built, None, None
     if isinstance(built, (tuple, list)):
         model, batch, loss = (*built, None, None)[:3] if 1 <= len(built) <= 3 else (None, None, None)
@@ -83,15 +79,6 @@ def _its_own(output: object, targets: object) -> Any:
     return output
 
 
-def _named(built: object) -> Mapping[str, object] | None:
-    """The parts of a dict, a dataclass or a named tuple; None for other results."""
-    if isinstance(built, Mapping):
-        return built
-    if dataclasses.is_dataclass(built) and not isinstance(built, (type, nn.Module)) or hasattr(built, "_asdict"):
-        return {name: getattr(built, name) for name in _PARTS if hasattr(built, name)}
-    return None
-
-
 def _inputs(ref: ModelRef, model: nn.Module, inputs: object, sizes: Mapping[str, int]) -> object:
     """`inputs`, or a batch of `sizes` if None. Raises ModelNotLoaded if the factory made `inputs` without `sizes`."""
     if inputs is None:
@@ -102,19 +89,6 @@ def _inputs(ref: ModelRef, model: nn.Module, inputs: object, sizes: Mapping[str,
             hint=f"Give the factory an argument such as {next(iter(sizes))}, and make the batch of that size.",
         )
     return inputs
-
-
-def _from_parts(ref: ModelRef, parts: Mapping[str, Any], sizes: Mapping[str, int]) -> Loaded:
-    model = parts.get("model")
-    strangers = [str(name) for name in parts if name not in _PARTS]
-    if not isinstance(model, nn.Module) or strangers:
-        fault = f"has {', '.join(map(str, parts))}" if parts else "is empty"
-        raise ModelNotLoaded(
-            f"What the factory of {ref.target} returned {fault}; its parts are {', '.join(_PARTS)}.",
-            hint="Only `model` has to be there.",
-        )
-    inputs = _inputs(ref, model, parts.get("inputs"), sizes)
-    return Loaded(ref, model, inputs, parts.get("targets"), parts.get("loss"))
 
 
 def _kind(built: object) -> str:

@@ -7,7 +7,7 @@
     hf:GPT2Config, hf:config.json a transformers configuration: random weights, offline
 
 A factory returns the model (a batch is made to fit), (model, inputs), (model, (inputs, targets), loss_function), or
-another form of batch.py. A tensor of inputs is passed as it is, a tuple or list as positional arguments, a dict as
+(model, step), see batch.py. A tensor of inputs is passed as it is, a tuple or list as positional arguments, a dict as
 keyword arguments. A dict may hold the positional arguments under "*": {"*": (x, y), "mask": mask}.
 `loss_function(output, targets)` is a mean over the batch. The default loss is `output.loss`, the sum of a dict of
 losses, or else the mean of squares of all floating outputs.

@@ -14,13 +14,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from explorer.engine.bench.measure import measure
 from explorer.engine.bench.other_tools import draw_autograd, save_snapshot
-from explorer.engine.bench.recording import record
+from explorer.engine.bench.recording import record, tracker_of
+from explorer.engine.bench.releases import watch_releases
 from explorer.engine.bench.step import Trainee, prepare
 from explorer.engine.model.load import load
 from explorer.engine.watch.storages import NONE, Storages
 from explorer.engine.watch.tracker import Tracker
 from explorer.errors import BadInput, NotOnThisDevice
 from explorer.record import ROLES, ModelRef, Policy, RunSpec
+from tests.engine import preset_nets
 from tests.engine.tiny_nets import ref
 from tests.zoo import BLOCKS, GPT, gpt_pair
 
@@ -46,6 +48,15 @@ def test_layers_left_out_by_chance_are_not_taken_for_the_observers_doing() -> No
     run = measure(RunSpec(model=ref("dropped_layers"), n_repeats=0, seed=1))
     assert run.step_peak_bytes == run.peaks.alone_peak_bytes
     assert not [sentence for sentence in run.warnings if "Being watched" in sentence]
+
+
+def test_the_forward_that_shows_releases_draws_nothing_from_the_step() -> None:
+    trainee = prepare(RunSpec(model=preset_nets.ref("encoder_decoder")))
+    before = torch.get_rng_state()
+    watched = watch_releases(trainee, tracker_of(trainee))
+    assert watched is not None and torch.equal(torch.get_rng_state(), before)
+    trainee.model(trainee.inputs)
+    assert not torch.equal(torch.get_rng_state(), before), "the model draws"
 
 
 def test_what_a_recording_leaves_behind_does_not_hold_the_model(monkeypatch: pytest.MonkeyPatch) -> None:

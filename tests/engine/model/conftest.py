@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 
 PACKAGE = '''
-from collections import namedtuple
 from dataclasses import dataclass
 from typing import Any
 import torch
@@ -119,16 +118,8 @@ def batch(width=8):
 
 def bare(): return Net()
 def listed(): return [Net(), batch()]
-def parts(): return {"model": Net(), "inputs": {"x": batch()}, "targets": batch(), "loss": nn.functional.mse_loss}
-def wrong_parts(): return {"net": Net(), "inputs": batch()}
-Parts = namedtuple("Parts", "model inputs")
-def named(): return Parts(Net(), batch())
-@dataclass
-class Bundle:
-    model: Any
-    inputs: Any
-    targets: Any = None
-def bundle(): return Bundle(Net(), batch())
+def parts(): return {"model": Net(), "inputs": batch()}
+def judged(): return Net(), ({"x": batch()}, batch()), nn.functional.mse_loss
 def step():
     x, y = batch(), batch()
     return Net(), lambda model: nn.functional.mse_loss(model(x), y)

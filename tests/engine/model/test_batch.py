@@ -30,9 +30,7 @@ from explorer.record import ModelRef, Policy, RunSpec
         ("Beside", {}, "float32[2, 4, 16, 16], int64[2]"),
         ("bare", {}, "float32[2, 8]"),
         ("listed", {}, "float32[5, 8]"),
-        ("parts", {}, "float32[5, 8]"),
-        ("named", {}, "float32[5, 8]"),
-        ("bundle", {}, "float32[5, 8]"),
+        ("judged", {}, "float32[5, 8]"),
     ],
 )
 def test_what_people_have_is_loaded_with_a_batch(
@@ -62,7 +60,7 @@ def test_the_guess_leaves_model_and_generators_as_they_were(package: str) -> Non
     [
         ("Strict", "needs width, layers, which have no default.*--set width=... --set layers=..."),
         ("tiny_nit", "no factory 'tiny_nit'. Did you mean tiny_net"),
-        ("wrong_parts", "has net, inputs; its parts are model, inputs, targets, loss"),
+        ("parts", "returned dict, not a model"),
         ("several", "returned 4 things, not a model"),
         ("Silent", "without an example batch, and none was found to guess one from"),
         ("Picky", "without an example batch, and none was found"),
@@ -74,7 +72,7 @@ def test_what_cannot_be_loaded_is_one_sentence(package: str, name: str, words: s
     error.match(words)
 
 
-@pytest.mark.parametrize("name", ["listed", "parts", "step"])
+@pytest.mark.parametrize("name", ["listed", "judged", "step"])
 def test_a_batch_of_the_factorys_own_is_no_size_to_ask_for(package: str, name: str) -> None:
     with pytest.raises(ModelNotLoaded, match="makes its own batch, and its factory takes no argument batch"):
         load(ModelRef(target=f"{package}:{name}", arguments={"batch": 4}))

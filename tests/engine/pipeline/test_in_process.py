@@ -353,3 +353,13 @@ def test_we_read_the_csv_that_torch_writes(tmp_path: Path) -> None:
     schedule = get_schedule_class("ZBVZeroBubble")(mock_stages(2, 2), 4)
     super(type(schedule).__mro__[1], schedule)._dump_csv(str(tmp_path / "torch.csv"))
     assert from_csv((tmp_path / "torch.csv").read_text()) == rows("ZBVZeroBubble", 2, 4, 2)
+
+
+def test_a_probe_of_the_clock_stands_at_each_end_of_a_recording() -> None:
+    watch = MemoryWatch(CpuDevice())
+    with watch.recording():
+        tensor = torch.ones(1_000_003)
+    sizes = [probe.n_bytes for probe in watch._probes]
+    log = watch._recorder.log.n_bytes.tolist()
+    first, made, last = (log.index(n_bytes) for n_bytes in (sizes[0], tensor.nbytes, sizes[-1]))
+    assert first < made < last
