@@ -10,6 +10,7 @@ import copy
 import importlib
 import random
 import sys
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -21,6 +22,10 @@ from torch import nn
 TORCH_CPU = "torch cpu"
 PYTHON = "python"
 NUMPY = "numpy"
+
+
+_COMMON = frozenset({OrderedDict, dict, set, tuple, bool, int, float, str, type(None)})
+"""Types of nearly all attributes of a module, each looked at in every step."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +148,7 @@ def generators_of(model: nn.Module) -> dict[str, Any]:
         f"{fqn}.{name}".lstrip("."): value
         for fqn, module in model.named_modules()
         for name, value in vars(module).items()
-        if is_generator(value)
+        if type(value) not in _COMMON and is_generator(value)
     }
 
 
