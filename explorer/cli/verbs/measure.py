@@ -68,7 +68,8 @@ class MeasureOptions(CardOptions):
         int | None,
         bounded(
             PipelinePlan, "n_ranks", "--pp", panel="Ranks",
-            help="With --predict: stages of a pipeline, one a rank, priced as the verb pipeline prices them.",
+            help="With --predict, stands alone beside --ranks: stages of a pipeline, one a rank, priced as the verb "
+            "pipeline prices them. Shards, buckets and cards have no price.",
         ),
     ] = None  # fmt: skip
     fit: Annotated[bool, in_limits("--fit", help="Out of memory: recompute ever more until it fits.")] = False

@@ -27,7 +27,6 @@ from torch.distributed import _functional_collectives as funcol
 from explorer.child_process.forks import Forked, at_hand
 from explorer.engine.bench.recording import recording_of
 from explorer.engine.bench.step import Trainee, run_step, trainee_of
-from explorer.engine.device.allocator import peak_bytes
 from explorer.engine.device.device import device_of
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import blaming
@@ -36,7 +35,7 @@ from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.watch.collectives import Buckets
 from explorer.errors import BadInput, Cancelled, Crashed, message_of
 from explorer.record.base import Record, from_json, from_msgpack, to_json, to_msgpack
-from explorer.record.measurement import AllocatorPeaks, Measurement, RecordedRanks
+from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.record.plan import Progress, Report, silent
 from explorer.record.run import RunSpec
 
@@ -201,7 +200,7 @@ def _wait_for_release(tensors: Sequence[torch.Tensor], n_references: Sequence[in
 
 
 def measure_rank(spec: RunSpec) -> Measurement:
-    """The step of this rank under both instruments, and its peak under the allocator alone. Nothing is timed."""
+    """The step of this rank under both instruments. Nothing is timed."""
     device = device_of(torch.device("cpu"))
     with preserve_global_state(), released_by_gloo():
         trainee, buckets = rank_trainee(spec)
@@ -209,12 +208,6 @@ def measure_rank(spec: RunSpec) -> Measurement:
             with recording_of(trainee, device, older=buckets.alive()) as recording:
                 loss = run_step(trainee, recording.tracker.on_phase)
             run = recording.measurement(spec)
-            trainee.model.zero_grad(set_to_none=True)
-            with device.recorder() as recorder:
-                run_step(trainee)
-    before = sum(size for size, born in zip(run.allocations.n_bytes, run.allocations.born) if not born)  # type: ignore[union-attr]
-    alone = peak_bytes(recorder.log, before)
-    peaks: object = replace(run.peaks or AllocatorPeaks(), alone_peak_bytes=alone)
     rank, n_ranks = distributed.get_rank(), distributed.get_world_size()
     warnings = (*run.warnings, GLOO)
-    return replace(run, loss=loss, peaks=peaks, rank=rank, n_ranks=n_ranks, warnings=warnings)
+    return replace(run, loss=loss, rank=rank, n_ranks=n_ranks, warnings=warnings)
