@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from explorer.cli import command as cli_verb
 from explorer.cli import verbs
 from explorer.cli.main import app
-from explorer.cli.options import ModelOptions, StepOptions
+from explorer.cli.options import ModelOptions
 from explorer.cli.report import document, print_pipeline
 from explorer.cli.worker import check_writable, make_folder, print_or_write
 from explorer.errors import BadInput, NotSaved
@@ -25,11 +25,9 @@ from explorer.jobs.run_file import write_file
 from explorer.plan.policy.presets import PRESETS
 from explorer.record import Policy
 from explorer.record.base import limits
-from explorer.record.graph import ModelRef
 from explorer.record.pipeline_run import fullest_bytes
 from explorer.record.plan import JointPlan
-from explorer.record.policy import KEEP_ALL
-from explorer.record.run import N_REPEATS, RunSpec
+from explorer.record.run import RunSpec
 from tests import graphs, pipelines
 from tests.cli.asked import read, run, wrong
 from tests.view.builders import compared, measured
@@ -94,6 +92,7 @@ def test_every_verb_explains_itself() -> None:
     listed = run("--help").stdout
     for name in ("models", "graph", "measure", "compare", "check", "export", "lab", "pipeline"):
         assert name in listed and "Usage" in run(name, "--help").stdout
+    assert all(name in run("compare", "--help").stdout for name in PRESETS)
     assert run("--version").stdout.strip()
 
 
@@ -145,11 +144,6 @@ def test_arguments_of_the_factory_have_the_type_they_look_like() -> None:
         ModelOptions(arguments=["=3", "x"]).ref("m.py")
 
 
-def test_presets_are_named_in_the_help() -> None:
-    shown = run("compare", "--help").stdout
-    assert all(name in shown for name in PRESETS)
-
-
 def test_the_usual_size_is_named_where_a_file_has_sizes(tmp_path: Path) -> None:
     assert ModelOptions().ref("sample_models/gpt.py").size == "small"
     assert ModelOptions(size="tiny").ref("sample_models/gpt.py").size == "tiny"
@@ -159,12 +153,6 @@ def test_the_usual_size_is_named_where_a_file_has_sizes(tmp_path: Path) -> None:
     net.write_text("def build(): ...\n")
     assert ModelOptions().ref(f"{net}:build").size is None
     assert ModelOptions().ref("hf:LlamaConfig").size is None and ModelOptions().ref("a.b:build").size is None
-
-
-def test_steps_are_timed_as_often_as_asked() -> None:
-    model = ModelRef(target="sample_models/mlp.py")
-    assert StepOptions().spec(model, KEEP_ALL, seed=0).n_repeats == N_REPEATS
-    assert StepOptions(n_repeats=2).spec(model, KEEP_ALL, seed=0).n_repeats == 2
 
 
 OPTIONS = {"n_repeats": "--repeats", "n_threads": "--threads", "n_accumulation": "--accumulate", "seed": "--seed"}

@@ -22,14 +22,10 @@ from tests.graphs import gpt
 GRAPH = gpt(6)
 
 
-def test_two_stages_are_the_start() -> None:
+def test_page_and_command_line_begin_with_two_stages_of_the_same_plan() -> None:
     plan = plan_of(PlanOptions(), GRAPH, KEEP_ALL, None, default=None)
     assert len(plan.stages) == 2
     assert tuple(fqn for blocks in plan.stages for fqn in blocks) == GRAPH.chain
-
-
-def test_page_and_command_line_begin_with_the_same_plan() -> None:
-    plan = plan_of(PlanOptions(), GRAPH, KEEP_ALL, None, default=None)
     assert (plan.schedule, plan.n_microbatches) == (USUAL.schedule, fitting(USUAL.n_microbatches, GRAPH))
 
 
@@ -60,9 +56,11 @@ def test_an_own_schedule_is_read_and_checked(tmp_path: Path) -> None:
     rows = tmp_path / "own.csv"
     rows.write_text("0F0,0B0\n1F0,1B0\n")
     plan = plan_of(PlanOptions(stages=2, microbatches=1, rows=rows), GRAPH, KEEP_ALL, None, default=None)
-    assert plan.actions == (("0F0", "0B0"), ("1F0", "1B0"))
+    assert (plan.actions, plan.schedule_name) == ((("0F0", "0B0"), ("1F0", "1B0")), "own schedule")
     with pytest.raises(InvalidPlan, match="0F1 is missing"):
         plan_of(PlanOptions(stages=2, microbatches=2, rows=rows), GRAPH, KEEP_ALL, None, default=None)
+    with pytest.raises(InvalidPlan, match="both say"):
+        PlanOptions(schedule="1F1B", rows=rows).changes()
 
 
 def test_a_schedule_that_does_not_fit_is_refused_before_any_run() -> None:
@@ -100,15 +98,6 @@ def test_a_schedule_that_is_no_text_of_actions_is_a_sentence(tmp_path: Path, con
         rows.write_bytes(content)
     with pytest.raises(InvalidPlan, match=words):
         plan_of(PlanOptions(stages=2, microbatches=1, rows=rows), GRAPH, KEEP_ALL, None, default=None)
-
-
-def test_an_own_schedule_has_its_own_name(tmp_path: Path) -> None:
-    rows = tmp_path / "own.csv"
-    rows.write_text("0F0,0B0\n1F0,1B0\n")
-    plan = plan_of(PlanOptions(stages=2, microbatches=1, rows=rows), GRAPH, KEEP_ALL, None, default=None)
-    assert plan.schedule_name == "own schedule"
-    with pytest.raises(InvalidPlan, match="both say"):
-        PlanOptions(schedule="1F1B", rows=rows).changes()
 
 
 RAN = RunSpec(

@@ -41,6 +41,7 @@ def test_measure_prints_the_record_with_its_headlines(shared: Worker, tiny: str,
     record = as_record(document, Measurement)
     assert record.headlines() == {name: document[name] for name in record.headlines()}
     assert record.spec.policy.blocks == ("blocks.0", "blocks.2") and record.spec.optimizer == "sgd"
+    assert record.spec.n_repeats == 2
     assert document["step_peak_bytes"] > document["saved_after_forward_bytes"] > 0
     (run_id,) = {run.run_id for run in store.list()} - before
     assert store.load(run_id) == record == store.load(store.import_file(saved.read_bytes()))
@@ -300,16 +301,10 @@ def test_models(root: Path) -> None:
     assert "sample_models/gpt.py" in run("models").stdout
 
 
-def test_they_are_listed() -> None:
-    answer = CliRunner().invoke(app, ["grade"])
-    assert answer.exit_code == 0 and all(one.task in answer.stdout for one in CHALLENGES.values())
-    assert [one["name"] for one in json.loads(CliRunner().invoke(app, ["grade", "--json"]).stdout)] == list(CHALLENGES)
-
-
-def test_an_unknown_one_is_one_sentence() -> None:
-    answer = CliRunner().invoke(app, ["grade", "gtp"])
-    assert answer.exit_code == 2
-    assert "There is no challenge gtp. Did you mean gpt" in " ".join(answer.stderr.split())
+def test_challenges_are_listed_and_an_unknown_one_is_one_sentence() -> None:
+    assert all(challenge.task in run("grade").stdout for challenge in CHALLENGES.values())
+    assert [challenge["name"] for challenge in read("grade")] == list(CHALLENGES)
+    assert "There is no challenge gtp. Did you mean gpt" in " ".join(run("grade", "gtp", code=2).stderr.split())
 
 
 def test_a_policy_is_marked_by_a_run(monkeypatch: pytest.MonkeyPatch) -> None:

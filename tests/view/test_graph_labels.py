@@ -100,9 +100,11 @@ def test_what_a_block_keeps_is_one_figure_in_every_state_of_the_page() -> None:
 
 def test_bars_show_how_far_the_gradients_of_each_block_are() -> None:
     last, spec = GRAPH.chain[-1], RunSpec(model=GRAPH.model, policy=Policy.recompute(["blocks.0"]))
-    distances = distances_by_block(graphs.compared(GRAPH, spec, equal=False))
-    assert distances == {last: 0.01, "": 0.01}
-    facts = Facts(graph=GRAPH, policy=Policy(), distances={**distances, "blocks.3": 0.005, "blocks": 0.005})
+    pair = graphs.compared(GRAPH, spec, equal=False)
+    nearer = msgspec.structs.replace(pair.gradients[-1], name=f"{GRAPH.chain[0]}.weight", relative_norm=0.002)
+    distances = distances_by_block(msgspec.structs.replace(pair, gradients=(*pair.gradients, nearer)))
+    assert distances == {last: 0.01, GRAPH.chain[0]: 0.002, "": 0.01}
+    facts = Facts(graph=GRAPH, policy=Policy(), distances={last: 0.01, "blocks.3": 0.005, "blocks": 0.005})
     drawn = labels(facts)
     assert {id: label.heat for id, label in drawn.items() if label.heat} == {last: 1, "blocks.3": 0.5, "blocks": 0.5}
     assert drawn["blocks"].bar == "gradients off by 0.005 (measured)" and drawn["blocks"].bar in drawn["blocks"].title

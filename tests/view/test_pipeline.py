@@ -206,7 +206,7 @@ def run_of(**changes: object) -> PipelineRun:
 def test_nothing_is_known_before_a_price() -> None:
     step, bubble, peak, gradients, plan = figures(None, None, None, before=None)
     assert {one.value for one in (step, bubble, peak)} == {"not measured"}
-    assert {one.origin for one in (step, bubble, peak, gradients, plan)} == {""}
+    assert {one.origin for one in (step, bubble, peak, gradients, plan)} == {()}
     assert (gradients.value, plan.value) == ("not compared", "none yet")
 
 
@@ -214,7 +214,7 @@ def test_a_prediction_says_so_and_what_the_ranks_gain() -> None:
     predicted = run_of().predicted
     assert predicted is not None
     step, bubble, peak, *_, plan = figures(None, predicted, PLAN_HEADLINE, before=None)
-    assert {one.origin for one in (step, bubble, peak)} == {"predicted"}
+    assert {one.origin for one in (step, bubble, peak)} == {("predicted",)}
     work = sum(use.busy_ms for use in predicted.ranks)
     assert step.delta == f"{work / predicted.makespan_ms:.2f}× as fast as one rank"
     assert (plan.value, plan.delta) == ("2 stages", "4 microbatches, 2 ranks")
@@ -223,7 +223,7 @@ def test_a_prediction_says_so_and_what_the_ranks_gain() -> None:
 def test_a_run_is_held_against_its_prediction() -> None:
     run = run_of()
     step, bubble, peak, gradients, _ = figures(run, None, PLAN_HEADLINE, before=None)
-    assert {one.origin for one in (step, bubble, peak, gradients)} == {"measured"}
+    assert {one.origin for one in (step, bubble, peak, gradients)} == {("measured",)}
     assert step.delta.startswith(f"predicted {step.value}, off by") and bubble.delta == f"predicted {bubble.value}"
     worst = fullest(run.memory)
     assert worst is not None and peak.label == f"Peak of rank {worst.rank}"

@@ -13,9 +13,10 @@ from explorer.record.policy import Policy
 from explorer.ui.explore.view import Freshness, View
 from explorer.ui.figure_strip import Cell
 from explorer.ui.shared.elements import escape
-from explorer.view.compare.headline import Headline, bytes_headline, danger, errors, headlines
+from explorer.view.compare.headline import bytes_headline, danger, errors, headlines
 from explorer.view.drawing.units import NOT_MEASURED, count, median_ms, mib, percent, time_ratio
 from explorer.view.text import explore as glossary
+from explorer.view.text.headline import Headline
 
 MEASURED: tuple[Origin, ...] = ("measured",)
 COUNTED: tuple[Origin, ...] = ("counted",)
@@ -51,7 +52,7 @@ class Drawn:
 
     @property
     def chosen(self) -> str:
-        """`6 of 12 blocks`: the chosen blocks, of the blocks that could be chosen if the graph is view."""
+        """`6 of 12 blocks`: the chosen blocks, of the blocks that could be chosen if the graph is read."""
         blocks = set(self.policy.blocks)
         of_all = f"{len(blocks)} of " if self.worth else ""
         return f"{of_all}{count(len(blocks | self.worth), 'block')}"

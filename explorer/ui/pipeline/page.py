@@ -36,8 +36,9 @@ from explorer.ui.shared.run_bar import RunBar, run_bar
 from explorer.ui.shared.tour import OnPage, tour_panel
 from explorer.view.compare.headline import danger
 from explorer.view.drawing.units import count
-from explorer.view.pipeline.headline import Figure, figures
+from explorer.view.pipeline.headline import figures
 from explorer.view.text import pipeline as words
+from explorer.view.text.headline import Headline
 
 
 def page() -> None:
@@ -78,7 +79,7 @@ def page() -> None:
         _bar(split, results.spec if results is not None and not results.fault else None)
 
 
-def _figures(results: Results | None) -> tuple[Figure, ...]:
+def _figures(results: Results | None) -> tuple[Headline, ...]:
     if results is None:
         return figures(None, None, None, before=None)
     run = results.own_run

@@ -28,23 +28,22 @@ from explorer.ui.session.repository import runs
 from explorer.ui.session.values import Bound, bound, select, whole
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.elements import escape
-from explorer.view.pipeline.headline import Figure
 from explorer.view.text import explore as glossary
 from explorer.view.text import pipeline as words
+from explorer.view.text.headline import Headline
 
 STAGES_WIDTH, MICROBATCHES_WIDTH, RANKS_WIDTH, CAP_WIDTH = 120, 130, 85, 170
 """The names of schedules need the rest of the row."""
 
 
-def cell(figure: Figure) -> Cell:
+def cell(figure: Headline) -> Cell:
     """A figure of the headline as shown on the page."""
-    origin = glossary.ORIGIN.get(figure.origin, "")
     return Cell(
         label=figure.label,
         value=figure.value,
         delta=figure.delta,
-        help=f"{figure.help} {origin}".rstrip(),
-        below=figure.origin,
+        help=" ".join([figure.tooltip, *(glossary.ORIGIN[origin] for origin in figure.origin)]),
+        below=", ".join(figure.origin),
     )
 
 

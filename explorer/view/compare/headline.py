@@ -2,53 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
-from explorer.record.base import Origin
 from explorer.record.comparison import Comparison
 from explorer.record.graph import Hazard
 from explorer.record.measurement import Measurement, Samples, ratio_with_spread
 from explorer.view.compare.cost import ratio_inside_noise, uncounted_in_words
 from explorer.view.drawing.units import NOT_MEASURED, change, count, flops, mib, milliseconds, percent, time_ratio
 from explorer.view.text.explore import HEADLINES
+from explorer.view.text.headline import Headline, Tone
 from explorer.view.text.runs import peak_and_end, peak_in_words, peaks_in_words, who_failed
-
-Tone = Literal["good", "bad", "neutral"]
-
-
-LABELS = {
-    "step_peak_bytes": "Step peak",
-    "saved_after_forward_bytes": "Saved after forward",
-    "flop_ratio": "FLOPs",
-    "total_flops": "FLOPs",
-    "time_ratio": "Step time",
-    "step_ms": "Step time",
-    "verdict": "Gradients",
-    "n_recompute": "Recomputed",
-}
-"""Labels of the strip, by key."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Headline:
-    """A figure of the strip."""
-
-    key: str = ""
-    """The derived figure's name in `--json`; empty if there is none."""
-    value: str
-    label: str = ""
-    """By default that of the figure's key."""
-    delta: str = ""
-    """Change against the baseline; empty without a baseline."""
-    tone: Tone = "neutral"
-    origin: tuple[Origin, ...] = ()
-    tooltip: str = ""
-    """A sentence that a student understands; by default that of the figure's key."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "label", self.label or LABELS[self.key])
-        object.__setattr__(self, "tooltip", self.tooltip or HEADLINES[self.key])
 
 
 def headlines(run: Comparison | Measurement) -> tuple[Headline, ...]:

@@ -2,55 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from explorer.record.pipeline_run import PipelineRun, PlayedSchedule, RankMemory
 from explorer.record.run import PipelinePlan
 from explorer.view.drawing.units import NOT_MEASURED, change, count, mib, percent
 from explorer.view.text import pipeline as words
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """A figure: its value, the text beside the value, and the origin."""
-
-    label: str
-    value: str
-    delta: str = ""
-    origin: str = ""
-    help: str
+from explorer.view.text.headline import Headline
 
 
 def figures(
     run: PipelineRun | None, forecast: PlayedSchedule | None, plan: PipelinePlan | None, *, before: PipelineRun | None
-) -> tuple[Figure, ...]:
+) -> tuple[Headline, ...]:
     """Always five, so that nothing moves. `run` is that of this plan; `before` an older one, for comparison."""
     measured = run.timing if run is not None else None
     shown = measured or forecast
     predicted = (run.predicted if run is not None else None) if measured else None
     old = before.timing if before is not None else None
     return (
-        Figure(
+        Headline(
             label="Step",
             value=_ms(shown),
             delta=_against(run, shown, predicted) or (f"an earlier plan: {_ms(old)}" if old else _gain(shown)),
-            origin=shown.origin if shown else "",
-            help=words.WALL if measured is not None and run is not None and run.wall is not None else words.STEP,
+            origin=(shown.origin,) if shown else (),
+            tooltip=words.WALL if measured is not None and run is not None and run.wall is not None else words.STEP,
         ),
-        Figure(
+        Headline(
             label="Bubble",
             value=percent(shown.bubble_fraction) if shown else NOT_MEASURED,
             delta=_waits(shown, predicted, old),
-            origin=shown.origin if shown else "",
-            help=words.BUBBLE,
+            origin=(shown.origin,) if shown else (),
+            tooltip=words.BUBBLE,
         ),
         _peak(run, forecast),
         _gradients(run),
-        Figure(
+        Headline(
             label="Plan",
             value=count(len(plan.stages), "stage") if plan else "none yet",
             delta=_numbers(plan) if plan else "cut the model first",
-            help=words.PLAN,
+            tooltip=words.PLAN,
         ),
     )
 
@@ -93,21 +81,21 @@ def _against(run: PipelineRun | None, shown: PlayedSchedule | None, predicted: P
     return f"predicted {_ms(predicted)}" + (f", off by {percent(off, signed=True)}" if off is not None else "")
 
 
-def _peak(run: PipelineRun | None, forecast: PlayedSchedule | None) -> Figure:
+def _peak(run: PipelineRun | None, forecast: PlayedSchedule | None) -> Headline:
     memory = run.memory if run is not None and run.memory else (forecast.memory if forecast else ())
     worst = fullest(memory)
     if worst is None:
-        return Figure(label="Highest peak", value=NOT_MEASURED, delta="of any rank", help=words.PEAK)
+        return Headline(label="Highest peak", value=NOT_MEASURED, delta="of any rank", tooltip=words.PEAK)
     predicted = {memory.rank: memory for memory in run.predicted.memory} if run is not None and run.predicted else {}
     guess = predicted.get(worst.rank) if worst.origin != "predicted" else None
     at = f"in {worst.peak_action}" if worst.peak_action else "between actions"
     state = f", + {mib(worst.optimizer_bytes)} optimizer" if worst.optimizer_bytes else ""
-    return Figure(
+    return Headline(
         label=f"Peak of rank {worst.rank}",
         value=mib(worst.peak_bytes),
         delta=(f"predicted {mib(guess.peak_bytes)}" if guess else at) + state,
-        origin=worst.origin,
-        help=words.PEAK,
+        origin=(worst.origin,),
+        tooltip=words.PEAK,
     )
 
 
@@ -116,9 +104,9 @@ def fullest(memory: tuple[RankMemory, ...]) -> RankMemory | None:
     return max(memory, key=lambda memory: memory.device_bytes or 0, default=None)
 
 
-def _gradients(run: PipelineRun | None) -> Figure:
+def _gradients(run: PipelineRun | None) -> Headline:
     if run is None or not run.gradients:
-        return Figure(label="Gradients", value="not compared", delta="press Run", help=words.TRUTH)
+        return Headline(label="Gradients", value="not compared", delta="press Run", tooltip=words.TRUTH)
     outcome, lost = "bitwise equal to unsplit", sum(s.splitting.presence == "baseline only" for s in run.moved)
     if lost:
         outcome = f"bitwise equal; {lost} never came"
@@ -126,10 +114,10 @@ def _gradients(run: PipelineRun | None) -> Figure:
         outcome = f"bitwise equal; {len(run.moved)} different"
     elif run.n_splitting_rounding:
         outcome = f"bitwise equal; {run.n_splitting_rounding} by rounding"
-    return Figure(
+    return Headline(
         label="Gradients",
         value=f"{run.n_splitting_equal} of {len(run.gradients)}",
         delta=outcome,
-        origin="measured",
-        help=words.TRUTH,
+        origin=("measured",),
+        tooltip=words.TRUTH,
     )

@@ -38,17 +38,14 @@ from explorer.view.graph.nesting import default_open, nest
 from explorer.view.memory.timeline import COLOUR, NAME, timeline
 from explorer.view.report.html import card, drawn, section
 from explorer.view.text.explore import HEADLINES
+from explorer.view.text.headline import LABELS
 from explorer.view.text.lab import STATIC_STEPS
 from explorer.view.text.plan import certificate
 
 APP = "http://localhost:8501/"
 """Where `make app` serves the app."""
 CARDS = (
-    ("Step peak", HEADLINES["step_peak_bytes"]),
-    ("Saved after forward", HEADLINES["saved_after_forward_bytes"]),
-    ("FLOPs", HEADLINES["flop_ratio"]),
-    ("Step time", HEADLINES["time_ratio"]),
-    ("Recomputed", HEADLINES["n_recompute"]),
+    *((LABELS[key], HEADLINES[key]) for key in HEADLINES if key != "verdict"),
     ("Hazards", "Known ways in which recomputing a chosen block breaks training. The app also checks pairs of blocks."),
 )
 

@@ -31,7 +31,7 @@ from explorer.view.compare.gradients import (
     scope_sentence,
     verdict_sentence,
 )
-from explorer.view.compare.headline import Headline, headlines
+from explorer.view.compare.headline import headlines
 from explorer.view.drawing.units import count, mib
 from explorer.view.memory.blocks import operators_chart, saved_bytes_chart
 from explorer.view.memory.card import add_card, card_chart, cards_of
@@ -40,11 +40,12 @@ from explorer.view.memory.ranks import rank_rows, ranks_at_peak, ranks_over_time
 from explorer.view.memory.stacked import by_block, roles
 from explorer.view.memory.timeline import alone, timeline
 from explorer.view.pipeline.gantt import gantt, link_table, rank_table
-from explorer.view.pipeline.headline import Figure, figures
+from explorer.view.pipeline.headline import figures
 from explorer.view.pipeline.ranks import bands_chart, memory_chart
 from explorer.view.pipeline.shares import calls_chart, truth_chart, truth_table
 from explorer.view.report.explorable import Explorable, explorable, keep_all_run
 from explorer.view.report.html import anchor, box, card, document, drawn, folded, paragraph, picture, section, table
+from explorer.view.text.headline import Headline
 from explorer.view.text.plan import in_words
 from explorer.view.text.runs import (
     alive_rows,
@@ -355,14 +356,9 @@ def _pipeline_head(of: ReportOf, run: PipelineRun) -> Iterator[str]:
     if plan is not None:
         yield paragraph(f"Schedule: {plan.schedule_name}.")
     yield paragraph(f"Policy: {in_words(run.spec.policy)}.")
-    yield f'<div class="cards">{"".join(map(_pipeline_card, figures(run, None, plan, before=None)))}</div>'
+    yield f'<div class="cards">{"".join(map(_card, figures(run, None, plan, before=None)))}</div>'
     yield from failure_boxes([run.failure])
     yield from map(paragraph, run.notes)
-
-
-def _pipeline_card(figure: Figure) -> str:
-    tooltip = figure.help.replace("**", "")
-    return card(figure.label, figure.value, tooltip, [(figure.delta, ""), (figure.origin, "quiet")])
 
 
 def _schedule(run: PipelineRun) -> Iterator[str]:
