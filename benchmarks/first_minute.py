@@ -118,7 +118,8 @@ def _path(browser: Any, checkout: Path, folder: Path, load: str) -> None:
     page.set_default_timeout(1000 * LIMIT_S)
     began = time.perf_counter()
     try:
-        for text in guided(page, app.url, folder / "policy.yaml"):
+        page.goto(app.url)
+        for text in guided(page, folder / "policy.yaml"):
             time.sleep(len(text.split()) / WORDS_A_SECOND)
     finally:
         app.process.terminate()

@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.browser.chromium import find
 from tests.browser.measured import APP
 from tests.browser.served import START_S, Served, launch, start
+from tests.browser.settled import WATCH_SOCKET
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, Page
+    from playwright.sync_api import Browser, BrowserContext, Page, Request, ViewportSize
 
 HERE = Path(__file__).resolve().parent
 PLAIN = HERE / "plain_models.py"
@@ -24,6 +26,7 @@ TIMEOUT_MS = 600_000
 """Of every wait: the 44 CPU seconds of a comparison take that long where other work has most of each core."""
 LIMIT_S = 1800
 """Of a whole path, for the same reason."""
+SIZE: ViewportSize = {"width": 1280, "height": 800}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -60,22 +63,71 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def context(browser: Browser) -> Iterator[BrowserContext]:
-    """One cache for all tests: eight megabytes of scripts are read and compiled once."""
-    context = browser.new_context(viewport={"width": 1280, "height": 800}, accept_downloads=True)
+    """One cache for all tests: eight megabytes of scripts are read once."""
+    context = browser.new_context(viewport=SIZE, accept_downloads=True)
     context.set_default_timeout(TIMEOUT_MS)
+    context.add_init_script(WATCH_SOCKET)
     yield context
     context.close()
 
 
 @pytest.fixture
 def page(context: BrowserContext) -> Iterator[Page]:
-    """A fresh visitor; an error that the page's script throws fails the test."""
-    visited = context.new_page()
-    errors: list[str] = []
-    visited.on("pageerror", lambda error: errors.append(str(error)))
-    yield visited
-    visited.close()
+    """A fresh visit; an error that the page's script throws fails the test."""
+    with visit(context) as tab:
+        errors: list[str] = []
+        with listening(tab, "pageerror", lambda error: errors.append(str(error))):
+            yield tab
     assert not errors, errors
+
+
+@pytest.fixture(scope="session")
+def offline(browser: Browser) -> Iterator[BrowserContext]:
+    """A browser without network."""
+    context = browser.new_context(offline=True, accept_downloads=True)
+    context.set_default_timeout(TIMEOUT_MS)
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def from_disk(offline: BrowserContext) -> Iterator[Page]:
+    """A tab for files. A word on the console (a blocked request, an error) or any request but for files is a fault."""
+    faults: list[str] = []
+
+    def request(sent: Request) -> None:
+        if not sent.url.startswith(("file:", "blob:")):
+            faults.append(sent.url)
+
+    with (
+        visit(offline) as tab,
+        listening(tab, "console", lambda message: faults.append(message.text)),
+        listening(tab, "pageerror", lambda error: faults.append(str(error))),
+        listening(tab, "request", request),
+    ):
+        yield tab
+    offline.set_offline(True)
+    assert not faults, faults
+
+
+@contextmanager
+def visit(context: BrowserContext) -> Iterator[Page]:
+    """The first tab of `context`, empty before and after: a new tab compiles all scripts anew, two seconds of CPU."""
+    tab = context.pages[0] if context.pages else context.new_page()
+    tab.set_viewport_size(SIZE)
+    tab.emulate_media(color_scheme="light")
+    tab.mouse.move(0, 0)
+    yield tab
+    tab.goto("about:blank")
+    for other in context.pages[1:]:
+        other.close()
+
+
+@contextmanager
+def listening(tab: Page, event: Any, act: Callable[[Any], object]) -> Iterator[None]:
+    tab.on(event, act)
+    yield
+    tab.remove_listener(event, act)
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from PIL import Image
 from tests.browser.chromium import find
 from tests.browser.measured import ANSWERED
 from tests.browser.served import ROOT, launch, start
-from tests.browser.settled import press, settled
+from tests.browser.settled import WATCH_SOCKET, press, settled
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -112,6 +112,7 @@ def main() -> None:
         try:
             browser = launch(playwright, path)
             page = browser.new_page(viewport=SIZE)
+            page.add_init_script(WATCH_SOCKET)
             page.set_default_timeout(120_000)
             page.goto(f"{app.url}/?model=sample_models%2Fgpt.py&size=small")
             page.get_by_text("Measured with everything kept.").wait_for()

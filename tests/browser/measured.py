@@ -35,10 +35,9 @@ def compared(page: Page) -> None:
     page.get_by_test_id("stPlotlyChart").first.wait_for()
 
 
-def guided(page: Page, url: str, saved: Path) -> Iterator[str]:
+def guided(page: Page, saved: Path) -> Iterator[str]:
     """Walks the guided path from the recorded sample to the policy file, which it saves. Yields the text of each step
     once its task is done."""
-    page.goto(url)
     page.get_by_text("recorded on another machine").wait_for()
     page.get_by_role("button", name="New here?").click()
     panel = page.locator(".st-key-tour")

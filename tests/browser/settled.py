@@ -7,18 +7,29 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
-STILL_MS = 400
+STILL_MS = 100
 """A rerun asked for by the last one begins within this time."""
+WATCH_SOCKET = """
+    globalThis.asked = globalThis.answered = 0
+    const send = WebSocket.prototype.send
+    WebSocket.prototype.send = function (...data) {
+        if (!this.watched) this.addEventListener("message", () => { answered = performance.now() })
+        this.watched = true
+        asked = performance.now()
+        return send.apply(this, data)
+    }
+"""
+"""Runs first in each page: notes when the page last asked the server for a rerun, and when the server last spoke."""
 IS_STILL = """([since, still]) => {
     const running = document.querySelector('[data-testid="stApp"]')?.dataset.testScriptState !== "notRunning"
     const stale = document.querySelector('[data-stale="true"]') !== null
-    if (running || stale) since.at = performance.now()
+    if (running || stale || globalThis.asked >= globalThis.answered) since.at = performance.now()
     return performance.now() - since.at > still
 }"""
 
 
 def settled(page: Page, *, still_ms: int = STILL_MS) -> Page:
-    """The page once no script runs and no element waits to be replaced, for `still_ms`."""
+    """The page once the server has answered, no script runs and no element waits to be replaced, for `still_ms`."""
     since = page.evaluate_handle("() => ({at: performance.now()})")
     page.wait_for_function(IS_STILL, arg=[since, still_ms])
     return page

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,10 +15,6 @@ from tests.browser.settled import press, settled
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-HERE = Path(__file__).resolve().parent
-MOST_CONTROLS = 35
-LEAST_PLOT, MOST_ABOVE = 420, 120
-"""Pixels of height of the timeline's plot, and of all that stands above it in its column, at 1440 x 900."""
 CONTROLS = {
     "button", "checkbox", "combobox", "link", "menuitem", "radio", "searchbox", "slider", "spinbutton", "switch", "tab",
     "textbox", "treeitem",
@@ -28,7 +23,9 @@ CONTROLS = {
 
 def without_a_name(page: Page) -> list[str]:
     """Controls that a screen reader cannot tell: no name, a glyph, or the name of an icon."""
-    tree = page.context.new_cdp_session(settled(page)).send("Accessibility.getFullAXTree")["nodes"]
+    session = page.context.new_cdp_session(settled(page))
+    tree = session.send("Accessibility.getFullAXTree")["nodes"]
+    session.detach()  # else each later change of the page updates the tree
     named = [
         (node["role"]["value"], node.get("name", {}).get("value", ""))
         for node in tree
@@ -46,7 +43,7 @@ def test_every_word_on_every_page_reads_and_every_control_has_a_name(page: Page,
     nameless: dict[str, list[str]] = {}
 
     def look(place: str) -> None:
-        faint[place], nameless[place] = too_faint(page), without_a_name(page)
+        faint[place], nameless[place] = too_faint(page), without_a_name(page) if theme == "light" else []
 
     look("before a run")
     compared(page)
@@ -66,14 +63,3 @@ def test_every_word_on_every_page_reads_and_every_control_has_a_name(page: Page,
         look(link)
     assert {place: words for place, words in faint.items() if words} == {}
     assert {place: names for place, names in nameless.items() if names} == {}
-
-
-def test_the_first_screen_has_few_controls_and_its_chart_has_the_page(page: Page, app: Served) -> None:
-    page.set_viewport_size({"width": 1440, "height": 900})
-    measured(page, f"{app.url}/?model=sample_models/gpt.py")
-    controls = settled(page).evaluate((HERE / "controls.js").read_text())["controls"]
-    assert 20 < len(controls) <= MOST_CONTROLS, controls
-    column = page.locator(".st-key-results").bounding_box()
-    plot = page.locator(".st-key-results .nsewdrag").first.bounding_box()
-    assert column is not None and plot is not None
-    assert plot["height"] >= LEAST_PLOT and plot["y"] - column["y"] <= MOST_ABOVE, (plot, column)

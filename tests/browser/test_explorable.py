@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
@@ -29,7 +28,7 @@ from tests.browser.conftest import TIMEOUT_MS
 from tests.browser.served import Served
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Page
 
 Open = Callable[..., "Page"]
 MIXED = Policy(
@@ -46,36 +45,30 @@ def test_a_page_forecasts_as_the_forecaster_does(page: Page, i: int, name: str) 
     assert not wrong, "\n".join(wrong)
 
 
-@cache
-def text_of(name: str) -> str:
-    """The page of a sample model."""
-    recorded = both.bundled(name)
-    return report_text(ReportOf(run=recorded.run, name=name, plans=recorded.front.plans, share_plotly=True))
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of pages of sample models, which share plotly.js."""
+    path = tmp_path_factory.mktemp("pages")
+    (path / PLOTLY_FILE).write_text(plotly_js())
+    return path
 
 
 @pytest.fixture
-def opened(browser: Browser, tmp_path: Path) -> Iterator[Open]:
-    """Opens the page of a sample model from disk. A request beyond the folder, or a word on the console, is a fault."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, offline=True, accept_downloads=True)
-    context.set_default_timeout(TIMEOUT_MS)
-    faults: list[str] = []
+def opened(from_disk: Page, folder: Path) -> Open:
+    """Opens the page of a sample model from disk."""
 
     def load(name: str = "gpt", fragment: str = "", graph: ModelGraph | None = None) -> Page:
-        other = replace(both.bundled(name).run, graph=graph) if graph else None
-        text = report_text(ReportOf(run=other, name=name, share_plotly=True)) if other else text_of(name)
-        (tmp_path / f"{name}.html").write_text(text)
-        (tmp_path / PLOTLY_FILE).write_text(plotly_js())
-        page = context.new_page()
-        page.on("console", lambda message: faults.append(message.text))
-        page.on("pageerror", lambda error: faults.append(str(error)))
-        page.on("request", lambda request: request.url.startswith(("file:", "blob:")) or faults.append(request.url))
-        page.goto((tmp_path / f"{name}.html").as_uri() + fragment)
-        page.locator(".explorable .nsewdrag").first.wait_for()
-        return page
+        file, recorded = folder / (f"{name}.html" if graph is None else "changed.html"), both.bundled(name)
+        if graph is not None or not file.exists():
+            run = replace(recorded.run, graph=graph) if graph is not None else recorded.run
+            plans = recorded.front.plans if graph is None else ()
+            file.write_text(report_text(ReportOf(run=run, name=name, plans=plans, share_plotly=True)))
+        from_disk.goto("about:blank")  # else another fragment is no new visit
+        from_disk.goto(file.as_uri() + fragment)
+        from_disk.locator(".explorable .nsewdrag").first.wait_for()
+        return from_disk
 
-    yield load
-    context.close()
-    assert not faults
+    return load
 
 
 def units_of(page: Page) -> list[dict[str, Any]]:
@@ -200,10 +193,10 @@ def test_a_button_opens_the_app_with_the_policy(opened: Open, app: Served) -> No
 
 
 def test_a_link_to_a_state_opens_it(opened: Open) -> None:
-    first = opened()
-    first.evaluate("policy => show(policy)", plain(MIXED))
-    first.wait_for_function("() => location.hash === hash()")
-    second = opened(fragment=first.evaluate("location.hash"))
+    page = opened()
+    page.evaluate("policy => show(policy)", plain(MIXED))
+    page.wait_for_function("() => location.hash === hash()")
+    second = opened(fragment=page.evaluate("location.hash"))
     assert units_of(second) == plain(MIXED)
     second.evaluate("location.hash = '#preset=all'")
     second.wait_for_function("() => page.policy.length === facts.presets.all.length")

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 GRAPH_PAGE = Path(__file__).resolve().parent / "graph_page.py"
 
 WATCH_LISTENERS = """
-    globalThis.listening = new Map()
-    const [add, remove] = [document.addEventListener, document.removeEventListener]
-    const ours = (act) => act.toString().includes("onPress")
-    document.addEventListener = (...a) => (ours(a[1]) && listening.set(a[0], a[1]), add.apply(document, a))
-    document.removeEventListener = (...a) => (listening.delete(a[0]), remove.apply(document, a))
+    if (!globalThis.listening) {
+        globalThis.listening = new Map()
+        const [add, remove] = [document.addEventListener, document.removeEventListener]
+        const ours = (act) => act.toString().includes("onPress")
+        document.addEventListener = (...a) => (ours(a[1]) && listening.set(a[0], a[1]), add.apply(document, a))
+        document.removeEventListener = (...a) => (listening.delete(a[0]), remove.apply(document, a))
+    }
 """
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,30 +11,26 @@ from explorer.record import Comparison
 from explorer.record.base import from_msgpack
 from explorer.view.report.html import document, table
 from explorer.view.report.report import ReportOf, report_text
-from tests.browser.conftest import TIMEOUT_MS
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Page
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "cpu.msgpack"
 
 
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a run."""
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    path.write_text(report_text(ReportOf(run=from_msgpack(GOLDEN.read_bytes(), Comparison), name="a run")))
+    return path
+
+
 @pytest.fixture
-def report(browser: Browser, tmp_path: Path) -> Iterator[Page]:
-    """Opened from disk, offline; a word on the console (a blocked request, an error) fails the test."""
-    pair = from_msgpack(GOLDEN.read_bytes(), Comparison)
-    file = tmp_path / "report.html"
-    file.write_text(report_text(ReportOf(run=pair, name="a run")))
-    context = browser.new_context(viewport={"width": 1100, "height": 900}, offline=True)
-    context.set_default_timeout(TIMEOUT_MS)
-    page = context.new_page()
-    messages: list[str] = []
-    page.on("console", lambda message: messages.append(message.text))
-    page.on("pageerror", lambda error: messages.append(str(error)))
-    page.goto(file.as_uri())
-    yield page
-    context.close()
-    assert not messages
+def report(from_disk: Page, file: Path) -> Page:
+    """The report, opened from disk."""
+    from_disk.goto(file.as_uri())
+    return from_disk
 
 
 def plot_of(report: Page) -> tuple[float, float, float, float]:
@@ -93,10 +88,10 @@ def test_a_narrow_window_scrolls_charts_and_not_the_page(report: Page) -> None:
     assert report.locator("figure.chart").first.evaluate("figure => figure.scrollWidth > figure.clientWidth")
 
 
-def test_a_sentence_in_a_narrow_table_keeps_its_width(browser: Browser) -> None:
+def test_a_sentence_in_a_narrow_table_keeps_its_width(from_disk: Page) -> None:
     reason = "It plans models whose blocks their author declares by hand, to a budget that is not the peak."
-    page = browser.new_page(viewport={"width": 400, "height": 800})
+    page = from_disk
+    page.set_viewport_size({"width": 400, "height": 800})
     page.set_content(document("Arena", [table([{f"figure {n}": "0.5 MiB" for n in range(12)} | {"why": reason}])]))
     cell = page.get_by_role("cell", name=reason).bounding_box()
     assert cell is not None and cell["width"] > 250 and cell["height"] < 100
-    page.close()

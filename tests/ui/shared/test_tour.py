@@ -9,7 +9,7 @@ from explorer.plan.challenges import CHALLENGES
 from explorer.record.policy import Policy
 from explorer.ui.explore import page
 from explorer.ui.pipeline import work as pipeline_work
-from explorer.ui.shared.tour import GPT, Tour
+from explorer.ui.shared.tour import GPT, RESNET, Tour
 from explorer.view.text.lab import STEPS
 from tests.ui.page_driver import App, press, say, settle, texts, widget
 
@@ -100,6 +100,22 @@ def test_a_page_opens_though_the_rerun_of_the_press_ends_before_its_button(
     at.button(key="tour_open").click().run()
     assert not at.exception and "pipeline" in at.session_state, "the Pipeline page was drawn"
     assert "go_to" not in at.session_state
+
+
+def test_a_button_goes_to_the_page_that_its_step_names(app: App) -> None:
+    at = app()
+
+    def goes(step: str, key: str) -> AppTest:
+        at.session_state["tour"] = Tour(at=[step.key for step in STEPS].index(step), offered=False)
+        at.run()
+        at.button(key=key).click().run()
+        assert not at.exception and where(at) == step
+        return at
+
+    assert goes("batchnorm", "tour_open").session_state["draft"].spec.model == RESNET
+    assert "pipeline_run" in [button.key for button in goes("split", "tour_open").button]
+    assert "pipeline_run" not in [button.key for button in goes("challenge", "challenge_gpt").button]
+    assert at.session_state["draft"].spec.model == GPT
 
 
 def test_while_the_model_is_read_the_question_waits_and_says_so(app: App) -> None:
