@@ -16,20 +16,22 @@ from streamlit.env_util import is_repl
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+PRELOADED = ("BidiComponent", "PlotlyChart", "recordbatch", "serialization")
 FRAMING = [(b"x-frame-options", b"DENY"), (b"content-security-policy", b"frame-ancestors 'none'")]
 
 
 class Headers:
     """Adds headers to each response that keep other sites from showing the page in a frame.
 
-    A document also names the browser's part of Plotly, 4.7 MB: Streamlit requests the file with the first chart, so
-    that without the name a browser would load it after the page is made.
+    A document also names the browser's part of Plotly, 4.7 MB, and of components: Streamlit requests a file with the
+    first element of its kind, so that without the name a browser would load it after the page is made.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        files = (Path(streamlit.__file__).parent / "static/static/js").glob("PlotlyChart.*.js")
-        self.links = [(b"link", f"</static/js/{file.name}>; rel=modulepreload".encode()) for file in files]
+        files = (Path(streamlit.__file__).parent / "static/static/js").glob("*.js")
+        early = [file.name for file in files if file.name.partition(".")[0] in PRELOADED]
+        self.links = [(b"link", f"</static/js/{name}>; rel=modulepreload".encode()) for name in early]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
@@ -55,6 +57,7 @@ def get_ready() -> None:
 if __name__ == "__main__":
     from explorer.ui.navigation import main
 
+    import_module("pandas")  # waits for `get_ready`: Plotly fails on a pandas that is half imported
     main()
 else:
     from threading import Thread

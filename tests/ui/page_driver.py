@@ -44,6 +44,11 @@ def component_data(at: AppTest) -> list[dict[str, Any]]:
     return [json.loads(component.proto.json) for component in at.get("bidi_component")]
 
 
+def drawn_before_plotly(at: AppTest) -> str:
+    """The sketch that stands in a chart's place until the browser has its library; empty without one."""
+    return "".join(data.get("drawing", "") for data in component_data(at))
+
+
 def message(at: AppTest, *, pressed: bool = False, **marks: Any) -> dict[str, Any]:
     """A click in the graph, as the browser tells it: the whole set of marks, and what it was based on.
 

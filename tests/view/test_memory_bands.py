@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import numpy as np
 import pytest
@@ -11,9 +13,10 @@ from explorer.plan.memory.ledger import ledger
 from explorer.record import ROLES, Allocations, Measurement
 from explorer.view.drawing.axis import MAX_POINTS
 from explorer.view.drawing.figure import Chart
+from explorer.view.drawing.sketch import BOTTOM, TOP, sketch
 from explorer.view.memory.blocks import saved_bytes_chart
 from explorer.view.memory.ledger import ledger_chart
-from explorer.view.memory.stacked import AGAIN, MOST_BANDS, REST, by_block, roles
+from explorer.view.memory.stacked import AGAIN, HEADROOM, MOST_BANDS, REST, by_block, roles
 from explorer.view.memory.timeline import NO_TIMELINE, timeline
 from tests.graphs import alive_at
 from tests.view.builders import MIB, Chain, compared, logs, measured, runs
@@ -34,6 +37,19 @@ def assert_adds_up(chart: Chart, peak_bytes: int | None) -> None:
     bands, total, _ = stack_of(chart)
     assert np.rint(bands).sum(axis=0).tolist() == np.rint(total).tolist()
     assert np.rint(total).max() == peak_bytes
+
+
+def assert_sketched(chart: Chart) -> None:
+    """The sketch has the areas, and the first, highest and last point of their outline in a plot 400 pixels high."""
+    bands, total, names = stack_of(chart)
+    page = sketch(chart, TOP + 400 + BOTTOM, dark=False)
+    assert len(re.findall(r'stroke-width="\.5" fill="rgba', page)) == len(names)
+    line = re.search(r'd="M\S+ (\S+?)(H[^"]*)" fill="none"', page)
+    assert line is not None
+    heights = [float(line[1]), *map(float, re.findall(r"V([-.e\d]+)", line[2]))]
+    at_top = total.max() * HEADROOM
+    expected = [400 * (1 - size / at_top) for size in (total[0], total.max(), total[-1])]
+    assert [heights[0], min(heights), heights[-1]] == pytest.approx(expected, abs=0.06)
 
 
 def test_bands_add_up_when_thinned() -> None:
@@ -59,8 +75,9 @@ def test_bands_cover_the_step_once_and_recompute_is_hatched() -> None:
 @settings(max_examples=10, deadline=None)
 @given(runs())
 def test_bands_add_up_to_the_total(run: Measurement) -> None:
-    for chart in (by_block, roles):
-        assert_adds_up(chart(run), run.step_peak_bytes)
+    for chart in (by_block(run), roles(run)):
+        assert_adds_up(chart, run.step_peak_bytes)
+        assert_sketched(chart)
 
 
 @settings(max_examples=10, deadline=None)

@@ -22,12 +22,13 @@ from explorer.ui.explore.view import Picked, View, ledger_of
 from explorer.ui.session.repository import runs
 from explorer.ui.session.values import bound
 from explorer.ui.shared import draft as drafts
-from explorer.ui.shared.charts import draw, finished, made_once, picture, twin
+from explorer.ui.shared.charts import draw, finished, first_picture, made_once, picture, twin
 from explorer.ui.shared.elements import escape, fold, results_height
 from explorer.ui.shared.tour import panel_height
 from explorer.view.drawing.axis import Axis, has_times
 from explorer.view.drawing.figure import Chart, untitled
 from explorer.view.drawing.rows import ROOT_LABEL
+from explorer.view.drawing.sketch import sketch
 from explorer.view.drawing.units import mib
 from explorer.view.memory.card import add_card
 from explorer.view.memory.ledger import ledger_chart, place
@@ -53,19 +54,19 @@ class TimelineOptions:
     picked: Picked
     why: tuple[str, ...]
     """First reason, under the title of both runs."""
-    height: int
 
 
-def memory_panel(state: ExploreState, view: View, *, block: str) -> None:
-    """Draws the timelines, the ledger at the picked point (the peak by default) and the reasons.
+def memory_panel(state: ExploreState, view: View, *, block: str) -> Callable[[], None]:
+    """Draws what stands above the timelines, and a sketch of a stand-in's. The function that is returned draws the
+    timelines, the ledger at the picked point (the peak by default) and the reasons.
 
     The panel is empty without a measured baseline.
     """
     picked, baseline, graph = state.tick, view.charted, view.graph
     if baseline is None:
-        return
+        return lambda: None
     candidate = view.comparison.candidate if view.comparison else None
-    policy = state.charted = state.draft.spec.policy  # from now on each toggle draws the panel again
+    policy = state.draft.spec.policy
     card_panel(baseline, candidate, predicted_on_card(view, policy) if view.candidate is None else None)
     views = [TWO, OF_BASELINE, OF_CANDIDATE] if candidate else [OF_BASELINE]
     _picked_moment(state, baseline, candidate)
@@ -75,9 +76,7 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> None:
         axis, stacked = _chart_options(baseline, candidate, choice)
     reasons = _reasons(state, view, baseline)
     height = max(results_height() - ABOVE - panel_height(), LEAST_HEIGHT)
-    options = TimelineOptions(
-        view=choice, axis=axis, stacked=stacked, block=block, picked=picked, why=reasons[:1], height=height
-    )
+    options = TimelineOptions(view=choice, axis=axis, stacked=stacked, block=block, picked=picked, why=reasons[:1])
     start = view.keep_all.run if view.keep_all is not None else None
     chart, question, answer = made_once(
         lambda: _picture(state, view, options),
@@ -96,11 +95,21 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> None:
     with title:
         st.markdown(f"**{escape(question)}**")
         st.caption(escape(answer))
-    picture(chart, key=key, act=pick)
-    twin(chart, key=key)
-    _why(reasons[1:] if choice == TWO else reasons)
-    _ranks(view, candidate or baseline if choice != OF_BASELINE else baseline)
-    _alive(baseline, candidate, picked, lambda fqns: _select(state, graph, fqns))
+    with st.container(height=height, border=False, gap=None, key="first"):
+        place = st.container()
+        if view.stand_in is not None:  # a visitor's first picture
+            first_picture(sketch(chart, height, dark=st.context.theme.type == "dark"))
+
+    def rest() -> None:
+        state.charted = policy  # from now on each toggle draws the panel again
+        with place:
+            picture(chart, key=key, height=height, act=pick)
+        twin(chart, key=key)
+        _why(reasons[1:] if choice == TWO else reasons)
+        _ranks(view, candidate or baseline if choice != OF_BASELINE else baseline)
+        _alive(baseline, candidate, picked, lambda fqns: _select(state, graph, fqns))
+
+    return rest
 
 
 def picked_event(custom: list[Any] | None, choice: str) -> Picked:
@@ -111,7 +120,7 @@ def picked_event(custom: list[Any] | None, choice: str) -> Picked:
 
 
 def _picture(state: ExploreState, view: View, options: TimelineOptions) -> tuple[Chart, str, str]:
-    """The finished chart without its title, the question and the answer of the title."""
+    """The chart without its title, the question and the answer of the title."""
     candidate, baseline = view.comparison.candidate if view.comparison else None, view.charted
     assert baseline is not None, "the panel is empty without one"
     drawn, (tick_of, tick) = {"baseline": baseline}, options.picked or ("", 0)
@@ -132,7 +141,7 @@ def _picture(state: ExploreState, view: View, options: TimelineOptions) -> tuple
         _add_prediction(state, view, chart, over=candidate if options.view == TWO else None, axis=options.axis)
     add_card(chart, drawn)
     question, answer = untitled(chart.figure)
-    return finished(chart, options.height), question, answer
+    return chart, question, answer
 
 
 def _ranks(view: View, run: Measurement) -> None:

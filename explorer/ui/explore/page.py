@@ -74,21 +74,23 @@ def page() -> None:
         answer = st.container(width="stretch")
         tour_offer()
     slot = st.container()  # unlike st.empty, a container keeps its old content until the new content is there
-    with st.bottom:
-        warning, download = st.empty(), _bar(state, view)
     left, right = two_columns("results")
     with right:
-        slots = Slots(answer=answer, strip=slot, run=warning, download=download, notice=st.empty())
-        charts = st.container()
+        notice, above, charts = st.empty(), st.container(), st.container()
+    with charts:
+        draw_results = results(state, view)
+    with st.bottom:
+        warning, download = st.empty(), _bar(state, view)
+    slots = Slots(answer=answer, strip=slot, run=warning, download=download, notice=notice)
     with left:
         with st.container():
             model_row(draft, partial(drafts.choose_model, draft), key="options_row")
         st.fragment(_desk)(state, slots)
+    with above:
+        _tour(state, view)
+        _trouble(state)
     with charts:
-        with st.container():
-            _tour(state, view)
-            _trouble(state)
-        results(state, view)
+        draw_results()
 
 
 def _take_over(state: ExploreState) -> None:

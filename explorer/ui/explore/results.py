@@ -58,41 +58,50 @@ from explorer.view.text.runs import what_failed
 TABS = ["Memory", "Budget", "Cost", "Gradients", "More"]
 
 
-def results(state: ExploreState, view: View) -> None:
-    """Draws the measured results of the last comparison, else of the baseline alone."""
+def results(state: ExploreState, view: View) -> Callable[[], None]:
+    """Draws the tabs, and above the timelines. The function that is returned draws the measured results of the last
+    comparison, else of the baseline alone: what comes last takes a browser longest."""
     graph, comparison, baseline = view.graph, view.comparison, view.charted
     tabs = st.tabs(TABS, key="tabs", on_change="rerun")
     if baseline is None:
         with tabs[0]:
             _waiting(state, graph)
-        return
+        return lambda: None
     block = drafts.marks_of(state.draft, graph).selected.removeprefix(RUN) if graph is not None else ""
     why_not = drafts.why_not_run(state.draft)
     memory, budget, cost, gradients, more = tabs
+    timelines = None
     if memory.open:
         with memory:
-            _memory(state, view, block)
-    if budget.open and graph is not None:
-        with budget:
-            front_panel(state, view, graph)
-    if cost.open:
-        with cost:
-            if comparison is None:
-                st.caption(glossary.NOT_PLAYED if state.draft.predict else why_not or glossary.EMPTY)
-            elif not comparison.comparable:
-                st.text(f"The {what_failed(comparison)}: what a whole step costs is not known.")
-            cost_panel(comparison if comparison is not None and comparison.comparable else baseline, block=block)
-    if gradients.open:
-        with gradients:
-            _gradients(state, graph, comparison)
-    if more.open and graph is not None:
-        with more:
-            st.markdown("**What autograd records**")
-            if why_not:
-                st.caption(why_not)
-                return
-            busy, pictures = state.job.id is not None, work.result(state, "pictures")
-            autograd_panel(graph, pictures, block=block, draw_block=None if busy else partial(_draw_block, state))
+            timelines = _memory(state, view, block)
+
+    def rest() -> None:
+        if timelines is not None:
+            with memory:
+                timelines()
+        if budget.open and graph is not None:
+            with budget:
+                front_panel(state, view, graph)
+        if cost.open:
+            with cost:
+                if comparison is None:
+                    st.caption(glossary.NOT_PLAYED if state.draft.predict else why_not or glossary.EMPTY)
+                elif not comparison.comparable:
+                    st.text(f"The {what_failed(comparison)}: what a whole step costs is not known.")
+                cost_panel(comparison if comparison is not None and comparison.comparable else baseline, block=block)
+        if gradients.open:
+            with gradients:
+                _gradients(state, graph, comparison)
+        if more.open and graph is not None:
+            with more:
+                st.markdown("**What autograd records**")
+                if why_not:
+                    st.caption(why_not)
+                    return
+                busy, pictures = state.job.id is not None, work.result(state, "pictures")
+                autograd_panel(graph, pictures, block=block, draw_block=None if busy else partial(_draw_block, state))
+
+    return rest
 
 
 def _draw_block(state: ExploreState, block: str) -> None:
@@ -112,12 +121,12 @@ def _waiting(state: ExploreState, graph: ModelGraph | None) -> None:
     picture(chart, key="waiting", height=320)
 
 
-def _memory(state: ExploreState, view: View, block: str) -> None:
+def _memory(state: ExploreState, view: View, block: str) -> Callable[[], None]:
     candidate = view.comparison.candidate if view.comparison is not None else None
     for name, run in (("baseline", view.charted), ("candidate", candidate)):
         if run is not None and run.failure is not None:
             failure_panel(run.failure, key=name)
-    memory_panel(state, view, block=block)
+    return memory_panel(state, view, block=block)
 
 
 def _gradients(state: ExploreState, graph: ModelGraph | None, comparison: Comparison | None) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping
+from functools import cache
+from threading import Lock
 from typing import Any, TypeVar
 
 import streamlit as st
@@ -19,6 +21,8 @@ T = TypeVar("T")
 PLAIN = (str, int, float, tuple, Policy, type(None))
 """Types whose values name a result of `made_once`; objects of other types are compared by identity."""
 _results: Recent[tuple[object, Any]] = Recent(24)
+_in_use = Lock()
+"""Held while a chart is finished and sent: visitors with windows of different heights share it."""
 
 
 def made_once(make: Callable[[], T], *of: object) -> T:
@@ -53,22 +57,55 @@ def picture(chart: Chart, *, key: str, height: int | None = None, act: Callable[
             act(_custom(points[0]))
 
     config = {**CONFIG, "toImageButtonOptions": {"format": "svg", "filename": key}}
-    st.plotly_chart(
-        finished(chart, height).figure,
-        key=key,
-        width="stretch",
-        config=config,
-        alt=chart.alt,
-        on_select="ignore" if act is None else clicked,
-        selection_mode="points",
+    with _in_use:
+        st.plotly_chart(
+            finished(chart, height).figure,
+            key=key,
+            width="stretch",
+            config=config,
+            alt=chart.alt,
+            on_select="ignore" if act is None else clicked,
+            selection_mode="points",
+        )
+
+
+def first_picture(drawing: str) -> None:
+    """Draws the HTML of view/drawing/sketch.py over the next chart in its container, until Plotly has drawn that."""
+    _sketch()(key="sketch", data={"drawing": drawing}, height="content")
+
+
+@cache
+def _sketch() -> Any:
+    # Plotly's file is on its way (app.py). It runs once the sketch is seen: a second without other work.
+    return st.components.v2.component(
+        "checkpoint_explorer_sketch",
+        html='<div class="sketch" aria-hidden="true"></div>\n',
+        css=""".sketch { position: absolute; inset: 0; z-index: 1; background: var(--st-background-color);
+  font-family: var(--st-font); }
+.sketch > * { position: absolute; margin: 0; font-size: 12px; line-height: 20px; white-space: nowrap; }
+.sketch .turned { left: 11px; transform: translate(-50%, -50%) rotate(-90deg); }
+.sketch b { font-weight: normal; margin-right: 6px; }
+.sketch b svg { height: 7px; margin: 0 5px 1px; }
+.sketch path { vector-effect: non-scaling-stroke; }
+.st-key-first { position: relative; }
+.stElementContainer.st-key-sketch { position: static; }
+.st-key-first:has(.main-svg) .sketch { display: none; }
+""",
+        js="""export default function ({ data, parentElement }) {
+  parentElement.querySelector(".sketch").innerHTML = data.drawing
+  const library = performance.getEntriesByType("resource").find(({ name }) => /PlotlyChart[^/]*js$/.test(name))
+  if (library) requestIdleCallback(() => import(library.name))
+}
+""",
+        isolate_styles=False,
     )
 
 
 def finished(chart: Chart, height: int | None = None) -> Chart:
-    """`chart` as it is drawn: in this height, readable on the visitor's theme. A finished chart stays as it is."""
+    """`chart` as it is drawn: in this height, readable on the visitor's theme. The chart itself is changed."""
+    if height is not None and chart.figure.layout.height != height:
+        size(chart.figure, height)
     if not chart.is_plotted:
-        if height is not None:
-            size(chart.figure, height)
         readable(chart.figure, dark=st.context.theme.type == "dark")
         chart.plotted()
     return chart

@@ -17,7 +17,18 @@ from explorer.ui.session import backend, repository, stand_in
 from explorer.view.drawing.units import mib
 from tests import graphs
 from tests.ui.fake_worker import FakeJob, FakeWorker
-from tests.ui.page_driver import App, component_data, figures, graph_data, say, slider, start_only, texts, widget
+from tests.ui.page_driver import (
+    App,
+    component_data,
+    drawn_before_plotly,
+    figures,
+    graph_data,
+    say,
+    slider,
+    start_only,
+    texts,
+    widget,
+)
 
 MODEL = ModelRef(target="sample_models/gpt.py", size="small")
 
@@ -63,6 +74,7 @@ def test_the_recorded_run_is_drawn_at_once_and_answers(
     assert figures(at)["Step peak"] == mib(peak) and "recorded on another machine" in texts(at)
     assert "elsewhere" in str(component_data(at)) and at.button(key="tour_begin")
     assert at.get("plotly_chart") and len(slider(at)) > 3
+    assert "saved activation" in drawn_before_plotly(at)
     assert graph_data(at)["geometry"]["rows"]
     at = say(at, on=["blocks.0"])
     assert "≈" in figures(at)["Step peak"] and "≈ ×" in figures(at)["Step time"]
@@ -84,7 +96,7 @@ def test_parts_of_the_own_run_take_its_place_and_clicks_stay(
     assert "recorded on another machine" in texts(at), "the graph alone has no figures"
     job.part = replace(own, times=None)
     at = at.run()
-    assert "being timed" in texts(at) and "another machine" not in texts(at)
+    assert "being timed" in texts(at) and "another machine" not in texts(at) and not drawn_before_plotly(at)
     assert figures(at)["Step peak"].startswith(mib(own.step_peak_bytes).partition(" ")[0])
     assert figures(at)["Step time"] == "being timed" and len(slider(at)) > 1
     job.finish(own)
