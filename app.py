@@ -23,8 +23,8 @@ FRAMING = [(b"x-frame-options", b"DENY"), (b"content-security-policy", b"frame-a
 class Headers:
     """Adds headers to each response that keep other sites from showing the page in a frame.
 
-    A document also names the browser's part of Plotly, 4.7 MB, and of components: Streamlit requests a file with the
-    first element of its kind, so that without the name a browser would load it after the page is made.
+    A document also names the browser's part of Plotly, 4.7 MB, and of components. Without the name a browser would load
+    it after the page is made: Streamlit requests a file with the first element of its kind.
     """
 
     def __init__(self, app: ASGIApp) -> None:

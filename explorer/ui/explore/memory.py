@@ -14,6 +14,7 @@ from explorer.plan.why.collectives import collective_rows, repeated, sent_bytes
 from explorer.plan.why.peak import explain, explain_one
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
+from explorer.record.policy import Policy
 from explorer.ui.explore import state as states
 from explorer.ui.explore.card import card_panel
 from explorer.ui.explore.forecast import predicted_line, predicted_on_card
@@ -77,16 +78,8 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> Callable[[],
     reasons = _reasons(state, view, baseline)
     height = max(results_height() - ABOVE - panel_height(), LEAST_HEIGHT)
     options = TimelineOptions(view=choice, axis=axis, stacked=stacked, block=block, picked=picked, why=reasons[:1])
-    start = view.keep_all.run if view.keep_all is not None else None
-    chart, question, answer = made_once(
-        lambda: _picture(state, view, options),
-        baseline,
-        candidate,
-        start,
-        view.candidate is not None,
-        policy,
-        str(options),
-    )
+    measured, question, answer = made_once(lambda: _picture(view, options), baseline, candidate, str(options))
+    chart = _with_prediction(measured, view, policy, options)
 
     def pick(custom: list[Any] | None) -> None:
         state.tick = picked_event(custom, choice) or state.tick
@@ -119,8 +112,8 @@ def picked_event(custom: list[Any] | None, choice: str) -> Picked:
     return "candidate" if choice == OF_CANDIDATE or custom[0] == "candidate" else "baseline", int(custom[1])
 
 
-def _picture(state: ExploreState, view: View, options: TimelineOptions) -> tuple[Chart, str, str]:
-    """The chart without its title, the question and the answer of the title."""
+def _picture(view: View, options: TimelineOptions) -> tuple[Chart, str, str]:
+    """The chart of what was measured without its title, the question and the answer of the title."""
     candidate, baseline = view.comparison.candidate if view.comparison else None, view.charted
     assert baseline is not None, "the panel is empty without one"
     drawn, (tick_of, tick) = {"baseline": baseline}, options.picked or ("", 0)
@@ -137,8 +130,6 @@ def _picture(state: ExploreState, view: View, options: TimelineOptions) -> tuple
             chart = by_block(run, axis=options.axis, cursor=cursor)
         else:
             chart = roles(run, block=options.block or None, axis=options.axis, cursor=cursor)
-    if options.view != OF_CANDIDATE:
-        _add_prediction(state, view, chart, over=candidate if options.view == TWO else None, axis=options.axis)
     add_card(chart, drawn)
     question, answer = untitled(chart.figure)
     return chart, question, answer
@@ -168,14 +159,23 @@ def _reasons(state: ExploreState, view: View, baseline: Measurement) -> tuple[st
     return runs().reasons.get_or_make(f"{view.baseline_key} {about}", lambda: explain_one(baseline, graph))
 
 
-def _add_prediction(state: ExploreState, view: View, chart: Chart, *, over: Measurement | None, axis: Axis) -> None:
-    """Draws the unmeasured policy as a dashed line."""
-    policy, baseline, start = state.draft.spec.policy, view.charted, view.keep_all
-    if baseline is None or view.candidate is not None or start is None or start.run.spec != baseline.spec:
-        return
-    line = predicted_line(view, policy)
-    if line is not None:
-        add_predicted(chart, line, baseline, over=over, axis=axis)
+def _with_prediction(chart: Chart, view: View, policy: Policy, options: TimelineOptions) -> Chart:
+    """A copy of `chart` with the unmeasured policy as a dashed line; `chart` itself without such a policy."""
+    baseline, start = view.charted, view.keep_all
+    if baseline is None or start is None or start.run.spec != baseline.spec or not policy.units:
+        return chart
+    if view.candidate is not None or options.view == OF_CANDIDATE:
+        return chart
+    over = view.comparison.candidate if view.comparison is not None and options.view == TWO else None
+
+    def dashed() -> Chart:
+        if (line := predicted_line(view, policy)) is None:
+            return chart
+        copy = finished(chart).copy()
+        add_predicted(copy, line, baseline, over=over, axis=options.axis)
+        return copy
+
+    return made_once(dashed, chart, start.key, policy)
 
 
 def _picked_moment(state: ExploreState, baseline: Measurement, candidate: Measurement | None) -> None:

@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Callable, Mapping
 from functools import cache
-from threading import Lock
+from threading import RLock
 from typing import Any, TypeVar
 
 import streamlit as st
@@ -21,7 +21,7 @@ T = TypeVar("T")
 PLAIN = (str, int, float, tuple, Policy, type(None))
 """Types whose values name a result of `made_once`; objects of other types are compared by identity."""
 _results: Recent[tuple[object, Any]] = Recent(24)
-_in_use = Lock()
+_in_use = RLock()
 """Held while a chart is finished and sent: visitors with windows of different heights share it."""
 
 
@@ -103,11 +103,12 @@ def _sketch() -> Any:
 
 def finished(chart: Chart, height: int | None = None) -> Chart:
     """`chart` as it is drawn: in this height, readable on the visitor's theme. The chart itself is changed."""
-    if height is not None and chart.figure.layout.height != height:
-        size(chart.figure, height)
-    if not chart.is_plotted:
-        readable(chart.figure, dark=st.context.theme.type == "dark")
-        chart.plotted()
+    with _in_use:
+        if height is not None and chart.figure.layout.height != height:
+            size(chart.figure, height)
+        if not chart.is_plotted:
+            readable(chart.figure, dark=st.context.theme.type == "dark")
+            chart.plotted()
     return chart
 
 

@@ -8,7 +8,7 @@ The theme of the page gives fonts and text colours, so that a figure follows lig
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import unescape
 from typing import Any
 
@@ -160,6 +160,10 @@ class Chart:
     def is_plotted(self) -> bool:
         """Whether `plotted` has escaped the texts."""
         return bool(self.figure.layout.meta == _LITERAL)
+
+    def copy(self) -> Chart:
+        """The chart with a figure of its own."""
+        return replace(self, figure=go.Figure(self.figure))
 
     def plotted(self) -> go.Figure:
         """The figure with every text as Plotly has to be given it. Pages and reports draw nothing else."""

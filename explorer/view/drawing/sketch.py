@@ -7,7 +7,8 @@ gives this figure. The width is the browser's: the picture is stretched, words k
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from math import floor, log10
 from typing import Any
 
@@ -33,67 +34,103 @@ LINES = {
 """Plotly's patterns in a square of seven pixels."""
 
 
-def sketch(chart: Chart, height: int, *, dark: bool) -> str:
-    """HTML of a chart of stacked areas; empty if the chart has none."""
-    figure, html = chart.figure, str if chart.is_plotted else literal
-    stack, axes = [trace for trace in figure.data if trace.stackgroup], figure.layout
-    if not stack or axes.xaxis.tickvals is None:
-        return ""
-    plot, top = height - TOP - BOTTOM, float(axes.yaxis.range[1])
-    ticks = list(_ticks(top, plot))
-    left = LEFT + DIGIT * max(len(label) for _, label in ticks)
-    tops = np.cumsum([trace.y for trace in stack], axis=0)
-    shown = minmax(tops[-1], N_POINTS)
-    first, last = float(stack[0].x[0]), float(stack[0].x[-1])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """The ground that areas are drawn on: its pixels, and what its axes reach."""
 
-    def share(x: Any) -> Any:
+    left: int
+    """Pixels at its left."""
+    height: int
+    """Pixels from top to bottom."""
+    top: float
+    """Upper end of the vertical axis, which begins at 0."""
+    first: float
+    last: float
+
+    def share(self, x: Any) -> Any:
         """Place on the plot's width, from 0 to 1."""
-        return PADDING + (1 - 2 * PADDING) * (np.asarray(x, dtype=float) - first) / ((last - first) or 1)
+        places = (np.asarray(x, dtype=float) - self.first) / ((self.last - self.first) or 1)
+        return PADDING + (1 - 2 * PADDING) * places
 
-    x = np.round(share(stack[0].x[shown]) * WIDTH, 1)
-    ys = [np.full(len(x), float(plot)), *np.round((1 - tops[:, shown] / top) * plot, 1)]
-    drawing = [f'<path d="M0 {(1 - tick / top) * plot:.1f}H{WIDTH}" stroke="{GRID}" />' for tick, _ in ticks]
-    for trace, low, high in zip(stack, ys, ys[1:]):
-        outline = f"M{_steps(x, high)}L{_steps(x[::-1], low[::-1], back=True)}Z"
-        drawing += _filled(f'<path d="{outline}" stroke="{trace.line.color}" stroke-width=".5"', trace)
-    drawing.append(f'<path d="M{_steps(x, ys[-1])}" fill="none" stroke="rgba(128,128,128,.9)" />')
-    for trace in figure.data:
-        if trace.fill == "toself":
-            for i in range(0, len(trace.x), 6):
-                a, b = share(trace.x[i]) * WIDTH, share(trace.x[i + 1]) * WIDTH
-                y, h = (1 - trace.y[i + 2]) * plot, (trace.y[i + 2] - trace.y[i]) * plot
-                drawing += _filled(f'<rect x="{a:.1f}" y="{y:.1f}" width="{b - a:.1f}" height="{h:.1f}"', trace)
-    theme = "dark" if dark else "light"
+    def down(self, y: Any) -> Any:
+        """Pixels below the upper end of the axis."""
+        return (1 - y / self.top) * self.height
 
-    def words(text: str, x: float, y: float, *, shift: str = "-50%,-50%", full: bool = False) -> str:
-        colour = (FULL_TEXT if full else QUIET_TEXT)[theme]
-        place = f"left:calc({left}px + {x:.4f} * (100% - {left + RIGHT}px));top:{y:.1f}px"
-        return f'<span style="{place};transform:translate({shift});color:{colour}">{html(text)}</span>'
 
-    texts = [words(label, 0, TOP + (1 - tick / top) * plot, shift="calc(-100% - 8px),-50%") for tick, label in ticks]
-    for place, label in zip(axes.xaxis.tickvals, axes.xaxis.ticktext, strict=True):
-        texts.append(words(label, float(share(place)), TOP + plot + 15))
-    texts.append(words(axes.xaxis.title.text, 0.5, TOP + plot + 32))
-    quiet = f"color:{QUIET_TEXT[theme]}"
-    texts.append(f'<span class="turned" style="top:{TOP + plot / 2}px;{quiet}">{html(axes.yaxis.title.text)}</span>')
-    for note in axes.annotations:
-        y = (1 - (note.y if note.yref == "y2" else note.y / top)) * plot
-        texts.append(words(note.text, float(share(note.x)), TOP + y + (9 if note.yref == "y2" else 0),
-                           full=note.name == ON_AREA))  # fmt: skip
-    legend = "".join(
-        f'<b><svg width="30">{"".join(_filled("<rect width=30 height=7", trace))}</svg>{html(trace.name)}</b>'
-        for trace in stack if trace.showlegend
-    )  # fmt: skip
+def sketch(chart: Chart, height: int, *, dark: bool) -> str:
+    """HTML of a chart of stacked areas in `height` pixels; empty if the chart has none."""
+    figure, stack = chart.figure, [trace for trace in chart.figure.data if trace.stackgroup]
+    if not stack or figure.layout.xaxis.tickvals is None:
+        return ""
+    top, pixels = float(figure.layout.yaxis.range[1]), height - TOP - BOTTOM
+    ticks = list(_ticks(top, pixels))
+    left = LEFT + DIGIT * max(len(label) for _, label in ticks)
+    plot = Plot(left=left, height=pixels, top=top, first=float(stack[0].x[0]), last=float(stack[0].x[-1]))
+    quiet = QUIET_TEXT["dark" if dark else "light"]
     patterns = "".join(
         f'<pattern id="sketch-{ord(shape)}" width="7" height="7" patternUnits="userSpaceOnUse"><path d="{line}" '
         f'stroke="rgba(255,255,255,.55)" stroke-width="1.4" /></pattern>'
         for shape, line in LINES.items()
     )
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {plot}" preserveAspectRatio="none" style="left:{left}px;top:{TOP}px;'
-        f'width:calc(100% - {left + RIGHT}px);height:{plot}px"><defs>{patterns}</defs>{"".join(drawing)}</svg>'
-        f'{"".join(texts)}<p style="left:{left}px;top:{TOP + plot + 48}px;{quiet}">{legend}</p>'
+    grid = [f'<path d="M0 {plot.down(tick):.1f}H{WIDTH}" stroke="{GRID}" />' for tick, _ in ticks]
+    drawing = "".join([*grid, *_areas(stack, plot), *_strip(figure, plot)])
+    html = str if chart.is_plotted else literal
+    title = html(figure.layout.yaxis.title.text)
+    legend = "".join(
+        f'<b><svg width="30">{"".join(_filled("<rect width=30 height=7", trace))}</svg>{html(trace.name)}</b>'
+        for trace in stack if trace.showlegend
     )  # fmt: skip
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {pixels}" preserveAspectRatio="none" style="left:{left}px;top:{TOP}px;'
+        f'width:calc(100% - {left + RIGHT}px);height:{pixels}px"><defs>{patterns}</defs>{drawing}</svg>'
+        f'{"".join(_words(figure, plot, ticks, html, dark=dark))}'
+        f'<span class="turned" style="top:{TOP + pixels / 2}px;color:{quiet}">{title}</span>'
+        f'<p style="left:{left}px;top:{TOP + pixels + 48}px;color:{quiet}">{legend}</p>'
+    )  # fmt: skip
+
+
+def _areas(stack: Sequence[go.Scatter], plot: Plot) -> Iterator[str]:
+    """The areas from the bottom, and the line of the total."""
+    tops = np.cumsum([trace.y for trace in stack], axis=0)
+    shown = minmax(tops[-1], N_POINTS)
+    x = np.round(plot.share(stack[0].x[shown]) * WIDTH, 1)
+    ys = [np.full(len(x), float(plot.height)), *np.round(plot.down(tops[:, shown]), 1)]
+    for trace, low, high in zip(stack, ys, ys[1:]):
+        outline = f"M{_steps(x, high)}L{_steps(x[::-1], low[::-1], back=True)}Z"
+        yield from _filled(f'<path d="{outline}" stroke="{trace.line.color}" stroke-width=".5"', trace)
+    yield f'<path d="M{_steps(x, ys[-1])}" fill="none" stroke="rgba(128,128,128,.9)" />'
+
+
+def _strip(figure: go.Figure, plot: Plot) -> Iterator[str]:
+    """The phases above the areas. A trace has the corners of each rectangle, and a gap behind it."""
+    for trace in figure.data:
+        for i in range(0, len(trace.x) if trace.fill == "toself" else 0, 6):
+            start, end = plot.share(trace.x[i : i + 2]) * WIDTH
+            y, high = (1 - trace.y[i + 2]) * plot.height, (trace.y[i + 2] - trace.y[i]) * plot.height
+            yield from _filled(
+                f'<rect x="{start:.1f}" y="{y:.1f}" width="{end - start:.1f}" height="{high:.1f}"', trace
+            )
+
+
+def _words(
+    figure: go.Figure, plot: Plot, ticks: Sequence[tuple[float, str]], html: Callable[[str], str], *, dark: bool
+) -> Iterator[str]:
+    """Labels and title of the axes, and the names on areas and phases."""
+    axis, theme = figure.layout.xaxis, "dark" if dark else "light"
+
+    def text(words: str, x: float, y: float, *, shift: str = "-50%", colour: str = QUIET_TEXT[theme]) -> str:
+        place = f"left:calc({plot.left}px + {x:.4f} * (100% - {plot.left + RIGHT}px));top:{TOP + y:.1f}px"
+        return f'<span style="{place};transform:translate({shift},-50%);color:{colour}">{html(words)}</span>'
+
+    for tick, label in ticks:
+        yield text(label, 0, plot.down(tick), shift="calc(-100% - 8px)")
+    for x, label in zip(axis.tickvals, axis.ticktext, strict=True):
+        yield text(label, float(plot.share(x)), plot.height + 15)
+    yield text(axis.title.text, 0.5, plot.height + 32)
+    for note in figure.layout.annotations:
+        y = (1 - note.y) * plot.height + 9 if note.yref == "y2" else plot.down(note.y)
+        on_area = note.name == ON_AREA
+        yield text(note.text, float(plot.share(note.x)), y, colour=(FULL_TEXT if on_area else QUIET_TEXT)[theme])
 
 
 def _ticks(top: float, pixels: float) -> Iterator[tuple[float, str]]:
@@ -113,7 +150,7 @@ def _steps(x: Any, y: Any, *, back: bool = False) -> str:
 
 
 def _filled(shape: str, trace: go.Scatter) -> list[str]:
-    """`shape` in the colour of `trace`, and once more in its pattern."""
+    """`shape` in the colour of `trace`, and again in its pattern."""
     pattern = trace.fillpattern.shape
     filled = [f'{shape} fill="{trace.fillcolor}" />']
     return [*filled, f'{shape} fill="url(#sketch-{ord(pattern)})" />'] if pattern else filled
