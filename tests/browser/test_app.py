@@ -143,6 +143,7 @@ def test_a_first_visit_answers_before_the_worker_and_its_path_ends_with_a_policy
         route.continue_()
     page.locator(".st-key-first .js-plotly-plot .scatterlayer .trace").first.wait_for()
     page.locator(".sketch").wait_for(state="hidden")
+    page.unroute("**/PlotlyChart.*")
     assert drawn == pytest.approx(page.evaluate(PLOT), abs=2), "Plotly's chart covers its sketch"
     page.get_by_text("starting").first.wait_for()
     has_few_controls_and_a_large_chart(page)
