@@ -102,6 +102,11 @@ class LoopRecording:
     def __enter__(self) -> None:
         """Starts the recording. Raises BadInput if another instrument is on: each would record the other."""
         _refuse_other_instruments()
+        if self.optimizer is not None and not hasattr(self.optimizer, "state"):
+            raise BadInput(
+                f"The optimizer is a {type(self.optimizer).__name__}, and one optimizer of torch is asked for.",
+                hint="Give one of several: the steps of all are seen, and the state of the others counts as inputs.",
+            )
         self._policy = policy_of(self._model)
         self._tracker = _LoopTracker(
             self._model, self.device.torch, self._tensors_before(), segments=segment_heads(self._policy)
