@@ -22,7 +22,7 @@ from explorer.own_loop.watch import Watch, WatchCallback
 from explorer.record import ModelRef, RunSpec
 from explorer.record.failure import is_out_of_memory
 from tests.own_loop.test_record_step import peak_beside_inputs
-from tests.own_loop.test_watch import MIB, opened
+from tests.own_loop.test_watch import HUGE, MIB, opened
 
 Loop = Callable[..., nn.Module]
 N_STEPS = 4
@@ -43,7 +43,7 @@ class Net(nn.Module):
         for block in self.blocks:
             x = x + self.dropout(block(x))
         if self.n_calls == self.refuse_in:
-            torch.empty(800 * MIB, dtype=torch.uint8)
+            torch.empty(HUGE, dtype=torch.uint8)
         out = self.head(x)
         return out if labels is None else {"loss": nn.functional.cross_entropy(out, labels), "logits": out}
 
@@ -240,7 +240,7 @@ def test_a_refusal_leaves_a_readable_file(loop: Loop, tmp_path: Path) -> None:
         trained(loop, Line(tmp_path, on_oom=path), refuse_in=1)
     assert is_out_of_memory(caught.value)
     run = opened(path)
-    assert run.failure is not None and run.failure.asked_bytes == 800 * MIB
+    assert run.failure is not None and run.failure.asked_bytes == HUGE
     assert run.failed_in == "forward" and "Held then" in run.failure.hint
 
 

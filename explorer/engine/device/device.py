@@ -20,8 +20,7 @@ from torch import nn
 
 from explorer.engine.device.allocator import CpuRecorder, Recorder
 from explorer.engine.device.cuda_allocator import CudaRecorder
-from explorer.engine.device.free_memory import available_bytes
-from explorer.engine.device.memory_limit import cuda_memory_limit, process_memory_limit
+from explorer.engine.device.memory_limit import available_bytes, cuda_memory_limit, process_memory_limit
 from explorer.engine.state.global_state import tf32_kinds
 from explorer.errors import BadInput
 from explorer.record.measurement import Environment

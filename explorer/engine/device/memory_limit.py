@@ -1,4 +1,4 @@
-"""Memory limits of a process or a GPU, and out of memory as a result with the text and bytes of the refusal.
+"""Memory limits of a process or a GPU, the memory that is free, and a refusal as a result with its text and bytes.
 
 A limit bounds a process's address space (CPU) or torch's share of a GPU; the old limit returns afterwards. Under a
 limit that the user set, tensors are mapped one by one, so that holes of the heap do not count. Under the limit of the
@@ -25,7 +25,6 @@ from typing import TypeVar
 import torch
 
 from explorer.engine.device.allocator import Refusal
-from explorer.engine.device.free_memory import available_bytes
 from explorer.errors import NotOnThisDevice, OutOfMemory, message_of
 from explorer.record.failure import CPU_REFUSAL, Failure, failure_of, is_out_of_memory, refusal_behind
 
@@ -45,6 +44,12 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _DEFAULTS = {_TRIM_THRESHOLD: 2**26, _MMAP_THRESHOLD: 2**25}
 """Largest values (64 bit), to which glibc moves both parameters as soon as a tensor of 32 MiB is freed."""
 _SMALL_BYTES = 2**16
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+_CGROUP_FILES = (
+    ("memory.max", "memory.current", "memory.stat"),  # version 2
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),  # version 1
+)
 LEFT_BYTES = 2**20
 """Growth of the address space from which on a refused step is repeated."""
 MOST_TRIES = 20
@@ -142,6 +147,43 @@ def address_space_bytes() -> int | None:
     except (OSError, ValueError):
         return None
     return pages * resource.getpagesize()
+
+
+def available_bytes() -> int | None:
+    """Memory available without swapping: the lower of the machine's and the container's; None if neither is known."""
+    limits = [n_bytes for n_bytes in (_of_machine(), _of_container()) if n_bytes is not None]
+    return min(limits, default=None)
+
+
+def _of_machine() -> int | None:
+    kilobytes = _table(_MEMINFO).get("MemAvailable:")
+    return None if kilobytes is None else kilobytes * 1024
+
+
+def _of_container() -> int | None:
+    """Free bytes under the container's limit. File caches that the kernel may drop count as free."""
+    for limit_name, used_name, table_name in _CGROUP_FILES:
+        limit, used = _number(_CGROUP / limit_name), _number(_CGROUP / used_name)
+        if limit is not None and used is not None:
+            return max(0, limit - used + _table(_CGROUP / table_name).get("inactive_file", 0))
+    return None
+
+
+def _number(path: Path) -> int | None:
+    """The number in a file; None if the file is missing or holds a word such as `max`."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _table(path: Path) -> dict[str, int]:
+    """The first number of every line by the line's first word."""
+    try:
+        lines = [line.split() for line in path.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
 
 
 def refusal_of(error: BaseException) -> Refusal:

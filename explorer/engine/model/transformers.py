@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from explorer.engine.device.free_memory import available_bytes
+from explorer.engine.device.memory_limit import available_bytes
 from explorer.engine.device.without_data import is_without_data
 from explorer.errors import ModelNotLoaded, nearest
 from explorer.plan.catalogue import HUGGING_FACE

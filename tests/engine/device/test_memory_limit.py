@@ -16,11 +16,11 @@ import torch
 
 from explorer.engine.bench.measure import measure
 from explorer.engine.bench.step import prepare, run_step
-from explorer.engine.device import free_memory, memory_limit
+from explorer.engine.device import memory_limit
 from explorer.engine.device.device import CpuDevice
-from explorer.engine.device.free_memory import available_bytes
 from explorer.engine.device.memory_limit import (
     MOST_TRIES,
+    available_bytes,
     first_step,
     machine_memory_limit,
     process_memory_limit,
@@ -161,8 +161,8 @@ def test_a_net_of_convolutions_fits_into_what_it_holds(limit_mib: int, fits: boo
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "meminfo").write_text("MemTotal:  4096 kB\nMemAvailable:  2048 kB\n")
-    monkeypatch.setattr(free_memory, "MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(free_memory, "CGROUP", tmp_path)
+    monkeypatch.setattr(memory_limit, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory_limit, "_CGROUP", tmp_path)
     return tmp_path
 
 
