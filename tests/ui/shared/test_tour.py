@@ -10,7 +10,7 @@ from explorer.record.policy import Policy
 from explorer.ui.explore import page
 from explorer.ui.pipeline import work as pipeline_work
 from explorer.ui.shared.tour import GPT, RESNET, Tour
-from explorer.view.text.lab import STEPS
+from explorer.view.text.lab import ON_GPT, STEPS
 from tests.ui.page_driver import App, press, say, settle, texts, widget
 
 ALL = [f"blocks.{i}" for i in range(6)]
@@ -85,6 +85,9 @@ def test_a_step_offers_what_is_not_open_already(app: App) -> None:
     about = [challenge for challenge in CHALLENGES.values() if challenge.model == GPT]
     assert len(offers("challenge")) == len(CHALLENGES) - len(about) > 0
     assert about and all(challenge.hint in texts(at) for challenge in about), "a hint needs no run"
+    at = app(model="sample_models/unet.py", size="small")
+    for step in STEPS[:6]:
+        assert offers(step.key) == ["Open the GPT"] and ON_GPT in texts(at) and where(at) == step.key
 
 
 def test_a_page_opens_though_the_rerun_of_the_press_ends_before_its_button(
