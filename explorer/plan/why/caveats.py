@@ -71,7 +71,7 @@ def peak_caveats(run: Measurement) -> tuple[str, ...]:
     if log is None or not run.complete:
         return ()
     rules = (_as_written(run), bytes_outside(run))
-    return tuple(filter(None, (*rules, _unattributed(run), _of_the_library(log.ops), _one_draw(run))))
+    return tuple(filter(None, (*rules, _unattributed(run), _of_the_library(run, log.ops), _one_draw(run))))
 
 
 DDP_BUCKETS = (
@@ -113,12 +113,15 @@ def _unattributed(run: Measurement) -> str:
     )
 
 
-def _of_the_library(ops: tuple[str, ...]) -> str:
+def _of_the_library(run: Measurement, ops: tuple[str, ...]) -> str:
     if not any("mkldnn_rnn" in op for op in ops):
         return ""
+    begin = "oneDNN's recurrent layers keep memory for their backward inside the library"
+    if any("without data" in warning for warning in run.warnings):
+        return f"{begin}, which no play without data sees: a tagger with two LSTM layers held 2.4 times as much."
     return (
-        "oneDNN's recurrent layers keep memory for their backward inside the library: forecasts of such models came "
-        "out up to 7 % off, and what the library takes past torch's allocator is in no figure."
+        f"{begin}: forecasts of such models came out up to 7 % off, and what the library takes past torch's allocator "
+        "is in no figure."
     )
 
 
