@@ -29,7 +29,7 @@ from explorer.view.compare.cost import uncounted_in_words
 from explorer.view.compare.gradients import distance_in_words, moved_sentence, scope_sentence
 from explorer.view.compare.headline import headlines
 from explorer.view.drawing.rows import Row, chart_rows, row_sum
-from explorer.view.drawing.units import NOT_MEASURED, count, flops, mib, percent
+from explorer.view.drawing.units import count, flops, mib, percent
 from explorer.view.memory.ranks import rank_rows, spread_of_ranks
 from explorer.view.pipeline.gantt import rank_table
 from explorer.view.pipeline.ranks import memory_chart
@@ -172,10 +172,8 @@ def _figures(console: Console, record: Comparison | Measurement, run: Measuremen
     table = Table(box=None, show_header=False, padding=(0, 2))
     for figure in headlines(record):
         tone = _TONES[figure.tone]
-        origin = "" if figure.value == NOT_MEASURED else ", ".join(figure.origin)
-        table.add_row(
-            figure.label, f"[bold]{escape(figure.value)}[/]", f"[{tone}]{escape(figure.delta)}[/]", f"[dim]{origin}[/]"
-        )
+        value, origin = f"[bold]{escape(figure.value)}[/]", f"[dim]{', '.join(figure.origin)}[/]"
+        table.add_row(figure.label, value, f"[{tone}]{escape(figure.delta)}[/]", origin)
     console.print(table)
     if isinstance(record, Comparison) and record.baseline.card is not None:
         print_card(console, record.baseline.card, "everything kept")
