@@ -198,7 +198,7 @@ class Simulation:
     def peak_bytes(self) -> int:
         """The peak of the changed line, reruns included."""
         stretches = offsets_of(self.changes, len(self.replay.line))
-        peak = int((self.replay.highest(stretches[0]) + stretches[1]).max())
+        peak = int((np.maximum.reduceat(self.replay.line, stretches[0]) + stretches[1]).max())
         return max([peak, *(most for _, most in self.reruns(stretches))])
 
     @property

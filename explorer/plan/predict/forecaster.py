@@ -6,15 +6,14 @@ MiB of peak for a percent of recompute. A block that is not alive at the peak co
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from explorer.plan.memory.ledger import Bytes, cells_of, ledger
-from explorer.plan.names import above, is_within, lineage
+from explorer.plan.names import Fqns, above, is_within, lineage
 from explorer.plan.predict.baseline import keep_all_from
 from explorer.plan.predict.calls import (
     SavedByCall,
@@ -25,12 +24,12 @@ from explorer.plan.predict.calls import (
     stash_bytes,
     without_replayed_inputs,
 )
-from explorer.plan.predict.changes import Changes, Simulation, enclosing, joined, nest_of, offsets_of, simulate
+from explorer.plan.predict.changes import Simulation, enclosing, joined, nest_of, simulate
 from explorer.plan.predict.not_predicted import not_covered, not_predicted, run_again_by_the_model
 from explorer.plan.predict.predicted_step import predicted_step
-from explorer.plan.predict.replay import FORWARD, Maxima, Replay
+from explorer.plan.predict.replay import Replay
 from explorer.plan.predict.step_cost import rerun_flops, time_ratio, unit_flops, with_equal_times
-from explorer.record.allocations import Ledger, LedgerCell, PhaseSpan, Role
+from explorer.record.allocations import Ledger, LedgerCell, Role
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Forecast, Price
@@ -204,7 +203,7 @@ def prices(
     """Prices of the kept `blocks` (by default every block that saves something) and of every recomputed unit.
 
     Blocks above, below or inside a recomputed unit have no price of their own: toggling one changes the unit. Empty
-    where nothing can be replayed.
+    where nothing can be replayed. Nested units have no price, and units of a run that has no keep-all baseline.
 
     Origin: predicted; calls.py lists the limits. Without `graph` FLOPs do not know where recompute stops
     early.
@@ -212,30 +211,22 @@ def prices(
     replay = Replay.of(measurement, graph)
     if replay is None:
         return ()
-    replay = replace(replay, maxima=(maxima := Maxima(replay.line)))
     units = measurement.spec.policy.units
     unit_of = {fqn: unit for unit in units for fqn in unit.blocks}
     holders = {holder for fqn in unit_of for holder in above(fqn)}
     fqns = [cost.fqn for cost in measurement.blocks if cost.saved_after_forward_bytes] if blocks is None else blocks
-    reruns_of, nested = _reruns_of(measurement, unit_of), _nested(unit_of)
-    keep_prices = _KeepPrices(
-        measurement=measurement, replay=replay, maxima=maxima, by_birth=np.argsort(replay.born, kind="stable")
-    )
-    priced = [keep_prices.price(unit, reruns_of[unit]) for unit in units if unit not in nested]
-    priced += [
-        _if_recomputed(measurement, replay, fqn, graph, maxima)
+    priced = [
+        _if_recomputed(measurement, replay, fqn, graph)
         for fqn in dict.fromkeys(fqns)
         if fqn
         and fqn not in holders
         and not any(other in unit_of for other in lineage(fqn))
         and not run_again_by_the_model(Policy.recompute([fqn]), graph)
     ]
-    return tuple(price for price in priced if price is not None)
+    return (*_if_kept(measurement, graph), *(price for price in priced if price is not None))
 
 
-def _if_recomputed(
-    measurement: Measurement, replay: Replay, fqn: str, graph: ModelGraph | None, maxima: Maxima
-) -> Price | None:
+def _if_recomputed(measurement: Measurement, replay: Replay, fqn: str, graph: ModelGraph | None) -> Price | None:
     policy = measurement.spec.policy
     calls = without_replayed_inputs(replay, graph, saved_by_calls(replay, (fqn,), stops_early=policy.stops_early))
     if not any(len(call.entries) for call in calls) or fqn not in measurement.by_fqn:
@@ -244,110 +235,35 @@ def _if_recomputed(
     unit = Policy.recompute([fqn])
     # Without the generator state of its checkpoints, or "stays" would read "+4.9 KiB".
     peak = simulate(part, nest_of(unit, {unit.units[0]: calls}, graph, stash_bytes=0), None).peak_bytes
-    total = measurement.total_flops
-    return Price(
-        blocks=(fqn,),
-        toggle="recompute",
-        peak_bytes=peak,
-        peak_change_bytes=peak - maxima.peak_bytes,
-        share_of_step_flops=rerun_flops(measurement, graph, (fqn,), policy) / total if total else None,
-    )
+    flops = rerun_flops(measurement, graph, (fqn,), policy)
+    return _price(measurement, (fqn,), "recompute", peak - int(replay.line.max()), flops)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _KeepPrices:
-    """Prices of keeping a recomputed unit. The work on a unit grows with its reruns, not with the timeline."""
-
-    measurement: Measurement
-    replay: Replay
-    maxima: Maxima
-    by_birth: NDArray[np.intp]
-    """All entries in order of birth."""
-
-    def price(self, unit: Unit, spans: Sequence[PhaseSpan]) -> Price | None:
-        """The price of keeping `unit`, which ran again in `spans`."""
-        measurement, replay = self.measurement, self.replay
+def _if_kept(measurement: Measurement, graph: ModelGraph | None) -> Iterator[Price]:
+    """Prices of keeping a recomputed unit, from forecasts with and without the unit on the keep-all baseline."""
+    policy = measurement.spec.policy
+    nested = {unit for pair in enclosing(policy).items() for unit in pair}
+    forecaster = Forecaster(measurement, graph)
+    whole = forecaster.peak_bytes(policy) if policy.units else None
+    for unit in policy.units if whole is not None else ():
         costs = [measurement.by_fqn[fqn] for fqn in unit.blocks if fqn in measurement.by_fqn]
-        if not spans or len(costs) < len(unit.blocks):
-            return None
-        ends = _forward_ends(replay, unit.blocks)
-        changes, levels = [], []
-        for span in spans:
-            end = min(span.end_tick, len(replay.line))
-            # What is freed before backward allocates anything was made again for nothing, such as the block's output.
-            begins = int(replay.births[np.searchsorted(replay.births, end)])
-            first, last = np.searchsorted(replay.born, (span.first_tick, end), sorter=self.by_birth)
-            inside = np.sort(self.by_birth[first:last])
-            inside = inside[replay.died[inside] >= begins]
-            left = int(replay.size[inside].sum())
-            before = ends[ends < span.first_tick]
-            start = int(before.max()) + 1 if len(before) else span.first_tick
-            changes.append((start, span.first_tick, left))
-            for output, again in _output_copies(measurement, replay, unit.blocks[-1], inside):
-                size, died = int(replay.size[output]), int(replay.died[output])
-                changes.append((start, min(died, span.first_tick), -size))
-                if died >= span.first_tick:
-                    left -= size
-                    changes.append((end, min(died, int(replay.died[again])), -size))
-            levels.append((span.first_tick, end, int(replay.line[span.first_tick - 1]) + left))
-        peak = self._peak(np.array(changes, dtype=np.int64).T, levels)
-        total = measurement.total_flops
-        return Price(
-            blocks=unit.blocks,
-            toggle="keep",
-            peak_bytes=peak,
-            peak_change_bytes=peak - self.maxima.peak_bytes,
-            share_of_step_flops=sum(cost.recompute_flops for cost in costs) / total if total else None,
-        )
-
-    def _peak(self, changes: Changes, levels: Sequence[tuple[int, int, int]]) -> int:
-        """The peak of the line with `changes`, and with constant bytes in `levels` (first tick, end tick, bytes)."""
-        length = len(self.replay.line)
-        bounds, offsets = offsets_of(changes, length)
-        cuts = np.union1d(bounds, [tick for first, end, _ in levels for tick in (first, end) if tick < length])
-        highest = self.maxima.between(cuts)
-        for first, end, n_bytes in levels:
-            highest[(first <= cuts) & (cuts < end)] = n_bytes
-        return int((highest + offsets[np.searchsorted(bounds, cuts, side="right") - 1]).max())
+        others = tuple(other for other in policy.units if other is not unit)
+        without = forecaster.peak_bytes(msgspec.structs.replace(policy, units=others))
+        ran_again = any(cost.n_recompute for cost in costs)
+        if unit not in nested and without is not None and ran_again and len(costs) == len(unit.blocks):
+            flops = sum(cost.recompute_flops for cost in costs)
+            yield _price(measurement, unit.blocks, "keep", without - (whole or 0), flops)
 
 
-def _reruns_of(measurement: Measurement, unit_of: Mapping[str, Unit]) -> Mapping[Unit, Sequence[PhaseSpan]]:
-    """The reruns of each unit. `unit_of`: the units by their blocks."""
-    spans: dict[Unit, list[PhaseSpan]] = {unit: [] for unit in unit_of.values()}
-    for span in measurement.phases:
-        for fqn in lineage(span.block) if span.phase == "recompute" else ():
-            if fqn in unit_of:
-                spans[unit_of[fqn]].append(span)
-    return spans
-
-
-def _output_copies(measurement: Measurement, replay: Replay, fqn: str, made: Bytes) -> list[tuple[int, int]]:
-    """Pairs of an output that others hold and its copy among `made`; a kept block has only one of both."""
-    log, calls = measurement.allocations, replay.calls.get(fqn, [])
-    if log is None or len(calls) != 1:
-        return []
-
-    def kind(entry: int) -> tuple[int, int, int]:
-        return log.n_bytes[entry], log.op[entry], log.block[entry]
-
-    last = {kind(entry): entry for entry in made.tolist()}
-    return [(output, last[kind(output)]) for output in calls[0].outputs if kind(output) in last]
-
-
-def _forward_ends(replay: Replay, fqns: Sequence[str]) -> Bytes:
-    """Ticks of the unit's own forward events: births, and frees before another block allocates."""
-    here = np.concatenate([replay.below(fqn) for fqn in fqns])
-    born, died = replay.born[here], replay.died[here]
-    forward = (replay.phase[born] == FORWARD) & (born > 0)
-    births = np.sort(born[forward])
-    # Of each free: the unit's last birth before it, and the next birth of anyone after that.
-    last = births[np.maximum(np.searchsorted(births, died[forward]) - 1, 0)]
-    following = replay.births[np.searchsorted(replay.births, last, side="right")]
-    frees = died[forward][died[forward] < following]
-    return np.concatenate([births, frees])
-
-
-def _nested(unit_of: Mapping[str, Unit]) -> set[Unit]:
-    """Units that lie above or below another unit. `unit_of`: the units by their blocks."""
-    pairs = ((unit, unit_of.get(holder, unit)) for fqn, unit in unit_of.items() for holder in above(fqn))
-    return {unit for pair in pairs if pair[0] != pair[1] for unit in pair}
+def _price(
+    measurement: Measurement, blocks: Fqns, toggle: Literal["recompute", "keep"], change_bytes: int, flops: int
+) -> Price:
+    log, total = measurement.allocations, measurement.total_flops
+    assert log is not None, "it was replayed"
+    return Price(
+        blocks=blocks,
+        toggle=toggle,
+        peak_bytes=max(log.held_bytes) + change_bytes,
+        peak_change_bytes=change_bytes,
+        share_of_step_flops=flops / total if total else None,
+    )

@@ -134,8 +134,6 @@ class Replay:
     """Results of `saved_by_calls` in calls.py, which a planner and its forecasts share."""
     backward_births: dict[str, Bytes] = field(default_factory=dict)
     """Ticks at which backward of each block allocates."""
-    maxima: Maxima | None = None
-    """Of `line`, where many changes of a few ticks each are simulated."""
 
     @classmethod
     def of(cls, measurement: Measurement, graph: ModelGraph | None) -> Replay | None:
@@ -196,10 +194,6 @@ class Replay:
         places = np.searchsorted(self.births[:-1], (first, end), side="right")
         return self.by_birth[places[0] : places[1]]
 
-    def highest(self, bounds: NDArray[np.intp]) -> Bytes:
-        """The most bytes from each of the ascending `bounds` to the next, or to the end of the line."""
-        return np.maximum.reduceat(self.line, bounds) if self.maxima is None else self.maxima.between(bounds)
-
     def forward_ends(self, tick: int) -> int:
         """The tick after the last birth of the forward that contains `tick`."""
         later = np.flatnonzero(self.phase[tick:] != FORWARD)
@@ -214,25 +208,6 @@ class Replay:
         place = np.searchsorted([call.first for call in calls], born) - 1
         is_inside = (place >= 0) & (born <= np.array([call.end for call in calls])[place])
         return int(self.size[entries[is_inside]].sum())
-
-
-class Maxima:
-    """Maxima of stretches of `line` in constant time each: two looks at the maxima over every power of two of ticks."""
-
-    def __init__(self, line: Bytes) -> None:
-        self.peak_bytes = int(line.max())
-        self._table = np.empty((len(line).bit_length(), len(line)), dtype=np.int64)
-        self._table[0] = line
-        for level, (below, row) in enumerate(zip(self._table, self._table[1:])):
-            row[:] = below
-            np.maximum(below[: -(1 << level)], below[1 << level :], out=row[: -(1 << level)])
-
-    def between(self, bounds: NDArray[np.intp]) -> Bytes:
-        """The maximum from each of the ascending `bounds` to the next, or to the end of the line."""
-        ends = np.append(bounds[1:], self._table.shape[1])
-        level = np.frexp(ends - bounds)[1] - 1
-        highest: Bytes = np.maximum(self._table[level, bounds], self._table[level, ends - (1 << level)])
-        return highest
 
 
 def _calls(calls: Calls, blocks: Sequence[str]) -> dict[str, list[Call]]:
