@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -20,6 +21,7 @@ from explorer.record.base import from_json, to_json
 from tests.graphs import gpt
 
 GRAPH = gpt(6)
+GRAPH_CUT = (GRAPH.chain[:3], GRAPH.chain[3:])
 
 
 def test_page_and_command_line_begin_with_two_stages_of_the_same_plan() -> None:
@@ -44,23 +46,19 @@ def test_options_win_over_the_file() -> None:
     file_plan = plan_of(PlanOptions(stages=3, microbatches=6, schedule="1F1B"), GRAPH, KEEP_ALL, None, default=None)
     plan = plan_of(PlanOptions(microbatches=8), GRAPH, KEEP_ALL, None, default=file_plan)
     assert (plan.stages, plan.schedule, plan.n_microbatches) == (file_plan.stages, "1F1B", 8)
+    own = msgspec.structs.replace(
+        file_plan, stages=GRAPH_CUT, n_microbatches=1, actions=(("0F0", "0B0"), ("1F0", "1B0"))
+    )
+    assert plan_of(PlanOptions(), GRAPH, KEEP_ALL, None, default=own).schedule_name == "own schedule"
+    assert plan_of(PlanOptions(schedule="GPipe"), GRAPH, KEEP_ALL, None, default=own).schedule_name == "GPipe"
+    with pytest.raises(InvalidPlan, match="0F1 is missing"):
+        plan_of(PlanOptions(microbatches=2), GRAPH, KEEP_ALL, None, default=own)
 
 
 @pytest.mark.parametrize("rule", ["by-parameters", "by-time", "by-memory"])
 def test_every_rule_cuts(rule: str) -> None:
     options = PlanOptions(stages=4, microbatches=4, schedule="Interleaved1F1B", cuts=rule)  # type: ignore[arg-type]
     assert len(plan_of(options, GRAPH, KEEP_ALL, None, default=None).stages) == 4
-
-
-def test_an_own_schedule_is_read_and_checked(tmp_path: Path) -> None:
-    rows = tmp_path / "own.csv"
-    rows.write_text("0F0,0B0\n1F0,1B0\n")
-    plan = plan_of(PlanOptions(stages=2, microbatches=1, rows=rows), GRAPH, KEEP_ALL, None, default=None)
-    assert (plan.actions, plan.schedule_name) == ((("0F0", "0B0"), ("1F0", "1B0")), "own schedule")
-    with pytest.raises(InvalidPlan, match="0F1 is missing"):
-        plan_of(PlanOptions(stages=2, microbatches=2, rows=rows), GRAPH, KEEP_ALL, None, default=None)
-    with pytest.raises(InvalidPlan, match="both say"):
-        PlanOptions(schedule="1F1B", rows=rows).changes()
 
 
 def test_a_schedule_that_does_not_fit_is_refused_before_any_run() -> None:
@@ -86,18 +84,6 @@ def test_a_model_that_is_a_file_goes_with_the_script(tmp_path: Path) -> None:
     files = run_files(RunSpec(model=ModelRef(target=f"{file}:build"), plan=plan))
     assert files["net.py"] == file.read_text()
     assert from_json(files["run_spec.json"], RunSpec).model.target == "net.py:build"
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [(None, "cannot be read"), (b"", "holds no action"), (b"\n\n", "holds no action"), (b"\xff\xfe0F0", "is not text")],
-)
-def test_a_schedule_that_is_no_text_of_actions_is_a_sentence(tmp_path: Path, content: bytes | None, words: str) -> None:
-    rows = tmp_path / "own.csv"
-    if content is not None:
-        rows.write_bytes(content)
-    with pytest.raises(InvalidPlan, match=words):
-        plan_of(PlanOptions(stages=2, microbatches=1, rows=rows), GRAPH, KEEP_ALL, None, default=None)
 
 
 RAN = RunSpec(

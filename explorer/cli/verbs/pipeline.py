@@ -34,7 +34,6 @@ from explorer.jobs.client import Worker
 from explorer.jobs.protocol import FindJointPlan, OpenRanks, ProfileStages, RunPipeline
 from explorer.jobs.run_file import write_file
 from explorer.plan.export.torchrun import RESULTS, SCRIPT_FILE, run_files, spec_beside, torchrun_command
-from explorer.plan.pipeline.actions import format_rows, read_rows
 from explorer.plan.pipeline.cuts import CutRule, atoms, check_stages, split_at_borders, stages_by, usual_rule
 from explorer.plan.pipeline.schedules import (
     SCHEDULES,
@@ -72,7 +71,6 @@ class PlanOptions:
     ] = None
     cuts: Annotated[CutRule | None, typer.Option(help="How stages are balanced; by time if blocks are priced.")] = None
     checkpoint: Annotated[CheckpointMode | None, typer.Option(help="Which microbatches are checkpointed.")] = None
-    rows: Annotated[Path | None, typer.Option(metavar="CSV", help="An own schedule, a line of actions a rank.")] = None
     unkeyed: Annotated[bool, typer.Option("--unkeyed", help="Ordinary dropout, which depends on the split.")] = False
     deferred_batch_norm: Annotated[
         bool, typer.Option("--deferred-batch-norm", help="Running statistics move once per batch.")
@@ -100,12 +98,7 @@ class PlanOptions:
         return CapWish(asked=shape, cap_bytes=parse_bytes(self.cap), n_microbatches=self.microbatches)
 
     def changes(self) -> dict[str, object]:
-        """Requested fields of the plan, without the stages. Raises InvalidPlan, UnreadableFile."""
-        if self.rows is not None and self.schedule is not None:
-            raise InvalidPlan(
-                f"--schedule {self.schedule} and --rows {self.rows} both say who does what.", hint="Give one of them."
-            )
-        actions = None if self.rows is None else format_rows(read_rows(self.rows))
+        """Requested fields of the plan, without the stages."""
         fields = {
             "n_microbatches": self.microbatches,
             "schedule": self.schedule,
@@ -113,7 +106,7 @@ class PlanOptions:
             "checkpoint": self.checkpoint,
             "keyed_rng": False if self.unkeyed else None,
             "deferred_batch_norm": True if self.deferred_batch_norm else None,
-            "actions": () if self.schedule is not None else actions,
+            "actions": None if self.schedule is None else (),
         }
         return {name: value for name, value in fields.items() if value is not None}
 

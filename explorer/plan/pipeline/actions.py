@@ -4,7 +4,6 @@
         1F0 1B0 1F1 1B1       stage 1 starts later; empty cells are waiting and carry no meaning
 
 `2F0` forward, `2B0` full backward, `2I0` gradient of the stage's input, `2W0` gradient of its weights; B = I + W.
-torch's overlapped pair `(0F1;1B0)OVERLAP_F_B` is read as its two actions, one after the other, as one rank runs them.
 
 The three rules of an action list. A fault names the actions that break a rule.
 
@@ -20,17 +19,15 @@ import io
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
-from explorer.errors import InvalidPlan, message_of
+from explorer.errors import InvalidPlan
 from explorer.plan.names import listed
 
 N_SHOWN = 5
 WHOLE = ({"F", "B"}, {"F", "I", "W"})
 EARLIER = {"B": "F", "I": "F", "W": "I"}
 _ACTION = re.compile(r"(\d+)([FBIW])(\d+)")
-_OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 
 
 class Action(NamedTuple):
@@ -56,12 +53,10 @@ def parse_rows(rows: Iterable[Sequence[str]]) -> Rows:
     for rank, row in enumerate(rows):
         actions: list[Action] = []
         for cell_index, cell in enumerate(row):
-            pair = _OVERLAP.fullmatch(cell.strip())
-            for part in pair[1].split(";") if pair else [cell] * bool(cell.strip()):
-                if match := _ACTION.fullmatch(part.strip()):
-                    actions.append(Action(int(match[1]), match[2], int(match[3])))
-                else:
-                    faults.append(f"{part.strip()!r} (rank {rank}, cell {cell_index})")
+            if match := _ACTION.fullmatch(cell.strip()):
+                actions.append(Action(int(match[1]), match[2], int(match[3])))
+            elif cell.strip():
+                faults.append(f"{cell.strip()!r} (rank {rank}, cell {cell_index})")
         parsed.append(tuple(actions))
     if faults:
         raise InvalidPlan(
@@ -81,42 +76,6 @@ def to_csv(rows: Rows) -> str:
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(format_rows(rows))
     return out.getvalue()
-
-
-def from_csv(text: str) -> Rows:
-    """Reads what `to_csv` or torch's `_dump_csv` wrote. Raises InvalidPlan that names every bad cell.
-
-    Communication and gradient-reduction cells (SEND_F, RECV_B, REDUCE_GRAD, ...) follow from the rest and are left out.
-    """
-    rows = [[cell for cell in row if not _is_communication(cell)] for row in csv.reader(io.StringIO(text))]
-    while rows and not rows[-1]:
-        rows.pop()
-    return parse_rows(rows)
-
-
-def read_rows(path: Path) -> Rows:
-    """An own schedule's file. Raises InvalidPlan where it is missing, no text, or without an action."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InvalidPlan(f"The schedule {path} cannot be read: {error.strerror}.", hint="Name a CSV file.") from error
-    return rows_in(data, str(path))
-
-
-def rows_in(data: bytes, name: str) -> Rows:
-    """The rows in the bytes of a file called `name`. Raises InvalidPlan where they are no text, or hold no action."""
-    try:
-        rows = from_csv(data.decode("utf-8"))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InvalidPlan(
-            f"The schedule {name} is not text: {message_of(error)}.",
-            hint="Write one line of actions a rank: 0F0,0F1,0B0,0B1.",
-        ) from error
-    if not any(rows):
-        raise InvalidPlan(
-            f"The schedule {name} holds no action.", hint="Write one line of actions a rank: 0F0,0F1,0B0,0B1."
-        )
-    return rows
 
 
 def stage_ranks(rows: Rows) -> dict[int, int]:
@@ -226,7 +185,3 @@ def _order_faults(rows: Rows) -> list[str]:
         if len(ranks) > 1:
             faults.append(f"stage {stage} is on ranks {' and '.join(map(str, sorted(ranks)))}")
     return faults
-
-
-def _is_communication(cell: str) -> bool:
-    return bool(re.fullmatch(r"\s*\d+(SEND_[FB]|RECV_[FB]|UNSHARD|RESHARD|REDUCE_GRAD)\d*\s*", cell))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import csv
 import gc
 import io
 import weakref
@@ -27,7 +28,7 @@ from explorer.engine.pipeline.run import run_pipeline
 from explorer.engine.policy.apply import apply_policy
 from explorer.errors import InvalidPlan
 from explorer.plan.hazards.hazards import hazards
-from explorer.plan.pipeline.actions import Action, format_rows, from_csv, to_csv
+from explorer.plan.pipeline.actions import Action, format_rows, parse_rows, to_csv
 from explorer.plan.pipeline.orders import one_f_one_b
 from explorer.plan.pipeline.schedules import SCHEDULES, rows_of
 from explorer.record.pipeline_run import ActionTime
@@ -349,10 +350,11 @@ def test_torch_loads_the_csv_we_write(schedule: str, tmp_path: Path) -> None:
     assert runtime.pipeline_order_with_comms
 
 
-def test_we_read_the_csv_that_torch_writes(tmp_path: Path) -> None:
+def test_our_rows_are_those_that_torch_writes(tmp_path: Path) -> None:
     schedule = get_schedule_class("ZBVZeroBubble")(mock_stages(2, 2), 4)
     super(type(schedule).__mro__[1], schedule)._dump_csv(str(tmp_path / "torch.csv"))
-    assert from_csv((tmp_path / "torch.csv").read_text()) == rows("ZBVZeroBubble", 2, 4, 2)
+    with (tmp_path / "torch.csv").open() as file:
+        assert parse_rows(csv.reader(file)) == rows("ZBVZeroBubble", 2, 4, 2)
 
 
 def test_a_probe_of_the_clock_stands_at_each_end_of_a_recording() -> None:

@@ -16,7 +16,7 @@ from explorer.errors import InvalidPlan, InvalidPolicy
 from explorer.plan.export.formats import FORMATS, exported
 from explorer.plan.export.layers import first_of, prefix_of
 from explorer.plan.export.target import Target
-from explorer.plan.pipeline.actions import from_csv
+from explorer.plan.pipeline.actions import to_csv
 from explorer.plan.pipeline.orders import one_f_one_b
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.policy_file import PolicyFile
@@ -110,7 +110,7 @@ FILE = PolicyFile(
 
 def test_stages_and_schedule_are_exported() -> None:
     assert json.loads(exported(FILE, "stages").text) == [["a", "b"], ["c"]]
-    assert from_csv(exported(FILE, "schedule").text) == one_f_one_b(2, 3)
+    assert exported(FILE, "schedule").text == to_csv(one_f_one_b(2, 3))
 
 
 @pytest.mark.parametrize("target", ["stages", "schedule"])
