@@ -38,6 +38,7 @@ from explorer.errors import BadInput, ExplorerError, message_of
 from explorer.own_loop.record_step import RecordedRun
 from explorer.own_loop.second_run import ForwardCall, NotHealed, StateBefore, autocast_contexts, computed_tensors, walk
 from explorer.plan.names import listed
+from explorer.plan.planners.front import undominated
 from explorer.plan.planners.planner import Planner
 from explorer.plan.policy import presets
 from explorer.plan.policy.presets import preset
@@ -321,7 +322,7 @@ def ladder(run: Measurement) -> list[tuple[Policy, float | None]]:
     """
     if run.graph is None or not run.complete:
         return []
-    policies = [plan.policy for plan in Planner(run, run.graph).front(POINTS, seconds=SECONDS)]
+    policies = [plan.policy for plan in undominated(tuple(Planner(run, run.graph).front(POINTS, seconds=SECONDS)))]
     for name in ("every-8", "every-4", "every-2", "sqrt"):
         with suppress(ExplorerError):  # no block is one to recompute by itself
             policies.append(preset(name, run.graph))

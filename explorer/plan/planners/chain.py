@@ -8,7 +8,8 @@ those of its forward and of its backward. An item covers consecutive places: a s
 
 While a place runs, earlier items hold fewer bytes by a constant, and later items hold nothing. So later places depend
 on a label only: (change of bytes by earlier items, cost). A label that is worse in both than another is dropped. Bytes
-that are not constant (a skip, an input that two items keep) are read twice: low for the bound, high for a solution.
+that are not constant (a skip, an input that two items keep) are read low, for the bound. The integer program is then
+solved beside this one (planner.py), because the forecast may reject what is found here.
 
 In a chain of few choices a candidate is a stretch of the chain, lies in one place, or holds all places of a stretch.
 Items are read from the forecasts of single choices. program.py plans every other model.
@@ -48,12 +49,14 @@ class Item:
     chosen: tuple[int, ...]
     first: int
     end: int
-    cost: tuple[int, int]
-    """Cost in grains, rounded down and rounded up."""
-    need: tuple[float, float]
-    """Peak bytes at ticks of the item's places if earlier places are kept: a lower and an upper reading."""
-    held: tuple[float, float]
-    """Change of bytes at ticks of later places, mostly below 0: a lower and an upper reading."""
+    cost: int
+    """Cost in grains, rounded down."""
+    need: float
+    """Peak bytes at ticks of the item's places if earlier places are kept: the least."""
+    held: float
+    """Change of bytes at ticks of later places, mostly below 0: the least."""
+    is_exact: bool
+    """True if `need` and `held` are the bytes whatever the other places recompute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,50 +116,47 @@ class ChainProgram:
 
     def lowest_bytes(self) -> int:
         """Lower bound of the peak bytes of all policies."""
-        return int(self._least_budget(float("inf"), time.monotonic() + LEAST_SECONDS, high=False)[0])
+        return int(self._least_budget(float("inf"), time.monotonic() + LEAST_SECONDS)[0])
 
     def _within(self, budget: int) -> Solution | None:
-        low = self._cheapest(budget, high=False)
+        low = self._cheapest(budget)
         self.bound = bound = float("inf") if low is None else low.bound
         if low is None:
             return None
-        self._judge(low, self._cheapest(budget, high=True))
+        self._judge(low)
         aim, best = budget, self._best_within(budget)
         for _ in range(MOST_TRIES):
             if low is None or (best is not None and best[0] * (1 - TOLERANCE / 2) <= bound):
                 break
             aim -= max(self.peak(low.chosen) - budget, 1)
-            low = self._cheapest(aim, high=False)
+            low = self._cheapest(aim)
             self._judge(low)
             best = self._best_within(budget)
         return None if best is None else self._solution(best[1], best[0], bound)
 
     def _lowest(self, most_cost: float, ends: float) -> Solution:
         """The lowest peak of the choices that cost at most `most_cost`."""
-        bound, low = self._least_budget(most_cost, ends, high=False)
+        bound, low = self._least_budget(most_cost, ends)
         self._judge(low)
         within = {chosen: peak for chosen, peak in self._peaks.items() if self.cost(chosen) <= most_cost}
-        if min(within.values()) - bound >= 2:
-            self._judge(self._least_budget(most_cost, ends, high=True)[1])
-            within |= {chosen: peak for chosen, peak in self._peaks.items() if self.cost(chosen) <= most_cost}
         best = min(within, key=lambda chosen: (within[chosen], self.cost(chosen)))
         return self._solution(best, float(within[best]), bound)
 
-    def _least_budget(self, most_cost: float, ends: float, *, high: bool) -> tuple[float, Cheapest | None]:
+    def _least_budget(self, most_cost: float, ends: float) -> tuple[float, Cheapest | None]:
         """The least feasible budget by bisection over whole bytes, and a choice within the budget."""
         below, least = 0, int(self.line.max())
         answer: Cheapest | None = None
         while least - below > 1 and time.monotonic() < ends:
             middle = (below + least) // 2
-            cheapest = self._cheapest(middle, high=high, most_cost=most_cost)
+            cheapest = self._cheapest(middle, most_cost=most_cost)
             if cheapest is None:
                 below = middle
             else:
                 least, answer = middle, cheapest
         return below + 1, answer
 
-    def _judge(self, *answers: Cheapest | None) -> None:
-        for answer in filter(None, answers):
+    def _judge(self, answer: Cheapest | None) -> None:
+        if answer is not None:
             self.peak(answer.chosen)
 
     def _best_within(self, budget: int) -> tuple[float, tuple[int, ...]] | None:
@@ -172,7 +172,7 @@ class ChainProgram:
             n_solves=self._n_solves,
         )
 
-    def _cheapest(self, budget: int, *, high: bool, most_cost: float = float("inf")) -> Cheapest | None:
+    def _cheapest(self, budget: int, *, most_cost: float = float("inf")) -> Cheapest | None:
         """The cheapest items whose readings are within the budget; None if there are none."""
         self._n_solves += 1
         n_places = self.n_places
@@ -188,12 +188,12 @@ class ChainProgram:
             labels_at.append(labels)
             for number in from_place[place] if place < n_places else ():
                 item = self.items[number]
-                cost = labels.cost + item.cost[high]
-                fits = np.flatnonzero((labels.held <= budget - item.need[high]) & (cost <= most))
+                cost = labels.cost + item.cost
+                fits = np.flatnonzero((labels.held <= budget - item.need) & (cost <= most))
                 if len(fits):
                     parts[item.end].append(
                         _Labels(
-                            held=labels.held[fits] + item.held[high],
+                            held=labels.held[fits] + item.held,
                             cost=cost[fits],
                             item=np.full(len(fits), number),
                             before=fits,
@@ -230,7 +230,6 @@ def _undominated(parts: Sequence[_Labels]) -> _Labels:
 MOST_INSIDE = 6
 """Candidates of one place: a place has at most as many choices as these have subsets."""
 MOST_PLACES = 200
-MOST_LOOSE = 150
 
 
 def is_chain_of_few(graph: ModelGraph) -> bool:
@@ -244,14 +243,9 @@ def is_chain_of_few(graph: ModelGraph) -> bool:
     return 0 < len(names) <= MOST_PLACES and max(names.values()) <= MOST_INSIDE
 
 
-def is_loose(program: object, n_candidates: int) -> bool:
-    """True if an item's bytes are not constant: a model with skips, of which the integer program finds better plans.
-
-    False for more candidates than the integer program solves within a second.
-    """
-    items = program.items if isinstance(program, ChainProgram) else ()
-    loose = any(item.held[0] < item.held[1] or item.need[0] < item.need[1] for item in items)
-    return loose and n_candidates <= MOST_LOOSE
+def is_exact(program: object) -> bool:
+    """True for the program of a chain whose bytes are constant: no skip connection, no input that two items keep."""
+    return isinstance(program, ChainProgram) and all(item.is_exact for item in program.items)
 
 
 def chain_program(
@@ -274,7 +268,7 @@ def chain_program(
         more = line - replay.line
         if (more[ticks < first] < 0).any():  # it frees bytes at ticks of earlier places, which items may not do
             return None
-        least, grains = sum(twice[i] for i in chosen), candidates.cost(chosen) / grain
+        least = sum(twice[i] for i in chosen)
         need = float(line[(first <= ticks) & (ticks < end)].max(initial=0))
         after = more[ticks >= end] if (ticks >= end).any() else np.zeros(1)
         items.append(
@@ -282,9 +276,10 @@ def chain_program(
                 chosen=chosen,
                 first=first,
                 end=end,
-                cost=(int(np.floor(grains)), int(np.ceil(grains))),
-                need=(need - least, need),
-                held=(float(after.min()) - least, float(after.max())),
+                cost=int(candidates.cost(chosen) / grain),
+                need=need - least,
+                held=float(after.min()) - least,
+                is_exact=least == 0 and after.min() == after.max(),
             )
         )
     behind = float(replay.line[ticks == len(blocks)].max(initial=0))

@@ -28,7 +28,7 @@ from explorer.plan.planners.candidates import (
     chain_stretches,
     preset_units,
 )
-from explorer.plan.planners.chain import ChainProgram, chain_program, is_chain_of_few, is_loose
+from explorer.plan.planners.chain import ChainProgram, chain_program, is_chain_of_few, is_exact
 from explorer.plan.planners.program import LEAST_SECONDS, Limits, Program, Solution
 from explorer.plan.planners.solver import TOLERANCE
 from explorer.plan.planners.variables import Variables
@@ -44,6 +44,8 @@ from explorer.record.policy import KEEP_ALL, Policy, Unit
 
 FRONT_SECONDS = 2.5
 """Seconds for all points of the front together. Most points take much less: a person waits for them."""
+MOST_WITH_EVERY_STRETCH = 150
+"""Candidates that the integer program solves within a second: of a chain with more it gets few stretches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +91,15 @@ class Planner:
         self._offered = offer
         self._floor: Plan | None = None
         whole = self._of_chain(replace(offer, every_stretch=True)) if offer.among is None else None
-        loose = whole is not None and is_loose(whole.program, len(whole.candidates.units))
-        main = self._of_any(replace(offer, every_stretch=True)) if loose else whole or self._of_any(offer)
+        if whole is None:
+            main = self._of_any(offer)
+            beside = self._of_every_stretch(offer, main) if offer.among is None else None
+        elif is_exact(whole.program):
+            main, beside = whole, None
+        else:
+            few = len(whole.candidates.units) <= MOST_WITH_EVERY_STRETCH
+            main, beside = self._of_any(replace(offer, every_stretch=few)), whole
         self.candidates, self._program = main.candidates, main.program
-        beside = whole if loose else self._of_every_stretch(offer) if offer.among is None and whole is None else None
         self._choices = (main,) if beside is None else (beside, main)
         """The quick program of every stretch first, where there is one."""
 
@@ -102,10 +109,10 @@ class Planner:
         other._offer(replace(self._offered, without=(*self._offered.without, *units)))
         return other
 
-    def _of_every_stretch(self, offer: OfferedChoices) -> _Choices | None:
+    def _of_every_stretch(self, offer: OfferedChoices, main: _Choices) -> _Choices | None:
         """The choices of every stretch of a chain and of few others; None if all of them are offered already, or the
         model is no chain."""
-        offered = [candidate.unit for candidate in self.candidates.units]
+        offered = [candidate.unit for candidate in main.candidates.units]
         units = beside_every_stretch(self._graph, offered)
         blocks = {unit.blocks for unit in offered}
         if all(isinstance(unit, Unit) or unit in blocks for unit in units):
