@@ -8,8 +8,8 @@ solution that the exact forecast confirms is optimal. A solution that the foreca
 Units that the moments do not distinguish are counted (symmetry.py): hundreds of equal blocks become a few integers.
 Fewer moments distinguish fewer units, so the search keeps only moments that bind in the relaxed program.
 
-Time may end before the solver does. So every judged choice is stored and reused for other limits. Choices that a
-person would try (a preset, the first n of equal blocks) are judged first: no solution is worse than these choices.
+Time may end before the solver does. So every judged choice is stored and reused for other limits. Presets and other
+suggested choices are judged first: no solution is worse than these.
 """
 
 from __future__ import annotations
@@ -83,7 +83,6 @@ class Program:
     bound: float = 0.0
     """Lower bound that the last solution proved; infinite if no choice is within its limits."""
     _stretches: NDArray[np.intp] | None = None
-    _first_choices: list[tuple[int, ...]] = field(default_factory=list)
     _peaks: dict[tuple[int, ...], int] = field(default_factory=dict)
     _binding: dict[object, Row] = field(default_factory=dict)
     """Rows that bound the last relaxed solution. Most of the rows bind the next relaxed solution too."""
@@ -95,12 +94,9 @@ class Program:
         return self._peaks[chosen]
 
     def tried(self) -> list[tuple[int, ...]]:
-        """Choices judged for any limits, presets, and first blocks of each kind; by cost, then by number of units."""
-        if not self._first_choices:
-            self._first_choices = [(), *self.suggested, *self.variables.first_of_kinds()]
-        return sorted(
-            {*self._first_choices, *self._peaks}, key=lambda chosen: (self.variables.cost(chosen), len(chosen), chosen)
-        )
+        """Choices judged for any limits, and the suggested ones; by cost, then by number of units."""
+        choices = {(), *self.suggested, *self._peaks}
+        return sorted(choices, key=lambda chosen: (self.variables.cost(chosen), len(chosen), chosen))
 
     def solve(self, limits: Limits) -> Solution | None:
         """The best choice within `limits`; None if there is none."""

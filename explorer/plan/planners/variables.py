@@ -30,8 +30,6 @@ Row = tuple[dict[int, float], float]
 """Coefficients by variable, and the upper bound of their sum."""
 Values = NDArray[np.float64]
 DEPTH = 2
-LEAST_KIN = 4
-N_FIRST = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,22 +159,6 @@ class Variables:
                 kinds[one.kin].append(i)
         yield from (tuple(kind) for kind in kinds.values() if len(kind) > 1)
         yield from ((i,) for kind in kinds.values() for i in kind)
-
-    def first_of_kinds(self) -> list[tuple[int, ...]]:
-        """For each kind of candidate, its first n members, for at most N_FIRST values of n.
-
-        The first members are recomputed because backward reaches them last.
-        """
-        kinds: dict[tuple[str, ...], list[int]] = defaultdict(list)
-        for i, one in enumerate(self._candidates.units):
-            kinds[one.kin].append(i)
-        choices = []
-        for kind in kinds.values():
-            if len(kind) >= LEAST_KIN:
-                members = self.legal(kind)  # equal segments overlap
-                counts = np.linspace(1, len(members), min(N_FIRST, len(members))).astype(int).tolist()
-                choices += [tuple(members[:n]) for n in counts]
-        return choices
 
     def all_but(self, chosen: Iterable[int]) -> Row:
         """A row that forbids `chosen` and no other choice."""
