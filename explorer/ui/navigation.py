@@ -8,7 +8,7 @@ from explorer.ui import lab
 from explorer.ui.explore import page as explore
 from explorer.ui.pipeline import page as pipeline
 from explorer.ui.runs import page as runs
-from explorer.ui.session.values import GO_TO, finish_callbacks
+from explorer.ui.session.values import GO_TO, mend_reruns
 
 TAB_ICON = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24">
 <path fill="none" stroke="#4596E4" stroke-width="2" d="M9 7h3v10h4M12 9h4"/>
@@ -26,7 +26,7 @@ WORDMARK = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 196 24" role=
 
 def main() -> None:
     """Configures the app and shows the chosen page."""
-    finish_callbacks()
+    mend_reruns()
     st.logo(WORDMARK.format(ink="#FAFAFA" if st.context.theme.type == "dark" else "#111111"), size="large")
     st.set_page_config(page_title="Checkpoint Explorer", page_icon=TAB_ICON, layout="wide")
     pages = {

@@ -18,7 +18,8 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
 import streamlit as st
-from streamlit.runtime.scriptrunner import ScriptRunner
+from streamlit.runtime.scriptrunner import RerunData, ScriptRunner
+from streamlit.runtime.scriptrunner_utils.script_requests import ScriptRequests
 from streamlit.runtime.scriptrunner_utils.script_run_context import ThreadState, get_script_run_ctx
 
 T = TypeVar("T")
@@ -104,18 +105,25 @@ def whole() -> Iterator[None]:
         _is_whole.reset(token)
 
 
-def finish_callbacks() -> None:
-    """Makes Streamlit end an overtaken rerun after its callbacks and outside `whole`.
+def mend_reruns() -> None:
+    """Makes Streamlit end an overtaken rerun after its callbacks and outside `whole`, and ignore timers of a left page.
 
     Streamlit ends a rerun at its next st call, also before and within a callback. A press would be lost, or half of
-    its changes: the browser sends a press once.
+    its changes: the browser sends a press once. A fragment's timer fires on the old page until the browser has the new
+    one. The request would take the place of the switch, or leave the new page blank.
     """
-    end = ScriptRunner._maybe_handle_execution_control_request
+    end, accept = ScriptRunner._maybe_handle_execution_control_request, ScriptRequests.request_rerun
 
     def end_later(runner: ScriptRunner) -> None:
         context = get_script_run_ctx(suppress_warning=True)
         if context is None or (context.has_script_started and not _is_whole.get()):
             end(runner)
 
+    def accept_of_page(requests: ScriptRequests, data: RerunData) -> bool:
+        page = requests._rerun_data.page_script_hash  # of the request that waits or runs
+        is_of_left_page = data.fragment_id and page and data.page_script_hash != page
+        return True if is_of_left_page else accept(requests, data)
+
     if end.__name__ != end_later.__name__:
         ScriptRunner._maybe_handle_execution_control_request = end_later  # type: ignore[method-assign, assignment]
+        ScriptRequests.request_rerun = accept_of_page  # type: ignore[method-assign, assignment]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import zlib
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,13 +16,15 @@ import pytest
 import streamlit
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from streamlit.runtime.scriptrunner import RerunData
+from streamlit.runtime.scriptrunner_utils.script_requests import ScriptRequests, ScriptRequestType
 from streamlit.testing.v1 import AppTest
 
 from explorer.errors import UnreadableFile
 from explorer.record import ModelRef, Policy, RunSpec
 from explorer.ui.session import backend, values
 from explorer.ui.session.address import LIMIT, from_query, to_query
-from explorer.ui.session.values import bound, finish_callbacks, once_a_press, session_value
+from explorer.ui.session.values import bound, mend_reruns, once_a_press, session_value
 from explorer.ui.shared.draft import Draft
 from tests.ui.page_driver import widget
 
@@ -247,9 +250,23 @@ def overtaken_page() -> None:
 
 
 def test_a_newer_press_ends_no_callback_and_nothing_that_is_taken_over_whole() -> None:
-    finish_callbacks()
+    mend_reruns()
     at = AppTest.from_function(overtaken_page).run()
     at.button(key="press").click().run()
     assert not at.exception
     ends = ["half a press", "press", "run", "half a result", "result", "run"]
     assert at.session_state["runs"] == ["run", *ends], "each step but the last asks Streamlit to end the rerun"
+
+
+def test_a_timer_of_a_page_that_was_left_changes_nothing() -> None:
+    """A browser left a page blank, or did not leave it, if the timer fired between the press and the new page."""
+    mend_reruns()
+    switch, timer = RerunData(page_script_hash="new"), RerunData(page_script_hash="old", fragment_id="timer")
+    requests = ScriptRequests()
+    assert requests.request_rerun(switch) and requests.request_rerun(timer)
+    assert requests.on_scriptrunner_ready().rerun_data == switch
+    assert requests.request_rerun(timer), "the new page is being drawn"
+    assert requests.request_rerun(replace(timer, page_script_hash="new"))
+    own = requests.on_scriptrunner_ready().rerun_data
+    assert (own.page_script_hash, own.fragment_id_queue) == ("new", ["timer"])
+    assert requests.on_scriptrunner_ready().type is ScriptRequestType.STOP
