@@ -114,6 +114,7 @@ def test_each_rank_has_a_picture_on_one_scale_whose_peak_names_its_action(run: P
     assert len({trace.yaxis for trace in lines}) == 2  # a row each, and not told apart by a phase's colour
     assert len({trace.line.color for trace in lines}) == 1
     assert fig.layout.yaxis.range == fig.layout.yaxis2.range
+    assert 1 < fig.layout.yaxis.range[1] / max(max(line.y) for line in lines) < 1.5
 
 
 def test_bands_add_up_to_the_peak(run: PipelineRun) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from explorer.errors import ExplorerError
 from explorer.plan.export.formats import FORMATS, exported
@@ -36,6 +37,9 @@ def test_every_target_answers_in_sentences(target: str) -> None:
         return
     form = exported(file, target)
     assert export_sentences(form)[0].startswith("It recomputes " if form.fit != "not expressible" else form.reasons[0])
+    refused = replace(form, fit="not expressible", recomputed=(), reasons=("Why not.",), notes=())
+    assert export_sentences(refused) == ["Why not."]
+    assert export_sentences(replace(refused, fit="exact", recomputed=("",)))[0] == "It recomputes the model."
 
 
 def test_what_a_target_really_does_is_drawn_and_undone(app: App) -> None:
