@@ -36,7 +36,7 @@ settings.load_profile("house")
 ROOT = Path(__file__).resolve().parent.parent
 
 
-FIRST_APP = ("test_app", "test_card", "test_graph", "test_timeline")
+FIRST_APP = ("test_app", "test_card", "test_graph", "test_pipeline", "test_timeline")
 """Files of browser tests, half of their time, that share the app of one test worker. The others share another."""
 
 
