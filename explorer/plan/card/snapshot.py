@@ -171,7 +171,7 @@ def _check_opcodes(data: bytes) -> None:
 
 
 def _snapshot(loaded: object, *, most_entries: int) -> Snapshot:
-    whole = {"segments": loaded} if isinstance(loaded, list) else _dict(loaded, "it")  # a list: before torch 2.0
+    whole = _dict(loaded, "it")
     segments, traces = _list(whole.get("segments"), "segments"), _list(whole.get("device_traces", []), "device_traces")
     n_entries = len(segments) + sum(len(_list(trace, "a device's trace")) for trace in traces)
     n_entries += sum(len(_list(_dict(segment, "a segment").get("blocks"), "blocks")) for segment in segments)
@@ -208,15 +208,14 @@ def _segment(entry: dict[object, object]) -> SnapshotSegment:
 
 
 def _used_blocks(entry: dict[object, Any], segment: SnapshotSegment, stacks: Stacks) -> Iterator[SnapshotBlock]:
-    """Blocks fill their segment in order; before torch 2.1 they have no address."""
+    """Blocks fill their segment in order."""
     address = segment.address
     for block in entry["blocks"]:
         n_bytes, state = _number(_dict(block, "a block"), "size"), block.get("state")
-        if _number(block, "address", default=address) != address:
+        if _number(block, "address") != address:
             raise _Wrong("the blocks of a segment do not follow each other")
         if isinstance(state, str) and state in USED:
-            older = _older_form(block)
-            request = _number(older, "requested_size")
+            request = _number(block, "requested_size")
             if request > n_bytes:
                 raise _Wrong("a block is smaller than its request")
             yield SnapshotBlock(
@@ -225,22 +224,13 @@ def _used_blocks(entry: dict[object, Any], segment: SnapshotSegment, stacks: Sta
                 request_bytes=request,
                 stream=segment.stream,
                 is_freed=state != USED[0],
-                stack=stacks.number(older.get("frames")),
+                stack=stacks.number(block.get("frames")),
             )
         elif state != "inactive":
             raise _Wrong("a block has a state that torch does not have")
         address += n_bytes
     if address != segment.address + segment.n_bytes:
         raise _Wrong("the blocks of a segment do not fill it")
-
-
-def _older_form(block: dict[object, object]) -> dict[object, object]:
-    """Before torch 2.1 the request stands in the newest entry of the block's history."""
-    history = block.get("history")
-    if "requested_size" in block or not isinstance(history, list) or not history:
-        return block
-    newest = _dict(history[0], "a block's history")
-    return {"requested_size": _number(newest, "real_size"), "frames": newest.get("frames")}
 
 
 def _add_events(device: DeviceSnapshot, trace: list[object], stacks: Stacks) -> None:
