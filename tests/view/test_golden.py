@@ -9,7 +9,7 @@ import pytest
 
 from explorer.plan.memory.ledger import held, held_by_role, ledger
 from explorer.plan.names import is_within
-from explorer.plan.predict.forecaster import prices
+from explorer.plan.predict.forecaster import prices, prices_of_keeping
 from explorer.plan.why.peak import explain
 from explorer.record import ROLES, Comparison, Measurement
 from explorer.record.base import from_msgpack
@@ -87,8 +87,9 @@ def test_every_chart_draws_it(pair: Comparison) -> None:
 def test_it_is_explained_and_priced(pair: Comparison) -> None:
     assert explain(pair)[0].startswith("The policy lowered the peak from")
     assert {head.key for head in headlines(pair)} >= {"step_peak_bytes", "verdict", "flop_ratio"}
-    priced = {price.blocks[0]: price for price in prices(pair.candidate, ["blocks.1"])}
-    assert priced["blocks.1"].peak_change_bytes < 0 < priced["blocks.0"].peak_change_bytes
+    (price,) = prices(pair.candidate, ["blocks.1"])
+    kept = {price.blocks[0]: price for price in prices_of_keeping(pair.candidate)}
+    assert price.peak_change_bytes < 0 < kept["blocks.0"].peak_change_bytes
 
 
 def test_a_price_comes_true(pair: Comparison) -> None:

@@ -200,10 +200,10 @@ def _ledger_at_peak(baseline: Measurement, simulation: Simulation) -> Ledger:
 def prices(
     measurement: Measurement, blocks: Iterable[str] | None = None, *, graph: ModelGraph | None = None
 ) -> tuple[Price, ...]:
-    """Prices of the kept `blocks` (by default every block that saves something) and of every recomputed unit.
+    """Prices of recomputing the kept `blocks`, by default every block that saves something.
 
     Blocks above, below or inside a recomputed unit have no price of their own: toggling one changes the unit. Empty
-    where nothing can be replayed. Nested units have no price, and units of a run that has no keep-all baseline.
+    where nothing can be replayed.
 
     Origin: predicted; calls.py lists the limits. Without `graph` FLOPs do not know where recompute stops
     early.
@@ -223,7 +223,7 @@ def prices(
         and not any(other in unit_of for other in lineage(fqn))
         and not run_again_by_the_model(Policy.recompute([fqn]), graph)
     ]
-    return (*_if_kept(measurement, graph), *(price for price in priced if price is not None))
+    return tuple(price for price in priced if price is not None)
 
 
 def _if_recomputed(measurement: Measurement, replay: Replay, fqn: str, graph: ModelGraph | None) -> Price | None:
@@ -239,8 +239,11 @@ def _if_recomputed(measurement: Measurement, replay: Replay, fqn: str, graph: Mo
     return _price(measurement, (fqn,), "recompute", peak - int(replay.line.max()), flops)
 
 
-def _if_kept(measurement: Measurement, graph: ModelGraph | None) -> Iterator[Price]:
-    """Prices of keeping a recomputed unit, from forecasts with and without the unit on the keep-all baseline."""
+def prices_of_keeping(measurement: Measurement, graph: ModelGraph | None = None) -> Iterator[Price]:
+    """Prices of keeping each recomputed unit, from forecasts with and without the unit on the keep-all baseline.
+
+    Nested units have no price, and no unit of a run without such a baseline has one.
+    """
     policy = measurement.spec.policy
     nested = {unit for pair in enclosing(policy).items() for unit in pair}
     forecaster = Forecaster(measurement, graph)

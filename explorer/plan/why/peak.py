@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from explorer.plan.memory.ledger import PLURAL, in_place, ledger, place
 from explorer.plan.names import is_within, lineage, some
-from explorer.plan.predict.forecaster import prices
+from explorer.plan.predict.forecaster import prices, prices_of_keeping
 from explorer.plan.sizes import mib
 from explorer.plan.why.caveats import in_words
 from explorer.record.allocations import FIXED_ROLES, Ledger, Role
@@ -251,7 +251,7 @@ def _first_block(case: PeakCase) -> str:
 
 def _wasted(case: PeakCase) -> str:
     """Units that could be kept one at a time without a higher peak."""
-    idle = [price for price in prices(case.candidate, ()) if price.toggle == "keep" and price.peak_change_bytes <= 0]
+    idle = [price for price in prices_of_keeping(case.candidate) if price.peak_change_bytes <= 0]
     idle = [price for price in idle if price.share_of_step_flops]
     if not idle or case.new.phase == "optimizer":
         return ""
@@ -275,7 +275,7 @@ def _next_best(case: PeakCase) -> str:
     offers = [
         price
         for price in prices(case.candidate, blocks, graph=case.graph)
-        if price.toggle == "recompute" and price.peak_change_bytes <= -SMALL_CHANGE * case.new.total_bytes
+        if price.peak_change_bytes <= -SMALL_CHANGE * case.new.total_bytes
     ]
     if not offers:
         return ""

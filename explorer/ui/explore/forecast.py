@@ -158,7 +158,7 @@ def block_prices(start: KeyedRun | None, graph: ModelGraph, fqns: Iterable[str])
     if missing := [fqn for fqn in saving if fqn not in priced]:
         by_fqn = {price.blocks[0]: price for price in prices(start.run, missing, graph=graph)}
         priced.update((fqn, by_fqn.get(fqn)) for fqn in missing)
-    return {fqn: price for fqn in saving if (price := priced[fqn]) is not None and price.toggle == "recompute"}
+    return {fqn: price for fqn in saving if (price := priced[fqn]) is not None}
 
 
 def price_tag(price: Price) -> str:

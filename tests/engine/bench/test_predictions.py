@@ -13,7 +13,7 @@ from explorer.engine.model.describe import describe
 from explorer.plan.policy.presets import preset
 from explorer.plan.predict.baseline import at_size, keep_all_from
 from explorer.plan.predict.calls import RNG_STATE_BYTES
-from explorer.plan.predict.forecaster import Forecaster, prices
+from explorer.plan.predict.forecaster import Forecaster, prices_of_keeping
 from explorer.plan.predict.not_predicted import contradiction
 from explorer.plan.why.caveats import why_not_predicted
 from explorer.record import Measurement, ModelGraph, ModelRef, Policy, RunSpec, Unit
@@ -123,7 +123,7 @@ def test_keeping_a_block_whose_skip_others_hold_costs_it_once() -> None:
     """down.0 hands on what it saves: recomputed, the skip is there twice, kept it is one."""
     graph, base = sample_run("unet", batch=2, width=8)
     run = measure(replace(base.spec, policy=Policy.recompute(graph.repeats)))
-    price = next(price for price in prices(run, (), graph=graph) if price.blocks == ("down.0",))
+    price = next(price for price in prices_of_keeping(run, graph) if price.blocks == ("down.0",))
     kept = measure(replace(base.spec, policy=Policy.recompute(graph.repeats[1:])))
     assert price.peak_bytes == pytest.approx(kept.step_peak_bytes, rel=1e-3)
 

@@ -16,7 +16,7 @@ from explorer.engine.model.describe import describe
 from explorer.plan.memory.ledger import in_place, ledger
 from explorer.plan.predict.calls import RNG_STATE_BYTES
 from explorer.plan.predict.changes import Simulation, simulate
-from explorer.plan.predict.forecaster import Forecaster, prices
+from explorer.plan.predict.forecaster import Forecaster, prices, prices_of_keeping
 from explorer.plan.predict.replay import Replay
 from explorer.record import Calls, Measurement, ModelGraph, ModelRef, Policy, RunSpec
 from explorer.record.plan import Forecast
@@ -238,7 +238,7 @@ def test_the_predicted_peak_is_that_of_the_toggled_run(chain: Chain, data: st.Da
     """Up to one block output and one gradient: those live across the moment at which a block's backward begins."""
     chosen = data.draw(st.sets(st.integers(0, chain.n_blocks - 1)))
     run = drawing_nothing(measured(chain, chosen))
-    for price in prices(run, [f"layers.{i}" for i in range(chain.n_blocks)]):
+    for price in (*prices(run, [f"layers.{i}" for i in range(chain.n_blocks)]), *prices_of_keeping(run)):
         i = int(price.blocks[0].removeprefix("layers."))
         real = measured(chain, chosen ^ {i}).step_peak_bytes
         assert price.toggle == ("keep" if i in chosen else "recompute")
@@ -284,7 +284,7 @@ def test_a_block_at_the_peak_frees_its_saved_bytes_exactly() -> None:
 
 def test_keeping_a_recomputed_block_gives_the_bytes_back() -> None:
     run = drawing_nothing(measured(recompute=range(6)))
-    by_block = {price.blocks[0]: price for price in prices(run, ())}
+    by_block = {price.blocks[0]: price for price in prices_of_keeping(run)}
     for i in range(6):
         assert by_block[f"layers.{i}"].peak_bytes == measured(recompute=set(range(6)) - {i}).step_peak_bytes
     assert by_block["layers.5"].peak_change_bytes == 0
@@ -293,7 +293,8 @@ def test_keeping_a_recomputed_block_gives_the_bytes_back() -> None:
 def test_blocks_inside_a_unit_have_no_price_of_their_own() -> None:
     run = measured(recompute=[2])
     priced = {price.blocks[0] for price in prices(run)}
-    assert "layers.2" in priced and "layers.2.inner" not in priced and "layers" not in priced
+    assert [price.blocks for price in prices_of_keeping(run)] == [("layers.2",)]
+    assert priced.isdisjoint({"layers", "layers.2", "layers.2.inner"})
     assert {"layers.1", "layers.1.inner"} <= priced
 
 
