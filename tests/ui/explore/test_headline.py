@@ -39,6 +39,12 @@ def test_the_strip_has_the_same_six_figures_in_every_state() -> None:
                 assert headline.tooltip.startswith(glossary.HEADLINES[headline.key])
 
 
+def test_only_a_baseline_that_recomputed_is_named() -> None:
+    base, opened = graphs.measured(GRAPH, RunSpec(model=GRAPH.model)), graphs.measured(GRAPH, SPEC)
+    assert (view(None, base).baseline_policy, view(None, base).against) == (None, "")
+    assert (view(None, opened).baseline_policy, view(None, opened).against) == (SPEC.policy, "the opened run")
+
+
 def test_an_unknown_forecast_is_not_a_number() -> None:
     peak = figures(view(None, None), Drawn(policy=SPEC.policy))[0]
     assert peak.value == "not measured"
