@@ -220,13 +220,6 @@ def policy_of(spec: RunSpec) -> Policy:
     return KEEP_ALL if spec.plan is not None and spec.plan.checkpoint == "never" else spec.policy
 
 
-def cause_of(error: BaseException) -> BaseException:
-    """The model's error, from inside the RuntimeErrors that torch's pipelining wraps around the error."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
-
-
 def _static_bytes(module: nn.Module) -> int:
     """Parameters and buffers, each storage once."""
     storages = {

@@ -17,19 +17,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import (
-    PipelineScheduleSingle,
-    _Action,
-    _PipelineScheduleRuntime,
-    get_schedule_class,
-)
 
 from explorer.engine.device.device import device_of
 from explorer.engine.device.memory_limit import failure_in_step
-from explorer.engine.pipeline.build import Pipeline, build, cause_of
+from explorer.engine.pipeline.build import Pipeline, build
 from explorer.engine.pipeline.microbatches import deferred_batch_norm
 from explorer.engine.pipeline.pass_readings import MemoryWatch, PassReadings
 from explorer.engine.pipeline.stages import StageModule, StagePart
+from explorer.engine.pipeline.torch_adapter import cause_of, check_boundary, schedule_for, step_schedule
 from explorer.engine.state.rng import seed_everything
 from explorer.errors import NotOnThisDevice
 from explorer.plan.export.torchrun import report_file, run_key, tensor_file
@@ -84,6 +79,11 @@ class MarkedStage(PipelineStage):
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: object, **kwargs: object) -> object:
         return self._marked("W", bwd_chunk_id, super().backward_weight_one_chunk, *args, **kwargs)
+
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        """Neighbours on other ranks. If a V puts two neighbours on one rank, torch 2.11 adds the rank itself, which
+        gloo refuses."""
+        return [op for op in super()._get_init_p2p_neighbors_ops() if op.peer != dist.get_rank()]
 
     def _marked(self, kind: str, i: int, function: Callable[..., object], *args: object, **kwargs: object) -> object:
         action = Action(self.stage_index, kind, i)
@@ -167,36 +167,26 @@ def _one_pass(driver: _Driver, rank: int) -> tuple[object, tuple[float, ...]]:
         stack.enter_context(readings.outside(rank, OUTSIDE))
         stack.enter_context(deferred_batch_norm(pipeline.trainee.model, enabled=pipeline.plan.deferred_batch_norm))
         stages = [_torch_stage(driver, pipeline.parts[stage]) for stage in stage_numbers]
+        own_rows = tuple(row for row in pipeline.rows if row) if pipeline.plan.actions else None
         # A rank without a stage has nothing to drive, and waits where all wait.
-        schedule = _schedule(driver, stages) if stages else None
+        name = pipeline.plan.schedule
+        schedule = schedule_for(name, own_rows, stages, pipeline.n_microbatches, _loss(driver)) if stages else None
         dist.barrier()
         readings.clock.settle()
         zero = readings.clock.mark()
         if schedule is not None:
-            schedule.step(
-                *([numbers] if 0 in stage_numbers else []), target=numbers, losses=losses, return_outputs=False
-            )
+            step_schedule(schedule, (numbers,) if 0 in stage_numbers else (), numbers, losses)
         readings.clock.settle()
     return zero, tuple(float(loss.detach()) for loss in losses)
 
 
-def _schedule(driver: _Driver, stages: list[MarkedStage]) -> Any:
-    """A schedule of torch that is ready to step: by its name, or torch's runtime on an action list of our own."""
-    pipeline = driver.pipeline
-    settings = {"n_microbatches": pipeline.n_microbatches, "loss_fn": _loss(driver), "scale_grads": False}
-    if pipeline.plan.actions:
-        rows = [row for row in pipeline.rows if row]
-        order = {rank: [_Action.from_str(str(cell)) for cell in row] for rank, row in enumerate(rows)}
-        runtime = _PipelineScheduleRuntime(stages, **settings)
-        runtime._prepare_schedule_with_comms(order)
-        return runtime
-    kind: Any = get_schedule_class(pipeline.plan.schedule)
-    return kind(stages[0] if issubclass(kind, PipelineScheduleSingle) else stages, **settings)
-
-
 def _torch_stage(driver: _Driver, part: StagePart) -> MarkedStage:
-    """A stage with static metadata both ways: torch's inference would run the model again, on uninitialised memory."""
+    """A stage with static metadata both ways: torch's inference would run the model again, on uninitialised memory.
+
+    The example tensors have no bytes, because torch 2.11 keeps them.
+    """
     pipeline = driver.pipeline
+    check_boundary([str(meta) for meta in part.metas_in if part.stage and not meta.requires_grad])
 
     def examples(metas: tuple[Any, ...]) -> tuple[Tensor, ...]:
         return tuple(torch.empty(m.shape, dtype=m.dtype, device="meta").requires_grad_(m.requires_grad) for m in metas)

@@ -17,10 +17,11 @@ from explorer.engine.device.device import device_of
 from explorer.engine.device.memory_limit import failure_in_step
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded
-from explorer.engine.pipeline.build import Pipeline, build, cause_of
+from explorer.engine.pipeline.build import Pipeline, build
 from explorer.engine.pipeline.in_process import run_pass
 from explorer.engine.pipeline.processes import first_failure, run_ranks
 from explorer.engine.pipeline.references import StepTensors, shares
+from explorer.engine.pipeline.torch_adapter import cause_of
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.errors import Cancelled, InvalidPlan, NotOnThisDevice
 from explorer.plan.export.torchrun import SPEC_FILE, report_file, run_key, tensor_file

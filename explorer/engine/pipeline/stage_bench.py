@@ -28,6 +28,7 @@ from explorer.engine.pipeline.in_process import Mail, run_pass
 from explorer.engine.pipeline.stages import Contiguous, StageModule
 from explorer.engine.pipeline.tape import Meta
 from explorer.engine.state.bits import same_bits
+from explorer.errors import NotOnThisDevice
 from explorer.plan.pipeline.actions import Action, Rows
 from explorer.record.pipeline_cost import ActionCost, LastBlock, SplitCost
 from explorer.record.pipeline_run import ActionTime, RankMemory
@@ -102,7 +103,7 @@ class StageBench:
         split = dataclasses.replace(pipeline, rows=_one_by_one("FIW", len(pipeline.parts)))
         try:
             self._run(split)
-        except RuntimeError:  # torch wraps errors of a split backward
+        except (NotOnThisDevice, RuntimeError):  # torch wraps errors of a split backward
             return  # costs of other schedules stay valid, and a run with a split backward reports the error
         self.split = split
 

@@ -21,14 +21,13 @@ The mechanism.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property, partial
-from importlib import import_module
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from explorer.engine.pipeline.build import Pipeline
+from explorer.engine.pipeline.torch_adapter import backward_input, backward_weight
 from explorer.plan.pipeline.actions import Action
 
 Tensors = tuple[Tensor | None, ...]
@@ -87,8 +86,8 @@ class StageRunner:
             _backward(roots, gradients)
         elif part.stage:
             # Rule 3: torch walks the graph from outputs to leaves and keeps, group by group, where W has to go on.
-            _, groups = self._split.stage_backward_input(roots, gradients, leaves, self._module.parameters())
-            self._owed[i] = partial(self._split.stage_backward_weight, self._module.parameters(), groups)
+            _, groups = backward_input(roots, gradients, leaves, self._module)
+            self._owed[i] = partial(backward_weight, self._module, groups)
         else:  # no rank waits for the gradients of a first stage: its I does nothing, its W is the whole backward
             self._owed[i] = partial(_backward, roots, gradients)
             return ()
@@ -98,11 +97,6 @@ class StageRunner:
         for leaf in leaves:  # the leaves let go of their gradients: rule 4
             leaf.grad = None
         return sent
-
-    @cached_property
-    def _split(self) -> Any:
-        """torch's split backward. Its package takes seconds to import."""
-        return import_module("torch.distributed.pipelining._backward")
 
     def _forward(self, i: int) -> Tensors:
         pipeline, part = self._pipeline, self._part

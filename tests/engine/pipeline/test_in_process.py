@@ -15,18 +15,19 @@ import msgspec
 import pytest
 import torch
 from torch import nn
-from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime, get_schedule_class
+from torch.distributed.pipelining.schedules import get_schedule_class
 
 from explorer.engine.device.device import CpuDevice
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load
+from explorer.engine.pipeline import torch_adapter
 from explorer.engine.pipeline.build import build
 from explorer.engine.pipeline.in_process import SendHandles, run_pass
 from explorer.engine.pipeline.microbatches import KeyedRng, deferred_batch_norm
 from explorer.engine.pipeline.pass_readings import MemoryWatch
 from explorer.engine.pipeline.run import run_pipeline
 from explorer.engine.policy.apply import apply_policy
-from explorer.errors import InvalidPlan
+from explorer.errors import InvalidPlan, NotOnThisDevice
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.pipeline.actions import Action, format_rows, parse_rows, to_csv
 from explorer.plan.pipeline.orders import one_f_one_b
@@ -345,7 +346,7 @@ def mock_stages(n_ranks: int, n_local: int) -> list[mock.Mock]:
 def test_torch_loads_the_csv_we_write(schedule: str, tmp_path: Path) -> None:
     ours = rows(schedule, 2, 4, 2)
     (tmp_path / "schedule.csv").write_text(to_csv(ours))
-    runtime = _PipelineScheduleRuntime(mock_stages(2, 2), 4)
+    runtime = torch_adapter.private(torch_adapter.SCHEDULES, "_PipelineScheduleRuntime")(mock_stages(2, 2), 4)
     runtime._load_csv(str(tmp_path / "schedule.csv"))
     assert runtime.pipeline_order_with_comms
 
@@ -365,3 +366,20 @@ def test_a_probe_of_the_clock_stands_at_each_end_of_a_recording() -> None:
     log = watch._recorder.log.n_bytes.tolist()
     first, made, last = (log.index(n_bytes) for n_bytes in (sizes[0], tensor.nbytes, sizes[-1]))
     assert first < made < last
+
+
+def test_the_private_names_are_there() -> None:
+    """On each supported torch; a failure names what went away."""
+    assert torch.__version__ >= "2.11"
+    for module, name in (
+        (torch_adapter.SCHEDULES, "_PipelineScheduleRuntime"),
+        (torch_adapter.SCHEDULES, "_Action"),
+        (torch_adapter.BACKWARD, "stage_backward_input"),
+        (torch_adapter.BACKWARD, "stage_backward_weight"),
+    ):
+        assert callable(torch_adapter.private(module, name))
+
+
+def test_a_missing_name_is_a_sentence() -> None:
+    with pytest.raises(NotOnThisDevice, match="has no .*_gone"):
+        torch_adapter.private(torch_adapter.SCHEDULES, "_gone")

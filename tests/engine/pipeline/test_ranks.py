@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from torch.distributed.pipelining import PipelineStage
 
 from explorer.child_process.forks import at_hand
 from explorer.engine.pipeline import processes
@@ -51,7 +52,11 @@ def test_real_ranks_give_the_same_bits_and_bytes(schedule: str, n_stages: int) -
 @pytest.mark.slow
 def test_batch_norm_skips_and_integers_cross_processes() -> None:
     assert_split_is_exact(run_pipeline(spec("unet", UNET, 3, Policy.recompute(["up"]), schedule="1F1B"), "procs"))
-    assert_split_is_exact(run_pipeline(spec("transposed", TRANSPOSED, 3, n_microbatches=2), "procs"))
+    integers = run_pipeline(spec("transposed", TRANSPOSED, 3, n_microbatches=2), "procs")
+    if hasattr(PipelineStage, "_get_grad_send_meta"):
+        assert_split_is_exact(integers)
+    else:  # torch 2.11 would wait for the gradient of integers
+        assert integers.failure is not None and integers.failure.kind == "not on this device"
 
 
 @pytest.mark.slow
