@@ -58,7 +58,7 @@ ROOMS: dict[str, list[str]] = {
         "stage_bench rank",
         "in_process",
         "pass_readings stage_runner",
-        "build",
+        "build torch_adapter",
         "stages",
         "microbatches tape",
     ],
