@@ -1,7 +1,9 @@
 // Every text node in sight, shadow roots included: its colour over the grounds of its ancestors, opacity counted.
 // Text in a drawing stands on the last shape drawn before it that holds its centre; over a pattern it is left out.
 // What is read of an element is read once: a page has a thousand texts, and each has twenty ancestors.
+// What fades in, as a tooltip does, is measured as it will stand.
 () => {
+  for (const fade of document.getAnimations()) if (fade.effect?.getComputedTiming().endTime < Infinity) fade.finish()
   const once = (read) => {
     const known = new Map()
     return (element) => known.get(element) ?? known.set(element, read(element)).get(element)

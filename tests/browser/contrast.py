@@ -12,12 +12,14 @@ if TYPE_CHECKING:
 
 ENOUGH, ENOUGH_OF_SIGNS = 4.5, 3.0
 """WCAG 2.2, 1.4.3 for text and 1.4.11 for signs. What is disabled is exempt there, and here."""
+TOOLTIP_MS = 400
+"""Time within which a tooltip stands: its words are measured too."""
 MEASURE = (Path(__file__).resolve().parent / "contrast.js").read_text(encoding="utf-8")
 
 
 def too_faint(page: Page) -> list[str]:
     """Each text below the contrast it needs, with its ratio and its two colours."""
-    words = settled(page).evaluate(MEASURE)
+    words = settled(page, still_ms=TOOLTIP_MS).evaluate(MEASURE)
     assert words, "no text was found on the page"
     return sorted(
         {
