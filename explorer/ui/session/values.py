@@ -18,12 +18,14 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
 import streamlit as st
+from streamlit.runtime.app_session import AppSession, AppSessionState
 from streamlit.runtime.scriptrunner import RerunData, ScriptRunner
 from streamlit.runtime.scriptrunner_utils.script_requests import ScriptRequests
 from streamlit.runtime.scriptrunner_utils.script_run_context import ThreadState, get_script_run_ctx
 
 T = TypeVar("T")
 GO_TO = "go_to"
+RETRY_S = 0.005
 _is_whole = ContextVar("is_whole", default=False)
 
 
@@ -110,9 +112,11 @@ def mend_reruns() -> None:
 
     Streamlit ends a rerun at its next st call, also before and within a callback. A press would be lost, or half of
     its changes: the browser sends a press once. A fragment's timer fires on the old page until the browser has the new
-    one. The request would take the place of the switch, or leave the new page blank.
+    one. The request would take the place of the switch, or leave the new page blank. A request that comes while a
+    runner ends waits for its end: a new runner would drop what the old one drew last, and nothing would draw it again.
     """
     end, accept = ScriptRunner._maybe_handle_execution_control_request, ScriptRequests.request_rerun
+    create = AppSession._create_scriptrunner
 
     def end_later(runner: ScriptRunner) -> None:
         context = get_script_run_ctx(suppress_warning=True)
@@ -124,6 +128,16 @@ def mend_reruns() -> None:
         is_of_left_page = data.fragment_id and page and data.page_script_hash != page
         return True if is_of_left_page else accept(requests, data)
 
+    def create_after_end(session: AppSession, data: RerunData) -> None:
+        ending = session._scriptrunner
+        if session._state is AppSessionState.SHUTDOWN_REQUESTED:
+            return
+        if ending is None:
+            create(session, data)
+        elif not ending.request_rerun(data):  # a request that came later has a new runner, which takes this one too
+            session._event_loop.call_later(RETRY_S, create_after_end, session, data)
+
     if end.__name__ != end_later.__name__:
         ScriptRunner._maybe_handle_execution_control_request = end_later  # type: ignore[method-assign, assignment]
         ScriptRequests.request_rerun = accept_of_page  # type: ignore[method-assign, assignment]
+        AppSession._create_scriptrunner = create_after_end  # type: ignore[method-assign, assignment]

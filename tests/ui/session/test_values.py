@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import base64
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 import streamlit
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from streamlit.runtime.app_session import AppSession
 from streamlit.runtime.scriptrunner import RerunData
 from streamlit.runtime.scriptrunner_utils.script_requests import ScriptRequests, ScriptRequestType
 from streamlit.testing.v1 import AppTest
@@ -270,3 +273,20 @@ def test_a_timer_of_a_page_that_was_left_changes_nothing() -> None:
     own = requests.on_scriptrunner_ready().rerun_data
     assert (own.page_script_hash, own.fragment_id_queue) == ("new", ["timer"])
     assert requests.on_scriptrunner_ready().type is ScriptRequestType.STOP
+
+
+def test_a_request_waits_until_what_an_ending_runner_drew_is_sent() -> None:
+    """Streamlit drops the messages of a runner that another runner replaced: the tail of the page never came."""
+    mend_reruns()
+    later: list[Callable[[], None]] = []
+    loop = SimpleNamespace(call_later=lambda _, function, *arguments: later.append(partial(function, *arguments)))
+    ending = SimpleNamespace(request_rerun=lambda data: False)
+    session: Any = SimpleNamespace(_scriptrunner=ending, _event_loop=loop, _state=None)
+    data = RerunData(page_script_hash="page")
+    AppSession._create_scriptrunner(session, data)
+    later.pop()()
+    assert session._scriptrunner is ending and len(later) == 1, "it still ends"
+    taken: list[RerunData] = []
+    session._scriptrunner = SimpleNamespace(request_rerun=lambda data: taken.append(data) or True)
+    later.pop()()
+    assert taken == [data] and not later, "the runner of a later request takes this one too"
