@@ -46,7 +46,7 @@ def test_every_tab_shows_its_record_before_and_after_a_run(app: App) -> None:
     assert list(rows["block"])[1:] == [block.fqn for block in graphs.gpt(6).blocks][1:]
     again = dict(zip(rows["block"], rows["ran again"], strict=True))
     kept, candidate = (
-        dict(zip(rows["block"], rows[f"saved, {run} (bytes)"], strict=True)) for run in ("kept", "candidate")
+        dict(zip(rows["block"], rows[f"saved, {run} (bytes)"], strict=True)) for run in ("baseline", "candidate")
     )
     assert (again["blocks.0"], again["blocks.1"], again["blocks.2"]) == (1, 1, 0)
     assert candidate["blocks.0"] < kept["blocks.0"] and candidate["blocks.2"] == kept["blocks.2"]
