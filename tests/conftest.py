@@ -53,6 +53,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     return ByServer(config, log)
 
 
+gc.disable()  # a fifth of the time of importing torch and every test file is a search for garbage that is not there
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.fixture
 def root() -> Path:
     """The checkout."""
