@@ -57,6 +57,7 @@ gc.disable()  # a fifth of the time of importing torch and every test file is a 
 
 
 def pytest_collection_finish() -> None:
+    gc.collect()
     gc.freeze()
     gc.enable()
 
