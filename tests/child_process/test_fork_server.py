@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -68,6 +69,10 @@ def imported(module: str, voice: int) -> None:
     os.write(voice, str(module in sys.modules).encode())
 
 
+def whether_it_collects(voice: int) -> None:
+    os.write(voice, str(gc.isenabled()).encode())
+
+
 def answer_of(server: Forks, function: object, *arguments: object, needs: tuple[str, ...] = ()) -> bytes:
     ear, voice = os.pipe()
     child = server.start(function, *arguments, files=[voice], needs=needs)
@@ -96,6 +101,10 @@ def test_how_a_child_ended_is_known(server: Forks) -> None:
     for child in (left, failed, killed):
         child.close()
     os.close(nothing)
+
+
+def test_a_child_collects_garbage_though_the_server_does_not(server: Forks) -> None:
+    assert answer_of(server, whether_it_collects) == b"True"
 
 
 def test_a_child_leads_a_group_of_its_own(server: Forks) -> None:

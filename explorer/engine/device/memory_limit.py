@@ -75,8 +75,18 @@ def process_memory_limit(limit_bytes: int | None, resident_bytes: int = 0) -> It
             hint="Raise the memory limit, or take a smaller size: recomputing activations cannot help.",
             free_bytes=0,
         )
-    with without_heap_holes(), _limited_address_space(limit_bytes - resident_bytes):
-        yield
+    with without_heap_holes():
+        _grow_heap()
+        with _limited_address_space(limit_bytes - resident_bytes):
+            yield
+
+
+def _grow_heap() -> None:
+    """Gives the heap a free MiB: a library that asks for a few bytes and gets none ends the process by SIGSEGV."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    for piece in [libc.malloc(_SMALL_BYTES // 2) for _ in range(2 * LEFT_BYTES // _SMALL_BYTES)]:
+        libc.free(piece)
 
 
 @contextmanager
@@ -284,7 +294,7 @@ def without_heap_holes() -> Iterator[None]:
 
     Steps take almost twice as long inside, so timed steps run outside.
     """
-    with _set({_MMAP_THRESHOLD: _SMALL_BYTES}):
+    with _set({_TRIM_THRESHOLD: _DEFAULTS[_TRIM_THRESHOLD], _MMAP_THRESHOLD: _SMALL_BYTES}):
         yield
 
 
