@@ -38,7 +38,6 @@ from explorer.errors import BadInput, ExplorerError, message_of
 from explorer.own_loop.record_step import RecordedRun
 from explorer.own_loop.second_run import ForwardCall, NotHealed, StateBefore, autocast_contexts, computed_tensors, walk
 from explorer.plan.names import listed
-from explorer.plan.planners.front import undominated
 from explorer.plan.planners.planner import Planner
 from explorer.plan.policy import presets
 from explorer.plan.policy.presets import preset
@@ -314,38 +313,27 @@ def _plain_call(inner: Callable[..., object], *args: object, **kwargs: object) -
 
 
 def ladder(run: Measurement) -> list[tuple[Policy, float | None]]:
-    """Policies for a recorded step with their FLOP ratio, each with fewer bytes saved in forward than the one before.
-
-    No policy of the step is better than a rung in saved bytes, FLOPs and peak alike.
+    """Policies for a recorded step with their FLOP ratio: each saves fewer bytes in forward than the one before.
 
     Plans alone would not do: no plan lowers a peak that lies in the optimizer's step, and forward may still be refused.
     """
     if run.graph is None or not run.complete:
         return []
-    policies = [plan.policy for plan in undominated(tuple(Planner(run, run.graph).front(POINTS, seconds=SECONDS)))]
+    policies = [plan.policy for plan in Planner(run, run.graph).front(POINTS, seconds=SECONDS)]
     for name in ("every-8", "every-4", "every-2", "sqrt"):
         with suppress(ExplorerError):  # no block is one to recompute by itself
             policies.append(preset(name, run.graph))
     policies.extend(policy for _, policy in presets.ladder(run.graph))
     forecaster = Forecaster(run, run.graph)
-    forecasts = {policy: forecaster.forecast(policy) for policy in policies if "" not in policy.blocks}
-    figures = {
-        policy: (found.saved_after_forward_bytes, found.flop_ratio, found.step_peak_bytes)
-        for policy, found in forecasts.items()
-    }
+    forecasts = [(policy, forecaster.forecast(policy)) for policy in policies if "" not in policy.blocks]
+    saved = [(found.saved_after_forward_bytes, found.flop_ratio, policy) for policy, found in forecasts]
     rungs: list[tuple[Policy, float | None]] = []
     last = run.saved_after_forward_bytes
-    for policy, rung in sorted(figures.items(), key=lambda item: (-(item[1][0] or 0), item[1][1] or 0)):
-        beaten = any(other != rung and _no_worse(other, rung) for other in figures.values())
-        if rung[0] is not None and last is not None and rung[0] < last and not beaten:
-            rungs.append((policy, rung[1]))
-            last = rung[0]
+    for saved_bytes, flop_ratio, policy in sorted(saved, key=lambda rung: (-(rung[0] or 0), rung[1] or 0)):
+        if saved_bytes is not None and last is not None and saved_bytes < last:
+            rungs.append((policy, flop_ratio))
+            last = saved_bytes
     return rungs
-
-
-def _no_worse(other: Sequence[float | None], rung: Sequence[float | None]) -> bool:
-    """Whether `other` has no figure above that of `rung`: a plan that is made in little time may cost more for less."""
-    return all(a is not None and b is not None and a <= b for a, b in zip(other, rung))
 
 
 def _refuse(model: nn.Module) -> None:

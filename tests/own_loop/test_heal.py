@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 import torch
-from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -28,11 +27,9 @@ import explorer
 from explorer.engine.device.memory_limit import address_space_bytes
 from explorer.engine.device.subprocess_call import call_in_subprocess
 from explorer.errors import BadInput
-from explorer.own_loop.heal import Healed, ladder
-from explorer.plan.predict.forecaster import Forecaster
+from explorer.own_loop.heal import Healed
 from explorer.record.plan import Report, silent
 from tests.own_loop.test_watch import nothing_stays, opened
-from tests.zoo import sample_run
 
 __all__ = ["nothing_stays"]
 Loop = Iterator[None]
@@ -338,13 +335,3 @@ def test_a_training_under_a_real_limit_ends_with_the_weights_of_one_without() ->
     assert answer is not None, "the system ended it for lack of memory"
     n_healed, equal = answer
     assert n_healed >= 2 and len(equal) > 40 and all(equal)
-
-
-def test_no_rung_of_the_ladder_is_beaten_by_another() -> None:
-    """In saved bytes, FLOPs and peak: presets and plans in little time are offered that a later plan beats."""
-    graph, run = sample_run("resnet")
-    forecaster = Forecaster(run, graph)
-    forecasts = [forecaster.forecast(policy) for policy, _ in ladder(replace(run, graph=graph))]
-    figures = [(one.saved_after_forward_bytes, one.flop_ratio, one.step_peak_bytes) for one in forecasts]
-    pairs = [(one, other) for one in figures for other in figures if one != other]
-    assert len(figures) > 4 and not [pair for pair in pairs if all(a <= b for a, b in zip(*pair))]  # type: ignore[operator]

@@ -294,7 +294,7 @@ def without_heap_holes() -> Iterator[None]:
 
     Steps take almost twice as long inside, so timed steps run outside.
     """
-    with _set({_TRIM_THRESHOLD: _DEFAULTS[_TRIM_THRESHOLD], _MMAP_THRESHOLD: _SMALL_BYTES}):
+    with _set({_TRIM_THRESHOLD: 2 * LEFT_BYTES, _MMAP_THRESHOLD: _SMALL_BYTES}):
         yield
 
 
