@@ -53,6 +53,8 @@ _CGROUP_FILES = (
 LEFT_BYTES = 2**20
 """Growth of the address space from which on a refused step is repeated."""
 MOST_TRIES = 20
+_HEADROOM_BYTES = 2**20
+"""Free memory of the heap when a limit begins, for what libraries take beside tensors."""
 
 Made = TypeVar("Made")
 Result = TypeVar("Result")
@@ -85,7 +87,7 @@ def _grow_heap() -> None:
     """Gives the heap a free MiB: a library that asks for a few bytes and gets none ends the process by SIGSEGV."""
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-    for piece in [libc.malloc(_SMALL_BYTES // 2) for _ in range(2 * LEFT_BYTES // _SMALL_BYTES)]:
+    for piece in [libc.malloc(_SMALL_BYTES // 2) for _ in range(2 * _HEADROOM_BYTES // _SMALL_BYTES)]:
         libc.free(piece)
 
 
@@ -294,7 +296,7 @@ def without_heap_holes() -> Iterator[None]:
 
     Steps take almost twice as long inside, so timed steps run outside.
     """
-    with _set({_TRIM_THRESHOLD: 2 * LEFT_BYTES, _MMAP_THRESHOLD: _SMALL_BYTES}):
+    with _set({_TRIM_THRESHOLD: 2 * _HEADROOM_BYTES, _MMAP_THRESHOLD: _SMALL_BYTES}):
         yield
 
 

@@ -26,6 +26,7 @@ from streamlit.runtime.scriptrunner_utils.script_run_context import ThreadState,
 T = TypeVar("T")
 GO_TO = "go_to"
 RETRY_S = 0.005
+"""Time between two looks whether a runner of Streamlit has ended."""
 _is_whole = ContextVar("is_whole", default=False)
 
 
