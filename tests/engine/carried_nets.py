@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from explorer import is_recomputing
 from explorer.record.graph import ModelRef
-from tests.engine import carried_elsewhere
-from tests.engine.carried_elsewhere import bump
+from tests.engine import tiny_nets
+from tests.engine.tiny_nets import bump
 from tests.engine.trap_nets import WIDTH, Built, Wrapped, built, mean_square
 
 N_CALLS = 0
@@ -37,11 +37,15 @@ class Memory(nn.Module):
     def __init__(self, *, right: bool) -> None:
         super().__init__()
         self.right = right
+        self.begin()
 
     def forward(self, x: Tensor) -> Tensor:
         if not (self.right and is_recomputing()):
             self.moves(x.detach())
         return self.used(x)
+
+    def begin(self) -> None:
+        """Sets what is remembered."""
 
     def moves(self, x: Tensor) -> None:
         raise NotImplementedError
@@ -53,8 +57,7 @@ class Memory(nn.Module):
 class MomentumEncoder(Memory):
     """A frozen copy of a trained layer that follows it in forward."""
 
-    def __init__(self, *, right: bool) -> None:
-        super().__init__(right=right)
+    def begin(self) -> None:
         self.query, self.key = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.key.requires_grad_(False)
 
@@ -76,8 +79,7 @@ class AverageByData(MomentumEncoder):
 class TrainedMoved(Memory):
     """A trained parameter that forward decays."""
 
-    def __init__(self, *, right: bool) -> None:
-        super().__init__(right=right)
+    def begin(self) -> None:
         self.scale = nn.Parameter(torch.ones(WIDTH))
 
     def moves(self, x: Tensor) -> None:
@@ -90,8 +92,7 @@ class TrainedMoved(Memory):
 class StepRead(Memory):
     """A counter whose parity the *next* step reads."""
 
-    def __init__(self, *, right: bool) -> None:
-        super().__init__(right=right)
+    def begin(self) -> None:
         self.step = 0
 
     def moves(self, x: Tensor) -> None:
@@ -104,8 +105,7 @@ class StepRead(Memory):
 class FlipFlop(Memory):
     """After two steps it stands where it stood, moved once or twice a step."""
 
-    def __init__(self, *, right: bool) -> None:
-        super().__init__(right=right)
+    def begin(self) -> None:
         self.flag = False
 
     def moves(self, x: Tensor) -> None:
@@ -113,8 +113,7 @@ class FlipFlop(Memory):
 
 
 class NumpyMean(Memory):
-    def __init__(self, *, right: bool) -> None:
-        super().__init__(right=right)
+    def begin(self) -> None:
         self.mean = np.zeros(WIDTH)
 
     def moves(self, x: Tensor) -> None:
@@ -122,8 +121,7 @@ class NumpyMean(Memory):
 
 
 class FloatMean(Memory):
-    def __init__(self, *, right: bool) -> None:
-        super().__init__(right=right)
+    def begin(self) -> None:
         self.mean = 0.0
 
     def moves(self, x: Tensor) -> None:
@@ -133,8 +131,7 @@ class FloatMean(Memory):
 class Queue(Memory):
     """Keeps the last 128: a change far inside."""
 
-    def __init__(self, *, right: bool) -> None:
-        super().__init__(right=right)
+    def begin(self) -> None:
         self.queue: deque[float] = deque(range(128), maxlen=128)
 
     def moves(self, x: Tensor) -> None:
@@ -142,8 +139,7 @@ class Queue(Memory):
 
 
 class Counted(Memory):
-    def __init__(self, *, right: bool) -> None:
-        super().__init__(right=right)
+    def begin(self) -> None:
         self.seen: Counter[str] = Counter()
         self.numbers = itertools.count()
 
@@ -169,7 +165,7 @@ class ClassElsewhere(Memory):
     """Nobody makes an instance of that class; the code names it."""
 
     def moves(self, x: Tensor) -> None:
-        carried_elsewhere.Registry.n_calls += 1
+        tiny_nets.Registry.n_calls += 1
 
 
 class GlobalElsewhere(Memory):
@@ -187,8 +183,7 @@ class Slotted:
 
 
 class InSlots(Memory):
-    def __init__(self, *, right: bool) -> None:
-        super().__init__(right=right)
+    def begin(self) -> None:
         self.deep: dict[str, Any] = {"a": [{"b": ({"c": [{"d": Slotted()}]},)}]}
 
     def moves(self, x: Tensor) -> None:
@@ -198,8 +193,7 @@ class InSlots(Memory):
 class Unregistered(Memory):
     """A BatchNorm in a plain list: neither its statistics nor its parameters are the model's."""
 
-    def __init__(self, *, right: bool) -> None:
-        super().__init__(right=right)
+    def begin(self) -> None:
         self.hidden = [nn.BatchNorm1d(WIDTH)]
 
     def moves(self, x: Tensor) -> None:
@@ -208,8 +202,7 @@ class Unregistered(Memory):
 
 
 class InClosure(Memory):
-    def __init__(self, *, right: bool) -> None:
-        super().__init__(right=right)
+    def begin(self) -> None:
         n_calls = 0
 
         def count() -> None:
@@ -225,8 +218,7 @@ class InClosure(Memory):
 class Draws(Memory):
     """Generators of three libraries, in a list: drawn from, and the number is not used."""
 
-    def __init__(self, *, right: bool) -> None:
-        super().__init__(right=right)
+    def begin(self) -> None:
         self.sources = [np.random.default_rng(0), random.Random(0), torch.Generator().manual_seed(0)]
 
     def moves(self, x: Tensor) -> None:
@@ -250,8 +242,7 @@ class OnAFunction(Memory):
 
 
 class OnAParameter(Memory):
-    def __init__(self, *, right: bool) -> None:
-        super().__init__(right=right)
+    def begin(self) -> None:
         self.scale = nn.Parameter(torch.ones(WIDTH))
         self.scale.n_calls = 0
 
@@ -264,8 +255,7 @@ class History(list[float]):
 
 
 class OnAList(Memory):
-    def __init__(self, *, right: bool) -> None:
-        super().__init__(right=right)
+    def begin(self) -> None:
         self.history = History()
 
     def moves(self, x: Tensor) -> None:
@@ -273,8 +263,7 @@ class OnAList(Memory):
 
 
 class Iterated(Memory):
-    def __init__(self, *, right: bool) -> None:
-        super().__init__(right=right)
+    def begin(self) -> None:
         self.schedule = iter([0.1] * 50)
 
     def moves(self, x: Tensor) -> None:
@@ -282,8 +271,7 @@ class Iterated(Memory):
 
 
 class InAQueue(Memory):
-    def __init__(self, *, right: bool) -> None:
-        super().__init__(right=right)
+    def begin(self) -> None:
         self.jobs: queue.Queue[float] = queue.Queue()
         self.counts = array("q", [0])
 
@@ -294,8 +282,7 @@ class InAQueue(Memory):
 class SwitchesMode(Memory):
     """Turns off its dropout after three forwards."""
 
-    def __init__(self, *, right: bool) -> None:
-        super().__init__(right=right)
+    def begin(self) -> None:
         self.idle = nn.Dropout(0.5)
         self.left = iter(range(3))
 
@@ -327,9 +314,9 @@ def memory(kind: str, *, right: bool) -> Built:
     return built([Wrapped(KINDS[kind](right=right))])
 
 
-def all_memories() -> Built:
-    """A block of every kind, none of which counts a recompute."""
-    return built([Wrapped(kind(right=True)) for kind in KINDS.values()])
+def all_memories(*, right: bool) -> Built:
+    """A block of every kind; `right`: none counts a recompute."""
+    return built([Wrapped(kind(right=right)) for kind in KINDS.values()])
 
 
 class NoiseBeforeAll(nn.Module):

@@ -17,8 +17,7 @@ from explorer.record.base import to_msgpack
 from tests.gpu import kit, runner
 from tests.gpu.__main__ import main
 from tests.gpu.kit import Bench, Figure, Result, Skipped, attempt
-from tests.gpu.report import report
-from tests.gpu.runner import checks_of, files, run_all
+from tests.gpu.runner import checks_of, files, report, run_all
 
 UNSOUND = """
 import os
@@ -108,11 +107,11 @@ def test_figures_say_their_units_and_unknown_is_not_zero() -> None:
 
 
 def test_every_file_of_checks_is_found() -> None:
-    assert set(files()) >= {"memory", "clocks", "verdicts", "formats", "streams", "kernels", "offload", "forecasts"}
+    assert set(files()) >= {"memory", "clocks", "verdicts", "streams", "kernels", "forecasts", "ranks"}
     assert all(checks_of(file) for file in files())
 
 
-LONG = {"page.check_a_run_from_the_page", "crash.check_an_assertion_is_a_result_and_the_worker_lives"}
+LONG = {"page.check_a_run_from_the_page", "ranks.check_an_assertion_is_a_result_and_the_worker_lives"}
 """They start a worker; the browser's and the worker's own tests do so on the CPU."""
 CHECKS = [name for file in files() for name in checks_of(file) if name not in LONG]
 

@@ -143,14 +143,3 @@ def test_cut_keeps_order_and_balance(n_steps: int, n_segments: int) -> None:
     parts = cut(steps, n_segments)
     assert [step for part in parts for step in part] == list(steps)
     assert len(parts) == n_segments and max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
-def test_cell_of_the_recurrent_sample_is_bitwise_the_plain_run() -> None:
-    from sample_models.recurrent import Cell
-
-    torch.manual_seed(0)
-    cell, tokens = Cell(8, 2), torch.randn(6, 4, 8)
-    chained = Chain(cell, tuple(partial(cell, token) for token in tokens), mean_square)
-    x = torch.zeros(4, 8)
-    for n_segments in (1, 2, 4, 6):
-        assert unequal(plain_store(chained, x), segmented_step(chained, x, n_segments).stores[0]) == []

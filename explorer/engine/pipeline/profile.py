@@ -48,7 +48,7 @@ MOST_IN_ONE = 4
 
 
 def profile_blocks(
-    spec: RunSpec, groups: Stages, report: Report = silent, *, n_microbatches: int = 8, loaded: Loaded | None = None
+    spec: RunSpec, groups: Stages, report: Report = silent, *, n_microbatches: int = 8
 ) -> PipelineProfile:
     """Costs of each of `groups` (plan.cuts.atoms) for a microbatch of 1/`n_microbatches` of the batch.
 
@@ -56,7 +56,7 @@ def profile_blocks(
     for cuts that the model does not allow, ModelFailed for a model that raises, and the errors of load and prepare.
     """
     with preserve_global_state():
-        loaded = loaded or load_for(spec)
+        loaded = load_for(spec)
         small, n_rows, batch_rows = _cut_batch(loaded, n_microbatches)
         plan = PipelinePlan(stages=groups, n_microbatches=N_MICROBATCHES, schedule="GPipe")
         fine = msgspec.structs.replace(spec, plan=plan, policy=KEEP_ALL)

@@ -44,14 +44,12 @@ def run_pipeline(
     engine: PipelineEngine = "inproc",
     report: Report = silent,
     *,
-    loaded: Loaded | None = None,
     profile: PipelineProfile | None = None,
 ) -> PipelineRun:
     """A step of `spec` under its plan, with gradients and buffers compared with three unsplit runs.
 
-    `loaded` saves a second build of the model (except for `procs`, whose ranks build the model). `profile` adds the
-    prediction. An error of the model, the end of a rank and a lack of memory are results (`failure`).
-    Raises InvalidPlan and the errors of load and prepare.
+    `profile` adds the prediction. An error of the model, the end of a rank and a lack of memory are results
+    (`failure`). Raises InvalidPlan and the errors of load and prepare.
     """
     if engine not in ("inproc", "procs"):
         raise InvalidPlan(
@@ -60,7 +58,7 @@ def run_pipeline(
         )
     with preserve_global_state():
         report(Progress(what="building the stages", done=0, total=6))
-        loaded = loaded or load_for(spec)
+        loaded = load_for(spec)
         pipeline = build(spec, loaded)
         result = _Result(pipeline, engine)
         if profile is not None:

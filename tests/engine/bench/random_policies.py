@@ -36,7 +36,6 @@ def _acting(unit: Unit, action: str, baseline: Measurement, draw: random.Random)
 def operators_of(baseline: Measurement, blocks: Sequence[str]) -> list[str]:
     """Operators of forward that made something in `blocks` and whose results nobody writes into afterwards."""
     log, end = baseline.allocations, baseline.forward_end_tick
-    assert log is not None and end is not None
     here = [any(is_within(fqn, block) for block in blocks) for fqn in log.blocks]
     names = {log.ops[op] for op, born, block in zip(log.op, log.born, log.block) if 0 < born <= end and here[block]}
     return sorted(name for name in names if name and not name.split(".")[1].endswith("_") and "empty" not in name)

@@ -188,7 +188,6 @@ def test_readings_become_samples_and_none_become_nothing() -> None:
     )
     timed = readings.added_to(run, "process CPU time")
     times, block = timed.times, timed.by_fqn["a"]
-    assert times is not None
     assert (times.checkpoint_ms, times.close_checkpoint_ms, times.saved_tensor_ms) == (0.25, 0.125, 0.5)
     assert (times.step.ms, times.forward.ms, times.optimizer.ms) == ((3.0, 5.0), (1.0, 2.0), ())
     assert (block.forward.ms, block.recompute.ms) == ((1.0, 2.0), (0.5,))

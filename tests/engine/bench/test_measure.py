@@ -35,7 +35,6 @@ from tests.zoo import BLOCKS, GPT, gpt_pair, sample
 
 def test_recompute_lowers_the_peak_and_says_what_it_costs() -> None:
     baseline, candidate = gpt_pair()
-    assert candidate.step_peak_bytes is not None and baseline.step_peak_bytes is not None
     assert candidate.step_peak_bytes < 0.8 * baseline.step_peak_bytes
     assert candidate.forward_flops == baseline.forward_flops
     assert candidate.backward_flops == baseline.backward_flops
@@ -48,7 +47,6 @@ def test_forward_alone_needs_what_inference_needs() -> None:
     alone, (step, _) = measure(RunSpec(model=GPT, n_repeats=2, forward_only=True)), gpt_pair()
     assert [span.phase for span in alone.phases] == ["forward"]
     assert alone.step_peak_bytes == alone.peaks.alone_peak_bytes
-    assert alone.step_peak_bytes is not None and step.step_peak_bytes is not None
     assert alone.step_peak_bytes < 0.5 * step.step_peak_bytes
     assert alone.forward_flops == step.forward_flops and alone.backward_flops == 0
     assert alone.saved_after_forward_bytes == 0 and alone.loss == step.loss
@@ -57,7 +55,6 @@ def test_forward_alone_needs_what_inference_needs() -> None:
 
 def test_times_have_one_reading_a_repeat() -> None:
     for run in gpt_pair():
-        assert run.times is not None
         assert run.times.clock == "process CPU time"
         for samples in (run.times.step, run.times.forward, run.times.backward, run.times.optimizer):
             assert len(samples.ms) == 3 and min(samples.ms) > 0
@@ -89,12 +86,6 @@ def test_the_first_loss_is_that_of_the_initial_weights() -> None:
     baseline, candidate = gpt_pair()
     assert baseline.loss == candidate.loss
     assert baseline.loss is not None and 3 < baseline.loss < 5  # about ln(50)
-
-
-def test_the_environment_says_that_one_thread_is_pinned() -> None:
-    assert gpt_pair()[0].environment.n_threads == 1
-    assert gpt_pair()[0].environment.device == "cpu"
-    assert gpt_pair()[0].environment.total_memory_bytes
 
 
 def test_the_world_is_left_as_found() -> None:
@@ -148,12 +139,10 @@ def test_a_run_that_is_not_timed_takes_its_recorded_steps_and_no_other(monkeypat
 
 def test_out_of_memory_is_a_result_with_the_timeline_so_far() -> None:
     run = measure(RunSpec(model=ref("greedy", n_bytes=2**50), n_repeats=1))
-    assert run.failure is not None
     assert run.failure.kind == "out of memory"
     assert run.failure.asked_bytes == 2**50
     assert run.failure.free_bytes is not None and 0 < run.failure.free_bytes < 2**50
     assert run.times is None
-    assert run.allocations is not None
     ops = {run.allocations.ops[op] for op in run.allocations.op}
     assert "aten.tanh.default" in ops
     assert [span.phase for span in run.phases] == ["forward"]
@@ -186,7 +175,6 @@ def test_a_memory_limit_is_met_and_taken_back() -> None:
 
 def test_a_model_that_raises_is_a_result_with_its_traceback() -> None:
     run = measure(RunSpec(model=ref("raises"), n_repeats=1))
-    assert run.failure is not None
     assert run.failure.kind == "model raised"
     assert "does not fit" in run.failure.sentence
     assert "tiny_nets.py" in run.failure.traceback

@@ -57,7 +57,6 @@ def graph_and_run(model: ModelRef, **options: object) -> tuple[ModelGraph, Measu
 
 
 def peak(run: Measurement) -> int:
-    assert run.step_peak_bytes is not None
     return run.step_peak_bytes
 
 
@@ -139,7 +138,6 @@ def test_results_of_operators_that_stay(ops: tuple[str, ...]) -> None:
     graph, base = sample_run("gpt")
     run = holds(graph, base, save_ops(graph.repeats, *ops), within_bytes=FEW_BYTES)
     plain = Forecaster(base, graph).forecast(Policy.recompute(graph.repeats))
-    assert plain.saved_after_forward_bytes is not None and run.saved_after_forward_bytes is not None
     assert run.saved_after_forward_bytes > plain.saved_after_forward_bytes + 10_000
 
 
@@ -172,7 +170,6 @@ def test_attention_weights_that_the_variable_of_a_loop_holds(units: list[str]) -
     assert base.allocations is not None and any(base.allocations.released)
     holds(graph, base, Policy.recompute(units), within_bytes=0)
     composed = keep_all_from(measure(replace(base.spec, policy=preset("all", graph))), graph)
-    assert composed is not None and composed.allocations is not None
     assert any(composed.allocations.released), "a run with recompute shows it as well"
     holds(graph, composed, Policy.recompute(units), within_bytes=0)
 
@@ -274,7 +271,6 @@ def test_a_state_whose_graph_a_module_keeps_makes_the_forecast_approximate(tmp_p
     model = ModelRef(target=f"{tmp_path / 'carrying.py'}:build", arguments={"keeps_graph": keeps_graph})
     (graph, base), policy = graph_and_run(model), Policy.recompute(["0", "1", "2", "3"])
     forecast, run = Forecaster(base, graph).forecast(policy), measure(replace(base.spec, policy=policy))
-    assert forecast.step_peak_bytes is not None
     sentence, against = why_not_predicted(policy, graph, forecast), contradiction(forecast.step_peak_bytes, run, graph)
     if not keeps_graph:
         assert sentence == "" and forecast.step_peak_bytes == pytest.approx(peak(run), rel=0.03)
@@ -361,7 +357,6 @@ def test_what_only_a_checkpoint_keeps_is_not_in_the_baseline(
     """A sum made for a dropout, which saves its mask alone; copies of running statistics, made before the rerun."""
     graph, base = sample_run(name, **sizes)
     composed = keep_all_from(measure(replace(base.spec, policy=Policy.recompute(units))), graph)
-    assert composed is not None and composed.allocations is not None and base.allocations is not None
     assert composed.saved_after_forward_bytes == pytest.approx(base.saved_after_forward_bytes, rel=1e-4)
     assert composed.step_peak_bytes == pytest.approx(base.step_peak_bytes, rel=1e-4)
     assert sorted(composed.allocations.n_bytes) == sorted(base.allocations.n_bytes)
@@ -388,7 +383,7 @@ def test_a_larger_step_to_the_byte_and_every_policy_of_it(
     runs = {size: sample_run(name, **{**SMALL[name], "n_layers": 2, key: size}) for size in (*sizes, large)}
     graph, real = runs.pop(large)
     composed = at_size({size: run for size, (_, run) in runs.items()}, large, real.spec)
-    assert composed.event_by_event and composed.measurement is not None
+    assert composed.event_by_event
     assert composed.step_peak_bytes == pytest.approx(real.step_peak_bytes, rel=1e-5)
     assert composed.measurement.total_flops == real.total_flops
     policy = preset("all", graph)

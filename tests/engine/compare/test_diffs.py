@@ -159,53 +159,13 @@ def test_complex_and_sparse_gradients_compare() -> None:
     assert not difference(GradientDiff, "w", rows, rows * 2, Yardstick()).bitwise
 
 
-class TestWhatUsualChecksMiss:
-    """The planted wrong passes the usual check, and does not pass here."""
-
-    def test_assert_close_passes_a_wrong_gradient_of_a_small_loss(self) -> None:
-        baseline = torch.randn(100, generator=torch.Generator().manual_seed(0)) * 1e-6
-        wrong = baseline.roll(1)
-        torch.testing.assert_close(wrong, baseline)  # atol 1e-5 swallows it
-        assert judged(baseline, wrong).verdict == "different"
-
-    def test_the_total_norm_passes_a_permuted_bias(self) -> None:
-        weight = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
-        bias = torch.randn(10, generator=torch.Generator().manual_seed(1)) * 0.1
-        wrong = bias.flip(0)
-        whole, other = torch.cat([weight, bias]), torch.cat([weight, wrong])
-        assert math.isclose(whole.norm().item(), other.norm().item(), rel_tol=1e-6)
-        assert torch.cosine_similarity(whole, other, dim=0).item() > 0.9999
-        assert judged(bias, wrong).verdict == "different"
-
-    def test_cosine_passes_a_scaled_gradient(self) -> None:
-        baseline = torch.randn(100, generator=torch.Generator().manual_seed(0))
-        wrong = baseline * 1.0001
-        assert torch.cosine_similarity(baseline, wrong, dim=0).item() == pytest.approx(1.0, abs=1e-6)
-        diff = judged(baseline, wrong)
-        assert diff.verdict == "different"
-        assert diff.norm_ratio == pytest.approx(1.0001, abs=1e-7)
-
-    def test_pythons_max_swallows_a_nan(self) -> None:
-        baseline, wrong = torch.ones(2), torch.tensor([1.0, math.nan])
-        assert max([0.0, *(wrong - baseline).abs().tolist()]) == 0.0
-        assert judged(baseline, wrong).verdict == "different"
-
-
 def test_a_gradient_that_is_zero_in_exact_arithmetic_has_a_reference() -> None:
     """A bias before a norm: float64 says 1e-18, float32 leaves 1e-6 on a run whose gradients are of size one."""
     yardstick = Yardstick(reference={"a": torch.ones(1), "b": torch.ones(1), "zero": torch.full((4,), 1e-18)})
     zero = yardstick.reference["zero"]
-    assert zero is not None
     assert yardstick.trusts(zero.double(), 2e-6)
     assert not yardstick.trusts(zero.double(), 1e-3), "on the run's scale it is no zero"
     assert not yardstick.trusts(torch.full((4,), 1e-7, dtype=torch.float64), 2e-6), "float64 does not say zero"
-
-
-@given(st.floats(0.01, 10), st.floats(0.01, 10))
-def test_relative_distance_of_two_tensors(left: float, right: float) -> None:
-    expected, actual = {"w": torch.tensor([left])}, {"w": torch.tensor([right])}
-    distance = relative_distance(expected, actual)
-    assert distance is not None and math.isclose(distance, abs(right - left) / left, rel_tol=1e-4, abs_tol=1e-6)
 
 
 def test_an_absent_tensor_counts_as_zero() -> None:

@@ -1,8 +1,10 @@
-"""The outcome of a run: bits on disk, equal runs of one program, and state that a model carries to its next step."""
+"""The outcome of a run: bits on disk, equal runs of one program, and state that a model carries, listed or hidden."""
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -11,14 +13,17 @@ import torch
 from torch import Tensor
 
 from explorer.engine.compare import outcome as outcome_file
+from explorer.engine.compare.compare import compare
 from explorer.engine.compare.outcome import N_STEPS, Outcome, TensorsOnDisk, not_reproducible_because, outcome_of
+from explorer.engine.compare.probe import FEWEST, MOST, ProbedStep, probe, probed_step
 from explorer.engine.compare.programs import SpecProgram
 from explorer.engine.model.load import load_for
 from explorer.engine.state.bits import same_bits
 from explorer.record.comparison import Comparison
-from explorer.record.policy import Policy
+from explorer.record.plan import silent
+from explorer.record.policy import Policy, Unit
 from explorer.record.run import Optimizer, RunSpec
-from tests.engine import carried_nets
+from tests.engine import carried_nets, hidden_nets
 from tests.engine.judging import judged, judged_pair, pair
 
 
@@ -178,7 +183,7 @@ MOVED = {
     "OnTheClass": ("state moved", "OnTheClass.n_calls"),
     "FileGlobal": ("state moved", "N_CALLS"),
     "ClassElsewhere": ("state moved", "Registry.n_calls"),
-    "GlobalElsewhere": ("state moved", "tests.engine.carried_elsewhere.N_CALLS"),
+    "GlobalElsewhere": ("state moved", "tests.engine.tiny_nets.N_CALLS"),
     "InSlots": ("state moved", "deep of 1.trap"),
     "Unregistered": ("state moved", "hidden of 1.trap"),
     "InClosure": ("state moved", "count of 1.trap"),
@@ -198,20 +203,31 @@ def test_every_kind_of_memory_has_its_expectation() -> None:
     assert MOVED.keys() == carried_nets.KINDS.keys()
 
 
-@pytest.mark.parametrize("kind", MOVED)
-def test_memory_that_moves_twice_is_never_green(kind: str) -> None:
+@pytest.mark.parametrize("kind", [kind for kind, (verdict, _) in MOVED.items() if verdict == "different"])
+def test_memory_that_moves_twice_and_reaches_the_next_step_is_different(kind: str) -> None:
     comparison = carried("memory", kind=kind, right=False)
-    verdict, name = MOVED[kind]
-    assert (comparison.verdict, comparison.reproducible) == (verdict, True)
+    assert (comparison.verdict, comparison.reproducible) == ("different", True)
     assert all(diff.bitwise for diff in comparison.gradients)
-    assert not name or name in comparison.moved_twice
+    assert MOVED[kind][1] in (*comparison.moved_twice, "")
+
+
+def all_memories(*, right: bool) -> Comparison:
+    spec = RunSpec(model=carried_nets.ref("all_memories", right=right))
+    blocks = [str(1 + i) for i in range(len(MOVED))]
+    return judged_pair(spec, msgspec.structs.replace(spec, policy=Policy.recompute(blocks)))
+
+
+def test_memory_that_moves_twice_is_named_kind_by_kind() -> None:
+    """All kinds in one model, each with its block."""
+    comparison = all_memories(right=False)
+    assert comparison.verdict == "different" and comparison.reproducible
+    names = [name.replace(" of 1.", f" of {1 + i}.") for i, (_, name) in enumerate(MOVED.values()) if name]
+    assert not set(names) - set(comparison.moved_twice), comparison.moved_twice
 
 
 def test_memory_that_moves_once_is_equal_in_every_bit() -> None:
-    """All kinds in one model: what is wrong is named."""
-    spec = RunSpec(model=carried_nets.ref("all_memories"))
-    blocks = [str(1 + i) for i in range(len(MOVED))]
-    comparison = judged_pair(spec, msgspec.structs.replace(spec, policy=Policy.recompute(blocks)))
+    """What is wrong is named."""
+    comparison = all_memories(right=True)
     assert (comparison.moved_twice, comparison.carried, comparison.unjudged) == ((), (), ())
     assert comparison.verdict == "bitwise equal" and comparison.n_carried > len(MOVED)
 
@@ -257,3 +273,89 @@ def test_a_copy_without_its_hooks_is_not_judged_as_the_model() -> None:
         and "weight itself" in comparison.not_reproducible_because
     )
     assert carried("another_each_time").verdict == "bitwise equal", "a copy that lacks nothing is judged"
+
+
+BLOCKS = ("0", "1", "2")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    yield
+    os.environ.pop("HIDDEN_NETS_CALLS", None)
+    sys.modules.pop("hidden_manager", None)
+
+
+POLICY = Policy.recompute(BLOCKS)
+ENOUGH = hidden_nets.FIRST_CALL + 8
+"""Runs that show every effect, however slow the machine is."""
+
+
+def both_steps(kind: str, policy: Policy = POLICY, n_probes: int = 0) -> ProbedStep:
+    return probed_step(RunSpec(model=hidden_nets.ref(kind), policy=policy, n_probes=n_probes), None, silent)
+
+
+@pytest.mark.parametrize("kind", [hidden.__name__ for hidden in hidden_nets.HIDDEN])
+def test_a_late_effect_of_hidden_state_shows(kind: str) -> None:
+    probed = both_steps(kind, n_probes=ENOUGH)
+    assert probed.first != probed.left
+
+
+@pytest.mark.parametrize("kind", [harmless.__name__ for harmless in hidden_nets.HARMLESS])
+def test_a_block_without_hidden_state_leaves_the_same_step(kind: str) -> None:
+    probed = both_steps(kind)
+    assert FEWEST <= probed.n_runs <= MOST
+    assert probed.first == probed.left and not probed.unlike
+
+
+TO_THE_END = Policy.recompute(BLOCKS, early_stop=False)
+SEGMENT = Policy.recompute([BLOCKS])
+REENTRANT = Policy.recompute(["1", "2"], use_reentrant=True)
+NESTED = Policy.recompute(["1", "1.fc"])
+OFFLOADED = Policy(units=(Unit(blocks=("1",), action="offload"),))
+
+
+@pytest.mark.parametrize(
+    ("kind", "policy", "moves"),
+    [
+        ("behind_the_last_saved_tensor", TO_THE_END, True),
+        ("behind_the_last_saved_tensor", SEGMENT, True),
+        ("behind_the_last_saved_tensor", REENTRANT, True),
+        ("saves_nothing", TO_THE_END, False),
+        ("saves_nothing", SEGMENT, True),
+        ("under_gradients_alone", REENTRANT, True),
+        ("guarded_count", REENTRANT, False),
+        ("installed_package", OFFLOADED, False),
+        ("behind_a_child", NESTED, True),
+    ],
+)
+def test_the_probe_runs_what_the_policy_recomputes(kind: str, policy: Policy, moves: bool) -> None:
+    probed = both_steps(kind, policy, ENOUGH)
+    assert (probed.first != probed.left) is moves
+
+
+@pytest.mark.parametrize(("kind", "hidden"), [("every_eighth_call", ("1",)), ("restarted_by_each_step", ())])
+def test_unlike_recomputes_are_settled_by_real_steps(kind: str, hidden: tuple[str, ...]) -> None:
+    probed = both_steps(kind, n_probes=ENOUGH)
+    assert probed.first == probed.left and probed.unlike == (("1",),)
+    spec = RunSpec(model=hidden_nets.ref(kind), n_probes=ENOUGH)
+    assert probe(spec, RunSpec(model=spec.model, n_probes=ENOUGH, policy=POLICY), silent).hidden_state == hidden
+
+
+def test_a_number_of_runs_is_kept() -> None:
+    assert both_steps("nothing", n_probes=70).n_runs == 70
+
+
+@pytest.mark.parametrize("kind", ["installed_package", "length_of_an_unjudged_log"])
+def test_a_comparison_names_the_block_and_is_not_green(kind: str) -> None:
+    """Through clean processes: what an earlier run moved in this one is not there."""
+    spec = RunSpec(model=hidden_nets.ref(kind), n_repeats=0, n_probes=ENOUGH)
+    policed = RunSpec(model=spec.model, n_repeats=0, n_probes=ENOUGH, policy=POLICY)
+    comparison = compare(spec, policed)
+    assert comparison.hidden_state == ("1",) and comparison.n_probes == ENOUGH
+    assert comparison.verdict == "state moved" and "state that no list names in 1" in comparison.moved_twice
+
+
+def test_a_model_that_cannot_run_is_no_finding() -> None:
+    spec = RunSpec(model=hidden_nets.ref("no such kind"))
+    result = probe(spec, RunSpec(model=spec.model, policy=Policy.recompute(BLOCKS)), silent)
+    assert not result.hidden_state and result.not_probed_because

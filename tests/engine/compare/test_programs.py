@@ -1,21 +1,34 @@
-"""Programs start from one state, and two programs over the same parameters are judged by the reference's rounding."""
+"""Two programs start from one state and are judged by rounding, against the step in float64."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from explorer.engine.compare.judgement import judge_programs
 from explorer.engine.compare.outcome import Outcome, outcome_of
-from explorer.engine.compare.programs import Step, StepProgram, step_programs, whole
+from explorer.engine.compare.programs import SpecProgram, Step, StepProgram, formats_of, step_programs
+from explorer.engine.compare.reference import (
+    Branches,
+    SameBranches,
+    SameDraws,
+    epsilon_of,
+    most_common_type,
+    reference,
+)
+from explorer.engine.model.load import load_for
+from explorer.engine.state.global_state import preserve_global_state
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelRef
 from explorer.record.measurement import Measurement
 from explorer.record.run import RunSpec
-from tests.engine.judging import WHERE
+from tests.engine.judging import WHERE, judged
+from tests.engine.tiny_nets import ref
 
 BATCH = torch.linspace(-1, 1, 6).reshape(2, 3)
 
@@ -30,10 +43,6 @@ def doubled(model: nn.Module, batch: Any) -> Tensor:
     loss = 2 * model(batch).square().sum()
     loss.backward()
     return loss
-
-
-def fails(model: nn.Module, batch: Any) -> Tensor:
-    raise ValueError("no such kernel")
 
 
 def sgd(model: nn.Module, batch: Any) -> None:
@@ -97,12 +106,7 @@ def test_a_parameter_that_moves_inside_backward_is_listed_where_no_gradient_is_l
     assert set(outcomes(step)[0].moved) == {"0.weight"}
 
 
-def test_a_tensor_that_no_rank_shares_is_whole() -> None:
-    value = nn.Parameter(torch.ones(2))
-    assert whole(value) is value
-
-
-def judged(reference: Step, candidate: Step, model: nn.Module | None = None) -> Comparison:
+def judged_steps(reference: Step, candidate: Step, model: nn.Module | None = None) -> Comparison:
     model = model or net()
     run = Measurement(spec=RunSpec(model=ModelRef(target="test.py")), environment=WHERE)
     with step_programs([(reference, model), (candidate, model)], BATCH, ("0.weight", "0.bias")) as programs:
@@ -115,5 +119,115 @@ def test_forward_is_watched_where_hooks_run_and_not_in_compiled_code(compiled: b
     model: Any = net()
     if compiled:
         model[0].compile(backend="eager")
-    forward = judged(squares, doubled, model).forward
+    forward = judged_steps(squares, doubled, model).forward
     assert forward is None if compiled else forward and forward.same and forward.order == ("", "0", "1")
+
+
+def test_reentrant_rounding_is_told_from_wrong() -> None:
+    """The fused LSTM kernel of a forward without gradients rounds differently: rounding, held against float64."""
+    comparison = judged("lstm", ("lstm",), use_reentrant=True)
+    assert (comparison.verdict, comparison.reference) == ("rounding", "float64")
+    assert comparison.n_bitwise_equal < len(comparison.gradients)
+
+
+def test_a_reference_with_other_random_numbers_is_refused() -> None:
+    """Numbers of a source that no seed governs are others in float64: that run is no reference."""
+    comparison = judged("another_way_in_float64", ("1",))
+    assert comparison.reference == "none" and "source without a seed" in comparison.no_reference_because
+    comparison = judged("float32_alone", ("1",))
+    assert comparison.reference == "none" and "does not run in float64: RuntimeError" in comparison.no_reference_because
+    assert judged("dropout").reference == "float64"
+
+
+def test_the_type_of_most_gradients_is_what_random_numbers_are_drawn_in() -> None:
+    half, full = torch.zeros(1, dtype=torch.bfloat16), torch.zeros(1)
+    assert most_common_type({"a": half, "b": full, "c": half, "d": None}) == torch.bfloat16
+    assert most_common_type({"a": None}) == torch.get_default_dtype()
+
+
+def test_rounding_is_measured_by_the_coarsest_type() -> None:
+    half, full = torch.zeros(1, dtype=torch.bfloat16), torch.zeros(1)
+    assert epsilon_of({"a": full}, set()) == torch.finfo(torch.float32).eps
+    assert epsilon_of({"a": full, "b": half}, set()) == torch.finfo(torch.bfloat16).eps
+    assert epsilon_of({"a": full}, {torch.float16}) == torch.finfo(torch.float16).eps
+    spec = RunSpec(model=ModelRef(target="a.py"), autocast="bfloat16")
+    assert epsilon_of({"a": full}, formats_of(spec)) == torch.finfo(torch.bfloat16).eps
+
+
+def referred(factory: str) -> tuple[Outcome | None, str]:
+    spec = RunSpec(model=ref(factory), optimizer="none")
+    program = SpecProgram(spec, load_for(spec))
+    with preserve_global_state():
+        program.start()
+        return reference(program, outcome_of(program))
+
+
+def test_decisions_within_rounding_of_zero_leave_a_reference() -> None:
+    exact, because = referred("borderline")
+    assert exact is not None and because == ""
+
+
+def test_what_amplifies_rounding_has_none_and_no_generator_is_blamed() -> None:
+    exact, because = referred("amplifying")
+    assert exact is None
+    assert "no generator moved" in because and "amplifies it" in because
+
+
+def decided(x: Tensor, *, in_place: bool) -> tuple[Tensor, Tensor]:
+    """A result and its gradient by `x`."""
+    x = x.clone().requires_grad_()
+    passed = (x * 1).relu_() if in_place else x.relu()
+    y = F.max_pool2d(passed, 2)
+    y.sum().backward()
+    return y.detach(), x.grad
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_another_input_is_decided_as_the_first_was(in_place: bool) -> None:
+    first = torch.tensor([[[[1.0, 0.0], [-1.0, 1.0 - 1e-7]]]])
+    other = torch.tensor([[[[1.0 - 1e-7, 1e-9], [-1.0, 1.0]]]])
+    with Branches() as branches:
+        y, gradient = decided(first, in_place=in_place)
+    assert gradient.flatten().tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert decided(other, in_place=in_place)[1].flatten().tolist() == [0.0, 0.0, 0.0, 1.0]
+    with SameBranches(branches.decisions):
+        alike, same_gradient = decided(other, in_place=in_place)
+    assert torch.equal(same_gradient, gradient) and torch.allclose(alike, y, atol=1e-6)
+    with pytest.raises(IndexError), SameBranches(branches.decisions):
+        decided(other, in_place=in_place)
+
+
+def test_a_model_that_samples_in_its_own_type_has_a_reference() -> None:
+    """torch.rand_like draws other numbers in float64; the reference draws the baseline's."""
+    comparison = judged("noise_in_own_type", ("1", "2"))
+    assert (comparison.verdict, comparison.reference) == ("bitwise equal", "float64")
+    sampled = judged("sampled_lstm", ("lstm",), use_reentrant=True)
+    assert (sampled.verdict, sampled.reference) == ("rounding", "float64")
+    assert any(not diff.bitwise for diff in sampled.gradients)
+    assert sampled.causes == (
+        "Reentrant checkpointing runs forward without gradients, where torch may choose other kernels.",
+    )
+
+
+DRAWS: dict[str, Callable[[torch.dtype], Tensor]] = {
+    "rand_like": lambda dtype: torch.rand_like(torch.zeros(5, dtype=dtype)),
+    "randn": lambda dtype: torch.randn(5, dtype=dtype),
+    "in place": lambda dtype: torch.zeros(5, dtype=dtype).uniform_(2.0, 3.0),
+    "of a float": lambda dtype: torch.bernoulli(torch.full((5,), 0.5, dtype=dtype)),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_draw_of_float64_is_the_narrow_one_widened(name: str) -> None:
+    torch.manual_seed(3)
+    narrow = DRAWS[name](torch.float32)
+    torch.manual_seed(3)
+    with SameDraws(torch.float32):
+        wide = DRAWS[name](torch.float64)
+    assert wide.dtype == torch.float64 and torch.equal(wide, narrow.double())
+
+
+def test_what_draws_nothing_stays_in_float64() -> None:
+    x = torch.full((3,), 1 / 3, dtype=torch.float64)
+    with SameDraws(torch.float32):
+        assert torch.equal(x * x, torch.full((3,), (1 / 3) ** 2, dtype=torch.float64))

@@ -139,13 +139,6 @@ def test_a_mask_drawn_anew_is_told_with_its_block(preserve: bool, others: dict[s
     assert (draws.n_drawn, dict(draws.others)) == (1, others)
 
 
-def test_without_a_rerun_nothing_is_drawn_in_backward() -> None:
-    model = Own(True).layer
-    with RerunDraws(model) as draws:
-        model(torch.randn(64, 64)).sum().backward()
-    assert (draws.n_drawn, dict(draws.others)) == (0, {})
-
-
 def parted(change: Any, *, n_calls: int = 1) -> ForwardDiff:
     torch.manual_seed(0)
     one = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.LayerNorm(4), nn.Dropout(0.0)), nn.Linear(4, 2))

@@ -198,7 +198,6 @@ def test_synthetic_cuda_trace_is_read_to_the_byte() -> None:
     assert log.is_complete and doubts(log, 1900) == []
     assert log.n_bytes.tolist() == [900, -900, -600, 10]
     assert log.time_ns.tolist() == [2500, 4500, 5500, 7500]
-    assert log.base_bytes is not None
     assert peak_bytes(log, log.base_bytes) == log.requested_peak_bytes == 1900
     assert log.allocated is not None and log.allocated.tolist() == [1024, 2048, 1024, 1024, 1536]
     assert log.reserved is not None and log.reserved.tolist() == [2 * MIB, 22 * MIB, 22 * MIB, 22 * MIB, 2 * MIB]
@@ -209,7 +208,6 @@ def test_synthetic_cuda_refusal_says_what_was_asked_and_free() -> None:
     refused = synthetic_entry("oom", 0, 2**40, 3, device_free=2**30)
     del refused["addr"]
     log = read_trace({"device_traces": [[refused]], "segments": []}, 0, SYNTHETIC_BASE, SYNTHETIC_STATS)
-    assert log.refusal is not None
     assert (log.refusal.asked_bytes, log.refusal.free_bytes) == (2**40, 2**30)
 
 
@@ -248,10 +246,8 @@ def test_a_full_history_is_noticed_and_still_right_for_what_it_holds(n_lost: int
     whole = read_trace(synthetic_snapshot(), 1, SYNTHETIC_BASE, SYNTHETIC_STATS)
     log = read_trace(synthetic_snapshot(n_lost), 1, SYNTHETIC_BASE, SYNTHETIC_STATS)
     n_events = len(log.n_bytes)
-    assert log.base_bytes is not None and whole.base_bytes is not None
     assert log.base_bytes == whole.base_bytes + whole.n_bytes[: len(whole.n_bytes) - n_events].sum()
     for ours, theirs in ((log.allocated, whole.allocated), (log.reserved, whole.reserved)):
-        assert ours is not None and theirs is not None
         assert ours[1:].tolist() == theirs[len(theirs) - n_events :].tolist()
     if log.base_bytes != whole.base_bytes:
         assert not log.is_complete

@@ -123,7 +123,6 @@ def stays(report: Report) -> None:
 def test_it_runs_elsewhere_and_what_it_says_and_returns_arrives() -> None:
     heard: list[Progress] = []
     answer = call_in_subprocess(counts, 4, report=heard.append, what="counts")
-    assert answer is not None
     assert answer[0] != os.getpid() and answer[1] == 6
     counted = [progress.done for progress in heard if progress.what == "counting"]
     assert list(dict.fromkeys(counted)) == [0, 1, 2, 3]

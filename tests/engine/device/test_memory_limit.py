@@ -62,7 +62,6 @@ def ran(_: Report) -> tuple[int | None, str, list[tuple[int, bool]]]:
 def test_a_step_fits_just_above_what_it_holds_and_is_refused_just_below() -> None:
     """In a process of its own: a hole that steps without a limit have left may be filled."""
     answer = call_in_subprocess(ran, report=silent, what="took steps under a limit")
-    assert answer is not None
     peak_bytes, words, outcomes = answer
     assert peak_bytes is not None and BELOW * MIB < peak_bytes < ABOVE * MIB, "the limit is another instrument"
     assert re.fullmatch(r"at least \d+\.\d MiB, then refused", words)
@@ -248,7 +247,6 @@ def mapped_and_gone(_: Report) -> tuple[int, int, int]:
 def test_a_tensor_is_a_mapping_of_its_own_and_goes_with_its_last_reference() -> None:
     """In a process of its own: where other tests have left a hole, a tensor may fill it."""
     answer = call_in_subprocess(mapped_and_gone, report=silent, what="mapped a tensor")
-    assert answer is not None
     there, gone, afterwards = answer
     assert MIB <= there < 2 * MIB and gone == 0
     assert afterwards == 0, "as it was: tensors below 32 MiB lie in the heap"
@@ -266,7 +264,6 @@ def taken_twice(_: Report) -> tuple[int, int]:
 def test_memory_that_was_given_back_is_there_again() -> None:
     """In a process of its own: where other tests have left holes, other memory is taken each time."""
     answer = call_in_subprocess(taken_twice, report=silent, what="took memory twice")
-    assert answer is not None
     again, afterwards = answer
     assert again < PAGES / 10
     assert afterwards > PAGES / 2, "what was kept has been given back"

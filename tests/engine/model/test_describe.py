@@ -20,7 +20,7 @@ from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.plan import Progress
 from explorer.record.run import RunSpec
 from tests.engine import tiny_nets
-from tests.engine.walk_net import ROW, B, W, Walk, graph
+from tests.engine.graphs import ROW, B, W, Walk, graph
 
 
 def test_blocks_come_in_module_order_with_calls_parameters_and_repeats() -> None:

@@ -26,13 +26,6 @@ from tests.engine.pipeline.pipeline_nets import CHAIN, LANGUAGE, SCALING, TRANSP
 from tests.engine.pipeline.pipeline_runs import FILE, ran, spec, taped
 
 
-def test_blocks_are_steps_and_what_lies_between_is_functions() -> None:
-    _, tape = taped("language", LANGUAGE)
-    names = [step.name for step in tape.steps if isinstance(step.target, str)]
-    assert names == ["tokens", "dropout", "blocks.0", "blocks.1", "blocks.2", "blocks.3", "norm", "head"]
-    assert {path for step in tape.steps for path in step.paths} == {"positions"}
-
-
 def test_recording_leaves_no_hooks() -> None:
     loaded = load(ModelRef(target=f"{FILE}:language"))
     record(loaded.model, loaded.inputs, LANGUAGE)

@@ -273,26 +273,6 @@ def test_generators_are_part_of_what_makes_a_policy_the_same() -> None:
         apply_policy(model, Policy.recompute(["stem"]))
 
 
-class Growing(nn.ModuleDict):
-    """A dictionary of modules that is called, like torchvision's dense block."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.values():
-            x = torch.cat((x, torch.tanh(layer(x))), 1)
-        return x
-
-
-def test_a_dictionary_of_modules_with_a_forward_is_a_block() -> None:
-    def dense() -> nn.Module:
-        seed_everything(0)
-        return nn.Sequential(Growing({"a": nn.Linear(8, 8), "b": nn.Linear(16, 8)}), nn.Linear(24, 1))
-
-    model = dense()
-    with apply_policy(model, Policy.recompute(["0"])):
-        assert reruns(model) == ["0"]
-        assert_same(bits(dense()), bits(model))
-
-
 class ByName(nn.Module):
     """A block whose tensors come by keyword alone, one of them inside a dict."""
 

@@ -68,13 +68,6 @@ def test_below_an_ancestor_that_runs_again_the_innermost_unit_is_named() -> None
     assert model[1][1].answers == [(False, None), (True, "1"), (True, "1.1")]
 
 
-def test_a_segment_goes_by_its_first_block() -> None:
-    model = chain()
-    with apply_policy(model, Policy.recompute([("1.0", "1.1")])):
-        step(model)
-    assert model[1][1].answers == [(False, None), (True, "1.0")]
-
-
 def test_observers_see_start_and_end_also_when_early_stop_leaves_by_an_exception() -> None:
     model = chain()
     seen: list[tuple[str, bool]] = []

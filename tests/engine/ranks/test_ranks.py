@@ -151,7 +151,6 @@ def test_a_toggle_forecasts_what_the_play_of_its_policy_holds() -> None:
         policy = Policy.recompute(blocks)
         played = predicted(Ranks(n_ranks=2), policy=policy).fullest
         forecast, n_bytes = forecaster.forecast(policy), played.step_peak_bytes
-        assert forecast.step_peak_bytes is not None and n_bytes is not None
         assert 0 <= forecast.step_peak_bytes - n_bytes <= (len(blocks) + 1) * RNG_STATE_BYTES
 
 

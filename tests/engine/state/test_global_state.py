@@ -19,7 +19,7 @@ from explorer.engine.model.describe import describe
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.state.global_state import deterministic_kernels, tf32_kinds, without_tf32
-from explorer.engine.state.rng import OutsideRng, RngState, generators_of, get_state, seed_everything, set_state
+from explorer.engine.state.rng import OutsideRng, RngState, seed_everything, set_state
 from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
@@ -212,12 +212,6 @@ def test_a_seed_decides_everything(seed: int) -> None:
     assert RngState.capture().positions() == first
 
 
-def test_generators_of_a_model_by_dotted_path() -> None:
-    net = model()
-    assert generators_of(net) == {"1.generator": net[1].generator}  # type: ignore[index]
-    assert list(generators_of(net[1])) == ["generator"]  # type: ignore[index]
-
-
 def test_outside_generators_go_back_and_return() -> None:
     own, shared = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
     outside = OutsideRng(("python", "numpy"), (own,), (shared,))
@@ -232,12 +226,3 @@ def test_outside_generators_go_back_and_return() -> None:
     assert drawn() == first
     outside.write(later)
     assert drawn() != first
-
-
-def test_names_of_the_process() -> None:
-    for name in ("torch cpu", "python", "numpy"):
-        state = get_state(name)
-        first = draws(model())[name]
-        assert draws(model())[name] != first
-        set_state(name, state)
-        assert draws(model())[name] == first

@@ -14,8 +14,7 @@ from explorer.engine.policy.apply import apply_policy
 from explorer.errors import InvalidPolicy
 from explorer.plan.hazards.hazards import hazards
 from explorer.record.policy import Policy
-from tests.engine.graphs import graph_of
-from tests.engine.walk_net import ROW, B, W, Walk, graph
+from tests.engine.graphs import ROW, B, W, Walk, graph, graph_of
 
 
 def test_flops_are_those_of_the_matrix_products() -> None:

@@ -13,8 +13,7 @@ from explorer.engine.watch.edges import MOST_JOINS
 from explorer.record.graph import INPUT, ModelGraph, ModelRef
 from explorer.view.graph.flow import folded
 from explorer.view.graph.nesting import nest
-from tests.engine.graphs import graph_of
-from tests.engine.walk_net import ROW, B, W, graph
+from tests.engine.graphs import ROW, B, W, graph, graph_of
 
 
 def sample(name: str, **arguments: int | float) -> ModelGraph:

@@ -19,8 +19,7 @@ from explorer.engine.watch.block_facts import BlockNotes
 from explorer.engine.watch.forward import ForwardWatch
 from explorer.engine.watch.rerun_traits import ArgumentsAndState, RandomNumbers, SelfCheckpointing
 from tests.engine import rerun_nets, tiny_nets
-from tests.engine.graphs import graph_of
-from tests.engine.walk_net import W, Walk, graph, having
+from tests.engine.graphs import W, Walk, graph, graph_of, having
 
 
 def hook_counts(model: nn.Module) -> list[int]:

@@ -58,7 +58,6 @@ def check_a_limit_does_not_slow_the_step(bench: Bench) -> None:
     free = bench.measured(spec)
     room = 2 * (free.peaks.steady_reserved_peak_bytes or 2**34)
     limited = bench.measured(msgspec.structs.replace(spec, memory_limit_bytes=room))
-    assert free.times is not None and limited.times is not None
     bench.figure("limited over free", (limited.times.step.median_ms or 0) / (free.times.step.median_ms or 1))
 
 

@@ -67,7 +67,6 @@ def check_attribution(bench: Bench) -> None:
     for sample in bench.samples():
         run = bench.measured(bench.spec(sample))
         log = run.allocations
-        assert log is not None
         nobody = sum(log.n_bytes[i] for i in alive_at(log, log.peak_tick) if ROLES[log.role[i]] == "unattributed")
         bench.figure(f"{sample} unattributed", 100 * nobody / max(1, run.step_peak_bytes or 1), "% of the peak")
         alone = run.peaks.alone_peak_bytes or 0
