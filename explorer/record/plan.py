@@ -62,6 +62,7 @@ class Price(Record):
 
 CostUnit = Literal["ms", "FLOPs"]
 Bounded = Literal["requested", "reserved"]
+_FLAT = ", nothing inside a segment"
 
 
 class Certificate(Record):
@@ -102,10 +103,11 @@ class Certificate(Record):
             *([f"{_count(self.n_keeping, 'way')} to keep results"] if self.n_keeping else []),
         ]
         among = " and ".join(filter(None, (", ".join(counted[:-1]), counted[-1])))
-        flat = "" if self.inside_segments or not self.n_segments else ", nothing inside a segment"
+        nested = ", at most one inside another" if n_modules > 1 else ""
+        flat = "" if self.inside_segments or not self.n_segments else _FLAT
         deeper = f" (this plan nests {self.n_levels} levels)" if self.n_levels > 2 else ""
-        beside = f", or {self.beside}" if self.beside else ""
-        return f"{among}{', at most one inside another' if n_modules > 1 else ''}{deeper}{flat}{beside}"
+        adds = self.beside.removesuffix(_FLAT) not in ("", f"{among}{nested}")
+        return f"{among}{nested}{deeper}{flat}{f', or {self.beside}' if adds else ''}"
 
     def __str__(self) -> str:
         """`within 0.01 % of the best choice among 24 modules, at most one inside another, in 3 solves`.

@@ -89,6 +89,25 @@ def test_a_harmless_change_is_at_most_rounding(change: str) -> None:
     explorer.judge(case.reference, case.candidate, model, case.batch(), candidate_model).require()
 
 
+@pytest.mark.parametrize("kind", [SGD, torch.optim.SparseAdam])
+def test_an_optimizer_steps_on_sparse_gradients(kind: Callable[..., torch.optim.Optimizer]) -> None:
+    """With repeated rows, which SGD adds one by one."""
+    model, batch = nn.Embedding(6, 4, sparse=True), torch.tensor([1, 1, 2, 0])
+
+    def times(factor: float, n: int, lr: float = 0.1) -> Callable[[nn.Module, Any], None]:
+        def step(model: nn.Module, batch: Any) -> None:
+            model.zero_grad()
+            for _ in range(n):
+                (model(batch).pow(3).sum() * factor).backward()
+            kind(model.parameters(), lr=lr).step()
+
+        return step
+
+    assert explorer.judge(times(0.7, 1), times(0.7, 1), model, batch).verdict == "bitwise equal"
+    assert explorer.judge(times(2.1, 1), times(0.7, 3), model, batch).verdict == "rounding"
+    assert explorer.judge(times(0.7, 1), times(0.7, 1, lr=0.2), model, batch).verdict == "different"
+
+
 def test_everything_is_put_back() -> None:
     model, batch = decoder(), text()
     model.norm.register_buffer("mean", torch.zeros(WIDTH))

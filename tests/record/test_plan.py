@@ -35,6 +35,12 @@ def test_a_sentence_names_what_could_be_chosen_and_how_deep_it_nests() -> None:
     chain = replace(certificate(0.0, 497), n_segments=496, longest_segment=32, inside_segments=False)
     assert chain.scope == "1 module and 496 segments of up to 32 blocks, nothing inside a segment"
     assert chain.scope in str(chain)
+    both = replace(chain, inside_segments=True, beside=chain.scope)
+    assert both.scope == "1 module and 496 segments of up to 32 blocks", "the other choices are among these"
+    assert (
+        replace(both, n_candidates=498).scope
+        == f"2 modules{both.scope[8:]}, at most one inside another, or {chain.scope}"
+    )
     deep = replace(certificate(0.0), n_levels=3)
     assert deep.scope == "24 modules, at most one inside another (this plan nests 3 levels)"
 

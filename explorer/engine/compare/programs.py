@@ -263,7 +263,7 @@ class StepProgram:
         self._read_gradients(parameters)
         for name, parameter in parameters.items():
             gradient = self._lead.get(name)
-            if gradient is not None and parameter.grad is not None:
+            if gradient is not None and parameter.grad is not None and not _is_sparse_equal(parameter.grad, gradient):
                 self._lent.append((parameter.grad, parameter.grad.clone()))
                 parameter.grad.copy_(_laid_out_as(parameter.grad, gradient))
 
@@ -389,8 +389,15 @@ def hooked(*hooks: RemovableHandle) -> Iterator[None]:
             hook.remove()
 
 
+def _is_sparse_equal(gradient: Tensor, other: Tensor) -> bool:
+    """A sparse gradient equals a dense one. SGD adds its repeated rows one by one, so it stays as it is."""
+    return gradient.is_sparse and torch.equal(gradient.to_dense(), other.to_dense())
+
+
 def _laid_out_as(parameter: Any, value: Tensor) -> Tensor:
-    """`value` sharded over the ranks like `parameter`; unchanged if `parameter` is not sharded."""
+    """`value` sharded over the ranks like `parameter`, or with the rows of a sparse gradient."""
+    if parameter.layout is torch.sparse_coo and value.layout is torch.strided:
+        return value.sparse_mask(parameter.coalesce())
     if not hasattr(parameter, "full_tensor"):
         return value
     from torch.distributed.tensor import distribute_tensor

@@ -307,7 +307,8 @@ class Planner:
         floor = self.floor()
         least, fixed = floor.step_peak_bytes, self.fixed_bytes
         alone = f"; parameters, optimizer state, gradients and inputs alone hold {mib(fixed)}"
-        recomputed = f", with {len(floor.policy.units)} units recomputed"
+        n_units = len(floor.policy.units)
+        recomputed = f", with {n_units or 'no'} unit{'s' * (n_units != 1)} recomputed"
         at = self._forecaster.at_peak(floor.policy)
         why = "" if at is None else f"That is held {in_place(at)}: {holders(at)}."
         asked, reached = told_apart(budget_bytes, least)
