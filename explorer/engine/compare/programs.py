@@ -41,7 +41,7 @@ from explorer.engine.device.device import device_of
 from explorer.engine.model.loaded import Loaded, call
 from explorer.engine.model.plain_names import plain_buffers, plain_modules, plain_parameters
 from explorer.engine.model.separate_copy import copy_batch
-from explorer.engine.state.bits import whole
+from explorer.engine.state.bits import is_sparse_equal, laid_out_as, whole
 from explorer.engine.state.rng import seed_everything
 from explorer.engine.state.snapshot import ModelSnapshot, OptimizerSnapshot, SharedSnapshot
 from explorer.engine.state.state_diff import State, StateKey, plain_copy, read_state
@@ -263,9 +263,9 @@ class StepProgram:
         self._read_gradients(parameters)
         for name, parameter in parameters.items():
             gradient = self._lead.get(name)
-            if gradient is not None and parameter.grad is not None and not _is_sparse_equal(parameter.grad, gradient):
+            if gradient is not None and parameter.grad is not None and not is_sparse_equal(parameter.grad, gradient):
                 self._lent.append((parameter.grad, parameter.grad.clone()))
-                parameter.grad.copy_(_laid_out_as(parameter.grad, gradient))
+                parameter.grad.copy_(laid_out_as(parameter.grad, gradient))
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         """Restores the program's gradients: a step that does not zero its gradients adds to them."""
@@ -363,7 +363,7 @@ def follow(program: Program, values: Tensors) -> None:
         for name, parameter in program.named().items():
             value = values.get(name)
             if value is not None and parameter.requires_grad:
-                parameter.copy_(_laid_out_as(parameter, value))
+                parameter.copy_(laid_out_as(parameter, value))
 
 
 def state_of(program: Program) -> State:
@@ -387,19 +387,3 @@ def hooked(*hooks: RemovableHandle) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _is_sparse_equal(gradient: Tensor, other: Tensor) -> bool:
-    """A sparse gradient equals a dense one. SGD adds its repeated rows one by one, so it stays as it is."""
-    return gradient.is_sparse and torch.equal(gradient.to_dense(), other.to_dense())
-
-
-def _laid_out_as(parameter: Any, value: Tensor) -> Tensor:
-    """`value` sharded over the ranks like `parameter`, or with the rows of a sparse gradient."""
-    if parameter.layout is torch.sparse_coo and value.layout is torch.strided:
-        return value.sparse_mask(parameter.coalesce())
-    if not hasattr(parameter, "full_tensor"):
-        return value
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(value, parameter.device_mesh, parameter.placements)

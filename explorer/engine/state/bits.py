@@ -205,3 +205,19 @@ def _form(tensor: Tensor) -> tuple[object, ...]:
 def whole(tensor: Tensor) -> Tensor:
     """The full tensor of a sharded one, gathered from all ranks; any other tensor itself."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def is_sparse_equal(gradient: Tensor, other: Tensor) -> bool:
+    """A sparse gradient equals a dense one. SGD adds its repeated rows one by one, so it stays as it is."""
+    return gradient.is_sparse and torch.equal(gradient.to_dense(), other.to_dense())
+
+
+def laid_out_as(parameter: Any, value: Tensor) -> Tensor:
+    """`value` sharded over the ranks like `parameter`, or with the rows of a sparse gradient."""
+    if parameter.layout is torch.sparse_coo and value.layout is torch.strided:
+        return value.sparse_mask(parameter.coalesce())
+    if not hasattr(parameter, "full_tensor"):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value, parameter.device_mesh, parameter.placements)
