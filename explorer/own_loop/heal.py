@@ -134,11 +134,14 @@ class Healer:
             output = self._first_run(call, inner)
         finally:
             self._is_inside = False
-        if self._moving is None:
-            self._moving = {id(buffer.tensor) for buffer in call.before.buffers if buffer.moved}
-        call.listen(output)
-        call.autocast = autocast_contexts()
-        self._calls = [*self._calls[-1:], call]
+        try:
+            if self._moving is None:
+                self._moving = {id(buffer.tensor) for buffer in call.before.buffers if buffer.moved}
+            call.listen(output)
+            call.autocast = autocast_contexts()
+            self._calls = [*self._calls[-1:], call]
+        except Exception as error:  # a backward without this call is not healed, and the training goes on
+            self._calls, self.reason = [], f"the forward could not be noted: {message_of(error)}"
         return output
 
     def _first_run(self, call: ForwardCall, inner: Callable[..., object]) -> object:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, saved_tensors_hooks
 
+from explorer.engine.state.bits import same_bits
 from explorer.engine.state.rng import RngState
 from explorer.engine.watch.scopes import without_operation
 from explorer.engine.watch.state_changes import tensors_in
@@ -64,7 +65,7 @@ class _Buffer:
         """Statistics of a BatchNorm change without a new version: their content is compared."""
         if self.tensor._version != self.version or self.module._buffers.get(self.name) is not self.tensor:
             return True
-        return self.content is not None and not torch.equal(self.tensor, self.content)
+        return self.content is not None and not same_bits(self.tensor, self.content)
 
 
 class StateBefore:

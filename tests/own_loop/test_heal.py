@@ -63,11 +63,14 @@ class Net(nn.Module):
         self.head = nn.Linear(8, 1 if kind == "view" else 4)
         self.n_calls = 0
         self.register_buffer("n_seen", torch.zeros(1))
+        self.register_buffer("signs", torch.eye(2).to_sparse(), persistent=False)
+        self.register_buffer("unmoved", torch.eye(2).to_sparse(), persistent=False)
 
     def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
         self.n_calls += 1
         scale = (1 + random.random() if self.kind == "python" else 1.0) * (1 + self.n_calls % 3)
         self.n_seen += len(x)
+        scale *= float(self.signs.mul_(-1)._values()[0] * self.unmoved._values()[0])
         for block in self.blocks:
             x = block(x)
         out = self.head(x) * scale
