@@ -36,19 +36,44 @@ settings.load_profile("house")
 ROOT = Path(__file__).resolve().parent.parent
 
 
-FIRST_APP = ("test_app", "test_card", "test_graph", "test_pipeline", "test_timeline")
-"""Files of browser tests, half of their time, that share the app of one test worker. The others share another."""
+BROWSER_GROUPS = {
+    "plain models": ("test_accessible", "test_plain_models", "test_files", "test_explorable", "test_report"),
+    "tiny model": ("test_card", "test_pipeline", "test_timeline", "test_app"),
+    "no shared app": ("test_first_visit", "test_graph"),
+}
+"""Files of browser tests that one test worker runs in this order; they share its app. An app takes 12 s of CPU until
+its first chart. Longest group first; short tests last, as a worker is given its next file two tests ahead."""
+
+
+def browser_group(path: Path) -> str | None:
+    """The group of a file of browser tests. None: another file."""
+    if path.parent.name != "browser":
+        return None
+    return next((group for group, files in BROWSER_GROUPS.items() if path.stem in files), "no shared app")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Browser tests come first, so that no worker begins a long group of them when the others are done."""
+    groups = list(BROWSER_GROUPS)
+    files = [file for group in BROWSER_GROUPS.values() for file in group]
+
+    def place(item: pytest.Item) -> tuple[int, int]:
+        group, file = browser_group(item.path), item.path.stem
+        return (groups.index(group), files.index(file) if file in files else len(files)) if group else (len(groups), 0)
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Files stay whole. Two test workers share the browser tests: an app takes 12 s of CPU until its first chart."""
+    """Files stay whole, and so do the groups of browser tests."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByServer(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = Path(nodeid.split("::")[0])
-            return f"browser, first app: {file.stem in FIRST_APP}" if file.parent.name == "browser" else str(file)
+            return browser_group(file) or str(file)
 
     return ByServer(config, log)
 

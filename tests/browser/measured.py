@@ -26,6 +26,11 @@ def measured(page: Page, url: str) -> Page:
     return settled(page)
 
 
+def confirm_marks(page: Page, text: str | re.Pattern[str]) -> None:
+    """Waits until the server counts the chosen blocks as `text`, or judges them so."""
+    page.locator(".figure .value").get_by_text(text, exact=True).wait_for()
+
+
 def compared(page: Page) -> None:
     """Recomputes all layers and waits for the comparison."""
     page.locator('[data-id="layers"]').get_by_role("button", name="Recompute all").click()

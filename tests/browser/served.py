@@ -44,12 +44,12 @@ def free_port() -> int:
         return port
 
 
-def start(script: Path, *arguments: str, home: Path) -> Served:
-    """Starts `streamlit run script -- arguments` and waits until it answers."""
+def start(script: Path, *arguments: str, home: Path, root: Path = ROOT) -> Served:
+    """Starts `streamlit run script -- arguments` in `root` and waits until it answers."""
     port = free_port()
     command = [sys.executable, "-m", "streamlit", "run", str(script), f"--server.port={port}", "--", *arguments]
     environment = {**os.environ, "CHECKPOINT_EXPLORER_HOME": str(home)}
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, cwd=root, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     served = wait_for(process, port)
     served.home = home
     return served

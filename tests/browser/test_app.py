@@ -6,22 +6,18 @@ import http.client
 import re
 import socket
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.browser.conftest import TIMEOUT_MS
-from tests.browser.measured import ANSWERED, APP, guided
-from tests.browser.served import START_S, Served, start
+from tests.browser.measured import ANSWERED, confirm_marks
+from tests.browser.served import Served
 from tests.browser.settled import press, settled
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page, Route
-
-
-HERE = Path(__file__).resolve().parent
+    from playwright.sync_api import Page
 
 
 @pytest.fixture
@@ -31,10 +27,6 @@ def explore(page: Page, app: Served) -> Page:
     page.get_by_role("treeitem").first.wait_for()
     page.get_by_text("Measured with everything kept.").wait_for()
     return settled(page)
-
-
-def confirm_marks(page: Page, text: str | re.Pattern[str]) -> None:
-    page.locator(".figure .value").get_by_text(text, exact=True).wait_for()
 
 
 def test_model_toggle_run_compare_export_and_refresh(explore: Page, tmp_path: Path) -> None:
@@ -78,95 +70,6 @@ def test_model_toggle_run_compare_export_and_refresh(explore: Page, tmp_path: Pa
     page.locator('[data-id="layers"][aria-checked="true"]').wait_for()
     press(page, page.get_by_role("link", name="Runs"))
     page.get_by_text("Select a row to open").wait_for()
-
-
-HELD = """import os, pathlib, sys, time
-if "explorer.child_process.fork_server" in " ".join(sys.orig_argv):
-    while not (pathlib.Path(__file__).parent / "go").exists():
-        time.sleep(0.05)
-"""
-"""Runs in each process at its start: the fork server waits for a file."""
-
-
-@pytest.fixture
-def held_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A worker that starts once this file exists."""
-    (tmp_path / "sitecustomize.py").write_text(HELD)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    return tmp_path / "go"
-
-
-PLOT = """() => {
-    const chart = document.querySelector(".st-key-first .js-plotly-plot"), { l, t, w, h } = chart._fullLayout._size
-    const { x, y } = chart.getBoundingClientRect()
-    return { x: x + l, y: y + t, width: w, height: h }
-}"""
-
-
-@pytest.fixture
-def new_app(tmp_path: Path) -> Iterator[Served]:
-    """An app whose store is empty: nobody has visited it."""
-    app = start(APP, home=tmp_path)
-    yield app
-    app.process.terminate()
-    app.process.wait(timeout=START_S)
-
-
-MOST_CONTROLS = 35
-LEAST_PLOT, MOST_ABOVE = 420, 120
-"""Pixels of height of the timeline's plot, and of all that stands above it in its column, at 1440 x 900."""
-
-
-def has_few_controls_and_a_large_chart(page: Page) -> None:
-    page.set_viewport_size({"width": 1440, "height": 900})
-    controls = settled(page).evaluate((HERE / "controls.js").read_text())["controls"]
-    assert 20 < len(controls) <= MOST_CONTROLS, controls
-    column = page.locator(".st-key-results").bounding_box()
-    plot = page.locator(".st-key-results .nsewdrag").first.bounding_box()
-    assert column is not None and plot is not None
-    assert plot["height"] >= LEAST_PLOT and plot["y"] - column["y"] <= MOST_ABOVE, (plot, column)
-
-
-def test_a_first_visit_answers_before_the_worker_and_its_path_ends_with_a_policy_that_a_script_applies(
-    page: Page, held_worker: Path, new_app: Served, tmp_path: Path
-) -> None:
-    held: list[Route] = []
-    holds = [True]
-    page.route("**/PlotlyChart.*", lambda route: held.append(route) if holds else route.continue_())
-    page.goto(new_app.url)
-    page.get_by_text("Choose blocks that compute their activations again").wait_for()
-    page.get_by_text("recorded on another machine").wait_for()
-    page.get_by_role("treeitem").first.wait_for()
-    drawn = settled(page).locator(".sketch > svg").bounding_box()
-    holds.clear()
-    for route in held:
-        route.continue_()
-    page.locator(".st-key-first .js-plotly-plot .scatterlayer .trace").first.wait_for()
-    page.locator(".sketch").wait_for(state="hidden")
-    page.unroute("**/PlotlyChart.*")
-    assert drawn == pytest.approx(page.evaluate(PLOT), abs=2), "Plotly's chart covers its sketch"
-    page.get_by_text("starting").first.wait_for()
-    has_few_controls_and_a_large_chart(page)
-    path = guided(page, tmp_path / "policy.yaml")
-    texts = [next(path) for _ in range(3)]
-    assert "held at its worst moment: 216.8 MiB" in texts[0]
-    confirm_marks(page, re.compile(r"^12 (of \d+ )?blocks$"))
-    page.get_by_text("recorded on another machine").wait_for()
-    held_worker.touch()
-    page.get_by_text("recorded on another machine").wait_for(state="detached")
-    texts += path
-    assert "216.8 MiB became 55.8 MiB" in texts[4] and "bitwise equal" in texts[4]
-
-    from explorer import apply_policy, load_policy
-    from sample_models.gpt import SIZES, build
-
-    model, (tokens, targets), loss = build(**SIZES["small"] | {"width": 16, "length": 8, "batch": 1, "vocabulary": 32})
-    apply_policy(model, load_policy(tmp_path / "policy.yaml"))
-    ran = []
-    for block in model.blocks:
-        block.mlp.register_forward_pre_hook(lambda *_: ran.append(1))
-    loss(model(tokens), targets).backward()
-    assert len(ran) == 2 * len(model.blocks) == 24, "each block runs once more in backward"
 
 
 def test_two_visitors_at_once_see_their_own_marks(page: Page, app: Served) -> None:
