@@ -13,7 +13,6 @@ import os
 import sys
 import tempfile
 import time
-import types
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -80,14 +79,6 @@ def replaced_forward(block: Block) -> None:
     block.forward = forward  # type: ignore[method-assign]
 
 
-def partial_forward(block: Block) -> None:
-    def forward(calls: list[int], x: Tensor) -> Tensor:
-        calls[0] += 1
-        return block.fc(_scaled(x, calls[0])).relu()
-
-    block.forward = functools.partial(forward, [0])  # type: ignore[method-assign]
-
-
 def installed_package(block: Block) -> None:
     package = _package()
     package.N = 0
@@ -100,17 +91,6 @@ def class_as_value(block: Block) -> None:
     def count(one: Any) -> int:
         one.kind.calls += 1
         return int(one.kind.calls)
-
-    block.count = count
-
-
-def module_as_value(block: Block) -> None:
-    block.config = types.ModuleType("config")  # type: ignore[assignment]
-    block.config.calls = 0  # type: ignore[union-attr, assignment]
-
-    def count(one: Any) -> int:
-        one.config.calls += 1
-        return int(one.config.calls)
 
     block.count = count
 
@@ -184,27 +164,6 @@ def among_many_objects(block: Block) -> None:
     block.count = count
 
 
-def cache_statistics(block: Block) -> None:
-    cached = functools.lru_cache(lambda x: x)
-
-    def count(_: Any) -> int:
-        cached(1)
-        return cached.cache_info().hits
-
-    block.count = count
-
-
-def attribute_of_a_buffer(block: Block) -> None:
-    block.register_buffer("table", torch.ones(2))
-    block.table.calls = 0  # type: ignore[union-attr]
-
-    def count(one: Any) -> int:
-        one.table.calls += 1
-        return int(one.table.calls)
-
-    block.count = count
-
-
 def behind_a_child(block: Block) -> None:
     installed_package(block)
     block.forward = lambda x: _scaled(block.fc(x), block.count(block)).relu()  # type: ignore[method-assign]
@@ -221,16 +180,6 @@ def attribute_of_an_enum(block: Block) -> None:
     def count(one: Any) -> int:
         one.member.calls += 1
         return int(one.member.calls)
-
-    block.count = count
-
-
-def class_made_at_each_call(block: Block) -> None:
-    block.kind = type("Kind", (), {"calls": 0})  # type: ignore[assignment]
-
-    def count(one: Any) -> int:
-        one.kind = type("Kind", (), {"calls": one.kind.calls + 1})
-        return int(one.kind.calls)
 
     block.count = count
 
@@ -252,9 +201,8 @@ def under_gradients_alone(block: Block) -> None:
     block.count = lambda one: tick(one) if torch.is_grad_enabled() else 0
 
 
-HIDDEN = (replaced_forward, partial_forward, installed_package, class_as_value, module_as_value, generator_function,
-          descriptor, context_variable, shared_value, in_a_file, environment, among_many_objects, cache_statistics,
-          attribute_of_a_buffer, attribute_of_an_enum, class_made_at_each_call, length_of_an_unjudged_log,
+HIDDEN = (replaced_forward, installed_package, class_as_value, generator_function, descriptor, context_variable,
+          shared_value, in_a_file, environment, among_many_objects, attribute_of_an_enum, length_of_an_unjudged_log,
           behind_a_child, under_gradients_alone)  # fmt: skip
 
 

@@ -76,27 +76,6 @@ def unet() -> tuple[nn.Module, Tensor]:
     return UNet(), torch.randn(2, 3, 16, 16)
 
 
-class Flat(nn.Module):
-    """A U-Net of lone operators, in-place ReLUs among them, called by a forward of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.relu1 = nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(inplace=True)
-        self.conv2, self.relu2 = nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(inplace=True)
-        self.conv3, self.relu3 = nn.Conv2d(16, 8, 3, padding=1), nn.ReLU(inplace=True)
-        self.out = nn.Conv2d(8, 2, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        high = self.relu1(self.conv1(x))
-        low = self.relu2(self.conv2(nn.functional.avg_pool2d(high, 2)))
-        x = torch.cat((high, nn.functional.interpolate(low, scale_factor=2.0)), 1)
-        return self.out(self.relu3(self.conv3(x)))
-
-
-def flat() -> tuple[nn.Module, Tensor]:
-    return Flat(), torch.randn(2, 3, 16, 16)
-
-
 def operators() -> tuple[nn.Module, Tensor]:
     """A Sequential of single operators."""
     layers = [layer for _ in range(7) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True))]

@@ -82,11 +82,6 @@ def test_forward_alone_keeps_nothing_and_says_the_same_loss() -> None:
     assert run_step(frozen) == loss
 
 
-def test_a_policy_for_forward_alone_is_refused() -> None:
-    with pytest.raises(BadInput, match="forward alone and recomputes 1 units: nothing runs again"):
-        prepare(RunSpec(model=ref("chain"), forward_only=True, policy=Policy.recompute(["0"])))
-
-
 def test_sgd_moves_by_the_learning_rate() -> None:
     with preserve_global_state():
         trainee = prepare(RunSpec(model=ref("chain"), optimizer="sgd", learning_rate=0.5))
@@ -101,20 +96,22 @@ def test_frozen_blocks_get_no_gradient() -> None:
     assert by_name and not any(name.startswith("blocks.0.") or name == "head.weight" for name in by_name)
 
 
-def test_every_unknown_frozen_name_is_told_with_the_nearest() -> None:
-    with preserve_global_state(), pytest.raises(BadInput, match="blocks.9, nothing.*Did you mean blocks"):
-        prepare(RunSpec(model=ref("gpt"), frozen=("blocks.9", "nothing")))
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("gpt", {"frozen": ("blocks.9", "nothing")}, "blocks.9, nothing.*Did you mean blocks"),
+    ("gpt", {"frozen": ("",)}, "trains nothing"),
+    *(("gpt", {"n_accumulation": n}, f"batch of 4 samples .* {n} equal") for n in (0, 3, 8)),
+    ("chain", {"forward_only": True, "policy": Policy.recompute(["0"])}, "forward alone and recomputes 1 units"),
+    ("chain", {"device": "cuda"}, "finds no CUDA device"),
+]
 
 
-def test_freezing_everything_is_refused() -> None:
-    with preserve_global_state(), pytest.raises(BadInput, match="trains nothing"):
-        prepare(RunSpec(model=ref("gpt"), frozen=("",)))
-
-
-@pytest.mark.parametrize("n_parts", [0, 3, 8])
-def test_a_batch_that_cannot_be_divided_is_refused(n_parts: int) -> None:
-    with preserve_global_state(), pytest.raises(BadInput, match=f"batch of 4 samples .* {n_parts} equal"):
-        prepare(RunSpec(model=ref("gpt"), n_accumulation=n_parts))
+@pytest.mark.parametrize(("net", "options", "words"), REFUSED, ids=[words for *_, words in REFUSED])
+def test_what_cannot_be_stepped_is_refused(
+    net: str, options: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with preserve_global_state(), pytest.raises((BadInput, NotOnThisDevice), match=words):
+        prepare(RunSpec(model=ref(net), **options))
 
 
 def test_split_makes_views_and_leaves_other_tensors_whole() -> None:
@@ -144,12 +141,6 @@ def test_autocast_computes_in_the_other_type() -> None:
         layer.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
         run_step(trainee)
     assert seen == [torch.bfloat16]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
-def test_cuda_without_a_gpu_says_so() -> None:
-    with pytest.raises(NotOnThisDevice, match="finds no CUDA device"):
-        prepare(RunSpec(model=ref("chain"), device="cuda"))
 
 
 class TestTheModelGivenIsTheModelRun:

@@ -28,19 +28,10 @@ def test_ulp_counts_the_floats_between(dtype: torch.dtype) -> None:
     there = start
     for _ in range(3):
         there = torch.nextafter(there, torch.tensor(math.inf, dtype=dtype))
-    assert max_ulp(start, there) == 3
-    assert max_ulp(there, start) == 3
-
-
-def test_ulp_crosses_zero_without_a_gap() -> None:
-    smallest = torch.tensor([math.ldexp(1, -149)])
-    assert max_ulp(-smallest, smallest) == 2
-    assert max_ulp(torch.tensor([-0.0]), torch.tensor([0.0])) == 0
-
-
-def test_ulp_of_far_float64_numbers_does_not_wrap() -> None:
-    huge = torch.tensor([1e308], dtype=torch.float64)
-    assert max_ulp(-huge, huge) == 2**63 - 1
+    assert max_ulp(start, there) == max_ulp(there, start) == 3
+    smallest, huge = torch.tensor([math.ldexp(1, -149)]), torch.tensor([1e308], dtype=torch.float64)
+    assert max_ulp(-smallest, smallest) == 2 and max_ulp(torch.tensor([-0.0]), torch.tensor([0.0])) == 0
+    assert max_ulp(-huge, huge) == 2**63 - 1, "it does not wrap"
 
 
 @given(st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), min_size=1, max_size=8))
@@ -60,14 +51,30 @@ def test_one_flipped_bit_is_never_bitwise_equal(position: int, bit: int) -> None
     assert judged(tensor, flipped).verdict != "bitwise equal"
 
 
-def test_equal_nan_gradients_prove_nothing() -> None:
-    poisoned = torch.tensor([1.0, math.nan])
-    assert judged(poisoned, poisoned.clone()).verdict == "not comparable"
+ONES = torch.ones(4)
 
 
-def test_an_infinite_mask_buffer_may_be_equal() -> None:
-    mask = torch.full((2, 2), -math.inf).triu(1)
+@pytest.mark.parametrize(
+    ("baseline", "candidate", "presence", "verdict"),
+    [
+        (torch.tensor([1.0, math.nan]), torch.tensor([1.0, math.nan]), "both", "not comparable"),
+        (ONES, None, "baseline only", "different"),
+        (None, ONES, "candidate only", "different"),
+        (None, None, "neither", "bitwise equal"),
+        (ONES, torch.ones(2, 2), "both", "different"),
+        (ONES, ONES.double(), "both", "different"),
+    ],
+)
+def test_absence_form_and_nan(baseline: Tensor | None, candidate: Tensor | None, presence: str, verdict: str) -> None:
+    diff = judged(baseline, candidate)
+    assert (diff.presence, diff.verdict) == (presence, verdict)
+
+
+def test_buffers_may_be_infinite_and_integers_compare_exactly() -> None:
+    mask, counter = torch.full((2, 2), -math.inf).triu(1), torch.tensor(7)
     assert difference(BufferDiff, "mask", mask, mask.clone(), Yardstick()).verdict == "bitwise equal"
+    diff = difference(BufferDiff, "n", counter, counter + 1, Yardstick(reference={"n": counter}))
+    assert (diff.verdict, diff.max_abs) == ("different", 1.0)
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
@@ -79,40 +86,17 @@ def test_a_nonfinite_element_is_a_difference_however_small_the_rest(wrong: float
     assert (diff.verdict, diff.n_nonfinite_mismatch, diff.max_abs) == ("different", 1, 0.0)
 
 
-def test_absence_is_a_difference_and_shared_absence_is_none() -> None:
-    there = torch.ones(3)
-    assert judged(there, None).presence == "baseline only"
-    assert judged(there, None).verdict == "different"
-    assert judged(None, there).presence == "candidate only"
-    assert judged(None, None).presence == "neither"
-    assert judged(None, None).verdict == "bitwise equal"
-
-
 def test_names_of_both_sides_are_listed() -> None:
     diffs = differences(GradientDiff, {"a": torch.ones(1)}, {"b": torch.ones(1)}, Yardstick())
     assert [(diff.name, diff.presence) for diff in diffs] == [("a", "baseline only"), ("b", "candidate only")]
-
-
-def test_another_shape_or_type_is_a_difference() -> None:
-    assert judged(torch.ones(4), torch.ones(2, 2)).verdict == "different"
-    assert judged(torch.ones(4), torch.ones(4, dtype=torch.float64)).verdict == "different"
-
-
-def test_integers_compare_exactly() -> None:
-    counter = torch.tensor(7)
-    diff = difference(BufferDiff, "n", counter, counter + 1, Yardstick(reference={"n": counter}))
-    assert (diff.verdict, diff.max_abs) == ("different", 1.0)
 
 
 def test_all_figures_of_a_doubled_gradient() -> None:
     diff = judged(torch.tensor([3.0, 4.0]), torch.tensor([6.0, 8.0]))
     assert (diff.max_abs, diff.relative_norm, diff.cosine, diff.norm_ratio) == (4.0, 1.0, 1.0, 2.0)
     assert diff.verdict == "different"
-
-
-def test_cosine_survives_gradients_whose_square_underflows() -> None:
-    diff = judged(torch.full((4,), 1e-30), torch.full((4,), -1e-30))
-    assert diff.cosine == pytest.approx(-1.0)
+    underflows = judged(torch.full((4,), 1e-30), torch.full((4,), -1e-30))
+    assert underflows.cosine == pytest.approx(-1.0), "their squares are zero"
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-12, 1e6])

@@ -18,7 +18,7 @@ from explorer.engine.model.loaded import Loaded
 from explorer.errors import Cancelled, ModelFailed
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.plan import Progress
-from explorer.record.run import RunSpec
+from explorer.record.run import Device, RunSpec
 from tests.engine import tiny_nets
 from tests.engine.graphs import ROW, B, W, Walk, graph
 
@@ -189,14 +189,11 @@ def test_what_does_not_fit_on_the_device_is_watched_on_the_cpu(monkeypatch: pyte
     assert msgspec.structs.replace(described, note="") == describe(tiny_nets.ref("gpt"))
 
 
-def test_a_graph_for_a_gpu_is_watched_on_the_cpu_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert describe(tiny_nets.ref("gpt"), device="cuda").device == "cpu"
-
-
-def test_on_a_visible_gpu_the_graph_of_a_cpu_run_is_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert describe(tiny_nets.ref("gpt")).device == "cpu"
+@pytest.mark.parametrize(("there", "device"), [(False, "cuda"), (True, "cpu")])
+def test_the_graph_is_watched_on_the_cpu(there: bool, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU, and for a run on the CPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    assert describe(tiny_nets.ref("gpt"), device=device).device == "cpu"
 
 
 def test_the_spine_and_its_cuts() -> None:

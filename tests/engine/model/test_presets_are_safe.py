@@ -26,7 +26,7 @@ NETS = [preset_nets.ref(name) for name in ("encoder_decoder", "unet", "operators
 NETS += [preset_nets.ref("dense", n_blocks=1), preset_nets.ref("encoder_decoder", drop=0.5)]
 NETS += [preset_nets.ref(name) for name in ("lstm_pair", "gan", "stemmed", "listed", "cached", "handing")]
 NETS += [preset_nets.ref("listed", drop=0.5)]
-PLAIN = [preset_nets.ref(name) for name in ("flat", "mnist", "linear", "one_parameter")]
+PLAIN = [preset_nets.ref(name) for name in ("mnist", "linear", "one_parameter")]
 """Nothing to choose."""
 
 
