@@ -10,15 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from explorer.record.graph import ModelRef
-from tests.engine.trap_nets import WIDTH, Built, Wrapped, built, mean_square
+from tests.engine.trap_nets import WIDTH, Applied, Built, Wrapped, around, built, whole
 
 
 def ref(factory: str, **arguments: Any) -> ModelRef:
     return ModelRef(target=f"{__file__}:{factory}", arguments=arguments)
-
-
-def whole(model: nn.Module) -> Built:
-    return model, (torch.randn(6, WIDTH), torch.randn(6, 1)), mean_square
 
 
 class Drawing(nn.Module):
@@ -198,44 +194,20 @@ class Ignores(nn.Module):
         return torch.tanh(self.linear(x))
 
 
-class CarriesACache(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.entry, self.block, self.exit = nn.Linear(WIDTH, WIDTH), Ignores(), nn.Linear(WIDTH, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        cache: list[Tensor] = []
-        return self.exit(self.block(self.entry(x), past_key_values=cache))
-
-
 def unused_cache() -> Built:
-    return whole(CarriesACache())
-
-
-class WrittenLater(nn.Module):
-    """The parent writes into what it handed to its block, once the block has run."""
-
-    def __init__(self, *, copy: bool) -> None:
-        super().__init__()
-        self.entry, self.block, self.exit = nn.Linear(WIDTH, WIDTH), Doubled(), nn.Linear(WIDTH, 1)
-        self.copy = copy
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.entry(x)
-        y = self.block(h.clone() if self.copy else h)
-        h += 1
-        return self.exit(y + h)
-
-
-class Doubled(nn.Module):
-    """Needs nothing of its input for backward, so that without a policy nobody minds what becomes of it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.sin(x * 2)
+    return around(lambda block, h, _: block(h, past_key_values=[]), block=Ignores())
 
 
 def written_later(*, copy: bool = False) -> Built:
-    return whole(WrittenLater(copy=copy))
+    """The parent writes into what it handed to its block, once the block has run. The block needs nothing of its
+    input for backward, so that without a policy nobody minds what becomes of it."""
+
+    def calls(block: nn.Module, h: Tensor, x: Tensor) -> Tensor:
+        y = block(h.clone() if copy else h)
+        h += 1
+        return y + h
+
+    return around(calls, block=Applied(lambda x: torch.sin(x * 2)))
 
 
 class TakesAPair(nn.Module):
@@ -247,20 +219,14 @@ class TakesAPair(nn.Module):
         return torch.tanh(self.linear(x) * pair[0] + pair[1])
 
 
-class Pairs(nn.Module):
-    def __init__(self, *, trains: bool) -> None:
-        super().__init__()
-        self.entry, self.block, self.exit = nn.Linear(WIDTH, WIDTH), TakesAPair(), nn.Linear(WIDTH, 1)
-        self.trains = trains
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.entry(x)
-        pair = (h.sigmoid(), h.exp()) if self.trains else (x.sigmoid(), x.exp())
-        return self.exit(self.block(h, pair))
-
-
 def pairs(*, trains: bool = True) -> Built:
-    return whole(Pairs(trains=trains))
+    """`trains`: the pair wants gradients."""
+
+    def calls(block: nn.Module, h: Tensor, x: Tensor) -> Tensor:
+        source = h if trains else x
+        return block(h, (source.sigmoid(), source.exp()))
+
+    return around(calls, block=TakesAPair())
 
 
 class Flips(nn.Module):

@@ -48,6 +48,40 @@ class Wrapped(nn.Module):
         return torch.tanh(self.trap(self.linear(x)) * 2)
 
 
+class Applied(nn.Module):
+    """A function as a block."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+class Around(nn.Module):
+    """`entry`, a block under its own name, and `exit`; `calls(block, hidden, x)` calls the block."""
+
+    def __init__(self, calls: Callable[[nn.Module, Tensor, Tensor], Tensor], **block: nn.Module) -> None:
+        super().__init__()
+        ((self.name, inner),) = block.items()
+        self.calls = calls
+        self.entry = nn.Linear(WIDTH, WIDTH)
+        self.add_module(self.name, inner)
+        self.exit = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.exit(self.calls(self.get_submodule(self.name), self.entry(x), x))
+
+
+def around(calls: Callable[[nn.Module, Tensor, Tensor], Tensor], **block: nn.Module) -> Built:
+    return whole(Around(calls, **block))
+
+
+def whole(model: nn.Module) -> Built:
+    return model, (torch.randn(6, WIDTH), torch.randn(6, 1)), mean_square
+
+
 def plain(n_blocks: int = 2) -> Built:
     return built([Wrapped(nn.GELU()) for _ in range(n_blocks)])
 
@@ -148,15 +182,9 @@ def noise(source: str) -> Built:
     return built([Wrapped(Noise(source)) for _ in range(2)])
 
 
-class Nondeterministic(nn.Module):
-    """Never the same twice: noise that no seed sets back."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * (1 + 0.01 * random.SystemRandom().random())
-
-
 def nondeterministic() -> Built:
-    return built([Wrapped(Nondeterministic())])
+    """Never the same twice: noise that no seed sets back."""
+    return built([Wrapped(Applied(lambda x: x * (1 + 0.01 * random.SystemRandom().random())))])
 
 
 class InPlace(nn.Module):
@@ -189,39 +217,16 @@ class NeedsCache(nn.Module):
         return functional.scaled_dot_product_attention(x[None], key[None], key[None])[0]
 
 
-class Decoder(nn.Module):
-    def __init__(self, *, use_cache: bool = True) -> None:
-        super().__init__()
-        self.entry = nn.Linear(WIDTH, WIDTH)
-        self.attention = NeedsCache()
-        self.use_cache = use_cache
-        self.exit = nn.Linear(WIDTH, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.exit(self.attention(self.entry(x), past_key_values=[] if self.use_cache else None))
-
-
 def cache(*, use_cache: bool = True) -> Built:
-    return Decoder(use_cache=use_cache), (torch.randn(6, WIDTH), torch.randn(6, 1)), mean_square
+    return around(lambda block, h, _: block(h, past_key_values=[] if use_cache else None), attention=NeedsCache())
 
 
 def no_cache() -> Built:
     return cache(use_cache=False)
 
 
-class Kwargs(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.entry = nn.Linear(WIDTH, WIDTH)
-        self.block = Wrapped(nn.Dropout(0.3))
-        self.exit = nn.Linear(WIDTH, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.exit(self.block(x=self.entry(x)))
-
-
 def keyword() -> Built:
-    return Kwargs(), (torch.randn(6, WIDTH), torch.randn(6, 1)), mean_square
+    return around(lambda block, h, _: block(x=h), block=Wrapped(nn.Dropout(0.3)))
 
 
 class DictBlock(nn.Module):
@@ -233,19 +238,8 @@ class DictBlock(nn.Module):
         return {"hidden": torch.tanh(self.linear(x))}
 
 
-class Nested(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.entry = nn.Linear(WIDTH, WIDTH)
-        self.block = DictBlock()
-        self.exit = nn.Linear(WIDTH, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.exit(self.block(self.entry(x))["hidden"])
-
-
 def nested() -> Built:
-    return Nested(), (torch.randn(6, WIDTH), torch.randn(6, 1)), mean_square
+    return around(lambda block, h, _: block(h)["hidden"], block=DictBlock())
 
 
 class Unused(nn.Module):
@@ -262,37 +256,12 @@ class Unused(nn.Module):
 
 
 def unused() -> Built:
-    return Unused(), (torch.randn(6, WIDTH), torch.randn(6, 1)), mean_square
-
-
-class Shared(nn.Module):
-    """One cell, three times."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.entry = nn.Linear(WIDTH, WIDTH)
-        self.cell = Wrapped(nn.GELU())
-        self.exit = nn.Linear(WIDTH, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.entry(x)
-        for _ in range(3):
-            x = self.cell(x)
-        return self.exit(x)
+    return whole(Unused())
 
 
 def shared() -> Built:
-    return Shared(), (torch.randn(6, WIDTH), torch.randn(6, 1)), mean_square
-
-
-class Branches(nn.Module):
-    """Takes another branch, of the same shape, whenever a count of the process is odd."""
-
-    n_calls = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        type(self).n_calls += 1
-        return x.exp() if self.n_calls % 2 else x.sin() + x.cos()
+    """One cell, three times."""
+    return around(lambda cell, h, _: cell(cell(cell(h))), cell=Wrapped(nn.GELU()))
 
 
 class RecurrentDropout(nn.Module):
@@ -386,13 +355,8 @@ def lstm() -> Built:
     return Recurrent(), (torch.randn(4, 12, WIDTH), torch.randn(4, 12, 1)), mean_square
 
 
-class NoiseInOwnType(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.rand_like(x)
-
-
 def noise_in_own_type() -> Built:
-    return built([Wrapped(NoiseInOwnType()) for _ in range(2)])
+    return built([Wrapped(Applied(lambda x: x * torch.rand_like(x))) for _ in range(2)])
 
 
 class OnceDifferentiable(torch.autograd.Function):
@@ -408,13 +372,8 @@ class OnceDifferentiable(torch.autograd.Function):
         return 2 * x * gradient
 
 
-class Squared(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return OnceDifferentiable.apply(x)
-
-
 def no_second_order() -> Built:
-    return built([Wrapped(Squared())])
+    return built([Wrapped(Applied(OnceDifferentiable.apply))])
 
 
 class InPlaceInside(nn.Module):
@@ -434,29 +393,25 @@ def in_place_inside() -> Built:
     return built([InPlaceInside()])
 
 
-class TwoDropouts(nn.Module):
-    """Two masks in one block: keeping the first shifts the random numbers of the second."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        first = torch.bernoulli(torch.full_like(x, 0.7))
-        return torch.tanh(functional.dropout(x * first, 0.3))
+def _two_dropouts(x: Tensor) -> Tensor:
+    first = torch.bernoulli(torch.full_like(x, 0.7))
+    return torch.tanh(functional.dropout(x * first, 0.3))
 
 
 def two_dropouts() -> Built:
-    return built([Wrapped(TwoDropouts())])
+    """Two masks in one block: keeping the first shifts the random numbers of the second."""
+    return built([Wrapped(Applied(_two_dropouts))])
 
 
-class Flipping(nn.Module):
-    """Saves a wide tensor the first time it runs in a step, and a narrow one when it runs again."""
+def _flipping(x: Tensor) -> Tensor:
+    from explorer import is_recomputing
 
-    def forward(self, x: Tensor) -> Tensor:
-        from explorer import is_recomputing
-
-        return (x[:, :1] if is_recomputing() else x).exp().mean(1, keepdim=True) * x
+    return (x[:, :1] if is_recomputing() else x).exp().mean(1, keepdim=True) * x
 
 
 def branches() -> Built:
-    return built([Wrapped(Flipping())])
+    """Saves a wide tensor the first time it runs in a step, and a narrow one when it runs again."""
+    return built([Wrapped(Applied(_flipping))])
 
 
 class Tied(nn.Module):
@@ -495,13 +450,8 @@ def there_and_back() -> Built:
     return ThereAndBack(), (torch.randn(6, WIDTH), torch.randn(6, 1)), mean_square
 
 
-class Float32Alone(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ torch.eye(x.shape[1])
-
-
 def float32_alone() -> Built:
-    return built([Wrapped(Float32Alone())])
+    return built([Wrapped(Applied(lambda x: x @ torch.eye(x.shape[1])))])
 
 
 class ComplexFilter(nn.Module):
@@ -542,13 +492,8 @@ def half() -> Built:
     return model.bfloat16(), (inputs.bfloat16(), targets.bfloat16()), loss
 
 
-class AnotherWayInFloat64(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.sin() if x.dtype is torch.float32 else x.cos()
-
-
 def another_way_in_float64() -> Built:
-    return built([Wrapped(AnotherWayInFloat64())])
+    return built([Wrapped(Applied(lambda x: x.sin() if x.dtype is torch.float32 else x.cos()))])
 
 
 class SampledLSTM(Recurrent):
