@@ -16,7 +16,7 @@ from explorer.record import RunSpec
 from explorer.record.base import to_msgpack
 from tests.gpu import kit, runner
 from tests.gpu.__main__ import main
-from tests.gpu.kit import Bench, Figure, Result, Skipped, attempt
+from tests.gpu.kit import Bench, Figure, Result, attempt
 from tests.gpu.runner import checks_of, files, report, run_all
 
 UNSOUND = """
@@ -141,12 +141,3 @@ def test_a_check_runs_on_a_cpu(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert result.outcome in ("passed", "skipped"), result.said
     if result.outcome == "skipped":
         assert "CUDA" in result.said or "CPU" in result.said
-
-
-def test_a_skip_is_no_failure(tmp_path: Path) -> None:
-    def check(bench: Bench) -> None:
-        raise Skipped("no reason at all")
-
-    assert attempt("a", check, Bench("cpu", tmp_path)) == Result(
-        "a", "skipped", pytest.approx(0, abs=1), (), "no reason at all"
-    )  # type: ignore[arg-type]  # noqa: E501

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from functools import partial
 
 import pytest
 import torch
@@ -16,13 +15,9 @@ from explorer.lab.kit.bench import (
     LabBench,
     Raised,
     attempt,
-    gradients_by_name,
     hessian_product,
     row_of_process,
-    step_gradients,
 )
-from explorer.lab.kit.checkpoints import CHECKPOINTS, ENGINES, engine_policy
-from explorer.lab.kit.nets import BATCH, WIDTH, Dropped, Normed, Residual, block_names, blocks_of, chain
 from explorer.lab.kit.rows import (
     COSINE,
     DISTANCE,
@@ -34,15 +29,11 @@ from explorer.lab.kit.rows import (
     counted,
     distance_bars,
     gap,
-    mask_chart,
-    mask_rows,
-    mismatches,
     outcome_sentence,
     sides,
     size_of,
 )
 from explorer.record.lab import LabFigure, LabRow
-from explorer.record.policy import KEEP_ALL
 
 
 def test_an_exception_keeps_its_class_and_its_first_sentence() -> None:
@@ -57,23 +48,6 @@ def test_an_exception_keeps_its_class_and_its_first_sentence() -> None:
     assert attempt(lambda: 3) == 3
 
 
-def test_gradients_by_name_are_those_of_backward_and_none_where_unused() -> None:
-    model, x = nn.ModuleDict({"used": nn.Linear(4, 4), "idle": nn.Linear(4, 4)}), torch.randn(2, 4)
-    used = step_gradients(model["used"], x)
-    named = gradients_by_name(model["used"](x).square().mean(), model, allow_unused=True)
-    assert named["idle.weight"] is None and named["idle.bias"] is None
-    assert all(torch.equal(named[f"used.{name}"], gradient) for name, gradient in used.items())
-    with pytest.raises(RuntimeError, match="not have been used"):
-        gradients_by_name(model["used"](x).square().mean(), model)
-
-
-def test_random_numbers_are_the_same_and_move_no_generator() -> None:
-    before = torch.get_rng_state()
-    assert torch.equal(LabBench().normal(3, seed=5), LabBench().normal(3, seed=5))
-    assert not torch.equal(LabBench().normal(3, seed=5), LabBench().normal(3, seed=6))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 @pytest.mark.filterwarnings("ignore:Using backward")
 def test_of_a_cubic_it_is_six_times_the_weight_along_the_direction() -> None:
     class Cubic(nn.Module):
@@ -86,30 +60,6 @@ def test_of_a_cubic_it_is_six_times_the_weight_along_the_direction() -> None:
     product = hessian_product(model, lambda parameter: torch.tensor([1.0, -1.0]))
     model.zero_grad()  # the cycle between parameter and gradient
     assert product["w"].tolist() == [6.0, -12.0] and product.get("idle") is None
-
-
-def test_a_chain_is_the_same_for_the_same_seed_and_named() -> None:
-    first, again, other = (chain(Residual, 3, seed=seed) for seed in (1, 1, 2))
-    assert all(map(torch.equal, first.parameters(), again.parameters()))
-    assert not torch.equal(first[0].first.weight, other[0].first.weight)
-    assert block_names(first) == ["block0", "block1", "block2"]
-    assert blocks_of(first, Residual) == list(first) and blocks_of(first, Normed) == []
-
-
-def test_dropout_remembers_each_mask_and_scales_what_it_keeps() -> None:
-    (block,) = chain(partial(Dropped, 0.5), 1)
-    x = torch.ones(BATCH, WIDTH)
-    kept = block.dropout(x)
-    (mask,) = block.dropout.masks
-    assert torch.equal(kept, mask * 2.0) and 0 < mask.float().mean() < 1
-    block.eval()
-    assert torch.equal(block.dropout(x), x) and len(block.dropout.masks) == 1
-
-
-def test_every_engine_is_a_policy_and_only_keep_recomputes_nothing() -> None:
-    assert {engine for engine in ENGINES if engine_policy(engine, ["block0"]) == KEEP_ALL} == {"keep"}
-    assert {*ENGINES} - {"keep"} < {*CHECKPOINTS}
-    assert engine_policy("reentrant", ["block0"]).use_reentrant
 
 
 def value_of(far: Gap, name: str) -> object:
@@ -178,17 +128,6 @@ def test_sides_are_rows_beside_their_baseline_and_one_that_raises_is_a_row() -> 
 def test_an_absent_gradient_is_named() -> None:
     row = compared_row("partly", {"a": torch.ones(2), "b": torch.ones(2)}, {"a": torch.ones(2), "b": None})
     assert row.outcome == "missing" and row.note == "no gradient for b"
-
-
-def test_mismatches_compare_the_first_two_masks_of_each_block() -> None:
-    model = chain(lambda: Dropped(0.5), 2)
-    same, other = torch.tensor([True, False]), torch.tensor([True, True])
-    model[0].dropout.masks, model[1].dropout.masks = [same, same], [same, other]
-    shares = mismatches(model)
-    assert shares == [0.0, 0.5]
-    assert [row.outcome for row in mask_rows(shares)] == ["bitwise equal", "different"]
-    drawn, chance = mask_chart(shares, 0.5).series
-    assert drawn.y == (0.0, 50.0) and chance.y == (50.0, 50.0)
 
 
 def lives(bench: LabBench, label: str) -> LabRow:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -16,16 +15,14 @@ from explorer.engine.bench.step import Trainee, prepare
 from explorer.engine.device.allocator import Recorder, Refusal
 from explorer.engine.device.device import CpuDevice
 from explorer.engine.device.memory_limit import (
-    cuda_memory_limit,
     failure_in_step,
     out_of_memory,
     process_memory_limit,
-    refusal_of,
 )
 from explorer.engine.device.without_data import without_data
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import Loaded, load_for
-from explorer.errors import BadInput, Cancelled, InvalidPolicy, ModelFailed, OutOfMemory
+from explorer.errors import BadInput, Cancelled, InvalidPolicy, ModelFailed
 from explorer.record import Measurement, ModelRef, Policy, RunSpec
 from explorer.record.base import from_msgpack
 from explorer.record.plan import Progress
@@ -213,30 +210,6 @@ def test_unknown_bytes_are_not_zero() -> None:
     assert (failure.asked_bytes, failure.free_bytes) == (None, None)
     assert "0 bytes" not in failure.sentence
     assert "7 bytes were free" in out_of_memory(Refusal(None, 7), "").sentence
-
-
-def test_the_limit_of_a_gpu_is_put_back_and_says_what_it_left_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.cuda as its sources describe it, made by hand: no GPU took part."""
-    share = [0.7]
-    fakes = {
-        "get_device_properties": lambda device: SimpleNamespace(total_memory=1000),
-        "get_per_process_memory_fraction": lambda device: share[0],
-        "set_per_process_memory_fraction": lambda fraction, device: share.__setitem__(0, fraction),
-        "empty_cache": lambda: None,
-        "memory_reserved": lambda device: 80,
-    }
-    for name, fake in fakes.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
-    message = (
-        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which 100.00 GiB "
-        "is free."
-    )
-    with pytest.raises(OutOfMemory) as caught, cuda_memory_limit(100, torch.device("cuda", 0)):
-        assert share == [0.1]
-        raise torch.OutOfMemoryError(message)
-    assert share == [0.7]
-    assert (caught.value.asked_bytes, caught.value.free_bytes) == (2 * 2**30, 20)
-    assert refusal_of(torch.OutOfMemoryError(message)).free_bytes == 100 * 2**30
 
 
 class Spoilt(CpuDevice):

@@ -65,16 +65,9 @@ def save_ops(blocks: tuple[str, ...], *ops: str) -> Policy:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "chosen"),
-    [
-        ("recurrent", "all"),
-        ("unet", "every-2"),
-    ],
-)
-def test_a_preset_of_a_sample_model(name: str, chosen: str) -> None:
-    graph, base = sample_run(name, **FEW[name])
-    policy = preset(chosen, graph)
+def test_a_preset_of_a_sample_model() -> None:
+    graph, base = sample_run("recurrent", **FEW["recurrent"])
+    policy = preset("all", graph)
     run = holds(graph, base, policy)
     freed = Forecaster(base, graph).forecast(policy).freed_bytes
     for fqn in policy.blocks:
@@ -320,19 +313,11 @@ def test_random_policies_of_every_kind(name: str, kind: str) -> None:
     holds(graph, base, policy, within_bytes=2 * RNG_STATE_BYTES)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("resnet", "flat"),
-        pytest.param("gpt", "nested", marks=pytest.mark.slow),
-        pytest.param("unet", "segments", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "kind"), [("resnet", "flat"), ("vit", "nested"), ("unet", "segments")])
 def test_the_baseline_of_a_step_that_fits_only_with_recompute(name: str, kind: str) -> None:
     """From random policies of one kind with some of torch's options; benchmarks/forecast.py draws more."""
-    graph, base = sample_run(
-        name, **{**SMALL.get(name, FEW.get(name, {})), **({"n_layers": 4} if name == "gpt" else {})}
-    )
+    graph, base = sample_run(name, **SMALL.get(name, FEW.get(name, {})))
     for seed in range(2 if name == "resnet" else 1):
         policy = random_policy(kind, graph, base, random.Random(f"{name} {kind} {seed}"))
         stashes = seed == 0 or any(block.uses_rng for block in graph.blocks)

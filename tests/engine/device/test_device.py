@@ -14,10 +14,10 @@ from torch._subclasses.fake_tensor import is_fake
 
 from explorer.engine.device import device as edge
 from explorer.engine.device.device import CpuClock, CudaDevice, current_rank, path_of_rank, rank_text
-from explorer.engine.device.memory_limit import cuda_memory_limit
+from explorer.engine.device.memory_limit import cuda_memory_limit, refusal_of
 from explorer.engine.device.subprocess_call import call_in_subprocess
 from explorer.engine.device.without_data import cast_buffers, explained, is_without_data, without_data
-from explorer.errors import BadInput, Cancelled, Crashed, ModelFailed
+from explorer.errors import BadInput, Cancelled, Crashed, ModelFailed, OutOfMemory
 from explorer.record.plan import Progress, Report, silent
 
 GPU = torch.device("cuda", 0)
@@ -55,22 +55,27 @@ def test_a_gpu_that_an_assertion_has_spoilt_is_left_to_the_next_step(monkeypatch
 
 
 @pytest.mark.parametrize(("reserved", "emptied"), [(3 * GIB, 0), (5 * GIB, 1)])
-def test_a_limit_leaves_the_cache_that_fits(monkeypatch: pytest.MonkeyPatch, reserved: int, emptied: int) -> None:
-    """A timed step that begins with an empty cache is a step of cudaMalloc."""
+def test_a_limit_leaves_the_cache_that_fits_and_says_what_it_left_free(
+    monkeypatch: pytest.MonkeyPatch, reserved: int, emptied: int
+) -> None:
+    """A timed step that begins with an empty cache is a step of cudaMalloc. No GPU took part."""
     emptyings: list[str] = []
     fractions: list[float] = []
     fakes = {
         "get_device_properties": lambda device: SimpleNamespace(total_memory=80 * GIB),
-        "get_per_process_memory_fraction": lambda device: 1.0,
+        "get_per_process_memory_fraction": lambda device: 0.7,
         "set_per_process_memory_fraction": lambda share, device: fractions.append(share),
         "memory_reserved": lambda device: reserved,
         "empty_cache": lambda: emptyings.append("emptied"),
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    with cuda_memory_limit(4 * GIB, GPU):
-        pass
-    assert len(emptyings) == emptied and fractions == [0.05, 1.0]
+    words = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 80 GiB of which 70.00 GiB is free."
+    with pytest.raises(OutOfMemory) as caught, cuda_memory_limit(4 * GIB, GPU):
+        raise torch.OutOfMemoryError(words)
+    assert len(emptyings) == emptied and fractions == [0.05, 0.7]
+    assert (caught.value.asked_bytes, caught.value.free_bytes) == (2 * GIB, max(0, 4 * GIB - reserved))
+    assert refusal_of(torch.OutOfMemoryError(words)).free_bytes == 70 * GIB
 
 
 def test_cpu_time_is_in_milliseconds() -> None:

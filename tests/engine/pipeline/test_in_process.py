@@ -309,7 +309,7 @@ def torch_rows(schedule: str, n_ranks: int, n_microbatches: int, n_local: int) -
 
 
 @pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name != "1F1B"])
-@pytest.mark.parametrize(("n_ranks", "n_microbatches"), [(1, 3), (2, 4), (3, 6), (4, 8), (4, 12)])
+@pytest.mark.parametrize(("n_ranks", "n_microbatches"), [(1, 3), (3, 6), (4, 8)])
 def test_our_lists_are_torchs(schedule: str, n_ranks: int, n_microbatches: int) -> None:
     for n_local in {"single": (1,), "v": (2,), "looped": (2, 3)}[SCHEDULES[schedule].shape]:
         ours = format_rows(rows(schedule, n_ranks, n_microbatches, n_local))

@@ -382,13 +382,6 @@ class TestPipelines:
         spec, run = pipelined("plain", out)
         assert rule not in rules(spec) and run is not None and guilty(run, "splitting") == 0
 
-    def test_parts_of_unequal_size_weigh_samples_unequally(self) -> None:
-        """Why the batch has to divide: the mean of the parts' means is not the mean."""
-        losses = torch.arange(8.0)
-        uneven = torch.stack([part.mean() for part in losses.split([3, 3, 2])]).mean()
-        even = torch.stack([part.mean() for part in losses.split([4, 4])]).mean()
-        assert even == losses.mean() != uneven
-
     def test_batch_norm_sees_microbatches(self) -> None:
         spec, run = pipelined("batch_norm", {"n_microbatches": 2})
         assert "statistics-per-microbatch" in rules(spec)
