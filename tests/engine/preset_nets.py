@@ -391,3 +391,32 @@ class LossInside(nn.Module):
 
 def loss_inside() -> tuple[nn.Module, Tensor]:
     return LossInside(), torch.randn(256, WIDTH)
+
+
+class HoldsEmbedding(nn.Module):
+    """A variable of `forward` holds the input of the dropout, which nothing saves, until forward returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.drop = nn.Linear(WIDTH, WIDTH), nn.Dropout(0.1)
+        self.layers = nn.ModuleList(Layer() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        embedded = self.first(x)
+        hidden = self.drop(embedded)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return hidden * hidden.detach().repeat(8, 8).mean()
+
+
+class AroundEmbedding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = HoldsEmbedding()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)  # type: ignore[no-any-return]
+
+
+def holding_embedding() -> tuple[nn.Module, Tensor]:
+    return AroundEmbedding(), torch.randn(256, WIDTH)

@@ -20,8 +20,10 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
+    UnsupportedFakeTensorException,
     is_fake,
 )
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from explorer.errors import ExplorerError, ModelFailed, message_of, said_by
@@ -55,7 +57,9 @@ def without_data(cast: Cast = as_built) -> Iterator[None]:
 
     def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         registered(module, name, parameter)
-        if parameter is not None and parameter.device.type == "cpu" and not is_fake(parameter):
+        if parameter is None or is_lazy(parameter):  # a lazy one has no shape yet, and is built with memory
+            return
+        if parameter.device.type == "cpu" and not is_fake(parameter):
             module._parameters[name] = _fake(parameter, mode, cast)
 
     def trunc_normal(tensor: Any, *args: Any, **kwargs: Any) -> Any:  # torch draws until the values fit
@@ -155,6 +159,9 @@ def explained(target: str) -> Iterator[None]:
         smaller = "easure a smaller build of it instead, by --set."
         if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
             fault, hint = f"without its data: it decides by values that it computes ({error.func})", f"M{smaller}"
+        elif isinstance(error, UnsupportedFakeTensorException):
+            fault = "without its data: it holds a tensor that torch makes with data alone, such as a sparse one"
+            hint = f"M{smaller}"
         elif isinstance(error, RuntimeError) and message_of(error).startswith("Expected inputs of BF16 type"):
             fault = "in float32: without data, torch knows the grouped product of routed experts in bfloat16 alone"
             hint = f"Add --dtype bfloat16, or m{smaller}"

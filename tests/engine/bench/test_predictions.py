@@ -167,6 +167,13 @@ def test_attention_weights_that_the_variable_of_a_loop_holds(units: list[str]) -
     holds(graph, composed, Policy.recompute(units), within_bytes=0)
 
 
+def test_an_input_that_nothing_saves_stays_while_forward_holds_it() -> None:
+    """A run that recomputes the dropout keeps the input for it; keeping the dropout, a variable holds it all the same."""
+    graph, base = graph_and_run(preset_nets.ref("holding_embedding"))
+    composed = keep_all_from(measure(replace(base.spec, policy=Policy.recompute(["body.drop"]))), graph)
+    holds(graph, composed, Policy.recompute(["body"]), within_bytes=0)
+
+
 def test_a_loss_inside_the_model_holds_its_inputs_until_its_backward_alone() -> None:
     """The loss itself lives to the end of the step; the peak is in the layer's rerun."""
     graph, base = graph_and_run(preset_nets.ref("loss_inside"))

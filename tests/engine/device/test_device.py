@@ -196,6 +196,14 @@ def test_a_decision_by_data_is_refused_in_a_sentence() -> None:
         layer = nn.Linear(2, 2)
         with explained("net.py"):
             layer(torch.ones(1, 2)).sum().item()
+    with pytest.raises(ModelFailed, match="such as a sparse one"), without_data(), explained("net.py"):
+        torch.sparse.mm(torch.eye(2).to_sparse(), nn.Linear(2, 2).weight)
+
+
+def test_a_lazy_layer_gets_its_shapes_from_a_forward() -> None:
+    with without_data():
+        layer = nn.LazyLinear(3)
+        assert layer(torch.ones(1, 2)).shape == (1, 3) and layer.weight.shape == (3, 2)
 
 
 def test_a_model_that_splits_itself_is_told_who_splits_it_and_other_errors_pass() -> None:
