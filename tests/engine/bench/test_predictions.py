@@ -168,7 +168,7 @@ def test_attention_weights_that_the_variable_of_a_loop_holds(units: list[str]) -
 
 
 def test_an_input_that_nothing_saves_stays_while_forward_holds_it() -> None:
-    """A run that recomputes the dropout keeps the input for it; keeping the dropout, a variable holds it all the same."""
+    """The rerun of the dropout needs the input; where the dropout is kept, a variable of forward holds it."""
     graph, base = graph_and_run(preset_nets.ref("holding_embedding"))
     composed = keep_all_from(measure(replace(base.spec, policy=Policy.recompute(["body.drop"]))), graph)
     holds(graph, composed, Policy.recompute(["body"]), within_bytes=0)

@@ -197,7 +197,7 @@ def test_a_decision_by_data_is_refused_in_a_sentence() -> None:
         with explained("net.py"):
             layer(torch.ones(1, 2)).sum().item()
     with pytest.raises(ModelFailed, match="such as a sparse one"), without_data(), explained("net.py"):
-        torch.sparse.mm(torch.eye(2).to_sparse(), nn.Linear(2, 2).weight)
+        torch.sparse.mm(torch.eye(2).to_sparse(), nn.Linear(2, 2).weight).sum().backward()
 
 
 def test_a_lazy_layer_gets_its_shapes_from_a_forward() -> None:
