@@ -12,8 +12,8 @@ A recompute makes the tensors again that keeping would have saved. So the run sh
    tensor that died before backward's first allocation belonged to the frame of the stopped recompute.
 3. Recomputed tensors are removed. The generator state that each checkpoint kept is removed too, and so are the copies
    of running statistics, which are made right before a recompute.
-4. An input that no operation saves, kept only by a checkpoint, dies when the last block that uses it returns, or when
-   the code of forward was seen to let go of it.
+4. An input that no operation saves, kept only by a checkpoint, dies when the last block that uses it returns. It lives
+   longer if the code of forward was seen to hold it longer.
 
 A unit inside another unit runs again separately too: the saved tensors of this rerun extend its call in forward.
 
