@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import streamlit
 from streamlit import App
 from streamlit.env_util import is_repl
+
+from explorer.ui.session.address import visit_of
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,7 +23,7 @@ PRELOADED = ("BidiComponent", "PlotlyChart", "recordbatch", "serialization")
 FRAMING = [(b"x-frame-options", b"DENY"), (b"content-security-policy", b"frame-ancestors 'none'")]
 
 
-class Headers:
+class Visits:
     """Adds headers to each response that keep other sites from showing the page in a frame.
 
     A document also names the browser's part of Plotly, 4.7 MB, and of components. Without the name a browser would load
@@ -34,6 +37,9 @@ class Headers:
         self.links = [(b"link", f"</static/js/{name}>; rel=modulepreload".encode()) for name in early]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (query := visit_of(scope)) is not None:
+            Thread(target=begin, args=(query,), daemon=True).start()
+
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 is_page = dict(message["headers"]).get(b"content-type", b"").startswith(b"text/html")
@@ -42,6 +48,13 @@ class Headers:
             await send(message)
 
         await self.app(scope, receive, send_with_headers)
+
+
+def begin(query: dict[str, str]) -> None:
+    """Submits what the visit will measure: the browser takes most of a second until its window asks for it."""
+    from explorer.ui.explore import work
+
+    work.begin(query)
 
 
 def get_ready() -> None:
@@ -60,9 +73,7 @@ if __name__ == "__main__":
     import_module("pandas")  # waits for `get_ready`: Plotly fails on a pandas that is half imported
     main()
 else:
-    from threading import Thread
-
     from starlette.middleware import Middleware
 
     Thread(target=get_ready, daemon=True).start()
-    app = App(__file__, middleware=[Middleware(Headers)])
+    app = App(__file__, middleware=[Middleware(Visits)])

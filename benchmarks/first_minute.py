@@ -40,23 +40,47 @@ SIGNS = """() => {
     const hosts = [...document.querySelectorAll("*")].filter((e) => e.shadowRoot)
     const text = [document.body.innerText, ...hosts.map((e) => e.shadowRoot.textContent)].join(" ")
     const graph = hosts.some((e) => e.shadowRoot.querySelector('[role="treeitem"]'))
+    const fresh = (e) => e.closest("[data-stale]")?.dataset.stale !== "true"
     const plots = [...document.querySelectorAll(".js-plotly-plot .main-svg")]
-    const chart = plots.some((e) => !e.closest(".st-key-waiting"))
+    const chart = plots.some((e) => !e.closest(".st-key-waiting") && fresh(e))
+    const sketch = [...document.querySelectorAll(".sketch > svg")].some(fresh)
     const elsewhere = /another machine/.test(text)
     const metrics = [...document.querySelectorAll('[data-testid="stMetric"]')].map((e) => e.innerText)
     const strip = hosts.map((e) => e.shadowRoot.querySelector('[data-figure="Step time"] .value')?.textContent ?? "")
     const timed = [...metrics, ...strip].some((words) => /\\d ms/.test(words))
-    const busy = [...document.querySelectorAll("button")].some((b) => b.innerText.trim() === "Cancel")
+    const busy = /[?&]job=/.test(location.search)
     return {
         "what it is": document.querySelector(".st-key-tour_offer, .st-key-tour_begin") !== null,
-        "recorded sketch": document.querySelector(".sketch > svg") !== null && elsewhere,
+        "recorded sketch": sketch && elsewhere,
         "recorded chart": chart && elsewhere,
         "own graph": graph && !elsewhere,
-        "own timeline": chart && !elsewhere,
+        "own timeline": (sketch || chart) && !elsewhere,
+        "own chart": chart && !elsewhere,
         "all figures": chart && timed && !elsewhere,
         "measured": chart && timed && !elsewhere && !busy,
     }
 }"""
+WATCH = f"""(() => {{
+    const look = {SIGNS}
+    const times = (window.signs = {{}}), stands = (window.stands = new Set())
+    let changed = true, last = 0
+    new MutationObserver(() => (changed = true)).observe(document, {{ subtree: true, childList: true }})
+    const frame = () => {{
+        const now = (performance.timeOrigin + performance.now()) / 1000
+        if (document.body && (changed || now - last > {LOOK_S})) {{
+            for (const [sign, seen] of Object.entries(look())) {{
+                if (seen && now - (times[sign] ??= now) > {LOOK_S}) stands.add(sign)
+                if (!seen && !stands.has(sign)) delete times[sign]
+            }}
+            last = now
+            changed = false
+        }}
+        requestAnimationFrame(frame)
+    }}
+    requestAnimationFrame(frame)
+}})()"""
+"""Notes in the page when each sign is painted: a browser that runs Plotly answers no question from outside. A later
+look confirms a sign, as half of a rerun has old figures beside new words."""
 
 
 def main(*arguments: str) -> None:
@@ -98,21 +122,16 @@ def _visits(browser: Any, checkout: Path, folder: Path, load: str) -> None:
 def _visit(browser: Any, app: Served, model: str, name: str) -> None:
     context = browser.new_context(viewport={"width": 1440, "height": 900})
     page = context.new_page()
-    began, cpu = time.perf_counter(), _cpu_s(app.process.pid)
+    page.add_init_script(WATCH)
+    began, cpu = time.time(), _cpu_s(app.process.pid)
     page.goto(f"{app.url}/?model={model}", wait_until="commit")
-    times: dict[str, tuple[float, float]] = {}
-    confirmed: set[str] = set()  # by a second look: half of a rerun has old figures beside new words
-    while "measured" not in confirmed and time.perf_counter() - began < LIMIT_S:
-        for sign, stands in page.evaluate(SIGNS).items() if page.query_selector("body") else ():
-            if stands and sign in times:
-                confirmed.add(sign)
-            elif stands:
-                times[sign] = time.perf_counter() - began, _cpu_s(app.process.pid) - cpu
-            elif sign not in confirmed:
-                times.pop(sign, None)
+    used: list[tuple[float, float]] = []
+    while time.time() - began < LIMIT_S and not page.evaluate("() => window.stands?.has('measured')"):
+        used.append((time.time(), _cpu_s(app.process.pid)))
         time.sleep(LOOK_S)
-    for sign, (wall_s, cpu_s) in times.items():
-        print(f"{name:28} {sign:16} {wall_s:7.1f} {cpu_s:7.1f}   {os.getloadavg()[0]:.1f}", flush=True)
+    for sign, at in page.evaluate("() => window.signs").items():
+        cpu_s = min(used, key=lambda sample: abs(sample[0] - at))[1] - cpu
+        print(f"{name:28} {sign:16} {at - began:7.1f} {cpu_s:7.1f}   {os.getloadavg()[0]:.1f}", flush=True)
     context.close()
 
 
@@ -159,19 +178,16 @@ def _beside(busy: bool) -> Iterator[None]:
 
 def _cpu_s(root: int) -> float:
     """CPU seconds of a process and its descendants, those that ended and were waited for included."""
-    parents: dict[int, int] = {}
-    seconds: dict[int, float] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    seconds, tree = 0.0, [root]
+    for pid in tree:
         try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            tasks = list(Path(f"/proc/{pid}/task").glob("*/children"))
+            tree += [int(child) for task in tasks for child in task.read_text().split()]
+        except OSError:  # it ended meanwhile
             continue
-        pid = int(stat.parent.name)
-        parents[pid], seconds[pid] = int(fields[1]), sum(map(int, fields[11:15])) * TICK_S
-    tree = {root}
-    while grown := {pid for pid, parent in parents.items() if parent in tree} - tree:
-        tree |= grown
-    return sum(seconds.get(pid, 0.0) for pid in tree)
+        seconds += sum(map(int, fields[11:15])) * TICK_S
+    return seconds
 
 
 if __name__ == "__main__":

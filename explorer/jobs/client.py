@@ -35,6 +35,7 @@ from explorer.jobs.protocol import (
     time_limit_s,
     timed_out,
 )
+from explorer.jobs.run_file import graph_of, with_graph
 from explorer.jobs.store import default_path
 from explorer.jobs.worker import ENGINE, WorkerProgram, settings
 from explorer.record.base import Record, from_msgpack, from_plain, to_msgpack, to_plain
@@ -229,7 +230,10 @@ class Worker:
                 seconds = time_limit_s(job.request) + self._grace_s
                 self._kill_later(job, seconds, failure_of(timed_out(job.request), in_step=False))
         if progress.part:
-            job.part = from_msgpack(progress.part, RESULTS[type(job.request)])
+            part = from_msgpack(progress.part, RESULTS[type(job.request)])
+            if job.part is not None and graph_of(part) is None:  # a page that looks late sees the last part alone
+                part = with_graph(part, graph_of(job.part))
+            job.part = part
             with self._changed:
                 self._note_graph(job.request, job.part)
 

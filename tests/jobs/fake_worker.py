@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from explorer.errors import ModelFailed
 from explorer.jobs.protocol import Compare, Describe, FindPlans, Measure, Request, Submit, models_of
 from explorer.jobs.worker import WorkerProgram, work
@@ -40,6 +42,11 @@ def answer(request: Request, report: Report) -> Record:
                 part = b"" if i or isinstance(request, Describe) else to_msgpack(measurement(request))
                 report(Progress(what="stepping", done=i, total=int(value), part=part))
                 time.sleep(0.02)
+        case "parts":
+            assert isinstance(request, Measure)
+            graph = ModelGraph(model=request.spec.model, blocks=(), edges=())
+            for part in (replace(measurement(request), graph=graph), measurement(request)):
+                report(Progress(what="part", done=0, total=0, part=to_msgpack(part)))
         case "waits":
             report(Progress(what="waiting", done=0, total=0))
             while not Path(value).exists():

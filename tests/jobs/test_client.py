@@ -101,6 +101,8 @@ def test_progress_and_parts_of_the_result_arrive(worker: Worker, monkeypatch: py
     job = finish(measure(worker, "steps:20"))
     assert [done for done, _ in heard[-20:]] == list(range(20)) and job.progress.total == 20 and job.began
     assert isinstance(job.part, Measurement) and [part for _, part in heard[-20:]] == [job.result] * 20
+    last = finish(measure(worker, "parts")).part
+    assert isinstance(last, Measurement) and last.graph is not None, "a page that looks late sees the last part alone"
 
 
 def test_a_result_answers_a_job_that_waits_for_the_same_run(alone: Worker, tmp_path: Path) -> None:

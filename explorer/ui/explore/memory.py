@@ -90,8 +90,9 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> Callable[[],
         st.caption(escape(answer))
     with st.container(height=height, border=False, gap=None, key="first"):
         place = st.container()
-        if view.stand_in is not None:  # a visitor's first picture
-            first_picture(sketch(chart, height, dark=st.context.theme.type == "dark"))
+        if view.comparison is None and not (policy.units or axis == "time" or stacked or block or picked):
+            dark = st.context.theme.type == "dark"  # the first picture: a browser may not have Plotly yet
+            first_picture(made_once(lambda: sketch(chart, height, dark=dark), chart, height))
 
     def rest() -> None:
         state.charted = policy  # from now on each toggle draws the panel again

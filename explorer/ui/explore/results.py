@@ -109,15 +109,19 @@ def _draw_block(state: ExploreState, block: str) -> None:
 
 
 def _waiting(state: ExploreState, graph: ModelGraph | None) -> None:
-    """The empty chart says what it waits for. Drawn early, it also makes the browser load the chart library."""
+    """The empty chart says what it waits for. It makes the browser run the chart library, which takes a second: the
+    graph, which reports the window once drawn, comes first."""
     if state.job.id is None:
         press = " Press **Run** at the bottom." if graph is not None else ""  # a model that was not read cannot run
         st.caption(glossary.NOT_PLAYED if state.draft.predict else f"Nothing was measured yet.{press}")
         return
-    next_part = glossary.STEP_FOLLOWS if graph is not None else glossary.GRAPH_FOLLOWS
-    chart = Chart(
-        name="memory timeline", figure=empty("Memory over the step", next_part), alt=next_part, rows=lambda: ()
-    )
+    next_part = glossary.GRAPH_FOLLOWS if graph is None else glossary.STEP_FOLLOWS
+    if graph is None or not window.is_known():
+        st.caption(next_part)
+        st.skeleton(height=320)
+        return
+    figure = empty("Memory over the step", next_part)
+    chart = Chart(name="memory timeline", figure=figure, alt=next_part, rows=lambda: ())
     picture(chart, key="waiting", height=320)
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Literal, cast
 
 from msgspec.structs import replace
 
+from explorer.errors import ExplorerError
 from explorer.jobs.client import Job
-from explorer.jobs.protocol import Compare, Describe, DrawAutograd, Measure, MeasureRanks
+from explorer.jobs.protocol import Compare, Describe, DrawAutograd, Measure, MeasureRanks, Request
 from explorer.record.measurement import Measurement
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import Device, RunSpec
 from explorer.ui.explore.state import ExploreState
-from explorer.ui.session import page_job
+from explorer.ui.session import backend, page_job
 from explorer.ui.session.repository import runs
 from explorer.ui.shared import draft as drafts
 
@@ -75,24 +78,38 @@ def prepare(state: ExploreState) -> None:
 
     If the draft is only predicted, both happen without data, and each change of an option predicts again.
     """
+    if (request := _first_request(state)) is not None:
+        page_job.start(state.job, request)
+
+
+def begin(query: Mapping[str, str]) -> None:
+    """Submits the first request of a visit while its window is still being made. The window's equal request joins."""
+    if backend.worker().job(query.get("job", "")) is not None:  # a refresh finds its job again
+        return
+    with suppress(ExplorerError):  # the page says why
+        if (request := _first_request(ExploreState(draft=drafts.first_draft(query)))) is not None:
+            page_job.submit(request)
+
+
+def _first_request(state: ExploreState) -> Request | None:
+    """Takes over the baseline if it is known; returns what `prepare` starts, else None."""
     spec, baseline = state.draft.spec, baseline_spec(state)
     if spec.model.is_recorded:  # its model is not here: nothing can be described or measured
         state.baseline = state.baseline or runs().recorded_run(spec.model)
-        return
+        return None
     predict = state.draft.predict
     run = runs().prediction(baseline) if predict else runs().measured(baseline) or runs().fitted(baseline)
     if run is not None:
         state.baseline = run.key
     if state.job.id is not None or state.job.run_failed:
-        return
+        return None
     graph, measures = drafts.graph_of(state.draft), state.baseline is None and state.shown is None
     if measures and not predict and (graph is not None or spec.device == "cpu"):
-        page_job.start(state.job, Measure(spec=baseline, until_it_fits=True, with_graph=graph is None))
-    elif graph is None:
+        return Measure(spec=baseline, until_it_fits=True, with_graph=graph is None)
+    if graph is None:
         device: Device = "cpu" if predict else spec.device
-        page_job.start(state.job, Describe(model=spec.model, seed=spec.seed, device=device, without_data=predict))
-    elif predict and run is None:
-        page_job.start(state.job, prediction_of(baseline))
+        return Describe(model=spec.model, seed=spec.seed, device=device, without_data=predict)
+    return prediction_of(baseline) if predict and run is None else None
 
 
 def prediction_of(spec: RunSpec) -> Measure | MeasureRanks:

@@ -10,6 +10,8 @@ import base64
 import binascii
 import zlib
 from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl
 
 import msgspec
 import streamlit as st
@@ -57,6 +59,17 @@ def from_query(query: Mapping[str, str]) -> RunSpec | None:
         spec = from_json(text, RunSpec)
     readable = {"target": query["model"], "size": query.get("size"), "weights": query.get("weights", "")}
     return msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, **readable))
+
+
+def visit_of(scope: Mapping[str, Any]) -> dict[str, str] | None:
+    """The query of a request (ASGI) by which a person opens the Explore page; None for other requests.
+
+    A browser marks what it opens in a window, so that an image or a frame of another site measures nothing.
+    """
+    is_explore = scope["type"] == "http" and scope["path"] in ("/", "/explore")
+    if not is_explore or dict(scope["headers"]).get(b"sec-fetch-dest") != b"document":
+        return None
+    return dict(parse_qsl(scope["query_string"].decode(errors="replace")))
 
 
 def show(query: dict[str, str]) -> None:

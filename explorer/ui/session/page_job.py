@@ -65,26 +65,31 @@ def attach(life: PageJob, kinds: tuple[type, ...]) -> None:
 
 
 def start(life: PageJob, request: Request) -> None:
-    """Hands `request` to the worker, unless a job is under way. An error becomes the failure.
-
-    Equal requests of several windows are one job. A window that cancels the job cancels it for all windows.
-    """
+    """Hands `request` to the worker, unless a job is under way. An error becomes the failure."""
     if life.id is not None:  # a button that was drawn before that started
         return
     life.failure, life.cancelling = None, False
     with refusing(life):
-        for model in models_of(request):
-            backend.check_offered(model)
-        for spec in specs_of(request):
-            backend.check_split(spec)
-        job = next((job for job in backend.worker().open_jobs() if job.request == request and not job.cancelled), None)
-        if job is None:
-            backend.free_worker()
-            predicted = getattr(request, "without_data", False)  # no run: the list of runs has none of it
-            job = backend.worker().submit(request, keep=not predicted)
-        life.id, life.what = job.id, type(request).__name__
+        life.id, life.what = submit(request).id, type(request).__name__
     life.refused = False
     _name_in_address(life)
+
+
+def submit(request: Request) -> Job:
+    """The job of `request` in the worker. Raises BadInput for a model that is not offered.
+
+    Equal requests of several windows are one job. A window that cancels the job cancels it for all windows.
+    """
+    for model in models_of(request):
+        backend.check_offered(model)
+    for spec in specs_of(request):
+        backend.check_split(spec)
+    job = next((job for job in backend.worker().open_jobs() if job.request == request and not job.cancelled), None)
+    if job is None:
+        backend.free_worker()
+        predicted = getattr(request, "without_data", False)  # no run: the list of runs has none of it
+        job = backend.worker().submit(request, keep=not predicted)
+    return job
 
 
 def running(life: PageJob) -> Job | None:

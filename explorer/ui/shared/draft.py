@@ -7,7 +7,7 @@ the old widget cannot reach the new widget. The widget's name shows pages whose 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Generic, TypeVar
 
@@ -103,19 +103,20 @@ class Draft:
 
 def current() -> Draft:
     """This visitor's draft; on the first visit the draft of the address bar, else the first model on offer."""
-    return session_value("draft", Draft, _first)
+    return session_value("draft", Draft, lambda: first_draft(st.query_params.to_dict()))
 
 
-def _first() -> Draft:
+def first_draft(query: Mapping[str, str]) -> Draft:
+    """The draft of a visit to the address with `query`."""
     first = backend.samples()[0]
     usual = RunSpec(model=ModelRef(target=first.target, size=next(iter(first.sizes), None)))
     try:
-        spec = address.from_query(st.query_params.to_dict())
+        spec = address.from_query(query)
         if spec is not None and not (spec.model.is_recorded and runs().recorded_run(spec.model)):
             backend.check_offered(spec.model)
     except ExplorerError as error:
         return Draft(spec=usual, message=str(error), predict=backend.predicts())
-    predict = st.query_params.get("predict")
+    predict = query.get("predict")
     only_predicted = spec is not None and (spec.card is not None or spec.ranks is not None)
     requested = backend.predicts() if predict is None else predict == "1"
     return Draft(spec=spec or usual, predict=only_predicted or requested)

@@ -1,6 +1,6 @@
 """The Run button and the job under way beside it, the same on every page.
 
-    Run ──▶ the bar alone is drawn again: it starts the job and shows it ──▶ two looks a second ──▶ the whole page
+    Run ──▶ the bar alone is drawn again: it starts the job and shows it ──▶ three looks a second ──▶ the whole page
 
 A press on Run redraws only this bar, and the rest of the page stays usable. Charts are drawn once, when their data is
 new.
@@ -20,7 +20,7 @@ from explorer.ui.session.values import whole
 from explorer.ui.shared.elements import escape, on_primary
 
 RUN_WIDTH = 140
-LOOK_EVERY_S = 0.5
+LOOK_EVERY_S = 0.3
 DOING = {
     "Describe": "Reading the model",
     "Measure": "Measuring the baseline",

@@ -11,9 +11,11 @@ from streamlit.testing.v1 import AppTest
 from explorer.jobs.protocol import Measure
 from explorer.jobs.store import Store
 from explorer.plan.catalogue import RecordedSample, recorded_sample
+from explorer.record.failure import Failure
 from explorer.record.graph import ModelRef
 from explorer.record.run import RunSpec
-from explorer.ui.session import backend, repository, stand_in
+from explorer.ui.explore import work
+from explorer.ui.session import address, backend, repository, stand_in
 from explorer.view.drawing.units import mib
 from tests import graphs
 from tests.ui.fake_worker import FakeJob, FakeWorker
@@ -84,6 +86,25 @@ def test_the_recorded_run_is_drawn_at_once_and_answers(
     assert "No plan of the recorded run" in texts(widget(at, "text_input", "budget").set_value("1 KiB").run())
 
 
+def test_the_request_for_the_page_begins_what_its_window_joins(
+    visit: Callable[[], AppTest], worker: FakeWorker
+) -> None:
+    window = {"type": "http", "path": "/", "query_string": b"model=sample_models%2Fgpt.py&size=small"}
+    of_person = {**window, "headers": [(b"sec-fetch-dest", b"document")]}
+    of_image = {**window, "headers": [(b"sec-fetch-dest", b"image")]}
+    others = ({**of_person, "path": "/lab"}, {**of_person, "path": "/static/js/index.js"}, of_image)
+    assert [address.visit_of(scope) for scope in others] == [None] * 3
+    query = address.visit_of(of_person)
+    assert query is not None
+    work.begin(query)
+    begun, at = job_of(worker), visit()
+    assert at.session_state["explore"].job.id == begun.id and job_of(worker) is begun
+    work.begin({"model": "/etc/passwd.py"})
+    begun.finish(failure=Failure(kind="crash", sentence="Gone."))
+    work.begin({**query, "job": begun.id})
+    assert job_of(worker) is begun, "a refresh finds its job again, and its failure"
+
+
 def test_parts_of_the_own_run_take_its_place_and_clicks_stay(
     visit: Callable[[], AppTest], worker: FakeWorker, recorded: RecordedSample
 ) -> None:
@@ -97,12 +118,13 @@ def test_parts_of_the_own_run_take_its_place_and_clicks_stay(
     job.part = replace(own, times=None)
     at = at.run()
     assert "being timed" in texts(at) and "another machine" not in texts(at) and not drawn_before_plotly(at)
+    assert "saved activation" in drawn_before_plotly(say(at, on=[])), "the own timeline before its chart"
     assert figures(at)["Step peak"].startswith(mib(own.step_peak_bytes).partition(" ")[0])
     assert figures(at)["Step time"] == "being timed" and len(slider(at)) > 1
     job.finish(own)
     at = at.run()
     assert "ms" in texts(at) or "≈ ×" in figures(at)["Step time"]
-    assert at.session_state["draft"].spec.policy.blocks == ("blocks.0",)
+    assert not at.session_state["draft"].spec.policy.blocks
 
 
 def test_a_stored_run_stands_in_for_a_changed_model_and_another_structure_ends_it(
