@@ -178,6 +178,8 @@ class ForwardDiff(Record):
     in_baseline: str = ""
     """Kind, settings and mode of that block."""
     in_candidate: str = ""
+    other_inputs: bool = False
+    """Whether the programs call the model on different values; never where a block differs for the same input."""
 
 
 class StateChange(Record):

@@ -137,6 +137,16 @@ def not_shifted(model: nn.Module, batch: Any) -> None:
     backward(model, (batch[0], batch[0]))
 
 
+def inputs_reversed(model: nn.Module, batch: Any) -> None:
+    backward(model, (batch[0].flip(1), batch[1]))
+
+
+def clipped_and_cut(model: nn.Module) -> nn.Module:
+    """The first layer gets no gradient, and clipping then scales all others otherwise."""
+    model.layers[0].register_forward_hook(lambda _, args, out: out.detach())
+    return model
+
+
 def uneven_means(model: nn.Module, batch: Any) -> None:
     """A mean of means of microbatches of five and three."""
     model.zero_grad()
@@ -365,6 +375,8 @@ BUGS: dict[str, Case] = {
     ),
     "padding in the mean": Case(padding_counted, padding_left_out),
     "targets not shifted": Case(not_shifted),
+    "inputs reversed": Case(inputs_reversed),
+    "cut off and clipped": Case(clipped, clipped, rewritten=clipped_and_cut),
     "a mean of uneven means": Case(uneven_means),
     "another epsilon": Case(backward, rewritten=swapped({"norm": Coarse}), first=("norm", "layers.1", "embed")),
     "another activation": Case(backward, rewritten=swapped({"layers.0.mlp": AnotherGelu}), first=("layers.0.mlp.up",)),

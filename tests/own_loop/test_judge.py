@@ -53,6 +53,8 @@ SAYS = {
     "looks ahead": "layers.1.attention is the first block that returns another output for the same input",
     "softmax over queries": "layers.1.attention is the first block that returns another output for the same input",
     "padding in the mean": "are 0.9375 times the baseline's, in the same direction: a divisor",
+    "inputs reversed": "The model gets other inputs in the candidate's step",
+    "cut off and clipped": "13 more. Usual causes: a detach or no_grad, requires_grad that is off.",
     "targets not shifted": "Usual causes: shifted targets",
     "a mean of uneven means": "The model is called once in a step of the baseline and 2 times in the candidate's",
     "another epsilon": "norm is the first block that returns another output for the same input",
@@ -78,6 +80,7 @@ def test_a_silent_bug_is_different_and_its_tensor_comes_first(bug: str) -> None:
     assert not case.first or judged.worst[0].name.startswith(case.first), judged
     assert SAYS.get(bug, "") in " ".join(judged.causes), judged.causes
     assert "none of these shows" not in " ".join(judged.causes)
+    assert bug != "cut off and clipped" or len(judged.causes) == 1, "clipping follows from what is missing"
     with pytest.raises(AssertionError, match=judged.worst[0].name):
         judged.require()
 

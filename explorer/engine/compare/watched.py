@@ -284,7 +284,10 @@ def forward_difference(baseline: Forwards, candidate: Forwards) -> ForwardDiff:
         one, other = baseline.calls[key], candidate.calls[key]
         if _same(one[0], other[0]) and not _same(one[1], other[1]):
             return replace(diff, block=key[0], in_baseline=one[2], in_candidate=other[2])
-    return diff
+    of_model = [key for key in common if not key[0]]
+    return replace(
+        diff, other_inputs=any(not _same(baseline.calls[key][0], candidate.calls[key][0]) for key in of_model)
+    )
 
 
 def _description(module: nn.Module) -> str:

@@ -47,6 +47,11 @@ def patterns(comparison: Comparison) -> Iterator[str]:
         )
     elif forward.block is not None:
         yield _parts(comparison)
+    elif forward.other_inputs and not forward.same:
+        yield (
+            "The model gets other inputs in the candidate's step. Usual causes: another order of samples, a "
+            "normalisation or an augmentation, a padding, a token that is shifted."
+        )
     elif forward.same and forward.n_compared and comparison.loss_equal is False:
         yield (f"The model returns the same and the loss is another. Usual causes: {_LOSS}.")
     elif forward.same and forward.n_compared:
@@ -101,7 +106,7 @@ def _in_backward(comparison: Comparison, order: tuple[str, ...]) -> Iterator[str
             f"{len(ordered) - len(behind)} gradients before it differ, {wrong[-1].name} first. "
             f"Usual causes: {usual}{_BACKWARD}."
         )
-    else:
+    elif not comparison.untied and all(diff.presence == "both" for diff in came):  # else clipping follows from it
         yield (
             f"{begin}; {len(wrong)} of {len(came)} gradients differ, that of the last block among them. "
             f"Usual causes: {usual}{_AFTER}."
@@ -192,6 +197,8 @@ def _missing(comparison: Comparison) -> Iterator[str]:
     if not gone:
         return
     why = ""
+    if comparison.forward is not None:
+        why = ". Usual causes: a detach or no_grad, requires_grad that is off"
     if comparison.candidate.spec.policy.use_reentrant:
         why = ": reentrant checkpointing passes no gradient where no input requires one, or none is in plain sight"
     yield f"No gradient came for {listed(gone)}{why}."
