@@ -39,6 +39,12 @@ def innermost(fqns: Iterable[str]) -> tuple[str, ...]:
     return tuple(fqn for fqn in named if fqn not in holders)
 
 
+def outermost(fqns: Iterable[str]) -> list[str]:
+    """The names of `fqns` that lie in no other name of `fqns`."""
+    named = dict.fromkeys(fqns)
+    return [fqn for fqn in named if not any(holder in named for holder in above(fqn))]
+
+
 def operator_word(name: str) -> str:
     """`mm` of `aten.mm.default`; what is no full name of an operator stays as it is."""
     return name.split(".")[1] if name.count(".") == 2 else name

@@ -193,9 +193,8 @@ def test_clicks_find_their_blocks() -> None:
             assert custom[0] == ("" if label == "(model itself)" else label)
 
 
-@pytest.mark.parametrize("n_blocks", [200, 1000])
-def test_many_blocks_stay_readable(n_blocks: int) -> None:
-    fig = ledger_chart(ledger(measured(Chain(n_blocks=n_blocks))), [f"layers.{i}" for i in range(n_blocks)]).figure
+def test_many_blocks_stay_readable() -> None:
+    fig = ledger_chart(ledger(measured(Chain(n_blocks=500))), [f"layers.{i}" for i in range(500)]).figure
     assert len(fig.data[0].y) <= 26
     assert fig.layout.height < 1000
 

@@ -119,16 +119,6 @@ def test_table_twin_holds_the_peak() -> None:
         assert sum(row["events"] for row in table if row["run"] == name) == run.allocations.n_ticks
 
 
-@pytest.mark.parametrize("blocks", [["layers.0"], ["layers.1", "layers.4"], [f"layers.{i}" for i in range(6)]])
-def test_the_top_of_the_line_is_the_predicted_peak(blocks: list[str]) -> None:
-    forecaster = Forecaster(measured())
-    policy = Policy.recompute(blocks)
-    line = forecaster.line(policy)
-    assert line is not None and int(line.max()) == forecaster.forecast(policy).step_peak_bytes
-    reentrant = Policy.recompute(blocks, use_reentrant=True)
-    assert forecaster.line(reentrant) is None and forecaster.forecast(reentrant).step_peak_bytes is None
-
-
 def test_it_is_drawn_dashed_over_one_run_and_over_two() -> None:
     base, older = measured(), measured(recompute=(0,))
     line = Forecaster(base).line(Policy.recompute(["layers.1"]))

@@ -270,7 +270,7 @@ def draw_on_the_page(run: Any) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.data())
 def test_what_passes_is_drawn(data: st.DataObject) -> None:
     name, path, kind = data.draw(st.sampled_from(PLACES))

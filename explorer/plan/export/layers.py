@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import yaml
 
-from explorer.errors import InvalidPlan
-from explorer.plan.export.target import CHECKPOINT_OPTIONS, Target
+from explorer.plan.export.target import CHECKPOINT_OPTIONS, Target, plan_in
 from explorer.record.policy_file import Export, PolicyFile
 from explorer.record.run import PipelinePlan
 
@@ -127,16 +126,12 @@ _MEGATRON_NOTE = (
 
 def to_layout(file: PolicyFile) -> Export:
     """The stages of the plan. Raises InvalidPlan where the file has none."""
-    if file.pipeline is None:
-        raise InvalidPlan(
-            "The policy file holds no pipeline plan.",
-            hint="`python -m explorer pipeline MODEL --stages 4 --out FILE` writes one.",
-        )
-    layers = fullest_list(file.pipeline)
-    fault = "No stage holds a numbered layer." if layers is None else _fault(file.pipeline, layers)
+    plan = plan_in(file)
+    layers = fullest_list(plan)
+    fault = "No stage holds a numbered layer." if layers is None else _fault(plan, layers)
     if layers is None or fault:
         return LAYOUT.refused(fault, "Cut between whole layers only.")
-    counts = [len(numbers) for numbers in layers.stages(file.pipeline)]
+    counts = [len(numbers) for numbers in layers.stages(plan)]
     stages = [f"t*{n}" if n > 1 else "t" * n for n in counts]
     stages[0], stages[-1] = f"E{stages[0]}", f"{stages[-1]}L"
     text = f'--pipeline-model-parallel-layout "{"|".join(stages)}"\n'

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 import msgspec
 
+from explorer.errors import InvalidPlan
 from explorer.plan.names import above, some
-from explorer.record.policy import Action, Policy, Unit
-from explorer.record.policy_file import Checked, Export
+from explorer.record.policy import Policy, Unit
+from explorer.record.policy_file import Checked, Export, PolicyFile
+from explorer.record.run import PipelinePlan
 
 CHECKPOINT_OPTIONS = ("preserve_rng_state", "use_reentrant", "determinism_check", "early_stop")
 """Keyword arguments of torch.utils.checkpoint.checkpoint; where no random numbers are drawn they change no gradient."""
@@ -29,33 +31,49 @@ class Target:
     """Options of a policy that reach the program unchanged."""
     fixed: tuple[tuple[str, object], ...] = ()
     """Options that the program sets itself to other values than torch's defaults."""
-    actions: tuple[Action, ...] = ("recompute",)
-    segments: bool = False
     nested: bool = True
+    whole: bool = False
+    """True if every policy reaches the program as it is: segments, kept operators, offloading and all options."""
     checked: Checked = "grammar"
+
+    @property
+    def _set_there(self) -> dict[str, object]:
+        """Options of torch.utils.checkpoint as the program has them where a policy does not set them."""
+        return {**{name: getattr(Policy(), name) for name in CHECKPOINT_OPTIONS}, **dict(self.fixed)}
 
     def losses(self, policy: Policy) -> tuple[str, ...]:
         """A sentence for each part of the policy that the target cannot express."""
-        return tuple(sentence for sentence in (*self._of_units(policy), *self._of_options(policy)) if sentence)
+        if self.whole:
+            return ()
+        selective = tuple(fqn for unit in policy.units if unit.action == "save_ops" for fqn in unit.blocks)
+        offloaded = tuple(fqn for unit in policy.units if unit.action == "offload" for fqn in unit.blocks)
+        segments = tuple(" and ".join(unit.blocks) for unit in policy.units if len(unit.blocks) > 1)
+        named = set(policy.blocks)
+        inner = tuple(fqn for fqn in policy.blocks if not (self.nested or named.isdisjoint(above(fqn))))
+        rows = (
+            (selective, "{} keeps the results of some operators; there it is recomputed whole."),
+            (offloaded, "{} is offloaded; there it is kept."),
+            (segments, "{} are recomputed together; there one by one, so what passes between them is kept."),
+            (inner, "{} lies inside another recomputed block; there it does not run a second time."),
+            (policy.restore_rng, "Generators that torch does not stash ({}) are not set back there."),
+        )
+        return tuple(sentence.format(some(names)) for names, sentence in rows if names)
 
     def notes(self, policy: Policy) -> tuple[str, ...]:
         """A sentence for each difference that changes no gradient."""
-        set_there = {**{name: getattr(Policy(), name) for name in CHECKPOINT_OPTIONS}, **dict(self.fixed)}
+        words: dict[object, object] = {True: "on", False: "off"}
         differing = [
-            f"{name} is {_in_words(set_there[name])} there and {_in_words(getattr(policy, name))} in the policy"
-            for name in CHECKPOINT_OPTIONS
-            if name not in self.options
-            and set_there[name] != getattr(policy, name)
-            and not (name == "preserve_rng_state" and policy.preserve_rng_state)  # that is a loss
+            f"{name} is {words.get(there, there)} there and {words.get(here, here)} in the policy"
+            for name, there in self._set_there.items()
+            if name not in self.options and there != (here := getattr(policy, name))
         ]
         recomputes = any(unit.action != "offload" for unit in policy.units)
-        loose = "running_stats" not in self.options and policy.running_stats == "once"
-        statistics = STATISTICS if recomputes and loose else ""
+        statistics = STATISTICS if recomputes and not self.whole and policy.running_stats == "once" else ""
         return tuple(filter(None, (f"{'; '.join(differing)}." if differing else "", statistics)))
 
     def recomputed(self, policy: Policy) -> tuple[str, ...]:
         """The blocks of all units that the target can take in some form."""
-        units = [unit for unit in policy.units if unit.action != "offload" or "offload" in self.actions]
+        units = [unit for unit in policy.units if self.whole or unit.action != "offload"]
         return tuple(dict.fromkeys(fqn for unit in units for fqn in unit.blocks))
 
     def exported(self, policy: Policy, text: str, *, there: tuple[str, ...] | None = None, note: str = "") -> Export:
@@ -94,49 +112,13 @@ class Target:
         )
 
     def _as_run(self, policy: Policy, there: tuple[str, ...]) -> Policy:
-        """The policy that the target runs: its own options, and single blocks if it knows no segments."""
-        usual = {**{name: getattr(Policy(), name) for name in CHECKPOINT_OPTIONS}, "running_stats": "every_forward"}
-        set_there = {**usual, "restore_rng": (), **dict(self.fixed)}
-        options = {name: value for name, value in set_there.items() if name not in self.options}
-        if self.segments:
-            return msgspec.structs.replace(policy, **options)
-        units = {fqn: unit for unit in policy.units for fqn in unit.blocks if unit.action in self.actions}
-        whole = tuple(
-            msgspec.structs.replace(units[fqn], blocks=(fqn,)) if fqn in units else Unit(blocks=(fqn,))
-            for fqn in there
-            if self.nested or set(above(fqn)).isdisjoint(there)
-        )
+        """The policy that the target runs: its own options, and single blocks if it does not take the whole policy."""
+        if self.whole:
+            return policy
+        usual = {**self._set_there, "running_stats": "every_forward", "restore_rng": ()}
+        options = {name: value for name, value in usual.items() if name not in self.options}
+        whole = tuple(Unit(blocks=(fqn,)) for fqn in there if self.nested or set(above(fqn)).isdisjoint(there))
         return msgspec.structs.replace(policy, units=whole, **options)
-
-    def _of_units(self, policy: Policy) -> tuple[str, ...]:
-        selective = tuple(fqn for unit in policy.units if unit.action == "save_ops" for fqn in unit.blocks)
-        offloaded = tuple(fqn for unit in policy.units if unit.action == "offload" for fqn in unit.blocks)
-        segments = tuple(" and ".join(unit.blocks) for unit in policy.units if len(unit.blocks) > 1)
-        named = set(policy.blocks)
-        inner = tuple(fqn for fqn in policy.blocks if not named.isdisjoint(above(fqn)))
-        return (
-            f"{some(selective)} keeps the results of some operators; there it is recomputed whole."
-            if selective and "save_ops" not in self.actions
-            else "",
-            f"{some(offloaded)} is offloaded; there it is kept." if offloaded and "offload" not in self.actions else "",
-            f"{some(segments)} are recomputed together; there one by one, so what passes between them is kept."
-            if segments and not self.segments
-            else "",
-            f"{some(inner)} lies inside another recomputed block; there it does not run a second time."
-            if inner and not self.nested
-            else "",
-        )
-
-    def _of_options(self, policy: Policy) -> tuple[str, ...]:
-        stashes = True if "preserve_rng_state" in self.options else dict(self.fixed).get("preserve_rng_state", True)
-        return (
-            "Random numbers are not set back there: the gradients of dropout belong to another forward."
-            if policy.preserve_rng_state and not stashes
-            else "",
-            f"Generators that torch does not stash ({some(policy.restore_rng)}) are not set back there."
-            if policy.restore_rng and "restore_rng" not in self.options
-            else "",
-        )
 
 
 def _differ(extra: tuple[str, ...], missing: tuple[str, ...]) -> str:
@@ -145,5 +127,11 @@ def _differ(extra: tuple[str, ...], missing: tuple[str, ...]) -> str:
     return f"{' and '.join(parts)}, other than the policy says."
 
 
-def _in_words(value: object) -> str:
-    return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+def plan_in(file: PolicyFile) -> PipelinePlan:
+    """The pipeline plan of a policy file. Raises InvalidPlan where it has none."""
+    if file.pipeline is None:
+        raise InvalidPlan(
+            "The policy file holds no pipeline plan.",
+            hint="`python -m explorer pipeline MODEL --stages 4 --out FILE` writes one.",
+        )
+    return file.pipeline

@@ -20,8 +20,7 @@ TORCH = Target(
     name="torch",
     written_for="torch 2.11 to 2.13",
     options=Policy.__struct_fields__[1:],
-    actions=("recompute", "save_ops", "offload"),
-    segments=True,
+    whole=True,
     checked="executed",
 )
 _OPTIONS = (

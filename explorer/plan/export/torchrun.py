@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from explorer.errors import InvalidPlan, UnreadableFile, message_of
+from explorer.plan.export.target import plan_in
 from explorer.plan.pipeline.actions import to_csv
 from explorer.plan.pipeline.schedules import rows_of
 from explorer.record.base import from_json, to_json
@@ -35,12 +36,12 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 
 def to_stages(file: PolicyFile) -> Export:
     """JSON: one list of fqns a stage, in execution order. Raises InvalidPlan where the file has no plan."""
-    return _splits("stages", json.dumps([list(blocks) for blocks in _plan(file).stages], indent=2) + "\n")
+    return _splits("stages", json.dumps([list(blocks) for blocks in plan_in(file).stages], indent=2) + "\n")
 
 
 def to_schedule_csv(file: PolicyFile) -> Export:
     """A line of actions for each rank, as torch's runtime loads it. Raises InvalidPlan if the file has no plan."""
-    return _splits("schedule", to_csv(rows_of(_plan(file))))
+    return _splits("schedule", to_csv(rows_of(plan_in(file))))
 
 
 def _splits(target: str, text: str) -> Export:
@@ -161,9 +162,3 @@ def _planned(spec: RunSpec) -> PipelinePlan:
     if spec.plan is None:
         raise InvalidPlan("The run has no pipeline plan.", hint="Choose stages, microbatches and a schedule.")
     return spec.plan
-
-
-def _plan(file: PolicyFile) -> PipelinePlan:
-    if file.pipeline is None:
-        raise InvalidPlan("The policy file holds no pipeline plan.", hint="Write it with `pipeline --out policy.yaml`.")
-    return file.pipeline

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from explorer.plan.names import above, innermost, is_within, listed, operator_word
+from explorer.plan.names import innermost, is_within, listed, operator_word, outermost
 from explorer.plan.sizes import mib, told_apart
 from explorer.record.base import to_plain
 from explorer.record.lock import CollectiveBytes, Lock, LockedBlock, Move, MoveKind, OperatorBytes
@@ -125,13 +125,13 @@ def _of_calls(old: Lock, new: Lock) -> Iterator[_BlockMove]:
     """Blocks that came or went, and blocks that run more or less often. A block inside such a block is left out."""
     for kind, here, there in (("block added", new, old), ("block removed", old, new)):
         gone = [fqn for fqn in here.blocks if fqn not in there.blocks]
-        for fqn in _outermost(gone):
+        for fqn in outermost(gone):
             block, sign = here.blocks[fqn], 1 if here is new else -1
             words = f"is {'new' if here is new else 'gone'} ({block.kind})"
             yield _BlockMove(kind=kind, block=fqn, words=words, n_bytes=sign * block.saved_bytes)  # type: ignore[arg-type]
     pairs = {fqn: (old.blocks[fqn], new.blocks[fqn]) for fqn in new.blocks if fqn in old.blocks}
     replaced = [fqn for fqn, (older, newer) in pairs.items() if fqn and older.kind != newer.kind]
-    for fqn in _outermost(replaced):
+    for fqn in outermost(replaced):
         older, newer = pairs[fqn]
         yield _BlockMove(kind="block replaced", block=fqn, words=f"is a {newer.kind}, was a {older.kind}")
     others = [*replaced, *(fqn for fqn in {**old.blocks, **new.blocks} if fqn not in pairs)]
@@ -147,7 +147,7 @@ def _of_calls(old: Lock, new: Lock) -> Iterator[_BlockMove]:
 
 def _of_counts(pairs: Mapping[str, tuple[LockedBlock, LockedBlock]]) -> Iterator[_BlockMove]:
     called = [fqn for fqn, (older, newer) in pairs.items() if older.n_forward != newer.n_forward]
-    for fqn in _outermost(called):
+    for fqn in outermost(called):
         older, newer = pairs[fqn]
         words = f"runs forward {_times(newer.n_forward)} in a step, ran {_times(older.n_forward)}"
         if not newer.n_forward or not older.n_forward:
@@ -156,7 +156,7 @@ def _of_counts(pairs: Mapping[str, tuple[LockedBlock, LockedBlock]]) -> Iterator
     rerun = [
         fqn for fqn, (older, newer) in pairs.items() if older.n_recompute != newer.n_recompute and fqn not in called
     ]
-    for fqn in _outermost(_with_holders(rerun, pairs)):
+    for fqn in outermost(_with_holders(rerun, pairs)):
         older, newer = pairs[fqn]
         kind: MoveKind = "reruns"
         inside = [pair for name, pair in pairs.items() if is_within(name, fqn)]
@@ -318,11 +318,6 @@ def _runs_code(block: LockedBlock) -> bool:
 
 def _works(pair: tuple[LockedBlock, LockedBlock]) -> bool:
     return any(block.n_forward and (block.forward_flops or block.saved_bytes) for block in pair)
-
-
-def _outermost(fqns: Sequence[str]) -> list[str]:
-    names = set(fqns)
-    return [fqn for fqn in fqns if not any(name in names for name in above(fqn))]
 
 
 def _operator(key: str) -> str:

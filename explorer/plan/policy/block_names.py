@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from explorer.errors import InvalidPolicy, nearest
-from explorer.plan.names import Fqns, listed
+from explorer.plan.names import Fqns, listed, outermost
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Policy, Unit
 
@@ -114,25 +114,18 @@ def shape_of(fqns: Iterable[str]) -> dict[str, int]:
 def differences(before: Mapping[str, int], now: Mapping[str, int]) -> str:
     """`blocks.* are 16, and were 12; new: adapter; gone: norm`. Empty: the same names."""
     # A name inside another listed name adds nothing.
-    counts = _outermost({name: None for name in before if now.get(name, 0) not in (0, before[name])})
-    new, gone = (
-        _outermost({name: None for name in one if name not in other}) for one, other in ((now, before), (before, now))
-    )
-    parts = [listed([f"{name} {_are(now[name])}, and {_were(before[name])}" for name in counts], MOST_TOLD)]
+    counts = outermost(name for name in before if now.get(name, 0) not in (0, before[name]))
+    new, gone = (outermost(name for name in one if name not in other) for one, other in ((now, before), (before, now)))
+    changed = [
+        f"{name} {_number(now[name], 'is', 'are')}, and {_number(before[name], 'was', 'were')}" for name in counts
+    ]
+    parts = [listed(changed, MOST_TOLD)]
     parts += [f"{word}: {listed(names, MOST_TOLD)}" for word, names in (("new", new), ("gone", gone)) if names]
     return "; ".join(filter(None, parts))
 
 
-def _outermost(names: Mapping[str, None]) -> list[str]:
-    return [name for name in names if not any(name.startswith(f"{other}.") for other in names)]
-
-
-def _are(n: int) -> str:
-    return "is 1" if n == 1 else f"are {n}"
-
-
-def _were(n: int) -> str:
-    return "was 1" if n == 1 else f"were {n}"
+def _number(n: int, one: str, several: str) -> str:
+    return f"{one if n == 1 else several} {n}"
 
 
 def policy_after(policy: Policy, on: Collection[str], graph: ModelGraph) -> Policy:

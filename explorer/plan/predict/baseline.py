@@ -197,15 +197,11 @@ def _written(run: Measurement, log: Allocations, lives: _Lives) -> Measurement:
         dtype=_column(array_of(log.dtype)[left]) if log.dtype else column(),
     )
     keep_all = msgspec.structs.replace(
-        run,
+        without_readings(run),
         spec=msgspec.structs.replace(run.spec, policy=KEEP_ALL),
-        origin="predicted",
         allocations=allocations,
         phases=_phases(run.phases, tick),
-        peaks=AllocatorPeaks(),
-        times=None,
         warnings=(),
-        card=None,
     )
     once = [
         msgspec.structs.replace(cost, n_recompute=0, recompute_flops=0, skipped_flops=0, recompute=Samples())
@@ -254,6 +250,11 @@ def _phases(spans: Sequence[PhaseSpan], tick: Bytes) -> tuple[PhaseSpan, ...]:
 
 def _column(values: Bytes) -> Column:
     return Column("q", np.ascontiguousarray(values, dtype=np.int64).tobytes())
+
+
+def without_readings(run: Measurement) -> Measurement:
+    """`run` as the begin of a predicted one: without the allocator's counters, times and card."""
+    return msgspec.structs.replace(run, origin="predicted", peaks=AllocatorPeaks(), times=None, card=None)
 
 
 def with_bytes(run: Measurement, costs: Sequence[MeasuredBlock]) -> tuple[MeasuredBlock, ...]:
@@ -374,16 +375,7 @@ def _told(runs: list[Measurement], weights: list[Fraction], log: Allocations, sp
         flops = {name: _at(weights, [getattr(row, name) for row in rows]) for name in _FLOPS}
         return msgspec.structs.replace(rows[0], forward=Samples(), recompute=Samples(), **flops)
 
-    predicted = msgspec.structs.replace(
-        runs[0],
-        spec=spec,
-        origin="predicted",
-        allocations=log,
-        peaks=AllocatorPeaks(),
-        times=None,
-        loss=None,
-        warnings=(),
-        card=None,
-    )
+    base = without_readings(runs[0])
+    predicted = msgspec.structs.replace(base, spec=spec, allocations=log, loss=None, warnings=())
     costs = [counted(rows) for rows in zip(*(run.blocks for run in runs))]
     return msgspec.structs.replace(predicted, blocks=with_bytes(predicted, costs))

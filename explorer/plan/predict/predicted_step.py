@@ -12,16 +12,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
+from explorer.plan.predict.baseline import without_readings
 from explorer.plan.predict.calls import COUNTER_BYTES
 from explorer.plan.predict.changes import Nest, Simulation, rerun_events
 from explorer.plan.predict.replay import Replay
 from explorer.record.allocations import ROLES, Allocations, Phase, PhaseSpan
 from explorer.record.base import column
-from explorer.record.measurement import AllocatorPeaks, Measurement
+from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy
 
 FREE, RERUN, EVENT = range(3)
@@ -29,48 +30,34 @@ Key = tuple[int, int, int, int]
 RECOMPUTED, UNATTRIBUTED = ROLES.index("recomputed"), ROLES.index("unattributed")
 
 
-@dataclass(slots=True)
-class _Written:
-    """Entries of the new timeline: the entry that each repeats, or -1, and its birth and death."""
+class _Life(NamedTuple):
+    """An entry of the new timeline: the entry that it repeats, or -1, its bytes and role, its birth and death."""
 
-    entry: list[int] = field(default_factory=list)
-    size: list[int] = field(default_factory=list)
-    role: list[int] = field(default_factory=list)
-    born: list[Key] = field(default_factory=list)
-    died: list[Key] = field(default_factory=list)
-
-    def add(self, entry: int, size: int, role: int, born: Key, died: Key) -> None:
-        self.entry.append(entry)
-        self.size.append(size)
-        self.role.append(role)
-        self.born.append(born)
-        self.died.append(died)
+    entry: int
+    size: int
+    role: int
+    born: Key
+    died: Key
 
 
 def predicted_step(baseline: Measurement, policy: Policy, simulation: Simulation) -> Measurement:
     """The step of `policy`. Its figures by block are those of the baseline."""
     log, nest = baseline.allocations, simulation.nest
     assert log is not None, "it was replayed"
-    written = _Written()
+    written: list[_Life] = []
     restored = _write_lives(written, simulation)
     for i, call in enumerate(nest.calls):
         _write_rerun(written, simulation.replay, nest, i, restored[i])
         if nest.stash_bytes:
-            written.add(-1, nest.stash_bytes, UNATTRIBUTED, (call.first + 1, FREE, 1, 0), (call.ends, FREE, 0, 0))
+            written.append(
+                _Life(-1, nest.stash_bytes, UNATTRIBUTED, (call.first + 1, FREE, 1, 0), (call.ends, FREE, 0, 0))
+            )
     allocations, phases = _timeline(written, baseline, log, nest.names)
-    return msgspec.structs.replace(
-        baseline,
-        spec=msgspec.structs.replace(baseline.spec, policy=policy),
-        origin="predicted",
-        allocations=allocations,
-        phases=phases,
-        peaks=AllocatorPeaks(),
-        times=None,
-        card=None,
-    )
+    spec = msgspec.structs.replace(baseline.spec, policy=policy)
+    return msgspec.structs.replace(without_readings(baseline), spec=spec, allocations=allocations, phases=phases)
 
 
-def _write_lives(written: _Written, simulated: Simulation) -> list[dict[int, Key]]:
+def _write_lives(written: list[_Life], simulated: Simulation) -> list[dict[int, Key]]:
     """Writes each stretch that begins in the measured timeline. Returns the stretches that begin in a rerun: their ends
     by entry, for each call."""
     replay, nest = simulated.replay, simulated.nest
@@ -101,50 +88,49 @@ def _write_lives(written: _Written, simulated: Simulation) -> list[dict[int, Key
                 continue
             dies = read_in.get((entry, end), (end, EVENT if end == died[entry] else FREE, 0, 0))
             if first == born[entry]:
-                written.add(entry, size[entry], role[entry], (first, EVENT, 0, 0), dies)
+                written.append(_Life(entry, size[entry], role[entry], (first, EVENT, 0, 0), dies))
                 continue
             makers = [i for i in calls_at[first] if nest.calls[i].first < born[entry] <= nest.calls[i].end]
             if makers:
                 owner = int(simulated.owner[entry])
                 restored[owner if owner in makers else makers[0]][entry] = dies
             else:
-                written.add(entry, size[entry], role[entry], (first, RERUN, -1, 0), dies)
+                written.append(_Life(entry, size[entry], role[entry], (first, RERUN, -1, 0), dies))
     return restored
 
 
-def _write_rerun(written: _Written, replay: Replay, nest: Nest, i: int, restored: dict[int, Key]) -> None:
+def _write_rerun(written: list[_Life], replay: Replay, nest: Nest, i: int, restored: dict[int, Key]) -> None:
     """The rerun of call `i`: what it restores lives on, everything else ends with it."""
     call = nest.calls[i]
     entries, leaves, last = rerun_events(replay, nest, i)
     for entry, leave in zip(entries.tolist(), leaves.tolist()):
         tick = int(replay.born[entry])
         ends = (call.begins, RERUN, i, min(leave, last + 1))
-        written.add(
-            entry, int(replay.size[entry]), RECOMPUTED, (call.begins, RERUN, i, tick), restored.pop(entry, ends)
-        )
+        born = (call.begins, RERUN, i, tick)
+        written.append(_Life(entry, int(replay.size[entry]), RECOMPUTED, born, restored.pop(entry, ends)))
     for entry, ends in restored.items():  # kept longer than the rerun reaches
-        written.add(entry, int(replay.size[entry]), RECOMPUTED, (call.begins, RERUN, i, last + 1), ends)
+        written.append(_Life(entry, int(replay.size[entry]), RECOMPUTED, (call.begins, RERUN, i, last + 1), ends))
     begins, over = (call.begins, RERUN, i, 0), (call.begins, RERUN, i, last + 1)
     for _, end, n_bytes in call.copies:
-        written.add(-1, n_bytes, UNATTRIBUTED, begins, (end, FREE, 0, 0))
+        written.append(_Life(-1, n_bytes, UNATTRIBUTED, begins, (end, FREE, 0, 0)))
     rest = call.statistics_bytes - sum(n_bytes for _, _, n_bytes in call.copies)
     for n_bytes in [COUNTER_BYTES] * (rest // COUNTER_BYTES) if call.copies else [rest] if rest else []:
-        written.add(-1, n_bytes, UNATTRIBUTED, begins, over)
+        written.append(_Life(-1, n_bytes, UNATTRIBUTED, begins, over))
 
 
 def _timeline(
-    written: _Written, baseline: Measurement, log: Allocations, names: Sequence[str]
+    written: list[_Life], baseline: Measurement, log: Allocations, names: Sequence[str]
 ) -> tuple[Allocations, tuple[PhaseSpan, ...]]:
     """The events in order, one a tick, and the phases over them."""
     before, after = 0, log.n_ticks + 1
     events = []  # (key, whether it is a birth, index): of equal keys, frees come first
-    for index, (born, died) in enumerate(zip(written.born, written.died)):
-        if born[0] > before:
-            events.append((born, 1, index))
-        if died[0] < after:
-            events.append((died, 0, index))
+    for index, life in enumerate(written):
+        if life.born[0] > before:
+            events.append((life.born, 1, index))
+        if life.died[0] < after:
+            events.append((life.died, 0, index))
     events.sort()
-    born_at, died_at = [0] * len(written.entry), [len(events) + 1] * len(written.entry)
+    born_at, died_at = [0] * len(written), [len(events) + 1] * len(written)
     spans: list[PhaseSpan] = []
     phase_of = _labels(baseline, log)
     label = phase_of[0]
@@ -164,12 +150,12 @@ def _timeline(
     blank = len(log.blocks), len(log.ops)
     allocations = Allocations(
         n_ticks=len(events),
-        n_bytes=column(written.size),
+        n_bytes=column(life.size for life in written),
         born=column(born_at),
         died=column(died_at),
-        role=column(written.role),
-        block=column(log.block[entry] if entry >= 0 else blank[0] for entry in written.entry),
-        op=column(log.op[entry] if entry >= 0 else blank[1] for entry in written.entry),
+        role=column(life.role for life in written),
+        block=column(log.block[life.entry] if life.entry >= 0 else blank[0] for life in written),
+        op=column(log.op[life.entry] if life.entry >= 0 else blank[1] for life in written),
         blocks=blocks,
         ops=ops,
         time_ns=column(),

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from explorer.plan.memory.ledger import ledger
-from explorer.plan.names import above, is_within, listed, some
+from explorer.plan.names import above, is_within, listed, outermost, some
 from explorer.plan.predict.calls import results_of_views
 from explorer.plan.predict.not_predicted import approximate, no_baseline, not_predicted
 from explorer.record.graph import ModelGraph
@@ -38,8 +38,7 @@ def reruns_outside(costs: Sequence[MeasuredBlock], ordered: Sequence[str]) -> di
     for fqn in reversed(called):
         if below[fqn] and all(name in again for name in below[fqn]):
             again.setdefault(fqn, min(again[name] for name in below[fqn]))
-    in_order = (cost.fqn for cost in costs if cost.fqn in again)
-    return {fqn: again[fqn] for fqn in in_order if not any(holder in again for holder in above(fqn))}
+    return {fqn: again[fqn] for fqn in outermost(cost.fqn for cost in costs if cost.fqn in again)}
 
 
 def in_words(run: Measurement) -> str:

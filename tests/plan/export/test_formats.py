@@ -15,7 +15,6 @@ from torch import nn
 from explorer.errors import InvalidPlan, InvalidPolicy
 from explorer.plan.export.formats import FORMATS, exported
 from explorer.plan.export.layers import first_of, prefix_of
-from explorer.plan.export.target import Target
 from explorer.plan.pipeline.actions import to_csv
 from explorer.plan.pipeline.orders import one_f_one_b
 from explorer.record.policy import KEEP_ALL, Policy, Unit
@@ -95,12 +94,6 @@ def test_what_changes_no_gradient_is_a_note() -> None:
     form = exported(file_of("layers.0", early_stop=False), "lightning")
     assert form.fit == "exact" and "early_stop is on there and off in the policy" in form.notes[0]
     assert not exported(file_of("layers.0", early_stop=False), "torch").notes
-
-
-def test_a_program_that_sets_no_random_numbers_back_loses_the_dropout() -> None:
-    target = Target(name="t", written_for="t", fixed=(("preserve_rng_state", False),))
-    assert "gradients of dropout belong to another forward" in target.losses(Policy.recompute(["a"]))[0]
-    assert not target.losses(Policy.recompute(["a"], preserve_rng_state=False))
 
 
 FILE = PolicyFile(

@@ -1,4 +1,4 @@
-"""The exported callback on models of transformers: the chosen layers run again, no others, and gradients stay equal."""
+"""Exports to transformers run the chosen layers again and no others; its settings mean what its own flags say."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from explorer.plan.export.formats import exported
+from explorer.plan.imports.read_policy import read
+from explorer.record.graph import ModelGraph
+from tests.engine.graphs import graph_of
 from tests.plan.export.runs import assert_same, file_of, module_of, ran_again, step, untouched
 
 transformers = pytest.importorskip("transformers")
@@ -106,3 +109,33 @@ def test_the_options_are_handed_on() -> None:
     options = model.model.layers[2]._gradient_checkpointing_func.keywords
     assert options["preserve_rng_state"] is False and options["early_stop"] is False
     assert options["use_reentrant"] is False and exported(file, "huggingface").fit == "exact"
+
+
+@pytest.fixture(scope="module", params=[llama, gpt2, t5])
+def opened(request: pytest.FixtureRequest) -> tuple[Any, ModelGraph]:
+    model, _, _, more = request.param()
+    return model, graph_of(model, {"input_ids": torch.arange(8).reshape(1, 8), **more})
+
+
+def flagged(model: Any, **options: Any) -> set[str]:
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    model.activation_checkpointing_enable(**options)
+    layers = [(fqn, one) for fqn, one in model.named_modules() if isinstance(one, GradientCheckpointingLayer)]
+    return {fqn for fqn, layer in layers if layer.gradient_checkpointing}
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_the_layers_are_those_that_transformers_flags(opened: tuple[Any, ModelGraph], every: int) -> None:
+    model, graph = opened
+    text = f"activation_checkpointing: true\nactivation_checkpointing_kwargs: {{every_n_layers: {every}}}"
+    reading = read(text, graph)
+    assert reading.fit == "exact" and set(reading.policy.blocks) == flagged(model, every_n_layers=every)
+
+
+def test_the_options_are_taken_over(opened: tuple[Any, ModelGraph]) -> None:
+    text = "TrainingArguments(gradient_checkpointing=True, gradient_checkpointing_kwargs={'use_reentrant': True})"
+    reading = read(text, opened[1])
+    assert reading.policy.use_reentrant and reading.fit == "exact"
+    call = read("model.gradient_checkpointing_enable({'use_reentrant': True})", opened[1])
+    assert call.policy == reading.policy

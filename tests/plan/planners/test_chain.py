@@ -7,13 +7,10 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from pathlib import Path
 
 import msgspec
 import pytest
 
-from explorer.engine.bench.measure import measure
-from explorer.engine.model.describe import describe
 from explorer.errors import BadInput
 from explorer.plan.planners.planner import Planner
 from explorer.plan.predict.forecaster import Forecaster
@@ -183,7 +180,7 @@ def test_no_choice_of_segments_and_of_modules_beats_the_plan() -> None:
     is_the_best_of(Planner(run, graph), points(run, graph, policies), 5)
 
 
-@pytest.mark.parametrize(("n", "seed"), [(6, 3), (6, 6), (8, 0), (8, 5), (8, 7)])
+@pytest.mark.parametrize(("n", "seed"), [(6, 3), (6, 6), (7, 5)])
 def test_a_plan_of_a_chain_with_skips_costs_no_more_than_the_best_partition_and_proves_no_more(
     n: int, seed: int
 ) -> None:
@@ -228,31 +225,3 @@ def test_a_chain_of_32_equal_blocks_is_planned_at_least_as_well_as_by_hand(inner
     )
     with pytest.raises(BadInput, match="496 segments of up to 32 blocks"):
         planner.within(planner.floor().step_peak_bytes - 1)
-
-
-PLAIN = """
-import torch
-from torch import nn
-
-
-class Block(nn.Linear):
-    def forward(self, x):
-        return torch.tanh(super().forward(x))
-
-
-def build():
-    model = nn.Sequential(*(Block(64, 64) for _ in range(32)))
-    return model, (torch.randn(1024, 64), torch.zeros(())), lambda output, _: output.square().mean()
-"""
-
-
-@pytest.mark.slow
-def test_a_run_of_a_plain_chain_keeps_the_budget_that_segments_by_hand_keep(tmp_path: Path) -> None:
-    (tmp_path / "plain.py").write_text(PLAIN)
-    model = ModelRef(target=f"{tmp_path / 'plain.py'}:build")
-    spec = RunSpec(model=model, optimizer="sgd", n_repeats=1)
-    planner = Planner(measure(spec), describe(model))
-    plan = planner.within(int(0.4 * planner.keep_all_bytes))
-    run = measure(msgspec.structs.replace(spec, policy=plan.policy))
-    assert run.step_peak_bytes == pytest.approx(plan.step_peak_bytes, abs=64)
-    assert max(len(unit.blocks) for unit in plan.policy.units) > 4 and plan.certificate.gap <= 1e-5

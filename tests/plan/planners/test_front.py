@@ -1,19 +1,27 @@
-"""A budget is read as people type it; the front is told plan by plan, and a wish is answered by one plan."""
+"""Budgets as people type them, the front plan by plan, plans held against their runs, and what a refused run says."""
 
 from __future__ import annotations
 
+import dataclasses
+from itertools import pairwise
+
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-from explorer.errors import BadInput
+from explorer.errors import BadInput, InvalidPolicy
+from explorer.plan.card.step_on_card import excess_bytes, memory_on
 from explorer.plan.planners.budget import parse_budget, parse_share, parse_wish
+from explorer.plan.planners.candidates import chain_stretches
+from explorer.plan.planners.confirm import MOST_PAIRS, MOST_PLANS_FOR_A_CARD, confirmed, refusal, within_budget
 from explorer.plan.planners.front import find_plans, undominated
 from explorer.plan.planners.planner import Planner
-from explorer.record import RunSpec
-from explorer.record.plan import Progress, Wish, silent
+from explorer.record import Failure, Measurement, Policy, RunSpec
+from explorer.record.card import Card
+from explorer.record.plan import Plan, Progress, Wish, silent
 from tests import graphs
-from tests.plan.planners.samples import graph_and_run
-from tests.view.builders import Chain, measured
+from tests.plan.planners.samples import graph_and_run, line_of
+from tests.view.builders import Chain, cut, measured
 
 MIB = 2**20
 
@@ -115,3 +123,126 @@ def test_a_wish_that_cannot_be_is_told_what_can() -> None:
     refused = find_plans(RUN, GRAPH, Wish(budget_bytes=MIB), silent)
     assert f"least that can be reached is {floor.step_peak_bytes / MIB:.1f} MiB" in refused.refusal
     assert [plan.step_peak_bytes for plan in refused.plans] == [floor.step_peak_bytes]
+
+
+MIB = 2**20
+CHAIN = Chain(n_blocks=6, parameters=MIB, saved=16 * MIB)
+
+
+def runs_with(more_bytes: int, seen: list[Policy]) -> list[tuple[int, bool]]:
+    """Units of each try and whether it kept its budget, where every step holds more than was foreseen."""
+    graph, run = line_of(CHAIN)
+    heavier = dataclasses.replace(CHAIN, parameters=CHAIN.parameters + more_bytes // (3 * CHAIN.n_blocks))
+    planner = Planner(run, graph)
+
+    def real(policy: Policy) -> Measurement:
+        seen.append(policy)
+        return measured(heavier, [int(fqn.rpartition(".")[2]) for fqn in policy.blocks])
+
+    first = planner.within(int(0.8 * planner.keep_all_bytes))
+    tries = confirmed(planner, lambda planner: planner.within(first.budget_bytes or 0), real).tries
+    assert [plan.policy for plan, _ in tries] == seen
+    assert all(plan.budget_bytes == first.budget_bytes for plan, _ in tries)
+    return [(len(plan.policy.units), within_budget(plan, told)) for plan, told in tries]
+
+
+def test_a_run_within_the_budget_is_not_planned_again() -> None:
+    assert [keeps for _, keeps in runs_with(0, [])] == [True]
+
+
+def test_a_run_over_the_budget_is_planned_once_more_with_as_much_less() -> None:
+    missed, again = runs_with(18 * MIB, [])
+    assert not missed[1] and again[1] and again[0] > missed[0]
+
+
+def test_where_nothing_goes_so_low_the_floor_is_tried_and_told_as_missed() -> None:
+    tries = runs_with(400 * MIB, [])
+    assert [keeps for _, keeps in tries] == [False, False]
+
+
+def plans_for_card(total_bytes: int, messages: list[str]) -> list[tuple[Plan, Measurement]]:
+    graph, run = line_of(CHAIN)
+    planner = Planner(run, graph)
+    card = Card(name="small", total_bytes=total_bytes, taken_bytes=0)
+
+    def played(policy: Policy) -> Measurement:
+        step = measured(CHAIN, [int(fqn.rpartition(".")[2]) for fqn in policy.blocks])
+        return replace(step, card=memory_on(card, step))
+
+    return list(confirmed(planner, lambda planner: planner.within(total_bytes), played, messages.append).tries)
+
+
+def test_a_plan_that_a_card_refuses_is_made_again_until_its_reserved_memory_fits() -> None:
+    keep_all_bytes = Planner(*reversed(line_of(CHAIN))).keep_all_bytes
+    messages: list[str] = []
+    tries = plans_for_card(keep_all_bytes, messages)
+    verdicts = [within_budget(plan, run) for plan, run in tries]
+    assert verdicts == [False] * (len(tries) - 1) + [True] and 1 < len(tries) <= MOST_PLANS_FOR_A_CARD + 1
+    assert len(messages) == len(tries) - 1 and "more than small has: planned again for" in messages[0]
+    assert excess_bytes(tries[0][1]) > 0 == excess_bytes(tries[-1][1])
+    last = tries[-1][1].card
+    assert last is not None and last.reserved_bytes <= keep_all_bytes
+    assert all(plan.budget_bytes == keep_all_bytes for plan, _ in tries)
+
+
+def test_a_card_below_the_reserved_memory_of_every_policy_raises() -> None:
+    floor = Planner(*reversed(line_of(CHAIN))).floor()
+    with pytest.raises(BadInput, match=r"can be reserved on small: the lowest peak .* No policy brings this step"):
+        plans_for_card(floor.step_peak_bytes, [])
+
+
+@pytest.mark.parametrize("n_refused", [2, None], ids=["two pairs", "every pair"])
+def test_refused_segments_are_struck_in_few_tries(n_refused: int | None) -> None:
+    graph, run = graph_and_run("mlp")
+    pairs = {pair for segment in chain_stretches(graph) for pair in list(pairwise(segment))[:n_refused]}
+    tried: list[Policy] = []
+    messages: list[str] = []
+
+    def real(policy: Policy) -> Measurement:
+        assert policy not in tried, "a policy is run once"
+        tried.append(policy)
+        refused = (pair for unit in policy.units for pair in pairwise(unit.blocks) if pair in pairs)
+        if pair := next(refused, None):
+            raise InvalidPolicy("Refused.", neighbours=pair)
+        return run
+
+    planner = Planner(run, graph)
+    assert pairs & {pair for unit in planner.floor().policy.units for pair in pairwise(unit.blocks)}
+    last = confirmed(planner, Planner.floor, real, messages.append)
+    assert 0 < len(last.refused) == len(messages) <= MOST_PAIRS + 1 and pairs.issuperset(last.refused)
+    assert len(tried) == len(last.refused) + 1 and last.tries[-1][0].policy == tried[-1]
+    assert len(last.planner.candidates.units) < len(planner.candidates.units)
+
+
+def test_an_invalid_policy_without_refused_blocks_is_raised() -> None:
+    graph, run = line_of(CHAIN)
+
+    def invalid(policy: Policy) -> Measurement:
+        raise InvalidPolicy("A policy names blocks that are not there.")
+
+    with pytest.raises(InvalidPolicy, match="not there"):
+        confirmed(Planner(run, graph), Planner.floor, invalid)
+
+
+WHOLE = graphs.measured(graphs.GRAPH, RunSpec(model=graphs.GRAPH.model))
+FULL = Failure(kind="out of memory", sentence="full", asked_bytes=2**20, free_bytes=0)
+assert WHOLE.forward_end_tick is not None
+REFUSED = replace(cut(WHOLE, WHOLE.forward_end_tick), failure=FULL, graph=graphs.GRAPH)
+
+
+def test_a_run_that_was_not_refused_says_nothing() -> None:
+    assert refusal(WHOLE) == () and refusal(replace(REFUSED, allocations=None)) == ()
+
+
+def test_without_a_whole_step_it_says_what_recomputing_would_free() -> None:
+    held, could = refusal(REFUSED)
+    assert held.startswith("Held then: ") and "of it" in held
+    assert could.startswith("Saved activations of blocks.0") and "hold " in could
+    assert "Record a step that fits" in refusal(replace(REFUSED, graph=None))[1]
+
+
+def test_with_a_whole_step_it_says_what_there_was_room_for() -> None:
+    _, fits = refusal(REFUSED, WHOLE)
+    assert fits.startswith("There was room for ") and "an earlier step held 104.5 MiB" in fits
+    room = replace(REFUSED, failure=replace(FULL, free_bytes=2**40))
+    assert "this step is larger" in refusal(room, replace(WHOLE, graph=graphs.GRAPH))[1]

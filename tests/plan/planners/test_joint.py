@@ -132,7 +132,7 @@ def heavy_in_front(profile: PipelineProfile) -> PipelineProfile:
     return msgspec.structs.replace(profile, blocks=tuple(blocks), batch_rows=8)
 
 
-@pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "Interleaved1F1B"])
+@pytest.mark.parametrize("schedule", ["GPipe", "Interleaved1F1B"])
 def test_never_worse_than_any_policy_on_an_even_cut(schedule: str) -> None:
     """Cuts first, by every rule, and then every policy there is."""
     profile, dice = drawn(11), random.Random(1)
@@ -160,8 +160,8 @@ def test_cuts_first_and_policy_second_is_slower() -> None:
 
 
 def test_many_blocks_are_cut_without_trying_every_cut() -> None:
-    graph = graphs.gpt(24)
-    profile, plan = msgspec.structs.replace(drawn(1, graph), batch_rows=8), asked(6, "1F1B")
+    graph = graphs.gpt(16)
+    profile, plan = msgspec.structs.replace(drawn(1, graph), batch_rows=8), asked(5, "1F1B")
     free = planned(profile, graph, plan, 2**40, 8)
     cap = int(0.7 * max(free.rank_bytes))
     chosen = planned(profile, graph, plan, cap, 8)

@@ -101,16 +101,6 @@ def test_a_run_keeps_the_budget_of_its_plan() -> None:
     assert real.step_peak_bytes <= plan.budget_bytes
 
 
-@pytest.mark.slow
-def test_a_run_with_recompute_plans_as_one_that_kept_everything() -> None:
-    graph, run = graph_and_run("gpt")
-    units = Policy.recompute(graph.repeats)
-    again = Planner(measure(msgspec.structs.replace(run.spec, policy=units, n_repeats=0)), graph)
-    budget = int(0.7 * planner("gpt").keep_all_bytes)
-    assert again.within(budget).step_peak_bytes <= budget
-    assert again.keep_all_bytes == pytest.approx(planner("gpt").keep_all_bytes, rel=1e-3)
-
-
 @pytest.mark.parametrize("sample", ["unet", "gpt"])
 def test_a_plan_says_of_its_policy_what_a_forecast_does(sample: str) -> None:
     forecaster = Forecaster(graph_and_run(sample)[1], graph_and_run(sample)[0])

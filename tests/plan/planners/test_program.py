@@ -65,14 +65,6 @@ def test_line_and_rerun_of_each_candidate_alone_are_the_forecasts(sample: str) -
     assert n_reruns >= len(planner.candidates.units)
 
 
-def test_the_bytes_at_a_tick_are_those_of_the_line() -> None:
-    program = planner("unet")._program
-    x = np.random.default_rng(0).random(program.timeline.n_factors)
-    line = program.timeline.line(program.line, x)
-    for tick in range(0, len(line), 97):
-        assert program.line[tick] + program.timeline.at(tick) @ x == pytest.approx(line[tick], abs=1e-3)
-
-
 @pytest.mark.parametrize("among", [DEEP, WIDE, KEEPING], ids=["deep", "wide", "keeping"])
 def test_the_moment_that_holds_most_holds_the_peak_of_the_forecast(among: Among) -> None:
     planner = planner_of(among)
