@@ -5,6 +5,7 @@ Two instruments and a clock watch the step. The clock never runs together with t
 warm up        a checkpoint (its first call imports torch._dynamo), then a step under the tracker
 record         one step, allocator and tracker together      timeline, phases, FLOPs, cost per block
 record alone   one step, allocator only                      does watching change the step?
+               a comparison judges this step                 with the optimizer's state that the step makes at its end
 time           n steps, the last two with light hooks        by phase and by block, in turns if two runs are compared
 price          one forward, each operator by itself          shares of a block's time
                3 forwards with every operator dispatched     time of keeping operators' results (save_ops)
@@ -26,7 +27,16 @@ from msgspec.structs import replace
 
 from explorer.engine.bench.bench import Bench, Readings, bench_of
 from explorer.engine.bench.checkpoint_cost import checkpoint_cost, warm_checkpoint
-from explorer.engine.bench.recording import Watch, record, recording_of, tracker_of, under_tracker
+from explorer.engine.bench.recording import (
+    Looks,
+    Watch,
+    is_near,
+    record,
+    recording_of,
+    tracker_of,
+    under_tracker,
+    with_peak_alone,
+)
 from explorer.engine.bench.releases import watch_releases, with_releases
 from explorer.engine.bench.step import (
     OnPhase,
@@ -48,6 +58,7 @@ from explorer.engine.model.load import function_of, load_for
 from explorer.engine.model.loaded import Loaded, blaming, cast_type
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.state.global_state import preserve_global_state
+from explorer.engine.state.rng import RngState, seed_everything
 from explorer.errors import BadInput, ExplorerError, message_of
 from explorer.plan.card.step_on_card import memory_on
 from explorer.record.base import Record, to_msgpack
@@ -182,10 +193,12 @@ def n_reports(specs: Sequence[RunSpec]) -> int:
 
 @dataclass(frozen=True)
 class BegunSteps:
-    """A model without a policy after its first steps, and the times of steps taken so far, by run."""
+    """A model without a policy after its first steps, and readings of the steps taken so far, by run."""
 
     trainee: Trainee
     times: Sequence[Sequence[dict[str, float]]]
+    peaks: Sequence[int | None]
+    """Peak of a step of each run, seen by the allocator alone."""
 
 
 class Session:
@@ -217,20 +230,25 @@ class Session:
         self._meter.part(Measurement(spec=spec, environment=where, graph=self._graph))
         self._meter("preparing the step")
 
-    def record(self, recorded: Callable[[Measurement], None] = lambda run: None, watch: Watch = under_tracker) -> None:
+    def record(
+        self,
+        recorded: Callable[[Measurement], None] = lambda run: None,
+        watch: Watch = under_tracker,
+        *,
+        alone: bool = True,
+    ) -> None:
         """Records each run; `recorded` gets a run as soon as it has its timeline. A failure is part of the result.
 
-        `watch` watches the warm-up of the last run.
+        `watch` watches the warm-up of the last run. Without `alone` the peaks come with the steps that have begun.
         """
         warm_checkpoint(self._device.torch)
         names = ("baseline: ", "candidate: ") if len(self._specs) > 1 else ("",)
-        watches = (*[under_tracker] * (len(names) - 1), watch)
-        runs = (
-            record(spec, self._loaded, self._meter.named(name), recorded, watch_)
-            for spec, name, watch_ in zip(self._specs, names, watches)
-        )
-        self._recorded = [replace(run, graph=self._graph) for run in runs]
-        self._readings = [Readings(failure=run.failure) for run in self._recorded]
+        looks = Looks(alone=alone)
+        for i, (spec, name) in enumerate(zip(self._specs, names)):
+            looks.watch = watch if i == len(names) - 1 else under_tracker
+            run = record(spec, self._loaded, self._meter.named(name), recorded, looks)
+            self._recorded.append(replace(run, graph=self._graph))
+            self._readings.append(Readings(failure=run.failure))
 
     def time(self, begun: BegunSteps | None = None) -> None:
         """Times all complete runs in turns on one model: memory holds one model, and a slow minute affects all alike.
@@ -239,6 +257,9 @@ class Session:
         The last steps also time the blocks if their hooks cost less than HOOKS_SHARE of the step; else the blocks are
         timed in steps of their own.
         """
+        if begun is not None:
+            self._bench = bench_of(begun.trainee, self._device)
+            self._add_peaks(begun)
         complete = [i for i, readings in enumerate(self._readings) if readings.failure is None]
         if not complete or not self._specs[0].n_repeats:
             return
@@ -246,7 +267,6 @@ class Session:
             if begun is None:
                 self._warm(max(complete, key=lambda i: self._recorded[i].held_peak_bytes or 0))
             else:
-                self._bench = bench_of(begun.trainee, self._device)
                 most = max(1, self._specs[0].n_repeats - N_BLOCK_ROUNDS)
                 for readings, times in zip(self._readings, begun.times):
                     readings.steps += times[:most]
@@ -256,6 +276,20 @@ class Session:
                 raise
             text = f"Nothing was timed: the failure left the device unusable ({message_of(error)})."
             self._recorded = [replace(run, warnings=(*run.warnings, text)) for run in self._recorded]
+
+    def _add_peaks(self, begun: BegunSteps) -> None:
+        """Adds the peaks that the allocator alone saw. A peak far from the recorded one is read again."""
+        for i, (run, peak) in enumerate(zip(self._recorded, begun.peaks)):
+            if run.peaks.alone_peak_bytes is not None:
+                continue
+            if peak is not None and is_near(run, peak):
+                self._recorded[i] = replace(run, peaks=replace(run.peaks, alone_peak_bytes=peak))
+            else:
+                self._under_policy(i, partial(self._read_peak, i, begun.trainee))
+
+    def _read_peak(self, i: int, trainee: Trainee, bench: Bench) -> None:
+        seed_everything(self._specs[i].seed)
+        self._recorded[i] = with_peak_alone(self._recorded[i], trainee, RngState.capture(trainee.model))
 
     def _warm(self, i: int) -> None:
         """Takes one step of run `i`: the first step makes the optimizer's state, and its memory serves all runs."""

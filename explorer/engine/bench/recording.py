@@ -11,6 +11,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
@@ -144,20 +145,32 @@ def under_tracker(trainee: Trainee) -> tuple[Tracker, OnPhase]:
     return tracker_of(trainee), ignore
 
 
+@dataclass
+class Looks:
+    """The steps of a recording beside the recorded one, for the runs of one model in turn."""
+
+    watch: Watch = under_tracker
+    """Watches the warm-up, which has to run under a dispatch mode."""
+    releases: Tracker | None = None
+    """A forward without autograd: under every policy it makes the same tensors in the same order."""
+    alone: bool = True
+    """Whether a step is taken with the allocator alone."""
+
+
 def record(
     spec: RunSpec,
     loaded: Loaded,
     meter: Callable[[str], None],
     recorded: Callable[[Measurement], None] = lambda run: None,
-    watch: Watch = under_tracker,
+    looks: Looks | None = None,
 ) -> Measurement:
     """Records a step with both instruments after a warm-up, and a step with the allocator alone. No step is timed.
 
-    `recorded` gets the run with its timeline, before the second of these steps. `watch` watches the warm-up, which has
-    to run under a dispatch mode. Lack of memory and errors of the model become `failure`. Mistakes of the caller raise.
+    `recorded` gets the run with its timeline, before the second of these steps. Lack of memory and errors of the model
+    become `failure`. Mistakes of the caller raise.
     """
 
-    device = device_of(torch_device(spec))
+    device, looks = device_of(torch_device(spec)), looks or Looks()
 
     def begin() -> tuple[Trainee, RngState]:
         """A trainee and its random state, so that every step skips the same layers if layers are skipped at random."""
@@ -170,27 +183,29 @@ def record(
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
         with _failures_in(failures):
-            warm = releases = None
+            warm = None
             with _failures_in(failures):
                 meter("warming up")
-                warm, loss = first_step(device.release, begin, lambda ready: _first_loss(ready[0], device, watch))
+                warm, loss = first_step(device.release, begin, lambda ready: _first_loss(ready[0], device, looks.watch))
                 run = replace(run, loss=loss)
-                warm[1].restore()
-                with memory_limit(device, warm[0]):  # else its holes of the heap would take in the recorded step
-                    releases = watch_releases(warm[0], tracker_of(warm[0]))
+                if looks.releases is None:
+                    warm[1].restore()
+                    with memory_limit(device, warm[0]):  # else its holes of the heap would take in the recorded step
+                        looks.releases = watch_releases(warm[0], tracker_of(warm[0]))
             trainee, drawn = warm or begin()
             run = replace(run, dtype=types_of(trainee.model))
             device.release()
             meter("recording the step")
             drawn.restore()
             recording = record_step(trainee, device, failures)
-            run = replace(with_releases(recording.measurement(spec), releases), loss=run.loss)
+            run = replace(with_releases(recording.measurement(spec), looks.releases), loss=run.loss)
             if any(unit.action == "offload" for unit in spec.policy.units):
                 run = replace(run, peaks=replace(run.peaks, offloaded_peak_bytes=HOST.peak_bytes))
             if not failures:
                 recorded(run)
-                meter("recording the step without the tracker")
-                run = _with_peak_alone(run, trainee, drawn, device)
+                if looks.alone or drawn.generators:
+                    meter("recording the step without the tracker")
+                    run = with_peak_alone(run, trainee, drawn)
     texts = [*(str(warning.message) for warning in shown), *run.warnings]
     return replace(run, warnings=tuple(dict.fromkeys(texts)), failure=failures[-1] if failures else None)
 
@@ -217,13 +232,13 @@ def record_step(trainee: Trainee, device: Device, failures: list[Failure]) -> Re
     return recording
 
 
-def _with_peak_alone(run: Measurement, trainee: Trainee, drawn: RngState, device: Device) -> Measurement:
+def with_peak_alone(run: Measurement, trainee: Trainee, drawn: RngState) -> Measurement:
     """`run` with the peak of one more step that the allocator alone watches, and a warning if the peaks differ.
 
     The first step that is not watched may take kernels that no step took before, and with them memory that is taken
     once: a peak that differs is read again.
     """
-    watched = run.held_peak_bytes or 0
+    device = device_of(trainee.device)
     for _ in range(2):
         drawn.restore()
         trainee.model.zero_grad(set_to_none=True)
@@ -233,17 +248,22 @@ def _with_peak_alone(run: Measurement, trainee: Trainee, drawn: RngState, device
             bench_of(trainee, device).take()
         log = recorder.log
         alone = peak_bytes(log, base_bytes if log.base_bytes is None else log.base_bytes)
-        if abs(watched - alone) <= CHANGES_THE_STEP * alone:
+        if is_near(run, alone):
             break
     # The cache is as the watched step left it.
     peaks = replace(run.peaks, alone_peak_bytes=alone, steady_reserved_peak_bytes=log.reserved_peak_bytes)
-    if abs(watched - alone) <= CHANGES_THE_STEP * alone:
+    if is_near(run, alone):
         return replace(run, peaks=peaks)
     text = (
-        f"Being watched changes this model's step: it peaks at {watched:,} bytes under the tracker and at "
-        f"{alone:,} bytes without. The timeline shows the watched step."
+        f"Being watched changes this model's step: it peaks at {run.held_peak_bytes or 0:,} bytes under the tracker "
+        f"and at {alone:,} bytes without. The timeline shows the watched step."
     )
     return replace(run, peaks=peaks, warnings=(*run.warnings, text))
+
+
+def is_near(run: Measurement, alone_bytes: int) -> bool:
+    """Whether the recorded peak is the peak of the step that the allocator alone watches."""
+    return abs((run.held_peak_bytes or 0) - alone_bytes) <= CHANGES_THE_STEP * alone_bytes
 
 
 def doubts(log: AllocatorLog, drawn_bytes: int) -> list[str]:

@@ -23,6 +23,7 @@ from explorer.engine.watch.tracker import OP_COLUMNS, Tracker
 from explorer.record.allocations import PHASES, ROLES
 from explorer.record.base import column
 from explorer.record.measurement import Measurement
+from explorer.record.policy import Policy
 
 Birth = tuple[str, str]
 """Operator and block of a storage. Sizes may differ: tokens of a mixture of experts take other ways."""
@@ -33,8 +34,7 @@ def watch_releases(trainee: Trainee, tracker: Tracker) -> Tracker | None:
 
     A model that differentiates in its forward raises. Random numbers are restored; other state of the model is not.
     """
-    policy = trainee.spec.policy
-    if policy.use_reentrant or any(unit.action != "recompute" for unit in policy.units):
+    if not _gives_baseline(trainee.spec.policy):
         return None
     drawn = RngState.capture(trainee.model)
     try:
@@ -48,10 +48,14 @@ def watch_releases(trainee: Trainee, tracker: Tracker) -> Tracker | None:
     return tracker
 
 
+def _gives_baseline(policy: Policy) -> bool:
+    return not policy.use_reentrant and all(unit.action == "recompute" for unit in policy.units)
+
+
 def with_releases(run: Measurement, watched: Tracker | None) -> Measurement:
     """`run` with `Allocations.released`, if both forwards made the same tensors in the same order."""
     log = run.allocations
-    if watched is None or log is None:
+    if watched is None or log is None or not _gives_baseline(run.spec.policy):
         return run
     births, drops = _forward(watched)
     is_forward = np.zeros(log.n_ticks + 2, dtype=bool)

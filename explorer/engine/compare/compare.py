@@ -52,8 +52,8 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
             watches.append(RerunWatch(trainee.model, candidate.policy))
             return watches[-1], watches[-1].on_phase
 
-        shares_warm_up = full and candidate.policy.units and _as_in_training(candidate)
-        session.record(watch=watch if shares_warm_up and candidate.memory_limit_bytes is None else under_tracker)
+        shares = program.reads_peak = full and _as_in_training(candidate) and candidate.memory_limit_bytes is None
+        session.record(watch=watch if shares and candidate.policy.units else under_tracker, alone=not shares)
         comparison, begun = _recorded(session), None
         with without_page_faults():
             if comparison.failure is None:
@@ -77,12 +77,16 @@ def _judged(
 ) -> tuple[Comparison, BegunSteps | None]:
     """`of` with its evidence, and the judged steps if they ran as timed steps do."""
     spec, candidate = of.baseline.spec, program.under(of.candidate.spec)
+    candidate.reads_peak = program.reads_peak
     as_in_training = _as_in_training(spec)
     kernels = nullcontext() if as_in_training else deterministic_kernels(strict=runs_strictly(spec))
     with kernels, without_tf32():
         judged = judge_programs(of, program, candidate, full=full, stage=stage)
     trainee = program.observed_trainee if as_in_training else None
-    begun = None if trainee is None else BegunSteps(trainee, (program.readings, candidate.readings))
+    sides = (program, candidate)
+    begun = None
+    if trainee is not None:
+        begun = BegunSteps(trainee, [side.readings for side in sides], [side.peak_bytes for side in sides])
     return with_causes(probed.added_to(judged)), begun
 
 

@@ -1,7 +1,7 @@
 """The one judgement of two programs: the order of their runs, and every difference of their outcomes.
 
-    baseline ─▶ baseline in float64 ─▶ candidate ─▶ candidate, watched ─▶ baseline again
-                └ rounding                          └ masks, state        └ noise floor
+    baseline ─▶ candidate ─▶ baseline in float64 ─▶ candidate, watched ─▶ baseline again
+                             └ rounding             └ masks, state        └ noise floor
 
 Gradients, buffers and parameters are compared tensor by tensor; state that a model carries to its next step, leaf by
 leaf. Tensors and floats are compared with float64, other values must be equal. An attribute in which two runs of the
@@ -31,6 +31,7 @@ from explorer.engine.compare.outcome import (
     outcome_of,
     rng_differences,
     same_gradients,
+    same_output,
 )
 from explorer.engine.compare.programs import Program, SpecProgram, StepProgram
 from explorer.engine.compare.reference import epsilon_of, float64_distance, reference
@@ -78,13 +79,13 @@ def judge_programs(
     unlike = frozenset[StateKey]()
     if full and isinstance(baseline, StepProgram):
         of, rerun, unlike = _rerun(of, baseline, base, stage)
-    if full:
-        stage("baseline in float64: how far is it from exact?")
-        exact, because = reference(baseline, base)
-        of = replace(of, reference="float64" if exact else "none", no_reference_because=because)
     stage("candidate, for its gradients")
     try:
         cand = outcome_of(candidate.start(), full=full, lead=base)
+        if full:
+            stage("baseline in float64: how far is it from exact?")
+            exact, because = reference(baseline, base, evaluates=not same_output(base, cand))
+            of = replace(of, reference="float64" if exact else "none", no_reference_because=because)
         if full and isinstance(candidate, SpecProgram) and candidate.spec.policy.units:
             if not of.masks_watched:
                 stage("candidate, watched: masks and module state")

@@ -165,9 +165,15 @@ class Outcome:
 
 
 def outcome_of(
-    program: Program, *, full: bool = True, lead: Outcome | None = None, like: Outcome | None = None
+    program: Program,
+    *,
+    full: bool = True,
+    lead: Outcome | None = None,
+    like: Outcome | None = None,
+    evaluates: bool = True,
 ) -> Outcome:
-    """Outcome of a started program after one step, and if `full` after N_STEPS. The run is ended.
+    """Outcome of a started program after one step; if `full` after N_STEPS, and of its output if it also `evaluates`.
+    The run is ended.
 
     If the gradients differ from those of `lead`, each further step starts from the parameters of `lead`. AdamW makes a
     whole step of a gradient that is zero but for rounding, which would spoil the comparison of all later steps.
@@ -193,7 +199,7 @@ def outcome_of(
         outcome.moved = TensorsOnDisk((name, value) for name, value in values if before.get(name) != fingerprint(value))
     if full:
         _train_on(program, outcome, lead, earlier)
-        outcome.eval_output = program.eval_output()
+        outcome.eval_output = program.eval_output() if evaluates else None
     program.end()
     return outcome
 
@@ -248,6 +254,11 @@ def not_reproducible_because(first: Outcome, second: Outcome) -> str:
 def same_gradients(one: Outcome, other: Outcome) -> bool:
     """Whether all gradients of the first backward are equal in every bit."""
     return all(_same(one.gradients.get(name), gradient) for name, gradient in other.gradients.items())
+
+
+def same_output(one: Outcome, other: Outcome) -> bool:
+    """Whether the outputs in eval mode are equal in every bit."""
+    return _same(one.eval_output, other.eval_output)
 
 
 def _same(left: Tensor | None, right: Tensor | None) -> bool:

@@ -25,28 +25,33 @@ from explorer.engine.watch.uncompiled import DispatchMode
 from explorer.errors import said_by
 
 
-def reference(program: Program, baseline: Outcome) -> tuple[Outcome | None, str]:
+def reference(program: Program, baseline: Outcome, *, evaluates: bool = True) -> tuple[Outcome | None, str]:
     """The steps without a policy in float64; or None with the reason: they fail in float64 or are too far away.
 
-    A step that is too far away is repeated with the decisions of the baseline; a user's step is not.
+    A step that is too far away is repeated with the decisions of the baseline; a user's step is not. Without
+    `evaluates` the output in eval mode is left out: nothing has to be told from rounding there.
     """
     if program.no_float64_because:
         return None, program.no_float64_because
     epsilon = epsilon_of(baseline.gradients, program.formats)
     try:
-        exact = _exact(program, baseline, nullcontext())
+        exact = _exact(program, baseline, nullcontext(), evaluates=evaluates)
     except Exception as error:  # a type written into the model, or a kernel without float64: not an error of the run
         return None, f"The model does not run in float64: {said_by(error)}."
     because = _too_far(exact, baseline, epsilon)
-    if because and (alike := _decided_alike(program, baseline)) and not _too_far(alike, baseline, epsilon):
+    if (
+        because
+        and (alike := _decided_alike(program, baseline, evaluates=evaluates))
+        and not _too_far(alike, baseline, epsilon)
+    ):
         return alike, ""
     return (None, because) if because else (exact, "")
 
 
-def _exact(program: Program, baseline: Outcome, guided: AbstractContextManager[object]) -> Outcome:
+def _exact(program: Program, baseline: Outcome, guided: AbstractContextManager[object], *, evaluates: bool) -> Outcome:
     exact = program.in_float64().start()
     with SameDraws(most_common_type(baseline.gradients)), guided:
-        return outcome_of(exact, lead=baseline)
+        return outcome_of(exact, lead=baseline, evaluates=evaluates)
 
 
 def float64_distance(candidate: Program, exact: Outcome, baseline: Outcome) -> float | None:
@@ -60,7 +65,7 @@ def float64_distance(candidate: Program, exact: Outcome, baseline: Outcome) -> f
         return None
 
 
-def _decided_alike(program: Program, baseline: Outcome) -> Outcome | None:
+def _decided_alike(program: Program, baseline: Outcome, *, evaluates: bool) -> Outcome | None:
     """The float64 outcome with the baseline's decisions; None if it decides nothing or is not reproducible."""
     if not isinstance(program, SpecProgram):
         return None
@@ -70,7 +75,7 @@ def _decided_alike(program: Program, baseline: Outcome) -> Outcome | None:
             outcome = outcome_of(again, like=baseline)
         if not branches.decisions or not_reproducible_because(baseline, outcome):
             return None
-        return _exact(program, baseline, SameBranches(branches.decisions))
+        return _exact(program, baseline, SameBranches(branches.decisions), evaluates=evaluates)
     except Exception:  # the plain float64 run succeeded: other code ran here, or no memory is left for the decisions
         return None
 
