@@ -77,7 +77,9 @@ def _measured(request: Measure, report: Report) -> Record:
     from explorer.engine.bench import measure as ways
 
     if request.own_optimizer:
-        return ways.measure_without_data(request.spec, report, ways.step_with_optimizer(request.own_optimizer))
+        from explorer.engine.bench.step import step_with_optimizer
+
+        return ways.measure_without_data(request.spec, report, step_with_optimizer(request.own_optimizer))
     if request.without_data:
         return ways.measure_without_data(request.spec, report)
     if request.beside_keep_all:

@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from msgspec.structs import replace
@@ -29,7 +28,6 @@ from explorer.engine.bench.bench import Bench, Readings, bench_of
 from explorer.engine.bench.checkpoint_cost import checkpoint_cost, warm_checkpoint
 from explorer.engine.bench.recording import (
     Looks,
-    Watch,
     is_near,
     record,
     recording_of,
@@ -41,10 +39,9 @@ from explorer.engine.bench.releases import watch_releases, with_releases
 from explorer.engine.bench.step import (
     OnPhase,
     Trainee,
-    gradients,
     ignore,
-    optimizer_step,
     prepare,
+    step_without_loss,
     torch_device,
     torch_dtype,
     trainee_of,
@@ -54,7 +51,7 @@ from explorer.engine.device.device import Device, device_of
 from explorer.engine.device.memory_limit import failure_in_step, without_page_faults
 from explorer.engine.device.without_data import cast_buffers, without_data
 from explorer.engine.model.describe import describe_copy
-from explorer.engine.model.load import function_of, load_for
+from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded, blaming, cast_type
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.state.global_state import preserve_global_state
@@ -230,20 +227,15 @@ class Session:
         self._meter.part(Measurement(spec=spec, environment=where, graph=self._graph))
         self._meter("preparing the step")
 
-    def record(
-        self,
-        recorded: Callable[[Measurement], None] = lambda run: None,
-        watch: Watch = under_tracker,
-        *,
-        alone: bool = True,
-    ) -> None:
+    def record(self, recorded: Callable[[Measurement], None] = lambda run: None, looks: Looks | None = None) -> None:
         """Records each run; `recorded` gets a run as soon as it has its timeline. A failure is part of the result.
 
-        `watch` watches the warm-up of the last run. Without `alone` the peaks come with the steps that have begun.
+        `looks` are those of the last run: the warm-up of others is under the tracker.
         """
         warm_checkpoint(self._device.torch)
         names = ("baseline: ", "candidate: ") if len(self._specs) > 1 else ("",)
-        looks = Looks(alone=alone)
+        looks = looks or Looks()
+        watch = looks.watch
         for i, (spec, name) in enumerate(zip(self._specs, names)):
             looks.watch = watch if i == len(names) - 1 else under_tracker
             run = record(spec, self._loaded, self._meter.named(name), recorded, looks)
@@ -280,11 +272,9 @@ class Session:
     def _add_peaks(self, begun: BegunSteps) -> None:
         """Adds the peaks that the allocator alone saw. A peak far from the recorded one is read again."""
         for i, (run, peak) in enumerate(zip(self._recorded, begun.peaks)):
-            if run.peaks.alone_peak_bytes is not None:
-                continue
-            if peak is not None and is_near(run, peak):
+            if run.peaks.alone_peak_bytes is None and peak is not None and is_near(run, peak):
                 self._recorded[i] = replace(run, peaks=replace(run.peaks, alone_peak_bytes=peak))
-            else:
+            elif run.peaks.alone_peak_bytes is None:
                 self._under_policy(i, partial(self._read_peak, i, begun.trainee))
 
     def _read_peak(self, i: int, trainee: Trainee, bench: Bench) -> None:
@@ -359,25 +349,6 @@ class Session:
             if isinstance(error, ExplorerError) and not is_out_of_memory(error):
                 raise
             readings.failure = failure_in_step(error)
-
-
-def step_without_loss(trainee: Trainee, on_phase: OnPhase) -> None:
-    """The step of the trainee's spec. The loss is not read: without data it has no value."""
-    losses = gradients(trainee, on_phase)  # alive until the step is over, as in a loop that names its loss
-    optimizer_step(trainee, on_phase)
-    del losses
-
-
-def step_with_optimizer(target: str) -> Callable[[Trainee, OnPhase], None]:
-    """The usual step with the optimizer that `target` (`file.py:Class`) makes of the parameters in the first step."""
-    make: Callable[..., Any] = function_of(target)
-
-    def step(trainee: Trainee, on_phase: OnPhase) -> None:
-        if trainee.optimizer is None:
-            trainee.optimizer = make(trainee.model.parameters())
-        step_without_loss(trainee, on_phase)
-
-    return step
 
 
 def measure_without_data(

@@ -5,15 +5,17 @@ The tensors from before a step are the floor of every timeline, and they count t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from explorer.engine.bench.step import Trainee
-from explorer.engine.device.device import Device, current_rank
+from explorer.engine.device.allocator import peak_bytes
+from explorer.engine.device.device import Device, current_rank, device_of
 from explorer.engine.device.memory_limit import failure_in_step
 from explorer.engine.state.bits import storages
 from explorer.engine.watch.storages import KnownTensor, tensors_in_memory
@@ -93,6 +95,29 @@ def trainee_tensors(trainee: Trainee) -> list[KnownTensor]:
 def bytes_before_step(trainee: Trainee) -> int:
     """Bytes between two steps, on the trainee's device."""
     return storage_bytes(trainee_tensors(trainee), trainee.device)
+
+
+@dataclass
+class FirstPeak:
+    """Peak of a trainee's first step, seen by the allocator alone."""
+
+    is_read: bool = True
+    n_bytes: int | None = None
+
+    @contextmanager
+    def reading(self, trainee: Trainee) -> Iterator[None]:
+        """Unless it `is_read`, the context of a part of the step. Optimizer state that the part makes counts in earlier
+        parts too, as in later steps."""
+        if self.is_read:
+            yield
+            return
+        recorder, base_bytes = device_of(trainee.device).recorder(), bytes_before_step(trainee)
+        before_bytes = storage_bytes(optimizer_tensors(trainee.model, trainee.optimizer), trainee.device)
+        with recorder:
+            yield
+        state_bytes = storage_bytes(optimizer_tensors(trainee.model, trainee.optimizer), trainee.device)
+        earlier_bytes = (self.n_bytes or 0) + state_bytes - before_bytes
+        self.n_bytes = max(earlier_bytes, peak_bytes(recorder.log, base_bytes))
 
 
 def memory_at_refusal(

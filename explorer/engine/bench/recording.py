@@ -169,7 +169,6 @@ def record(
     `recorded` gets the run with its timeline, before the second of these steps. Lack of memory and errors of the model
     become `failure`. Mistakes of the caller raise.
     """
-
     device, looks = device_of(torch_device(spec)), looks or Looks()
 
     def begin() -> tuple[Trainee, RngState]:

@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from explorer.engine.model.load import load_for
+from explorer.engine.model.load import function_of, load_for
 from explorer.engine.model.loaded import Loaded, call, move_to, refuse_sparse_under_adamw
 from explorer.engine.model.separate_copy import separate_copy
 from explorer.engine.policy.apply import PolicyHandle, apply_policy
@@ -146,6 +147,25 @@ def optimizer_step(trainee: Trainee, on_phase: OnPhase) -> None:
         on_phase("optimizer")
         trainee.optimizer.step()
     trainee.output = None
+
+
+def step_without_loss(trainee: Trainee, on_phase: OnPhase) -> None:
+    """The step of the trainee's spec. The loss is not read: without data it has no value."""
+    losses = gradients(trainee, on_phase)  # alive until the step is over, as in a loop that names its loss
+    optimizer_step(trainee, on_phase)
+    del losses
+
+
+def step_with_optimizer(target: str) -> Callable[[Trainee, OnPhase], None]:
+    """The usual step with the optimizer that `target` (`file.py:Class`) makes of the parameters in the first step."""
+    make: Callable[..., Any] = function_of(target)
+
+    def step(trainee: Trainee, on_phase: OnPhase) -> None:
+        if trainee.optimizer is None:
+            trainee.optimizer = make(trainee.model.parameters())
+        step_without_loss(trainee, on_phase)
+
+    return step
 
 
 def _loss(trainee: Trainee, inputs: object, targets: object) -> torch.Tensor:

@@ -8,7 +8,7 @@ from contextlib import nullcontext, suppress
 import msgspec
 
 from explorer.engine.bench.measure import BegunSteps, Meter, Session, n_reports, refuse_other_settings
-from explorer.engine.bench.recording import under_tracker
+from explorer.engine.bench.recording import Looks, under_tracker
 from explorer.engine.bench.step import OnPhase, Trainee, forward_backward, prepare
 from explorer.engine.compare.judgement import judge_programs
 from explorer.engine.compare.probe import ProbeResult, probe
@@ -52,8 +52,9 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
             watches.append(RerunWatch(trainee.model, candidate.policy))
             return watches[-1], watches[-1].on_phase
 
-        shares = program.reads_peak = full and _as_in_training(candidate) and candidate.memory_limit_bytes is None
-        session.record(watch=watch if shares and candidate.policy.units else under_tracker, alone=not shares)
+        shares = full and _as_in_training(candidate) and candidate.memory_limit_bytes is None
+        program.peak.is_read = not shares
+        session.record(looks=Looks(watch if shares and candidate.policy.units else under_tracker, alone=not shares))
         comparison, begun = _recorded(session), None
         with without_page_faults():
             if comparison.failure is None:
@@ -77,7 +78,7 @@ def _judged(
 ) -> tuple[Comparison, BegunSteps | None]:
     """`of` with its evidence, and the judged steps if they ran as timed steps do."""
     spec, candidate = of.baseline.spec, program.under(of.candidate.spec)
-    candidate.reads_peak = program.reads_peak
+    candidate.peak.is_read = program.peak.is_read
     as_in_training = _as_in_training(spec)
     kernels = nullcontext() if as_in_training else deterministic_kernels(strict=runs_strictly(spec))
     with kernels, without_tf32():
@@ -86,7 +87,7 @@ def _judged(
     sides = (program, candidate)
     begun = None
     if trainee is not None:
-        begun = BegunSteps(trainee, [side.readings for side in sides], [side.peak_bytes for side in sides])
+        begun = BegunSteps(trainee, [side.readings for side in sides], [side.peak.n_bytes for side in sides])
     return with_causes(probed.added_to(judged)), begun
 
 

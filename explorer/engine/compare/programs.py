@@ -25,7 +25,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tre
 from torch.utils.hooks import RemovableHandle
 
 from explorer.engine.bench.bench import Bench, bench_of
-from explorer.engine.bench.memory import bytes_before_step, optimizer_tensors, storage_bytes
+from explorer.engine.bench.memory import FirstPeak
 from explorer.engine.bench.step import (
     AUTOCAST,
     OnPhase,
@@ -38,8 +38,7 @@ from explorer.engine.bench.step import (
 )
 from explorer.engine.compare.diffs import Tensors, is_floating
 from explorer.engine.compare.watched import StateAudit
-from explorer.engine.device.allocator import peak_bytes
-from explorer.engine.device.device import Device, device_of
+from explorer.engine.device.device import device_of
 from explorer.engine.model.loaded import Loaded, call
 from explorer.engine.model.plain_names import plain_buffers, plain_modules, plain_parameters
 from explorer.engine.model.separate_copy import copy_batch
@@ -71,10 +70,7 @@ class SpecProgram:
         self.spec, self._loaded = spec, loaded
         self.readings: list[dict[str, float]] = []
         """Milliseconds of the last step of each run of several steps, by phase and as `step`."""
-        self.reads_peak = False
-        """Whether the first step of the next run is recorded with the allocator alone."""
-        self.peak_bytes: int | None = None
-        """Peak of this step, as if the optimizer's state stood before it."""
+        self.peak = FirstPeak()
         self.observed_trainee: Trainee | None = None
         """The trainee of the observed run after its end, without its policy."""
         self._shared = shared or SharedSnapshot(loaded.model)
@@ -106,7 +102,7 @@ class SpecProgram:
 
     def end(self) -> None:
         self.readings += self._steps[1:][-1:]  # the first step makes the optimizer's state
-        self.reads_peak = False
+        self.peak.is_read = True
         self.trainee.handle.undo()  # a wrapped model is a cycle: its GPU memory would stay during the next run
         self._trainee = None
 
@@ -127,42 +123,22 @@ class SpecProgram:
         """Runs forward and backward and returns the loss."""
         on_phase, self._on_phase = self._on_phase, ignore
         losses: list[float] = []
-        self.reads_peak = self.reads_peak and not self._steps
-        with self._reading_peak():
+        self.peak.is_read = self.peak.is_read or bool(self._steps)
+        with self.peak.reading(self.trainee):
             times = self._bench.time(on_phase, lambda mark: losses.append(forward_backward(self.trainee, mark)))
         self._steps.append(times)
         on_phase("optimizer")
         return losses[0]
 
-    @contextmanager
-    def _reading_peak(self) -> Iterator[None]:
-        """Reads the peak inside. Optimizer state that is made there counts before, too, as in every later step."""
-        if not self.reads_peak:
-            yield
-            return
-        recorder, base_bytes, state_bytes = self._device.recorder(), bytes_before_step(self.trainee), self._state_bytes
-        with recorder:
-            yield
-        peaks = (self.peak_bytes or 0) + self._state_bytes - state_bytes, peak_bytes(recorder.log, base_bytes)
-        self.peak_bytes = max(peaks)
-
-    @property
-    def _state_bytes(self) -> int:
-        return storage_bytes(optimizer_tensors(self.model, self.trainee.optimizer), self.trainee.device)
-
     def optimize(self) -> None:
         if self.trainee.optimizer is not None:
-            with self._reading_peak():
+            with self.peak.reading(self.trainee):
                 times, step = self._bench.time(step=partial(optimizer_step, self.trainee)), self._steps[-1]
             step |= {"optimizer": times["optimizer"], "step": step["step"] + times["optimizer"]}
 
     @property
     def _bench(self) -> Bench:
-        return bench_of(self.trainee, self._device)
-
-    @property
-    def _device(self) -> Device:
-        return device_of(self.trainee.device)
+        return bench_of(self.trainee, device_of(self.trainee.device))
 
     def named(self) -> dict[str, nn.Parameter]:
         return dict(self.model.named_parameters())

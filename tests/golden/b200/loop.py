@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from explorer.engine.bench.measure import measure_without_data, step_with_optimizer, step_without_loss
-from explorer.engine.bench.step import OnPhase, Trainee, autocast
+from explorer.engine.bench.measure import measure_without_data
+from explorer.engine.bench.step import OnPhase, Trainee, autocast, step_with_optimizer, step_without_loss
 from explorer.plan.card.cards import CARDS
 from explorer.record import Measurement, ModelRef, RunSpec
 
