@@ -13,9 +13,10 @@ import ast
 import importlib.util
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from explorer.errors import UnreadableFile, message_of
 from explorer.record.base import Record, from_msgpack
@@ -170,12 +171,12 @@ class Sample(Record):
     """First line of the file's docstring."""
     lesson: str
     """The rest of it: what the model teaches, in Markdown."""
-    sizes: dict[str, dict[str, int | float | str | bool]]
+    sizes: dict[str, dict[str, Value]]
     """Arguments of the factory by size name."""
     arguments: FactoryArguments = FactoryArguments()
     """What can be changed besides, as it usually is."""
 
-    def usual(self, size: str | None) -> dict[str, int | float | str | bool]:
+    def usual(self, size: str | None) -> dict[str, Value]:
         """The arguments of a size (None: the default size) over the usual ones."""
         return {**self.arguments.usual, **self.sizes.get(size or default_size(self.sizes) or "", {})}
 
@@ -251,7 +252,7 @@ def _short(target: str) -> str:
     return f"{Path(where).name}, {factory}" if factory else Path(where).name
 
 
-def sizes_of(target: str) -> dict[str, dict[str, int | float | str | bool]]:
+def sizes_of(target: str) -> dict[str, dict[str, Value]]:
     """Arguments by size name of the file behind a reference; empty where it has no SIZES or cannot be read, of which
     opening the model says why."""
     path = Path(target.partition(":")[0])
@@ -263,13 +264,24 @@ def sizes_of(target: str) -> dict[str, dict[str, int | float | str | bool]]:
         return {}
 
 
-def _sizes(tree: ast.Module, path: Path) -> dict[str, dict[str, int | float | str | bool]]:
+def _sizes(tree: ast.Module, path: Path) -> dict[str, dict[str, Value]]:
+    try:
+        return dict(literals(tree, ("SIZES",)).get("SIZES", {}))
+    except (ValueError, TypeError) as error:
+        raise UnreadableFile(f"{path}: SIZES must be a literal dictionary.") from error
+
+
+def literals(tree: ast.Module, names: Collection[str]) -> dict[str, Any]:
+    """The values of literals of a module, assigned one by one or side by side. Raises ValueError for other values."""
+    values: dict[str, object] = {}
     for statement in tree.body:
-        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-        if any(isinstance(target, ast.Name) and target.id == "SIZES" for target in targets):
-            value = getattr(statement, "value", None)
-            try:
-                return dict(ast.literal_eval(value)) if value is not None else {}
-            except (ValueError, TypeError) as error:
-                raise UnreadableFile(f"{path}: SIZES must be a literal dictionary.") from error
-    return {}
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+            target = ast.unparse(statement.targets[0] if isinstance(statement, ast.Assign) else statement.target)
+            assigned = target.strip("()").split(", ")
+            if not set(names).isdisjoint(assigned):
+                try:
+                    value = ast.literal_eval(statement.value)
+                except ValueError as error:
+                    raise ValueError(f"{target} is no literal") from error
+                values |= {target: value} if len(assigned) == 1 else dict(zip(assigned, value))
+    return values

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from explorer.errors import BadInput, UnreadableFile, message_of, nearest
+from explorer.plan.catalogue import literals
 from explorer.record.base import from_plain
 from explorer.record.lab import Lesson, Theme
 
@@ -65,43 +66,26 @@ def _read(path: Path) -> tuple[tuple[int, float], Lesson]:
     """The position of a lesson in the list, and the lesson. Raises UnreadableFile."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        literals = _literals(tree)
+        values = literals(tree, (*_LITERALS, "PLACE", "TAKES_MODEL"))
         title, _, story = (ast.get_docstring(tree) or "").partition("\n\n")
-        missing = [name for name in _LITERALS if name not in literals] + ["story below its title"] * (not story)
+        missing = [name for name in _LITERALS if name not in values] + ["story below its title"] * (not story)
         if missing:
             raise ValueError(f"it has no {', no '.join(missing)}")
         lesson = {
             "name": path.stem.replace("_", "-"),
-            "theme": literals["THEME"],
+            "theme": values["THEME"],
             "title": " ".join(title.split()).rstrip("."),
-            "question": literals["QUESTION"],
+            "question": values["QUESTION"],
             "paragraphs": [" ".join(paragraph.split()) for paragraph in story.split("\n\n")],
-            "switches": _switches(literals["SWITCHES"]),
-            "words": literals["WORDS"],
-            "takes_model": literals.get("TAKES_MODEL", False),
+            "switches": _switches(values["SWITCHES"]),
+            "words": values["WORDS"],
+            "takes_model": values.get("TAKES_MODEL", False),
         }
         shelf = get_args(Theme)
         read = from_plain(lesson, Lesson)
-        return (shelf.index(read.theme), float(literals.get("PLACE", math.inf))), read
+        return (shelf.index(read.theme), float(values.get("PLACE", math.inf))), read
     except (OSError, SyntaxError, ValueError, TypeError, UnreadableFile) as error:
         raise UnreadableFile(f"{path} cannot be read as a lesson: {message_of(error)}.") from error
-
-
-def _literals(tree: ast.Module) -> dict[str, Any]:
-    """The values of a lesson's literals, assigned one by one or side by side. Raises ValueError for any other value."""
-    literals: dict[str, object] = {}
-    for statement in tree.body:
-        if isinstance(statement, ast.Assign):
-            target = ast.unparse(statement.targets[0]).strip("()")
-            names = target.split(", ")
-            if not {*names} & {*_LITERALS, "PLACE", "TAKES_MODEL"}:
-                continue
-            try:
-                value = ast.literal_eval(statement.value)
-            except ValueError as error:
-                raise ValueError(f"{target} is no literal") from error
-            literals |= {target: value} if len(names) == 1 else dict(zip(names, value))
-    return literals
 
 
 def _switches(written: Any) -> list[dict[str, object]]:

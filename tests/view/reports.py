@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+from functools import cache
 from typing import Any
 
 from msgspec.structs import replace
@@ -56,6 +57,7 @@ _FIGURE = re.compile(
 )
 
 
+@cache
 def text_of(kind: str) -> str:
     return besides_plotly(
         report_text(ReportOf(run=KINDS[kind], name=f"a {kind}", graph=GRAPH if kind == "pipeline" else None))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from html import unescape
 from typing import Any
 
@@ -67,6 +68,7 @@ def of_a_pipeline(names: str = "blocks") -> list[Chart]:
     ]
 
 
+@cache
 def all_charts() -> list[Chart]:
     return [*of_a_comparison(compared(recompute=range(6))), *of_a_pipeline(), front_chart(MARKS)]
 

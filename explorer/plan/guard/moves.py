@@ -103,7 +103,8 @@ def _joined(changes: Iterable[_BlockMove]) -> Iterator[Move]:
         n_bytes = sum(move.n_bytes for move in group)
         many = f"{names[0]} to {names[-1]}" if len(names) > 2 else " and ".join(names)
         subject = (names[0] or "The model") if len(names) == 1 else f"Each of {many} ({len(names)} blocks)"
-        size = f": {_signed(n_bytes)}{' in all' if len(names) > 1 else ''}" if n_bytes else ""
+        sign = "+" if n_bytes > 0 else ""
+        size = f": {sign}{mib(n_bytes)}{' in all' if len(names) > 1 else ''}" if n_bytes else ""
         yield Move(kind=group[0].kind, blocks=names, sentence=f"{subject} {group[0].words}{size}.", n_bytes=n_bytes)
 
 
@@ -344,10 +345,6 @@ def _moved(older: OperatorBytes, newer: OperatorBytes) -> int:
 
 def _times(n: int) -> str:
     return _TIMES.get(n, f"{n} times")
-
-
-def _signed(n_bytes: int) -> str:
-    return f"{'+' if n_bytes > 0 else ''}{mib(n_bytes)}"
 
 
 def _percent(before: int, after: int) -> str:

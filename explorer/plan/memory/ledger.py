@@ -187,9 +187,9 @@ def in_place(at: Ledger) -> str:
     return f"at {where}" if where.startswith(("the start", "the end")) else f"in {where}"
 
 
-def holders(at: Ledger, n_shown: int = 3) -> str:
-    """The roles that hold most, with their largest block: `gradient 8.0 MiB (most in head), input 2.0 MiB`."""
-    largest = sorted(at.by_role.items(), key=lambda item: -item[1])[:n_shown]
+def holders(at: Ledger) -> str:
+    """The three roles that hold most, with their largest block: `gradient 8.0 MiB (most in head), input 2.0 MiB`."""
+    largest = sorted(at.by_role.items(), key=lambda item: -item[1])[:3]
     parts = []
     for role, n_bytes in ((role, n_bytes) for role, n_bytes in largest if n_bytes):
         most = next((cell for cell in at.cells if cell.role == role), None)

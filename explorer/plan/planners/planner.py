@@ -164,18 +164,10 @@ class Planner:
         """Every unit that a plan may recompute."""
         return tuple(dict.fromkeys(one.unit for choices in self._choices for one in choices.candidates.units))
 
-    def policy(self, chosen: Sequence[int]) -> Policy:
-        """The policy that recomputes the candidates `chosen`."""
-        return self.candidates.policy(chosen)
-
-    def cost_of(self, chosen: Sequence[int]) -> float:
-        """The cost of recomputing the candidates `chosen`, in `cost_unit` of the candidates."""
-        return self.candidates.cost(tuple(chosen))
-
     def presets(self) -> Iterator[tuple[int, float]]:
         """Peak and cost of every preset. No plan is worse than a preset."""
         for chosen in self._program.suggested:
-            yield self._program.peak(chosen), self.cost_of(chosen)
+            yield self._program.peak(chosen), self.candidates.cost(chosen)
 
     def floor(self) -> Plan:
         """The cheapest plan with the lowest peak that is found in the planner's time."""

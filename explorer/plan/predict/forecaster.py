@@ -143,7 +143,8 @@ def _freed_bytes(
         for unit, calls in calls_of_units.items()
         if len(unit.blocks) == 1  # a segment is run by the container around it
     }
-    away = _away(simulation, calls_of_units)
+    every = {unit: joined([call.entries for call in calls]) for unit, calls in calls_of_units.items()}
+    away = {unit: entries[simulation.away[entries]] for unit, entries in every.items()}
     for unit, calls in calls_of_units.items():
         top = unit
         while top in outer:
@@ -159,15 +160,6 @@ def _freed_bytes(
             state_bytes += replay.born_in(fqn, np.array(longer, dtype=np.int64)) if longer else 0
             freed[fqn] = (int(replay.size[entries].sum()) if alone else replay.born_in(fqn, entries)) - state_bytes
     return freed
-
-
-def _away(simulation: Simulation, calls_of_units: Mapping[Unit, Sequence[SavedByCall]]) -> dict[Unit, Bytes]:
-    """The entries of each unit that are freed by the end of forward."""
-    away = {}
-    for unit, calls in calls_of_units.items():
-        entries = joined([call.entries for call in calls])
-        away[unit] = entries[simulation.away[entries]]
-    return away
 
 
 def inside(policy: Policy) -> dict[Unit, list[Unit]]:

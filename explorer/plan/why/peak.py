@@ -38,8 +38,8 @@ class PeakCase:
     def named(self) -> tuple[str, ...]:
         return self.candidate.spec.policy.blocks
 
-    def saved(self, fqn: str, run: Measurement | None = None) -> int:
-        cost = (run or self.baseline).by_fqn.get(fqn)
+    def saved(self, fqn: str) -> int:
+        cost = self.baseline.by_fqn.get(fqn)
         return cost.saved_after_forward_bytes if cost else 0
 
 

@@ -129,4 +129,3 @@ def test_the_roles_that_hold_most_and_the_block_of_each() -> None:
         ("saved activation", "layers.1", 3), ("input", "", 2), ("parameter", "head", 1),
     )  # fmt: skip
     assert holders(moment) == "saved activation 9.0 MiB (most in layers.0), gradient 5.0 MiB (in head), input 2.0 MiB"
-    assert holders(moment, 1) == "saved activation 9.0 MiB (most in layers.0)"

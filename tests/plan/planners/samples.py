@@ -23,10 +23,10 @@ from tests.plan.why.test_peak import graph as chain_graph
 from tests.view.builders import Chain, measured
 
 SMALL = {
-    "mlp": {"n_layers": 5, "batch": 512},
+    "mlp": {"n_layers": 5, "width": 64, "batch": 512},
     "gpt": {"n_layers": 3, "batch": 2, "width": 64, "length": 64, "vocabulary": 256},
     "gpt12": {"n_layers": 12, "batch": 1, "width": 32, "length": 32, "vocabulary": 64},
-    "unet": {"batch": 2},
+    "unet": {"batch": 2, "width": 8},
 }
 
 

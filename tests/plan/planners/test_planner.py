@@ -42,10 +42,10 @@ def every_policy(chosen: Planner, run: Measurement, graph: ModelGraph) -> list[t
     """Peak and cost of every policy made of the planner's candidates."""
     forecaster, costs = Forecaster(run, graph), []
     for taken in subsets(len(chosen.candidates.units)):
-        policy = chosen.policy(taken)
+        policy = chosen.candidates.policy(taken)
         peak = forecaster.forecast(policy).step_peak_bytes
         if is_at_most_nested_once(policy) and peak is not None:
-            costs.append((peak, chosen.cost_of(taken)))
+            costs.append((peak, chosen.candidates.cost(taken)))
     return costs
 
 
@@ -116,10 +116,10 @@ def test_no_plan_is_worse_than_the_first_so_many_of_equal_blocks_however_short_t
     place = {one.unit: i for i, one in enumerate(fresh.candidates.units)}
     for n in (1, 6, 12):
         chosen = [place[Unit(blocks=(f"blocks.{i}",))] for i in range(n)]
-        peak = forecaster.peak_bytes(fresh.policy(chosen))
+        peak = forecaster.peak_bytes(fresh.candidates.policy(chosen))
         assert peak is not None
         plan = fresh.within(peak)
-        assert plan.extra_cost <= fresh.cost_of(chosen)
+        assert plan.extra_cost <= fresh.candidates.cost(tuple(chosen))
         assert plan.certificate.bound <= fresh._program.bound, "nothing is proven of choices that were not searched"
 
 
@@ -139,7 +139,7 @@ def test_a_legal_choice_names_no_block_twice_where_equal_segments_overlap() -> N
     graph, run = graph_and_run("gpt12")
     chosen = Planner(run, graph, among=[(f"blocks.{i}", f"blocks.{i + 1}") for i in range(11)])
     legal = chosen._program.variables.legal(range(11))
-    assert len(legal) == 6 and is_at_most_nested_once(chosen.policy(legal))
+    assert len(legal) == 6 and is_at_most_nested_once(chosen.candidates.policy(legal))
 
 
 def test_a_budget_that_nothing_reaches_says_what_can_be_reached() -> None:

@@ -53,7 +53,7 @@ def test_line_and_rerun_of_each_candidate_alone_are_the_forecasts(sample: str) -
     for i, one in enumerate(planner.candidates.units):
         line, predicted = (
             program.timeline.line(program.line, taken_alone(program, i)),
-            forecaster.line(planner.policy((i,))),
+            forecaster.line(planner.candidates.policy((i,))),
         )
         reruns = [rerun for rerun in program.reruns if rerun.unit == i]
         assert predicted is not None
