@@ -20,13 +20,12 @@ from importlib import import_module
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from msgspec.structs import replace
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 from explorer.engine.bench.memory import memory_at_refusal
 from explorer.engine.bench.user_loop import LoopRecording
@@ -115,7 +114,7 @@ class Watch:
         self._parameters = {id(parameter) for parameter in model.parameters()}
         self._recording: LoopRecording | None = None
         self._hooks = ExitStack()
-        self._forward_hook: RemovableHandle | None = None
+        self._forward_hook: Any = None
         self._reserve: mmap.mmap | None = None
         self._is_refused = self._closed = False
         self._excepthook = sys.excepthook
@@ -168,9 +167,8 @@ class Watch:
         except Exception as trouble:
             self._broken(trouble)
 
-    def _close(self, *, in_hook: bool = False) -> None:
-        if not in_hook:  # torch iterates over the hooks that it calls: these stay, and do nothing, until `close`
-            self._hooks.close()
+    def _close(self) -> None:
+        self._hooks.close()
         if self._forward_hook is not None:
             self._forward_hook.remove()
             self._forward_hook = None
@@ -259,16 +257,17 @@ class Watch:
                 if self._recording is not None:
                     self._recording.optimizer = optimizer
                 self._count(optimizer)
-        except Exception as trouble:
-            self._closed = True
-            self._warn(trouble)
-            with suppress(Exception):  # torch iterates over the global hooks now: a recording ends after the step
-                self._hooks.callback(optimizer.register_step_post_hook(self._end_after_step).remove)
+        except Exception as trouble:  # torch iterates over the global hooks now
+            self._close_later(trouble)
 
-    @never_compiled
-    def _end_after_step(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+    def _close_later(self, trouble: Exception) -> None:
+        """Closes the watch before the next forward: a backward restores the modes that a recording entered or left."""
+        self._warn(trouble)
+        self._closed = True
         with suppress(Exception):
-            self._close(in_hook=True)
+            if self._healer is not None:
+                self._healer.forget()
+            self._hooks.callback(self._model.register_forward_pre_hook(ModuleHook(lambda *_: self.close())).remove)
 
     def _count(self, optimizer: torch.optim.Optimizer) -> None:
         """Counts steps by a hook on the optimizer: torch runs global hooks later, and instruments change these."""
@@ -281,6 +280,8 @@ class Watch:
         if self._closed:
             return
         try:
+            if torch._C._current_graph_task_id() != -1:
+                raise BadInput("The optimizer steps inside backward.", hint="Put record_step around one step")
             self.n_steps += 1
             run = self._end(None)
             if run is not None:
@@ -289,8 +290,8 @@ class Watch:
                 self._healer.step_ended(self.n_steps, run)
                 self._take_reserve()
             self._begin()
-        except Exception as trouble:
-            self._broken(trouble, in_hook=True)
+        except Exception as trouble:  # torch iterates over the hooks now
+            self._close_later(trouble)
 
     def _keep(self, step: int, run: RecordedRun) -> None:
         """Stores `run`. Only the worst of the first `worst_of` steps stays, with its file, and every step in `at`."""
@@ -346,11 +347,11 @@ class Watch:
         finally:
             recording.close()
 
-    def _broken(self, trouble: Exception, *, in_hook: bool = False) -> None:
+    def _broken(self, trouble: Exception) -> None:
         """Warns and closes the watch. The loop goes on."""
         self._warn(trouble)
         with suppress(Exception):
-            self._close(in_hook=in_hook)
+            self._close()
 
     def _warn(self, trouble: Exception) -> None:
         warnings.warn(f"{self.where} is not watched any more. {message_of(trouble)}.", stacklevel=2)
@@ -381,8 +382,7 @@ class WatchCallback:
         self._request = WatchRequest(at=at, worst_of=worst_of, on_oom=on_oom, files=files)
 
     def begin(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, where: str) -> None:
-        """Starts the watch of a model that is on its training device, and ends the watch of an interrupted training.
-        Raises BadInput like `explorer.watch`."""
+        """Starts a watch on the model's training device, after an interrupted one. Raises BadInput as `watch` does."""
         self.end()
         self.watch = Watch(model, optimizer, self._request, where)
 

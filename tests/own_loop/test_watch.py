@@ -6,6 +6,7 @@ import copy
 import pickle
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,26 @@ def test_the_error_that_ends_a_recorded_step_inside_the_model_is_the_loops_own(t
         model.wants = False
         model(torch.ones(4, 4)).sum().backward()  # a loop that catches it goes on without instruments
     assert opened(path).failure is not None and not model._forward_hooks
+
+
+@pytest.mark.parametrize("asked", [{"at": (1, 2)}, {"on_oom": "heal"}])
+def test_an_optimizer_that_steps_inside_backward_is_not_watched(asked: dict[str, Any]) -> None:
+    """No recording can end there: torch restores after backward what it changes."""
+    left = []
+    for watched in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+        steps_of = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda p, steps_of=steps_of: steps_of[p].step())
+        with pytest.warns(UserWarning, match="optimizer steps inside backward") if watched else nullcontext():
+            watch = explorer.watch(model, **asked) if watched else None
+            model(torch.ones(2, 4)).sum().backward()
+        model(torch.ones(2, 4)).sum().backward()  # without instruments, though nobody closes the watch
+        assert torch._C._len_torch_dispatch_stack() == 0 and not torch._C._autograd._profiler_enabled()
+        assert watch is None or not watch.runs
+        left.append([*model.parameters()])
+    assert all(map(torch.equal, *left))
 
 
 def test_what_was_held_is_what_was_held_when_it_was_refused(tmp_path: Path) -> None:
