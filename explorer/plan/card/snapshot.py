@@ -127,8 +127,6 @@ class _Wrong(Exception):
 
 def snapshot_of(data: bytes, name: str = "The snapshot") -> Snapshot:
     """The snapshot in the bytes of a pickle. Raises UnreadableFile."""
-    if len(data) > LARGEST_BYTES:
-        raise UnreadableFile(f"{name} has more than {LARGEST_BYTES >> 20} MiB.", hint="Record fewer events.")
     try:
         _check_opcodes(data)
         return snapshot_in(_NoClasses(io.BytesIO(data)).load(), name, most_entries=len(data) // LEAST_ENTRY_BYTES)

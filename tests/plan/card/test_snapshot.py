@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from explorer.errors import UnreadableFile
+from explorer.plan.card import opened as opened_module
 from explorer.plan.card import snapshot as snapshot_module
 from explorer.plan.card.allocator_options import MIB, AllocatorOptions
 from explorer.plan.card.books import start_of
@@ -286,6 +287,6 @@ def test_no_class_is_admitted_even_without_the_first_check(tmp_path: Path, monke
 
 
 def test_a_file_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot_module, "LARGEST_BYTES", MIB)
+    monkeypatch.setattr(opened_module, "LARGEST_BYTES", MIB)
     with pytest.raises(UnreadableFile, match="more than 1 MiB"):
-        snapshot_of(b"\x80" * (MIB + 1))
+        open_history(b"\x80" * (MIB + 1), "a.pickle")
