@@ -11,12 +11,12 @@ to a peak for each variant, together with torch's checkpoint of the same segment
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import torch
 
-from explorer.engine.device.allocator import AllocatorLog, lifetimes
+from explorer.engine.device.allocator import peak_bytes as peak_of
 from explorer.engine.device.device import device_of
 from explorer.lab.kit.bench import Answer, LabBench, Setting
 from explorer.lab.kit.nets import Recurrent
@@ -83,17 +83,7 @@ def peak_bytes(step: Callable[[], object], bench: LabBench) -> int:
     with recorder:
         result = step()
     del result
-    return peak_of(recorder.log)
-
-
-def peak_of(log: AllocatorLog) -> int:
-    """Highest sum of the blocks born in `log`, over its events."""
-    alive = lifetimes(log)
-    deltas = np.zeros(len(log.n_bytes) + 1, dtype=np.int64)
-    sizes = log.n_bytes[alive.born]
-    np.add.at(deltas, alive.born, sizes)
-    np.add.at(deltas, alive.died, -sizes)
-    return int(deltas[:-1].cumsum().max(initial=0))
+    return peak_of(replace(recorder.log, base_bytes=None), 0)
 
 
 def _row(label: str, counts: list[int], peaks: list[int]) -> LabRow:

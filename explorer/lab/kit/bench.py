@@ -6,11 +6,10 @@ end its process runs in a child process, and `row_of_process` reports how the ch
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -109,7 +108,7 @@ def hessian_product(model: nn.Module, along: Callable[[nn.Parameter], Tensor]) -
 
 def row_of_process(trial: Callable[..., LabRow], bench: LabBench, label: str, *arguments: object) -> LabRow:
     """The row of `trial(bench, label, *arguments)`, run in a child process; or how the child ended."""
-    call = (bench.device.type, trial.__module__, trial.__name__, (label, *arguments))
+    call = (trial, bench.device, label, *arguments)
     try:
         row = call_in_subprocess(run_trial, *call, report=bench.report, what="was to give the row")
     except Crashed as error:
@@ -117,9 +116,8 @@ def row_of_process(trial: Callable[..., LabRow], bench: LabBench, label: str, *a
     return row or LabRow(label=label, outcome="crashed", note="the system ended its process for lack of memory")
 
 
-def run_trial(device: str, module: str, name: str, arguments: tuple[object, ...], report: Report) -> LabRow:
-    """The child's side."""
-    torch.set_num_threads(1)
+def run_trial(trial: Callable[..., LabRow], device: torch.device, *arguments: object) -> LabRow:
+    """The child's side; the last argument reports progress."""
     warnings.simplefilter("ignore")
-    row: LabRow = getattr(importlib.import_module(module), name)(LabBench(torch.device(device), report), *arguments)
-    return row
+    *rest, report = arguments
+    return trial(LabBench(device, cast(Report, report)), *rest)
