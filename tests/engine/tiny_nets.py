@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from explorer.record.graph import ModelRef
+from tests.engine.trap_nets import Applied
 
 
 def ref(factory: str, **arguments: Any) -> ModelRef:
@@ -230,19 +231,9 @@ def borderline() -> Any:
     return Borderline(), torch.randn(4, 8)
 
 
-class Amplifying(nn.Module):
-    """Turns rounding into another number altogether; it draws nothing and decides nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (self.lin(x) * 1e8).sin()
-
-
 def amplifying() -> Any:
-    return Amplifying(), torch.randn(4, 8)
+    """Turns rounding into another number altogether; it draws nothing and decides nothing."""
+    return nn.Sequential(nn.Linear(8, 8), Applied(lambda x: (x * 1e8).sin())), torch.randn(4, 8)
 
 
 class Registry:

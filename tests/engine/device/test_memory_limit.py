@@ -165,22 +165,17 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_without_a_container_the_machine_says(machine: Path) -> None:
+def test_free_memory_is_the_lower_of_machine_and_container(machine: Path) -> None:
     assert available_bytes() == 2 * MIB
     (machine / "memory.max").write_text("max\n")
     (machine / "memory.current").write_text("1000\n")
     assert available_bytes() == 2 * MIB
-
-
-def test_a_container_may_have_less_and_its_file_cache_counts_as_free(machine: Path) -> None:
     (machine / "memory.max").write_text(f"{MIB}\n")
     (machine / "memory.current").write_text(f"{MIB}\n")
     (machine / "memory.stat").write_text("anon 5\ninactive_file 4096\n")
-    assert available_bytes() == 4096
-
-
-def test_where_nobody_says_it_is_unknown(machine: Path) -> None:
-    (machine / "meminfo").unlink()
+    assert available_bytes() == 4096, "its file cache counts as free"
+    for name in ("meminfo", "memory.max"):
+        (machine / name).unlink()
     assert available_bytes() is None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -171,39 +172,30 @@ def experts(batch: int = 4) -> Any:
 EXPERTS = ("routers.0", "routers.1", "routers.2")
 
 
-class Deciding(nn.Module):
-    """Reads a tensor's value between its blocks."""
+class Two(nn.Module):
+    """`first` and `second`, in the turn that `turn(net, x)` calls them."""
 
-    def __init__(self) -> None:
+    def __init__(self, turn: Callable[[Any, Tensor], Tensor]) -> None:
         super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.second = nn.Linear(4, 4)
+        self.first, self.second, self.turn = nn.Linear(4, 4), nn.Linear(4, 4), turn
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        if x.sum() > 0:
-            x = -x
-        return self.second(x)
+        return self.turn(self, x)
 
 
 def deciding() -> Any:
-    return Deciding(), torch.randn(4, 4)
-
-
-class Repeating(nn.Module):
-    """Calls its first block again at the end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.second = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.first(self.second(self.first(x)))
+    """Reads a tensor's value between its blocks."""
+    return Two(lambda net, x: net.second(-h if (h := net.first(x)).sum() > 0 else h)), torch.randn(4, 4)
 
 
 def repeating() -> Any:
-    return Repeating(), torch.randn(4, 4)
+    """Calls its first block again at the end."""
+    return Two(lambda net, x: net.first(net.second(net.first(x)))), torch.randn(8, 4)
+
+
+def fixed() -> Any:
+    """Its batch of 8 is written into the model."""
+    return Two(lambda net, x: net.second(net.first(x).view(8, 2, 2).flatten(1))), torch.randn(8, 4)
 
 
 class Trouble(nn.Module):

@@ -176,16 +176,10 @@ def alive_after(rows: str, *, one_f_one_b: bool, n_stages: int = 3) -> list[set[
     return alive
 
 
-def test_gpipe_keeps_every_send_to_the_end() -> None:
+def test_sends_live_as_long_as_torchs_schedules_hold_them() -> None:
+    """GPipe: to the end. 1F1B: the last gradient until the next, the last warm-up send but one until the drain."""
     assert alive_after("0F0 0F1 0F2", one_f_one_b=False)[-1] == {"0F0", "0F1", "0F2"}
-
-
-def test_1f1b_keeps_the_last_gradient_until_the_next() -> None:
-    alive = alive_after("2F0 2B0 2F1 2B1", one_f_one_b=True)
-    assert alive == [set(), {"2B0"}, {"2B0"}, {"2B1"}]
-
-
-def test_1f1b_keeps_the_last_warm_up_send_but_one_until_the_drain() -> None:
+    assert alive_after("2F0 2B0 2F1 2B1", one_f_one_b=True) == [set(), {"2B0"}, {"2B0"}, {"2B1"}]
     alive = alive_after("0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3", one_f_one_b=True)
     assert [step - {"0B0", "0B1", "0B2", "0B3"} for step in alive] == [set(), *[{"0F1"}] * 4, set(), set(), set()]
 
