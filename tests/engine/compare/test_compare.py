@@ -81,7 +81,7 @@ WRONG: list[tuple[str, Any, dict[str, Any], str]] = [
 @pytest.mark.slow  # the process compiles
 def test_a_compiled_block_is_equal_in_every_bit() -> None:
     """Tracing leaves marks of torch's on the parameters."""
-    ref = ModelRef(f"{test_loaded.__file__}:compiled", arguments={"place": "block", "backend": "aot_eager"})
+    ref = ModelRef(f"{test_loaded.__file__}:compiled", arguments={"place": "block"})
     candidate = RunSpec(ref, Policy.recompute(("0", "1")), n_repeats=0)
     comparison = compare(msgspec.structs.replace(candidate, policy=KEEP_ALL), candidate)
     assert (comparison.verdict, comparison.hidden_state) == ("bitwise equal", ())
