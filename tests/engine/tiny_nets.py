@@ -60,13 +60,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def gpt(
-    *,
-    width: int = 32,
-    depth: int = 4,
-    length: int = 32,
-    vocabulary: int = 50,
-    batch: int = 4,
-    dropout: float = 0.1,
+    *, width: int = 32, depth: int = 4, length: int = 32, vocabulary: int = 50, batch: int = 4, dropout: float = 0.1
 ) -> tuple[Any, ...]:
     text = torch.randint(vocabulary, (batch, length + 1))
     return Gpt(width, depth, length, vocabulary, dropout), (text[:, :-1], text[:, 1:]), cross_entropy

@@ -148,13 +148,7 @@ def where() -> str:
 
 def _in_words(figure: Figure) -> str:
     value = figure.value
-    text = (
-        "not measured"
-        if value is None
-        else f"{value:,.4g}"
-        if isinstance(value, float)
-        else f"{value:,}"
-        if isinstance(value, int)
-        else value
-    )  # noqa: E501
+    if value is None:
+        return f"{figure.name} not measured"
+    text = value if isinstance(value, str) else f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
     return f"{figure.name} {text} {figure.unit}".strip()

@@ -10,14 +10,7 @@ import torch
 from torch import nn
 
 from explorer.engine.compare.diffs import relative_distance
-from explorer.lab.kit.bench import (
-    Gradients,
-    LabBench,
-    Raised,
-    attempt,
-    hessian_product,
-    row_of_process,
-)
+from explorer.lab.kit.bench import Gradients, LabBench, Raised, attempt, hessian_product, row_of_process
 from explorer.lab.kit.rows import (
     COSINE,
     DISTANCE,

@@ -168,13 +168,7 @@ def test_a_recompute_ends_where_the_last_saved_tensor_is_back(last: str, runs: d
 
 @pytest.mark.parametrize(
     ("blocks", "early_stop", "forwards"),
-    [
-        ("all", "off", 1.0),
-        ("all", "on", 0.5),
-        ("second", "off", 0.5),
-        ("second", "on", 0.25),
-        ("nested", "off", 2.0),
-    ],
+    [("all", "off", 1.0), ("all", "on", 0.5), ("second", "off", 0.5), ("second", "on", 0.25), ("nested", "off", 2.0)],
 )
 def test_recompute_is_counted_exactly(blocks: str, early_stop: str, forwards: float) -> None:
     outcome = run("extra-forward", blocks=blocks, early_stop=early_stop)

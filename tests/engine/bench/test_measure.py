@@ -14,11 +14,7 @@ from explorer.engine.bench.measure import measure, measure_and_describe, measure
 from explorer.engine.bench.step import Trainee, prepare
 from explorer.engine.device.allocator import Recorder, Refusal
 from explorer.engine.device.device import CpuDevice
-from explorer.engine.device.memory_limit import (
-    failure_in_step,
-    out_of_memory,
-    process_memory_limit,
-)
+from explorer.engine.device.memory_limit import failure_in_step, out_of_memory, process_memory_limit
 from explorer.engine.device.without_data import without_data
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import Loaded, load_for

@@ -21,10 +21,7 @@ from tests.engine import preset_nets
 from tests.engine.bench.random_policies import KINDS, random_policy
 from tests.zoo import SMALL, sample, sample_run
 
-FEW: dict[str, dict[str, int]] = {
-    "recurrent": {"batch": 32, "length": 16},
-    "unet": {"batch": 2, "width": 8},
-}
+FEW: dict[str, dict[str, int]] = {"recurrent": {"batch": 32, "length": 16}, "unet": {"batch": 2, "width": 8}}
 """Layers and rows are alike: with fewer a forecast is as hard, and a run is done sooner."""
 FEW_BYTES = 256
 """Allowed error for a model of less than a MiB: gradients of biases come and go at the very moment of the peak."""
@@ -364,10 +361,7 @@ def test_accumulated_microbatches_each_repeat_their_own_forward(autocast: str) -
 
 @pytest.mark.parametrize(
     ("name", "key", "sizes", "large"),
-    [
-        ("mlp", "batch", (4, 8), 100),
-        pytest.param("gpt", "length", (8, 16, 24), 96, marks=pytest.mark.slow),
-    ],
+    [("mlp", "batch", (4, 8), 100), pytest.param("gpt", "length", (8, 16, 24), 96, marks=pytest.mark.slow)],
 )
 def test_a_larger_step_to_the_byte_and_every_policy_of_it(
     name: str, key: str, sizes: tuple[int, ...], large: int

@@ -201,10 +201,7 @@ class TestWholeCompare:
 
     @pytest.mark.parametrize(
         ("net", "options"),
-        [
-            ("dropout", {"preserve_rng_state": False}),
-            ("plain_counter", {"run": {"optimizer": "none"}}),
-        ],
+        [("dropout", {"preserve_rng_state": False}), ("plain_counter", {"run": {"optimizer": "none"}})],
     )
     def test_masks_and_state_seen_in_the_warm_up_are_those_of_a_separate_step(
         self, net: str, options: dict[str, Any]

@@ -60,6 +60,8 @@ def test_default_losses() -> None:
     assert default_loss(x) == 12.5
     assert default_loss({"loss": x.sum(), "logits": x}) == 7
     assert default_loss({"a": x, "ids": torch.tensor([1]), "b": [x]}) == 12.5
+    losses = {"loss_box": torch.tensor(2.0), "loss_class": torch.tensor([3.0])}
+    assert default_loss(losses) == 5 != default_loss({**losses, "scores": torch.tensor([3.0])})
     with pytest.raises(ModelFailed, match="nothing to take a loss of"):
         default_loss(torch.tensor([1]))
 
@@ -98,12 +100,6 @@ def test_a_dict_that_was_meant_as_one_argument_is_told_how() -> None:
     with pytest.raises(ModelFailed) as failed, blaming(ref, torch.ones(1), "forward"):
         call(nn.Linear(2, 1), torch.ones(1))
     assert "dict" not in failed.value.hint
-
-
-def test_a_dict_of_losses_is_their_sum() -> None:
-    losses = {"loss_box": torch.tensor(2.0), "loss_class": torch.tensor([3.0])}
-    assert default_loss(losses) == 5
-    assert default_loss({**losses, "scores": torch.tensor([3.0])}) != 5
 
 
 CANNOT_BE_OPENED = """
