@@ -61,8 +61,12 @@ def _shapes(value: object) -> object:
 
 
 def _product(_: object, left: Any, right: Any, *__: object, out_val: object = None, **___: object) -> int:
-    """FLOPs of addmv and addbmm: each element of `left` meets each column of `right`."""
+    """FLOPs of a product that is added: each element of `left` meets each column of `right`."""
     return 2 * left.numel() * (right.shape[-1] if right.dim() > 1 else 1)
+
+
+def _of_matrices(left: Any, right: Any, *_: object, out_val: object = None, **__: object) -> int:
+    return 2 * int(left.numel()) * int(right.shape[-1])
 
 
 def _of_vectors(left: Any, right: object, *, out_val: object = None) -> int:
@@ -140,9 +144,10 @@ def _cudnn_rnn(
 _BY_NAMES: dict[str, Formula] = {
     "convolution_backward convolution_backward_overrideable": _convolution_backward,
     "mv dot vdot": _of_vectors,
-    "addmv addbmm": _product,
+    "addmm addmv addbmm baddbmm": _product,  # torch's formulas of the common products take 9 us a call
+    "mm bmm": _of_matrices,
     "_foreach_mm": _of_each,
-    "_int_mm": flop_registry[aten.mm],
+    "_int_mm": _of_matrices,
     "_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2": _grouped,
     "_trilinear": _trilinear,
     "_euclidean_dist": _euclidean,

@@ -202,11 +202,13 @@ class Tracker(BlockWatch):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
         if self._dtensor in types:  # Rule 6.
             return NotImplemented
+        # By identity: an operator of torch computes its hash in Python.
+        operator = self._operators.get(id(func))
+        if operator is VIEW:  # Rule 4: a view makes no storage and computes nothing.
+            return func._op(*args, **kwargs or {})
         kwargs, out = kwargs or {}, None
         try:
-            # By identity: an operator of torch computes its hash in Python.
-            operator = VIEW if self.trouble else self._operators.get(id(func)) or self._learn(func)
-            # Rule 4: a view makes no storage and computes nothing.
+            operator = VIEW if self.trouble else operator or self._learn(func)
             if operator is not VIEW:
                 frame: Any = self.scopes.frame
                 phase = self._phase_of(frame)
@@ -230,7 +232,7 @@ class Tracker(BlockWatch):
             if func is CAST and args[0].is_leaf and args[0].requires_grad:
                 self.casts.append(len(self.ops) // len(OP_COLUMNS))
             self.ops.extend((name, block, phase, first_ns, last_ns))
-            first = len(self.storages.n_bytes)
+            first = len(self.storages.n_bytes) if self._distributed else 0
             if not in_place:
                 self.storages.see_all(out, len(self.ops) // len(OP_COLUMNS) - 1)
             if self._distributed:
