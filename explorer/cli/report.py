@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,7 +13,6 @@ from rich.table import Table
 
 from explorer.cli.command import answer_console, say, table_of
 from explorer.plan.memory.ledger import ledger
-from explorer.plan.planners.front import find_plans
 from explorer.plan.why.caveats import peak_caveats
 from explorer.plan.why.collectives import collective_rows, repeated, sent_bytes
 from explorer.plan.why.peak import explain_one
@@ -33,11 +32,12 @@ from explorer.view.drawing.units import count, flops, mib, percent
 from explorer.view.memory.ranks import rank_rows, spread_of_ranks
 from explorer.view.pipeline.gantt import rank_table
 from explorer.view.pipeline.ranks import memory_chart
-from explorer.view.report.explorable import keep_all_run
-from explorer.view.report.report import ReportOf
 from explorer.view.text.pipeline import cap_outcome, within_cap
 from explorer.view.text.plan import in_words
 from explorer.view.text.runs import alive_rows, card_rows, history_notes, history_rows, refusal_rows, what_failed
+
+if TYPE_CHECKING:
+    from explorer.view.report.report import ReportOf
 
 _PEAK = "peak: of forward and backward; the optimizer's state, counted, comes on top."
 _TONES = {"good": "green", "bad": "red", "neutral": "default"}
@@ -52,6 +52,9 @@ _VERDICTS = {
 
 def with_plans(of: ReportOf) -> ReportOf:
     """`of` with the plans for the budget of its page; unchanged if its page has no budget."""
+    from explorer.plan.planners.front import find_plans
+    from explorer.view.report.explorable import keep_all_run  # late, as the planners: no other report needs Plotly
+
     start, graph = keep_all_run(of.run, of.known_graph), of.known_graph
     if of.plans or start is None or graph is None:
         return of
