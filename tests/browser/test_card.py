@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
 
 from explorer.record.base import from_plain
 from explorer.record.card import CardMemory
 from explorer.view.drawing.units import mib
 from explorer.view.memory.card import card_answer
-from tests.browser.served import ROOT, Served
+from tests.browser.served import Served
 from tests.browser.settled import press, settled
+from tests.cli.asked import read
+from tests.cli.conftest import InThisProcess, give
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 
+@pytest.fixture
+def command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands run in this process: another one would import torch for seconds."""
+    give(monkeypatch, InThisProcess(tmp_path / "runs.sqlite"))
+
+
 def said_by_the_command_line(model: str, card: str) -> dict[str, CardMemory]:
     """What the card holds with everything kept and with everything recomputed."""
-    command = [sys.executable, "-m", "explorer", "compare", model, "--predict", "--card", card, "--policy", "all"]
-    answer = subprocess.run([*command, "--json"], check=False, cwd=ROOT, capture_output=True, text=True).stdout
-    sides: dict[str, Any] = json.loads(answer)
+    sides = read("compare", model, "--predict", "--card", card, "--policy", "all")
     return {name: from_plain(sides[name]["card"], CardMemory) for name in ("baseline", "candidate")}
 
 
@@ -37,6 +43,7 @@ def choose(page: Page, label: str, text: str) -> None:
     page.keyboard.press("Escape")
 
 
+@pytest.mark.usefixtures("command_line")
 def test_a_card_follows_each_toggle_with_the_figures_of_the_command_line(page: Page, app: Served, tiny: str) -> None:
     model = tiny.replace(":build", ":large")
     page.goto(f"{app.url}/?model={model}&predict=1")

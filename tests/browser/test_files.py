@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from explorer.jobs.store import Store
 from explorer.plan.export.formats import FORMATS, exported
 from explorer.plan.policy.file import load
 from tests.browser.measured import ANSWERED
 from tests.browser.served import Served
 from tests.browser.settled import press, settled
+from tests.cli.asked import read
+from tests.cli.conftest import InThisProcess, give
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
-
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.fixture
@@ -88,15 +85,14 @@ def test_policy_run_and_picture_leave_and_come_back(measured: Page, tmp_path: Pa
 
 
 def test_an_open_page_finds_what_the_command_line_measures(
-    measured: Page, app: Served, tiny: str, tmp_path: Path
+    measured: Page, app: Served, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = tmp_path / "five.yaml"
     chosen.write_text("version: 1\npolicy:\n  units: [layers.0, layers.1, layers.2, layers.3, head]\n")
-    command = [sys.executable, "-m", "explorer", "compare", tiny, "--policy", str(chosen), "--json"]
-    environment = {**os.environ, "CHECKPOINT_EXPLORER_HOME": str(app.home)}
-    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    peak = json.loads(ran.stdout)["candidate"]["step_peak_bytes"]
+    assert app.home is not None
+    monkeypatch.setenv("CHECKPOINT_EXPLORER_HOME", str(app.home))
+    give(monkeypatch, InThisProcess(Store().path))
+    peak = read("compare", tiny, "--policy", str(chosen))["candidate"]["step_peak_bytes"]
     measured.locator('[data-id="layers"]').get_by_role("button", name="Recompute all").click()
     measured.locator(".figure .value").get_by_text(re.compile(r"^5 (of \d+ )?blocks?$")).wait_for()
     measured.get_by_text(ANSWERED).wait_for()

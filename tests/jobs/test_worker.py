@@ -146,16 +146,16 @@ def n_open(pid: int) -> int:
 def test_many_runs_leave_app_and_fork_server_as_large_as_a_few(worker: Worker) -> None:
     spec = RunSpec(model=ModelRef(target="sample_models/mlp.py", arguments={"n_layers": 1, "batch": 2}), n_repeats=1)
     readings: dict[int, dict[str, tuple[int, int]]] = {}
-    for n in range(1, 18):
+    for n in range(1, 12):
         request = Measure(spec=spec, without_data=True) if n % 5 == 0 else Describe(model=spec.model)
         assert finish(worker.submit(request)).failure is None
-        if n in (5, 17):
+        if n in (5, 11):
             assert worker._forks is not None and worker._forks.pid is not None
             gc.collect()
             processes = {"app": os.getpid(), "server": worker._forks.pid}
             first = readings.get(5, {})
             readings[n] = {name: held(pid, *first.get(name, ())[:1]) for name, pid in processes.items()}
-    for process, (n_files, own_kib) in readings[17].items():
+    for process, (n_files, own_kib) in readings[11].items():
         assert n_files <= readings[5][process][0], readings
         assert own_kib < readings[5][process][1] + 4 * 1024, readings
 

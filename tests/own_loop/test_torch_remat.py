@@ -200,7 +200,7 @@ class Regions(Layer):
 
 def regions(how: str) -> tuple[nn.Module, torch.Tensor]:
     net = Net(how)
-    net.layers = nn.ModuleList([Regions(f"layers.{i}", how, 0.1) for i in range(4)])
+    net.layers = nn.ModuleList([Regions(f"layers.{i}", how, 0.1) for i in range(2)])
     return net, X
 
 
@@ -222,7 +222,7 @@ def test_a_kept_region_is_a_block_whose_bytes_and_toggle_are_predicted_to_the_by
     spec = RunSpec(model=ModelRef(target=f"{__file__}:regions", arguments={"how": how}), n_repeats=0)
     graph, real, played = describe(spec.model), measure(spec), measure_without_data(spec)
     of_regions = graph.with_trait("kept_region")
-    assert {f"layers.{i}.{name}" for i in range(4)} <= set(of_regions) and len(of_regions) == 4 * (1 + (how == "twice"))
+    assert {f"layers.{i}.{name}" for i in range(2)} <= set(of_regions) and len(of_regions) == 2 * (1 + (how == "twice"))
     assert played.step_peak_bytes == real.peaks.tracker_peak_bytes
     assert played.saved_after_forward_bytes == real.saved_after_forward_bytes
     block = f"layers.1.{name}"
@@ -231,7 +231,7 @@ def test_a_kept_region_is_a_block_whose_bytes_and_toggle_are_predicted_to_the_by
     alone = measure_without_data(replace(spec, policy=Policy.recompute([block]))).step_peak_bytes
     (price,) = prices(real, [block], graph=graph)
     assert price.peak_change_bytes == (alone or 0) - (played.step_peak_bytes or 0), "without a generator's state"
-    policy = Policy.recompute(f"layers.{i}.{name}" for i in range(4))
+    policy = Policy.recompute(f"layers.{i}.{name}" for i in range(2))
     forecast, toggled = Forecaster(real, graph).forecast(policy), measure(replace(spec, policy=policy))
     assert toggled.failure is None and toggled.by_fqn[block].n_recompute == 1
     assert forecast.step_peak_bytes == toggled.step_peak_bytes
