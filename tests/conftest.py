@@ -37,9 +37,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 BROWSER_GROUPS = {
-    "plain models": ("test_accessible", "test_plain_models", "test_files", "test_explorable", "test_report"),
+    "plain models": ("test_accessible", "test_plain_models", "test_files", "test_explorable"),
     "tiny model": ("test_card", "test_pipeline", "test_timeline", "test_app"),
-    "no shared app": ("test_first_visit", "test_graph"),
+    "no shared app": ("test_first_visit", "test_report", "test_graph"),
 }
 """Files of browser tests that one test worker runs in this order; they share its app. An app takes 12 s of CPU until
 its first chart. Longest group first; short tests last, as a worker is given its next file two tests ahead."""

@@ -142,13 +142,6 @@ def reruns(files: MediaFileManager) -> None:
         files.remove_orphaned_files()
 
 
-def test_streamlit_itself_drops_a_file_after_two_reruns(files: MediaFileManager) -> None:
-    name = pressed(files, lambda: TEXT)
-    assert files.read_file(name) is not None
-    reruns(files)
-    assert files.read_file(name) is None
-
-
 def test_a_file_is_held_until_so_many_others_were_made(files: MediaFileManager) -> None:
     name = pressed(files, lambda: download._stored(TEXT, MIME, NAME))
     reruns(files)
