@@ -173,14 +173,15 @@ def _desk(state: ExploreState, slots: Slots) -> None:
     if graph is not None and drawing is not None and facts is not None:
         peak = view.baseline.step_peak_bytes if view.baseline else None
         effects = {name: expected(effect, peak) if chosen.units else "" for name, (chosen, effect) in presets.items()}
-        tools(state, graph, effects)
-        budget.budget_row(state, view, graph, forecast)
+        if len(graph.blocks) > 1:
+            tools(state, graph, effects)
+            budget.budget_row(state, view, graph, forecast)
+        else:
+            st.caption(glossary.NO_BLOCKS)
         graph_panel(state, facts, drawing)
         if state.charted not in (None, policy) or outdated(len(policy.units)):  # what follows the graph is open
             time.sleep(SENT_S)
             st.rerun()
-        if len(graph.blocks) == 1:
-            st.caption(glossary.NO_BLOCKS)
         if graph.note:
             st.caption(graph.note)
     elif state.job.id is not None:

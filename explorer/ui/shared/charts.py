@@ -76,7 +76,7 @@ def first_picture(drawing: str) -> None:
 
 @cache
 def _sketch() -> Any:
-    # Plotly's file is on its way (app.py). It runs once the sketch is seen: a second without other work.
+    # Plotly's file is on its way (app.py). It runs, a second without other work, once sketch and graph are seen.
     return st.components.v2.component(
         "checkpoint_explorer_sketch",
         html='<div class="sketch" aria-hidden="true"></div>\n',
@@ -94,7 +94,11 @@ def _sketch() -> Any:
         js="""export default function ({ data, parentElement }) {
   parentElement.querySelector(".sketch").innerHTML = data.drawing
   const library = performance.getEntriesByType("resource").find(({ name }) => /PlotlyChart[^/]*js$/.test(name))
-  if (library) requestIdleCallback(() => import(library.name))
+  const graphs = () => [...document.querySelectorAll('[class*="st-key-block_graph"] *')].map((e) => e.shadowRoot)
+  const run = () =>
+    graphs().some((root) => root?.querySelector('[role="treeitem"]')) ? import(library.name) : setTimeout(later, 50)
+  const later = () => requestIdleCallback(run)
+  if (library) later()
 }
 """,
         isolate_styles=False,
