@@ -14,7 +14,7 @@ from torch import nn
 import explorer
 from explorer.engine.device.memory_limit import process_memory_limit
 from explorer.engine.device.subprocess_call import call_in_subprocess
-from explorer.errors import BadInput
+from explorer.errors import BadInput, ModelFailed
 from explorer.plan.card.step_on_card import memory_on
 from explorer.record.card import Card
 from explorer.record.plan import AutoPlan, Report, silent
@@ -187,6 +187,22 @@ def test_what_cannot_be_planned_says_so() -> None:
         pytest.raises(BadInput, match="carries"),
     ):
         explorer.auto_policy(loop.model, loop.step)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, by torch.func.jvp
+def test_a_recompute_that_does_other_work_is_refused_in_a_sentence() -> None:
+    """Torch's own checkpoint raises under forward-mode differentiation: the recompute has no tangents."""
+    model, x = Net(), torch.randn(BATCH, WIDTH)
+    model.norm = nn.LayerNorm(WIDTH)
+
+    def step() -> None:
+        out, tangent = torch.func.jvp(model, (x,), (torch.ones_like(x),))
+        (out.square().mean() + tangent.square().mean()).backward()
+
+    with pytest.raises(ModelFailed, match=r"did other work than forward: forward saved .* Under torch\.func"):
+        explorer.auto_policy(model, step, budget="90%")
+    step()
+    assert torch._C._len_torch_dispatch_stack() == 0
 
 
 def test_an_error_of_the_step_passes_and_everything_is_as_found() -> None:

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from typing import Self
 
 from torch import nn
+from torch.utils.checkpoint import CheckpointError
 
 from explorer.engine.bench.bench import Bench, Readings, Step
 from explorer.engine.bench.checkpoint_cost import checkpoint_cost
@@ -23,9 +24,10 @@ from explorer.engine.model.loaded import shapes
 from explorer.engine.policy.apply import apply_policy, policy_of
 from explorer.engine.state.rng import RngState
 from explorer.engine.state.snapshot import StepSnapshot, optimizers_of
+from explorer.engine.watch.checkpoint_error import in_words
 from explorer.engine.watch.scopes import around_backward
 from explorer.engine.watch.uncompiled import compiler_off
-from explorer.errors import BadInput
+from explorer.errors import BadInput, ModelFailed
 from explorer.record.allocations import Phase
 from explorer.record.failure import is_out_of_memory
 from explorer.record.graph import ModelGraph
@@ -68,7 +70,10 @@ class UserSteps:
         return graph
 
     def recorded(self, policy: Policy) -> Measurement | None:
-        """The second of two steps under `policy`. None if the steps do not fit; all state is then restored."""
+        """The second of two steps under `policy`. None if the steps do not fit; all state is then restored.
+
+        Raises ModelFailed, with the block, if a recompute does other work than forward.
+        """
         recordings: list[LoopRecording] = []
 
         def two_steps() -> None:
@@ -79,7 +84,11 @@ class UserSteps:
                 self._take()
 
         with apply_policy(self._model, policy):
-            return recordings[0].measurement if self._fits(two_steps) else None
+            try:
+                return recordings[0].measurement if self._fits(two_steps) else None
+            except CheckpointError as error:
+                hint = "Apply a policy of your own without that block. Under torch.func.jvp no block can be recomputed."
+                raise ModelFailed(in_words(error, self._model), hint=hint) from error
 
     def timed(self, run: Measurement) -> Measurement:
         """`run`, which keeps everything, with times of its steps and blocks; unchanged if a step does not fit.
