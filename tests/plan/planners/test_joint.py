@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterator
 from itertools import combinations
@@ -14,6 +15,7 @@ import pytest
 from explorer.errors import InvalidPlan
 from explorer.plan.pipeline.cuts import CutRule, atoms, stages_by
 from explorer.plan.pipeline.stage_costs import predict
+from explorer.plan.planners import joint
 from explorer.plan.planners.joint import joint_plan, microbatch_counts
 from explorer.plan.planners.rank_choice import RankChoices, least_step_ms, subsets_by_price
 from explorer.record import ModelGraph, ModelRef, Policy, RunSpec
@@ -157,6 +159,20 @@ def test_cuts_first_and_policy_second_is_slower() -> None:
     free = planned(profile, graph, plan, 2**40, 8)
     chosen = planned(profile, graph, plan, int(0.55 * max(free.rank_bytes)), 8)
     assert chosen.cuts_first_ms is not None and chosen.makespan_ms < 0.97 * chosen.cuts_first_ms
+
+
+@pytest.mark.parametrize(("seed", "schedule"), [(3, "GPipe"), (11, "1F1B")])
+def test_moved_borders_reach_what_trying_every_cut_finds(
+    monkeypatch: pytest.MonkeyPatch, seed: int, schedule: str
+) -> None:
+    """Neither the even cuts nor the balanced one is as quick here."""
+    profile, plan = heavy_in_front(drawn(seed)), asked(3, schedule)
+    cap = int(0.7 * max(planned(profile, GRAPH, plan, 2**40, 4).rank_bytes))
+    every = planned(profile, GRAPH, plan, cap, 4)
+    monkeypatch.setattr(joint, "MOST_CUTS", 0)
+    moved = planned(profile, GRAPH, plan, cap, 4)
+    assert moved.makespan_ms == every.makespan_ms < (every.cuts_first_ms or math.inf)
+    assert moved.n_judged < every.n_judged
 
 
 def test_many_blocks_are_cut_without_trying_every_cut() -> None:
