@@ -166,8 +166,8 @@ def record(
 ) -> Measurement:
     """Records a step with both instruments after a warm-up, and a step with the allocator alone. No step is timed.
 
-    `recorded` gets the run with its timeline, before the second of these steps. Lack of memory and errors of the model
-    become `failure`. Mistakes of the caller raise.
+    `recorded` gets the run with its timeline, before any further step. Lack of memory and errors of the model become
+    `failure`. Mistakes of the caller raise.
     """
     device, looks = device_of(torch_device(spec)), looks or Looks()
 
@@ -187,17 +187,13 @@ def record(
                 meter("warming up")
                 warm, loss = first_step(device.release, begin, lambda ready: _first_loss(ready[0], device, looks.watch))
                 run = replace(run, loss=loss)
-                if looks.releases is None:
-                    warm[1].restore()
-                    with memory_limit(device, warm[0]):  # else its holes of the heap would take in the recorded step
-                        looks.releases = watch_releases(warm[0], tracker_of(warm[0]))
             trainee, drawn = warm or begin()
             run = replace(run, dtype=types_of(trainee.model))
             device.release()
             meter("recording the step")
             drawn.restore()
             recording = record_step(trainee, device, failures)
-            run = replace(with_releases(recording.measurement(spec), looks.releases), loss=run.loss)
+            run = replace(recording.measurement(spec), loss=run.loss)
             if any(unit.action == "offload" for unit in spec.policy.units):
                 run = replace(run, peaks=replace(run.peaks, offloaded_peak_bytes=HOST.peak_bytes))
             if not failures:
@@ -205,6 +201,10 @@ def record(
                 if looks.alone or drawn.generators:
                     meter("recording the step without the tracker")
                     run = with_peak_alone(run, trainee, drawn)
+                if looks.releases is None:
+                    drawn.restore()
+                    looks.releases = watch_releases(trainee, tracker_of(trainee))
+                run = with_releases(run, looks.releases)
     texts = [*(str(warning.message) for warning in shown), *run.warnings]
     return replace(run, warnings=tuple(dict.fromkeys(texts)), failure=failures[-1] if failures else None)
 
