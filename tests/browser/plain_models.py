@@ -1,4 +1,4 @@
-"""Seven of the plainest models that a person may open: several leave a preset nothing to choose."""
+"""Ten of the plainest models that a person may open: several leave a preset nothing to choose."""
 
 import torch
 from torch import nn
@@ -18,6 +18,15 @@ class Mnist(nn.Module):
         x = F.max_pool2d(F.relu(self.conv2(F.relu(self.conv1(x)))), 2)
         x = F.relu(self.fc1(torch.flatten(self.dropout1(x), 1)))
         return F.log_softmax(self.fc2(self.dropout2(x)), dim=1)
+
+
+class TwoLayers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(16, 32), nn.Linear(32, 4)
+
+    def forward(self, x):
+        return self.fc2(torch.relu(self.fc1(x)))
 
 
 class Reader(nn.Module):
@@ -65,6 +74,14 @@ def linear():
     return nn.Linear(16, 4), torch.randn(64, 16)
 
 
+def convolution():
+    return nn.Conv2d(3, 4, 3), torch.randn(4, 3, 16, 16)
+
+
+def two_layers():
+    return TwoLayers(), torch.randn(64, 16)
+
+
 def mnist():
     return Mnist(), torch.randn(8, 1, 16, 16)
 
@@ -75,6 +92,10 @@ def lstm():
 
 def gan():
     return Pair(), torch.randn(64, 8)
+
+
+def without_dropout():
+    return nn.Sequential(*(nn.Linear(16, 16) for _ in range(4))), torch.randn(64, 16)
 
 
 def one_parameter():
