@@ -18,7 +18,7 @@ from explorer.engine.policy.apply import apply_policy
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.state.rng import seed_everything
 from explorer.plan.catalogue import Sample, catalogue, recorded_sample
-from explorer.record import Failure, RunSpec
+from explorer.record import Failure, Measurement, RunSpec
 from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy
 from tests.engine.graphs import graph_of_loaded
@@ -117,8 +117,15 @@ def test_the_factory_takes_exactly_its_sizes(name: str, size: str) -> None:
     assert sum(p.numel() for p in loaded.model.parameters()) > 1e5
 
 
-STEPS_AGAIN = ("mlp", "moe", "unet")
-"""Routing, skips and a plain chain. The graphs of all samples are made again, with their bytes and FLOPs."""
+def recorded_again(spec: RunSpec) -> Measurement:
+    """The second step, recorded as a run does; what a run repeats or times is left out."""
+    failures: list[Failure] = []
+    with preserve_global_state():
+        trainee = prepare(spec)
+        run_step(trainee)
+        run = record_step(trainee, device_of(trainee.device), failures).measurement(spec)
+    assert not failures
+    return run
 
 
 @pytest.mark.parametrize("sample", catalogue(), ids=lambda sample: sample.name)
@@ -130,12 +137,6 @@ def test_the_bundled_run_is_what_the_sample_does(sample: Sample) -> None:
     bundled = recorded_sample(model)
     assert bundled is not None and bundled.run.times is not None and bundled.front.plans
     assert bundled.run.graph == describe(model)
-    if sample.name in STEPS_AGAIN:
-        spec, failures = RunSpec(model=model), list[Failure]()
-        with preserve_global_state():
-            trainee = prepare(spec)
-            run_step(trainee)  # the second step is recorded
-            again = record_step(trainee, device_of(trainee.device), failures).measurement(spec)
-        for name in ("step_peak_bytes", "saved_after_forward_bytes", "total_flops", "peak_phase"):
-            assert getattr(again, name) == getattr(bundled.run, name), name
-        assert not failures
+    again = recorded_again(RunSpec(model=model))
+    for name in ("step_peak_bytes", "saved_after_forward_bytes", "total_flops", "peak_phase"):
+        assert getattr(again, name) == getattr(bundled.run, name), name
