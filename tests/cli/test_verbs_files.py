@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from typer.testing import CliRunner, Result
 
 from explorer import lab
-from explorer.cli import report as cli_report
 from explorer.cli.main import app
 from explorer.cli.verbs import gallery
 from explorer.jobs import run_file
@@ -22,7 +21,7 @@ from explorer.jobs.store import Store
 from explorer.plan import lessons as lessons_file
 from explorer.plan.catalogue import catalogue
 from explorer.plan.lessons import lessons
-from explorer.plan.planners.front import find_plans
+from explorer.plan.planners import front
 from explorer.plan.policy import file as policy_file
 from explorer.record import Comparison, Measurement, RunSpec
 from explorer.record.base import from_json, from_msgpack
@@ -56,9 +55,8 @@ def test_a_stored_run_and_a_run_file_give_the_same_report(
     tmp_path: Path, measured: Measurement, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = {}  # once: on a busy machine a second search may prove less within its time
-    monkeypatch.setattr(
-        cli_report, "find_plans", lambda *asked: found.get(0) or found.setdefault(0, find_plans(*asked))
-    )
+    search = front.find_plans
+    monkeypatch.setattr(front, "find_plans", lambda *asked: found.get(0) or found.setdefault(0, search(*asked)))
     run_id = Store().save(measured, "my run")
     file = tmp_path / "my.run"
     file.write_bytes(Store().export_file(run_id))
