@@ -73,54 +73,45 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
 
 @pytest.fixture
 def page(context: BrowserContext) -> Iterator[Page]:
-    """A fresh visit; an error that the page's script throws fails the test."""
-    with visit(context) as tab:
-        errors: list[str] = []
-        with listening(tab, "pageerror", lambda error: errors.append(str(error))):
-            yield tab
+    """A fresh visit; an error that the page's script throws fails the test.
+
+    All visits share one tab, which is empty between them: a new tab compiles all scripts anew, two seconds of CPU.
+    """
+    tab = context.pages[0] if context.pages else context.new_page()
+    tab.set_viewport_size(SIZE)
+    tab.emulate_media(color_scheme="light")
+    tab.mouse.move(0, 0)
+    errors: list[str] = []
+    with listening(tab, "pageerror", lambda error: errors.append(str(error))):
+        yield tab
+        tab.goto("about:blank")
+    for other in context.pages[1:]:
+        other.close()
     assert not errors, errors
 
 
-@pytest.fixture(scope="session")
-def offline(browser: Browser) -> Iterator[BrowserContext]:
-    """A browser without network."""
-    context = browser.new_context(offline=True, accept_downloads=True)
-    context.set_default_timeout(TIMEOUT_MS)
-    yield context
-    context.close()
-
-
 @pytest.fixture
-def from_disk(offline: BrowserContext) -> Iterator[Page]:
-    """A tab for files. A word on the console (a blocked request, an error) or any request but for files is a fault."""
-    faults: list[str] = []
+def from_disk(browser: Browser) -> Iterator[Page]:
+    """A tab for files, in a browser without network. Each test has its own: Chromium may lose a way out of a file.
+
+    A word on the console (a blocked request, an error) or any request but for files is a fault.
+    """
+    offline = browser.new_context(viewport=SIZE, offline=True, accept_downloads=True)
+    offline.set_default_timeout(TIMEOUT_MS)
+    tab, faults = offline.new_page(), list[str]()
 
     def request(sent: Request) -> None:
         if not sent.url.startswith(("file:", "blob:")):
             faults.append(sent.url)
 
     with (
-        visit(offline) as tab,
         listening(tab, "console", lambda message: faults.append(message.text)),
         listening(tab, "pageerror", lambda error: faults.append(str(error))),
         listening(tab, "request", request),
     ):
         yield tab
-    offline.set_offline(True)
+    offline.close()
     assert not faults, faults
-
-
-@contextmanager
-def visit(context: BrowserContext) -> Iterator[Page]:
-    """The first tab of `context`, empty before and after: a new tab compiles all scripts anew, two seconds of CPU."""
-    tab = context.pages[0] if context.pages else context.new_page()
-    tab.set_viewport_size(SIZE)
-    tab.emulate_media(color_scheme="light")
-    tab.mouse.move(0, 0)
-    yield tab
-    tab.goto("about:blank")
-    for other in context.pages[1:]:
-        other.close()
 
 
 @contextmanager

@@ -63,8 +63,10 @@ def opened(from_disk: Page, folder: Path) -> Open:
             run = replace(recorded.run, graph=graph) if graph is not None else recorded.run
             plans = recorded.front.plans if graph is None else ()
             file.write_text(report_text(ReportOf(run=run, name=name, plans=plans, share_plotly=True)))
-        from_disk.goto("about:blank")  # else another fragment is no new visit
+        was_open = from_disk.url.startswith(file.as_uri())
         from_disk.goto(file.as_uri() + fragment)
+        if was_open:  # another fragment alone is no new visit
+            from_disk.reload()
         from_disk.locator(".explorable .nsewdrag").first.wait_for()
         return from_disk
 
