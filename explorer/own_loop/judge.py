@@ -65,9 +65,11 @@ class Judged:
 
     def __repr__(self) -> str:
         comparison = self.comparison
-        lines = [
-            f"{self.verdict}: {comparison.n_bitwise_equal} of {comparison.n_gradients} gradients are equal bit by bit"
-        ]
+        n_equal, n, what = comparison.n_bitwise_equal, comparison.n_gradients, "gradients are equal bit by bit"
+        if not n:
+            n_equal, n = sum(diff.bitwise for diff in comparison.parameters), len(comparison.parameters)
+            what = "parameters are equal bit by bit after the steps, which leave no gradient"
+        lines = [f"{self.verdict}: {n_equal} of {n} {what}"]
         lines += self.causes
         later = {id(diff) for diff in comparison.later_gradients}
         lines += [_line(diff, is_later=id(diff) in later) for diff in self.worst[:_MOST_LINES]]

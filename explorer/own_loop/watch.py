@@ -134,7 +134,8 @@ class Watch:
             # Most loops fail in forward or backward. Their errors are caught while the frames hold the memory.
             self._listen()
             healing = self._healer.backward_listeners if self._healer else {}
-            self._hooks.enter_context(around_backward(failed=self.refused, **healing))
+            in_forward = None if self._healer else lambda: False  # the healer repeats no call of torch.autograd.grad
+            self._hooks.enter_context(around_backward(failed=self.refused, in_forward=in_forward, **healing))
         if self._optimizer is not None:
             self._count(self._optimizer)
         else:

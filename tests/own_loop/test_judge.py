@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import fully_shard
-from torch.optim import SGD, Adam, AdamW
+from torch.optim import LBFGS, SGD, Adam, AdamW
 
 import explorer
 from explorer.errors import BadInput
@@ -272,8 +273,11 @@ def step_with(make: Make) -> Callable[[nn.Module, Any], Tensor]:
     made: dict[int, torch.optim.Optimizer] = {}
 
     def step(model: nn.Module, batch: Any) -> Tensor:
+        optimizer = made.setdefault(id(model), make(model.parameters()))
+        if isinstance(optimizer, LBFGS):
+            return optimizer.step(partial(squares, model, batch))  # type: ignore[arg-type, return-value]
         loss = squares(model, batch)
-        made.setdefault(id(model), make(model.parameters())).step()
+        optimizer.step()
         return loss
 
     return step
@@ -303,6 +307,7 @@ OPTIMIZER_BUGS = {
     "second beta": (of(AdamW), of(AdamW, betas=(0.9, 0.98)), "betas is (0.9, 0.999) in the baseline and (0.9, 0.98)"),
     "first beta": (of(AdamW, lr=1e-4), of(AdamW, lr=1e-4, betas=(0.91, 0.999)), "and (0.91, 0.999) in the candidate"),
     "epsilon": (of(AdamW, lr=1e-3), of(AdamW, lr=1e-3, eps=1e-7), "eps is 1e-08 in the baseline and 1e-07 in the cand"),
+    "lr of LBFGS": (of(LBFGS, lr=0.1), of(LBFGS, lr=0.2), "lr is 0.1 in the baseline and 0.2 in the candidate"),
     "a learning rate of zero": (of(SGD, lr=1e-2), of(SGD, lr=0.0), "lr is 0.01 in the baseline and 0 in the cand"),
 }
 
@@ -312,6 +317,7 @@ def test_another_optimizer_is_different_and_what_it_does_is_said(bug: str) -> No
     reference, candidate, says = OPTIMIZER_BUGS[bug]
     verdict = judged(reference, candidate)
     assert verdict.verdict == "different", verdict
+    assert str(verdict).startswith("different: 6 of 6 gradients are equal bit by bit")
     assert verdict.causes[0].startswith("The gradients are the same and the step of ")
     assert says in verdict.causes[-1] and ("differ: the class" in verdict.causes[-1]) == (bug == "coupled decay")
     assert "of its last step away" in str(verdict)
@@ -346,7 +352,20 @@ class AdamWInFloat32(torch.optim.Optimizer):
         (of(AdamW, lr=1e-4), of(AdamWInFloat32, lr=1e-4)),
         (of(SGD, lr=0.1, momentum=0.9), of(SGD, lr=0.1, momentum=0.9, fused=True)),
         (of(SGD, lr=1e-2), of(SGD, lr=1e-2 * (1 + 1e-6))),
+        (of(LBFGS, lr=0.1), of(LBFGS, lr=0.1)),
     ],
 )
 def test_the_same_step_in_other_arithmetic_is_rounding(reference: Make, candidate: Make) -> None:
     judged(reference, candidate).require()
+
+
+def test_a_step_that_leaves_no_gradient_is_judged_by_its_parameters() -> None:
+    def step(model: nn.Module, batch: Any) -> None:
+        squares(model, batch)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(parameter.grad)  # type: ignore[arg-type]
+                parameter.grad = None
+
+    verdict = explorer.judge(step, step, nn.Linear(16, 5), (torch.randn(32, 16), torch.randn(32, 5)))
+    assert str(verdict).startswith("bitwise equal: 2 of 2 parameters are equal bit by bit after the steps")

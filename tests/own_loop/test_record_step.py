@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import signal
@@ -16,6 +17,7 @@ import pytest
 import torch
 from torch import distributed, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import grad
 from torch.utils.flop_counter import FlopCounterMode
 
 import explorer
@@ -175,6 +177,28 @@ def test_any_policy_is_forecast_from_a_recorded_step() -> None:
     assert foreseen.step_peak_bytes is not None and measured.step_peak_bytes is not None
     fell = run.peak_bytes - foreseen.step_peak_bytes
     assert fell == pytest.approx((plain.step_peak_bytes or 0) - measured.step_peak_bytes, rel=0.01) and fell > 0
+
+
+def test_a_backward_by_autograd_grad_is_a_backward() -> None:
+    loop = Loop()
+    parameters, runs = list(loop.model.parameters()), []
+
+    def step() -> None:
+        loss = nn.functional.mse_loss(loop.model(loop.x), loop.y)
+        for parameter, gradient in zip(parameters, grad(loss, parameters)):
+            parameter.grad = gradient
+        loop.optimizer.step()
+
+    step()
+    policy = Policy.recompute(("0", "1", "2", "3"))
+    for chosen in (Policy(), policy):
+        gc.collect()
+        with explorer.apply_policy(loop.model, chosen), explorer.record_step(loop.model, loop.optimizer) as run:
+            step()
+        runs.append(run)
+    assert [run.measurement.peak_phase for run in runs] == ["backward", "backward"]
+    assert runs[0].forecast(policy).step_peak_bytes == pytest.approx(runs[1].peak_bytes, rel=0.001)
+    explorer.auto_policy(loop.model, step, budget="90%").require()
 
 
 def test_a_step_that_raises_is_kept_until_then_and_raises(tmp_path: Path) -> None:

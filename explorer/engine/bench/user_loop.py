@@ -33,7 +33,7 @@ from explorer.engine.bench.user_loop_graph import recorded_graph
 from explorer.engine.device.device import Device, current_rank, device_of, device_of_model
 from explorer.engine.policy.apply import policy_of
 from explorer.engine.watch.checkpoint_error import failure_in_words
-from explorer.engine.watch.scopes import around_backward
+from explorer.engine.watch.scopes import after_closure, around_backward
 from explorer.engine.watch.storages import tensors_in_memory
 from explorer.engine.watch.tracker import Tracker
 from explorer.engine.watch.uncompiled import compiler_off, never_compiled
@@ -185,24 +185,16 @@ def _borders(tracker: _LoopTracker) -> Iterator[None]:
 
     @never_compiled
     def steps(optimizer: object, args: Any, kwargs: Any) -> Any:
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if not callable(closure):
+        # With a closure, forward and backward run inside the optimizer's step, as in Lightning.
+        new = after_closure(args, kwargs, partial(tracker.on_phase, "optimizer"))
+        if new is None:
             tracker.on_phase("optimizer")
-            return None
-
-        def closed() -> object:  # forward and backward run inside the optimizer's step, as in Lightning
-            loss = closure()
-            tracker.on_phase("optimizer")
-            return loss
-
-        if "closure" in kwargs:
-            return args, {**kwargs, "closure": closed}
-        return (args[0], closed, *args[2:]), kwargs
+        return new
 
     ended = never_compiled(lambda *_: tracker.on_phase("between"))
     backward, between = partial(tracker.on_phase, "backward"), partial(tracker.on_phase, "between")
     before, after = register_optimizer_step_pre_hook(steps), register_optimizer_step_post_hook(ended)
-    with before, after, around_backward(backward, between):
+    with before, after, around_backward(backward, between, in_forward=lambda: tracker.scopes.is_in_block):
         yield
 
 

@@ -174,7 +174,7 @@ def announced(model: nn.Module, step: Callable[[], object]) -> Step:
         after = model.register_forward_hook(end, always_call=True)
         with before, after:
             on_phase("between")
-            with around_backward(lambda: begin("backward"), end):
+            with around_backward(lambda: begin("backward"), end, in_forward=lambda: "forward" in phases):
                 step()
 
     return run

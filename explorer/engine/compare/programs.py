@@ -46,6 +46,7 @@ from explorer.engine.state.bits import is_sparse_equal, laid_out_as, whole
 from explorer.engine.state.rng import seed_everything
 from explorer.engine.state.snapshot import ModelSnapshot, OptimizerSnapshot, SharedSnapshot
 from explorer.engine.state.state_diff import State, StateKey, plain_copy, read_state
+from explorer.engine.watch.scopes import after_closure
 from explorer.engine.watch.uncompiled import compiler_off
 from explorer.record.policy import KEEP_ALL
 from explorer.record.run import RunSpec
@@ -202,7 +203,7 @@ class StepProgram:
     formats: set[torch.dtype] = field(default_factory=set)
     """Floating types of the outputs of all modules in the observed run."""
     stepped: bool = False
-    """Whether an optimizer of torch stepped in the last step."""
+    """Whether an optimizer of torch stepped in the last step, on gradients that stood when it began."""
     settings: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     """Settings of the optimizers by parameter and name of the setting: one text for each optimizer step of a run."""
 
@@ -243,7 +244,8 @@ class StepProgram:
         """Runs the step and returns its loss; None if the step returns none.
 
         Gradients are read when the first optimizer starts, or at the end. The optimizer then gets the gradients of
-        `lead`, if any: with equal gradients, differences of the parameters come from the optimizers alone.
+        `lead`, if any: with equal gradients, differences of the parameters come from the optimizers alone. An optimizer
+        with a closure (LBFGS) makes its gradients itself: those of the closure's first call are read.
         """
         self.stepped, self._lead = False, lead
         self._gradients: dict[str, Tensor | None] = {}
@@ -256,8 +258,7 @@ class StepProgram:
         value = loss.item() if isinstance(loss, Tensor) and loss.numel() == 1 else math.nan
         return None if math.isnan(value) else value
 
-    def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        self.stepped = True
+    def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         if id(optimizer) not in self.optimizers:
             self.optimizers[id(optimizer)] = OptimizerSnapshot(optimizer)
         groups = [(dict(_settings(optimizer, group)), group["params"]) for group in optimizer.param_groups]
@@ -266,12 +267,17 @@ class StepProgram:
         for name, parameter in parameters.items():
             for setting, text in settings_of[id(parameter)].items():
                 self.settings.setdefault((name, setting), []).append(text)
+        with_closure = after_closure(args, kwargs, partial(self._read_gradients, parameters))
+        if with_closure is not None:
+            return with_closure
+        self.stepped = True
         self._read_gradients(parameters)
         for name, parameter in parameters.items():
             gradient = self._lead.get(name)
             if gradient is not None and parameter.grad is not None and not is_sparse_equal(parameter.grad, gradient):
                 self._lent.append((parameter.grad, parameter.grad.clone()))
                 parameter.grad.copy_(laid_out_as(parameter.grad, gradient))
+        return None
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         """Restores the program's gradients: a step that does not zero its gradients adds to them."""

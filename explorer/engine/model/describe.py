@@ -90,7 +90,12 @@ def _observe_step(model: nn.Module, step: Callable[[], object], *, lets_go: bool
     hook = model.register_forward_pre_hook(lambda _, args, kwargs: inputs.append((args, kwargs)), with_kwargs=True)
     is_over = False
     try:
-        with hook, around_backward(leave), torch.enable_grad(), notes.watch:
+        with (
+            hook,
+            around_backward(leave, in_forward=lambda: notes.watch.scopes.is_in_block),
+            torch.enable_grad(),
+            notes.watch,
+        ):
             step()
     except _ForwardIsOver:
         is_over = True

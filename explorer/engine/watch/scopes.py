@@ -79,6 +79,11 @@ class BlockScopes:
             frame = self._local.frame = self._new_frame()
             return frame
 
+    @property
+    def is_in_block(self) -> bool:
+        """Whether the calling thread is inside a forward of the model."""
+        return len(self.frame.stack) > 1
+
     def __enter__(self) -> Self:
         with ExitStack() as opened:
             for i, module in enumerate(self.modules.values()):
@@ -176,10 +181,17 @@ class _BackwardListener:
     ended: Callable[[], object]
     failed: Callable[[Exception], object]
     repaired: Callable[[Exception, Any, Any], object]
+    in_forward: Callable[[], bool] | None
     is_inside: bool = False
+
+    def hears(self, name: str) -> bool:
+        """Whether the listener takes a call of this function of torch for a backward of the loop."""
+        return not self.is_inside and (name == "backward" or self.in_forward is not None and not self.in_forward())
 
 
 _LISTENERS: list[_BackwardListener] = []
+_ANNOUNCED = ("backward", "_engine_run_backward")
+"""Functions of torch.autograd that are replaced. `grad`, which files import by name, calls the second."""
 
 
 @contextmanager
@@ -188,27 +200,31 @@ def around_backward(
     ended: Callable[[], object] = _nothing,
     failed: Callable[[Exception], object] = _nothing,
     repaired: Callable[[Exception, Any, Any], object] = _nothing,
+    in_forward: Callable[[], bool] | None = None,
 ) -> Iterator[None]:
     """Calls `begins` before each backward, `failed` after an error, and `ended` at the end; not for a nested backward.
 
     `repaired` gets an error first, with the arguments of the backward. If it returns true, the error is dropped.
+    With `in_forward` a call of torch.autograd.grad counts too, unless `in_forward()`: forces of a model of energies.
     A user's training loop does not announce its backward. torch.autograd.backward is replaced while anyone listens:
     Tensor.backward and gradient scalers call it. Contexts may end in any order.
     """
-    listener = _BackwardListener(begins, ended, failed, repaired)
+    listener = _BackwardListener(begins, ended, failed, repaired, in_forward)
     if not _LISTENERS:
-        torch.autograd.backward = _announced(torch.autograd.backward)
+        for name in _ANNOUNCED:
+            setattr(torch.autograd, name, _announced(name, getattr(torch.autograd, name)))
     _LISTENERS.append(listener)
     try:
         yield
     finally:
         _LISTENERS.remove(listener)
-        plain = getattr(torch.autograd.backward, "announces", None)
-        if not _LISTENERS and plain is not None:  # None: another library has replaced it meanwhile
-            torch.autograd.backward = plain
+        for name in () if _LISTENERS else _ANNOUNCED:
+            plain = getattr(getattr(torch.autograd, name), "announces", None)
+            if plain is not None:  # None: another library has replaced it meanwhile
+                setattr(torch.autograd, name, plain)
 
 
-def _announced(plain: Callable[..., object]) -> Callable[..., Any]:
+def _announced(name: str, plain: Callable[..., object]) -> Callable[..., Any]:
     """`plain` with calls of all listeners, the last one first. Reentrant checkpointing calls it inside itself."""
 
     @never_compiled
@@ -216,7 +232,7 @@ def _announced(plain: Callable[..., object]) -> Callable[..., Any]:
         inside = []
         try:
             for listener in _LISTENERS[::-1]:
-                if not listener.is_inside:
+                if listener.hears(name):
                     listener.begins()
                     listener.is_inside = True
                     inside.append(listener)
@@ -234,6 +250,22 @@ def _announced(plain: Callable[..., object]) -> Callable[..., Any]:
 
     backward.announces = plain  # type: ignore[attr-defined]
     return backward
+
+
+def after_closure(args: Any, kwargs: Any, after: Callable[[], object]) -> tuple[Any, Any] | None:
+    """New arguments of an optimizer's step: `after` runs at the end of each call of its closure. None: no closure."""
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if not callable(closure):
+        return None
+
+    def closed() -> object:
+        loss = closure()
+        after()
+        return loss
+
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": closed}
+    return (args[0], closed, *args[2:]), kwargs
 
 
 def looking_at_saved(look: Callable[[Tensor], None], *, lets_go: bool = False) -> saved_tensors_hooks:

@@ -10,12 +10,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from explorer.plan.names import some
 from explorer.plan.pipeline.actions import Rows, Triple, needs, parse_rows, stage_ranks
 from explorer.plan.pipeline.clock import played_schedule
 from explorer.plan.pipeline.stage_costs import left_out
 from explorer.record.pipeline_run import ActionTime, PipelineRun, PlayedSchedule
 from explorer.record.run import PipelineEngine
 
+BATCH_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 WHERE: dict[PipelineEngine, str] = {
     "inproc": "All ranks ran in one process, in turns: times are composed from each action's own.",
     "replay": "Each rank ran alone, fed with recorded boundary tensors: no other rank contended for the machine.",
@@ -95,9 +97,9 @@ def notes(run: PipelineRun) -> tuple[str, ...]:
         )
     if far := sum(shares.microbatching.verdict == "different" for shares in run.gradients):
         sentences.append(
-            f"Microbatching alone moved {far} gradients by more than rounding: dropout draws a mask and BatchNorm "
-            "takes a mean for each microbatch. That is not the split's doing: the split is compared with the whole "
-            "model on the same microbatches."
+            f"Microbatching alone moved {far} gradients by more than rounding. Usual causes: each microbatch has a "
+            f"dropout mask and a BatchNorm mean{_moved_buffers(run)}. That is not the split's doing: the split is "
+            "compared with the whole model on the same microbatches."
         )
     if run.spec.n_accumulation > 1:
         sentences.append(
@@ -107,6 +109,13 @@ def notes(run: PipelineRun) -> tuple[str, ...]:
     if plan is not None and not plan.keyed_rng:
         sentences.append("Random numbers were not keyed by block and microbatch: dropout depends on the split.")
     return tuple(sentences)
+
+
+def _moved_buffers(run: PipelineRun) -> str:
+    """The buffers that each forward changes, such as the vectors of a spectral norm, as a part of a sentence."""
+    changed = [shares.name for shares in run.buffers if not shares.microbatching.bitwise]
+    changed = [name for name in changed if name.rpartition(".")[2] not in BATCH_STATISTICS]
+    return f", and changes {some(changed)} once more" if changed else ""
 
 
 def _links_in_words(wall: PlayedSchedule, composed: PlayedSchedule) -> str:

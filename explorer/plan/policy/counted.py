@@ -5,7 +5,8 @@ the smallest layer. A block that saves more than half of the model, or that a ha
 inside. Neighbouring single operations in a chain form one unit if they free bytes together.
 
 A single operation counts only if it keeps more than its input and output: a convolution alone keeps its input, and so
-would its checkpoint. Layers that LayerDrop left out of the observed forward count like other layers.
+would its checkpoint. Layers that LayerDrop left out of the observed forward count like other layers. A frozen body that
+saves nothing does not count: its recompute would have no effect.
 """
 
 from __future__ import annotations
@@ -30,7 +31,12 @@ def counted_units(graph: ModelGraph) -> tuple[Fqns, ...]:
         place = order.get(unit[0], len(order))
         behind = (i for i, other in enumerate(units) if order.get(other[0], -1) > place)
         units.insert(next(behind, len(units)), unit)
-    return tuple(units)
+    return tuple(unit for unit in units if not all(_is_idle(graph, fqn) for fqn in unit))
+
+
+def _is_idle(graph: ModelGraph, fqn: str) -> bool:
+    """Whether the block saves nothing. A block that the model checkpoints itself saves in its second run."""
+    return fqn in graph.saves_nothing and not any(is_within(fqn, block) for block in graph.checkpointed_by_itself)
 
 
 def segments(blocks: Sequence[str], graph: ModelGraph) -> tuple[Fqns, ...]:

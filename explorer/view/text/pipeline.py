@@ -94,10 +94,10 @@ CAP = (
 )
 READ_TRUTH = (
     "Read downwards: full batch, then microbatches, then with recompute, then split; each row counts what this one "
-    "step left equal in every bit. Microbatching alone changes gradients where dropout draws a mask or BatchNorm takes "
-    "a mean for each microbatch; elsewhere it only sums in another order. Rounding: the distance from the same step in "
-    "float64 is at most ten times that of the unsplit model. Where float64 draws other masks, a moved gradient counts "
-    "as different."
+    "step left equal in every bit. Microbatching alone changes gradients where a microbatch has a dropout mask, a "
+    "BatchNorm mean or a changed buffer of its own; elsewhere it only sums in another order. Rounding: the distance "
+    "from the same step in float64 is at most ten times that of the unsplit model. Where float64 draws other masks, a "
+    "moved gradient counts as different."
 )
 EMPTY_TRUTH = (
     "After a run: the full batch, the microbatched, the recomputed and the split model are compared gradient by "

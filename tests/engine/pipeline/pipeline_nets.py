@@ -135,6 +135,12 @@ def transposed(batch: int = 4) -> Any:
     return Transposed(), (torch.randn(batch, 5, 6), torch.randn(batch, 5, 6)), F.mse_loss
 
 
+def spectral() -> Any:
+    """Each forward changes the vectors of the power iteration."""
+    blocks = [nn.Sequential(nn.utils.spectral_norm(nn.Linear(6, 6)), nn.ReLU()) for _ in range(2)]
+    return nn.Sequential(*blocks), (torch.randn(8, 6), torch.randn(8, 6)), F.mse_loss
+
+
 TRANSPOSED = ("first", "second", "third")
 
 

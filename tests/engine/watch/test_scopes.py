@@ -8,12 +8,14 @@ import pickle
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import grad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
@@ -126,14 +128,28 @@ def failing(x: Tensor) -> None:
         x.detach().sum().backward()
 
 
-@pytest.mark.parametrize(("step", "n_backwards"), [(twice, 2), (nested, 1), (failing, 1)])
-def test_each_outer_backward_has_two_borders(step: Callable[[Tensor], None], n_backwards: int) -> None:
-    plain = torch.autograd.backward
+def penalized(x: Tensor) -> None:
+    (slope,) = grad((x * x).sum(), x, create_graph=True)
+    torch.autograd.functional.vjp(torch.tanh, x, torch.ones(2))
+    slope.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("step", "n_backwards", "n_gradients"), [(twice, 2, 0), (nested, 1, 0), (failing, 1, 0), (penalized, 1, 2)]
+)
+def test_each_outer_backward_has_two_borders(
+    step: Callable[[Tensor], None], n_backwards: int, n_gradients: int
+) -> None:
+    plain = torch.autograd.backward, torch.autograd._engine_run_backward
     borders: list[str] = []
-    with around_backward(lambda: borders.append("begins"), lambda: borders.append("ended")):
-        step(torch.ones(2, requires_grad=True))
-    twice(torch.ones(2, requires_grad=True))
-    assert borders == ["begins", "ended"] * n_backwards and torch.autograd.backward is plain
+    begins, ended = (partial(borders.append, word) for word in ("begins", "ended"))
+    for in_forward, n_heard in ((None, 0), (lambda: True, 0), (lambda: False, n_gradients)):
+        borders.clear()
+        with around_backward(begins, ended, in_forward=in_forward):
+            step(torch.ones(2, requires_grad=True))
+        twice(torch.ones(2, requires_grad=True))
+        assert borders == ["begins", "ended"] * (n_backwards + n_heard)
+    assert plain == (torch.autograd.backward, torch.autograd._engine_run_backward)
 
 
 @pytest.fixture
