@@ -172,7 +172,6 @@ class Watch:
         self._hooks.close()
         if self._forward_hook is not None:
             self._forward_hook.remove()
-            self._forward_hook = None
         if self._healer is not None:
             self._healer.close()
         self._end(None)

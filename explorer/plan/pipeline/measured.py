@@ -112,10 +112,10 @@ def notes(run: PipelineRun) -> tuple[str, ...]:
 
 
 def _moved_buffers(run: PipelineRun) -> str:
-    """The buffers that each forward changes, such as the vectors of a spectral norm, as a part of a sentence."""
+    """Part of a sentence on the buffers that each forward changes, such as the vectors of a spectral norm."""
     changed = [shares.name for shares in run.buffers if not shares.microbatching.bitwise]
     changed = [name for name in changed if name.rpartition(".")[2] not in BATCH_STATISTICS]
-    return f", and changes {some(changed)} once more" if changed else ""
+    return f", and changes {some(changed)}" if changed else ""
 
 
 def _links_in_words(wall: PlayedSchedule, composed: PlayedSchedule) -> str:
