@@ -268,16 +268,15 @@ class StepProgram:
             for setting, text in settings_of[id(parameter)].items():
                 self.settings.setdefault((name, setting), []).append(text)
         with_closure = after_closure(args, kwargs, partial(self._read_gradients, parameters))
-        if with_closure is not None:
-            return with_closure
-        self.stepped = True
-        self._read_gradients(parameters)
-        for name, parameter in parameters.items():
-            gradient = self._lead.get(name)
-            if gradient is not None and parameter.grad is not None and not is_sparse_equal(parameter.grad, gradient):
-                self._lent.append((parameter.grad, parameter.grad.clone()))
-                parameter.grad.copy_(laid_out_as(parameter.grad, gradient))
-        return None
+        if with_closure is None:
+            self.stepped = True
+            self._read_gradients(parameters)
+            for name, parameter in parameters.items():
+                gradient = self._lead.get(name)
+                if gradient is not None and parameter.grad is not None and not is_sparse_equal(parameter.grad, gradient):
+                    self._lent.append((parameter.grad, parameter.grad.clone()))
+                    parameter.grad.copy_(laid_out_as(parameter.grad, gradient))
+        return with_closure
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         """Restores the program's gradients: a step that does not zero its gradients adds to them."""
