@@ -272,10 +272,10 @@ class StepProgram:
             self.stepped = True
             self._read_gradients(parameters)
             for name, parameter in parameters.items():
-                gradient = self._lead.get(name)
-                if gradient is not None and parameter.grad is not None and not is_sparse_equal(parameter.grad, gradient):
-                    self._lent.append((parameter.grad, parameter.grad.clone()))
-                    parameter.grad.copy_(laid_out_as(parameter.grad, gradient))
+                own, lead = parameter.grad, self._lead.get(name)
+                if lead is not None and own is not None and not is_sparse_equal(own, lead):
+                    self._lent.append((own, own.clone()))
+                    own.copy_(laid_out_as(own, lead))
         return with_closure
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
