@@ -34,6 +34,7 @@ from explorer.lab.kit.bench import (
     attempt,
     gradients_by_name,
     gradients_of,
+    hessian_product,
     row_of_process,
 )
 from explorer.lab.kit.rows import DISTANCE, baseline_row, chart, compared_row, series_of, size_of
@@ -160,12 +161,7 @@ def create_graph(trainee: Trainee) -> Gradients:
 def hessian_vector_product(trainee: Trainee) -> Gradients:
     """H v for a fixed random v: backward(create_graph=True), then the gradient of gradient · v."""
     _loss(trainee).backward(create_graph=True)
-    generator = torch.Generator().manual_seed(trainee.spec.seed)
-    along = {p: torch.randn(p.shape, generator=generator) for p in trainee.model.parameters() if p.requires_grad}
-    terms = [(p.grad * v.to(p)).sum() for p, v in along.items() if p.grad is not None]
-    trainee.model.zero_grad(set_to_none=True)
-    torch.stack(terms).sum().backward()
-    return gradients_of(trainee.model)
+    return hessian_product(trainee.model, trainee.spec.seed)
 
 
 def gradient_penalty(trainee: Trainee) -> Gradients:

@@ -11,11 +11,8 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch
-from torch import Tensor, nn
-
 from explorer.engine.policy.apply import apply_policy
-from explorer.lab.kit.bench import Answer, Gradients, LabBench, Setting, gradients_of, mean_square
+from explorer.lab.kit.bench import Answer, LabBench, Setting, gradients_and_loss
 from explorer.lab.kit.nets import BATCH, WIDTH, Dropped, block_names, chain
 from explorer.lab.kit.rows import (
     COSINE,
@@ -31,7 +28,7 @@ from explorer.lab.kit.rows import (
     size_of,
 )
 from explorer.record.lab import LabRow
-from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.policy import Policy
 
 THEME, PLACE = "Wrapped blocks", 1
 QUESTION = "What happens when a recomputed block draws new random numbers?"
@@ -47,11 +44,10 @@ def run(setting: Setting, bench: LabBench) -> Answer:
     p, preserve = float(setting["p"]), setting["preserve_rng_state"] == "on"
     x = bench.normal(BATCH, WIDTH)
     plain, model = (chain(partial(Dropped, p), N_BLOCKS).to(bench.device) for _ in range(2))
-    expected, loss = _step_and_loss(plain, KEEP_ALL, x)
+    expected, loss = gradients_and_loss(plain, x)
     bench.tell("recomputed step", 1, 2)
-    gradients, candidate_loss = _step_and_loss(
-        model, Policy.recompute(block_names(model), preserve_rng_state=preserve), x
-    )
+    with apply_policy(model, Policy.recompute(block_names(model), preserve_rng_state=preserve)):
+        gradients, candidate_loss = gradients_and_loss(model, x)
     shares = mismatches(model)
     rows = (
         baseline_row("kept", measured("loss", loss)),
@@ -71,11 +67,3 @@ def run(setting: Setting, bench: LabBench) -> Answer:
 
 def _tells(row: LabRow) -> str:
     return "and the gradient agree" if row.outcome == "bitwise equal" else "says nothing about the gradient"
-
-
-def _step_and_loss(model: nn.Module, policy: Policy, x: Tensor) -> tuple[Gradients, float]:
-    with apply_policy(model, policy):
-        torch.manual_seed(0)
-        loss = mean_square(model(x))
-        loss.backward()
-    return gradients_of(model), float(loss.detach())

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from explorer.lab.kit.bench import Answer, Gradients, LabBench, Setting, gradients_of, mean_square
+from explorer.lab.kit.bench import Answer, Gradients, LabBench, Setting, gradients_and_loss
 from explorer.lab.kit.nets import BATCH, WIDTH, chain
 from explorer.lab.kit.rows import N_BLOCKS, baseline_row, compared_row, distance_bars, measured, outcome_sentence
 
@@ -70,8 +69,4 @@ def run(setting: Setting, bench: LabBench) -> Answer:
 
 
 def _step(p: float, how: str, x: Tensor, bench: LabBench) -> tuple[Gradients, float]:
-    model = chain(partial(RegionBlock, p, how), N_BLOCKS).to(bench.device)
-    torch.manual_seed(0)
-    loss = mean_square(model(x))
-    loss.backward()
-    return gradients_of(model), float(loss.detach())
+    return gradients_and_loss(chain(partial(RegionBlock, p, how), N_BLOCKS).to(bench.device), x)

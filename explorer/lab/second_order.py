@@ -58,6 +58,8 @@ WORDS = (
 )
 
 MODES: tuple[CheckpointMode, ...] = ("always", "except_last", "never")
+DIRECTION = 7
+"""Seed of the direction of the Hessian-vector product."""
 
 
 def n_checkpointed(mode: CheckpointMode, n_microbatches: int, *, training: bool) -> int:
@@ -127,14 +129,9 @@ def _orders(
     model.zero_grad(set_to_none=True)
     mean_square(split_run(model, x.clone().requires_grad_(), n_microbatches, run_block)).backward(create_graph=True)
     gradient = gradients_of(model)
-    product = attempt(partial(_product, model))
+    product = attempt(partial(hessian_product, model, DIRECTION))
     model.zero_grad(set_to_none=True)  # a gradient with a graph holds the graph, which holds the parameter
     return gradient, product
-
-
-def _product(model: nn.Module) -> Gradients:
-    direction = torch.Generator().manual_seed(7)
-    return hessian_product(model, lambda p: torch.randn(p.shape, generator=direction))
 
 
 def _findings(rows: list[LabRow]) -> list[str]:

@@ -7,10 +7,9 @@ import signal
 
 import pytest
 import torch
-from torch import nn
 
 from explorer.engine.compare.diffs import relative_distance
-from explorer.lab.kit.bench import Gradients, LabBench, Raised, attempt, hessian_product, row_of_process
+from explorer.lab.kit.bench import Gradients, LabBench, Raised, attempt, row_of_process
 from explorer.lab.kit.rows import (
     COSINE,
     DISTANCE,
@@ -39,20 +38,6 @@ def test_an_exception_keeps_its_class_and_its_first_sentence() -> None:
     assert attempt(refuse) == Raised("RuntimeError", "Trying to backward a second time")
     assert str(attempt(refuse)) == "RuntimeError: Trying to backward a second time"
     assert attempt(lambda: 3) == 3
-
-
-@pytest.mark.filterwarnings("ignore:Using backward")
-def test_of_a_cubic_it_is_six_times_the_weight_along_the_direction() -> None:
-    class Cubic(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w, self.idle = nn.Parameter(torch.tensor([1.0, 2.0])), nn.Parameter(torch.ones(1))
-
-    model = Cubic()
-    (model.w**3).sum().backward(create_graph=True)
-    product = hessian_product(model, lambda parameter: torch.tensor([1.0, -1.0]))
-    model.zero_grad()  # the cycle between parameter and gradient
-    assert product["w"].tolist() == [6.0, -12.0] and product.get("idle") is None
 
 
 def value_of(far: Gap, name: str) -> object:

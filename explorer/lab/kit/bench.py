@@ -94,16 +94,26 @@ def mean_square(output: Tensor) -> Tensor:
 
 def step_gradients(model: nn.Module, inputs: Tensor) -> Gradients:
     """Gradients of a forward and backward from cleared gradients, with torch's generators seeded."""
+    return gradients_and_loss(model, inputs)[0]
+
+
+def gradients_and_loss(model: nn.Module, inputs: Tensor) -> tuple[Gradients, float]:
+    """The step of `step_gradients`, with its loss."""
     torch.manual_seed(0)
     model.zero_grad(set_to_none=True)
-    mean_square(model(inputs)).backward()
+    loss = mean_square(model(inputs))
+    loss.backward()
+    return gradients_of(model), float(loss.detach())
+
+
+def hessian_product(model: nn.Module, seed: int) -> Gradients:
+    """The Hessian times random numbers of `seed`, from gradients that backward(create_graph=True) left."""
+    generator = torch.Generator().manual_seed(seed)
+    along = {p: torch.randn(p.shape, generator=generator) for p in model.parameters() if p.requires_grad}
+    terms = [(p.grad * v.to(p)).sum() for p, v in along.items() if p.grad is not None]
+    model.zero_grad(set_to_none=True)
+    torch.stack(terms).sum().backward()
     return gradients_of(model)
-
-
-def hessian_product(model: nn.Module, along: Callable[[nn.Parameter], Tensor]) -> Gradients:
-    """The Hessian times the direction `along(parameter)`, from gradients that backward(create_graph=True) left."""
-    terms = [(p.grad * along(p).to(p)).sum() for p in model.parameters() if p.grad is not None]
-    return gradients_by_name(torch.stack(terms).sum(), model, allow_unused=True)
 
 
 def row_of_process(trial: Callable[..., LabRow], bench: LabBench, label: str, *arguments: object) -> LabRow:

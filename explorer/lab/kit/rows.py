@@ -32,7 +32,7 @@ class Gap:
 
     @property
     def outcome(self) -> RowOutcome:
-        if self.n_missing:
+        if any(diff.presence in ("baseline only", "candidate only") for diff in self.diffs):
             return "missing"
         verdicts = {diff.verdict for diff in self.diffs}
         if "different" in verdicts:
@@ -42,11 +42,6 @@ class Gap:
     @property
     def n_equal(self) -> int:
         return sum(diff.verdict == "bitwise equal" for diff in self.diffs)
-
-    @property
-    def n_missing(self) -> int:
-        """Gradients that one side has and the other lacks."""
-        return sum(diff.presence in ("baseline only", "candidate only") for diff in self.diffs)
 
     @property
     def distance(self) -> float | None:
