@@ -2,6 +2,8 @@
 
 this process  ── function, arguments ──▶  forked from a clean process (forks.py)
               ◀── progress as lines of JSON, then the result or the error ──
+
+`rank_processes` starts one process a rank, whose results are files.
 """
 
 from __future__ import annotations
@@ -9,20 +11,24 @@ from __future__ import annotations
 import importlib
 import os
 import pickle
+import select
 import signal
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import IO, Any, TypeVar
 
 import torch
 from msgspec.structs import replace
 
-from explorer.child_process.forks import Answering, server_is_gone
+from explorer.child_process.forks import Answering, Forked, at_hand, server_is_gone
 from explorer.engine.device.memory_limit import machine_memory_limit
 from explorer.errors import Crashed, ExplorerError
 from explorer.record.base import from_json, to_json
 from explorer.record.plan import Progress, Report
 
+POLL_S = 0.2
 Kind = TypeVar("Kind")
 
 
@@ -54,6 +60,37 @@ def call_in_subprocess(function: Callable[..., Kind], *arguments: object, report
         if child.code is None:
             raise server_is_gone()
         raise Crashed(f"The run that {what} {child.ending()}.", hint="The next run starts a new process.")
+
+
+@contextmanager
+def rank_processes(
+    body: Callable[..., None], arguments: Sequence[tuple[object, ...]], needs: Sequence[str]
+) -> Iterator[list[Forked]]:
+    """Starts `body(*arguments[rank])` in a process for each rank. At the end of the block all of them are gone."""
+    ranks: list[Forked] = []
+    try:
+        for of_rank in arguments:
+            ranks.append(at_hand().start(body, *of_rank, needs=needs))
+        yield ranks
+    finally:
+        for process in ranks:
+            process.kill()
+        for process in ranks:
+            process.close()
+
+
+def wait_for_ranks(ranks: Sequence[Forked], time_limit_s: float, report: Report) -> bool:
+    """Waits until all ranks have ended or one has failed. Returns False if the time limit comes first."""
+    begun = time.monotonic()
+    while alive := [process for process in ranks if not process.ended]:
+        if any(process.ended and process.code != 0 for process in ranks):
+            return True
+        if time.monotonic() - begun > time_limit_s:
+            return False
+        n_done = len(ranks) - len(alive)
+        report(Progress(what=f"{len(alive)} of {len(ranks)} ranks at work", done=n_done, total=len(ranks)))
+        select.select(alive, [], [], POLL_S)
+    return True
 
 
 def one_thread_between_steps() -> None:

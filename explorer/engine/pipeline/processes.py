@@ -22,18 +22,18 @@ from pathlib import Path
 
 import msgspec
 
-from explorer.child_process.forks import Forked, at_hand, n_oom_kills, server_is_gone
+from explorer.child_process.forks import Forked, n_oom_kills, server_is_gone
+from explorer.engine.device.subprocess_call import rank_processes, wait_for_ranks
 from explorer.errors import ExplorerError
 from explorer.plan.export.torchrun import report_file
 from explorer.record.base import from_json, from_msgpack, to_json
 from explorer.record.failure import Failure
 from explorer.record.pipeline_run import RankReport
-from explorer.record.plan import Progress, Report, silent
+from explorer.record.plan import Report, silent
 from explorer.record.run import RunSpec
 
 GRACE_S = 1.0
 """Time for the other ranks to report after a rank has failed."""
-POLL_S = 0.2
 WAITING = -1
 BETWEEN_RANKS = ("Connection closed by peer", "Connection reset by peer", "gloo", "NCCL", "TCPStore", "Broken pipe")
 """Words of an error that another rank's end caused."""
@@ -53,20 +53,12 @@ def run_ranks(spec: RunSpec, n_ranks: int, out: Path, report: Report = silent) -
 
     Raises Cancelled, after all have stopped.
     """
-    forks, needs = at_hand(), ["explorer.engine.pipeline.rank"]
+    n_oom_kills_before = n_oom_kills()
     with tempfile.TemporaryDirectory(prefix="ranks-") as meeting:
-        ranks: list[Forked] = []
-        watch = _Watch(spec, ranks, _pulses(Path(meeting), n_ranks), out)
-        try:
-            for rank in range(n_ranks):
-                job = RankJob(to_json(spec), rank, n_ranks, meeting, str(out))
-                ranks.append(forks.start(rank_process, job, needs=needs))
-            return watch.until_the_end(report)
-        finally:
-            for process in ranks:
-                process.kill()
-            for process in ranks:
-                process.close()
+        pulses = _pulses(Path(meeting), n_ranks)
+        jobs = [(RankJob(to_json(spec), rank, n_ranks, meeting, str(out)),) for rank in range(n_ranks)]
+        with rank_processes(rank_process, jobs, ["explorer.engine.pipeline.rank"]) as processes:
+            return _Watch(spec, processes, pulses, out, n_oom_kills_before).until_the_end(report)
 
 
 @dataclass(frozen=True)
@@ -118,27 +110,20 @@ def _pulses(meeting: Path, n_ranks: int) -> memoryview:
 class _Watch:
     """The ranks at work, from their start until all have ended or one has failed."""
 
-    def __init__(self, spec: RunSpec, ranks: list[Forked], pulses: memoryview, out: Path) -> None:
+    def __init__(
+        self, spec: RunSpec, ranks: list[Forked], pulses: memoryview, out: Path, n_oom_kills_before: int | None
+    ) -> None:
         self._spec, self._ranks, self._pulses, self._out = spec, ranks, pulses, out
-        self._begun = time.monotonic()
-        self._oom_kills_before = n_oom_kills()
+        self._n_oom_kills_before = n_oom_kills_before
 
     def until_the_end(self, report: Report) -> RanksEnded:
-        ranks = self._ranks
-        while True:
-            alive = [process for process in ranks if not process.ended]
-            if any(process.code != 0 for process in ranks if process.ended):
-                select.select(alive, [], [], GRACE_S)
-                return self._failed(*self._guilty())
-            if not alive:
-                return RanksEnded(self._reports())
-            if time.monotonic() - self._begun > self._spec.time_limit_s:
-                return self._failed(*self._hanging())
-            n_done = len(ranks) - len(alive)
-            report(Progress(what=f"{len(alive)} of {len(ranks)} ranks at work", done=n_done, total=len(ranks)))
-            select.select(alive, [], [], POLL_S)
-
-    def _failed(self, rank: int, failure: Failure) -> RanksEnded:
+        if not wait_for_ranks(self._ranks, self._spec.time_limit_s, report):
+            rank, failure = self._hanging()
+        elif any(process.ended and process.code != 0 for process in self._ranks):
+            select.select([process for process in self._ranks if not process.ended], [], [], GRACE_S)
+            rank, failure = self._guilty()
+        else:
+            return RanksEnded(self._reports())
         return RanksEnded(self._reports(), failure, rank)
 
     def _reports(self) -> dict[int, RankReport]:
@@ -164,7 +149,7 @@ class _Watch:
         if failed is not None and not without_report:
             return failed
         rank = (without_report or dead)[0]
-        now, before = n_oom_kills(), self._oom_kills_before
+        now, before = n_oom_kills(), self._n_oom_kills_before
         return rank, _death(rank, self._ranks[rank].code, None if now is None or before is None else now > before)
 
     def _hanging(self) -> tuple[int, Failure]:

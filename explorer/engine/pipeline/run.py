@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from explorer.engine.bench.memory import memory_limit
@@ -31,7 +31,7 @@ from explorer.plan.pipeline.measured import notes, schedule_of
 from explorer.plan.pipeline.stage_costs import predict, state_bytes
 from explorer.record.base import from_msgpack
 from explorer.record.pipeline_cost import PipelineProfile
-from explorer.record.pipeline_run import ActionTime, PipelineRun, PlayedSchedule, RankMemory, RankReport
+from explorer.record.pipeline_run import ActionTime, PipelineRun, PlayedSchedule, RankReport
 from explorer.record.plan import Progress, Report, silent
 from explorer.record.run import PipelineEngine, RunSpec
 
@@ -60,21 +60,21 @@ def run_pipeline(
         report(Progress(what="building the stages", done=0, total=6))
         loaded = load_for(spec)
         pipeline = build(spec, loaded)
-        result = _Result(pipeline, engine)
+        run = _before_the_step(pipeline, engine)
         if profile is not None:
-            result.values["predicted"] = predict(profile, pipeline.plan, spec.policy)
+            run = replace(run, predicted=predict(profile, pipeline.plan, spec.policy))
         try:
             if engine == "procs":
-                result.by_processes(report)
+                run, tensors = _by_processes(run, pipeline, report)
             else:
                 with memory_limit(device_of(pipeline.trainee.device), pipeline.trainee):
-                    result.in_one_process(report)
-            result.compare(loaded, report)
+                    run, tensors = _in_one_process(run, pipeline, report)
+            run = _compared(run, tensors, pipeline, loaded, report)
         except (Cancelled, InvalidPlan, NotOnThisDevice):
             raise
         except Exception as error:
-            result.fail(error)
-        return result.run()
+            run = _failed(run, pipeline, error)
+        return _after_the_step(run, pipeline)
 
 
 def open_results(spec: RunSpec, folder: Path, report: Report = silent) -> PipelineRun:
@@ -82,119 +82,122 @@ def open_results(spec: RunSpec, folder: Path, report: Report = silent) -> Pipeli
     early end of a rank is a result (`failure`). Raises InvalidPlan."""
     with preserve_global_state():
         loaded = load_for(spec)
-        result = _Result(build(spec, loaded), "torchrun")
+        pipeline = build(spec, loaded)
+        run, tensors = _before_the_step(pipeline, "torchrun"), StepTensors({}, {})
         reports = _reports_in(folder, spec)
         failed = first_failure(reports)
         if failed is not None:
-            result.values |= {"failed_rank": failed[0], "failure": failed[1]}
+            run = replace(run, failed_rank=failed[0], failure=failed[1])
         else:
-            _check_complete(folder, reports, len(result.pipeline.rows))
-            result.read(reports, folder)
-        result.compare(loaded, report)
-        return result.run()
+            _check_complete(folder, reports, len(pipeline.rows))
+            run, tensors = _read(run, pipeline, reports, folder)
+        return _after_the_step(_compared(run, tensors, pipeline, loaded, report), pipeline)
 
 
-class _Result:
-    """Collects the fields of a PipelineRun."""
+def _before_the_step(pipeline: Pipeline, engine: PipelineEngine) -> PipelineRun:
+    return PipelineRun(
+        spec=pipeline.spec,
+        engine=engine,
+        environment=device_of(pipeline.trainee.device).environment(pipeline.spec.n_threads),
+        rows=format_rows(pipeline.rows),
+        stages=pipeline.stages(),
+    )
 
-    def __init__(self, pipeline: Pipeline, engine: PipelineEngine) -> None:
-        self.pipeline = pipeline
-        self.engine: PipelineEngine = engine
-        self.tensors = StepTensors({}, {})
-        self.values: dict[str, object] = {}
 
-    def in_one_process(self, report: Report) -> None:
-        """Runs a warm-up, timed passes and a memory pass."""
-        pipeline = self.pipeline
-        run_pass(pipeline, report=report)
-        readings: list[ActionTime] = []
-        for repeat in range(min(MOST_REPEATS, max(1, pipeline.spec.n_repeats))):
-            report(Progress(what="timed step", done=repeat, total=MOST_REPEATS))
-            timed = run_pass(pipeline)
-            readings += timed.actions
-        buffers = {name: b.detach().cpu().clone() for name, b in pipeline.trainee.model.named_buffers()}
-        self.tensors = StepTensors(pipeline.gradients(), buffers)
-        composed = compose(pipeline, readings)
-        report(Progress(what="step with memory recorded", done=3, total=6))
-        memory = run_pass(pipeline, memory=True).memory(composed.actions)
-        self.values |= {
-            "actions": timed.actions,
-            "memory": memory,
-            "blocks": timed.readings.calls.blocks(pipeline),
-            "losses": tuple(timed.losses[i] for i in sorted(timed.losses)),
-            "composed": msgspec.structs.replace(composed, memory=memory),
-        }
+def _in_one_process(run: PipelineRun, pipeline: Pipeline, report: Report) -> tuple[PipelineRun, StepTensors]:
+    """A warm-up, timed passes and a memory pass."""
+    run_pass(pipeline, report=report)
+    readings: list[ActionTime] = []
+    for repeat in range(min(MOST_REPEATS, max(1, pipeline.spec.n_repeats))):
+        report(Progress(what="timed step", done=repeat, total=MOST_REPEATS))
+        timed = run_pass(pipeline)
+        readings += timed.actions
+    buffers = {name: b.detach().cpu().clone() for name, b in pipeline.trainee.model.named_buffers()}
+    tensors = StepTensors(pipeline.gradients(), buffers)
+    composed = compose(pipeline, readings)
+    report(Progress(what="step with memory recorded", done=3, total=6))
+    memory = run_pass(pipeline, memory=True).memory(composed.actions)
+    run = replace(
+        run,
+        actions=timed.actions,
+        memory=memory,
+        blocks=timed.readings.calls.blocks(pipeline),
+        losses=tuple(timed.losses[i] for i in sorted(timed.losses)),
+        composed=replace(composed, memory=memory),
+    )
+    return run, tensors
 
-    def fail(self, error: Exception) -> None:
-        """Stores the failure of a run, with the rank and action that failed."""
-        failure, action = failure_in_step(cause_of(error)), self.pipeline.under_way
-        if action is not None:
-            rank = self.pipeline.rank_of[action.stage]
-            sentence = f"Rank {rank} failed in {action}: {failure.sentence}"
-            failure = msgspec.structs.replace(failure, sentence=sentence)
-            self.values["failed_rank"] = rank
-        self.values["failure"] = failure
 
-    def by_processes(self, report: Report) -> None:
-        """Runs one process per rank. Raises NotOnThisDevice if there are fewer GPUs than ranks."""
-        n_ranks, n_devices = len(self.pipeline.rows), torch.cuda.device_count()
-        if self.pipeline.spec.device == "cuda" and n_ranks > n_devices:
-            raise NotOnThisDevice(
-                f"{n_ranks} ranks need a GPU each; this machine has {n_devices}.",
-                hint="Use the engine inproc, which measures every rank on one GPU.",
-            )
-        with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
-            ended = run_ranks(self.pipeline.spec, n_ranks, Path(folder), report)
-            if ended.failure is not None:
-                self.values |= {"failure": ended.failure, "failed_rank": ended.failed_rank}
-            else:
-                self.read(ended.reports, Path(folder))
-
-    def read(self, reports: dict[int, RankReport], folder: Path) -> None:
-        """Reads the ranks' results in `folder`."""
-        in_order = [reports[rank] for rank in sorted(reports)]
-        partial: dict[tuple[str, int], Tensor | None] = {}
-        buffers: dict[str, Tensor] = {}
-        for report in in_order:
-            tensors = torch.load(tensor_file(folder, report.rank), weights_only=True)
-            partial |= tensors["gradients"]
-            buffers |= tensors["buffers"]
-        self.tensors = StepTensors(self.pipeline.summed(partial), buffers)
-        actions = tuple(time for report in in_order for time in report.actions)
-        memory = tuple(report.memory for report in in_order if report.memory is not None)
-        self.values |= {
-            "actions": tuple(sorted(actions, key=lambda time: time.start_ms)),
-            "memory": memory,
-            "blocks": tuple(sorted((b for report in in_order for b in report.blocks), key=lambda block: block.stage)),
-            "losses": next((report.losses for report in in_order if report.losses), ()),
-            "composed": msgspec.structs.replace(compose(self.pipeline, actions), memory=memory),
-            "wall": schedule_of(self.pipeline.rows, actions),
-        }
-
-    def compare(self, loaded: Loaded, report: Report) -> None:
-        """Compares the run with the unsplit model, unless the run failed."""
-        if "failure" not in self.values:
-            gradients, buffers = shares(self.pipeline, loaded, self.tensors, report)
-            self.values |= {"gradients": gradients, "buffers": buffers}
-
-    def run(self) -> PipelineRun:
-        pipeline = self.pipeline
-        run = PipelineRun(
-            spec=pipeline.spec,
-            engine=self.engine,
-            environment=device_of(pipeline.trainee.device).environment(pipeline.spec.n_threads),
-            rows=format_rows(pipeline.rows),
-            stages=pipeline.stages(),
-            **self.values,  # type: ignore[arg-type]
+def _by_processes(run: PipelineRun, pipeline: Pipeline, report: Report) -> tuple[PipelineRun, StepTensors]:
+    """One process per rank. Raises NotOnThisDevice if there are fewer GPUs than ranks."""
+    n_ranks, n_devices = len(pipeline.rows), torch.cuda.device_count()
+    if pipeline.spec.device == "cuda" and n_ranks > n_devices:
+        raise NotOnThisDevice(
+            f"{n_ranks} ranks need a GPU each; this machine has {n_devices}.",
+            hint="Use the engine inproc, which measures every rank on one GPU.",
         )
-        memory = tuple(msgspec.structs.replace(rank, optimizer_bytes=self._state_bytes(rank)) for rank in run.memory)
-        return msgspec.structs.replace(run, memory=memory, notes=notes(run))
+    with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
+        ended = run_ranks(pipeline.spec, n_ranks, Path(folder), report)
+        if ended.failure is not None:
+            return replace(run, failure=ended.failure, failed_rank=ended.failed_rank), StepTensors({}, {})
+        return _read(run, pipeline, ended.reports, Path(folder))
 
-    def _state_bytes(self, memory: RankMemory) -> int:
-        """State that the optimizer of the spec would keep on the rank."""
-        modules = [self.pipeline.modules[stage] for stage in self.pipeline.stages_of(memory.rank)]
+
+def _read(
+    run: PipelineRun, pipeline: Pipeline, reports: dict[int, RankReport], folder: Path
+) -> tuple[PipelineRun, StepTensors]:
+    """The results that the ranks left in `folder`."""
+    in_order = [reports[rank] for rank in sorted(reports)]
+    partial: dict[tuple[str, int], Tensor | None] = {}
+    buffers: dict[str, Tensor] = {}
+    for report in in_order:
+        tensors = torch.load(tensor_file(folder, report.rank), weights_only=True)
+        partial |= tensors["gradients"]
+        buffers |= tensors["buffers"]
+    actions = tuple(time for report in in_order for time in report.actions)
+    memory = tuple(report.memory for report in in_order if report.memory is not None)
+    run = replace(
+        run,
+        actions=tuple(sorted(actions, key=lambda time: time.start_ms)),
+        memory=memory,
+        blocks=tuple(sorted((b for report in in_order for b in report.blocks), key=lambda block: block.stage)),
+        losses=next((report.losses for report in in_order if report.losses), ()),
+        composed=replace(compose(pipeline, actions), memory=memory),
+        wall=schedule_of(pipeline.rows, actions),
+    )
+    return run, StepTensors(pipeline.summed(partial), buffers)
+
+
+def _compared(
+    run: PipelineRun, tensors: StepTensors, pipeline: Pipeline, loaded: Loaded, report: Report
+) -> PipelineRun:
+    """The run with its comparison to the unsplit model, unless the run failed."""
+    if run.failure is not None:
+        return run
+    gradients, buffers = shares(pipeline, loaded, tensors, report)
+    return replace(run, gradients=gradients, buffers=buffers)
+
+
+def _failed(run: PipelineRun, pipeline: Pipeline, error: Exception) -> PipelineRun:
+    """The run with its failure, and the rank and action that failed."""
+    failure, action = failure_in_step(cause_of(error)), pipeline.under_way
+    if action is None:
+        return replace(run, failure=failure)
+    rank = pipeline.rank_of[action.stage]
+    failure = replace(failure, sentence=f"Rank {rank} failed in {action}: {failure.sentence}")
+    return replace(run, failed_rank=rank, failure=failure)
+
+
+def _after_the_step(run: PipelineRun, pipeline: Pipeline) -> PipelineRun:
+    """The run with the state that the optimizer of the spec would keep on each rank, and its notes."""
+
+    def state(rank: int) -> int:
+        modules = [pipeline.modules[stage] for stage in pipeline.stages_of(rank)]
         trained = sum(p.nbytes for module in modules for p in module.parameters() if p.requires_grad)
-        return state_bytes(self.pipeline.spec, trained)
+        return state_bytes(pipeline.spec, trained)
+
+    run = replace(run, memory=tuple(replace(memory, optimizer_bytes=state(memory.rank)) for memory in run.memory))
+    return replace(run, notes=notes(run))
 
 
 def compose(pipeline: Pipeline, readings: Sequence[ActionTime]) -> PlayedSchedule:

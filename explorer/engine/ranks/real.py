@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import os
-import select
 import tempfile
 import time
 import weakref
@@ -24,10 +23,11 @@ from msgspec.structs import replace
 from torch import distributed
 from torch.distributed import _functional_collectives as funcol
 
-from explorer.child_process.forks import Forked, at_hand
+from explorer.child_process.forks import Forked
 from explorer.engine.bench.recording import recording_of
 from explorer.engine.bench.step import Trainee, run_step, trainee_of
 from explorer.engine.device.device import device_of
+from explorer.engine.device.subprocess_call import rank_processes, wait_for_ranks
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import blaming
 from explorer.engine.ranks.split import check_ranks, mesh_of, split_model
@@ -36,13 +36,12 @@ from explorer.engine.watch.collectives import Buckets
 from explorer.errors import BadInput, Cancelled, Crashed, message_of
 from explorer.record.base import Record, from_json, from_msgpack, to_json, to_msgpack
 from explorer.record.measurement import Measurement, RecordedRanks
-from explorer.record.plan import Progress, Report, silent
+from explorer.record.plan import Report, silent
 from explorer.record.run import RunSpec
 
 N_WARM = 2
 MOST_PROCESSES = 8
 """Real ranks on this machine; more can be predicted."""
-POLL_S = 0.2
 LATEST_S = 1.0
 """Longest wait for a result that other code keeps for itself."""
 GLOO = "Measured on ranks that exchange by gloo: its own copies inside a collective count as unattributed."
@@ -54,6 +53,7 @@ EXCHANGES = (
     "all_reduce",
 )
 """Functions of torch.distributed that FSDP2 calls and that return when the tensors are exchanged."""
+NEEDS = ("torch._dynamo", "explorer.engine.ranks.compare")
 Result = TypeVar("Result", bound=Record)
 
 
@@ -80,34 +80,20 @@ def run_on_ranks(
             hint="Add --predict, which takes any number of ranks.",
         )
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        started: list[Forked] = []
-        try:
-            for rank in range(ranks.n_ranks):
-                order = (to_json(spec), rank, folder, function.__module__, function.__name__)
-                needs = ["torch._dynamo", "explorer.engine.ranks.compare"]
-                started.append(at_hand().start(rank_process, *order, needs=needs))
-            _wait(started, spec, Path(folder), report)
-        finally:
-            for process in started:
-                process.kill()
-            for process in started:
-                process.close()
+        call = (folder, function.__module__, function.__name__)
+        arguments = [(to_json(spec), rank, *call) for rank in range(ranks.n_ranks)]
+        with rank_processes(rank_process, arguments, NEEDS) as processes:
+            if not wait_for_ranks(processes, spec.time_limit_s, report):
+                raise Cancelled(
+                    f"The ranks were not done after {spec.time_limit_s:g} s.", hint="Raise --time-limit, or take less."
+                )
+            _check_ended(processes, Path(folder))
         return [from_msgpack(_result(Path(folder), rank).read_bytes(), kind) for rank in range(ranks.n_ranks)]
 
 
-def _wait(started: list[Forked], spec: RunSpec, folder: Path, report: Report) -> None:
-    begun = time.monotonic()
-    while alive := [process for process in started if not process.ended]:
-        if any(process.code != 0 for process in started if process.ended):
-            break
-        if time.monotonic() - begun > spec.time_limit_s:
-            raise Cancelled(
-                f"The ranks were not done after {spec.time_limit_s:g} s.", hint="Raise --time-limit, or take less."
-            )
-        done = len(started) - len(alive)
-        report(Progress(what=f"{len(alive)} of {len(started)} ranks at work", done=done, total=len(started)))
-        select.select(alive, [], [], POLL_S)
-    for rank, process in enumerate(started):
+def _check_ended(processes: Sequence[Forked], folder: Path) -> None:
+    """Raises Crashed, with the error of the first rank that failed."""
+    for rank, process in enumerate(processes):
         if process.ended and process.code != 0:
             error = _result(folder, rank).with_suffix(".error")
             text = error.read_text() if error.exists() else f"The process ended with code {process.code}."

@@ -12,6 +12,7 @@ import pytest
 from torch.distributed.pipelining import PipelineStage
 
 from explorer.child_process.forks import at_hand
+from explorer.engine.device import subprocess_call
 from explorer.engine.pipeline import processes
 from explorer.engine.pipeline.processes import WAITING
 from explorer.engine.pipeline.rank import write_report
@@ -86,7 +87,7 @@ def test_a_rank_that_fails_is_named_and_the_others_are_stopped(
 
     if how == "sleep":
         of_ranks = processes._Watch.until_the_end
-        monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=now))
+        monkeypatch.setattr(subprocess_call, "time", SimpleNamespace(monotonic=now))
         monkeypatch.setattr(
             processes._Watch, "until_the_end", lambda self, report: (watches.append(self), of_ranks(self, report))[1]
         )
@@ -138,7 +139,7 @@ def test_a_rank_that_is_killed_is_not_the_models_fault_whatever_it_has_reported(
         write_report(RankReport(rank=rank), tmp_path)
     for process in ranks:
         process.wait()
-    watch = processes._Watch(spec("trouble", TROUBLE, 3), ranks, memoryview(b""), tmp_path)
+    watch = processes._Watch(spec("trouble", TROUBLE, 3), ranks, memoryview(b""), tmp_path, None)
     rank, failure = watch._guilty()
     assert (rank, failure.kind, failure.sentence) == (1, "crash", "Rank 1 was ended by SIGKILL.")
     for process in ranks:
