@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, dataclass_transform, get_args, get_type_hints
 
 import msgspec
@@ -68,10 +69,7 @@ def to_msgpack(record: object) -> bytes:
 
 def from_msgpack(data: bytes, kind: type[T]) -> T:
     """Reads what `to_msgpack` wrote. Raises UnreadableFile that names the field at fault."""
-    try:
-        return msgspec.msgpack.decode(data, type=kind, dec_hook=_to_column)
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-        raise UnreadableFile(f"This is not a {kind_name(kind)}: {message_of(error)}.") from error
+    return _read(msgspec.msgpack.decode, data, kind)
 
 
 def to_json(record: object) -> bytes:
@@ -81,10 +79,7 @@ def to_json(record: object) -> bytes:
 
 def from_json(data: bytes | str, kind: type[T]) -> T:
     """Reads what `to_json` wrote. Raises UnreadableFile that names the field at fault."""
-    try:
-        return msgspec.json.decode(data, type=kind, dec_hook=_to_column)
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-        raise UnreadableFile(f"This is not a {kind_name(kind)}: {message_of(error)}.") from error
+    return _read(msgspec.json.decode, data, kind)
 
 
 def to_plain(record: object) -> Any:
@@ -94,9 +89,13 @@ def to_plain(record: object) -> Any:
 
 def from_plain(plain: object, kind: type[T]) -> T:
     """Reads what `to_plain` gave, strictly. Raises UnreadableFile that names the field at fault."""
+    return _read(msgspec.convert, plain, kind)
+
+
+def _read(decode: Callable[..., T], document: object, kind: type[T]) -> T:
     try:
-        return msgspec.convert(plain, type=kind, dec_hook=_to_column)
-    except (msgspec.ValidationError, ValueError) as error:
+        return decode(document, type=kind, dec_hook=_to_column)
+    except ValueError as error:
         raise UnreadableFile(f"This is not a {kind_name(kind)}: {message_of(error)}.") from error
 
 

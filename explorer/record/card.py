@@ -9,6 +9,9 @@ from msgspec import Meta
 from explorer.record.allocations import Phase
 from explorer.record.base import Column, Count, Record
 
+FIGURES = ("requested_bytes", "allocated_bytes", "reserved_bytes", "stranded_bytes")
+"""Figures of a card in the order in which they are shown."""
+
 
 class Card(Record):
     """A card, and the settings of torch that decide what an allocator does on it."""
@@ -111,8 +114,7 @@ class CardMemory(Record):
 
     def __str__(self) -> str:
         """The figures in bytes, the refused request, and what they leave out."""
-        parts = ("requested", "allocated", "reserved", "stranded")
-        figures = ", ".join(f"{getattr(self, f'{part}_bytes'):,} {part}" for part in parts)
+        figures = ", ".join(f"{getattr(self, name):,} {name.removesuffix('_bytes')}" for name in FIGURES)
         refused = self.refused
         lines = [
             f"{self.card.name}: {figures} bytes.",
@@ -123,10 +125,5 @@ class CardMemory(Record):
 
     def headlines(self) -> dict[str, int | None]:
         """The derived figures that `--json` prints, under these names."""
-        return {
-            "requested_bytes": self.requested_bytes,
-            "allocated_bytes": self.allocated_bytes,
-            "reserved_bytes": self.reserved_bytes,
-            "stranded_bytes": self.stranded_bytes,
-            "refused_bytes": self.refused.n_bytes if self.refused else None,
-        }
+        refused_bytes = self.refused.n_bytes if self.refused else None
+        return {**{name: getattr(self, name) for name in FIGURES}, "refused_bytes": refused_bytes}

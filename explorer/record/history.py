@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from explorer.record.base import Count, Record
+from explorer.record.card import FIGURES
 from explorer.record.measurement import Measurement
 from explorer.record.run import RunSpec
 
@@ -92,6 +93,6 @@ class MemoryHistory(Record):
     def headlines(self) -> dict[str, object]:
         """The derived figures of the list of runs: those of the fullest device."""
         full = max(self.devices, key=lambda device: device.reserved_bytes or device.requested_bytes or 0)
-        names = ("requested_bytes", "allocated_bytes", "reserved_bytes", "stranded_bytes")
         peak = max((run.held_peak_bytes or 0 for run in self.runs), default=0)
-        return {name: getattr(full, name) for name in names} | {"held_peak_bytes": peak, "n_devices": len(self.devices)}
+        figures = {name: getattr(full, name) for name in FIGURES}
+        return {**figures, "held_peak_bytes": peak, "n_devices": len(self.devices)}

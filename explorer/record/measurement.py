@@ -315,6 +315,7 @@ class Measurement(Record):
 
         A run that was cut short has only `held_peak_bytes` and `failed_in`.
         """
+        step = self.times.step if self.times and self.complete else Samples()
         return {
             "complete": self.complete,
             "failed_in": self.failed_in,
@@ -325,8 +326,8 @@ class Measurement(Record):
             "forward_flops": self.forward_flops,
             "recompute_flops": self.recompute_flops,
             "backward_flops": self.backward_flops,
-            "step_ms": self.times.step.median_ms if self.times and self.complete else None,
-            "step_spread_ms": self.times.step.spread_ms if self.times and self.complete else None,
+            "step_ms": step.median_ms,
+            "step_spread_ms": step.spread_ms,
             **(self.card.headlines() if self.card else self._allocator_headlines()),
         }
 

@@ -33,7 +33,7 @@ from torch.nn.parallel import distributed as ddp
 
 from explorer.engine.bench.measure import LEFT_OUT, ON_THE_CPU, Meter
 from explorer.engine.bench.recording import recording_of
-from explorer.engine.bench.step import OnPhase, Trainee, gradients, ignore, optimizer_step, torch_dtype, trainee_of
+from explorer.engine.bench.step import ignore, step_without_loss, torch_dtype, trainee_of
 from explorer.engine.device.cuda_rules import cuda_rules
 from explorer.engine.device.device import device_of
 from explorer.engine.device.without_data import cast_buffers, fake_group, without_data
@@ -111,22 +111,16 @@ def play_rank(
             trainee = trainee_of(spec, loaded, lambda model: split_model(model, ranks, mesh))
             meter(f"rank {rank}: playing a step")
             for _ in range(2 if ranks.data == "ddp" else 1):  # DDP rebuilds its buckets in the second forward
-                _step(trainee, ignore)
+                step_without_loss(trainee, ignore)
             meter(f"rank {rank}: playing the step under the tracker")
             with recording_of(trainee, device, data=False, older=buckets.alive()) as recording:
-                _step(trainee, recording.tracker.on_phase)
+                step_without_loss(trainee, recording.tracker.on_phase)
         run = recording.measurement(spec)
         look(loaded.model, mesh)
     run = replace(run, origin="predicted", rank=rank, n_ranks=ranks.n_ranks, warnings=ON_THE_CPU)
     if spec.card is not None:
         run = replace(run, card=memory_on(spec.card, run), warnings=(LEFT_OUT,))
     return run
-
-
-def _step(trainee: Trainee, on_phase: OnPhase) -> None:
-    """The step without its loss, which has no value here."""
-    gradients(trainee, on_phase)
-    optimizer_step(trainee, on_phase)
 
 
 def ranks_by_shards(model: nn.Module, mesh: DeviceMesh) -> dict[Shards, list[int]]:
