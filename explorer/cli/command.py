@@ -75,8 +75,7 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
         try:
             function(**values)
         except ExplorerError as error:
-            failure = error.failure if isinstance(error, RunFailed) else failure_of(error, in_step=False)
-            answer_failure(failure, output)
+            answer_failure(_failure(error), output)
         except KeyboardInterrupt:
             answer_failure(Failure(kind="cancelled", sentence="Cancelled."), output)
 
@@ -99,15 +98,17 @@ def answer_failure(failure: Failure, output: Output) -> None:
     raise typer.Exit(COULD_NOT_RUN)
 
 
+def _failure(error: ExplorerError) -> Failure:
+    return error.failure if isinstance(error, RunFailed) else failure_of(error, in_step=False)
+
+
 @contextmanager
 def errors_to_stderr(output: Output) -> Iterator[None]:
-    """The answer is on stdout already: a later failure goes to stderr alone."""
+    """The answer is on stdout already, as far as the run went: a later failure goes to stderr alone."""
     try:
         yield
-    except RunFailed as error:  # the document holds the record until the run was cut short
-        answer_failure(error.failure, dataclasses.replace(output, json=False))
-    except NotSaved as error:
-        answer_failure(failure_of(error, in_step=False), dataclasses.replace(output, json=False))
+    except (RunFailed, NotSaved) as error:
+        answer_failure(_failure(error), dataclasses.replace(output, json=False))
 
 
 def say(text: str) -> None:

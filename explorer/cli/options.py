@@ -49,6 +49,9 @@ Model = Annotated[
 ]
 PolicyPath = Annotated[str, typer.Argument(metavar="policy.yaml", help="A policy file.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write to a file instead of stdout.")]
+PolicyOut = Annotated[
+    Path | None, in_output("--out", metavar="FILE", help="Write the policy file, with its evidence or split.")
+]
 Predict = Annotated[
     bool,
     in_step("--predict", help="Allocate and run nothing: every figure is predicted. For models that do not fit here."),
@@ -135,13 +138,13 @@ class StepOptions(ConditionOptions):
         float, bounded(RunSpec, "time_limit_s", "--time-limit", metavar="SECONDS", panel="Limits")
     ] = 600.0
 
-    def spec(self, model: ModelRef, policy: Policy, *, seed: int) -> RunSpec:
-        """RunSpec of the options. Raises BadInput for a memory limit that is not a size."""
+    def spec(self, model: ModelRef, seed: int) -> RunSpec:
+        """The step with everything kept. Raises BadInput for a memory limit that is not a size."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
         limit = plain.pop("memory_limit")
         plain["frozen"] = tuple(plain["frozen"] or ())
         plain["memory_limit_bytes"] = None if limit is None else parse_bytes(limit)
-        return RunSpec(model=model, policy=policy, seed=seed, **plain)
+        return RunSpec(model=model, seed=seed, **plain)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,13 +14,15 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from explorer.cli.command import RunFailed, say
+from explorer.cli.command import Output, RunFailed, errors_to_stderr, say
 from explorer.errors import NotSaved
 from explorer.jobs import run_file
 from explorer.jobs.client import Job, Worker
-from explorer.jobs.protocol import Request
+from explorer.jobs.protocol import Measure, MeasureRanks, Request
 from explorer.jobs.worker import ENGINE
 from explorer.record.base import Record
+from explorer.record.failure import Failure
+from explorer.record.measurement import Measurement, RecordedRanks
 
 _POLL_S = 0.1
 _ONE_JOB = replace(ENGINE, warm=ENGINE.warm[:1])
@@ -54,9 +56,22 @@ def ask(worker: Worker, request: Request, *, keep: bool = False) -> Any:
     return job.result
 
 
-def save_run_file(record: Record, path: Path) -> None:
-    """The run as a file that the Runs page imports. Raises NotSaved."""
-    run_file.write_file(path, run_file.write(run_file.stored_record(record)))
+def run_of(worker: Worker, request: Measure, *, keep: bool = False) -> Measurement:
+    """The run of a step; of a step that ranks share, the run of the fullest rank. Raises RunFailed."""
+    if request.spec.ranks is not None:
+        ranks: RecordedRanks = ask(worker, MeasureRanks(spec=request.spec, without_data=request.without_data))
+        return ranks.fullest
+    run: Measurement = ask(worker, request, keep=keep)
+    return run
+
+
+def finish(record: Record, failure: Failure | None, save: Path | None, output: Output) -> None:
+    """After the answer: writes the run as a file that the Runs page imports, and ends with the failure of the run."""
+    with errors_to_stderr(output):
+        if save is not None:
+            run_file.write_file(save, run_file.write(run_file.stored_record(record)))
+        if failure is not None:
+            raise RunFailed(failure)
 
 
 def check_writable(*paths: Path | None) -> None:

@@ -15,7 +15,7 @@ from rich.markup import escape
 from explorer.cli.command import Output, RunFailed, answer_console, print_json, say, verb
 from explorer.cli.options import CardOptions, Model, ModelOptions, PolicyName, StepOptions, chosen_file
 from explorer.cli.report import card_figures, print_card
-from explorer.cli.worker import ask, worker
+from explorer.cli.worker import run_of, worker
 from explorer.errors import BadInput
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Measure
@@ -25,7 +25,6 @@ from explorer.plan.planners.confirm import within_bytes
 from explorer.plan.predict.baseline import Sized, at_size, largest
 from explorer.plan.sizes import parse_bytes
 from explorer.record.measurement import Measurement
-from explorer.record.policy import KEEP_ALL
 from explorer.record.run import RunSpec
 from explorer.view.drawing.units import mib
 from explorer.view.text.runs import card_name
@@ -60,7 +59,7 @@ def batch(
     limit = None if wish.budget is None else parse_bytes(wish.budget)
     with worker() as engine:
         small = msgspec.structs.replace(ref, arguments={**ref.arguments, argument: SMALL[0]})
-        spec = msgspec.structs.replace(step.spec(small, KEEP_ALL, seed=options.seed), card=card)
+        spec = msgspec.structs.replace(step.spec(small, options.seed), card=card)
         chosen = chosen_file(engine, policy, spec, without_data=wish.predict).policy
         spec = msgspec.structs.replace(spec, policy=chosen, n_repeats=0)
         runs = {size: _run(engine, spec, wish, size) for size in SMALL}
@@ -136,7 +135,7 @@ def _run(engine: Worker, spec: RunSpec, wish: BatchOptions, size: int) -> Measur
     """A run with the argument set to `size`. Raises RunFailed if the run was cut short."""
     model = msgspec.structs.replace(spec.model, arguments={**spec.model.arguments, wish.argument: size})
     request = Measure(spec=msgspec.structs.replace(spec, model=model), without_data=wish.predict)
-    run: Measurement = ask(engine, request)
+    run = run_of(engine, request)
     if run.failure is not None:
         raise RunFailed(run.failure)
     return run

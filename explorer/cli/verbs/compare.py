@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -15,7 +14,6 @@ from explorer.cli.command import (
     EQUAL,
     STATE_MOVED,
     Output,
-    RunFailed,
     errors_to_stderr,
     print_json,
     verb,
@@ -26,14 +24,14 @@ from explorer.cli.options import (
     Model,
     ModelOptions,
     PolicyName,
+    PolicyOut,
     RankOptions,
     StepOptions,
     describe,
     file_on,
-    in_output,
 )
 from explorer.cli.report import document, print_record
-from explorer.cli.worker import ask, check_writable, print_or_write, save_run_file, worker
+from explorer.cli.worker import ask, check_writable, finish, print_or_write, run_of, worker
 from explorer.errors import BadInput
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Compare, Measure
@@ -41,7 +39,7 @@ from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.file import evidence_of
 from explorer.record.comparison import Comparison, Verdict
 from explorer.record.graph import ModelGraph
-from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.policy import Policy
 from explorer.record.run import MOST_PROBES, RunSpec
 
 _CODES: dict[Verdict, int] = {
@@ -57,9 +55,7 @@ _CODES: dict[Verdict, int] = {
 class CompareOptions(CardOptions):
     """Options of comparisons alone."""
 
-    out: Annotated[Path | None, in_output("--out", metavar="FILE", help="Write the policy file with its evidence.")] = (
-        None
-    )
+    out: PolicyOut = None
     quick: Annotated[
         bool, typer.Option("--quick", help="Gradients and buffers only: no rerun, no float64 reference, no audit.")
     ] = False
@@ -85,7 +81,6 @@ def compare(
 ) -> None:
     """The step with and without a policy. Exit 0: bitwise equal or rounding, or predicted; 1: different; 2: could not
     run; 3: gradients equal, state moved twice."""
-    ref = options.ref(model)
     card, ranks = only.chosen_card(), shared.chosen()
     if not policy and ranks is None:
         raise BadInput("A comparison needs a policy, or ranks that share the step.", hint="--policy all, or --ranks 2.")
@@ -95,7 +90,8 @@ def compare(
         )
     if only.predict and (only.quick or only.n_probes):
         raise BadInput("--predict runs nothing, so there is nothing to probe.", hint="Leave --quick and --probe out.")
-    baseline = msgspec.structs.replace(step.spec(ref, KEEP_ALL, seed=options.seed), n_probes=only.n_probes, card=card)
+    baseline = step.spec(options.ref(model), options.seed)
+    baseline = msgspec.structs.replace(baseline, n_probes=only.n_probes, card=card)
     check_writable(keep.save, only.out)
     with worker() as engine:
         graph = describe(engine, baseline, without_data=only.predict)
@@ -111,18 +107,15 @@ def compare(
     else:
         print_record(compared)
     with errors_to_stderr(output):
-        if keep.save is not None:
-            save_run_file(compared.candidate if only.predict else compared, keep.save)
         if only.out is not None:
             print_or_write(policy_text(candidate.policy, compared, graph), only.out)
-        if compared.failure is not None:
-            raise RunFailed(compared.failure)
+    finish(compared.candidate if only.predict else compared, compared.failure, keep.save, output)
     raise typer.Exit(EQUAL if only.predict else _CODES[compared.verdict])
 
 
 def _predicted(engine: Worker, baseline: RunSpec, candidate: RunSpec) -> Comparison:
     """Both steps played without data: memory and FLOPs, and no gradients."""
-    runs = [ask(engine, Measure(spec=spec, without_data=True)) for spec in (baseline, candidate)]
+    runs = [run_of(engine, Measure(spec=spec, without_data=True)) for spec in (baseline, candidate)]
     return Comparison(baseline=runs[0], candidate=runs[1])
 
 

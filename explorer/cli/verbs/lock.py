@@ -27,15 +27,13 @@ from explorer.cli.options import (
     file_on,
     in_output,
 )
-from explorer.cli.worker import ask, check_writable, print_or_write, worker
+from explorer.cli.worker import check_writable, print_or_write, run_of, worker
 from explorer.errors import BadInput, bounded
-from explorer.jobs.protocol import Measure, MeasureRanks
+from explorer.jobs.protocol import Measure
 from explorer.plan.guard import lock as lock_file
 from explorer.plan.guard.moves import markdown, moves, versions
 from explorer.record.graph import ModelRef
 from explorer.record.lock import Lock, Move
-from explorer.record.measurement import Measurement
-from explorer.record.policy import KEEP_ALL
 from explorer.record.run import RunSpec
 
 Check = Annotated[
@@ -88,7 +86,7 @@ def lock(
         _check(old, extra.markdown, output)
         return
     card = dataclasses.replace(extra, predict=True).chosen_card()
-    spec = msgspec.structs.replace(step.spec(ref, KEEP_ALL, seed=options.seed), card=card, ranks=shared.chosen())
+    spec = msgspec.structs.replace(step.spec(ref, options.seed), card=card, ranks=shared.chosen())
     print_or_write(lock_file.dumps(_predicted(spec, policy)), out)
 
 
@@ -126,8 +124,4 @@ def _predicted(spec: RunSpec, policy: str) -> Lock:
     with worker() as engine:
         graph = describe(engine, spec, without_data=True)
         chosen = msgspec.structs.replace(spec, policy=file_on(policy, graph).policy)
-        if spec.ranks is None:
-            run: Measurement = ask(engine, Measure(spec=chosen, without_data=True))
-        else:
-            run = ask(engine, MeasureRanks(spec=chosen, without_data=True)).fullest
-        return lock_file.lock_of(run, graph, policy)
+        return lock_file.lock_of(run_of(engine, Measure(spec=chosen, without_data=True)), graph, policy)

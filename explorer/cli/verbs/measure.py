@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from rich.markup import escape
 
-from explorer.cli.command import Output, RunFailed, errors_to_stderr, print_json, say, verb
+from explorer.cli.command import Output, print_json, say, verb
 from explorer.cli.options import (
     CardOptions,
     KeepOptions,
@@ -27,7 +27,7 @@ from explorer.cli.options import (
     in_step,
 )
 from explorer.cli.report import document, print_ranks, print_ranks_of_pipeline, print_record
-from explorer.cli.worker import ask, check_writable, save_run_file, worker
+from explorer.cli.worker import ask, check_writable, finish, worker
 from explorer.errors import BadInput
 from explorer.jobs.protocol import Measure, MeasureRanks, ProfileStages, SaveSnapshot
 from explorer.jobs.run_file import with_graph
@@ -38,7 +38,6 @@ from explorer.plan.predict.baseline import keep_all_from
 from explorer.record.base import to_plain
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement, RecordedRanks, SavedFile
-from explorer.record.policy import KEEP_ALL
 from explorer.record.run import PipelinePlan, RunSpec
 from explorer.view.text.runs import did_not_fit
 
@@ -87,7 +86,7 @@ def measure(
     policy: PolicyName = "keep-all",
 ) -> None:
     """One training step under a policy: memory, FLOPs and time."""
-    spec = step.spec(options.ref(model), KEEP_ALL, seed=options.seed)
+    spec = step.spec(options.ref(model), options.seed)
     if extra.n_stages is not None:
         _answer_pipeline(spec, policy, (extra.n_stages, _copies_of_pipeline(extra, shared, keep)), output)
         return
@@ -117,11 +116,7 @@ def measure(
     else:
         print_record(measured)
     _say_what_did_not_fit(measured, graph)
-    with errors_to_stderr(output):
-        if keep.save is not None:
-            save_run_file(with_graph(measured, graph), keep.save)
-        if measured.failure is not None:
-            raise RunFailed(measured.failure)
+    finish(with_graph(measured, graph), measured.failure, keep.save, output)
 
 
 def _without_optimizer(spec: RunSpec, *, is_played: bool) -> RunSpec:
@@ -138,9 +133,7 @@ def _answer_ranks(ranks: RecordedRanks, keep: KeepOptions, output: Output) -> No
         print_json({**ranks.headlines(), **to_plain(ranks)})
     else:
         print_ranks(ranks)
-    with errors_to_stderr(output):
-        if keep.save is not None:
-            save_run_file(ranks, keep.save)
+    finish(ranks, None, keep.save, output)
 
 
 def _copies_of_pipeline(extra: MeasureOptions, shared: RankOptions, keep: KeepOptions) -> int:

@@ -7,7 +7,7 @@ refuses options that contradict it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,20 +15,20 @@ import msgspec
 import typer
 from rich.markup import escape
 
-from explorer.cli.command import DIFFERENT, Output, answer_failure, print_json, say, verb
+from explorer.cli.command import DIFFERENT, Output, print_json, say, verb
 from explorer.cli.options import (
     KeepOptions,
     Model,
     ModelOptions,
     PolicyName,
+    PolicyOut,
     StepOptions,
     bounded,
     describe,
     file_on,
-    in_output,
 )
 from explorer.cli.report import print_pipeline
-from explorer.cli.worker import ask, check_writable, make_folder, print_or_write, save_run_file, worker
+from explorer.cli.worker import ask, check_writable, finish, make_folder, print_or_write, worker
 from explorer.errors import InvalidPlan
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import FindJointPlan, OpenRanks, ProfileStages, RunPipeline
@@ -51,7 +51,7 @@ from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.pipeline_run import PipelineRun, fullest_bytes
 from explorer.record.plan import CapWish, JointPlan
-from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.policy import Policy
 from explorer.record.run import CheckpointMode, PipelinePlan, RunSpec
 from explorer.view.drawing.units import mib
 from explorer.view.text.pipeline import plan_sentence, within_cap
@@ -183,7 +183,7 @@ class EngineOptions:
     results: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Open what torchrun's ranks left there instead of running.")
     ] = None
-    out: Annotated[Path | None, in_output("--out", metavar="FILE", help="Write the policy file with the plan.")] = None
+    out: PolicyOut = None
 
 
 @verb
@@ -201,7 +201,7 @@ def pipeline(
     """Split into stages and run a schedule. Exit 1: splitting lost a gradient or moved one by more than rounding, or a
     rank held more than --cap."""
     ref = options.ref(model)
-    spec = step.spec(ref, KEEP_ALL, seed=options.seed)
+    spec = step.spec(ref, options.seed)
     _refuse_accumulation(spec)
     wish = split.wish(policy)
     check_writable(keep.save, run.out)
@@ -291,15 +291,12 @@ def _write_run(spec: RunSpec, folder: Path, output: Output) -> None:
 
 
 def _answer(run: PipelineRun, keep: KeepOptions, output: Output, joint: JointPlan | None = None) -> None:
-    if keep.save is not None:
-        save_run_file(run, keep.save)
     met = None if joint is None else within_cap(run, joint)
     if output.json:
         planned = {} if joint is None else {"joint_plan": to_plain(joint), "cap_kept": met}
         print_json({**run.headlines(), **to_plain(run), **planned})
     else:
         print_pipeline(run, joint)
-    if run.failure is not None:
-        answer_failure(run.failure, replace(output, json=False))
+    finish(run, run.failure, keep.save, output)
     if run.moved or met is False:
         raise typer.Exit(DIFFERENT)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -16,12 +15,12 @@ import typer
 from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, RunFailed, answer_console, errors_to_stderr, print_json, say, verb
-from explorer.cli.options import CardOptions, Model, ModelOptions, RankOptions, StepOptions, describe, in_output
+from explorer.cli.options import CardOptions, Model, ModelOptions, PolicyOut, RankOptions, StepOptions, describe
 from explorer.cli.report import figures, print_card
-from explorer.cli.worker import ask, check_writable, print_or_write, worker
+from explorer.cli.worker import check_writable, print_or_write, run_of, worker
 from explorer.errors import BadInput, InvalidPolicy
 from explorer.jobs.client import Worker
-from explorer.jobs.protocol import Measure, MeasureRanks
+from explorer.jobs.protocol import Measure
 from explorer.plan.card.cards import capacity_bytes
 from explorer.plan.planners.budget import parse_budget, parse_share
 from explorer.plan.planners.confirm import Confirmation, confirmed, within_budget
@@ -33,9 +32,9 @@ from explorer.plan.predict.not_predicted import approximate, contradiction
 from explorer.plan.why.collectives import repeated, sent_bytes
 from explorer.record.base import to_plain
 from explorer.record.graph import ModelGraph
-from explorer.record.measurement import Measurement, RecordedRanks
+from explorer.record.measurement import Measurement
 from explorer.record.plan import CostUnit, Plan
-from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.policy import Policy
 from explorer.record.policy_file import Evidence
 from explorer.record.run import RunSpec
 from explorer.view.drawing.units import mib, percent
@@ -57,10 +56,7 @@ class BudgetOptions(CardOptions):
     time: Annotated[
         str | None, typer.Option(metavar="SHARE", help="+10%: the least memory for at most so much more time.")
     ] = None
-    out: Annotated[
-        Path | None,
-        in_output("--out", metavar="FILE", help="Write the policy file with its evidence."),
-    ] = None
+    out: PolicyOut = None
 
 
 @verb
@@ -82,8 +78,7 @@ def plan(
     ranks = shared.chosen()
     if ranks is not None and not wish.predict:
         raise BadInput("A plan for ranks is made of a prediction.", hint="Add --predict.")
-    ref = options.ref(model)
-    spec = msgspec.structs.replace(step.spec(ref, KEEP_ALL, seed=options.seed), card=card, ranks=ranks)
+    spec = msgspec.structs.replace(step.spec(options.ref(model), options.seed), card=card, ranks=ranks)
     check_writable(wish.out)
     with worker() as engine:
         graph = describe(engine, spec, without_data=wish.predict)
@@ -112,25 +107,10 @@ def plan(
         raise typer.Exit(DIFFERENT)
 
 
-def _run_of(engine: Worker, spec: RunSpec, *, predict: bool, fits: bool) -> Measurement:
-    """The run of a plan, of ranks the fullest; in turns with everything kept, if that `fits`."""
-    if spec.ranks is not None:
-        return _fullest(engine, spec)
-    request = Measure(spec=spec, without_data=predict, beside_keep_all=fits and not predict)
-    run: Measurement = ask(engine, request, keep=not predict)
-    return run
-
-
-def _fullest(engine: Worker, spec: RunSpec) -> Measurement:
-    played: RecordedRanks = ask(engine, MeasureRanks(spec=spec, without_data=True), keep=False)
-    return played.fullest
-
-
 def _first_run(engine: Worker, spec: RunSpec, graph: ModelGraph, *, predict: bool) -> Measurement:
     """The run that keeps everything, else the first run that fits. Raises RunFailed if no run fits."""
-    kept_all = msgspec.structs.replace(spec, policy=KEEP_ALL)
-    request = Measure(spec=kept_all, until_it_fits=not predict, without_data=predict)
-    run: Measurement = ask(engine, request, keep=not predict)
+    request = Measure(spec=spec, until_it_fits=not predict, without_data=predict)
+    run = run_of(engine, request, keep=not predict)
     if run.refused:
         say(f"[yellow]{escape(did_not_fit(run, keep_all_from(run, graph)))}[/]")
     if run.failure is not None:
@@ -144,7 +124,7 @@ def _on_ranks(
     """The first offer whose play keeps the budget, else the last: its keep-all play, its plan, and the other offers."""
     assert spec.ranks is not None
     splits = [msgspec.structs.replace(spec, ranks=split) for split in splits_of(spec.ranks, reshard)]
-    firsts = [_fullest(engine, split) for split in splits]
+    firsts = [run_of(engine, Measure(spec=split, without_data=True)) for split in splits]
     offers = offers_on_ranks(firsts, graph, _solve(wish, spec, firsts[0]))
     last: Confirmation | None = None
     for i, offer in enumerate(offers):
@@ -186,9 +166,11 @@ def _confirmed(
     """The plan and its run. The planner plans again if the run exceeds the budget or the model refuses a segment."""
 
     def run(policy: Policy) -> Measurement:
-        fits = not first_run.spec.policy.units
+        beside = not predict and not first_run.spec.policy.units  # in turns with everything kept, if that fits
+        spec = msgspec.structs.replace(first_run.spec, policy=policy)
         try:
-            chosen = _run_of(engine, msgspec.structs.replace(first_run.spec, policy=policy), predict=predict, fits=fits)
+            request = Measure(spec=spec, without_data=predict, beside_keep_all=beside)
+            chosen = run_of(engine, request, keep=not predict)
             if chosen.failure is not None and chosen.failure.kind != "out of memory":
                 raise RunFailed(chosen.failure)
         except RunFailed as error:
