@@ -80,7 +80,7 @@ def test_the_workflow_fails_in_a_shell_and_writes_what_moved(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(verb, "worker", nullcontext)  # a worker takes seconds to import
     monkeypatch.setattr(verb, "describe", lambda _, spec, **__: _described(spec))
-    monkeypatch.setattr(verb, "ask", lambda _, request: measure_without_data(request.spec))
+    monkeypatch.setattr(verb, "run_of", lambda _, request: measure_without_data(request.spec))
     ran = CliRunner().invoke(app, arguments, terminal_width=120)
     assert ran.exit_code == 1, ran.output
     assert "blocks.1 now saves results of clone (bfloat16): +256 B." in ran.stdout
