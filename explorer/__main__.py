@@ -1,7 +1,9 @@
 """`python -m explorer`."""
 
+import gc
 import sys
 
+gc.set_threshold(100_000)  # the search of imported modules for garbage took a quarter of the process's time
 try:
     from explorer.cli.main import main
 except ModuleNotFoundError as error:

@@ -41,7 +41,7 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
     meter = Meter(report, 1 + n_reports((baseline, candidate)) + _N_STAGES)
     probes = full and baseline.plan is None and candidate.plan is None
     probed = probe(baseline, candidate, report) if probes else ProbeResult()
-    with preserve_global_state():
+    with preserve_global_state(), without_page_faults():
         meter("loading the model")
         loaded = load_for(baseline)
         program = SpecProgram(baseline, loaded)  # before any step, for it restores what steps of all copies share
@@ -56,17 +56,16 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
         program.peak.is_read = not shares
         session.record(looks=Looks(watch if shares and candidate.policy.units else under_tracker, alone=not shares))
         comparison, begun = _recorded(session), None
-        with without_page_faults():
-            if comparison.failure is None:
-                meter.part(comparison)
-                tf32 = tf32_kinds() if baseline.device == "cuda" else ()
-                comparison = msgspec.structs.replace(comparison, without_tf32=tf32)
-                comparison = watches[-1].added_to(comparison) if watches else comparison
-                watches.clear()
-                comparison, begun = _judged(comparison, program, probed, full=full, stage=meter)
-                meter.part(comparison)
-            del program
-            session.time(begun)
+        if comparison.failure is None:
+            meter.part(comparison)
+            tf32 = tf32_kinds() if baseline.device == "cuda" else ()
+            comparison = msgspec.structs.replace(comparison, without_tf32=tf32)
+            comparison = watches[-1].added_to(comparison) if watches else comparison
+            watches.clear()
+            comparison, begun = _judged(comparison, program, probed, full=full, stage=meter)
+            meter.part(comparison)
+        del program
+        session.time(begun)
     timed = _recorded(session)
     if timed.failure is not None:
         return timed

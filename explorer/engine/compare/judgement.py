@@ -100,7 +100,7 @@ def judge_programs(
     except Exception as error:  # a user's model may raise anything when it runs again
         return replace(of, failure=failure_in_words(error, candidate.model))
     if full and isinstance(baseline, SpecProgram):
-        of, rerun, unlike = _rerun(of, baseline, base, stage)
+        of, rerun, unlike = _rerun(of, baseline, base, stage, evaluates=not same_output(base, cand))
         left_out = {_name(key) for key in baseline.moved_by_backward | unlike}
         changes = (change for change in of.state_changes if f"{change.block}.{change.name}".lstrip(".") not in left_out)
         of = replace(of, state_changes=tuple(changes))
@@ -109,17 +109,19 @@ def judge_programs(
 
 
 def _rerun(
-    of: Comparison, baseline: AnyProgram, base: Outcome, stage: Callable[[str], None]
+    of: Comparison, baseline: AnyProgram, base: Outcome, stage: Callable[[str], None], *, evaluates: bool = True
 ) -> tuple[Comparison, Outcome, frozenset[StateKey]]:
     """`of` with whether the baseline equals itself, the rerun, and the state in which both differ.
 
     The rerun of a RunSpec comes last, because the timed steps go on from it. That of a user's step comes before the
-    float64 run, which needs the types that the rerun shows.
+    float64 run, which needs the types that the rerun shows. If the candidate's output in eval mode, where no policy
+    acts, equals the baseline's, the output has been repeated already: the rerun need not evaluate.
     """
     stage("baseline again: does it equal itself?")
     baseline.start()
     with baseline.observed():
-        rerun = outcome_of(baseline, like=base)
+        rerun = outcome_of(baseline, like=base, evaluates=evaluates)
+    rerun.eval_output = rerun.eval_output if evaluates else base.eval_output
     because, unlike = not_reproducible_because(base, rerun), unstable(base, rerun)
     of = replace(of, reproducible=not because, not_reproducible_because=because, unjudged=_names(unlike))
     return of, rerun if because else base, unlike  # equal outcomes need one copy

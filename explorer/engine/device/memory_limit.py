@@ -43,6 +43,8 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of mallopt: free bytes allowed at the heap's end; size from which on a tensor is a separate mapping."""
 _DEFAULTS = {_TRIM_THRESHOLD: 2**26, _MMAP_THRESHOLD: 2**25}
 """Largest values (64 bit), to which glibc moves both parameters as soon as a tensor of 32 MiB is freed."""
+_settings = dict(_DEFAULTS)
+"""The values now. malloc does not tell them."""
 _SMALL_BYTES = 2**16
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -313,16 +315,21 @@ def without_page_faults() -> Iterator[None]:
 
 @contextmanager
 def _set(settings: dict[int, int]) -> Iterator[None]:
+    """The context in which malloc has `settings`; contexts may be nested."""
     if platform.libc_ver()[0] != "glibc":
         yield
         return
-    libc = ctypes.CDLL(None)
-    libc.malloc_trim(0)
-    for setting, value in settings.items():
-        libc.mallopt(setting, value)
+    before = dict(_settings)
+    _apply(settings)
     try:
         yield
     finally:
-        for setting, value in _DEFAULTS.items():
-            libc.mallopt(setting, value)
-        libc.malloc_trim(0)
+        _apply(before)
+
+
+def _apply(settings: dict[int, int]) -> None:
+    libc = ctypes.CDLL(None)
+    for setting, value in settings.items():
+        libc.mallopt(setting, value)
+    _settings.update(settings)
+    libc.malloc_trim(0)
