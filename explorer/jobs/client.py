@@ -15,11 +15,13 @@ import shutil
 import tempfile
 import threading
 import time
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from explorer.child_process.forks import Answering, Forks
+from explorer.errors import ExplorerError
 from explorer.jobs.job_process import JobProcess, new_folder
 from explorer.jobs.protocol import (
     RESULTS,
@@ -31,12 +33,13 @@ from explorer.jobs.protocol import (
     Submit,
     models_of,
     run_for,
+    run_key,
     specs_of,
     time_limit_s,
     timed_out,
 )
-from explorer.jobs.run_file import graph_of, with_graph
-from explorer.jobs.store import default_path
+from explorer.jobs.run_file import KINDS, graph_of, with_graph
+from explorer.jobs.store import Store, Turn, default_path
 from explorer.jobs.worker import ENGINE, WorkerProgram, settings
 from explorer.record.base import Record, from_msgpack, from_plain, to_msgpack, to_plain
 from explorer.record.failure import Failure, failure_of
@@ -49,6 +52,8 @@ GRACE_S = 2.0
 """Between the polite word to a run that shall end, and the kill."""
 _LAST_GRACE_S = 20.0
 """Between the kill of a job's process and the end of the fork server, if the server does not report the process."""
+_LOOK_S = 0.05
+"""Between two looks whether an equal run of another process has ended."""
 _MOST_FINISHED = 32
 _MOST_GRAPHS = 8
 
@@ -197,22 +202,46 @@ class Worker:
                     return
                 job, *_ = self.open_jobs()
             try:
-                with tempfile.TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as folder:
-                    self._run(job, folder)
+                with self._turn(job) as turn:
+                    if not self._has_result(job, turn):
+                        self._run(job)
+                    if turn is not None:
+                        turn.run_id = job.run_id
             except Exception as error:  # no process, a full disk, or a result that cannot be read
                 self._finish(job, failure=self._with_words(failure_of(error, in_step=False)))
 
-    def _run(self, job: Job, folder: str) -> None:
-        with self._changed:
-            submitted = Submit(request=job.request, keep=job._keep, graph=self._graphs.get(_graph_key(job.request)))
-            job._process = process = JobProcess(submitted, self._start, folder)
-            if job.finished:  # cancelled meanwhile
-                process.kill()
-            self._heard(job, Progress(what="starting", done=0, total=0))  # before its modules are imported
-        try:
-            self._end(job, process.answer(lambda event: self._heard(job, event.progress)))
-        finally:
-            process.close()
+    def _turn(self, job: Job) -> AbstractContextManager[Turn | None]:
+        """The turn of a job whose result is stored; of any other job, none."""
+        if job._keep and RESULTS[type(job.request)] in KINDS.values():
+            with suppress(OSError, ValueError):  # a model's name that is no path
+                return Turn(self.store_path, run_key(job.request))
+        return nullcontext()
+
+    def _has_result(self, job: Job, turn: Turn | None) -> bool:
+        """Waits for the turn of a job. Whether the job is over then: it was cancelled, or an equal run has ended."""
+        while turn is not None and not turn.comes():
+            job.progress = Progress(what="waiting for an equal run in another window", done=0, total=0)
+            if job._finished.wait(_LOOK_S):
+                return True
+        if turn is not None and turn.run_id is not None:
+            with suppress(ExplorerError):  # the run is deleted already
+                result = Store(self.store_path).load(turn.run_id)
+                self._end(job, Finished(result=to_msgpack(result), run_id=turn.run_id))
+        return job.finished
+
+    def _run(self, job: Job) -> None:
+        with tempfile.TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as folder:
+            with self._changed:
+                graph = self._graphs.get(_graph_key(job.request))
+                submitted = Submit(request=job.request, keep=job._keep, graph=graph)
+                job._process = process = JobProcess(submitted, self._start, folder)
+                if job.finished:  # cancelled meanwhile
+                    process.kill()
+                self._heard(job, Progress(what="starting", done=0, total=0))  # before its modules are imported
+            try:
+                self._end(job, process.answer(lambda event: self._heard(job, event.progress)))
+            finally:
+                process.close()
 
     def _start(self, submitted: Submit, folder: str, cancels: int) -> Answering:
         self.warm()

@@ -7,6 +7,8 @@ app  ── Submit(request) ──▶  process of the job
 from __future__ import annotations
 
 import struct
+import sys
+from pathlib import Path
 from typing import IO
 
 from explorer.errors import TimedOut, UnreadableFile
@@ -178,6 +180,13 @@ def models_of(request: Request) -> list[ModelRef]:
     fields = (getattr(request, name) for name in request.__struct_fields__)
     models = (field.model if isinstance(field, RunSpec) else field for field in fields)
     return [model for model in models if isinstance(model, ModelRef)]
+
+
+def run_key(request: Request) -> bytes:
+    """All by which two processes can tell that their requests are equal: the models' files and packages too."""
+    files = [Path(model.target.partition(":")[0]).resolve() for model in models_of(request)]
+    dates = [(str(file), file.stat().st_mtime_ns if file.exists() else 0) for file in files]
+    return to_msgpack(request) + repr((dates, sys.prefix)).encode()
 
 
 def description_of(request: Request) -> str:

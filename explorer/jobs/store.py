@@ -6,6 +6,8 @@ anything: a model reference inside it is a string.
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import os
 import secrets
@@ -15,7 +17,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import platformdirs
 
@@ -249,6 +251,44 @@ class Store:
             yield connection
         finally:
             connection.close()
+
+
+class Turn:
+    """The turn of a request among equal requests of all processes with the same store, from `comes` to the exit.
+
+    The file of the turn is locked, and names the run of the last one whose turn it was. The system unlocks the file of
+    a process that is killed.
+    """
+
+    def __init__(self, store: Path, request: bytes) -> None:
+        """`request` is all that makes two requests equal. Raises OSError if the store's folder cannot be written."""
+        self._key = hashlib.sha256(request).hexdigest()
+        folder = store.parent / "turns"  # of few files: requests with one file wait for each other
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._file = os.open(folder / self._key[:2], os.O_RDWR | os.O_CREAT, 0o600)
+        self._has_waited = False
+        self.run_id: str | None = None
+        """The run of an equal request that ended while this one waited."""
+
+    def comes(self) -> bool:
+        """Whether no other process has the turn. Then it is this one's."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._has_waited = True
+            return False
+        key, _, run_id = os.pread(self._file, 200, 0).decode().partition(" ")
+        self.run_id = run_id if self._has_waited and key == self._key else None
+        os.ftruncate(self._file, 0)
+        return True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.run_id:
+            os.pwrite(self._file, f"{self._key} {self.run_id}".encode(), 0)
+        os.close(self._file)
 
 
 def _make_private(path: Path) -> None:

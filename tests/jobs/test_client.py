@@ -230,6 +230,33 @@ def test_two_servers_with_four_sessions_each_share_one_store(alone: Worker) -> N
     assert len(set(run_ids)) == 24 and set(run_ids) < {run.run_id for run in stored} and len(stored) == 25
 
 
+def test_equal_requests_of_two_servers_are_one_run(alone: Worker, tmp_path: Path) -> None:
+    """The first server is a process that is killed; a cancelled window leaves the others their turn."""
+    script = (
+        "import sys; from explorer.jobs.client import Worker; from tests.jobs.fake_worker import FAKE;"
+        "from tests.jobs.samples import begin, measure; worker = Worker(sys.argv[1], program=FAKE);"
+        "begin(measure(worker, sys.argv[2]), 'waiting'); print('runs', flush=True); sys.stdin.read()"
+    )
+    target, equal = f"waits:{tmp_path / 'go'}", "waiting for an equal run in another window"
+    command = [sys.executable, "-c", script, str(alone.store_path), target]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as first:
+        assert first.stdout is not None and first.stdout.readline() == b"runs\n"
+        cancelled = begin(measure(alone, target), equal)
+        cancelled.cancel()
+        assert finish(cancelled).failure is not None and not cancelled.began
+        second = begin(measure(alone, target), equal)
+        first.kill()
+    begin(second, "waiting")
+    third = Worker(alone.store_path, program=FAKE)
+    taken, other = begin(measure(third, target), equal), measure(third, "other")
+    (tmp_path / "go").touch()
+    assert finish(taken).run_id == finish(second).run_id and taken.result == second.result
+    assert not taken.began and finish(other).result is not None
+    assert finish(measure(third, target)).run_id != second.run_id, "who did not wait measures again"
+    third.close()
+    assert len(Store(alone.store_path).list()) == 3
+
+
 def test_a_run_that_cannot_be_saved_is_shown_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     worker = Worker(tmp_path / "file" / "runs.sqlite", program=FAKE)
