@@ -111,11 +111,16 @@ class Variables:
 
     def factors(self, x: Values) -> Values:
         """Values of the factors. Shared factors take the value with the fewest bytes that their bounds allow."""
+        x = self.with_shared(x)
+        return np.bincount(self._factor, self._weight * x[self._variable], self._n_factors).astype(np.float64)
+
+    def with_shared(self, x: Values) -> Values:
+        """`x` with the variables of shared factors at the value with the fewest bytes."""
         x = x.copy()
         shares = dict(enumerate(self.share_of_units(x).tolist()))
         for variable, factor in enumerate(self.shared, start=len(self.of_choice)):
             x[variable] = _with_fewest_bytes(self._bounds[factor], factor, shares)
-        return np.bincount(self._factor, self._weight * x[self._variable], self._n_factors).astype(np.float64)
+        return x
 
     def legal(self, order: Sequence[int]) -> list[int]:
         """Candidates of `order`, taken greedily from the front, that together are a valid policy."""

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from functools import cache
 
+import msgspec
 import numpy as np
 
 from explorer.engine.bench.measure import measure
@@ -20,7 +21,7 @@ from explorer.record import Measurement, ModelGraph, ModelRef, RunSpec
 from explorer.record.policy import Unit
 from tests.graphs import block
 from tests.plan.why.test_peak import graph as chain_graph
-from tests.view.builders import Chain, measured
+from tests.view.builders import MIB, Book, Chain, measured
 
 SMALL = {
     "mlp": {"n_layers": 5, "width": 64, "batch": 512},
@@ -50,10 +51,52 @@ def line_of(chain: Chain) -> tuple[ModelGraph, Measurement]:
     return ModelGraph(model=chain_graph().model, blocks=tuple(blocks), edges=(), chain=tuple(names)), measured(chain)
 
 
+def encoder(*, own_outputs: bool = False) -> tuple[ModelGraph, Measurement]:
+    """Six layers of two parts in a block of their own, and a head that takes as much as all their inputs.
+
+    With `own_outputs` the graph says that only the first part of a layer saves what this part returns.
+    """
+    book, saved, names = Book(), [], ["encoder"]
+    given = value = book.hold("input", "", 2 * MIB)
+    book.phase("forward")
+    begin = book.tick
+    book.free(book.alloc("temporary", "encoder", 4))
+    for layer in range(6):
+        entered, first = value, book.tick
+        book.free(book.alloc("temporary", f"encoder.{layer}", 4))
+        names += [f"encoder.{layer}", f"encoder.{layer}.a", f"encoder.{layer}.b"]
+        for part in names[-2:]:
+            before, start = value, book.tick
+            kept = book.alloc("saved activation", part, 8 * MIB)
+            value = book.alloc("saved activation", part, 2 * MIB, "aten::tanh")
+            book.calls.append((part, start, book.tick, (before,), (value,)))
+            saved.append((part, kept, value))
+        book.calls.append((f"encoder.{layer}", first, book.tick, (entered,), (value,)))
+    book.calls.append(("encoder", begin, book.tick, (given,), (value,)))
+    book.phase("backward")
+    gradient = book.alloc("temporary", "", 2 * MIB)
+    book.free(book.alloc("temporary", "", 14 * MIB))
+    for part, kept, value in reversed(saved):
+        before = book.alloc("temporary", part, 2 * MIB)
+        for entry in (gradient, value, kept):
+            book.free(entry)
+        gradient = before
+    book.free(gradient)
+    figures = {"forward_flops": 100, "rerun_flops": 100}
+    blocks = [block("", "M"), *(block(name, "B", **figures) for name in names)]
+    if own_outputs:
+        flags = {name: (False,) for name in names if name.endswith(".a")}
+        blocks = [msgspec.structs.replace(one, outputs_saved_outside=flags.get(one.fqn, ())) for one in blocks]
+    graph = ModelGraph(model=chain_graph().model, blocks=tuple(blocks), edges=(), chain=())
+    run = msgspec.structs.replace(measured(), allocations=book.close(), phases=tuple(book.spans), blocks=())
+    return graph, run
+
+
 Among = list[Named]
 OPS = ("aten.addmm.default", "aten.bmm.default")
 ATTENTION = ["blocks.0.attention", "blocks.0.attention.dropout", "blocks.0.attention.attention_dropout"]
 DEEP: Among = ["blocks.0", *ATTENTION, "blocks.0.mlp", "blocks.1.norm1"]
+PARTS: Among = ["encoder", "encoder.0", "encoder.0.a", "encoder.1", "encoder.1.a", "encoder.1.b", "encoder.5.b"]
 WIDE: Among = ["blocks.1", "blocks.1.mlp", ("blocks.0", "blocks.1"), ("blocks.1", "blocks.2"), "blocks.2.mlp"]
 KEEPING: Among = [
     "blocks.0", "blocks.0.mlp", *(Unit(blocks=(f"blocks.{i}",), action="save_ops", save_ops=OPS[:n])
@@ -70,7 +113,7 @@ def point(variables: Variables, chosen: tuple[int, ...], around: tuple[tuple[int
     x = np.zeros(variables.n_variables)
     for i in chosen:
         x[variables.number[i, next((o for o in around[i] if o in chosen), None)]] = 1.0
-    return x
+    return variables.with_shared(x)
 
 
 def policies(planner: Planner) -> Iterator[tuple[int, ...]]:

@@ -20,10 +20,8 @@ from explorer.plan.sizes import mib
 from explorer.record import Measurement, ModelGraph, Policy
 from explorer.record.plan import Plan
 from explorer.record.policy import Unit
-from tests.graphs import block
-from tests.plan.planners.samples import OPS, graph_and_run, line_of, planner
-from tests.plan.why.test_peak import graph as chain_graph
-from tests.view.builders import MIB, Book, Chain, measured
+from tests.plan.planners.samples import OPS, encoder, graph_and_run, line_of, planner
+from tests.view.builders import Chain
 
 
 def subsets(n: int) -> Iterator[tuple[int, ...]]:
@@ -206,41 +204,6 @@ def test_no_policy_of_any_chain_beats_its_plan(chain: Chain, share: float) -> No
     else:
         with pytest.raises(BadInput):
             chosen.within(budget)
-
-
-def encoder() -> tuple[ModelGraph, Measurement]:
-    """Six layers of two parts in a block of their own, and a head that takes as much as all their inputs."""
-    book, saved, names = Book(), [], ["encoder"]
-    given = value = book.hold("input", "", 2 * MIB)
-    book.phase("forward")
-    begin = book.tick
-    book.free(book.alloc("temporary", "encoder", 4))
-    for layer in range(6):
-        entered, first = value, book.tick
-        book.free(book.alloc("temporary", f"encoder.{layer}", 4))
-        names += [f"encoder.{layer}", f"encoder.{layer}.a", f"encoder.{layer}.b"]
-        for part in names[-2:]:
-            before, start = value, book.tick
-            kept = book.alloc("saved activation", part, 8 * MIB)
-            value = book.alloc("saved activation", part, 2 * MIB, "aten::tanh")
-            book.calls.append((part, start, book.tick, (before,), (value,)))
-            saved.append((part, kept, value))
-        book.calls.append((f"encoder.{layer}", first, book.tick, (entered,), (value,)))
-    book.calls.append(("encoder", begin, book.tick, (given,), (value,)))
-    book.phase("backward")
-    gradient = book.alloc("temporary", "", 2 * MIB)
-    book.free(book.alloc("temporary", "", 14 * MIB))
-    for part, kept, value in reversed(saved):
-        before = book.alloc("temporary", part, 2 * MIB)
-        for entry in (gradient, value, kept):
-            book.free(entry)
-        gradient = before
-    book.free(gradient)
-    figures = {"forward_flops": 100, "rerun_flops": 100}
-    blocks = [block("", "M"), *(block(name, "B", **figures) for name in names)]
-    graph = ModelGraph(model=chain_graph().model, blocks=tuple(blocks), edges=(), chain=())
-    run = msgspec.structs.replace(measured(), allocations=book.close(), phases=tuple(book.spans), blocks=())
-    return graph, run
 
 
 def test_a_third_level_is_taken_where_it_pays() -> None:
