@@ -358,7 +358,7 @@ def _place_of_tick(replay: Replay, blocks: Sequence[str]) -> NDArray[np.intp] | 
     begin_of = []
     for fqn in blocks:
         saved = saved_by_calls(replay, (fqn,), stops_early=True)
-        following = saved[0].begins - 1 if saved else begins  # a place without a backward has no ticks there
+        following = saved[0].backward_begins - 1 if saved else begins  # a place without a backward has no ticks there
         if following > begins:
             return None
         begins = following

@@ -41,15 +41,15 @@ class SavedByCall:
     first: int
     """Last tick before the call."""
     entries: Bytes
-    leaves: Bytes
+    freed_at: Bytes
     """First tick at which each of `entries` is freed."""
-    begins: int
+    backward_begins: int
     """Tick at which backward of the call begins and all `entries` are restored."""
-    ends: int
+    backward_ends: int
     """Tick at which the last of `entries` dies."""
     end: int
     """Last tick of the call."""
-    until: int
+    rerun_ends: int
     """Tick of forward that the rerun stops at."""
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -59,17 +59,17 @@ class SavedByCall:
     late_bytes: int
     """Bytes freed only when backward of the call begins: late `entries`, and outputs that other blocks save too.
     Backward of the other blocks has ended by then."""
-    again_bytes: int
+    rerun_bytes: int
     """Peak bytes of the rerun alone."""
     blocks: tuple[str, ...] = ()
     in_containers: tuple[int, ...] = ()
     """Inputs that come inside a tuple, list or object alone."""
-    held: tuple[tuple[int, int, int], ...] = ()
+    kept_results: tuple[tuple[int, int, int], ...] = ()
     """Entries that stay alive whatever was measured: entry, first tick, end tick."""
     copies: tuple[tuple[int, int, int], ...] = ()
     """First tick, end tick and bytes of each tensor that exists twice."""
     statistics_bytes: int = 0
-    """Part of `again_bytes`: copies of running statistics, which a rerun updates instead of the originals."""
+    """Part of `rerun_bytes`: copies of running statistics, which a rerun updates instead of the originals."""
 
 
 def saved_by_calls(replay: Replay, unit: Sequence[str], *, stops_early: bool) -> list[SavedByCall]:
@@ -115,18 +115,18 @@ def _saved_by_call(
     return SavedByCall(
         first=first,
         entries=saved,
-        leaves=leaves,
-        begins=begins,
-        ends=_ends(died, saved, own_outputs, births.max(initial=begins) + (runs_last and len(births) > 0)),
+        freed_at=leaves,
+        backward_begins=begins,
+        backward_ends=_ends(died, saved, own_outputs, births.max(initial=begins) + (runs_last and len(births) > 0)),
         end=end,
-        until=last if stops_early else end,
+        rerun_ends=last if stops_early else end,
         inputs=inputs,
         blocks=tuple(unit),
         in_containers=tuple(i for i, flag in zip(inputs, flags) if flag) if len(flags) == len(inputs) else (),
         outputs=tuple(own_outputs),
         saved_outputs=tuple(saved_outputs),
         late_bytes=late_bytes(replay, saved, leaves >= begins, saved_outputs),
-        again_bytes=most_at_once(replay.size[again], born[again], died[again]),
+        rerun_bytes=most_at_once(replay.size[again], born[again], died[again]),
     )
 
 
@@ -144,7 +144,7 @@ def only_of(replay: Replay, calls: Sequence[SavedByCall]) -> tuple[Replay, list[
 
     The line stays whole. The work on one unit of a long timeline then grows with the unit, not with the timeline.
     """
-    touched = [(*call.inputs, *(entry for entry, *_ in call.held)) for call in calls]
+    touched = [(*call.inputs, *(entry for entry, *_ in call.kept_results)) for call in calls]
     entries = np.unique(np.concatenate([*(call.entries for call in calls), *touched])).astype(np.int64)
     number = {entry: i for i, entry in enumerate(entries.tolist())}
     numbered = [
@@ -152,7 +152,7 @@ def only_of(replay: Replay, calls: Sequence[SavedByCall]) -> tuple[Replay, list[
             call,
             entries=np.searchsorted(entries, call.entries),
             inputs=tuple(number[entry] for entry in call.inputs),
-            held=tuple((number[entry], first, end) for entry, first, end in call.held),
+            kept_results=tuple((number[entry], first, end) for entry, first, end in call.kept_results),
         )
         for call in calls
     ]
@@ -249,7 +249,7 @@ def kept_by_containers(
     for call, outermost in nested:
         for entry in call.in_containers:
             if outermost.first < replay.born[entry] <= outermost.end:
-                until[entry] = max(until.get(entry, 0), call.ends)
+                until[entry] = max(until.get(entry, 0), call.backward_ends)
                 others = savers.setdefault(entry, set(replay.saved_in.get(entry, ("",))))
                 others -= {fqn for fqn in others if any(is_within(fqn, block) for block in call.blocks)}
     return until, {entry for entry, others in savers.items() if not others}
@@ -328,9 +328,11 @@ def _with_statistics(replay: Replay, norms: Sequence[str], call: SavedByCall, in
         n_bytes += sum(sizes)
         if len(saved) and not any(is_within(fqn, other) for other in inside):
             until = int(replay.died[saved].max())
-            copies += [(call.begins, until, size) for size in sizes if size > COUNTER_BYTES]
-    again_bytes = call.again_bytes + n_bytes
-    return replace(call, copies=tuple(copies), again_bytes=again_bytes, statistics_bytes=n_bytes) if n_bytes else call
+            copies += [(call.backward_begins, until, size) for size in sizes if size > COUNTER_BYTES]
+    if not n_bytes:
+        return call
+    rerun_bytes = call.rerun_bytes + n_bytes
+    return replace(call, copies=tuple(copies), rerun_bytes=rerun_bytes, statistics_bytes=n_bytes)
 
 
 def norms_below(graph: ModelGraph, blocks: Sequence[str]) -> list[str]:
@@ -353,25 +355,25 @@ def _with_results(replay: Replay, call: SavedByCall, save_ops: Sequence[str]) ->
     ops = np.array([i for i, name in enumerate(replay.ops) if name in save_ops], dtype=np.int64)
     made = replay.between(call.first, call.end)
     results = made[np.isin(replay.op[made], ops) & (replay.role[made] != UNATTRIBUTED)]
-    stays = np.where(replay.born[results] <= call.until, call.begins, call.ends)
+    stays = np.where(replay.born[results] <= call.rerun_ends, call.backward_begins, call.backward_ends)
     leaving = ~np.isin(call.entries, results)
-    entries, leaves = call.entries[leaving], call.leaves[leaving]
+    entries, leaves = call.entries[leaving], call.freed_at[leaving]
     shared = [entry for entry in call.saved_outputs if entry in results]
     saved_outputs = tuple(entry for entry in call.saved_outputs if entry not in shared)
     return replace(
         call,
         entries=entries,
-        leaves=leaves,
-        held=tuple(zip(results.tolist(), replay.born[results].tolist(), stays.tolist())),
+        freed_at=leaves,
+        kept_results=tuple(zip(results.tolist(), replay.born[results].tolist(), stays.tolist())),
         saved_outputs=saved_outputs,
-        late_bytes=late_bytes(replay, entries, leaves >= call.begins, saved_outputs),
-        again_bytes=_again_without(replay, call, ops),
+        late_bytes=late_bytes(replay, entries, leaves >= call.backward_begins, saved_outputs),
+        rerun_bytes=_again_without(replay, call, ops),
     )
 
 
 def _again_without(replay: Replay, call: SavedByCall, ops: Bytes) -> int:
     """Peak bytes that a rerun adds if the kept results exist already. It frees the results that forward freed."""
-    again = replay.between(call.first, call.until)
+    again = replay.between(call.first, call.rerun_ends)
     of_these = np.isin(replay.op[again], ops)
     temporary, results = again[~of_these], again[of_these & (replay.role[again] != UNATTRIBUTED)]
     results = results[replay.died[results] <= call.end]

@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,11 +113,11 @@ def enclosing(policy: Policy) -> Mapping[Unit, Unit]:
     return holders
 
 
-def again_bytes(replay: Replay, nest: Nest, i: int) -> int:
+def rerun_bytes(replay: Replay, nest: Nest, i: int) -> int:
     """Peak bytes of rerunning call `i`, if the units inside it keep nothing."""
     call, inside = nest.calls[i], nest.inside.get(i, ())
     if not inside:
-        return call.again_bytes
+        return call.rerun_bytes
     entries, died, last = rerun_events(replay, nest, i)
     # The unit that the rerun stops at has already stashed its generator state.
     begun = [nest.calls[j].first for j in nest.below(i) if nest.calls[j].first < last]
@@ -132,30 +133,26 @@ def rerun_events(replay: Replay, nest: Nest, i: int) -> tuple[Bytes, Bytes, int]
     """The entries that a rerun of call `i` makes, the tick of forward at which it frees each, and its last tick."""
     call, inside = nest.calls[i], nest.inside.get(i, ())
     if not inside:
-        entries = np.setdiff1d(replay.between(call.first, call.until), [entry for entry, *_ in call.held])
-        return entries, replay.died[entries], call.until
+        entries = np.setdiff1d(replay.between(call.first, call.rerun_ends), [entry for entry, *_ in call.kept_results])
+        return entries, replay.died[entries], call.rerun_ends
     children, below = [nest.calls[j] for j in inside], [nest.calls[j] for j in nest.below(i)]
     entered = max(child.first if nest.stops_inside[i] else child.end for child in children)
     last = _last_tick(replay, call, below, entered)
+    died = replay.died.copy()
+    for inner in below:
+        died[inner.entries] = np.minimum(died[inner.entries], freed_again_at(replay, inner))
+    for child in children:
+        died[list(child.inputs)] = FOREVER
+    died[replay.casts] = FOREVER
     entries = replay.between(call.first, last)
-    died = replay.died[entries].copy()
-    place = {entry: k for k, entry in enumerate(entries.tolist())}
-    for one in below:
-        for entry, leaves in zip(one.entries.tolist(), leaves_again(replay, one).tolist()):
-            if entry in place:
-                died[place[entry]] = min(int(died[place[entry]]), leaves)
-    for entry in {entry for child in children for entry in child.inputs if entry in place}:
-        died[place[entry]] = FOREVER  # an input that the inner unit keeps
-    if len(replay.casts):
-        died[np.isin(entries, replay.casts)] = FOREVER
-    return entries, died, last
+    return entries, died[entries], last
 
 
-def leaves_again(replay: Replay, call: SavedByCall) -> Bytes:
+def freed_again_at(replay: Replay, call: SavedByCall) -> Bytes:
     """The tick at which a rerun frees each of `call.entries`: not before the last saved tensor, often an output."""
     last = max((int(replay.born[entry]) for entry in call.saved_outputs), default=0)
-    later = np.minimum(np.maximum(call.leaves, last + 1), replay.let_go[call.entries])
-    inferred = np.where(np.isin(call.entries, call.outputs), call.leaves, np.maximum(call.leaves, later))
+    later = np.minimum(np.maximum(call.freed_at, last + 1), replay.let_go[call.entries])
+    inferred = np.where(np.isin(call.entries, call.outputs), call.freed_at, np.maximum(call.freed_at, later))
     return np.where(replay.released[call.entries] > 0, replay.released[call.entries], inferred)
 
 
@@ -176,6 +173,14 @@ def _chain(unit: Unit, outer: Mapping[Unit, Unit]) -> list[Unit]:
     return holders
 
 
+class Stretches(NamedTuple):
+    """Stretches in which entries are held: entry, first tick, and the tick after the last."""
+
+    entry: Bytes
+    first: Bytes
+    end: Bytes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
     """The replay if all calls of a nest are recomputed."""
@@ -187,8 +192,8 @@ class Simulation:
     """Bytes saved at the end of forward minus the measured ones: negative if entries are freed."""
     away: Mask
     """Whether each entry is freed by the end of forward."""
-    lives: tuple[Bytes, Bytes, Bytes]
-    """Entry, first tick and end tick of each stretch in which an entry of the calls is held."""
+    lives: Stretches
+    """The stretches of every entry that a call frees, keeps or makes again."""
     owner: Bytes
     """The innermost call that makes each entry again, or -1."""
     never: Sequence[int] = ()
@@ -214,7 +219,7 @@ class Simulation:
         """The event before each rerun, and the most bytes held during the rerun; `stretches` come from offsets_of."""
         replay, nest = self.replay, self.nest
         bounds, offsets = stretches or offsets_of(self.changes, len(replay.line))
-        before = [max(call.begins - 1, 0) for call in nest.calls]
+        before = [max(call.backward_begins - 1, 0) for call in nest.calls]
         places = np.searchsorted(bounds, before, side="right") - 1
         for i, (call, tick, place) in enumerate(zip(nest.calls, before, places)):
             base = int(replay.line[tick] + offsets[place]) - call.late_bytes
@@ -222,7 +227,7 @@ class Simulation:
                 restored = np.setdiff1d(self._restored_with(i), self.never)
                 base += int(replay.size[restored[~self.held_at(tick)[restored]]].sum())
             # Rule 3: the present state of the generator.
-            yield tick, base + again_bytes(replay, nest, i) + nest.stash_bytes
+            yield tick, base + rerun_bytes(replay, nest, i) + nest.stash_bytes
 
     def held_at(self, tick: int) -> Mask:
         """Mask of the entries held at `tick`, without the entries of a rerun."""
@@ -237,7 +242,7 @@ class Simulation:
         nest = self.nest
         parts = [np.array(nest.calls[i].inputs, dtype=np.int64)]
         for j in nest.above(i):
-            if nest.calls[j].begins == nest.calls[i].begins:
+            if nest.calls[j].backward_begins == nest.calls[i].backward_begins:
                 entries = nest.calls[j].entries
                 parts.append(entries[self.owner[entries] == j])
                 parts += [np.array(nest.calls[k].inputs, dtype=np.int64) for k in nest.inside[j]]
@@ -248,112 +253,86 @@ def simulate(replay: Replay, nest: Nest, border: int | None) -> Simulation:
     """The simulation of `nest`. Tick `border` is the end of forward, None if not reached."""
     nested = [i for i, call in enumerate(nest.calls) if call.in_containers and nest.parent[i] != NO_PARENT]
     until, never = kept_by_containers(replay, [(nest.calls[i], nest.calls[nest.above(i)[-1]]) for i in nested])
-    absent, retained = _absences(replay, nest, list(never)), _inputs_and_results(replay, nest, until)
+    owner, freed_at, back_at = _absences(replay, nest, list(never))
+    kept = _inputs_and_results(replay, nest, until)
     born, died, size = replay.born, replay.died, replay.size
-    is_touched = absent.owner >= 0
-    first_until = np.where(is_touched, absent.first_leave, died)
-    is_touched[retained.entry] = True
-    touched = np.flatnonzero(is_touched)
-    lives = _joined_stretches(
-        np.concatenate((touched, absent.entry, retained.entry)),
-        np.concatenate((born[touched], absent.back, retained.back)),
-        np.concatenate((first_until[touched], died[absent.entry], retained.leave)),
+    absent = np.flatnonzero(owner >= 0)
+    touched = np.union1d(absent, kept.entry)
+    lives = _merged(
+        [
+            Stretches(touched, born[touched], np.where(owner >= 0, freed_at, died)[touched]),
+            Stretches(absent, back_at[absent], died[absent]),
+            kept,
+        ],
         len(replay.line) + 2,
     )
-    measured = (born[touched], died[touched], -size[touched])
-    simulated = (lives[1], lives[2], size[lives[0]])
+    # What the checkpoints hold beside the entries: generator states, copies of statistics, tensors inside containers.
+    states = [(call.first, call.backward_ends, nest.stash_bytes) for call in nest.calls]
     copies = [copy for call in nest.calls for copy in call.copies]
-    stashes = [(call.first, call.ends, nest.stash_bytes) for call in nest.calls]
-    leaves = {entry: min(int(absent.first_leave[entry]), int(died[entry])) for entry in until}
-    firsts = [(leaves[entry], end, int(size[entry])) for entry, end in until.items() if leaves[entry] < end]
-    stashed = np.array([*stashes, *copies, *firsts], dtype=np.int64).reshape(-1, 3).T
-    saved, away = 0, np.zeros(len(replay.size), dtype=bool)
+    inside = [(int(min(freed_at[entry], died[entry])), end, int(size[entry])) for entry, end in until.items()]
+    inside = [(first, end, n_bytes) for first, end, n_bytes in inside if first < end]
+    beside = np.array([*states, *copies, *inside], dtype=np.int64).reshape(-1, 3).T
+    saved, away = 0, np.zeros(len(size), dtype=bool)
     if border is not None:
-        is_kept = np.zeros(len(replay.size), dtype=bool)
-        is_kept[retained.entry[(retained.back <= border) & (border < retained.leave)]] = True
+        is_kept = np.zeros(len(size), dtype=bool)
+        is_kept[kept.entry[(kept.first <= border) & (border < kept.end)]] = True
         # An entry freed right after the last event of forward counts as freed at the end of forward.
-        away[absent.entry[(absent.leave <= border + 1) & (border < absent.back)]] = True
-        away &= ~is_kept
-        longer = int(replay.size[is_kept & (replay.died <= border)].sum())
-        stash = sum(size for first, end, size in (*stashes, *firsts) if first <= border < end)
-        saved = longer + stash - int(replay.size[away].sum())
+        away = (owner >= 0) & (freed_at <= border + 1) & (border < back_at) & ~is_kept
+        saved = int(size[is_kept & (died <= border)].sum()) - int(size[away].sum())
+        saved += sum(n_bytes for first, end, n_bytes in (*states, *inside) if first <= border < end)
+    measured = (born[touched], died[touched], -size[touched])
+    simulated = (lives.first, lives.end, size[lives.entry])
     return Simulation(
         replay=replay,
         nest=nest,
-        changes=np.hstack((measured, simulated, stashed)),
+        changes=np.hstack((measured, simulated, beside)),
         saved_bytes=saved,
         away=away,
         lives=lives,
-        owner=absent.owner,
+        owner=owner,
         never=list(never),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Absent:
-    """Entries that are absent from tick `leave` to tick `back`."""
+def _absences(replay: Replay, nest: Nest, never: Sequence[int]) -> tuple[Bytes, Bytes, Bytes]:
+    """By entry: the innermost call that makes it again (-1: none), the tick at which it is freed, and is back.
 
-    entry: Bytes
-    leave: Bytes
-    back: Bytes
-    owner: Bytes
-    """The innermost call that makes an entry again, or -1."""
-    first_leave: Bytes
-    """The tick at which the first call frees each entry of the timeline."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Retained:
-    """Entries that are kept from tick `back` to tick `leave`."""
-
-    entry: Bytes
-    leave: Bytes
-    back: Bytes
-
-
-def _absences(replay: Replay, nest: Nest, never: Sequence[int]) -> _Absent:
-    """Entries that calls make again. The first call decides `leave`, the innermost `back` (rule 1)."""
-    calls = nest.calls
-    entries, leaves = joined([call.entries for call in calls]), joined([call.leaves for call in calls])
-    owner = np.full(len(replay.size), -1, dtype=np.int64)
-    n_entries = [len(call.entries) for call in calls]
+    Of several calls the first decides when an entry is freed, the innermost when it is back (rule 1).
+    """
+    calls, n_entries = nest.calls, [len(call.entries) for call in nest.calls]
+    entries = joined([call.entries for call in calls])
+    owner, freed_at, back_at = (np.full(len(replay.size), value, dtype=np.int64) for value in (-1, FOREVER, 0))
     owner[entries] = np.repeat(np.arange(len(calls)), n_entries)  # inner calls come last
-    leave = np.full(len(replay.size), np.iinfo(np.int64).max)
-    np.minimum.at(leave, entries, leaves)
-    entry = np.flatnonzero(owner >= 0)
-    back = np.zeros(len(replay.size), dtype=np.int64)
-    back[entries] = np.repeat([call.begins for call in calls], n_entries)
-    back[never] = replay.died[never]
-    return _Absent(entry=entry, leave=leave[entry], back=back[entry], owner=owner, first_leave=leave)
+    np.minimum.at(freed_at, entries, joined([call.freed_at for call in calls]))
+    back_at[entries] = np.repeat([call.backward_begins for call in calls], n_entries)
+    back_at[never] = replay.died[never]
+    return owner, freed_at, back_at
 
 
-def _inputs_and_results(replay: Replay, nest: Nest, in_containers: Collection[int]) -> _Retained:
+def _inputs_and_results(replay: Replay, nest: Nest, in_containers: Collection[int]) -> Stretches:
     """Inputs that checkpoints keep (rule 2), and results of kept operators (rule 6)."""
-    inputs: list[int] = []
-    since: list[int] = []
-    until: list[int] = []
+    kept: list[tuple[int, int, int]] = []
     for call, parent in zip(nest.calls, nest.parent):
-        kept = [entry for entry in call.inputs if parent < 0 or entry not in in_containers]
-        inputs += kept
-        since += [nest.calls[parent].begins if parent >= 0 else 0] * len(kept)
-        until += [call.begins if parent >= 0 else call.ends] * len(kept)
-        for one, first, end in call.held:
-            inputs.append(one)
-            since.append(first)
-            until.append(end)
-    entry, leave, back = (np.array(column, dtype=np.int64) for column in (inputs, until, since))
-    return _Retained(entry=entry, leave=leave, back=np.maximum(back, replay.born[entry]))
+        is_outer = parent == NO_PARENT
+        first, end = 0, call.backward_ends
+        if not is_outer:
+            first, end = nest.calls[parent].backward_begins, call.backward_begins
+        kept += [(entry, first, end) for entry in call.inputs if is_outer or entry not in in_containers]
+        kept += call.kept_results
+    entries, firsts, ends = np.array(kept, dtype=np.int64).reshape(-1, 3).T
+    return Stretches(entries, np.maximum(firsts, replay.born[entries]), ends)
 
 
-def _joined_stretches(entry: Bytes, first: Bytes, end: Bytes, length: int) -> tuple[Bytes, Bytes, Bytes]:
-    """The stretches, with touching or overlapping stretches of an entry merged."""
-    some = first < end
-    entry, first, end = entry[some], first[some], np.minimum(end[some], length - 1)
+def _merged(parts: Sequence[Stretches], length: int) -> Stretches:
+    """All stretches in a timeline of `length` ticks, touching or overlapping stretches of an entry merged."""
+    entry, first, end = (np.concatenate(columns) for columns in zip(*parts))
+    is_some = first < end
+    entry, first, end = entry[is_some], first[is_some], np.minimum(end[is_some], length - 1)
     order = np.argsort(entry * length + first, kind="stable")
     start, stop = (entry * length + first)[order], np.maximum.accumulate((entry * length + end)[order])
     new = np.flatnonzero(np.append(True, start[1:] > stop[:-1])) if len(start) else np.zeros(0, dtype=np.intp)
     last = np.append(new[1:], len(start)) - 1 if len(new) else new
-    return entry[order][new], start[new] % length, stop[last] % length
+    return Stretches(entry[order][new], start[new] % length, stop[last] % length)
 
 
 def offsets_of(changes: Changes, length: int) -> tuple[NDArray[np.intp], Bytes]:

@@ -139,7 +139,7 @@ def _freed_bytes(
     """Bytes freed in each block by `border`, the end of forward, minus the generator state of its checkpoints."""
     replay, outer, freed = simulation.replay, enclosing(policy), dict[str, int]()
     keeps = {
-        unit.blocks[0]: simulation.nest.stash_bytes * sum(call.first <= border < call.ends for call in calls)
+        unit.blocks[0]: simulation.nest.stash_bytes * sum(call.first <= border < call.backward_ends for call in calls)
         for unit, calls in calls_of_units.items()
         if len(unit.blocks) == 1  # a segment is run by the container around it
     }
@@ -152,7 +152,7 @@ def _freed_bytes(
         entries = away[top]
         alone = top is unit and len(unit.blocks) == 1  # then all entries belong to the block
         longer = [
-            entry for call in calls for entry, first, end in call.held
+            entry for call in calls for entry, first, end in call.kept_results
             if first <= border < end and replay.died[entry] <= border
         ]  # fmt: skip
         for fqn in unit.blocks:

@@ -24,7 +24,7 @@ tests of the planners compare both on every policy of some units.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -46,11 +46,17 @@ class UnitCalls:
     calls: Sequence[Sequence[SavedByCall]]
     around: Sequence[Sequence[int]]
 
-    def inside(self, outer: int, call: SavedByCall) -> list[tuple[int, SavedByCall]]:
-        """Units inside a call of unit `outer`, each with its call."""
+    def calls_inside(self, unit: int, call: SavedByCall) -> list[tuple[int, SavedByCall]]:
+        """Units inside a call of `unit`, each with its call."""
         return [
-            (unit, inner) for unit in self._inside.get(outer, ()) for inner in self.calls[unit]
-            if call.first <= inner.first and inner.end <= call.end
+            (inner, other) for inner in self._inside.get(unit, ()) for other in self.calls[inner]
+            if _contains(call, other)
+        ]  # fmt: skip
+
+    def calls_around(self, unit: int, call: SavedByCall) -> list[tuple[int, SavedByCall]]:
+        """Units around a call of `unit`, innermost first, each with its call."""
+        return [
+            (outer, other) for outer in self.around[unit] for other in self.calls[outer] if _contains(other, call)
         ]  # fmt: skip
 
     @cached_property
@@ -60,6 +66,10 @@ class UnitCalls:
             for outer in above:
                 inside[outer].append(unit)
         return inside
+
+
+def _contains(outer: SavedByCall, inner: SavedByCall) -> bool:
+    return outer.first <= inner.first and inner.end <= outer.end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,14 +128,14 @@ class _Gap:
 
 @dataclass(slots=True)
 class _Retention:
-    """A call of `unit` keeps an entry until tick `ends` (rule 2, or rule 6).
+    """A call of `unit` keeps an entry until tick `until` (rule 2, or rule 6).
 
-    Inside a recomputed unit of `around` the call keeps the entry from the tick beside that unit until tick `begins`.
+    Inside a recomputed unit of `around` it keeps the entry from the tick beside that unit until `backward_begins`.
     """
 
     unit: int
-    ends: int
-    begins: int
+    until: int
+    backward_begins: int
     around: tuple[tuple[int, int], ...]
 
 
@@ -157,14 +167,16 @@ class _Changes:
         for unit, calls in enumerate(self.units.calls):
             for call in calls:
                 n = len(call.entries)
-                parts.append(np.column_stack((call.entries, call.leaves, np.full(n, call.begins), np.full(n, unit))))
+                parts.append(
+                    np.column_stack((call.entries, call.freed_at, np.full(n, call.backward_begins), np.full(n, unit)))
+                )
                 np.add.at(n_uses, call.entries, 1)
                 n_uses[list(call.inputs)] += 2
-                self.rows.append((call.first, call.ends, stash_bytes, unit))
-                around = tuple(self._begins_around(unit, call))
+                self.rows.append((call.first, call.backward_ends, stash_bytes, unit))
+                around = tuple((i, outer.backward_begins) for i, outer in self.units.calls_around(unit, call))
                 for entry in set(call.inputs):
-                    self.retained[entry].append(_Retention(unit, call.ends, call.begins, around))
-                for entry, _, until in call.held:
+                    self.retained[entry].append(_Retention(unit, call.backward_ends, call.backward_begins, around))
+                for entry, _, until in call.kept_results:
                     n_uses[entry] += 2
                     self.retained[entry].append(_Retention(unit, until, until, ()))
         every = np.concatenate(parts) if parts else np.zeros((0, 4), dtype=np.int64)
@@ -174,13 +186,6 @@ class _Changes:
         for shared, leave_, back_, unit in every[~alone].tolist():
             self.gaps[shared].append(_Gap(unit, leave_, back_))
 
-    def _begins_around(self, unit: int, inner: SavedByCall) -> Iterator[tuple[int, int]]:
-        """Each unit around a call, and the tick at which backward of its call begins."""
-        for outer in self.units.around[unit]:
-            calls = (call for call in self.units.calls[outer] if call.first <= inner.first and inner.end <= call.end)
-            if (call := next(calls, None)) is not None:
-                yield outer, call.begins
-
     def of_shared_entry(self, entry: int) -> None:
         """Adds the changes of a shared entry, one for each stretch between two events."""
         gaps, retained = self.gaps.get(entry, []), self.retained.get(entry, [])
@@ -189,7 +194,7 @@ class _Changes:
         for gap in gaps:
             events |= {gap.leave, gap.back}
         for one in retained:
-            events |= {one.ends, one.begins, *(begins for _, begins in one.around)}
+            events |= {one.until, one.backward_begins, *(begins for _, begins in one.around)}
         ticks = sorted(tick for tick in events if tick >= born)
         for first, end in zip(ticks, ticks[1:]):
             factor = self._absence(first, gaps, retained) if first < died else self._presence(first, retained)
@@ -206,16 +211,10 @@ class _Changes:
         outer = frozenset((unit, around) for unit, around in outer if not freeing <= around)
         if freeing == restoring and len(restoring) == 1 and not outer and not inner:
             return next(iter(restoring))
-        factor, is_new = self._factor(("absence", freeing, restoring, outer, inner))
-        if is_new:
-            self._bound({factor: 1, **dict.fromkeys(freeing, -1)}, 0)
-            if not freeing <= restoring:
-                self._bound({factor: 1, **dict.fromkeys(restoring, -1)}, 0)
-            for unit, around in outer:
-                self._bound({factor: 1, **dict.fromkeys(around, -1), unit: 1}, 1)
-            for unit, holder in inner:
-                self._bound({factor: 1, unit: 1, holder: 1}, 2)
-        return factor
+        bounds: list[Bound] = [(dict.fromkeys(freeing, -1), 0)]
+        if not freeing <= restoring:
+            bounds.append((dict.fromkeys(restoring, -1), 0))
+        return self._factor(("absence", freeing, restoring, outer, inner), 1, [*bounds, *_keeping(outer, inner, 1)])
 
     def _presence(self, tick: int, retained: list[_Retention]) -> int | None:
         """The factor of an entry's presence at `tick` after its measured end; None if no unit keeps it there."""
@@ -224,24 +223,15 @@ class _Changes:
             return None
         if len(outer) == 1 and not inner and not next(iter(outer))[1]:
             return next(iter(outer))[0]
-        factor, is_new = self._factor(("presence", outer, inner))
-        if is_new:
-            for unit, around in outer:
-                self._bound({factor: -1, **dict.fromkeys(around, -1), unit: 1}, 0)
-            for unit, holder in inner:
-                self._bound({factor: -1, unit: 1, holder: 1}, 1)
-        return factor
+        return self._factor(("presence", outer, inner), -1, _keeping(outer, inner, 0))
 
-    def _factor(self, meaning: tuple[object, ...]) -> tuple[int, bool]:
-        """The number of the auxiliary factor with this meaning, and whether the factor is new."""
-        is_new = meaning not in self.auxiliary
-        if is_new:
+    def _factor(self, meaning: tuple[object, ...], sign: int, bounds: Sequence[Bound]) -> int:
+        """The number of the auxiliary factor with this meaning. `sign` is its coefficient in the `bounds`."""
+        if meaning not in self.auxiliary:
             self.auxiliary[meaning] = self.n_factors
+            self.bounds += [({self.n_factors: sign, **row}, most) for row, most in bounds]
             self.n_factors += 1
-        return self.auxiliary[meaning], is_new
-
-    def _bound(self, coefficients: dict[int, float], most: float) -> None:
-        self.bounds.append((coefficients, most))
+        return self.auxiliary[meaning]
 
 
 def _keepers_at(tick: int, retained: list[_Retention]) -> Keepers:
@@ -250,9 +240,18 @@ def _keepers_at(tick: int, retained: list[_Retention]) -> Keepers:
     An outer (unit, units around it) keeps the entry if no unit around it is recomputed.
     An inner (unit, holder) keeps the entry only if its holder is recomputed.
     """
-    outer = frozenset((one.unit, frozenset(j for j, _ in one.around)) for one in retained if tick < one.ends)
-    inner = frozenset((one.unit, j) for one in retained for j, begins in one.around if begins <= tick < one.begins)
+    outer = frozenset((one.unit, frozenset(j for j, _ in one.around)) for one in retained if tick < one.until)
+    inner = frozenset(
+        (one.unit, j) for one in retained for j, begins in one.around if begins <= tick < one.backward_begins
+    )
     return outer, inner
+
+
+def _keeping(outer: frozenset[tuple[int, frozenset[int]]], inner: frozenset[tuple[int, int]], most: int) -> list[Bound]:
+    """Bounds of a factor by the units that keep an entry: `most` is 1 for an absence, 0 for a presence."""
+    bounds: list[Bound] = [({**dict.fromkeys(around, -1), unit: 1}, most) for unit, around in outer]
+    bounds += [({unit: 1, holder: 1}, most + 1) for unit, holder in inner]
+    return bounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,18 +276,18 @@ def linear_reruns(replay: Replay, units: UnitCalls, *, stash_bytes: int) -> tupl
     """The reruns of every call of every unit."""
     reruns = []
     for unit, call in ((unit, call) for unit, calls in enumerate(units.calls) for call in calls):
-        within = units.inside(unit, call)
-        alive, parts = np.array([call.again_bytes], dtype=np.int64), dict[int, Bytes]()
+        within = units.calls_inside(unit, call)
+        alive, parts = np.array([call.rerun_bytes], dtype=np.int64), dict[int, Bytes]()
         if within:
             alive, parts = _moments(replay, call, within, stash_bytes=stash_bytes)
-        around = (
-            (holder, other) for holder in units.around[unit] for other in units.calls[holder]
-            if other.begins == call.begins and other.first <= call.first and call.end <= other.end
-        )  # fmt: skip
+        around = [
+            (holder, outer) for holder, outer in units.calls_around(unit, call)
+            if outer.backward_begins == call.backward_begins
+        ]  # fmt: skip
         reruns.append(
             Rerun(
                 unit=unit,
-                tick=max(call.begins - 1, 0),
+                tick=max(call.backward_begins - 1, 0),
                 alive=alive + stash_bytes - call.late_bytes,
                 inside=parts,
                 restored=tuple(_restored(replay, units, (unit, call), outer) for outer in around),
@@ -304,7 +303,7 @@ def _moments(
 
     The rerun repeats forward up to the last saved tensor.
     """
-    entries = replay.between(call.first, call.until)
+    entries = replay.between(call.first, call.rerun_ends)
     size, born, died = replay.size[entries], replay.born[entries], replay.died[entries]
     moments = np.unique(born)
     alive = bytes_at(moments, size, born, died)
@@ -312,7 +311,7 @@ def _moments(
     tail = int(entries[-1]) if len(entries) else None
     by_unit: dict[int, Bytes] = {}
     for unit, one in within:
-        pairs = zip(one.entries.tolist(), one.leaves.tolist())
+        pairs = zip(one.entries.tolist(), one.freed_at.tolist())
         freed_again = [(place[entry], leaves) for entry, leaves in pairs if entry in place]
         at = np.array([k for k, _ in freed_again], dtype=np.int64)
         first = np.array([leaves for _, leaves in freed_again], dtype=np.int64)
@@ -331,9 +330,9 @@ def _restored(
 ) -> tuple[int, int, Mapping[int, int]]:
     """Bytes that the unit around restores just before `inner` runs again, as in `Rerun.restored`."""
     (unit, call), (holder, outer) = inner, around
-    freed = outer.entries[(outer.leaves < outer.begins) & ~np.isin(outer.entries, call.entries)]
+    freed = outer.entries[(outer.freed_at < outer.backward_begins) & ~np.isin(outer.entries, call.entries)]
     others: dict[int, int] = {}
-    for sibling, one in units.inside(holder, outer):
+    for sibling, one in units.calls_inside(holder, outer):
         if sibling != unit:
             less = int(replay.size[freed[np.isin(freed, one.entries)]].sum())
             if less:

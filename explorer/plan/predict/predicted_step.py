@@ -49,9 +49,8 @@ def predicted_step(baseline: Measurement, policy: Policy, simulation: Simulation
     for i, call in enumerate(nest.calls):
         _write_rerun(written, simulation.replay, nest, i, restored[i])
         if nest.stash_bytes:
-            written.append(
-                _Life(-1, nest.stash_bytes, UNATTRIBUTED, (call.first + 1, FREE, 1, 0), (call.ends, FREE, 0, 0))
-            )
+            lifetime = (call.first + 1, FREE, 1, 0), (call.backward_ends, FREE, 0, 0)
+            written.append(_Life(-1, nest.stash_bytes, UNATTRIBUTED, *lifetime))
     allocations, phases = _timeline(written, baseline, log, nest.names)
     spec = msgspec.structs.replace(baseline.spec, policy=policy)
     return msgspec.structs.replace(without_readings(baseline), spec=spec, allocations=allocations, phases=phases)
@@ -64,23 +63,23 @@ def _write_lives(written: list[_Life], simulated: Simulation) -> list[dict[int, 
     restored: list[dict[int, Key]] = [{} for _ in nest.calls]
     calls_at = defaultdict(list)
     for i, call in enumerate(nest.calls):
-        calls_at[call.begins].append(i)
+        calls_at[call.backward_begins].append(i)
     stretches: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for entry, first, end in zip(*(part.tolist() for part in simulated.lives)):
         stretches[entry].append((first, end))
     read_in = {  # a kept result goes where its rerun reads it
         (entry, end): (end, RERUN, i, int(replay.died[entry]))
         for i, call in enumerate(nest.calls)
-        for entry, _, end in call.held
-        if end == call.begins
+        for entry, _, end in call.kept_results
+        if end == call.backward_begins
     }
     for call in nest.calls:  # an output that other blocks hold until their backward is made again
-        for entry in {*call.saved_outputs, *call.entries[call.leaves >= call.begins].tolist()}:
+        for entry in {*call.saved_outputs, *call.entries[call.freed_at >= call.backward_begins].tolist()}:
             lives = stretches.setdefault(entry, [(int(replay.born[entry]), int(replay.died[entry]))])
-            split = [(a, b) for a, b in lives if a < call.begins < b]
+            split = [(a, b) for a, b in lives if a < call.backward_begins < b]
             for a, b in split:
                 lives.remove((a, b))
-                lives += [(a, call.begins), (call.begins, b)]
+                lives += [(a, call.backward_begins), (call.backward_begins, b)]
     born, died, size, role = (array.tolist() for array in (replay.born, replay.died, replay.size, replay.role))
     for entry in range(len(born)):
         for first, end in stretches.get(entry, ((born[entry], died[entry]),)):
@@ -102,20 +101,21 @@ def _write_lives(written: list[_Life], simulated: Simulation) -> list[dict[int, 
 def _write_rerun(written: list[_Life], replay: Replay, nest: Nest, i: int, restored: dict[int, Key]) -> None:
     """The rerun of call `i`: what it restores lives on, everything else ends with it."""
     call = nest.calls[i]
-    entries, leaves, last = rerun_events(replay, nest, i)
-    for entry, leave in zip(entries.tolist(), leaves.tolist()):
-        tick = int(replay.born[entry])
-        ends = (call.begins, RERUN, i, min(leave, last + 1))
-        born = (call.begins, RERUN, i, tick)
-        written.append(_Life(entry, int(replay.size[entry]), RECOMPUTED, born, restored.pop(entry, ends)))
-    for entry, ends in restored.items():  # kept longer than the rerun reaches
-        written.append(_Life(entry, int(replay.size[entry]), RECOMPUTED, (call.begins, RERUN, i, last + 1), ends))
-    begins, over = (call.begins, RERUN, i, 0), (call.begins, RERUN, i, last + 1)
+    entries, freed_at, last = rerun_events(replay, nest, i)
+
+    def again(tick: int) -> Key:
+        return call.backward_begins, RERUN, i, tick
+
+    for entry, freed in zip(entries.tolist(), freed_at.tolist()):
+        born, dies = again(int(replay.born[entry])), restored.pop(entry, again(min(freed, last + 1)))
+        written.append(_Life(entry, int(replay.size[entry]), RECOMPUTED, born, dies))
+    for entry, dies in restored.items():  # kept longer than the rerun reaches
+        written.append(_Life(entry, int(replay.size[entry]), RECOMPUTED, again(last + 1), dies))
     for _, end, n_bytes in call.copies:
-        written.append(_Life(-1, n_bytes, UNATTRIBUTED, begins, (end, FREE, 0, 0)))
+        written.append(_Life(-1, n_bytes, UNATTRIBUTED, again(0), (end, FREE, 0, 0)))
     rest = call.statistics_bytes - sum(n_bytes for _, _, n_bytes in call.copies)
     for n_bytes in [COUNTER_BYTES] * (rest // COUNTER_BYTES) if call.copies else [rest] if rest else []:
-        written.append(_Life(-1, n_bytes, UNATTRIBUTED, begins, over))
+        written.append(_Life(-1, n_bytes, UNATTRIBUTED, again(0), again(last + 1)))
 
 
 def _timeline(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from explorer.plan.names import Fqns
 from explorer.plan.predict.baseline import keep_all_from
 from explorer.plan.predict.calls import SavedByCall, calls_of, norms_below, results_unknown, stash_bytes
-from explorer.plan.predict.changes import leaves_again
+from explorer.plan.predict.changes import freed_again_at
 from explorer.plan.predict.not_predicted import not_predicted
 from explorer.plan.predict.replay import Replay
 from explorer.plan.predict.step_cost import (
@@ -35,20 +35,20 @@ class CallTable(Record):
 
     first: int
     end: int
-    begins: int
-    ends: int
+    backward_begins: int
+    backward_ends: int
     late_bytes: int
-    again_bytes: int
+    rerun_bytes: int
     statistics_bytes: int
     entries: Column
-    leaves: Column
-    leaves_again: Column
+    freed_at: Column
+    freed_again_at: Column
     """The tick at which a rerun of a unit around this one frees each entry."""
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     saved_outputs: tuple[int, ...]
     results: tuple[tuple[int, int, int], ...]
-    """`SavedByCall.held`."""
+    """`SavedByCall.kept_results`."""
     in_containers: tuple[tuple[int, Fqns], ...]
     """Each input that comes inside a container alone, and the innermost blocks that save it."""
     copies: tuple[tuple[str, int, int, int], ...]
@@ -178,18 +178,18 @@ def _call_table(replay: Replay, call: SavedByCall, copies: Iterable[tuple[str, i
     return CallTable(
         first=call.first,
         end=call.end,
-        begins=call.begins,
-        ends=call.ends,
+        backward_begins=call.backward_begins,
+        backward_ends=call.backward_ends,
         late_bytes=call.late_bytes,
-        again_bytes=call.again_bytes,
+        rerun_bytes=call.rerun_bytes,
         statistics_bytes=call.statistics_bytes,
         entries=column(call.entries.tolist()),
-        leaves=column(call.leaves.tolist()),
-        leaves_again=column(leaves_again(replay, call).tolist()),
+        freed_at=column(call.freed_at.tolist()),
+        freed_again_at=column(freed_again_at(replay, call).tolist()),
         inputs=call.inputs,
         outputs=call.outputs,
         saved_outputs=call.saved_outputs,
-        results=call.held,
+        results=call.kept_results,
         in_containers=tuple((entry, replay.saved_in.get(entry, ("",))) for entry in call.in_containers),
         copies=tuple(copies),
     )

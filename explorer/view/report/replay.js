@@ -111,7 +111,7 @@ function keptByContainers(step, nest) {
     while (outermost?.parent) outermost = outermost.parent;
     for (const [entry, blocks] of parent ? call.in_containers : []) {
       if (step.born[entry] <= outermost.call.first || step.born[entry] > outermost.call.end) continue;
-      until.set(entry, Math.max(until.get(entry) ?? 0, call.ends));
+      until.set(entry, Math.max(until.get(entry) ?? 0, call.backward_ends));
       const others = savers.get(entry) ?? blocks;
       savers.set(entry, others.filter((fqn) => !unit.blocks.some((block) => isWithin(fqn, block))));
     }
@@ -126,8 +126,8 @@ function absences(step, nest, never) {
   for (const { call, index } of nest) {
     call.entries.forEach((entry, i) => {
       owner[entry] = index; // inner calls come last
-      leave[entry] = Math.min(leave[entry], call.leaves[i]);
-      back[entry] = never.has(entry) ? step.died[entry] : call.begins;
+      leave[entry] = Math.min(leave[entry], call.freed_at[i]);
+      back[entry] = never.has(entry) ? step.died[entry] : call.backward_begins;
     });
   }
   return { owner, leave, back };
@@ -142,7 +142,7 @@ function retained(step, nest, inContainers) {
   };
   for (const { call, parent } of nest) {
     for (const entry of call.inputs) {
-      if (!parent || !inContainers.has(entry)) keep(entry, parent ? parent.call.begins : 0, parent ? call.begins : call.ends);
+      if (!parent || !inContainers.has(entry)) keep(entry, parent ? parent.call.backward_begins : 0, parent ? call.backward_begins : call.backward_ends);
     }
     for (const [entry, from, to] of call.results) keep(entry, from, to);
   }
@@ -189,8 +189,8 @@ function simulate(step, nest) {
     }
   }
   for (const { call, copies } of nest) {
-    changes.push([call.first, call.ends, step.stash_bytes], ...copies.map(([, from, to, bytes]) => [from, to, bytes])); // rules 3, 5
-    if (call.first <= border && border < call.ends) saved += step.stash_bytes;
+    changes.push([call.first, call.backward_ends, step.stash_bytes], ...copies.map(([, from, to, bytes]) => [from, to, bytes])); // rules 3, 5
+    if (call.first <= border && border < call.backward_ends) saved += step.stash_bytes;
   }
   for (const [entry, end] of until) {
     const first = Math.min(leave[entry], died[entry]);
@@ -210,7 +210,7 @@ const isAbsent = (step, { gone, lives }, entry, tick) => {
 function restoredWith(node, owner) {
   const entries = new Set(node.call.inputs);
   for (let outer = node.parent; outer; outer = outer.parent) {
-    if (outer.call.begins !== node.call.begins) continue;
+    if (outer.call.backward_begins !== node.call.backward_begins) continue;
     for (const entry of outer.call.entries) if (owner[entry] === outer.index) entries.add(entry);
     for (const inner of outer.inside) inner.call.inputs.forEach((entry) => entries.add(entry));
   }
@@ -220,14 +220,14 @@ function restoredWith(node, owner) {
 // Rules 4 and 7: peak bytes of rerunning a call, if the units inside keep nothing.
 function againBytes(step, node) {
   const { call, inside } = node;
-  if (!inside.length) return call.again_bytes;
+  if (!inside.length) return call.rerun_bytes;
   const all = below(node), theirs = new Set(all.flatMap(({ call }) => [...call.entries, ...call.saved_outputs]));
   const saves = [...call.entries.filter((entry) => !call.outputs.includes(entry)), ...call.saved_outputs];
   const last = Math.max(call.first, ...inside.map((inner) => (node.stops ? inner.call.first : inner.call.end)),
     ...saves.filter((entry) => !theirs.has(entry)).map((entry) => step.born[entry]));
   const dies = new Map(between(step, call.first, last).map((entry) => [entry, step.died[entry]]));
   for (const { call: inner } of all) {
-    inner.entries.forEach((entry, i) => dies.has(entry) && dies.set(entry, Math.min(dies.get(entry), inner.leaves_again[i])));
+    inner.entries.forEach((entry, i) => dies.has(entry) && dies.set(entry, Math.min(dies.get(entry), inner.freed_again_at[i])));
   }
   const kept = [...inside.flatMap((inner) => inner.call.inputs), ...step.casts]; // an inner unit keeps its inputs
   for (const entry of kept) if (dies.has(entry)) dies.set(entry, Infinity);
@@ -240,7 +240,7 @@ function againBytes(step, node) {
 // The event before each rerun, and the most bytes held during the rerun.
 function reruns(step, nest, simulated, line) {
   return nest.map((node) => {
-    const tick = Math.max(node.call.begins - 1, 0);
+    const tick = Math.max(node.call.backward_begins - 1, 0);
     let bytes = line[tick] - node.call.late_bytes + againBytes(step, node) + step.stash_bytes; // rule 3
     for (const entry of node.parent ? restoredWith(node, simulated.owner).difference(simulated.never) : [])
       if (isAbsent(step, simulated, entry, tick)) bytes += step.size[entry];
@@ -252,7 +252,7 @@ function reruns(step, nest, simulated, line) {
 function freedBytes(step, units, outer, { away }) {
   const { born, died, size, forward_end_tick: border } = step, freed = {};
   const stash = units.filter((unit) => unit.blocks.length === 1).map((unit) =>
-    [unit.blocks[0], step.stash_bytes * unit.calls.filter((call) => call.first <= border && border < call.ends).length]);
+    [unit.blocks[0], step.stash_bytes * unit.calls.filter((call) => call.first <= border && border < call.backward_ends).length]);
   const leaving = new Map(units.map((unit) => [unit, unit.calls.flatMap((call) => call.entries).filter((entry) => away[entry])]));
   for (const unit of units) {
     const alone = !outer.has(unit) && unit.blocks.length === 1, entries = leaving.get(chain(unit, outer).at(-1) ?? unit);

@@ -181,7 +181,7 @@ def test_no_choice_of_segments_and_of_modules_beats_the_plan() -> None:
     is_the_best_of(Planner(run, graph), points(run, graph, policies), 5)
 
 
-@pytest.mark.parametrize(("n", "seed"), [(6, 3), (6, 6), (8, 0), (8, 5), (8, 7)])
+@pytest.mark.parametrize(("n", "seed"), [(6, 3), (8, 0)])
 def test_a_plan_of_a_chain_with_skips_costs_no_more_than_the_best_partition_and_proves_no_more(
     n: int, seed: int
 ) -> None:

@@ -105,10 +105,12 @@ def meets_another(planner: Planner, unit: int, chosen: tuple[int, ...]) -> bool:
     """
     units, around, replay = planner.candidates.units, planner.candidates.around, planner._replay
     (call,) = units[unit].calls
-    last = replay.between(call.first, call.until)[-1]
+    last = replay.between(call.first, call.rerun_ends)[-1]
     inside = [inner for i in chosen if unit in around[i] for inner in units[i].calls]
-    begin = [outer.begins for i in around[unit] if i in chosen for outer in units[i].calls]
-    return call.begins in begin or any(one.outputs or last in (*one.entries, *one.saved_outputs) for one in inside)
+    begin = [outer.backward_begins for i in around[unit] if i in chosen for outer in units[i].calls]
+    return call.backward_begins in begin or any(
+        one.outputs or last in (*one.entries, *one.saved_outputs) for one in inside
+    )
 
 
 def gpt12() -> tuple[Planner, Variables]:

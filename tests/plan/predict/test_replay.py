@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from explorer.plan.names import is_within
 from explorer.plan.predict.calls import most_at_once, results_of_views, saved_by_calls
-from explorer.plan.predict.changes import NO_PARENT, Nest, again_bytes, nest_of, offsets_of, simulate
+from explorer.plan.predict.changes import NO_PARENT, Nest, nest_of, offsets_of, rerun_bytes, simulate
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.predict.replay import BACKWARD, FORWARD, NEVER, Call, Replay, let_go
 from explorer.record import Measurement, ModelGraph, Policy, Unit
@@ -97,8 +97,8 @@ def test_a_block_leaves_what_it_saves_and_keeps_what_it_is_given() -> None:
     (own,) = REPLAY.calls["layers.1"]
     assert REPLAY.size[call.entries].sum() == CHAIN.saved
     assert call.inputs == own.inputs and not call.outputs, "others may save its output"
-    assert (call.leaves < call.begins).all()
-    assert call.again_bytes == CHAIN.scratch + CHAIN.saved and call.late_bytes == 0
+    assert (call.freed_at < call.backward_begins).all()
+    assert call.rerun_bytes == CHAIN.scratch + CHAIN.saved and call.late_bytes == 0
 
 
 def relu_chain() -> Measurement:
@@ -121,7 +121,7 @@ def leaving(known: ModelGraph | None) -> dict[int, int]:
     """Size in MiB and first tick at which it would be gone, of what block a would not keep."""
     replay = Replay.of(relu_chain(), known)
     (call,) = saved_by_calls(replay, ("a",), stops_early=True)
-    return dict(zip((replay.size[call.entries] // MIB).tolist(), call.leaves.tolist()))
+    return dict(zip((replay.size[call.entries] // MIB).tolist(), call.freed_at.tolist()))
 
 
 def test_the_last_is_there_until_something_is_made_of_it() -> None:
@@ -142,7 +142,7 @@ def test_a_segment_leaves_block_by_block_and_comes_back_at_once() -> None:
     assert REPLAY.size[call.entries].sum() == 2 * CHAIN.saved + CHAIN.output, "and the border between them"
     assert call.inputs == one.inputs
     border = call.entries == one.outputs[0]
-    assert call.leaves[border].tolist() == [two.end + 1] and call.leaves[~border].min() <= one.end
+    assert call.freed_at[border].tolist() == [two.end + 1] and call.freed_at[~border].min() <= one.end
 
 
 @given(st.lists(st.tuples(st.integers(1, 99), st.integers(1, 20), st.integers(1, 9)), max_size=10))
@@ -241,15 +241,15 @@ def test_where_the_outer_rerun_ends_at_the_inner_unit_only_its_generator_state_i
     assert tree.stops_inside[0] is stops
     inner = tree.calls[2]
     assert np.array_equal(inner.entries, tree.calls[0].entries)
-    held = again_bytes(REPLAY_IN_PARTS, tree, 0)
+    held = rerun_bytes(REPLAY_IN_PARTS, tree, 0)
     assert held == IN_PARTS.scratch + 7 if stops else held > IN_PARTS.scratch + 7
 
 
 def test_without_units_inside_all_of_it_is_held() -> None:
     tree = nest()
-    assert again_bytes(REPLAY_IN_PARTS, tree, 1) == IN_PARTS.scratch + IN_PARTS.saved == tree.calls[1].again_bytes
+    assert rerun_bytes(REPLAY_IN_PARTS, tree, 1) == IN_PARTS.scratch + IN_PARTS.saved == tree.calls[1].rerun_bytes
     (call,) = saved_by_calls(REPLAY_IN_PARTS, ("layers.0",), stops_early=False)
-    assert call.again_bytes == IN_PARTS.scratch + IN_PARTS.saved + IN_PARTS.output
+    assert call.rerun_bytes == IN_PARTS.scratch + IN_PARTS.saved + IN_PARTS.output
 
 
 ticks = st.integers(0, 12)
@@ -271,7 +271,7 @@ def test_what_is_held_adds_up_to_the_line_but_for_reruns(chain: Chain, taken: se
     policy = Policy.recompute([f"layers.{i}" for i in sorted(taken) if i < chain.n_blocks])
     calls = {unit: saved_by_calls(replay, unit.blocks, stops_early=True) for unit in policy.units}
     simulation = simulate(replay, nest_of(policy, calls, None, stash_bytes=0), run.forward_end_tick)
-    again = {max(call.begins - 1, 0) for own in calls.values() for call in own}
+    again = {max(call.backward_begins - 1, 0) for own in calls.values() for call in own}
     for tick, n_bytes in enumerate(simulation.line.tolist()):
         held = int(replay.size[simulation.held_at(tick)].sum())
         assert held == n_bytes or (tick in again and held < n_bytes)
