@@ -14,9 +14,7 @@ from explorer.engine.model.describe import describe
 from explorer.plan.names import is_within
 from explorer.plan.planners.candidates import Named
 from explorer.plan.planners.planner import Planner
-from explorer.plan.planners.program import Program
 from explorer.plan.planners.variables import Values, Variables
-from explorer.plan.predict.forecaster import Forecaster
 from explorer.record import Measurement, ModelGraph, ModelRef, RunSpec
 from explorer.record.policy import Unit
 from tests.graphs import block
@@ -97,6 +95,7 @@ OPS = ("aten.addmm.default", "aten.bmm.default")
 ATTENTION = ["blocks.0.attention", "blocks.0.attention.dropout", "blocks.0.attention.attention_dropout"]
 DEEP: Among = ["blocks.0", *ATTENTION, "blocks.0.mlp", "blocks.1.norm1"]
 PARTS: Among = ["encoder", "encoder.0", "encoder.0.a", "encoder.1", "encoder.1.a", "encoder.1.b", "encoder.5.b"]
+UNEQUAL: Among = ["down.0", "down.0.block", "down.1", "down.2.block", "middle", "up.1", "up.1.block"]
 WIDE: Among = ["blocks.1", "blocks.1.mlp", ("blocks.0", "blocks.1"), ("blocks.1", "blocks.2"), "blocks.2.mlp"]
 KEEPING: Among = [
     "blocks.0", "blocks.0.mlp", *(Unit(blocks=(f"blocks.{i}",), action="save_ops", save_ops=OPS[:n])
@@ -127,17 +126,3 @@ def policies(planner: Planner) -> Iterator[tuple[int, ...]]:
             continue
         if len(blocks) == len(set(blocks)) and all(sum(o in chosen for o in around[i]) <= 1 for i in chosen):
             yield chosen
-
-
-@cache
-def planner_and_forecaster(sample: str) -> tuple[Planner, Forecaster]:
-    graph, run = graph_and_run(sample)
-    return Planner(run, graph), Forecaster(run, graph)
-
-
-def taken_alone(program: Program, unit: int) -> Values:
-    """The columns of pieces.py, those that hang on `unit` as low in bytes as their bonds let them."""
-    variables = program.variables
-    x = np.zeros(variables.n_variables)
-    x[variables.number[unit, None]] = 1.0
-    return variables.factors(x)

@@ -20,7 +20,7 @@ from explorer.plan.sizes import mib
 from explorer.record import Measurement, ModelGraph, Policy
 from explorer.record.plan import Plan
 from explorer.record.policy import Unit
-from tests.plan.planners.samples import OPS, encoder, graph_and_run, line_of, planner
+from tests.plan.planners.samples import OPS, UNEQUAL, encoder, graph_and_run, line_of, planner
 from tests.view.builders import Chain
 
 
@@ -63,7 +63,7 @@ KEEPING = [Unit(blocks=(fqn,), action="save_ops", save_ops=OPS) for fqn in BLOCK
 @pytest.mark.parametrize(
     ("sample", "among"),
     [
-        ("unet", ["down.0", "down.0.block", "down.1", "down.2.block", "middle", "up.1", "up.1.block"]),
+        ("unet", UNEQUAL),
         ("mlp", [*"1234", ("1", "2"), ("2", "3"), ("3", "4"), ("1", "2", "3"), ("2", "3", "4"), ("1", "2", "3", "4")]),
         ("gpt", [*BLOCKS, BLOCKS[:2], BLOCKS[1:], "blocks.1.mlp"]),
         ("gpt", [*BLOCKS, *KEEPING]),

@@ -21,16 +21,15 @@ from tests.plan.planners.samples import (
     DEEP,
     KEEPING,
     PARTS,
+    UNEQUAL,
     WIDE,
     Among,
     encoder,
     graph_and_run,
     planner,
-    planner_and_forecaster,
     planner_of,
     point,
     policies,
-    taken_alone,
 )
 
 
@@ -49,29 +48,14 @@ def test_the_rows_of_places_let_through_policies_and_nothing_else(among: Among) 
     assert {(*taken, 0.0) for taken in points.tolist()} == every and len(every) > 10
 
 
-@pytest.mark.parametrize("sample", ["gpt", "unet"])
-def test_line_and_rerun_of_each_candidate_alone_are_the_forecasts(sample: str) -> None:
-    planner, forecaster = planner_and_forecaster(sample)
-    program, n_reruns = planner._program, 0
-    for i, one in enumerate(planner.candidates.units):
-        line, predicted = (
-            program.timeline.line(program.line, taken_alone(program, i)),
-            forecaster.line(planner.candidates.policy((i,))),
-        )
-        reruns = [rerun for rerun in program.reruns if rerun.unit == i]
-        assert predicted is not None
-        assert set(np.flatnonzero(line != predicted).tolist()) <= {rerun.tick for rerun in reruns}, one.unit
-        for rerun in reruns:
-            n_reruns += 1
-            held = line[rerun.tick] + int(rerun.alive.max())
-            assert max(held, line[rerun.tick]) == predicted[rerun.tick], one.unit
-    assert n_reruns >= len(planner.candidates.units)
-
-
-@pytest.mark.parametrize("among", [DEEP, WIDE, KEEPING, PARTS], ids=["deep", "wide", "keeping", "parts"])
-def test_the_rows_hold_under_every_policy_what_the_forecast_simulates(among: Among) -> None:
+@pytest.mark.parametrize(
+    ("sample", "among"),
+    [("gpt", DEEP), ("gpt", WIDE), ("gpt", KEEPING), ("unet", UNEQUAL), ("encoder", PARTS)],
+    ids=["deep", "wide", "keeping", "unequal", "parts"],
+)
+def test_the_rows_hold_under_every_policy_what_the_forecast_simulates(sample: str, among: Among) -> None:
     """Tick by tick, rerun by rerun, and as a step written out event by event."""
-    graph, run = encoder(own_outputs=True) if among is PARTS else graph_and_run("gpt")
+    graph, run = encoder(own_outputs=True) if sample == "encoder" else graph_and_run(sample)
     planner, forecaster, n_nested = Planner(run, graph, among=among), Forecaster(run, graph), 0
     program, around = planner._program, planner.candidates.around
     for chosen in policies(planner):
