@@ -31,6 +31,8 @@ BUFFERS = {NONE, *(ROLES.index(role) for role in RANK_ROLES)}
 """Roles that a tag replaces: the gradient of a shard lies in the result of its reduction."""
 META = torch.device("meta")
 """To compare with: the name of a device takes four times as long."""
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Types of tensors that have either a storage with an address or none."""
 UNENDED = 2**62
 """Later than any time in ns."""
 
@@ -224,7 +226,8 @@ def _storages(tensor: torch.Tensor) -> Sequence[torch.UntypedStorage]:
     """As `bits.storages`, plus storages of tensors without data, whose bytes a prediction counts."""
     try:
         storage = tensor.untyped_storage()
-        _address(storage)
+        if type(tensor) not in PLAIN:
+            _address(storage)
     except (NotImplementedError, RuntimeError):  # sparse; a wrapper such as a DTensor
         return storages(tensor) or [part.untyped_storage() for part in parts(tensor) if part.layout is torch.strided]
     return (storage,)
