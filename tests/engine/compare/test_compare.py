@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from explorer.engine.bench import measure, step
+from explorer.engine.compare import compare as compare_module
 from explorer.engine.compare.compare import compare
 from explorer.errors import BadInput, Cancelled
 from explorer.record.base import from_msgpack
@@ -198,6 +199,15 @@ class TestWholeCompare:
         assert comparison.candidate.by_fqn["1"].n_recompute == 1 and comparison.baseline.by_fqn["1"].n_recompute == 0
         assert all(0 <= progress.done <= progress.total for progress in heard)
         assert [progress.done for progress in heard] == sorted(progress.done for progress in heard)
+
+    def test_a_peak_far_from_the_recorded_one_is_read_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def begun(trainee: Any, times: Any, peaks: Any) -> measure.BegunSteps:
+            return measure.BegunSteps(trainee, times, [2 * peak for peak in peaks])
+
+        monkeypatch.setattr(compare_module, "BegunSteps", begun)
+        comparison = compare(*pair("dropout"))
+        for run in (comparison.baseline, comparison.candidate):
+            assert run.peaks.alone_peak_bytes == pytest.approx(run.step_peak_bytes, rel=0.005) and not run.warnings
 
     @pytest.mark.parametrize(
         ("net", "options"),
