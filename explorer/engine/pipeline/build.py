@@ -232,6 +232,11 @@ def _static_bytes(module: nn.Module) -> int:
 def _check_blocks(model: nn.Module, plan: PipelinePlan) -> None:
     module_names = {name for name, _ in model.named_modules()}
     named = [fqn for blocks in plan.stages for fqn in blocks]
+    if "" in named:
+        raise InvalidPlan(
+            f"The model is one {type(model).__name__} without modules inside: there is nothing to cut into stages.",
+            hint="Open a model of several blocks.",
+        )
     faults = [f"{fqn!r} is not in the model" for fqn in named if fqn not in module_names]
     faults += [f"{fqn!r} is named twice" for fqn in dict.fromkeys(named) if named.count(fqn) > 1]
     faults += [f"{a!r} lies inside {b!r}" for a in named for b in named if a.startswith(f"{b}.")]

@@ -31,6 +31,9 @@ def front_panel(state: ExploreState, view: View, graph: ModelGraph) -> None:
     """Draws a hint on clicks, the button that measures, and below them chart and table, redrawn as plans arrive."""
     state.charted = state.draft.spec.policy
     search = search_of(view)
+    if search.plans and not search.running and not any(mark.policy.units for mark in marks_of(state, view)):
+        st.caption(words.nothing_saves(graph))
+        return
     with st.container(horizontal=True, gap="small", vertical_alignment="center", key="front_row"):
         with st.container(width="stretch"):
             st.caption(words.measuring_text(len(state.to_measure)) if state.to_measure else words.FRONT)

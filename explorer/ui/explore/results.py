@@ -85,7 +85,7 @@ def results(state: ExploreState, view: View) -> Callable[[], None]:
         if cost.open:
             with cost:
                 if comparison is None:
-                    st.caption(glossary.NOT_PLAYED if state.draft.predict else why_not or glossary.EMPTY)
+                    st.caption(_not_compared(graph, glossary.NOT_PLAYED if state.draft.predict else why_not))
                 elif not comparison.comparable:
                     st.text(f"The {what_failed(comparison)}: what a whole step costs is not known.")
                 cost_panel(comparison if comparison is not None and comparison.comparable else baseline, block=block)
@@ -133,19 +133,27 @@ def _memory(state: ExploreState, view: View, block: str) -> Callable[[], None]:
     return memory_panel(state, view, block=block)
 
 
+def _not_compared(graph: ModelGraph | None, why_not: str) -> str:
+    if graph is not None and len(graph.blocks) == 1:
+        return glossary.NO_BLOCKS
+    return why_not or glossary.EMPTY
+
+
 def _gradients(state: ExploreState, graph: ModelGraph | None, comparison: Comparison | None) -> None:
     spec = state.draft.spec
     if graph is not None:
-        known_hazards = hazards(graph, spec.policy, spec.plan, spec)
-        with fold(
-            f"Known before any run: {count(len(known_hazards), 'hazard')}",
-            icon=":material/warning:",
-            key="hazards_with_errors" if errors(known_hazards) else "hazards",
-            expanded=bool(errors(known_hazards)),
-        ):
-            hazards_panel(known_hazards)
+        if known_hazards := hazards(graph, spec.policy, spec.plan, spec):
+            with fold(
+                f"Known before any run: {count(len(known_hazards), 'hazard')}",
+                icon=":material/warning:",
+                key="hazards_with_errors" if errors(known_hazards) else "hazards",
+                expanded=bool(errors(known_hazards)),
+            ):
+                hazards_panel(known_hazards)
+        else:
+            hazards_panel(())
     if comparison is None or comparison.is_predicted:
-        st.caption(drafts.why_not_run(state.draft) or glossary.EMPTY)
+        st.caption(_not_compared(graph, drafts.why_not_run(state.draft)))
         return
     if comparison.candidate.spec != spec:
         small_text(glossary.FRESHNESS[Freshness.STALE])
@@ -164,11 +172,12 @@ def cost_panel(run: Comparison | Measurement, *, block: str) -> None:
     view = SAVED
     if isinstance(run, Comparison):
         _totals(run)
+        timed = not run.is_predicted
         view = st.segmented_control(
             "View",
-            [OPERATIONS, TIME, STEP, SAVED],
+            [OPERATIONS, TIME, STEP, SAVED] if timed else [OPERATIONS, SAVED],
             default=OPERATIONS,
-            key="cost_view",
+            key="cost_view" if timed else "predicted_cost_view",
             required=True,
             label_visibility="collapsed",
         )
@@ -204,8 +213,8 @@ def _row(name: str, run: Measurement) -> dict[str, str]:
         "recompute": flops(run.recompute_flops),
         "backward": flops(run.backward_flops),
     }
-    for part in PARTS:
-        row[f"{part} time"] = milliseconds(getattr(run.times, part) if run.times else None)
+    if run.origin == "measured":
+        row |= {f"{part} time": milliseconds(getattr(run.times, part) if run.times else None) for part in PARTS}
     return row
 
 

@@ -40,7 +40,7 @@ def page() -> None:
         actions.actions_on(selected[0])
     else:
         actions.compare_runs(selected)
-    _plane(listed, max(selected or listed, key=lambda run: run.created).model)
+    _plane(listed, selected)
 
 
 def _last_outcome(state: RunsState) -> None:
@@ -89,12 +89,15 @@ def _take_file() -> None:
     actions.do(add, "")
 
 
-def _plane(runs: tuple[StoredRun, ...], model: str) -> None:
-    """The runs of `model` as points of peak and time."""
-    keyed = points_of([run for run in runs if run.model == model])
-    if len(keyed) < 2:
-        st.caption(TOO_FEW)
-        return
-    points = [point for _, point in keyed]
-    st.caption(SIGNS)
-    draw(run_plane(points, model), key="run_plane", act=lambda custom: reorder(keyed[int(custom[0])][0].run_id))
+def _plane(runs: tuple[StoredRun, ...], selected: list[StoredRun]) -> None:
+    """The runs of one model as points of peak and time: the newest model, of the selected runs if there are any, that
+    has two points."""
+    newest = sorted(selected or runs, key=lambda run: run.created, reverse=True)
+    for model in dict.fromkeys(run.model for run in newest):
+        keyed = points_of([run for run in runs if run.model == model])
+        if len(keyed) > 1:
+            st.caption(SIGNS)
+            chart = run_plane([point for _, point in keyed], model)
+            draw(chart, key="run_plane", act=lambda custom, keyed=keyed: reorder(keyed[int(custom[0])][0].run_id))
+            return
+    st.caption(TOO_FEW)

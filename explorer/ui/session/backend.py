@@ -12,12 +12,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import streamlit as st
+from msgspec.structs import replace
 
 from explorer.errors import BadInput
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import FindPlans
 from explorer.jobs.store import Store
-from explorer.plan.catalogue import Sample, catalogue, own_samples
+from explorer.plan.catalogue import Sample, catalogue, default_size, own_samples
 from explorer.record.graph import ModelRef
 from explorer.record.plan import Wish
 from explorer.record.run import Device, RunSpec
@@ -92,6 +93,12 @@ def _is_built_for_cpu() -> bool:
         return version("torch").endswith("+cpu")
     except PackageNotFoundError:
         return False
+
+
+def in_default_size(model: ModelRef) -> ModelRef:
+    """`model` with its size named, so that a link without a size finds the runs of the same model."""
+    sizes = next((sample.sizes for sample in samples() if sample.target == model.target), {})
+    return model if model.size else replace(model, size=default_size(sizes))
 
 
 def check_offered(model: ModelRef) -> None:

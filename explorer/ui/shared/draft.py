@@ -108,12 +108,12 @@ def current() -> Draft:
 
 def first_draft(query: Mapping[str, str]) -> Draft:
     """The draft of a visit to the address with `query`."""
-    first = backend.samples()[0]
-    usual = RunSpec(model=ModelRef(target=first.target, size=next(iter(first.sizes), None)))
+    usual = RunSpec(model=backend.in_default_size(ModelRef(target=backend.samples()[0].target)))
     try:
         spec = address.from_query(query)
         if spec is not None and not (spec.model.is_recorded and runs().recorded_run(spec.model)):
             backend.check_offered(spec.model)
+            spec = msgspec.structs.replace(spec, model=backend.in_default_size(spec.model))
     except ExplorerError as error:
         return Draft(spec=usual, message=str(error), predict=backend.predicts())
     predict = query.get("predict")

@@ -12,7 +12,7 @@ import streamlit as st
 
 from explorer.plan.card.allocator_options import OFFERED_OPTIONS, split_options
 from explorer.plan.card.cards import CARDS
-from explorer.plan.catalogue import Sample, default_size
+from explorer.plan.catalogue import Sample
 from explorer.record.base import Record, limits
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import Policy
@@ -73,22 +73,17 @@ def _model(model: ModelRef, samples: tuple[Sample, ...], choose: Choose) -> None
     if model.target not in by_target:
         targets = [model.target, *targets]
     titles = {sample.target: sample.title.partition(":")[0] for sample in samples}
-    target = bound("model", model.target, lambda target: choose(_first_of(target, by_target)))
+    target = bound("model", model.target, lambda target: choose(backend.in_default_size(ModelRef(target=target))))
     bare: dict[str, Any] = {"label_visibility": "collapsed"}
     select("Model", targets, target, format_func=lambda target: titles.get(target, target), **bare)
-    sizes = _sizes(by_target.get(model.target))
+    sizes = list(by_target[model.target].sizes) if model.target in by_target else []
     offered = sizes or [AS_BUILT]
-    size = model.size or default_size(dict.fromkeys(offered)) or AS_BUILT
-    field = bound("size", size, lambda size: choose(ModelRef(target=model.target, size=size)))
+    field = bound(
+        "size",
+        backend.in_default_size(model).size or AS_BUILT,
+        lambda size: choose(ModelRef(target=model.target, size=size)),
+    )
     select("Size", offered, field, disabled=not sizes, width=SIZE_WIDTH, **bare)
-
-
-def _sizes(sample: Sample | None) -> list[str]:
-    return list(sample.sizes) if sample else []
-
-
-def _first_of(target: str, by_target: dict[str, Sample]) -> ModelRef:
-    return ModelRef(target=target, size=next(iter(_sizes(by_target.get(target))), None))
 
 
 def _lesson(sample: Sample | None) -> None:

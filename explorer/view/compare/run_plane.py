@@ -16,7 +16,7 @@ from explorer.view.drawing.figure import Chart, bold, empty, figure
 from explorer.view.drawing.units import byte_axis, count, mib
 
 HEIGHT = 400
-TOO_FEW = "Two runs with a peak and a time make a chart here."
+TOO_FEW = "Two runs of one model, each with a peak and a time, make a chart here."
 SIGNS = (
     "Filled: beaten by no run under the same conditions. Open: beaten. Cross: the gradients are not those of the "
     "baseline. Grey: everything kept. A click selects the run."

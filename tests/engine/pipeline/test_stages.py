@@ -34,6 +34,7 @@ def test_recording_leaves_no_hooks() -> None:
     [
         ("deciding", (("first",), ("second",)), "reads a tensor's value (__bool__) after first"),
         ("repeating", (("first",), ("second",)), "first of stage 0 runs after stage 1 has begun"),
+        ("language", (("",),), "there is nothing to cut into stages"),
         ("language", (("tokens", "blocks.0"), ("blocks.9",)), "'blocks.9' is not in the model"),
         ("language", (("tokens", "blocks.0"), ("blocks.0",)), "'blocks.0' is named twice"),
         ("language", (("tokens", "blocks.0"), ("blocks.0.wide",)), "'blocks.0.wide' lies inside 'blocks.0'"),

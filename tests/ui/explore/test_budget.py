@@ -254,3 +254,10 @@ def test_one_button_measures_what_matters_until_it_is_cancelled(app: App, worker
     assert at.button(key="measure_points").disabled, "all that matters is measured"
     at = slide(at, 0)
     assert "≈" not in figures(at)["Step peak"], "a measured point shows what was measured"
+
+
+def test_no_chart_is_drawn_where_no_policy_saves(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = front.marks_of
+    monkeypatch.setattr(front, "marks_of", lambda *at: tuple(mark for mark in every(*at) if not mark.policy.units))
+    at = open_tab(app(), "Budget")
+    assert words.nothing_saves(None) in texts(at) and not at.get("plotly_chart")

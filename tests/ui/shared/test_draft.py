@@ -112,6 +112,11 @@ def test_two_blocks_become_one_segment(draft: Draft) -> None:
     assert [unit.blocks for unit in draft.spec.policy.units if len(unit.blocks) > 1] == [("blocks.0", "blocks.1")]
 
 
+def test_a_link_without_a_size_is_about_the_default_size(bar: Address) -> None:
+    bar["model"] = GPT.target
+    assert drafts.current().spec == RunSpec(model=GPT)
+
+
 def test_a_link_that_cannot_be_read_is_a_sentence_and_the_usual_model(bar: Address) -> None:
     bar["model"] = "/etc/passwd:build"
     draft = drafts.current()
