@@ -21,6 +21,7 @@ from explorer.ui.shared.charts import draw
 from explorer.ui.shared.draft import with_units
 from explorer.view.compare.front import Mark, front_chart
 from explorer.view.drawing.units import count
+from explorer.view.text import explore as glossary
 from explorer.view.text import plan as words
 
 LOOK_EVERY_S = 0.7
@@ -32,7 +33,7 @@ def front_panel(state: ExploreState, view: View, graph: ModelGraph) -> None:
     state.charted = state.draft.spec.policy
     search = search_of(view)
     if search.plans and not search.running and not any(mark.policy.units for mark in marks_of(state, view)):
-        st.caption(words.nothing_saves(graph))
+        st.caption(words.nothing_saves(graph) if len(graph.blocks) > 1 else glossary.NO_BLOCKS)
         return
     with st.container(horizontal=True, gap="small", vertical_alignment="center", key="front_row"):
         with st.container(width="stretch"):

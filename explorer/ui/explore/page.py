@@ -214,8 +214,10 @@ def _freshness(view: View, sentence: str) -> str:
         return f"{sentence} {where}" if sentence else f"{glossary.ABOUT} {where} {line}"
     if view.baseline is None and view.comparison is None:
         return f"{glossary.ABOUT} {line}"
-    if view.freshness is Freshness.BASELINE and (created := runs().created(view.baseline_key)) is not None:
-        return f"{line} Stored {glossary.ago(time.time() - created)}."
+    if view.freshness is Freshness.BASELINE:
+        created, one_module = runs().created(view.baseline_key), view.graph is not None and len(view.graph.blocks) == 1
+        stored = "" if created is None else f"Stored {glossary.ago(time.time() - created)}."
+        return f"{line} {'' if one_module else glossary.CHOOSE} {stored}"
     if view.baseline_policy is not None and view.freshness is not Freshness.NOTHING:
         against = glossary.FITTED if view.did_not_fit else glossary.OPENED
         line = (

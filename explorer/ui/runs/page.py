@@ -93,11 +93,12 @@ def _plane(runs: tuple[StoredRun, ...], selected: list[StoredRun]) -> None:
     """The runs of one model as points of peak and time: the newest model, of the selected runs if there are any, that
     has two points."""
     newest = sorted(selected or runs, key=lambda run: run.created, reverse=True)
-    for model in dict.fromkeys(run.model for run in newest):
-        keyed = points_of([run for run in runs if run.model == model])
-        if len(keyed) > 1:
-            st.caption(SIGNS)
-            chart = run_plane([point for _, point in keyed], model)
-            draw(chart, key="run_plane", act=lambda custom, keyed=keyed: reorder(keyed[int(custom[0])][0].run_id))
-            return
-    st.caption(TOO_FEW)
+    models = dict.fromkeys(run.model for run in newest)
+    by_model = {model: points_of([run for run in runs if run.model == model]) for model in models}
+    model, keyed = next(((model, keyed) for model, keyed in by_model.items() if len(keyed) > 1), ("", []))
+    if not keyed:
+        st.caption(TOO_FEW)
+        return
+    points = [point for _, point in keyed]
+    st.caption(SIGNS)
+    draw(run_plane(points, model), key="run_plane", act=lambda custom: reorder(keyed[int(custom[0])][0].run_id))

@@ -78,11 +78,8 @@ def _model(model: ModelRef, samples: tuple[Sample, ...], choose: Choose) -> None
     select("Model", targets, target, format_func=lambda target: titles.get(target, target), **bare)
     sizes = list(by_target[model.target].sizes) if model.target in by_target else []
     offered = sizes or [AS_BUILT]
-    field = bound(
-        "size",
-        backend.in_default_size(model).size or AS_BUILT,
-        lambda size: choose(ModelRef(target=model.target, size=size)),
-    )
+    size = backend.in_default_size(model).size or AS_BUILT
+    field = bound("size", size, lambda size: choose(ModelRef(target=model.target, size=size)))
     select("Size", offered, field, disabled=not sizes, width=SIZE_WIDTH, **bare)
 
 

@@ -161,6 +161,7 @@ FITTED = ":violet-badge[:material/memory: what fitted] Compared with the run tha
 ABOUT = "**Choose blocks that compute their activations again in backward, and see what a step saves and costs.**"
 GRAPH_FOLLOWS = "The model is being read: its graph comes first, then the recorded step."
 STEP_FOLLOWS = "The step is being recorded: its timeline comes next, then times."
+CHOOSE = "Choose blocks, then press **Run**."
 FRESHNESS = {
     "nothing": "Nothing was measured yet.",
     "stand-in": "Figures of this machine take its place as they come.",
@@ -168,9 +169,7 @@ FRESHNESS = {
         ":gray-badge[:material/straighten: baseline] Recorded here with everything kept; its steps are being timed, "
         "and costs in time follow."
     ),
-    "baseline": (
-        ":gray-badge[:material/straighten: baseline] Measured with everything kept. Choose blocks, then press **Run**."
-    ),
+    "baseline": ":gray-badge[:material/straighten: baseline] Measured with everything kept.",
     "predicted baseline": (
         ":violet-badge[:material/visibility: predicted] Nothing is allocated, nothing runs: every figure is predicted. "
         "Choose blocks, then press **Predict**."
@@ -192,7 +191,7 @@ FRESHNESS = {
         ":orange-badge[:material/history: for other options] The baseline ran before the options were changed. "
         "Press **Run** to measure both runs with these."
     ),
-    "opened": "Choose blocks, then press **Run**.",
+    "opened": CHOOSE,
     "fresh": ":green-badge[:material/check: measured] Both runs kept everything.",
     "failed": (":red-badge[:material/error: failed] A run was cut short: savings and equality are unknown."),
     "stale": (
