@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,7 +27,7 @@ from explorer.plan.sizes import parse_bytes
 from explorer.record.base import Record, limits
 from explorer.record.card import Card
 from explorer.record.graph import ModelGraph, ModelRef
-from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.policy import KEEP_ALL
 from explorer.record.policy_file import PolicyFile, Reading
 from explorer.record.ranks import Ranks
 from explorer.record.run import N_REPEATS, RunSpec
@@ -91,8 +91,8 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConditionOptions:
-    """Conditions of the run that hazards depend on."""
+class ConditionOptions(ModelOptions):
+    """The model, and the conditions of the run that hazards depend on."""
 
     device: Annotated[Literal["cpu", "cuda"], in_step()] = "cpu"
     autocast: Annotated[Literal["none", "bfloat16", "float16"], in_step()] = "none"
@@ -101,17 +101,15 @@ class ConditionOptions:
         list[str] | None, in_step(metavar="BLOCK", help="Block whose parameters need no gradient; may be repeated.")
     ] = None
 
-    def under(self, model: ModelRef, policy: Policy) -> RunSpec:
-        """A step under these conditions."""
-        frozen = tuple(self.frozen or ())
-        return RunSpec(
-            model=model, policy=policy, device=self.device, autocast=self.autocast, mode=self.mode, frozen=frozen
-        )
+    def spec(self, target: str) -> RunSpec:
+        """The step with everything kept. Raises BadInput for options that say nothing, or nothing together."""
+        conditions = {name: getattr(self, name) for name in ("seed", "device", "autocast", "mode")}
+        return RunSpec(model=self.ref(target), frozen=tuple(self.frozen or ()), **conditions)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions(ConditionOptions):
-    """Options of the step, named as in RunSpec."""
+    """Options of the model and its step, named as in RunSpec."""
 
     dtype: Annotated[
         Literal["own", "float32", "float64", "bfloat16", "float16"],
@@ -138,18 +136,23 @@ class StepOptions(ConditionOptions):
         float, bounded(RunSpec, "time_limit_s", "--time-limit", metavar="SECONDS", panel="Limits")
     ] = 600.0
 
-    def spec(self, model: ModelRef, seed: int) -> RunSpec:
-        """The step with everything kept. Raises BadInput for a memory limit that is not a size."""
-        plain = {field.name: getattr(self, field.name) for field in fields(self)}
-        limit = plain.pop("memory_limit")
-        plain["frozen"] = tuple(plain["frozen"] or ())
-        plain["memory_limit_bytes"] = None if limit is None else parse_bytes(limit)
-        return RunSpec(model=model, seed=seed, **plain)
+    def spec(self, target: str) -> RunSpec:
+        return replace(
+            super().spec(target),
+            dtype=self.dtype,
+            optimizer=self.optimizer,
+            n_accumulation=self.n_accumulation,
+            holds_output=self.holds_output,
+            n_repeats=self.n_repeats,
+            n_threads=self.n_threads,
+            memory_limit_bytes=None if self.memory_limit is None else parse_bytes(self.memory_limit),
+            time_limit_s=self.time_limit_s,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class CardOptions:
-    """Prediction without a run, and the GPU that it is for."""
+class CardStepOptions(StepOptions):
+    """Options of a step that may be predicted without a run, for a GPU."""
 
     predict: Predict = False
     card: Annotated[
@@ -165,8 +168,10 @@ class CardOptions:
         in_step("--allocator", metavar="OPTIONS", help="PYTORCH_CUDA_ALLOC_CONF of the card; empty: torch's defaults."),
     ] = ""
 
-    def chosen_card(self) -> Card | None:
-        """The card that was named. Raises BadInput for an unknown one, and without --predict."""
+    def spec(self, target: str) -> RunSpec:
+        return replace(super().spec(target), card=self._chosen_card())
+
+    def _chosen_card(self) -> Card | None:
         if self.card is None and not self.allocator:
             return None
         if self.card is None or not self.predict:
@@ -179,8 +184,8 @@ class CardOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankOptions:
-    """Ranks that share the step, and how."""
+class RankStepOptions(CardStepOptions):
+    """Options of a step that ranks may share."""
 
     n_ranks: Annotated[
         int | None,
@@ -205,8 +210,10 @@ class RankOptions:
         str, in_ranks(metavar="FILE.py:FUNCTION", help="function(model, mesh) that splits it, instead of its own plan.")
     ] = ""
 
-    def chosen(self) -> Ranks | None:
-        """The ranks; None: one process. Raises BadInput for options that say nothing together."""
+    def spec(self, target: str) -> RunSpec:
+        return replace(super().spec(target), ranks=self._chosen_ranks())
+
+    def _chosen_ranks(self) -> Ranks | None:
         if self.n_ranks is None and self.n_tensor == 1:
             if self.fsdp or self.ddp or self.parallelize:
                 raise BadInput("--fsdp, --ddp and --parallelize split a step over ranks.", hint="Add --ranks 8.")
@@ -221,12 +228,12 @@ class RankOptions:
             parallelize=self.parallelize,
         )
 
-    def chosen_with(self, file: PolicyFile) -> Ranks | None:
-        """As `chosen`, with the file's choice of resharding unless the command line makes one."""
-        ranks = self.chosen()
-        if ranks is None or file.ranks is None or self.reshard is not None:
-            return ranks
-        return replace(ranks, reshard=file.ranks.reshard)
+    def with_policy(self, spec: RunSpec, file: PolicyFile) -> RunSpec:
+        """`spec` under the policy of a file, and with its choice of resharding unless the command line makes one."""
+        ranks = spec.ranks
+        if ranks is not None and file.ranks is not None and self.reshard is None:
+            ranks = replace(ranks, reshard=file.ranks.reshard)
+        return replace(spec, policy=file.policy, ranks=ranks)
 
 
 @dataclass(frozen=True, kw_only=True)

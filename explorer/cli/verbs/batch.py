@@ -13,11 +13,10 @@ import typer
 from rich.markup import escape
 
 from explorer.cli.command import Output, RunFailed, answer_console, print_json, say, verb
-from explorer.cli.options import CardOptions, Model, ModelOptions, PolicyName, StepOptions, chosen_file
+from explorer.cli.options import CardStepOptions, Model, PolicyName, chosen_file
 from explorer.cli.report import card_figures, print_card
 from explorer.cli.worker import run_of, worker
 from explorer.errors import BadInput
-from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Measure
 from explorer.plan.card.cards import capacity_bytes
 from explorer.plan.card.step_on_card import is_granted, reserved_bytes
@@ -34,7 +33,7 @@ SMALL = (2, 4)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BatchOptions(CardOptions):
+class BatchOptions:
     """The varied argument and its budget: memory or a card."""
 
     budget: Annotated[str | None, typer.Option(metavar="SIZE", help="The peak must not be above, such as 1.5GiB.")] = (
@@ -46,28 +45,33 @@ class BatchOptions(CardOptions):
 @verb
 def batch(
     model: Model,
-    options: ModelOptions,
-    step: StepOptions,
+    step: CardStepOptions,
     wish: BatchOptions,
     output: Output,
     policy: PolicyName = "keep-all",
 ) -> None:
     """The largest batch that fits under a policy: predicted from two small runs, confirmed by one. None is timed."""
-    card, argument, ref = wish.chosen_card(), wish.argument, options.ref(model)
-    if wish.budget is None and card is None:
+    spec, argument = step.spec(model), wish.argument
+    if wish.budget is None and spec.card is None:
         raise BadInput("A batch needs a budget.", hint="Give --budget 8GiB, or --predict --card b200.")
     limit = None if wish.budget is None else parse_bytes(wish.budget)
     with worker() as engine:
-        small = msgspec.structs.replace(ref, arguments={**ref.arguments, argument: SMALL[0]})
-        spec = msgspec.structs.replace(step.spec(small, options.seed), card=card)
-        chosen = chosen_file(engine, policy, spec, without_data=wish.predict).policy
-        spec = msgspec.structs.replace(spec, policy=chosen, n_repeats=0)
-        runs = {size: _run(engine, spec, wish, size) for size in SMALL}
+        small = _at(spec, argument, SMALL[0])
+        chosen = chosen_file(engine, policy, small, without_data=step.predict).policy
+        spec = msgspec.structs.replace(small, policy=chosen, n_repeats=0)
+
+        def run(size: int) -> Measurement:
+            measured = run_of(engine, Measure(spec=_at(spec, argument, size), without_data=step.predict))
+            if measured.failure is not None:
+                raise RunFailed(measured.failure)
+            return measured
+
+        runs = {size: run(size) for size in SMALL}
         size = largest(lambda n: _fits(at_size(runs, n, spec), spec, limit))
         if not size:
             raise _not_even_one(at_size(runs, 1, spec), spec, argument, limit)
         predicted = at_size(runs, size, spec)
-        confirmed = _run(engine, spec, wish, size)
+        confirmed = run(size)
     if output.json:
         print_json(_document(argument, limit, predicted, confirmed))
     else:
@@ -131,11 +135,7 @@ def _document(argument: str, limit: int | None, predicted: Sized, confirmed: Mea
     }
 
 
-def _run(engine: Worker, spec: RunSpec, wish: BatchOptions, size: int) -> Measurement:
-    """A run with the argument set to `size`. Raises RunFailed if the run was cut short."""
-    model = msgspec.structs.replace(spec.model, arguments={**spec.model.arguments, wish.argument: size})
-    request = Measure(spec=msgspec.structs.replace(spec, model=model), without_data=wish.predict)
-    run = run_of(engine, request)
-    if run.failure is not None:
-        raise RunFailed(run.failure)
-    return run
+def _at(spec: RunSpec, argument: str, size: int) -> RunSpec:
+    """The spec with one argument of the factory set to `size`."""
+    model = msgspec.structs.replace(spec.model, arguments={**spec.model.arguments, argument: size})
+    return msgspec.structs.replace(spec, model=model)

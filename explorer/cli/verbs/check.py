@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, answer_console, print_json, say, verb
-from explorer.cli.options import ConditionOptions, ModelOptions, PolicyPath, check_frozen, describe, say_source
+from explorer.cli.options import ConditionOptions, PolicyPath, check_frozen, describe, say_source
 from explorer.cli.worker import check_writable, print_or_write, worker
 from explorer.errors import BadInput, InvalidPolicy
 from explorer.plan.hazards.hazards import hazards
@@ -21,7 +21,6 @@ from explorer.plan.policy import file as policy_file
 from explorer.plan.why.caveats import why_not_predicted
 from explorer.record.graph import Hazard, ModelGraph
 from explorer.record.plan import Forecast
-from explorer.record.policy import KEEP_ALL
 from explorer.record.run import RunSpec
 
 MOST_NAMED = 4
@@ -31,7 +30,6 @@ _SEVERITIES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 @verb
 def check(
     policy: PolicyPath,
-    options: ModelOptions,
     conditions: ConditionOptions,
     output: Output,
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="As for `measure`.")] = None,
@@ -47,9 +45,9 @@ def check(
     check_writable(out)
     if (model is None) == (flags is None):
         raise BadInput("A policy file or --flags is checked on one model.", hint=_USAGE)
-    target = model or policy  # with --flags the model is the only argument
+    spec = conditions.spec(model or policy)  # with --flags the model is the only argument
     with worker() as engine:
-        graph = describe(engine, RunSpec(model=options.ref(target), seed=options.seed))
+        graph = describe(engine, RunSpec(model=spec.model, seed=spec.seed))
     read, stale = None, ""
     try:
         read = read_policy.load(policy, graph) if flags is None else read_policy.read(flags, graph)
@@ -57,8 +55,10 @@ def check(
     except InvalidPolicy as error:
         stale = str(error)
     check_frozen(conditions.frozen or (), graph)
-    spec = conditions.under(options.ref(target), read.policy if read else KEEP_ALL)
-    fired = hazards(graph, read.policy, read.file.pipeline, spec) if read else ()
+    fired: tuple[Hazard, ...] = ()
+    if read is not None:
+        spec = msgspec.structs.replace(spec, policy=read.policy)
+        fired = hazards(graph, read.policy, read.file.pipeline, spec)
     because = why_not_predicted(read.policy, graph, Forecast()) if read else ""
     if output.json:
         verdict = {"fresh": not stale, "stale_because": stale, "fingerprint": graph.fingerprint}

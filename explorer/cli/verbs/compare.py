@@ -19,14 +19,11 @@ from explorer.cli.command import (
     verb,
 )
 from explorer.cli.options import (
-    CardOptions,
     KeepOptions,
     Model,
-    ModelOptions,
     PolicyName,
     PolicyOut,
-    RankOptions,
-    StepOptions,
+    RankStepOptions,
     describe,
     file_on,
 )
@@ -52,7 +49,7 @@ _CODES: dict[Verdict, int] = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CompareOptions(CardOptions):
+class CompareOptions:
     """Options of comparisons alone."""
 
     out: PolicyOut = None
@@ -71,33 +68,30 @@ class CompareOptions(CardOptions):
 @verb
 def compare(
     model: Model,
-    options: ModelOptions,
-    step: StepOptions,
+    step: RankStepOptions,
     keep: KeepOptions,
     only: CompareOptions,
-    shared: RankOptions,
     output: Output,
     policy: PolicyName = "",
 ) -> None:
     """The step with and without a policy. Exit 0: bitwise equal or rounding, or predicted; 1: different; 2: could not
     run; 3: gradients equal, state moved twice."""
-    card, ranks = only.chosen_card(), shared.chosen()
-    if not policy and ranks is None:
+    spec = step.spec(model)
+    if not policy and spec.ranks is None:
         raise BadInput("A comparison needs a policy, or ranks that share the step.", hint="--policy all, or --ranks 2.")
-    if ranks is not None and (only.predict or only.quick or only.n_probes):
+    if spec.ranks is not None and (step.predict or only.quick or only.n_probes):
         raise BadInput(
             "Ranks are compared in whole and on real processes.", hint="Leave --predict, --quick and --probe out."
         )
-    if only.predict and (only.quick or only.n_probes):
+    if step.predict and (only.quick or only.n_probes):
         raise BadInput("--predict runs nothing, so there is nothing to probe.", hint="Leave --quick and --probe out.")
-    baseline = step.spec(options.ref(model), options.seed)
-    baseline = msgspec.structs.replace(baseline, n_probes=only.n_probes, card=card)
+    spec = msgspec.structs.replace(spec, n_probes=only.n_probes)
+    baseline = msgspec.structs.replace(spec, ranks=None)
     check_writable(keep.save, only.out)
     with worker() as engine:
-        graph = describe(engine, baseline, without_data=only.predict)
-        file = file_on(policy or "keep-all", graph)
-        candidate = msgspec.structs.replace(baseline, policy=file.policy, ranks=shared.chosen_with(file))
-        if only.predict:
+        graph = describe(engine, baseline, without_data=step.predict)
+        candidate = step.with_policy(spec, file_on(policy or "keep-all", graph))
+        if step.predict:
             compared = _predicted(engine, baseline, candidate)
         else:
             request = Compare(baseline=baseline, candidate=candidate, full=not only.quick)
@@ -109,8 +103,8 @@ def compare(
     with errors_to_stderr(output):
         if only.out is not None:
             print_or_write(policy_text(candidate.policy, compared, graph), only.out)
-    finish(compared.candidate if only.predict else compared, compared.failure, keep.save, output)
-    raise typer.Exit(EQUAL if only.predict else _CODES[compared.verdict])
+    finish(compared.candidate if step.predict else compared, compared.failure, keep.save, output)
+    raise typer.Exit(EQUAL if step.predict else _CODES[compared.verdict])
 
 
 def _predicted(engine: Worker, baseline: RunSpec, candidate: RunSpec) -> Comparison:

@@ -16,13 +16,10 @@ from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, answer_console, print_json, say, verb
 from explorer.cli.options import (
-    CardOptions,
     Model,
-    ModelOptions,
     Out,
     PolicyName,
-    RankOptions,
-    StepOptions,
+    RankStepOptions,
     describe,
     file_on,
     in_output,
@@ -31,7 +28,8 @@ from explorer.cli.worker import check_writable, print_or_write, run_of, worker
 from explorer.errors import BadInput, bounded
 from explorer.jobs.protocol import Measure
 from explorer.plan.guard import lock as lock_file
-from explorer.plan.guard.moves import markdown, moves, versions
+from explorer.plan.guard.moves import markdown as table
+from explorer.plan.guard.moves import moves, versions
 from explorer.record.graph import ModelRef
 from explorer.record.lock import Lock, Move
 from explorer.record.run import RunSpec
@@ -40,35 +38,26 @@ Check = Annotated[
     Path | None,
     typer.Option("--check", metavar="FILE", help="Predict the step of this lock again, and say what moved."),
 ]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LockOptions(CardOptions):
-    """Options of locks alone."""
-
-    markdown: Annotated[
-        Path | None,
-        in_output("--markdown", metavar="FILE", help="With --check: also write a table for a pull request."),
-    ] = None
+MarkdownOut = Annotated[
+    Path | None, in_output("--markdown", metavar="FILE", help="With --check: also write a table for a pull request.")
+]
 
 
 @verb
 def lock(
-    options: ModelOptions,
-    step: StepOptions,
-    extra: LockOptions,
-    shared: RankOptions,
+    step: RankStepOptions,
     output: Output,
     model: Model,
     policy: PolicyName = "keep-all",
     out: Out = None,
     check: Check = None,
+    markdown: MarkdownOut = None,
 ) -> None:
     """Predicted figures of a step as a file for a repository; --check says what moved. Exit 1: something did."""
-    if extra.markdown is not None and check is None:
+    if markdown is not None and check is None:
         raise BadInput("--markdown writes what --check found.", hint="Add --check FILE.")
-    check_writable(out, extra.markdown)
-    ref = options.ref(model)
+    check_writable(out, markdown)
+    ref = step.ref(model)
     if check is not None:
         old = lock_file.load(check)
         if old.run.model != ref:
@@ -77,16 +66,15 @@ def lock(
                 hint="Name the model, its --size and its --set as when the lock was written.",
             )
         function = old.run.ranks.parallelize if old.run.ranks else ""
-        if function != shared.parallelize:
+        if function != step.parallelize:
             raise BadInput(
                 f"{check} was split by {bounded(function) or 'no function'}; the command line names "
-                f"{shared.parallelize or 'none'}.",
+                f"{step.parallelize or 'none'}.",
                 hint="Give --parallelize as when the lock was written.",
             )
-        _check(old, extra.markdown, output)
+        _check(old, markdown, output)
         return
-    card = dataclasses.replace(extra, predict=True).chosen_card()
-    spec = msgspec.structs.replace(step.spec(ref, options.seed), card=card, ranks=shared.chosen())
+    spec = dataclasses.replace(step, predict=True).spec(model)
     print_or_write(lock_file.dumps(_predicted(spec, policy)), out)
 
 
@@ -106,7 +94,7 @@ def _check(old: Lock, markdown_file: Path | None, output: Output) -> None:
     if sentence := versions(old, new):
         say(escape(sentence))
     if markdown_file is not None:
-        print_or_write(markdown(old, new, changes), markdown_file)
+        print_or_write(table(old, new, changes), markdown_file)
     if changes:
         raise typer.Exit(DIFFERENT)
 

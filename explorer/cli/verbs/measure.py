@@ -11,13 +11,10 @@ from rich.markup import escape
 
 from explorer.cli.command import Output, print_json, say, verb
 from explorer.cli.options import (
-    CardOptions,
     KeepOptions,
     Model,
-    ModelOptions,
     PolicyName,
-    RankOptions,
-    StepOptions,
+    RankStepOptions,
     bounded,
     chosen_file,
     describe,
@@ -43,7 +40,7 @@ from explorer.view.text.runs import did_not_fit
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MeasureOptions(CardOptions):
+class MeasureOptions:
     """Options of measurements alone."""
 
     snapshot: Annotated[
@@ -77,40 +74,37 @@ class MeasureOptions(CardOptions):
 @verb
 def measure(
     model: Model,
-    options: ModelOptions,
-    step: StepOptions,
+    step: RankStepOptions,
     keep: KeepOptions,
     extra: MeasureOptions,
-    shared: RankOptions,
     output: Output,
     policy: PolicyName = "keep-all",
 ) -> None:
     """One training step under a policy: memory, FLOPs and time."""
-    spec = step.spec(options.ref(model), options.seed)
     if extra.n_stages is not None:
-        _answer_pipeline(spec, policy, (extra.n_stages, _copies_of_pipeline(extra, shared, keep)), output)
+        n_copies = _copies_of_pipeline(extra, step, keep)
+        spec = dataclasses.replace(step, n_ranks=None).spec(model)
+        _answer_pipeline(spec, policy, (extra.n_stages, n_copies), output)
         return
-    if (extra.predict or shared.chosen()) and (extra.fit or extra.snapshot is not None):
+    spec = msgspec.structs.replace(step.spec(model), forward_only=extra.forward_only)
+    if (step.predict or spec.ranks) and (extra.fit or extra.snapshot is not None):
         raise BadInput("--predict and ranks have nothing to fit, and no snapshot.", hint="Leave --fit out.")
-    card, ranks = extra.chosen_card(), shared.chosen()
     if extra.own_optimizer:
-        spec = _without_optimizer(spec, is_played=extra.predict and ranks is None and not extra.forward_only)
+        spec = _without_optimizer(spec, is_played=step.predict and spec.ranks is None and not extra.forward_only)
     check_writable(keep.save, extra.snapshot)
     with worker() as engine:
-        spec = msgspec.structs.replace(spec, forward_only=extra.forward_only, card=card, ranks=ranks)
-        file = chosen_file(engine, policy, spec, without_data=extra.predict)
-        spec = msgspec.structs.replace(spec, policy=file.policy, ranks=shared.chosen_with(file))
+        spec = step.with_policy(spec, chosen_file(engine, policy, spec, without_data=step.predict))
         if extra.snapshot is not None:
             saved: SavedFile = ask(engine, SaveSnapshot(spec=spec, path=str(extra.snapshot.resolve())))
             say(f"Wrote {escape(saved.path)}. Open it at https://docs.pytorch.org/memory_viz.")
-        if ranks is not None:
-            on_ranks = ask(engine, MeasureRanks(spec=spec, without_data=extra.predict), keep=not keep.no_store)
+        if spec.ranks is not None:
+            on_ranks = ask(engine, MeasureRanks(spec=spec, without_data=step.predict), keep=not keep.no_store)
             _answer_ranks(on_ranks, keep, output)
             return
-        run = Measure(spec=spec, until_it_fits=extra.fit, without_data=extra.predict, own_optimizer=extra.own_optimizer)
-        measured: Measurement = ask(engine, run, keep=not (keep.no_store or extra.predict))
+        run = Measure(spec=spec, until_it_fits=extra.fit, without_data=step.predict, own_optimizer=extra.own_optimizer)
+        measured: Measurement = ask(engine, run, keep=not (keep.no_store or step.predict))
         is_described = measured.refused or keep.save is not None  # the report of a saved run forecasts policies
-        graph = describe(engine, spec, without_data=extra.predict) if is_described else None
+        graph = describe(engine, spec, without_data=step.predict) if is_described else None
     if output.json:
         print_json(document(measured))
     else:
@@ -136,17 +130,25 @@ def _answer_ranks(ranks: RecordedRanks, keep: KeepOptions, output: Output) -> No
     finish(ranks, None, keep.save, output)
 
 
-def _copies_of_pipeline(extra: MeasureOptions, shared: RankOptions, keep: KeepOptions) -> int:
+def _copies_of_pipeline(extra: MeasureOptions, step: RankStepOptions, keep: KeepOptions) -> int:
     """Pipelines of `--pp` stages among the ranks. Raises BadInput for options that no price list of blocks knows."""
-    split = shared.fsdp or shared.ddp or shared.parallelize or shared.n_tensor > 1
-    others = extra.card or extra.own_optimizer or extra.forward_only or extra.fit or extra.snapshot or keep.save
-    if split or others or not extra.predict:
+    split = step.fsdp or step.ddp or step.parallelize or step.n_tensor > 1
+    others = (
+        step.card
+        or step.allocator
+        or extra.own_optimizer
+        or extra.forward_only
+        or extra.fit
+        or extra.snapshot
+        or keep.save
+    )
+    if split or others or not step.predict:
         raise BadInput(
             "--pp predicts each rank from prices of whole blocks, which know no shards, buckets, cards and files.",
             hint="Give it --predict, --ranks and options of the step alone, or run the verb pipeline.",
         )
     assert extra.n_stages is not None
-    n_ranks = shared.n_ranks or extra.n_stages
+    n_ranks = step.n_ranks or extra.n_stages
     if n_ranks % extra.n_stages:
         raise BadInput(
             f"{n_ranks} ranks cannot be divided into pipelines of {extra.n_stages} stages.",

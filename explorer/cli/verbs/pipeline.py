@@ -19,7 +19,6 @@ from explorer.cli.command import DIFFERENT, Output, print_json, say, verb
 from explorer.cli.options import (
     KeepOptions,
     Model,
-    ModelOptions,
     PolicyName,
     PolicyOut,
     StepOptions,
@@ -190,7 +189,6 @@ class EngineOptions:
 def pipeline(
     context: typer.Context,
     model: Model,
-    options: ModelOptions,
     step: StepOptions,
     split: PlanOptions,
     run: EngineOptions,
@@ -200,14 +198,13 @@ def pipeline(
 ) -> None:
     """Split into stages and run a schedule. Exit 1: splitting lost a gradient or moved one by more than rounding, or a
     rank held more than --cap."""
-    ref = options.ref(model)
-    spec = step.spec(ref, options.seed)
+    spec = step.spec(model)
     _refuse_accumulation(spec)
     wish = split.wish(policy)
     check_writable(keep.save, run.out)
     with worker() as engine:
         if run.results is not None:
-            _answer(_opened(engine, run.results, context, ref, keep), keep, output)
+            _answer(_opened(engine, run.results, context, spec.model, keep), keep, output)
             return
         graph = describe(engine, spec)
         file = file_on(policy, graph)

@@ -15,7 +15,7 @@ import typer
 from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, RunFailed, answer_console, errors_to_stderr, print_json, say, verb
-from explorer.cli.options import CardOptions, Model, ModelOptions, PolicyOut, RankOptions, StepOptions, describe
+from explorer.cli.options import Model, PolicyOut, RankStepOptions, describe
 from explorer.cli.report import figures, print_card
 from explorer.cli.worker import check_writable, print_or_write, run_of, worker
 from explorer.errors import BadInput, InvalidPolicy
@@ -46,7 +46,7 @@ FROM: dict[CostUnit, str] = {"ms": "measured times", "FLOPs": "counted FLOPs"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BudgetOptions(CardOptions):
+class BudgetOptions:
     """The budget to plan for: memory, time or a card."""
 
     budget: Annotated[
@@ -62,38 +62,34 @@ class BudgetOptions(CardOptions):
 @verb
 def plan(
     model: Model,
-    options: ModelOptions,
-    step: StepOptions,
+    step: RankStepOptions,
     wish: BudgetOptions,
-    shared: RankOptions,
     output: Output,
 ) -> None:
     """The cheapest policy under a memory budget, with a proof, confirmed by a run. Exit 1: the run missed it."""
-    card = wish.chosen_card()
-    if (wish.budget is None and card is None) if wish.time is None else wish.budget is not None:
+    spec = step.spec(model)
+    if (wish.budget is None and spec.card is None) if wish.time is None else wish.budget is not None:
         raise BadInput(
             "A plan needs one of --budget and --time.",
             hint="--budget 60%, --time +10% for the least memory, or --predict --card b200.",
         )
-    ranks = shared.chosen()
-    if ranks is not None and not wish.predict:
+    if spec.ranks is not None and not step.predict:
         raise BadInput("A plan for ranks is made of a prediction.", hint="Add --predict.")
-    spec = msgspec.structs.replace(step.spec(options.ref(model), options.seed), card=card, ranks=ranks)
     check_writable(wish.out)
     with worker() as engine:
-        graph = describe(engine, spec, without_data=wish.predict)
-        if ranks is None:
+        graph = describe(engine, spec, without_data=step.predict)
+        if spec.ranks is None:
             others: list[RankOffer] = []
-            first = _first_run(engine, spec, graph, predict=wish.predict)
-            last = _confirmed(engine, first, Planner(first, graph), _solve(wish, spec, first), predict=wish.predict)
+            first = _first_run(engine, spec, graph, predict=step.predict)
+            last = _confirmed(engine, first, Planner(first, graph), _solve(wish, spec, first), predict=step.predict)
         else:
-            first, last, others = _on_ranks(engine, spec, graph, wish, shared.reshard)
+            first, last, others = _on_ranks(engine, spec, graph, wish, step.reshard)
     tries = last.tries
     chosen, run = tries[-1]
     met = within_budget(chosen, run)
     against, doubt = contradiction(chosen.step_peak_bytes, run, graph, first), approximate(chosen.policy, graph)
     if output.json:
-        on_ranks = {} if ranks is None else _ranks_document(run, others)
+        on_ranks = {} if spec.ranks is None else _ranks_document(run, others)
         print_json({**_document(last, first, met=met), **on_ranks, "approximate": doubt, "contradiction": against})
     else:
         _print(tries, first, met=met)
