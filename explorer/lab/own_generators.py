@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.state.rng import seed_everything
 from explorer.lab.kit.bench import Answer, Gradients, LabBench, Setting, step_gradients
+from explorer.lab.kit.checkpoints import CHECKPOINTS
 from explorer.lab.kit.nets import BATCH, WIDTH, Dropped, block_names, chain, torch_mask
 from explorer.lab.kit.rows import N_BLOCKS, mask_chart, mask_rows, mismatches, percent, sides, size_of
 from explorer.record.policy import KEEP_ALL, Policy
@@ -81,12 +82,11 @@ def run(setting: Setting, bench: LabBench) -> Answer:
     }[source]
     restore = named if setting["restore"] == "yes" else ()
     expected = _seeded_gradients(_fresh(source, bench), KEEP_ALL, bench)
-    models = {"reentrant": _fresh(source, bench), "non-reentrant": _fresh(source, bench)}
-    policies = {
-        label: Policy.recompute(block_names(model), use_reentrant=label == "reentrant", restore_rng=restore)
-        for label, model in models.items()
-    }
-    runs = {label: partial(_seeded_gradients, models[label], policies[label], bench) for label in models}
+    models = {label: _fresh(source, bench) for label in ("reentrant", "non-reentrant")}
+    runs = {}
+    for label, model in models.items():
+        policy = Policy.recompute(block_names(model), restore_rng=restore, **CHECKPOINTS[label])
+        runs[label] = partial(_seeded_gradients, model, policy, bench)
     rows = sides(bench, ("kept", expected), runs)
     shares = mismatches(models["non-reentrant"])
     wrong = [row.label for row in rows[1:] if row.outcome != "bitwise equal"]

@@ -104,30 +104,29 @@ def failure_of(error: BaseException, *, in_step: bool) -> Failure:
             free_bytes=getattr(error, "free_bytes", None),
             neighbours=getattr(error, "neighbours", ()),
         )
+    kind, sentence, hint = _foreign(error, in_step=in_step)
+    return Failure(kind=kind, sentence=sentence, hint=hint, traceback=text)
+
+
+def _foreign(error: BaseException, *, in_step: bool) -> tuple[FailureKind, str, str]:
+    """Kind, sentence and hint of an error that is not one of ours."""
+    raised = f"The model raised {said_by(error)}."
     if isinstance(error, KeyboardInterrupt):
-        return Failure(kind="cancelled", sentence="The worker was interrupted.", traceback=text)
+        return "cancelled", "The worker was interrupted.", ""
     if isinstance(error, SystemExit):
-        return Failure(
-            kind="model raised",
-            sentence=f"The model called sys.exit({'' if error.code is None else error.code!r}).",
-            hint="A model that is loaded must not end the process: the traceback says where it does.",
-            traceback=text,
-        )
+        sentence = f"The model called sys.exit({'' if error.code is None else error.code!r})."
+        hint = "A model that is loaded must not end the process: the traceback says where it does."
+        return "model raised", sentence, hint
     if not isinstance(error, Exception):
-        return Failure(
-            kind="model raised",
-            sentence=f"The model raised {said_by(error)}.",
-            hint="It is no Exception but a BaseException, which `except Exception` lets pass: raise an Exception. "
-            "The traceback says where.",
-            traceback=text,
-        )
+        hint = "It is no Exception but a BaseException, which `except Exception` lets pass: raise an Exception. "
+        return "model raised", raised, f"{hint}The traceback says where."
     if in_step or _raised_by_model(error):
         frames = traceback.extract_tb(error.__traceback__)
         inside = frames and "-packages" in frames[-1].filename
-        hint = f"The traceback shows the line of {'the library that raised it' if inside else 'the model'}."
-        return Failure(kind="model raised", sentence=f"The model raised {said_by(error)}.", hint=hint, traceback=text)
+        line = "the library that raised it" if inside else "the model"
+        return "model raised", raised, f"The traceback shows the line of {line}."
     hint = "The explorer has no rule for this error; the traceback says where it was raised."
-    return Failure(kind="internal", sentence=f"{said_by(error)}.", hint=hint, traceback=text)
+    return "internal", f"{said_by(error)}.", hint
 
 
 def _raised_by_model(error: BaseException) -> bool:

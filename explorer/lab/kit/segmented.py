@@ -99,7 +99,7 @@ def segmented_step(chain: Chain, x: Tensor, n_segments: int, merge: Merge = "add
     while entries:
         entry = entries.pop()
         entry.rng.restore()
-        begin = _Known(gradients, stores[0] if merge == "add" else {})
+        begin = _Gradients(gradients, stores[0] if merge == "add" else {})
         with Recomputing((chain.model,)):
             gradients, store = _pull_back(chain, entry.steps, _leaf(entry.input, x), begin)
         if merge == "per_segment":
@@ -165,14 +165,14 @@ def _leaf(state: Tensor, x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Known:
+class _Gradients:
     """The start of a segment's backward. Backward removes both fields, so that no other reference keeps them alive."""
 
     output_gradient: list[Tensor]
     store: Store
 
 
-def _pull_back(chain: Chain, steps: Sequence[Step], start: Tensor, begin: _Known) -> tuple[list[Tensor], Store]:
+def _pull_back(chain: Chain, steps: Sequence[Step], start: Tensor, begin: _Gradients) -> tuple[list[Tensor], Store]:
     """Runs a segment again and backward: the gradient at its input (none of the net's own), and its parameters'."""
     parameters = chain.trainable
     shared = tuple(begin.store)
@@ -192,11 +192,10 @@ class _Start(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, begin: _Known, shared: tuple[str, ...], output: Tensor, *parameters: Tensor) -> Tensor:
-        ctx.known, ctx.shared = begin, shared
+    def forward(ctx: Any, begin: _Gradients, shared: tuple[str, ...], output: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.begin, ctx.shared = begin, shared
         return output.new_zeros(())
 
     @staticmethod
     def backward(ctx: Any, *token_gradient: object) -> object:
-        begin: _Known = ctx.known
-        return (None, None, begin.output_gradient.pop(), *(begin.store.pop(name) for name in ctx.shared))
+        return (None, None, ctx.begin.output_gradient.pop(), *(ctx.begin.store.pop(name) for name in ctx.shared))
