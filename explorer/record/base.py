@@ -1,12 +1,12 @@
 """The base of all records: frozen, keyword-only, strict about unknown fields, and the same document everywhere.
 
 A record that crosses the pipe to the worker is byte for byte the one that is stored on disk. Long series are
-`array('q')` columns: raw bytes in msgpack, plain lists in JSON, and numpy arrays without a copy for charts.
+`array('q')` columns: raw bytes in msgpack (little-endian machines), plain lists in JSON, and numpy arrays without a
+copy for charts.
 """
 
 from __future__ import annotations
 
-import sys
 from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, dataclass_transform, get_args, get_type_hints
@@ -106,9 +106,6 @@ def kind_name(kind: object) -> str:
 
 def _column_to_bytes(value: object) -> object:
     if isinstance(value, array):
-        if sys.byteorder == "big":
-            value = array(value.typecode, value)
-            value.byteswap()
         return value.tobytes()
     raise NotImplementedError(f"{type(value).__name__} does not belong in a record")
 
@@ -120,13 +117,7 @@ def _column_to_list(value: object) -> object:
 
 
 def _to_column(kind: type, value: Any) -> object:
-    if kind is array or getattr(kind, "__origin__", None) is array:
-        if isinstance(value, bytes):
-            if len(value) % 8:
-                raise ValueError(f"a column of int64 has {len(value)} bytes")
-            values = array("q", value)
-            if sys.byteorder == "big":
-                values.byteswap()
-            return values
-        return array("q", value)
-    raise NotImplementedError(f"{kind_name(kind)} does not belong in a record")
+    """A column, the only kind of value that msgspec does not know: from bytes (msgpack) or numbers (JSON)."""
+    if isinstance(value, bytes) and len(value) % 8:
+        raise ValueError(f"a column of int64 has {len(value)} bytes")
+    return array("q", value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import csv
 import gc
 import io
 import weakref
@@ -15,7 +14,6 @@ import msgspec
 import pytest
 import torch
 from torch import nn
-from torch.distributed.pipelining.schedules import get_schedule_class
 
 from explorer.engine.device.device import CpuDevice
 from explorer.engine.model.describe import describe
@@ -29,7 +27,7 @@ from explorer.engine.pipeline.run import run_pipeline
 from explorer.engine.policy.apply import apply_policy
 from explorer.errors import InvalidPlan, NotOnThisDevice
 from explorer.plan.hazards.hazards import hazards
-from explorer.plan.pipeline.actions import Action, format_rows, parse_rows, to_csv
+from explorer.plan.pipeline.actions import Action, format_rows, to_csv
 from explorer.plan.pipeline.schedules import SCHEDULES, rows_of
 from explorer.record.pipeline_run import ActionTime
 from explorer.record.policy import Policy
@@ -287,11 +285,13 @@ def test_microbatches_move_them_as_the_whole_batch_does(momentum: float | None) 
     assert [int(n[-1]) for n in (whole, deferred, each)] == [1, 1, 4]
 
 
-def test_what_runs_again_is_gathered_once() -> None:
+@pytest.mark.parametrize("unit", ["1", "1.0"])
+def test_what_runs_again_is_gathered_once(unit: str) -> None:
+    """Recomputed by itself, and inside a block whose rerun calls the BatchNorm with its hooks."""
     x = torch.randn(8, 3)
-    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.BatchNorm1d(3), nn.Tanh()))
     kept = moved(copy.deepcopy(model), list(x.split(2)), enabled=True)
-    with apply_policy(model, Policy.recompute(["1"])):
+    with apply_policy(model, Policy.recompute([unit])):
         assert all(map(torch.equal, moved(model, list(x.split(2)), enabled=True), kept))
 
 
@@ -338,13 +338,6 @@ def test_torch_loads_the_csv_we_write(schedule: str, tmp_path: Path) -> None:
     runtime = torch_adapter.private(torch_adapter.SCHEDULES, "_PipelineScheduleRuntime")(mock_stages(2, 2), 4)
     runtime._load_csv(str(tmp_path / "schedule.csv"))
     assert runtime.pipeline_order_with_comms
-
-
-def test_our_rows_are_those_that_torch_writes(tmp_path: Path) -> None:
-    schedule = get_schedule_class("ZBVZeroBubble")(mock_stages(2, 2), 4)
-    super(type(schedule).__mro__[1], schedule)._dump_csv(str(tmp_path / "torch.csv"))
-    with (tmp_path / "torch.csv").open() as file:
-        assert parse_rows(csv.reader(file)) == rows("ZBVZeroBubble", 2, 4, 2)
 
 
 def test_a_probe_of_the_clock_stands_at_each_end_of_a_recording() -> None:
