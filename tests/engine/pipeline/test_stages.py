@@ -66,6 +66,25 @@ def test_an_object_in_which_tensors_may_hide_is_refused() -> None:
         record(Cached(), torch.ones(2), ("block",))
 
 
+def test_a_tensor_that_leaves_its_block_by_a_list_is_refused() -> None:
+    class Leaking(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            leaked.append(super().forward(x))
+            return x
+
+    class Reading(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Leaking(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.block(x) + leaked[-1]
+
+    leaked: list[torch.Tensor] = []
+    with pytest.raises(InvalidPlan, match="after block that no step returned"):
+        record(Reading(), torch.ones(2), ("block",))
+
+
 @pytest.mark.parametrize(("net", "chain"), [("language", LANGUAGE), ("unet", UNET), ("transposed", TRANSPOSED)])
 def test_a_tape_played_whole_is_the_model(net: str, chain: tuple[str, ...]) -> None:
     loaded, tape = taped(net, chain)
@@ -88,26 +107,31 @@ def test_boundaries_carry_what_later_stages_read_and_no_more() -> None:
 
 
 def test_values_made_of_nothing_are_made_again_instead_of_sent() -> None:
+    """Buffers and constants between blocks are read where they are."""
+
     class Masked(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+            self.register_buffer("shift", torch.randn(4))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             mask = torch.ones(4).cumsum(0)
             mask[0] = 0.5
             for block in self.blocks:
-                x = block(x) * mask
+                x = block(x) * mask + self.shift + constant
             return x
 
+    constant = torch.randn(4)
     model, x = Masked(), torch.randn(2, 4)
     chain = ("blocks.0", "blocks.1")
     parts = cut_tape(record(copy.deepcopy(model), x, chain), (chain[:1], chain[1:]))
     assert len(parts[1].receives) == 1
     rng = KeyedRng(0, chain, enabled=False)
-    (sent,) = StageModule(model, parts[0], rng)(x)
-    (out,) = StageModule(model, parts[1], rng)(sent)
+    first, second = (StageModule(model, part, rng) for part in parts)
+    (out,) = second(*first(x))
     assert torch.equal(out, model(x))
+    assert [list(stage.buffers()) for stage in (first, second)] == [[model.shift]] * 2, "each rank holds it"
 
 
 def test_a_value_made_of_nothing_may_be_read() -> None:
