@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from explorer.engine.bench.bench import Bench, Readings, bench_of
 from explorer.engine.bench.checkpoint_cost import checkpoint_cost, warm_checkpoint
 from explorer.engine.bench.recording import (
-    Looks,
+    FurtherSteps,
     is_near,
     record,
     recording_of,
@@ -227,18 +227,20 @@ class Session:
         self._meter.part(Measurement(spec=spec, environment=where, graph=self._graph))
         self._meter("preparing the step")
 
-    def record(self, recorded: Callable[[Measurement], None] = lambda run: None, looks: Looks | None = None) -> None:
+    def record(
+        self, recorded: Callable[[Measurement], None] = lambda run: None, further: FurtherSteps | None = None
+    ) -> None:
         """Records each run; `recorded` gets a run as soon as it has its timeline. A failure is part of the result.
 
-        `looks` are those of the last run: the warm-up of others is under the tracker.
+        The watch of `further` is that of the last run: the warm-up of other runs is under the tracker.
         """
         warm_checkpoint(self._device.torch)
         names = ("baseline: ", "candidate: ") if len(self._specs) > 1 else ("",)
-        looks = looks or Looks()
-        watch = looks.watch
+        further = further or FurtherSteps()
+        watch_of_last = further.watch
         for i, (spec, name) in enumerate(zip(self._specs, names)):
-            looks.watch = watch if i == len(names) - 1 else under_tracker
-            run = record(spec, self._loaded, self._meter.named(name), recorded, looks)
+            further.watch = watch_of_last if i == len(names) - 1 else under_tracker
+            run = record(spec, self._loaded, self._meter.named(name), recorded, further)
             self._recorded.append(replace(run, graph=self._graph))
             self._readings.append(Readings(failure=run.failure))
 

@@ -146,8 +146,8 @@ def under_tracker(trainee: Trainee) -> tuple[Tracker, OnPhase]:
 
 
 @dataclass
-class Looks:
-    """The steps of a recording beside the recorded one, for the runs of one model in turn."""
+class FurtherSteps:
+    """Steps of a recording before and after the recorded one. The runs of one model share the object in turn."""
 
     watch: Watch = under_tracker
     """Watches the warm-up, which has to run under a dispatch mode."""
@@ -162,58 +162,67 @@ def record(
     loaded: Loaded,
     meter: Callable[[str], None],
     recorded: Callable[[Measurement], None] = lambda run: None,
-    looks: Looks | None = None,
+    further: FurtherSteps | None = None,
 ) -> Measurement:
     """Records a step with both instruments after a warm-up, and a step with the allocator alone. No step is timed.
 
     `recorded` gets the run with its timeline, before any further step. Lack of memory and errors of the model become
     `failure`. Mistakes of the caller raise.
     """
-    device, looks = device_of(torch_device(spec)), looks or Looks()
-
-    def begin() -> tuple[Trainee, RngState]:
-        """A trainee and its random state, so that every step skips the same layers if layers are skipped at random."""
-        device.release()
-        trainee = prepare(spec, loaded)
-        return trainee, RngState.capture(trainee.model)
-
+    device, further = device_of(torch_device(spec)), further or FurtherSteps()
     run = Measurement(spec=spec, environment=device.environment(spec.n_threads))
     failures: list[Failure] = []
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
         with _failures_in(failures):
-            warm = None
-            with _failures_in(failures):
-                meter("warming up")
-                warm, loss = first_step(device.release, begin, lambda ready: _first_loss(ready[0], device, looks.watch))
-                run = replace(run, loss=loss)
-            trainee, drawn = warm or begin()
-            run = replace(run, dtype=types_of(trainee.model))
+            meter("warming up")
+            trainee, drawn, loss = _warmed_trainee(spec, loaded, further.watch, failures)
+            run = replace(run, loss=loss, dtype=types_of(trainee.model))
             device.release()
             meter("recording the step")
             drawn.restore()
             recording = record_step(trainee, device, failures)
-            run = replace(recording.measurement(spec), loss=run.loss)
+            run = replace(recording.measurement(spec), loss=loss)
             if any(unit.action == "offload" for unit in spec.policy.units):
                 run = replace(run, peaks=replace(run.peaks, offloaded_peak_bytes=HOST.peak_bytes))
             if not failures:
                 recorded(run)
-                if looks.alone or drawn.generators:
+                if further.alone or drawn.generators:
                     meter("recording the step without the tracker")
                     run = with_peak_alone(run, trainee, drawn)
-                if looks.releases is None:
+                if further.releases is None:
                     drawn.restore()
-                    looks.releases = watch_releases(trainee, tracker_of(trainee))
-                run = with_releases(run, looks.releases)
+                    further.releases = watch_releases(trainee, tracker_of(trainee))
+                run = with_releases(run, further.releases)
     texts = [*(str(warning.message) for warning in shown), *run.warnings]
     return replace(run, warnings=tuple(dict.fromkeys(texts)), failure=failures[-1] if failures else None)
 
 
-def _first_loss(trainee: Trainee, device: Device, watch: Watch) -> float:
-    """Takes the first step under a watch: it makes the optimizer's state and warms the kernels to be recorded."""
-    instrument, on_phase = watch(trainee)
-    with instrument, memory_limit(device, trainee):
-        return run_step(trainee, on_phase)
+def _warmed_trainee(
+    spec: RunSpec, loaded: Loaded, watch: Watch, failures: list[Failure]
+) -> tuple[Trainee, RngState, float | None]:
+    """A trainee after its first step, which makes the optimizer's state and warms the kernels to be recorded.
+
+    Also returns the random state before the step, so that every step skips the same layers if layers are skipped at
+    random, and the loss. If the step fails: a new trainee and no loss.
+    """
+    device = device_of(torch_device(spec))
+
+    def begin() -> tuple[Trainee, RngState]:
+        device.release()
+        trainee = prepare(spec, loaded)
+        return trainee, RngState.capture(trainee.model)
+
+    def take(begun: tuple[Trainee, RngState]) -> float:
+        trainee, _ = begun
+        instrument, on_phase = watch(trainee)
+        with instrument, memory_limit(device, trainee):
+            return run_step(trainee, on_phase)
+
+    with _failures_in(failures):
+        begun, loss = first_step(device.release, begin, take)
+        return (*begun, loss)
+    return (*begin(), None)
 
 
 def record_step(trainee: Trainee, device: Device, failures: list[Failure]) -> Recording:

@@ -8,7 +8,7 @@ from contextlib import nullcontext, suppress
 import msgspec
 
 from explorer.engine.bench.measure import BegunSteps, Meter, Session, n_reports, refuse_other_settings
-from explorer.engine.bench.recording import Looks, under_tracker
+from explorer.engine.bench.recording import FurtherSteps, under_tracker
 from explorer.engine.bench.step import OnPhase, Trainee, forward_backward, prepare
 from explorer.engine.compare.judgement import judge_programs
 from explorer.engine.compare.probe import ProbeResult, probe
@@ -52,9 +52,11 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
             watches.append(RerunWatch(trainee.model, candidate.policy))
             return watches[-1], watches[-1].on_phase
 
-        shares = full and _as_in_training(candidate) and candidate.memory_limit_bytes is None
-        program.peak.is_read = not shares
-        session.record(looks=Looks(watch if shares and candidate.policy.units else under_tracker, alone=not shares))
+        # The warm-up of the candidate then shows masks and state, and the judged steps show the peaks.
+        saves_steps = full and _as_in_training(candidate) and candidate.memory_limit_bytes is None
+        program.peak.is_read = not saves_steps
+        watches_candidate = saves_steps and candidate.policy.units
+        session.record(further=FurtherSteps(watch if watches_candidate else under_tracker, alone=not saves_steps))
         comparison, begun = _recorded(session), None
         if comparison.failure is None:
             meter.part(comparison)

@@ -118,25 +118,45 @@ def _hidden_state(baseline: RunSpec, candidate: RunSpec, report: Report) -> Prob
     """The result of the probe. Raises ModelFailed if it has none."""
     call = partial(_in_clean_process, report=report)
     probed = call(probed_step, candidate, None)
-    suspects: tuple[Fqns, ...] = ()
-    if probed.left != probed.first:
-        step = partial(call, probed_step, msgspec.structs.replace(candidate, n_probes=probed.n_runs))
-        plain = step(()).left
-        if probed.left != plain:
-            if step(()).left != plain:
-                raise ModelFailed("two steps of the baseline in clean processes differ")
-            suspects = probed.units
-            while len(suspects) > 1:
-                half = suspects[: len(suspects) // 2]
-                suspects = half if step(half).left != plain else suspects[len(half) :]
+    units = _unit_that_moves_the_step(candidate, probed, call) if probed.left != probed.first else ()
+    if not units:
+        units = _units_that_move_real_steps(baseline, candidate, probed, call)
+    with_known_state = [unit for unit in units if _holds_any(unit, probed.moved)]
+    hidden = [unit for unit in units if unit not in with_known_state]
+    return ProbeResult(
+        probed.n_runs,
+        hidden_state=tuple(map(unit_name, hidden)),
+        with_known_state=tuple(map(unit_name, with_known_state)),
+    )
+
+
+def _unit_that_moves_the_step(
+    candidate: RunSpec, probed: ProbedStep, call: Callable[..., ProbedStep]
+) -> tuple[Fqns, ...]:
+    """A unit whose recomputes change the next step, found by halving; empty if a step without recomputes is equal."""
+    step = partial(call, probed_step, msgspec.structs.replace(candidate, n_probes=probed.n_runs))
+    plain = step(()).left
+    if probed.left == plain:
+        return ()
+    if step(()).left != plain:
+        raise ModelFailed("two steps of the baseline in clean processes differ")
+    units = probed.units
+    while len(units) > 1:
+        half = units[: len(units) // 2]
+        units = half if step(half).left != plain else units[len(half) :]
+    return units
+
+
+def _units_that_move_real_steps(
+    baseline: RunSpec, candidate: RunSpec, probed: ProbedStep, call: Callable[..., list[Fingerprints]]
+) -> tuple[Fqns, ...]:
+    """The units with unequal recomputes, if steps of the candidate differ from those of the baseline."""
     unlike = tuple(unit for unit in probed.unlike if not _holds_any(unit, probed.moved))
-    if unlike and not suspects:
-        n_steps = probed.n_runs // 2 + 2  # a step of the candidate is two calls
-        first, again, other = (call(real_steps, spec, n_steps) for spec in (baseline, baseline, candidate))
-        suspects = unlike if first == again != other else ()
-    with_known = [unit for unit in suspects if _holds_any(unit, probed.moved)]
-    hidden = [unit for unit in suspects if unit not in with_known]
-    return ProbeResult(probed.n_runs, tuple(map(unit_name, hidden)), with_known_state=tuple(map(unit_name, with_known)))
+    if not unlike:
+        return ()
+    n_steps = probed.n_runs // 2 + 2  # a step of the candidate is two calls
+    first, again, other = (call(real_steps, spec, n_steps) for spec in (baseline, baseline, candidate))
+    return unlike if first == again != other else ()
 
 
 def _holds_any(unit: Fqns, moved: tuple[str, ...]) -> bool:
