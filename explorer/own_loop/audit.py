@@ -18,7 +18,7 @@ from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.state.snapshot import StepSnapshot
 from explorer.engine.watch.uncompiled import compiler_off
 from explorer.errors import BadInput
-from explorer.own_loop.judge import Judged, judge
+from explorer.own_loop.judge import Judged, judge_steps
 from explorer.own_loop.record_step import place_of_caller
 from explorer.plan.names import listed
 from explorer.plan.why.caveats import in_words, self_checkpointing
@@ -46,10 +46,10 @@ class Audit:
 
     @property
     def is_same(self) -> bool | None:
-        """Whether the model trains like the plain model; None: no plain version could be built."""
+        """Whether the model trains like the plain model; None: no plain version could be built or compared."""
         if not self.reruns:
             return True
-        if self.judged is not None:
+        if self.judged is not None and self.judged.verdict != "not comparable":
             return self.judged.verdict in ("bitwise equal", "rounding")
         return False if self.other_draws else None
 
@@ -98,10 +98,13 @@ def audit(model: nn.Module, step: Step) -> Audit:
             left = self_checkpointing(_recorded(model, plain_step, where))
         finally:
             before.restore()
-    judged = None
-    if not left:
-        judged = judge(lambda model, batch: plain_step(), lambda model, batch: step(), model, None)
-    return Audit(as_it_is, judged, draws)
+    if left:
+        return Audit(as_it_is, None, draws)
+    try:
+        sides = lambda model, batch: plain_step(), lambda model, batch: step()
+        return Audit(as_it_is, judge_steps(sides, (model, model), None, where, before.restore), draws)
+    finally:
+        before.restore()
 
 
 def _recorded(model: nn.Module, step: Step, where: str) -> Measurement:

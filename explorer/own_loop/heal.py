@@ -30,6 +30,7 @@ from torch.utils._pytree import tree_leaves
 
 from explorer.engine.device.device import current_rank, path_of_rank
 from explorer.engine.device.memory_limit import clear_frames
+from explorer.engine.model.loaded import REFUSES_HOOKS
 from explorer.engine.policy.apply import PolicyHandle, apply_policy, policy_of
 from explorer.engine.policy.units import is_recomputing
 from explorer.engine.state.rng import RngState
@@ -49,6 +50,7 @@ from explorer.view.drawing.units import count
 
 Result = TypeVar("Result")
 OUTSIDE = "memory was refused outside of the model's forward and backward, where nothing can be undone"
+BY_FUNC = "the step calls torch.func, which refuses the hooks on saved tensors that a second run needs"
 POINTS, SECONDS = 6, 1.0
 """Plans of the ladder, and the time to make them after the first step."""
 
@@ -103,6 +105,8 @@ class Healer:
         self._handle: PolicyHandle | None = None
         self._gradients: list[tuple[nn.Parameter, Tensor | None]] = []
         self._is_inside = False
+        self._calls_func = False
+        """Whether the model's forward calls torch.func."""
         model.__dict__["_call_impl"] = _HealedCall(_in_healer, self, model._call_impl)
 
     def close(self) -> None:
@@ -123,6 +127,9 @@ class Healer:
     def call(self, inner: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """A call of the model. A refusal inside is undone, and the call is made again under the next plan."""
         if self._is_inside or not torch.is_grad_enabled() or is_recomputing() or torch.compiler.is_compiling():
+            return inner(*args, **kwargs)
+        if self._calls_func or not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
+            self.reason = BY_FUNC
             return inner(*args, **kwargs)
         try:
             call = ForwardCall(args, kwargs, StateBefore(self._model, self._moving))
@@ -149,6 +156,10 @@ class Healer:
             return call.run(inner)
         except Exception as error:
             refusal = error
+        if REFUSES_HOOKS in str(refusal):
+            self._calls_func, self.reason = True, BY_FUNC
+            self._put_back(call)
+            return inner(*call.args, **call.kwargs)
         if not is_out_of_memory(refusal):
             raise refusal
         try:

@@ -11,6 +11,7 @@ Loss equality is never part of it.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import torch
 from msgspec.structs import replace
@@ -93,18 +94,28 @@ def judge(
     schedule, a loader, a scaler) is not. A reference that differs from itself for this reason is not comparable.
     Raises BadInput if the parameters differ, and the errors of the reference step.
     """
-    other = model if candidate_model is None else candidate_model
-    names = same_parameters(model, other)
-    where = place_of_caller()
-    sides = (reference_step, model), (candidate_step, other)
-    comparison = Comparison(baseline=_run(where, model), candidate=_run(where, other))
+    models = model, model if candidate_model is None else candidate_model
+    return judge_steps((reference_step, candidate_step), models, batch, place_of_caller())
+
+
+def judge_steps(
+    steps: tuple[Step, Step],
+    models: tuple[nn.Module, nn.Module],
+    batch: object,
+    where: str,
+    before_run: Callable[[], None] = lambda: None,
+) -> Judged:
+    """As `judge`. `where` names the programs; `before_run` restores state outside of model, batch and optimizers."""
+    names = same_parameters(*models)
+    baseline, candidate = (_run(where, model) for model in models)
+    comparison = Comparison(baseline=baseline, candidate=candidate)
     with (
         preserve_global_state(),
         deterministic_kernels(),
         warnings.catch_warnings(),
-        step_programs(sides, batch, names) as (reference, candidate),
+        step_programs(list(zip(steps, models)), batch, names, before_run) as (reference, judged),
     ):
-        comparison = judge_programs(comparison, reference, candidate)
+        comparison = judge_programs(comparison, reference, judged)
     if comparison.failure is None and comparison.n_gradients == 0 and not comparison.trains_in_backward:
         raise BadInput(
             "Neither step left a gradient in the model that it was given.",

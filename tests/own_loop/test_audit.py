@@ -135,19 +135,23 @@ def test_without_a_switch_the_draws_alone_are_compared_and_that_is_said() -> Non
 def test_the_model_is_left_as_found() -> None:
     model = net("helper with a flag")
     optimizer = torch.optim.AdamW(model.parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
 
     def step() -> None:
         optimizer.zero_grad()
         step_of(model)()
         optimizer.step()
+        schedule.step()
 
     step()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     moments = [value.clone() for state in optimizer.state.values() for value in state.values()]
     rng, plain = torch.get_rng_state(), torch.utils.checkpoint.CheckpointFunction
     with torch.no_grad():  # of the caller, as in a notebook that looks at things
-        assert explorer.audit(model, step).reruns
-        assert not torch.is_grad_enabled()
+        audit = explorer.audit(model, step)
+        assert audit.reruns and not torch.is_grad_enabled()
+    assert audit.judged is not None and audit.judged.verdict == "different", "each run begins with the same schedule"
+    assert (schedule.last_epoch, optimizer.param_groups[0]["lr"]) == (1, 5e-4)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     after = [value for state in optimizer.state.values() for value in state.values()]
     assert all(torch.equal(one, other) for one, other in zip(moments, after)) and len(after) == len(moments)

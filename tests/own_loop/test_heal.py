@@ -312,6 +312,39 @@ def test_copies_of_a_watched_model_run_without_the_healer_and_close_leaves_nothi
     assert "_call_impl" not in vars(model) and torch.equal(model(x), expected)
 
 
+class Slope(nn.Module):
+    """Counts its forwards and takes a gradient inside, as a model of energies takes forces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.n_calls = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Tanh()), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.n_calls += 1
+        return torch.func.grad(lambda y: self.inner(y).square().sum())(x) * self.n_calls
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_torch_func_in_a_model_or_around_it_is_left_alone(*, inside: bool) -> None:
+    """It refuses the hooks on saved tensors by which a step could run again."""
+    left = []
+    for watched in (False, True):
+        torch.manual_seed(0)
+        model = Slope() if inside else nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with explorer.watch(model, optimizer, on_oom="heal") if watched else contextlib.nullcontext():
+            for i in range(3):
+                x, _ = batch(i)
+                optimizer.zero_grad()
+                scales = x if inside else torch.func.grad(lambda y, model=model: model(y).square().sum())(x)
+                model(scales).sum().backward()
+                optimizer.step()
+        left.append([*model.parameters(), torch.get_rng_state()])
+    assert all(map(torch.equal, *left))
+    with pytest.raises(BadInput, match=r"calls torch\.func .* Use torch\.autograd\.grad"):
+        explorer.auto_policy(model, lambda: torch.func.grad(lambda y: model(y).square().sum())(x))
+
+
 def test_an_operation_that_spoils_a_saved_tensor_still_raises() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid())
     with explorer.watch(model, on_oom="heal", at=9):

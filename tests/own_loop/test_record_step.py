@@ -119,6 +119,17 @@ def test_phases_are_found_accumulation_and_what_lies_between_included() -> None:
     assert run.measurement.recorded_in.startswith("test_record_step.py:")
 
 
+def test_what_follows_an_optimizer_inside_backward_is_backward_too() -> None:
+    model = net()
+    for parameter in model.parameters():
+        optimizer = torch.optim.AdamW([parameter])
+        parameter.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
+    with explorer.record_step(model) as run:
+        model(torch.randn(BATCH, WIDTH)).sum().backward()
+    phases = [span.phase for span in run.measurement.phases]
+    assert phases.count("optimizer") > 10 and "between" not in phases[1:-1]
+
+
 TINY: dict[str, Any] = {
     "n_layers": 3, "width": 32, "n_heads": 2, "length": 32, "batch": 8, "vocabulary": 32, "dropout": 0.1,
 }  # fmt: skip

@@ -191,7 +191,10 @@ def _borders(tracker: _LoopTracker) -> Iterator[None]:
             tracker.on_phase("optimizer")
         return new
 
-    ended = never_compiled(lambda *_: tracker.on_phase("between"))
+    @never_compiled
+    def ended(*_: object) -> None:  # an optimizer may step inside backward
+        tracker.on_phase("between" if torch._C._current_graph_task_id() == -1 else "backward")
+
     backward, between = partial(tracker.on_phase, "backward"), partial(tracker.on_phase, "between")
     before, after = register_optimizer_step_pre_hook(steps), register_optimizer_step_post_hook(ended)
     with before, after, around_backward(backward, between, in_forward=lambda: tracker.scopes.is_in_block):

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
-from torch.utils.hooks import RemovableHandle
 
 from explorer.engine.bench.bench import Bench, bench_of
 from explorer.engine.bench.memory import FirstPeak
@@ -193,6 +192,8 @@ class StepProgram:
     batch: object
     parameters: tuple[str, ...] = ()
     """Plain names of the parameters that are compared."""
+    before_run: Callable[[], None] = lambda: None
+    """Restores what each run changes outside of models and optimizers."""
     dtype: torch.dtype | None = None
     """The type to which floating tensors are cast before the step; None casts nothing."""
     models: list[ModelSnapshot] = field(default_factory=list)
@@ -224,6 +225,7 @@ class StepProgram:
         return dataclasses.replace(self, dtype=torch.float64)
 
     def start(self) -> Self:
+        self.before_run()
         self.settings, cast = {}, self._models_of_parameters()
         for model in self.models:
             model.restore(self.dtype if model in cast else None)
@@ -252,7 +254,7 @@ class StepProgram:
         self._lent: list[tuple[Tensor, Tensor]] = []
         before = register_optimizer_step_pre_hook(self._before_optimizer)
         after = register_optimizer_step_post_hook(self._after_optimizer)
-        with hooked(before, after), compiler_off() if self.dtype else nullcontext():
+        with before, after, compiler_off() if self.dtype else nullcontext():
             loss = self.step(self.model, self.batches["batch"])
         self._read_gradients(self.named())
         value = loss.item() if isinstance(loss, Tensor) and loss.numel() == 1 else math.nan
@@ -319,7 +321,7 @@ class StepProgram:
             leaves = (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and is_floating(leaf))
             self.formats.update(leaf.dtype for leaf in leaves)
 
-        with hooked(register_module_forward_hook(look)):
+        with register_module_forward_hook(look):
             yield
 
 
@@ -346,10 +348,13 @@ Program = SpecProgram | StepProgram
 
 @contextmanager
 def step_programs(
-    sides: Sequence[tuple[Step, nn.Module]], batch: object, parameters: tuple[str, ...]
+    sides: Sequence[tuple[Step, nn.Module]],
+    batch: object,
+    parameters: tuple[str, ...],
+    before_run: Callable[[], None] = lambda: None,
 ) -> Iterator[list[StepProgram]]:
     """Programs over the same parameters. All models, and all optimizers that stepped, are restored at the end."""
-    programs = [StepProgram(step, model, batch, parameters) for step, model in sides]
+    programs = [StepProgram(step, model, batch, parameters, before_run) for step, model in sides]
     models, optimizers = programs[0].models, programs[0].optimizers
     with ExitStack() as at_end:
         for program in programs:
@@ -388,13 +393,3 @@ def input_gradients(batches: Mapping[str, object]) -> Iterator[tuple[str, Tensor
         for path, leaf in tree_flatten_with_path(batch)[0]:
             if isinstance(leaf, Tensor) and leaf.is_leaf and leaf.requires_grad:
                 yield name + keystr(path), leaf.grad
-
-
-@contextmanager
-def hooked(*hooks: RemovableHandle) -> Iterator[None]:
-    """A context that removes `hooks` at its end."""
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()

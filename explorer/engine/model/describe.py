@@ -20,7 +20,14 @@ from explorer.engine.device.device import device_of
 from explorer.engine.device.without_data import is_without_data
 from explorer.engine.model.blocks import chain_of, cut_points, has_running_statistics, module_fields, repeated_as
 from explorer.engine.model.load import load
-from explorer.engine.model.loaded import Loaded, blaming, move_to, refuse_unopenable
+from explorer.engine.model.loaded import (
+    HOOKS_ARE_NEEDED,
+    REFUSES_HOOKS,
+    Loaded,
+    blaming,
+    move_to,
+    refuse_unopenable,
+)
 from explorer.engine.model.separate_copy import deep_copy
 from explorer.engine.state.rng import RngState
 from explorer.engine.state.snapshot import SharedSnapshot
@@ -69,6 +76,8 @@ def describe_step(model: nn.Module, step: Callable[[], object], target: str) -> 
         except ExplorerError:
             raise
         except Exception as error:  # a model that takes gradients in its forward fails if nothing is kept
+            if REFUSES_HOOKS in str(error):
+                raise BadInput("The step calls torch.func around or in the model.", hint=HOOKS_ARE_NEEDED) from error
             if not lets_go or is_out_of_memory(error):
                 raise
     graph = _graph(Loaded(ModelRef(target=target), model, inputs, None, None), notes)

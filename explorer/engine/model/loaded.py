@@ -147,12 +147,17 @@ def blaming(ref: ModelRef, inputs: object, doing: str) -> Iterator[None]:
         ) from error
 
 
+REFUSES_HOOKS = "saved tensor hooks"
+"""In torch's message where torch.func meets a checkpoint, or an instrument that looks at saved tensors."""
+HOOKS_ARE_NEEDED = (
+    "Torch refuses this transform beside saved-tensor hooks, which observing and checkpointing need. "
+    "Use torch.autograd.grad(..., create_graph=True) there."
+)
+
+
 def _hint(error: BaseException, inputs: object) -> str:
-    if "saved tensor hooks" in str(error):
-        return (
-            "Torch refuses this transform beside saved-tensor hooks, which observing and checkpointing need. "
-            "Use torch.autograd.grad(..., create_graph=True) there."
-        )
+    if REFUSES_HOOKS in str(error):
+        return HOOKS_ARE_NEEDED
     if str(error).startswith("vmap:"):
         return "Torch refuses this operator inside torch.vmap, with or without an observer."
     hint = "Check that the batch fits the model."
