@@ -156,7 +156,7 @@ class Healer:
             return call.run(inner)
         except Exception as error:
             refusal = error
-        if REFUSES_HOOKS in str(refusal):
+        if REFUSES_HOOKS in message_of(refusal):
             self._calls_func, self.reason = True, BY_FUNC
             self._put_back(call)
             return inner(*call.args, **call.kwargs)

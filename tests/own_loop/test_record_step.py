@@ -127,7 +127,7 @@ def test_what_follows_an_optimizer_inside_backward_is_backward_too() -> None:
     with explorer.record_step(model) as run:
         model(torch.randn(BATCH, WIDTH)).sum().backward()
     phases = [span.phase for span in run.measurement.phases]
-    assert phases.count("optimizer") > 10 and "between" not in phases[1:-1]
+    assert phases.count("optimizer") > 2 and "between" not in phases[1:-1]
 
 
 TINY: dict[str, Any] = {

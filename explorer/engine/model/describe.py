@@ -37,7 +37,7 @@ from explorer.engine.watch.forward import ForwardWatch
 from explorer.engine.watch.rerun_traits import ArgumentsAndState, RandomNumbers, SelfCheckpointing
 from explorer.engine.watch.scopes import around_backward
 from explorer.engine.watch.state_changes import SharedTensors, moved_traits, state_pictures
-from explorer.errors import BadInput, ExplorerError, ModelFailed
+from explorer.errors import BadInput, ExplorerError, ModelFailed, message_of
 from explorer.plan.names import is_within, lineage
 from explorer.record.failure import is_out_of_memory
 from explorer.record.graph import Block, ModelGraph, ModelRef, Trait
@@ -76,7 +76,7 @@ def describe_step(model: nn.Module, step: Callable[[], object], target: str) -> 
         except ExplorerError:
             raise
         except Exception as error:  # a model that takes gradients in its forward fails if nothing is kept
-            if REFUSES_HOOKS in str(error):
+            if REFUSES_HOOKS in message_of(error):
                 raise BadInput("The step calls torch.func around or in the model.", hint=HOOKS_ARE_NEEDED) from error
             if not lets_go or is_out_of_memory(error):
                 raise
