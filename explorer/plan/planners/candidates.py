@@ -97,6 +97,13 @@ class Candidates:
     step_cost: float
     """The cost of the whole step without recompute, in the same unit."""
 
+    def exclude(self, i: int, j: int) -> bool:
+        """True if no policy has both: they share a block, or are nested and one of them keeps results."""
+        ours, theirs = self.units[i].unit, self.units[j].unit
+        if excludes_nesting(ours) or excludes_nesting(theirs):
+            return any(is_within(a, b) or is_within(b, a) for a in ours.blocks for b in theirs.blocks)
+        return not set(ours.blocks).isdisjoint(theirs.blocks)
+
     def policy(self, chosen: Sequence[int]) -> Policy:
         """The policy that recomputes the candidates `chosen`."""
         return Policy(units=tuple(self.units[i].unit for i in chosen))
@@ -115,8 +122,8 @@ def candidates_of(baseline: Measurement, graph: ModelGraph, replay: Replay, offe
         named = [Unit(blocks=blocks) for blocks in _default_units(graph, every_stretch=offer.every_stretch)]
         named += units_that_keep_results(baseline, graph, replay) if costs.unit == "ms" else ()
     else:
-        named = [_unit(one) for one in offer.among]
-    struck = {_unit(one) for one in offer.without}
+        named = [_unit(named_unit) for named_unit in offer.among]
+    struck = {_unit(named_unit) for named_unit in offer.without}
     named = [unit for unit in named if unit not in struck and not run_again_by_the_model(Policy(units=(unit,)), graph)]
     wrong = _in_error(graph, [unit.blocks for unit in named])
     left = [(unit, tuple(_calls(replay, graph, unit))) for unit in named if unit.blocks not in wrong]
@@ -132,7 +139,7 @@ def candidates_of(baseline: Measurement, graph: ModelGraph, replay: Replay, offe
         for unit, calls in saving
     )
     around = _around(units)
-    stops = [stops_in(graph, one.unit) for one in units]
+    stops = [stops_in(graph, candidate.unit) for candidate in units]
     spared = {
         (i, j): costs.spared(units[j].unit, units[i].unit)
         for i, above in enumerate(around) for j in above
@@ -163,14 +170,14 @@ def _in_error(graph: ModelGraph, units: Sequence[Fqns]) -> set[Fqns]:
 def _around(units: Sequence[Candidate]) -> tuple[tuple[int, ...], ...]:
     """Numbers of the candidates around each candidate, innermost first."""
     places: dict[str, list[int]] = defaultdict(list)
-    for i, one in enumerate(units):
-        for fqn in () if excludes_nesting(one.unit) else one.unit.blocks:
+    for i, candidate in enumerate(units):
+        for fqn in () if excludes_nesting(candidate.unit) else candidate.unit.blocks:
             places[fqn].append(i)
     return tuple(
         ()
-        if excludes_nesting(one.unit)
-        else tuple(i for fqn in list(lineage(one.unit.blocks[0]))[1:] for i in places.get(fqn, ()))
-        for one in units
+        if excludes_nesting(candidate.unit)
+        else tuple(i for fqn in list(lineage(candidate.unit.blocks[0]))[1:] for i in places.get(fqn, ()))
+        for candidate in units
     )
 
 

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from explorer.plan.memory.ledger import Bytes
 from explorer.plan.names import Fqns, is_within, lineage
-from explorer.plan.planners.candidates import MOST_CHOICES, Candidates, chain_stretches, excludes_nesting
+from explorer.plan.planners.candidates import MOST_CHOICES, Candidates, chain_stretches
 from explorer.plan.planners.program import LEAST_SECONDS, Limits, Solution
 from explorer.plan.planners.solver import TOLERANCE
 from explorer.plan.predict.calls import saved_by_calls
@@ -298,7 +298,7 @@ def _blocks(replay: Replay, candidates: Candidates, stretches: Sequence[Fqns]) -
     """The block of each place, in order of execution; None if a block runs more than once, or inside another's call."""
     blocks = dict.fromkeys(fqn for stretch in stretches for fqn in stretch)
     holders = {above for fqn in blocks for above in lineage(fqn)}
-    named = {fqn for one in candidates.units for fqn in one.unit.blocks}
+    named = {fqn for candidate in candidates.units for fqn in candidate.unit.blocks}
     for fqn in named - holders:
         outer = [above for above in lineage(fqn) if above in named and above not in holders]
         if not any(above in blocks for above in lineage(fqn)):
@@ -315,11 +315,13 @@ def _choices(candidates: Candidates, blocks: Sequence[str]) -> list[tuple[tuple[
     number = {fqn: place for place, fqn in enumerate(blocks)}
     choices: list[tuple[tuple[int, ...], tuple[int, int]]] = []
     inside: list[list[int]] = [[] for _ in blocks]
-    for i, one in enumerate(candidates.units):
-        named = [next((number[above] for above in lineage(fqn) if above in number), None) for fqn in one.unit.blocks]
+    for i, candidate in enumerate(candidates.units):
+        named = [
+            next((number[above] for above in lineage(fqn) if above in number), None) for fqn in candidate.unit.blocks
+        ]
         places = sorted({place for place in named if place is not None})
         if None in named:  # the candidate contains places
-            places = [place for fqn, place in number.items() if is_within(fqn, one.unit.blocks[0])]
+            places = [place for fqn, place in number.items() if is_within(fqn, candidate.unit.blocks[0])]
         if not places or places[-1] - places[0] + 1 != len(places):
             return None
         if len(places) == 1 and None not in named:
@@ -339,16 +341,10 @@ def _choices(candidates: Candidates, blocks: Sequence[str]) -> list[tuple[tuple[
 
 
 def _is_policy(candidates: Candidates, chosen: tuple[int, ...]) -> bool:
-    """True if no two units share a block, nesting has two levels at most, and units that keep results do not nest."""
-    units = [candidates.units[i].unit for i in chosen]
-    if len(chosen) > 2 and any(len(set(chosen).intersection(candidates.around[i])) > 1 for i in chosen):
-        return False
-    for one, other in itertools.permutations(units, 2):
-        if not set(one.blocks).isdisjoint(other.blocks):
-            return False
-        if excludes_nesting(one) and any(is_within(a, b) or is_within(b, a) for a in one.blocks for b in other.blocks):
-            return False
-    return True
+    """True if no two units exclude each other, and nesting has two levels at most."""
+    return all(len(set(chosen).intersection(candidates.around[i])) <= 1 for i in chosen) and not any(
+        candidates.exclude(i, j) for i, j in itertools.combinations(chosen, 2)
+    )
 
 
 def _place_of_tick(replay: Replay, blocks: Sequence[str]) -> NDArray[np.intp] | None:
@@ -383,10 +379,12 @@ def _inputs_kept_twice(
     """Bytes of inputs that each candidate keeps and a candidate of another place keeps too, by candidate."""
     firsts: dict[int, set[int]] = defaultdict(set)
     place_of = {i: first for chosen, (first, _) in within for i in chosen}
-    for i, one in enumerate(candidates.units):
-        for entry in (entry for call in one.calls for entry in call.inputs):
+    for i, candidate in enumerate(candidates.units):
+        for entry in (entry for call in candidate.calls for entry in call.inputs):
             firsts[entry].add(place_of.get(i, -1))
     return {
-        i: sum(int(replay.size[entry]) for call in one.calls for entry in set(call.inputs) if len(firsts[entry]) > 1)
-        for i, one in enumerate(candidates.units)
+        i: sum(
+            int(replay.size[entry]) for call in candidate.calls for entry in set(call.inputs) if len(firsts[entry]) > 1
+        )
+        for i, candidate in enumerate(candidates.units)
     }

@@ -134,7 +134,7 @@ class Planner:
     def _of_any(self, offer: OfferedChoices) -> _Choices:
         candidates = candidates_of(self._baseline, self._graph, self._replay, offer)
         stash = stash_bytes(self._baseline, KEEP_ALL)
-        units = UnitCalls(calls=[one.calls for one in candidates.units], around=candidates.around)
+        units = UnitCalls(calls=[candidate.calls for candidate in candidates.units], around=candidates.around)
         timeline = linear_timeline(self._replay, units, stash_bytes=stash)
         program = Program(
             line=self._replay.line,
@@ -150,7 +150,7 @@ class Planner:
         """No later plan is worse than one of `policies`. A policy with units that are no candidates is left out."""
         units = [policy.units for policy in policies]
         for choices in self._choices:
-            number = {one.unit: i for i, one in enumerate(choices.candidates.units)}
+            number = {candidate.unit: i for i, candidate in enumerate(choices.candidates.units)}
             offered = [whole for whole in units if number.keys() >= set(whole)]
             choices.program.suggested += tuple(tuple(sorted(number[unit] for unit in whole)) for whole in offered)
 
@@ -162,7 +162,9 @@ class Planner:
     @property
     def offered(self) -> tuple[Unit, ...]:
         """Every unit that a plan may recompute."""
-        return tuple(dict.fromkeys(one.unit for choices in self._choices for one in choices.candidates.units))
+        return tuple(
+            dict.fromkeys(candidate.unit for choices in self._choices for candidate in choices.candidates.units)
+        )
 
     def presets(self) -> Iterator[tuple[int, float]]:
         """Peak and cost of every preset. No plan is worse than a preset."""
@@ -268,7 +270,7 @@ class Planner:
 
         A preset that keeps results is left out if no candidate keeps results: their operators have no measured price.
         """
-        number = {one.unit: i for i, one in enumerate(candidates.units)}
+        number = {candidate.unit: i for i, candidate in enumerate(candidates.units)}
         priced = {unit.action for unit in number}
         wholes = (whole for whole in preset_units(self._graph) if all(unit.action in priced for unit in whole))
         return tuple(tuple(sorted(number[unit] for unit in whole if unit in number)) for whole in wholes)
@@ -333,7 +335,7 @@ def _without_solver(choices: _Choices, most_cost: float | None) -> Solution:
 
 
 def _certificate(choices: _Choices, solution: Solution) -> Certificate:
-    units, around = [one.unit for one in choices.candidates.units], choices.candidates.around
+    units, around = [candidate.unit for candidate in choices.candidates.units], choices.candidates.around
     lengths = [len(unit.blocks) for unit in units if len(unit.blocks) > 1 and not unit.save_ops]
     return Certificate(
         bound=solution.bound,

@@ -153,7 +153,7 @@ class Program:
                 if held > limit + 0.5:
                     key = (number, part, tuple(row.items()))
                     exceeding.append((held, key, partial(self._held_at, rerun.tick, row)))
-        exceeding.sort(key=lambda one: -one[0])
+        exceeding.sort(key=lambda moment: -moment[0])
         return [(key, row_of) for _, key, row_of in exceeding]
 
     def _worst_moments(self, rerun: Rerun, x: Values) -> list[tuple[float, dict[int, float]]]:
@@ -264,16 +264,22 @@ class _Search:
         """Judges the best choice without one of its units, most expensive unit first."""
         dearest = sorted(self.best or (), key=lambda i: -self.program.variables.costs[i])
         for i in dearest[:N_DROPPED]:
-            self.judge(tuple(one for one in self.best or () if one != i))
+            self.judge(tuple(unit for unit in self.best or () if unit != i))
 
     def deepen(self) -> None:
         """Tries a third level of nesting, which has no variable, in the best choices and in near misses."""
         program, budget, cost_of = self.program, self.limits.budget_bytes, self.program.variables.cost
-        cheaper = ((peak, one) for one, peak in program._peaks.items() if budget is None or cost_of(one) < self.value)
-        starts = [one for _, one in heapq.nsmallest(N_DEEPENED, cheaper)]
-        tries = (tuple(sorted((*one, *more))) for one in starts for more in program.variables.third_levels(one))
-        tries = (one for one in tries if budget is None or cost_of(one) < self.value)
-        for chosen in itertools.islice(tries, N_DEEPER):
+
+        def is_cheaper(chosen: tuple[int, ...]) -> bool:
+            return budget is None or cost_of(chosen) < self.value
+
+        lowest = heapq.nsmallest(
+            N_DEEPENED, ((peak, chosen) for chosen, peak in program._peaks.items() if is_cheaper(chosen))
+        )
+        nested = (
+            tuple(sorted((*chosen, *more))) for _, chosen in lowest for more in program.variables.third_levels(chosen)
+        )
+        for chosen in itertools.islice(filter(is_cheaper, nested), N_DEEPER):
             program.peak(chosen)
             self.judge(chosen)
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from explorer.plan.names import innermost, is_within, lineage
+from explorer.plan.names import innermost, lineage
 from explorer.plan.planners.candidates import Candidates, excludes_nesting
 from explorer.plan.predict.linear_memory import Bound, LinearTimeline
 
@@ -54,7 +54,7 @@ class Variables:
 
     def __init__(self, candidates: Candidates, timeline: LinearTimeline) -> None:
         self._candidates = candidates
-        self._alone = [excludes_nesting(one.unit) for one in candidates.units]
+        self._alone = [excludes_nesting(candidate.unit) for candidate in candidates.units]
         self.n_units = len(candidates.units)
         self.of_choice: list[tuple[int, int | None]] = [(i, None) for i in range(self.n_units)]
         self.of_choice += [(i, o) for i, above in enumerate(candidates.around) for o in above]
@@ -157,11 +157,11 @@ class Variables:
         named = {fqn for i in chosen for fqn in units[i].unit.blocks}
         pairs = [(j, o) for j in chosen for o in around[j] if o in chosen]
         kinds: dict[tuple[str, ...], list[int]] = defaultdict(list)
-        for i, one in enumerate(units):
+        for i, candidate in enumerate(units):
             inside, outside = set(around[i]), any(i in around[o] for _, o in pairs)
             deeper = outside or any(j in inside and o in inside for j, o in pairs)
-            if deeper and not self._alone[i] and named.isdisjoint(one.unit.blocks):
-                kinds[one.kin].append(i)
+            if deeper and not self._alone[i] and named.isdisjoint(candidate.unit.blocks):
+                kinds[candidate.kin].append(i)
         yield from (tuple(kind) for kind in kinds.values() if len(kind) > 1)
         yield from ((i,) for kind in kinds.values() for i in kind)
 
@@ -191,16 +191,9 @@ class Variables:
         around = self._candidates.around
         named = sorted({i for bound, _ in bounds for i in bound if i < self.n_units})
         return all(
-            i in around[j] or j in around[i] or self._exclude(i, j)
+            i in around[j] or j in around[i] or self._candidates.exclude(i, j)
             for place, i in enumerate(named) for j in named[place + 1 :]
         )  # fmt: skip
-
-    def _exclude(self, i: int, j: int) -> bool:
-        """True if no policy has both units: they share a block, or are nested and one of them allows no nesting."""
-        ours, theirs = (self._candidates.units[one].unit.blocks for one in (i, j))
-        if self._alone[i] or self._alone[j]:
-            return any(is_within(a, b) or is_within(b, a) for a in ours for b in theirs)
-        return not set(ours).isdisjoint(theirs)
 
     def _weights_of_factors(self) -> tuple[NDArray[np.intp], NDArray[np.intp], Values]:
         """Weight of each factor in each variable, as sparse arrays: variable, factor, weight.
@@ -230,8 +223,8 @@ class Variables:
     def _paths(self) -> list[PlaceRow]:
         units, around = self._candidates.units, self._candidates.around
         naming: dict[str, list[int]] = defaultdict(list)
-        for i, one in enumerate(units):
-            for fqn in one.unit.blocks:
+        for i, candidate in enumerate(units):
+            for fqn in candidate.unit.blocks:
                 naming[fqn].append(i)
         paths = []
         for place, fqn in enumerate(innermost(naming)):

@@ -158,7 +158,7 @@ def freed_again_at(replay: Replay, call: SavedByCall) -> Bytes:
 
 def _last_tick(replay: Replay, call: SavedByCall, below: Sequence[SavedByCall], entered: int) -> int:
     """The tick at which a rerun ends: the last tensor saved outside of inner units, or tick `entered` if later."""
-    theirs = [part for one in below for part in (one.entries, np.array(one.saved_outputs))]
+    theirs = [part for inner in below for part in (inner.entries, np.array(inner.saved_outputs))]
     within = np.concatenate([NOTHING, *theirs])
     entries = call.entries[~np.isin(call.entries, call.outputs)]
     entries = np.setdiff1d(np.concatenate((entries, np.array(call.saved_outputs, dtype=np.int64))), within)

@@ -156,7 +156,8 @@ def _freed_bytes(
             if first <= border < end and replay.died[entry] <= border
         ]  # fmt: skip
         for fqn in unit.blocks:
-            state_bytes = sum(keeps[one] for one in keeps if is_within(one, fqn)) if outer else keeps.get(fqn, 0)
+            inner = [name for name in keeps if is_within(name, fqn)] if outer else [fqn]
+            state_bytes = sum(keeps.get(name, 0) for name in inner)
             state_bytes += replay.born_in(fqn, np.array(longer, dtype=np.int64)) if longer else 0
             freed[fqn] = (int(replay.size[entries].sum()) if alone else replay.born_in(fqn, entries)) - state_bytes
     return freed

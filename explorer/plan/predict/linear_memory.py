@@ -193,8 +193,8 @@ class _Changes:
         events = {born, died}
         for gap in gaps:
             events |= {gap.leave, gap.back}
-        for one in retained:
-            events |= {one.until, one.backward_begins, *(begins for _, begins in one.around)}
+        for retention in retained:
+            events |= {retention.until, retention.backward_begins, *(begins for _, begins in retention.around)}
         ticks = sorted(tick for tick in events if tick >= born)
         for first, end in zip(ticks, ticks[1:]):
             factor = self._absence(first, gaps, retained) if first < died else self._presence(first, retained)
@@ -240,11 +240,15 @@ def _keepers_at(tick: int, retained: list[_Retention]) -> Keepers:
     An outer (unit, units around it) keeps the entry if no unit around it is recomputed.
     An inner (unit, holder) keeps the entry only if its holder is recomputed.
     """
-    outer = frozenset((one.unit, frozenset(j for j, _ in one.around)) for one in retained if tick < one.until)
-    inner = frozenset(
-        (one.unit, j) for one in retained for j, begins in one.around if begins <= tick < one.backward_begins
-    )
-    return outer, inner
+    outer: set[tuple[int, frozenset[int]]] = set()
+    inner: set[tuple[int, int]] = set()
+    for retention in retained:
+        if tick < retention.until:
+            outer.add((retention.unit, frozenset(holder for holder, _ in retention.around)))
+        for holder, begins in retention.around:
+            if begins <= tick < retention.backward_begins:
+                inner.add((retention.unit, holder))
+    return frozenset(outer), frozenset(inner)
 
 
 def _keeping(outer: frozenset[tuple[int, frozenset[int]]], inner: frozenset[tuple[int, int]], most: int) -> list[Bound]:

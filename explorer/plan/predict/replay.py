@@ -51,7 +51,7 @@ def let_go(
     `following` names the next block of a chain: it alone uses what the block before it returns.
     """
     named = [(call, fqn) for fqn, own in calls.items() for call in own]
-    named.sort(key=lambda one: (one[0].first, -one[0].end, one[1].count("."), one[1]))  # outer ones first
+    named.sort(key=lambda pair: (pair[0].first, -pair[0].end, pair[1].count("."), pair[1]))  # outer ones first
     order = np.argsort(born, kind="stable")
     births = born[order]
     lets = np.full(len(born), NEVER, dtype=np.int64)

@@ -66,7 +66,7 @@ def unit_flops(
         return again
     for child in inside:
         if stops_inside(graph, unit, child):
-            outer, inner = (measurement.by_fqn.get(one.blocks[-1]) for one in (unit, child))
+            outer, inner = (measurement.by_fqn.get(blocks[-1]) for blocks in (unit.blocks, child.blocks))
             share = outer.n_forward / inner.n_forward if outer and inner and inner.n_forward else 1
             return again - round(rerun_flops(measurement, graph, child.blocks, policy) * share)
     return again
@@ -123,7 +123,7 @@ def unit_ms(
     for child in inside if policy.stops_early else ():
         if stops_inside(graph, unit, child):
             entered = Unit(blocks=child.blocks)  # this rerun would also have run the operators that the child keeps
-            outer, inner = (measurement.by_fqn.get(one.blocks[-1]) for one in (unit, child))
+            outer, inner = (measurement.by_fqn.get(blocks[-1]) for blocks in (unit.blocks, child.blocks))
             calls = outer.n_forward / inner.n_forward if outer and inner and inner.n_forward else 1
             again -= calls * (unit_ms(measurement, graph, entered, (), policy) or 0.0)
     return again
@@ -265,17 +265,17 @@ class TimedStep(NamedTuple):
 def calibrated(forecast: Forecast, seen: Iterable[TimedStep]) -> Forecast:
     """`forecast` with its rerun time scaled by the ratio of measured to predicted rerun time in the steps `seen`."""
     ratio = forecast.time_ratio
-    slower = [one for one in seen if one.predicted > 1]
+    slower = [step for step in seen if step.predicted > 1]
     if ratio is None or not slower:
         return forecast
-    factors = [(one.measured - 1) / (one.predicted - 1) for one in slower]
-    counts = [1 / ((one.error / (one.predicted - 1)) ** 2 + LEFT_ERROR**2) for one in slower]
+    factors = [(step.measured - 1) / (step.predicted - 1) for step in slower]
+    counts = [1 / ((step.error / (step.predicted - 1)) ** 2 + LEFT_ERROR**2) for step in slower]
     weight = sum(counts) + RERUN_ERROR**-2
     factor = max(0.0, (sum(count * times for count, times in zip(counts, factors)) + RERUN_ERROR**-2) / weight)
     apart = max(LEFT_ERROR * factor, statistics.stdev(factors) if len(factors) > 1 else 0.0)
-    calls_seen = statistics.mean(one.calls / (one.predicted - 1) for one in slower)
+    calls_seen = statistics.mean(step.calls / (step.predicted - 1) for step in slower)
     more_calls = CALL_ERROR * ((forecast.time_ratio_of_calls or 0.0) - (ratio - 1) * calls_seen)
-    clock = statistics.mean(one.error for one in slower)
+    clock = statistics.mean(step.error for step in slower)
     error = math.hypot(clock, (ratio - 1) * math.hypot(apart, weight**-0.5), more_calls)
     return msgspec.structs.replace(forecast, time_ratio=1 + (ratio - 1) * factor, time_ratio_spread=NINE_OF_TEN * error)
 
@@ -298,7 +298,7 @@ def with_equal_times(measurement: Measurement, graph: ModelGraph) -> Measurement
         if cost.fqn in graph.by_fqn and cost.forward.median_ms is not None:
             kin[kin_of(graph, cost.fqn)].append(cost)
     means = ((equal, _mean(equal)) for equal in kin.values() if len(equal) > 1)
-    times = {one.fqn: mean for equal, mean in means for one in equal}
+    times = {block.fqn: mean for equal, mean in means for block in equal}
     blocks = tuple(
         msgspec.structs.replace(cost, **times[cost.fqn]) if cost.fqn in times else cost for cost in measurement.blocks
     )
@@ -306,8 +306,8 @@ def with_equal_times(measurement: Measurement, graph: ModelGraph) -> Measurement
 
 
 def _mean(equal: list[MeasuredBlock]) -> dict[str, object]:
-    ops = {op for one in equal for op in one.operator_ms} if all(one.operator_ms for one in equal) else ()
+    ops = {op for block in equal for op in block.operator_ms} if all(block.operator_ms for block in equal) else ()
     return {
-        "forward": Samples(ms=(fmean(one.forward.median_ms or 0.0 for one in equal),)),
-        "operator_ms": {op: fmean(one.operator_ms.get(op, 0.0) for one in equal) for op in sorted(ops)},
+        "forward": Samples(ms=(fmean(block.forward.median_ms or 0.0 for block in equal),)),
+        "operator_ms": {op: fmean(block.operator_ms.get(op, 0.0) for block in equal) for op in sorted(ops)},
     }
