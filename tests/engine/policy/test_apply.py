@@ -28,7 +28,7 @@ from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.block_names import shape_of
 from explorer.record.policy import Policy, Unit
 from explorer.record.policy_file import PolicyFile
-from tests.engine.policy.nets import Residual, assert_same, bits, net, reruns, second_order
+from tests.engine.policy.nets import assert_same, bits, net, reruns, second_order
 
 UNITS = (
     ("stem",),
@@ -87,46 +87,23 @@ def test_nothing_is_recomputed_without_gradients_and_everything_in_eval_mode() -
         assert reruns(model) == ["blocks.0"]
 
 
-def test_names_keys_types_and_printed_form_stay() -> None:
+def test_a_policy_changes_nothing_visible_and_undo_leaves_no_trace() -> None:
     model = net()
+    model.blocks[1].forward = model.blocks[1].forward  # a user's patch on the instance
 
     def appearance() -> tuple[object, ...]:
-        names = [
-            [name for name, _ in walk()] for walk in (model.named_modules, model.named_parameters, model.named_buffers)
-        ]
+        walks = (model.named_modules, model.named_parameters, model.named_buffers)
+        names = [[name for name, _ in walk()] for walk in walks]
         return names, list(model.state_dict()), [type(m) for m in model.modules()], repr(model)
 
-    before = appearance()
-    handle = apply_policy(model, Policy.recompute(["blocks.0", ("chain.1", "chain.2")]))
-    assert appearance() == before
-    assert isinstance(model.blocks[0], Residual)
-    handle.undo()
-    assert appearance() == before
-
-
-def test_undo_leaves_no_trace() -> None:
-    model = net()
-    model.blocks[1].forward = model.blocks[1].forward  # somebody's own patch on the instance
-    before = {name: dict(vars(m)) for name, m in model.named_modules()}
+    before, before_by_eye = {name: dict(vars(m)) for name, m in model.named_modules()}, appearance()
     units = ["", "blocks.0", "blocks.1", "chain", ("chain.0", "chain.1"), ("chain.3", "chain.4")]
     handle = apply_policy(model, Policy.recompute(units))
+    assert appearance() == before_by_eye
     assert [name for name, m in model.named_modules() if wraps_on(m)] == ["", "blocks.0", "blocks.1", "chain"]
     handle.undo()
     handle.undo()
     assert {name: dict(vars(m)) for name, m in model.named_modules()} == before
-
-
-@pytest.mark.parametrize("units", [["blocks.0"], [("chain.0", "chain.1", "chain.2")], [""]])
-def test_a_deep_copy_runs_its_own_weights(units: list[str | tuple[str, ...]]) -> None:
-    model = net()
-    apply_policy(model, Policy.recompute(units))
-    twin = copy.deepcopy(model)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(float("nan"))
-    assert_same(bits(net()), bits(twin))
-    assert reruns(twin) == [units[0] if isinstance(units[0], str) else units[0][0]]
-    assert all(p.isnan().all() for p in model.parameters())
 
 
 def through_pickle(model: nn.Module) -> nn.Module:
@@ -140,13 +117,17 @@ def through_torch_save(model: nn.Module) -> nn.Module:
     return torch.load(file, weights_only=False)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("through", [through_pickle, through_torch_save])
-def test_a_policed_model_travels(through: Callable[[nn.Module], nn.Module]) -> None:
+@pytest.mark.parametrize("copied", [copy.deepcopy, through_pickle, through_torch_save])
+def test_a_copy_keeps_the_policy_and_runs_its_own_weights(copied: Callable[[nn.Module], nn.Module]) -> None:
     model = net()
     apply_policy(model, Policy.recompute(["", "blocks.0", ("chain.0", "chain.1")]))
-    twin = through(model)
+    twin = copied(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float("nan"))
     assert_same(bits(net()), bits(twin))
     assert sorted(reruns(twin)) == ["", "blocks.0", "chain.0"]
+    assert all(p.isnan().all() for p in model.parameters())
 
 
 def test_a_module_that_is_a_child_twice_runs_twice_inside_and_outside_a_segment() -> None:

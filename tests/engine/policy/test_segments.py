@@ -330,23 +330,27 @@ class Sums(Net):
         return self.head(torch.stack(states).mean(0) if self.case == "states" else x)
 
 
-READING = [
-    ("adds", "What blocks.0 returns was to go to blocks.1 alone, and add reads it"),
-    ("in place", "and add_ reads it"),
-    ("states", "What blocks.0 returns was to go to blocks.1 alone, and stack reads it"),
-    ("stops", "What blocks.3 returns was to go to blocks.4 alone, and linear reads it"),
-    ("decides", "and mean reads it"),
-    ("skips", "blocks.4 was called where blocks.3 was to follow"),
-    ("differs", "blocks.1 was called with another value for its argument 2"),
-    ("power", "blocks.1 was called with another value for its power"),
-    ("more", "blocks.3 was called with another value for its power"),
+REFUSED = [
+    (Sums, {"case": "adds"}, "What blocks.0 returns was to go to blocks.1 alone, and add reads it"),
+    (Sums, {"case": "in place"}, "and add_ reads it"),
+    (Sums, {"case": "states"}, "What blocks.0 returns was to go to blocks.1 alone, and stack reads it"),
+    (Sums, {"case": "stops"}, "What blocks.3 returns was to go to blocks.4 alone, and linear reads it"),
+    (Sums, {"case": "decides"}, "and mean reads it"),
+    (Sums, {"case": "skips"}, "blocks.4 was called where blocks.3 was to follow"),
+    (Sums, {"case": "differs"}, "blocks.1 was called with another value for its argument 2"),
+    (Sums, {"case": "power"}, "blocks.1 was called with another value for its power"),
+    (Sums, {"case": "more"}, "blocks.3 was called with another value for its power"),
+    (Converting, {"rate": 0.5}, "and dropout reads it"),
+    (Swapping, {}, "blocks.1 was called with another value for its argument 1"),
 ]
 
 
-@pytest.mark.parametrize(("case", "words"), READING, ids=[case for case, _ in READING])
-def test_a_model_that_does_more_in_between_is_refused_in_a_sentence(case: str, words: str) -> None:
-    model = made(Sums)
-    model.case = case  # type: ignore[assignment]
+@pytest.mark.parametrize(("kind", "options", "words"), REFUSED, ids=[words for *_, words in REFUSED])
+def test_a_model_that_does_more_between_blocks_is_refused(
+    kind: Callable[[], nn.Module], options: dict[str, Any], words: str
+) -> None:
+    model = made(kind)
+    vars(model).update(options)
     apply_policy(model, Policy.recompute(TWO))
     with pytest.raises(InvalidPolicy) as caught:
         bits(model)
@@ -354,21 +358,6 @@ def test_a_model_that_does_more_in_between_is_refused_in_a_sentence(case: str, w
     assert "recomputed as one segment" in caught.value.sentence and "one by one" in caught.value.hint
     with torch.no_grad():
         model(torch.randn(16, 8))
-
-
-def test_dropout_between_blocks_of_a_segment_is_refused() -> None:
-    model = made(Converting)
-    model.rate = 0.5  # type: ignore[assignment]
-    apply_policy(model, Policy.recompute(TWO))
-    with pytest.raises(InvalidPolicy, match="and dropout reads it"):
-        bits(model)
-
-
-def test_results_in_another_order_are_refused() -> None:
-    model = made(Swapping)
-    apply_policy(model, Policy.recompute(TWO))
-    with pytest.raises(InvalidPolicy, match=r"blocks\.1 was called with another value for its argument 1"):
-        bits(model)
 
 
 def test_hidden_states_that_nobody_reads_may_be_collected() -> None:
