@@ -30,10 +30,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from explorer.engine.bench.timeline import SAVED, Entries, TrackedStep, as_ints, entries_of, window
+from explorer.engine.bench.timeline import SAVED, Entries, TrackedStep, entries_of, operators_of, window
 from explorer.engine.device.allocator import AllocatorLog, Ints, lifetimes
 from explorer.engine.watch.storages import NONE
-from explorer.engine.watch.tracker import BACKWARD, FORWARD, OP_COLUMNS, RECOMPUTE, Tracker
+from explorer.engine.watch.tracker import BACKWARD, FORWARD, RECOMPUTE, Tracker
 from explorer.record.allocations import PHASES, ROLES, Allocations, PhaseSpan
 from explorer.record.base import Column
 from explorer.record.measurement import MeasuredBlock
@@ -227,7 +227,7 @@ def _in_place(tracker: Tracker) -> dict[int, dict[str, int]]:
     """Forward calls by block of operators whose name says that they write into an argument."""
     calls: dict[int, dict[str, int]] = defaultdict(dict)
     writes = {i for i, name in enumerate(tracker.op_names) if name.count(".") == 2 and name.split(".")[1].endswith("_")}
-    names, blocks, phases, *_ = as_ints(tracker.ops).reshape(-1, len(OP_COLUMNS)).T.tolist()
+    names, blocks, phases, *_ = operators_of(tracker).T.tolist()
     for name, block, phase in zip(names, blocks, phases):
         if name in writes and phase == FORWARD:
             calls[block][tracker.op_names[name]] = calls[block].get(tracker.op_names[name], 0) + 1
@@ -252,6 +252,6 @@ def _skipped(
 
 def uncounted(tracker: Tracker) -> dict[str, int]:
     """Calls of operators without a FLOP formula. The optimizer's operators are left out: no FLOPs include them."""
-    names, _, phases, *_ = as_ints(tracker.ops).reshape(-1, len(OP_COLUMNS)).T
+    names, _, phases, *_ = operators_of(tracker).T
     calls = np.bincount(names[phases <= BACKWARD], minlength=len(tracker.op_names))
     return {tracker.op_names[i]: int(calls[i]) for i in tracker.uncounted if calls[i]}

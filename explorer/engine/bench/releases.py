@@ -15,11 +15,11 @@ import torch
 from msgspec.structs import replace
 
 from explorer.engine.bench.step import Trainee, autocast
-from explorer.engine.bench.timeline import as_ints
+from explorer.engine.bench.timeline import operators_of
 from explorer.engine.model.loaded import call
 from explorer.engine.state.rng import RngState
 from explorer.engine.watch.storages import NONE
-from explorer.engine.watch.tracker import OP_COLUMNS, Tracker
+from explorer.engine.watch.tracker import Tracker
 from explorer.record.allocations import PHASES, ROLES
 from explorer.record.base import column
 from explorer.record.measurement import Measurement
@@ -78,7 +78,7 @@ def with_releases(run: Measurement, watched: Tracker | None) -> Measurement:
 
 def _forward(tracker: Tracker) -> tuple[list[Birth], dict[int, int]]:
     """Births in order, and the last birth before the death of each storage that dies before forward ends."""
-    storages, ops = tracker.storages, as_ints(tracker.ops).reshape(-1, len(OP_COLUMNS))
+    storages, ops = tracker.storages, operators_of(tracker)
     numbers: dict[int, int] = {}
     births: list[Birth] = []
     drops: dict[int, int] = {}

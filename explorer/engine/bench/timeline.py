@@ -192,7 +192,7 @@ class TrackedStep:
         self.owner, self.dtype = as_ints(columns.owner), as_ints(columns.dtype)
         self.seen_ns, self.died_ns = as_ints(columns.seen_ns), as_ints(columns.died_ns)
         self.turns = as_ints(columns.turns)
-        ops = as_ints(tracker.ops).reshape(-1, len(OP_COLUMNS))
+        ops = operators_of(tracker)
         self.op_name, self.op_block, self.op_phase, self.op_first_ns, self.op_last_ns = ops.T
         self.scene_ns, self.scene_block = as_ints(tracker.scene_ns), as_ints(tracker.scene_block)
         self.scene_phase, self.scene_rerun = as_ints(tracker.scene_phase), as_ints(tracker.scene_rerun)
@@ -231,6 +231,11 @@ class TrackedStep:
         which = np.abs(self.turns) - 1
         deltas = np.where(confirmed[which], np.sign(self.turns) * self.n_bytes[which], 0)
         return int(np.cumsum(deltas).max(initial=0))
+
+
+def operators_of(tracker: Tracker) -> Ints:
+    """One row for each operator of the step, with the columns OP_COLUMNS."""
+    return as_ints(tracker.ops).reshape(-1, len(OP_COLUMNS))
 
 
 def as_ints(values: Column | Sequence[int]) -> Ints:

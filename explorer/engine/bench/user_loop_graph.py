@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from explorer.engine.bench.timeline import as_ints
+from explorer.engine.bench.timeline import operators_of
 from explorer.engine.model.blocks import chain_of, has_running_statistics, module_fields, repeated_as
 from explorer.engine.model.loaded import types_of
 from explorer.engine.policy.apply import policy_of
 from explorer.engine.watch.block_facts import BlockFacts
-from explorer.engine.watch.tracker import FORWARD, OP_COLUMNS, Tracker
+from explorer.engine.watch.tracker import FORWARD, Tracker
 from explorer.plan.names import above, lineage
 from explorer.plan.why.caveats import reruns_outside
 from explorer.record.graph import Block, Edge, ModelGraph, ModelRef, Trait
@@ -83,8 +83,7 @@ def _facts(
 ) -> dict[str, BlockFacts]:
     """Calls and operator signature of each block, for the chain and the search for repeated blocks."""
     operators: dict[int, list[int]] = defaultdict(list)
-    ops = as_ints(tracker.ops).reshape(-1, len(OP_COLUMNS))
-    for name, block, phase, *_ in ops.tolist():
+    for name, block, phase, *_ in operators_of(tracker).tolist():
         if phase == FORWARD:
             operators[block].append(name)
     facts: dict[str, BlockFacts] = {}
@@ -128,8 +127,7 @@ def _traits(modules: Mapping[str, nn.Module], tracker: Tracker) -> dict[str, set
     """Traits from each module's kind and from operators that draw random numbers. Ancestors inherit both."""
     traits: dict[str, set[Trait]] = {fqn: set() for fqn in modules}
     dice = {number for number, name in enumerate(tracker.op_names) if name and _draws(name)}
-    ops = as_ints(tracker.ops).reshape(-1, len(OP_COLUMNS))
-    drawn = {tracker.fqns[block] for name, block, *_ in ops.tolist() if name in dice}
+    drawn = {tracker.fqns[block] for name, block, *_ in operators_of(tracker).tolist() if name in dice}
     for fqn, module in modules.items():
         inherited: set[Trait] = {"uses_rng"} if fqn in drawn else set()
         if has_running_statistics(module):

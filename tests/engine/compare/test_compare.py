@@ -236,7 +236,7 @@ class TestWholeCompare:
     def test_specs_that_differ_in_more_than_policy_are_refused(self) -> None:
         baseline, candidate = pair("dropout")
         other = RunSpec(model=baseline.model, policy=candidate.policy, seed=7, mode="eval")
-        with pytest.raises(BadInput, match=r"seed: 0 and 7; .*|mode: 'train' and 'eval'"):
+        with pytest.raises(BadInput, match=r"seed: 0 and 7; mode: 'train' and 'eval'"):
             compare(baseline, other)
 
     def test_cancelled_passes_through(self) -> None:
