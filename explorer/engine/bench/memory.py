@@ -36,7 +36,7 @@ def tensors_before_step(
     plain = [(fqn, value) for fqn, module in model.named_modules() for value in vars(module).values()]
     return [
         *(KnownTensor(parameter, "parameter", owner(name)) for name, parameter in model.named_parameters()),
-        *gradients(model),
+        *gradient_tensors(model),
         *(KnownTensor(buffer, "buffer", owner(name)) for name, buffer in model.named_buffers()),
         *(KnownTensor(value, "buffer", fqn) for fqn, value in plain if isinstance(value, torch.Tensor)),
         *optimizer_tensors(model, optimizer),
@@ -44,7 +44,7 @@ def tensors_before_step(
     ]
 
 
-def gradients(model: nn.Module) -> list[KnownTensor]:
+def gradient_tensors(model: nn.Module) -> list[KnownTensor]:
     """Gradients that parameters hold now."""
     named = model.named_parameters()
     return [KnownTensor(p.grad, "gradient", owner(name)) for name, p in named if p.grad is not None]

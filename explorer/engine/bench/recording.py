@@ -22,7 +22,13 @@ from torch import nn
 
 from explorer.engine.bench.attribution import Attribution, attribute, block_costs, uncounted
 from explorer.engine.bench.bench import bench_of
-from explorer.engine.bench.memory import bytes_before_step, gradients, memory_limit, optimizer_tensors, trainee_tensors
+from explorer.engine.bench.memory import (
+    bytes_before_step,
+    gradient_tensors,
+    memory_limit,
+    optimizer_tensors,
+    trainee_tensors,
+)
 from explorer.engine.bench.releases import watch_releases, with_releases
 from explorer.engine.bench.step import OnPhase, Trainee, ignore, prepare, run_step, segment_heads, torch_device
 from explorer.engine.bench.timeline import as_ints
@@ -118,7 +124,7 @@ class Recording:
 
     def _name_results(self) -> None:
         self.tracker.storages.tag(optimizer_tensors(self._model, self.optimizer))
-        self.tracker.storages.tag(gradients(self._model))  # FSDP's have no hook
+        self.tracker.storages.tag(gradient_tensors(self._model))  # FSDP's have no hook
 
 
 def recording_of(

@@ -100,20 +100,23 @@ def trainee_of(spec: RunSpec, loaded: Loaded, split_model: SplitModel | None = N
 
 def run_step(trainee: Trainee, on_phase: OnPhase = ignore) -> float:
     """Runs one whole step and returns the loss (mean over the batch). Errors of the model pass through unchanged."""
-    losses = gradients(trainee, on_phase)
+    losses = accumulate_gradients(trainee, on_phase)
     optimizer_step(trainee, on_phase)
     return sum(loss.item() for loss in losses)
 
 
 def forward_backward(trainee: Trainee, on_phase: OnPhase = ignore) -> float:
     """Runs the step without its optimizer. Gradients start as None and are summed over the microbatches."""
-    losses = gradients(trainee, on_phase)
+    losses = accumulate_gradients(trainee, on_phase)
     trainee.output = None
     return sum(loss.item() for loss in losses)
 
 
-def gradients(trainee: Trainee, on_phase: OnPhase) -> list[torch.Tensor]:
-    """Runs forward and backward. The losses stay on the device: reading a loss would make the host wait in the step."""
+def accumulate_gradients(trainee: Trainee, on_phase: OnPhase) -> list[torch.Tensor]:
+    """Runs forward and backward of each microbatch and returns the losses.
+
+    The losses stay on the device: reading a loss would make the host wait in the step.
+    """
     trainee.model.zero_grad(set_to_none=True)
     n_microbatches = trainee.spec.n_accumulation
     losses = []
@@ -151,7 +154,7 @@ def optimizer_step(trainee: Trainee, on_phase: OnPhase) -> None:
 
 def step_without_loss(trainee: Trainee, on_phase: OnPhase) -> None:
     """The step of the trainee's spec. The loss is not read: without data it has no value."""
-    losses = gradients(trainee, on_phase)  # alive until the step is over, as in a loop that names its loss
+    losses = accumulate_gradients(trainee, on_phase)  # alive until the step is over, as in a loop that names its loss
     optimizer_step(trainee, on_phase)
     del losses
 

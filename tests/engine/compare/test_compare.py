@@ -180,8 +180,8 @@ class TestWholeCompare:
         heard: list[Progress] = []
         steps: list[object] = []
         monkeypatch.setattr(measure, "HOOKS_SHARE", math.inf)
-        plain = step.gradients
-        monkeypatch.setattr(step, "gradients", lambda *of: steps.append(of) or plain(*of))
+        plain = step.accumulate_gradients
+        monkeypatch.setattr(step, "accumulate_gradients", lambda *of: steps.append(of) or plain(*of))
         comparison = compare(*pair("dropout", run={"n_repeats": 5}), report=heard.append)
         assert len(steps) <= 19, "whole steps in this process; the probe for hidden state has its own"
         recorded, judged = [from_msgpack(progress.part, Comparison) for progress in heard if progress.part]
