@@ -32,11 +32,13 @@ from explorer.engine.compare.outcome import (
     rng_differences,
     same_gradients,
     same_output,
+    unequal_state,
+    unstable,
 )
 from explorer.engine.compare.programs import Program, SpecProgram, StepProgram
 from explorer.engine.compare.reference import epsilon_of, float64_distance, reference
 from explorer.engine.compare.watched import Forwards, RerunWatch, forward_difference
-from explorer.engine.state.state_diff import BEYOND, State, StateKey, leaves, same_state, short_text
+from explorer.engine.state.state_diff import BEYOND, StateKey, leaves, same_state, short_text
 from explorer.engine.watch.checkpoint_error import failure_in_words
 from explorer.errors import Cancelled
 from explorer.record.comparison import (
@@ -83,29 +85,52 @@ def judge_programs(
     try:
         cand = outcome_of(candidate.start(), full=full, lead=base)
         if full:
-            stage("baseline in float64: how far is it from exact?")
-            exact, because = reference(baseline, base, evaluates=not same_output(base, cand))
-            of = replace(of, reference="float64" if exact else "none", no_reference_because=because)
-        if full and isinstance(candidate, SpecProgram) and candidate.spec.policy.units:
-            if not of.masks_watched:
-                stage("candidate, watched: masks and module state")
-                of = _watched(of, candidate)
-            if candidate.spec.policy.stops_early and any(mask.n_not_drawn_again for mask in of.masks):
-                again = outcome_of(candidate.without_early_stop().start(), full=False, like=base)
-                of = replace(of, equal_without_early_stop=same_gradients(base, again))
-        elif isinstance(baseline, StepProgram) and isinstance(candidate, StepProgram):
-            of = _of_steps(of, (baseline, candidate), (base, cand), exact)
+            of, exact = _with_evidence(of, (baseline, candidate), (base, cand), stage)
     except Cancelled:
         raise
     except Exception as error:  # a user's model may raise anything when it runs again
         return replace(of, failure=failure_in_words(error, candidate.model))
     if full and isinstance(baseline, SpecProgram):
         of, rerun, unlike = _rerun(of, baseline, base, stage, evaluates=not same_output(base, cand))
-        left_out = {_name(key) for key in baseline.moved_by_backward | unlike}
-        changes = (change for change in of.state_changes if f"{change.block}.{change.name}".lstrip(".") not in left_out)
+        also_in_baseline = {_name(key) for key in baseline.moved_by_backward | unlike}
+        changes = [c for c in of.state_changes if f"{c.block}.{c.name}".lstrip(".") not in also_in_baseline]
         of = replace(of, state_changes=tuple(changes))
     yardsticks = Yardsticks(epsilon_of(base.gradients, baseline.formats), rerun, exact)
     return _of_outcomes(of, (baseline, candidate), (base, cand), yardsticks, unlike)
+
+
+def _with_evidence(
+    of: Comparison, programs: tuple[Program, Program], runs: tuple[Outcome, Outcome], stage: Callable[[str], None]
+) -> tuple[Comparison, Outcome | None]:
+    """`of` with the evidence of further runs, and the outcome of the baseline in float64."""
+    (baseline, candidate), (base, cand) = programs, runs
+    stage("baseline in float64: how far is it from exact?")
+    exact, because = reference(baseline, base, evaluates=not same_output(base, cand))
+    of = replace(of, reference="float64" if exact else "none", no_reference_because=because)
+    if isinstance(baseline, StepProgram) and isinstance(candidate, StepProgram):
+        of = _of_steps(of, (baseline, candidate), runs, exact)
+    elif isinstance(candidate, SpecProgram) and candidate.spec.policy.units:
+        of = _of_recompute(of, candidate, base, stage)
+    return of, exact
+
+
+def _of_recompute(of: Comparison, candidate: SpecProgram, base: Outcome, stage: Callable[[str], None]) -> Comparison:
+    """`of` with masks and state changes at recompute, and with a run to the end of each recompute if one drew less.
+
+    Unless the warm-up was watched, a separate step of the candidate is, and is not compared.
+    """
+    if not of.masks_watched:
+        stage("candidate, watched: masks and module state")
+        candidate.start()
+        watch = RerunWatch(candidate.model, candidate.spec.policy)
+        with watch:
+            forward_backward(candidate.trainee, watch.on_phase)
+        candidate.end()
+        of = watch.added_to(of)
+    if candidate.spec.policy.stops_early and any(mask.n_not_drawn_again for mask in of.masks):
+        again = outcome_of(candidate.without_early_stop().start(), full=False, like=base)
+        of = replace(of, equal_without_early_stop=same_gradients(base, again))
+    return of
 
 
 def _rerun(
@@ -125,16 +150,6 @@ def _rerun(
     because, unlike = not_reproducible_because(base, rerun), unstable(base, rerun)
     of = replace(of, reproducible=not because, not_reproducible_because=because, unjudged=_names(unlike))
     return of, rerun if because else base, unlike  # equal outcomes need one copy
-
-
-def _watched(of: Comparison, candidate: SpecProgram) -> Comparison:
-    """`of` with masks and state changes at recompute, from a separate step of the candidate that is not compared."""
-    candidate.start()
-    watch = RerunWatch(candidate.model, candidate.spec.policy)
-    with watch:
-        forward_backward(candidate.trainee, watch.on_phase)
-    candidate.end()
-    return watch.added_to(of)
 
 
 def _of_steps(
@@ -181,15 +196,6 @@ def _untied(*programs: StepProgram) -> tuple[str, ...]:
     return tuple(sorted({name for names in ties[0] ^ ties[1] for name in names}))
 
 
-def unstable(first: Outcome, second: Outcome) -> frozenset[StateKey]:
-    """Attributes and buffers in which two runs of one program differ after any step."""
-    return frozenset(key for left, right in zip(first.states, second.states) for key in _unequal(left, right))
-
-
-def _unequal(left: State, right: State) -> list[StateKey]:
-    return [key for key in {**left, **right} if not same_state(left.get(key), right.get(key))]
-
-
 def _not_walked(outcome: Outcome) -> Iterator[StateKey]:
     """Attributes whose copy is incomplete, because the walk reached a limit."""
     for key, value in (outcome.states[-1] if outcome.states else {}).items():
@@ -233,7 +239,7 @@ def _of_outcomes(
     """`of` with every difference of the outcomes, tensor by tensor."""
     base, cand = runs
     starts = [program.initial_state for program in programs]
-    foreign = {*_unequal(*starts), *(starts[0].keys() ^ starts[1].keys())}  # of the code, not of training
+    foreign = {*unequal_state(*starts), *(starts[0].keys() ^ starts[1].keys())}  # of the code, not of training
     moved = {
         key for start, outcome in zip(starts, runs) for key in foreign & start.keys()
         if any(not same_state(start[key], state.get(key)) for state in outcome.states)
@@ -342,7 +348,7 @@ def state_differences(
     diffs = list(_moved_parameters(baseline, candidate, yardsticks))
     for i, (left, right) in enumerate(zip(baseline.states, candidate.states)):
         runs = [outcome.states[i] if outcome else {} for outcome in (yardsticks.rerun, yardsticks.exact)]
-        for key in _unequal(left, right):
+        for key in unequal_state(left, right):
             if key not in unjudged and (i or key[2] != "buffer"):  # buffers of the first step: `Comparison.buffers`
                 diffs.append(_furthest(key, i + 1, [state.get(key) for state in (left, right, *runs)], yardsticks))
     return tuple(diffs)

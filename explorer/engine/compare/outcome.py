@@ -27,7 +27,7 @@ from explorer.engine.compare.diffs import Tensors
 from explorer.engine.compare.programs import Program, follow, input_gradients, state_of, values_of
 from explorer.engine.state.bits import dense, same_bits
 from explorer.engine.state.rng import RngState
-from explorer.engine.state.state_diff import State
+from explorer.engine.state.state_diff import State, StateKey, same_state
 from explorer.record.comparison import RngDiff
 
 DISK = Path("/var/tmp")
@@ -249,6 +249,16 @@ def not_reproducible_because(first: Outcome, second: Outcome) -> str:
     if generators := [diff.generator for diff in rng_differences(first, second) if not diff.equal]:
         parts.append(f"the position of {_some(generators)}")
     return f"Two runs of the baseline from the same state and seed differ in {', '.join(parts)}." if parts else ""
+
+
+def unstable(first: Outcome, second: Outcome) -> frozenset[StateKey]:
+    """Attributes and buffers in which two runs of one program differ after any step."""
+    return frozenset(key for left, right in zip(first.states, second.states) for key in unequal_state(left, right))
+
+
+def unequal_state(left: State, right: State) -> list[StateKey]:
+    """Attributes and buffers that differ, or that one side lacks."""
+    return [key for key in {**left, **right} if not same_state(left.get(key), right.get(key))]
 
 
 def same_gradients(one: Outcome, other: Outcome) -> bool:
