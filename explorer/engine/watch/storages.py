@@ -32,7 +32,7 @@ BUFFERS = {NONE, *(ROLES.index(role) for role in RANK_ROLES)}
 META = torch.device("meta")
 """To compare with: the name of a device takes four times as long."""
 PLAIN = (torch.Tensor, torch.nn.Parameter)
-"""Types of tensors that have either a storage with an address or none."""
+"""Types of tensors whose storage, if there is one, has an address. Only the zero of forward differentiation has none."""
 UNENDED = 2**62
 """Later than any time in ns."""
 
@@ -226,7 +226,7 @@ def _storages(tensor: torch.Tensor) -> Sequence[torch.UntypedStorage]:
     """As `bits.storages`, plus storages of tensors without data, whose bytes a prediction counts."""
     try:
         storage = tensor.untyped_storage()
-        if type(tensor) not in PLAIN:
+        if type(tensor) not in PLAIN or tensor._is_zerotensor():
             _address(storage)
     except (NotImplementedError, RuntimeError):  # sparse; a wrapper such as a DTensor
         return storages(tensor) or [part.untyped_storage() for part in parts(tensor) if part.layout is torch.strided]
