@@ -32,7 +32,7 @@ BUFFERS = {NONE, *(ROLES.index(role) for role in RANK_ROLES)}
 META = torch.device("meta")
 """To compare with: the name of a device takes four times as long."""
 PLAIN = (torch.Tensor, torch.nn.Parameter)
-"""Types of tensors whose storage, if there is one, has an address. Only the zero of forward differentiation has none."""
+"""Types of tensors whose storage has an address, except the zero of forward differentiation."""
 UNENDED = 2**62
 """Later than any time in ns."""
 
