@@ -53,7 +53,7 @@ def _unsound(record: Record) -> Iterator[str]:
 def _graph(graph: ModelGraph) -> Iterator[str]:
     names = set(graph.by_fqn)
     inside = names | {join.id for join in graph.joins} | {INPUT}
-    named: dict[str, tuple[set[object], set[Any]]] = {
+    named_and_there: dict[str, tuple[set[object], set[Any]]] = {
         "parent": ({block.parent for block in graph.blocks}, names | {None}),
         "block before": ({block.follows for block in graph.blocks}, names | {None, ""}),
         "repeated block": ({block.repeat_of for block in graph.blocks}, names | {None}),
@@ -64,8 +64,8 @@ def _graph(graph: ModelGraph) -> Iterator[str]:
     }
     if len(names) < len(graph.blocks) or "" not in names:
         yield "graph: a block is there twice, or the model itself is not"
-    for what, (used, indices) in named.items():
-        for name in used - indices:
+    for what, (named, there) in named_and_there.items():
+        for name in named - there:
             yield f"graph: {what} {name} is not there"
 
 

@@ -121,19 +121,15 @@ def _on_ranks(
     assert spec.ranks is not None
     splits = [msgspec.structs.replace(spec, ranks=split) for split in splits_of(spec.ranks, reshard)]
     firsts = [run_of(engine, Measure(spec=split, without_data=True)) for split in splits]
-    offers = offers_on_ranks(firsts, graph, _solve(wish, spec, firsts[0]))
-    last: Confirmation | None = None
-    for i, offer in enumerate(offers):
-        if offer.refusal is not None:
-            break
-        last = _confirmed(engine, offer.first, offer.planner, _solve(wish, spec, firsts[0]), predict=True)
-        others = [*offers[:i], *offers[i + 1 :]]
-        first = offer.first
+    solve = _solve(wish, spec, firsts[0])
+    offers = offers_on_ranks(firsts, graph, solve)
+    if offers[0].refusal is not None:  # no split has a plan
+        raise offers[0].refusal
+    for offer in (offer for offer in offers if offer.refusal is None):
+        last = _confirmed(engine, offer.first, offer.planner, solve, predict=True)
         if within_budget(*last.tries[-1]):
             break
-    if last is None:
-        raise next(offer.refusal for offer in offers if offer.refusal is not None)
-    return first, last, others
+    return offer.first, last, [other for other in offers if other is not offer]
 
 
 def _solve(wish: BudgetOptions, spec: RunSpec, first: Measurement) -> Callable[[Planner], Plan]:

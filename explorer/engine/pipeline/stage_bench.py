@@ -55,9 +55,9 @@ class Survey:
 
     def samples(self, kinds: Iterable[int]) -> frozenset[int]:
         """The first few stages of each kind in `kinds`."""
-        return frozenset(
-            j for kind in set(kinds) for j in [j for j, k in enumerate(self.kinds) if k == kind][:N_OF_A_KIND]
-        )
+        priced = set(kinds)
+        n_before = [self.kinds[:j].count(kind) for j, kind in enumerate(self.kinds)]
+        return frozenset(j for j, kind in enumerate(self.kinds) if kind in priced and n_before[j] < N_OF_A_KIND)
 
 
 def survey(pipeline: Pipeline, begin_pass: BeginPass) -> Survey:
