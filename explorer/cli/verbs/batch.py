@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated
 
-import msgspec
 import typer
+from msgspec.structs import replace
 from rich.markup import escape
 
 from explorer.cli.command import Output, RunFailed, answer_console, print_json, say, verb
@@ -58,7 +58,7 @@ def batch(
     with worker() as engine:
         small = _at(spec, argument, SMALL[0])
         chosen = chosen_file(engine, policy, small, without_data=step.predict).policy
-        spec = msgspec.structs.replace(small, policy=chosen, n_repeats=0)
+        spec = replace(small, policy=chosen, n_repeats=0)
 
         def run(size: int) -> Measurement:
             measured = run_of(engine, Measure(spec=_at(spec, argument, size), without_data=step.predict))
@@ -137,5 +137,5 @@ def _document(argument: str, limit: int | None, predicted: Sized, confirmed: Mea
 
 def _at(spec: RunSpec, argument: str, size: int) -> RunSpec:
     """The spec with one argument of the factory set to `size`."""
-    model = msgspec.structs.replace(spec.model, arguments={**spec.model.arguments, argument: size})
-    return msgspec.structs.replace(spec, model=model)
+    model = replace(spec.model, arguments={**spec.model.arguments, argument: size})
+    return replace(spec, model=model)

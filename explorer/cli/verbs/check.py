@@ -6,8 +6,8 @@ import textwrap
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
+from msgspec.structs import replace
 from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, answer_console, print_json, say, verb
@@ -57,7 +57,7 @@ def check(
     check_frozen(conditions.frozen or (), graph)
     fired: tuple[Hazard, ...] = ()
     if read is not None:
-        spec = msgspec.structs.replace(spec, policy=read.policy)
+        spec = replace(spec, policy=read.policy)
         fired = hazards(graph, read.policy, read.file.pipeline, spec)
     because = why_not_predicted(read.policy, graph, Forecast()) if read else ""
     if output.json:
@@ -66,7 +66,7 @@ def check(
     else:
         print_hazards(flags or policy, graph, stale, fired)
         if read is not None:
-            say_source(msgspec.structs.replace(read, changed=""))
+            say_source(replace(read, changed=""))
         if because:
             say(escape(because))
     if out is not None and read is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated
 
-import msgspec
 import typer
+from msgspec.structs import replace
 
 from explorer.cli.command import (
     COULD_NOT_RUN,
@@ -85,8 +85,8 @@ def compare(
         )
     if step.predict and (only.quick or only.n_probes):
         raise BadInput("--predict runs nothing, so there is nothing to probe.", hint="Leave --quick and --probe out.")
-    spec = msgspec.structs.replace(spec, n_probes=only.n_probes)
-    baseline = msgspec.structs.replace(spec, ranks=None)
+    spec = replace(spec, n_probes=only.n_probes)
+    baseline = replace(spec, ranks=None)
     check_writable(keep.save, only.out)
     with worker() as engine:
         graph = describe(engine, baseline, without_data=step.predict)

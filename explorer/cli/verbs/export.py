@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
+from msgspec.structs import replace
 from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, FIT_COLOURS, Output, print_json, say, verb
@@ -39,6 +39,6 @@ def export(
     for sentence in export_sentences(form):
         say(escape(sentence))
     if as_run is not None and form.as_run is not None:
-        print_or_write(policy_file.dumps(msgspec.structs.replace(file, policy=form.as_run, evidence=None)), as_run)
+        print_or_write(policy_file.dumps(replace(file, policy=form.as_run, evidence=None)), as_run)
     if form.fit == "not expressible":
         raise typer.Exit(DIFFERENT)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
 import typer
+from msgspec.structs import replace
 from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, RunFailed, answer_console, print_json, table_of, verb
@@ -31,7 +31,7 @@ def grade(output: Output, name: Name = None, policy: PolicyName = "keep-all") ->
     challenge = CHALLENGES[name]
     with worker() as engine:
         graph = describe(engine, challenge.baseline)
-        candidate = msgspec.structs.replace(challenge.baseline, policy=file_on(policy, graph).policy)
+        candidate = replace(challenge.baseline, policy=file_on(policy, graph).policy)
         run = ask(engine, Compare(baseline=challenge.baseline, candidate=candidate), keep=True)
     if run.failure is not None:
         raise RunFailed(run.failure)

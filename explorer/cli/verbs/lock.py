@@ -10,8 +10,8 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
+from msgspec.structs import replace
 from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, answer_console, print_json, say, verb
@@ -111,5 +111,5 @@ def _predicted(spec: RunSpec, policy: str) -> Lock:
     """The lock of the step under a policy by name. Raises RunFailed, InvalidPolicy, UnreadableFile."""
     with worker() as engine:
         graph = describe(engine, spec, without_data=True)
-        chosen = msgspec.structs.replace(spec, policy=file_on(policy, graph).policy)
+        chosen = replace(spec, policy=file_on(policy, graph).policy)
         return lock_file.lock_of(run_of(engine, Measure(spec=chosen, without_data=True)), graph, policy)

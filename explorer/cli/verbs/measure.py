@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
+from msgspec.structs import replace
 from rich.markup import escape
 
 from explorer.cli.command import Output, print_json, say, verb
@@ -86,7 +86,7 @@ def measure(
         spec = dataclasses.replace(step, n_ranks=None).spec(model)
         _answer_pipeline(spec, policy, (extra.n_stages, n_copies), output)
         return
-    spec = msgspec.structs.replace(step.spec(model), forward_only=extra.forward_only)
+    spec = replace(step.spec(model), forward_only=extra.forward_only)
     if (step.predict or spec.ranks) and (extra.fit or extra.snapshot is not None):
         raise BadInput("--predict and ranks have nothing to fit, and no snapshot.", hint="Leave --fit out.")
     if extra.own_optimizer:
@@ -119,7 +119,7 @@ def _without_optimizer(spec: RunSpec, *, is_played: bool) -> RunSpec:
             "--own-optimizer is played in a predicted step of one process with backward.",
             hint="Add --predict, or leave --own-optimizer, --forward-only or --ranks out.",
         )
-    return msgspec.structs.replace(spec, optimizer="none")
+    return replace(spec, optimizer="none")
 
 
 def _answer_ranks(ranks: RecordedRanks, keep: KeepOptions, output: Output) -> None:
@@ -164,7 +164,7 @@ def _answer_pipeline(spec: RunSpec, policy: str, shape: tuple[int, int], output:
     n_stages, n_copies = shape
     with worker() as engine:
         graph = describe(engine, spec)
-        spec = msgspec.structs.replace(spec, policy=file_on(policy, graph).policy)
+        spec = replace(spec, policy=file_on(policy, graph).policy)
         profile = ask(engine, ProfileStages(spec=spec, groups=atoms(graph), n_microbatches=USUAL.n_microbatches))
     plan = plan_of(PlanOptions(stages=n_stages, cuts="by-parameters"), graph, spec.policy, profile, default=None)
     memory = predict(profile, plan, split_at_borders(spec.policy, plan.stages)).memory

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import msgspec
 import typer
+from msgspec.structs import replace
 from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, print_json, say, verb
@@ -93,7 +93,7 @@ class PlanOptions:
             raise InvalidPlan(
                 f"--policy {policy} and --plan both say what is recomputed.", hint="Leave --policy out, or --plan."
             )
-        shape = msgspec.structs.replace(USUAL, stages=((),) * (self.stages or 2), **self.changes())
+        shape = replace(USUAL, stages=((),) * (self.stages or 2), **self.changes())
         return CapWish(asked=shape, cap_bytes=parse_bytes(self.cap), n_microbatches=self.microbatches)
 
     def changes(self) -> dict[str, object]:
@@ -123,16 +123,16 @@ def plan_of(
     By default there are as many microbatches as stages, if that number divides the batch.
     """
     n_stages = split.stages or 2
-    usual = msgspec.structs.replace(USUAL, n_microbatches=fitting(max(USUAL.n_microbatches, n_stages), graph))
-    plan = msgspec.structs.replace(default or usual, **split.changes())
+    usual = replace(USUAL, n_microbatches=fitting(max(USUAL.n_microbatches, n_stages), graph))
+    plan = replace(default or usual, **split.changes())
     if split.stages is not None or not plan.stages:
         rule, pressure = split.cuts or usual_rule(profile), None
         if rule == "by-memory":
             n_ranks = plan.n_ranks or default_ranks(plan.schedule, n_stages)
-            empty = msgspec.structs.replace(plan, stages=((),) * n_stages, n_ranks=n_ranks)
+            empty = replace(plan, stages=((),) * n_stages, n_ranks=n_ranks)
             pressure = (policy, rows_of(empty))
         stages = stages_by(rule, graph, n_stages, profile=profile, pressure=pressure)
-        plan = msgspec.structs.replace(plan, stages=stages)
+        plan = replace(plan, stages=stages)
     check_stages(graph, plan.stages)
     rows_of(plan)
     return plan
@@ -159,8 +159,8 @@ def spec_of_results(results: Path, named: ModelRef, typed: Sequence[str]) -> Run
             f"The run in {results} was another one: {'; '.join(faults)}.",
             hint="Leave these options out: the run's own plan lies beside its results.",
         )
-    model = msgspec.structs.replace(ran.model, target=named.target, weights=named.weights)
-    return msgspec.structs.replace(ran, model=model)
+    model = replace(ran.model, target=named.target, weights=named.weights)
+    return replace(ran, model=model)
 
 
 def _file_and_factory(target: str) -> tuple[str, str]:
@@ -208,7 +208,7 @@ def pipeline(
             return
         graph = describe(engine, spec)
         file = file_on(policy, graph)
-        spec = msgspec.structs.replace(spec, policy=file.policy)
+        spec = replace(spec, policy=file.policy)
         profile = None
         if wish is not None or (run.predict and run.engine != "torchrun"):
             parts = split.microbatches or USUAL.n_microbatches
@@ -216,7 +216,7 @@ def pipeline(
         joint = None if wish is None else _planned(engine, graph, profile, wish)
         plan = joint.plan if joint else plan_of(split, graph, spec.policy, profile, default=file.pipeline)
         chosen = split_at_borders(spec.policy, plan.stages) if is_preset(policy) else spec.policy
-        spec = msgspec.structs.replace(spec, policy=joint.policy if joint else chosen, plan=plan)
+        spec = replace(spec, policy=joint.policy if joint else chosen, plan=plan)
         if run.engine == "torchrun":
             _write_plan(run.out, spec, graph)
             _write_run(spec, run.folder, output)
@@ -226,8 +226,8 @@ def pipeline(
         n_bytes = fullest_bytes(pipeline_run.memory)
         if wish is not None and n_bytes is not None and n_bytes > wish.cap_bytes:
             joint = _planned(engine, graph, profile, wish, held_bytes=n_bytes)
-            spec = msgspec.structs.replace(spec, policy=joint.policy, plan=joint.plan)
-            pipeline_run = ask(engine, msgspec.structs.replace(request, spec=spec), keep=not keep.no_store)
+            spec = replace(spec, policy=joint.policy, plan=joint.plan)
+            pipeline_run = ask(engine, replace(request, spec=spec), keep=not keep.no_store)
         _write_plan(run.out, spec, graph)
     _answer(pipeline_run, keep, output, joint)
 
@@ -243,7 +243,7 @@ def _planned(
         lower = lowered_cap(wish, held_bytes)
     joint: JointPlan = ask(engine, FindJointPlan(profile=profile, graph=graph, wish=lower))
     say(plan_sentence(joint))
-    return msgspec.structs.replace(joint, cap_bytes=wish.cap_bytes)
+    return replace(joint, cap_bytes=wish.cap_bytes)
 
 
 def _write_plan(out: Path | None, spec: RunSpec, graph: ModelGraph) -> None:

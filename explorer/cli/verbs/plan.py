@@ -10,8 +10,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
-import msgspec
 import typer
+from msgspec.structs import replace
 from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, RunFailed, answer_console, errors_to_stderr, print_json, say, verb
@@ -119,7 +119,7 @@ def _on_ranks(
 ) -> tuple[Measurement, Confirmation, list[RankOffer]]:
     """The first offer whose play keeps the budget, else the last: its keep-all play, its plan, and the other offers."""
     assert spec.ranks is not None
-    splits = [msgspec.structs.replace(spec, ranks=split) for split in splits_of(spec.ranks, reshard)]
+    splits = [replace(spec, ranks=split) for split in splits_of(spec.ranks, reshard)]
     firsts = [run_of(engine, Measure(spec=split, without_data=True)) for split in splits]
     solve = _solve(wish, spec, firsts[0])
     offers = offers_on_ranks(firsts, graph, solve)
@@ -159,7 +159,7 @@ def _confirmed(
 
     def run(policy: Policy) -> Measurement:
         beside = not predict and not first_run.spec.policy.units  # in turns with everything kept, if that fits
-        spec = msgspec.structs.replace(first_run.spec, policy=policy)
+        spec = replace(first_run.spec, policy=policy)
         try:
             request = Measure(spec=spec, without_data=predict, beside_keep_all=beside)
             chosen = run_of(engine, request, keep=not predict)

@@ -14,8 +14,8 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import msgspec
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from explorer.engine.device.allocator import CpuRecorder, Recorder
@@ -150,7 +150,7 @@ class CudaDevice:
     def environment(self, n_threads: int) -> Environment:
         properties = torch.cuda.get_device_properties(self.torch)
         plain = _environment("cuda", properties.name, n_threads, properties.total_memory)
-        return msgspec.structs.replace(
+        return replace(
             plain,
             cuda_version=torch.version.cuda or "",
             cudnn_version=str(torch.backends.cudnn.version() or ""),

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import msgspec
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -171,9 +171,7 @@ def build(spec: RunSpec, loaded: Loaded | None = None, *, chain: tuple[str, ...]
         raise InvalidPlan("The run has no pipeline plan.", hint="Choose stages, microbatches and a schedule.")
     rows = rows_of(plan)
     loaded = loaded or load_for(spec)
-    trainee = prepare(
-        msgspec.structs.replace(spec, policy=KEEP_ALL, plan=None, optimizer="none", n_accumulation=1), loaded
-    )
+    trainee = prepare(replace(spec, policy=KEEP_ALL, plan=None, optimizer="none", n_accumulation=1), loaded)
     batches = microbatches(trainee, plan.n_microbatches)
     chain = chain or tuple(fqn for blocks in plan.stages for fqn in blocks)
     _check_blocks(trainee.model, plan)

@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
+from msgspec.structs import replace
 
 from explorer.child_process.forks import Forked, n_oom_kills, server_is_gone
 from explorer.engine.device.subprocess_call import rank_processes, wait_for_ranks
@@ -173,7 +173,7 @@ def first_failure(reports: dict[int, RankReport]) -> tuple[int, Failure] | None:
     rank = (causes or list(failures))[0]
     failure, action = failures[rank], reports[rank].failed_action
     sentence = f"Rank {rank} failed{f' in {action}' if action else ''}: {failure.sentence}"
-    return rank, msgspec.structs.replace(failure, sentence=sentence)
+    return rank, replace(failure, sentence=sentence)
 
 
 def _death(rank: int, code: int | None, memory_ran_out: bool | None) -> Failure:

@@ -15,7 +15,7 @@ from collections.abc import Collection, Hashable, Sequence
 from functools import partial
 from itertools import groupby
 
-import msgspec
+from msgspec.structs import replace
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -59,7 +59,7 @@ def profile_blocks(
         loaded = load_for(spec)
         small, n_rows, batch_rows = _cut_batch(loaded, n_microbatches)
         plan = PipelinePlan(stages=groups, n_microbatches=N_MICROBATCHES, schedule="GPipe")
-        fine = msgspec.structs.replace(spec, plan=plan, policy=KEEP_ALL)
+        fine = replace(spec, plan=plan, policy=KEEP_ALL)
         units = special_units(spec.policy, plan)
         meter = Meter(report, N_SURVEY + 2 * (2 * N_BENCH + N_MEMORY) + bool(units) * (N_BENCH + N_MEMORY))
         pipeline = build(fine, small)
@@ -69,7 +69,7 @@ def profile_blocks(
             keep_all, kept_overhead = pricing.alike(KEEP_ALL, ROUNDS[0])
             again = [fqn for j, group in enumerate(groups) if j not in surveyed.overwriting for fqn in group]
             recomputed, overhead = pricing.alike(Policy.recompute(again), ROUNDS[1])
-            chosen = pricing.special(msgspec.structs.replace(spec.policy, units=units))
+            chosen = pricing.special(replace(spec.policy, units=units))
         overhead = _mean(kept_overhead, overhead)
         gradients = [sum(p.nbytes for p in module.parameters() if p.requires_grad) for module in pipeline.modules]
         sent = [sum(meta.n_bytes for meta in part.metas_out) for part in pipeline.parts]
@@ -175,8 +175,8 @@ class _Pricing:
         pipeline = self._keep_all
         if stages != self._groups or policy.units:
             assert self._spec.plan is not None
-            plan = msgspec.structs.replace(self._spec.plan, stages=stages)
-            pipeline = build(msgspec.structs.replace(self._spec, policy=policy, plan=plan), self._loaded)
+            plan = replace(self._spec.plan, stages=stages)
+            pipeline = build(replace(self._spec, policy=policy, plan=plan), self._loaded)
         return StageBench(pipeline, surveyed, samples, self._begin_pass)
 
     def _as_one_stage(self, policy: Policy, span: range) -> StageBench:
@@ -231,8 +231,8 @@ def _mean(*overheads: StageOverhead) -> StageOverhead:
 def _without(overhead: StageOverhead, cost: ActionCost) -> ActionCost:
     split = cost.split
     if split is not None:
-        split = msgspec.structs.replace(split, input_ms=max(split.input_ms - overhead.input_ms, 0.0))
-    return msgspec.structs.replace(
+        split = replace(split, input_ms=max(split.input_ms - overhead.input_ms, 0.0))
+    return replace(
         cost,
         forward_ms=max(cost.forward_ms - overhead.forward_ms, 0.0),
         backward_ms=max(cost.backward_ms - overhead.backward_ms, 0.0),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, get_args
 
-import msgspec
+from msgspec.structs import replace
 from torch import Tensor
 
 from explorer.engine.bench.step import autocast, prepare
@@ -94,10 +94,8 @@ def run_unsplit(
     """Gradients (means over microbatches) and buffers of the unsplit model. `exact` computes in float64."""
     spec = pipeline.spec
     if exact:
-        spec = msgspec.structs.replace(spec, dtype="float64", autocast="none")
-    trainee = prepare(
-        msgspec.structs.replace(spec, policy=policy, plan=None, optimizer="none", n_accumulation=1), loaded
-    )
+        spec = replace(spec, dtype="float64", autocast="none")
+    trainee = prepare(replace(spec, policy=policy, plan=None, optimizer="none", n_accumulation=1), loaded)
     batches = microbatches(trainee, n_microbatches)
     rng = KeyedRng(spec.seed, pipeline.rng.chain, pipeline.plan.keyed_rng)
     model = trainee.model

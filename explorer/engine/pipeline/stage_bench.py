@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import msgspec
+from msgspec.structs import replace
 from torch import Tensor
 
 from explorer.engine.pipeline.build import Pipeline
@@ -140,7 +140,7 @@ class StageBench:
         for stage in kinds:
             if stage:  # no rank waits for a gradient of the first stage
                 split = self._split_cost([levels[stage] for levels in conditions], costs[stage], weight_ms_per_block)
-                costs[stage] = msgspec.structs.replace(costs[stage], split=split)
+                costs[stage] = replace(costs[stage], split=split)
         return costs
 
     def _levels(self, pipeline: Pipeline, stages: Collection[int], hook: Hook | None = None) -> dict[int, Levels]:

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import msgspec
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -220,7 +220,7 @@ def divide_policy(model: nn.Module, policy: Policy, plan: PipelinePlan) -> tuple
         )
     segments = tuple(u for u in wide if runs_its_children(model.get_submodule(u.blocks[0].rpartition(".")[0])))
     rest = tuple(unit for unit in policy.units if unit not in segments)
-    return msgspec.structs.replace(policy, units=rest), segments
+    return replace(policy, units=rest), segments
 
 
 def segment_of(model: nn.Module, unit: Unit, policy: Policy, steps: tuple[Step, ...]) -> Segment:
@@ -245,7 +245,7 @@ def segment_of(model: nn.Module, unit: Unit, policy: Policy, steps: tuple[Step, 
     generators = generators_of(model)
     restored = [generators[path] for path in policy.restore_rng if path in generators]
     rest = tuple(name for name in policy.restore_rng if name not in generators)
-    apply_policy(root, msgspec.structs.replace(policy, units=(unit,), restore_rng=rest), generators=restored)
+    apply_policy(root, replace(policy, units=(unit,), restore_rng=rest), generators=restored)
     (reads,), (writes,) = members[0].reads, members[-1].writes
     return Segment(first, len(members), run, reads, writes)
 
