@@ -16,7 +16,7 @@ from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from explorer.engine.device.device import device_of
+from explorer.engine.device.device import WallClock, device_of
 from explorer.engine.pipeline.build import Pipeline
 from explorer.engine.pipeline.microbatches import deferred_batch_norm
 from explorer.engine.pipeline.pass_readings import MemoryWatch, PassReadings
@@ -72,7 +72,10 @@ def run_pass(
     if not pipeline.plan.keyed_rng:
         seed_everything(pipeline.spec.seed)
     device = device_of(pipeline.trainee.device)
-    trace = Trace(PassReadings(pipeline, device.clock(), MemoryWatch(device) if memory else None), ranks)
+    readings = (
+        PassReadings(pipeline, WallClock(), MemoryWatch(device)) if memory else PassReadings(pipeline, device.clock())
+    )
+    trace = Trace(readings, ranks)
     with ExitStack() as stack:
         stack.enter_context(trace.readings.recording())
         stack.enter_context(deferred_batch_norm(pipeline.trainee.model, enabled=pipeline.plan.deferred_batch_norm))

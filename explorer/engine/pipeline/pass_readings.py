@@ -1,19 +1,18 @@
 """Readings of one pass over a schedule: times of actions, calls of blocks, and bytes by rank.
 
 Memory belongs to the rank that was acting at its allocation, whichever rank frees it: in one process ranks take turns,
-so the windows of their actions show the rank. Parameters and buffers are older than the recording and are counted.
+so the times of their actions show the rank. Parameters and buffers are older than the recording and are counted.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,12 +51,16 @@ class CallCount:
         return max((n for name, n in self.recompute.items() if name in scopes or name.startswith(f"{fqn}.")), default=0)
 
 
-class _Span(NamedTuple):
-    action: Action
-    start: object
-    end: object
-    first_rerun: int
-    end_rerun: int
+class Span(NamedTuple):
+    """What one rank did between two marks of the clock."""
+
+    rank: int
+    name: str
+    start: Any
+    end: Any
+    action: Action | None = None
+    """None: outside of actions, in a pass that records memory."""
+    reruns: slice = slice(0)
     """The runs for backward inside the action, by number."""
 
 
@@ -65,15 +68,16 @@ class _Span(NamedTuple):
 class PassReadings:
     """Marks of the actions, counted calls and recorded allocations of one pass.
 
-    Marks of a GPU are in its stream and no call waits, so a rank computes while NCCL brings the next tensors. The
-    GPU's wait for NCCL lies before the first mark of an action and is not part of the action.
+    A pass with a `watch` needs a WallClock, because allocators tell the time of day. Marks of a GPU are in its stream
+    and no call waits, so a rank computes while NCCL brings the next tensors. The GPU's wait for NCCL lies before the
+    first mark of an action and is not part of the action.
     """
 
     pipeline: Pipeline
     clock: Ticks
-    watch: MemoryWatch | None
+    watch: MemoryWatch | None = None
     calls: CallCount = field(default_factory=CallCount)
-    _spans: list[_Span] = field(default_factory=list)
+    _spans: list[Span] = field(default_factory=list)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -105,17 +109,18 @@ class PassReadings:
 
     @contextmanager
     def outside(self, rank: int, name: str) -> Iterator[None]:
-        """Allocations inside belong to `rank`, and to no action."""
-        with self.watch.window(rank, name) if self.watch else nullcontext():
-            yield
+        """Allocations inside belong to `rank`, and to no action unless one begins."""
+        start = self.clock.mark()
+        yield
+        self._spans.append(Span(rank, name, start, self.clock.mark()))
 
     @contextmanager
     def action(self, action: Action) -> Iterator[None]:
         """Marks the begin and the end of an action of this pass."""
-        with self.outside(self.pipeline.rank_of[action.stage], str(action)):
-            first_rerun, start = len(self.calls.reruns), self.clock.mark()
-            yield
-            self._spans.append(_Span(action, start, self.clock.mark(), first_rerun, len(self.calls.reruns)))
+        first_rerun, start = len(self.calls.reruns), self.clock.mark()
+        yield
+        end, reruns = self.clock.mark(), slice(first_rerun, len(self.calls.reruns))
+        self._spans.append(Span(self.pipeline.rank_of[action.stage], str(action), start, end, action, reruns))
 
     def prolong(self) -> None:
         """Moves the end of the last action to now."""
@@ -126,15 +131,16 @@ class PassReadings:
         ms = self.clock.between_ms
         return tuple(
             ActionTime(
-                rank=self.pipeline.rank_of[action.stage],
-                stage=action.stage,
-                kind=action.kind,  # type: ignore[arg-type]
-                microbatch=action.microbatch,
-                start_ms=ms(zero, start),
-                end_ms=ms(zero, end),
-                recompute_ms=sum(ms(begun, over) for begun, over in self.calls.reruns[first:last]),
+                rank=span.rank,
+                stage=span.action.stage,
+                kind=span.action.kind,  # type: ignore[arg-type]
+                microbatch=span.action.microbatch,
+                start_ms=ms(zero, span.start),
+                end_ms=ms(zero, span.end),
+                recompute_ms=sum(ms(begun, over) for begun, over in self.calls.reruns[span.reruns]),
             )
-            for action, start, end, first, last in self._spans
+            for span in self._spans
+            if span.action is not None
         )
 
     def memory(self, ranks: Collection[int], times: tuple[ActionTime, ...]) -> tuple[RankMemory, ...]:
@@ -143,23 +149,14 @@ class PassReadings:
             return ()
         pipeline = self.pipeline
         static = {rank: pipeline.static_bytes(rank) for rank in ranks}
-        return self.watch.ranks(static, {rank: pipeline.receive_bytes(rank) for rank in ranks}, times)
-
-
-class _Window(NamedTuple):
-    """From `start_ns` to `end_ns` (Unix time) one rank did `name`."""
-
-    start_ns: int
-    end_ns: int
-    rank: int
-    name: str
+        receive = {rank: pipeline.receive_bytes(rank) for rank in ranks}
+        return self.watch.ranks(self._spans, static, receive, times)
 
 
 class MemoryWatch:
-    """Records allocations. `window` marks the acting rank."""
+    """Records allocations, and gives each to the rank whose action had begun last."""
 
     def __init__(self, device: Device) -> None:
-        self._windows: list[_Window] = []
         self._device = device.torch
         self._recorder = device.recorder()
         self._probes: list[Probe] = []
@@ -178,26 +175,21 @@ class MemoryWatch:
         with suppress(Exception):  # a device without memory has none for a probe either, and the recording must end
             self._probes.append(take_probe(self._device, number=len(self._probes)))
 
-    @contextmanager
-    def window(self, rank: int, name: str) -> Iterator[None]:
-        """Everything allocated inside belongs to `rank`."""
-        start = time.time_ns()
-        try:
-            yield
-        finally:
-            self._windows.append(_Window(start, time.time_ns(), rank, name))
-
     def ranks(
-        self, parameter_bytes: Mapping[int, int], receive_bytes: Mapping[int, int], times: tuple[ActionTime, ...]
+        self,
+        spans: Iterable[Span],
+        parameter_bytes: Mapping[int, int],
+        receive_bytes: Mapping[int, int],
+        times: tuple[ActionTime, ...],
     ) -> tuple[RankMemory, ...]:
-        """A series per rank of `parameter_bytes`. Samples move from their window to the action's place in `times`."""
+        """A series per rank of `parameter_bytes`. Samples move from their span to the action's place in `times`."""
         log = self._recorder.log
         time_ns = log.time_ns - clock_skew_ns(log, tuple(self._probes))
-        windows = sorted(self._windows)
-        starts = np.array([window.start_ns for window in windows], dtype=np.int64)
+        in_order = sorted(spans, key=lambda span: span.start)
+        starts = np.array([span.start for span in in_order], dtype=np.int64)
         last_begun = np.searchsorted(starts, time_ns, side="right") - 1
-        acting = np.array([*(window.rank for window in windows), -1])[last_begun]  # -1: before the first window
-        spans = {(action.rank, action.name): (action.start_ms * 1e6, action.end_ms * 1e6) for action in times}
+        acting = np.array([*(span.rank for span in in_order), -1])[last_begun]  # -1: before the first span
+        places = {(action.rank, action.name): (action.start_ms * 1e6, action.end_ms * 1e6) for action in times}
         lived = lifetimes(log)
 
         def samples(rank: int) -> Iterator[tuple[int, int, str]]:
@@ -209,12 +201,12 @@ class MemoryWatch:
             yield now, total, ""
             for event in np.flatnonzero(deltas[:-1]):
                 total += int(deltas[event])
-                window = windows[last_begun[event]]
-                span = spans.get((rank, window.name)) if window.rank == rank else None
-                if span is not None:
-                    share = (int(time_ns[event]) - window.start_ns) / max(window.end_ns - window.start_ns, 1)
-                    now = max(now, round(span[0] + min(max(share, 0.0), 1.0) * (span[1] - span[0])))
-                yield now, total, window.name if span is not None else ""
+                span = in_order[last_begun[event]]
+                place = places.get((rank, span.name)) if span.rank == rank else None
+                if place is not None:
+                    share = (int(time_ns[event]) - span.start) / max(span.end - span.start, 1)
+                    now = max(now, round(place[0] + min(max(share, 0.0), 1.0) * (place[1] - place[0])))
+                yield now, total, span.name if place is not None else ""
 
         return tuple(
             rank_memory(

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
-from explorer.engine.device.device import device_of
+from explorer.engine.device.device import WallClock, device_of
 from explorer.engine.device.memory_limit import failure_in_step
 from explorer.engine.pipeline.build import Pipeline, build
 from explorer.engine.pipeline.microbatches import deferred_batch_norm
@@ -104,14 +104,15 @@ def run_rank(spec: RunSpec, out: Path, announce: Announce = lambda name: None) -
     with device.memory_limit(spec.memory_limit_bytes, pipeline.static_bytes(rank)):
         clock = device.wall()
 
-        def one_pass(watch: MemoryWatch | None = None) -> tuple[PassReadings, object, tuple[float, ...]]:
-            readings = PassReadings(pipeline, clock, watch)
-            return readings, *_one_pass(_Driver(pipeline, readings, announce, group), rank)
+        def one_pass(readings: PassReadings) -> tuple[object, tuple[float, ...]]:
+            return _one_pass(_Driver(pipeline, readings, announce, group), rank)
 
-        one_pass()
-        timed, zero, losses = one_pass()
+        one_pass(PassReadings(pipeline, clock))
+        timed = PassReadings(pipeline, clock)
+        zero, losses = one_pass(timed)
         _save_tensors(pipeline, rank, out)
-        watched, *_ = one_pass(MemoryWatch(device))
+        watched = PassReadings(pipeline, WallClock(), MemoryWatch(device))
+        one_pass(watched)
     times = timed.times(zero)
     report = RankReport(
         rank=rank,

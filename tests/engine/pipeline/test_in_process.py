@@ -15,14 +15,14 @@ import pytest
 import torch
 from torch import nn
 
-from explorer.engine.device.device import CpuDevice
+from explorer.engine.device.device import CpuDevice, WallClock
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load
 from explorer.engine.pipeline import torch_adapter
 from explorer.engine.pipeline.build import build
 from explorer.engine.pipeline.in_process import SendHandles, run_pass
 from explorer.engine.pipeline.microbatches import KeyedRng, deferred_batch_norm
-from explorer.engine.pipeline.pass_readings import MemoryWatch
+from explorer.engine.pipeline.pass_readings import MemoryWatch, PassReadings
 from explorer.engine.pipeline.run import run_pipeline
 from explorer.engine.policy.apply import apply_policy
 from explorer.errors import InvalidPlan, NotOnThisDevice
@@ -212,19 +212,20 @@ def test_memory_is_complete() -> None:
 
 def test_an_allocation_is_its_ranks_whoever_frees_it() -> None:
     watch = MemoryWatch(CpuDevice())
+    readings = PassReadings(build(spec("language", LANGUAGE, 2)), WallClock(), watch)
     with watch.recording():
-        with watch.window(0, "0F0"):
+        with readings.outside(0, "0F0"):
             mine = torch.empty(1000, dtype=torch.uint8)
-        with watch.window(1, "1F0"):
+        with readings.outside(1, "1F0"):
             other = torch.empty(300, dtype=torch.uint8)
             del mine
-        with watch.window(2, "outside actions"):
+        with readings.outside(2, "outside actions"):
             """What the watch allocates for itself belongs to neither."""
     clock = (
         ActionTime(rank=0, stage=0, kind="F", microbatch=0, start_ms=0.0, end_ms=1.0),
         ActionTime(rank=1, stage=1, kind="F", microbatch=0, start_ms=1.0, end_ms=2.0),
     )
-    first, second = watch.ranks({0: 50, 1: 7}, {1: 5}, clock)
+    first, second = watch.ranks(readings._spans, {0: 50, 1: 7}, {1: 5}, clock)
     assert (first.peak_bytes, first.held_bytes[-1], first.peak_action) == (1050, 50, "0F0")
     assert (second.peak_bytes, second.held_bytes[-1], second.receive_bytes) == (307, 307, 5)
     assert max(first.time_ns) <= 1_000_000 <= max(second.time_ns) and other.numel() == 300
