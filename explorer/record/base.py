@@ -8,7 +8,7 @@ copy for charts.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, dataclass_transform, get_args, get_type_hints
 
 import msgspec
@@ -50,7 +50,7 @@ def limits(kind: type[Record], name: str) -> tuple[Any, Any]:
     return meta.ge, meta.le
 
 
-def column(values: Any = ()) -> Column:
+def column(values: Iterable[int] = ()) -> Column:
     """An int64 column of `values`."""
     return array("q", values)
 

@@ -6,8 +6,7 @@ exist, blocks that a graph has. A record without a fault can be drawn.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence, Set
 
 from explorer.record.allocations import ROLES, Allocations
 from explorer.record.base import Column, Record
@@ -53,7 +52,7 @@ def _unsound(record: Record) -> Iterator[str]:
 def _graph(graph: ModelGraph) -> Iterator[str]:
     names = set(graph.by_fqn)
     inside = names | {join.id for join in graph.joins} | {INPUT}
-    named_and_there: dict[str, tuple[set[object], set[Any]]] = {
+    named_and_there: dict[str, tuple[Set[object], Set[object]]] = {
         "parent": ({block.parent for block in graph.blocks}, names | {None}),
         "block before": ({block.follows for block in graph.blocks}, names | {None, ""}),
         "repeated block": ({block.repeat_of for block in graph.blocks}, names | {None}),

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import torch
 from msgspec.structs import replace
@@ -30,7 +29,7 @@ from explorer.engine.pipeline.stages import (
     segment_of,
 )
 from explorer.engine.pipeline.tape import Tape, record
-from explorer.engine.policy.apply import apply_policy
+from explorer.engine.policy.apply import PolicyHandle, apply_policy
 from explorer.errors import ExplorerError, InvalidPlan, message_of
 from explorer.plan.pipeline.actions import Action, Rows, stage_ranks
 from explorer.plan.pipeline.clock import is_checkpointed
@@ -63,7 +62,7 @@ class Pipeline:
     """Buffers before the first pass, by full name."""
     under_way: Action | None = None
     """The running action, or the action that raised."""
-    _handle: Any = field(default=None, repr=False)
+    _handle: PolicyHandle | None = field(default=None, repr=False)
 
     @property
     def n_microbatches(self) -> int:

@@ -72,10 +72,8 @@ def run_pass(
     if not pipeline.plan.keyed_rng:
         seed_everything(pipeline.spec.seed)
     device = device_of(pipeline.trainee.device)
-    readings = (
-        PassReadings(pipeline, WallClock(), MemoryWatch(device)) if memory else PassReadings(pipeline, device.clock())
-    )
-    trace = Trace(readings, ranks)
+    watch, clock = (MemoryWatch(device), WallClock()) if memory else (None, device.clock())
+    trace = Trace(PassReadings(pipeline, clock, watch), ranks)
     with ExitStack() as stack:
         stack.enter_context(trace.readings.recording())
         stack.enter_context(deferred_batch_norm(pipeline.trainee.model, enabled=pipeline.plan.deferred_batch_norm))

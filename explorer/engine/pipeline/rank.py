@@ -24,6 +24,7 @@ from explorer.engine.pipeline.build import Pipeline, build
 from explorer.engine.pipeline.microbatches import deferred_batch_norm
 from explorer.engine.pipeline.pass_readings import MemoryWatch, PassReadings
 from explorer.engine.pipeline.stages import StageModule, StagePart
+from explorer.engine.pipeline.tape import Meta
 from explorer.engine.pipeline.torch_adapter import cause_of, check_boundary, schedule_for, step_schedule
 from explorer.engine.state.rng import seed_everything
 from explorer.errors import NotOnThisDevice
@@ -189,7 +190,7 @@ def _torch_stage(driver: _Driver, part: StagePart) -> MarkedStage:
     pipeline = driver.pipeline
     check_boundary([str(meta) for meta in part.metas_in if part.stage and not meta.requires_grad])
 
-    def examples(metas: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    def examples(metas: tuple[Meta, ...]) -> tuple[Tensor, ...]:
         return tuple(torch.empty(m.shape, dtype=m.dtype, device="meta").requires_grad_(m.requires_grad) for m in metas)
 
     number = (torch.empty(1, dtype=torch.int64, device="meta"),)
