@@ -362,6 +362,18 @@ def hooked_counter(*, right: bool) -> Built:
     return model, batch, loss
 
 
+def counts_backwards() -> Built:
+    """A hook on a parameter counts the backwards, under a policy or none."""
+    model, batch, loss = built([Wrapped(nn.GELU())])
+    model.n_backwards = 0
+
+    def count(_: Tensor) -> None:
+        model.n_backwards += 1
+
+    next(model.parameters()).register_hook(count)
+    return model, batch, loss
+
+
 def clipped(*, right: bool) -> Built:
     """Gradients clipped by hooks on the tensors: the judged model has to have them too."""
     model, batch, loss = built([Wrapped(nn.GELU())])

@@ -258,6 +258,11 @@ def test_what_a_hook_counts_is_compared(*, right: bool) -> None:
     assert carried("hooked_counter", right=right).verdict == ("bitwise equal" if right else "state moved")
 
 
+def test_state_that_every_backward_moves_is_not_charged_to_the_recompute() -> None:
+    comparison = carried("counts_backwards")
+    assert (comparison.verdict, comparison.state_changes) == ("bitwise equal", ())
+
+
 @pytest.mark.parametrize("right", [True, False])
 def test_an_optimizer_inside_backward_is_judged_by_its_parameters(*, right: bool) -> None:
     comparison = carried("optimizer_in_backward", right=right)
