@@ -187,6 +187,17 @@ def nondeterministic() -> Built:
     return built([Wrapped(Applied(lambda x: x * (1 + 0.01 * random.SystemRandom().random())))])
 
 
+class NoisyInEval(nn.Module):
+    """Noise that no seed sets back, in eval mode alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.training else x * (1 + 0.01 * random.SystemRandom().random())
+
+
+def noisy_in_eval() -> Built:
+    return built([Wrapped(NoisyInEval())])
+
+
 class InPlace(nn.Module):
     """Writes into what it is given."""
 

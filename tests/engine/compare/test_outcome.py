@@ -43,10 +43,14 @@ def test_running_statistics_change_buffers_alone() -> None:
     assert counter.max_abs == 1.0
 
 
-def test_a_model_that_does_not_equal_itself_is_not_comparable() -> None:
-    comparison = judged("nondeterministic", ("1",))
+@pytest.mark.parametrize(("net", "words"), [
+    ("nondeterministic", "differ in 6 of 6 gradients (0.weight, 0.bias, 1.linear.weight, …)"),
+    ("noisy_in_eval", "differ in the output in eval mode."),
+])  # fmt: skip
+def test_a_model_that_does_not_equal_itself_is_not_comparable(net: str, words: str) -> None:
+    comparison = judged(net, ("1",))
     assert (comparison.verdict, comparison.reproducible) == ("not comparable", False)
-    assert "6 of 6 gradients (0.weight, 0.bias, 1.linear.weight, …)" in comparison.not_reproducible_because
+    assert words in comparison.not_reproducible_because
 
 
 def test_what_adamw_makes_of_rounding_is_rounding() -> None:
