@@ -35,9 +35,10 @@ def front_panel(state: ExploreState, view: View, graph: ModelGraph) -> None:
     if search.plans and not search.running and not any(mark.policy.units for mark in marks_of(state, view)):
         st.caption(words.nothing_saves(graph) if len(graph.blocks) > 1 else glossary.NO_BLOCKS)
         return
+    hint = words.FRONT if cost_word(view) == "time" else words.FRONT_OF_FLOPS
     with st.container(horizontal=True, gap="small", vertical_alignment="center", key="front_row"):
         with st.container(width="stretch"):
-            st.caption(words.measuring_text(len(state.to_measure)) if state.to_measure else words.FRONT)
+            st.caption(words.measuring_text(len(state.to_measure)) if state.to_measure else hint)
         if not drafts.why_not_run(state.draft):
             _measure_button(state, view)
     st.fragment(_chart, run_every=LOOK_EVERY_S if search.running else None)(state, graph)

@@ -12,31 +12,32 @@ from explorer.plan.memory.ledger import ledger
 from explorer.plan.why.caveats import peak_caveats
 from explorer.plan.why.collectives import collective_rows, repeated, sent_bytes
 from explorer.plan.why.peak import explain, explain_one
+from explorer.record.card import CardMemory
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy
 from explorer.ui.explore import state as states
-from explorer.ui.explore.card import card_panel
 from explorer.ui.explore.forecast import predicted_line, predicted_on_card
 from explorer.ui.explore.state import ExploreState
-from explorer.ui.explore.view import Picked, View, ledger_of
+from explorer.ui.explore.view import View, ledger_of
 from explorer.ui.session.repository import runs
 from explorer.ui.session.values import bound
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.charts import draw, finished, first_picture, made_once, picture, twin
-from explorer.ui.shared.elements import escape, fold, results_height
+from explorer.ui.shared.elements import escape, fold, results_height, small_text
 from explorer.ui.shared.tour import panel_height
 from explorer.view.drawing.axis import Axis, has_times
-from explorer.view.drawing.figure import Chart, untitled
+from explorer.view.drawing.figure import Chart, Cursor, untitled
 from explorer.view.drawing.rows import ROOT_LABEL
 from explorer.view.drawing.sketch import sketch
 from explorer.view.drawing.units import mib
-from explorer.view.memory.card import add_card
+from explorer.view.memory.card import add_card, card_chart, cards_of
 from explorer.view.memory.ledger import ledger_chart, place
 from explorer.view.memory.ranks import ranks_at_peak
 from explorer.view.memory.stacked import by_block, roles
 from explorer.view.memory.timeline import add_predicted, timeline
 from explorer.view.text import explore as glossary
+from explorer.view.text.runs import notes_of_cards
 
 ABOVE = 108
 """Pixels of the tabs, the title and the choices above the chart."""
@@ -52,7 +53,7 @@ class TimelineOptions:
     axis: Axis
     stacked: bool
     block: str
-    picked: Picked
+    picked: Cursor
     why: tuple[str, ...]
     """First reason, under the title of both runs."""
 
@@ -68,7 +69,7 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> Callable[[],
         return lambda: None
     candidate = view.comparison.candidate if view.comparison else None
     policy = state.draft.spec.policy
-    card_panel(baseline, candidate, predicted_on_card(view, policy) if view.candidate is None else None)
+    _card(baseline, candidate, predicted_on_card(view, policy) if view.candidate is None else None)
     views = [TWO, OF_BASELINE, OF_CANDIDATE] if candidate else [OF_BASELINE]
     _picked_moment(state, baseline, candidate)
     with st.container(horizontal=True, gap="small", vertical_alignment="center", key="memory_views"):
@@ -106,7 +107,7 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> Callable[[],
     return rest
 
 
-def picked_event(custom: list[Any] | None, choice: str) -> Picked:
+def picked_event(custom: list[Any] | None, choice: str) -> Cursor:
     """Run and event of a clicked point; None for a point that is no event, such as the mark of a collective."""
     if not custom or custom[0] not in ("run", "baseline", "candidate"):
         return None
@@ -232,7 +233,7 @@ def _select(state: ExploreState, graph: ModelGraph | None, fqns: list[str]) -> N
 
 
 def _alive(
-    baseline: Measurement, candidate: Measurement | None, picked: Picked, select: Callable[[list[str]], None]
+    baseline: Measurement, candidate: Measurement | None, picked: Cursor, select: Callable[[list[str]], None]
 ) -> None:
     run = candidate if candidate and (picked is None or picked[0] == "candidate") else baseline
     if run.allocations is None:
@@ -256,3 +257,28 @@ def _why(reasons: tuple[str, ...]) -> None:
         with fold("Why", icon=":material/help:", key="why"):
             for reason in reasons:
                 st.text(reason)
+
+
+DRAWN = "drawn policy"
+
+
+def _card(baseline: Measurement, candidate: Measurement | None, drawn: CardMemory | None) -> None:
+    """Draws the card of the runs, if they are predicted for one. `drawn`: the forecast of a policy that did not run."""
+    runs = {"baseline": baseline} | ({"candidate": candidate} if candidate is not None else {})
+    memories = cards_of(runs) | ({DRAWN: drawn} if drawn is not None else {})
+    if not memories:
+        return
+    chart = card_chart(memories)
+    picture(chart, key="card")
+    st.dataframe(
+        list(chart.rows()),
+        key="card_figures",
+        hide_index=True,
+        width="stretch",
+        column_config={name: st.column_config.TextColumn(help=meaning) for name, meaning in glossary.CARD.items()},
+        alt="What the step of each run holds on the card",
+    )
+    with st.container(gap="xsmall"):
+        for title, note in notes_of_cards(memories):
+            text = f"**{title}:** {escape(note)}"
+            small_text(f":red[{text}]" if title == "Refused" else text)

@@ -22,10 +22,8 @@ from explorer.ui.session import stand_in as stand_ins
 from explorer.ui.session.repository import KeyedRun, runs
 from explorer.ui.session.stand_in import EarlierRun
 from explorer.ui.shared import draft as drafts
+from explorer.view.drawing.figure import Cursor
 from explorer.view.text.runs import did_not_fit
-
-Picked = tuple[str, int] | None
-"""Run and tick of a point in the timeline."""
 
 
 class Freshness(StrEnum):
@@ -210,7 +208,7 @@ def _run_of(record: Measurement | Comparison | RecordedRanks | None, spec: RunSp
     return record.as_run if record is not None else None
 
 
-def ledger_of(baseline: Measurement | None, candidate: Measurement | None, picked: Picked) -> Ledger | None:
+def ledger_of(baseline: Measurement | None, candidate: Measurement | None, picked: Cursor) -> Ledger | None:
     """Bytes alive at the picked point; None without a picked point or without a timeline."""
     if picked is None:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -23,15 +23,6 @@ PIPELINE, RANKS, HISTORY = "pipeline run", "recorded ranks", "memory history"
 OF_A_STEP = ("measurement", "comparison")
 """Kinds with the figures of a step."""
 ALL = "all models"
-NEWEST = "newest"
-_LAST = float("inf")
-ORDERS: dict[str, Callable[[StoredRun], Any]] = {
-    "least peak": lambda run: own_figures(run).get("step_peak_bytes") or _LAST,
-    "least time": lambda run: own_figures(run).get("step_ms") or _LAST,
-    "name": lambda run: run.name.lower(),
-    "model": lambda run: (run.model, run.name.lower()),
-}
-"""Orders of the list besides NEWEST, the order of the store."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,13 +59,10 @@ def own_figures(run: StoredRun) -> dict[str, Any]:
 
 
 def chosen_runs(runs: tuple[StoredRun, ...]) -> tuple[StoredRun, ...]:
-    """The runs of the chosen model, in the chosen order; both are chosen here."""
+    """The runs of the model that is chosen here, the newest first. A click on a column's name sorts the table."""
     models = [ALL, *sorted({run.model for run in runs if run.model})]
-    with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="runs_choice"):
-        model = st.selectbox("Model", models, key="runs_model", on_change=reorder)
-        order = st.selectbox("Sort by", [NEWEST, *ORDERS], key="runs_sort", on_change=reorder)
-    of_model = [run for run in runs if model in (ALL, run.model)]
-    return tuple(of_model if order not in ORDERS else sorted(of_model, key=ORDERS[order]))
+    model = st.selectbox("Model", models, key="runs_model", on_change=reorder)
+    return tuple(run for run in runs if model in (ALL, run.model))
 
 
 def table(runs: tuple[StoredRun, ...]) -> list[StoredRun]:

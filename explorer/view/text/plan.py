@@ -72,6 +72,10 @@ def certificate(plan: Plan) -> tuple[str, str]:
 
 
 FRONT = "Click a point to draw its policy. Everything hollow is predicted from one step; diamonds were run."
+FRONT_OF_FLOPS = (
+    "Click a point to draw its policy. FLOPs leave out element-wise work: a preset that keeps products looks free, and "
+    "plans make no such choice."
+)
 MEASURE = (
     "Runs everything kept and each of these policies in turns: the one that is drawn, the least peak, the sharpest "
     "bend of the front, and half the way down. Cancel stops the one under way and leaves out the rest."
