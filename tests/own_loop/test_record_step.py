@@ -26,6 +26,7 @@ from explorer.engine.model.load import load
 from explorer.errors import BadInput, NotSaved
 from explorer.jobs.run_file import read
 from explorer.own_loop.record_step import RecordedRun, RecordedStep
+from explorer.plan.why.caveats import why_not_predicted
 from explorer.record import ROLES, Comparison, Measurement, ModelRef, Policy, RunSpec
 from explorer.record.base import from_msgpack
 
@@ -210,6 +211,27 @@ def test_a_backward_by_autograd_grad_is_a_backward() -> None:
     assert [run.measurement.peak_phase for run in runs] == ["backward", "backward"]
     assert runs[0].forecast(policy).step_peak_bytes == pytest.approx(runs[1].peak_bytes, rel=0.001)
     explorer.auto_policy(loop.model, step, budget="90%").require()
+
+
+def test_a_step_with_two_backwards_through_one_forward_is_forecast_with_a_caveat() -> None:
+    def penalty(loop: Loop) -> None:
+        x = loop.x.clone().requires_grad_()
+        output = loop.model(x)
+        (slope,) = grad(output.sum(), x, create_graph=True)
+        (slope.square().sum() + output.square().sum()).backward()
+
+    def kept(loop: Loop) -> None:
+        output = loop.model(loop.x)
+        output.sum().backward(retain_graph=True)
+        output.square().sum().backward()
+
+    policy, words = Policy.recompute(("0", "1")), []
+    for step in (penalty, kept, Loop.step):
+        loop = Loop()
+        with explorer.record_step(loop.model, loop.optimizer) as run:
+            step(loop)
+        words.append(why_not_predicted(policy, run.measurement.graph, run.forecast(policy), run.measurement))
+    assert "runs backward more than once through 0" in words[0] and words[0] == words[1] and not words[2]
 
 
 def test_a_step_that_raises_is_kept_until_then_and_raises(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def plan(
     tries = last.tries
     chosen, run = tries[-1]
     met = within_budget(chosen, run)
-    against, doubt = contradiction(chosen.step_peak_bytes, run, graph, first), approximate(chosen.policy, graph)
+    against, doubt = contradiction(chosen.step_peak_bytes, run, graph, first), approximate(chosen.policy, graph, run)
     if output.json:
         on_ranks = {} if spec.ranks is None else _ranks_document(run, others)
         print_json({**_document(last, first, met=met), **on_ranks, "approximate": doubt, "contradiction": against})

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+
+from msgspec.structs import replace
 
 from explorer.plan.names import innermost, is_within, listed, some, written_results
 from explorer.plan.predict.changes import enclosing
 from explorer.plan.sizes import mib
+from explorer.record.allocations import PhaseSpan
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy
@@ -66,8 +70,14 @@ def not_covered(policy: Policy) -> str:
     return f"The forecast does not cover {listed(named)}: press Run." if named else ""
 
 
-def approximate(policy: Policy, graph: ModelGraph | None) -> str:
-    """A sentence on blocks whose rerun leaves memory that no forecast includes; empty where there are none."""
+def approximate(policy: Policy, graph: ModelGraph | None, run: Measurement | None = None) -> str:
+    """A sentence on blocks whose rerun holds memory that no forecast from `run` includes; empty if there are none."""
+    twice = tuple(fqn for fqn in _passed_twice(run) if any(is_within(fqn, unit) for unit in policy.blocks))
+    if twice:
+        return (
+            f"The predicted peak is approximate: the step runs backward more than once through {some(twice)}, and no "
+            "forecast says which of them recomputes. A run measures it."
+        )
     blocks = () if graph is None else graph.blocks
     holding = innermost(
         block.fqn
@@ -80,6 +90,33 @@ def approximate(policy: Policy, graph: ModelGraph | None) -> str:
         f"The predicted peak is approximate: forward leaves a tensor with its autograd graph on {some(holding)}. "
         "The recompute may hold more memory until the next forward, which no forecast includes. A run measures it."
     )
+
+
+def _passed_twice(run: Measurement | None) -> tuple[str, ...]:
+    """Blocks through which several backwards of one forward pass: a kept graph, a penalty on gradients."""
+    if run is None or run.allocations is None:
+        return ()
+    backwards: list[list[PhaseSpan]] = [[]]
+    """Of each forward. The optimizer may step inside a backward, which is then one all the same."""
+    before = ""
+    for span in run.phases:
+        if span.phase == "forward":
+            backwards.append([])
+        elif span.phase == "backward" and before == "backward":
+            backwards[-1][-1] = replace(backwards[-1][-1], end_tick=span.end_tick)
+        elif span.phase == "backward":
+            backwards[-1].append(span)
+        if span.phase in ("forward", "backward", "between"):
+            before = span.phase
+    log, twice = run.allocations, set[int]()
+    for several in (spans for spans in backwards if len(spans) > 1):
+        blocks = [
+            {block for block, born in zip(log.block, log.born) if span.first_tick <= born < span.end_tick}
+            for span in several
+        ]
+        times = Counter(block for passed in blocks for block in passed)
+        twice |= {block for block, n in times.items() if n > 1}
+    return tuple(filter(None, (log.blocks[block] for block in sorted(twice))))
 
 
 def no_baseline(run: Measurement) -> str:

@@ -145,7 +145,7 @@ def why_not_predicted(
 ) -> str:
     """Why the peak of a policy is not predicted from `run`, or is approximate; empty if no reason is known."""
     if expected.step_peak_bytes is not None:
-        return approximate(policy, graph)
+        return approximate(policy, graph, run)
     if run is not None and (because := no_baseline(run)):
         return because
     keeping = tuple(unit for unit in policy.units if unit.save_ops and results_of_views(unit.save_ops))
