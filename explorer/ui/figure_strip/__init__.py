@@ -31,7 +31,7 @@ class Cell:
 
 
 def strip(cells: tuple[Cell, ...]) -> None:
-    """Draws `cells` in one row, or in rows of three where the page is narrow. The height does not depend on texts."""
+    """Draws `cells` in one row, or in rows of three where the page is narrow. Origins that lack room take a line."""
     _component()(key="strip", data={"cells": [asdict(cell) for cell in cells]}, height="content")
 
 

@@ -19,21 +19,14 @@ from explorer.view.text.plan import in_words
 HEIGHT = 380
 Kind = Literal["plan", "preset", "run", "drawn"]
 CostWord = Literal["time", "FLOPs"]
-NAMES: dict[Kind, str] = {
-    "plan": "cheapest plans, predicted",
-    "preset": "presets, predicted",
-    "run": "runs, measured",
-    "drawn": "the policy that is drawn",
+LOOKS: dict[Kind, tuple[str, str, str, int]] = {
+    "plan": ("cheapest plans, predicted", "circle-open", RECOMPUTE, 10),
+    "preset": ("presets, predicted", "square-open", RUN_COLOURS["baseline"], 10),
+    "run": ("runs, measured", "diamond", RUN_COLOURS["candidate"], 11),
+    "drawn": ("the policy that is drawn", "cross-thin", RUN_COLOURS["candidate"], 22),
 }
-SYMBOLS: dict[Kind, str] = {"plan": "circle-open", "preset": "square-open", "run": "diamond", "drawn": "cross-thin"}
-COLOURS: dict[Kind, str] = {
-    "plan": RECOMPUTE,
-    "preset": RUN_COLOURS["baseline"],
-    "run": RUN_COLOURS["candidate"],
-    "drawn": RUN_COLOURS["candidate"],
-}
-AXIS: dict[CostWord, str] = {"time": "step time", "FLOPs": "FLOPs of the step (it was not timed)"}
-SIZES: dict[Kind, int] = {"plan": 10, "preset": 10, "run": 11, "drawn": 22}
+"""Name, symbol, colour and size of each kind of mark."""
+AXIS: dict[CostWord, str] = {"time": "step time", "FLOPs": "FLOPs"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +49,14 @@ class Mark:
         """Name of the policy in a click, which may come from an earlier chart: plans arrive while a person looks."""
         return f"{crc32(to_json(self.policy)):08x}"
 
+    @property
+    def called(self) -> str:
+        return self.name or LOOKS[self.kind][0]
+
+    @property
+    def origin(self) -> str:
+        return "measured" if self.measured else "predicted"
+
 
 def front_chart(marks: Sequence[Mark], *, budget_bytes: int | None = None) -> Chart:
     """Every mark's customdata starts with its id."""
@@ -65,7 +66,7 @@ def front_chart(marks: Sequence[Mark], *, budget_bytes: int | None = None) -> Ch
         fig = figure(question.replace("time", "compute") if word == "FLOPs" else question, answer, height=HEIGHT)
         most = max(mark.peak_bytes for mark in marks)
         unit, unit_name = byte_axis(most)
-        for kind in NAMES:
+        for kind in LOOKS:
             if of_kind := [mark for mark in marks if mark.kind == kind]:
                 fig.add_trace(_trace(kind, of_kind, unit))
         line = budget_bytes if budget_bytes is not None and budget_bytes <= 1.2 * most else None
@@ -76,7 +77,7 @@ def front_chart(marks: Sequence[Mark], *, budget_bytes: int | None = None) -> Ch
             )  # fmt: skip
         fig.update_layout(
             xaxis={"title": {"text": f"step peak ({unit_name})"}},
-            yaxis={"title": {"text": f"{AXIS[word].partition(' of')[0]}, × everything kept"}},  # the plot is low
+            yaxis={"title": {"text": f"{AXIS[word]}, × everything kept"}},
             legend={"traceorder": "normal"},
         )
     return Chart(
@@ -85,12 +86,12 @@ def front_chart(marks: Sequence[Mark], *, budget_bytes: int | None = None) -> Ch
         alt=f"Scatter chart of policies: step peak against {AXIS[word]}. {answer}.",
         rows=lambda: [
             {
-                "what": mark.name or NAMES[mark.kind],
+                "what": mark.called,
                 "policy": in_words(mark.policy),
                 "step peak (bytes)": mark.peak_bytes,
-                f"{'step time' if mark.counts == 'time' else 'FLOPs'} (× everything kept)": round(mark.time_ratio, 4),
+                f"{AXIS[mark.counts]} (× everything kept)": round(mark.time_ratio, 4),
                 "±": None if mark.spread is None else round(mark.spread, 4),
-                "origin": _origin(mark),
+                "origin": mark.origin,
             }
             for mark in marks
         ],
@@ -99,17 +100,18 @@ def front_chart(marks: Sequence[Mark], *, budget_bytes: int | None = None) -> Ch
 
 def _trace(kind: Kind, marks: Sequence[Mark], unit: int) -> go.Scatter:
     spreads = [(mark.spread if mark.measured else None) or 0.0 for mark in marks]
+    name, symbol, colour, size = LOOKS[kind]
     return go.Scatter(
         x=[mark.peak_bytes / unit for mark in marks],
         y=[mark.time_ratio for mark in marks],
-        name=NAMES[kind],
+        name=name,
         mode="lines+markers" if kind == "plan" else "markers",
         customdata=[[mark.id, *_hover(mark)] for mark in marks],
         hovertemplate=bold("%{customdata[1]}") + "\n%{customdata[2]}\n%{customdata[3]}",
-        line={"width": 1.5, "color": COLOURS[kind], "shape": "hv"},
+        line={"width": 1.5, "color": colour, "shape": "hv"},
         marker={
-            "symbol": SYMBOLS[kind], "size": SIZES[kind], "color": COLOURS[kind],
-            "line": {"width": 3 if kind == "drawn" else 2, "color": COLOURS[kind]},
+            "symbol": symbol, "size": size, "color": colour,
+            "line": {"width": 3 if kind == "drawn" else 2, "color": colour},
         },
         error_y={"type": "data", "array": spreads, "thickness": 1.5, "visible": any(spreads)},
         unselected={"marker": {"opacity": 1}},
@@ -120,13 +122,9 @@ def _word(marks: Sequence[Mark]) -> CostWord:
     return "FLOPs" if any(mark.counts == "FLOPs" for mark in marks) else "time"
 
 
-def _origin(mark: Mark) -> str:
-    return "measured" if mark.measured else "predicted"
-
-
 def _hover(mark: Mark) -> tuple[str, str, str]:
-    figures = f"{mib(mark.peak_bytes)}, {time_ratio(mark.time_ratio, mark.spread)} {mark.counts}, {_origin(mark)}"
-    return mark.name or NAMES[mark.kind], figures, in_words(mark.policy)
+    figures = f"{mib(mark.peak_bytes)}, {time_ratio(mark.time_ratio, mark.spread)} {mark.counts}, {mark.origin}"
+    return mark.called, figures, in_words(mark.policy)
 
 
 def _answer(marks: Sequence[Mark], budget_bytes: int | None) -> str:

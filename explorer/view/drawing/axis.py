@@ -168,15 +168,13 @@ MAX_POINTS = 2000
 
 
 def minmax(values: NDArray[Any], n_points: int = MAX_POINTS) -> Indices:
-    """Ascending indices of at most `n_points` of `values`: first, last, and the extremes of each bucket.
+    """Ascending indices of at most `n_points` (4 or more) of `values`: first, last, and the extremes of each bucket.
 
     Among equal values the first of a bucket is kept, so the first tick of the peak survives.
 
     >>> minmax(np.array([0, 9, 0, 0, 0, 0, 7, 0]), 6).tolist()
     [0, 1, 2, 4, 6, 7]
     """
-    if n_points < 4:
-        raise ValueError(f"a thinned line needs 4 points or more, got {n_points}")
     n = len(values)
     if n <= n_points:
         return np.arange(n)

@@ -176,16 +176,17 @@ COLLECTS = "torch collects cached blocks only in a process with a memory fractio
 
 def card_notes(memory: CardMemory) -> dict[str, str]:
     """The refused request, what the figures leave out, and other settings of the allocator."""
-    notes = {
-        "Refused": "" if memory.refused is None else refusal_sentence(memory.refused),
-        "Not known": "; ".join(map(unknown_text, memory.unknown)),
-        "Not checked": f"{', '.join(memory.not_checked)}: by torch's rules, against no recorded history",
-        "Not played": f"{', '.join(memory.not_played)}: the figures are those without it"
-        + (f"; {COLLECTS}" if COLLECTION in "".join(memory.not_played) else ""),
-        "Other settings": settings_text(memory),
-    }
-    present = (memory.refused, memory.unknown, memory.not_checked, memory.not_played, memory.other_settings)
-    return {name: note for (name, note), part in zip(notes.items(), present) if part}
+    notes = {} if memory.refused is None else {"Refused": refusal_sentence(memory.refused)}
+    if memory.unknown:
+        notes["Not known"] = "; ".join(map(unknown_text, memory.unknown))
+    if memory.not_checked:
+        notes["Not checked"] = f"{', '.join(memory.not_checked)}: by torch's rules, against no recorded history"
+    if memory.not_played:
+        collects = f"; {COLLECTS}" if COLLECTION in "".join(memory.not_played) else ""
+        notes["Not played"] = f"{', '.join(memory.not_played)}: the figures are those without it{collects}"
+    if memory.other_settings:
+        notes["Other settings"] = settings_text(memory)
+    return notes
 
 
 def notes_of_cards(memories: Mapping[str, CardMemory]) -> list[tuple[str, str]]:
