@@ -17,7 +17,7 @@ from explorer.jobs.protocol import RunLab
 from explorer.plan.lessons import lesson_called, lessons, settings
 from explorer.record.lab import LabOutcome, Lesson, Switch
 from explorer.record.run import Device
-from explorer.ui.session import address, backend, page_job
+from explorer.ui.session import address, backend, page_job, window
 from explorer.ui.session.page_job import PageJob
 from explorer.ui.session.repository import request_key, runs
 from explorer.ui.session.values import bound, go_to, once_a_press, select, session_value, whole
@@ -63,7 +63,7 @@ def page() -> None:
     if state.in_gallery:
         _gallery(state)
         return
-    left, right = st.columns([5, 7], gap="large")
+    left, right = (st.container(), st.container()) if window.narrow() else st.columns([5, 7], gap="large")
     with left, st.container(horizontal=True):
         back = partial(setattr, state, "in_gallery", True)
         st.button("All experiments", key="lab_gallery", type="tertiary", icon=":material/grid_view:", on_click=back)

@@ -213,7 +213,7 @@ def _row(name: str, run: Measurement) -> dict[str, str]:
         "recompute": flops(run.recompute_flops),
         "backward": flops(run.backward_flops),
     }
-    if run.origin == "measured":
+    if run.origin != "predicted":
         row |= {f"{part} time": milliseconds(getattr(run.times, part) if run.times else None) for part in PARTS}
     return row
 
