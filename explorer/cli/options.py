@@ -265,9 +265,9 @@ def file_on(name: str, graph: ModelGraph) -> PolicyFile:
 
 def say_source(read: Reading) -> None:
     """Writes to stderr the source of a policy, its fit and its differences, if there are any."""
-    if read.told or read.source != POLICY_FILE:
+    if read.messages or read.source != POLICY_FILE:
         say(f"Read from {escape(read.source)}: [{FIT_COLOURS[read.fit]}]{read.fit}[/].")
-    for sentence in read.told:
+    for sentence in read.messages:
         say(escape(sentence))
 
 

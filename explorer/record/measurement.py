@@ -389,7 +389,7 @@ class RecordedRanks(Record):
         return {
             "n_ranks": self.n_ranks,
             "fullest_rank": run.rank,
-            "complete": all(one.complete for one in self.ranks),
+            "complete": all(rank.complete for rank in self.ranks),
             "held_peak_bytes": run.held_peak_bytes,
             "step_peak_bytes": run.step_peak_bytes,
         }

@@ -96,6 +96,6 @@ class Reading(Record):
         return self.file.policy
 
     @property
-    def told(self) -> tuple[str, ...]:
+    def messages(self) -> tuple[str, ...]:
         """All messages for a person. Empty for a policy file that was made for this model."""
         return (*self.reasons, *((self.changed,) if self.changed else ()), *self.notes)

@@ -106,7 +106,7 @@ def take_policy(state: ExploreState, graph: ModelGraph, data: bytes) -> None:
         drafts.set_policy(state.draft, read.policy, graph)
         state.job.failure = None
         state.doubt = doubt(read.file.evidence.verdict if read.file.evidence else None)
-        state.imported = read if read.told or read.source != POLICY_FILE else None
+        state.imported = read if read.messages or read.source != POLICY_FILE else None
 
 
 def _text(data: bytes) -> str:
@@ -122,7 +122,7 @@ def imported_notes(state: ExploreState, read: Reading) -> None:
     """Draws notes on an imported policy, until a person dismisses them."""
     with st.container(border=True, key="read_policy"):
         small_text(f":{COLOURS[read.fit]}-badge[{read.fit}] read from {escape(read.source)}")
-        for sentence in read.told:
+        for sentence in read.messages:
             small_text(escape(sentence))
         understood = partial(setattr, state, "imported", None)
         st.button("Understood", key="read_understood", type="tertiary", icon=":material/check:", on_click=understood)

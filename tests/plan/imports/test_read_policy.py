@@ -324,7 +324,7 @@ policy:
 
 def test_a_changed_model_is_applied_by_name_with_a_sentence(graph: ModelGraph) -> None:
     text = policy_file.dumps(policy_file.file_of(Policy.recompute(LAYERS[:2]), graph))
-    assert read(text, graph).told == ()
+    assert read(text, graph).messages == ()
     deeper = read(text, gpt(12, names="layers"))
     assert deeper.policy == Policy.recompute(LAYERS[:2])
     assert "layers.* are 12, and were 8" in deeper.changed and "new" not in deeper.changed
@@ -339,7 +339,7 @@ def test_a_changed_model_is_applied_by_name_with_a_sentence(graph: ModelGraph) -
 
 def test_a_file_by_hand_is_judged_by_its_names(graph: ModelGraph) -> None:
     by_hand = policy_file.dumps(PolicyFile(policy=Policy.recompute(["layers.1"])))
-    assert read(by_hand, graph).told == ()
+    assert read(by_hand, graph).messages == ()
     with pytest.raises(InvalidPolicy, match=r"no block layer\.1 ") as caught:
         read(by_hand.replace("layers.1", "layer.1"), graph)
     assert "Did you mean layers.1" in caught.value.hint
