@@ -98,13 +98,6 @@ def test_no_grad_field_is_touched_and_frozen_parameters_are_left_out() -> None:
     ]
 
 
-def test_overwriting_is_wrong_exactly_where_weights_are_shared() -> None:
-    chained, x = recurrent(8)
-    assert len(unequal(plain_store(chained, x), segmented_step(chained, x, 4, "overwrite").stores[0])) == 3
-    own, y = Chain.of(chain(Residual, 4), mean_square), torch.randn(8, WIDTH)
-    assert unequal(plain_store(own, y), segmented_step(own, y, 4, "overwrite").stores[0]) == []
-
-
 def test_adding_whole_stores_up_afterwards_only_rounds() -> None:
     chained, x = recurrent(12)
     expected = plain_store(chained, x)

@@ -309,27 +309,6 @@ def returning(width: int = 32, batch: int = 8) -> Any:
 RETURNING = tuple(map(str, range(5)))
 
 
-class Nap(nn.Module):
-    """Waits without working: time on the wall, none of the CPU."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.after = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.linear(x)
-        time.sleep(0.05)
-        return self.after(y)
-
-
-def napping() -> Any:
-    return nn.Sequential(Nap(), Nap()), (torch.randn(8, 4), torch.randn(8, 4)), F.mse_loss
-
-
-NAPPING = ("0", "1")
-
-
 def without_a_loss() -> Any:
     def failing(output: Tensor, targets: Tensor) -> Tensor:
         raise ValueError("no loss today")

@@ -26,7 +26,7 @@ from explorer.record.pipeline_run import RankReport
 from explorer.record.plan import Progress
 from explorer.record.policy import Policy
 from explorer.view.pipeline.headline import figures
-from tests.engine.pipeline.pipeline_nets import LANGUAGE, NAPPING, TRANSPOSED, TROUBLE, UNET
+from tests.engine.pipeline.pipeline_nets import LANGUAGE, TRANSPOSED, TROUBLE, UNET
 from tests.engine.pipeline.pipeline_runs import SOME, assert_split_is_exact, ran, spec
 from tests.forked import forked, server_of
 
@@ -146,18 +146,7 @@ def test_a_rank_that_is_killed_is_not_the_models_fault_whatever_it_has_reported(
         process.close()
 
 
-@pytest.mark.slow
-def test_one_clock_reads_actions_and_what_they_recompute() -> None:
-    """A block that sleeps for 50 ms takes wall time and no CPU time, in its recompute too."""
-    run = run_pipeline(spec("napping", NAPPING, 2, Policy.recompute(NAPPING), schedule="1F1B"), "procs")
-    assert run.failure is None
-    backwards = [time for time in run.actions if (time.stage, time.kind) == (1, "B")]
-    assert backwards and all(50 <= time.recompute_ms <= time.duration_ms for time in backwards)
-
-
-NAP_MS = 150.0
-
-
+LINK_MS, NAP_MS = 150.0, 50.0
 FAR = f"""
 import time
 
@@ -171,28 +160,44 @@ send = schedules._batch_p2p
 
 def slowly(ops, desc=None):
     if any(op.op is dist.isend for op in ops):
-        time.sleep({NAP_MS} / 1e3)
+        time.sleep({LINK_MS} / 1e3)
     return send(ops, desc)
+
+
+class Nap(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.after = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.linear(x)
+        time.sleep({NAP_MS} / 1e3)
+        return self.after(y)
 
 
 def far():
     if dist.is_initialized():  # in a rank
         schedules._batch_p2p = slowly
-    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), (torch.randn(4, 4), torch.randn(4, 4)), nn.MSELoss()
+    return nn.Sequential(Nap(), Nap()), (torch.randn(4, 4), torch.randn(4, 4)), nn.MSELoss()
 """
 
 
 @pytest.mark.slow
-def test_what_a_slow_link_costs_is_in_the_step(tmp_path: Path) -> None:
-    """One microbatch there and back over a link that takes its time: nothing else happens meanwhile."""
+def test_a_slow_link_is_in_the_step_and_one_clock_reads_actions_and_their_reruns(tmp_path: Path) -> None:
+    """One microbatch there and back over a link that takes its time: nothing else happens meanwhile.
+
+    A block that sleeps takes wall time and no CPU time, in its recompute too.
+    """
     (tmp_path / "net.py").write_text(FAR)
-    plan = spec("far", ("0", "1"), 2, n_microbatches=1)
+    plan = spec("far", ("0", "1"), 2, Policy.recompute(["0", "1"]), n_microbatches=1)
     plan = msgspec.structs.replace(plan, model=ModelRef(target=f"{tmp_path / 'net.py'}:far"))
     run = run_pipeline(plan, "procs")
     assert_split_is_exact(run)
     assert run.timing is run.wall
-    assert run.wall.makespan_ms >= run.composed.makespan_ms + 2 * NAP_MS
-    assert {(wait.source, wait.target) for wait in transfers(run.wall) if wait.wait_ms >= NAP_MS} == {(0, 1), (1, 0)}
+    assert run.wall.makespan_ms >= run.composed.makespan_ms + 2 * LINK_MS
+    assert {(wait.source, wait.target) for wait in transfers(run.wall) if wait.wait_ms >= LINK_MS} == {(0, 1), (1, 0)}
+    reruns = [(time.recompute_ms, time.duration_ms) for time in run.actions if time.kind == "B"]
+    assert len(reruns) == 2 and all(NAP_MS <= rerun_ms <= action_ms for rerun_ms, action_ms in reruns)
     step = figures(run, None, plan.plan, before=None)[0]
     assert step.value in (
         f"{run.wall.makespan_ms:,.1f} ms",
