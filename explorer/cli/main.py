@@ -7,6 +7,7 @@ for is imported; `--help` reads the docstrings of the others from their files.
 from __future__ import annotations
 
 import ast
+import shutil
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
@@ -23,6 +24,8 @@ from explorer.cli import verbs
 _ORDER = ("models", "graph", "check", "export", "measure", "compare", "plan", "pipeline", "run", "lab")
 """Order of the verbs in `--help`: the order of use. Other verbs follow."""
 _PLAIN: dict[str, Any] = {"pretty_exceptions_enable": False, "add_completion": False}
+_NARROW = 90
+"""Columns below which rich's table of options cuts names: `VERB --help` is then plain text."""
 
 
 class _Verbs(TyperGroup):
@@ -34,7 +37,8 @@ class _Verbs(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
-        shell = typer.Typer(**_PLAIN)
+        narrow = shutil.get_terminal_size().columns < _NARROW
+        shell = typer.Typer(**_PLAIN, rich_markup_mode=None if narrow else "rich")
         shell.command(name)(verb_of(str(name)))
         return name, typer.main.get_command(shell), _with_number_of_ranks(rest)
 

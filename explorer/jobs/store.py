@@ -194,7 +194,8 @@ class Store:
     def _unknown(self, run_id: str) -> BadInput:
         run_ids = [run.run_id for run in self.list()]
         return BadInput(
-            f"There is no run {run_id} in {self.path}, which holds {len(run_ids)}.", hint=nearest(run_id, run_ids)
+            f"There is no run {run_id} in {self.path}, which holds {len(run_ids)}.",
+            hint=nearest(run_id, run_ids) or "`python -m explorer report` lists them.",
         )
 
     @contextmanager

@@ -23,7 +23,7 @@ from explorer.errors import InvalidPolicy, OutOfMemory
 from explorer.own_loop.record_step import place_of_caller
 from explorer.plan.card.cards import capacity_bytes, listed_card
 from explorer.plan.card.step_on_card import memory_on
-from explorer.plan.planners.budget import DEVICE, parse_budget
+from explorer.plan.planners.budget import DEVICE, check_budget, parse_budget
 from explorer.plan.planners.confirm import confirmed, within_budget
 from explorer.plan.planners.front import undominated
 from explorer.plan.planners.planner import Planner
@@ -55,11 +55,13 @@ def auto_policy(model: nn.Module, step: Callable[[], object], budget: str | int 
     also for a step that cannot be repeated or has no backward, and for a model with a policy. Raises OutOfMemory if no
     policy fits.
     """
+    card = listed_card(budget) if isinstance(budget, str) else budget if isinstance(budget, Card) else None
+    if isinstance(budget, str) and card is None:
+        check_budget(budget)
     with UserSteps(model, step, place_of_caller()) as steps:
         graph = steps.graph()
         run, refused = _first_that_fits(steps, graph)
         planner = Planner(run, graph)
-        card = listed_card(budget) if isinstance(budget, str) else budget if isinstance(budget, Card) else None
         limit = capacity_bytes(card) if card is not None else budget
         assert not isinstance(limit, Card)
         asked = parse_budget(limit, planner.keep_all_bytes, run)

@@ -65,6 +65,9 @@ def test_a_narrow_terminal_clips_nothing(shared: Worker, tiny: str, monkeypatch:
         (["check", "gone.yaml", "TINY"], ["gone.yaml cannot be read"]),
         (["check", "TINY", "TINY"], ["not YAML: line 1"]),
         (["export", "gone.yaml", "--to", "torch"], ["gone.yaml cannot be read"]),
+        (["graph", "TINY", "--out", "graph.txt"], ["--out writes the document of --json"]),
+        (["report", "gone.pickle"], ["There is no run gone.pickle"]),
+        (["pipeline", "TINY", "--schedule", "1f1b"], ["Did you mean 1F1B"]),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(
@@ -86,6 +89,13 @@ def test_the_traceback_and_the_document_of_an_error(shared: Worker, tiny: str) -
     failed = read("measure", f"{wrong(tiny)}:trouble", code=2)
     assert failed["failure"]["kind"] == "model raised" and failed["spec"], "what was recorded until then is kept"
     assert failed["step_peak_bytes"] is None and failed["complete"] is False, "a part of a step has no headline figure"
+
+
+def test_help_names_every_option_whole_in_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    for name, option in (("measure", "--parallelize"), ("pipeline", "--deferred-batch-norm")):
+        text = run(name, "--help").stdout
+        assert option in text and "\u2026" not in text
 
 
 def test_every_verb_explains_itself() -> None:

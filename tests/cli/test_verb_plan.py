@@ -165,6 +165,8 @@ def test_a_card_that_no_policy_fits_is_the_planners_sentence(wide: str) -> None:
     [
         ([], "needs one of --budget and --time"),
         (["--budget", "1GiB", "--time", "+5%"], "needs one of"),
+        (["--budget", "60XX"], "'60XX' is not a size"),
+        (["--time", "10"], "'10' is not a share"),
         (["--card", "b200"], "this run does not predict for one"),
         (["--predict", "--card", "b201"], "neither a card that is listed here nor a size"),
         (["--predict", "--card", "700MiB"], "driver and context may take 800.0 MiB of it"),

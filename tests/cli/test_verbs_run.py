@@ -379,7 +379,7 @@ def test_what_the_script_raises_is_shown_and_what_was_missed_is_said(
     assert "ValueError: the script's own" in raised.stderr and "Wrote step 1" in raised.stderr
     assert (folder / "step1.explorer").exists()
     missed = run("run", "train.py", "--at", "1", "--at", "2", "--", "--lr", "0.1", "--steps", "1", code=2)
-    assert "took 1 step; of those asked for, 2 could not be written" in " ".join(missed.stderr.split())
+    assert "took 1 step; no file was written of step 2." in " ".join(missed.stderr.split())
     assert "Wrote step 1" in missed.stderr
 
 

@@ -39,7 +39,7 @@ from explorer.view.compare.gradients import (
     state_change_table,
     verdict_sentence,
 )
-from explorer.view.compare.headline import danger, doubt, errors, headlines, warning_lines
+from explorer.view.compare.headline import bytes_headline, danger, doubt, errors, headlines, warning_lines
 from explorer.view.compare.run_plane import TOO_FEW, UNSAFE, RunPoint, is_ahead, run_plane
 from explorer.view.drawing.units import MIB
 from tests.view.builders import compared, equal_gradient, measured, wrong_gradient
@@ -47,6 +47,7 @@ from tests.view.builders import compared, equal_gradient, measured, wrong_gradie
 
 def test_a_good_policy() -> None:
     strip = {head.key: head for head in headlines(compared(recompute=range(6)))}
+    assert bytes_headline("step_peak_bytes", 270_000, 266_000).value == "263.7 → 259.8 KiB", "0.3 → 0.3 MiB says less"
     peak = strip["step_peak_bytes"]
     assert (peak.value, peak.delta, peak.tone) == ("149.0 → 90.0 MiB", "\N{MINUS SIGN}40 %", "good")
     assert (strip["flop_ratio"].value, strip["flop_ratio"].tone) == ("+25 %", "bad")

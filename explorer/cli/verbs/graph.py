@@ -7,7 +7,8 @@ from rich.markup import escape
 
 from explorer.cli.command import Output, answer_console, table_of, verb
 from explorer.cli.options import Model, ModelOptions, Out, Predict, describe
-from explorer.cli.worker import print_or_write, worker
+from explorer.cli.worker import check_writable, print_or_write, worker
+from explorer.errors import BadInput
 from explorer.record.base import to_plain
 from explorer.record.graph import Block, ModelGraph
 from explorer.record.run import RunSpec
@@ -26,6 +27,9 @@ def graph(
     predict: Predict = False,
 ) -> None:
     """The block graph of one observed run."""
+    if out is not None and not output.json:
+        raise BadInput("--out writes the document of --json, and the table was asked for.", hint="Add --json.")
+    check_writable(out)
     with worker() as engine:
         model_graph = describe(engine, RunSpec(model=options.ref(model), seed=options.seed), without_data=predict)
     if output.json:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import replace as with_fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -209,6 +210,8 @@ def pipeline(
         graph = describe(engine, spec)
         file = file_on(policy, graph)
         spec = replace(spec, policy=file.policy)
+        if wish is None:  # faults of the options are raised before blocks are priced
+            plan_of(with_fields(split, cuts=None), graph, file.policy, None, default=file.pipeline)
         profile = None
         if wish is not None or (run.predict and run.engine != "torchrun"):
             parts = split.microbatches or USUAL.n_microbatches

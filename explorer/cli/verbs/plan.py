@@ -22,7 +22,7 @@ from explorer.errors import BadInput, InvalidPolicy
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Measure
 from explorer.plan.card.cards import capacity_bytes
-from explorer.plan.planners.budget import parse_budget, parse_share
+from explorer.plan.planners.budget import check_budget, parse_budget, parse_share
 from explorer.plan.planners.confirm import Confirmation, confirmed, within_budget
 from explorer.plan.planners.front import RankOffer, offers_on_ranks, splits_of
 from explorer.plan.planners.planner import Planner
@@ -73,6 +73,10 @@ def plan(
             "A plan needs one of --budget and --time.",
             hint="--budget 60%, --time +10% for the least memory, or --predict --card b200.",
         )
+    if wish.time is not None:
+        parse_share(wish.time)
+    if wish.budget is not None:
+        check_budget(wish.budget)
     if spec.ranks is not None and not step.predict:
         raise BadInput("A plan for ranks is made of a prediction.", hint="Add --predict.")
     check_writable(wish.out)

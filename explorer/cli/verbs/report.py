@@ -54,7 +54,8 @@ def report(output: Output, run: Which = None, out: ReportPath = None) -> None:
             print_history(history)
         return
     if out is None:
-        raise BadInput("A report needs a place.", hint="Give --out report.html.")
+        load_run(run)
+        raise BadInput(f"No file is named for the report of {run}.", hint="Give --out report.html.")
     check_writable(out)
     reported = load_run(run)
     suffix = next((suffix for suffix in RUN_EXPORTS if out.name.endswith(suffix)), None)

@@ -63,9 +63,9 @@ def run(
     _say_written(watched.watch)
     missed = [step for step in at or () if step not in watched.watch.written]
     if missed:
-        steps, which = count(watched.watch.n_steps, "step"), listed([str(step) for step in missed])
+        steps, which = count(watched.watch.n_steps, "step"), listed([f"step {step}" for step in missed])
         raise BadInput(
-            f"{script} took {steps}; of those asked for, {which} could not be written.",
+            f"{script} took {steps}; no file was written of {which}.",
             hint="Steps are counted from 1, by the optimizer; a warning says why one that was taken is missing.",
         )
 

@@ -97,6 +97,11 @@ def _kind(built: object) -> str:
 
 def example_batch(model: nn.Module, target: str, shape: BatchShape) -> object:
     """Inputs that the model takes. Raises ModelNotLoaded, with the last candidate's error, if no candidate works."""
+    if any(parameter.device.type == "meta" for parameter in model.parameters()):
+        raise ModelNotLoaded(
+            f"The factory of {target} built its model on the device meta, where parameters have no values.",
+            hint="Build the model on the CPU; with --predict this takes no memory either.",
+        )
     stood = RngState.capture(model)
     tried, last = "", ""
     for inputs in _candidates(model, shape):

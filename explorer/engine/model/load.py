@@ -134,7 +134,8 @@ def _resolve(ref: ModelRef) -> tuple[Factory, dict[str, Any]]:
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         names = [*_model_names(module), *functions]
         references = [f"{where}:{each}" for each in names[:20]]
-        raise ModelNotLoaded(f"{where} has no factory {name!r}.", hint=nearest(name, names) or _list(references))
+        hint = nearest(name, names) or _list(references) or "Write a function there that returns a model."
+        raise ModelNotLoaded(f"{where} has no factory {name!r}.", hint=hint)
     return factory, _arguments(ref, factory, getattr(module, "SIZES", None))
 
 
@@ -244,7 +245,8 @@ def _from_file(where: str) -> object:
     """The module of a file. Every call executes the file again, so that edits take effect."""
     path = next((p for p in (Path(where), PROJECT / where) if p.is_file()), None)
     if path is None:
-        near = nearest(Path(where).stem, [p.stem for p in Path(where).parent.glob("*.py")]).replace("?", ".py?")
+        stems = {path.stem for root in (Path(), PROJECT) for path in (root / where).parent.glob("*.py")}
+        near = nearest(Path(where).stem, stems).replace("?", ".py?")
         raise ModelNotLoaded(f"There is no file {where}.", hint=near or "Give a path from here, or an absolute one.")
     path = path.resolve()
     name = f"explorer_model_{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"  # pickle finds classes by it

@@ -117,7 +117,7 @@ class StageModule(nn.Module):
         for step in part.steps:
             if isinstance(step.target, str):
                 block = model.get_submodule(step.target)
-                self.add_module(step.target.replace(".", "/"), block)
+                self.add_module(step.target.replace(".", "/") or "model", block)
                 if step.target in part.blocks:
                     block.register_forward_pre_hook(partial(self._enter, step.target))
             for dotted in sorted(step.paths):

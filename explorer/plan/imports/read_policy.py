@@ -62,7 +62,7 @@ def read(text: str, graph: ModelGraph) -> Reading:
         raise UnreadableFile(error.sentence, hint=f"{error.hint} {_ALSO}".strip()) from error
 
 
-_ALSO = f"Recompute settings of {listed([program.name for program in PROGRAMS])} are read as well."
+_ALSO = f"Recompute settings of {listed([program.name for program in PROGRAMS], len(PROGRAMS))} are read as well."
 
 
 def named(name: str, graph: ModelGraph) -> Reading:

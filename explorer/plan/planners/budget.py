@@ -12,7 +12,7 @@ from explorer.record.plan import Wish
 DEVICE = "device"
 """The budget that stands for all free memory of the device."""
 EXAMPLES = "Such as 60 MiB, 50 % or +10 % time."
-_WISH = re.compile(r"([+-]?)\s*(\d+(?:[.,]\d+)?|[.,]\d+)\s*(%?)\s*([a-z]*)")
+_WISH = re.compile(r"([+-]?)\s*(\d+(?:[.,]\d+)?|[.,]\d+)\s*(%?)\s*([a-zA-Z]*)")
 MOST_SHARE = 2.0
 """Largest budget as a multiple of the peak with everything kept: a larger budget is a typing error."""
 MOST_BYTES = 2**50
@@ -22,18 +22,18 @@ MOST_MORE_TIME = 100.0
 
 def parse_wish(text: str, keep_all_bytes: int) -> Wish:
     """The budget in `text`. Raises BadInput for a text that is no possible budget."""
-    match = _WISH.fullmatch(text.strip().lower())
+    match = _WISH.fullmatch(text.strip())
     if match is None:
         raise BadInput(f"{text.strip()[:40]!r} is not a budget.", hint=EXAMPLES)
     sign, number, percent, word = match.groups()
-    amount = float(number.replace(",", "."))
+    amount, is_time = float(number.replace(",", ".")), word.lower() == "time"
     if sign == "-":
         raise BadInput(f"A budget cannot be less than nothing, and {text.strip()} is.", hint=EXAMPLES)
-    if percent and (word == "time" or (sign and not word)):
+    if percent and (is_time or (sign and not word)):
         if amount / 100 > MOST_MORE_TIME:
             raise BadInput(f"No step needs {text.strip()}.", hint=EXAMPLES)
         return Wish(more_time=amount / 100)
-    if sign or (percent and word) or word == "time":
+    if sign or (percent and word) or is_time:
         raise BadInput(f"{text.strip()!r} is neither memory nor time.", hint=EXAMPLES)
     if not amount:
         raise BadInput(f"A budget of {text.strip()} leaves room for nothing.", hint=EXAMPLES)
@@ -49,13 +49,23 @@ def parse_wish(text: str, keep_all_bytes: int) -> Wish:
     return Wish(budget_bytes=n_bytes)
 
 
+def check_budget(budget: str) -> None:
+    """Raises BadInput for a text that is no budget of memory, before a step is measured."""
+    if budget != DEVICE:
+        _wished_bytes(budget, 0)
+
+
 def parse_budget(budget: str | int, keep_all_bytes: int, run: Measurement) -> int:
     """Bytes of a budget: `1.5GiB`, `60%` of the peak with everything kept, or `device` of `run`. Raises BadInput."""
     if isinstance(budget, int) and budget > 0:
         return budget
     if budget == DEVICE:
         return _device_bytes(run)
-    n_bytes = parse_wish(str(budget), keep_all_bytes).budget_bytes
+    return _wished_bytes(str(budget), keep_all_bytes)
+
+
+def _wished_bytes(budget: str, keep_all_bytes: int) -> int:
+    n_bytes = parse_wish(budget, keep_all_bytes).budget_bytes
     if n_bytes is None:
         raise BadInput(
             f"A budget of {budget} is time, and memory was asked for.",

@@ -42,6 +42,8 @@ def outside_blocks(graph: ModelGraph) -> str:
     saved = graph.by_fqn[""].saved_bytes
     if 2 * graph.outside_bytes <= saved:
         return ""
+    if not graph.children[""]:
+        return f"{graph.model.target} is one module with no modules inside: no part of it can be recomputed."
     return (
         f"{mib(graph.outside_bytes)} of the saved {mib(saved)} are made by the model's own operations between blocks: "
         "only operations inside of modules can be recomputed."

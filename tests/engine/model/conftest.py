@@ -112,6 +112,12 @@ class Picky(Net):
 instance = Net(4)
 
 
+def on_meta():
+    with torch.device("meta"):
+        return nn.Linear(4, 4)
+
+
+
 def batch(width=8):
     return torch.randn(5, width)
 

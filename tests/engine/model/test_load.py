@@ -279,6 +279,7 @@ def test_the_guess_leaves_model_and_generators_as_they_were(package: str) -> Non
         ("parts", "returned dict, not a model"),
         ("several", "returned 4 things, not a model"),
         ("Silent", "without an example batch, and none was found to guess one from"),
+        ("on_meta", "built its model on the device meta"),
         ("Picky", "without an example batch, and none was found"),
     ],
 )
