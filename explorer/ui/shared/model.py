@@ -169,7 +169,7 @@ def _weights(model: ModelRef, choose: Choose) -> None:
     if len(offered) == 1:
         return
     field = bound("weights", model.weights, lambda file: choose(msgspec.structs.replace(model, weights=file)))
-    select("weights", offered, field, format_func=_file_name, help=glossary.WEIGHTS)
+    select("weights", offered, field, format_func=lambda file: Path(file).name or AS_BUILT, help=glossary.WEIGHTS)
 
 
 def _card(draft: Draft) -> None:
@@ -234,10 +234,6 @@ def _ranks(draft: Draft) -> None:
         st.number_input(
             "tensor-parallel ranks", 1, most, tensor.value, 1, help=glossary.OPTIONS["n_tensor"], **tensor.wired
         )
-
-
-def _file_name(file: str) -> str:
-    return Path(file).name if file else AS_BUILT
 
 
 def _changed_options(draft: Draft) -> list[str]:

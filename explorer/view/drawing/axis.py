@@ -126,12 +126,8 @@ def _stretched(ticks: Positions, run: Measurement, drawn: Measurement) -> Positi
 
 def has_times(*runs: Measurement | None) -> bool:
     """Whether each run present has measured times of every tick; predicted runs have simulated times."""
-    there = [run for run in runs if run is not None and run.allocations is not None]
-    return bool(there) and all(run.origin != "predicted" and _is_timed(run.allocations) for run in there)
-
-
-def _is_timed(log: Allocations | None) -> bool:
-    return log is not None and len(log.time_ns) == log.n_ticks + 1
+    there = [(run, run.allocations) for run in runs if run is not None and run.allocations is not None]
+    return bool(there) and all(run.origin != "predicted" and len(log.time_ns) == log.n_ticks + 1 for run, log in there)
 
 
 def axis_layout(axis: Axis, drawn: Measurement, *, of: str = "") -> dict[str, object]:

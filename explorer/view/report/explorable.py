@@ -144,7 +144,8 @@ def _presets(graph: ModelGraph) -> dict[str, Policy]:
 
 
 def _plan(plan: Plan) -> dict[str, object]:
-    cost = "" if plan.cost_ratio is None else f"{percent(plan.cost_ratio - 1, signed=True)} {_cost_word(plan)}"
+    word = "FLOPs" if plan.cost_unit == "FLOPs" else "time"
+    cost = "" if plan.cost_ratio is None else f"{percent(plan.cost_ratio - 1, signed=True)} {word}"
     return {
         "units": _units(plan.policy),
         "peak": plan.step_peak_bytes,
@@ -152,10 +153,6 @@ def _plan(plan: Plan) -> dict[str, object]:
         "words": f"{mib(plan.step_peak_bytes)} for {cost or 'an unknown cost'}",
         "proof": certificate(plan)[0],
     }
-
-
-def _cost_word(plan: Plan) -> str:
-    return "FLOPs" if plan.cost_unit == "FLOPs" else "time"
 
 
 def _graph(graph: ModelGraph, run: Measurement) -> dict[str, object]:
