@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,27 +90,47 @@ def page(context: BrowserContext) -> Iterator[Page]:
     assert not errors, errors
 
 
-@pytest.fixture
-def from_disk(browser: Browser) -> Iterator[Page]:
-    """A tab for files, in a browser without network. Each test has its own: Chromium may lose a way out of a file.
+@pytest.fixture(scope="module")
+def offline(browser: Browser) -> Iterator[BrowserContext]:
+    """A browser without network."""
+    context = browser.new_context(offline=True, accept_downloads=True)
+    context.set_default_timeout(TIMEOUT_MS)
+    yield context
+    context.close()
 
-    A word on the console (a blocked request, an error) or any request but for files is a fault.
+
+@pytest.fixture
+def from_disk(offline: BrowserContext) -> Iterator[Callable[..., Page]]:
+    """Visits a file, with a fragment, in a browser without network.
+
+    A file keeps its tab: a new tab compiles Plotly anew, and Chromium may lose a way out of a file. A word on the
+    console (a blocked request, an error) or any request but for files is a fault.
     """
-    offline = browser.new_context(viewport=SIZE, offline=True, accept_downloads=True)
-    offline.set_default_timeout(TIMEOUT_MS)
-    tab, faults = offline.new_page(), list[str]()
+    faults: list[str] = []
 
     def request(sent: Request) -> None:
         if not sent.url.startswith(("file:", "blob:")):
             faults.append(sent.url)
 
-    with (
-        listening(tab, "console", lambda message: faults.append(message.text)),
-        listening(tab, "pageerror", lambda error: faults.append(str(error))),
-        listening(tab, "request", request),
-    ):
-        yield tab
-    offline.close()
+    def visit(file: Path, fragment: str = "") -> Page:
+        tabs = [tab for tab in offline.pages if tab.url.startswith(file.as_uri())]
+        tab = tabs[0] if tabs else offline.new_page()
+        offline.set_offline(True)
+        tab.set_viewport_size(SIZE)
+        tab.emulate_media(color_scheme="light")
+        if tab not in visited:
+            visited.append(tab)
+            listeners.enter_context(listening(tab, "console", lambda message: faults.append(message.text)))
+            listeners.enter_context(listening(tab, "pageerror", lambda error: faults.append(str(error))))
+            listeners.enter_context(listening(tab, "request", request))
+        tab.goto(file.as_uri() + fragment)
+        if tabs and fragment:  # a fragment alone is no new visit
+            tab.reload()
+        return tab
+
+    visited: list[Page] = []
+    with ExitStack() as listeners:
+        yield visit
     assert not faults, faults
 
 

@@ -40,6 +40,20 @@ def compared(page: Page) -> None:
     page.get_by_test_id("stPlotlyChart").first.wait_for()
 
 
+IS_BELOW = """panel => {
+    const graph = [...document.querySelectorAll("*")].find((e) => e.shadowRoot?.querySelector(".graph"))
+    const charts = document.querySelector(`.st-key-${panel}`)
+    return graph && charts && charts.getBoundingClientRect().top >= graph.getBoundingClientRect().bottom - 1
+}"""
+
+
+def stacks_when_narrow(page: Page, panel: str) -> None:
+    """Checks that the charts of `panel` stand beside the graph, and below it once the window is narrow."""
+    assert not settled(page).evaluate(IS_BELOW, panel)
+    page.set_viewport_size({"width": 800, "height": 900})
+    page.wait_for_function(IS_BELOW, arg=panel, polling=100)
+
+
 def guided(page: Page, saved: Path) -> Iterator[str]:
     """Walks the guided path from the recorded sample to the policy file, which it saves. Yields the text of each step
     once its task is done."""

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.browser.conftest import TIMEOUT_MS
-from tests.browser.measured import ANSWERED, confirm_marks
+from tests.browser.measured import ANSWERED, confirm_marks, stacks_when_narrow
 from tests.browser.served import Served
 from tests.browser.settled import press, settled
 
@@ -37,7 +36,11 @@ def test_model_toggle_run_compare_export_and_refresh(explore: Page, tmp_path: Pa
     assert "≈" in page.locator(".figure .value").first.inner_text()
     press(page, page.get_by_role("button", name="Run", exact=True))
     page.get_by_role("button", name="Cancel").wait_for()
+    page.wait_for_url("**job=**")
+    page.reload()  # finds the run under way
+    page.locator('[data-id="layers"][aria-checked="true"]').wait_for()
     page.get_by_text(ANSWERED).wait_for()
+    assert "job=" not in page.url
     confirm_marks(page, re.compile(r"^5 (of \d+ )?blocks$"))
     confirm_marks(page, "bitwise equal")
     for tab in ("Cost", "Gradients", "Memory"):
@@ -66,8 +69,6 @@ def test_model_toggle_run_compare_export_and_refresh(explore: Page, tmp_path: Pa
     assert evidence.verdict == "bitwise equal"
     page.keyboard.press("Escape")
 
-    page.reload()
-    page.locator('[data-id="layers"][aria-checked="true"]').wait_for()
     press(page, page.get_by_role("link", name="Runs"))
     page.get_by_text("Select a row to open").wait_for()
 
@@ -89,40 +90,6 @@ def test_two_visitors_at_once_see_their_own_marks(page: Page, app: Served) -> No
             block for block in ("head", "layers") if tab.locator(f'[data-id="{block}"][aria-checked="true"]').count()
         }
         assert checked == blocks
-
-
-def test_a_refresh_finds_the_run_under_way(explore: Page) -> None:
-    page = explore
-    page.locator('[data-id="head"]').click()
-    confirm_marks(page, re.compile(r"^1 (of \d+ )?blocks?$"))
-    press(page, page.get_by_role("button", name="Run", exact=True))
-    page.wait_for_url("**job=**")
-    page.reload()
-    page.locator('[data-id="head"][aria-checked="true"]').wait_for()
-    page.get_by_text(ANSWERED).wait_for()
-    assert "job=" not in page.url
-
-
-@pytest.mark.parametrize(("path", "panel"), [("", "results"), ("/pipeline", "pipeline_results")])
-def test_a_window_made_narrow_stacks_the_page(page: Page, app: Served, path: str, panel: str) -> None:
-    page.goto(app.url + path)
-    page.get_by_role("treeitem").first.wait_for()
-    beside = page.locator(f".st-key-{panel}")
-    beside.wait_for()
-    settled(page)
-
-    def below() -> bool:
-        """False also while one of them is being drawn anew."""
-        graph, results = page.locator(".graph").bounding_box(), beside.bounding_box()
-        return graph is not None and results is not None and results["y"] > graph["y"] + graph["height"] - 1
-
-    assert not below()
-    page.set_viewport_size({"width": 800, "height": 900})
-    for _ in range(TIMEOUT_MS // 250):
-        if below():
-            return
-        page.wait_for_timeout(250)
-    pytest.fail("the charts stayed beside the graph")
 
 
 def test_a_factory_that_raises_is_a_sentence_and_the_app_lives(page: Page, app: Served, tiny: str) -> None:
@@ -190,8 +157,20 @@ def test_only_this_machine_may_connect_and_no_site_may_frame_the_page(app: Serve
             pass
 
 
-def test_a_budget_is_typed_the_graph_follows_and_a_run_keeps_it(explore: Page) -> None:
+def test_the_graph_follows_the_slider_and_a_typed_budget_and_a_run_keeps_it(explore: Page) -> None:
     page = explore
+    page.get_by_text("Type a budget, or drag").wait_for()
+    slider = settled(page).get_by_role("slider", name="Memory for time")
+    box = slider.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] - 8, box["y"] + box["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 4, box["y"] + box["height"] / 2, steps=6)
+    page.locator(".figure .value").first.get_by_text("≈").wait_for()  # while it is held
+    page.mouse.up()
+    press(page, page.get_by_role("button", name="Undo"))
+    confirm_marks(page, re.compile(r"^0 (of \d+ )?blocks$"))
+
     field = page.get_by_label("Budget", exact=True).first
     field.fill("1 KiB")
     field.press("Enter")
@@ -209,18 +188,4 @@ def test_a_budget_is_typed_the_graph_follows_and_a_run_keeps_it(explore: Page) -
     page.locator(".st-key-front .scatterlayer .point").first.wait_for()
     press(page, page.get_by_role("button", name="Undo"))
     confirm_marks(page, re.compile(r"^0 (of \d+ )?blocks$"))
-
-
-def test_the_graph_follows_the_slider_while_it_is_held(explore: Page) -> None:
-    page = explore
-    page.get_by_text("Type a budget, or drag").wait_for()
-    slider = settled(page).get_by_role("slider", name="Memory for time")
-    box = slider.bounding_box()
-    assert box is not None
-    page.mouse.move(box["x"] + box["width"] - 8, box["y"] + box["height"] / 2)
-    page.mouse.down()
-    page.mouse.move(box["x"] + 4, box["y"] + box["height"] / 2, steps=6)
-    page.locator(".figure .value").first.get_by_text("≈").wait_for()
-    page.mouse.up()
-    press(page, page.get_by_role("button", name="Undo"))
-    confirm_marks(page, re.compile(r"^0 (of \d+ )?blocks$"))
+    stacks_when_narrow(page, "results")

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
+from msgspec.structs import replace
 
 from explorer.jobs.store import Store
 from explorer.plan.export.formats import FORMATS, exported
 from explorer.plan.policy.file import load
-from tests.browser.measured import ANSWERED
+from explorer.record import Policy, Unit
+from explorer.ui.session.address import from_query
+from explorer.view.drawing.units import mib
+from explorer.view.report.report import ReportOf, report_text
+from tests.browser.conftest import TIMEOUT_MS
+from tests.browser.forecasts_in_page import bundled
+from tests.browser.measured import ANSWERED, confirm_marks, measured
 from tests.browser.served import Served
 from tests.browser.settled import press, settled
 from tests.cli.asked import read
@@ -19,18 +28,6 @@ from tests.cli.conftest import InThisProcess, give
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
-
-
-@pytest.fixture
-def measured(page: Page, app: Served) -> Page:
-    """The page once a policy with one block was run."""
-    page.goto(app.url)
-    page.get_by_text("Measured with everything kept.").wait_for()
-    page.locator('[data-id="head"]').click()
-    page.locator(".figure .value").get_by_text(re.compile(r"^1 (of \d+ )?blocks?$")).wait_for()
-    press(page, page.get_by_role("button", name="Run", exact=True))
-    page.get_by_text(ANSWERED).wait_for()
-    return settled(page)
 
 
 def downloaded(page: Page, button: Locator, folder: Path) -> Path:
@@ -41,9 +38,13 @@ def downloaded(page: Page, button: Locator, folder: Path) -> Path:
     return path
 
 
-def test_policy_run_and_picture_leave_and_come_back(measured: Page, tmp_path: Path) -> None:
-    page = measured
+def test_policy_run_and_picture_leave_and_come_back(page: Page, app: Served, tmp_path: Path) -> None:
+    measured(page, app.url)
     head = page.locator('[data-id="head"]')
+    head.click()
+    confirm_marks(page, re.compile(r"^1 (of \d+ )?blocks?$"))
+    press(page, page.get_by_role("button", name="Run", exact=True))
+    page.get_by_text(ANSWERED).wait_for()
 
     press(page, page.get_by_role("button", name="Policy file"))
     policy = downloaded(page, page.get_by_role("button", name="Policy with evidence"), tmp_path)
@@ -85,15 +86,42 @@ def test_policy_run_and_picture_leave_and_come_back(measured: Page, tmp_path: Pa
 
 
 def test_an_open_page_finds_what_the_command_line_measures(
-    measured: Page, app: Served, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Page, app: Served, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = tmp_path / "five.yaml"
-    chosen.write_text("version: 1\npolicy:\n  units: [layers.0, layers.1, layers.2, layers.3, head]\n")
+    measured(page, app.url)
+    chosen = tmp_path / "chosen.yaml"
+    chosen.write_text("version: 1\npolicy:\n  units: [layers.1, layers.2, layers.3, head]\n")  # no other test runs it
     assert app.home is not None
     monkeypatch.setenv("CHECKPOINT_EXPLORER_HOME", str(app.home))
     give(monkeypatch, InThisProcess(Store().path))
     peak = read("compare", tiny, "--policy", str(chosen))["candidate"]["step_peak_bytes"]
-    measured.locator('[data-id="layers"]').get_by_role("button", name="Recompute all").click()
-    measured.locator(".figure .value").get_by_text(re.compile(r"^5 (of \d+ )?blocks?$")).wait_for()
-    measured.get_by_text(ANSWERED).wait_for()
-    assert f"{peak / 2**20:.1f}" in measured.locator(".figure .value").first.inner_text()
+    page.locator('[data-id="head"]').click()
+    page.locator('[data-id="layers"]').get_by_role("button", name="Recompute all").click()
+    page.locator('[data-id="layers"] .cell').first.click()
+    confirm_marks(page, re.compile(r"^4 (of \d+ )?blocks?$"))
+    page.get_by_text(ANSWERED).wait_for()
+    assert f"{peak / 2**20:.1f}" in page.locator(".figure .value").first.inner_text()
+
+
+def test_a_page_without_a_server_opens_the_app_with_its_policy(
+    from_disk: Callable[[Path], Page], app: Served, tmp_path: Path
+) -> None:
+    """The app runs on a port of its own here; the page names the port of `make app`."""
+    recorded, file = bundled("gpt"), tmp_path / "gpt.html"
+    file.write_text(report_text(ReportOf(run=recorded.run, name="gpt", plans=recorded.front.plans)))
+    page = from_disk(file)
+    page.get_by_role("button", name="√n segments").click()
+    policy = Policy(units=tuple(Unit(blocks=tuple(unit["blocks"])) for unit in page.evaluate("page.policy")))
+    assert any(len(unit.blocks) > 1 for unit in policy.units)
+    assert page.evaluate("facts.address.app") == "http://localhost:8501/"
+    page.context.set_offline(False)
+    page.evaluate("app => { facts.address.app = `${app}/` }", app.url)
+    with page.context.expect_page() as opening:
+        page.get_by_role("button", name="Open in the app").click()
+    visit = opening.value
+    visit.set_default_timeout(TIMEOUT_MS)
+    visit.wait_for_url(re.compile("run="))
+    assert from_query(dict(parse_qsl(urlsplit(visit.url).query))) == replace(recorded.run.spec, policy=policy)
+    peak = mib(page.evaluate("page.answer.peak"))
+    visit.get_by_text(re.compile(f"√n segments: .* ≈ {re.escape(peak)} ")).wait_for()
+    visit.locator('[data-id="blocks"][aria-checked="true"]').get_by_text("12 of 12").wait_for()

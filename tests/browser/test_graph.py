@@ -14,6 +14,7 @@ from explorer.view.graph.browser import Paint
 from explorer.view.graph.geometry import layout
 from explorer.view.graph.nesting import default_open
 from tests import graphs
+from tests.browser.settled import settled
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -91,7 +92,7 @@ def test_fast_clicks_lose_nothing(open_graph: Callable[..., Page]) -> None:
         assert page.locator('[data-id^="blocks."][aria-checked="true"]').count() == 10
         page.evaluate(CLICK, [ids[:5], gap_ms])
         confirmed(page, *ids[5:])
-        page.wait_for_timeout(500)  # late answers must not bring old marks back
+        settled(page)  # late answers must not bring old marks back
         assert page.locator('[data-id^="blocks."][aria-checked="true"]').count() == 5
         page.evaluate(CLICK, [ids[5:], gap_ms])
         confirmed(page)
@@ -136,7 +137,7 @@ def test_a_preset_and_the_clicks_around_it_all_count_in_their_order(open_graph: 
         confirmed(page, *evens, other)
         page.evaluate(CLICK, [[one, other, PRESET], gap_ms])
         confirmed(page, *evens)
-    page.wait_for_timeout(500)  # late answers must not bring old marks back
+    settled(page)  # late answers must not bring old marks back
     assert page.locator('[data-id^="blocks."][aria-checked="true"]').count() == len(evens)
 
 
@@ -144,8 +145,7 @@ def test_the_graph_leaves_no_listener_behind(open_graph: Callable[..., Page]) ->
     page = open_graph("gpt", 3)
     page.evaluate(CLICK, [["Remove"], 0])
     page.get_by_role("treeitem").first.wait_for(state="detached")
-    page.wait_for_timeout(300)
-    assert page.evaluate("listening.size") == 0
+    page.wait_for_function("() => listening.size === 0")
     page.evaluate(CLICK, [["Remove"], 0])
     page.get_by_role("treeitem").first.wait_for()
     assert page.evaluate("listening.size") == 3
@@ -218,7 +218,7 @@ def test_cuts_toggle_by_click_and_key_and_refuse_with_a_reason(open_graph: Calla
     refused.focus()
     assert page.evaluate("() => document.activeElement.shadowRoot.activeElement.dataset.cut") == "down0>down1"
     page.keyboard.press("Enter")
-    page.wait_for_timeout(500)
+    settled(page)
     assert refused.get_attribute("aria-checked") == "false"
     page.get_by_text("cuts: selected:", exact=False).wait_for()
 
@@ -229,7 +229,7 @@ def test_hostile_names_stay_names(open_graph: Callable[..., Page]) -> None:
     page.get_by_text(name).first.wait_for()
     page.locator("[data-id]").first.click()
     page.get_by_text(f"confirmed: {name}").wait_for()
-    page.wait_for_timeout(300)
+    settled(page)
     assert page.evaluate("() => globalThis.pwned === undefined")
     assert page.locator("[data-id] img").count() == 0
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.browser.measured import stacks_when_narrow
 from tests.browser.served import Served
 from tests.browser.settled import press, settled
 
@@ -68,3 +69,4 @@ def test_cut_run_and_compare_every_gradient(pipeline: Page) -> None:
     says(page, "Plan", "3 stages")
     says(page, "Gradients", f"{N_GRADIENTS} of {N_GRADIENTS}")
     assert page.locator('[data-id="layers.1"]').get_attribute("aria-checked") == "true"
+    stacks_when_narrow(page, "pipeline_results")

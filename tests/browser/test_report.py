@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,10 +28,9 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def report(from_disk: Page, file: Path) -> Page:
+def report(from_disk: Callable[[Path], Page], file: Path) -> Page:
     """The report, opened from disk."""
-    from_disk.goto(file.as_uri())
-    return from_disk
+    return from_disk(file)
 
 
 def plot_of(report: Page) -> tuple[float, float, float, float]:
@@ -88,10 +88,11 @@ def test_a_narrow_window_scrolls_charts_and_not_the_page(report: Page) -> None:
     assert report.locator("figure.chart").first.evaluate("figure => figure.scrollWidth > figure.clientWidth")
 
 
-def test_a_sentence_in_a_narrow_table_keeps_its_width(from_disk: Page) -> None:
+def test_a_sentence_in_a_narrow_table_keeps_its_width(from_disk: Callable[[Path], Page], tmp_path: Path) -> None:
     reason = "It plans models whose blocks their author declares by hand, to a budget that is not the peak."
-    page = from_disk
+    file = tmp_path / "arena.html"
+    file.write_text(document("Arena", [table([{f"figure {n}": "0.5 MiB" for n in range(12)} | {"why": reason}])]))
+    page = from_disk(file)
     page.set_viewport_size({"width": 400, "height": 800})
-    page.set_content(document("Arena", [table([{f"figure {n}": "0.5 MiB" for n in range(12)} | {"why": reason}])]))
     cell = page.get_by_role("cell", name=reason).bounding_box()
     assert cell is not None and cell["width"] > 250 and cell["height"] < 100
