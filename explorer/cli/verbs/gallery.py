@@ -22,7 +22,6 @@ from explorer.plan.catalogue import Sample, catalogue, default_size, recorded_sa
 from explorer.plan.lessons import lessons
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelRef
-from explorer.record.lab import Lesson
 from explorer.record.run import RunSpec
 from explorer.view.report.gallery import Exhibit, index_text, lesson_text
 from explorer.view.report.html import PLOTLY_FILE, plotly_js
@@ -86,8 +85,4 @@ def _lessons(engine: Worker, out: Path) -> Iterator[Exhibit]:
         say(f"lesson {lesson.name}")
         file = f"lesson-{lesson.name}.html"
         run_file.write_file(out / file, lesson_text(lesson, ask(engine, RunLab(name=lesson.name))).encode())
-        yield _exhibit(lesson, file)
-
-
-def _exhibit(lesson: Lesson, file: str) -> Exhibit:
-    return Exhibit(file=file, title=lesson.title, line=lesson.question, shelf=lesson.theme)
+        yield Exhibit(file=file, title=lesson.title, line=lesson.question, shelf=lesson.theme)

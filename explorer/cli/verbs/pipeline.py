@@ -265,16 +265,11 @@ def _refuse_accumulation(spec: RunSpec) -> None:
 def _opened(engine: Worker, results: Path, context: typer.Context, named: ModelRef, keep: KeepOptions) -> PipelineRun:
     """The run that torchrun's ranks recorded, under the plan that the ranks ran."""
     others = [option for option in context.command.params if option.name not in BESIDE_RESULTS]
-    typed = [option.opts[0] for option in others if _is_typed(context, str(option.name))]
+    sources = [context.get_parameter_source(str(option.name)) for option in others]
+    typed = [option.opts[0] for option, source in zip(others, sources) if source and source.name == "COMMANDLINE"]
     spec = spec_of_results(results, named, typed)
     opened: PipelineRun = ask(engine, OpenRanks(spec=spec, folder=str(results.resolve())), keep=not keep.no_store)
     return opened
-
-
-def _is_typed(context: typer.Context, name: str) -> bool:
-    """Whether an option was given on this command line."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _write_run(spec: RunSpec, folder: Path, output: Output) -> None:

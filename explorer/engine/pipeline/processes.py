@@ -56,43 +56,31 @@ def run_ranks(spec: RunSpec, n_ranks: int, out: Path, report: Report = silent) -
     n_oom_kills_before = n_oom_kills()
     with tempfile.TemporaryDirectory(prefix="ranks-") as meeting:
         pulses = _pulses(Path(meeting), n_ranks)
-        jobs = [(RankJob(to_json(spec), rank, n_ranks, meeting, str(out)),) for rank in range(n_ranks)]
-        with rank_processes(rank_process, jobs, ["explorer.engine.pipeline.rank"]) as processes:
+        arguments = [(to_json(spec), rank, n_ranks, meeting, str(out)) for rank in range(n_ranks)]
+        with rank_processes(rank_process, arguments, ["explorer.engine.pipeline.rank"]) as processes:
             return _Watch(spec, processes, pulses, out, n_oom_kills_before).until_the_end(report)
 
 
-@dataclass(frozen=True)
-class RankJob:
-    """The order for one rank's process."""
-
-    spec_json: bytes
-    rank: int
-    n_ranks: int
-    meeting: str
-    """Folder where the ranks find each other."""
-    out: str
-
-
-def rank_process(job: RankJob) -> None:
-    """Body of one rank's process."""
+def rank_process(spec_json: bytes, rank: int, n_ranks: int, meeting: str, out: str) -> None:
+    """Body of one rank's process. `meeting` is the folder where the ranks find each other."""
     import torch.distributed as dist
 
     from explorer.engine.pipeline.rank import failed_report, join, run_rank, write_report
 
-    spec, pulses = from_json(job.spec_json, RunSpec), _pulses(Path(job.meeting), job.n_ranks)
+    spec, pulses = from_json(spec_json, RunSpec), _pulses(Path(meeting), n_ranks)
     action = ""
 
     def announce(name: str) -> None:
         """A pulse for the watch: when the action began, in seconds; WAITING between actions."""
         nonlocal action
         action = name
-        pulses[job.rank] = int(time.monotonic()) if name else WAITING
+        pulses[rank] = int(time.monotonic()) if name else WAITING
 
     try:
-        join(spec, job.rank, init_method=f"file://{job.meeting}/store", rank=job.rank, world_size=job.n_ranks)
-        run_rank(spec, Path(job.out), announce)
+        join(spec, rank, init_method=f"file://{meeting}/store", rank=rank, world_size=n_ranks)
+        run_rank(spec, Path(out), announce)
     except BaseException as error:
-        write_report(failed_report(spec, job.rank, error, action), Path(job.out))
+        write_report(failed_report(spec, rank, error, action), Path(out))
         # Not sys.exit: a peer's death leaves threads of the transport that would wait for ever.
         os._exit(1)
     dist.destroy_process_group()
