@@ -333,19 +333,10 @@ def _ran(record: Record) -> tuple[str, str]:
 
 
 def _listed(row: tuple[Any, ...]) -> StoredRun:
-    run_id, name, kind, model, created, pinned, headlines, note, spec, machine = row
-    return StoredRun(
-        run_id=run_id,
-        name=name,
-        kind=kind,
-        model=model,
-        created=_date(created),
-        pinned=bool(pinned),
-        headlines=json.loads(headlines),
-        note=note,
-        spec=_spec(spec),
-        machine=machine,
-    )
+    run_id, *columns = row
+    values = dict(zip(_LISTED[1:], columns))
+    values |= {"created": _date(values["created"]), "pinned": bool(values["pinned"]), "spec": _spec(values["spec"])}
+    return StoredRun(run_id=run_id, **{**values, "headlines": json.loads(values["headlines"])})
 
 
 def _date(created: float) -> float:

@@ -55,7 +55,7 @@ from explorer.record.run import RunSpec
 FEWEST, MOST = 8, 64
 """Bounds of the recomputes of a unit if the spec gives no number: as many as fit into the time of one step.
 
-Eight show an effect that starts with the ninth call, which is in step 5 of a recomputed model.
+Eight show an effect that starts with the tenth call, the recompute of step 5. Seven and fewer miss it.
 """
 _LEAST_S = 0.5
 """Least time for the recomputes of all units, for steps that are shorter."""

@@ -1,5 +1,8 @@
 """Copies of a model's state as plain data, which later changes cannot reach, and the difference of two such copies.
 
+The walk sees state that moves, however late it acts: a counter that matters in step 1,000. The probe for hidden state
+sees state that acts within its ten calls, wherever it is. Neither replaces a part of the other.
+
 buffers ─ attributes ─┬─ whatever they reach, see reachable.py; unregistered modules with parameters and gradients
                       ├─ hooks, modes and attributes of parameters, where asked for
                       └─ SharedNames: classes of the model, their files, names that their code uses elsewhere
