@@ -76,10 +76,10 @@ def unet() -> tuple[nn.Module, Tensor]:
     return UNet(), torch.randn(2, 3, 16, 16)
 
 
-def frozen_body() -> tuple[nn.Module, Tensor]:
-    """A body that is not trained before a head that is, as in transfer learning."""
+def frozen_body(n_trained: int = 1) -> tuple[nn.Module, Tensor]:
+    """A body that is not trained before layers and a head that are, as in transfer learning."""
     body = nn.Sequential(*(Layer() for _ in range(4))).requires_grad_(False)
-    return nn.Sequential(body, Layer(), nn.Linear(WIDTH, 2)), torch.randn(3, 6, WIDTH)
+    return nn.Sequential(body, *(Layer() for _ in range(n_trained)), nn.Linear(WIDTH, 2)), torch.randn(3, 6, WIDTH)
 
 
 def operators() -> tuple[nn.Module, Tensor]:

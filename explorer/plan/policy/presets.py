@@ -116,7 +116,7 @@ def _counted(graph: ModelGraph) -> tuple[Fqns, ...]:
     if not units and graph.blocks:
         raise InvalidPolicy(
             f"No block of {graph.model.target} is one to recompute by itself: each is a single operation, which keeps "
-            "its input, or a hazard forbids it.",
+            "its input, or is frozen and saves nothing, or a hazard forbids it.",
             hint="Gather operations into modules or an nn.Sequential; `check` names hazards of blocks chosen by hand.",
         )
     return units

@@ -27,6 +27,7 @@ NETS += [preset_nets.ref("dense", n_blocks=1), preset_nets.ref("encoder_decoder"
 NETS += [preset_nets.ref(name) for name in ("lstm_pair", "gan", "stemmed", "listed", "cached", "handing")]
 NETS += [preset_nets.ref("listed", drop=0.5)]
 PLAIN = [preset_nets.ref(name) for name in ("mnist", "linear", "one_parameter")]
+PLAIN += [preset_nets.ref("frozen_body", n_trained=0)]
 """Nothing to choose."""
 
 
