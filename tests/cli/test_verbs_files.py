@@ -78,7 +78,7 @@ def test_without_a_run_the_stored_ones_are_listed(measured: Measurement) -> None
 
 def test_what_cannot_be_reported_is_one_sentence(tmp_path: Path, measured: Measurement) -> None:
     run_id = Store().save(measured)
-    assert "A report needs a place." in report(run_id, code=2).stderr
+    assert f"No file is named for the report of {run_id}." in report(run_id, code=2).stderr
     assert "There is no run nonsense" in report("nonsense", "--out", str(tmp_path / "r.html"), code=2).stderr
     assert "cannot be written" in report(run_id, "--out", str(tmp_path), code=2).stderr
 
