@@ -20,6 +20,7 @@ from explorer.ui.explore import state as states
 from explorer.ui.explore.forecast import predicted_line, predicted_on_card
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.explore.view import View, ledger_of
+from explorer.ui.session import window
 from explorer.ui.session.repository import runs
 from explorer.ui.session.values import bound
 from explorer.ui.shared import draft as drafts
@@ -91,12 +92,15 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> Callable[[],
         st.caption(escape(answer))
     with st.container(height=height, border=False, gap=None, key="first"):
         place = st.container()
-        if view.comparison is None and not (policy.units or axis == "time" or stacked or block or picked):
+        is_sketched = view.comparison is None and not (policy.units or axis == "time" or stacked or block or picked)
+        if is_sketched:
             dark = st.context.theme.type == "dark"  # the first picture: a browser may not have Plotly yet
             first_picture(made_once(lambda: sketch(chart, height, dark=dark), chart, height))
 
     def rest() -> None:
         state.charted = policy  # from now on each toggle draws the panel again
+        if is_sketched and not window.is_known():  # the graph comes first: Plotly holds a browser for a second
+            return
         with place:
             picture(chart, key=key, height=height, act=pick)
         twin(chart, key=key)
