@@ -7,7 +7,9 @@ for is imported; `--help` reads the docstrings of the others from their files.
 from __future__ import annotations
 
 import ast
+import errno
 import shutil
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,6 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from explorer import __version__
 from explorer.cli import verbs
+from explorer.cli.command import COULD_NOT_RUN, say
 
 _ORDER = ("models", "graph", "check", "export", "measure", "compare", "plan", "pipeline", "run", "lab")
 """Order of the verbs in `--help`: the order of use. Other verbs follow."""
@@ -91,5 +94,12 @@ def _docstring(name: str) -> str:
 
 
 def main() -> None:
-    """The entry point."""
-    app()
+    """The entry point. A full disk behind stdout is one sentence as well."""
+    try:
+        app()
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        say("[bold red]Error:[/] The answer could not be written to stdout: No space left on device.")
+        sys.stdout = None  # the interpreter would try to write the rest at its end
+        sys.exit(COULD_NOT_RUN)

@@ -98,6 +98,13 @@ def test_help_names_every_option_whole_in_a_narrow_terminal(monkeypatch: pytest.
         assert option in text and "\u2026" not in text
 
 
+def test_a_full_disk_behind_stdout_is_one_sentence() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "explorer", "models"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2 and "Traceback" not in done.stderr and "No space left" in done.stderr
+
+
 def test_every_verb_explains_itself() -> None:
     listed = run("--help").stdout
     for name in ("models", "graph", "measure", "compare", "check", "export", "lab", "pipeline"):
