@@ -245,12 +245,12 @@ def test_files_stay_small() -> None:
 
 
 BUDGETS = {
-    "record": (3300, 19), "plan": (15460, 82), "engine": (17740, 91), "jobs": (1700, 7), "child_process": (600, 3),
+    "record": (3300, 19), "plan": (15460, 82), "engine": (17730, 91), "jobs": (1690, 7), "child_process": (600, 3),
     "view": (7060, 47), "ui": (7200, 47), "lab": (2960, 29), "own_loop": (1810, 13), "cli": (2830, 22),
 }  # fmt: skip
 """Lines and files of each ring at most. Code that needs more room takes something away first. The aim of the sum is
 44,000 lines in 340 files: lower a budget with the ring."""
-TESTS_BUDGET = (45970, 272)
+TESTS_BUDGET = (45980, 272)
 
 
 def size_of(folder: Path) -> tuple[int, int]:
