@@ -33,14 +33,14 @@ def test_model_toggle_run_compare_export_and_refresh(explore: Page, tmp_path: Pa
     page.locator('[data-id="layers"]').get_by_role("button", name="Recompute all").click()
     page.locator('[data-id="head"]').click()  # no other test of this app runs the policy
     confirm_marks(page, re.compile(r"^5 (of \d+ )?blocks$"))
-    assert "≈" in page.locator(".figure .value").first.inner_text()
+    page.locator(".figure .value").first.get_by_text("≈").wait_for()
     press(page, page.get_by_role("button", name="Run", exact=True))
     page.get_by_role("button", name="Cancel").wait_for()
     page.wait_for_url("**job=**")
     page.reload()  # finds the run under way
     page.locator('[data-id="layers"][aria-checked="true"]').wait_for()
     page.get_by_text(ANSWERED).wait_for()
-    assert "job=" not in page.url
+    page.wait_for_function("() => !location.search.includes('job=')")
     confirm_marks(page, re.compile(r"^5 (of \d+ )?blocks$"))
     confirm_marks(page, "bitwise equal")
     for tab in ("Cost", "Gradients", "Memory"):
@@ -86,6 +86,7 @@ def test_two_visitors_at_once_see_their_own_marks(page: Page, app: Served) -> No
             tab.locator('[data-id="layers"]').get_by_role("button", name="Recompute all").click()
     for tab, blocks in zip(tabs, wanted):
         confirm_marks(tab, re.compile(rf"^{len(blocks & {'head'}) + 4 * len(blocks & {'layers'})} (of \d+ )?blocks?$"))
+        settled(tab)
         checked = {
             block for block in ("head", "layers") if tab.locator(f'[data-id="{block}"][aria-checked="true"]').count()
         }
@@ -113,7 +114,7 @@ def test_ranks_are_chosen_drawn_and_toggled(explore: Page) -> None:
     page.get_by_text(re.compile(r"^all-gather \(\d+\)$")).first.wait_for()
     settled(page).locator('[data-id="layers"]').get_by_role("button", name="Recompute all").click()
     confirm_marks(page, re.compile(r"^4 (of \d+ )?blocks$"))
-    assert "≈" in page.locator(".figure .value").first.inner_text()
+    page.locator(".figure .value").first.get_by_text("≈").wait_for()
     press(page, page.get_by_role("button", name="Predict", exact=True))
     page.get_by_text("Both runs").first.wait_for()
     bars.get_by_text("recomputed", exact=True).wait_for()

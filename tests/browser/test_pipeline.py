@@ -44,7 +44,7 @@ def test_cut_run_and_compare_every_gradient(pipeline: Page) -> None:
     stages.fill("3")
     stages.press("Enter")
     says(page, "Plan", "3 stages")
-    assert page.locator('[data-cut][aria-checked="true"]').count() == 2
+    assert settled(page).locator('[data-cut][aria-checked="true"]').count() == 2
 
     free = page.locator('[data-cut][aria-checked="false"]').first
     name = free.get_attribute("data-cut")
@@ -60,7 +60,7 @@ def test_cut_run_and_compare_every_gradient(pipeline: Page) -> None:
     page.get_by_text("1 block recomputed").wait_for()
     press(page, page.get_by_test_id("stButton").get_by_role("button", name="Run"))
     says(page, "Gradients", f"{N_GRADIENTS} of {N_GRADIENTS}")
-    assert page.get_by_text("measured").first.is_visible()
+    page.get_by_text("measured").locator("visible=true").first.wait_for()
 
     press(page, page.get_by_role("tab", name="Calls"))
     page.get_by_text("at most 2 runs for each forward call").wait_for()
@@ -68,5 +68,5 @@ def test_cut_run_and_compare_every_gradient(pipeline: Page) -> None:
     page.reload()
     says(page, "Plan", "3 stages")
     says(page, "Gradients", f"{N_GRADIENTS} of {N_GRADIENTS}")
-    assert page.locator('[data-id="layers.1"]').get_attribute("aria-checked") == "true"
+    page.locator('[data-id="layers.1"][aria-checked="true"]').wait_for()
     stacks_when_narrow(page, "pipeline_results")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from explorer.ui.explore.results import TABS
 from explorer.view.text.lab import STEPS
-from tests.browser.conftest import FACTORIES, PLAIN
+from tests.browser.conftest import FACTORIES, PLAIN, TIMEOUT_MS
 from tests.browser.served import Served
 from tests.browser.settled import press, settled
 
@@ -20,6 +20,8 @@ ANSWER = re.compile("Measured with everything kept|The run trains nothing")
 
 def test_plain_models_raise_in_no_tab_and_not_on_the_guided_path(page: Page, app: Served) -> None:
     """Each step of the path stands beside several models. It says the same beside each but the GPT: tests/ui."""
+    from playwright.sync_api import expect
+
     page.goto(f"{app.url}/lab")
     press(page, page.get_by_role("button", name="Guided path"))
     title = page.locator(".st-key-tour strong")
@@ -35,7 +37,7 @@ def test_plain_models_raise_in_no_tab_and_not_on_the_guided_path(page: Page, app
         for tab in tabs:
             press(page, page.get_by_role("tab", name=tab, exact=True))
             assert settled(page).get_by_test_id("stException").count() == 0, (name, tab)
-            assert page.get_by_role("tab").all_inner_texts() == TABS
+            expect(page.get_by_role("tab")).to_have_text(TABS, timeout=TIMEOUT_MS)  # the page may be drawn anew
         tabs = tabs[::-1]  # the tab that is open stays open
         before, at = at, next(steps)
         onward = "next" if STEPS.index(before) < STEPS.index(at) else "back"

@@ -48,6 +48,7 @@ def test_a_click_on_the_timeline_draws_a_cursor_lights_blocks_and_answers_in_vie
             words.wait_for(timeout=30_000)
             break
     words.wait_for()
+    cursor.wait_for(state="attached")  # Plotly draws after the page has settled
     settled(page)
     box, window = moment.bounding_box(), page.viewport_size
     assert box is not None
@@ -58,7 +59,8 @@ def test_a_click_on_the_timeline_draws_a_cursor_lights_blocks_and_answers_in_vie
 
     press(page, page.get_by_role("button", name="Back to the peak"))
     moment.wait_for(state="detached")
-    assert settled(page).locator(".st-key-moment").count() == cursor.count() == lit(page) == 0
+    cursor.wait_for(state="detached")
+    assert settled(page).locator(".st-key-moment").count() == lit(page) == 0
 
 
 def lit(page: Page) -> int:
