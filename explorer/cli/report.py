@@ -201,14 +201,14 @@ def _block_table(run: Measurement, baseline: Measurement | None = None) -> Table
 
 
 def _cells(row: Row, run: Measurement, baseline: Measurement | None) -> dict[str, str]:
-    again = row_sum(run, row, "n_recompute")
+    again, flops_again = row_sum(run, row, "n_recompute"), row_sum(run, row, "recompute_flops")
     saved = mib(row_sum(run, row, "saved_after_forward_bytes"))
     before = saved if baseline is None else mib(row_sum(baseline, row, "saved_after_forward_bytes"))
     return {
         "saved after forward": saved if before == saved else f"{before} → {saved}",
         "forward": flops(row_sum(run, row, "forward_flops")),
-        "recompute": flops(row_sum(run, row, "recompute_flops")) if again else "",
-        "runs again": f"×{again}" if again else "",
+        "recompute": flops(flops_again) if again or flops_again else "",
+        "runs again": f"×{again}" if again else "inside" if flops_again else "",
     }
 
 

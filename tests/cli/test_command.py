@@ -17,7 +17,7 @@ from explorer.cli import command as cli_verb
 from explorer.cli import verbs
 from explorer.cli.main import app
 from explorer.cli.options import ModelOptions
-from explorer.cli.report import document, print_pipeline
+from explorer.cli.report import document, print_pipeline, print_record
 from explorer.cli.worker import check_writable, make_folder, print_or_write
 from explorer.errors import BadInput, NotSaved
 from explorer.jobs.client import Worker
@@ -215,6 +215,14 @@ def test_text_goes_to_stdout_or_into_a_file_that_is_told(tmp_path: Path, capsys:
     print_or_write("text", tmp_path / "out")
     printed = capsys.readouterr()
     assert printed.out == "text" == (tmp_path / "out").read_text() and "Wrote" in printed.err
+
+
+def test_a_block_with_a_recomputed_block_inside_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = measured()
+    blocks = tuple(replace(block, recompute_flops=7_000) for block in plain.blocks)
+    print_record(replace(plain, blocks=blocks))
+    rows = [line for line in capsys.readouterr().out.splitlines() if "7.00 kFLOP" in line]
+    assert rows and all(line.split()[-1] == "inside" for line in rows)
 
 
 def test_caveats_of_the_peak_are_in_the_document_of_every_run() -> None:
