@@ -151,10 +151,10 @@ def _verdict(console: Console, comparison: Comparison) -> None:
         ("Why", comparison.not_reproducible_because),
         ("Scope", scope_sentence(comparison)),
     ]
+    lines = [(word, text) for word, text in lines if text]
     for word, text in lines:
-        if text:
-            console.print(f"  [bold]{word}[/]{' ' * (9 - len(word))}{escape(text)}")
-    if worst is not None or comparison.causes:
+        console.print(f"  [bold]{word}[/]{' ' * (9 - len(word))}{escape(text)}")
+    if lines:
         console.print()
 
 
