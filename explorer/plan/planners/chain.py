@@ -21,16 +21,15 @@ import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from explorer.plan.memory.ledger import Bytes
 from explorer.plan.names import Fqns, is_within, lineage
 from explorer.plan.planners.candidates import MOST_CHOICES, Candidates, chain_stretches
-from explorer.plan.planners.program import LEAST_SECONDS, Limits, Solution
+from explorer.plan.planners.program import LEAST_SECONDS, ForecastChoices, Limits, Solution
 from explorer.plan.planners.solver import TOLERANCE
 from explorer.plan.predict.calls import saved_by_calls
 from explorer.plan.predict.forecaster import Forecaster
@@ -51,19 +50,19 @@ class Item:
     end: int
     cost: int
     """Cost in grains, rounded down."""
-    need: float
+    peak: float
     """Peak bytes at ticks of the item's places if earlier places are kept: the least."""
-    held: float
+    change: float
     """Change of bytes at ticks of later places, mostly below 0: the least."""
     is_exact: bool
-    """True if `need` and `held` are the bytes whatever the other places recompute."""
+    """True if `peak` and `change` are the bytes whatever the other places recompute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Labels:
-    """The labels at one place, by bytes."""
+    """The labels at one place, by change of bytes."""
 
-    held: NDArray[np.float64]
+    change: NDArray[np.float64]
     cost: NDArray[np.int64]
     item: NDArray[np.intp]
     before: NDArray[np.intp]
@@ -79,10 +78,9 @@ class Cheapest(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class ChainProgram:
+class ChainProgram(ForecastChoices):
     """The program of a measured chain, shared by all its plans; the interface is that of Program in program.py."""
 
-    line: Bytes
     items: Sequence[Item]
     """Each place has an item without candidates, which keeps the place."""
     n_places: int
@@ -91,18 +89,7 @@ class ChainProgram:
     grain: float
     """The cost of one grain."""
     cost: Callable[[tuple[int, ...]], float]
-    peak_of: Callable[[tuple[int, ...]], int]
-    suggested: tuple[tuple[int, ...], ...] = ()
-    bound: float = 0.0
-    """Lower bound that the last solution proved; infinite if no choice is within its limits."""
-    _peaks: dict[tuple[int, ...], int] = field(default_factory=dict)
     _n_solves: int = 0
-
-    def peak(self, chosen: tuple[int, ...]) -> int:
-        """Peak bytes of a choice by the exact forecast."""
-        if chosen not in self._peaks:
-            self._peaks[chosen] = self.peak_of(chosen)
-        return self._peaks[chosen]
 
     def solve(self, limits: Limits) -> Solution | None:
         """The best choice within `limits`; None if there is none."""
@@ -119,25 +106,25 @@ class ChainProgram:
         return int(self._least_budget(float("inf"), time.monotonic() + LEAST_SECONDS)[0])
 
     def _within(self, budget: int) -> Solution | None:
+        """The cheapest choice within the budget. An answer above it is asked again for as much less."""
         low = self._cheapest(budget)
         self.bound = bound = float("inf") if low is None else low.bound
-        if low is None:
-            return None
-        self._judge(low)
-        aim, best = budget, self._best_within(budget)
-        for _ in range(MOST_TRIES):
-            if low is None or (best is not None and best[0] * (1 - TOLERANCE / 2) <= bound):
+        aim, best = budget, None
+        for n_left in range(MOST_TRIES, -1, -1):
+            if low is None:
                 break
             aim -= max(self.peak(low.chosen) - budget, 1)
-            low = self._cheapest(aim)
-            self._judge(low)
             best = self._best_within(budget)
+            if best is not None and best[0] * (1 - TOLERANCE / 2) <= bound:
+                break
+            low = self._cheapest(aim) if n_left else None
         return None if best is None else self._solution(best[1], best[0], bound)
 
     def _lowest(self, most_cost: float, ends: float) -> Solution:
         """The lowest peak of the choices that cost at most `most_cost`."""
         bound, low = self._least_budget(most_cost, ends)
-        self._judge(low)
+        if low is not None:
+            self.peak(low.chosen)
         within = {chosen: peak for chosen, peak in self._peaks.items() if self.cost(chosen) <= most_cost}
         best = min(within, key=lambda chosen: (within[chosen], self.cost(chosen)))
         return self._solution(best, float(within[best]), bound)
@@ -154,10 +141,6 @@ class ChainProgram:
             else:
                 least, answer = middle, cheapest
         return below + 1, answer
-
-    def _judge(self, answer: Cheapest | None) -> None:
-        if answer is not None:
-            self.peak(answer.chosen)
 
     def _best_within(self, budget: int) -> tuple[float, tuple[int, ...]] | None:
         within = [(self.cost(chosen), chosen) for chosen, peak in self._peaks.items() if peak <= budget]
@@ -181,7 +164,7 @@ class ChainProgram:
             from_place[item.first].append(number)
         parts: list[list[_Labels]] = [[] for _ in range(n_places + 1)]
         none, most = np.array([-1]), most_cost / self.grain
-        parts[0] = [_Labels(held=np.zeros(1), cost=np.zeros(1, dtype=np.int64), item=none, before=none)]
+        parts[0] = [_Labels(change=np.zeros(1), cost=np.zeros(1, dtype=np.int64), item=none, before=none)]
         labels_at: list[_Labels] = []
         for place in range(n_places + 1):
             labels = _undominated(parts[place])
@@ -189,18 +172,18 @@ class ChainProgram:
             for number in from_place[place] if place < n_places else ():
                 item = self.items[number]
                 cost = labels.cost + item.cost
-                fits = np.flatnonzero((labels.held <= budget - item.need) & (cost <= most))
+                fits = np.flatnonzero((labels.change <= budget - item.peak) & (cost <= most))
                 if len(fits):
                     parts[item.end].append(
                         _Labels(
-                            held=labels.held[fits] + item.held,
+                            change=labels.change[fits] + item.change,
                             cost=cost[fits],
                             item=np.full(len(fits), number),
                             before=fits,
                         )
                     )
         last = labels_at[-1]
-        fits = np.flatnonzero(last.held <= budget - self.behind)
+        fits = np.flatnonzero(last.change <= budget - self.behind)
         if not len(fits):
             return None
         label = int(fits[last.cost[fits].argmin()])
@@ -217,14 +200,14 @@ class ChainProgram:
 
 def _undominated(parts: Sequence[_Labels]) -> _Labels:
     """The labels that no other label beats, by ascending bytes and descending cost."""
-    held, cost, item, before = (
+    change, cost, item, before = (
         np.concatenate([np.zeros(0, dtype=kind), *(getattr(part, name) for part in parts)])
-        for name, kind in (("held", float), ("cost", np.int64), ("item", np.intp), ("before", np.intp))
+        for name, kind in (("change", float), ("cost", np.int64), ("item", np.intp), ("before", np.intp))
     )
-    order = np.lexsort((cost, held))
+    order = np.lexsort((cost, change))
     cheapest = np.minimum.accumulate(cost[order]) if len(order) else cost
     order = order[np.append(True, cost[order][1:] < cheapest[:-1])[: len(order)]]
-    return _Labels(held=held[order], cost=cost[order], item=item[order], before=before[order])
+    return _Labels(change=change[order], cost=cost[order], item=item[order], before=before[order])
 
 
 MOST_INSIDE = 6
@@ -269,7 +252,7 @@ def chain_program(
         if (more[ticks < first] < 0).any():  # it frees bytes at ticks of earlier places, which items may not do
             return None
         least = sum(twice[i] for i in chosen)
-        need = float(line[(first <= ticks) & (ticks < end)].max(initial=0))
+        peak = float(line[(first <= ticks) & (ticks < end)].max(initial=0))
         after = more[ticks >= end] if (ticks >= end).any() else np.zeros(1)
         items.append(
             Item(
@@ -277,8 +260,8 @@ def chain_program(
                 first=first,
                 end=end,
                 cost=int(candidates.cost(chosen) / grain),
-                need=need - least,
-                held=float(after.min()) - least,
+                peak=peak - least,
+                change=float(after.min()) - least,
                 is_exact=least == 0 and after.min() == after.max(),
             )
         )

@@ -69,29 +69,36 @@ class Solution:
 
 
 @dataclass(slots=True, kw_only=True)
-class Program:
-    """The integer program of a measured step, shared by all its plans."""
+class ForecastChoices:
+    """A program's choices, each forecast once; a choice is the numbers of its candidates."""
 
     line: Bytes
-    timeline: LinearTimeline
-    reruns: tuple[Rerun, ...]
-    variables: Variables
+    """Bytes at every tick with everything kept."""
     peak_of: Callable[[tuple[int, ...]], int]
     """The exact forecast of a choice: peak bytes."""
     suggested: tuple[tuple[int, ...], ...] = ()
     """Choices that no solution may be worse than."""
     bound: float = 0.0
     """Lower bound that the last solution proved; infinite if no choice is within its limits."""
-    _stretches: NDArray[np.intp] | None = None
     _peaks: dict[tuple[int, ...], int] = field(default_factory=dict)
-    _binding: dict[object, Row] = field(default_factory=dict)
-    """Rows that bound the last relaxed solution. Most of the rows bind the next relaxed solution too."""
 
     def peak(self, chosen: tuple[int, ...]) -> int:
         """Peak bytes of a choice by the exact forecast."""
         if chosen not in self._peaks:
             self._peaks[chosen] = self.peak_of(chosen)
         return self._peaks[chosen]
+
+
+@dataclass(slots=True, kw_only=True)
+class Program(ForecastChoices):
+    """The integer program of a measured step, shared by all its plans."""
+
+    timeline: LinearTimeline
+    reruns: tuple[Rerun, ...]
+    variables: Variables
+    _stretches: NDArray[np.intp] | None = None
+    _binding: dict[object, Row] = field(default_factory=dict)
+    """Rows that bound the last relaxed solution. Most of the rows bind the next relaxed solution too."""
 
     def tried(self) -> list[tuple[int, ...]]:
         """Choices judged for any limits, and the suggested ones; by cost, then by number of units."""
