@@ -35,11 +35,11 @@ def lessons() -> tuple[Lesson, ...]:
 
 def lesson_called(name: str) -> Lesson:
     """The lesson called `name`. Raises BadInput that offers the nearest names."""
-    for lesson in lessons():
-        if lesson.name == name:
-            return lesson
-    names = [lesson.name for lesson in lessons()]
-    raise BadInput(f"The lab has no experiment {name!r}.", hint=nearest(name, names) or f"It has {', '.join(names)}.")
+    by_name = {lesson.name: lesson for lesson in lessons()}
+    if name in by_name:
+        return by_name[name]
+    hint = nearest(name, by_name) or f"It has {', '.join(by_name)}."
+    raise BadInput(f"The lab has no experiment {name!r}.", hint=hint)
 
 
 def settings(lesson: Lesson, values: Mapping[str, str]) -> dict[str, str]:

@@ -24,10 +24,8 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from explorer.plan.card.allocator_options import AllocatorOptions
+from explorer.plan.card.allocator_options import MIB, AllocatorOptions
 
-MIB = 1 << 20
-GRAIN = 512
 SMALL_REQUEST = 1 * MIB
 SMALL_SEGMENT = 2 * MIB
 MIDDLE_REQUEST = 10 * MIB

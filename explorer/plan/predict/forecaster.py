@@ -88,9 +88,7 @@ class Forecaster:
     def step(self, policy: Policy) -> Measurement | None:
         """The timeline of `policy` with its frees and reruns, event by event; None: as with the peak."""
         simulation = self._simulation(policy)
-        return (
-            None if simulation is None or self.baseline is None else predicted_step(self.baseline, policy, simulation)
-        )
+        return predicted_step(self.baseline, policy, simulation) if simulation and self.baseline else None
 
     def at_peak(self, policy: Policy) -> Ledger | None:
         """Everything held at the peak of the baseline, had it run under `policy`; None: as with the peak."""

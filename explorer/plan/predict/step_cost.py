@@ -62,14 +62,10 @@ def unit_flops(
     if unit.action == "save_ops":
         flops_of_results = _kept_flops(measurement, graph, unit, policy)
         return None if flops_of_results is None else again - flops_of_results
-    if not policy.stops_early:
+    stop = _stop_of(graph, unit, inside, policy)
+    if stop is None:
         return again
-    for child in inside:
-        if stops_inside(graph, unit, child):
-            outer, inner = (measurement.by_fqn.get(blocks[-1]) for blocks in (unit.blocks, child.blocks))
-            share = outer.n_forward / inner.n_forward if outer and inner and inner.n_forward else 1
-            return again - round(rerun_flops(measurement, graph, child.blocks, policy) * share)
-    return again
+    return again - round(rerun_flops(measurement, graph, stop.blocks, policy) * _calls_within(measurement, unit, stop))
 
 
 def _kept_flops(measurement: Measurement, graph: ModelGraph | None, unit: Unit, policy: Policy) -> int | None:
@@ -100,6 +96,18 @@ def stops_inside(graph: ModelGraph | None, unit: Unit, child: Unit) -> bool:
     return bool(stop) and any(is_within(stop, fqn) for fqn in child.blocks)
 
 
+def _stop_of(graph: ModelGraph | None, unit: Unit, inside: Iterable[Unit], policy: Policy) -> Unit | None:
+    """The unit of `inside` in which a rerun of `unit` stops; None if it stops elsewhere."""
+    units = inside if policy.stops_early else ()
+    return next((child for child in units if stops_inside(graph, unit, child)), None)
+
+
+def _calls_within(measurement: Measurement, unit: Unit, child: Unit) -> float:
+    """Calls of `unit` for each call of its inner unit `child`."""
+    outer, inner = (measurement.by_fqn.get(blocks[-1]) for blocks in (unit.blocks, child.blocks))
+    return outer.n_forward / inner.n_forward if outer and inner and inner.n_forward else 1
+
+
 def unit_ms(
     measurement: Measurement, graph: ModelGraph | None, unit: Unit, inside: Iterable[Unit], policy: Policy
 ) -> float | None:
@@ -120,12 +128,11 @@ def unit_ms(
         if share is None:
             return None
         again += share * (cost.forward.median_ms or 0.0)
-    for child in inside if policy.stops_early else ():
-        if stops_inside(graph, unit, child):
-            entered = Unit(blocks=child.blocks)  # this rerun would also have run the operators that the child keeps
-            outer, inner = (measurement.by_fqn.get(blocks[-1]) for blocks in (unit.blocks, child.blocks))
-            calls = outer.n_forward / inner.n_forward if outer and inner and inner.n_forward else 1
-            again -= calls * (unit_ms(measurement, graph, entered, (), policy) or 0.0)
+    stop = _stop_of(graph, unit, inside, policy)
+    if stop is not None:
+        entered = Unit(blocks=stop.blocks)  # this rerun would also have run the operators that the unit inside keeps
+        stop_ms = unit_ms(measurement, graph, entered, (), policy) or 0.0
+        again -= _calls_within(measurement, unit, stop) * stop_ms
     return again
 
 
