@@ -31,7 +31,7 @@ from explorer.plan.guard.moves import moves, runs_again, versions
 from explorer.plan.imports.read_policy import named
 from explorer.plan.names import listed
 from explorer.plan.policy.block_names import matching
-from explorer.plan.sizes import mib, parse_bytes, told_apart
+from explorer.plan.sizes import distinct_texts, mib, parse_bytes
 from explorer.record.comparison import Verdict
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.lock import Lock
@@ -60,7 +60,7 @@ class GuardedStep:
         most = parse_bytes(limit) if isinstance(limit, str) else limit
         peak = self._lock.step.peak_bytes
         if peak >= most:
-            text, limit_text = told_apart(peak, most)
+            text, limit_text = distinct_texts(peak, most)
             largest = sorted(self._lock.step.at_peak.items(), key=lambda entry: -entry[1])[:3]
             parts = ", ".join(f"{role} {mib(size)}" for role, size in largest)
             where = f"In {self._lock.step.peak_phase} it holds {parts}."

@@ -39,7 +39,7 @@ def mib(n_bytes: int | float) -> str:
     return f"{sign}{size / 1024:,.1f} KiB" if size >= 1024 else f"{sign}{size:,.0f} B"
 
 
-def told_apart(*sizes: int) -> tuple[str, ...]:
+def distinct_texts(*sizes: int) -> tuple[str, ...]:
     """Each size as `mib` writes it; in bytes where two unequal sizes read the same."""
     texts = tuple(map(mib, sizes))
     return texts if len(set(texts)) == len(set(sizes)) else tuple(f"{size:,} B" for size in sizes)

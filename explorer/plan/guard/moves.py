@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from explorer.plan.names import innermost, is_within, listed, operator_word, outermost
-from explorer.plan.sizes import mib, told_apart
+from explorer.plan.sizes import distinct_texts, mib
 from explorer.record.base import to_plain
 from explorer.record.lock import CollectiveBytes, Lock, LockedBlock, Move, MoveKind, OperatorBytes
 
@@ -241,7 +241,7 @@ def _resized(fqn: str, key: str, older: OperatorBytes, newer: OperatorBytes) -> 
         kind: MoveKind = "result saved" if n_bytes > 0 else "result freed"
         words = f"{'now keeps' if n_bytes > 0 else 'no longer keeps'} its {_word(key)} for backward"
         return _BlockMove(kind=kind, block=fqn, words=words, n_bytes=n_bytes)
-    before, after = told_apart(older.n_bytes, newer.n_bytes)
+    before, after = distinct_texts(older.n_bytes, newer.n_bytes)
     words = f"has {after} of {_word(key)}, had {before}"
     return _BlockMove(kind="result size", block=fqn, words=words, n_bytes=_moved(older, newer))
 
@@ -285,7 +285,7 @@ def _totals(old: Lock, new: Lock) -> Iterator[Move]:
         before, after = getattr(old.step, field), getattr(new.step, field)
         if before != after and before is not None and after is not None:
             where = phase if field == "peak_bytes" else ""
-            sentence = f"{name} {_percent(before, after)}: {' → '.join(told_apart(before, after))}{where}."
+            sentence = f"{name} {_percent(before, after)}: {' → '.join(distinct_texts(before, after))}{where}."
             yield Move(kind="totals", blocks=(), sentence=sentence, n_bytes=after - before)
     for kind in {**old.step.collectives, **new.step.collectives}:
         was, now = (lock.step.collectives.get(kind, _NO_CALLS) for lock in (old, new))

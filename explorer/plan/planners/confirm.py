@@ -1,4 +1,5 @@
-"""A plan held against a run. A plan over its budget is made again for as much less: once, for a card up to four times.
+"""Plans checked by runs. If a run exceeds the budget, the planner is asked again with the budget lowered by the excess:
+once, and for a card up to four times.
 
 A segment that the model refuses is struck from the candidates, and the plan is made again without it. `refusal` is
 about a run that was cut short: why memory was refused, and what would have fitted.

@@ -1,4 +1,4 @@
-"""Plans as the page asks for them: the whole front, told plan by plan, or the one that a wish asks for.
+"""Plans as the page asks for them: the whole front plan by plan, or one plan for a wish.
 
 For the fullest of several ranks it is chosen too whether FSDP2 frees gathered parameters after forward. Without
 resharding a rank holds every gathered parameter until backward and gathers half as often. FLOPs and sent bytes have no
@@ -63,7 +63,7 @@ def find_plans(run: Measurement, graph: ModelGraph, wish: Wish, report: Report, 
 
 
 def _for_card(planner: Planner, card: Card, play: Play, report: Report) -> Front:
-    """The cheapest plan of whose step the card refuses nothing, with that step."""
+    """The cheapest plan whose step the card grants, and this step."""
 
     def say(what: str) -> None:
         report(Progress(what=what, done=0, total=0))

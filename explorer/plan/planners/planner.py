@@ -35,7 +35,7 @@ from explorer.plan.planners.variables import Variables
 from explorer.plan.predict.calls import stash_bytes
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.predict.linear_memory import UnitCalls, linear_reruns, linear_timeline
-from explorer.plan.sizes import mib, mib_up, told_apart
+from explorer.plan.sizes import distinct_texts, mib, mib_up
 from explorer.record.allocations import FIXED_ROLES, ROLES
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
@@ -88,20 +88,23 @@ class Planner:
         self._offer(OfferedChoices(among=None if among is None else tuple(among), without=tuple(without)))
 
     def _offer(self, offer: OfferedChoices) -> None:
+        """Makes the candidates and the programs that choose among them.
+
+        A chain has a quick program of every stretch. If its bytes are constant, no other program is needed.
+        """
         self._offered = offer
         self._floor: Plan | None = None
-        whole = self._of_chain(replace(offer, every_stretch=True)) if offer.among is None else None
-        if whole is None:
-            main = self._of_any(offer)
-            beside = self._of_every_stretch(offer, main) if offer.among is None else None
-        elif is_exact(whole.program):
-            main, beside = whole, None
+        stretches = self._of_chain(replace(offer, every_stretch=True)) if offer.among is None else None
+        if stretches is not None and is_exact(stretches.program):
+            main, stretches = stretches, None
+        elif stretches is not None:
+            few = len(stretches.candidates.units) <= MOST_WITH_EVERY_STRETCH
+            main = self._of_any(replace(offer, every_stretch=few))
         else:
-            few = len(whole.candidates.units) <= MOST_WITH_EVERY_STRETCH
-            main, beside = self._of_any(replace(offer, every_stretch=few)), whole
+            main = self._of_any(offer)
+            stretches = self._of_every_stretch(offer, main) if offer.among is None else None
         self.candidates, self._program = main.candidates, main.program
-        self._choices = (main,) if beside is None else (beside, main)
-        """The quick program of every stretch first, where there is one."""
+        self._choices = (main,) if stretches is None else (stretches, main)
 
     def without(self, units: Iterable[Named]) -> Planner:
         """A planner of the same step that excludes `units` too."""
@@ -305,14 +308,14 @@ class Planner:
         recomputed = f", with {n_units or 'no'} unit{'s' * (n_units != 1)} recomputed"
         at = self._forecaster.at_peak(floor.policy)
         why = "" if at is None else f"That is held {in_place(at)}: {holders(at)}."
-        asked, reached = told_apart(budget_bytes, least)
+        budget, reached = distinct_texts(budget_bytes, least)
         certificate = floor.certificate
         # The bound holds for two levels of nesting only.
         bound = certificate.bound if certificate.n_levels == 2 else 0.0
         brings = "brings" if max(bound, fixed) > budget_bytes else "was found that brings"
         can_be_reached = "can be reached" if bound and certificate.gap <= TOLERANCE else "was found"
         return BadInput(
-            f"No policy {brings} this step below {asked}: the least that {can_be_reached} is {reached}"
+            f"No policy {brings} this step below {budget}: the least that {can_be_reached} is {reached}"
             f"{alone if budget_bytes < fixed else recomputed}. {why} Looked at: {certificate.scope}.",
             hint=f"Ask for {mib_up(least)} or more, or take a smaller batch.",
         )

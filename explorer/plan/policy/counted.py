@@ -50,9 +50,9 @@ def segments(blocks: Sequence[str], graph: ModelGraph) -> tuple[Fqns, ...]:
 
 
 def runs(units: Sequence[Fqns], graph: ModelGraph) -> list[list[Fqns]]:
-    """`units` in stretches of neighbours of which each hands on to the next, and nothing else happens in between.
+    """`units` in stretches of neighbours: each hands on to the next, and nothing else happens in between.
 
-    Not so among layers of which the observed forward left some out: it leaves out others next time.
+    If the observed forward left out some layers of a list, none of them is joined: the next forward leaves out others.
     """
     skipped = _skipped_siblings(graph)
     stretches: list[list[Fqns]] = []

@@ -1,7 +1,7 @@
 """The predicted peak, cost and saved bytes of a policy, from one measured run and before the policy runs.
 
 `Forecaster` is what other rooms call. It simulates the policy on the measured timeline (changes.py) and prices the
-reruns (step_cost.py). It also lists who holds the predicted peak. `prices` says of every block what a toggle would do:
+reruns (step_cost.py). It also lists what the predicted peak is made of. `prices` has the effect of toggling each block:
 MiB of peak for a percent of recompute. A block that is not alive at the peak costs FLOPs and moves no peak."""
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ def test_without_an_optimizer_there_is_neither_state_nor_phase() -> None:
     assert ROLES.index("optimizer state") not in log_of(run).role
 
 
-def test_a_segments_blocks_are_told_apart() -> None:
+def test_a_segments_blocks_are_distinct_texts() -> None:
     log = log_of(run_of(Policy(units=(Unit(blocks=("1", "2")),)), ref("chain", width=64)))
     recomputed = ROLES.index("recomputed")
     seen = {log.blocks[block].partition(".")[0] for block, role in zip(log.block, log.role) if role == recomputed}

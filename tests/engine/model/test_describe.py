@@ -64,7 +64,7 @@ def test_numbered_attributes_called_in_turn_are_repeats_and_other_equal_ones_are
     assert repeats == {"layer1": "layer0", "layer2": "layer0"}
 
 
-def test_what_no_block_makes_is_told_apart() -> None:
+def test_what_no_block_makes_is_distinct_texts() -> None:
     assert graph(Numbered()).outside_bytes == 3 * ROW + 4, "three results of relu, and the sum that the loss squares"
     assert graph(Walk()).outside_bytes == 0
 

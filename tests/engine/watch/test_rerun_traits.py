@@ -77,7 +77,7 @@ GENERATOR = torch.Generator()
         ("numpy_rng", lambda x: x * float(numpy.random.rand())),
     ],
 )
-def test_random_sources_are_told_apart_and_reach_the_ancestors(trait: str, how: Callable[[Tensor], Tensor]) -> None:
+def test_random_sources_are_distinct_texts_and_reach_the_ancestors(trait: str, how: Callable[[Tensor], Tensor]) -> None:
     described = graph(nn.Sequential(nn.Linear(W, W), nn.Sequential(Draws(how))))
     for other in ("uses_rng", "own_generator", "python_rng", "numpy_rng"):
         assert having(described, other) == (["", "1", "1.0"] if other == trait else [])

@@ -259,7 +259,7 @@ def test_the_reason_is_what_is_known_of_the_recomputed_blocks(told: Measurement,
     assert "above" in off(0.05, told, of)
 
 
-def test_forwards_that_make_other_tensors_are_told_apart() -> None:
+def test_forwards_that_make_other_tensors_are_distinct_texts() -> None:
     other = measured(dataclasses.replace(Chain(), n_parts=3))
     assert "did not make the same tensors" in off(0.05, recomputed(), graph_of(), other)
     assert "no known limit" in off(0.05, recomputed(), graph_of(), measured(Chain()))

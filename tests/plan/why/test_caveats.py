@@ -234,7 +234,7 @@ def test_forward_that_differs_by_rounding_alone_is_not_called_the_same() -> None
     assert pattern_of("ab", forward=None) == ""
 
 
-def test_a_step_after_the_first_is_told_apart() -> None:
+def test_a_step_after_the_first_is_distinct_texts() -> None:
     later = (gradient("a.w", bitwise=False),)
     assert pattern_of("", later_gradients=later).startswith(
         "The gradients of the first step are the same and those of a"
