@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from explorer.errors import NotOnThisDevice
+from explorer.plan.planners import solver
 from explorer.plan.planners.planner import Planner
 from explorer.plan.planners.solver import Question, minimised
 from explorer.plan.planners.symmetry import Classes, classes_of
@@ -97,6 +100,13 @@ def meets_another(planner: Planner, unit: int, chosen: tuple[int, ...]) -> bool:
     )
 
 
+def test_units_taken_greedily_in_any_order_are_a_policy() -> None:
+    planner = planner_of(DEEP)
+    every = set(policies(planner))
+    for order in itertools.permutations(range(len(DEEP))):
+        assert tuple(sorted(planner._program.variables.legal(order))) in every, order
+
+
 def gpt12() -> tuple[Planner, Variables]:
     return planner("gpt12"), planner("gpt12")._program.variables
 
@@ -174,6 +184,22 @@ def question(*rows: tuple[dict[int, float], float]) -> Question:
 def test_rows_that_contradict_each_other_have_no_answer() -> None:
     variables = planner_of(WIDE)._program.variables
     assert minimised(variables, question(({0: 1.0}, 0.0), ({0: -1.0}, -1.0))) is None
+
+
+@pytest.mark.parametrize(("whole", "proven"), [(True, 3.0), (False, 4.0)])
+def test_the_bound_of_integers_is_what_the_solver_proved(
+    monkeypatch: pytest.MonkeyPatch, *, whole: bool, proven: float
+) -> None:
+    """The best choice that HiGHS knows costs 4. It may stop before it has proved this."""
+    variables = planner_of(WIDE)._program.variables
+    info = SimpleNamespace(primal_solution_status=2, mip_dual_bound=3.0, objective_function_value=4.0)
+    solution = SimpleNamespace(col_value=np.zeros(variables.n_variables), row_value=[])
+    stopped = SimpleNamespace(
+        getInfo=lambda: info, getSolution=lambda: solution, getModelStatus=int, modelStatusToString=lambda _: "Optimal"
+    )
+    monkeypatch.setattr(solver, "_solved", lambda *_, **__: stopped)
+    answer = minimised(variables, dataclasses.replace(question(), whole=whole, single_units=True))
+    assert answer is not None and answer.bound == pytest.approx(proven / solver.SCALE * variables.unit_cost)
 
 
 def test_without_the_solver_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
