@@ -108,10 +108,12 @@ def with_causes(comparison: Comparison) -> Comparison:
     if comparison.verdict in ("different", "state moved") and spec.policy.units:
         with suppress(Exception):  # a model that runs may fail to be described: causes then lack hazards
             fired = hazards(describe(spec.model, seed=spec.seed, device=spec.device), spec.policy, spec=spec)
-    return msgspec.structs.replace(comparison, causes=(*_hidden(comparison), *causes(comparison, fired)))
+    return msgspec.structs.replace(
+        comparison, causes=(*_causes_of_hidden_state(comparison), *causes(comparison, fired))
+    )
 
 
-def _hidden(comparison: Comparison) -> tuple[str, ...]:
+def _causes_of_hidden_state(comparison: Comparison) -> tuple[str, ...]:
     """A cause for each finding of the probe."""
     return tuple(
         f"{block} leaves another step behind after {comparison.n_probes} more runs: it remembers its calls "

@@ -102,10 +102,10 @@ def example_batch(model: nn.Module, target: str, shape: BatchShape) -> object:
             f"The factory of {target} built its model on the device meta, where parameters have no values.",
             hint="Build the model on the CPU; with --predict this takes no memory either.",
         )
-    stood = RngState.capture(model)
+    generators = RngState.capture(model)
     tried, last = "", ""
     for inputs in _candidates(model, shape):
-        stood.restore()
+        generators.restore()
         tried = shapes(inputs)
         try:
             probe = copied(model).eval()
@@ -116,7 +116,7 @@ def example_batch(model: nn.Module, target: str, shape: BatchShape) -> object:
                 raise
             last = said_by(error)
         else:
-            stood.restore()
+            generators.restore()
             return inputs
     because = f": with {tried} it raised {last}" if tried else " to guess one from"
     raise ModelNotLoaded(
@@ -182,10 +182,8 @@ def _setting(model: nn.Module, *names: str) -> object:
 def _by_name(name: str, model: nn.Module, shape: BatchShape) -> Tensor | None:
     """A tensor for an argument with a well-known name; None: unknown."""
     width = _setting(model, "cross_attention_dim", "joint_attention_dim")
-    pooled, classes = (
-        _setting(model, "pooled_projection_dim"),
-        _setting(model, "num_embeds_ada_norm", "num_class_embeds"),
-    )
+    pooled = _setting(model, "pooled_projection_dim")
+    classes = _setting(model, "num_embeds_ada_norm", "num_class_embeds")
     if name in ("timestep", "timesteps", "t", "time"):
         return torch.randint(0, 1000, (shape.batch,))
     if name in ("encoder_hidden_states", "context") and isinstance(width, int):

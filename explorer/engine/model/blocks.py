@@ -45,14 +45,14 @@ def repeated_as(modules: Mapping[str, nn.Module], facts: Mapping[str, BlockFacts
     """
     first: dict[str, str] = {}
     for fqn, module in modules.items():
-        children = [this for name, _ in module.named_children() if (this := f"{fqn}.{name}".lstrip(".")) in facts]
-        by_turn = sorted(children, key=lambda child: facts[child].first_call)
-        neighbours = set(pairwise(by_turn))
-        for before, this in pairwise(children):
-            in_turn = (before, this) in neighbours and before.rstrip(DIGITS) == this.rstrip(DIGITS)
-            siblings = isinstance(module, CONTAINERS) or in_turn
-            if siblings and _alike(modules[before], modules[this], facts[before], facts[this]):
-                first[this] = first.get(before, before)
+        names = (f"{fqn}.{name}".lstrip(".") for name, _ in module.named_children())
+        children = [child for child in names if child in facts]
+        consecutive_calls = set(pairwise(sorted(children, key=lambda child: facts[child].first_call)))
+        for before, child in pairwise(children):
+            numbered = before.rstrip(DIGITS) == child.rstrip(DIGITS)
+            siblings = isinstance(module, CONTAINERS) or (numbered and (before, child) in consecutive_calls)
+            if siblings and _alike(modules[before], modules[child], facts[before], facts[child]):
+                first[child] = first.get(before, before)
     return first
 
 

@@ -80,9 +80,9 @@ def _of_each(left: Sequence[Any], right: Sequence[Any], *_: object, out_val: obj
 
 def _grouped(left: Any, right: Any, *_: object, out_val: Any = None, **__: object) -> int:
     """FLOPs of a grouped product. Groups split the rows of `left`, the columns of `right` or the shared dimension."""
-    if left.dim() == 2:
-        return int(2 * left.numel() * right.shape[-1])
-    return int(2 * left.numel() * right.shape[-1]) if right.dim() == 3 else int(2 * out_val.numel() * left.shape[-1])
+    if left.dim() == 2 or right.dim() == 3:
+        return _of_matrices(left, right)
+    return int(2 * out_val.numel() * left.shape[-1])
 
 
 def _trilinear(*args: Any, out_val: object = None) -> int:
