@@ -15,7 +15,7 @@ have a separate variable, held by the bounds of its factor (predict/linear_memor
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -129,7 +129,6 @@ class Variables:
         named: set[str] = set()
         over: set[str] = set()
         closed: set[str] = set()
-        depth: Counter[int] = Counter()
         above: set[int] = set()
         for i in order:
             blocks, alone = units[i].unit.blocks, self._alone[i]
@@ -141,14 +140,13 @@ class Variables:
             holders = [j for j in around[i] if j in chosen]
             if len(holders) >= DEPTH or (holders and i in above):
                 continue
-            if i in above and any(depth[j] >= 1 for j in chosen if i in around[j]):
+            if i in above and any(o in chosen for j in chosen if i in around[j] for o in around[j]):
                 continue
             chosen.append(i)
             named.update(blocks)
             over.update(lines)
             closed.update(blocks if alone else ())
             above.update(around[i])
-            depth[i] = len(holders)
         return chosen
 
     def third_levels(self, chosen: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
