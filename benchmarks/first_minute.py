@@ -50,11 +50,12 @@ SIGNS = """() => {
     const timed = [...metrics, ...strip].some((words) => /\\d ms/.test(words))
     const busy = /[?&]job=/.test(location.search)
     return {
+        "first words": document.querySelector("#first-words, .st-key-tour_offer") !== null,
         "what it is": document.querySelector(".st-key-tour_offer, .st-key-tour_begin") !== null,
         "recorded sketch": sketch && elsewhere,
         "recorded chart": chart && elsewhere,
         "own graph": graph && !elsewhere,
-        "own timeline": (sketch || chart) && !elsewhere,
+        "own timeline": (sketch || chart) && graph && !elsewhere,
         "own chart": chart && !elsewhere,
         "all figures": chart && timed && !elsewhere,
         "measured": chart && timed && !elsewhere && !busy,

@@ -82,11 +82,19 @@ def test_a_first_visit_answers_before_the_worker_and_its_path_ends_with_a_policy
     page: Page, held_worker: Path, new_app: Served, tmp_path: Path
 ) -> None:
     held: list[Route] = []
+    scripts: list[Route] = []
     holds = [True]
+    first_words = page.locator("#first-words", has_text="Choose blocks that compute their activations again")
     page.route("**/PlotlyChart.*", lambda route: held.append(route) if holds else route.continue_())
-    page.goto(new_app.url)
-    page.get_by_text("Choose blocks that compute their activations again").wait_for()
+    page.route("**/static/js/index.*", lambda route: scripts.append(route))
+    page.goto(new_app.url, wait_until="commit")
+    first_words.wait_for()
+    page.unroute("**/static/js/index.*")
+    for route in scripts:
+        route.continue_()
     page.get_by_text("recorded on another machine").wait_for()
+    first_words.wait_for(state="hidden")
+    page.get_by_text("Choose blocks that compute their activations again").filter(visible=True).wait_for()
     page.get_by_role("treeitem").first.wait_for()
     drawn = settled(page).locator(".sketch > svg").bounding_box()
     holds.clear()

@@ -70,7 +70,9 @@ def page() -> None:
         drafts.to_address(draft)
         page_begins(len(draft.spec.policy.units))
 
-    with st.container(horizontal=True, gap="small", vertical_alignment="center", key="top"):
+    with st.container(
+        horizontal=True, horizontal_alignment="right", gap="small", vertical_alignment="center", key="top"
+    ):
         answer = st.container(width="stretch")
         tour_offer()
     slot = st.container()  # unlike st.empty, a container keeps its old content until the new content is there

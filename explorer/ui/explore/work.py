@@ -18,6 +18,7 @@ from explorer.record.run import Device, RunSpec
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.session import backend, page_job
 from explorer.ui.session.repository import runs
+from explorer.ui.session.stand_in import stand_in
 from explorer.ui.shared import draft as drafts
 
 REQUESTS = (Describe, Measure, MeasureRanks, Compare, DrawAutograd)
@@ -83,11 +84,15 @@ def prepare(state: ExploreState) -> None:
 
 
 def begin(query: Mapping[str, str]) -> None:
-    """Submits the first request of a visit while its window is still being made. The window's equal request joins."""
+    """Submits the first request of a visit while its window is still being made. The window's equal request joins.
+
+    A visit that an earlier run answers waits for its window: the measurement would delay the first picture.
+    """
     if backend.worker().job(query.get("job", "")) is not None:  # a refresh finds its job again
         return
     with suppress(ExplorerError):  # the page says why
-        if (request := _first_request(ExploreState(draft=drafts.first_draft(query)))) is not None:
+        state = ExploreState(draft=drafts.first_draft(query))
+        if stand_in(baseline_spec(state)) is None and (request := _first_request(state)) is not None:
             page_job.submit(request)
 
 

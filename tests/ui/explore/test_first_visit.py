@@ -86,10 +86,8 @@ def test_the_recorded_run_is_drawn_at_once_and_answers(
     assert "No plan of the recorded run" in texts(widget(at, "text_input", "budget").set_value("1 KiB").run())
 
 
-def test_the_request_for_the_page_begins_what_its_window_joins(
-    visit: Callable[[], AppTest], worker: FakeWorker
-) -> None:
-    window = {"type": "http", "path": "/", "query_string": b"model=sample_models%2Fgpt.py&size=small"}
+def test_the_request_for_the_page_begins_what_its_window_joins(app: App, worker: FakeWorker) -> None:
+    window = {"type": "http", "path": "/", "query_string": b"model=sample_models%2Fgpt.py&size=gpu"}
     of_person = {**window, "headers": [(b"sec-fetch-dest", b"document")]}
     of_image = {**window, "headers": [(b"sec-fetch-dest", b"image")]}
     others = ({**of_person, "path": "/lab"}, {**of_person, "path": "/static/js/index.js"}, of_image)
@@ -97,8 +95,10 @@ def test_the_request_for_the_page_begins_what_its_window_joins(
     query = address.visit_of(of_person)
     assert query is not None
     work.begin(query)
-    begun, at = job_of(worker), visit()
+    begun, at = job_of(worker), start_only(**query)
     assert at.session_state["explore"].job.id == begun.id and job_of(worker) is begun
+    work.begin({**query, "size": "small"})
+    assert job_of(worker) is begun, "a recorded run is drawn before its model is measured"
     work.begin({"model": "/etc/passwd.py"})
     begun.finish(failure=Failure(kind="crash", sentence="Gone."))
     work.begin({**query, "job": begun.id})
