@@ -153,6 +153,8 @@ def test_the_answer_is_the_ratio_of_the_whole_step() -> None:
 def test_a_difference_inside_the_noise_is_not_ranked_and_one_beyond_it_is_a_ratio_with_its_spread() -> None:
     pair = with_steps(compared(), baseline=(10, 12, 11, 10, 12), candidate=(11, 12, 10, 12, 11))
     assert time_answer(pair).endswith("; the difference is inside the noise")
+    pair = with_steps(compared(), baseline=(10, 10, 10, 10, 10), candidate=(13, 13, 13, 13, 9))
+    assert time_answer(pair).endswith("; the difference is not in every pair of steps")
     pair = with_steps(compared(), baseline=(10, 10.1, 9.9), candidate=(12, 12.2, 11.8))
     assert time_answer(pair) == "10.0 ± 0.1 ms to 12.0 ± 0.2 ms a step, ×1.20 ± 0.01"
 

@@ -140,13 +140,17 @@ def uncounted_in_words(run: Measurement) -> str:
     return f"FLOPs leave out {', '.join(named)}: no formula is known, so the true figures are higher"
 
 
-def ratio_inside_noise(candidate: Samples, baseline: Samples) -> bool:
-    """Whether the paired ratios of an interleaved run do not tell candidate from baseline: the median lies within the
-    spread, or the pairs disagree on which run is faster. The spread of five pairs alone is small by chance at times."""
-    ratio = ratio_with_spread(candidate, baseline)
-    pairs = list(zip(candidate.ms, baseline.ms))
+def doubt_of_ratio(candidate: Samples, baseline: Samples) -> str:
+    """Why the paired ratios of an interleaved run do not tell candidate from baseline; the empty string: they do.
+
+    The median lies within the spread, or the pairs disagree on which run is faster. The spread of five pairs alone is
+    small by chance at times.
+    """
+    ratio, pairs = ratio_with_spread(candidate, baseline), list(zip(candidate.ms, baseline.ms))
+    if ratio is None or abs(ratio[0] - 1) <= ratio[1]:
+        return "inside the noise"
     agree = all(new > old for new, old in pairs) or all(new < old for new, old in pairs)
-    return ratio is None or abs(ratio[0] - 1) <= ratio[1] or not agree
+    return "" if agree else "not in every pair of steps"
 
 
 def time_answer(comparison: Comparison) -> str:
@@ -158,6 +162,6 @@ def time_answer(comparison: Comparison) -> str:
     figures = f"{milliseconds(base.step)} to {milliseconds(cand.step)} a step"
     if ratio is None:
         return figures
-    if ratio_inside_noise(cand.step, base.step):
-        return f"{figures}; the difference is inside the noise"
+    if doubt := doubt_of_ratio(cand.step, base.step):
+        return f"{figures}; the difference is {doubt}"
     return f"{figures}, {time_ratio(*ratio)}"

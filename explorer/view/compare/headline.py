@@ -7,7 +7,7 @@ from dataclasses import replace
 from explorer.record.comparison import Comparison
 from explorer.record.graph import Hazard
 from explorer.record.measurement import Measurement, Samples, ratio_with_spread
-from explorer.view.compare.cost import ratio_inside_noise, uncounted_in_words
+from explorer.view.compare.cost import doubt_of_ratio, uncounted_in_words
 from explorer.view.drawing.units import MIB, NOT_MEASURED, change, count, flops, mib, milliseconds, percent, time_ratio
 from explorer.view.text.explore import HEADLINES
 from explorer.view.text.headline import Headline, Tone
@@ -122,12 +122,12 @@ def _flops(base: Measurement, cand: Measurement) -> Headline:
 def _time(base: Measurement, cand: Measurement) -> Headline:
     old, new = (run.times.step if run.times else Samples() for run in (base, cand))
     ratio = ratio_with_spread(new, old)
-    noise = ratio_inside_noise(new, old)
+    doubt = doubt_of_ratio(new, old)
     return Headline(
         key="time_ratio",
         value=NOT_MEASURED if ratio is None else time_ratio(*ratio),
-        delta="" if ratio is None else "inside the noise" if noise else milliseconds(new),
-        tone="neutral" if noise or ratio is None else "bad" if ratio[0] > 1 else "good",
+        delta="" if ratio is None else doubt or milliseconds(new),
+        tone="neutral" if doubt or ratio is None else "bad" if ratio[0] > 1 else "good",
         origin=("measured",),
     )
 
