@@ -24,7 +24,7 @@ FIRST_WORDS = f"""{ROOT}
 html:not(:has([data-testid="stApp"])) {{ color-scheme: light dark; background: light-dark(#fff, #171614); }}
 #first-words {{
     position: fixed; top: 68px; left: 14px; right: 14px; margin: 0; font: 600 12.25px/1.6 "Source Sans", sans-serif;
-    color-scheme: light dark; color: light-dark(#111, #edebe8);
+    color-scheme: light dark; color: light-dark(#111, #edebe8); pointer-events: none;
 }}
 @media (min-width: 768px) {{ #first-words {{ top: 74px; left: 70px; }} }}
 @media (max-width: 1000px) {{ body:has(.st-key-top) #first-words {{ display: none; }} }}

@@ -32,8 +32,10 @@ def confirm_marks(page: Page, text: str | re.Pattern[str]) -> None:
 
 
 def compared(page: Page) -> None:
-    """Recomputes all layers and waits for the comparison."""
-    page.locator('[data-id="layers"]').get_by_role("button", name="Recompute all").click()
+    """Recomputes all layers and waits for the comparison. Plans move the graph when they arrive: a press may miss."""
+    layers = page.locator('[data-id="layers"]')
+    while not layers.locator(".count").get_by_text(re.compile(r"^(\d+) of \1$")).is_visible():
+        press(page, layers.get_by_role("button", name="Recompute all"))
     press(page, page.get_by_role("button", name="Run", exact=True))
     page.get_by_text(ANSWERED).wait_for()
     page.wait_for_function("() => !location.search.includes('job=')")  # the store may have shown an earlier run of it
