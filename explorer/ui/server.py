@@ -1,4 +1,7 @@
-"""What the server of the page adds to Streamlit's: headers, words in the document of a visit, no delay."""
+"""Additions to Streamlit's server: response headers, first words in the document, connections without delay.
+
+app.py installs them. They stand apart because app.py also runs as the script of each visit, which needs none of them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ if TYPE_CHECKING:
 
 PRELOADED = ("BidiComponent", "PlotlyChart", "recordbatch", "serialization")
 FRAMING = [(b"x-frame-options", b"DENY"), (b"content-security-policy", b"frame-ancestors 'none'")]
-ROOT = '<div id="root"></div>'  # the place of the page in Streamlit's document
+ROOT = '<div id="root"></div>'
+"""The element of Streamlit's document that the page fills."""
 FIRST_WORDS = f"""{ROOT}
 <style>
 html:not(:has([data-testid="stApp"])) {{ color-scheme: light dark; background: light-dark(#fff, #171614); }}
@@ -32,6 +36,8 @@ body:has(.st-key-top [data-testid="stMarkdown"], [data-testid="stException"], [r
 body:has([data-testid="stMarkdown"]):not(:has(.st-key-top)) #first-words {{ display: none; }}
 </style>
 <p id="first-words">{ABOUT.strip("*")}</p>"""
+"""The page's first sentence, where the page draws it later. The rules hide it once the page has drawn a sentence or an
+error, and in a narrow window once the page has drawn buttons."""
 
 
 class Visits:
@@ -40,8 +46,7 @@ class Visits:
     A document also names the browser's part of Plotly, 4.7 MB, and of components. Without the name a browser would load
     it after the page is made: Streamlit requests a file with the first element of its kind.
 
-    The document of Explore says what the product is. A browser runs scripts for a second before the page takes the
-    place of these words.
+    The document of Explore contains FIRST_WORDS. A browser runs scripts for a second before the page draws anything.
     """
 
     def __init__(self, app: ASGIApp) -> None:

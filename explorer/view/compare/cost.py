@@ -141,10 +141,9 @@ def uncounted_in_words(run: Measurement) -> str:
 
 
 def doubt_of_ratio(candidate: Samples, baseline: Samples) -> str:
-    """Why the paired ratios of an interleaved run do not tell candidate from baseline; the empty string: they do.
+    """The reason why paired step times do not show which run is faster; empty if the step times show it.
 
-    The median lies within the spread, or the pairs disagree on which run is faster. The spread of five pairs alone is
-    small by chance at times.
+    The median ratio lies within its spread, or the pairs disagree. The spread of five pairs can be small by chance.
     """
     ratio, pairs = ratio_with_spread(candidate, baseline), list(zip(candidate.ms, baseline.ms))
     if ratio is None or abs(ratio[0] - 1) <= ratio[1]:
