@@ -25,7 +25,7 @@ from explorer.jobs.run_file import write_file
 from explorer.plan.policy.presets import PRESETS
 from explorer.record import Policy
 from explorer.record.base import limits
-from explorer.record.pipeline_run import fullest_bytes
+from explorer.record.pipeline import fullest_bytes
 from explorer.record.plan import JointPlan
 from explorer.record.run import RunSpec
 from tests import graphs, pipelines

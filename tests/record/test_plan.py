@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from explorer.errors import BadInput
 from explorer.record.comparison import GradientDiff
 from explorer.record.graph import ModelRef
-from explorer.record.pipeline_run import (
+from explorer.record.pipeline import (
     ActionTime,
     GradientShares,
     PipelineRun,

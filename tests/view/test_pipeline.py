@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from explorer.plan.pipeline.stage_costs import predict
 from explorer.record import ModelRef, Policy, RunSpec
-from explorer.record.pipeline_run import PipelineRun, PlayedSchedule, rank_memory
+from explorer.record.pipeline import PipelineRun, PlayedSchedule, rank_memory
 from explorer.view.pipeline.gantt import gantt, rank_table
 from explorer.view.pipeline.headline import figures, fullest
 from explorer.view.pipeline.ranks import bands_chart, memory_chart

@@ -13,7 +13,7 @@ from explorer.plan.pipeline.schedules import SCHEDULES
 from explorer.plan.policy.file import evidence_of
 from explorer.plan.why.peak import explain
 from explorer.record import KEEP_ALL, Comparison, Failure, Measurement, ModelRef, Policy, RunSpec
-from explorer.record.pipeline_run import fullest_bytes, rank_memory
+from explorer.record.pipeline import fullest_bytes, rank_memory
 from explorer.record.plan import Certificate, Forecast, JointPlan, Plan
 from explorer.record.policy import Unit
 from explorer.view.compare.headline import headlines

@@ -48,8 +48,7 @@ from explorer.plan.policy.presets import is_preset
 from explorer.plan.sizes import parse_bytes
 from explorer.record.base import to_plain
 from explorer.record.graph import ModelGraph, ModelRef
-from explorer.record.pipeline_cost import PipelineProfile
-from explorer.record.pipeline_run import PipelineRun, fullest_bytes
+from explorer.record.pipeline import PipelineProfile, PipelineRun, fullest_bytes
 from explorer.record.plan import CapWish, JointPlan
 from explorer.record.policy import Policy
 from explorer.record.run import CheckpointMode, PipelinePlan, RunSpec

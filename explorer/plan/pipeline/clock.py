@@ -20,8 +20,16 @@ import msgspec
 from explorer.plan.pipeline.actions import Action, Rows, Triple, execution_order, needs, stage_ranks
 from explorer.plan.pipeline.schedules import rows_of, runs_1f1b
 from explorer.record.base import Origin
-from explorer.record.pipeline_cost import ActionCost, SplitCost, StageCost
-from explorer.record.pipeline_run import ActionTime, PlayedSchedule, RankMemory, RankUse, rank_memory
+from explorer.record.pipeline import (
+    ActionCost,
+    ActionTime,
+    PlayedSchedule,
+    RankMemory,
+    RankUse,
+    SplitCost,
+    StageCost,
+    rank_memory,
+)
 from explorer.record.run import CheckpointMode, PipelinePlan
 
 Duration = Callable[[Action], float]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from explorer.plan.pipeline.cuts import CutRule
 from explorer.plan.pipeline.schedules import SCHEDULES
-from explorer.record.pipeline_run import PipelineRun, fullest_bytes
+from explorer.record.pipeline import PipelineRun, fullest_bytes
 from explorer.record.plan import JointPlan
 from explorer.view.drawing.units import count, mib, percent
 

@@ -29,7 +29,7 @@ from explorer.errors import InvalidPlan
 from explorer.plan.export.torchrun import RESULTS, SCRIPT_FILE, SPEC_FILE, run_files, spec_beside
 from explorer.plan.pipeline.cuts import atoms
 from explorer.plan.planners.joint import joint_plan, lowered_cap
-from explorer.record.pipeline_run import fullest_bytes
+from explorer.record.pipeline import fullest_bytes
 from explorer.record.plan import CapWish
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
