@@ -64,6 +64,22 @@ class RankMemory(Record):
     optimizer_bytes: Count = 0
     """State of the optimizer, held from its first step on: counted, and not included in held_bytes."""
 
+    @classmethod
+    def of(cls, rank: int, origin: Origin, samples: Sequence[tuple[int, int, str]], **fixed: int) -> RankMemory:
+        """Columns from `(time_ns, held_bytes, action name or "")`; `fixed` are parameter_bytes and receive_bytes."""
+        times, sizes, actions = zip(*samples) if samples else ((), (), ())
+        names = tuple(dict.fromkeys(filter(None, actions)))
+        index = {name: k for k, name in enumerate(names)}
+        return cls(
+            rank=rank,
+            origin=origin,
+            time_ns=column(times),
+            held_bytes=column(sizes),
+            action=column(index.get(name, -1) for name in actions),
+            actions=names,
+            **fixed,
+        )
+
     @cached_property
     def peak_index(self) -> int | None:
         """First sample with the most bytes held."""
@@ -83,11 +99,6 @@ class RankMemory(Record):
         """The action at the peak, such as `1B0`; empty if the peak lies outside every action."""
         index = -1 if self.peak_index is None else self.action[self.peak_index]
         return self.actions[index] if index >= 0 else ""
-
-
-def fullest_bytes(memory: Sequence[RankMemory]) -> int | None:
-    """Bytes of the fullest rank, state of the optimizer included; None if nothing was measured."""
-    return max((rank.device_bytes for rank in memory if rank.device_bytes is not None), default=None)
 
 
 class RankUse(Record):
@@ -141,9 +152,8 @@ class BlockCalls(Record):
     fqn: str
     stage: Index
     n_forward: Count
-    """Calls in forward, over all microbatches."""
     n_recompute: Count
-    """Runs for backward, over all microbatches."""
+    """Runs for backward."""
     n_microbatches: Count
 
     @property
@@ -223,13 +233,18 @@ class PipelineRun(Record):
     """The same as `Measurement.graph`."""
 
     @property
+    def fullest_bytes(self) -> int | None:
+        """Bytes of the fullest rank, state of the optimizer included; None if nothing was measured."""
+        return max((rank.device_bytes for rank in self.memory if rank.device_bytes is not None), default=None)
+
+    @property
     def n_splitting_equal(self) -> int:
         """Number of gradients that splitting left equal in every bit, of `len(gradients)`."""
         return sum(shares.splitting.bitwise for shares in self.gradients)
 
     @property
     def n_splitting_rounding(self) -> int:
-        """Number of gradients that splitting moved only by rounding, compared with float64."""
+        """Number of gradients that splitting moved by rounding alone."""
         return sum(shares.splitting.verdict == "rounding" for shares in self.gradients)
 
     @property
@@ -244,11 +259,11 @@ class PipelineRun(Record):
 
     def headlines(self) -> dict[str, object]:
         """The derived figures `--json` prints beside the record, under these very names."""
-        forecast = self.timing
+        timing = self.timing
         return {
-            "makespan_ms": forecast.makespan_ms if forecast else None,
+            "makespan_ms": timing.makespan_ms if timing else None,
             "composed_makespan_ms": self.composed.makespan_ms if self.composed else None,
-            "bubble_fraction": forecast.bubble_fraction if forecast else None,
+            "bubble_fraction": timing.bubble_fraction if timing else None,
             "rank_peak_bytes": [memory.peak_bytes for memory in self.memory],
             "rank_peak_actions": [memory.peak_action for memory in self.memory],
             "rank_optimizer_bytes": [memory.optimizer_bytes for memory in self.memory],
@@ -260,21 +275,6 @@ class PipelineRun(Record):
             "predicted_makespan_ms": self.predicted.makespan_ms if self.predicted else None,
             "predicted_rank_peak_bytes": [m.peak_bytes for m in self.predicted.memory] if self.predicted else None,
         }
-
-
-def rank_memory(rank: int, origin: Origin, samples: Sequence[tuple[int, int, str]], **fixed: int) -> RankMemory:
-    """Columns from `(time_ns, held_bytes, action name or "")`; `fixed` are parameter_bytes and receive_bytes."""
-    names = tuple(dict.fromkeys(name for _, _, name in samples if name))
-    index = {name: k for k, name in enumerate(names)}
-    return RankMemory(
-        rank=rank,
-        origin=origin,
-        time_ns=column(time for time, _, _ in samples),
-        held_bytes=column(n_bytes for _, n_bytes, _ in samples),
-        action=column(index.get(name, -1) for _, _, name in samples),
-        actions=names,
-        **fixed,
-    )
 
 
 class LastBlock(Record):
