@@ -11,19 +11,23 @@ from threading import Thread
 from streamlit import App
 from streamlit.env_util import is_repl
 
-from explorer.ui.server import Visits, send_at_once
+from explorer.ui.server import Visits, send_at_once, wait_for_pause
 
 
 def get_ready() -> None:
-    """Starts the worker, which loads torch, and imports what the pages need, before the first visit."""
+    """Imports what the pages need before the first visit, then starts the worker, which loads torch.
+
+    A visit that needs the worker starts it at once.
+    """
     import explorer.ui.navigation  # noqa: F401
     from explorer.ui.session import backend
     from explorer.ui.shared.charts import import_plotly
 
-    backend.worker().warm()
     import_module("pandas")  # Streamlit imports it for the first component of a page
     is_repl()  # Streamlit asks before the first element of a page: the first answer takes 70 ms
     import_plotly()
+    wait_for_pause()
+    backend.worker().warm()
 
 
 if __name__ == "__main__":

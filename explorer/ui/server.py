@@ -1,4 +1,4 @@
-"""Additions to Streamlit's server: response headers, first words in the document, connections without delay.
+"""Additions to Streamlit's server: response headers, first words in the document, connections without delay, pauses.
 
 app.py installs them. They stand apart because app.py also runs as the script of each visit, which needs none of them.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 import streamlit
@@ -38,6 +38,9 @@ body:has([data-testid="stMarkdown"]):not(:has(.st-key-top)) #first-words {{ disp
 <p id="first-words">{ABOUT.strip("*")}</p>"""
 """The page's first sentence, where the page draws it later. The rules hide it once the page has drawn a sentence or an
 error, and in a narrow window once the page has drawn buttons."""
+PICTURE_S = 2.5
+"""Time within which a visit has drawn its first picture, on two cores."""
+_visited = Event()
 
 
 class Visits:
@@ -58,6 +61,7 @@ class Visits:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if (query := visit_of(scope)) is not None:
+            _visited.set()
             Thread(target=begin, args=(query,), daemon=True).start()
 
         async def send_with_headers(message: Message) -> None:
@@ -75,6 +79,12 @@ def begin(query: dict[str, str]) -> None:
     from explorer.ui.explore import work
 
     work.begin(query)
+
+
+def wait_for_pause() -> None:
+    """Returns once no visit has begun for PICTURE_S. What loads before would delay a visit's first picture."""
+    while _visited.wait(PICTURE_S):
+        _visited.clear()
 
 
 def send_at_once() -> None:
