@@ -25,7 +25,8 @@ from explorer.record.allocations import ROLES, Allocations
 from explorer.record.base import from_msgpack, to_msgpack
 from explorer.record.graph import ModelRef
 from explorer.record.measurement import Measurement
-from explorer.record.run import Ranks, RunSpec
+from explorer.record.ranks import Ranks
+from explorer.record.run import RunSpec
 
 MODELS = Path(__file__).with_name("_rank_models.py")
 SPLIT = f"{MODELS}:split"

@@ -26,10 +26,11 @@ from explorer.plan.policy.presets import PRESETS
 from explorer.plan.sizes import parse_bytes
 from explorer.record.base import Record, limits
 from explorer.record.card import Card
-from explorer.record.files import PolicyFile, Reading
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL
-from explorer.record.run import N_REPEATS, Ranks, RunSpec
+from explorer.record.policy_file import PolicyFile, Reading
+from explorer.record.ranks import Ranks
+from explorer.record.run import N_REPEATS, RunSpec
 
 in_model, in_step, in_ranks, in_limits, in_output = (
     partial(typer.Option, rich_help_panel=panel) for panel in ("Model", "Step", "Ranks", "Limits", "Output")
@@ -60,7 +61,7 @@ PolicyName = Annotated[
     typer.Option(
         "--policy",
         metavar="FILE|PRESET",
-        help=f"A policy file, settings of a training program, a pattern, or {', '.join(PRESETS)}.",
+        help=f"A policy file, settings of a training program, blocks or patterns, or {', '.join(PRESETS)}.",
     ),
 ]
 
@@ -253,7 +254,7 @@ def describe(worker: Worker, spec: RunSpec, *, without_data: bool = False) -> Mo
 
 
 def file_on(name: str, graph: ModelGraph) -> PolicyFile:
-    """The policy of a preset, a pattern or a policy file on `graph`; a file may also bring its plan.
+    """The policy of a preset, of blocks and patterns, or of a file on `graph`; a file may also bring its plan.
 
     Notes on the file go to stderr. Raises InvalidPolicy, UnreadableFile.
     """

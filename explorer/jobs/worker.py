@@ -50,7 +50,8 @@ from explorer.record.failure import failure_of
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Progress, Report
 from explorer.record.policy import Policy
-from explorer.record.run import Ranks, RunSpec
+from explorer.record.ranks import Ranks
+from explorer.record.run import RunSpec
 
 
 def answer(request: Request, report: Report) -> Record:

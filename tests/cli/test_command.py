@@ -25,6 +25,7 @@ from explorer.jobs.run_file import write_file
 from explorer.plan.policy.presets import PRESETS
 from explorer.record import Policy
 from explorer.record.base import limits
+from explorer.record.pipeline_run import fullest_bytes
 from explorer.record.plan import JointPlan
 from explorer.record.run import RunSpec
 from tests import graphs, pipelines
@@ -53,7 +54,7 @@ def test_a_narrow_terminal_clips_nothing(shared: Worker, tiny: str, monkeypatch:
         (["measure", "TINY", "--set", "width"], ["--set takes NAME=VALUE and got width"]),
         (["measure", "TINY", "--set", "witdh=3"], ["witdh", "width"]),
         (["measure", "TINY", "--memory-limit", "1GB"], ["'1GB' is not a size", "write 1GiB"]),
-        (["measure", "TINY", "--policy", "sqr"], ["neither a preset nor a file", "sqrt"]),
+        (["measure", "TINY", "--policy", "sqr"], ["neither a preset, nor a block, nor a file", "sqrt"]),
         (["measure", "TINY", "--policy", "gone.yaml"], ["gone.yaml cannot be read"]),
         (
             ["measure", "TINY", "--save", "/nowhere/at/all.run", "--repeats", "0"],
@@ -263,7 +264,7 @@ def test_every_rank_and_every_share_has_a_row(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_cap_is_kept_or_missed(capsys: pytest.CaptureFixture[str]) -> None:
-    most = pipelines.ran(GRAPH, RunSpec(model=GRAPH.model, plan=PLAN)).fullest_bytes
+    most = fullest_bytes(pipelines.ran(GRAPH, RunSpec(model=GRAPH.model, plan=PLAN)).memory)
     assert " kept: the fullest rank holds " in printed(capsys, cap_bytes=most)
     assert " missed: rank " in printed(capsys, cap_bytes=most - 1)
 

@@ -23,7 +23,8 @@ from torch.utils._pytree import tree_leaves
 
 from explorer.engine.watch.storages import KnownTensor
 from explorer.engine.watch.uncompiled import DispatchMode
-from explorer.record.allocations import CollectiveKind, Role
+from explorer.record.allocations import Role
+from explorer.record.ranks import CollectiveKind
 
 KINDS: dict[str, CollectiveKind] = {
     "allgather": "all-gather",

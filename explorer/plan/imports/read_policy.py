@@ -18,9 +18,9 @@ from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.block_names import differences, expanded, is_pattern, matches, shape_of
 from explorer.plan.policy.presets import PRESETS, is_preset, preset
 from explorer.plan.policy.strict_yaml import Document
-from explorer.record.files import PolicyFile, Reading
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import Policy
+from explorer.record.policy_file import PolicyFile, Reading
 
 POLICY_FILE = "a policy file"
 """Source of a reading."""
@@ -66,17 +66,19 @@ _ALSO = f"Recompute settings of {listed([program.name for program in PROGRAMS], 
 
 
 def named(name: str, graph: ModelGraph) -> Reading:
-    """The policy of a preset, a pattern or a file on `graph`. Raises InvalidPolicy and UnreadableFile."""
+    """The policy of a preset, of blocks, or of a file on `graph`. Raises InvalidPolicy and UnreadableFile."""
+    blocks = name.split(",")
     if is_preset(name):
         return Reading(source=POLICY_FILE, file=PolicyFile(policy=preset(name, graph)))
-    if is_pattern(name):
+    if is_pattern(name) or all(block in graph.by_fqn for block in blocks):
         called = [block.fqn for block in graph.blocks if block.n_calls]
-        policy = expanded(Policy.recompute(name.split(",")), called)
+        policy = expanded(Policy.recompute(blocks), called)
         return Reading(source=POLICY_FILE, file=PolicyFile(policy=policy))
     if not Path(name).exists() and not name.endswith(tuple(f".{suffix}" for suffix in SUFFIXES)):
         raise InvalidPolicy(
-            f"{name} is neither a preset nor a file.",
-            hint=nearest(name, PRESETS) or f"There are {', '.join(PRESETS)}; or give a policy file.",
+            f"{name} is neither a preset, nor a block, nor a file.",
+            hint=nearest(name, (*PRESETS, *graph.by_fqn))
+            or f"Presets are {', '.join(PRESETS)}; `python -m explorer graph MODEL` lists the blocks.",
         )
     return load(name, graph)
 

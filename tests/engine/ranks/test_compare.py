@@ -19,7 +19,8 @@ from explorer.record.comparison import Comparison, Verdict
 from explorer.record.graph import ModelRef
 from explorer.record.plan import Progress, silent
 from explorer.record.policy import KEEP_ALL, Policy, Unit
-from explorer.record.run import Ranks, RunSpec
+from explorer.record.ranks import Ranks
+from explorer.record.run import RunSpec
 
 LAYERS = Policy.recompute(["layers.0", "layers.1"])
 PRODUCTS = Policy(

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from explorer.errors import BadInput, InvalidPolicy, UnreadableFile
 from explorer.plan.export.formats import exported
 from explorer.plan.imports import settings_format
-from explorer.plan.imports.read_policy import read
+from explorer.plan.imports.read_policy import named, read
 from explorer.plan.imports.settings_format import (
     Settings,
 )
 from explorer.plan.policy import file as policy_file
-from explorer.record.files import PolicyFile
 from explorer.record.graph import Block, ModelGraph
 from explorer.record.policy import Policy, Unit
+from explorer.record.policy_file import PolicyFile
 from tests.graphs import gpt
 
 
@@ -320,6 +320,14 @@ policy:
     assert Unit(blocks=("layers.0.attention", "layers.0.mlp")) in pairs and len(pairs) == 8
     with pytest.raises(InvalidPolicy, match=r"No block matches 'layer\.\*\.mlp'"):
         read(text.replace("layers.*.mlp", "layer.*.mlp"), graph)
+
+
+def test_blocks_are_named_as_they_are_or_by_patterns(graph: ModelGraph) -> None:
+    assert named("layers.1.mlp", graph).policy == Policy.recompute(["layers.1.mlp"])
+    both = named("layers.0,layers.*.attention", graph).policy
+    assert both.blocks[0] == "layers.0" and len(both.units) == 9
+    with pytest.raises(InvalidPolicy, match="neither a preset, nor a block, nor a file"):
+        named("layers.1,layer.2", graph)
 
 
 def test_a_changed_model_is_applied_by_name_with_a_sentence(graph: ModelGraph) -> None:

@@ -23,9 +23,8 @@ from explorer.plan.pipeline.stage_costs import (
 )
 from explorer.record.graph import ModelRef
 from explorer.record.measurement import Environment
-from explorer.record.pipeline import (
+from explorer.record.pipeline_cost import (
     ActionCost,
-    ActionTime,
     BlockCost,
     LastBlock,
     PipelineProfile,
@@ -33,6 +32,7 @@ from explorer.record.pipeline import (
     StageCost,
     StageOverhead,
 )
+from explorer.record.pipeline_run import ActionTime
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import PipelinePlan, RunSpec
 from explorer.view.pipeline.gantt import link_table
