@@ -16,8 +16,7 @@ from explorer.own_loop.guard import predicted_lock
 from explorer.plan.guard.lock import dumps, loads
 from explorer.plan.guard.moves import in_one_line, moves
 from explorer.record.graph import ModelRef
-from explorer.record.ranks import Ranks
-from explorer.record.run import RunSpec
+from explorer.record.run import Ranks, RunSpec
 from tests.plan.guard.faulty_net import FAULTS
 
 NET = "tests/plan/guard/faulty_net.py"

@@ -31,8 +31,7 @@ from explorer.plan.pipeline.schedules import SCHEDULES
 from explorer.plan.pipeline.stage_costs import predict
 from explorer.plan.policy.presets import preset
 from explorer.record.graph import ModelGraph, ModelRef
-from explorer.record.pipeline_cost import PipelineProfile
-from explorer.record.pipeline_run import ActionTime, RankMemory
+from explorer.record.pipeline import ActionTime, PipelineProfile, RankMemory
 from explorer.record.plan import Progress
 from explorer.record.policy import Policy
 from explorer.record.run import PipelinePlan, RunSpec

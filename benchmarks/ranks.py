@@ -25,8 +25,7 @@ from explorer.record.allocations import ROLES, Allocations
 from explorer.record.base import from_msgpack, to_msgpack
 from explorer.record.graph import ModelRef
 from explorer.record.measurement import Measurement
-from explorer.record.ranks import Ranks
-from explorer.record.run import RunSpec
+from explorer.record.run import Ranks, RunSpec
 
 MODELS = Path(__file__).with_name("_rank_models.py")
 SPLIT = f"{MODELS}:split"

@@ -8,8 +8,16 @@ from explorer.plan.pipeline.cuts import atoms, stages_by
 from explorer.plan.pipeline.schedules import default_ranks, rows_of
 from explorer.plan.pipeline.stage_costs import predict
 from explorer.record import BufferDiff, Environment, GradientDiff, ModelGraph, RunSpec
-from explorer.record.pipeline_cost import ActionCost, BlockCost, PipelineProfile
-from explorer.record.pipeline_run import BlockCalls, BufferShares, GradientShares, PipelineRun, Stage
+from explorer.record.pipeline import (
+    ActionCost,
+    BlockCalls,
+    BlockCost,
+    BufferShares,
+    GradientShares,
+    PipelineProfile,
+    PipelineRun,
+    Stage,
+)
 from explorer.record.run import PipelineEngine, PipelinePlan
 
 MIB = 2**20

@@ -22,8 +22,8 @@ from explorer.plan.hazards.checkpoint_rules import Trap
 from explorer.plan.pipeline.orders import gpipe
 from explorer.plan.pipeline.schedules import SCHEDULES, Condition, Schedule, rows_of
 from explorer.plan.policy.presets import PRESETS, Preset, is_preset, preset, preset_titles
+from explorer.record.files import Export, PolicyFile
 from explorer.record.policy import KEEP_ALL, Policy
-from explorer.record.policy_file import Export, PolicyFile
 from explorer.record.run import PipelinePlan
 from explorer.view.report.html import drawn
 from tests.graphs import gpt

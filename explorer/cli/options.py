@@ -26,11 +26,10 @@ from explorer.plan.policy.presets import PRESETS
 from explorer.plan.sizes import parse_bytes
 from explorer.record.base import Record, limits
 from explorer.record.card import Card
+from explorer.record.files import PolicyFile, Reading
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL
-from explorer.record.policy_file import PolicyFile, Reading
-from explorer.record.ranks import Ranks
-from explorer.record.run import N_REPEATS, RunSpec
+from explorer.record.run import N_REPEATS, Ranks, RunSpec
 
 in_model, in_step, in_ranks, in_limits, in_output = (
     partial(typer.Option, rich_help_panel=panel) for panel in ("Model", "Step", "Ranks", "Limits", "Output")

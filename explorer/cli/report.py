@@ -21,7 +21,7 @@ from explorer.record.card import CardMemory
 from explorer.record.comparison import Comparison, GradientDiff, TensorDiff
 from explorer.record.history import MemoryHistory
 from explorer.record.measurement import Measurement, RecordedRanks
-from explorer.record.pipeline_run import PipelineRun, RankMemory, Share
+from explorer.record.pipeline import PipelineRun, RankMemory, Share
 from explorer.record.plan import JointPlan, Wish, silent
 from explorer.record.run import PipelinePlan
 from explorer.view.compare.cost import uncounted_in_words

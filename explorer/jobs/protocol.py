@@ -18,8 +18,7 @@ from explorer.record.failure import Failure
 from explorer.record.graph import AutogradPictures, ModelGraph, ModelRef
 from explorer.record.lab import LabOutcome
 from explorer.record.measurement import Measurement, RecordedRanks, SavedFile
-from explorer.record.pipeline_cost import PipelineProfile
-from explorer.record.pipeline_run import PipelineRun
+from explorer.record.pipeline import PipelineProfile, PipelineRun
 from explorer.record.plan import CapWish, Front, JointPlan, Progress, Wish
 from explorer.record.run import Device, PipelineEngine, RunSpec
 

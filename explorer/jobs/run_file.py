@@ -27,7 +27,7 @@ from explorer.record.comparison import Comparison
 from explorer.record.graph import RECORDED, ModelGraph, ModelRef
 from explorer.record.history import MemoryHistory
 from explorer.record.measurement import Measurement, RecordedRanks
-from explorer.record.pipeline_run import PipelineRun
+from explorer.record.pipeline import PipelineRun
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 from explorer.record.sound import unsound

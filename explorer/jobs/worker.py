@@ -50,8 +50,7 @@ from explorer.record.failure import failure_of
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Progress, Report
 from explorer.record.policy import Policy
-from explorer.record.ranks import Ranks
-from explorer.record.run import RunSpec
+from explorer.record.run import Ranks, RunSpec
 
 
 def answer(request: Request, report: Report) -> Record:

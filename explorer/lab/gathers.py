@@ -30,8 +30,7 @@ from explorer.record.graph import ModelRef
 from explorer.record.lab import LabPart, LabRow
 from explorer.record.measurement import Measurement
 from explorer.record.policy import KEEP_ALL, Policy, Unit
-from explorer.record.ranks import Ranks
-from explorer.record.run import RunSpec
+from explorer.record.run import Ranks, RunSpec
 
 THEME = "Wrapped blocks"
 QUESTION = "How often does FSDP2 gather a parameter in one step?"

@@ -33,8 +33,8 @@ from explorer.plan.names import listed
 from explorer.plan.policy.block_names import matching
 from explorer.plan.sizes import distinct_texts, mib, parse_bytes
 from explorer.record.comparison import Verdict
+from explorer.record.files import Lock
 from explorer.record.graph import ModelGraph, ModelRef
-from explorer.record.lock import Lock
 from explorer.record.run import RunSpec
 
 

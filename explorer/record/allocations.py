@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from functools import cached_property
 from itertools import accumulate
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from msgspec import field
+from msgspec import Meta, field
 
-from explorer.record.base import Column, Count, Record, column
+from explorer.record.base import MOST_RANKS, Column, Count, Record, column
 
 Role = Literal[
     "parameter",
@@ -112,6 +112,30 @@ class Allocations(Record):
         """First tick at which most is held."""
         line = self.held_bytes
         return line.index(max(line))
+
+
+CollectiveKind = Literal["all-gather", "reduce-scatter", "all-reduce", "broadcast", "all-to-all", "point to point"]
+
+
+class Collective(Record):
+    """A call of torch.distributed in the step of one rank."""
+
+    kind: CollectiveKind
+    n_bytes: Count
+    """The whole tensor: what an all-gather returns, what a reduce-scatter or all-reduce is called with."""
+    n_ranks: Annotated[int, Meta(ge=1, le=MOST_RANKS)]
+    block: str
+    """The unit of FSDP2 that it belongs to, else the innermost running block."""
+    phase: Phase
+    tick: Count
+    """Last tick of the timeline before the call."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that a rank sends by the ring algorithm: (n - 1) / n of the tensor, an all-reduce twice as much."""
+        if self.kind in ("broadcast", "point to point"):
+            return self.n_bytes
+        return self.n_bytes * (self.n_ranks - 1) // self.n_ranks * (2 if self.kind == "all-reduce" else 1)
 
 
 class LedgerCell(Record):

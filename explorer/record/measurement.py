@@ -13,13 +13,12 @@ from typing import Annotated, Literal
 from msgspec import Meta
 from msgspec.structs import replace
 
-from explorer.record.allocations import ROLES, Allocations, Phase, PhaseSpan
+from explorer.record.allocations import ROLES, Allocations, Collective, Phase, PhaseSpan
 from explorer.record.base import MOST_RANKS, Column, Count, Number, Origin, Record
 from explorer.record.card import CardMemory
 from explorer.record.failure import Failure
 from explorer.record.graph import RECORDED, ModelGraph, ModelRef
 from explorer.record.policy import Policy
-from explorer.record.ranks import Collective
 from explorer.record.run import RunSpec
 
 

@@ -9,11 +9,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from explorer.record.base import MOST, Count, Number, Record
+from explorer.record.base import MOST, MOST_RANKS, Count, Number, Record
 from explorer.record.card import Card
 from explorer.record.graph import ModelRef
 from explorer.record.policy import KEEP_ALL, Policy
-from explorer.record.ranks import Ranks
 
 CheckpointMode = Literal["always", "except_last", "never"]
 """The microbatches that are checkpointed, in torchgpipe's words and meaning."""
@@ -22,6 +21,36 @@ PipelineEngine = Literal["inproc", "procs", "torchrun", "replay"]
 """`replay` (each rank alone, with the figures of `inproc`) stands in files of earlier versions."""
 OWN_SCHEDULE = "own schedule"
 """The schedule name of rows that a person wrote."""
+
+
+DataParallel = Literal["fsdp", "ddp", "none"]
+
+
+class Ranks(Record):
+    """Processes that train one model together, each with its batch. Sizes of the mesh: data x tensor."""
+
+    n_ranks: Annotated[int, Meta(ge=1, le=MOST_RANKS)]
+    data: DataParallel = "fsdp"
+    """fsdp: `fully_shard` on each repeated block and on the whole. ddp: `DistributedDataParallel`."""
+    reshard: bool = True
+    """FSDP2's `reshard_after_forward`: False keeps gathered parameters until backward."""
+    n_tensor: Annotated[int, Meta(ge=1, le=MOST_RANKS)] = 1
+    """Ranks that share each product of tensor parallelism, next to each other in the mesh."""
+    parallelize: str = ""
+    """`file.py:function` that splits the model: `function(model, mesh)`; empty: the plan that the model brings."""
+
+    @property
+    def n_data(self) -> int:
+        """Ranks with batches of their own."""
+        return self.n_ranks // self.n_tensor
+
+    @property
+    def in_words(self) -> str:
+        """`8 ranks, FSDP2 x 4, tensor parallel x 2`."""
+        data = {"fsdp": "FSDP2" if self.reshard else "FSDP2 without resharding", "ddp": "DDP", "none": "copies"}
+        parts = [f"{data[self.data]} x {self.n_data}"] if self.n_data > 1 or self.data != "none" else []
+        parts += [f"tensor parallel x {self.n_tensor}"] if self.n_tensor > 1 else []
+        return ", ".join([f"{self.n_ranks} ranks" if self.n_ranks > 1 else "1 rank", *parts])
 
 
 class PipelinePlan(Record):

@@ -14,7 +14,7 @@ from explorer.record.comparison import Comparison
 from explorer.record.graph import INPUT, ModelGraph
 from explorer.record.history import MemoryHistory
 from explorer.record.measurement import Measurement, RecordedRanks
-from explorer.record.pipeline_run import PipelineRun, PlayedSchedule, RankMemory
+from explorer.record.pipeline import PipelineRun, PlayedSchedule, RankMemory
 
 _MOST_BYTES = 2**62
 

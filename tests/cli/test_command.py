@@ -25,7 +25,6 @@ from explorer.jobs.run_file import write_file
 from explorer.plan.policy.presets import PRESETS
 from explorer.record import Policy
 from explorer.record.base import limits
-from explorer.record.pipeline_run import fullest_bytes
 from explorer.record.plan import JointPlan
 from explorer.record.run import RunSpec
 from tests import graphs, pipelines
@@ -264,7 +263,7 @@ def test_every_rank_and_every_share_has_a_row(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_cap_is_kept_or_missed(capsys: pytest.CaptureFixture[str]) -> None:
-    most = fullest_bytes(pipelines.ran(GRAPH, RunSpec(model=GRAPH.model, plan=PLAN)).memory)
+    most = pipelines.ran(GRAPH, RunSpec(model=GRAPH.model, plan=PLAN)).fullest_bytes
     assert " kept: the fullest rank holds " in printed(capsys, cap_bytes=most)
     assert " missed: rank " in printed(capsys, cap_bytes=most - 1)
 

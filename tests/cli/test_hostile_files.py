@@ -22,8 +22,7 @@ from explorer.plan.export.formats import FORMATS
 from explorer.plan.policy import file as policy_file
 from explorer.record import Failure, ModelRef, RunSpec
 from explorer.record.base import Record, to_json
-from explorer.record.lock import Lock
-from explorer.record.policy_file import PolicyFile
+from explorer.record.files import Lock, PolicyFile
 from tests import graphs
 from tests.hostile import Trap
 from tests.ui.fake_worker import FakeJob, FakeWorker

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from explorer.cli import main as cli
 from explorer.plan.planners.front import splits_of
 from explorer.plan.policy import file as policy_file
-from explorer.record.ranks import Ranks
+from explorer.record.run import Ranks
 from tests.cli.asked import read
 
 pytestmark = pytest.mark.usefixtures("shared")

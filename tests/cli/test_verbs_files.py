@@ -25,9 +25,9 @@ from explorer.plan.planners import front
 from explorer.plan.policy import file as policy_file
 from explorer.record import Comparison, Measurement, RunSpec
 from explorer.record.base import from_json, from_msgpack
+from explorer.record.files import Export, PolicyFile
 from explorer.record.lab import LabChart, LabOutcome
 from explorer.record.policy import Policy
-from explorer.record.policy_file import Export, PolicyFile
 from tests import graphs
 from tests.cli.asked import read, run
 from tests.exported import LAYERS, TARGETS, file_of, layers_again, run_there

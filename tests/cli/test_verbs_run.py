@@ -25,7 +25,7 @@ from explorer.record.allocations import ROLES
 from explorer.record.base import from_msgpack
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelRef
-from explorer.record.pipeline_run import PipelineRun
+from explorer.record.pipeline import PipelineRun
 from explorer.record.policy import Policy
 from tests.cli.asked import as_record, read, run
 

@@ -20,7 +20,7 @@ from explorer.plan.policy import file as policy_file
 from explorer.record.base import from_msgpack, to_json
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement
-from explorer.record.pipeline_run import PipelineRun
+from explorer.record.pipeline import PipelineRun
 
 EARLIER = Path(__file__).with_name("earlier")
 

@@ -27,8 +27,7 @@ from explorer.lab.wrap_in_place import QUESTIONS
 from explorer.plan.lessons import lesson_called, lessons
 from explorer.record.base import from_json, from_msgpack, to_msgpack
 from explorer.record.lab import LabChart, LabOutcome
-from explorer.record.ranks import Ranks
-from explorer.record.run import RunSpec
+from explorer.record.run import Ranks, RunSpec
 from explorer.view.lab import PICTURES
 from tests.engine import trap_nets
 

@@ -12,14 +12,13 @@ from msgspec.structs import replace
 from explorer.errors import BadInput
 from explorer.record.comparison import GradientDiff
 from explorer.record.graph import ModelRef
-from explorer.record.pipeline_run import (
+from explorer.record.pipeline import (
     ActionTime,
     GradientShares,
     PipelineRun,
     PlayedSchedule,
+    RankMemory,
     RankUse,
-    fullest_bytes,
-    rank_memory,
 )
 from explorer.record.plan import AutoPlan, Certificate, JointPlan, Plan, Price
 from explorer.record.policy import Policy
@@ -105,7 +104,7 @@ def test_the_rate_is_positive_whichever_way_the_toggle_goes(toggle: str, change:
     assert price.mib_per_percent == pytest.approx(rate)
 
 
-MEMORY = rank_memory(
+MEMORY = RankMemory.of(
     1, "measured", [(0, 10, ""), (5, 40, "1F0"), (7, 40, "1B0"), (9, 12, "")], parameter_bytes=10, receive_bytes=2
 )
 
@@ -114,9 +113,8 @@ def test_the_peak_of_a_rank_is_its_first_highest_sample() -> None:
     assert (MEMORY.peak_bytes, MEMORY.peak_action, MEMORY.actions) == (40, "1F0", ("1F0", "1B0"))
     assert list(MEMORY.action) == [-1, 0, 1, -1]
     assert replace(MEMORY, optimizer_bytes=5).device_bytes == 45
-    nothing = rank_memory(0, "measured", [], parameter_bytes=0, receive_bytes=0)
+    nothing = RankMemory.of(0, "measured", [], parameter_bytes=0, receive_bytes=0)
     assert (nothing.peak_bytes, nothing.device_bytes, nothing.peak_action) == (None, None, "")
-    assert fullest_bytes([MEMORY, nothing]) == 40 and fullest_bytes([nothing]) is fullest_bytes([]) is None
 
 
 def test_a_played_schedule_is_as_long_as_its_last_action_and_as_idle_as_its_ranks() -> None:
@@ -144,6 +142,7 @@ def test_gradients_are_counted_by_what_splitting_did() -> None:
     headlines = run.headlines()
     assert [headlines[f"n_splitting_{word}"] for word in ("equal", "rounding", "different")] == [1, 1, 1]
     assert [one.name for one in run.moved] == ["c"] and headlines["n_gradients"] == 3
+    assert run.fullest_bytes == 40 and replace(run, memory=()).fullest_bytes is None
     assert (
         headlines["rank_peak_bytes"] == [40]
         and headlines["makespan_ms"] is None

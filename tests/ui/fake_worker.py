@@ -12,11 +12,11 @@ from explorer.jobs.protocol import Compare, Describe, DrawAutograd, FindPlans, M
 from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.planners.front import find_plans
 from explorer.record import Failure, Measurement, ModelGraph, Policy, RunSpec
+from explorer.record.allocations import Collective
 from explorer.record.base import to_json
 from explorer.record.graph import AutogradPicture, AutogradPictures
 from explorer.record.measurement import RecordedRanks
 from explorer.record.plan import Front, Progress, Wish, silent
-from explorer.record.ranks import Collective
 from tests import graphs
 
 UNSAFE = "Predicted: the step was played on tensors without data."

@@ -15,7 +15,7 @@ from explorer.jobs.protocol import DrawAutograd
 from explorer.jobs.store import Store
 from explorer.plan.policy import file as policy_file
 from explorer.record import ModelRef, RunSpec
-from explorer.record.policy_file import PolicyFile
+from explorer.record.files import PolicyFile
 from explorer.ui.session import address, repository
 from explorer.ui.shared.download import report_bytes
 from tests import graphs

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from explorer.plan.card.opened import open_history
 from explorer.record import Failure, Measurement, Policy, RunSpec
 from explorer.record.measurement import RecordedRanks
-from explorer.record.pipeline_run import PipelineRun
+from explorer.record.pipeline import PipelineRun
 from explorer.view.report.html import plotly_js
 from explorer.view.report.report import Reported, ReportOf, report_text
 from tests import graphs, pipelines

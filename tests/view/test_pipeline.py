@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from explorer.plan.pipeline.stage_costs import predict
 from explorer.record import ModelRef, Policy, RunSpec
-from explorer.record.pipeline_run import PipelineRun, PlayedSchedule, rank_memory
+from explorer.record.pipeline import PipelineRun, PlayedSchedule, RankMemory
 from explorer.view.pipeline.gantt import gantt, rank_table
 from explorer.view.pipeline.headline import figures, fullest
 from explorer.view.pipeline.ranks import bands_chart, memory_chart
@@ -88,7 +88,7 @@ def test_tables_hold_every_action_and_every_rank() -> None:
     assert rank_table(one, one)[0]["idle, predicted"] == rank_table(one)[0]["idle"]
 
 
-MEMORY = rank_memory(
+MEMORY = RankMemory.of(
     3,
     "measured",
     [(0, 3 * MIB, ""), (1_000_000, 9 * MIB, "1F0"), (2_000_000, 12 * MIB, "1B0"), (3_000_000, 4 * MIB, "")],
@@ -124,7 +124,7 @@ def test_bands_add_up_to_the_peak(run: PipelineRun) -> None:
 
 
 def test_a_run_whose_ranks_were_not_measured_says_so(run: PipelineRun) -> None:
-    bare = msgspec.structs.replace(run, memory=(rank_memory(0, "measured", [], parameter_bytes=0, receive_bytes=0),))
+    bare = msgspec.structs.replace(run, memory=(RankMemory.of(0, "measured", [], parameter_bytes=0, receive_bytes=0),))
     assert "not measured" in memory_chart(bare.memory).figure.layout.annotations[0].text
     assert "not measured" in bands_chart(()).figure.layout.annotations[0].text
 

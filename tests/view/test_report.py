@@ -23,7 +23,7 @@ from explorer.plan.memory.ledger import ledger
 from explorer.record import Comparison, Environment, Failure, Measurement, RunSpec
 from explorer.record.base import Record, from_msgpack, from_plain
 from explorer.record.lab import LabChart, LabOutcome, LabSeries
-from explorer.record.pipeline_run import PipelineRun
+from explorer.record.pipeline import PipelineRun
 from explorer.view.compare.cost import time_answer
 from explorer.view.compare.gradients import (
     gradient_chart,

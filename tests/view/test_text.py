@@ -13,7 +13,7 @@ from explorer.plan.pipeline.schedules import SCHEDULES
 from explorer.plan.policy.file import evidence_of
 from explorer.plan.why.peak import explain
 from explorer.record import KEEP_ALL, Comparison, Failure, Measurement, ModelRef, Policy, RunSpec
-from explorer.record.pipeline_run import fullest_bytes, rank_memory
+from explorer.record.pipeline import RankMemory
 from explorer.record.plan import Certificate, Forecast, JointPlan, Plan
 from explorer.record.policy import Unit
 from explorer.view.compare.headline import headlines
@@ -161,12 +161,12 @@ def test_what_is_proven(bound: float, proof: str) -> None:
 
 def test_a_run_keeps_the_cap_or_says_which_rank_does_not() -> None:
     run = pipelines.ran(FOUR, RunSpec(model=FOUR.model, plan=PLAN))
-    most = fullest_bytes(run.memory)
+    most = run.fullest_bytes
     assert most is not None
     kept, missed = (replace(JOINT, cap_bytes=cap) for cap in (most, most - 1))
     assert within_cap(run, kept) and cap_outcome(run, kept).startswith("cap ") and " kept: " in cap_outcome(run, kept)
     assert within_cap(run, missed) is False and " missed: rank " in cap_outcome(run, missed)
-    unmeasured = rank_memory(0, "measured", [], parameter_bytes=0, receive_bytes=0)
+    unmeasured = RankMemory.of(0, "measured", [], parameter_bytes=0, receive_bytes=0)
     for memory in ((), (unmeasured,)):
         blind = replace(run, memory=memory)
         assert within_cap(blind, missed) is None and cap_outcome(blind, missed) == ""

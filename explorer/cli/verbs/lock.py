@@ -30,8 +30,8 @@ from explorer.jobs.protocol import Measure
 from explorer.plan.guard import lock as lock_file
 from explorer.plan.guard.moves import markdown as table
 from explorer.plan.guard.moves import moves, versions
+from explorer.record.files import Lock, Move
 from explorer.record.graph import ModelRef
-from explorer.record.lock import Lock, Move
 from explorer.record.run import RunSpec
 
 Check = Annotated[

@@ -48,8 +48,7 @@ from explorer.plan.policy.presets import is_preset
 from explorer.plan.sizes import parse_bytes
 from explorer.record.base import to_plain
 from explorer.record.graph import ModelGraph, ModelRef
-from explorer.record.pipeline_cost import PipelineProfile
-from explorer.record.pipeline_run import PipelineRun, fullest_bytes
+from explorer.record.pipeline import PipelineProfile, PipelineRun
 from explorer.record.plan import CapWish, JointPlan
 from explorer.record.policy import Policy
 from explorer.record.run import CheckpointMode, PipelinePlan, RunSpec
@@ -226,7 +225,7 @@ def pipeline(
             return
         request = RunPipeline(spec=spec, engine=run.engine, profile=profile)
         pipeline_run = ask(engine, request, keep=not keep.no_store)
-        n_bytes = fullest_bytes(pipeline_run.memory)
+        n_bytes = pipeline_run.fullest_bytes
         if wish is not None and n_bytes is not None and n_bytes > wish.cap_bytes:
             joint = _planned(engine, graph, profile, wish, held_bytes=n_bytes)
             spec = replace(spec, policy=joint.policy, plan=joint.plan)

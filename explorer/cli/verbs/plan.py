@@ -31,11 +31,11 @@ from explorer.plan.predict.baseline import keep_all_from
 from explorer.plan.predict.not_predicted import approximate, contradiction
 from explorer.plan.why.collectives import repeated, sent_bytes
 from explorer.record.base import to_plain
+from explorer.record.files import Evidence
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.plan import CostUnit, Plan
 from explorer.record.policy import Policy
-from explorer.record.policy_file import Evidence
 from explorer.record.run import RunSpec
 from explorer.view.drawing.units import mib, percent
 from explorer.view.text.plan import certificate, in_words

@@ -42,10 +42,9 @@ from explorer.engine.watch.checkpoint_error import failure_in_words
 from explorer.engine.watch.storages import NONE, KnownTensor
 from explorer.engine.watch.tracker import Tracker
 from explorer.errors import ExplorerError
-from explorer.record.allocations import PHASES, Allocations
+from explorer.record.allocations import PHASES, Allocations, Collective
 from explorer.record.failure import Failure, is_out_of_memory
 from explorer.record.measurement import AllocatorPeaks, Measurement
-from explorer.record.ranks import Collective
 from explorer.record.run import RunSpec
 
 Watch = Callable[[Trainee], tuple[AbstractContextManager[object], OnPhase]]

@@ -35,7 +35,7 @@ from explorer.plan.pipeline.actions import Action, Rows, stage_ranks
 from explorer.plan.pipeline.clock import is_checkpointed
 from explorer.plan.pipeline.schedules import rows_of
 from explorer.record.failure import is_out_of_memory
-from explorer.record.pipeline_run import Stage
+from explorer.record.pipeline import Stage
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import PipelinePlan, RunSpec
 

@@ -24,7 +24,7 @@ from explorer.engine.pipeline.stage_runner import StageRunner, Tensors
 from explorer.engine.state.rng import seed_everything
 from explorer.plan.pipeline.actions import Action, execution_order
 from explorer.plan.pipeline.schedules import runs_1f1b
-from explorer.record.pipeline_run import ActionTime, RankMemory
+from explorer.record.pipeline import ActionTime, RankMemory
 from explorer.record.plan import Progress, Report, silent
 
 RECEIVE_BUFFERS = "receive buffers"

@@ -21,7 +21,7 @@ from explorer.engine.device.device import Device, Ticks
 from explorer.engine.pipeline.build import Pipeline
 from explorer.engine.policy.units import is_recomputing, observe_recompute
 from explorer.plan.pipeline.actions import Action
-from explorer.record.pipeline_run import ActionTime, BlockCalls, RankMemory, rank_memory
+from explorer.record.pipeline import ActionTime, BlockCalls, RankMemory
 
 
 @dataclass
@@ -209,7 +209,7 @@ class MemoryWatch:
                 yield now, total, span.name if place is not None else ""
 
         return tuple(
-            rank_memory(
+            RankMemory.of(
                 rank,
                 "measured",
                 tuple(samples(rank)),

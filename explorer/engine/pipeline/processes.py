@@ -28,7 +28,7 @@ from explorer.errors import ExplorerError
 from explorer.plan.export.torchrun import report_file
 from explorer.record.base import from_json, from_msgpack, to_json
 from explorer.record.failure import Failure
-from explorer.record.pipeline_run import RankReport
+from explorer.record.pipeline import RankReport
 from explorer.record.plan import Report, silent
 from explorer.record.run import RunSpec
 

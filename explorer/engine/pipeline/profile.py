@@ -30,7 +30,7 @@ from explorer.engine.state.global_state import preserve_global_state
 from explorer.errors import BadInput, InvalidPlan
 from explorer.plan.pipeline.cuts import Stages
 from explorer.plan.pipeline.stage_costs import special_units
-from explorer.record.pipeline_cost import ActionCost, BlockCost, PipelineProfile, StageOverhead
+from explorer.record.pipeline import ActionCost, BlockCost, PipelineProfile, StageOverhead
 from explorer.record.plan import Report, silent
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import PipelinePlan, RunSpec

@@ -31,7 +31,7 @@ from explorer.errors import NotOnThisDevice
 from explorer.plan.export.torchrun import report_file, run_key, tensor_file
 from explorer.plan.pipeline.actions import Action
 from explorer.record.base import to_msgpack
-from explorer.record.pipeline_run import RankReport
+from explorer.record.pipeline import RankReport
 from explorer.record.run import RunSpec
 
 OUTSIDE = "outside actions"

@@ -25,7 +25,7 @@ from explorer.engine.pipeline.microbatches import KeyedRng, deferred_batch_norm,
 from explorer.engine.state.bits import same_bits
 from explorer.engine.state.rng import seed_everything
 from explorer.record.comparison import BufferDiff, GradientDiff
-from explorer.record.pipeline_run import BufferShares, GradientShares, Share
+from explorer.record.pipeline import BufferShares, GradientShares, Share
 from explorer.record.plan import Progress, Report
 from explorer.record.policy import KEEP_ALL, Policy
 

@@ -30,8 +30,7 @@ from explorer.plan.pipeline.clock import simulate
 from explorer.plan.pipeline.measured import notes, schedule_of
 from explorer.plan.pipeline.stage_costs import predict, state_bytes
 from explorer.record.base import from_msgpack
-from explorer.record.pipeline_cost import PipelineProfile
-from explorer.record.pipeline_run import ActionTime, PipelineRun, PlayedSchedule, RankReport
+from explorer.record.pipeline import ActionTime, PipelineProfile, PipelineRun, PlayedSchedule, RankReport
 from explorer.record.plan import Progress, Report, silent
 from explorer.record.run import PipelineEngine, RunSpec
 

@@ -30,8 +30,7 @@ from explorer.engine.pipeline.tape import Meta
 from explorer.engine.state.bits import same_bits
 from explorer.errors import NotOnThisDevice
 from explorer.plan.pipeline.actions import Action, Rows
-from explorer.record.pipeline_cost import ActionCost, LastBlock, SplitCost
-from explorer.record.pipeline_run import ActionTime, RankMemory
+from explorer.record.pipeline import ActionCost, ActionTime, LastBlock, RankMemory, SplitCost
 
 N_MICROBATCHES = 2
 N_OF_A_KIND = 2

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from explorer.engine.device.without_data import WHOLE_MODEL
 from explorer.engine.model.load import function_of
 from explorer.errors import BadInput, ExplorerError, ModelFailed, said_by
-from explorer.record.ranks import Ranks
+from explorer.record.run import Ranks
 
 STYLES: dict[str, Callable[[], ParallelStyle]] = {
     "colwise": ColwiseParallel,

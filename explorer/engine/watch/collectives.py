@@ -23,8 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from explorer.engine.watch.storages import KnownTensor
 from explorer.engine.watch.uncompiled import DispatchMode
-from explorer.record.allocations import Role
-from explorer.record.ranks import CollectiveKind
+from explorer.record.allocations import CollectiveKind, Role
 
 KINDS: dict[str, CollectiveKind] = {
     "allgather": "all-gather",

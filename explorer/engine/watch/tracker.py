@@ -55,8 +55,7 @@ from explorer.engine.watch.flops import formula, lacks_formula
 from explorer.engine.watch.scopes import BlockWatch, Frame
 from explorer.engine.watch.storages import NONE, CallLog, KnownTensor, Storages
 from explorer.engine.watch.uncompiled import DispatchMode, never_compiled
-from explorer.record.allocations import PHASES, Phase
-from explorer.record.ranks import CollectiveKind
+from explorer.record.allocations import PHASES, CollectiveKind, Phase
 
 FORWARD, RECOMPUTE, BACKWARD = (PHASES.index(phase) for phase in ("forward", "recompute", "backward"))
 OP_COLUMNS = ("name", "block", "phase", "first_ns", "last_ns")

@@ -20,7 +20,7 @@ from explorer.plan.export.python_files import (
 from explorer.plan.export.torch_file import to_torch
 from explorer.plan.export.torchrun import to_schedule_csv, to_stages
 from explorer.plan.policy.block_names import is_pattern
-from explorer.record.policy_file import Export, PolicyFile
+from explorer.record.files import Export, PolicyFile
 
 
 @dataclass(frozen=True, kw_only=True)

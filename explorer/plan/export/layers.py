@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import yaml
 
 from explorer.plan.export.target import CHECKPOINT_OPTIONS, Target, plan_in
-from explorer.record.policy_file import Export, PolicyFile
+from explorer.record.files import Export, PolicyFile
 from explorer.record.run import PipelinePlan
 
 NAMES = Target(

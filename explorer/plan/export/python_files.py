@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from explorer.plan.export.target import CHECKPOINT_OPTIONS, Target
 from explorer.plan.names import above
-from explorer.record.policy_file import Export, PolicyFile
+from explorer.record.files import Export, PolicyFile
 
 _WRAPPED = '''\
 import functools

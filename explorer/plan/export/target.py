@@ -12,8 +12,8 @@ import msgspec
 
 from explorer.errors import InvalidPlan
 from explorer.plan.names import above, some
+from explorer.record.files import Checked, Export, PolicyFile
 from explorer.record.policy import Policy, Unit
-from explorer.record.policy_file import Checked, Export, PolicyFile
 from explorer.record.run import PipelinePlan
 
 CHECKPOINT_OPTIONS = ("preserve_rng_state", "use_reentrant", "determinism_check", "early_stop")

@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 
 from explorer.plan.export.target import Target
+from explorer.record.files import Evidence, Export, PolicyFile
 from explorer.record.policy import Policy
-from explorer.record.policy_file import Evidence, Export, PolicyFile
 
 TORCH = Target(
     name="torch",

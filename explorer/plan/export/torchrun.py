@@ -15,8 +15,8 @@ from explorer.plan.export.target import plan_in
 from explorer.plan.pipeline.actions import to_csv
 from explorer.plan.pipeline.schedules import rows_of
 from explorer.record.base import from_json, to_json
+from explorer.record.files import Export, PolicyFile
 from explorer.record.graph import ModelRef
-from explorer.record.policy_file import Export, PolicyFile
 from explorer.record.run import PipelinePlan, RunSpec
 
 SPEC_FILE = "run_spec.json"

@@ -17,13 +17,12 @@ from explorer import __version__
 from explorer.errors import BadInput, UnreadableFile
 from explorer.plan.memory.ledger import ledger
 from explorer.plan.names import above, is_within
-from explorer.record.allocations import ROLES
+from explorer.record.allocations import ROLES, Collective
 from explorer.record.base import from_json, from_plain, to_plain
+from explorer.record.files import CollectiveBytes, Lock, LockedBlock, LockedStep, OperatorBytes
 from explorer.record.graph import ModelGraph
-from explorer.record.lock import CollectiveBytes, Lock, LockedBlock, LockedStep, OperatorBytes
 from explorer.record.measurement import Measurement
 from explorer.record.policy import KEEP_ALL
-from explorer.record.ranks import Collective
 from explorer.record.run import RunSpec
 
 SAVED = ROLES.index("saved activation")

@@ -17,7 +17,7 @@ from typing import get_args
 from explorer.plan.names import innermost, is_within, listed, operator_word, outermost
 from explorer.plan.sizes import distinct_texts, mib
 from explorer.record.base import to_plain
-from explorer.record.lock import CollectiveBytes, Lock, LockedBlock, Move, MoveKind, OperatorBytes
+from explorer.record.files import CollectiveBytes, Lock, LockedBlock, Move, MoveKind, OperatorBytes
 
 _ORDER: tuple[MoveKind, ...] = get_args(MoveKind)
 _NUMBER = re.compile(r"\b\d+\b")

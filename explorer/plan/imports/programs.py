@@ -23,9 +23,9 @@ from explorer.plan.imports.settings_format import (
 )
 from explorer.plan.names import Fqns, above, is_within, listed, some
 from explorer.plan.policy.block_names import regions_named
+from explorer.record.files import Reading
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Unit
-from explorer.record.policy_file import Reading
 
 # transformers: `activation_checkpointing` of its TrainingArguments, and until v6 `gradient_checkpointing`. TRL, axolotl
 # and LLaMA-Factory take the same; LLaMA-Factory recomputes unless `disable_gradient_checkpointing` is true. Recomputed

@@ -18,9 +18,9 @@ from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.block_names import differences, expanded, is_pattern, matches, shape_of
 from explorer.plan.policy.presets import PRESETS, is_preset, preset
 from explorer.plan.policy.strict_yaml import Document
+from explorer.record.files import PolicyFile, Reading
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import Policy
-from explorer.record.policy_file import PolicyFile, Reading
 
 POLICY_FILE = "a policy file"
 """Source of a reading."""

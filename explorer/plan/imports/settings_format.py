@@ -25,9 +25,9 @@ from explorer.plan.names import Fqns, above, lineage
 from explorer.plan.policy.file import file_of
 from explorer.plan.policy.strict_yaml import Document
 from explorer.record.base import from_plain
+from explorer.record.files import Reading
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Policy, Unit
-from explorer.record.policy_file import Reading
 
 Settings = Mapping[str, Any]
 """Dotted path and value. Dashes become underscores, and null values are left out."""

@@ -20,8 +20,7 @@ import msgspec
 from explorer.plan.pipeline.actions import Action, Rows, Triple, execution_order, needs, stage_ranks
 from explorer.plan.pipeline.schedules import rows_of, runs_1f1b
 from explorer.record.base import Origin
-from explorer.record.pipeline_cost import ActionCost, SplitCost, StageCost
-from explorer.record.pipeline_run import ActionTime, PlayedSchedule, RankMemory, RankUse, rank_memory
+from explorer.record.pipeline import ActionCost, ActionTime, PlayedSchedule, RankMemory, RankUse, SplitCost, StageCost
 from explorer.record.run import CheckpointMode, PipelinePlan
 
 Duration = Callable[[Action], float]
@@ -182,7 +181,7 @@ class RankForecast:
         for time in times:
             high, now_bytes = self._through((time.stage, time.kind, time.microbatch), now_bytes)
             samples += [(round(time.start_ms * 1e6), high, time.name), (round(time.end_ms * 1e6), now_bytes, "")]
-        return rank_memory(rank, "predicted", samples, parameter_bytes=parameters, receive_bytes=buffers)
+        return RankMemory.of(rank, "predicted", samples, parameter_bytes=parameters, receive_bytes=buffers)
 
     def peak_bytes(self, rank: int, row: Sequence[Triple]) -> int:
         """Most that a rank holds while it does `row` (actions of one rank)."""

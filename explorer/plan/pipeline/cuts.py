@@ -16,7 +16,7 @@ from explorer.errors import InvalidPlan, nearest
 from explorer.plan.names import above
 from explorer.plan.pipeline.actions import Rows
 from explorer.record.graph import ModelGraph
-from explorer.record.pipeline_cost import PipelineProfile
+from explorer.record.pipeline import PipelineProfile
 from explorer.record.policy import Policy
 
 CutRule = Literal["by-parameters", "by-time", "by-memory"]

@@ -14,7 +14,7 @@ from explorer.plan.names import some
 from explorer.plan.pipeline.actions import Rows, Triple, needs, parse_rows, stage_ranks
 from explorer.plan.pipeline.clock import played_schedule
 from explorer.plan.pipeline.stage_costs import left_out
-from explorer.record.pipeline_run import ActionTime, PipelineRun, PlayedSchedule
+from explorer.record.pipeline import ActionTime, PipelineRun, PlayedSchedule
 from explorer.record.run import PipelineEngine
 
 BATCH_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")

@@ -22,8 +22,15 @@ from explorer.plan.names import listed
 from explorer.plan.pipeline.actions import stage_ranks
 from explorer.plan.pipeline.clock import forecast
 from explorer.plan.pipeline.schedules import rows_of
-from explorer.record.pipeline_cost import ActionCost, BlockCost, PipelineProfile, SplitCost, StageCost, StageOverhead
-from explorer.record.pipeline_run import PlayedSchedule
+from explorer.record.pipeline import (
+    ActionCost,
+    BlockCost,
+    PipelineProfile,
+    PlayedSchedule,
+    SplitCost,
+    StageCost,
+    StageOverhead,
+)
 from explorer.record.policy import Policy, Unit
 from explorer.record.run import PipelinePlan, RunSpec
 

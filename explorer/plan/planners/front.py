@@ -23,7 +23,7 @@ from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Front, Plan, Progress, Report, Wish
 from explorer.record.policy import Policy
-from explorer.record.ranks import Ranks
+from explorer.record.run import Ranks
 
 N_POINTS = 10
 N_BETWEEN = 3

@@ -31,7 +31,7 @@ from explorer.plan.planners.rank_choice import RankChoices, least_step_ms
 from explorer.plan.policy.counted import in_error
 from explorer.plan.sizes import mib, mib_up
 from explorer.record.graph import ModelGraph
-from explorer.record.pipeline_cost import BlockCost, PipelineProfile
+from explorer.record.pipeline import BlockCost, PipelineProfile
 from explorer.record.plan import CapWish, JointPlan, Progress, Report, silent
 from explorer.record.policy import Policy
 from explorer.record.run import PipelinePlan

@@ -29,7 +29,7 @@ from explorer.plan.pipeline.clock import RankForecast, is_checkpointed, priced_b
 from explorer.plan.pipeline.cuts import balance, n_in_flight
 from explorer.plan.pipeline.schedules import SCHEDULES, rows_of
 from explorer.plan.pipeline.stage_costs import StagePosition, stage_cost, state_bytes
-from explorer.record.pipeline_cost import ActionCost, BlockCost, PipelineProfile, StageCost
+from explorer.record.pipeline import ActionCost, BlockCost, PipelineProfile, StageCost
 from explorer.record.policy import Policy
 from explorer.record.run import PipelinePlan
 

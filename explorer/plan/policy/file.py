@@ -31,11 +31,10 @@ from explorer.plan.policy.strict_yaml import LARGEST_BYTES, Document
 from explorer.plan.policy.strict_yaml import Path as Where
 from explorer.record.base import Record, from_plain, to_plain
 from explorer.record.comparison import Comparison
+from explorer.record.files import Evidence, PolicyFile
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import Policy, Unit
-from explorer.record.policy_file import Evidence, PolicyFile
-from explorer.record.ranks import Ranks
-from explorer.record.run import PipelinePlan
+from explorer.record.run import PipelinePlan, Ranks
 
 T = TypeVar("T")
 VERSION = 1

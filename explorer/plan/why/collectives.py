@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 from explorer.plan.names import listed
 from explorer.plan.sizes import mib
+from explorer.record.allocations import Collective, CollectiveKind
 from explorer.record.measurement import Measurement
-from explorer.record.ranks import Collective, CollectiveKind
 
 FUNCTIONAL: dict[CollectiveKind, str] = {
     "all-reduce": "_c10d_functional.all_reduce.default",

@@ -17,8 +17,8 @@ from explorer.plan.imports.read_policy import POLICY_FILE, SUFFIXES
 from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.file import evidence_of
 from explorer.record.comparison import Comparison
+from explorer.record.files import PolicyFile, Reading
 from explorer.record.graph import ModelGraph
-from explorer.record.policy_file import PolicyFile, Reading
 from explorer.ui.explore import work
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.session import backend, page_job

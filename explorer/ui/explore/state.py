@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 
 from explorer.record.comparison import Comparison
+from explorer.record.files import Reading
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.record.plan import Plan, Wish
 from explorer.record.policy import Policy
-from explorer.record.policy_file import Reading
 from explorer.ui.session import page_job
 from explorer.ui.session.page_job import PageJob
 from explorer.ui.session.repository import OpenedRun, opened_run, runs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from explorer.record.graph import ModelGraph
-from explorer.record.pipeline_cost import BlockCost, PipelineProfile
+from explorer.record.pipeline import BlockCost, PipelineProfile
 from explorer.record.policy import Policy
 from explorer.record.run import PipelinePlan
 from explorer.ui import block_graph

@@ -17,8 +17,7 @@ from explorer.plan.hazards.hazards import hazards
 from explorer.plan.pipeline.cuts import atoms
 from explorer.plan.pipeline.stage_costs import left_out, predict
 from explorer.record.graph import ModelGraph, ModelRef
-from explorer.record.pipeline_cost import PipelineProfile
-from explorer.record.pipeline_run import PlayedSchedule
+from explorer.record.pipeline import PipelineProfile, PlayedSchedule
 from explorer.record.run import PipelinePlan, RunSpec
 from explorer.ui.figure_strip import strip
 from explorer.ui.pipeline import state as pipeline_state

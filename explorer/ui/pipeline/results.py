@@ -13,9 +13,9 @@ import streamlit as st
 from explorer.errors import ExplorerError
 from explorer.plan.export.torchrun import NEEDS, run_files
 from explorer.plan.policy import file as policy_file
+from explorer.record.files import PolicyFile
 from explorer.record.graph import Hazard
-from explorer.record.pipeline_run import PipelineRun, PlayedSchedule
-from explorer.record.policy_file import PolicyFile
+from explorer.record.pipeline import PipelineRun, PlayedSchedule
 from explorer.record.run import PipelinePlan, RunSpec
 from explorer.ui.pipeline.state import PipelineState
 from explorer.ui.session import backend

@@ -15,8 +15,7 @@ from explorer.plan.pipeline.cuts import CutRule, atoms, stages_by, usual_rule
 from explorer.plan.pipeline.schedules import SCHEDULES, default_ranks, fitting, rank_counts, rows_of
 from explorer.plan.sizes import parse_bytes
 from explorer.record.graph import ModelGraph
-from explorer.record.pipeline_cost import PipelineProfile
-from explorer.record.pipeline_run import PipelineRun
+from explorer.record.pipeline import PipelineProfile, PipelineRun
 from explorer.record.plan import CapWish, JointPlan
 from explorer.record.run import OWN_SCHEDULE, CheckpointMode, PipelinePlan
 from explorer.ui.figure_strip import Cell

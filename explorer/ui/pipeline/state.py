@@ -17,7 +17,7 @@ from explorer.plan.pipeline.schedules import SCHEDULES, USUAL, default_ranks
 from explorer.plan.policy import block_names as decision
 from explorer.record.base import Record
 from explorer.record.graph import ModelGraph
-from explorer.record.pipeline_run import PipelineRun
+from explorer.record.pipeline import PipelineRun
 from explorer.record.plan import JointPlan
 from explorer.record.policy import Policy
 from explorer.record.run import PipelineEngine, PipelinePlan

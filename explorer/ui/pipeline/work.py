@@ -12,8 +12,7 @@ import msgspec
 from explorer.jobs.client import Job
 from explorer.jobs.protocol import Describe, FindJointPlan, ProfileStages, RunPipeline
 from explorer.plan.pipeline.cuts import atoms
-from explorer.record.pipeline_cost import PipelineProfile
-from explorer.record.pipeline_run import PipelineRun
+from explorer.record.pipeline import PipelineProfile, PipelineRun
 from explorer.record.plan import JointPlan
 from explorer.record.run import RunSpec
 from explorer.ui.pipeline.split_panel import take_plan

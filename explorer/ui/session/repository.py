@@ -30,8 +30,7 @@ from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.lab import LabOutcome
 from explorer.record.measurement import Measurement, RecordedRanks
-from explorer.record.pipeline_cost import PipelineProfile
-from explorer.record.pipeline_run import PipelineRun
+from explorer.record.pipeline import PipelineProfile, PipelineRun
 from explorer.record.plan import Forecast, Price
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import Device, RunSpec

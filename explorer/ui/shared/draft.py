@@ -20,8 +20,7 @@ from explorer.plan.card.cards import parse_card
 from explorer.plan.policy import block_names as decision
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL, Policy, Unit
-from explorer.record.ranks import Ranks
-from explorer.record.run import RunSpec
+from explorer.record.run import Ranks, RunSpec
 from explorer.ui import block_graph
 from explorer.ui.block_graph import GraphMarks
 from explorer.ui.session import address, backend, window

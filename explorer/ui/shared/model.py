@@ -16,8 +16,7 @@ from explorer.plan.catalogue import Sample
 from explorer.record.base import Record, limits
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import Policy
-from explorer.record.ranks import DataParallel, Ranks
-from explorer.record.run import RunSpec
+from explorer.record.run import DataParallel, Ranks, RunSpec
 from explorer.ui.session import backend
 from explorer.ui.session.values import Bound, bound, select
 from explorer.ui.shared import draft as drafts

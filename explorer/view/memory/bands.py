@@ -14,9 +14,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from explorer.plan.memory.ledger import Bytes, array_of
-from explorer.record.allocations import PHASES, Phase
+from explorer.record.allocations import PHASES, Collective, CollectiveKind, Phase
 from explorer.record.measurement import Measurement
-from explorer.record.ranks import Collective, CollectiveKind
 from explorer.view.drawing.axis import MAX_POINTS, Positions, minmax
 from explorer.view.drawing.colours import (
     PHASE_COLOURS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from explorer.record.pipeline_run import PipelineRun, PlayedSchedule, RankMemory
+from explorer.record.pipeline import PipelineRun, PlayedSchedule, RankMemory
 from explorer.record.run import PipelinePlan
 from explorer.view.drawing.units import NOT_MEASURED, change, count, mib, percent
 from explorer.view.text import pipeline as words

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from explorer.record.pipeline_run import RankMemory
+from explorer.record.pipeline import RankMemory
 from explorer.view.drawing.axis import minmax
 from explorer.view.drawing.colours import GRID, KEEP, ROLE_COLOURS, RUN_COLOURS, translucent
 from explorer.view.drawing.figure import Chart, add_bars, bars, byte_series, empty, figure

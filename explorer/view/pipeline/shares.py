@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from explorer.record.comparison import TensorDiff, Verdict
-from explorer.record.pipeline_run import BufferShares, GradientShares, PipelineRun, Share
+from explorer.record.pipeline import BufferShares, GradientShares, PipelineRun, Share
 from explorer.view.drawing.colours import VERDICT_COLOURS, stage_colour
 from explorer.view.drawing.figure import Chart, bars, empty, figure, hatch
 from explorer.view.drawing.units import count

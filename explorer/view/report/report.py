@@ -20,7 +20,7 @@ from explorer.record.failure import Failure
 from explorer.record.graph import ModelGraph
 from explorer.record.history import DeviceHistory, MemoryHistory
 from explorer.record.measurement import Environment, Measurement, RecordedRanks
-from explorer.record.pipeline_run import PipelineRun
+from explorer.record.pipeline import PipelineRun
 from explorer.record.plan import Plan
 from explorer.record.run import RunSpec
 from explorer.view.compare.cost import recompute_cost, recompute_time, step_time

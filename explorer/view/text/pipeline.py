@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from explorer.plan.pipeline.cuts import CutRule
 from explorer.plan.pipeline.schedules import SCHEDULES
-from explorer.record.pipeline_run import PipelineRun, fullest_bytes
+from explorer.record.pipeline import PipelineRun
 from explorer.record.plan import JointPlan
 from explorer.view.drawing.units import count, mib, percent
 
@@ -125,8 +125,7 @@ def plan_sentence(joint: JointPlan) -> str:
 
 def within_cap(run: PipelineRun, joint: JointPlan) -> bool | None:
     """Whether every rank of `run` held at most the cap that `joint` was made below; None: no rank was measured."""
-    n_bytes = fullest_bytes(run.memory)
-    return None if n_bytes is None else n_bytes <= joint.cap_bytes
+    return None if run.fullest_bytes is None else run.fullest_bytes <= joint.cap_bytes
 
 
 def cap_outcome(run: PipelineRun, joint: JointPlan) -> str:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from explorer.plan.card.cards import capacity_bytes
 from explorer.plan.names import listed, operator_word, some
 from explorer.record.card import CardMemory
+from explorer.record.files import Export
 from explorer.record.graph import ModelGraph
 from explorer.record.plan import Forecast, Plan
 from explorer.record.policy import Action, Policy, Unit
-from explorer.record.policy_file import Export
 from explorer.view.drawing.units import change, count, mib, percent
 
 EXAMPLES, EXAMPLES_ON_CARD = "60 MiB, 50 %, +10 % time", "card, 60 MiB, 50 %"

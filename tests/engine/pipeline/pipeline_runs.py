@@ -13,8 +13,7 @@ from explorer.engine.pipeline.run import run_pipeline
 from explorer.engine.pipeline.tape import Tape, record
 from explorer.record.base import from_json, to_json
 from explorer.record.graph import ModelRef
-from explorer.record.pipeline_cost import PipelineProfile
-from explorer.record.pipeline_run import PipelineRun
+from explorer.record.pipeline import PipelineProfile, PipelineRun
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import PipelineEngine, PipelinePlan, RunSpec
 from tests.engine.pipeline.pipeline_nets import CARRYING, LANGUAGE

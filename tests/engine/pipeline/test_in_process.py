@@ -29,7 +29,7 @@ from explorer.errors import InvalidPlan, NotOnThisDevice
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.pipeline.actions import Action, format_rows, to_csv
 from explorer.plan.pipeline.schedules import SCHEDULES, rows_of
-from explorer.record.pipeline_run import ActionTime
+from explorer.record.pipeline import ActionTime
 from explorer.record.policy import Policy
 from explorer.record.run import PipelinePlan
 from tests.engine.pipeline.pipeline_nets import CARRYING, EXPERTS, LANGUAGE, TRANSPOSED, UNET, WITHOUT_A_LOSS

@@ -16,7 +16,7 @@ from explorer.engine.pipeline.stage_bench import N_OF_A_KIND, survey
 from explorer.errors import NotOnThisDevice
 from explorer.plan.pipeline.schedules import SCHEDULES
 from explorer.plan.pipeline.stage_costs import predict
-from explorer.record.pipeline_cost import PipelineProfile
+from explorer.record.pipeline import PipelineProfile
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.run import RunSpec
 from tests.engine.pipeline.pipeline_nets import GATED, LANGUAGE, QUIET, RETURNING

@@ -22,7 +22,7 @@ from explorer.plan.pipeline.actions import format_rows
 from explorer.plan.pipeline.measured import transfers
 from explorer.plan.pipeline.orders import one_f_one_b
 from explorer.record.graph import ModelRef
-from explorer.record.pipeline_run import RankReport
+from explorer.record.pipeline import RankReport
 from explorer.record.plan import Progress
 from explorer.record.policy import Policy
 from explorer.view.pipeline.headline import figures

@@ -29,7 +29,6 @@ from explorer.errors import InvalidPlan
 from explorer.plan.export.torchrun import RESULTS, SCRIPT_FILE, SPEC_FILE, run_files, spec_beside
 from explorer.plan.pipeline.cuts import atoms
 from explorer.plan.planners.joint import joint_plan, lowered_cap
-from explorer.record.pipeline_run import fullest_bytes
 from explorer.record.plan import CapWish
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
@@ -54,7 +53,7 @@ def test_a_tight_cap_is_kept_by_real_ranks() -> None:
         run = ran(msgspec.structs.replace(asked, plan=joint.plan, policy=joint.policy), "procs")
         assert run.failure is None, run.failure
         assert not run.moved
-        held.append(fullest_bytes(run.memory))
+        held.append(run.fullest_bytes)
         assert max(joint.rank_bytes) == pytest.approx(held[-1], rel=0.05)
         if held[-1] <= wish.cap_bytes:
             break

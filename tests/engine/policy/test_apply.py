@@ -26,8 +26,8 @@ from explorer.engine.state.rng import seed_everything
 from explorer.errors import InvalidPolicy
 from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.block_names import shape_of
+from explorer.record.files import PolicyFile
 from explorer.record.policy import Policy, Unit
-from explorer.record.policy_file import PolicyFile
 from tests.engine.policy.nets import assert_same, bits, net, reruns, second_order
 
 UNITS = (

@@ -22,7 +22,7 @@ from explorer.plan.hazards.hazards import hazards
 from explorer.plan.policy.presets import preset
 from explorer.record.comparison import Comparison
 from explorer.record.graph import Hazard, ModelGraph
-from explorer.record.pipeline_run import PipelineRun
+from explorer.record.pipeline import PipelineRun
 from explorer.record.policy import Policy, Unit
 from explorer.record.run import PipelinePlan, RunSpec
 from tests.engine import trap_nets

@@ -19,8 +19,7 @@ from explorer.record.comparison import Comparison, Verdict
 from explorer.record.graph import ModelRef
 from explorer.record.plan import Progress, silent
 from explorer.record.policy import KEEP_ALL, Policy, Unit
-from explorer.record.ranks import Ranks
-from explorer.record.run import RunSpec
+from explorer.record.run import Ranks, RunSpec
 
 LAYERS = Policy.recompute(["layers.0", "layers.1"])
 PRODUCTS = Policy(

@@ -24,8 +24,7 @@ from explorer.record.base import to_json
 from explorer.record.graph import ModelRef
 from explorer.record.measurement import RecordedRanks
 from explorer.record.policy import KEEP_ALL, Policy, Unit
-from explorer.record.ranks import Ranks
-from explorer.record.run import Optimizer, RunSpec
+from explorer.record.run import Optimizer, Ranks, RunSpec
 
 LAYERS = ["layers.0", "layers.1"]
 TRANSFORMER = ModelRef(target=f"{MODELS}:transformer", arguments={"n_layers": len(LAYERS)})

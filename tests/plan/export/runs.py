@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from explorer.plan.export.formats import exported
+from explorer.record.files import PolicyFile
 from explorer.record.policy import Policy
-from explorer.record.policy_file import PolicyFile
 from explorer.record.run import PipelinePlan
 
 Gradients = dict[str, Tensor]

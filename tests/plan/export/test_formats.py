@@ -17,8 +17,8 @@ from explorer.plan.export.formats import FORMATS, exported
 from explorer.plan.export.layers import first_of, prefix_of
 from explorer.plan.pipeline.actions import to_csv
 from explorer.plan.pipeline.orders import one_f_one_b
+from explorer.record.files import PolicyFile
 from explorer.record.policy import KEEP_ALL, Policy, Unit
-from explorer.record.policy_file import PolicyFile
 from explorer.record.run import PipelinePlan
 from tests.plan.export.runs import (
     LAYERS,

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 import explorer
 from explorer.plan.export.formats import exported
 from explorer.plan.policy import file as policy_file
+from explorer.record.files import Evidence, PolicyFile
 from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy, Unit
-from explorer.record.policy_file import Evidence, PolicyFile
 
 
 class Noisy(nn.Module):

@@ -15,10 +15,9 @@ from explorer.errors import UnreadableFile
 from explorer.own_loop.guard import predicted_lock
 from explorer.plan.guard.lock import dumps, load, loads
 from explorer.plan.guard.moves import in_one_line, markdown, moves, versions
+from explorer.record.files import Lock
 from explorer.record.graph import ModelRef
-from explorer.record.lock import Lock
-from explorer.record.ranks import Ranks
-from explorer.record.run import RunSpec
+from explorer.record.run import Ranks, RunSpec
 from tests.plan.guard.faulty_net import FAULTS
 
 NET = "tests/plan/guard/faulty_net.py"

@@ -18,9 +18,9 @@ from explorer.plan.imports.settings_format import (
     Settings,
 )
 from explorer.plan.policy import file as policy_file
+from explorer.record.files import PolicyFile
 from explorer.record.graph import Block, ModelGraph
 from explorer.record.policy import Policy, Unit
-from explorer.record.policy_file import PolicyFile
 from tests.graphs import gpt
 
 

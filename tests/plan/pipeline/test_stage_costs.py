@@ -23,8 +23,9 @@ from explorer.plan.pipeline.stage_costs import (
 )
 from explorer.record.graph import ModelRef
 from explorer.record.measurement import Environment
-from explorer.record.pipeline_cost import (
+from explorer.record.pipeline import (
     ActionCost,
+    ActionTime,
     BlockCost,
     LastBlock,
     PipelineProfile,
@@ -32,7 +33,6 @@ from explorer.record.pipeline_cost import (
     StageCost,
     StageOverhead,
 )
-from explorer.record.pipeline_run import ActionTime
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import PipelinePlan, RunSpec
 from explorer.view.pipeline.gantt import link_table

@@ -19,8 +19,7 @@ from explorer.plan.planners import joint
 from explorer.plan.planners.joint import joint_plan, microbatch_counts
 from explorer.plan.planners.rank_choice import RankChoices, least_step_ms, subsets_by_price
 from explorer.record import ModelGraph, ModelRef, Policy, RunSpec
-from explorer.record.pipeline_cost import ActionCost, BlockCost, PipelineProfile
-from explorer.record.pipeline_run import PlayedSchedule
+from explorer.record.pipeline import ActionCost, BlockCost, PipelineProfile, PlayedSchedule
 from explorer.record.plan import CapWish, JointPlan
 from explorer.record.run import PipelinePlan
 from tests import graphs

@@ -19,11 +19,10 @@ from explorer.plan.policy.file import evidence_of
 from explorer.plan.policy.strict_yaml import LARGEST_BYTES, Document
 from explorer.record import Failure
 from explorer.record.base import MOST
+from explorer.record.files import Evidence, PolicyFile
 from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy, Unit
-from explorer.record.policy_file import Evidence, PolicyFile
-from explorer.record.ranks import Ranks
-from explorer.record.run import PipelinePlan
+from explorer.record.run import PipelinePlan, Ranks
 from tests import graphs
 from tests.graphs import GRAPH, SPEC
 

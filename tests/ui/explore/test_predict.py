@@ -15,7 +15,7 @@ from explorer.plan.card.cards import CARDS
 from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.policy.file import evidence_of
 from explorer.record import Failure
-from explorer.record.ranks import Ranks
+from explorer.record.run import Ranks
 from explorer.ui.explore.memory import OF_BASELINE, OF_CANDIDATE, picked_event
 from explorer.ui.session import backend, repository
 from explorer.ui.session.address import to_query

@@ -15,9 +15,9 @@ from explorer.jobs.store import Store
 from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.file import evidence_of
 from explorer.record import Failure, Measurement, ModelRef, Policy, RunSpec
+from explorer.record.files import PolicyFile
 from explorer.record.measurement import Refused, Times
-from explorer.record.pipeline_run import PipelineRun
-from explorer.record.policy_file import PolicyFile
+from explorer.record.pipeline import PipelineRun
 from explorer.record.run import PipelinePlan
 from explorer.ui.session import backend, repository
 from explorer.ui.session.repository import OPENED, Recent, Runs, runs

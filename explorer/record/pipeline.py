@@ -1,4 +1,7 @@
-"""A pipelined step, run or simulated: actions in time, memory by rank, and causes of gradient differences."""
+"""A pipelined step: actions in time, memory by rank, causes of gradient differences, and prices of blocks and stages.
+
+`PipelineRun` is the document of a run, `PipelineProfile` the price list that a prediction adds up.
+"""
 
 from __future__ import annotations
 
@@ -61,6 +64,22 @@ class RankMemory(Record):
     optimizer_bytes: Count = 0
     """State of the optimizer, held from its first step on: counted, and not included in held_bytes."""
 
+    @classmethod
+    def of(cls, rank: int, origin: Origin, samples: Sequence[tuple[int, int, str]], **fixed: int) -> RankMemory:
+        """Columns from `(time_ns, held_bytes, action name or "")`; `fixed` are parameter_bytes and receive_bytes."""
+        times, sizes, actions = zip(*samples) if samples else ((), (), ())
+        names = tuple(dict.fromkeys(filter(None, actions)))
+        index = {name: k for k, name in enumerate(names)}
+        return cls(
+            rank=rank,
+            origin=origin,
+            time_ns=column(times),
+            held_bytes=column(sizes),
+            action=column(index.get(name, -1) for name in actions),
+            actions=names,
+            **fixed,
+        )
+
     @cached_property
     def peak_index(self) -> int | None:
         """First sample with the most bytes held."""
@@ -80,11 +99,6 @@ class RankMemory(Record):
         """The action at the peak, such as `1B0`; empty if the peak lies outside every action."""
         index = -1 if self.peak_index is None else self.action[self.peak_index]
         return self.actions[index] if index >= 0 else ""
-
-
-def fullest_bytes(memory: Sequence[RankMemory]) -> int | None:
-    """Bytes of the fullest rank, state of the optimizer included; None if nothing was measured."""
-    return max((rank.device_bytes for rank in memory if rank.device_bytes is not None), default=None)
 
 
 class RankUse(Record):
@@ -138,9 +152,8 @@ class BlockCalls(Record):
     fqn: str
     stage: Index
     n_forward: Count
-    """Calls in forward, over all microbatches."""
     n_recompute: Count
-    """Runs for backward, over all microbatches."""
+    """Runs for backward."""
     n_microbatches: Count
 
     @property
@@ -220,13 +233,18 @@ class PipelineRun(Record):
     """The same as `Measurement.graph`."""
 
     @property
+    def fullest_bytes(self) -> int | None:
+        """Bytes of the fullest rank, state of the optimizer included; None if nothing was measured."""
+        return max((rank.device_bytes for rank in self.memory if rank.device_bytes is not None), default=None)
+
+    @property
     def n_splitting_equal(self) -> int:
         """Number of gradients that splitting left equal in every bit, of `len(gradients)`."""
         return sum(shares.splitting.bitwise for shares in self.gradients)
 
     @property
     def n_splitting_rounding(self) -> int:
-        """Number of gradients that splitting moved only by rounding, compared with float64."""
+        """Number of gradients that splitting moved by rounding alone."""
         return sum(shares.splitting.verdict == "rounding" for shares in self.gradients)
 
     @property
@@ -241,11 +259,11 @@ class PipelineRun(Record):
 
     def headlines(self) -> dict[str, object]:
         """The derived figures `--json` prints beside the record, under these very names."""
-        forecast = self.timing
+        timing = self.timing
         return {
-            "makespan_ms": forecast.makespan_ms if forecast else None,
+            "makespan_ms": timing.makespan_ms if timing else None,
             "composed_makespan_ms": self.composed.makespan_ms if self.composed else None,
-            "bubble_fraction": forecast.bubble_fraction if forecast else None,
+            "bubble_fraction": timing.bubble_fraction if timing else None,
             "rank_peak_bytes": [memory.peak_bytes for memory in self.memory],
             "rank_peak_actions": [memory.peak_action for memory in self.memory],
             "rank_optimizer_bytes": [memory.optimizer_bytes for memory in self.memory],
@@ -259,16 +277,124 @@ class PipelineRun(Record):
         }
 
 
-def rank_memory(rank: int, origin: Origin, samples: Sequence[tuple[int, int, str]], **fixed: int) -> RankMemory:
-    """Columns from `(time_ns, held_bytes, action name or "")`; `fixed` are parameter_bytes and receive_bytes."""
-    names = tuple(dict.fromkeys(name for _, _, name in samples if name))
-    index = {name: k for k, name in enumerate(names)}
-    return RankMemory(
-        rank=rank,
-        origin=origin,
-        time_ns=column(time for time, _, _ in samples),
-        held_bytes=column(n_bytes for _, n_bytes, _ in samples),
-        action=column(index.get(name, -1) for _, _, name in samples),
-        actions=names,
-        **fixed,
-    )
+class LastBlock(Record):
+    """A split backward of the last block of a stage: its gradient was received, and no later block holds its graph.
+    Fields as in SplitCost."""
+
+    input_extra_bytes: int
+    held_bytes: int
+    """Held above entry while I runs in the blocks before it. When I ends, the bytes that W does not need are freed."""
+    owed_bytes: int
+    weight_extra_bytes: int
+    first_weight_extra_bytes: int
+
+
+class SplitCost(Record):
+    """A split backward, as in zero-bubble schedules: I for the input's gradient, W later for the weights' gradients.
+
+    I keeps the graph for W. W runs a non-reentrant checkpoint again for every group of parameters. Tensors that a
+    group does not read stay until the last group is done.
+    """
+
+    input_ms: float
+    """Recompute included, as in weight_ms."""
+    weight_ms: float
+    input_recompute_ms: float = 0.0
+    weight_recompute_ms: float = 0.0
+    weight_ms_per_block: float = 0.0
+    """Extra time of W per earlier block of the stage: each group of parameters walks the graph down to the input."""
+    input_extra_bytes: int = 0
+    """Highest above entry during I."""
+    owed_bytes: int = 0
+    """Held above entry after I, without the sent gradient: bytes that only W frees."""
+    weight_extra_bytes: int = 0
+    """Highest above entry during a W that finds gradients to add to."""
+    first_weight_extra_bytes: int = 0
+    """Highest above entry during the first W, which makes the parameters' gradients."""
+    weight_end_bytes: int = 0
+    """Held above entry after W while the graph lives, which is until the last block of the stage is done."""
+    last: LastBlock | None = None
+    """Costs as the last block of a stage; None: the same as inside a stage."""
+
+
+class ActionCost(Record):
+    """Cost of one microbatch in one stage or block."""
+
+    forward_ms: float
+    backward_ms: float
+    """Recompute included."""
+    recompute_ms: float = 0.0
+    """Part of backward_ms."""
+    saved_bytes: int = 0
+    """Held from the end of forward to the end of backward, output included."""
+    forward_extra_bytes: int = 0
+    """Highest above entry during forward."""
+    backward_extra_bytes: int = 0
+    """Highest above entry during a backward that finds gradients to add to."""
+    first_backward_extra_bytes: int = 0
+    """Highest above entry during the first backward, which makes the parameters' gradients."""
+    sent_gradient_bytes: int | None = None
+    """Bytes held by the sent gradients; a view holds its whole base. None: as many bytes as were received."""
+    split: SplitCost | None = None
+    """The same backward in two; None: not measured (a model's first stretch is never split, and torch may lack it)."""
+
+
+class BlockCost(Record):
+    """Consecutive blocks between two legal cuts, measured as a stage."""
+
+    blocks: tuple[str, ...]
+    kept: ActionCost
+    recomputed: ActionCost
+    """The cost with all blocks recomputed."""
+    parameter_bytes: int
+    gradient_bytes: int
+    output_bytes: int
+    """Bytes that cross the cut after the blocks, per microbatch; 0 after the last block."""
+    passed_bytes: int = 0
+    """Part of output_bytes that was received and is sent on unchanged: skips, not made by the blocks."""
+    chosen: ActionCost | None = None
+    """The cost under another action of the policy: save_ops or offload. None: not measured."""
+    returned_bytes: int = 0
+    """Bytes sent to the next stage or, after the last cut, returned. A stage that ends here holds these bytes to the
+    end of the microbatch's backward."""
+    loss_bytes: int = 0
+    """Part of saved_bytes that the loss keeps until the step ends; 0 before the last cut."""
+
+
+class StageOverhead(Record):
+    """Part of an action's time that a stage pays once, however many blocks it holds: boundaries, Python, the engine."""
+
+    forward_ms: float = 0.0
+    backward_ms: float = 0.0
+    input_ms: float = 0.0
+
+
+class PipelineProfile(Record):
+    """The price list that predictions are made from: one microbatch of `n_rows` rows through every block."""
+
+    spec: RunSpec
+    environment: Environment
+    n_rows: int
+    batch_rows: int
+    """Rows of the whole batch."""
+    blocks: tuple[BlockCost, ...]
+    """Costs of the blocks; times exclude the overhead of a stage."""
+    overhead: StageOverhead = StageOverhead()
+
+
+class StageCost(Record):
+    """Cost of one microbatch in one stage, kept or under the policy, and bytes that the stage always holds."""
+
+    stage: int
+    kept: ActionCost
+    recomputed: ActionCost
+    parameter_bytes: int = 0
+    gradient_bytes: int = 0
+    receive_bytes: int = 0
+    """Boundary tensors it receives per microbatch; 0 for the first stage."""
+    gradient_receive_bytes: int = 0
+    """Gradients it receives per microbatch; 0 for the last stage."""
+    passed_bytes: int = 0
+    """Part of the sent bytes per microbatch that was received and is sent on unchanged."""
+    loss_bytes: int = 0
+    """Bytes that the loss of each microbatch keeps until the step ends; 0 except in the last stage."""
