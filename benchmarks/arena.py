@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from benchmarks._rotor import HeterogeneousChain, cheapest_schedule
-from explorer.engine.bench.bench import bench_of
-from explorer.engine.bench.checkpoint_cost import warm_checkpoint
+from explorer.engine.bench.bench import bench_of, warm_checkpoint
 from explorer.engine.bench.measure import measure
 from explorer.engine.bench.step import prepare, torch_device
 from explorer.engine.compare.compare import compare

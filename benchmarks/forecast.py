@@ -22,9 +22,9 @@ import torch
 
 from benchmarks.zoo import entries
 from explorer.cli.options import ModelOptions
-from explorer.engine.bench.checkpoint_cost import warm_checkpoint
+from explorer.engine.bench.attribution import watch_releases, with_releases
+from explorer.engine.bench.bench import warm_checkpoint
 from explorer.engine.bench.recording import record_step, tracker_of
-from explorer.engine.bench.releases import watch_releases, with_releases
 from explorer.engine.bench.step import prepare, run_step, torch_device
 from explorer.engine.device.device import device_of
 from explorer.engine.model.describe import describe

@@ -12,8 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from explorer.engine.bench.bench import bench_of
-from explorer.engine.bench.checkpoint_cost import warm_checkpoint
+from explorer.engine.bench.bench import bench_of, warm_checkpoint
 from explorer.engine.bench.measure import measure
 from explorer.engine.bench.step import prepare, torch_device
 from explorer.engine.device.device import device_of

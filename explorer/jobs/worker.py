@@ -84,9 +84,7 @@ def _measured(request: Measure, report: Report) -> Record:
     if request.beside_keep_all:
         return ways.measure_beside_keep_all(request.spec, report)
     if request.until_it_fits:
-        from explorer.engine.bench.what_fits import measure_what_fits
-
-        return measure_what_fits(request.spec, report, with_graph=request.with_graph)
+        return ways.measure_what_fits(request.spec, report, with_graph=request.with_graph)
     return ways.measure(request.spec, report)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from explorer.cli import main, verbs
-from explorer.engine.bench import what_fits
+from explorer.engine.bench import measure
 from explorer.jobs.client import Job, Worker, _graph_key
 from explorer.jobs.protocol import Request, models_of
 from explorer.jobs.run_file import is_kept, with_graph
@@ -88,7 +88,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Worker:
 
 @pytest.fixture
 def shared(engine: Worker, monkeypatch: pytest.MonkeyPatch) -> Worker:
-    monkeypatch.setattr(what_fits, "call_in_subprocess", call_here)
+    monkeypatch.setattr(measure, "call_in_subprocess", call_here)
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)  # the specs of a card are those of an unset variable
     give(monkeypatch, engine)
     return engine

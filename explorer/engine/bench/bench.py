@@ -10,39 +10,43 @@ both are warmed and timed by the same functions. recording.py records them.
 
 Operator times price a rerun that keeps some results; the number of saved tensors prices its checkpoint. A mark costs as
 much as a small operator, so `time_operators` yields no other time.
+
+`checkpoint_cost` times torch.utils.checkpoint beside the second forward, on modules of few or many cheap operators. A
+model's tensors sweep the CPU caches that hold this Python code. A call took 0.09 ms between modules without a sweep,
+and 0.6 ms around blocks of the sample models. A saved tensor took 0.01 ms in both. The measurement therefore sweeps
+the caches between calls and subtracts the time of the sweeps. After 16 MiB a call takes 0.2 ms; after 48 MiB and more
+0.48 ms, on a CPU whose cores share 32 MiB.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
-from torch.utils.checkpoint import create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from explorer.engine.bench.checkpoint_cost import CheckpointCost
 from explorer.engine.bench.memory import memory_limit
 from explorer.engine.bench.step import OnPhase, Trainee, forwards, ignore, run_step, segment_heads
-from explorer.engine.device.device import Clock, ClockName, Device
+from explorer.engine.device.device import Clock, ClockName, Device, device_of
+from explorer.engine.policy.apply import apply_policy
 from explorer.engine.watch.scopes import BlockScopes, BlockWatch, Frame, Listener, looking_at_saved
 from explorer.record.allocations import Phase
 from explorer.record.failure import Failure
 from explorer.record.measurement import Measurement, Samples, Times
-from explorer.record.policy import Policy
+from explorer.record.policy import KEEP_ALL, Policy
 
 Step = Callable[[OnPhase], object]
 """A training step. It calls its argument at the begin of each phase."""
 BlockTimes = dict[tuple[str, bool], float]
 """Milliseconds by (block, runs again)."""
-
-DISPATCHES_PER_OPERATOR = 2
-"""One in the forward and one in the rerun."""
 
 
 @dataclass(frozen=True)
@@ -120,10 +124,6 @@ class Bench:
             times[fqns[block]].n_saved = n_saved
         return times
 
-    def time_forward(self) -> float:
-        """Milliseconds of the step's forwards."""
-        return self.time(step=self.forwards)["forward"]
-
     def time_dispatched(self) -> float:
         """Milliseconds of one step's forward with every operator dispatched and no result kept.
 
@@ -179,22 +179,16 @@ class Readings:
         n_operators = self.operators[""].n_calls if "" in self.operators else 0
         if not extra or not n_operators:
             return None
-        return DISPATCHES_PER_OPERATOR * max(0.0, median(extra)) / n_operators
+        return 2 * max(0.0, median(extra)) / n_operators  # one dispatch in the forward and one in the rerun
 
     def times(self, clock: ClockName) -> Times | None:
         """Times of the step; None without a reading."""
         if not self.steps:
             return None
-        cost = self.checkpoint
         phases = ("step", "forward", "backward", "optimizer")
-        return Times(
-            clock=clock,
-            checkpoint_ms=cost.call_ms if cost else None,
-            close_checkpoint_ms=cost.close_call_ms if cost else None,
-            saved_tensor_ms=cost.saved_tensor_ms if cost else None,
-            kept_operator_ms=self.kept_operator_ms,
-            **{name: Samples(ms=tuple(step[name] for step in self.steps if name in step)) for name in phases},
-        )
+        samples = {name: Samples(ms=tuple(step[name] for step in self.steps if name in step)) for name in phases}
+        checkpoint = self.checkpoint._asdict() if self.checkpoint else {}
+        return replace(Times(clock=clock), kept_operator_ms=self.kept_operator_ms, **samples, **checkpoint)
 
     def added_to(self, run: Measurement, clock: ClockName) -> Measurement:
         """`run` with the times of its step and of its blocks."""
@@ -204,13 +198,129 @@ class Readings:
             operators = self.operators.get(cost.fqn) if forward.ms or recompute.ms else None
             cost = replace(cost, forward=forward, recompute=recompute)
             if operators is not None:
-                counts = {"n_operators": operators.n_calls, "n_saved": operators.n_saved}
-                cost = replace(cost, operator_ms=dict(operators.ms), **counts)
+                times, n_operators, n_saved = dict(operators.ms), operators.n_calls, operators.n_saved
+                cost = replace(cost, operator_ms=times, n_operators=n_operators, n_saved=n_saved)
             blocks.append(cost)
         return replace(run, times=self.times(clock), blocks=tuple(blocks))
 
     def _samples(self, fqn: str, *, again: bool) -> Samples:
         return Samples(ms=tuple(times[fqn, again] for times in self.blocks if (fqn, again) in times))
+
+
+@dataclass(frozen=True)
+class BegunSteps:
+    """A model without a policy after its first steps, and readings of the steps taken so far, by run."""
+
+    trainee: Trainee
+    times: Sequence[Sequence[dict[str, float]]]
+    peaks: Sequence[int | None]
+    """Peak of a step of each run, seen by the allocator alone."""
+
+
+class CheckpointCost(NamedTuple):
+    """Milliseconds of torch.utils.checkpoint beside the second forward, see `record.measurement.Times`."""
+
+    checkpoint_ms: float
+    """A call after a model has swept the caches since the last call."""
+    close_checkpoint_ms: float
+    """A call directly after another call."""
+    saved_tensor_ms: float
+    """Extra time for each tensor saved in the call."""
+
+
+N_MODULES = 3
+FEW, MANY = 2, 14
+"""Operators of a module. Each operator saves one tensor."""
+N_ROUNDS = 9
+"""Readings, reduced to their median: a call takes tenths of a millisecond."""
+SWEPT_BYTES = 2**26
+"""Twice what the cores of an EPYC share."""
+
+
+def warm_checkpoint(device: torch.device) -> None:
+    """Calls torch.utils.checkpoint once: the first call imports torch._dynamo (seconds), at no policy's charge."""
+    value = torch.ones(1, device=device, requires_grad=True)
+    checkpoint(torch.exp, value, use_reentrant=False).sum().backward()
+
+
+@cache
+def checkpoint_cost(device: torch.device) -> CheckpointCost:
+    """The cost on this machine by the step's clock, read once per process in a third of a second."""
+    return read_cost(device, device_of(device).clock())
+
+
+def read_cost(device: torch.device, clock: Clock) -> CheckpointCost:
+    """The cost from medians of N_ROUNDS readings, each figure at least 0. No random number is drawn."""
+    given = torch.ones(64, device=device, requires_grad=True)
+    few_ms, many_ms = (_call_ms(n_operators, given, clock, None) for n_operators in (FEW, MANY))
+    cold_ms = _call_ms(FEW, given, clock, _Sweep(clock)) if device.type == "cpu" else few_ms
+    saved_tensor_ms = max(0.0, (many_ms - few_ms) / (MANY - FEW))
+    call_ms, close_call_ms = (max(0.0, ms - FEW * saved_tensor_ms) for ms in (cold_ms, few_ms))
+    return CheckpointCost(call_ms, close_call_ms, saved_tensor_ms)
+
+
+def _call_ms(n_operators: int, value: Tensor, clock: Clock, sweep: _Sweep | None) -> float:
+    """Median time of a checkpointed call of `n_operators` beyond a kept call and a forward."""
+    modules = nn.ModuleList(_Sines(n_operators) for _ in range(N_MODULES))
+    recomputed = Policy.recompute(str(i) for i in range(N_MODULES))
+
+    def step_ms(policy: Policy) -> tuple[float, float]:
+        """Milliseconds of forward and backward together without sweeps, and of the modules' forward alone."""
+        result, spans = value, []
+        with apply_policy(modules, policy):
+            clock.settle()
+            first = clock.mark()
+            for module in modules:
+                if sweep is not None:
+                    sweep()
+                begun = clock.mark()
+                result = module(result)
+                spans.append((begun, clock.mark()))
+                if sweep is not None:
+                    result.register_hook(sweep)
+            result.sum().backward()
+            last = clock.mark()
+            clock.settle()
+        swept_ms = 0.0 if sweep is None else sweep.taken_ms()
+        return clock.between_ms(first, last) - swept_ms, sum(clock.between_ms(*span) for span in spans)
+
+    def call_ms() -> float:
+        (kept_ms, forward_ms), (again_ms, _) = step_ms(KEEP_ALL), step_ms(recomputed)
+        return (again_ms - kept_ms - forward_ms) / N_MODULES
+
+    return median(call_ms() for _ in range(N_ROUNDS))
+
+
+class _Sines(nn.Module):
+    """Cheap operators that save their input, so that every operator runs again."""
+
+    def __init__(self, n_operators: int) -> None:
+        super().__init__()
+        self._n_operators = n_operators
+
+    def forward(self, value: Tensor) -> Tensor:
+        for _ in range(self._n_operators):
+            value = value.sin()
+        return value
+
+
+class _Sweep:
+    """Reads enough memory to displace the CPU caches, and times the reads. No operator of torch runs."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._memory = bytearray(b"\x01") * SWEPT_BYTES  # never written, all of it would be one page of zeros
+        self._clock = clock
+        self._spans: list[tuple[object, object]] = []
+
+    def __call__(self, _: Tensor | None = None) -> None:
+        begun = self._clock.mark()
+        self._memory.find(0)
+        self._spans.append((begun, self._clock.mark()))
+
+    def taken_ms(self) -> float:
+        """Milliseconds of sweeps since the last call of this function."""
+        spans, self._spans = self._spans, []
+        return sum(self._clock.between_ms(*span) for span in spans)
 
 
 class _BlockFrame(Frame):

@@ -16,54 +16,55 @@ The price is what only forecasts need: `measure` reads it, a pair does without.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from msgspec.structs import replace
 
-from explorer.engine.bench.bench import Bench, Readings, bench_of
-from explorer.engine.bench.checkpoint_cost import checkpoint_cost, warm_checkpoint
+from explorer.engine.bench.attribution import watch_releases, with_releases
+from explorer.engine.bench.bench import BegunSteps, Bench, Readings, bench_of, checkpoint_cost, warm_checkpoint
 from explorer.engine.bench.recording import (
     FurtherSteps,
+    Recording,
     is_near,
     record,
     recording_of,
     tracker_of,
-    under_tracker,
     with_peak_alone,
 )
-from explorer.engine.bench.releases import watch_releases, with_releases
 from explorer.engine.bench.step import (
     OnPhase,
     Trainee,
     ignore,
     prepare,
+    refuse_other_settings,
     step_without_loss,
     torch_device,
     torch_dtype,
     trainee_of,
 )
 from explorer.engine.device.cuda_rules import cuda_rules
-from explorer.engine.device.device import Device, device_of
+from explorer.engine.device.device import device_of
 from explorer.engine.device.memory_limit import failure_in_step, without_page_faults
+from explorer.engine.device.subprocess_call import call_in_subprocess
 from explorer.engine.device.without_data import cast_buffers, without_data
-from explorer.engine.model.describe import describe_copy
+from explorer.engine.model.describe import describe, describe_copy
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded, blaming, cast_type
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.state.rng import RngState, seed_everything
-from explorer.errors import BadInput, ExplorerError, message_of
+from explorer.errors import BadInput, ExplorerError, OutOfMemory, message_of
 from explorer.plan.card.step_on_card import memory_on
+from explorer.plan.policy.presets import ladder
 from explorer.record.base import Record, to_msgpack
 from explorer.record.failure import is_out_of_memory
 from explorer.record.graph import ModelGraph
-from explorer.record.measurement import Measurement
+from explorer.record.measurement import Measurement, Refused
 from explorer.record.plan import Progress, Report, silent
-from explorer.record.policy import KEEP_ALL
+from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import RunSpec
 
 N_RECORDED = 3
@@ -92,18 +93,15 @@ CPU_AUTOCAST = (
 
 
 class Meter:
-    """Counts `total` steps of a job and reports each at its begin. Steps of a job inside may come first."""
+    """Counts `total` steps of a job and reports each at its begin."""
 
     def __init__(self, report: Report, total: int) -> None:
-        self._report = report
-        self._done = 0
-        self._total = total
-        self._n_inside = 0
-        self._part = b""
+        self._report, self._total = report, total
+        self._done, self._part = 0, b""
 
     def __call__(self, what: str) -> None:
-        total = self._n_inside + self._total
-        self._report(Progress(what=what, done=min(self._n_inside + self._done, total), total=total, part=self._part))
+        done = min(self._done, self._total)
+        self._report(Progress(what=what, done=done, total=self._total, part=self._part))
         self._done, self._part = self._done + 1, b""
 
     def more(self, n_steps: int) -> None:
@@ -113,15 +111,6 @@ class Meter:
     def part(self, result: Record) -> None:
         """The next report carries `result`, the job's result as far as it is complete."""
         self._part = to_msgpack(result)
-
-    def inside(self, progress: Progress) -> None:
-        """Reports a step of the job inside, as a step of this job."""
-        self._n_inside = progress.total
-        self._report(replace(progress, total=progress.total + self._total))
-
-    def named(self, name: str) -> Callable[[str], None]:
-        """The same meter; each text begins with `name`."""
-        return lambda what: self(name + what)
 
 
 def measure(spec: RunSpec, report: Report = silent) -> Measurement:
@@ -144,26 +133,50 @@ def measure_pair(baseline: RunSpec, candidate: RunSpec, report: Report = silent)
     return first, second
 
 
-def refuse_other_settings(baseline: RunSpec, candidate: RunSpec) -> None:
-    """Raises BadInput if the runs differ in more than policy and plan."""
-    differing = [
-        f"{name}: {getattr(baseline, name)!r} and {getattr(candidate, name)!r}"
-        for name in RunSpec.__struct_fields__
-        if name not in ("policy", "plan") and getattr(baseline, name) != getattr(candidate, name)
-    ]
-    if differing:
-        raise BadInput(
-            f"Baseline and candidate differ in more than their policy ({'; '.join(differing)}).",
-            hint="Only runs of one model, batch, device and seed can be compared.",
-        )
-
-
 def measure_beside_keep_all(spec: RunSpec, report: Report = silent) -> Measurement:
     """The run of `spec`, timed in turns with steps that keep everything."""
     baseline, run = measure_pair(replace(spec, policy=KEEP_ALL), spec, report)
     if baseline.times is None or run.times is None:
         return run
     return replace(run, times=replace(run.times, beside=baseline.times.step))
+
+
+def measure_what_fits(spec: RunSpec, report: Report = silent, *, with_graph: bool = False) -> Measurement:
+    """The run of `spec`, or the first policy of the ladder that fits if `spec` is out of memory.
+
+    `refused` lists the earlier runs, beginning with `spec`: the least held bytes and the place of the refusal. The
+    baseline is composed from the run that fits (plan/predict/baseline.py). Each attempt has its process, as a process
+    does not return all memory. `with_graph`: as `measure_and_describe`. If no policy fits, the last attempt is returned
+    with its failure. Raises the errors of load and prepare, OutOfMemory if the system ended even the last attempt.
+    """
+    refused: list[Refused] = []
+    function, graph = measure_and_describe if with_graph else measure, None
+    for name, policy in _attempts(spec):
+        prefix = f"{refused[-1].what} does not fit, now {name}: " if refused else ""
+
+        def prefixed(progress: Progress, prefix: str = prefix) -> None:
+            report(replace(progress, what=prefix + progress.what))
+
+        attempt, what = replace(spec, policy=policy), f"measured {spec.model.target}"
+        run = call_in_subprocess(function, attempt, report=prefixed, what=what)
+        if run is not None and run.graph is not None:
+            function, graph = measure, run.graph
+        if run is not None and (run.failure is None or run.failure.kind != "out of memory"):
+            return replace(run, refused=tuple(refused), graph=graph)
+        held_peak_bytes, where = (None, "") if run is None else (run.held_peak_bytes, run.failed_in)
+        refused.append(Refused(what=name, policy=policy, held_peak_bytes=held_peak_bytes, failed_in=where))
+    if run is None:
+        raise OutOfMemory(
+            f"The system ended the step for lack of memory, with {name} too.",
+            hint="Take a smaller size or batch, or split the batch into microbatches.",
+        )
+    return replace(run, refused=tuple(refused[:-1]), graph=graph)
+
+
+def _attempts(spec: RunSpec) -> Iterator[tuple[str, Policy]]:
+    yield "the policy" if spec.policy.units else "everything kept", spec.policy
+    for name, policy in ladder(describe(spec.model, seed=spec.seed)):
+        yield f"{name} recomputed", policy
 
 
 def _measure(specs: Sequence[RunSpec], report: Report, *, priced: bool, graph: bool = False) -> tuple[Measurement, ...]:
@@ -186,16 +199,6 @@ def n_reports(specs: Sequence[RunSpec]) -> int:
     """Steps that a session of `specs` reports, if it warms the clock."""
     n_repeats = specs[0].n_repeats
     return len(specs) * (N_RECORDED + n_repeats) + bool(n_repeats)
-
-
-@dataclass(frozen=True)
-class BegunSteps:
-    """A model without a policy after its first steps, and readings of the steps taken so far, by run."""
-
-    trainee: Trainee
-    times: Sequence[Sequence[dict[str, float]]]
-    peaks: Sequence[int | None]
-    """Peak of a step of each run, seen by the allocator alone."""
 
 
 class Session:
@@ -230,17 +233,16 @@ class Session:
     def record(
         self, recorded: Callable[[Measurement], None] = lambda run: None, further: FurtherSteps | None = None
     ) -> None:
-        """Records each run; `recorded` gets a run as soon as it has its timeline. A failure is part of the result.
-
-        The watch of `further` is that of the last run: the warm-up of other runs is under the tracker.
-        """
+        """Records each run; `recorded` gets a run as soon as it has its timeline. A failure is part of the result."""
         warm_checkpoint(self._device.torch)
         names = ("baseline: ", "candidate: ") if len(self._specs) > 1 else ("",)
         further = further or FurtherSteps()
-        watch_of_last = further.watch
-        for i, (spec, name) in enumerate(zip(self._specs, names)):
-            further.watch = watch_of_last if i == len(names) - 1 else under_tracker
-            run = record(spec, self._loaded, self._meter.named(name), recorded, further)
+        for spec, name in zip(self._specs, names):
+
+            def meter(what: str, name: str = name) -> None:
+                self._meter(name + what)
+
+            run = record(spec, self._loaded, meter, recorded, further)
             self._recorded.append(replace(run, graph=self._graph))
             self._readings.append(Readings(failure=run.failure))
 
@@ -252,18 +254,13 @@ class Session:
         timed in steps of their own.
         """
         if begun is not None:
-            self._bench = bench_of(begun.trainee, self._device)
-            self._add_peaks(begun)
+            self._go_on(begun)
         complete = [i for i, readings in enumerate(self._readings) if readings.failure is None]
         if not complete or not self._specs[0].n_repeats:
             return
         try:
             if begun is None:
                 self._warm(max(complete, key=lambda i: self._recorded[i].held_peak_bytes or 0))
-            else:
-                most = max(1, self._specs[0].n_repeats - N_BLOCK_ROUNDS)
-                for readings, times in zip(self._readings, begun.times):
-                    readings.steps += times[:most]
             self._time(complete)
         except RuntimeError as error:  # a GPU that a failed run has left unusable: earlier recordings stand
             if len(complete) == len(self._specs):
@@ -271,8 +268,14 @@ class Session:
             text = f"Nothing was timed: the failure left the device unusable ({message_of(error)})."
             self._recorded = [replace(run, warnings=(*run.warnings, text)) for run in self._recorded]
 
-    def _add_peaks(self, begun: BegunSteps) -> None:
-        """Adds the peaks that the allocator alone saw. A peak far from the recorded one is read again."""
+    def _go_on(self, begun: BegunSteps) -> None:
+        """Adds the readings of the steps, and the peaks that the allocator alone saw.
+
+        A peak far from the recorded one is read again.
+        """
+        self._bench, n_repeats = bench_of(begun.trainee, self._device), self._specs[0].n_repeats
+        for readings, times in zip(self._readings, begun.times):
+            readings.steps += times[: n_repeats and max(1, n_repeats - N_BLOCK_ROUNDS)]
         for i, (run, peak) in enumerate(zip(self._recorded, begun.peaks)):
             if run.peaks.alone_peak_bytes is None and peak is not None and is_near(run, peak):
                 self._recorded[i] = replace(run, peaks=replace(run.peaks, alone_peak_bytes=peak))
@@ -298,25 +301,21 @@ class Session:
                 rides = round_ > 0 and all(map(self._hooks_are_cheap, runs))
             for i in runs:
                 self._meter(f"timing step {round_ + 1} of {n_repeats}")
-                self._under_policy(i, partial(self._read, i, round_, blocks=rides))
+                if len(self._readings[i].steps) <= round_:  # else timed before
+                    self._under_policy(i, partial(self._read, i, step=True, blocks=rides))
         n_rounds = 0 if rides else min(N_BLOCK_ROUNDS, n_repeats)
         self._meter.more(n_rounds * len(runs))
         for round_ in range(n_rounds):
             for i in runs:
                 self._meter(f"timing blocks, step {round_ + 1} of {n_rounds}")
-                self._under_policy(i, partial(self._read_blocks, i))
+                self._under_policy(i, partial(self._read, i, step=False, blocks=True))
 
-    def _read_blocks(self, i: int, bench: Bench) -> dict[str, float]:
-        """Times a step with its blocks, and returns the times of the step."""
-        step, blocks = bench.time_blocks(self._specs[i].policy)
-        self._readings[i].blocks.append(blocks)
-        return step
-
-    def _read(self, i: int, round_: int, bench: Bench, *, blocks: bool) -> None:
+    def _read(self, i: int, bench: Bench, *, step: bool, blocks: bool) -> None:
+        """Times one step of run `i`. The step, its blocks or both get a reading."""
         readings = self._readings[i]
-        if len(readings.steps) > round_:  # timed before
-            return
-        readings.steps.append(self._read_blocks(i, bench) if blocks else bench.time())
+        times, by_block = bench.time_blocks(self._specs[i].policy) if blocks else (bench.time(), {})
+        readings.steps += [times] if step else []
+        readings.blocks += [by_block] if blocks else []
 
     def _hooks_are_cheap(self, i: int) -> bool:
         steps = self._readings[i].steps
@@ -336,7 +335,9 @@ class Session:
 
     def _read_operators(self, bench: Bench) -> None:
         readings = self._readings[0]
-        readings.dispatched = [(bench.time_dispatched(), bench.time_forward()) for _ in range(N_DISPATCHED)]
+        readings.dispatched = [
+            (bench.time_dispatched(), bench.time(step=bench.forwards)["forward"]) for _ in range(N_DISPATCHED)
+        ]
         readings.operators = bench.time_operators()
 
     def _under_policy(self, i: int, work: Callable[[Bench], object]) -> None:
@@ -369,6 +370,11 @@ def measure_without_data(
     def cast(dtype: torch.dtype) -> torch.dtype:
         return cast_type(dtype, torch_dtype(spec))
 
+    def play() -> Recording:
+        with recording_of(trainee, device, data=False) as recording:
+            step(trainee, recording.tracker.on_phase)
+        return recording
+
     rules = cuda_rules(spec.card.capability) if spec.card is not None else nullcontext()
     with preserve_global_state(), without_data(cast), rules:
         meter("building the model without data")
@@ -376,25 +382,17 @@ def measure_without_data(
         loaded = load_for(spec)
         cast_buffers(loaded.model, cast)
         with blaming(spec.model, loaded.inputs, "step without data"):
-            trainee = trainee_of(spec, loaded)
+            trainee, first = trainee_of(spec, loaded), None
             meter("playing a step")
-            first = _first_step(trainee, device, step)
+            if step is step_without_loss:
+                step(trainee, ignore)
+            else:  # the step in which an optimizer of the caller makes its state
+                first = play().measurement(spec)
             watched = watch_releases(trainee, tracker_of(trainee))
             meter("playing the step under the tracker")
-            with recording_of(trainee, device, data=False) as recording:
-                step(trainee, recording.tracker.on_phase)
+            recording = play()
         run = with_releases(recording.measurement(spec), watched)
     if spec.card is not None:
         return replace(run, origin="predicted", card=memory_on(spec.card, run, first), warnings=(LEFT_OUT,))
     texts = ON_THE_CPU if spec.autocast == "none" else (*ON_THE_CPU, CPU_AUTOCAST)
     return replace(run, origin="predicted", warnings=texts)
-
-
-def _first_step(trainee: Trainee, device: Device, step: Callable[[Trainee, OnPhase], None]) -> Measurement | None:
-    """Takes the step in which the optimizer makes its state. None for torch's optimizers, of which the way is known."""
-    if step is step_without_loss:
-        step(trainee, ignore)
-        return None
-    with recording_of(trainee, device, data=False) as recording:
-        step(trainee, recording.tracker.on_phase)
-    return recording.measurement(trainee.spec)

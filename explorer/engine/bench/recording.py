@@ -20,7 +20,14 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from explorer.engine.bench.attribution import Attribution, attribute, block_costs, uncounted
+from explorer.engine.bench.attribution import (
+    Attribution,
+    attribute,
+    block_costs,
+    uncounted,
+    watch_releases,
+    with_releases,
+)
 from explorer.engine.bench.bench import bench_of
 from explorer.engine.bench.memory import (
     bytes_before_step,
@@ -29,7 +36,6 @@ from explorer.engine.bench.memory import (
     optimizer_tensors,
     trainee_tensors,
 )
-from explorer.engine.bench.releases import watch_releases, with_releases
 from explorer.engine.bench.step import OnPhase, Trainee, ignore, prepare, run_step, segment_heads, torch_device
 from explorer.engine.bench.timeline import as_ints
 from explorer.engine.device.allocator import AllocatorLog, Probe, Refusal, clock_skew_ns, peak_bytes, take_probe

@@ -194,6 +194,20 @@ def _refuse_idle_policy(spec: RunSpec) -> None:
         )
 
 
+def refuse_other_settings(baseline: RunSpec, candidate: RunSpec) -> None:
+    """Raises BadInput if the runs differ in more than policy and plan."""
+    differing = [
+        f"{name}: {getattr(baseline, name)!r} and {getattr(candidate, name)!r}"
+        for name in RunSpec.__struct_fields__
+        if name not in ("policy", "plan") and getattr(baseline, name) != getattr(candidate, name)
+    ]
+    if differing:
+        raise BadInput(
+            f"Baseline and candidate differ in more than their policy ({'; '.join(differing)}).",
+            hint="Only runs of one model, batch, device and seed can be compared.",
+        )
+
+
 def segment_heads(policy: Policy) -> list[str]:
     """The first block of each segment: units of several blocks are watched there (watch/scopes.py)."""
     return [unit.blocks[0] for unit in policy.units if len(unit.blocks) > 1]

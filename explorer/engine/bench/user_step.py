@@ -13,8 +13,7 @@ from typing import Self
 from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
-from explorer.engine.bench.bench import Bench, Readings, Step
-from explorer.engine.bench.checkpoint_cost import checkpoint_cost
+from explorer.engine.bench.bench import Bench, Readings, Step, checkpoint_cost
 from explorer.engine.bench.step import OnPhase
 from explorer.engine.bench.user_loop import LoopRecording
 from explorer.engine.device.device import device_of, device_of_model

@@ -7,9 +7,10 @@ from contextlib import nullcontext, suppress
 
 import msgspec
 
-from explorer.engine.bench.measure import BegunSteps, Meter, Session, n_reports, refuse_other_settings
+from explorer.engine.bench.bench import BegunSteps
+from explorer.engine.bench.measure import Meter, Session, n_reports
 from explorer.engine.bench.recording import FurtherSteps, under_tracker
-from explorer.engine.bench.step import OnPhase, Trainee, forward_backward, prepare
+from explorer.engine.bench.step import OnPhase, Trainee, forward_backward, prepare, refuse_other_settings
 from explorer.engine.compare.judgement import judge_programs
 from explorer.engine.compare.probe import ProbeResult, probe
 from explorer.engine.compare.programs import SpecProgram
@@ -18,6 +19,7 @@ from explorer.engine.device.memory_limit import without_page_faults
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load_for
 from explorer.engine.state.global_state import deterministic_kernels, preserve_global_state, tf32_kinds, without_tf32
+from explorer.engine.watch.scopes import BlockWatch
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.why.gradients import causes
 from explorer.record.comparison import Comparison
@@ -48,15 +50,17 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
         session = Session((baseline, candidate), loaded, meter)
         watches: list[RerunWatch] = []
 
-        def watch(trainee: Trainee) -> tuple[RerunWatch, OnPhase]:
-            watches.append(RerunWatch(trainee.model, candidate.policy))
-            return watches[-1], watches[-1].on_phase
-
         # The warm-up of the candidate then shows masks and state, and the judged steps show the peaks.
         saves_steps = full and _as_in_training(candidate) and candidate.memory_limit_bytes is None
         program.peak.is_read = not saves_steps
-        watches_candidate = saves_steps and candidate.policy.units
-        session.record(further=FurtherSteps(watch if watches_candidate else under_tracker, alone=not saves_steps))
+
+        def watch(trainee: Trainee) -> tuple[BlockWatch, OnPhase]:
+            if trainee.spec is not candidate or not saves_steps or not candidate.policy.units:
+                return under_tracker(trainee)
+            watches.append(RerunWatch(trainee.model, candidate.policy))
+            return watches[-1], watches[-1].on_phase
+
+        session.record(further=FurtherSteps(watch, alone=not saves_steps))
         comparison, begun = _recorded(session), None
         if comparison.failure is None:
             meter.part(comparison)

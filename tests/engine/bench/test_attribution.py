@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
@@ -20,21 +21,19 @@ from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.watch.storages import NONE
 from explorer.record import PHASES, ROLES, Allocations, ModelRef, Policy, RunSpec, Unit
 from explorer.record.failure import Failure
+from explorer.record.policy import KEEP_ALL
 from tests.engine.tiny_nets import ref
 from tests.graphs import alive_at
 from tests.zoo import BLOCKS
 
 MODES = {
-    "keep": Policy(),
+    "keep": KEEP_ALL,
     "all": Policy.recompute(BLOCKS),
     "mixed": Policy.recompute(BLOCKS[::2]),
     "reentrant": Policy.recompute(BLOCKS, use_reentrant=True),
     "nested": Policy.recompute([*BLOCKS, "blocks.1.mlp"]),
 }
 WIDE = {"width": 64, "length": 64}
-
-
-_runs: dict[str, Recording] = {}
 
 
 def recorded(trainee: Trainee) -> Recording:
@@ -44,15 +43,22 @@ def recorded(trainee: Trainee) -> Recording:
     return run
 
 
-def run_of(policy: Policy = Policy(), model: ModelRef | None = None, **options: Any) -> Recording:  # noqa: B008
-    """One recording each; records with dictionaries inside have no hash."""
-    spec = RunSpec(model=model or ref("gpt", **WIDE), policy=policy, **options)
-    if repr(spec) not in _runs:
-        with preserve_global_state():
-            trainee = prepare(spec)
-            run_step(trainee)
-            _runs[repr(spec)] = recorded(trainee)
-    return _runs[repr(spec)]
+def warm(model: ModelRef, **options: Any) -> Trainee:
+    """A trainee after its first step, without gradients."""
+    trainee = prepare(RunSpec(model=model, **options))
+    run_step(trainee)
+    trainee.model.zero_grad(set_to_none=True)
+    return trainee
+
+
+def run_of(policy: Policy = KEEP_ALL, model: ModelRef | None = None, **options: Any) -> Recording:
+    with preserve_global_state():
+        return recorded(warm(model or ref("gpt", **WIDE), policy=policy, **options))
+
+
+@cache
+def in_mode(mode: str) -> Recording:
+    return run_of(MODES[mode])
 
 
 def log_of(run: Recording) -> Allocations:
@@ -69,18 +75,18 @@ def bytes_by_role(log: Allocations, tick: int) -> Counter[str]:
 def test_what_a_checkpoint_keeps_of_the_generators_is_saved() -> None:
     """By pencil: torch's generator on the CPU is 5,056 bytes, and each of four checkpoints keeps its state."""
 
-    def saved(policy: Policy) -> int:
-        run = run_of(policy)
+    def saved(run: Recording) -> int:
         border = next(span.end_tick for span in run.attribution.phases if span.phase == "forward") - 1
         return bytes_by_role(log_of(run), border)["saved activation"]
 
-    assert saved(MODES["all"]) - saved(Policy.recompute(BLOCKS, preserve_rng_state=False)) == 4 * 5056
+    without = run_of(Policy.recompute(BLOCKS, preserve_rng_state=False))
+    assert saved(in_mode("all")) - saved(without) == 4 * 5056
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_roles_sum_to_the_allocators_own_total_at_every_tick(mode: str) -> None:
     """The right side is a running sum over the raw events, the left side goes role by role."""
-    run = run_of(MODES[mode])
+    run = in_mode(mode)
     log, raw, tracker = log_of(run), run.log, run.tracker
     inside = (raw.time_ns > tracker.begin_ns) & (raw.time_ns < tracker.end_ns)
     own = AllocatorLog(time_ns=raw.time_ns[inside], pointer=raw.pointer[inside], n_bytes=raw.n_bytes[inside])
@@ -96,56 +102,44 @@ def test_roles_sum_to_the_allocators_own_total_at_every_tick(mode: str) -> None:
     assert run.attribution.tracker_peak_bytes == pytest.approx(max(log.held_bytes), rel=0.005), "a third instrument"
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_recomputed_bytes_appear_for_exactly_the_chosen_blocks(mode: str) -> None:
-    log = log_of(run_of(MODES[mode]))
+def recomputed_in(log: Allocations) -> set[str]:
+    """Blocks, down to the second level, with recomputed bytes."""
     recomputed = ROLES.index("recomputed")
-    seen = {log.blocks[block] for block, role in zip(log.block, log.role) if role == recomputed}
-    outermost = {".".join(fqn.split(".")[:2]) for fqn in seen}
-    assert outermost == {fqn for fqn in MODES[mode].blocks if fqn.count(".") == 1}
+    return {
+        ".".join(log.blocks[block].split(".")[:2]) for block, role in zip(log.block, log.role) if role == recomputed
+    }
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_phases_follow_each_other_without_gaps(mode: str) -> None:
-    run = run_of(MODES[mode])
+def test_chosen_blocks_recompute_bytes_in_phases_without_gaps(mode: str) -> None:
+    run = in_mode(mode)
+    assert recomputed_in(log_of(run)) == {fqn for fqn in MODES[mode].blocks if fqn.count(".") == 1}
     spans = run.attribution.phases
-    assert spans[0].first_tick == 0
-    assert spans[-1].end_tick == log_of(run).n_ticks + 1
+    assert (spans[0].first_tick, spans[0].phase) == (0, "forward")
+    assert (spans[-1].end_tick, spans[-1].phase) == (log_of(run).n_ticks + 1, "optimizer")
     assert all(a.end_tick == b.first_tick for a, b in zip(spans, spans[1:]))
     assert all(span.first_tick < span.end_tick for span in spans)
-    again = [span.block for span in spans if span.phase == "recompute"]
-    assert set(again) == set(MODES[mode].blocks)
-    assert spans[0].phase == "forward"
-    assert spans[-1].phase == "optimizer"
+    assert {span.block for span in spans if span.phase == "recompute"} == set(MODES[mode].blocks)
+
+
+def test_a_segments_blocks_are_distinct_texts() -> None:
+    log = log_of(run_of(Policy(units=(Unit(blocks=("1", "2")),)), ref("chain", width=64)))
+    assert {fqn.partition(".")[0] for fqn in recomputed_in(log)} == {"1", "2"}
 
 
 def test_accumulated_gradients_are_counted_once_and_forwards_repeat() -> None:
-    run = run_of(n_accumulation=2)
-    log = log_of(run)
-    total = Counter[str]()
+    run = run_of(n_accumulation=2, optimizer="none")
+    log, total = log_of(run), Counter[str]()
     for size, role in zip(log.n_bytes, log.role):
         total[ROLES[role]] += size
-    assert total["gradient"] == total["parameter"]
-    assert [span.phase for span in run.attribution.phases] == ["forward", "backward"] * 2 + ["optimizer"]
+    assert total["gradient"] == total["parameter"] and not total["optimizer state"]
+    assert [span.phase for span in run.attribution.phases] == ["forward", "backward"] * 2
 
 
 def test_a_frozen_block_has_no_gradient() -> None:
     log = log_of(run_of(frozen=("blocks.0",)))
     owners = {log.blocks[block] for block, role in zip(log.block, log.role) if ROLES[role] == "gradient"}
     assert owners and not any(fqn.startswith("blocks.0") for fqn in owners)
-
-
-def test_without_an_optimizer_there_is_neither_state_nor_phase() -> None:
-    run = run_of(optimizer="none")
-    assert {span.phase for span in run.attribution.phases} == {"forward", "backward"}
-    assert ROLES.index("optimizer state") not in log_of(run).role
-
-
-def test_a_segments_blocks_are_distinct_texts() -> None:
-    log = log_of(run_of(Policy(units=(Unit(blocks=("1", "2")),)), ref("chain", width=64)))
-    recomputed = ROLES.index("recomputed")
-    seen = {log.blocks[block].partition(".")[0] for block, role in zip(log.block, log.role) if role == recomputed}
-    assert seen == {"1", "2"}
 
 
 def test_an_lstm_has_bytes_inside_its_kernels() -> None:
@@ -159,9 +153,7 @@ def test_an_lstm_has_bytes_inside_its_kernels() -> None:
 def test_shared_weights_take_the_same_path_with_and_without_the_tracker() -> None:
     """A dispatch mode alone would make autograd add up a shared weight's gradients out of place."""
     with preserve_global_state():
-        trainee = prepare(RunSpec(model=ref("shared", width=64), optimizer="none"))
-        run_step(trainee)
-        trainee.model.zero_grad(set_to_none=True)
+        trainee = warm(ref("shared", width=64), optimizer="none")
         with CpuDevice().recorder() as unwatched:
             run_step(trainee)
         run = recorded(trainee)
@@ -172,8 +164,7 @@ def test_shared_weights_take_the_same_path_with_and_without_the_tracker() -> Non
 def test_stale_gradients_are_there_at_the_start_and_their_death_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The profiler loses frees of blocks older than itself: uncorrected the peak would be too high by the gradients."""
     with preserve_global_state():
-        trainee = prepare(RunSpec(model=ref("gpt", width=128, batch=1, length=16)))
-        run_step(trainee)
+        trainee = warm(ref("gpt", width=128, batch=1, length=16))
         clean = recorded(trainee)
         with monkeypatch.context() as late:  # as in a loop that clears its gradients inside the step
             late.setattr(trainee.model, "zero_grad", lambda **how: late.undo())
@@ -190,22 +181,20 @@ def test_stale_gradients_are_there_at_the_start_and_their_death_is_seen(monkeypa
 def test_an_allocation_nobody_tagged_keeps_block_and_phase() -> None:
     """The same recording, told to a tracker whose storages are forgotten."""
     with preserve_global_state():
-        trainee = prepare(RunSpec(model=ref("chain", width=64)))
-        run_step(trainee)
-        trainee.model.zero_grad(set_to_none=True)
+        trainee = warm(ref("chain", width=64))
         tracker = tracker_of(trainee)
         with CpuDevice().recorder() as recorder, tracker:
             run_step(trainee, tracker.on_phase)
     for i in range(tracker.storages.n_before_step, len(tracker.storages.pointer)):
         tracker.storages.pointer[i] = 0
     attribution = attribute(recorder.log, tracker, 0)
-    new = [i for i, born in enumerate(attribution.allocations.born) if born]
     log, end = attribution.allocations, next(span.end_tick for span in attribution.phases if span.phase == "forward")
+    new = [i for i, born in enumerate(log.born) if born]
     kept = {i for i in new if log.born[i] < end <= log.died[i] <= log.n_ticks}
     assert kept
     for i in new:  # what forward leaves for backward is saved, whoever made it
         assert ROLES[log.role[i]] == ("saved activation" if i in kept else "unattributed")
-    assert {attribution.allocations.blocks[attribution.allocations.block[i]] for i in new} >= {"0.0", "3.1"}
+    assert {log.blocks[log.block[i]] for i in new} >= {"0.0", "3.1"}
     assert {span.phase for span in attribution.phases} <= set(PHASES)
 
 
@@ -233,9 +222,7 @@ def as_cuda_says_it(log: AllocatorLog, base_bytes: int, skew_ns: int) -> Allocat
 
 def test_a_clock_of_whole_microseconds_far_from_ours_attributes_alike() -> None:
     with preserve_global_state():
-        trainee = prepare(RunSpec(model=ref("gpt", **WIDE), policy=MODES["mixed"]))
-        run_step(trainee)
-        trainee.model.zero_grad(set_to_none=True)
+        trainee = warm(ref("gpt", **WIDE), policy=MODES["mixed"])
         tracker = tracker_of(trainee)
         with CpuDevice().recorder() as recorder:
             probes = [take_probe(trainee.device)]
@@ -247,7 +234,6 @@ def test_a_clock_of_whole_microseconds_far_from_ours_attributes_alike() -> None:
     assert ours.is_complete
     cpu, cuda = (attribute(log, tracker, clock_skew_ns(log, probes)) for log in (theirs, ours))
     assert cuda.allocations.held_bytes == cpu.allocations.held_bytes
-    assert len(cuda.allocations.role) == len(cpu.allocations.role)
     assert list(cuda.allocations.role) == list(cpu.allocations.role)
     tagged = [i for i, role in enumerate(cpu.allocations.role) if ROLES[role] != "unattributed"]  # others go by time
     assert [cuda.allocations.block[i] for i in tagged] == [cpu.allocations.block[i] for i in tagged]

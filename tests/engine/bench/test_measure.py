@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import resource
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,7 @@ import torch
 
 from explorer.engine.bench import measure as measuring
 from explorer.engine.bench.measure import measure, measure_and_describe, measure_pair, measure_without_data
-from explorer.engine.bench.step import Trainee, prepare
+from explorer.engine.bench.step import Trainee, prepare, run_step
 from explorer.engine.device.allocator import Recorder, Refusal
 from explorer.engine.device.device import CpuDevice
 from explorer.engine.device.memory_limit import failure_in_step, out_of_memory, process_memory_limit
@@ -23,16 +24,15 @@ from explorer.record import Measurement, ModelRef, Policy, RunSpec
 from explorer.record.base import from_msgpack
 from explorer.record.plan import Progress
 from tests.engine.tiny_nets import ref
-from tests.zoo import BLOCKS, GPT, gpt_pair, sample
+from tests.zoo import GPT, gpt_pair, sample, sample_run
 
 
-def test_recompute_lowers_the_peak_and_says_what_it_costs() -> None:
+def test_recompute_lowers_the_peak_and_costs_flops() -> None:
     baseline, candidate = gpt_pair()
     assert candidate.step_peak_bytes < 0.8 * baseline.step_peak_bytes
-    assert candidate.forward_flops == baseline.forward_flops
-    assert candidate.backward_flops == baseline.backward_flops
-    assert baseline.recompute_flops == 0
-    assert candidate.recompute_flops
+    assert (candidate.forward_flops, candidate.backward_flops) == (baseline.forward_flops, baseline.backward_flops)
+    assert candidate.recompute_flops > baseline.recompute_flops == 0
+    assert baseline.loss == candidate.loss and 3 < baseline.loss < 5, "about ln(50): the loss of the initial weights"
 
 
 def test_forward_alone_needs_what_inference_needs() -> None:
@@ -75,30 +75,20 @@ def test_blocks_are_timed_within_the_timed_steps_where_their_hooks_are_cheap(
     assert run.by_fqn["0.0"].operator_ms and run.times.checkpoint_ms is not None
 
 
-def test_the_first_loss_is_that_of_the_initial_weights() -> None:
-    baseline, candidate = gpt_pair()
-    assert baseline.loss == candidate.loss
-    assert baseline.loss is not None and 3 < baseline.loss < 5  # about ln(50)
-
-
-def test_the_world_is_left_as_found() -> None:
-    before = torch.get_rng_state()
-    threads = torch.get_num_threads()
-    measure(RunSpec(model=ref("chain"), n_repeats=1))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert torch.get_num_threads() == threads
+def test_progress_is_reported_and_global_state_restored() -> None:
+    position, n_threads = torch.get_rng_state(), torch.get_num_threads()
+    reports: list[Progress] = []
+    run = measure(RunSpec(model=ref("chain"), n_repeats=2), reports.append)
+    assert torch.equal(torch.get_rng_state(), position) and torch.get_num_threads() == n_threads
     assert torch.is_grad_enabled()
-
-
-def test_progress_is_told_and_a_cancel_ends_the_run() -> None:
-    told: list[Progress] = []
-    run = measure(RunSpec(model=ref("chain"), n_repeats=2), told.append)
-    assert [p.done for p in told] == list(range(len(told)))
-    assert told[-1].total == len(told)
-    recorded, timed = [from_msgpack(p.part, Measurement) for p in told if p.part]
+    assert [p.done for p in reports] == list(range(len(reports)))
+    assert reports[-1].total == len(reports)
+    recorded, timed = [from_msgpack(p.part, Measurement) for p in reports if p.part]
     assert recorded.step_peak_bytes == run.step_peak_bytes and recorded.times is None
     assert timed.times is not None and run.times is not None and timed.times.step == run.times.step
 
+
+def test_a_cancel_ends_the_run() -> None:
     def stop(progress: Progress) -> None:
         if "recording" in progress.what:
             raise Cancelled("A person ended the run.")
@@ -107,27 +97,21 @@ def test_progress_is_told_and_a_cancel_ends_the_run() -> None:
         measure(RunSpec(model=ref("chain"), n_repeats=1), stop)
 
 
-def test_a_graph_comes_first_and_costs_no_build(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_comes_first_and_a_run_that_is_not_timed_takes_three_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading a model and measuring it in one job: a copy is watched, and the step is the same."""
-    builds: list[RunSpec] = []
+    builds, steps, reports, alone_reports = list[RunSpec](), list[object](), list[Progress](), list[Progress]()
     monkeypatch.setattr(measuring, "load_for", lambda spec: builds.append(spec) or load_for(spec))
-    told: list[Progress] = []
+    for module in ("recording", "bench"):
+        monkeypatch.setattr(f"explorer.engine.bench.{module}.run_step", lambda *of: steps.append(of) or run_step(*of))
     spec = RunSpec(model=ref("chain"), n_repeats=0)
-    run, alone = measure_and_describe(spec, told.append), measure(spec)
+    run, alone = measure_and_describe(spec, reports.append), measure(spec, alone_reports.append)
     assert len(builds) == 2, "one a job"
-    first, recorded = [from_msgpack(p.part, Measurement) for p in told if p.part][:2]
+    first, recorded = [from_msgpack(p.part, Measurement) for p in reports if p.part][:2]
     assert first.graph == describe(spec.model) == run.graph and first.allocations is None
     assert recorded.allocations is not None and recorded.step_peak_bytes == run.step_peak_bytes == alone.step_peak_bytes
     assert (run.loss, run.total_flops) == (alone.loss, alone.total_flops)
-
-
-def test_a_run_that_is_not_timed_takes_its_recorded_steps_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps, told = [], list[Progress]()
-    for module in ("recording", "bench"):
-        monkeypatch.setattr(f"explorer.engine.bench.{module}.run_step", lambda *given: steps.append(given) or 0.0)
-    run = measure(RunSpec(model=ref("chain"), n_repeats=0), told.append)
-    assert run.times is None and run.failure is None
-    assert len(steps) == 3 and told[0].total == len(told) == 1 + 3
+    assert alone.times is None and alone.failure is None
+    assert len(steps) == 2 * 3 and alone_reports[0].total == len(alone_reports) == 1 + 3
 
 
 def test_out_of_memory_is_a_result_with_the_timeline_so_far() -> None:
@@ -154,12 +138,9 @@ def test_a_failure_while_timing_keeps_the_recording(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_memory_limit_is_met_and_taken_back() -> None:
-    import resource
-
     before = resource.getrlimit(resource.RLIMIT_AS)
     run = measure(RunSpec(model=ref("greedy", n_bytes=2**31), n_repeats=1, memory_limit_bytes=2**29))
-    assert run.failure is not None and run.failure.kind == "out of memory"
-    assert run.failure.asked_bytes == 2**31
+    assert run.failure is not None and (run.failure.kind, run.failure.asked_bytes) == ("out of memory", 2**31)
     assert run.failure.free_bytes is not None and run.failure.free_bytes <= 2**29
     assert resource.getrlimit(resource.RLIMIT_AS) == before
     with process_memory_limit(None):
@@ -181,62 +162,50 @@ def test_the_callers_mistakes_are_raised() -> None:
         measure_pair(RunSpec(model=ref("chain")), RunSpec(model=ref("chain"), seed=1, dtype="float64"))
 
 
-@pytest.mark.parametrize(
-    ("message", "asked", "free"),
-    [
-        ("DefaultCPUAllocator: not enough memory: you tried to allocate 4096 bytes.", 4096, None),
-        (
-            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.70 GiB of which "
-            "512.00 MiB is free. Of the allocated memory 14.00 GiB is allocated by PyTorch",
-            2 * 2**30,
-            512 * 2**20,
-        ),
-    ],
-)
-def test_the_words_of_torch_are_read(message: str, asked: int, free: int | None) -> None:
-    error = torch.OutOfMemoryError(message) if message.startswith("CUDA") else RuntimeError(message)
-    failure = failure_in_step(error)
-    assert failure.kind == "out of memory"
-    assert failure.asked_bytes == asked
-    assert free is None or failure.free_bytes == free
-
-
-def test_unknown_bytes_are_not_zero() -> None:
-    failure = failure_in_step(MemoryError())
-    assert (failure.asked_bytes, failure.free_bytes) == (None, None)
-    assert "0 bytes" not in failure.sentence
+def test_messages_of_torch_are_read_and_unknown_bytes_are_not_zero() -> None:
+    cpu = failure_in_step(RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 4096 bytes."))
+    cuda = failure_in_step(torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.70 GiB of which "
+        "512.00 MiB is free. Of the allocated memory 14.00 GiB is allocated by PyTorch"
+    ))  # fmt: skip
+    unknown = failure_in_step(MemoryError())
+    assert {failure.kind for failure in (cpu, cuda, unknown)} == {"out of memory"}
+    assert cpu.asked_bytes == 4096
+    assert (cuda.asked_bytes, cuda.free_bytes) == (2 * 2**30, 512 * 2**20)
+    assert (unknown.asked_bytes, unknown.free_bytes) == (None, None) and "0 bytes" not in unknown.sentence
     assert "7 bytes were free" in out_of_memory(Refusal(None, 7), "").sentence
 
 
-class Spoilt(CpuDevice):
-    """A GPU whose context an assertion has ended: everything that is asked of it afterwards raises."""
+class Broken(CpuDevice):
+    """A GPU whose context an assertion has ended: every later call raises."""
 
     broken = False
 
-    def recorder(self) -> Recorder:
+    def check(self) -> None:
         if self.broken:
             raise RuntimeError("CUDA error: device-side assert triggered")
+
+    def recorder(self) -> Recorder:
+        self.check()
         return super().recorder()
 
     def release(self) -> None:
-        if self.broken:
-            raise RuntimeError("CUDA error: device-side assert triggered")
+        self.check()
 
 
-def test_a_device_that_one_run_has_spoilt_is_that_runs_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Spoilt()
+def test_a_device_that_one_run_breaks_is_the_result_of_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Broken()
 
-    def spoilt_by_the_candidate(spec: RunSpec, loaded: Loaded | None = None) -> Trainee:
+    def broken_by_the_candidate(spec: RunSpec, loaded: Loaded | None = None) -> Trainee:
         device.broken |= bool(spec.policy.units)
-        if device.broken:
-            raise RuntimeError("CUDA error: device-side assert triggered")
+        device.check()
         return prepare(spec, loaded)
 
     monkeypatch.setattr("explorer.engine.bench.measure.device_of", lambda where: device)
     for place in ("measure", "recording"):
-        monkeypatch.setattr(f"explorer.engine.bench.{place}.prepare", spoilt_by_the_candidate)
-    plain = RunSpec(model=GPT, n_repeats=1)
-    baseline, candidate = measure_pair(plain, msgspec.structs.replace(plain, policy=Policy.recompute(BLOCKS)))
+        monkeypatch.setattr(f"explorer.engine.bench.{place}.prepare", broken_by_the_candidate)
+    plain = RunSpec(model=ref("chain"), n_repeats=1)
+    baseline, candidate = measure_pair(plain, msgspec.structs.replace(plain, policy=Policy.recompute(["0"])))
     assert baseline.failure is None and baseline.step_peak_bytes and baseline.times is None
     assert "left the device unusable" in baseline.warnings[-1]
     assert candidate.failure is not None and "device-side assert" in candidate.failure.sentence
@@ -292,20 +261,16 @@ def test_a_step_without_data_holds_what_the_tracker_sees_in_a_real_one(policy: P
     assert costs(predicted) == costs(real)
 
 
-def test_a_model_of_many_gibibytes_is_described_and_foreseen(file: Path) -> None:
+def test_a_model_of_many_gibibytes_is_described_and_predicted(file: Path) -> None:
     ref = ModelRef(target=f"{file}:build", arguments={"width": 2**14, "depth": 40})
+    described_gpt, _ = sample_run("gpt")
     with without_data():
         graph = describe(ref)
+        assert describe(sample("gpt")) == described_gpt, "dropout included"
     parameter_bytes = 40 * (2**28 + 2**14) * 4
     assert graph.by_fqn[""].parameter_bytes == parameter_bytes > 40 * 2**30
     run = measure_without_data(RunSpec(model=ref, optimizer="sgd"))
     assert run.step_peak_bytes is not None and run.step_peak_bytes > 2 * parameter_bytes, "gradients beside them"
-
-
-def test_a_graph_without_data_is_the_graph_dropout_included() -> None:
-    with without_data():
-        graph = describe(sample("gpt"))
-    assert graph == describe(sample("gpt"))
 
 
 def test_a_type_that_is_asked_for_is_that_of_the_parameters(file: Path) -> None:

@@ -15,28 +15,39 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from explorer.engine.bench.attribution import watch_releases
 from explorer.engine.bench.measure import measure
 from explorer.engine.bench.other_tools import draw_autograd, save_snapshot
 from explorer.engine.bench.recording import record, tracker_of
-from explorer.engine.bench.releases import watch_releases
 from explorer.engine.bench.step import Trainee, prepare
-from explorer.engine.bench.timeline import RECOMPUTED, SAVED, TEMPORARY, TrackedStep, as_ints, entries_of, window
+from explorer.engine.bench.timeline import RECOMPUTED, SAVED, TEMPORARY, TrackedStep, entries_of, window
 from explorer.engine.device.allocator import AllocatorLog, lifetimes
 from explorer.engine.model.load import load
 from explorer.engine.policy.apply import apply_policy
-from explorer.engine.watch.storages import NONE, Storages
+from explorer.engine.watch.storages import NONE
 from explorer.engine.watch.tracker import Tracker
 from explorer.errors import BadInput, NotOnThisDevice
 from explorer.record import ROLES, ModelRef, Policy, RunSpec
+from explorer.record.graph import AutogradPictures
 from tests.engine import preset_nets
 from tests.engine.tiny_nets import ref
 from tests.zoo import BLOCKS, GPT, gpt_pair
 
 
-def test_two_instruments_agree() -> None:
-    for run in gpt_pair():
-        assert run.peaks.alone_peak_bytes == run.step_peak_bytes
+def test_two_instruments_agree_and_costs_of_blocks_add_up() -> None:
+    baseline, candidate = gpt_pair()
+    for run in (baseline, candidate):
+        root, below = run.by_fqn[""], [run.by_fqn[fqn] for fqn in BLOCKS]
+        assert run.peaks.alone_peak_bytes == run.step_peak_bytes == root.at_peak_bytes
         assert run.peaks.tracker_peak_bytes == pytest.approx(run.step_peak_bytes, rel=0.005)
+        assert root.saved_after_forward_bytes == run.saved_after_forward_bytes
+        for name in ("saved_after_forward_bytes", "forward_flops"):
+            assert getattr(run.by_fqn["blocks"], name) == sum(getattr(cost, name) for cost in below)
+    assert {cost.n_recompute for cost in baseline.blocks} == {0}
+    assert [candidate.by_fqn[fqn].n_recompute for fqn in (*BLOCKS, "head")] == [1, 1, 1, 1, 0]
+    for fqn in BLOCKS:
+        few, many = candidate.by_fqn[fqn], baseline.by_fqn[fqn]
+        assert few.saved_after_forward_bytes < 0.3 * many.saved_after_forward_bytes
 
 
 def test_a_layer_that_steps_aside_when_watched_is_told_or_agrees() -> None:
@@ -81,26 +92,6 @@ def test_what_a_recording_leaves_behind_does_not_hold_the_model(monkeypatch: pyt
     assert kept and kept[0]() is None
 
 
-def test_block_costs_add_up_to_the_headlines() -> None:
-    for run in gpt_pair():
-        root = run.by_fqn[""]
-        assert root.at_peak_bytes == run.step_peak_bytes
-        assert root.saved_after_forward_bytes == run.saved_after_forward_bytes
-        below = [run.by_fqn[fqn] for fqn in BLOCKS]
-        assert run.by_fqn["blocks"].saved_after_forward_bytes == sum(cost.saved_after_forward_bytes for cost in below)
-        assert run.by_fqn["blocks"].forward_flops == sum(cost.forward_flops for cost in below)
-
-
-def test_a_block_says_which_blocks_ran_again() -> None:
-    baseline, candidate = gpt_pair()
-    assert {cost.n_recompute for cost in baseline.blocks} == {0}
-    assert [candidate.by_fqn[fqn].n_recompute for fqn in BLOCKS] == [1, 1, 1, 1]
-    assert candidate.by_fqn["head"].n_recompute == 0
-    for fqn in BLOCKS:
-        few, many = candidate.by_fqn[fqn], baseline.by_fqn[fqn]
-        assert few.saved_after_forward_bytes < 0.3 * many.saved_after_forward_bytes
-
-
 def test_early_stop_skips_the_last_product() -> None:
     """Nothing behind the last Linear saves anything when dropout is 0, so its product is not needed again."""
     model = ref("gpt", dropout=0.0)
@@ -113,13 +104,6 @@ def test_early_stop_skips_the_last_product() -> None:
     assert whole.by_fqn[""].skipped_flops == 0
 
 
-def lists_are_gone(seen: Storages) -> bool:
-    """Ranks agree on sizes of buckets in lists of one int32; gloo's threads hold them a moment after the forward."""
-    lists = [died for n_bytes, died in zip(seen.n_bytes, seen.died_ns) if n_bytes == 4]
-    assert lists
-    return NONE not in lists
-
-
 def test_buckets_of_ddp_are_named() -> None:
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
@@ -130,8 +114,10 @@ def test_buckets_of_ddp_are_named() -> None:
             tracker.on_phase("forward")
             model(torch.ones(2, 3))  # the second forward: buckets are built anew
             seen = tracker.storages
-            while not lists_are_gone(seen):
+            # Ranks agree on sizes in lists of one int32, which gloo's threads hold a moment after the forward.
+            while NONE in [died for n_bytes, died in zip(seen.n_bytes, seen.died_ns) if n_bytes == 4]:
                 time.sleep(0.001)
+        assert 4 in seen.n_bytes
         bucket = ROLES.index("gradient bucket")
         assert sum(n for n, role in zip(seen.n_bytes, seen.role) if role == bucket) == (3 * 5 + 5) * 4
     finally:
@@ -141,31 +127,27 @@ def test_buckets_of_ddp_are_named() -> None:
 DRAWN = ModelRef(target="sample_models/gpt.py", arguments={"n_layers": 2, "width": 16, "length": 8, "batch": 2})
 
 
-def spec(**options: object) -> RunSpec:
-    return RunSpec(model=DRAWN, policy=Policy.recompute((), **options))
+def drawn(block: str, **options: Any) -> AutogradPictures:
+    return draw_autograd(RunSpec(model=DRAWN, policy=Policy.recompute((), **options)), block)
 
 
-def test_non_reentrant_keeps_the_nodes_and_empties_them() -> None:
-    drawn = draw_autograd(spec(), "blocks.0")
-    assert drawn.block == "blocks.0" and drawn.kept.dot.startswith("digraph")
-    assert drawn.recomputed.n_nodes == drawn.kept.n_nodes > 30
-    assert drawn.recomputed.saved_bytes < drawn.kept.saved_bytes / 5
-    assert drawn.recomputed.n_saved_tensors < drawn.kept.n_saved_tensors
+def test_non_reentrant_empties_the_nodes_and_reentrant_replaces_them_by_one() -> None:
+    pictures, reentrant = drawn("blocks.0"), drawn("blocks.0", use_reentrant=True)
+    kept, recomputed = pictures.kept, pictures.recomputed
+    assert pictures.block == "blocks.0" and kept.dot.startswith("digraph")
+    assert recomputed.n_nodes == kept.n_nodes > 30
+    assert recomputed.saved_bytes < kept.saved_bytes / 5 and recomputed.n_saved_tensors < kept.n_saved_tensors
     for name in ("blocks.0.mlp.up.weight", "blocks.0.mlp.down.bias", "input 0"):
-        assert name in drawn.kept.dot and name in drawn.recomputed.dot
-
-
-def test_reentrant_is_one_node() -> None:
-    drawn = draw_autograd(spec(use_reentrant=True), "blocks.0")
-    assert "CheckpointFunctionBackward" in drawn.recomputed.dot
-    assert "CheckpointFunctionBackward" not in drawn.kept.dot
-    assert drawn.recomputed.n_nodes < drawn.kept.n_nodes / 5
+        assert name in kept.dot and name in recomputed.dot
+    assert "CheckpointFunctionBackward" in reentrant.recomputed.dot
+    assert "CheckpointFunctionBackward" not in reentrant.kept.dot
+    assert reentrant.recomputed.n_nodes < reentrant.kept.n_nodes / 5
 
 
 @pytest.mark.parametrize(("block", "words"), [("block.0", "no block 'block.0'"), ("blocks", "never called")])
 def test_what_cannot_be_drawn(block: str, words: str) -> None:
     with pytest.raises(BadInput, match=words):
-        draw_autograd(spec(), block)
+        drawn(block)
 
 
 def test_a_snapshot_needs_cudas_allocator(tmp_path: Path) -> None:
@@ -195,15 +177,12 @@ def roles_of(step: TrackedStep) -> list[int]:
     return [int(role) for role, n_bytes in zip(step.roles(), step.n_bytes) if n_bytes == 4 * N]
 
 
-def test_what_lives_beyond_forward_is_saved_and_what_backward_makes_is_not() -> None:
-    roles = roles_of(tracked(Policy()))
-    assert roles[:3] == [SAVED] * 3 and set(roles[3:]) == {TEMPORARY}
-
-
-def test_what_runs_again_is_recomputed() -> None:
-    roles = roles_of(tracked(Policy.recompute(["0"])))
-    assert roles[:3] == [TEMPORARY, TEMPORARY, SAVED]  # tanh saves what it returns
-    assert roles.count(RECOMPUTED) == 2
+def test_roles_follow_from_lifetime_and_phase() -> None:
+    """What lives beyond forward is saved, what backward makes is temporary, what runs again is recomputed."""
+    kept, recomputed = roles_of(tracked(Policy())), roles_of(tracked(Policy.recompute(["0"])))
+    assert kept[:3] == [SAVED] * 3 and set(kept[3:]) == {TEMPORARY}
+    assert recomputed[:3] == [TEMPORARY, TEMPORARY, SAVED], "tanh saves what it returns"
+    assert recomputed.count(RECOMPUTED) == 2
 
 
 def test_births_come_before_deaths_and_the_peak_is_their_running_sum() -> None:
@@ -213,10 +192,6 @@ def test_births_come_before_deaths_and_the_peak_is_their_running_sum() -> None:
     alive = [step.n_bytes[(born <= turn) & (died > turn)].sum() for turn in range(len(step.turns))]
     assert step.peak_bytes(np.ones(len(step.n_bytes), dtype=bool)) == max(alive)
     assert step.peak_bytes(np.zeros(len(step.n_bytes), dtype=bool)) == 0
-
-
-def test_a_column_is_read_as_whole_numbers() -> None:
-    assert as_ints([1, 2]).dtype == np.int64 and as_ints([]).shape == (0,)
 
 
 SKEW_NS = 5_000_000
@@ -240,48 +215,44 @@ def seen(*storages: tuple[int, int, int, int], n_before: int = 0, collective: tu
     )  # fmt: skip
 
 
-def joined(log: AllocatorLog, tracked: Any) -> list[tuple[int, int, int, int]]:
-    entries, _ = entries_of(log, lifetimes(log), tracked, SKEW_NS)
-    return list(zip(*(c.tolist() for c in (entries.n_bytes, entries.born, entries.died, entries.storage))))
+REUSED = ((10, 1, 64), (12, 2, 32), (30, 3, 8), (40, 1, 64), (50, 2, 32))
+JOINED: dict[str, tuple[AllocatorLog, Any, list[tuple[int, int, int, int]]]] = {
+    "an address handed out twice": (
+        log_of((10, 1, 64), (20, 1, -64), (30, 1, 64), (40, 2, 32)), seen((1, 64, 35, NONE)),
+        [(64, 1, 2, NONE), (64, 3, 5, 0), (32, 4, 5, NONE)],
+    ),
+    "another size": (log_of((10, 1, 64)), seen((1, 32, 15, NONE)), [(64, 1, 2, NONE)]),
+    "before its time": (log_of((10, 1, 64)), seen((1, 64, 5, NONE)), [(64, 1, 2, NONE)]),
+    "two clocks agree to a microsecond": (log_of((10, 1, 64)), seen((1, 64, 9, NONE)), [(64, 1, 2, 0)]),
+    "on the CPU the tracker has the death of an older storage": (
+        log_of((10, 1, 64)), seen((7, 100, 0, 20), (8, 200, 0, NONE), n_before=2),
+        [(100, 0, 2, 0), (200, 0, 3, 1), (64, 1, 3, NONE)],
+    ),
+    "frees that the log lacks": (
+        log_of(*REUSED), seen((1, 64, 15, 25)),
+        [(64, 1, 4, 0), (32, 2, 5, NONE), (8, 3, 6, NONE), (64, 4, 6, NONE), (32, 5, 6, NONE)],
+    ),
+    # A named block dies with its storage, gloo's own copy with the collective.
+    "frees by the thread of a collective": (
+        log_of(*REUSED), seen((1, 64, 15, 25), collective=(11, 20)),
+        [(64, 1, 4, 0), (32, 2, 3, NONE), (8, 5, 8, NONE), (64, 6, 8, NONE), (32, 7, 8, NONE)],
+    ),
+    "on a GPU the rest of the base has no owner": (
+        log_of((10, 7, -100), (20, 9, -30), base_bytes=500), seen((7, 100, 0, NONE), (8, 200, 0, NONE), n_before=2),
+        [(100, 0, 1, 0), (200, 0, 3, 1), (30, 0, 2, NONE), (170, 0, 3, NONE)],
+    ),
+}  # fmt: skip
+"""Log, storages, and the rows (bytes, born, died, storage) of the timeline."""
 
 
-def test_a_place_that_is_handed_out_again_belongs_to_the_storage_seen_in_it() -> None:
-    log = log_of((10, 1, 64), (20, 1, -64), (30, 1, 64), (40, 2, 32))
-    assert joined(log, seen((1, 64, 35, NONE))) == [(64, 1, 2, NONE), (64, 3, 5, 0), (32, 4, 5, NONE)]
+@pytest.mark.parametrize("name", JOINED)
+def test_blocks_are_joined_with_storages(name: str) -> None:
+    log, storages, rows = JOINED[name]
+    entries, _ = entries_of(log, lifetimes(log), storages, SKEW_NS)
+    assert list(zip(*(c.tolist() for c in (entries.n_bytes, entries.born, entries.died, entries.storage)))) == rows
 
 
-def test_a_storage_of_another_size_or_before_its_time_is_no_match() -> None:
-    log = log_of((10, 1, 64))
-    assert joined(log, seen((1, 32, 15, NONE))) == [(64, 1, 2, NONE)]
-    assert joined(log, seen((1, 64, 5, NONE))) == [(64, 1, 2, NONE)]
-    assert joined(log, seen((1, 64, 9, NONE))) == [(64, 1, 2, 0)]  # two clocks agree to a microsecond
-
-
-def test_on_the_cpu_the_tracker_says_when_an_older_storage_died() -> None:
-    log = log_of((10, 1, 64))
-    assert joined(log, seen((7, 100, 0, 20), (8, 200, 0, NONE), n_before=2)) == [
-        (100, 0, 2, 0), (200, 0, 3, 1), (64, 1, 3, NONE),
-    ]  # fmt: skip
-
-
-def test_a_free_by_the_thread_of_a_collective_is_not_in_the_log() -> None:
-    """A named block dies with its storage, gloo's own copy with the collective. Both places are handed out again."""
-    log = log_of((10, 1, 64), (12, 2, 32), (30, 3, 8), (40, 1, 64), (50, 2, 32))
-    storage = (1, 64, 15, 25)
-    assert joined(log, seen(storage))[:2] == [(64, 1, 4, 0), (32, 2, 5, NONE)]
-    assert joined(log, seen(storage, collective=(11, 20))) == [
-        (64, 1, 4, 0), (32, 2, 3, NONE), (8, 5, 8, NONE), (64, 6, 8, NONE), (32, 7, 8, NONE),
-    ]  # fmt: skip
-
-
-def test_on_a_gpu_the_rest_of_the_base_is_nobodys() -> None:
-    log = log_of((10, 7, -100), (20, 9, -30), base_bytes=500)
-    assert joined(log, seen((7, 100, 0, NONE), (8, 200, 0, NONE), n_before=2)) == [
-        (100, 0, 1, 0), (200, 0, 3, 1), (30, 0, 2, NONE), (170, 0, 3, NONE),
-    ]  # fmt: skip
-
-
-def test_ticks_are_told_on_the_trackers_clock() -> None:
+def test_ticks_are_on_the_trackers_clock() -> None:
     log = log_of((10, 1, 64), (20, 1, -64))
     entries, tick_ns = entries_of(log, lifetimes(log), seen(), SKEW_NS)
     assert tick_ns.tolist() == [10_000, 20_000] and entries.time_ns.tolist() == [10_000]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from explorer.engine.bench.measure import measure
+from explorer.engine.bench.measure import measure, measure_what_fits
 from explorer.engine.bench.memory import (
     bytes_before_step,
     memory_at_refusal,
@@ -20,7 +20,6 @@ from explorer.engine.bench.memory import (
     tensors_before_step,
 )
 from explorer.engine.bench.step import forward_backward, prepare, run_step, split
-from explorer.engine.bench.what_fits import measure_what_fits
 from explorer.engine.device.device import CpuDevice
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load
@@ -268,7 +267,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     def call(function: Any, spec: RunSpec, *, report: Report, what: str) -> Any:
         return function(spec, report)
 
-    monkeypatch.setattr("explorer.engine.bench.what_fits.call_in_subprocess", call)
+    monkeypatch.setattr("explorer.engine.bench.measure.call_in_subprocess", call)
 
 
 def test_where_nothing_fits_the_last_attempt_says_so_and_no_figure_looks_whole() -> None:
