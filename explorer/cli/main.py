@@ -1,7 +1,7 @@
 """The same verbs without a browser: `python -m explorer VERB`. Progress goes to stderr, the answer to stdout.
 
-A verb is a file in verbs/ with a function of the file's name, found by listing the folder. Only the verb that is asked
-for is imported; `--help` reads the docstrings of the others from their files.
+A verb is a function with `@verb` in a file of verbs/. `--help` reads its docstring from the source, because only the
+file of the verb that is asked for is imported.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ import ast
 import errno
 import shutil
 import sys
-from collections.abc import Callable
+from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import Annotated, Any
 
 import typer
@@ -36,13 +34,14 @@ class _Verbs(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = {name: TyperCommand(name, help=_docstring(name)) for name in verb_names()}
+        self.commands = {name: TyperCommand(name, help=docstring) for name, (_, docstring) in listed_verbs().items()}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
         narrow = shutil.get_terminal_size().columns < _NARROW
         shell = typer.Typer(**_PLAIN, rich_markup_mode=None if narrow else "rich")
-        shell.command(name)(verb_of(str(name)))
+        file, _ = listed_verbs()[str(name)]
+        shell.command(name)(getattr(import_module(f"{verbs.__name__}.{file}"), str(name)))
         return name, typer.main.get_command(shell), _with_number_of_ranks(rest)
 
 
@@ -72,25 +71,21 @@ def about(
         raise typer.Exit
 
 
-def verb_names() -> list[str]:
-    """The names of the files in verbs/."""
-    names = sorted(module.name for module in iter_modules(verbs.__path__))
-    return sorted(names, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
+def listed_verbs() -> dict[str, tuple[str, str]]:
+    """The file and the docstring of each verb, in the order of `--help`."""
+    listed = _verbs_in(tuple(verbs.__path__))
+    return dict(sorted(listed.items(), key=lambda item: _ORDER.index(item[0]) if item[0] in _ORDER else len(_ORDER)))
 
 
-def verb_of(name: str) -> Callable[..., None]:
-    """The function of a file in verbs/."""
-    verb: Callable[..., None] = getattr(import_module(f"{verbs.__name__}.{name}"), name)
-    return verb
-
-
-def _docstring(name: str) -> str:
-    """The docstring of a verb's function, read from its file."""
-    spec = find_spec(f"{verbs.__name__}.{name}")
-    assert spec is not None and spec.origin is not None, "it was found by listing the folder"
-    functions = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
-    is_verb = (node for node in functions if isinstance(node, ast.FunctionDef) and node.name == name)
-    return next((ast.get_docstring(node) or "" for node in is_verb), "")
+@cache
+def _verbs_in(folders: tuple[str, ...]) -> dict[str, tuple[str, str]]:
+    files = sorted(file for folder in folders for file in Path(folder).glob("*.py"))
+    return {
+        node.name: (file.stem, ast.get_docstring(node) or "")
+        for file in files
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef) and "verb" in map(ast.unparse, node.decorator_list)
+    }
 
 
 def main() -> None:

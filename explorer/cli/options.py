@@ -25,7 +25,6 @@ from explorer.plan.imports.read_policy import POLICY_FILE
 from explorer.plan.policy.presets import PRESETS
 from explorer.plan.sizes import parse_bytes
 from explorer.record.base import Record, limits
-from explorer.record.card import Card
 from explorer.record.files import PolicyFile, Reading
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL
@@ -136,17 +135,10 @@ class StepOptions(ConditionOptions):
     ] = 600.0
 
     def spec(self, target: str) -> RunSpec:
-        return replace(
-            super().spec(target),
-            dtype=self.dtype,
-            optimizer=self.optimizer,
-            n_accumulation=self.n_accumulation,
-            holds_output=self.holds_output,
-            n_repeats=self.n_repeats,
-            n_threads=self.n_threads,
-            memory_limit_bytes=None if self.memory_limit is None else parse_bytes(self.memory_limit),
-            time_limit_s=self.time_limit_s,
-        )
+        equal = ("dtype", "optimizer", "n_accumulation", "holds_output", "n_repeats", "n_threads", "time_limit_s")
+        limit_bytes = None if self.memory_limit is None else parse_bytes(self.memory_limit)
+        fields = {name: getattr(self, name) for name in equal}
+        return replace(super().spec(target), memory_limit_bytes=limit_bytes, **fields)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,18 +160,16 @@ class CardStepOptions(StepOptions):
     ] = ""
 
     def spec(self, target: str) -> RunSpec:
-        return replace(super().spec(target), card=self._chosen_card())
-
-    def _chosen_card(self) -> Card | None:
+        spec = super().spec(target)
         if self.card is None and not self.allocator:
-            return None
+            return spec
         if self.card is None or not self.predict:
             raise BadInput(
                 "--card and --allocator say what a GPU would hold, and this run does not predict for one.",
                 hint="Add --predict --card b200, or leave them out.",
             )
         parse_options(self.allocator)
-        return replace(parse_card(self.card), options=self.allocator)
+        return replace(spec, card=replace(parse_card(self.card), options=self.allocator))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,22 +200,21 @@ class RankStepOptions(CardStepOptions):
     ] = ""
 
     def spec(self, target: str) -> RunSpec:
-        return replace(super().spec(target), ranks=self._chosen_ranks())
-
-    def _chosen_ranks(self) -> Ranks | None:
+        spec = super().spec(target)
         if self.n_ranks is None and self.n_tensor == 1:
             if self.fsdp or self.ddp or self.parallelize:
                 raise BadInput("--fsdp, --ddp and --parallelize split a step over ranks.", hint="Add --ranks 8.")
-            return None
+            return spec
         if self.fsdp and self.ddp:
             raise BadInput("A model is wrapped by --fsdp or by --ddp, not by both.", hint="Leave one of them out.")
-        return Ranks(
+        ranks = Ranks(
             n_ranks=self.n_ranks or self.n_tensor,
             data="fsdp" if self.fsdp else "ddp" if self.ddp else "none",
             reshard=self.reshard is not False,
             n_tensor=self.n_tensor,
             parallelize=self.parallelize,
         )
+        return replace(spec, ranks=ranks)
 
     def with_policy(self, spec: RunSpec, file: PolicyFile) -> RunSpec:
         """`spec` under the policy of a file, and with its choice of resharding unless the command line makes one."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, get_args
@@ -21,9 +20,8 @@ from explorer.record.card import CardMemory
 from explorer.record.comparison import Comparison, GradientDiff, TensorDiff
 from explorer.record.history import MemoryHistory
 from explorer.record.measurement import Measurement, RecordedRanks
-from explorer.record.pipeline import PipelineRun, RankMemory, Share
+from explorer.record.pipeline import PipelineRun, Share
 from explorer.record.plan import JointPlan, Wish, silent
-from explorer.record.run import PipelinePlan
 from explorer.view.compare.cost import uncounted_in_words
 from explorer.view.compare.gradients import distance_in_words, moved_sentence, scope_sentence
 from explorer.view.compare.headline import headlines
@@ -39,7 +37,6 @@ from explorer.view.text.runs import alive_rows, card_rows, history_notes, histor
 if TYPE_CHECKING:
     from explorer.view.report.report import ReportOf
 
-_PEAK = "peak: of forward and backward; the optimizer's state, counted, comes on top."
 _TONES = {"good": "green", "bad": "red", "neutral": "default"}
 _VERDICTS = {
     "bitwise equal": "green",
@@ -237,11 +234,11 @@ def print_pipeline(run: PipelineRun, joint: JointPlan | None = None) -> None:
     console = answer_console()
     plan = run.spec.plan
     assert plan is not None
-    shape = (
-        f"{len(plan.stages)} stages on {len(run.rows)} ranks, {plan.schedule_name}, {plan.n_microbatches} microbatches"
+    shape = f"{len(plan.stages)} stages on {len(run.rows)} ranks, {plan.schedule_name}"
+    console.print(
+        f"\n[bold]{escape(run.spec.model.target)}[/]  {shape}, {plan.n_microbatches} microbatches  "
+        f"[dim]{run.engine}, {escape(run.environment.device_name)}[/]\n"
     )
-    where = f"[dim]{run.engine}, {escape(run.environment.device_name)}[/]"
-    console.print(f"\n[bold]{escape(run.spec.model.target)}[/]  {shape}  {where}\n", soft_wrap=True)
     if run.timing is not None:
         predicted = run.predicted
         how = "wall time of the ranks, links included" if run.wall is not None else "measured actions, composed"
@@ -254,47 +251,32 @@ def print_pipeline(run: PipelineRun, joint: JointPlan | None = None) -> None:
         peaks = memory_chart(run.memory, predicted.memory if predicted else ()).rows()
         console.print(table_of({"rank": row["rank"], "stages": of} | row for of, row in zip(stages, peaks)))
         console.print(table_of(rank_table(run.timing, predicted)))
-        console.print(f"  [dim]{_PEAK}[/]\n")
+        console.print("  [dim]peak: of forward and backward; the optimizer's state, counted, comes on top.[/]\n")
     if joint is not None and (outcome := cap_outcome(run, joint)):
         console.print(f"  [{'green' if within_cap(run, joint) else 'bold red'}]{escape(outcome)}[/]\n")
     if run.gradients:
         console.print(_truth_table(run))
     for note in run.notes:
-        console.print(f"  [dim]{escape(note)}[/]", soft_wrap=True)
-
-
-def print_ranks_of_pipeline(plan: PipelinePlan, memory: Sequence[RankMemory], n_copies: int) -> None:
-    """To stdout: the predicted peak of every rank, its stage's blocks beside it."""
-    console = answer_console()
-    copies = f", {n_copies} copies that sum their gradients in place" if n_copies > 1 else ""
-    microbatches = count(plan.n_microbatches, "microbatch", "microbatches")
-    shape = f"{count(len(plan.stages), 'stage')}, {plan.schedule_name}, {microbatches}"
-    console.print(f"\n[bold]{shape}[/]{copies}\n", soft_wrap=True)
-    blocks = {str(rank): ", ".join(dict.fromkeys((stage[0], stage[-1]))) for rank, stage in enumerate(plan.stages)}
-    rows = memory_chart(memory).rows()
-    console.print(
-        table_of({"rank": row["rank"], "first and last block": blocks[str(row["rank"])]} | row for row in rows)
-    )
-    console.print(f"  [dim]{_PEAK}[/]\n  [dim]Priced on a real microbatch of this machine, block by block.[/]\n")
+        console.print(f"  [dim]{escape(note)}[/]")
 
 
 def _truth_table(run: PipelineRun) -> Table:
-    shares: tuple[Share, ...] = get_args(Share)
-    rows = [_share_row(share, [getattr(entry, share) for entry in run.gradients]) for share in shares]
+    """A row for each of the three causes: how many gradients it moved, and how far."""
+    rows = []
+    for share in get_args(Share):
+        diffs: list[GradientDiff] = [getattr(entry, share) for entry in run.gradients]
+        lost = sum(diff.presence == "baseline only" for diff in diffs)
+        worst = max((diff.relative_norm for diff in diffs if diff.relative_norm is not None), default=None)
+        row = {
+            "gradients": f"moved by {share}",
+            "bitwise equal": f"{sum(diff.bitwise for diff in diffs)} of {len(diffs)}",
+            "rounding": str(sum(diff.verdict == "rounding" for diff in diffs)),
+            "different": str(sum(diff.verdict == "different" for diff in diffs) - lost),
+            "never came": str(lost),
+            "furthest": "none known" if worst is None else f"{worst:.2g}",
+        }
+        rows.append(row)
     return table_of(rows)
-
-
-def _share_row(share: Share, diffs: list[GradientDiff]) -> dict[str, str]:
-    lost = sum(diff.presence == "baseline only" for diff in diffs)
-    worst = max((diff.relative_norm for diff in diffs if diff.relative_norm is not None), default=None)
-    return {
-        "gradients": f"moved by {share}",
-        "bitwise equal": f"{sum(diff.bitwise for diff in diffs)} of {len(diffs)}",
-        "rounding": str(sum(diff.verdict == "rounding" for diff in diffs)),
-        "different": str(sum(diff.verdict == "different" for diff in diffs) - lost),
-        "never came": str(lost),
-        "furthest": "none known" if worst is None else f"{worst:.2g}",
-    }
 
 
 def history_document(history: MemoryHistory) -> dict[str, object]:
@@ -317,7 +299,7 @@ def print_history(history: MemoryHistory) -> None:
         console.print(f"\n[bold]{escape(device.label)}[/]  [dim]{events} that move memory[/]\n")
         console.print(table_of(history_rows(device)))
         for note in history_notes(device):
-            console.print(f"  [dim]{escape(note)}[/]", soft_wrap=True)
+            console.print(f"  [dim]{escape(note)}[/]")
         if device.refused:
             console.print(table_of(refusal_rows(device)))
         where = f", in {run.peak_phase}" if run.peak_phase else ""

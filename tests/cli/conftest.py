@@ -1,10 +1,9 @@
-"""One worker for the commands of all files here, and each verb's docstring read once: both take seconds."""
+"""One worker for the commands of all files here: a worker takes seconds to start."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from functools import cache
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from explorer.cli import main, verbs
+from explorer.cli import verbs
 from explorer.engine.bench import measure
 from explorer.jobs.client import Job, Worker, _graph_key
 from explorer.jobs.protocol import Request, models_of
@@ -24,13 +23,6 @@ from explorer.record.base import to_msgpack
 from explorer.record.failure import failure_of
 from explorer.record.plan import silent
 from tests.cli.asked import TINY, TROUBLE
-
-
-@pytest.fixture(scope="package", autouse=True)
-def docstrings_once() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(main, "_docstring", cache(main._docstring))
-        yield
 
 
 class InThisProcess(Worker):

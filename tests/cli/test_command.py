@@ -116,12 +116,12 @@ def test_the_list_of_verbs_imports_none_of_them() -> None:
     code = "import sys; from explorer.cli.main import app; app(['--help'], standalone_mode=False); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = done.stdout.split()
-    assert "explorer.cli.main" in loaded and {"explorer.cli.verbs.graph", "numpy", "plotly"}.isdisjoint(loaded)
+    assert "explorer.cli.main" in loaded and {"explorer.cli.verbs.models", "numpy", "plotly"}.isdisjoint(loaded)
 
 
 def test_a_new_verb_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = 'import typer\n\n\ndef greet(name: str) -> None:\n    """Says hello."""\n    typer.echo(f"hello {name}")\n'
-    (tmp_path / "greet.py").write_text(code)
+    code = '@verb\ndef greet(name: str) -> None:\n    """Says hello."""\n    print(f"hello {name}")\n'
+    (tmp_path / "greet.py").write_text(f"from explorer.cli.command import verb\n{code}")
     monkeypatch.setattr(verbs, "__path__", [*verbs.__path__, str(tmp_path)])
     assert "Says hello." in run("--help").stdout
     assert run("greet", "you").stdout == "hello you\n"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from explorer.cli import main as cli
-from explorer.cli.verbs import gallery
+from explorer.cli.verbs import report as pages
 from explorer.jobs import run_file
 from explorer.jobs.protocol import Request
 from explorer.jobs.store import Store
@@ -24,6 +22,7 @@ from explorer.record import Failure, ModelRef, RunSpec
 from explorer.record.base import Record, to_json
 from explorer.record.files import Lock, PolicyFile
 from tests import graphs
+from tests.cli.conftest import give
 from tests.hostile import Trap
 from tests.ui.fake_worker import FakeJob, FakeWorker
 from tests.view.builders import compared, measured
@@ -79,14 +78,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Refusing:
     """What every verb gets as its worker."""
     refusing = Refusing(graphs.gpt(4))
 
-    @contextmanager
-    def borrowed(**_: object) -> Iterator[Refusing]:
-        yield refusing
-
-    for name in cli.verb_names():
-        module = import_module(f"explorer.cli.verbs.{name}")
-        if hasattr(module, "worker"):
-            monkeypatch.setattr(module, "worker", borrowed)
+    give(monkeypatch, refusing)  # type: ignore[arg-type]
     return refusing
 
 
@@ -157,8 +149,8 @@ def test_reports_of_hostile_runs_load_nothing(trap: Trap, tmp_path: Path, engine
 def test_verbs_with_hostile_files_load_the_model_of_the_command_line_alone(
     trap: Trap, tmp_path: Path, engine: Refusing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert {*WITH_A_POLICY, *WITHOUT_FILES, *ELSEWHERE} == set(cli.verb_names())
-    monkeypatch.setattr(gallery, "catalogue", lambda: [sample for sample in catalogue() if sample.target == OWN])
+    assert {*WITH_A_POLICY, *WITHOUT_FILES, *ELSEWHERE} == set(cli.listed_verbs())
+    monkeypatch.setattr(pages, "catalogue", lambda: [sample for sample in catalogue() if sample.target == OWN])
     files = [*policy_files(trap, tmp_path), run_files(trap, tmp_path)[0]]
     for file in files:
         for verb, arguments in WITH_A_POLICY.items():

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from explorer import lab
 from explorer.cli.main import app
-from explorer.cli.verbs import gallery
+from explorer.cli.verbs import report as report_verbs
 from explorer.jobs import run_file
 from explorer.jobs.protocol import RunLab
 from explorer.jobs.store import Store
@@ -165,8 +165,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Engine:
             experiment=lesson.name, switches=switches, device="cpu", rows=(), chart=chart, findings=(), seconds=1.0
         )
 
-    monkeypatch.setattr(gallery, "worker", lambda: engine)
-    monkeypatch.setattr(gallery, "ask", ask)
+    monkeypatch.setattr(report_verbs, "worker", lambda: engine)
+    monkeypatch.setattr(report_verbs, "ask", ask)
     return engine
 
 
@@ -175,8 +175,8 @@ def test_every_sample_and_every_lesson_has_a_page_that_the_first_one_leads_to(
 ) -> None:
     """Of the first of each: one sample has a stored comparison, the other its bundled step."""
     stored, bundled = samples = catalogue()[:2]
-    monkeypatch.setattr(gallery, "catalogue", lambda: samples)
-    monkeypatch.setattr(gallery, "lessons", lambda: lessons()[:2])
+    monkeypatch.setattr(report_verbs, "catalogue", lambda: samples)
+    monkeypatch.setattr(report_verbs, "lessons", lambda: lessons()[:2])
     spec = RunSpec(model=replace(graphs.gpt(2).model, target=stored.target), policy=Policy.recompute(["blocks.0"]))
     pair = graphs.compared(graphs.gpt(2), spec)
     Store().save(replace(pair, candidate=replace(pair.candidate, graph=graphs.gpt(2))), name="kept from before")

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from explorer.cli.main import app
-from explorer.cli.verbs import grade as verb
+from explorer.cli.verbs import lab as verb
 from explorer.jobs import run_file
 from explorer.jobs.client import Worker
 from explorer.jobs.store import Store

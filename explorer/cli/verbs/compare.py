@@ -35,8 +35,6 @@ from explorer.jobs.protocol import Compare, Measure
 from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.file import evidence_of
 from explorer.record.comparison import Comparison, Verdict
-from explorer.record.graph import ModelGraph
-from explorer.record.policy import Policy
 from explorer.record.run import MOST_PROBES, RunSpec
 
 _CODES: dict[Verdict, int] = {
@@ -102,7 +100,9 @@ def compare(
         print_record(compared)
     with errors_to_stderr(output):
         if only.out is not None:
-            print_or_write(policy_text(candidate.policy, compared, graph), only.out)
+            evidence, ranks = evidence_of(compared, graph), compared.candidate.spec.ranks
+            file = policy_file.file_of(candidate.policy, graph, ranks=ranks, evidence=evidence)
+            print_or_write(policy_file.dumps(file), only.out)
     finish(compared.candidate if step.predict else compared, compared.failure, keep.save, output)
     raise typer.Exit(EQUAL if step.predict else _CODES[compared.verdict])
 
@@ -111,9 +111,3 @@ def _predicted(engine: Worker, baseline: RunSpec, candidate: RunSpec) -> Compari
     """Both steps played without data: memory and FLOPs, and no gradients."""
     runs = [run_of(engine, Measure(spec=spec, without_data=True)) for spec in (baseline, candidate)]
     return Comparison(baseline=runs[0], candidate=runs[1])
-
-
-def policy_text(policy: Policy, comparison: Comparison, graph: ModelGraph) -> str:
-    """The policy file with the evidence of the comparison."""
-    ranks, evidence = comparison.candidate.spec.ranks, evidence_of(comparison, graph)
-    return policy_file.dumps(policy_file.file_of(policy, graph, ranks=ranks, evidence=evidence))

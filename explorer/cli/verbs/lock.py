@@ -30,7 +30,7 @@ from explorer.jobs.protocol import Measure
 from explorer.plan.guard import lock as lock_file
 from explorer.plan.guard.moves import markdown as table
 from explorer.plan.guard.moves import moves, versions
-from explorer.record.files import Lock, Move
+from explorer.record.files import Lock
 from explorer.record.graph import ModelRef
 from explorer.record.run import RunSpec
 
@@ -90,21 +90,14 @@ def _check(old: Lock, markdown_file: Path | None, output: Output) -> None:
     if output.json:
         print_json({"moved": bool(changes), "moves": changes, "versions": versions(old, new), "lock": new})
     else:
-        _print(changes)
+        sentences = [move.sentence for move in changes] or ["The training step is as its lock says."]
+        answer_console().print(escape("\n".join(sentences)))
     if sentence := versions(old, new):
         say(escape(sentence))
     if markdown_file is not None:
         print_or_write(table(old, new, changes), markdown_file)
     if changes:
         raise typer.Exit(DIFFERENT)
-
-
-def _print(changes: tuple[Move, ...]) -> None:
-    console = answer_console()
-    for move in changes:
-        console.print(escape(move.sentence))
-    if not changes:
-        console.print("The training step is as its lock says.")
 
 
 def _predicted(spec: RunSpec, policy: str) -> Lock:

@@ -9,7 +9,7 @@ from typing import Annotated
 from msgspec.structs import replace
 from rich.markup import escape
 
-from explorer.cli.command import Output, print_json, say, verb
+from explorer.cli.command import Output, answer_console, print_json, say, table_of, verb
 from explorer.cli.options import (
     KeepOptions,
     Model,
@@ -23,7 +23,7 @@ from explorer.cli.options import (
     in_output,
     in_step,
 )
-from explorer.cli.report import document, print_ranks, print_ranks_of_pipeline, print_record
+from explorer.cli.report import document, print_ranks, print_record
 from explorer.cli.worker import ask, check_writable, finish, worker
 from explorer.errors import BadInput
 from explorer.jobs.protocol import Measure, MeasureRanks, ProfileStages, SaveSnapshot
@@ -36,6 +36,8 @@ from explorer.record.base import to_plain
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement, RecordedRanks, SavedFile
 from explorer.record.run import PipelinePlan, RunSpec
+from explorer.view.drawing.units import count
+from explorer.view.pipeline.ranks import memory_chart
 from explorer.view.text.runs import did_not_fit
 
 
@@ -64,8 +66,7 @@ class MeasureOptions:
         int | None,
         bounded(
             PipelinePlan, "n_ranks", "--pp", panel="Ranks",
-            help="With --predict, stands alone beside --ranks: stages of a pipeline, one a rank, priced as the verb "
-            "pipeline prices them. Shards, buckets and cards have no price.",
+            help="With --predict: stages of a pipeline, one a rank. Shards, buckets and cards have no price.",
         ),
     ] = None  # fmt: skip
     fit: Annotated[bool, in_limits("--fit", help="Out of memory: recompute ever more until it fits.")] = False
@@ -82,15 +83,12 @@ def measure(
 ) -> None:
     """One training step under a policy: memory, FLOPs and time."""
     if extra.n_stages is not None:
-        n_copies = _copies_of_pipeline(extra, step, keep)
+        n_ranks = step.n_ranks or extra.n_stages
+        _check_pipeline(extra, step, keep, n_ranks)
         spec = dataclasses.replace(step, n_ranks=None).spec(model)
-        _answer_pipeline(spec, policy, (extra.n_stages, n_copies), output)
+        _answer_pipeline(spec, policy, (extra.n_stages, n_ranks // extra.n_stages), output)
         return
-    spec = replace(step.spec(model), forward_only=extra.forward_only)
-    if (step.predict or spec.ranks) and (extra.fit or extra.snapshot is not None):
-        raise BadInput("--predict and ranks have nothing to fit, and no snapshot.", hint="Leave --fit out.")
-    if extra.own_optimizer:
-        spec = _without_optimizer(spec, is_played=step.predict and spec.ranks is None and not extra.forward_only)
+    spec = _spec(model, step, extra)
     check_writable(keep.save, extra.snapshot)
     with worker() as engine:
         spec = step.with_policy(spec, chosen_file(engine, policy, spec, without_data=step.predict))
@@ -98,8 +96,13 @@ def measure(
             saved: SavedFile = ask(engine, SaveSnapshot(spec=spec, path=str(extra.snapshot.resolve())))
             say(f"Wrote {escape(saved.path)}. Open it at https://docs.pytorch.org/memory_viz.")
         if spec.ranks is not None:
-            on_ranks = ask(engine, MeasureRanks(spec=spec, without_data=step.predict), keep=not keep.no_store)
-            _answer_ranks(on_ranks, keep, output)
+            request = MeasureRanks(spec=spec, without_data=step.predict)
+            on_ranks: RecordedRanks = ask(engine, request, keep=not keep.no_store)
+            if output.json:
+                print_json({**on_ranks.headlines(), **to_plain(on_ranks)})
+            else:
+                print_ranks(on_ranks)
+            finish(on_ranks, None, keep.save, output)
             return
         run = Measure(spec=spec, until_it_fits=extra.fit, without_data=step.predict, own_optimizer=extra.own_optimizer)
         measured: Measurement = ask(engine, run, keep=not (keep.no_store or step.predict))
@@ -113,48 +116,32 @@ def measure(
     finish(with_graph(measured, graph), measured.failure, keep.save, output)
 
 
-def _without_optimizer(spec: RunSpec, *, is_played: bool) -> RunSpec:
-    if not is_played:
-        raise BadInput(
-            "--own-optimizer is played in a predicted step of one process with backward.",
-            hint="Add --predict, or leave --own-optimizer, --forward-only or --ranks out.",
-        )
-    return replace(spec, optimizer="none")
+def _spec(model: str, step: RankStepOptions, extra: MeasureOptions) -> RunSpec:
+    """Raises BadInput for options that exclude each other."""
+    spec = replace(step.spec(model), forward_only=extra.forward_only)
+    if (step.predict or spec.ranks) and (extra.fit or extra.snapshot is not None):
+        raise BadInput("--predict and ranks have nothing to fit, and no snapshot.", hint="Leave --fit out.")
+    if extra.own_optimizer:
+        if not step.predict or spec.ranks or extra.forward_only:
+            raise BadInput(
+                "--own-optimizer is played in a predicted step of one process with backward.",
+                hint="Add --predict, or leave --own-optimizer, --forward-only or --ranks out.",
+            )
+        spec = replace(spec, optimizer="none")
+    return spec
 
 
-def _answer_ranks(ranks: RecordedRanks, keep: KeepOptions, output: Output) -> None:
-    if output.json:
-        print_json({**ranks.headlines(), **to_plain(ranks)})
-    else:
-        print_ranks(ranks)
-    finish(ranks, None, keep.save, output)
-
-
-def _copies_of_pipeline(extra: MeasureOptions, step: RankStepOptions, keep: KeepOptions) -> int:
-    """Pipelines of `--pp` stages among the ranks. Raises BadInput for options that no price list of blocks knows."""
-    split = step.fsdp or step.ddp or step.parallelize or step.n_tensor > 1
-    others = (
-        step.card
-        or step.allocator
-        or extra.own_optimizer
-        or extra.forward_only
-        or extra.fit
-        or extra.snapshot
-        or keep.save
-    )
-    if split or others or not step.predict:
+def _check_pipeline(extra: MeasureOptions, step: RankStepOptions, keep: KeepOptions, n_ranks: int) -> None:
+    """Raises BadInput for options that no price list of blocks knows, and for stages that do not divide the ranks."""
+    split = step.fsdp or step.ddp or step.parallelize or step.n_tensor > 1 or step.card or step.allocator
+    if split or not step.predict or keep.save or extra != MeasureOptions(n_stages=extra.n_stages):
         raise BadInput(
             "--pp predicts each rank from prices of whole blocks, which know no shards, buckets, cards and files.",
             hint="Give it --predict, --ranks and options of the step alone, or run the verb pipeline.",
         )
     assert extra.n_stages is not None
-    n_ranks = step.n_ranks or extra.n_stages
     if n_ranks % extra.n_stages:
-        raise BadInput(
-            f"{n_ranks} ranks cannot be divided into pipelines of {extra.n_stages} stages.",
-            hint="Choose a number of ranks that --pp divides.",
-        )
-    return n_ranks // extra.n_stages
+        raise BadInput(f"{n_ranks} ranks are not whole pipelines of {extra.n_stages} stages.", hint="Change --ranks.")
 
 
 def _answer_pipeline(spec: RunSpec, policy: str, shape: tuple[int, int], output: Output) -> None:
@@ -171,8 +158,9 @@ def _answer_pipeline(spec: RunSpec, policy: str, shape: tuple[int, int], output:
     if output.json:
         ranks = [{"rank": rank.rank, "peak_bytes": rank.device_bytes} for rank in memory]
         print_json({"plan": to_plain(plan), "n_copies": n_copies, "ranks": ranks})
-        return
-    print_ranks_of_pipeline(plan, memory, n_copies)
+    else:
+        answer_console().print(table_of(memory_chart(memory).rows()))
+        say(f"{count(n_copies, 'copy', 'copies')}; the optimizer's state comes on top of the peaks.")
 
 
 def _say_what_did_not_fit(measured: Measurement, graph: ModelGraph | None) -> None:

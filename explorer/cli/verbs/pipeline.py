@@ -199,7 +199,8 @@ def pipeline(
     """Split into stages and run a schedule. Exit 1: splitting lost a gradient or moved one by more than rounding, or a
     rank held more than --cap."""
     spec = step.spec(model)
-    _refuse_accumulation(spec)
+    if spec.n_accumulation > 1:
+        raise InvalidPlan("A pipeline accumulates over its microbatches.", hint="Give --microbatches in its place.")
     wish = split.wish(policy)
     check_writable(keep.save, run.out)
     with worker() as engine:
@@ -251,14 +252,6 @@ def _planned(
 def _write_plan(out: Path | None, spec: RunSpec, graph: ModelGraph) -> None:
     if out is not None:
         print_or_write(policy_file.dumps(policy_file.file_of(spec.policy, graph, plan=spec.plan)), out)
-
-
-def _refuse_accumulation(spec: RunSpec) -> None:
-    if spec.n_accumulation > 1:
-        raise InvalidPlan(
-            f"--accumulate {spec.n_accumulation} is asked, and a pipeline accumulates over its microbatches already.",
-            hint="Say how many with --microbatches.",
-        )
 
 
 def _opened(engine: Worker, results: Path, context: typer.Context, named: ModelRef, keep: KeepOptions) -> PipelineRun:

@@ -27,11 +27,12 @@ from explorer.plan.planners.confirm import Confirmation, confirmed, within_budge
 from explorer.plan.planners.front import RankOffer, offers_on_ranks, splits_of
 from explorer.plan.planners.planner import Planner
 from explorer.plan.policy import file as policy_file
+from explorer.plan.policy.file import evidence_of
 from explorer.plan.predict.baseline import keep_all_from
 from explorer.plan.predict.not_predicted import approximate, contradiction
 from explorer.plan.why.collectives import repeated, sent_bytes
 from explorer.record.base import to_plain
-from explorer.record.files import Evidence
+from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.plan import CostUnit, Plan
@@ -201,14 +202,13 @@ def _print(tries: Sequence[tuple[Plan, Measurement]], first: Measurement, *, met
     chosen, run = tries[-1]
     console = answer_console()
     console.print(f"[bold]{escape(in_words(chosen.policy))}[/]")
-    colour, word = ("green", "kept") if met else ("bold red", "missed")
-    if run.card is not None:
-        bounds = f"{mib(capacity_bytes(run.card.card))} for the reserved memory on {run.card.card.name}"
-        if chosen.budget_bytes is not None and chosen.budget_bytes < capacity_bytes(run.card.card):
-            bounds += f", {mib(chosen.budget_bytes)} for the peak"
-        console.print(f"  Budget       {escape(bounds)}, [{colour}]{word}[/]")
-    elif chosen.budget_bytes is not None:
-        console.print(f"  Budget       {mib(chosen.budget_bytes)}, [{colour}]{word}[/]")
+    card, budget_bytes = None if run.card is None else run.card.card, chosen.budget_bytes
+    bounds = [] if card is None else [f"{mib(capacity_bytes(card))} for the reserved memory on {card.name}"]
+    if budget_bytes is not None and (card is None or budget_bytes < capacity_bytes(card)):
+        bounds.append(f"{mib(budget_bytes)} for the peak")
+    if bounds:
+        word = "[green]kept[/]" if met else "[bold red]missed[/]"
+        console.print(f"  Budget       {escape(', '.join(bounds))}, {word}")
     baseline_bytes = chosen.baseline_step_peak_bytes
     console.print(f"  Peak         {mib(chosen.step_peak_bytes)} predicted, {mib(run.step_peak_bytes)} {_origin(run)}")
     console.print(f"  Kept all     {mib(baseline_bytes)} {'predicted' if first.spec.policy.units else _origin(first)}")
@@ -240,20 +240,14 @@ def _ranks_document(run: Measurement, others: Sequence[RankOffer]) -> dict[str, 
 
 
 def _print_ranks(run: Measurement, others: Sequence[RankOffer]) -> None:
-    """The communication of the chosen plan, how it is applied, and what the other split would take."""
-    ranks = run.spec.ranks
-    if ranks is None:
-        return
+    """The communication of the chosen plan, and what the other split would take."""
     console = answer_console()
-    console.print(f"  Ranks        {escape(ranks.in_words)}; rank {run.rank} is the fullest")
-    console.print(f"  Gathered     {mib(run.gathered_bytes)} a step, {mib(sent_bytes(run))} sent by the ring algorithm")
+    if run.spec.ranks is not None:
+        moved = f"gathers {mib(run.gathered_bytes)} and sends {mib(sent_bytes(run))} a step"
+        console.print(f"  Ranks        {escape(run.spec.ranks.in_words)}; rank {run.rank} is the fullest, {moved}")
     for offer in others:
         assert offer.first.spec.ranks is not None
         console.print(f"  Instead      {escape(offer.first.spec.ranks.in_words)}: {escape(_instead(offer))}")
-    after = "" if ranks.data != "fsdp" else f", fully_shard(..., reshard_after_forward={ranks.reshard})"
-    split = ", the split of the products" if ranks.n_tensor > 1 or ranks.parallelize else ""
-    after = after or (", DistributedDataParallel" if ranks.data == "ddp" else "")
-    console.print(f"  Apply        explorer.apply_policy first{escape(split)}{escape(after)}")
     for sentence in repeated(run):
         console.print(f"  [yellow]{escape(sentence)}[/]")
 
@@ -275,16 +269,8 @@ def _ran(run: Measurement) -> str:
 
 
 def _policy_text(chosen: Plan, first: Measurement, run: Measurement, graph: ModelGraph) -> str:
-    if run.origin == "predicted":  # no evidence: nothing was measured
-        return policy_file.dumps(policy_file.file_of(chosen.policy, graph, ranks=run.spec.ranks))
-    evidence = Evidence(
-        device=run.environment.device_name,
-        torch_version=run.environment.torch_version,
-        input_shapes=graph.input_shapes,
-        step_peak_bytes=run.step_peak_bytes,
-        saved_after_forward_bytes=run.saved_after_forward_bytes,
-        baseline_step_peak_bytes=first.step_peak_bytes,
-        baseline_saved_after_forward_bytes=first.saved_after_forward_bytes,
-        baseline_policy=first.spec.policy if first.spec.policy.units else None,
-    )
-    return policy_file.dumps(policy_file.file_of(chosen.policy, graph, evidence=evidence))
+    """The policy file. Its evidence is the memory of both runs, if they were measured."""
+    evidence = evidence_of(Comparison(baseline=first, candidate=run), graph)
+    if evidence is not None:
+        evidence = replace(evidence, time_ratio=None, time_ratio_spread=None, flop_ratio=None, verdict=None)
+    return policy_file.dumps(policy_file.file_of(chosen.policy, graph, ranks=run.spec.ranks, evidence=evidence))

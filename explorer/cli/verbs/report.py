@@ -1,10 +1,12 @@
-"""`python -m explorer report [RUN]`: a stored run as one HTML file; without RUN a list of the stored runs.
+"""`python -m explorer report [RUN]`: a stored run as one HTML file; `gallery --out FOLDER`: samples and lessons.
 
-A memory snapshot or a profiler trace of torch is opened too. The name of OUT says which program a JSON file is for.
+Without RUN `report` lists the stored runs. It opens a memory snapshot or a profiler trace of torch too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,15 +14,26 @@ import typer
 from rich.markup import escape
 
 from explorer.cli.command import Output, answer_console, print_json, say, table_of, verb
+from explorer.cli.options import describe
 from explorer.cli.report import history_document, print_history, with_plans
-from explorer.cli.worker import check_writable, print_or_write
+from explorer.cli.worker import ask, check_writable, make_folder, print_or_write, worker
 from explorer.errors import BadInput
 from explorer.jobs import run_file
+from explorer.jobs.client import Worker
+from explorer.jobs.protocol import Measure, RunLab
 from explorer.jobs.run_file import files_of_ranks, open_files
 from explorer.jobs.store import Store
 from explorer.plan.card.opened import is_history, read_history
+from explorer.plan.catalogue import Sample, catalogue, default_size, recorded_sample
 from explorer.plan.export.traces import RUN_EXPORTS, runs_in
+from explorer.plan.lessons import lessons
 from explorer.record.base import from_msgpack
+from explorer.record.comparison import Comparison
+from explorer.record.graph import ModelRef
+from explorer.record.history import MemoryHistory
+from explorer.record.run import RunSpec
+from explorer.view.report.gallery import Exhibit, index_text, lesson_text
+from explorer.view.report.html import PLOTLY_FILE, plotly_js
 from explorer.view.report.report import Reported, ReportOf, report_text
 
 Which = Annotated[
@@ -46,18 +59,16 @@ def report(output: Output, run: Which = None, out: ReportPath = None) -> None:
     if run is None:
         _list(output)
         return
-    if out is None and _is_history(Path(run)):
-        history = read_history(Path(run))
-        if output.json:
-            print_json(history_document(history))
-        else:
-            print_history(history)
-        return
-    if out is None:
-        load_run(run)
-        raise BadInput(f"No file is named for the report of {run}.", hint="Give --out report.html.")
     check_writable(out)
     reported = load_run(run)
+    if out is None and isinstance(reported.run, MemoryHistory):
+        if output.json:
+            print_json(history_document(reported.run))
+        else:
+            print_history(reported.run)
+        return
+    if out is None:
+        raise BadInput(f"No file is named for the report of {run}.", hint="Give --out report.html.")
     suffix = next((suffix for suffix in RUN_EXPORTS if out.name.endswith(suffix)), None)
     print_or_write(RUN_EXPORTS[suffix](runs_in(reported.run)) if suffix else report_text(with_plans(reported)), out)
 
@@ -68,8 +79,10 @@ def load_run(which: str) -> ReportOf:
     Raises BadInput, UnreadableFile.
     """
     path = Path(which)
-    if _is_history(path):
-        return ReportOf(run=read_history(path), name=path.name)
+    if path.is_file():
+        with path.open("rb") as file:
+            if is_history(file.read(64)):
+                return ReportOf(run=read_history(path), name=path.name)
     files = [path] if path.is_file() else files_of_ranks(path)
     if len(files) > 1:
         say(f"{escape(which)}: {len(files)} ranks side by side.")
@@ -79,14 +92,6 @@ def load_run(which: str) -> ReportOf:
     return ReportOf(run=record, name=stored.name, created=stored.created)
 
 
-def _is_history(path: Path) -> bool:
-    """Whether the path is a file of another program."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return is_history(file.read(64))
-
-
 def _list(output: Output) -> None:
     runs = Store().list()
     if output.json:
@@ -94,3 +99,63 @@ def _list(output: Output) -> None:
         return
     rows = [{"run": run.run_id, "kind": run.kind, "name": run.name} for run in runs]
     answer_console().print(table_of(rows) if runs else "No run is stored yet: measure or compare a model first.")
+
+
+@verb
+def gallery(
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the pages go.")],
+    traceback: Annotated[bool, typer.Option("--traceback", help="After an error, show where it was raised.")] = False,
+) -> None:
+    """The sample models and the lessons as a folder of pages that any static host serves, or a browser opens from disk.
+
+    A model has the newest stored comparison, else the step bundled with it; every lesson is run.
+    """
+    make_folder(out)
+    with worker() as engine:
+        exhibits = [*_samples(engine, out), *_lessons(engine, out)]
+    run_file.write_file(out / PLOTLY_FILE, plotly_js().encode())
+    run_file.write_file(out / "index.html", index_text(exhibits).encode())
+    say(f"Wrote {len(exhibits)} pages; open {escape(str(out / 'index.html'))}.")
+
+
+def _samples(engine: Worker, out: Path) -> Iterator[Exhibit]:
+    for sample in catalogue():
+        say(f"model {sample.name}")
+        of = with_plans(_stored(sample) or _bundled(sample) or _measured(engine, sample))
+        title, _, rest = sample.title.partition(". ")
+        file = f"{sample.name}.html"
+        run_file.write_file(out / file, report_text(replace(of, share_plotly=True, lesson=sample.lesson)).encode())
+        yield Exhibit(file=file, title=title, line=f"{rest}." if rest else "", shelf="Sample models")
+
+
+def _stored(sample: Sample) -> ReportOf | None:
+    """The newest comparison of a sample model that went to its end and has the model's graph."""
+    store = Store()
+    runs = [run for run in store.list() if run.kind == "comparison" and run.model == sample.target]
+    for run in sorted(runs, key=lambda run: -run.created):
+        if run.headlines.get("comparable"):
+            record = store.load(run.run_id)
+            assert isinstance(record, Comparison)
+            if run_file.graph_of(record) is not None:
+                return ReportOf(run=record, name=run.name, created=run.created)
+    return None
+
+
+def _bundled(sample: Sample) -> ReportOf | None:
+    """The step that is bundled with the sample models, recorded on another machine."""
+    recorded = recorded_sample(ModelRef(target=sample.target, size=default_size(sample.sizes)))
+    return None if recorded is None else ReportOf(run=recorded.run, name=sample.title, plans=recorded.front.plans)
+
+
+def _measured(engine: Worker, sample: Sample) -> ReportOf:
+    spec = RunSpec(model=ModelRef(target=sample.target))
+    graph = describe(engine, spec)
+    return ReportOf(run=ask(engine, Measure(spec=spec), keep=True), name=sample.title, graph=graph)
+
+
+def _lessons(engine: Worker, out: Path) -> Iterator[Exhibit]:
+    for lesson in lessons():
+        say(f"lesson {lesson.name}")
+        file = f"lesson-{lesson.name}.html"
+        run_file.write_file(out / file, lesson_text(lesson, ask(engine, RunLab(name=lesson.name))).encode())
+        yield Exhibit(file=file, title=lesson.title, line=lesson.question, shelf=lesson.theme)

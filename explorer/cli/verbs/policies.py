@@ -1,8 +1,7 @@
-"""`python -m explorer check POLICY MODEL`: faults of a policy file before any run."""
+"""`python -m explorer check POLICY MODEL` names faults; `export POLICY --to TARGET` writes another form."""
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 from typing import Annotated
 
@@ -10,21 +9,24 @@ import typer
 from msgspec.structs import replace
 from rich.markup import escape
 
-from explorer.cli.command import DIFFERENT, Output, answer_console, print_json, say, verb
-from explorer.cli.options import ConditionOptions, PolicyPath, check_frozen, describe, say_source
+from explorer.cli.command import DIFFERENT, FIT_COLOURS, Output, answer_console, print_json, say, verb
+from explorer.cli.options import ConditionOptions, Out, PolicyPath, check_frozen, describe, say_source
 from explorer.cli.worker import check_writable, print_or_write, worker
 from explorer.errors import BadInput, InvalidPolicy
+from explorer.plan.export.formats import FORMATS, exported
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.imports import read_policy
 from explorer.plan.names import listed
 from explorer.plan.policy import file as policy_file
 from explorer.plan.why.caveats import why_not_predicted
-from explorer.record.graph import Hazard, ModelGraph
+from explorer.record.graph import Hazard
 from explorer.record.plan import Forecast
 from explorer.record.run import RunSpec
+from explorer.view.text.plan import CHECKED, export_sentences
 
 MOST_NAMED = 4
 _SEVERITIES = {"error": "bold red", "warning": "yellow", "note": "dim"}
+_USAGE = 'Write `check policy.yaml MODEL`, or `check MODEL --flags "--recompute-granularity full ..."`.'
 
 
 @verb
@@ -48,23 +50,22 @@ def check(
     spec = conditions.spec(model or policy)  # with --flags the model is the only argument
     with worker() as engine:
         graph = describe(engine, RunSpec(model=spec.model, seed=spec.seed))
-    read, stale = None, ""
+    read, stale, because = None, "", ""
+    fired: tuple[Hazard, ...] = ()
     try:
         read = read_policy.load(policy, graph) if flags is None else read_policy.read(flags, graph)
         stale = read.changed
     except InvalidPolicy as error:
         stale = str(error)
     check_frozen(conditions.frozen or (), graph)
-    fired: tuple[Hazard, ...] = ()
     if read is not None:
-        spec = replace(spec, policy=read.policy)
-        fired = hazards(graph, read.policy, read.file.pipeline, spec)
-    because = why_not_predicted(read.policy, graph, Forecast()) if read else ""
+        fired = hazards(graph, read.policy, read.file.pipeline, replace(spec, policy=read.policy))
+        because = why_not_predicted(read.policy, graph, Forecast())
     if output.json:
         verdict = {"fresh": not stale, "stale_because": stale, "fingerprint": graph.fingerprint}
         print_json({**verdict, "hazards": fired, "not_foretold_because": because, "read": read})
     else:
-        print_hazards(flags or policy, graph, stale, fired)
+        print_hazards(stale, fired)
         if read is not None:
             say_source(replace(read, changed=""))
         if because:
@@ -76,23 +77,41 @@ def check(
         raise typer.Exit(DIFFERENT)
 
 
-_USAGE = 'Write `check policy.yaml MODEL`, or `check MODEL --flags "--recompute-granularity full ..."`.'
-
-
-def print_hazards(policy_path: str, graph: ModelGraph, stale: str, hazards: tuple[Hazard, ...]) -> None:
+def print_hazards(stale: str, hazards: tuple[Hazard, ...]) -> None:
     """Every rule that fired, or that none did."""
     console = answer_console()
-    console.print(f"\n[bold]{escape(policy_path)}[/] on [bold]{escape(graph.model.target)}[/]\n")
     if stale:
-        console.print(f"  [bold red]stale[/]    {escape(stale)}\n")
+        console.print(f"[bold red]stale[/] {escape(stale)}\n")
     for hazard in hazards:
-        colour = _SEVERITIES[hazard.severity]
-        console.print(
-            f"  [{colour}]{hazard.severity:<8}[/] [bold]{escape(hazard.rule)}[/]  "
-            f"[dim]{escape(listed(hazard.blocks, MOST_NAMED))}[/]"
-        )
-        for line in textwrap.wrap(hazard.sentence, 96) + textwrap.wrap(hazard.remedy, 96):
-            console.print(f"           {escape(line)}")
-        console.print()
+        title = f"[{_SEVERITIES[hazard.severity]}]{hazard.severity}[/] [bold]{escape(hazard.rule)}[/]"
+        console.print(f"{title} [dim]{escape(listed(hazard.blocks, MOST_NAMED))}[/]")
+        console.print(f"{escape(hazard.sentence)} {escape(hazard.remedy)}\n", soft_wrap=False)
     if not hazards and not stale:
-        console.print("  [green]Nothing known goes wrong: the policy fits the model and no hazard was found.[/]\n")
+        console.print("[green]Nothing known goes wrong: the policy fits the model and no hazard was found.[/]")
+
+
+@verb
+def export(
+    policy: PolicyPath,
+    output: Output,
+    to: Annotated[str, typer.Option("--to", metavar="TARGET", help=f"One of {', '.join(FORMATS)}.")],
+    out: Out = None,
+    as_run: Annotated[
+        Path | None,
+        typer.Option("--as-run", metavar="FILE", help="Write what the target will do as a policy, to measure it."),
+    ] = None,
+) -> None:
+    """A policy file in the form of another program, and which blocks that will really recompute."""
+    file = policy_file.load(policy)
+    form = exported(file, to)
+    if output.json:
+        print_json(form)
+    elif form.text:
+        print_or_write(form.text, out)
+    say(f"[{FIT_COLOURS[form.fit]}]{form.fit}[/] in {escape(form.written_for)} ({CHECKED[form.checked]})")
+    for sentence in export_sentences(form):
+        say(escape(sentence))
+    if as_run is not None and form.as_run is not None:
+        print_or_write(policy_file.dumps(replace(file, policy=form.as_run, evidence=None)), as_run)
+    if form.fit == "not expressible":
+        raise typer.Exit(DIFFERENT)
