@@ -17,7 +17,7 @@ from explorer.record.comparison import Comparison
 from explorer.record.failure import Failure
 from explorer.record.graph import AutogradPictures, ModelGraph, ModelRef
 from explorer.record.lab import LabOutcome
-from explorer.record.measurement import Measurement, RecordedRanks, SavedFile
+from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.record.pipeline import PipelineProfile, PipelineRun
 from explorer.record.plan import CapWish, Front, JointPlan, Progress, Wish
 from explorer.record.run import Device, PipelineEngine, RunSpec
@@ -57,13 +57,6 @@ class MeasureRanks(Record, tag=True):
     spec: RunSpec
     without_data: bool = False
     """Predicted for any number of ranks; else the ranks are processes of this machine."""
-
-
-class SaveSnapshot(Record, tag=True):
-    """-> SavedFile: one CUDA step as the file that PyTorch's own memory viewer opens, written to `path`."""
-
-    spec: RunSpec
-    path: str
 
 
 class Compare(Record, tag=True):
@@ -137,7 +130,6 @@ Request = (
     Describe
     | Measure
     | MeasureRanks
-    | SaveSnapshot
     | Compare
     | DrawAutograd
     | RunPipeline
@@ -152,7 +144,6 @@ RESULTS: dict[type[Record], type[Record]] = {
     Describe: ModelGraph,
     Measure: Measurement,
     MeasureRanks: RecordedRanks,
-    SaveSnapshot: SavedFile,
     Compare: Comparison,
     DrawAutograd: AutogradPictures,
     RunPipeline: PipelineRun,

@@ -37,7 +37,6 @@ from explorer.jobs.protocol import (
     Request,
     RunLab,
     RunPipeline,
-    SaveSnapshot,
     Submit,
     time_limit_s,
     timed_out,
@@ -124,10 +123,6 @@ def _answer(request: Request, report: Report) -> Record:
             return _measured(request, report)
         case MeasureRanks():
             return _on_ranks(request, report)
-        case SaveSnapshot():
-            from explorer.engine.bench.other_tools import save_snapshot
-
-            return save_snapshot(request.spec, Path(request.path), report)
         case Compare(candidate=RunSpec(ranks=Ranks())):
             from explorer.engine.ranks.compare import compare_ranks
 
@@ -177,7 +172,7 @@ def needs_of(request: Request) -> tuple[str, ...]:
             return WARM[: 3 if wish.card else 1]
         case Describe() | FindJointPlan() | Measure(with_graph=True):
             return WARM[:1]
-        case Measure() | Compare() | SaveSnapshot():
+        case Measure() | Compare():
             return WARM[:3]
     return WARM
 

@@ -38,8 +38,7 @@ def lesson_called(name: str) -> Lesson:
     by_name = {lesson.name: lesson for lesson in lessons()}
     if name in by_name:
         return by_name[name]
-    hint = nearest(name, by_name) or f"It has {', '.join(by_name)}."
-    raise BadInput(f"The lab has no experiment {name!r}.", hint=hint)
+    raise BadInput(f"The lab has no experiment {name!r}.", hint=nearest(name, by_name) or ", ".join(by_name))
 
 
 def settings(lesson: Lesson, values: Mapping[str, str]) -> dict[str, str]:

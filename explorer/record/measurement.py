@@ -102,13 +102,6 @@ class Environment(Record):
     """Settings of torch's caching allocator from the environment."""
 
 
-class SavedFile(Record):
-    """A file that the worker wrote."""
-
-    path: str
-    n_bytes: Count
-
-
 class AllocatorPeaks(Record):
     """Counters of the allocator for the measured step, independent of the timeline. None: not measured."""
 

@@ -59,7 +59,6 @@ def test_a_narrow_terminal_clips_nothing(shared: Worker, tiny: str, monkeypatch:
             ["measure", "TINY", "--save", "/nowhere/at/all.run", "--repeats", "0"],
             ["lies in /nowhere/at, which is not a folder"],
         ),
-        (["measure", "TINY", "--snapshot", "step.pickle"], ["only CUDA's allocator has one"]),
         (["graph", "WRONG:trouble"], ["invalid for input of size"]),
         (["check", "gone.yaml", "TINY"], ["gone.yaml cannot be read"]),
         (["check", "TINY", "TINY"], ["not YAML: line 1"]),

@@ -65,10 +65,13 @@ def _print_outcome(lesson: Lesson, outcome: LabOutcome) -> None:
     console.print(f"\n[bold]{lesson.title}[/]\n[italic]{lesson.question}[/]\n")
     console.print(escape("\n\n".join(lesson.paragraphs)), soft_wrap=False)
     switches = [
-        {"switch": switch.name, "question": switch.question, "value": outcome.switches[switch.name],
-         "values": ", ".join(switch.values)}
+        {
+            "question": switch.question,
+            "answer": switch.label(outcome.switches[switch.name]),
+            "--set": f"{switch.name}={'|'.join(switch.values)}",
+        }
         for switch in lesson.switches
-    ]  # fmt: skip
+    ]
     console.print(table_of(switches), table_of(lab_table(outcome)))
     origins = lab_origins(outcome)
     for origin in dict.fromkeys(origins.values()):

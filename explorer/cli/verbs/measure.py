@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Annotated
 
 from msgspec.structs import replace
@@ -20,13 +19,12 @@ from explorer.cli.options import (
     describe,
     file_on,
     in_limits,
-    in_output,
     in_step,
 )
 from explorer.cli.report import document, print_ranks, print_record
 from explorer.cli.worker import ask, check_writable, finish, worker
 from explorer.errors import BadInput
-from explorer.jobs.protocol import Measure, MeasureRanks, ProfileStages, SaveSnapshot
+from explorer.jobs.protocol import Measure, MeasureRanks, ProfileStages
 from explorer.jobs.run_file import with_graph
 from explorer.plan.pipeline.cuts import atoms, split_at_borders
 from explorer.plan.pipeline.schedules import USUAL
@@ -34,7 +32,7 @@ from explorer.plan.pipeline.stage_costs import predict
 from explorer.plan.predict.baseline import keep_all_from
 from explorer.record.base import to_plain
 from explorer.record.graph import ModelGraph
-from explorer.record.measurement import Measurement, RecordedRanks, SavedFile
+from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.record.run import PipelinePlan, RunSpec
 from explorer.view.drawing.units import count
 from explorer.view.pipeline.ranks import memory_chart
@@ -45,12 +43,6 @@ from explorer.view.text.runs import did_not_fit
 class MeasureOptions:
     """Options of measurements alone."""
 
-    snapshot: Annotated[
-        Path | None,
-        in_output(
-            "--snapshot", metavar="FILE", help="Also write one step for PyTorch's own memory viewer (CUDA only)."
-        ),
-    ] = None
     forward_only: Annotated[
         bool, in_step("--forward-only", help="Forward and loss without gradients: what inference needs.")
     ] = False
@@ -89,12 +81,9 @@ def measure(
         _answer_pipeline(spec, policy, (extra.n_stages, n_ranks // extra.n_stages), output)
         return
     spec = _spec(model, step, extra)
-    check_writable(keep.save, extra.snapshot)
+    check_writable(keep.save)
     with worker() as engine:
         spec = step.with_policy(spec, chosen_file(engine, policy, spec, without_data=step.predict))
-        if extra.snapshot is not None:
-            saved: SavedFile = ask(engine, SaveSnapshot(spec=spec, path=str(extra.snapshot.resolve())))
-            say(f"Wrote {escape(saved.path)}. Open it at https://docs.pytorch.org/memory_viz.")
         if spec.ranks is not None:
             request = MeasureRanks(spec=spec, without_data=step.predict)
             on_ranks: RecordedRanks = ask(engine, request, keep=not keep.no_store)
@@ -119,8 +108,8 @@ def measure(
 def _spec(model: str, step: RankStepOptions, extra: MeasureOptions) -> RunSpec:
     """Raises BadInput for options that exclude each other."""
     spec = replace(step.spec(model), forward_only=extra.forward_only)
-    if (step.predict or spec.ranks) and (extra.fit or extra.snapshot is not None):
-        raise BadInput("--predict and ranks have nothing to fit, and no snapshot.", hint="Leave --fit out.")
+    if (step.predict or spec.ranks) and extra.fit:
+        raise BadInput("--predict and ranks have nothing to fit.", hint="Leave --fit out.")
     if extra.own_optimizer:
         if not step.predict or spec.ranks or extra.forward_only:
             raise BadInput(

@@ -1,13 +1,8 @@
-"""A step for other tools: a block's autograd graph by torchviz, and a snapshot for PyTorch's memory viewer.
-
-The snapshot exists on CUDA only: it is the caching allocator's history with a Python stack for every allocation.
-"""
+"""A block's autograd graph, kept and recomputed, drawn by torchviz."""
 
 from __future__ import annotations
 
-import pickle
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,20 +11,16 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from explorer.engine.bench.bench import bench_of
 from explorer.engine.bench.measure import Meter
-from explorer.engine.bench.step import prepare, run_step, set_mode, torch_device, torch_dtype
-from explorer.engine.device.cuda_allocator import CudaRecorder
-from explorer.engine.device.device import device_of
+from explorer.engine.bench.step import set_mode, torch_device, torch_dtype
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded, blaming, move_to
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.state.rng import seed_everything
 from explorer.engine.watch.scopes import looking_at_saved
-from explorer.errors import BadInput, NotOnThisDevice, NotSaved, nearest
+from explorer.errors import BadInput, nearest
 from explorer.record.graph import AutogradPicture, AutogradPictures
-from explorer.record.measurement import SavedFile
 from explorer.record.plan import Report, silent
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
@@ -111,35 +102,3 @@ def _n_nodes(outputs: tuple[Tensor, ...]) -> int:
             nodes.add(node)
             waiting.extend(following for following, _ in node.next_functions)
     return len(nodes)
-
-
-N_WARM_UP = 2
-
-
-def save_snapshot(spec: RunSpec, path: Path, report: Report = silent) -> SavedFile:
-    """Takes one warm step of `spec` and writes its allocator history to `path`, a few KB an event.
-
-    Raises NotOnThisDevice on a CPU, NotSaved where the file cannot be written, ModelFailed for a model that raises.
-    Source: https://docs.pytorch.org/docs/stable/torch_cuda_memory.html
-    """
-    if spec.device != "cuda":
-        raise NotOnThisDevice(
-            f"A snapshot for PyTorch's memory viewer was asked of {spec.device}; only CUDA's allocator has one.",
-            hint="The run itself can be saved and opened here on any device.",
-        )
-    device, meter = torch_device(spec), Meter(report, N_WARM_UP + 1)
-    with preserve_global_state():
-        trainee, recorder = prepare(spec), CudaRecorder(device, stacks=True)
-        with blaming(spec.model, trainee.inputs, "step"):
-            for _ in range(N_WARM_UP):
-                meter("warming up")
-                run_step(trainee)
-            trainee.model.zero_grad(set_to_none=True)
-            meter("recording the snapshot")
-            with recorder:
-                bench_of(trainee, device_of(device)).take()
-    try:
-        n_bytes = path.write_bytes(pickle.dumps(recorder.snapshot))
-    except OSError as error:
-        raise NotSaved(f"The snapshot could not be written to {path}: {error.strerror}.") from error
-    return SavedFile(path=str(path), n_bytes=n_bytes)

@@ -36,12 +36,9 @@ class CudaRecorder:
     Entering raises NotOnThisDevice if torch runs without its caching allocator: other allocators keep no history.
     """
 
-    def __init__(self, device: torch.device, *, stacks: bool = False) -> None:
-        """`stacks` keeps Python frames for PyTorch's memory viewer; a few KB an event."""
+    def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.stacks = stacks
         self.log = AllocatorLog(time_ns=EMPTY, pointer=EMPTY, n_bytes=EMPTY)
-        self.snapshot: dict[str, object] = {}
         self._before: dict[str, int] = {}
 
     def __enter__(self) -> Self:
@@ -49,7 +46,7 @@ class CudaRecorder:
         _require_history(torch.cuda.memory_stats(self.device))
         torch.cuda.reset_peak_memory_stats(self.device)
         torch.cuda.memory._record_memory_history(
-            context="all" if self.stacks else None, stacks="python", max_entries=MAX_ENTRIES, clear_history=True
+            context=None, stacks="python", max_entries=MAX_ENTRIES, clear_history=True
         )
         self._before = torch.cuda.memory_stats(self.device)
         return self
@@ -58,13 +55,11 @@ class CudaRecorder:
         try:
             torch.cuda.synchronize(self.device)
             after = torch.cuda.memory_stats(self.device)
-            self.snapshot = torch.cuda.memory._snapshot()
+            snapshot = torch.cuda.memory._snapshot()
         finally:
             torch.cuda.memory._record_memory_history(None)
         index = torch.cuda.current_device() if self.device.index is None else self.device.index
-        self.log = read_trace(self.snapshot, index, self._before, after)
-        if not self.stacks:
-            self.snapshot = {}
+        self.log = read_trace(snapshot, index, self._before, after)
 
 
 def read_trace(snapshot: dict[str, Any], device: int, before: dict[str, int], after: dict[str, int]) -> AllocatorLog:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import time
 import weakref
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from explorer.engine.bench.attribution import watch_releases
 from explorer.engine.bench.measure import measure
-from explorer.engine.bench.other_tools import draw_autograd, save_snapshot
+from explorer.engine.bench.other_tools import draw_autograd
 from explorer.engine.bench.recording import record, tracker_of
 from explorer.engine.bench.step import Trainee, prepare
 from explorer.engine.bench.timeline import RECOMPUTED, SAVED, TEMPORARY, TrackedStep, entries_of, window
@@ -26,7 +25,7 @@ from explorer.engine.model.load import load
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.watch.storages import NONE
 from explorer.engine.watch.tracker import Tracker
-from explorer.errors import BadInput, NotOnThisDevice
+from explorer.errors import BadInput
 from explorer.record import ROLES, ModelRef, Policy, RunSpec
 from explorer.record.graph import AutogradPictures
 from tests.engine import preset_nets
@@ -148,12 +147,6 @@ def test_non_reentrant_empties_the_nodes_and_reentrant_replaces_them_by_one() ->
 def test_what_cannot_be_drawn(block: str, words: str) -> None:
     with pytest.raises(BadInput, match=words):
         drawn(block)
-
-
-def test_a_snapshot_needs_cudas_allocator(tmp_path: Path) -> None:
-    with pytest.raises(NotOnThisDevice, match="asked of cpu"):
-        save_snapshot(RunSpec(model=ref("chain")), tmp_path / "step.pickle")
-    assert not list(tmp_path.iterdir())
 
 
 N = 1009

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from explorer import apply_policy
-from explorer.engine.bench.other_tools import save_snapshot
 from explorer.engine.model.describe import describe
 from explorer.engine.state.global_state import tf32_kinds, without_tf32
 from explorer.plan.policy.presets import preset
@@ -148,9 +147,3 @@ def check_golden_run(bench: Bench) -> None:
     bench.figure("bytes", len(document))
     bench.figure("verdict", comparison.verdict)
     bench.expect(comparison.failure is None, comparison.failure.sentence if comparison.failure else "")
-
-
-def check_snapshot(bench: Bench) -> None:
-    bench.needs_cuda()
-    saved = save_snapshot(bench.spec("gpt"), bench.folder / "snapshot.pickle")
-    bench.figure("bytes", saved.n_bytes)
