@@ -12,12 +12,12 @@ import ast
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from explorer.errors import BadInput, InvalidPolicy, UnreadableFile, message_of
 from explorer.plan.export.target import STATISTICS
@@ -128,19 +128,14 @@ def _flags(text: str) -> Iterator[tuple[str, object]]:
             values.append(token)
             continue
         if name:
-            yield from _flat({name: _flag_value(values)})
+            read = [_value(value) for value in values]
+            yield from _flat({name: read if len(read) > 1 else next(iter(read), True)})
         name, values = "", []
         if not token.startswith("--"):
             yield "activation_checkpoint.mode", token.partition(":")[2].replace("-", "_")
         else:
             name, equals, value = token.removeprefix("--").partition("=")
             values = [value] if equals else []
-
-
-def _flag_value(values: list[str]) -> object:
-    if not values:
-        return True
-    return _value(values[0]) if len(values) == 1 else [_value(value) for value in values]
 
 
 def _value(text: str) -> object:
@@ -161,7 +156,7 @@ def _flat(plain: Mapping[Any, object], above: str = "") -> Iterator[tuple[str, o
             yield path, inner
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SettingsFormat:
     """A program whose settings are read: which of its settings count, and the policy that they mean."""
 
@@ -169,7 +164,29 @@ class SettingsFormat:
     written_for: str
     is_setting: Callable[[str], bool]
     """Whether a path of the table chooses what this program recomputes."""
-    read: Callable[[Settings, ModelGraph], Reading]
+    meaning: Callable[[Settings, ModelGraph], Meaning]
+    """Raises CannotSay."""
+
+    def read(self, settings: Settings, graph: ModelGraph) -> Reading:
+        """The policy of `settings` on `graph`. Running statistics move twice a step, as they do in the program."""
+        try:
+            meaning = self.meaning(settings, graph)
+            n_more = len(meaning.reasons) - _MOST_REASONS
+            reasons = (*meaning.reasons[:_MOST_REASONS], *((f"{n_more:,} more are left out.",) if n_more > 0 else ()))
+            moves = any(graph.by_fqn[fqn].running_statistics for unit in meaning.units for fqn in unit.blocks)
+            options = {**({"running_stats": "every_forward"} if moves else {}), **meaning.options}
+            policy = replace(from_plain(options, Policy), units=tuple(meaning.units))
+        except CannotSay as error:
+            raise refused(self.written_for, error.why, error.hint) from error
+        except UnreadableFile as error:  # a list where true or false is meant
+            raise refused(self.written_for, message_of(error)) from error
+        return Reading(
+            source=self.written_for,
+            file=file_of(policy, graph),
+            fit="approximated" if reasons else "exact",
+            reasons=reasons,
+            notes=(*meaning.notes, *((STATISTICS,) if moves else ())),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,9 +194,17 @@ class Meaning:
     """The units and options that settings ask for, what is lost, and remarks."""
 
     units: Sequence[Unit] = ()
-    options: tuple[tuple[str, object], ...] = ()
+    options: Mapping[str, object] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+
+class CannotSay(Exception):
+    """The reason why no policy has the meaning of some settings, and what to do instead."""
+
+    def __init__(self, why: str, hint: str = "") -> None:
+        super().__init__(why)
+        self.why, self.hint = why, hint
 
 
 _MOST_REASONS = 20
@@ -188,26 +213,6 @@ _MOST_REASONS = 20
 def number_in(text: str) -> int | None:
     """The number of layers that a text says; None if it says none, or one beyond every model."""
     return int(text) if text.isdecimal() and len(text) < 10 else None
-
-
-def reading(written_for: str, graph: ModelGraph, meaning: Meaning) -> Reading:
-    """`meaning` as a policy of `graph`. Running statistics move twice a step, as they do in the program."""
-    n_more = len(meaning.reasons) - _MOST_REASONS
-    reasons = (*meaning.reasons[:_MOST_REASONS], *((f"{n_more:,} more are left out.",) if n_more > 0 else ()))
-    blocks = [fqn for unit in meaning.units for fqn in unit.blocks]
-    moves = any(graph.by_fqn[fqn].running_statistics for fqn in blocks)
-    options = {**({"running_stats": "every_forward"} if moves else {}), **dict(meaning.options)}
-    try:
-        policy = msgspec.structs.replace(from_plain(options, Policy), units=tuple(meaning.units))
-    except UnreadableFile as error:  # a list where true or false is meant
-        raise refused(written_for, f"{message_of(error)}") from error
-    return Reading(
-        source=written_for,
-        file=file_of(policy, graph),
-        fit="approximated" if reasons else "exact",
-        reasons=reasons,
-        notes=(*meaning.notes, *((STATISTICS,) if moves else ())),
-    )
 
 
 _UNREAD = {
@@ -222,12 +227,16 @@ def refuse_unread(settings: Settings) -> None:
     for program, (name, does) in _UNREAD.items():
         for path, value in settings.items():
             if path == name or path.endswith(f".{name}"):
-                raise refused(
-                    program, f"{path} is {value!r}, which {does}; their names do not stand there.", _NAME_THEM
-                )
+                why = f"{path} is {value!r}, which {does}; their names do not stand there."
+                raise refused(program, why, _NAME_THEM)
 
 
 _NAME_THEM = "Name the blocks in a policy file, or write `gradient_checkpointing: true` where all layers are meaning."
+
+
+def not_read(settings: Iterable[str], names: Iterable[str], prefix: str = "") -> tuple[str, ...]:
+    """A sentence for each of `settings` that is none of `names`."""
+    return tuple(f"{prefix}{name} is not read." for name in sorted(set(settings) - set(names)))
 
 
 def whole(fqns: Iterable[str]) -> tuple[Unit, ...]:
@@ -252,20 +261,16 @@ def layer_lists(graph: ModelGraph) -> dict[str, Fqns]:
     return lists
 
 
-def longest_list(written_for: str, graph: ModelGraph) -> tuple[str, Fqns]:
-    """The parent and the layers of the model's main list. Raises InvalidPolicy if no block is numbered."""
+def longest_list(graph: ModelGraph) -> tuple[str, Fqns]:
+    """The parent and the layers of the model's main list. Raises CannotSay if no block is numbered."""
     lists = layer_lists(graph)
     if not lists:
-        raise refused(written_for, f"{graph.model.target} has no numbered layers.")
+        raise CannotSay(f"{graph.model.target} has no numbered layers.")
     holder = max(lists, key=lambda parent: (parent.endswith("layers"), len(lists[parent])))
     return holder, lists[holder]
 
 
-def within(graph: ModelGraph, layers: Fqns, names: Iterable[str]) -> Fqns:
+def within(graph: ModelGraph, layers: Fqns, names: Collection[str]) -> Fqns:
     """Blocks inside `layers` whose own name is one of `names`."""
-    chosen_names, holders = set(names), set(layers)
-    return tuple(
-        block.fqn
-        for block in graph.blocks
-        if block.name in chosen_names and block.n_calls and not holders.isdisjoint(lineage(block.fqn))
-    )
+    holders, called = set(layers), [block for block in graph.blocks if block.n_calls and block.name in names]
+    return tuple(block.fqn for block in called if not holders.isdisjoint(lineage(block.fqn)))
