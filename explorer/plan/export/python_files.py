@@ -72,18 +72,11 @@ def chosen(model):
 @BODY@'''
 
 
-FSDP2 = Target(
-    name="fsdp2",
-    written_for="torch 2.13",
-    options=CHECKPOINT_OPTIONS,
-    checked="executed",
-)
-
-
 def to_fsdp2(file: PolicyFile) -> Export:
     body = _FSDP2_BODY.replace("@IMPL@", "REENTRANT" if file.policy.use_reentrant else "NO_REENTRANT")
     body = body.replace("@RESHARD@", str(file.ranks is None or file.ranks.reshard))
-    return _with_options(FSDP2, file, _FSDP2_ABOUT, body, without=("use_reentrant",))
+    target = Target("fsdp2", "torch 2.13", CHECKPOINT_OPTIONS, checked="executed")
+    return _with_options(target, file, _FSDP2_ABOUT, body, without=("use_reentrant",))
 
 
 _FSDP2_ABOUT = """\
@@ -142,9 +135,9 @@ def recompute_then_shard(model, reshard_after_forward=@RESHARD@, **sharding):
 
 
 TORCH_REMAT = Target(
-    name="torch-remat",
-    written_for="torch_remat 0.2.2",
-    options=("preserve_rng_state", "determinism_check"),
+    "torch-remat",
+    "torch_remat 0.2.2",
+    ("preserve_rng_state", "determinism_check"),
     fixed=(("early_stop", False),),
     nested=False,
     checked="executed",
@@ -155,7 +148,7 @@ def to_torch_remat(file: PolicyFile) -> Export:
     """Whole blocks, each a region of its name. A block inside another one is left to the outer block."""
     named = set(file.policy.blocks)
     blocks = [fqn for fqn in TORCH_REMAT.recomputed(file.policy) if named.isdisjoint(above(fqn))]
-    options = {name: getattr(file.policy, name) for name in ("preserve_rng_state", "determinism_check")}
+    options = {name: getattr(file.policy, name) for name in TORCH_REMAT.options}
     note = "A block returns tensors, or one tuple or list of them: torch_remat takes nothing else."
     return TORCH_REMAT.exported(file.policy, _python_file(_ABOUT, _BODY, blocks, options), note=note)
 
@@ -202,14 +195,6 @@ def replay_blocks(model):
 """
 
 
-HUGGING_FACE = Target(
-    name="huggingface",
-    written_for="transformers 5.23",
-    options=CHECKPOINT_OPTIONS,
-    checked="executed",
-)
-
-
 def to_hugging_face(file: PolicyFile) -> Export:
     """A callback of transformers' Trainer that sets the flag of the chosen layers.
 
@@ -217,7 +202,8 @@ def to_hugging_face(file: PolicyFile) -> Export:
     Each layer reads its flag at every forward, and the Trainer calls its callbacks after it has set all flags. A block
     that is no such layer, an `mlp` for example, reads no flag: its forward is wrapped.
     """
-    return _with_options(HUGGING_FACE, file, _HUGGING_FACE_ABOUT, _WRAPPED + _HUGGING_FACE_BODY)
+    target = Target("huggingface", "transformers 5.23", CHECKPOINT_OPTIONS, checked="executed")
+    return _with_options(target, file, _HUGGING_FACE_ABOUT, _WRAPPED + _HUGGING_FACE_BODY)
 
 
 _HUGGING_FACE_ABOUT = """\
@@ -256,20 +242,13 @@ class RecomputeLayers(TrainerCallback):
 """
 
 
-DIFFUSERS = Target(
-    name="diffusers",
-    written_for="diffusers 0.42",
-    options=CHECKPOINT_OPTIONS,
-    checked="executed",
-)
-
-
 def to_diffusers(file: PolicyFile) -> Export:
     """A function that wraps the forward of the chosen blocks.
 
     The library's own switch recomputes all blocks that a model's code hands to a checkpointing function, and no others.
     """
-    return _with_options(DIFFUSERS, file, _DIFFUSERS_ABOUT, _WRAPPED + _DIFFUSERS_BODY)
+    target = Target("diffusers", "diffusers 0.42", CHECKPOINT_OPTIONS, checked="executed")
+    return _with_options(target, file, _DIFFUSERS_ABOUT, _WRAPPED + _DIFFUSERS_BODY)
 
 
 _DIFFUSERS_ABOUT = """\
@@ -284,14 +263,11 @@ def recompute_blocks(model):
 """
 
 
-LIGHTNING = Target(name="lightning", written_for="Lightning 2.6", checked="executed")
-
-
 def to_lightning(file: PolicyFile) -> Export:
     """A policy for FSDPStrategy, which calls torch's apply_activation_checkpointing without reentrant autograd."""
-    return LIGHTNING.exported(
-        file.policy, _python_file(_LIGHTNING_ABOUT, _LIGHTNING_BODY, LIGHTNING.recomputed(file.policy))
-    )
+    target = Target("lightning", "Lightning 2.6", checked="executed")
+    text = _python_file(_LIGHTNING_ABOUT, _LIGHTNING_BODY, target.recomputed(file.policy))
+    return target.exported(file.policy, text)
 
 
 _LIGHTNING_ABOUT = """\
@@ -313,14 +289,6 @@ def activation_checkpointing_policy(model):
 """
 
 
-TORCHTITAN = Target(
-    name="torchtitan",
-    written_for="torchtitan 0.3.0",
-    options=("preserve_rng_state", "determinism_check", "early_stop"),
-    checked="executed",
-)
-
-
 def to_torchtitan(file: PolicyFile) -> Export:
     """A class at torchtitan's override point; its own policies treat all blocks of `layers` alike."""
     plan, body = file.pipeline, _TORCHTITAN_BODY
@@ -328,7 +296,9 @@ def to_torchtitan(file: PolicyFile) -> Export:
         stages = "".join(f"    {list(stage)!r},\n" for stage in plan.stages)
         body += f"\n\nMODULE_FQNS_PER_MODEL_PART = [\n{stages}]\n"
         body += _TORCHTITAN_OWN if plan.actions else f"PIPELINE_PARALLEL_SCHEDULE = {plan.schedule!r}\n"
-    return _with_options(TORCHTITAN, file, _TORCHTITAN_ABOUT, body, without=("use_reentrant",))
+    options = ("preserve_rng_state", "determinism_check", "early_stop")
+    target = Target("torchtitan", "torchtitan 0.3.0", options, checked="executed")
+    return _with_options(target, file, _TORCHTITAN_ABOUT, body, without=("use_reentrant",))
 
 
 _TORCHTITAN_ABOUT = """\

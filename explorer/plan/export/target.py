@@ -21,7 +21,7 @@ CHECKPOINT_OPTIONS = ("preserve_rng_state", "use_reentrant", "determinism_check"
 STATISTICS = "Where a recomputed block has running statistics (BatchNorm), they move twice a step there."
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Target:
     """A program, and the part of a policy that its settings can express."""
 

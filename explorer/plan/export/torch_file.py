@@ -16,13 +16,6 @@ from explorer.plan.export.target import Target
 from explorer.record.files import Evidence, Export, PolicyFile
 from explorer.record.policy import Policy
 
-TORCH = Target(
-    name="torch",
-    written_for="torch 2.11 to 2.13",
-    options=Policy.__struct_fields__[1:],
-    whole=True,
-    checked="executed",
-)
 _OPTIONS = (
     "preserve_rng_state", "use_reentrant", "determinism_check", "early_stop", "running_stats", "restore_rng"
 )  # fmt: skip
@@ -87,10 +80,6 @@ def apply_checkpointing(model: nn.Module) -> nn.Module:
 
 
 def to_torch(file: PolicyFile) -> Export:
-    return TORCH.exported(file.policy, _text(file))
-
-
-def _text(file: PolicyFile) -> str:
     """Names and numbers from the policy are written as Python literals, never as code."""
     imports, engine = _engine_source()
     fillings = {
@@ -100,7 +89,9 @@ def _text(file: PolicyFile) -> str:
         "@ENGINE@": engine,
     }
     # In one pass: a block may be called @ORIGIN@.
-    return re.sub("|".join(fillings), lambda mark: fillings[mark[0]], _TEMPLATE)
+    text = re.sub("|".join(fillings), lambda mark: fillings[mark[0]], _TEMPLATE)
+    target = Target("torch", "torch 2.11 to 2.13", Policy.__struct_fields__[1:], whole=True, checked="executed")
+    return target.exported(file.policy, text)
 
 
 @cache
@@ -152,9 +143,8 @@ def _origin(file: PolicyFile) -> str:
     lines = []
     if file.model is not None:
         size = f", size {file.model.size}" if file.model.size else ""
-        lines.append(
-            f"Made for {file.model.target}{size}" + (f", fingerprint {file.fingerprint}" if file.fingerprint else "")
-        )
+        fingerprint = f", fingerprint {file.fingerprint}" if file.fingerprint else ""
+        lines.append(f"Made for {file.model.target}{size}{fingerprint}")
     if file.evidence is not None:
         lines += _measured(file.evidence)
     return "".join(f"# {' '.join(line.split())}.\n" for line in lines)

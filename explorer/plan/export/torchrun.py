@@ -8,7 +8,7 @@ import shlex
 import sys
 from pathlib import Path
 
-import msgspec
+from msgspec.structs import replace
 
 from explorer.errors import InvalidPlan, UnreadableFile, message_of
 from explorer.plan.export.target import plan_in
@@ -21,7 +21,6 @@ from explorer.record.run import PipelinePlan, RunSpec
 
 SPEC_FILE = "run_spec.json"
 SCRIPT_FILE = "run.sh"
-CSV_FILE = "schedule.csv"
 RESULTS = "results"
 NEEDS = (
     "A training script applies the policy before it splits the model, or to each stage with "
@@ -61,13 +60,21 @@ def run_files(spec: RunSpec) -> dict[str, str]:
     A model that is a file goes with them, and the spec in the folder names it there.
     """
     plan, packed = _planned(spec), packed_model(spec.model)
-    files = {} if packed is None else {packed.name: _text_of(packed)}
-    inside = spec if packed is None else msgspec.structs.replace(spec, model=_named(spec.model, packed.name))
+    rows, files = rows_of(plan), {}
+    if packed is not None:
+        try:
+            files[packed.name] = packed.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            why = f"The model's file {packed} cannot be read: {message_of(error)}."
+            raise InvalidPlan(why, hint="Ranks need its text.") from error
+        _, colon, factory = spec.model.target.partition(".py:")
+        target = f"{packed.name}:{factory}" if colon else packed.name
+        spec = replace(spec, model=replace(spec.model, target=target))
     return {
         **files,
-        SPEC_FILE: to_json(inside).decode() + "\n",
-        SCRIPT_FILE: _script(len(rows_of(plan)), packed),
-        CSV_FILE: to_csv(rows_of(plan)),
+        SPEC_FILE: to_json(spec).decode() + "\n",
+        SCRIPT_FILE: _script(len(rows), packed),
+        "schedule.csv": to_csv(rows),
     }
 
 
@@ -77,22 +84,9 @@ def packed_model(model: ModelRef) -> Path | None:
     return path if path.suffix == ".py" and path.is_file() else None
 
 
-def _named(model: ModelRef, file: str) -> ModelRef:
-    _, colon, factory = model.target.partition(".py:")
-    return msgspec.structs.replace(model, target=f"{file}:{factory}" if colon else file)
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidPlan(
-            f"The model's file {path} cannot be read: {message_of(error)}.", hint="Ranks need its text."
-        ) from error
-
-
 def _script(n_ranks: int, model: Path | None) -> str:
-    beside = "" if model is None else str(model.resolve().parent)
+    # The imports of the model's file are found in its folder.
+    beside = "" if model is None else f'\nexport PYTHONPATH="$PYTHONPATH:"{shlex.quote(str(model.resolve().parent))}'
     return f"""#!/bin/sh
 # One rank a process, from wherever this folder lies. On several machines, copy it to each and tell torchrun more:
 #   sh run.sh --nnodes N --node-rank R --nproc-per-node RANKS_HERE --master-addr FIRST_MACHINE
@@ -105,7 +99,7 @@ set -e
 cd "$(dirname "$0")"
 PYTHON="${{PYTHON:-{sys.executable}}}"
 [ -x "$(command -v "$PYTHON")" ] || PYTHON=python
-export PYTHONPATH="$PWD:${{EXPLORER:-{CHECKOUT}}}${{PYTHONPATH:+:$PYTHONPATH}}"{_and_beside(beside)}
+export PYTHONPATH="$PWD:${{EXPLORER:-{CHECKOUT}}}${{PYTHONPATH:+:$PYTHONPATH}}"{beside}
 "$PYTHON" -c 'import sys, importlib.util as u; sys.exit(not (u.find_spec("torch") and u.find_spec("explorer")))' || {{
   echo "Error: $PYTHON has no torch or no explorer. Name others: PYTHON=python3 EXPLORER=/checkout sh run.sh" >&2
   exit 2
@@ -113,11 +107,6 @@ export PYTHONPATH="$PWD:${{EXPLORER:-{CHECKOUT}}}${{PYTHONPATH:+:$PYTHONPATH}}"{
 exec "$PYTHON" -m torch.distributed.run --nproc-per-node {n_ranks} "$@" \\
   -m explorer.engine.pipeline.torchrun_rank {SPEC_FILE} --out {RESULTS}
 """
-
-
-def _and_beside(folder: str) -> str:
-    """A shell line that adds the folder of the model's file to PYTHONPATH, so that its imports are found there."""
-    return f'\nexport PYTHONPATH="$PYTHONPATH:"{shlex.quote(folder)}' if folder else ""
 
 
 def report_file(folder: Path, rank: int | str) -> Path:
@@ -132,7 +121,7 @@ def tensor_file(folder: Path, rank: int) -> Path:
 
 def run_key(spec: RunSpec) -> str:
     """The same for equal specs, wherever their model's file lies: ranks leave it in their results."""
-    anywhere = msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, target=""))
+    anywhere = replace(spec, model=replace(spec.model, target=""))
     return hashlib.sha256(to_json(anywhere)).hexdigest()[:16]
 
 
@@ -148,14 +137,13 @@ def read_spec(path: Path) -> RunSpec:
 
 def spec_beside(results: Path) -> RunSpec:
     """The spec of the run whose results lie in `results`. Raises UnreadableFile."""
-    places = [results / SPEC_FILE, results.parent / SPEC_FILE]
-    place_of_spec = next((place for place in places if place.is_file()), None)
-    if place_of_spec is None:
-        raise UnreadableFile(
-            f"Neither {results} nor the folder above it holds {SPEC_FILE}: what ran there is not known.",
-            hint=f"Copy the {SPEC_FILE} that lay beside run.sh to the results.",
-        )
-    return read_spec(place_of_spec)
+    for folder in (results, results.parent):
+        if (folder / SPEC_FILE).is_file():
+            return read_spec(folder / SPEC_FILE)
+    raise UnreadableFile(
+        f"Neither {results} nor the folder above it holds {SPEC_FILE}: what ran there is not known.",
+        hint=f"Copy the {SPEC_FILE} that lay beside run.sh to the results.",
+    )
 
 
 def _planned(spec: RunSpec) -> PipelinePlan:

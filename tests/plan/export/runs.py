@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +28,7 @@ def file_of(*blocks: str | tuple[str, ...], plan: PipelinePlan | None = None, **
 def module_of(file: PolicyFile, target: str) -> Any:
     """The exported Python file, imported."""
     module = types.ModuleType("exported")
+    sys.modules["exported"] = module  # pickle finds functions by their module
     exec(compile(exported(file, target).text, f"{target}.py", "exec"), module.__dict__)
     return module
 

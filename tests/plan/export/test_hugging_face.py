@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,21 +37,19 @@ def t5() -> Any:
     return model, "decoder.block.{}", 2, {"decoder_input_ids": torch.arange(8).reshape(1, 8)}
 
 
+def square_of_logits(model: nn.Module, **more: Tensor) -> Tensor:
+    logits: Tensor = model(input_ids=torch.arange(8).reshape(1, 8), **more).logits
+    return logits.float().square().mean()
+
+
 @pytest.mark.parametrize("make", [llama, gpt2, t5])
 def test_the_chosen_layers_run_again_and_no_others(make: Any) -> None:
     model, name, n, more = make()
     layers = tuple(name.format(i) for i in range(n))
     chosen = layers[1::2]
-
-    def loss_of(model: nn.Module) -> Tensor:
-        ids = torch.arange(8).reshape(1, 8)
-        logits: Tensor = model(input_ids=ids, **more).logits
-        return logits.float().square().mean()
-
-    file = file_of(*chosen)
-    module = module_of(file, "huggingface")
+    file, loss_of = file_of(*chosen), partial(square_of_logits, **more)
     plain, before = step(model, loss_of, untouched)
-    callback = module.RecomputeLayers()
+    callback = module_of(file, "huggingface").RecomputeLayers()
     gradients, calls = step(model, loss_of, lambda model: callback.on_train_begin(None, None, None, model=model))
     form = exported(file, "huggingface")
     assert ran_again(before, calls, layers) == set(chosen)
@@ -63,14 +62,9 @@ def test_blocks_that_are_no_layers_of_transformers_run_again_too(chosen: tuple[s
     """It says exact of them."""
     model = llama()[0]
     activations = tuple(name for name, module in model.named_modules() if name.endswith("mlp.act_fn"))
-
-    def loss_of(model: nn.Module) -> Tensor:
-        logits: Tensor = model(input_ids=torch.arange(8).reshape(1, 8)).logits
-        return logits.float().square().mean()
-
     file = file_of(*chosen)
-    plain, before = step(model, loss_of, untouched)
-    gradients, calls = step(model, loss_of, module_of(file, "huggingface").recompute_layers)
+    plain, before = step(model, square_of_logits, untouched)
+    gradients, calls = step(model, square_of_logits, module_of(file, "huggingface").recompute_layers)
     again = {name for name in activations if calls[name] == before[name] + 1}
     assert again == {name for name in activations if any(name.startswith(f"{fqn}.") for fqn in chosen)}
     assert exported(file, "huggingface").fit == "exact"

@@ -7,7 +7,6 @@ import copy
 import pickle
 import random
 import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +20,9 @@ from explorer.plan.policy import file as policy_file
 from explorer.record.files import Evidence, PolicyFile
 from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy, Unit
+from tests.plan.export.runs import module_of
+
+Tensors = dict[str, Tensor | None]
 
 
 class Noisy(nn.Module):
@@ -64,22 +66,12 @@ class Net(nn.Module):
             x = x + block(x)
         scales = x.mean().sigmoid(), x.std()
         for block in self.loop:
-            x = (
-                block(x, scales=scales) + float(self.adds_in_between)
-                if self.adds_in_between
-                else block(x, scales=scales)
-            )
+            x = block(x, scales=scales)
+            x = x + 1 if self.adds_in_between else x
         return self.noisy(x)
 
 
-def module_of(text: str) -> types.ModuleType:
-    module = types.ModuleType("exported_policy")
-    sys.modules["exported_policy"] = module  # pickle finds functions by their module
-    exec(compile(text, "exported_policy.py", "exec"), module.__dict__)
-    return module
-
-
-def step(change: Callable[[nn.Module], object]) -> tuple[dict[str, Tensor | None], dict[str, Tensor]]:
+def step(change: Callable[[nn.Module], object]) -> tuple[Tensors, Tensors]:
     torch.manual_seed(0)
     random.seed(0)
     net = Net()
@@ -89,14 +81,14 @@ def step(change: Callable[[nn.Module], object]) -> tuple[dict[str, Tensor | None
     return {name: p.grad for name, p in net.named_parameters()}, dict(net.named_buffers())
 
 
-def assert_same(expected: dict[str, Tensor | None], actual: dict[str, Tensor | None]) -> None:
+def assert_same(expected: Tensors, actual: Tensors) -> None:
     assert expected.keys() == actual.keys()
-    wrong = [name for name, value in expected.items() if not _equal(value, actual[name])]
+    wrong = [name for name, value in expected.items() if value is not actual[name] and not equal(value, actual[name])]
     assert not wrong, wrong
 
 
-def _equal(a: Tensor | None, b: Tensor | None) -> bool:
-    return a is b is None if a is None or b is None else torch.equal(a, b)
+def equal(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is not None and other is not None and torch.equal(one, other)
 
 
 SEGMENTS = (Unit(blocks=("stem.0", "stem.1")), Unit(blocks=("stem.2", "stem.3")))
@@ -120,24 +112,27 @@ POLICIES = {
 }
 
 
+def applied(policy: Policy) -> Callable[[nn.Module], object]:
+    """The function of the exported file."""
+    apply: Callable[[nn.Module], object] = module_of(PolicyFile(policy=policy), "torch").apply_checkpointing
+    return apply
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_the_exported_file_does_what_the_explorer_does(name: str) -> None:
     policy = POLICIES[name]
-    exporting = module_of(exported(PolicyFile(policy=policy), "torch").text)
     ours = step(lambda net: explorer.apply_policy(net, policy))
-    theirs = step(exporting.apply_checkpointing)
+    theirs = step(applied(policy))
     assert_same(ours[0], theirs[0])
-    assert_same(ours[1], theirs[1])  # type: ignore[arg-type]
+    assert_same(ours[1], theirs[1])
 
 
 def test_it_differs_where_the_policy_makes_a_difference() -> None:
     plain = step(lambda net: None)
-    faithful = step(module_of(exported(PolicyFile(policy=POLICIES["nested"]), "torch").text).apply_checkpointing)
+    faithful = step(applied(POLICIES["nested"]))
     assert_same(plain[0], faithful[0])
     for name in ("statistics every forward", "no rng"):
-        gradients, buffers = step(
-            module_of(exported(PolicyFile(policy=POLICIES[name]), "torch").text).apply_checkpointing
-        )
+        gradients, buffers = step(applied(POLICIES[name]))
         with pytest.raises(AssertionError):
             assert_same(plain[0] | plain[1], gradients | buffers)
 
@@ -145,15 +140,14 @@ def test_it_differs_where_the_policy_makes_a_difference() -> None:
 def test_a_loop_that_does_more_in_between_is_refused() -> None:
     net = Net()
     net.adds_in_between = True
-    module_of(exported(PolicyFile(policy=POLICIES["a loop"]), "torch").text).apply_checkpointing(net)
-    with pytest.raises(
-        ValueError, match=r"What loop\.0 returns was to go to loop\.1 alone, and add reads it.*one by one"
-    ):
+    applied(POLICIES["a loop"])(net)
+    words = r"What loop\.0 returns was to go to loop\.1 alone, and add reads it.*one by one"
+    with pytest.raises(ValueError, match=words):
         net(torch.randn(4, 8))
 
 
 def test_copies_and_pickles_of_a_loop_use_their_own_weights() -> None:
-    module_of(exported(PolicyFile(policy=POLICIES["a loop"]), "torch").text).apply_checkpointing(net := Net().eval())
+    applied(POLICIES["a loop"])(net := Net().eval())
     torch.manual_seed(0)
     x, state = torch.randn(4, 8), random.getstate()
     outputs = []
@@ -168,10 +162,9 @@ def test_copies_and_pickles_of_a_loop_use_their_own_weights() -> None:
 
 
 def test_copies_and_pickles_use_their_own_weights() -> None:
-    exporting = module_of(exported(PolicyFile(policy=POLICIES["segments and singles"]), "torch").text)
     net = Net().eval()
     names = list(net.state_dict())
-    exporting.apply_checkpointing(net)
+    applied(POLICIES["segments and singles"])(net)
     assert list(net.state_dict()) == names
     twin = copy.deepcopy(net)
     with torch.no_grad():
@@ -184,9 +177,8 @@ def test_copies_and_pickles_use_their_own_weights() -> None:
 
 
 def test_another_model_is_refused() -> None:
-    exporting = module_of(exported(PolicyFile(policy=Policy.recompute(["layers.0", "stem"])), "torch").text)
     with pytest.raises(ValueError, match=r"no block layers\.0: this file was made for another model"):
-        exporting.apply_checkpointing(Net())
+        applied(Policy.recompute(["layers.0", "stem"]))(Net())
 
 
 def test_the_file_needs_torch_alone_and_says_where_it_comes_from() -> None:
@@ -194,19 +186,11 @@ def test_the_file_needs_torch_alone_and_says_where_it_comes_from() -> None:
         device="a CPU\nimport os", torch_version="2.13.0", step_peak_bytes=1000, baseline_step_peak_bytes=3000,
         time_ratio=1.25, time_ratio_spread=0.02, verdict="bitwise equal",
     )  # fmt: skip
-    text = exported(
-        PolicyFile(
-            policy=POLICIES["nested"], model=ModelRef(target="net.py:Net"), fingerprint="abc", evidence=evidence
-        ),
-        "torch",
-    ).text
-    for words in (
-        "Made for net.py:Net, fingerprint abc",
-        "1,000 bytes instead of 3,000",
-        "x1.25 +- 0.02",
-        "bitwise equal",
-    ):
-        assert words in text
+    model = ModelRef(target="net.py:Net")
+    file = PolicyFile(policy=POLICIES["nested"], model=model, fingerprint="abc", evidence=evidence)
+    text = exported(file, "torch").text
+    made_for, peak = "Made for net.py:Net, fingerprint abc", "1,000 bytes instead of 3,000"
+    assert all(words in text for words in (made_for, peak, "x1.25 +- 0.02", "bitwise equal"))
     assert "\nimport os" not in text
     imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
     modules = {getattr(node, "module", None) or node.names[0].name for node in imports}
@@ -216,5 +200,5 @@ def test_the_file_needs_torch_alone_and_says_where_it_comes_from() -> None:
 def test_a_policy_file_on_disk_is_exported(tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
     path.write_text(policy_file.dumps(PolicyFile(policy=Policy.recompute(['stem."0"', "a\\", "@ORIGIN@"]))))
-    module = module_of(exported(policy_file.load(path), "torch").text)
+    module = module_of(policy_file.load(path), "torch")
     assert [unit[0] for unit in module.UNITS] == [('stem."0"',), ("a\\",), ("@ORIGIN@",)]

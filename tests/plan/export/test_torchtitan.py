@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from torch import nn
 
 from explorer.plan.export.formats import exported
 from explorer.record.run import PipelinePlan
@@ -79,9 +80,7 @@ def test_a_model_part_has_some_of_the_blocks() -> None:
     applied(module, part)
     assert type(part.layers["1"]).__name__ == "CheckpointWrapper"
     with pytest.raises(ValueError, match="Linear has none of the chosen blocks"):
-        import torch
-
-        applied(module, torch.nn.Linear(1, 1))
+        applied(module, nn.Linear(1, 1))
 
 
 def test_an_own_schedule_is_not_given_out_as_one_by_name() -> None:
