@@ -1,7 +1,8 @@
-"""A schedule simulated by a clock before it runs: step time, bubble, critical path, and memory by rank.
+"""A schedule on a clock. Before it runs: step time, bubble, critical path, and memory by rank. After: waits and notes.
 
-Every rank does its row in order; an action starts when the rank is free and what it needs has arrived. Time passes in
-actions alone: a transfer takes none.
+Every rank does its row in order; an action starts when the rank is free and what it needs has arrived. In a simulation
+time passes in actions alone: a transfer takes none. On the ranks' own clocks, a free rank whose neighbour is done waits
+only for the transfer.
 
 Memory of a rank:
 
@@ -14,14 +15,26 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
-from explorer.plan.pipeline.actions import Action, Rows, Triple, execution_order, needs, stage_ranks
+from explorer.plan.names import some
+from explorer.plan.pipeline.actions import Action, Rows, Triple, execution_order, needs, parse_rows, stage_ranks
+from explorer.plan.pipeline.cuts import left_out
 from explorer.plan.pipeline.schedules import rows_of, runs_1f1b
 from explorer.record.base import Origin
-from explorer.record.pipeline import ActionCost, ActionTime, PlayedSchedule, RankMemory, RankUse, SplitCost, StageCost
-from explorer.record.run import CheckpointMode, PipelinePlan
+from explorer.record.pipeline import (
+    ActionCost,
+    ActionTime,
+    PipelineRun,
+    PlayedSchedule,
+    RankMemory,
+    RankUse,
+    SplitCost,
+    StageCost,
+)
+from explorer.record.run import CheckpointMode, PipelineEngine, PipelinePlan
 
 Duration = Callable[[Action], float]
 Priced = tuple[ActionCost, SplitCost]
@@ -29,6 +42,13 @@ Priced = tuple[ActionCost, SplitCost]
 
 UNIT_MS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 """Forward, input gradient and weight gradient take one unit each, a full backward two."""
+BATCH_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+WHERE: dict[PipelineEngine, str] = {
+    "inproc": "All ranks ran in one process, in turns: times are composed from each action's own.",
+    "replay": "Each rank ran alone, fed with recorded boundary tensors: no other rank contended for the machine.",
+    "procs": "Ranks ran at once on this machine: with more ranks than cores, their times measure contention.",
+    "torchrun": "Ranks ran at once where torchrun started them: step and gaps are wall time, links included.",
+}
 
 
 def simulate(
@@ -95,7 +115,7 @@ def forecast(plan: PipelinePlan, costs: tuple[StageCost, ...]) -> PlayedSchedule
         origin="predicted",
     )
     memory = RankForecast(plan, costs, stage_ranks(rows), lambda stage, i: priced[stage][chosen[i]])
-    return msgspec.structs.replace(played, memory=memory.ranks(len(rows), played.actions))
+    return replace(played, memory=memory.ranks(len(rows), played.actions))
 
 
 def _by_kind(cost: Priced) -> dict[str, tuple[float, float]]:
@@ -240,5 +260,126 @@ class RankForecast:
         return sent - passed - (received if self._same_rank(stage, stage - 1) else 0)
 
     def _same_rank(self, stage: int, to: int) -> bool:
-        """True if both stages live on the same rank."""
         return self.home.get(to) == self.home[stage]
+
+
+def schedule_of(rows: Rows, actions: Sequence[ActionTime]) -> PlayedSchedule:
+    """The schedule at the times of the ranks' own clocks: gaps contain links, contention and all other waits."""
+    times = {_triple(time): time for time in actions}
+    blockers: dict[Triple, Triple | None] = {}
+    for row in rows:
+        for before, action in zip((None, *row), row):
+            waited = _needed(action, times) if before is None else [*_needed(action, times), times[before]]
+            last = max(waited, key=lambda time: time.end_ms, default=None)
+            blockers[action] = None if last is None else _triple(last)
+    return played_schedule(rows, times, blockers, "measured")
+
+
+def _triple(time: ActionTime) -> Triple:
+    return time.stage, time.kind, time.microbatch
+
+
+def _needed(action: Triple, times: dict[Triple, ActionTime]) -> list[ActionTime]:
+    """The timed actions that `action` needs."""
+    n_stages = 1 + max(stage for stage, _, _ in times)
+    return [times[other] for either in needs(action, n_stages) for other in either if other in times]
+
+
+class Transfer(NamedTuple):
+    """The wait of `rank` before one action, for what `source` sent."""
+
+    source: int
+    """Stage."""
+    target: int
+    rank: int
+    start_ms: float
+    end_ms: float
+
+    @property
+    def wait_ms(self) -> float:
+        return self.end_ms - self.start_ms
+
+
+def transfers(schedule: PlayedSchedule) -> tuple[Transfer, ...]:
+    """Every wait for a transfer between ranks, in order of its end."""
+    times = {_triple(time): time for time in schedule.actions}
+    free: defaultdict[int, float] = defaultdict(float)
+    waits = []
+    for time in sorted(schedule.actions, key=lambda time: time.start_ms):
+        others = (other for other in _needed(_triple(time), times) if other.rank != time.rank)
+        sent = max(others, key=lambda other: other.end_ms, default=None)
+        if sent is not None and (start := max(sent.end_ms, free[time.rank])) < time.start_ms:
+            waits.append(Transfer(sent.stage, time.stage, time.rank, start, time.start_ms))
+        free[time.rank] = time.end_ms
+    return tuple(waits)
+
+
+def notes(run: PipelineRun) -> tuple[str, ...]:
+    """Notes that a reader needs to read the figures correctly."""
+    sentences = [WHERE[run.engine]]
+    if run.wall is not None and run.composed is not None:
+        sentences.append(_links_in_words(run.wall, run.composed))
+    tied = [shares.name for shares in run.gradients if len(shares.stages) > 1]
+    if tied:
+        sentences.append(
+            f"{', '.join(tied)} is used by several stages: their gradients are summed, in another order than unsplit, "
+            "so the last bits may differ."
+        )
+    worst = max(run.blocks, key=lambda block: block.multiplier, default=None)
+    if worst is not None and worst.multiplier > 2:
+        sentences.append(
+            f"{worst.fqn} ran {worst.multiplier:g} times for each forward call: a schedule that splits the backward "
+            "runs a non-reentrant checkpoint again for every group of parameters."
+        )
+    plan = run.spec.plan
+    if plan is not None and run.predicted is not None and (missing := left_out(plan, run.spec.policy)):
+        sentences.append(missing)
+    if plan is not None and (stages := out_of_order(run.rows)):
+        sentences.append(
+            f"{plan.schedule_name} runs the backwards of stage {', '.join(map(str, stages))} in another order of "
+            "microbatches than the unsplit model: sums differ in their last bits, which float64 judges as rounding."
+        )
+    if far := sum(shares.microbatching.verdict == "different" for shares in run.gradients):
+        sentences.append(
+            f"Microbatching alone moved {far} gradients by more than rounding. Usual causes: each microbatch has a "
+            f"dropout mask and a BatchNorm mean{_moved_buffers(run)}. That is not the split's doing: the split is "
+            "compared with the whole model on the same microbatches."
+        )
+    if run.spec.n_accumulation > 1:
+        sentences.append(
+            f"Accumulation over {run.spec.n_accumulation} batches was left out: a pipelined step accumulates over its "
+            "microbatches."
+        )
+    if plan is not None and not plan.keyed_rng:
+        sentences.append("Random numbers were not keyed by block and microbatch: dropout depends on the split.")
+    return tuple(sentences)
+
+
+def _moved_buffers(run: PipelineRun) -> str:
+    """Part of a sentence on the buffers that each forward changes, such as the vectors of a spectral norm."""
+    names = (shares.name for shares in run.buffers if not shares.microbatching.bitwise)
+    changed = [name for name in names if name.rpartition(".")[2] not in BATCH_STATISTICS]
+    return f", and changes {some(changed)}" if changed else ""
+
+
+def _links_in_words(wall: PlayedSchedule, composed: PlayedSchedule) -> str:
+    waits: defaultdict[tuple[int, int], float] = defaultdict(float)
+    for wait in transfers(wall):
+        waits[wait.source, wait.target] += wait.wait_ms
+    source, target = max(waits, key=lambda pair: waits[pair], default=(0, 0))
+    worst = f", most of them from stage {source} to {target}" if waits else ""
+    return (
+        f"The step took {wall.makespan_ms:.1f} ms by the ranks' own clocks; with links that cost nothing its actions "
+        f"would take {composed.makespan_ms:.1f} ms. Ranks waited {sum(waits.values()):.1f} ms in all for transfers"
+        f"{worst}."
+    )
+
+
+def out_of_order(rows: tuple[tuple[str, ...], ...]) -> tuple[int, ...]:
+    """Stages that add up their microbatches' gradients in another order than first to last."""
+    orders: dict[int, list[int]] = {}
+    for row in parse_rows(rows):
+        for action in row:
+            if action.kind in "BW":
+                orders.setdefault(action.stage, []).append(action.microbatch)
+    return tuple(stage for stage, order in sorted(orders.items()) if order != sorted(order))

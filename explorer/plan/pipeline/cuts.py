@@ -10,14 +10,15 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, groupby
 from typing import Literal
 
-import msgspec
+from msgspec.structs import replace
 
 from explorer.errors import InvalidPlan, nearest
-from explorer.plan.names import above
+from explorer.plan.names import above, listed
 from explorer.plan.pipeline.actions import Rows
 from explorer.record.graph import ModelGraph
 from explorer.record.pipeline import PipelineProfile
-from explorer.record.policy import Policy
+from explorer.record.policy import Policy, Unit
+from explorer.record.run import PipelinePlan
 
 CutRule = Literal["by-parameters", "by-time", "by-memory"]
 Stages = tuple[tuple[str, ...], ...]
@@ -126,21 +127,43 @@ def split_at_borders(policy: Policy, stages: Stages) -> Policy:
     stage_of = {fqn: stage for stage, blocks in enumerate(stages) for fqn in blocks}
     around = {fqn for block in stage_of for fqn in above(block)}
     units = tuple(
-        msgspec.structs.replace(unit, blocks=tuple(part))
+        replace(unit, blocks=tuple(part))
         for unit in policy.units
         if around.isdisjoint(unit.blocks)
         for _, part in groupby(unit.blocks, key=stage_of.get)
     )
-    return msgspec.structs.replace(policy, units=units)
+    return replace(policy, units=units)
+
+
+def special_units(policy: Policy, plan: PipelinePlan) -> tuple[Unit, ...]:
+    """Blocks of the stages that save operators or offload: their bytes are measured, because no rule predicts them."""
+    whole = {fqn for blocks in plan.stages for fqn in blocks}
+    special = (unit for unit in policy.units if unit.action != "recompute" and len(unit.blocks) == 1)
+    return tuple(unit for unit in special if unit.blocks[0] in whole)
+
+
+def left_out(plan: PipelinePlan, policy: Policy) -> str:
+    """A sentence on the parts of the policy that a prediction leaves out; empty if there are none."""
+    whole = {fqn for blocks in plan.stages for fqn in blocks}
+    inside = [fqn for fqn in policy.blocks if fqn not in whole]
+    segments = [unit for unit in policy.units if unit.action != "recompute" and whole.issuperset(unit.blocks)]
+    wide = ["+".join(unit.blocks) for unit in segments if len(unit.blocks) > 1]
+    sentences = []
+    if inside:
+        sentences.append(
+            f"The prediction prices whole blocks: it leaves out what is recomputed inside one ({listed(inside)})."
+        )
+    if wide:
+        sentences.append(f"It takes segments that save operators or offload as recomputed whole ({listed(wide)}).")
+    return " ".join(sentences)
 
 
 def check_stages(graph: ModelGraph, stages: Stages) -> None:
     """Every block of the chain in exactly one stage, in order, legally cut. Raises InvalidPlan with all faults."""
     named = [fqn for stage in stages for fqn in stage]
     faults = [f"stage {j} is empty" for j, stage in enumerate(stages) if not stage]
-    faults += [
-        f"{fqn!r} is not on the model's chain. {nearest(fqn, graph.chain)}" for fqn in named if fqn not in graph.chain
-    ]
+    unknown = [fqn for fqn in named if fqn not in graph.chain]
+    faults += [f"{fqn!r} is not on the model's chain. {nearest(fqn, graph.chain)}" for fqn in unknown]
     faults += [f"{fqn!r} is in no stage" for fqn in graph.chain if fqn not in named]
     faults += [f"{fqn!r} is in two stages" for fqn in dict.fromkeys(named) if named.count(fqn) > 1]
     if not faults and tuple(named) != graph.chain:
@@ -156,9 +179,8 @@ def check_stages(graph: ModelGraph, stages: Stages) -> None:
 
 def _weight(rule: CutRule, group: Sequence[str], graph: ModelGraph, profile: PipelineProfile | None) -> float:
     if rule == "by-time" and profile:
-        return sum(
-            cost.kept.forward_ms + cost.kept.backward_ms for cost in profile.blocks if set(cost.blocks) <= set(group)
-        )
+        costs = (cost.kept for cost in profile.blocks if set(cost.blocks) <= set(group))
+        return sum(cost.forward_ms + cost.backward_ms for cost in costs)
     blocks = [graph.by_fqn[fqn] for fqn in group]
     return float(sum(block.forward_flops if rule == "by-time" else block.parameter_bytes for block in blocks))
 

@@ -188,20 +188,17 @@ def rows_of(plan: PipelinePlan) -> Rows:
     if plan.actions:
         rows = parse_rows(plan.actions)
     else:
-        schedule, sizes = _known(plan.schedule), sizes_of(plan)
+        if plan.schedule not in SCHEDULES:
+            known = f"Known: {', '.join(SCHEDULES)}."
+            raise InvalidPlan(
+                f"There is no schedule {plan.schedule!r}.", hint=nearest(plan.schedule, SCHEDULES) or known
+            )
+        schedule, sizes = SCHEDULES[plan.schedule], sizes_of(plan)
         if faults := _faults(schedule, sizes):
             raise InvalidPlan(" ".join(faults), hint="Change the stages, the ranks, the microbatches or the schedule.")
         rows = schedule.generate(sizes.n_ranks, sizes.n_microbatches, sizes.n_stages // sizes.n_ranks)
     check_rows(rows, n_stages=len(plan.stages), n_microbatches=plan.n_microbatches)
     return rows
-
-
-def _known(name: str) -> Schedule:
-    if name not in SCHEDULES:
-        raise InvalidPlan(
-            f"There is no schedule {name!r}.", hint=nearest(name, SCHEDULES) or f"Known: {', '.join(SCHEDULES)}."
-        )
-    return SCHEDULES[name]
 
 
 def _faults(schedule: Schedule, sizes: Sizes) -> list[str]:

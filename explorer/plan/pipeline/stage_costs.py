@@ -15,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from explorer.errors import InvalidPlan
-from explorer.plan.names import listed
 from explorer.plan.pipeline.actions import stage_ranks
 from explorer.plan.pipeline.clock import forecast
 from explorer.plan.pipeline.schedules import rows_of
@@ -27,11 +26,12 @@ from explorer.record.pipeline import (
     BlockCost,
     PipelineProfile,
     PlayedSchedule,
+    RankMemory,
     SplitCost,
     StageCost,
     StageOverhead,
 )
-from explorer.record.policy import Policy, Unit
+from explorer.record.policy import Policy
 from explorer.record.run import PipelinePlan, RunSpec
 
 
@@ -44,16 +44,12 @@ def predict(profile: PipelineProfile, plan: PipelinePlan, policy: Policy) -> Pla
     costs = stage_costs(profile, plan, policy)
     played = forecast(plan, costs)
     home = stage_ranks(rows_of(plan))
-    memory = tuple(
-        msgspec.structs.replace(
-            memory,
-            optimizer_bytes=state_bytes(
-                profile.spec, sum(cost.gradient_bytes for cost in costs if home[cost.stage] == memory.rank)
-            ),
-        )
-        for memory in played.memory
-    )
-    return msgspec.structs.replace(played, memory=memory)
+
+    def with_state(memory: RankMemory) -> RankMemory:
+        trained = sum(cost.gradient_bytes for cost in costs if home[cost.stage] == memory.rank)
+        return replace(memory, optimizer_bytes=state_bytes(profile.spec, trained))
+
+    return replace(played, memory=tuple(map(with_state, played.memory)))
 
 
 def state_bytes(spec: RunSpec, trained_bytes: int) -> int:
@@ -62,48 +58,12 @@ def state_bytes(spec: RunSpec, trained_bytes: int) -> int:
     return n_copies * trained_bytes
 
 
-def left_out(plan: PipelinePlan, policy: Policy) -> str:
-    """A sentence on the parts of the policy that `predict` leaves out; empty if there are none."""
-    whole = {fqn for blocks in plan.stages for fqn in blocks}
-    inside = [fqn for fqn in policy.blocks if fqn not in whole]
-    priced = {unit.blocks for unit in special_units(policy, plan)}
-    wide = [
-        "+".join(unit.blocks)
-        for unit in policy.units
-        if unit.action != "recompute" and unit.blocks not in priced and set(unit.blocks) <= whole
-    ]
-    sentences = []
-    if inside:
-        sentences.append(
-            f"The prediction prices whole blocks: it leaves out what is recomputed inside one ({listed(inside)})."
-        )
-    if wide:
-        sentences.append(f"It takes segments that save operators or offload as recomputed whole ({listed(wide)}).")
-    return " ".join(sentences)
-
-
-def special_units(policy: Policy, plan: PipelinePlan) -> tuple[Unit, ...]:
-    """Blocks of the stages that save operators or offload: their bytes are measured, because no rule predicts them."""
-    whole = {fqn for blocks in plan.stages for fqn in blocks}
-    return tuple(
-        unit
-        for unit in policy.units
-        if unit.action != "recompute" and len(unit.blocks) == 1 and unit.blocks[0] in whole
-    )
-
-
 def stage_costs(profile: PipelineProfile, plan: PipelinePlan, policy: Policy) -> tuple[StageCost, ...]:
     """The cost of each stage, scaled from the profile's microbatch to the plan's. Raises InvalidPlan."""
-    parts = _parts(profile, plan)
-    return tuple(
-        stage_cost(
-            profile,
-            StagePosition(stage, len(parts), plan.n_microbatches, parts[stage - 1][-1] if stage else None),
-            blocks,
-            policy,
-        )
-        for stage, blocks in enumerate(parts)
-    )
+    parts, m = _parts(profile, plan), plan.n_microbatches
+    before = [None, *(blocks[-1] for blocks in parts[:-1])]
+    positions = [StagePosition(stage, len(parts), m, sender) for stage, sender in enumerate(before)]
+    return tuple(stage_cost(profile, position, parts[position.stage], policy) for position in positions)
 
 
 class StagePosition(NamedTuple):
@@ -138,7 +98,6 @@ def stage_cost(
 
 
 def _under(block: BlockCost, policy: Policy) -> ActionCost:
-    """The cost of the blocks under the policy."""
     actions = {unit.action for unit in policy.units if set(unit.blocks) & set(block.blocks)}
     if not actions:
         return block.kept
@@ -147,17 +106,14 @@ def _under(block: BlockCost, policy: Policy) -> ActionCost:
 
 def _of_stage(stage: int, cost: ActionCost, overhead: StageOverhead) -> ActionCost:
     """The cost of blocks as a stage, which adds the overhead of a stage once."""
-    whole = msgspec.structs.replace(
-        cost,
-        forward_ms=cost.forward_ms + overhead.forward_ms,
-        backward_ms=cost.backward_ms + overhead.backward_ms,
-    )
+    forward_ms, backward_ms = cost.forward_ms + overhead.forward_ms, cost.backward_ms + overhead.backward_ms
+    whole = replace(cost, forward_ms=forward_ms, backward_ms=backward_ms)
     if stage == 0:
-        return msgspec.structs.replace(whole, split=all_in_weight(whole))
+        return replace(whole, split=all_in_weight(whole))
     if cost.split is None:
         return whole
-    split = msgspec.structs.replace(cost.split, input_ms=cost.split.input_ms + overhead.input_ms)
-    return msgspec.structs.replace(whole, split=split)
+    split = replace(cost.split, input_ms=cost.split.input_ms + overhead.input_ms)
+    return replace(whole, split=split)
 
 
 def _parts(profile: PipelineProfile, plan: PipelinePlan) -> list[list[BlockCost]]:
@@ -303,7 +259,7 @@ def _at_the_end(split: SplitCost) -> SplitCost:
     if split.last is None:
         return split
     names = ("input_extra_bytes", "owed_bytes", "weight_extra_bytes", "first_weight_extra_bytes")
-    return msgspec.structs.replace(split, **{name: getattr(split.last, name) for name in names})
+    return replace(split, **{name: getattr(split.last, name) for name in names})
 
 
 def as_one_checkpoint(blocks: Sequence[BlockCost]) -> SplitCost | None:

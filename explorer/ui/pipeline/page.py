@@ -14,8 +14,8 @@ import streamlit as st
 
 from explorer.errors import ExplorerError
 from explorer.plan.hazards.hazards import hazards
-from explorer.plan.pipeline.cuts import atoms
-from explorer.plan.pipeline.stage_costs import left_out, predict
+from explorer.plan.pipeline.cuts import atoms, left_out
+from explorer.plan.pipeline.stage_costs import predict
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.pipeline import PipelineProfile, PlayedSchedule
 from explorer.record.run import PipelinePlan, RunSpec

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from explorer.plan.pipeline.measured import transfers
+from explorer.plan.pipeline.clock import transfers
 from explorer.record.pipeline import ActionTime, PlayedSchedule, Stage
 from explorer.view.drawing.colours import ON_COLOUR, PHASE_COLOURS, RUN_COLOURS, STAGE_COLOURS
 from explorer.view.drawing.figure import Chart, empty, figure, hatch

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis.strategies import floats, integers
+from msgspec.structs import replace
 
 from explorer.errors import InvalidPlan
 from explorer.plan.pipeline.actions import format_rows
-from explorer.plan.pipeline.clock import UNIT_MS, forecast, halves, is_checkpointed, simulate
-from explorer.plan.pipeline.measured import out_of_order, schedule_of, transfers
+from explorer.plan.pipeline.clock import (
+    UNIT_MS,
+    forecast,
+    out_of_order,
+    schedule_of,
+    simulate,
+    transfers,
+)
+from explorer.plan.pipeline.cuts import left_out
 from explorer.plan.pipeline.orders import gpipe, interleaved, one_f_one_b
 from explorer.plan.pipeline.schedules import SCHEDULES, rows_of
 from explorer.plan.pipeline.stage_costs import (
-    all_in_weight,
     as_one_checkpoint,
     in_a_row,
-    left_out,
     predict,
     stage_costs,
 )
 from explorer.record.graph import ModelRef
-from explorer.record.measurement import Environment
 from explorer.record.pipeline import (
     ActionCost,
     ActionTime,
@@ -36,6 +40,7 @@ from explorer.record.pipeline import (
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import PipelinePlan, RunSpec
 from explorer.view.pipeline.gantt import link_table
+from tests.pipelines import HOST
 
 KEPT = ActionCost(forward_ms=1.0, backward_ms=2.0, saved_bytes=100, forward_extra_bytes=120, backward_extra_bytes=40,
                   first_backward_extra_bytes=50)  # fmt: skip
@@ -45,16 +50,9 @@ AGAIN = ActionCost(forward_ms=1.0, backward_ms=3.0, recompute_ms=1.0, saved_byte
 
 def profile(n_blocks: int = 4, *, group: int = 1) -> PipelineProfile:
     names = [tuple(f"b{k * group + j}" for j in range(group)) for k in range(n_blocks // group)]
-    blocks = tuple(
-        BlockCost(blocks=blocks, kept=KEPT, recomputed=AGAIN, parameter_bytes=8, gradient_bytes=8, output_bytes=10)
-        for blocks in names
-    )
-    environment = Environment(
-        device="cpu", device_name="", torch_version="", python_version="", platform="", n_threads=1
-    )
-    return PipelineProfile(
-        spec=RunSpec(model=ModelRef(target="m.py")), environment=environment, n_rows=2, batch_rows=8, blocks=blocks
-    )
+    blocks = tuple(replace(BLOCK, blocks=blocks, kept=KEPT, recomputed=AGAIN) for blocks in names)
+    spec = RunSpec(model=ModelRef(target="m.py"))
+    return PipelineProfile(spec=spec, environment=HOST, n_rows=2, batch_rows=8, blocks=blocks)
 
 
 def plan(*stages: tuple[str, ...], n_microbatches: int = 4, schedule: str = "GPipe") -> PipelinePlan:
@@ -88,7 +86,7 @@ def test_a_segment_keeps_its_input_only_and_runs_again_in_one_piece() -> None:
 
 def test_a_stage_pays_its_overhead_once() -> None:
     """It does not shrink with the microbatch: half the rows, half the blocks' time, all of the overhead."""
-    paid = msgspec.structs.replace(profile(), overhead=StageOverhead(forward_ms=0.5, backward_ms=0.25, input_ms=0.125))
+    paid = replace(profile(), overhead=StageOverhead(forward_ms=0.5, backward_ms=0.25, input_ms=0.125))
     first, last = stage_costs(paid, plan(("b0",), ("b1", "b2", "b3"), n_microbatches=8), KEEP_ALL)
     assert (first.kept.forward_ms, first.kept.backward_ms) == (0.5 + 0.5, 1.0 + 0.25)
     assert (last.kept.forward_ms, last.kept.backward_ms) == (1.5 + 0.5, 3.0 + 0.25)
@@ -106,19 +104,13 @@ def test_the_first_stage_does_its_whole_backward_in_w() -> None:
 
 
 def split_profile() -> PipelineProfile:
-    half = SplitCost(input_ms=1.5, weight_ms=1.0)
-    blocks = [
-        msgspec.structs.replace(block, kept=msgspec.structs.replace(block.kept, split=half))
-        for block in profile().blocks
-    ]
-    return msgspec.structs.replace(profile(), blocks=tuple(blocks))
+    half = replace(KEPT, split=SplitCost(input_ms=1.5, weight_ms=1.0))
+    return replace(profile(), blocks=tuple(replace(block, kept=half) for block in profile().blocks))
 
 
 def test_what_goes_through_a_stage_goes_through_all_of_it() -> None:
-    passing = [msgspec.structs.replace(block, passed_bytes=4 - k) for k, block in enumerate(profile().blocks)]
-    first, last = stage_costs(
-        msgspec.structs.replace(profile(), blocks=tuple(passing)), plan(("b0", "b1"), ("b2", "b3")), KEEP_ALL
-    )
+    passing = tuple(replace(block, passed_bytes=4 - k) for k, block in enumerate(profile().blocks))
+    first, last = stage_costs(replace(profile(), blocks=passing), plan(("b0", "b1"), ("b2", "b3")), KEEP_ALL)
     assert (first.passed_bytes, last.passed_bytes) == (3, 1)
 
 
@@ -184,7 +176,7 @@ def test_the_last_block_lets_go_of_its_graph_when_i_ends() -> None:
     last = LastBlock(
         input_extra_bytes=25, held_bytes=15, owed_bytes=5, weight_extra_bytes=9, first_weight_extra_bytes=12
     )
-    kept = msgspec.structs.replace(BLOCK.kept, split=msgspec.structs.replace(SPLIT_KEPT, last=last))
+    kept = replace(BLOCK.kept, split=replace(SPLIT_KEPT, last=last))
     cost = in_a_row([BLOCK] * 2, [kept] * 2, 1.0)
     assert cost is not None
     assert cost.owed_bytes == 20 + 5
@@ -203,9 +195,9 @@ def test_a_microbatch_of_half_the_rows_makes_gradients_of_the_same_size() -> Non
 
 
 def test_one_block_without_a_measurement_leaves_the_stage_without() -> None:
-    bare = msgspec.structs.replace(BLOCK.kept, split=None)
+    bare = replace(BLOCK.kept, split=None)
     assert in_a_row([BLOCK, BLOCK], [BLOCK.kept, bare], 1.0) is None
-    unknown = msgspec.structs.replace(BLOCK, recomputed=bare)
+    unknown = replace(BLOCK, recomputed=bare)
     assert as_one_checkpoint([BLOCK, unknown]) is None
 
 
@@ -216,12 +208,6 @@ def test_in_one_checkpoint_every_group_runs_all_blocks_again() -> None:
     assert cost.weight_recompute_ms == (3 + 3) * 2.0
     assert cost.weight_ms == 1.0 + 1.0 + 12.0
     assert cost.weight_end_bytes == 2 * (200 + 3 * 100)  # each of three groups leaves the other block's bytes as well
-
-
-def test_the_guess_and_the_first_stage() -> None:
-    guess, first = halves(BLOCK.recomputed), all_in_weight(BLOCK.recomputed)
-    assert (guess.input_ms, guess.weight_ms) == (2.0, 2.0)
-    assert (first.input_ms, first.weight_ms, first.owed_bytes) == (0.0, 3.0, 0)
 
 
 ROWS = one_f_one_b(2, 1)
@@ -235,17 +221,11 @@ def cost(stage: int, **fields: int) -> StageCost:
     return StageCost(stage=stage, kept=kept, recomputed=again, parameter_bytes=7, gradient_bytes=7, **fields)
 
 
-@given(n_ranks=integers(1, 6), n_microbatches=integers(1, 8))
-def test_bubble_of_gpipe_is_the_closed_form(n_ranks: int, n_microbatches: int) -> None:
-    played = simulate(gpipe(n_ranks, n_microbatches))
-    assert played.bubble_fraction == pytest.approx((n_ranks - 1) / (n_microbatches + n_ranks - 1))
-
-
 @given(n_ranks=integers(1, 6), extra=integers(0, 6))
-def test_bubble_of_one_f_one_b_is_the_closed_form(n_ranks: int, extra: int) -> None:
+def test_bubbles_of_gpipe_and_one_f_one_b_are_the_closed_form(n_ranks: int, extra: int) -> None:
     n_microbatches = n_ranks + extra
-    played = simulate(one_f_one_b(n_ranks, n_microbatches))
-    assert played.bubble_fraction == pytest.approx((n_ranks - 1) / (n_microbatches + n_ranks - 1))
+    for rows in (gpipe(n_ranks, n_microbatches), one_f_one_b(n_ranks, n_microbatches)):
+        assert simulate(rows).bubble_fraction == pytest.approx((n_ranks - 1) / (n_microbatches + n_ranks - 1))
 
 
 @pytest.mark.parametrize(
@@ -287,17 +267,6 @@ def test_nothing_starts_before_what_it_needs() -> None:
             assert time.start_ms >= ends[time.stage + 1, "B", time.microbatch]
 
 
-def test_which_microbatches_are_checkpointed() -> None:
-    checkpointed = {
-        mode: [is_checkpointed(mode, i, 3) for i in range(3)] for mode in ("always", "except_last", "never")
-    }  # type: ignore[arg-type]
-    assert checkpointed == {
-        "always": [True, True, True],
-        "except_last": [True, True, False],
-        "never": [False, False, False],
-    }
-
-
 def test_a_split_backward_that_nobody_measured_is_two_halves() -> None:
     plan = PipelinePlan(stages=(("x",),) * 4, n_microbatches=4, schedule="ZBVZeroBubble")
     played = forecast(plan, tuple(cost(j) for j in range(4)))
@@ -317,11 +286,11 @@ def test_memory_of_a_split_backward_by_hand() -> None:
     split = SplitCost(input_ms=1.0, weight_ms=3.0, weight_recompute_ms=2.0, input_extra_bytes=40, owed_bytes=15,
                       weight_extra_bytes=60, first_weight_extra_bytes=80)  # fmt: skip
     first, second = cost(0, gradient_receive_bytes=5), cost(1, receive_bytes=5)
-    again = msgspec.structs.replace(second.recomputed, sent_gradient_bytes=6, split=split)
+    again = replace(second.recomputed, sent_gradient_bytes=6, split=split)
     none = SplitCost(input_ms=0.0, weight_ms=2.0, weight_extra_bytes=20, first_weight_extra_bytes=30)
     costs = (
-        msgspec.structs.replace(first, recomputed=msgspec.structs.replace(first.recomputed, split=none)),
-        msgspec.structs.replace(second, recomputed=again),
+        replace(first, recomputed=replace(first.recomputed, split=none)),
+        replace(second, recomputed=again),
     )
     rows = (("0F0", "1F0", "1I0", "0I0", "1W0", "0W0"),)
     plan = PipelinePlan(stages=(("x",), ("y",)), n_microbatches=1, schedule="ZBVZeroBubble", actions=rows)
@@ -340,7 +309,7 @@ def test_what_passes_through_a_stage_is_held_once() -> None:
     """Stage 1 of three ranks receives 5 and sends 5, of which 2 are the very bytes it received."""
     ends = []
     for passed in (0, 2):
-        middle = msgspec.structs.replace(cost(1, receive_bytes=5, gradient_receive_bytes=5), passed_bytes=passed)
+        middle = replace(cost(1, receive_bytes=5, gradient_receive_bytes=5), passed_bytes=passed)
         costs = (cost(0, gradient_receive_bytes=5), middle, cost(2, receive_bytes=5))
         for kinds in ("B", "IW"):
             rows = tuple(tuple(f"{j}{kind}0" for kind in f"F{kinds}") for j in range(3))
