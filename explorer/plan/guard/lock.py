@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from explorer import __version__
 from explorer.errors import BadInput, UnreadableFile
@@ -48,14 +48,14 @@ def lock_of(run: Measurement, graph: ModelGraph, policy: str) -> Lock:
         card_allocated_bytes=run.card.allocated_bytes if run.card else None,
         card_reserved_bytes=run.card.reserved_bytes if run.card else None,
         rank=run.rank,
-        collectives=_collectives(run.collectives, lambda call: call.kind),
+        collectives=_collectives((call.kind, call) for call in run.collectives),
     )
     # A build of torch for another device (`2.13.0+cu130`) predicts the same operators.
     versions = {"explorer": __version__, "torch": run.environment.torch_version.partition("+")[0]}
     return Lock(
         packages=versions,
         policy=policy,
-        run=msgspec.structs.replace(run.spec, policy=KEEP_ALL),
+        run=replace(run.spec, policy=KEEP_ALL),
         inputs=tuple("x".join(map(str, shape)) for shape in graph.input_shapes),
         dtype=run.dtype,
         step=step,
@@ -80,17 +80,17 @@ def _blocks(run: Measurement, graph: ModelGraph) -> dict[str, LockedBlock]:
             backward_flops=cost.backward_flops,
             in_place=dict(sorted(cost.in_place.items())),
             operators=operators.get(cost.fqn, {}),
-            collectives=_collectives(calls[cost.fqn], lambda call: f"{call.phase} {call.kind}"),
+            collectives=_collectives((f"{call.phase} {call.kind}", call) for call in calls[cost.fqn]),
         )
         for cost in run.blocks
         if cost.fqn in graph.by_fqn
     }
 
 
-def _collectives(calls: Iterable[Collective], key: Callable[[Collective], str]) -> dict[str, CollectiveBytes]:
+def _collectives(calls: Iterable[tuple[str, Collective]]) -> dict[str, CollectiveBytes]:
     sizes: dict[str, list[int]] = defaultdict(list)
-    for call in calls:
-        sizes[key(call)].append(call.n_bytes)
+    for name, call in calls:
+        sizes[name].append(call.n_bytes)
     return {name: CollectiveBytes(n=len(group), n_bytes=sum(group)) for name, group in sizes.items()}
 
 
@@ -100,8 +100,7 @@ def _operators(run: Measurement) -> dict[str, dict[str, OperatorBytes]]:
     assert log is not None
     phase_at = [span for span in run.phases for _ in range(span.first_tick, span.end_tick)]
     rows: dict[str, dict[str, list[int]]] = {}
-    by_birth = sorted(range(len(log.born)), key=log.born.__getitem__)
-    for i in by_birth:
+    for i in sorted(range(len(log.born)), key=log.born.__getitem__):
         if not log.born[i] or log.born[i] >= len(phase_at) or phase_at[log.born[i]].phase == "recompute":
             continue
         operator = log.ops[log.op[i]] or "outside operators"
@@ -119,11 +118,7 @@ def _operators(run: Measurement) -> dict[str, dict[str, OperatorBytes]]:
 
 def dumps(lock: Lock) -> str:
     """The text of a lock file: JSON with one fact a line. `loads` returns an equal lock."""
-    plain = {
-        **to_plain(lock),
-        "run": _stated(lock.run),
-        "blocks": to_plain(_folded(lock.blocks)),
-    }
+    plain = {**to_plain(lock), "run": _stated(lock.run), "blocks": to_plain(_folded(lock.blocks))}
     plain["step"] = {name: value for name, value in plain["step"].items() if value is not None}
     if not lock.step.collectives:
         del plain["step"]["collectives"]
@@ -142,7 +137,7 @@ def loads(text: str) -> Lock:
             raise UnreadableFile(f"{fqn} is the same as {block.same_as}, which is no block above it.")
         twins = [name for name in blocks if is_within(name, block.same_as)]
         blocks |= {fqn + name.removeprefix(block.same_as): blocks[name] for name in twins}
-    return msgspec.structs.replace(lock, blocks=blocks)
+    return replace(lock, blocks=blocks)
 
 
 def load(path: Path) -> Lock:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from explorer.plan.names import innermost, is_within, listed, operator_word, outermost
 from explorer.plan.sizes import distinct_texts, mib
@@ -21,15 +20,14 @@ from explorer.record.files import CollectiveBytes, Lock, LockedBlock, Move, Move
 
 _ORDER: tuple[MoveKind, ...] = get_args(MoveKind)
 _NUMBER = re.compile(r"\b\d+\b")
-_TIMES = {1: "once", 2: "twice"}
 _CAST = "aten._to_copy.default"
 _NOTHING = OperatorBytes(n=0, n_bytes=0)
 _NO_CALLS = CollectiveBytes(n=0, n_bytes=0)
 Rows = Mapping[str, OperatorBytes]
 Calls = Mapping[str, int]
-Collectives = Mapping[str, CollectiveBytes]
-Changed = dict[str, tuple[OperatorBytes | None, OperatorBytes | None]]
-"""Rows of both locks by key; None: the lock has no such row."""
+Pairs = Mapping[str, tuple[LockedBlock, LockedBlock]]
+Changed = dict[str, tuple[OperatorBytes, OperatorBytes]]
+"""Rows of both locks by key; _NOTHING: the lock has no such row."""
 
 
 def moves(old: Lock, new: Lock) -> tuple[Move, ...]:
@@ -47,7 +45,7 @@ def moves(old: Lock, new: Lock) -> tuple[Move, ...]:
     of_blocks = [move for move in of_calls if not (scaled and move.kind == "parameters")]
     if not scaled:
         for fqn in common:
-            of_blocks += _of_collectives(fqn, old.blocks[fqn].collectives, new.blocks[fqn].collectives)
+            of_blocks += _of_collectives(fqn, old.blocks[fqn], new.blocks[fqn])
         for is_forward in (True, False):
             for fqn in common if is_forward or not of_blocks else ():
                 older, newer = old.blocks[fqn], new.blocks[fqn]
@@ -80,8 +78,7 @@ def in_one_line(changes: Sequence[Move]) -> str:
     return "; ".join([sentence.rstrip(".") for sentence in (*causes[:1], *totals[:1])]) + more
 
 
-@dataclass(frozen=True, kw_only=True)
-class _BlockMove:
+class _BlockMove(NamedTuple):
     """A move of one block. `words` follow the block's name; `n_bytes` is the change of bytes."""
 
     kind: MoveKind
@@ -124,40 +121,38 @@ def _of_step(old: Lock, new: Lock) -> Iterator[Move]:
 
 def _of_calls(old: Lock, new: Lock) -> Iterator[_BlockMove]:
     """Blocks that came or went, and blocks that run more or less often. A block inside such a block is left out."""
-    for kind, here, there in (("block added", new, old), ("block removed", old, new)):
+    sides: tuple[tuple[MoveKind, Lock, Lock], ...] = (("block added", new, old), ("block removed", old, new))
+    for kind, here, there in sides:
         gone = [fqn for fqn in here.blocks if fqn not in there.blocks]
         for fqn in outermost(gone):
             block, sign = here.blocks[fqn], 1 if here is new else -1
             words = f"is {'new' if here is new else 'gone'} ({block.kind})"
-            yield _BlockMove(kind=kind, block=fqn, words=words, n_bytes=sign * block.saved_bytes)  # type: ignore[arg-type]
+            yield _BlockMove(kind, fqn, words, sign * block.saved_bytes)
     pairs = {fqn: (old.blocks[fqn], new.blocks[fqn]) for fqn in new.blocks if fqn in old.blocks}
     replaced = [fqn for fqn, (older, newer) in pairs.items() if fqn and older.kind != newer.kind]
     for fqn in outermost(replaced):
         older, newer = pairs[fqn]
-        yield _BlockMove(kind="block replaced", block=fqn, words=f"is a {newer.kind}, was a {older.kind}")
+        yield _BlockMove("block replaced", fqn, f"is a {newer.kind}, was a {older.kind}")
     others = [*replaced, *(fqn for fqn in {**old.blocks, **new.blocks} if fqn not in pairs)]
     resized = [fqn for fqn, (older, newer) in pairs.items() if older.parameter_bytes != newer.parameter_bytes]
     for fqn in innermost(resized):
-        if any(is_within(name, fqn) for name in others):
-            continue
         older, newer = pairs[fqn]
-        words = f"has {mib(newer.parameter_bytes)} of parameters, had {mib(older.parameter_bytes)}"
-        yield _BlockMove(kind="parameters", block=fqn, words=words)
+        if not any(is_within(name, fqn) for name in others):
+            words = f"has {mib(newer.parameter_bytes)} of parameters, had {mib(older.parameter_bytes)}"
+            yield _BlockMove("parameters", fqn, words)
     yield from _of_counts(pairs)
 
 
-def _of_counts(pairs: Mapping[str, tuple[LockedBlock, LockedBlock]]) -> Iterator[_BlockMove]:
+def _of_counts(pairs: Pairs) -> Iterator[_BlockMove]:
     called = [fqn for fqn, (older, newer) in pairs.items() if older.n_forward != newer.n_forward]
     for fqn in outermost(called):
         older, newer = pairs[fqn]
         words = f"runs forward {_times(newer.n_forward)} in a step, ran {_times(older.n_forward)}"
         if not newer.n_forward or not older.n_forward:
             words = "is called now" if newer.n_forward else "is not called any more"
-        yield _BlockMove(kind="forward calls", block=fqn, words=words, n_bytes=newer.saved_bytes - older.saved_bytes)
-    rerun = [
-        fqn for fqn, (older, newer) in pairs.items() if older.n_recompute != newer.n_recompute and fqn not in called
-    ]
-    for fqn in outermost(_with_holders(rerun, pairs)):
+        yield _BlockMove("forward calls", fqn, words, newer.saved_bytes - older.saved_bytes)
+    rerun = [fqn for fqn, (older, newer) in pairs.items() if older.n_recompute != newer.n_recompute]
+    for fqn in outermost(_with_holders([fqn for fqn in rerun if fqn not in called], pairs)):
         older, newer = pairs[fqn]
         kind: MoveKind = "reruns"
         inside = [pair for name, pair in pairs.items() if is_within(name, fqn)]
@@ -167,42 +162,42 @@ def _of_counts(pairs: Mapping[str, tuple[LockedBlock, LockedBlock]]) -> Iterator
             kind, words = "checkpoint lost", "is not recomputed any more, its checkpoint is lost"
         elif not n_before:
             kind, words = "checkpoint added", "is recomputed now"
-        yield _BlockMove(kind=kind, block=fqn, words=words, n_bytes=newer.saved_bytes - older.saved_bytes)
+        yield _BlockMove(kind, fqn, words, newer.saved_bytes - older.saved_bytes)
 
 
 def _of_operators(fqn: str, of: tuple[Rows, Rows], in_place: tuple[Calls, Calls]) -> Iterator[_BlockMove]:
     """Moves of the block's operators in one phase: types first, then in place, then what came, went or changed."""
     old, new = of
-    changed = {key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)}
+    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    changed = {key: (old.get(key, _NOTHING), new.get(key, _NOTHING)) for key in keys}
     retyped = [*_of_types(fqn, changed)]
     yield from retyped
     if retyped:  # the casts around the operator are part of the same change
         changed = {key: rows for key, rows in changed.items() if _operator(key) != _CAST}
     yield from _of_in_place(fqn, changed, in_place)
-    added: dict[str, tuple[OperatorBytes, OperatorBytes]] = {}
-    removed: dict[str, tuple[OperatorBytes, OperatorBytes]] = {}
+    added: Changed = {}
+    removed: Changed = {}
     for key, (older, newer) in changed.items():
-        n_before, n_after = older.n if older else 0, newer.n if newer else 0
-        if n_after != n_before:
-            (added if n_after > n_before else removed)[key] = (older or _NOTHING, newer or _NOTHING)
-        elif older is not None and newer is not None:
+        if older.n == newer.n:
             yield _resized(fqn, key, older, newer)
-    for kind, rows in (("operator added", added), ("operator removed", removed)):
-        if rows:
-            yield _counted(kind, fqn, rows)  # type: ignore[arg-type]
+        else:
+            (added if newer.n > older.n else removed)[key] = (older, newer)
+    if added:
+        yield _counted("operator added", fqn, added)
+    if removed:
+        yield _counted("operator removed", fqn, removed)
 
 
 def _of_types(fqn: str, changed: Changed) -> Iterator[_BlockMove]:
     """Operators whose results have another type; their rows leave `changed`."""
     for key, (older, newer) in list(changed.items()):
-        others = (other for other, rows in changed.items() if _operator(other) == _operator(key) and rows[1] is None)
-        if older is None and newer is not None and (other := next(others, None)) is not None:
-            before = changed.pop(other)[0]
+        others = (other for other, (_, after) in changed.items() if _operator(other) == _operator(key) and not after.n)
+        if not older.n and (other := next(others, None)) is not None:
+            before, _ = changed.pop(other)
             del changed[key]
-            assert before is not None, "a changed row is in one of the locks"
             verb = "saves" if newer.saved_bytes else "computes"
             words = f"now {verb} its {_word(key)} in {_dtype(key)} (was {_dtype(other)})"
-            yield _BlockMove(kind="result dtype", block=fqn, words=words, n_bytes=_moved(before, newer))
+            yield _BlockMove("result dtype", fqn, words, _moved(before, newer))
 
 
 def _of_in_place(fqn: str, changed: Changed, in_place: tuple[Calls, Calls]) -> Iterator[_BlockMove]:
@@ -211,16 +206,14 @@ def _of_in_place(fqn: str, changed: Changed, in_place: tuple[Calls, Calls]) -> I
     for name in {**old, **new}:
         n_more = new.get(name, 0) - old.get(name, 0)
         for key, (older, newer) in list(changed.items()):
-            older, newer = older or _NOTHING, newer or _NOTHING
             if n_more and _word(key) == operator_word(name).strip("_") and (newer.n - older.n) * n_more < 0:
                 del changed[key]
                 words = "now works in place in" if n_more > 0 else "no longer works in place in"
-                n_bytes = newer.n_bytes - older.n_bytes
-                yield _BlockMove(kind="in place", block=fqn, words=f"{words} its {_word(key)}", n_bytes=n_bytes)
+                yield _BlockMove("in place", fqn, f"{words} its {_word(key)}", newer.n_bytes - older.n_bytes)
                 break
 
 
-def _counted(kind: MoveKind, fqn: str, rows: Mapping[str, tuple[OperatorBytes, OperatorBytes]]) -> _BlockMove:
+def _counted(kind: MoveKind, fqn: str, rows: Changed) -> _BlockMove:
     """The operators that came, or that went, in one sentence: those whose results are kept first, then the largest."""
     keys = sorted(rows, key=lambda key: (not any(row.saved_bytes for row in rows[key]), -abs(_moved(*rows[key]))))
     names = listed([f"{_word(key)}{f' ({_dtype(key)})' if _dtype(key) else ''}" for key in keys])
@@ -231,7 +224,7 @@ def _counted(kind: MoveKind, fqn: str, rows: Mapping[str, tuple[OperatorBytes, O
         words = f"now {'saves' if saved else 'allocates'} {'more ' if more else ''}results of {names}"
     else:
         words = f"has {'fewer' if any(newer.n for _, newer in rows.values()) else 'no'} results of {names} any more"
-    return _BlockMove(kind=kind, block=fqn, words=words, n_bytes=saved or allocated)
+    return _BlockMove(kind, fqn, words, saved or allocated)
 
 
 def _resized(fqn: str, key: str, older: OperatorBytes, newer: OperatorBytes) -> _BlockMove:
@@ -240,28 +233,26 @@ def _resized(fqn: str, key: str, older: OperatorBytes, newer: OperatorBytes) -> 
     if older.n_bytes == newer.n_bytes:
         kind: MoveKind = "result saved" if n_bytes > 0 else "result freed"
         words = f"{'now keeps' if n_bytes > 0 else 'no longer keeps'} its {_word(key)} for backward"
-        return _BlockMove(kind=kind, block=fqn, words=words, n_bytes=n_bytes)
+        return _BlockMove(kind, fqn, words, n_bytes)
     before, after = distinct_texts(older.n_bytes, newer.n_bytes)
-    words = f"has {after} of {_word(key)}, had {before}"
-    return _BlockMove(kind="result size", block=fqn, words=words, n_bytes=_moved(older, newer))
+    return _BlockMove("result size", fqn, f"has {after} of {_word(key)}, had {before}", _moved(older, newer))
 
 
 def _rows(block: LockedBlock, *, is_forward: bool) -> Rows:
     """Operators of the forward without the name of the phase, or of all other phases with it."""
-    if is_forward:
-        rows = {key.removeprefix("forward "): row for key, row in block.operators.items()}
-        return {key: row for key, row in rows.items() if f"forward {key}" in block.operators}
-    return {key: row for key, row in block.operators.items() if not key.startswith("forward ")}
+    rows = {key: row for key, row in block.operators.items() if key.startswith("forward ") == is_forward}
+    return {key.removeprefix("forward "): row for key, row in rows.items()}
 
 
-def _of_collectives(fqn: str, old: Collectives, new: Collectives) -> Iterator[_BlockMove]:
+def _of_collectives(fqn: str, older_block: LockedBlock, newer_block: LockedBlock) -> Iterator[_BlockMove]:
+    old, new = older_block.collectives, newer_block.collectives
     for key in {**old, **new}:
         older, newer = (calls.get(key, _NO_CALLS) for calls in (old, new))
         phase, _, kind = key.partition(" ")
         counts = f"has {newer.n} {kind}{'' if newer.n == 1 else 's'} in {phase}, had {older.n}"
         words = f"has {kind}s of other sizes in {phase}" if older.n == newer.n else counts
         if older != newer:
-            yield _BlockMove(kind="collectives", block=fqn, words=words, n_bytes=newer.n_bytes - older.n_bytes)
+            yield _BlockMove("collectives", fqn, words, newer.n_bytes - older.n_bytes)
 
 
 def _of_flops(common: Sequence[str], old: Lock, new: Lock) -> Iterator[_BlockMove]:
@@ -271,35 +262,36 @@ def _of_flops(common: Sequence[str], old: Lock, new: Lock) -> Iterator[_BlockMov
         pairs = {fqn: (getattr(old.blocks[fqn], field), getattr(new.blocks[fqn], field)) for fqn in common}
         for fqn in innermost([fqn for fqn, (older, newer) in pairs.items() if older != newer]):
             older, newer = pairs[fqn]
-            yield _BlockMove(kind="flops", block=fqn, words=f"computes {newer:,} FLOP in {name}, computed {older:,}")
+            yield _BlockMove("flops", fqn, f"computes {newer:,} FLOP in {name}, computed {older:,}")
 
 
 def _totals(old: Lock, new: Lock) -> Iterator[Move]:
+    def total(sentence: str, n_bytes: int = 0) -> Move:
+        return Move(kind="totals", blocks=(), sentence=sentence, n_bytes=n_bytes)
+
     phase = f" in {new.step.peak_phase}" if new.step.peak_phase else ""
     names = {
-        "peak_bytes": "Peak",
-        "saved_bytes": "Saved after forward",
-        "card_reserved_bytes": "Reserved on the card",
+        "peak_bytes": ("Peak", phase),
+        "saved_bytes": ("Saved after forward", ""),
+        "card_reserved_bytes": ("Reserved on the card", ""),
     }
-    for field, name in names.items():
+    for field, (name, where) in names.items():
         before, after = getattr(old.step, field), getattr(new.step, field)
         if before != after and before is not None and after is not None:
-            where = phase if field == "peak_bytes" else ""
-            sentence = f"{name} {_percent(before, after)}: {' → '.join(distinct_texts(before, after))}{where}."
-            yield Move(kind="totals", blocks=(), sentence=sentence, n_bytes=after - before)
+            sizes = " → ".join(distinct_texts(before, after))
+            yield total(f"{name} {_percent(before, after)}: {sizes}{where}.", after - before)
     for kind in {**old.step.collectives, **new.step.collectives}:
         was, now = (lock.step.collectives.get(kind, _NO_CALLS) for lock in (old, new))
         if was != now:
             counts = [f"{calls.n} times, {mib(calls.n_bytes)} in all" if calls.n else "none" for calls in (was, now)]
-            sentence = f"{kind}: {' became '.join(counts)}."
-            yield Move(kind="totals", blocks=(), sentence=sentence, n_bytes=now.n_bytes - was.n_bytes)
-    before = sum((old.step.forward_flops, old.step.recompute_flops, old.step.backward_flops))
-    after = sum((new.step.forward_flops, new.step.recompute_flops, new.step.backward_flops))
+            yield total(f"{kind}: {' became '.join(counts)}.", now.n_bytes - was.n_bytes)
+    steps = (old.step, new.step)
+    before, after = (step.forward_flops + step.recompute_flops + step.backward_flops for step in steps)
     if before != after:
-        yield Move(kind="totals", blocks=(), sentence=f"FLOPs {_percent(before, after)}: {before:,} → {after:,}.")
+        yield total(f"FLOPs {_percent(before, after)}: {before:,} → {after:,}.")
 
 
-def _with_holders(fqns: Sequence[str], pairs: Mapping[str, tuple[LockedBlock, LockedBlock]]) -> list[str]:
+def _with_holders(fqns: Sequence[str], pairs: Pairs) -> list[str]:
     """`fqns`, and each block whose children are all among them, those without FLOPs and saved bytes left out.
 
     Such a block checkpoints its own code. Early stop does not reach a last child that saves nothing.
@@ -344,7 +336,7 @@ def _moved(older: OperatorBytes, newer: OperatorBytes) -> int:
 
 
 def _times(n: int) -> str:
-    return _TIMES.get(n, f"{n} times")
+    return {1: "once", 2: "twice"}.get(n, f"{n} times")
 
 
 def _percent(before: int, after: int) -> str:
@@ -359,9 +351,8 @@ def runs_again(lock: Lock, fqn: str) -> bool:
     """Whether a block runs again in backward, or all of its code does: its children with FLOPs or saved bytes."""
     if lock.blocks[fqn].n_recompute:
         return True
-    children = [
-        name for name, block in lock.blocks.items() if name.rpartition(".")[0] == fqn and _works((block, block))
-    ]
+    inside = ((name, block) for name, block in lock.blocks.items() if name.rpartition(".")[0] == fqn)
+    children = [name for name, block in inside if _works((block, block))]
     return bool(children) and all(runs_again(lock, child) for child in children)
 
 
