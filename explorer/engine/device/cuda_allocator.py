@@ -22,7 +22,7 @@ import torch
 
 from explorer.engine.device.allocator import EMPTY, AllocatorLog, Ints, Refusal
 from explorer.errors import NotOnThisDevice, UnreadableFile
-from explorer.plan.card.books import Books, start_of
+from explorer.plan.card.history import Books, start_of
 from explorer.plan.card.snapshot import DeviceSnapshot, snapshot_in
 
 MAX_ENTRIES = 4_000_000

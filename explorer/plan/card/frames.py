@@ -24,7 +24,7 @@ from explorer.record.allocations import ROLES, Allocations, Phase, PhaseSpan
 from explorer.record.base import column
 from explorer.record.graph import RECORDED, ModelRef
 from explorer.record.measurement import AllocatorPeaks, Environment, Measurement
-from explorer.record.run import RunSpec
+from explorer.record.run import Device, RunSpec
 
 MODULE_FILE = "nn.Module"
 """In place of a file: the frame is a module that the profiler names."""
@@ -74,9 +74,8 @@ def scene_of(stack: Stack) -> Scene:
         phase = "forward"
     elif phase is None and python:
         phase = "between"
-    line = next((_line(frame) for frame in python if not _is_torch(frame)), "")
-    if not line:
-        line = next((frame.name for frame in stack if not frame.file), "")  # an operator that the profiler names
+    operator = next((frame.name for frame in stack if not frame.file), "")  # as the profiler names it
+    line = next((_line(frame) for frame in python if not _is_torch(frame)), operator)
     return Scene(phase, ".".join(modules)[-LONGEST_NAME:], line[-LONGEST_NAME:])
 
 
@@ -106,9 +105,8 @@ def _modules(stack: Stack, python: Sequence[StackFrame]) -> list[str]:
 
 
 def _is_torch(frame: StackFrame) -> bool:
-    return (
-        "/torch/" in frame.file or frame.file.startswith(("torch/", "<frozen")) or frame.file.endswith("contextlib.py")
-    )
+    file = frame.file
+    return "/torch/" in file or file.startswith(("torch/", "<frozen")) or file.endswith("contextlib.py")
 
 
 def _line(frame: StackFrame) -> str:
@@ -121,25 +119,22 @@ def timeline_of(movements: Movements, stacks: Sequence[Stack], file: str, device
     scenes = [scene_of(stack) for stack in stacks]
     if any(stacks):
         scenes[0] = scenes[0]._replace(phase="backward")
-    is_gpu = device != CPU_LABEL
+    kind: Device = "cpu" if device == CPU_LABEL else "cuda"
     times = [move.time_us for move in movements.moves]
     allocations = _allocations(movements, scenes, times if all(times) else [])
     has_curves = len(movements.reserved) == allocations.n_ticks + 1
+    allocated, reserved = column(movements.allocated), column(movements.reserved)
     return Measurement(
-        spec=RunSpec(model=ModelRef(target=f"{RECORDED}{file}"), device="cuda" if is_gpu else "cpu"),
+        spec=RunSpec(model=ModelRef(target=f"{RECORDED}{file}"), device=kind),
         environment=Environment(
-            device="cuda" if is_gpu else "cpu", device_name=device, torch_version="", python_version="", platform="",
-            n_threads=0,
+            device=kind, device_name=device, torch_version="", python_version="", platform="", n_threads=0
         ),
         origin="recorded",
         allocations=allocations,
         phases=_phases(movements, scenes),
-        peaks=AllocatorPeaks(
-            allocated=column(movements.allocated) if has_curves else None,
-            reserved=column(movements.reserved) if has_curves else None,
-        ),
+        peaks=AllocatorPeaks(allocated=allocated, reserved=reserved) if has_curves else AllocatorPeaks(),
         recorded_in=file,
-    )  # fmt: skip
+    )
 
 
 def _allocations(movements: Movements, scenes: Sequence[Scene], times_us: Sequence[float]) -> Allocations:

@@ -10,16 +10,15 @@ from __future__ import annotations
 import re
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from explorer.errors import UnreadableFile, message_of
 from explorer.plan.card.allocator_options import OTHER_OPTIONS, parse_options
-from explorer.plan.card.books import DeviceStart
 from explorer.plan.card.caching_allocator import CachingAllocator
 from explorer.plan.card.frames import CPU_LABEL, MODULE_FILE, HistoryMove, Movements
-from explorer.plan.card.history import simulated
+from explorer.plan.card.history import DeviceStart, simulated
 from explorer.plan.card.snapshot import (
     LARGEST_BYTES,
     LONGEST_NAME,
@@ -76,11 +75,8 @@ def read_trace_file(data: bytes, name: str) -> tuple[list[tuple[DeviceHistory, M
     """The devices in the bytes of a trace, and the stacks that their moves name. Raises UnreadableFile."""
     try:
         events = msgspec.json.decode(_unpacked(data, name), type=_Trace).events
-        memory = [
-            (event, msgspec.json.decode(event.args, type=_Memory))
-            for event in events
-            if event.name in (MEMORY, REFUSAL)
-        ]
+        moments = [event for event in events if event.name in (MEMORY, REFUSAL)]
+        memory = [(event, msgspec.json.decode(event.args, type=_Memory)) for event in moments]
         if not all(0 <= event.ts < LATEST_US for event, _ in memory):
             raise ValueError("a memory event has a time out of range")
     except (msgspec.MsgspecError, ValueError, RecursionError, zlib.error) as error:
@@ -101,8 +97,7 @@ def read_trace_file(data: bytes, name: str) -> tuple[list[tuple[DeviceHistory, M
 
 def _unpacked(data: bytes, name: str) -> bytes:
     if data[:2] == GZIP_HEAD:
-        unpacker = zlib.decompressobj(wbits=31)
-        data = unpacker.decompress(data, LARGEST_BYTES + 1)
+        data = zlib.decompressobj(wbits=31).decompress(data, LARGEST_BYTES + 1)
     if len(data) > LARGEST_BYTES:
         raise UnreadableFile(f"{name} has more than {LARGEST_BYTES >> 20} MiB.", hint="Profile fewer steps.")
     return data
@@ -110,19 +105,20 @@ def _unpacked(data: bytes, name: str) -> bytes:
 
 def _stacks_of(events: Sequence[_Event], memory: Sequence[_Event], stacks: Stacks) -> dict[int, int]:
     """Number of the stack of each memory event, by the event's id: the slices of its thread that are open then."""
-    threads: dict[tuple[int | str, int | str], list[_Event]] = defaultdict(list)
-    for event in events:
-        if event.ph == "X" and event.cat in SLICES:
-            threads[event.pid, event.tid].append(event)
-    moments: dict[tuple[int | str, int | str], list[_Event]] = defaultdict(list)
-    for event in memory:
-        moments[event.pid, event.tid].append(event)
+    slices = _by_thread(event for event in events if event.ph == "X" and event.cat in SLICES)
     numbers: dict[int, int] = {}
-    for thread, instants in moments.items():
-        slices = sorted(threads[thread], key=lambda event: (event.ts, -event.dur))
-        for event, stack in _open_slices(slices, instants):
+    for thread, instants in _by_thread(memory).items():
+        in_order = sorted(slices[thread], key=lambda event: (event.ts, -event.dur))
+        for event, stack in _open_slices(in_order, instants):
             numbers[id(event)] = stacks.add(stack)
     return numbers
+
+
+def _by_thread(events: Iterable[_Event]) -> defaultdict[tuple[int | str, int | str], list[_Event]]:
+    threads: defaultdict[tuple[int | str, int | str], list[_Event]] = defaultdict(list)
+    for event in events:
+        threads[event.pid, event.tid].append(event)
+    return threads
 
 
 def _open_slices(slices: Sequence[_Event], instants: Sequence[_Event]) -> Iterator[tuple[_Event, Stack]]:
@@ -165,14 +161,8 @@ def _device(entries: Sequence[tuple[_Event, _Memory]], stack_of: dict[int, int])
     refused = []
     for event, entry in entries:
         if event.name == REFUSAL:
-            refused.append(
-                RefusedInHistory(
-                    event=len(moved.moves),
-                    n_bytes=abs(entry.bytes),
-                    allocated_bytes=entry.allocated,
-                    reserved_bytes=entry.reserved,
-                )
-            )
+            held = {"allocated_bytes": entry.allocated, "reserved_bytes": entry.reserved}
+            refused.append(RefusedInHistory(event=len(moved.moves), n_bytes=abs(entry.bytes), **held))
         elif entry.bytes:
             if not moved.moves:
                 moved.allocated.append(max(0, entry.allocated - entry.bytes))

@@ -24,16 +24,8 @@ LEAST_ENTRY_BYTES = 8
 """An event or block takes more of a file. Lists that name one entry many times are refused by it."""
 PICKLE_HEAD = b"\x80"
 NO_MEMORY_MOVED = {"snapshot", "user_defined"}
-MOVES = {
-    "alloc",
-    "free_requested",
-    "free_completed",
-    "segment_alloc",
-    "segment_free",
-    "segment_map",
-    "segment_unmap",
-    "oom",
-}
+ACTIONS = {"alloc", "free_requested", "free_completed", "oom", *NO_MEMORY_MOVED}
+ACTIONS |= {f"segment_{change}" for change in ("alloc", "free", "map", "unmap")}
 DAMAGE = (
     pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, MemoryError
 )  # fmt: skip
@@ -236,10 +228,10 @@ def _add_events(device: DeviceSnapshot, trace: list[object], stacks: Stacks) -> 
         if type(entry) is not dict:
             raise _Wrong(f"event {index} is no dict")
         action = entry.get("action")
-        if not isinstance(action, str) or action not in MOVES:
-            if isinstance(action, str) and action in NO_MEMORY_MOVED:
-                continue
+        if not isinstance(action, str) or action not in ACTIONS:
             raise _Wrong(f"event {index} is of no kind that torch records")
+        if action in NO_MEMORY_MOVED:
+            continue
         first = entry.get("device_free" if action == "oom" else "addr")
         n_bytes, stream, time_us = entry.get("size"), entry.get("stream", 0), entry.get("time_us", 0)
         if not type(first) is type(n_bytes) is type(stream) is type(time_us) is int:

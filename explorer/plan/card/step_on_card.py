@@ -27,8 +27,7 @@ from msgspec.structs import replace
 from explorer.errors import BadInput
 from explorer.plan.card.allocator_options import OTHER_OPTIONS, parse_options
 from explorer.plan.card.caching_allocator import CachedBlock, CachingAllocator, OutOfCardMemory
-from explorer.plan.card.cards import LARGEST_CARD, capacity_bytes
-from explorer.plan.card.workspaces import PRODUCTS, unknown_memory, workspace_bytes
+from explorer.plan.card.cards import LARGEST_CARD, PRODUCTS, capacity_bytes, unknown_memory, workspace_bytes
 from explorer.record.allocations import ROLES, Allocations, Phase, PhaseSpan
 from explorer.record.base import column
 from explorer.record.card import Card, CardMemory, OtherSetting, RefusedRequest, UnknownMemory
@@ -194,20 +193,20 @@ def memory_on(
     Raises BadInput if the run has no timeline, and for options that cannot be read.
     """
     programs = tuple(program_of(step) for step in (first, run) if step is not None)
-    cards = [replace(card, options=options) for options in others if options != card.options]
     memory = _memory(card, programs)
     if run.origin == "recorded" and run.environment.device == "cpu":
         memory = replace(memory, unknown=(UnknownMemory(what=OTHER_KERNELS), *memory.unknown))
-    return replace(memory, other_settings=tuple(_setting(_memory(other, programs)) for other in cards))
-
-
-def _setting(memory: CardMemory) -> OtherSetting:
-    return OtherSetting(
-        options=memory.card.options,
-        allocated_bytes=memory.allocated_bytes,
-        reserved_bytes=memory.reserved_bytes,
-        refused=memory.refused is not None,
+    played = [_memory(replace(card, options=options), programs) for options in others if options != card.options]
+    settings = (
+        OtherSetting(
+            options=other.card.options,
+            allocated_bytes=other.allocated_bytes,
+            reserved_bytes=other.reserved_bytes,
+            refused=other.refused is not None,
+        )
+        for other in played
     )
+    return replace(memory, other_settings=tuple(settings))
 
 
 def _memory(card: Card, programs: tuple[_Program, ...]) -> CardMemory:

@@ -22,9 +22,8 @@ from explorer.engine.bench.measure import measure_without_data
 from explorer.engine.device.cuda_rules import FLOAT32, FLOAT32_RESULT, LOWER, LOWER_ON_BOTH, PROMOTED, cuda_rules
 from explorer.engine.device.without_data import without_data
 from explorer.engine.model.describe import describe
-from explorer.plan.card.cards import CARDS, parse_card
+from explorer.plan.card.cards import CARDS, RESULTS_ALONE, WITHOUT_RULE, parse_card, workspace_bytes
 from explorer.plan.card.step_on_card import memory_on
-from explorer.plan.card.workspaces import RESULTS_ALONE, WITHOUT_RULE, workspace_bytes
 from explorer.plan.memory.ledger import ledger
 from explorer.plan.policy.presets import preset
 from explorer.plan.predict.forecaster import Forecaster

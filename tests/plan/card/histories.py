@@ -24,7 +24,6 @@ from explorer.plan.card.snapshot import Snapshot
 from explorer.record.history import DeviceHistory
 
 BASE = 1 << 40
-FRAMES = [{"filename": "train.py", "line": 3, "name": "step"}]
 FILES = sorted((Path(__file__).resolve().parents[2] / "golden" / "cuda_histories").glob("*.json.gz"))
 
 
@@ -137,28 +136,24 @@ def snapshot(device: dict[str, Any], allocator: CachingAllocator) -> dict[str, A
     segments = []
     for start, n_bytes, allocated, active, stream in device["last_segments"]:
         inside = blocks[bisect_left(addresses, start) : bisect_left(addresses, start + n_bytes)]
-        entry = {"device": 0, "address": start, "total_size": n_bytes, "allocated_size": allocated, "stream": stream}
-        entry |= {"active_size": active, "segment_type": "small" if inside[0].pool.is_small else "large"}
-        entry |= {"segment_pool_id": (0, 0), "frames": [], "blocks": [_block(block) for block in inside]}
-        segments.append(entry)
+        sizes = {"allocated_size": allocated, "active_size": active, "frames": []}
+        segments.append(_segment(start, n_bytes, stream, inside) | sizes)
     trace = [
-        {
-            "action": device["kinds"][kind],
-            "addr": address,
-            "size": n_bytes,
-            "stream": stream,
-            "time_us": i,
-            "frames": [],
-        }
+        event(device["kinds"][kind], address, n_bytes) | {"stream": stream, "time_us": i}
         for i, (kind, address, n_bytes, stream) in enumerate(device["events"])
     ]
     return {"segments": segments, "device_traces": [trace], "allocator_settings": None, "external_annotations": []}
 
 
-def _block(block: CachedBlock) -> dict[str, Any]:
-    state = "inactive" if block.request_bytes is None else "active_allocated"
-    requested = block.request_bytes or 0
-    return {"address": block.address, "size": block.n_bytes, "requested_size": requested, "state": state, "frames": []}
+def _segment(start: int, n_bytes: int, stream: int, inside: list[CachedBlock]) -> dict[str, Any]:
+    kind = "small" if inside[0].pool.is_small else "large"
+    entry = {"device": 0, "address": start, "total_size": n_bytes, "stream": stream, "segment_type": kind}
+    return entry | {"segment_pool_id": (0, 0), "blocks": [_block(block) for block in inside]}
+
+
+def _block(cached: CachedBlock) -> dict[str, Any]:
+    state = "inactive" if cached.request_bytes is None else "active_allocated"
+    return block(cached.address, cached.n_bytes, cached.request_bytes or 0, state)
 
 
 def histories_of(read: Snapshot) -> tuple[DeviceHistory, ...]:
@@ -185,7 +180,7 @@ def small_document() -> dict[str, Any]:
         event("free_requested", BASE, 3 * MIB - 4),
         event("free_completed", BASE, 3 * MIB - 4),
         event("alloc", BASE, 4 * MIB),
-        {"action": "oom", "device_free": MIB, "size": 30 * MIB, "stream": 0, "frames": []},
+        event("oom", 0, 30 * MIB) | {"device_free": MIB},
     ]
     settings = {"max_split_size": -1, "expandable_segments": False, "roundup_power2_divisions": {"1": 0, "2": 0}}
     return {"segments": [segment], "device_traces": [events], "allocator_settings": settings}
@@ -273,7 +268,7 @@ class RecordedProgram:
             block = self.allocator.allocate(n_bytes, self.draw.randrange(2))
         except OutOfCardMemory:
             self._note_driver(mapped)
-            self._note({"action": "oom", "device_free": 0, "size": n_bytes, "stream": 0, "frames": []})
+            self._note(event("oom", 0, n_bytes) | {"device_free": 0})
             return
         self.live.append(block)
         self._note_driver(mapped)
@@ -305,12 +300,10 @@ class RecordedProgram:
         return stretches
 
     def _note_driver(self, before: dict[int, int]) -> None:
-        taken, returned = ("segment_map", "segment_unmap") if self.options.expandable_segments else (
-            "segment_alloc", "segment_free"
-        )  # fmt: skip
-        was, now = pages(before), pages(self._mapped())
-        if not self.options.expandable_segments:
-            was, now = set(before.items()), set(self._mapped().items())
+        taken, returned, pieces = "segment_alloc", "segment_free", dict.items
+        if self.options.expandable_segments:
+            taken, returned, pieces = "segment_map", "segment_unmap", pages
+        was, now = set(pieces(before)), set(pieces(self._mapped()))
         for address, n_bytes in sorted(was - now):
             self._note(event(returned, address, n_bytes), reserved=-n_bytes)
         for address, n_bytes in sorted(now - was):
@@ -329,22 +322,16 @@ class RecordedProgram:
         for start, n_bytes in sorted(self._mapped().items()):
             inside = [block for block in blocks if start <= block.address < start + n_bytes]
             stream = next(key[0] for key, pool in self.allocator.pools.items() if pool is inside[0].pool)
-            entries = [_block(block) for block in inside]
-            for entry in entries:
-                if entry["address"] in waiting:
-                    entry["state"] = "active_pending_free"
-            segments.append({
-                "device": 0, "address": start, "total_size": n_bytes, "stream": stream, "blocks": entries,
-                "segment_type": "small" if inside[0].pool.is_small else "large", "segment_pool_id": (0, 0),
-                "is_expandable": self.options.expandable_segments,
-            })  # fmt: skip
+            entry = _segment(start, n_bytes, stream, inside) | {"is_expandable": self.options.expandable_segments}
+            for block in entry["blocks"]:
+                if block["address"] in waiting:
+                    block["state"] = "active_pending_free"
+            segments.append(entry)
         settings = {
             "expandable_segments": self.options.expandable_segments,
             "max_split_size": self.options.max_split_bytes or -1,
-            "roundup_power2_divisions": {
-                str(1 << power): n for power, n in enumerate(self.options.divisions)
-            },
-        }  # fmt: skip
+            "roundup_power2_divisions": {str(1 << power): n for power, n in enumerate(self.options.divisions)},
+        }
         return {"segments": segments, "device_traces": [self.events[cut:]], "allocator_settings": settings}
 
 
