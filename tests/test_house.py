@@ -54,10 +54,10 @@ ROOMS: dict[str, list[str]] = {
     "engine": ["pipeline", "ranks", "compare", "bench", "model", "watch", "policy", "device", "state"],
     "engine/pipeline": [
         "run torchrun_rank",
-        "references profile processes",
+        "profile processes",
         "stage_bench rank",
         "in_process",
-        "pass_readings stage_runner",
+        "pass_readings",
         "build torch_adapter",
         "stages",
         "microbatches tape",

@@ -17,14 +17,13 @@ import signal
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from explorer.child_process.forks import Forked, n_oom_kills, server_is_gone
 from explorer.engine.device.subprocess_call import rank_processes, wait_for_ranks
-from explorer.errors import ExplorerError
 from explorer.plan.export.torchrun import report_file
 from explorer.record.base import from_json, from_msgpack, to_json
 from explorer.record.failure import Failure
@@ -39,26 +38,34 @@ BETWEEN_RANKS = ("Connection closed by peer", "Connection reset by peer", "gloo"
 """Words of an error that another rank's end caused."""
 
 
-@dataclass(frozen=True)
-class RanksEnded:
-    """Results of the processes: the reports of the ranks, or the first failure and its rank."""
-
-    reports: dict[int, RankReport]
-    failure: Failure | None = None
-    failed_rank: int | None = None
+FailedRank = tuple[int, Failure]
 
 
-def run_ranks(spec: RunSpec, n_ranks: int, out: Path, report: Report = silent) -> RanksEnded:
+def run_ranks(
+    spec: RunSpec, n_ranks: int, out: Path, report: Report = silent
+) -> tuple[dict[int, RankReport], FailedRank | None]:
     """Runs every rank of `spec` to its end, or to the first failure; results are files in `out`.
 
-    Raises Cancelled, after all have stopped.
+    Returns the reports of the ranks, and the rank that failed first. Raises Cancelled, after all have stopped.
     """
     n_oom_kills_before = n_oom_kills()
+    failed: FailedRank | None = None
     with tempfile.TemporaryDirectory(prefix="ranks-") as meeting:
         pulses = _pulses(Path(meeting), n_ranks)
         arguments = [(to_json(spec), rank, n_ranks, meeting, str(out)) for rank in range(n_ranks)]
-        with rank_processes(rank_process, arguments, ["explorer.engine.pipeline.rank"]) as processes:
-            return _Watch(spec, processes, pulses, out, n_oom_kills_before).until_the_end(report)
+        with rank_processes(rank_process, arguments, ["explorer.engine.pipeline.rank"]) as ranks:
+            if not wait_for_ranks(ranks, spec.time_limit_s, report):
+                failed = _hanging(spec, ranks, pulses)
+            elif any(process.ended and process.code != 0 for process in ranks):
+                select.select([process for process in ranks if not process.ended], [], [], GRACE_S)
+                failed = guilty(ranks, reports_in(out), n_oom_kills_before)
+    return reports_in(out), failed
+
+
+def reports_in(folder: Path) -> dict[int, RankReport]:
+    """The reports that ranks left in `folder`, by rank."""
+    files = sorted(folder.glob(report_file(folder, "*").name))
+    return {report.rank: report for report in (from_msgpack(file.read_bytes(), RankReport) for file in files)}
 
 
 def rank_process(spec_json: bytes, rank: int, n_ranks: int, meeting: str, out: str) -> None:
@@ -95,64 +102,34 @@ def _pulses(meeting: Path, n_ranks: int) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
 
 
-class _Watch:
-    """The ranks at work, from their start until all have ended or one has failed."""
+def guilty(ranks: Sequence[Forked], reports: dict[int, RankReport], n_oom_kills_before: int | None) -> FailedRank:
+    """The rank that died without a report, else the one whose error no other rank caused.
 
-    def __init__(
-        self, spec: RunSpec, ranks: list[Forked], pulses: memoryview, out: Path, n_oom_kills_before: int | None
-    ) -> None:
-        self._spec, self._ranks, self._pulses, self._out = spec, ranks, pulses, out
-        self._n_oom_kills_before = n_oom_kills_before
-
-    def until_the_end(self, report: Report) -> RanksEnded:
-        if not wait_for_ranks(self._ranks, self._spec.time_limit_s, report):
-            rank, failure = self._hanging()
-        elif any(process.ended and process.code != 0 for process in self._ranks):
-            select.select([process for process in self._ranks if not process.ended], [], [], GRACE_S)
-            rank, failure = self._guilty()
-        else:
-            return RanksEnded(self._reports())
-        return RanksEnded(self._reports(), failure, rank)
-
-    def _reports(self) -> dict[int, RankReport]:
-        reports = {}
-        for rank in range(len(self._ranks)):
-            path = report_file(self._out, rank)
-            if path.exists():
-                try:
-                    reports[rank] = from_msgpack(path.read_bytes(), RankReport)
-                except ExplorerError:
-                    continue
-        return reports
-
-    def _guilty(self) -> tuple[int, Failure]:
-        """The rank that died without a report, else the one whose error no other rank caused.
-
-        A rank that is killed after its last action leaves a report without a failure.
-        """
-        reports = self._reports()
-        dead = [rank for rank, process in enumerate(self._ranks) if process.ended and process.code != 0]
-        without_report = [rank for rank in dead if rank not in reports]
-        failed = first_failure({rank: reports[rank] for rank in dead if rank in reports})
-        if failed is not None and not without_report:
-            return failed
-        rank = (without_report or dead)[0]
-        now, before = n_oom_kills(), self._n_oom_kills_before
-        return rank, _death(rank, self._ranks[rank].code, None if now is None or before is None else now > before)
-
-    def _hanging(self) -> tuple[int, Failure]:
-        """At the time limit: the rank that is inside an action for longest; the others wait for it."""
-        since = {rank: pulse for rank, pulse in enumerate(self._pulses) if pulse != WAITING}
-        late = [rank for rank, process in enumerate(self._ranks) if not process.ended]
-        rank = min(since, key=lambda r: since[r]) if since else late[0]
-        return rank, Failure(
-            kind="time-out",
-            sentence=f"Rank {rank} was still at work when the limit of {self._spec.time_limit_s:g} s was reached.",
-            hint="Raise the time limit, or run the stage in one process to see where it stays.",
-        )
+    A rank that is killed after its last action leaves a report without a failure.
+    """
+    dead = [rank for rank, process in enumerate(ranks) if process.ended and process.code != 0]
+    without_report = [rank for rank in dead if rank not in reports]
+    failed = first_failure({rank: reports[rank] for rank in dead if rank in reports})
+    if failed is not None and not without_report:
+        return failed
+    rank, now = (without_report or dead)[0], n_oom_kills()
+    memory_ran_out = None if now is None or n_oom_kills_before is None else now > n_oom_kills_before
+    return rank, _death(rank, ranks[rank].code, memory_ran_out)
 
 
-def first_failure(reports: dict[int, RankReport]) -> tuple[int, Failure] | None:
+def _hanging(spec: RunSpec, ranks: Sequence[Forked], pulses: memoryview) -> FailedRank:
+    """At the time limit: the rank that is inside an action for longest; the others wait for it."""
+    since = {rank: pulse for rank, pulse in enumerate(pulses) if pulse != WAITING}
+    late = [rank for rank, process in enumerate(ranks) if not process.ended]
+    rank = min(since, key=lambda r: since[r]) if since else late[0]
+    return rank, Failure(
+        kind="time-out",
+        sentence=f"Rank {rank} was still at work when the limit of {spec.time_limit_s:g} s was reached.",
+        hint="Raise the time limit, or run the stage in one process to see where it stays.",
+    )
+
+
+def first_failure(reports: dict[int, RankReport]) -> FailedRank | None:
     """The rank that ended early by an error no other rank caused, with its failure; None if no rank failed."""
     failures = {rank: report.failure for rank, report in reports.items() if report.failure is not None}
     if not failures:

@@ -28,8 +28,7 @@ from explorer.engine.pipeline.build import Pipeline, build
 from explorer.engine.pipeline.stage_bench import N_MICROBATCHES, StageBench, Survey, survey
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.errors import BadInput, InvalidPlan
-from explorer.plan.pipeline.cuts import Stages
-from explorer.plan.pipeline.stage_costs import special_units
+from explorer.plan.pipeline.cuts import Stages, special_units
 from explorer.record.pipeline import ActionCost, BlockCost, PipelineProfile, StageOverhead
 from explorer.record.plan import Report, silent
 from explorer.record.policy import KEEP_ALL, Policy

@@ -8,7 +8,6 @@ gradients and buffers of its stages in the output folder.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,8 +32,6 @@ from explorer.plan.pipeline.actions import Action
 from explorer.record.base import to_msgpack
 from explorer.record.pipeline import RankReport
 from explorer.record.run import RunSpec
-
-OUTSIDE = "outside actions"
 
 Announce = Callable[[str], None]
 """Called with the action that begins, and with the empty string when the rank waits again."""
@@ -152,7 +149,10 @@ def join(spec: RunSpec, local_rank: int, **rendezvous: Any) -> None:
 
 
 def write_report(report: RankReport, out: Path) -> None:
-    report_file(out, report.rank).write_bytes(to_msgpack(report))
+    """Writes the report in one step: a rank that is killed leaves no half of it."""
+    path = report_file(out, report.rank)
+    path.with_suffix(".part").write_bytes(to_msgpack(report))
+    path.with_suffix(".part").rename(path)
 
 
 def _one_pass(driver: _Driver, rank: int) -> tuple[object, tuple[float, ...]]:
@@ -164,10 +164,8 @@ def _one_pass(driver: _Driver, rank: int) -> tuple[object, tuple[float, ...]]:
         seed_everything(pipeline.spec.seed + rank)
     losses: list[Tensor] = []
     numbers = torch.arange(pipeline.n_microbatches, device=pipeline.trainee.device)
-    with ExitStack() as stack:
-        stack.enter_context(readings.recording())
-        stack.enter_context(readings.outside(rank, OUTSIDE))
-        stack.enter_context(deferred_batch_norm(pipeline.trainee.model, enabled=pipeline.plan.deferred_batch_norm))
+    statistics = deferred_batch_norm(pipeline.trainee.model, enabled=pipeline.plan.deferred_batch_norm)
+    with readings.recording(), readings.outside(rank, "outside actions"), statistics:
         stages = [_torch_stage(driver, pipeline.parts[stage]) for stage in stage_numbers]
         own_rows = tuple(row for row in pipeline.rows if row) if pipeline.plan.actions else None
         # A rank without a stage has nothing to drive, and waits where all wait.

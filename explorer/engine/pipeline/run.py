@@ -1,4 +1,14 @@
-"""A pipelined step by any engine, compared with the unsplit model. The page and the command line call this module."""
+"""A pipelined step by any engine, compared with the unsplit model. The page and the command line call this module.
+
+The cause of a gradient difference shows in four runs from one state, each with one change:
+
+    whole batch ──▶ microbatches ──▶ the same with the policy ──▶ the same in stages
+              microbatching      recompute                    splitting
+
+The first three runs use the unsplit model's forward without the tape, so that an error of splitting shows.
+If a bit differs, the unsplit model in float64 decides between rounding (tied weights are summed in another order)
+and an error.
+"""
 
 from __future__ import annotations
 
@@ -7,35 +17,58 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple, get_args
 
 import torch
 from msgspec.structs import replace
 from torch import Tensor
 
 from explorer.engine.bench.memory import memory_limit
+from explorer.engine.bench.step import autocast, prepare
+from explorer.engine.compare.diffs import Tensors, Yardstick, difference
+from explorer.engine.compare.programs import formats_of
+from explorer.engine.compare.reference import epsilon_of
 from explorer.engine.device.device import device_of
 from explorer.engine.device.memory_limit import failure_in_step
 from explorer.engine.model.load import load_for
-from explorer.engine.model.loaded import Loaded
-from explorer.engine.pipeline.build import Pipeline, build
+from explorer.engine.model.loaded import Loaded, call
+from explorer.engine.pipeline.build import Pipeline, build, policy_of
 from explorer.engine.pipeline.in_process import run_pass
-from explorer.engine.pipeline.processes import first_failure, run_ranks
-from explorer.engine.pipeline.references import StepTensors, shares
+from explorer.engine.pipeline.microbatches import KeyedRng, deferred_batch_norm, microbatches
+from explorer.engine.pipeline.processes import FailedRank, first_failure, reports_in, run_ranks
 from explorer.engine.pipeline.torch_adapter import cause_of
+from explorer.engine.state.bits import same_bits
 from explorer.engine.state.global_state import preserve_global_state
+from explorer.engine.state.rng import seed_everything
 from explorer.errors import Cancelled, InvalidPlan, NotOnThisDevice
-from explorer.plan.export.torchrun import SPEC_FILE, report_file, run_key, tensor_file
+from explorer.plan.export.torchrun import SPEC_FILE, run_key, tensor_file
 from explorer.plan.pipeline.actions import format_rows
-from explorer.plan.pipeline.clock import simulate
-from explorer.plan.pipeline.measured import notes, schedule_of
+from explorer.plan.pipeline.clock import notes, schedule_of, simulate
 from explorer.plan.pipeline.stage_costs import predict, state_bytes
-from explorer.record.base import from_msgpack
-from explorer.record.pipeline import ActionTime, PipelineProfile, PipelineRun, PlayedSchedule, RankReport
+from explorer.record.comparison import BufferDiff, GradientDiff
+from explorer.record.pipeline import (
+    ActionTime,
+    BufferShares,
+    GradientShares,
+    PipelineProfile,
+    PipelineRun,
+    PlayedSchedule,
+    RankReport,
+    Share,
+)
 from explorer.record.plan import Progress, Report, silent
+from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import PipelineEngine, RunSpec
 
 MOST_REPEATS = 3
 """Most timed passes, whatever RunSpec.n_repeats: each pass is a whole step of every rank."""
+
+
+class StepTensors(NamedTuple):
+    """Gradients and buffers after a step, by full name, on the CPU."""
+
+    gradients: Tensors
+    buffers: Tensors
 
 
 def run_pipeline(
@@ -82,14 +115,10 @@ def open_results(spec: RunSpec, folder: Path, report: Report = silent) -> Pipeli
     with preserve_global_state():
         loaded = load_for(spec)
         pipeline = build(spec, loaded)
-        run, tensors = _before_the_step(pipeline, "torchrun"), StepTensors({}, {})
-        reports = _reports_in(folder, spec)
+        run, reports = _before_the_step(pipeline, "torchrun"), reports_in(folder)
         failed = first_failure(reports)
-        if failed is not None:
-            run = replace(run, failed_rank=failed[0], failure=failed[1])
-        else:
-            _check_complete(folder, reports, len(pipeline.rows))
-            run, tensors = _read(run, pipeline, reports, folder)
+        _check_results(folder, reports, spec, 0 if failed else len(pipeline.rows))
+        run, tensors = _read(run, pipeline, reports, folder, failed)
         return _after_the_step(_compared(run, tensors, pipeline, loaded, report), pipeline)
 
 
@@ -136,16 +165,16 @@ def _by_processes(run: PipelineRun, pipeline: Pipeline, report: Report) -> tuple
             hint="Use the engine inproc, which measures every rank on one GPU.",
         )
     with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
-        ended = run_ranks(pipeline.spec, n_ranks, Path(folder), report)
-        if ended.failure is not None:
-            return replace(run, failure=ended.failure, failed_rank=ended.failed_rank), StepTensors({}, {})
-        return _read(run, pipeline, ended.reports, Path(folder))
+        reports, failed = run_ranks(pipeline.spec, n_ranks, Path(folder), report)
+        return _read(run, pipeline, reports, Path(folder), failed)
 
 
 def _read(
-    run: PipelineRun, pipeline: Pipeline, reports: dict[int, RankReport], folder: Path
+    run: PipelineRun, pipeline: Pipeline, reports: dict[int, RankReport], folder: Path, failed: FailedRank | None
 ) -> tuple[PipelineRun, StepTensors]:
-    """The results that the ranks left in `folder`."""
+    """The results that the ranks left in `folder`, or the failure of one of them."""
+    if failed is not None:
+        return replace(run, failed_rank=failed[0], failure=failed[1]), StepTensors({}, {})
     in_order = [reports[rank] for rank in sorted(reports)]
     partial: dict[tuple[str, int], Tensor | None] = {}
     buffers: dict[str, Tensor] = {}
@@ -167,14 +196,30 @@ def _read(
     return run, StepTensors(pipeline.summed(partial), buffers)
 
 
-def _compared(
-    run: PipelineRun, tensors: StepTensors, pipeline: Pipeline, loaded: Loaded, report: Report
-) -> PipelineRun:
-    """The run with its comparison to the unsplit model, unless the run failed."""
+def _compared(run: PipelineRun, split: StepTensors, pipeline: Pipeline, loaded: Loaded, report: Report) -> PipelineRun:
+    """The run with its comparison to the unsplit model, unless the run failed.
+
+    A record per parameter and per buffer, in the model's order. Errors of the unsplit model pass through.
+    """
     if run.failure is not None:
         return run
-    gradients, buffers = shares(pipeline, loaded, tensors, report)
-    return replace(run, gradients=gradients, buffers=buffers)
+    whole, parted, recomputed = _references(pipeline, loaded, report)
+    steps = [(whole, parted), (parted, recomputed), (recomputed, split)]
+    gradient_steps = [(left.gradients, right.gradients) for left, right in steps]
+    by_microbatching = _yardstick(pipeline, loaded, 1, gradient_steps[:1])
+    by_the_rest = _yardstick(pipeline, loaded, pipeline.n_microbatches, gradient_steps[1:])
+    yardsticks = (by_microbatching, by_the_rest, by_the_rest)
+    gradients = []
+    for name in whole.gradients:
+        causes = _by_cause(GradientDiff, name, gradient_steps, yardsticks)
+        stages = tuple(stage for stage, _ in pipeline.owners[name])
+        gradients.append(GradientShares(name=name, stages=stages, **causes))
+    buffer_steps = [(left.buffers, right.buffers) for left, right in steps]
+    exact = (Yardstick(),) * 3
+    buffers = tuple(
+        BufferShares(name=name, **_by_cause(BufferDiff, name, buffer_steps, exact)) for name in whole.buffers
+    )
+    return replace(run, gradients=tuple(gradients), buffers=buffers)
 
 
 def _failed(run: PipelineRun, pipeline: Pipeline, error: Exception) -> PipelineRun:
@@ -212,23 +257,90 @@ def compose(pipeline: Pipeline, readings: Sequence[ActionTime]) -> PlayedSchedul
     )
 
 
-def _reports_in(folder: Path, spec: RunSpec) -> dict[int, RankReport]:
-    """The reports of the ranks in `folder`. Raises InvalidPlan if a rank ran another spec."""
-    files = sorted(folder.glob(report_file(folder, "*").name))
-    reports = {report.rank: report for report in (from_msgpack(file.read_bytes(), RankReport) for file in files)}
+def _check_results(folder: Path, reports: dict[int, RankReport], spec: RunSpec, n_ranks: int) -> None:
+    """Raises InvalidPlan if a rank ran another spec, or if one of the first `n_ranks` left no results."""
     strangers = [str(rank) for rank, report in sorted(reports.items()) if report.run_key not in ("", run_key(spec))]
     if strangers:
         raise InvalidPlan(
             f"The results of ranks {', '.join(strangers)} in {folder} are those of another run than its {SPEC_FILE}.",
             hint="Run the script again, or put back the files that they ran.",
         )
-    return reports
-
-
-def _check_complete(folder: Path, reports: dict[int, RankReport], n_ranks: int) -> None:
     missing = [str(rank) for rank in range(n_ranks) if rank not in reports or not tensor_file(folder, rank).exists()]
     if missing:
         raise InvalidPlan(
             f"{folder} lacks the results of ranks {', '.join(missing)}.",
             hint="Copy them from the machines they ran on.",
         )
+
+
+def _by_cause(
+    kind: type[Any], name: str, steps: list[tuple[Tensors, Tensors]], yardsticks: tuple[Yardstick, ...]
+) -> dict[str, Any]:
+    return {
+        cause: difference(kind, name, left.get(name), right.get(name), yardstick)
+        for cause, (left, right), yardstick in zip(get_args(Share), steps, yardsticks, strict=True)
+    }
+
+
+def _references(pipeline: Pipeline, loaded: Loaded, report: Report) -> tuple[StepTensors, StepTensors, StepTensors]:
+    """The three unsplit runs."""
+    n, policy = pipeline.n_microbatches, policy_of(pipeline.spec)
+
+    def run(number: int, what: str, n_microbatches: int, policy: Policy) -> StepTensors:
+        report(Progress(what=f"unsplit model: {what}", done=number, total=3))
+        return run_unsplit(pipeline, loaded, n_microbatches, policy)
+
+    whole = run(0, "whole batch", 1, KEEP_ALL)
+    parted = run(1, "microbatches", n, KEEP_ALL)
+    return whole, parted, parted if policy == KEEP_ALL else run(2, "microbatches with the policy", n, policy)
+
+
+def run_unsplit(
+    pipeline: Pipeline, loaded: Loaded, n_microbatches: int, policy: Policy, *, exact: bool = False
+) -> StepTensors:
+    """Gradients (means over microbatches) and buffers of the unsplit model. `exact` computes in float64."""
+    spec = pipeline.spec
+    if exact:
+        spec = replace(spec, dtype="float64", autocast="none")
+    trainee = prepare(replace(spec, policy=policy, plan=None, optimizer="none", n_accumulation=1), loaded)
+    batches = microbatches(trainee, n_microbatches)
+    rng = KeyedRng(spec.seed, pipeline.rng.chain, pipeline.plan.keyed_rng)
+    model = trainee.model
+    model.zero_grad(set_to_none=True)
+    seed_everything(spec.seed)
+    with (
+        deferred_batch_norm(model, enabled=pipeline.plan.deferred_batch_norm),
+        rng.seeding(model, range(n_microbatches)) as numbers,
+    ):
+        for i in numbers:
+            with autocast(trainee):
+                loss = trainee.loss_function(call(model, batches[i][0]), batches[i][1])
+            loss.backward()
+            del loss
+    return StepTensors(
+        {
+            name: None if parameter.grad is None else parameter.grad.div_(n_microbatches).cpu()
+            for name, parameter in model.named_parameters()
+        },
+        {name: buffer.detach().cpu() for name, buffer in model.named_buffers()},
+    )
+
+
+def _yardstick(
+    pipeline: Pipeline, loaded: Loaded, n_microbatches: int, steps: list[tuple[Tensors, Tensors]]
+) -> Yardstick:
+    """Yardstick of the unsplit model's float64 gradients; without gradients if all `steps` agree or float64 fails."""
+    epsilon = epsilon_of(steps[0][0], formats_of(pipeline.spec))
+    if all(_same(left[name], right.get(name)) for left, right in steps for name in left):
+        return Yardstick(epsilon=epsilon)
+    try:
+        exact = run_unsplit(pipeline, loaded, n_microbatches, KEEP_ALL, exact=True)
+    except Exception:  # a type fixed in the model, a kernel without float64: no difference is then called rounding
+        return Yardstick(epsilon=epsilon)
+    return Yardstick(reference=exact.gradients, epsilon=epsilon)
+
+
+def _same(left: Tensor | None, right: Tensor | None) -> bool:
+    if left is None or right is None:
+        return left is right
+    return same_bits(left, right)

@@ -12,6 +12,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+class Of(nn.Module):
+    """A net of named parts; `call(net, *inputs)` is its forward."""
+
+    def __init__(self, call: Callable[..., Any], **parts: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        self.call = call
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.call(self, *inputs)
+
+
 class Block(nn.Module):
     def __init__(self, width: int, dropout: float = 0.1) -> None:
         super().__init__()
@@ -57,82 +70,62 @@ def language(width: int = 16, n_blocks: int = 4, length: int = 8, batch: int = 8
 LANGUAGE = ("tokens", "blocks.0", "blocks.1", "blocks.2", "blocks.3", "head")
 
 
-class UNet(nn.Module):
+def unet(batch: int = 8, width: int = 4) -> Any:
     """Skips over several stages, BatchNorm, and an operation in place on what a stage receives."""
 
-    def __init__(self, width: int = 4) -> None:
-        super().__init__()
-        self.down = nn.Sequential(nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU())
-        self.deep = nn.Sequential(nn.LeakyReLU(0.1, inplace=True), nn.Conv2d(width, 2 * width, 3, padding=1))
-        self.bottom = nn.Sequential(nn.BatchNorm2d(2 * width), nn.Dropout(0.1), nn.ReLU())
-        self.up = nn.Sequential(nn.Conv2d(3 * width, width, 3, padding=1), nn.ReLU())
-        self.head = nn.Conv2d(width, 1, 1)
+    def call(net: Any, x: Tensor) -> Tensor:
+        skip = net.down(x)
+        bottom = net.bottom(net.deep(F.max_pool2d(skip, 2)))
+        return net.head(net.up(torch.cat([F.interpolate(bottom, scale_factor=2.0), skip], 1)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        skip = self.down(x)
-        bottom = self.bottom(self.deep(F.max_pool2d(skip, 2)))
-        return self.head(self.up(torch.cat([F.interpolate(bottom, scale_factor=2.0), skip], 1)))
-
-
-def unet(batch: int = 8) -> Any:
-    return UNet(), (torch.randn(batch, 3, 8, 8), torch.randn(batch, 1, 8, 8)), F.mse_loss
+    net = Of(
+        call,
+        down=nn.Sequential(nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()),
+        deep=nn.Sequential(nn.LeakyReLU(0.1, inplace=True), nn.Conv2d(width, 2 * width, 3, padding=1)),
+        bottom=nn.Sequential(nn.BatchNorm2d(2 * width), nn.Dropout(0.1), nn.ReLU()),
+        up=nn.Sequential(nn.Conv2d(3 * width, width, 3, padding=1), nn.ReLU()),
+        head=nn.Conv2d(width, 1, 1),
+    )
+    return net, (torch.randn(batch, 3, 8, 8), torch.randn(batch, 1, 8, 8)), F.mse_loss
 
 
 UNET = ("down", "deep", "bottom", "up", "head")
 
 
-class Carrying(nn.Module):
+def carrying(width: int = 16, n_blocks: int = 4, length: int = 8, batch: int = 8) -> Any:
     """The first block's output goes through all others, as a block's argument and return, to the last but one."""
 
-    def __init__(self, width: int, n_blocks: int) -> None:
-        super().__init__()
-        self.first = nn.Linear(width, width)
-        self.blocks = nn.ModuleList(Beside(width) for _ in range(n_blocks))
-        self.wide = nn.Linear(2 * width, width)
-        self.head = nn.Linear(width, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        first = x = self.first(x)
-        for block in self.blocks:
+    def call(net: Any, x: Tensor) -> Tensor:
+        first = x = net.first(x)
+        for block in net.blocks:
             x, first = block(x, first)
-        return self.head(self.wide(torch.cat([x, first], -1)))
+        return net.head(net.wide(torch.cat([x, first], -1)))
 
-
-class Beside(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.inner = Block(width)
-
-    def forward(self, x: Tensor, carried: Tensor) -> tuple[Tensor, Tensor]:
-        return self.inner(x), carried
-
-
-def carrying(width: int = 16, n_blocks: int = 4, length: int = 8, batch: int = 8) -> Any:
-    net = Carrying(width, n_blocks)
-    return net, (torch.randn(batch, length, width), torch.randn(batch, length, 1)), F.mse_loss
+    blocks = nn.ModuleList(
+        Of(lambda net, x, carried: (net.inner(x), carried), inner=Block(width)) for _ in range(n_blocks)
+    )
+    parts = {"first": nn.Linear(width, width), "wide": nn.Linear(2 * width, width), "head": nn.Linear(width, 1)}
+    return (
+        Of(call, blocks=blocks, **parts),
+        (torch.randn(batch, length, width), torch.randn(batch, length, 1)),
+        F.mse_loss,
+    )
 
 
 CARRYING = ("first", "blocks.0", "blocks.1", "blocks.2", "blocks.3", "wide", "head")
 
 
-class Transposed(nn.Module):
+def transposed(batch: int = 4, width: int = 6) -> Any:
     """A boundary that is not contiguous, and an integer mask that every block reads."""
 
-    def __init__(self, width: int = 6) -> None:
-        super().__init__()
-        self.first = nn.Linear(width, width)
-        self.second = nn.Conv1d(width, width, 1)
-        self.third = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def call(net: Any, x: Tensor) -> Tensor:
         keep = (x.detach() > 0).long()
-        y = self.first(x).transpose(1, 2)
-        y = self.second(y).transpose(1, 2)
-        return self.third(y) * keep
+        y = net.second(net.first(x).transpose(1, 2)).transpose(1, 2)
+        return net.third(y) * keep
 
-
-def transposed(batch: int = 4) -> Any:
-    return Transposed(), (torch.randn(batch, 5, 6), torch.randn(batch, 5, 6)), F.mse_loss
+    first, third = nn.Linear(width, width), nn.Linear(width, width)
+    net = Of(call, first=first, second=nn.Conv1d(width, width, 1), third=third)
+    return net, (torch.randn(batch, 5, width), torch.randn(batch, 5, width)), F.mse_loss
 
 
 def spectral() -> Any:
@@ -158,50 +151,37 @@ class Router(nn.Module):
         return y
 
 
-class Experts(nn.Module):
-    def __init__(self, width: int = 6) -> None:
-        super().__init__()
-        self.routers = nn.ModuleList(Router(width) for _ in range(3))
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
+def experts(batch: int = 4, width: int = 6) -> Any:
+    def call(net: Any, x: Tensor) -> dict[str, Tensor]:
         total = x.new_zeros(())
-        for router in self.routers:
+        for router in net.routers:
             x = router(x)
             total = total + router.balance
         return {"loss": x.square().mean() + 0.01 * total}
 
-
-def experts(batch: int = 4) -> Any:
-    return Experts(), torch.randn(batch, 6)
+    return Of(call, routers=nn.ModuleList(Router(width) for _ in range(3))), torch.randn(batch, width)
 
 
 EXPERTS = ("routers.0", "routers.1", "routers.2")
 
 
-class Two(nn.Module):
-    """`first` and `second`, in the turn that `turn(net, x)` calls them."""
-
-    def __init__(self, turn: Callable[[Any, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.first, self.second, self.turn = nn.Linear(4, 4), nn.Linear(4, 4), turn
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.turn(self, x)
+def two(call: Callable[[Any, Tensor], Tensor]) -> Of:
+    return Of(call, first=nn.Linear(4, 4), second=nn.Linear(4, 4))
 
 
 def deciding() -> Any:
     """Reads a tensor's value between its blocks."""
-    return Two(lambda net, x: net.second(-h if (h := net.first(x)).sum() > 0 else h)), torch.randn(4, 4)
+    return two(lambda net, x: net.second(-h if (h := net.first(x)).sum() > 0 else h)), torch.randn(4, 4)
 
 
 def repeating() -> Any:
     """Calls its first block again at the end."""
-    return Two(lambda net, x: net.first(net.second(net.first(x)))), torch.randn(8, 4)
+    return two(lambda net, x: net.first(net.second(net.first(x)))), torch.randn(8, 4)
 
 
 def fixed() -> Any:
     """Its batch of 8 is written into the model."""
-    return Two(lambda net, x: net.second(net.first(x).view(8, 2, 2).flatten(1))), torch.randn(8, 4)
+    return two(lambda net, x: net.second(net.first(x).view(8, 2, 2).flatten(1))), torch.randn(8, 4)
 
 
 class Trouble(nn.Module):
@@ -236,17 +216,9 @@ TROUBLE = ("0", "1", "2")
 
 def chain(n_blocks: int = 6, batch: int = 8) -> Any:
     """Blocks in a Sequential inside the model: what segments are made of."""
-
-    class Chain(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.Sequential(*(Block(8) for _ in range(n_blocks)))
-            self.head = nn.Linear(8, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.layers(x))
-
-    return Chain(), (torch.randn(batch, 8), torch.randn(batch, 8)), F.mse_loss
+    layers = nn.Sequential(*(Block(8) for _ in range(n_blocks)))
+    net = Of(lambda net, x: net.head(net.layers(x)), layers=layers, head=nn.Linear(8, 8))
+    return net, (torch.randn(batch, 8), torch.randn(batch, 8)), F.mse_loss
 
 
 CHAIN = (*(f"layers.{k}" for k in range(6)), "head")
@@ -263,26 +235,19 @@ class Scaled(nn.Module):
         return self.block(x * scales[0]) + scales[1]
 
 
-class Scaling(nn.Module):
+def scaling(width: int = 16, n_blocks: int = 4, batch: int = 8) -> Any:
     """A loop over a list, as in Hugging Face's models: one tuple of tensors goes to every block."""
 
-    def __init__(self, width: int, n_blocks: int) -> None:
-        super().__init__()
-        self.first = nn.Linear(width, width)
-        self.blocks = nn.ModuleList(Scaled(width) for _ in range(n_blocks))
-        self.head = nn.Linear(width, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def call(net: Any, x: Tensor) -> Tensor:
         scales = x.mean((1, 2), keepdim=True).sigmoid(), x.std((1, 2), keepdim=True)
-        x = self.first(x)
-        for block in self.blocks:
+        x = net.first(x)
+        for block in net.blocks:
             x = block(x, scales=scales)
-        return self.head(x)
+        return net.head(x)
 
-
-def scaling(width: int = 16, n_blocks: int = 4, batch: int = 8) -> Any:
-    x = torch.randn(batch, 4, width)
-    return Scaling(width, n_blocks), (x, torch.randn(batch, 4, 1)), F.mse_loss
+    blocks = nn.ModuleList(Scaled(width) for _ in range(n_blocks))
+    net = Of(call, first=nn.Linear(width, width), blocks=blocks, head=nn.Linear(width, 1))
+    return net, (torch.randn(batch, 4, width), torch.randn(batch, 4, 1)), F.mse_loss
 
 
 SCALING = ("first", "blocks.0", "blocks.1", "blocks.2", "blocks.3", "head")
@@ -319,21 +284,6 @@ def without_a_loss() -> Any:
 WITHOUT_A_LOSS = ("0", "1")
 
 
-class Gated(nn.Module):
-    """Blocks of one make, two of which hold more than the others: what they do is no setting that anybody sees."""
-
-    def __init__(self, width: int = 8, n_blocks: int = 5) -> None:
-        super().__init__()
-        self.first = nn.Linear(width, width)
-        self.blocks = nn.ModuleList(Gate(width, gated=k in (1, 3)) for k in range(n_blocks))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-
 class Gate(nn.Module):
     def __init__(self, width: int, *, gated: bool) -> None:
         super().__init__()
@@ -344,8 +294,11 @@ class Gate(nn.Module):
         return y * y.sigmoid() if self.gated else y
 
 
-def gated(batch: int = 8) -> Any:
-    return Gated(), (torch.randn(batch, 8), torch.randn(batch, 8)), F.mse_loss
+def gated(batch: int = 8, width: int = 8, n_blocks: int = 5) -> Any:
+    """Blocks of one make, two of which hold more than the others: what they do is no setting that anybody sees."""
+    gates = nn.Sequential(*(Gate(width, gated=k in (1, 3)) for k in range(n_blocks)))
+    net = Of(lambda net, x: net.blocks(net.first(x)), first=nn.Linear(width, width), blocks=gates)
+    return net, (torch.randn(batch, width), torch.randn(batch, width)), F.mse_loss
 
 
 GATED = ("first", "blocks.0", "blocks.1", "blocks.2", "blocks.3", "blocks.4")

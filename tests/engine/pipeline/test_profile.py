@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from explorer.engine.pipeline import stage_runner
+from explorer.engine.pipeline import in_process
 from explorer.engine.pipeline.build import build
 from explorer.engine.pipeline.in_process import run_pass
 from explorer.engine.pipeline.profile import N_TIMED, profile_blocks
@@ -113,7 +113,7 @@ def test_a_torch_without_split_backward_still_prices_the_rest(
     def missing(*_: object) -> None:
         raise NotOnThisDevice("This torch has none.", hint="Use another.")
 
-    monkeypatch.setattr(stage_runner, "backward_input", missing)
+    monkeypatch.setattr(in_process, "backward_input", missing)
     blocks = priced("language").blocks
     assert all(cost.split is None for block in blocks for cost in (block.kept, block.recomputed))
     assert sum(block.kept.saved_bytes for block in blocks) > 0

@@ -19,7 +19,7 @@ from explorer.engine.pipeline.rank import write_report
 from explorer.engine.pipeline.run import run_pipeline
 from explorer.errors import Cancelled
 from explorer.plan.pipeline.actions import format_rows
-from explorer.plan.pipeline.measured import transfers
+from explorer.plan.pipeline.clock import transfers
 from explorer.plan.pipeline.orders import one_f_one_b
 from explorer.record.graph import ModelRef
 from explorer.record.pipeline import RankReport
@@ -79,18 +79,16 @@ def test_an_own_action_list_runs_on_real_ranks_and_a_rank_without_a_stage_waits(
 def test_a_rank_that_fails_is_named_and_the_others_are_stopped(
     how: str, kind: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watches: list[processes._Watch] = []
+    pulses: list[memoryview] = []
+    shared = processes._pulses
 
     def now() -> float:
         """The limit is over once rank 1 alone is inside an action: there it sleeps, and the others wait for it."""
-        return 1e9 if watches and [pulse != WAITING for pulse in watches[0]._pulses] == [False, True, False] else 0.0
+        return 1e9 if pulses and [pulse != WAITING for pulse in pulses[0]] == [False, True, False] else 0.0
 
     if how == "sleep":
-        of_ranks = processes._Watch.until_the_end
         monkeypatch.setattr(subprocess_call, "time", SimpleNamespace(monotonic=now))
-        monkeypatch.setattr(
-            processes._Watch, "until_the_end", lambda self, report: (watches.append(self), of_ranks(self, report))[1]
-        )
+        monkeypatch.setattr(processes, "_pulses", lambda *where: (pulses.append(shared(*where)), pulses[-1])[1])
     run = run_pipeline(spec("trouble", TROUBLE, 3, arguments={"how": how}, n_microbatches=2), "procs")
     assert (run.failure.kind, run.failed_rank) == (kind, 1)
     assert words in run.failure.sentence
@@ -139,8 +137,7 @@ def test_a_rank_that_is_killed_is_not_the_models_fault_whatever_it_has_reported(
         write_report(RankReport(rank=rank), tmp_path)
     for process in ranks:
         process.wait()
-    watch = processes._Watch(spec("trouble", TROUBLE, 3), ranks, memoryview(b""), tmp_path, None)
-    rank, failure = watch._guilty()
+    rank, failure = processes.guilty(ranks, processes.reports_in(tmp_path), None)
     assert (rank, failure.kind, failure.sentence) == (1, "crash", "Rank 1 was ended by SIGKILL.")
     for process in ranks:
         process.close()
