@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import sys
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from explorer.errors import BadInput, InvalidPolicy, UnreadableFile
 from explorer.plan.export.formats import exported
 from explorer.plan.imports import settings_format
 from explorer.plan.imports.read_policy import named, read
-from explorer.plan.imports.settings_format import (
-    Settings,
-)
+from explorer.plan.imports.settings_format import Settings
 from explorer.plan.policy import file as policy_file
 from explorer.record.files import PolicyFile
-from explorer.record.graph import Block, ModelGraph
+from explorer.record.graph import ModelGraph
 from explorer.record.policy import Policy, Unit
 from tests.graphs import gpt
 
@@ -30,6 +28,9 @@ def graph() -> ModelGraph:
 
 
 FULL = "--recompute-granularity full --recompute-method"
+FIRST = f"{FULL} block --recompute-num-layers"
+ON = "gradient_checkpointing: true"
+SELECTIVE = '[activation_checkpoint]\nmode = "selective"\nselective_ac_option ='
 
 
 def settings_of(text: str) -> Settings:
@@ -105,17 +106,16 @@ def test_any_text_gives_a_table_or_an_error_of_ours(text: str) -> None:
 
 
 def test_a_model_without_layers_is_refused(graph: ModelGraph) -> None:
-    flat = msgspec.structs.replace(graph, blocks=graph.blocks[:3])
+    flat = replace(graph, blocks=graph.blocks[:3])
     for text in ("gradient_checkpointing: true", "activation_checkpoint:full", f"{FULL} uniform"):
         with pytest.raises(BadInput, match="numbered layers"):
             read(text, flat)
 
 
 def test_statistics_move_twice_as_they_do_there(graph: ModelGraph) -> None:
-    moving = tuple(
-        msgspec.structs.replace(b, traits=("running_statistics",)) if b.fqn == "layers.1" else b for b in graph.blocks
-    )
-    reading = read(f"{FULL} block --recompute-num-layers 2", msgspec.structs.replace(graph, blocks=moving))
+    traits = {"layers.1": ("running_statistics",)}
+    moving = tuple(replace(block, traits=traits.get(block.fqn, ())) for block in graph.blocks)
+    reading = read(f"{FIRST} 2", replace(graph, blocks=moving))
     assert reading.policy.running_stats == "every_forward" and any("move twice" in note for note in reading.notes)
 
 
@@ -124,11 +124,9 @@ LAYERS = tuple(f"layers.{i}" for i in range(8))
 
 def joinable(graph: ModelGraph) -> ModelGraph:
     """The same where each layer hands on to the next."""
-    blocks: list[Block] = []
-    for block in graph.blocks:
-        before = f"layers.{int(block.name) - 1}" if block.fqn in LAYERS[1:] else ""
-        blocks.append(msgspec.structs.replace(block, follows=before))
-    return msgspec.structs.replace(graph, blocks=tuple(blocks))
+    before = dict(zip(LAYERS[1:], LAYERS))
+    blocks = (replace(block, follows=before.get(block.fqn, "")) for block in graph.blocks)
+    return replace(graph, blocks=tuple(blocks))
 
 
 @pytest.mark.parametrize(
@@ -139,21 +137,15 @@ def joinable(graph: ModelGraph) -> ModelGraph:
         ('[activation_checkpoint]\nmode = "full"', LAYERS),
         ('[activation_checkpoint]\nmode = "selective"\nselective_ac_option = "3"', ("layers.2", "layers.5")),
         ("activation_checkpoint:full", LAYERS),
-        (f"{FULL} block --recompute-num-layers 3", LAYERS[:3]),
-        (f"{FULL} block --recompute-num-layers 1 --pipeline-model-parallel-size 4", LAYERS[::2]),
-        (
-            f"{FULL} block --recompute-num-layers 2 --num-layers-per-virtual-pipeline-stage 4",
-            (*LAYERS[:2], *LAYERS[4:6]),
-        ),
+        (f"{FIRST} 3", LAYERS[:3]),
+        (f"{FIRST} 1 --pipeline-model-parallel-size 4", LAYERS[::2]),
+        (f"{FIRST} 2 --num-layers-per-virtual-pipeline-stage 4", (*LAYERS[:2], *LAYERS[4:6])),
         (f"{FULL} uniform --recompute-num-layers 1", LAYERS),
-        (
-            "recompute_granularity: full\nrecompute_method: null\nrecompute_layer_ids: '0,3,4'",
-            tuple(LAYERS[i] for i in (0, 3, 4)),
-        ),
+        ("recompute_granularity: full\nrecompute_method: null\nrecompute_layer_ids: '0,3'", (LAYERS[0], LAYERS[3])),
         ("recompute_granularity: selective\nrecompute_modules: [mlp]", tuple(f"{fqn}.mlp" for fqn in LAYERS)),
         ("--lr 1e-4 --recompute_num_layers 2", ()),
         (
-            "MODEL_ARGS:\n  --recompute-granularity: full\n  --recompute-method: block\n  --recompute-num-layers: 3",
+            "ARGS:\n  --recompute-granularity: full\n  --recompute-method: block\n  --recompute-num-layers: 3",
             LAYERS[:3],
         ),
         ("disable_gradient_checkpointing: true\nfinetuning_type: lora", ()),
@@ -171,10 +163,7 @@ def test_exact_settings(text: str, chosen: tuple[str, ...], graph: ModelGraph) -
     ("text", "reason"),
     [
         ("gradient_checkpointing: true", "has no layer of transformers; counted instead: layers"),
-        (
-            "activation_checkpointing: true\nactivation_checkpointing_kwargs: {offload: true}",
-            "offload: there the inputs",
-        ),
+        (f"{ON}\ngradient_checkpointing_kwargs: {{offload: true}}", "offload: there the inputs"),
         ("gradient_checkpointing: true\ngradient_checkpointing_kwargs: {debug: true}", "debug is not read"),
         ("gradient_checkpointing: false\nfsdp_config: {activation_checkpointing: true}", "FSDP would wrap"),
         ("finetuning_type: lora\nstage: sft", "counted instead: layers"),
@@ -182,9 +171,9 @@ def test_exact_settings(text: str, chosen: tuple[str, ...], graph: ModelGraph) -
         ("gradient_checkpointing: true\nactivation_offloading: legacy", "activation_offloading: there the inputs"),
         ('[activation_checkpoint]\nmode = "selective"\nselective_ac_option = "op"', "every second matrix product"),
         ("activation_checkpoint:full --activation_checkpoint.ac_config x", "ac_config is not read"),
-        (f"{FULL} block --recompute-num-layers 2 --num-layers 32", "for 32 layers; this model has 8"),
-        (f"{FULL} block --recompute-num-layers 2 --pipeline-model-parallel-layout 'Et|tL'", "layout is not read"),
-        (f"{FULL} block --recompute-num-layers 2 --recompute-granularty x", "recompute_granularty is not read"),
+        (f"{FIRST} 2 --num-layers 32", "for 32 layers; this model has 8"),
+        (f"{FIRST} 2 --pipeline-model-parallel-layout 'Et|tL'", "layout is not read"),
+        (f"{FIRST} 2 --recompute-granularty x", "recompute_granularty is not read"),
         ("--recompute-granularity selective --recompute-modules mlp core_attn", "core_attn is recomputed there"),
     ],
 )
@@ -196,14 +185,8 @@ def test_what_is_lost_is_said(text: str, reason: str, graph: ModelGraph) -> None
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (
-            "gradient_checkpointing: true\nrecompute_granularity: full",
-            "those of transformers (gradient_checkpointing) and of Meg",
-        ),
-        (
-            "version: 1\npolicy: {units: []}\ngradient_checkpointing: true",
-            "a policy file that also holds settings of transf",
-        ),
+        (f"{ON}\nrecompute_granularity: full", "those of transformers (gradient_checkpointing) and of Meg"),
+        (f"version: 1\npolicy: {{units: []}}\n{ON}", "a policy file that also holds settings of transf"),
         ("gradient_checkpointing: true\nactivation_checkpointing: false", "say different things"),
         ("gradient_checkpointing: true\ngradient_checkpointing_kwargs: {every_n_layers: 0}", "every_n_layers is 0"),
         ("gradient_checkpointing: true\ngradient_checkpointing_kwargs: {use_reentrant: 'no'}", "use_reentrant"),
@@ -211,9 +194,9 @@ def test_what_is_lost_is_said(text: str, reason: str, graph: ModelGraph) -> None
         ('[activation_checkpoint]\nmode = "some"', "there is no mode 'some'"),
         ('[activation_checkpoint]\nmode = "selective"\nselective_ac_option = "ops"', "selective_ac_option is 'ops'"),
         (f"{FULL} bloc --recompute-num-layers 2", "recompute_method is 'bloc'"),
-        (f"{FULL} block --recompute-num-layers two", "recompute_num_layers is 'two'"),
-        (f"{FULL} block --recompute-num-layers 0", "recompute_num_layers is 0"),
-        (f"{FULL} block --recompute-num-layers 2 --pipeline-model-parallel-size 3", "8 layers do not go evenly into 3"),
+        (f"{FIRST} two", "recompute_num_layers is 'two'"),
+        (f"{FIRST} 0", "recompute_num_layers is 0"),
+        (f"{FIRST} 2 --pipeline-model-parallel-size 3", "8 layers do not go evenly into 3"),
         ("--recompute-granularity most", "there is no granularity 'most'"),
         ("recompute_modules: [{a: 1}]", "no block of this model stands for {'a': 1}"),
         ("--recompute-activations", "no block of this model stands for core_attn"),
@@ -223,7 +206,7 @@ def test_what_is_lost_is_said(text: str, reason: str, graph: ModelGraph) -> None
         ("gradient_checkpointing: [true]", "gradient_checkpointing is [True]"),
         ("disable_gradient_checkpointing: 3", "disable_gradient_checkpointing is 3"),
         ('[activation_checkpoint]\nmode = "full"\nearly_stop = [1]', "early_stop"),
-        (f"{FULL} block --recompute-num-layers 1 --num-layers-per-virtual-pipeline-stage x", "stage is 'x'"),
+        (f"{FIRST} 1 --num-layers-per-virtual-pipeline-stage x", "stage is 'x'"),
         ("learning_rate: 3", "no field `version`"),
         ("", "no field `version`"),
     ],
@@ -273,9 +256,7 @@ LARGE = {
     "wrong units": "version: 1\npolicy:\n  units:\n" + "  - {blocks: 3}\n" * 2_200,
     "other settings": "gradient_checkpointing: [1]\n" + "".join(f"a{i}: '{{b: 1}}'\n" for i in range(3_600)),
     "flags": "--recompute-granularity no " + " ".join(f"--a{i} 1" for i in range(22_000)),
-    "modules": "recompute_granularity: selective\nrecompute_modules: ["
-    + ", ".join(f"m{i}" for i in range(7_000))
-    + "]",
+    "modules": f"recompute_granularity: selective\nrecompute_modules: [{', '.join(f'm{i}' for i in range(7_000))}]",
     "layer ids": f"recompute_granularity: full\nrecompute_layer_ids: '{'1' * 220_000}'",
     "stride": f"activation_checkpoint: {{mode: selective, selective_ac_option: '{'1' * 9_000}'}}",
     "regions": "save_regions: [" + ", ".join(f"'*{i}*a'" for i in range(7_000)) + "]",
@@ -336,13 +317,10 @@ def test_a_changed_model_is_applied_by_name_with_a_sentence(graph: ModelGraph) -
     deeper = read(text, gpt(12, names="layers"))
     assert deeper.policy == Policy.recompute(LAYERS[:2])
     assert "layers.* are 12, and were 8" in deeper.changed and "new" not in deeper.changed
-    wider = tuple(msgspec.structs.replace(block, parameter_bytes=7) for block in graph.blocks)
-    assert "kinds or parameters" in read(text, msgspec.structs.replace(graph, blocks=wider)).changed
-    renamed = gpt(8, names="blocks")
-    with pytest.raises(
-        InvalidPolicy, match=r"has no block layers\.0, layers\.1 \(2 of the 2.*new: blocks; gone: layers"
-    ):
-        read(text, renamed)
+    wider = tuple(replace(block, parameter_bytes=7) for block in graph.blocks)
+    assert "kinds or parameters" in read(text, replace(graph, blocks=wider)).changed
+    with pytest.raises(InvalidPolicy, match=r"no block layers\.0, layers\.1 \(2 of the 2.*new: blocks; gone: layers"):
+        read(text, gpt(8, names="blocks"))
 
 
 def test_a_file_by_hand_is_judged_by_its_names(graph: ModelGraph) -> None:

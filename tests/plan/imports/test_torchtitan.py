@@ -20,6 +20,7 @@ import explorer
 from explorer.plan.imports.read_policy import read
 from explorer.record.policy import KEEP_ALL, Policy
 from tests.engine.graphs import graph_of
+from tests.plan.export.runs import Calls, Gradients, assert_same, step
 
 activation_checkpoint = pytest.importorskip("torchtitan.distributed.activation_checkpoint")
 FULL, SELECTIVE = activation_checkpoint.FullAC, activation_checkpoint.SelectiveAC
@@ -68,23 +69,12 @@ class Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def stepped(apply: Callable[[nn.Module], object]) -> tuple[Counter[str], Counter[str], list[Tensor]]:
+def stepped(apply: Callable[[nn.Module], object]) -> tuple[Calls, Counter[str], Gradients]:
     """Calls of every module without children by name, of every operator, and the gradients of a step after `apply`."""
     torch.manual_seed(0)
-    model, calls, operators = Decoder(), Counter[str](), Operators()
-    names = {module: name for name, module in model.named_modules() if not list(module.children())}
-    apply(model)
-    for module, name in names.items():
-        module.register_forward_pre_hook(lambda _, given, name=name: calls.update([name]))
-    torch.manual_seed(1)
-    with operators:
-        model(WORDS).square().mean().backward()
-    return calls, operators.ran, [parameter.grad for parameter in names_without_wrappers(model).values()]
-
-
-def names_without_wrappers(model: nn.Module) -> dict[str, Any]:
-    plain = {name.replace("_checkpoint_wrapped_module.", ""): one for name, one in model.named_parameters()}
-    return {name: plain[name] for name in sorted(plain)}
+    with Operators() as operators:
+        gradients, calls = step(Decoder(), lambda model: model(WORDS).square().mean(), apply)
+    return calls, operators.ran, gradients
 
 
 def ours(text: str) -> Callable[[nn.Module], object]:
@@ -97,39 +87,37 @@ def policy_of(text: str) -> Policy:
     return policy
 
 
-def theirs(config: Any) -> Callable[[nn.Module], object]:
-    return lambda model: config.build().apply(model)
+def theirs(mode: Any, **options: Any) -> Callable[[nn.Module], object]:
+    return lambda model: mode.Config(**options).build().apply(model)
 
 
 @pytest.mark.parametrize(
-    ("text", "config"),
+    ("text", "options"),
     [
-        ("activation_checkpoint:full", FULL.Config()),
+        ("activation_checkpoint:full", {}),
         (
             "--activation_checkpoint.mode full --activation_checkpoint.determinism_check=none",
-            FULL.Config(determinism_check="none"),
+            {"determinism_check": "none"},
         ),
-        (
-            "activation-checkpoint:full --activation_checkpoint.no-preserve-rng-state",
-            FULL.Config(preserve_rng_state=False),
-        ),
+        ("activation-checkpoint:full --activation_checkpoint.no-preserve-rng-state", {"preserve_rng_state": False}),
     ],
 )
-def test_every_module_and_operator_runs_again_that_runs_again_there(text: str, config: Any) -> None:
+def test_every_module_and_operator_runs_again_that_runs_again_there(text: str, options: dict[str, Any]) -> None:
     kept, _, _ = stepped(lambda model: None)
     calls, operators, gradients = stepped(ours(text))
-    calls_there, operators_there, gradients_there = stepped(theirs(config))
+    calls_there, operators_there, gradients_there = stepped(theirs(FULL, **options))
     assert calls == calls_there and operators == operators_there
     again = {name for name in calls if calls[name] > kept[name]}
     assert again == {name for name in calls if name.startswith("layers.")}
-    assert all(map(torch.equal, gradients, gradients_there))
+    assert_same(gradients, gradients_there)
 
 
 def test_by_operator_all_is_as_there_but_every_second_product_of_matrices() -> None:
     plain = stepped(lambda model: None)[1]
     calls, operators, gradients = stepped(ours("activation_checkpoint:selective"))
-    calls_there, operators_there, gradients_there = stepped(theirs(SELECTIVE.Config()))
-    assert calls == calls_there and all(map(torch.equal, gradients, gradients_there))
+    calls_there, operators_there, gradients_there = stepped(theirs(SELECTIVE))
+    assert calls == calls_there
+    assert_same(gradients, gradients_there)
     # Of the three products without a bias of each of three layers every second one: qkv, (out), down.
     assert operators_there["aten.mm.default"] - operators["aten.mm.default"] == 3
     assert operators["aten.mm.default"] == plain["aten.mm.default"]
