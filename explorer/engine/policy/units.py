@@ -29,6 +29,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Self
 
 import torch
@@ -114,19 +115,11 @@ def _in_segments(
     sequential: nn.Module, forward: Callable[..., object], wraps: tuple[Wrap, ...], value: object
 ) -> object:
     """A Sequential's forward that runs each segment's children as a unit. One module may be a child several times."""
-    starts = {wrap.fqn.rpartition(".")[2]: wrap for wrap in wraps}
-    children = list(sequential._modules.items())
-    i = 0
-    while i < len(children):
-        name, child = children[i]
-        wrap = starts.get(name)
-        n_children = len(wrap.unit.blocks) if wrap else 1
-        if wrap is None:
-            value = child(value)  # type: ignore[misc]
-        else:
-            members = tuple(module for _, module in children[i : i + n_children] if module is not None)
-            value = _run(wrap, functools.partial(_chain, members), members, (value,), {})
-        i += n_children
+    by_child = {fqn.rpartition(".")[2]: wrap for wrap in wraps for fqn in wrap.unit.blocks}
+    for wrap, names in groupby(sequential._modules, by_child.get):
+        members = tuple(sequential.get_submodule(name) for name in names)
+        chain = functools.partial(_chain, members)
+        value = chain(value) if wrap is None else _run(wrap, chain, members, (value,), {})
     return value
 
 

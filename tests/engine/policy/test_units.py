@@ -16,8 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from explorer import is_recomputing
-from explorer.engine.policy.apply import apply_policy
-from explorer.engine.policy.check import _operators
+from explorer.engine.policy.apply import _operators, apply_policy
 from explorer.engine.policy.offload import HOST, Back, offload_saved, to_host
 from explorer.engine.policy.units import Recomputing, observe_recompute, operator, selective_contexts
 from explorer.record.policy import Policy
