@@ -14,8 +14,7 @@ import pytest
 from explorer.engine.bench.attribution import _operators, attribute
 from explorer.engine.bench.recording import Recording, record_step, tracker_of
 from explorer.engine.bench.step import Trainee, prepare, run_step
-from explorer.engine.device.allocator import AllocatorLog, clock_skew_ns, lifetimes, take_probe
-from explorer.engine.device.cuda_allocator import read_trace
+from explorer.engine.device.allocator import AllocatorLog, clock_skew_ns, lifetimes, read_trace, take_probe
 from explorer.engine.device.device import CpuDevice
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.watch.storages import NONE

@@ -19,12 +19,13 @@ from explorer.engine.device.allocator import (
     EMPTY,
     AllocatorLog,
     CpuRecorder,
+    CudaRecorder,
     clock_skew_ns,
     lifetimes,
     peak_bytes,
+    read_trace,
     take_probe,
 )
-from explorer.engine.device.cuda_allocator import CudaRecorder, read_trace
 from explorer.errors import NotOnThisDevice
 from tests.plan.card.histories import FILES, block, replays, snapshot
 
@@ -255,7 +256,7 @@ def test_a_full_history_is_noticed_and_still_right_for_what_it_holds(n_lost: int
 
 
 def test_a_ring_that_is_just_full_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("explorer.engine.device.cuda_allocator.MAX_ENTRIES", len(SYNTHETIC_TRACE))
+    monkeypatch.setattr("explorer.engine.device.allocator.MAX_ENTRIES", len(SYNTHETIC_TRACE))
     assert not read_trace(synthetic_snapshot(), 1, SYNTHETIC_BASE, SYNTHETIC_STATS).is_complete
 
 

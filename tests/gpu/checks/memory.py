@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from explorer.engine.device import cuda_allocator
+from explorer.engine.device import allocator
 from explorer.engine.model.describe import describe
 from explorer.plan.policy.presets import preset
 from explorer.record import ROLES
@@ -86,11 +86,11 @@ def check_recompute_is_seen_in_autograds_thread(bench: Bench) -> None:
 
 def check_a_full_history_is_said(bench: Bench) -> None:
     bench.needs_cuda()
-    whole, cuda_allocator.MAX_ENTRIES = cuda_allocator.MAX_ENTRIES, 300
+    whole, allocator.MAX_ENTRIES = allocator.MAX_ENTRIES, 300
     try:
         run = bench.measured(bench.spec("gpt"))
     finally:
-        cuda_allocator.MAX_ENTRIES = whole
+        allocator.MAX_ENTRIES = whole
     bench.expect(
         any("history was full" in sentence for sentence in run.warnings), "nothing was said of a history of 300"
     )

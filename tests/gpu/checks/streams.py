@@ -7,8 +7,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-from explorer.engine.device.allocator import lifetimes, peak_bytes
-from explorer.engine.device.cuda_allocator import CudaRecorder
+from explorer.engine.device.allocator import CudaRecorder, lifetimes, peak_bytes
 from explorer.engine.model.describe import describe
 from explorer.record import Policy, Unit
 from tests.gpu.kit import Bench, gradients_of_both
