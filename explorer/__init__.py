@@ -17,12 +17,10 @@ from explorer.record.policy import Policy, Unit
 if TYPE_CHECKING:
     from explorer.engine.policy.apply import apply_policy
     from explorer.engine.policy.units import is_recomputing
-    from explorer.own_loop.audit import audit
     from explorer.own_loop.auto_policy import auto_policy
-    from explorer.own_loop.hugging_face import HuggingFaceCallback
-    from explorer.own_loop.judge import judge
-    from explorer.own_loop.lightning import LightningCallback
+    from explorer.own_loop.judge import audit, judge
     from explorer.own_loop.record_step import record_step
+    from explorer.own_loop.trainers import HuggingFaceCallback, LightningCallback
     from explorer.own_loop.watch import watch
     from explorer.plan.policy.file import load_policy
 
@@ -43,10 +41,10 @@ __all__ = [
 __version__ = "0.1.0"
 
 _WHERE = {
-    "HuggingFaceCallback": "explorer.own_loop.hugging_face",
-    "LightningCallback": "explorer.own_loop.lightning",
+    "HuggingFaceCallback": "explorer.own_loop.trainers",
+    "LightningCallback": "explorer.own_loop.trainers",
     "apply_policy": "explorer.engine.policy.apply",
-    "audit": "explorer.own_loop.audit",
+    "audit": "explorer.own_loop.judge",
     "auto_policy": "explorer.own_loop.auto_policy",
     "is_recomputing": "explorer.engine.policy.units",
     "judge": "explorer.own_loop.judge",

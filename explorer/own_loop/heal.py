@@ -107,12 +107,12 @@ class Healer:
         self._is_inside = False
         self._calls_func = False
         """Whether the model's forward calls torch.func."""
-        model.__dict__["_call_impl"] = _HealedCall(_in_healer, self, model._call_impl)
+        model.__dict__["_call_impl"] = _HealedCall(self, model._call_impl)
 
     def close(self) -> None:
         """Gives the model its own call back. The policy of the last plan stays in force until here."""
         call = self._model.__dict__.get("_call_impl")
-        if isinstance(call, _HealedCall) and call.args[0] is self:
+        if isinstance(call, _HealedCall) and call.healer is self:
             del self._model.__dict__["_call_impl"]
         self.forget()
         if self._handle is not None:
@@ -192,7 +192,7 @@ class Healer:
             call, numbers = self._interrupted(args, kwargs)
             rng = RngState.capture(self._model)
             gradients = [call.gradients[i] for i in numbers]
-            inner = self._model.__dict__["_call_impl"].args[1]
+            inner = self._model.__dict__["_call_impl"].inner
 
             def again() -> None:
                 outputs = computed_tensors(call.run(inner))
@@ -311,19 +311,18 @@ class Healer:
         return call, numbers
 
 
-class _HealedCall(functools.partial[object]):
+@dataclass(frozen=True)
+class _HealedCall:
     """The call of a watched model. A copy of the model calls itself without the healer."""
 
+    healer: Healer
+    inner: Callable[..., object]
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        return self.healer.call(self.inner, args, kwargs)
+
     def __reduce__(self) -> tuple[object, ...]:
-        return functools.partial, (_plain_call, self.args[1])
-
-
-def _in_healer(healer: Healer, inner: Callable[..., object], *args: object, **kwargs: object) -> object:
-    return healer.call(inner, args, kwargs)
-
-
-def _plain_call(inner: Callable[..., object], *args: object, **kwargs: object) -> object:
-    return inner(*args, **kwargs)
+        return functools.partial, (self.inner,)
 
 
 def ladder(run: Measurement) -> list[tuple[Policy, float | None]]:

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -83,18 +84,19 @@ class RecordedRun:
         Under torchrun each rank writes a file, `step.rank3.explorer`. Returns the path that was written.
         A step without a recording is a warning, here and in `report`, so that the training goes on.
         """
-        if self._measurement is None:
-            warnings.warn(f"{path} is not written. {self._why_not}", stacklevel=2)
-            return Path(path)
-        return write_file(path_of_rank(Path(path)), write(stored_record(self.measurement)))
+        return self._written(path, lambda run: write(stored_record(run)))
 
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Writes one HTML file to share, which needs no server and no network. Raises NotSaved."""
+        return self._written(
+            path, lambda run: report_text(ReportOf(run=run, name=run.recorded_in, created=time.time())).encode()
+        )
+
+    def _written(self, path: str | os.PathLike[str], content: Callable[[Measurement], bytes]) -> Path:
         if self._measurement is None:
-            warnings.warn(f"{path} is not written. {self._why_not}", stacklevel=2)
+            warnings.warn(f"{path} is not written. {self._why_not}", stacklevel=3)
             return Path(path)
-        of = ReportOf(run=self.measurement, name=self.measurement.recorded_in, created=time.time())
-        return write_file(path_of_rank(Path(path)), report_text(of).encode())
+        return write_file(path_of_rank(Path(path)), content(self._measurement))
 
     def forecast(self, policy: Policy) -> Forecast:
         """The forecast of this step under `policy`. The step does not run. Origin: predicted."""

@@ -366,32 +366,6 @@ class Watch:
         return memory_at_refusal(self._model, self._optimizer, device, where=where, error=error)
 
 
-class WatchCallback:
-    """Watches the optimizer steps of one training, as `explorer.watch` does. Base of the callbacks of all trainers."""
-
-    def __init__(
-        self,
-        *,
-        at: int | Collection[int] = (),
-        worst_of: int = 0,
-        on_oom: str | os.PathLike[str] | None = None,
-        files: str = "step{step}.explorer",
-    ) -> None:
-        """`files`: the path of a chosen step's file, with `{step}` for the step's number."""
-        self.watch: Watch | None = None
-        self._request = WatchRequest(at=at, worst_of=worst_of, on_oom=on_oom, files=files)
-
-    def begin(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, where: str) -> None:
-        """Starts a watch on the model's training device, after an interrupted one. Raises BadInput as `watch` does."""
-        self.end()
-        self.watch = Watch(model, optimizer, self._request, where)
-
-    def end(self) -> None:
-        """Closes the watch."""
-        if self.watch is not None:
-            self.watch.close()
-
-
 def _refusal(run: Measurement, whole: Measurement | None) -> tuple[str, ...]:
     """Sentences on a refusal, the held bytes first: a plan may need more memory, or a library, than there is."""
     try:

@@ -18,7 +18,8 @@ import explorer
 from explorer.engine.bench.measure import measure
 from explorer.engine.device.memory_limit import process_memory_limit
 from explorer.errors import OutOfMemory
-from explorer.own_loop.watch import Watch, WatchCallback
+from explorer.own_loop.trainers import WatchCallback
+from explorer.own_loop.watch import Watch
 from explorer.record import ModelRef, RunSpec
 from explorer.record.failure import is_out_of_memory
 from tests.own_loop.test_record_step import peak_beside_inputs
