@@ -24,26 +24,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from explorer.engine.model.loaded import Loaded, OwnStep, call, copied, shapes
+from explorer.engine.model.loaded import Loaded, OwnStep, call, copied, refuse_unopenable, shapes
 from explorer.engine.state.rng import RngState
 from explorer.errors import ModelNotLoaded, said_by
 from explorer.record.failure import is_out_of_memory
 from explorer.record.graph import ModelRef
 
 _WAYS = "Return the model, (model, inputs), (model, (inputs, targets), loss_function) or (model, step)."
-SHAPE_ARGUMENTS = {"batch": 2, "length": 64, "side": 0}
-"""Numbers that shape the batch, if the factory has no such argument. A side of 0 means the model's setting."""
 _SIDES = (64, 224, 299, 32, 512)
 _CONDITION_LENGTH = 77
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchShape:
-    """The requested sizes of the batch."""
+    """Numbers that shape the batch, if the factory has no such argument."""
 
-    batch: int
-    length: int
-    side: int
+    batch: int = 2
+    length: int = 64
+    side: int = 0
+    """0: the model's setting."""
+
+
+SHAPE_ARGUMENTS = tuple(field.name for field in dataclasses.fields(BatchShape))
 
 
 def unpacked(ref: ModelRef, built: object, sizes: Mapping[str, int]) -> Loaded:
@@ -59,6 +61,7 @@ def unpacked(ref: ModelRef, built: object, sizes: Mapping[str, int]) -> Loaded:
             f"The factory of {ref.target} returned {_kind(built)}, not a model.",
             hint=_WAYS,
         )
+    refuse_unopenable(model, ref.target)
     inputs = _inputs(ref, model, batch, sizes)
     if batch is None:
         return Loaded(ref, model, inputs, None, loss)
@@ -82,7 +85,7 @@ def _its_own(output: object, targets: object) -> Any:
 def _inputs(ref: ModelRef, model: nn.Module, inputs: object, sizes: Mapping[str, int]) -> object:
     """`inputs`, or a batch of `sizes` if None. Raises ModelNotLoaded if the factory made `inputs` without `sizes`."""
     if inputs is None:
-        return example_batch(model, ref.target, BatchShape(**{**SHAPE_ARGUMENTS, **sizes}))
+        return example_batch(model, ref.target, BatchShape(**sizes))
     if sizes:
         raise ModelNotLoaded(
             f"{ref.target} makes its own batch, and its factory takes no argument {', '.join(sizes)}.",

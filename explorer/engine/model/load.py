@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from explorer.engine.device.memory_limit import process_memory_limit
 from explorer.engine.device.without_data import explained
 from explorer.engine.model.batch import SHAPE_ARGUMENTS, unpacked
-from explorer.engine.model.loaded import Loaded, refuse_unopenable
+from explorer.engine.model.loaded import Loaded
 from explorer.engine.model.regions import add_regions
 from explorer.engine.state.rng import seed_everything
 from explorer.errors import BadInput, ExplorerError, ModelNotLoaded, nearest, said_by
@@ -88,10 +88,7 @@ def load(ref: ModelRef, *, seed: int = 0, limit_bytes: int | None = None) -> Loa
             f"{ref.target} switched gradients off and left them off: nothing of it could be trained.",
             hint="Use `with torch.no_grad():` around the part that needs none, instead of torch.set_grad_enabled.",
         )
-    if isinstance(built, nn.Module):
-        refuse_unopenable(built, ref.target)
     loaded = unpacked(ref, built, of_batch)
-    refuse_unopenable(loaded.model, ref.target)
     if ref.weights:
         _load_weights(loaded.model, ref.weights, ref.target)
     add_regions(loaded, lambda: load(ref, seed=seed))
@@ -188,7 +185,7 @@ def _arguments(ref: ModelRef, factory: Factory, sizes: object) -> dict[str, obje
     """Arguments of the size, then those of `ref`. Raises ModelNotLoaded for unknown and for missing arguments."""
     parameters = _parameters(factory)
     any_name = not parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    unknown = [] if any_name else [name for name in ref.arguments if name not in {**parameters, **SHAPE_ARGUMENTS}]
+    unknown = [] if any_name else [name for name in ref.arguments if name not in {*parameters, *SHAPE_ARGUMENTS}]
     if unknown:
         raise ModelNotLoaded(
             f"{ref.target} has no argument {', '.join(map(repr, unknown))}.",

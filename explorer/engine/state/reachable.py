@@ -17,6 +17,7 @@ import sys
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -56,10 +57,8 @@ def attributes(value: object) -> dict[str, object]:
         if "__slots__" in vars(base):
             for name, member in vars(base).items():
                 if isinstance(member, types.MemberDescriptorType):
-                    try:
+                    with suppress(AttributeError):  # not set
                         inside[name] = member.__get__(value)
-                    except AttributeError:  # not set
-                        continue
     return inside
 
 
@@ -84,14 +83,14 @@ def closure(value: object) -> tuple[object, ...] | None:
 
 def cell_contents(value: object) -> list[object]:
     """Variables that a function or method of the model's author holds from the function around it."""
-    return [_content(cell) for cell in _function_of(value).__closure__ or ()] if is_own_function(value) else []
+    return [content for _, content in cells(_function_of(value))] if is_own_function(value) else []
 
 
-def _content(cell: types.CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # a cell that is still empty
-        return None
+def cells(function: types.FunctionType) -> Iterator[tuple[types.CellType, object]]:
+    """The cells of a function with their contents, without those that are still empty."""
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):
+            yield cell, cell.cell_contents
 
 
 def reachable(

@@ -32,6 +32,7 @@ from explorer.engine.state.reachable import (
     OF_TORCH_OR_POLICY,
     PLAIN,
     SharedNames,
+    cells,
     is_own_function,
     is_own_module,
     items,
@@ -184,7 +185,7 @@ class StepSnapshot:
         self._gradients = [(leaf, None if leaf.grad is None else _Bits(leaf.grad)) for leaf in leaves]
         self._containers = [(part, part.copy()) for part in objects if _is_refilled(part)]
         functions = [part for part in objects if isinstance(part, types.FunctionType) and is_own_function(part)]
-        self._cells = [cell for function in functions for cell in _cells(function)]
+        self._cells = [cell for function in functions for cell in cells(function)]
         self._globals = [name for function in functions for name in _globals(function)]
 
     def restore(self) -> None:
@@ -217,7 +218,7 @@ def _parts(value: object) -> list[object]:
         parts = (value.__func__, value.__self__)
     elif isinstance(value, types.FunctionType):
         if is_own_function(value):
-            contents = [content for _, content in _cells(value)]
+            contents = [content for _, content in cells(value)]
             names = [content for _, _, content in _globals(value)]
             parts = (value.__defaults__, value.__kwdefaults__, vars(value), *contents, *names)
     elif isinstance(value, _TORCHS):
@@ -232,14 +233,6 @@ def _parts(value: object) -> list[object]:
 
 def _parts_outside_functions(value: object) -> list[object]:
     return [] if isinstance(value, types.FunctionType) else _parts(value)
-
-
-def _cells(function: types.FunctionType) -> Iterator[tuple[types.CellType, object]]:
-    for cell in function.__closure__ or ():
-        try:
-            yield cell, cell.cell_contents
-        except ValueError:  # still empty
-            continue
 
 
 def _globals(function: types.FunctionType) -> Iterator[tuple[dict[str, object], str, object]]:
