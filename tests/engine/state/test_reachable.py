@@ -80,7 +80,7 @@ def test_a_method_carries_what_it_is_bound_to_and_an_empty_cell_nothing() -> Non
     def later() -> int:
         return value
 
-    assert closure(later)[1] == [None]
+    assert closure(later)[1] == []
     value = 1
 
 
