@@ -13,7 +13,7 @@ Demand: https://github.com/pytorch/pytorch/issues/32219
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -67,12 +67,19 @@ def auto_policy(model: nn.Module, step: Callable[[], object], budget: str | int 
         asked = parse_budget(limit, planner.keep_all_bytes, run)
 
         def recorded(policy: Policy) -> Measurement:
-            run = _run(steps, policy, refused)
+            run = steps.recorded(policy)
+            if run is None:
+                raise OutOfMemory(
+                    "The step does not fit on this device under the plan for it "
+                    f"({', '.join(refused) or 'keeping all'} was tried before).",
+                    hint="Give a lower budget.",
+                )
             return run if card is None else replace(run, card=memory_on(card, run))
 
         last = confirmed(planner, lambda planner: planner.within(asked), recorded)
         plan, told = last.tries[-1]
-        ratio = None if refused else _ratio(steps, plan.policy)
+        times = None if refused else steps.in_turns((KEEP_ALL, plan.policy))
+        ratio = ratio_with_spread(times[1].step, times[0].step) if times else None
     return AutoPlan(
         plan=plan,
         measured_peak_bytes=told.step_peak_bytes,
@@ -94,7 +101,8 @@ def auto_policy(model: nn.Module, step: Callable[[], object], budget: str | int 
 def _first_that_fits(steps: UserSteps, graph: ModelGraph) -> tuple[Measurement, list[str]]:
     """The timed run with everything kept, or of the ladder's first rung that fits; and the names of refused rungs."""
     refused: list[str] = []
-    for name, policy in _rungs(graph):
+    rungs = [(f"{name} recomputed", policy) for name, policy in ladder(graph)]
+    for name, policy in [("everything kept", KEEP_ALL), *rungs]:
         try:
             run = steps.recorded(policy)
         except InvalidPolicy as error:  # a rung with a segment that the model refuses; later rungs have no segments
@@ -108,24 +116,3 @@ def _first_that_fits(steps: UserSteps, graph: ModelGraph) -> tuple[Measurement, 
         "The step does not fit on this device, however much of it is recomputed.",
         hint="Take a smaller batch, or split it into microbatches.",
     )
-
-
-def _rungs(graph: ModelGraph) -> Iterator[tuple[str, Policy]]:
-    yield "everything kept", KEEP_ALL
-    yield from ((f"{name} recomputed", policy) for name, policy in ladder(graph))
-
-
-def _run(steps: UserSteps, policy: Policy, refused: list[str]) -> Measurement:
-    run = steps.recorded(policy)
-    if run is None:
-        raise OutOfMemory(
-            f"The step does not fit on this device under the plan for it ({', '.join(refused) or 'keeping all'} "
-            "was tried before).",
-            hint="Give a lower budget.",
-        )
-    return run
-
-
-def _ratio(steps: UserSteps, policy: Policy) -> tuple[float, float] | None:
-    times = steps.in_turns((KEEP_ALL, policy))
-    return ratio_with_spread(times[1].step, times[0].step) if times else None

@@ -115,9 +115,7 @@ class Healer:
         if isinstance(call, _HealedCall) and call.healer is self:
             del self._model.__dict__["_call_impl"]
         self.forget()
-        if self._handle is not None:
-            self._handle.undo()
-            self._handle = None
+        self._undo()
 
     def forget(self) -> None:
         """Drops the calls and gradients of a step that has ended."""
@@ -220,7 +218,8 @@ class Healer:
                 raise NotHealed("no plan with a lower peak is left")
             policy, flop_ratio = self._plans.pop(0)
             try:
-                self._apply(policy)
+                self._undo()
+                self._handle = apply_policy(self._model, policy)
                 n_tries += 1
                 result = run()
                 break
@@ -275,11 +274,10 @@ class Healer:
             elif parameter.grad is not None:
                 parameter.grad.copy_(content)
 
-    def _apply(self, policy: Policy) -> None:
+    def _undo(self) -> None:
         if self._handle is not None:
             self._handle.undo()
             self._handle = None
-        self._handle = apply_policy(self._model, policy)
 
     def _interrupted(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[ForwardCall, list[int]]:
         """The call under a failed backward, and the outputs whose gradients came from outside of the call.

@@ -74,17 +74,11 @@ class StateBefore:
     def __init__(self, model: nn.Module, moving: set[int] | None) -> None:
         """`moving` are the ids of buffers that forwards move; None if no forward has run: all are copied."""
         self._rng = RngState.capture(model)
+        named = ((module, name, b) for module in model.modules() for name, b in module._buffers.items())
         self.buffers = [
-            _Buffer(
-                module,
-                name,
-                tensor,
-                tensor._version,
-                tensor.clone() if moving is None or id(tensor) in moving else None,
-            )
-            for module in model.modules()
-            for name, tensor in module._buffers.items()
-            if tensor is not None
+            _Buffer(module, name, b, b._version, b.clone() if moving is None or id(b) in moving else None)
+            for module, name, b in named
+            if b is not None
         ]
         self._numbers = [
             (vars(module), {name: value for name, value in vars(module).items() if type(value) in (bool, int, float)})

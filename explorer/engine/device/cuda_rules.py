@@ -80,7 +80,9 @@ def cuda_rules(capability: str = "") -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that an operator is replaced
         rules = list(_rules(tuple(map(int, (capability or "8.0").split("."))), casts))
-        for name in _cpu_lists() - LEFT_TO_THE_CPU - {name for name, *_ in rules}:
+        names = torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCPU")
+        casts_of_cpu = {name.removeprefix("aten::") for name in names}
+        for name in casts_of_cpu - LEFT_TO_THE_CPU - {name for name, *_ in rules}:
             library.impl(name, torch.library.fallthrough_kernel, "AutocastCPU")
         for name, kernel, key in rules:
             library.impl(name, kernel, key)
@@ -119,12 +121,6 @@ def operator(name: str) -> object:
     """`pow.Tensor_Scalar`: the overload of aten; without a dot, the default."""
     base, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, base), overload or "default")
-
-
-def _cpu_lists() -> set[str]:
-    """Operators that the CPU's autocast casts."""
-    names = torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCPU")
-    return {name.removeprefix("aten::") for name in names}
 
 
 def _is_cast(value: object) -> bool:

@@ -27,6 +27,7 @@ from explorer.record.measurement import Environment
 ClockName = Literal["process CPU time", "CUDA events"]
 DRIVER = Path("/proc/driver/nvidia/version")
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
+"""Environment variables of the caching allocator: `PYTORCH_ALLOC_CONF=expandable_segments:True`."""
 
 
 class WallClock:
@@ -146,7 +147,9 @@ class CudaDevice:
             cudnn_version=str(torch.backends.cudnn.version() or ""),
             driver_version=_driver_version(),
             tf32=tf32_kinds(),
-            allocator_settings=_allocator_settings(),
+            allocator_settings=" ".join(
+                f"{name}={os.environ[name]}" for name in ALLOCATOR_SETTINGS if name in os.environ
+            ),
         )
 
     def release(self) -> None:
@@ -196,11 +199,6 @@ def _driver_version() -> str:
         return ""
     version = re.search(r"\b\d+\.\d+(\.\d+)?\b", text)
     return version[0] if version else ""
-
-
-def _allocator_settings() -> str:
-    """Settings of the caching allocator in the environment: `PYTORCH_ALLOC_CONF=expandable_segments:True`."""
-    return " ".join(f"{name}={os.environ[name]}" for name in ALLOCATOR_SETTINGS if name in os.environ)
 
 
 def _cpu_name() -> str:

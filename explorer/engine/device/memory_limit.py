@@ -165,13 +165,10 @@ def address_space_bytes() -> int | None:
 
 def available_bytes() -> int | None:
     """Memory available without swapping: the lower of the machine's and the container's; None if neither is known."""
-    limits = [n_bytes for n_bytes in (_of_machine(), _of_container()) if n_bytes is not None]
+    limits = [kilobytes * 1024 for name, kilobytes in _table(_MEMINFO).items() if name == "MemAvailable:"]
+    if (n_bytes := _of_container()) is not None:
+        limits.append(n_bytes)
     return min(limits, default=None)
-
-
-def _of_machine() -> int | None:
-    kilobytes = _table(_MEMINFO).get("MemAvailable:")
-    return None if kilobytes is None else kilobytes * 1024
 
 
 def _of_container() -> int | None:

@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from msgspec.structs import replace
@@ -54,7 +54,11 @@ def call_in_subprocess(function: Callable[..., Kind], *arguments: object, report
             report(last)
             last = replace(last, part=b"")
         if child.code == 0:
-            return _read(result)
+            result.seek(0)
+            outcome: Any = pickle.load(result)
+            if isinstance(outcome, ExplorerError):
+                raise outcome
+            return outcome  # type: ignore[no-any-return]
         if child.code == -signal.SIGKILL and child.out_of_memory:
             return None
         if child.code is None:
@@ -99,14 +103,6 @@ def one_thread_between_steps() -> None:
     Threads that wait actively between small operators doubled the CPU time before the first timeline.
     """
     torch.set_num_threads(1)
-
-
-def _read(result: IO[bytes]) -> Any:
-    result.seek(0)
-    outcome = pickle.load(result)
-    if isinstance(outcome, ExplorerError):
-        raise outcome
-    return outcome
 
 
 def answer_call(where: tuple[str, str], arguments: tuple[object, ...], answers: int, result: int) -> None:

@@ -57,14 +57,16 @@ def unpacked(ref: ModelRef, built: object, sizes: Mapping[str, int]) -> Loaded:
     if isinstance(built, (tuple, list)):
         model, batch, loss = (*built, None, None)[:3] if 1 <= len(built) <= 3 else (None, None, None)
     if not isinstance(model, nn.Module):
-        raise ModelNotLoaded(
-            f"The factory of {ref.target} returned {_kind(built)}, not a model.",
-            hint=_WAYS,
-        )
+        kind = f"{len(built)} things" if isinstance(built, (tuple, list)) else type(built).__name__
+        raise ModelNotLoaded(f"The factory of {ref.target} returned {kind}, not a model.", hint=_WAYS)
     refuse_unopenable(model, ref.target)
-    inputs = _inputs(ref, model, batch, sizes)
     if batch is None:
-        return Loaded(ref, model, inputs, None, loss)
+        return Loaded(ref, model, example_batch(model, ref.target, BatchShape(**sizes)), None, loss)
+    if sizes:
+        raise ModelNotLoaded(
+            f"{ref.target} makes its own batch, and its factory takes no argument {', '.join(sizes)}.",
+            hint=f"Give the factory an argument such as {next(iter(sizes))}, and make the batch of that size.",
+        )
     if loss is None:
         if callable(batch) and not isinstance(batch, torch.Tensor):
             return Loaded(ref, model, OwnStep(batch), None, _its_own)
@@ -80,22 +82,6 @@ def unpacked(ref: ModelRef, built: object, sizes: Mapping[str, int]) -> Loaded:
 def _its_own(output: object, targets: object) -> Any:
     """The output itself: a step returns its loss."""
     return output
-
-
-def _inputs(ref: ModelRef, model: nn.Module, inputs: object, sizes: Mapping[str, int]) -> object:
-    """`inputs`, or a batch of `sizes` if None. Raises ModelNotLoaded if the factory made `inputs` without `sizes`."""
-    if inputs is None:
-        return example_batch(model, ref.target, BatchShape(**sizes))
-    if sizes:
-        raise ModelNotLoaded(
-            f"{ref.target} makes its own batch, and its factory takes no argument {', '.join(sizes)}.",
-            hint=f"Give the factory an argument such as {next(iter(sizes))}, and make the batch of that size.",
-        )
-    return inputs
-
-
-def _kind(built: object) -> str:
-    return f"{len(built)} things" if isinstance(built, (tuple, list)) else type(built).__name__
 
 
 def example_batch(model: nn.Module, target: str, shape: BatchShape) -> object:

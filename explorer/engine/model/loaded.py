@@ -239,7 +239,8 @@ def copied(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model)
     except Exception as error:
-        old = [fqn for fqn, module in model.named_modules() if _has_old_norm(module)]
+        hooks = [(fqn, hook) for fqn, module in model.named_modules() for hook in module._forward_pre_hooks.values()]
+        old = [fqn for fqn, hook in hooks if type(hook).__name__ in ("WeightNorm", "SpectralNorm")]
         if old:
             raise ModelFailed(
                 f"The model cannot be copied: torch.nn.utils.weight_norm keeps a computed weight in {listed(old)}.",
@@ -263,7 +264,3 @@ def refuse_sparse_under_adamw(model: nn.Module) -> None:
             f"The gradient of {listed(sparse)} is sparse, which AdamW does not take.",
             hint="Choose the optimizer sgd, or build the embedding with sparse=False.",
         )
-
-
-def _has_old_norm(module: nn.Module) -> bool:
-    return any(type(hook).__name__ in ("WeightNorm", "SpectralNorm") for hook in module._forward_pre_hooks.values())

@@ -179,7 +179,7 @@ class StepSnapshot:
         objects = reachable((model, *optimizers_of(model), step), _parts)
         of_torch = reachable((part for part in objects if isinstance(part, _TORCHS)), _parts_outside_functions)
         tensors = {id(part): part for part in of_torch if isinstance(part, Tensor)}
-        tensors |= {id(part): part for part in objects if _is_trained(part)}
+        tensors |= {id(p): p for p in objects if isinstance(p, Tensor) and p.is_leaf and p.requires_grad}
         self._tensors = [(tensor, _Bits(tensor)) for tensor in tensors.values()]
         leaves = [tensor for tensor in tensors.values() if tensor.is_leaf]
         self._gradients = [(leaf, None if leaf.grad is None else _Bits(leaf.grad)) for leaf in leaves]
@@ -240,10 +240,6 @@ def _globals(function: types.FunctionType) -> Iterator[tuple[dict[str, object], 
     yield from ((file, name, file[name]) for name in names_in(function.__code__) if name in file)
 
 
-def _is_trained(value: object) -> bool:
-    return isinstance(value, Tensor) and value.is_leaf and value.requires_grad
-
-
 def _is_refilled(value: object) -> bool:
     return isinstance(value, _CONTAINERS) and len(value) <= MAX_ITEMS
 
@@ -252,11 +248,7 @@ def optimizers_of(model: nn.Module) -> list[Optimizer]:
     """Every optimizer in memory that steps a parameter of the model."""
     ids = {id(parameter) for parameter in model.parameters()}
     optimizers = [thing for thing in gc.get_objects() if issubclass(type(thing), Optimizer)]
-    return [
-        optimizer
-        for optimizer in optimizers
-        if any(id(p) in ids for group in optimizer.param_groups for p in group["params"])
-    ]
+    return [one for one in optimizers if any(id(p) in ids for group in one.param_groups for p in group["params"])]
 
 
 @dataclass(slots=True, init=False)
