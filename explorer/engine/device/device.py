@@ -25,6 +25,8 @@ from explorer.errors import BadInput
 from explorer.record.measurement import Environment
 
 ClockName = Literal["process CPU time", "CUDA events"]
+Mark = Any
+"""A moment on a clock: nanoseconds, or an event of CUDA."""
 DRIVER = Path("/proc/driver/nvidia/version")
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
 """Environment variables of the caching allocator: `PYTORCH_ALLOC_CONF=expandable_segments:True`."""
@@ -36,13 +38,13 @@ class WallClock:
     Marks are cheap; `settle` waits for the device, after which marks can be compared.
     """
 
-    def mark(self) -> Any:
+    def mark(self) -> Mark:
         return time.time_ns()
 
     def settle(self) -> None:
         """A CPU has finished all work when Python continues."""
 
-    def between_ms(self, first: Any, last: Any) -> float:
+    def between_ms(self, first: Mark, last: Mark) -> float:
         return (last - first) / 1e6
 
 
@@ -55,7 +57,7 @@ class CpuClock(WallClock):
 
     name: ClockName = "process CPU time"
 
-    def mark(self) -> Any:
+    def mark(self) -> Mark:
         return time.process_time_ns()
 
 
@@ -71,7 +73,7 @@ class CudaClock:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def mark(self) -> Any:
+    def mark(self) -> Mark:
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self.device))
         return event
@@ -79,7 +81,7 @@ class CudaClock:
     def settle(self) -> None:
         torch.cuda.synchronize(self.device)
 
-    def between_ms(self, first: Any, last: Any) -> float:
+    def between_ms(self, first: Mark, last: Mark) -> float:
         return float(first.elapsed_time(last))
 
 

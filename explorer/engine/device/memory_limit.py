@@ -108,7 +108,13 @@ def _limited_address_space(limit_bytes: int) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error) and not _NO_ROOM.match(message_of(error)):
             raise
-        raise _refused(error) from error  # while the limit is in force: the free bytes can be read only now
+        refusal = refusal_of(error)  # while the limit is in force: the free bytes can be read only now
+        raise OutOfMemory(
+            _sentence(refusal, "run"),
+            hint="Take a smaller size or batch, or raise the memory limit where one was set.",
+            asked_bytes=refusal.asked_bytes,
+            free_bytes=refusal.free_bytes,
+        ) from error
     finally:
         hard = _lowest(hard, resource.getrlimit(resource.RLIMIT_AS)[1])  # a model may have lowered it, for good
         resource.setrlimit(resource.RLIMIT_AS, (_lowest(soft, hard), hard))
@@ -223,16 +229,6 @@ def out_of_memory(refusal: Refusal, text: str) -> Failure:
         sentence=_sentence(refusal, "step"),
         hint="Recompute more blocks, take a smaller batch, or split the batch into microbatches.",
         traceback=text,
-        asked_bytes=refusal.asked_bytes,
-        free_bytes=refusal.free_bytes,
-    )
-
-
-def _refused(error: BaseException) -> OutOfMemory:
-    refusal = refusal_of(error)
-    return OutOfMemory(
-        _sentence(refusal, "run"),
-        hint="Take a smaller size or batch, or raise the memory limit where one was set.",
         asked_bytes=refusal.asked_bytes,
         free_bytes=refusal.free_bytes,
     )

@@ -60,7 +60,10 @@ def without_data(cast: Cast = as_built) -> Iterator[None]:
         if parameter is None or is_lazy(parameter):  # a lazy one has no shape yet, and is built with memory
             return
         if parameter.device.type == "cpu" and not is_fake(parameter):
-            module._parameters[name] = _fake(parameter, mode, cast)
+            with mode:
+                form = parameter.shape, parameter.stride()
+                empty: Any = torch.empty_strided(*form, dtype=cast(parameter.dtype), device="cpu")
+            module._parameters[name] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
 
     def trunc_normal(tensor: Any, *args: Any, **kwargs: Any) -> Any:  # torch draws until the values fit
         return tensor if is_fake(tensor) else truncated(tensor, *args, **kwargs)
@@ -202,10 +205,3 @@ def cast_buffers(model: nn.Module, cast: Cast) -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = buffer.to(cast(buffer.dtype))
-
-
-def _fake(parameter: nn.Parameter, mode: FakeTensorMode, cast: Cast) -> Any:
-    dtype = cast(parameter.dtype)
-    with mode:
-        empty = torch.empty_strided(parameter.shape, parameter.stride(), dtype=dtype, device=parameter.device.type)
-    return nn.Parameter(empty, requires_grad=parameter.requires_grad)

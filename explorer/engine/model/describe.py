@@ -244,6 +244,7 @@ def _graph(loaded: Loaded, notes: _Notes) -> ModelGraph:
     chain = chain_of(modules, facts)
     edges, joins = edges_and_joins(flow)
     shapes = tuple(tuple(leaf.shape) for leaf in tree_leaves(loaded.inputs) if isinstance(leaf, torch.Tensor))
+    dtype = next((p.dtype for p in loaded.model.parameters() if p.is_floating_point()), torch.get_default_dtype())
     return ModelGraph(
         model=loaded.ref,
         blocks=blocks,
@@ -252,7 +253,7 @@ def _graph(loaded: Loaded, notes: _Notes) -> ModelGraph:
         cuts=cut_points(chain, facts, flow.data),
         chain=chain,
         input_shapes=shapes,
-        dtype=str(_dtype(loaded.model)).removeprefix("torch."),
+        dtype=str(dtype).removeprefix("torch."),
         n_parameters=sum(parameter.numel() for parameter in loaded.model.parameters()),
     )
 
@@ -296,7 +297,3 @@ def _sharing(modules: dict[str, nn.Module]) -> dict[str, tuple[str, ...]]:
                     if other != owner and not is_within(other, block):
                         shared[block][other] = None
     return {fqn: tuple(others) for fqn, others in shared.items()}
-
-
-def _dtype(model: nn.Module) -> torch.dtype:
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())

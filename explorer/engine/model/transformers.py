@@ -106,7 +106,8 @@ def _batch(model: Any, settings: object, *, batch: int, length: int) -> dict[str
     elif main in ("input_values", "input_features"):
         inputs = {main: _sound(settings, batch, length)}
     elif main == "past_values":
-        inputs = {main: _series(settings, batch, length)}
+        n_points, n_channels = getattr(settings, "context_length", length), getattr(settings, "num_input_channels", 1)
+        inputs = {main: torch.randn(batch, n_points, n_channels)}
     else:
         inputs = {"input_ids": _words(settings, batch, length)}
         labels = inputs["input_ids"].clone()
@@ -126,10 +127,6 @@ def _pictures(settings: object, batch: int) -> torch.Tensor:
     side = getattr(vision, "image_size", None) or 64
     height, width = side if isinstance(side, (tuple, list)) else (side, side)
     return torch.randn(batch, getattr(vision, "num_channels", 3), height, width)
-
-
-def _series(settings: object, batch: int, length: int) -> torch.Tensor:
-    return torch.randn(batch, getattr(settings, "context_length", length), getattr(settings, "num_input_channels", 1))
 
 
 def _sound(settings: object, batch: int, length: int) -> torch.Tensor:

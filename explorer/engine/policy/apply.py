@@ -88,7 +88,11 @@ def apply_policy(
         units = tuple(unit for unit in policy.units if not modules.keys().isdisjoint(unit.blocks))
         policy = msgspec.structs.replace(policy, units=units)
     else:
-        _warn_of_changes(model, policy)
+        names = shape_of(fqn for fqn, _ in model.named_modules())
+        if policy.model_blocks and (changed := differences(policy.model_blocks, names)):
+            warnings.warn(
+                f"The policy was made for a model of other blocks, and is applied by name: {changed}.", stacklevel=2
+            )
         policy = expanded(policy, list(modules))
     outside = _outside(model, policy, generators)
     wraps = [Wrap(unit, policy, outside) for unit in policy.units]
@@ -106,14 +110,6 @@ def apply_policy(
         handle._before.append((module, name, module.__dict__.get(name, _MISSING)))
         module.__dict__[name] = function
     return handle
-
-
-def _warn_of_changes(model: nn.Module, policy: Policy) -> None:
-    names = shape_of(fqn for fqn, _ in model.named_modules())
-    if policy.model_blocks and (changed := differences(policy.model_blocks, names)):
-        warnings.warn(
-            f"The policy was made for a model of other blocks, and is applied by name: {changed}.", stacklevel=3
-        )
 
 
 def policy_of(model: nn.Module) -> Policy:
@@ -183,7 +179,9 @@ def _unit(unit: Unit, modules: dict[str, nn.Module]) -> Iterator[str]:
     for fqn in unit.blocks:
         if isinstance(modules[fqn], torch.jit.ScriptModule):
             yield f"{fqn!r} is compiled by torch.jit: its forward cannot be replaced"
-        if not _has_forward(modules[fqn]):
+        if type(modules[fqn]).forward is nn.Module.forward and "forward" not in vars(
+            modules[fqn]
+        ):  # lists, dictionaries
             yield f"{fqn!r} is a {type(modules[fqn]).__name__}, which is never called: name the blocks inside it"
     if unit.action == "save_ops" and not unit.save_ops:
         yield f"{unit.blocks[0]!r} has the action save_ops but names no operator"
@@ -202,11 +200,6 @@ def _operators() -> list[str]:
     """Every operator of torch as a policy names it."""
     names = (name.replace("::", ".") for name in torch._C._dispatch_get_all_op_names())
     return [name if name.count(".") == 2 else f"{name}.default" for name in names]
-
-
-def _has_forward(module: nn.Module) -> bool:
-    """Whether the module has a forward. Lists and dictionaries of modules have none, unless a subclass defines one."""
-    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
 
 
 def _segment(unit: Unit, modules: dict[str, nn.Module]) -> Iterator[str]:

@@ -112,7 +112,9 @@ class _Images:
 
     def _of_items(self, value: object, inside: list[object]) -> object:
         """A longer container is read for plain values alone, so that the walk still reaches the objects beside it."""
-        images = [self.image(item) if len(inside) <= MAX_ITEMS else _plain_or_beyond(item) for item in inside]
+        if len(inside) > MAX_ITEMS:
+            inside = [item if isinstance(item, PLAIN) else BEYOND for item in inside]
+        images = [self.image(item) for item in inside]
         if isinstance(value, Mapping):
             return {_label(key, i): image for i, (key, image) in enumerate(zip(list(value), images))}
         return [len(inside), *(sorted(images, key=repr) if isinstance(value, (set, frozenset)) else images)]
@@ -145,10 +147,6 @@ def _has_random_state(value: object) -> bool:
     if isinstance(value, (torch.Generator, random.Random)):
         return not isinstance(value, random.SystemRandom)
     return type(value).__module__.startswith("numpy.random")
-
-
-def _plain_or_beyond(value: object) -> object:
-    return _number(value) if isinstance(value, PLAIN) else BEYOND
 
 
 def _number(value: Any) -> object:
