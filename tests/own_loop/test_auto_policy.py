@@ -18,8 +18,8 @@ from explorer.errors import BadInput, ModelFailed
 from explorer.plan.card.step_on_card import memory_on
 from explorer.record.card import Card
 from explorer.record.plan import AutoPlan, Report, silent
-
-WIDTH, BATCH = 64, 256
+from tests.own_loop import test_record_step
+from tests.own_loop.test_record_step import BATCH, WIDTH
 
 
 class Net(nn.Module):
@@ -42,26 +42,15 @@ class Net(nn.Module):
         return self.norm(x)
 
 
-class Loop:
-    """Two microbatches, clipping, AdamW, a schedule, a moving average."""
+class Loop(test_record_step.Loop):
+    """A moving average beside the model."""
 
     def __init__(self, n_blocks: int = 4, n_rows: int = 2 * BATCH) -> None:
-        torch.manual_seed(0)
-        self.model, self.average = Net(n_blocks), nn.Linear(WIDTH, WIDTH)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
-        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.5)
-        self.x, self.y = torch.randn(n_rows, WIDTH), torch.randn(n_rows, WIDTH)
-        self.losses: list[float] = []
+        super().__init__(lambda: Net(n_blocks), n_rows)
+        self.average = nn.Linear(WIDTH, WIDTH)
 
     def step(self) -> None:
-        self.optimizer.zero_grad()
-        for x, y in zip(self.x.chunk(2), self.y.chunk(2)):
-            loss = nn.functional.mse_loss(self.model(x), y) / 2
-            loss.backward()
-            self.losses.append(float(loss.detach()))
-        nn.utils.clip_grad_norm_(self.model.parameters(), 0.1)
-        self.optimizer.step()
-        self.schedule.step()
+        super().step()
         with torch.no_grad():
             self.average.weight.lerp_(self.model.blocks[0][0].weight[:WIDTH], 0.1)
 
@@ -91,25 +80,17 @@ class Bare(Loop):
 
 def carried(loop: Loop) -> list[Any]:
     """All that training carries on."""
-    state = [value for values in loop.optimizer.state.values() for value in values.values()]
-    gradients = [parameter.grad for parameter in loop.model.parameters()]
-    tensors = [*loop.model.state_dict().values(), *loop.average.parameters(), *gradients, *state]
-    tensors.append(torch.get_rng_state())
-    plain = [loop.model.n_forwards, *loop.model.means, *loop.losses, loop.schedule.last_epoch]
+    plain = [loop.model.n_forwards, *loop.model.means, loop.schedule.last_epoch, loop.optimizer.param_groups[0]["lr"]]
     scaler = getattr(loop, "scaler", None)
-    plain += [loop.optimizer.param_groups[0]["lr"], None if scaler is None else sorted(scaler.state_dict().items())]
-    return [*(None if one is None else one.detach().clone() for one in tensors), *plain]
+    plain.append(None if scaler is None else sorted(scaler.state_dict().items()))
+    return [*test_record_step.carried(loop), loop.average.weight.detach().clone(), *plain]
 
 
 def differing(left: list[Any], right: list[Any]) -> list[int]:
     """Places of what is not equal, bit by bit."""
     assert len(left) == len(right)
-    both = (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) for a, b in zip(left, right))
-    return [
-        i
-        for i, (a, b, tensors) in enumerate(zip(left, right, both))
-        if not (torch.equal(a, b) if tensors else a is b or a == b)
-    ]
+    pairs = enumerate(zip(left, right))
+    return [i for i, (a, b) in pairs if not (torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b)]
 
 
 @pytest.mark.slow

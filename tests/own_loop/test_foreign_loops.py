@@ -113,7 +113,7 @@ def accelerate_like(line: Callable[..., Any], refuse_in: int) -> nn.Module:
     return model
 
 
-def hugging_face(line: Callable[..., Any], refuse_in: int) -> nn.Module:
+def hugging_face(line: Line, refuse_in: int) -> nn.Module:
     """transformers' Trainer with accumulation, and a callback instead of a line."""
     pytest.importorskip("accelerate")
     from transformers import Trainer, TrainingArguments
@@ -121,24 +121,15 @@ def hugging_face(line: Callable[..., Any], refuse_in: int) -> nn.Module:
     model = Net(refuse_in)
     rows = [{"x": x, "labels": y} for x, y in batches().dataset]
     arguments = TrainingArguments(
-        output_dir=str(line.folder), use_cpu=True, per_device_train_batch_size=32, gradient_accumulation_steps=2,  # type: ignore[attr-defined]
+        output_dir=str(line.folder), use_cpu=True, per_device_train_batch_size=32, gradient_accumulation_steps=2,
         num_train_epochs=1, report_to=[], save_strategy="no", disable_tqdm=True, seed=0, label_names=["labels"],
     )  # fmt: skip
-    trainer = Trainer(model=model, args=arguments, train_dataset=rows)  # type: ignore[arg-type]
-    if line.wanted:  # type: ignore[attr-defined]
-        callback = explorer.HuggingFaceCallback(files=str(line.folder / "step{step}.explorer"), **line.wanted)  # type: ignore[attr-defined]
-        trainer.add_callback(callback)
-        try:
-            trainer.train()
-        finally:
-            line.watches.append(callback.watch)  # type: ignore[attr-defined]
-            callback.watch.close()
-    else:
-        trainer.train()
+    with line.callbacks("HuggingFaceCallback") as callbacks:
+        Trainer(model=model, args=arguments, train_dataset=rows, callbacks=callbacks).train()  # type: ignore[arg-type]
     return model
 
 
-def lightning(line: Callable[..., Any], refuse_in: int) -> nn.Module:
+def lightning(line: Line, refuse_in: int) -> nn.Module:
     """Lightning's Trainer with clipping, and a callback instead of a line."""
     pl = pytest.importorskip("lightning.pytorch")
     net = Net(refuse_in)
@@ -154,17 +145,12 @@ def lightning(line: Callable[..., Any], refuse_in: int) -> nn.Module:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
-    wanted = line.wanted  # type: ignore[attr-defined]
-    files = str(line.folder / "step{step}.explorer")  # type: ignore[attr-defined]
-    callbacks = [explorer.LightningCallback(files=files, **wanted)] if wanted else []
-    trainer = pl.Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, gradient_clip_val=1.0, callbacks=callbacks,
-    )  # fmt: skip
-    try:
+    with line.callbacks("LightningCallback") as callbacks:
+        trainer = pl.Trainer(
+            max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+            enable_model_summary=False, gradient_clip_val=1.0, callbacks=callbacks,
+        )  # fmt: skip
         trainer.fit(Module(), batches())
-    finally:
-        line.watches.extend(callback.watch for callback in callbacks)  # type: ignore[attr-defined]
     return net
 
 
@@ -183,6 +169,18 @@ class Line:
         with explorer.watch(model, optimizer, **self.wanted) as watch:
             self.watches.append(watch)
             yield
+
+    @contextmanager
+    def callbacks(self, name: str) -> Iterator[list[Any]]:
+        """The callback of a trainer instead of the line. transformers' Trainer does not end it after an error."""
+        files = str(self.folder / "step{step}.explorer")
+        callbacks = [getattr(explorer, name)(files=files, **self.wanted)] if self.wanted else []
+        try:
+            yield callbacks
+        finally:
+            self.watches += [callback.watch for callback in callbacks]
+            for watch in self.watches:
+                watch.close()
 
 
 LOOPS = [nanogpt_like, timm_like, accelerate_like, hugging_face, lightning]

@@ -44,7 +44,6 @@ def one_thread() -> Iterator[None]:
 SAYS = {
     "the last microbatch's gradients": "The model returns the same; 33 of 35 gradients differ, that of the last block",
     "clipped one by one": "are clipped or scaled otherwise",
-    "a cache that doubled": "layers.1.attention is the first block that returns another output for the same input",
     "no accumulation divisor": "are 2 times the baseline's, in the same direction: a divisor",
     "a parameter nobody steps": "the step of norm.bias is not: the candidate does not move it. Usual cause: its ",
     "tied weight dropped": "embed.weight, head.weight are one parameter in one of the two programs alone: a tie",
@@ -52,23 +51,17 @@ SAYS = {
     "a detached way around": "the loss is equal; the gradient of embed.weight alone differs. Usual causes: a detach",
     "no scale": "it is Attention in the baseline and Unscaled in the candidate",
     "looks ahead": "layers.1.attention is the first block that returns another output for the same input",
-    "softmax over queries": "layers.1.attention is the first block that returns another output for the same input",
-    "padding in the mean": "are 0.9375 times the baseline's, in the same direction: a divisor",
     "inputs reversed": "The model gets other inputs in the candidate's step",
     "cut off and clipped": "13 more. Usual causes: a detach or no_grad, requires_grad that is off.",
-    "targets not shifted": "Usual causes: shifted targets",
+    "targets not shifted": "Usual causes: shifted targets, padding that counts, smoothing, a term that is missing",
     "a mean of uneven means": "The model is called once in a step of the baseline and 2 times in the candidate's",
     "another epsilon": "norm is the first block that returns another output for the same input",
-    "another activation": "layers.0.mlp is the first block that returns another output for the same input",
     "weight decay on biases": "weight_decay is 0 in the baseline and 0.1 in the candidate",
     "frozen statistics": "track_running_stats=True) in eval mode in the candidate",
     "gradients never zeroed": "gradients that were not zeroed",
     "a block in bfloat16": "layers.1.mlp.up is the first block that returns another output for the same input",
-    "a bias summed once": "the gradient of layers.1.mlp.down.bias alone differs",
     "a gradient counted twice": "the gradient of layers.0.mlp.up.weight alone differs",
-    "smoothing on one side": "smoothing",
     "one layer twice": "The model is the first block that returns another output for the same input",
-    "auxiliary loss lost": "a term that is missing",
 }
 
 

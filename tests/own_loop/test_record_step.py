@@ -8,6 +8,7 @@ import resource
 import signal
 import sys
 import warnings
+from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import accumulate
 from pathlib import Path
@@ -44,16 +45,16 @@ def net() -> nn.Sequential:
 class Loop:
     """Accumulation over two microbatches, clipping, AdamW, a schedule: nothing in it knows of a recorder."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[], Any] = net, n_rows: int = 2 * BATCH) -> None:
         torch.manual_seed(0)
-        self.model = net()
+        self.model = make()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.5)
-        self.x, self.y = torch.randn(2 * BATCH, WIDTH), torch.randn(2 * BATCH, WIDTH)
+        self.x, self.y = torch.randn(n_rows, WIDTH), torch.randn(n_rows, WIDTH)
 
     def step(self) -> None:
         self.optimizer.zero_grad()
-        for x, y in zip(self.x.split(BATCH), self.y.split(BATCH)):
+        for x, y in zip(self.x.chunk(2), self.y.chunk(2)):
             (nn.functional.mse_loss(self.model(x), y) / 2).backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 0.1)
         self.optimizer.step()
@@ -61,10 +62,11 @@ class Loop:
 
 
 def carried(loop: Loop) -> list[torch.Tensor]:
-    """All that training carries on, generators included."""
+    """All tensors that training carries on, generators included."""
     state = [value for values in loop.optimizer.state.values() for value in values.values()]
     gradients = [p.grad for p in loop.model.parameters() if p.grad is not None]
-    return [*loop.model.state_dict().values(), *gradients, *state, torch.get_rng_state()]
+    tensors = [*loop.model.state_dict().values(), *gradients, *state, torch.get_rng_state()]
+    return [tensor.detach().clone() for tensor in tensors]
 
 
 def trained(*, recorded: bool) -> tuple[Loop, RecordedStep | None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -102,45 +101,40 @@ def test_a_dict_that_was_meant_as_one_argument_is_told_how() -> None:
     assert "dict" not in failed.value.hint
 
 
-CANNOT_BE_OPENED = """
-import torch, warnings
-from torch import nn
-def lazy():
-    return nn.Sequential(nn.LazyLinear(3), nn.LazyConv1d(2, 1)), torch.ones(2, 4)
-def warmed():
-    model = nn.Sequential(nn.LazyLinear(3))
-    model(torch.ones(2, 4))
-    return model, torch.ones(2, 4)
-def scripted():
-    return nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Linear(4, 4))), torch.ones(2, 4)
-def old_norm():
-    return nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 4)), torch.ones(2, 4)
-def sparse():
-    return nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 1)), torch.tensor([1, 2])
-"""
+MADE = {
+    "lazy": lambda: nn.Sequential(nn.LazyLinear(3), nn.LazyConv1d(2, 1)),
+    "scripted": lambda: nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Linear(4, 4))),
+    "old_norm": lambda: nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 4)),
+    "warmed": lambda: nn.Sequential(nn.LazyLinear(3)),
+    "sparse": lambda: nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 1)),
+}
 
 
-@pytest.fixture
-def closed(tmp_path: Path) -> Path:
-    path = tmp_path / "closed.py"
-    path.write_text(CANNOT_BE_OPENED)
-    return path
+def build(kind: str) -> tuple[nn.Module, Tensor]:
+    model, batch = MADE[kind](), torch.tensor([1, 2]) if kind == "sparse" else torch.ones(2, 4)
+    if kind == "warmed":
+        model(batch)
+    return model, batch
+
+
+def made(kind: str) -> ModelRef:
+    return ModelRef(target=__file__, arguments={"kind": kind})
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("factory", "words", "hint"), [
+@pytest.mark.parametrize(("kind", "words", "hint"), [
     ("lazy", r"without a shape: 0\.weight, 0\.bias, 1\.weight and 1 more", "once before the factory returns"),
     ("scripted", r"torch\.jit compiled: 1\.", r"before torch\.jit\.script"),
 ])  # fmt: skip
-def test_models_that_cannot_be_watched_say_why_and_what_next(closed: Path, factory: str, words: str, hint: str) -> None:
+def test_models_that_cannot_be_watched_say_why_and_what_next(kind: str, words: str, hint: str) -> None:
     with pytest.raises(ModelNotLoaded, match=f"{words}.*{hint}"):
-        load(ModelRef(target=f"{closed}:{factory}"))
+        load(made(kind))
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_what_can_be_opened_is_opened(closed: Path) -> None:
-    assert describe(ModelRef(target=f"{closed}:warmed")).by_fqn["0"].parameter_bytes == 60
-    graph = describe(ModelRef(target=f"{closed}:old_norm"))
+def test_what_can_be_opened_is_opened() -> None:
+    assert describe(made("warmed")).by_fqn["0"].parameter_bytes == 60
+    graph = describe(made("old_norm"))
     assert graph.chain == ("0", "1") and preset("all", graph).blocks
     spec = RunSpec(model=graph.model, policy=Policy.recompute(["0"]), optimizer="adamw")
     with preserve_global_state():
@@ -149,8 +143,8 @@ def test_what_can_be_opened_is_opened(closed: Path) -> None:
         graph_of(load(graph.model).model, torch.ones(2, 4))
 
 
-def test_a_sparse_gradient_needs_another_optimizer(closed: Path) -> None:
-    spec = RunSpec(model=ModelRef(target=f"{closed}:sparse"))
+def test_a_sparse_gradient_needs_another_optimizer() -> None:
+    spec = RunSpec(model=made("sparse"))
     with preserve_global_state():
         with pytest.raises(BadInput, match=r"gradient of 0 is sparse.*AdamW.*sgd.*sparse=False"):
             prepare(spec)
@@ -158,29 +152,18 @@ def test_a_sparse_gradient_needs_another_optimizer(closed: Path) -> None:
         assert run_step(prepare(msgspec.structs.replace(spec, frozen=("0",)))) > 0
 
 
-class Ddp(nn.Module):
-    """Holds what it wraps as DistributedDataParallel does."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-
-class Compiled(nn.Module):
-    """Holds what it wraps as torch.compile does."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self._orig_mod = module
+def held(module: nn.Module, name: str = "module") -> nn.Module:
+    """Holds a module as DistributedDataParallel does, or under another name."""
+    holder = nn.Module()
+    holder.add_module(name, module)
+    return holder
 
 
-class Own(nn.Module):
+def own() -> nn.Module:
     """Has a part called `module`, and a tensor beside it: no wrapper."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.module = nn.Linear(2, 2)
-        self.scale = nn.Parameter(torch.ones(1))
+    holder = held(nn.Linear(2, 2))
+    holder.scale = nn.Parameter(torch.ones(1))
+    return holder
 
 
 def net() -> nn.Sequential:
@@ -189,7 +172,7 @@ def net() -> nn.Sequential:
 
 def test_wrappers_do_not_show_in_a_name() -> None:
     plain = net()
-    wrapped = Ddp(nn.Sequential(checkpoint_wrapper(plain[0]), Compiled(plain[1])))
+    wrapped = held(nn.Sequential(checkpoint_wrapper(plain[0]), held(plain[1], "_orig_mod")))
     for names in (plain_parameters, plain_buffers):
         assert {name: id(value) for name, value in names(wrapped).items()} == {
             name: id(value) for name, value in names(plain).items()
@@ -198,9 +181,9 @@ def test_wrappers_do_not_show_in_a_name() -> None:
 
 
 def test_a_part_called_module_is_no_wrapping() -> None:
-    assert inside(Ddp(net())) == "module" and inside(Own()) == "" and inside(net()) == ""
-    assert set(plain_parameters(Own())) == {"scale", "module.weight", "module.bias"}
-    assert set(plain_buffers(Ddp(net()))) == {f"1.{name}" for name in net()[1]._buffers}
+    assert inside(held(net())) == "module" and inside(own()) == "" and inside(net()) == ""
+    assert set(plain_parameters(own())) == {"scale", "module.weight", "module.bias"}
+    assert set(plain_buffers(held(net()))) == {f"1.{name}" for name in net()[1]._buffers}
 
 
 def test_a_shared_module_stands_under_all_its_names_and_a_circle_ends() -> None:

@@ -28,7 +28,9 @@ from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.block_names import shape_of
 from explorer.record.files import PolicyFile
 from explorer.record.policy import Policy, Unit
+from tests.engine.policy import test_segments
 from tests.engine.policy.nets import assert_same, bits, net, reruns, second_order
+from tests.engine.policy.test_segments import N_BLOCKS, TWO, made
 
 UNITS = (
     ("stem",),
@@ -87,8 +89,25 @@ def test_nothing_is_recomputed_without_gradients_and_everything_in_eval_mode() -
         assert reruns(model) == ["blocks.0"]
 
 
-def test_a_policy_changes_nothing_visible_and_undo_leaves_no_trace() -> None:
-    model = net()
+def listed() -> nn.Module:
+    return made(test_segments.Net)
+
+
+@pytest.mark.parametrize(
+    ("make", "units", "wrapped"),
+    [
+        (
+            net,
+            ["", "blocks.0", "blocks.1", "chain", ("chain.0", "chain.1"), ("chain.3", "chain.4")],
+            ["", "blocks.0", "blocks.1", "chain"],
+        ),
+        (listed, [*TWO, "blocks.0.up"], ["blocks.0", "blocks.0.up", *(f"blocks.{i}" for i in range(1, N_BLOCKS))]),
+    ],
+)
+def test_a_policy_changes_nothing_visible_and_undo_leaves_no_trace(
+    make: Callable[[], Any], units: list[Any], wrapped: list[str]
+) -> None:
+    model = make()
     model.blocks[1].forward = model.blocks[1].forward  # a user's patch on the instance
 
     def appearance() -> tuple[object, ...]:
@@ -97,10 +116,9 @@ def test_a_policy_changes_nothing_visible_and_undo_leaves_no_trace() -> None:
         return names, list(model.state_dict()), [type(m) for m in model.modules()], repr(model)
 
     before, before_by_eye = {name: dict(vars(m)) for name, m in model.named_modules()}, appearance()
-    units = ["", "blocks.0", "blocks.1", "chain", ("chain.0", "chain.1"), ("chain.3", "chain.4")]
     handle = apply_policy(model, Policy.recompute(units))
     assert appearance() == before_by_eye
-    assert [name for name, m in model.named_modules() if wraps_on(m)] == ["", "blocks.0", "blocks.1", "chain"]
+    assert [name for name, m in model.named_modules() if wraps_on(m)] == wrapped
     handle.undo()
     handle.undo()
     assert {name: dict(vars(m)) for name, m in model.named_modules()} == before
@@ -118,15 +136,24 @@ def through_torch_save(model: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, through_pickle, through_torch_save])
-def test_a_copy_keeps_the_policy_and_runs_its_own_weights(copied: Callable[[nn.Module], nn.Module]) -> None:
-    model = net()
-    apply_policy(model, Policy.recompute(["", "blocks.0", ("chain.0", "chain.1")]))
+@pytest.mark.parametrize(
+    ("make", "units", "ran"),
+    [
+        (net, ["", "blocks.0", ("chain.0", "chain.1")], ["", "blocks.0", "chain.0"]),
+        (listed, TWO, ["blocks.0", "blocks.2"]),
+    ],
+)
+def test_a_copy_keeps_the_policy_and_runs_its_own_weights(
+    make: Callable[[], Any], units: list[Any], ran: list[str], copied: Callable[[nn.Module], nn.Module]
+) -> None:
+    model = make()
+    apply_policy(model, Policy.recompute(units))
     twin = copied(model)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(float("nan"))
-    assert_same(bits(net()), bits(twin))
-    assert sorted(reruns(twin)) == ["", "blocks.0", "chain.0"]
+    assert_same(bits(make()), bits(twin))
+    assert sorted(reruns(twin)) == ran
     assert all(p.isnan().all() for p in model.parameters())
 
 
@@ -218,9 +245,10 @@ def test_saved_operators_and_offload_keep_results_and_running_statistics() -> No
             assert len(reruns(model)) == n_reruns
 
 
-def test_second_order_is_exact() -> None:
-    bare, model = net(), net()
-    with apply_policy(model, Policy.recompute(["blocks.0", "blocks.1", ("chain.0", "chain.1")])):
+@pytest.mark.parametrize(("make", "units"), [(net, ["blocks.0", "blocks.1", ("chain.0", "chain.1")]), (listed, TWO)])
+def test_second_order_is_exact(make: Callable[[], Any], units: list[Any]) -> None:
+    bare, model = make(), make()
+    with apply_policy(model, Policy.recompute(units)):
         pairs = list(zip(second_order(bare), second_order(model), strict=True))
     assert all(torch.equal(a, b) for a, b in pairs)
     assert all(torch.equal(a, b) for a, b in zip(bare.buffers(), model.buffers(), strict=True))
