@@ -28,8 +28,8 @@ from explorer.engine.compare.judgement import judge_programs
 from explorer.engine.compare.programs import Step, step_programs
 from explorer.engine.compare.watched import RerunDraws
 from explorer.engine.device.device import device_of, device_of_model
+from explorer.engine.model.equal_models import same_parameters
 from explorer.engine.model.loaded import types_of
-from explorer.engine.model.plain_names import same_parameters
 from explorer.engine.policy.apply import checkpointing_off, policy_of
 from explorer.engine.state.global_state import deterministic_kernels, preserve_global_state
 from explorer.engine.state.snapshot import StepSnapshot

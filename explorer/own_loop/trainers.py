@@ -44,19 +44,20 @@ class WatchCallback:
         if self.watch is not None:
             self.watch.close()
 
+    def on_train_end(self, *args: object, **kwargs: object) -> None:
+        """A trainer calls this hook also after a stop; transformers' Trainer does not after an error."""
+        self.end()
+
 
 class HuggingFaceHooks(WatchCallback):
-    """The hooks of transformers' Trainer, which calls `on_train_end` also after a stop, but not after an error."""
+    """The hooks of transformers' Trainer."""
 
     def on_train_begin(self, args: object, state: object, control: object, **kwargs: Any) -> None:
         self.begin(kwargs["model"], kwargs.get("optimizer"), "Trainer")
 
-    def on_train_end(self, args: object, state: object, control: object, **kwargs: object) -> None:
-        self.end()
-
 
 class LightningHooks(WatchCallback):
-    """The hooks of Lightning's Trainer, which calls `on_train_end` also after a stop."""
+    """The hooks of Lightning's Trainer."""
 
     def on_train_start(self, trainer: object, pl_module: nn.Module) -> None:
         self.begin(pl_module, None, type(pl_module).__name__)
@@ -65,9 +66,6 @@ class LightningHooks(WatchCallback):
         """Writes the file of a refused step, before the error leaves the trainer, and ends the watch."""
         if self.watch is not None and isinstance(exception, Exception):
             self.watch.refused(exception)
-        self.end()
-
-    def on_train_end(self, trainer: object, pl_module: object) -> None:
         self.end()
 
 

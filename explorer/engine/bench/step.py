@@ -18,9 +18,9 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from explorer.engine.model.equal_models import separate_copy
 from explorer.engine.model.load import function_of, load_for
 from explorer.engine.model.loaded import Loaded, call, move_to, refuse_sparse_under_adamw
-from explorer.engine.model.separate_copy import separate_copy
 from explorer.engine.policy.apply import PolicyHandle, apply_policy
 from explorer.engine.state.rng import seed_everything
 from explorer.errors import BadInput, NotOnThisDevice, nearest

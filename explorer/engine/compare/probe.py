@@ -34,7 +34,7 @@ from explorer.engine.bench.step import Trainee, autocast, forward_backward, prep
 from explorer.engine.compare.outcome import fingerprint
 from explorer.engine.compare.programs import input_gradients
 from explorer.engine.device.subprocess_call import call_in_subprocess
-from explorer.engine.model.separate_copy import copy_batch
+from explorer.engine.model.equal_models import copy_batch
 from explorer.engine.policy import units
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.policy.units import Recomputing, Wrap

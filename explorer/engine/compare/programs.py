@@ -38,9 +38,8 @@ from explorer.engine.bench.step import (
 from explorer.engine.compare.diffs import Tensors, is_floating
 from explorer.engine.compare.watched import StateAudit
 from explorer.engine.device.device import device_of
+from explorer.engine.model.equal_models import copy_batch, plain_buffers, plain_modules, plain_parameters
 from explorer.engine.model.loaded import Loaded, call
-from explorer.engine.model.plain_names import plain_buffers, plain_modules, plain_parameters
-from explorer.engine.model.separate_copy import copy_batch
 from explorer.engine.state.bits import is_sparse_equal, laid_out_as, whole
 from explorer.engine.state.rng import seed_everything
 from explorer.engine.state.snapshot import ModelSnapshot, OptimizerSnapshot, SharedSnapshot

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from explorer.engine.compare.diffs import in_double, is_floating
-from explorer.engine.model.plain_names import plain_modules
+from explorer.engine.model.equal_models import plain_modules
 from explorer.engine.state.state_diff import State, StateKey, read_state, same_state, short_text
 from explorer.engine.watch.scopes import BlockWatch, Frame
 from explorer.record.allocations import Phase

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from explorer.engine.device.device import device_of
 from explorer.engine.device.without_data import is_without_data
 from explorer.engine.model.blocks import chain_of, cut_points, has_running_statistics, module_fields, repeated_as
+from explorer.engine.model.equal_models import deep_copy
 from explorer.engine.model.load import load
 from explorer.engine.model.loaded import (
     HOOKS_ARE_NEEDED,
@@ -28,7 +29,6 @@ from explorer.engine.model.loaded import (
     move_to,
     refuse_unopenable,
 )
-from explorer.engine.model.separate_copy import deep_copy
 from explorer.engine.state.rng import RngState
 from explorer.engine.state.snapshot import SharedSnapshot
 from explorer.engine.watch.block_facts import BlockNotes, Consecutive

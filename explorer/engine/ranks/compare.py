@@ -23,9 +23,9 @@ from explorer.engine.bench.step import Trainee, autocast, torch_dtype, trainee_o
 from explorer.engine.compare.judgement import judge_programs
 from explorer.engine.compare.programs import Step, step_programs
 from explorer.engine.device.device import device_of
+from explorer.engine.model.equal_models import plain_buffers, same_parameters
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import call, move_to
-from explorer.engine.model.plain_names import plain_buffers, same_parameters
 from explorer.engine.ranks.real import measure_rank, run_on_ranks
 from explorer.engine.ranks.split import mesh_of, split_model
 from explorer.engine.state.global_state import preserve_global_state

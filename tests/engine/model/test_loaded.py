@@ -12,10 +12,17 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 from explorer.engine.bench.step import forward_backward, prepare, run_step
 from explorer.engine.model.describe import describe
+from explorer.engine.model.equal_models import (
+    inside,
+    is_equal_start,
+    lost_state,
+    plain_buffers,
+    plain_modules,
+    plain_parameters,
+    separate_copy,
+)
 from explorer.engine.model.load import load
 from explorer.engine.model.loaded import Loaded, blaming, call, default_loss, move_to
-from explorer.engine.model.plain_names import inside, plain_buffers, plain_modules, plain_parameters
-from explorer.engine.model.separate_copy import is_equal_start, lost_state, separate_copy
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.errors import BadInput, ModelFailed, ModelNotLoaded
 from explorer.plan.policy.presets import preset
