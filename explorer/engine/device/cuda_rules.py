@@ -293,19 +293,14 @@ def _is_for_flash(call: _Call, capability: tuple[int, ...]) -> bool:
 
 def _is_for_efficient(call: _Call, capability: tuple[int, ...]) -> bool:
     types = (torch.float32, *HALF) if capability >= (8, 0) else (torch.float32, torch.float16)
-    grain = _aligned_elements(call.is_half, capability)
+    has_matrix_units = capability >= (8, 0) or (capability >= (7, 0) and call.is_half)
+    grain = (8 if call.is_half else 4) if has_matrix_units else 1  # `minimum_gemm_alignment`: elements of a row
     return (
         call.query.dtype in types
         and call.has_equal_heads
         and call.head == call.key.shape[-1]
         and call.head % grain == call.value.shape[-1] % grain == 0
     )
-
-
-def _aligned_elements(is_half: bool, capability: tuple[int, ...]) -> int:
-    """Elements that a row has to be a multiple of (`minimum_gemm_alignment`)."""
-    has_matrix_units = capability >= (8, 0) or (capability >= (7, 0) and is_half)
-    return (8 if is_half else 4) if has_matrix_units else 1
 
 
 def _cudnn(call: _Call) -> Tensor:
