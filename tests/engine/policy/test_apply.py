@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import random
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -60,17 +59,6 @@ def test_any_policy_gives_the_bare_step_bit_by_bit(
         again = net()
         bits(again)
         assert_same(bits(again, seed=2), bits(model, seed=2))  # running statistics add up
-
-
-@pytest.mark.parametrize(("option", "value"), [("preserve_rng_state", False), ("running_stats", "every_forward")])
-def test_the_options_that_protect_can_be_seen_to_protect(option: str, value: object) -> None:
-    model = net()
-    bare = bits(net())
-    with (
-        apply_policy(model, Policy.recompute(["blocks.0", "blocks.1"], **{option: value})),
-        pytest.raises(AssertionError),
-    ):
-        assert_same(bare, bits(model))
 
 
 def test_every_unit_runs_again_exactly_once_and_nothing_else_does() -> None:
@@ -181,7 +169,7 @@ def test_hooks_fire_on_the_block_once_and_below_it_twice() -> None:
 
 
 class Noise(nn.Module):
-    """Multiplies by numbers drawn from everywhere torch does not look."""
+    """Multiplies by numbers that torch does not look for. Those of Python and numpy are traps of hazards."""
 
     def __init__(self, source: str) -> None:
         super().__init__()
@@ -191,15 +179,7 @@ class Noise(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.linear(x)
-        if self.source == "own":
-            return x * torch.rand(x.shape, generator=self.own)
-        if self.source == "global":
-            return x * torch.rand(x.shape, generator=GLOBAL)
-        if self.source == "numpy":
-            import numpy
-
-            return x * torch.from_numpy(numpy.random.rand(*x.shape)).float()
-        return x * torch.full_like(x, random.random())  # a bare float would be kept by the autograd node
+        return x * torch.rand(x.shape, generator=self.own if self.source == "own" else GLOBAL)
 
 
 GLOBAL = torch.Generator()
@@ -212,13 +192,7 @@ def noisy(source: str) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("source", "names", "generators"),
-    [
-        ("own", ("1.own", "3.own"), ()),
-        ("python", ("python",), ()),
-        ("numpy", ("numpy",), ()),
-        ("global", (), (GLOBAL,)),
-    ],
+    ("source", "names", "generators"), [("own", ("1.own", "3.own"), ()), ("global", (), (GLOBAL,))]
 )
 def test_generators_torch_does_not_stash_are_restored_when_named(
     source: str, names: tuple[str, ...], generators: tuple[torch.Generator, ...]

@@ -19,7 +19,7 @@ from explorer.engine.model.describe import describe
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.state.global_state import deterministic_kernels, tf32_kinds, without_tf32
-from explorer.engine.state.rng import OutsideRng, RngState, seed_everything, set_state
+from explorer.engine.state.rng import RngState, seed_everything, set_state
 from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
@@ -197,19 +197,3 @@ def test_a_seed_decides_everything(seed: int) -> None:
     draws(net)
     seed_everything(seed)
     assert RngState.capture().positions() == first
-
-
-def test_outside_generators_go_back_and_return() -> None:
-    own, shared = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
-    outside = OutsideRng(("python", "numpy"), (own,), (shared,))
-    at_forward = outside.read()
-
-    def drawn() -> tuple[object, ...]:
-        return random.random(), numpy.random.rand(), torch.rand(1, generator=own), torch.rand(1, generator=shared)
-
-    first = drawn()
-    later = outside.read()
-    outside.write(at_forward)
-    assert drawn() == first
-    outside.write(later)
-    assert drawn() != first
