@@ -1,7 +1,7 @@
 """A recorded history: the state before its first event, the bytes after each event, and what other options would do.
 
 `Books` plays none of the allocator's rules: a block's place shows its size, because a rest too small to be split off
-lies between the block and the next one. `engine/device/cuda_allocator.py` reads a step of its own this way. The same
+lies between the block and the next one. `engine/device/allocator.py` reads a step of its own this way. The same
 requests then go through `caching_allocator.py` under other options.
 """
 
