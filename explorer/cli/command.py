@@ -31,6 +31,7 @@ _PIPE_WIDTH = 120
 _FIGURE = re.compile(r"[+×≈\N{MINUS SIGN}-]?[\d,.]+(e[+-]?\d+)?( |$)|(not measured|none known)$")
 _LONGEST_WORD = 14
 """Letters of a word that a narrow terminal does not break."""
+_in_output = functools.partial(typer.Option, rich_help_panel="Output")
 FIT_COLOURS = {"exact": "green", "approximated": "yellow", "not expressible": "red"}
 
 
@@ -38,13 +39,8 @@ FIT_COLOURS = {"exact": "green", "approximated": "yellow", "not expressible": "r
 class Output:
     """Form of a command's answer."""
 
-    json: Annotated[
-        bool,
-        typer.Option("--json", help="One JSON document on stdout and nothing else there.", rich_help_panel="Output"),
-    ] = False
-    traceback: Annotated[
-        bool, typer.Option("--traceback", help="After an error, show where it was raised.", rich_help_panel="Output")
-    ] = False
+    json: Annotated[bool, _in_output("--json", help="One JSON document on stdout and nothing else there.")] = False
+    traceback: Annotated[bool, _in_output("--traceback", help="After an error, show where it was raised.")] = False
 
 
 class RunFailed(ExplorerError):

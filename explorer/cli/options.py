@@ -42,26 +42,19 @@ def bounded(kind: type[Record], name: str, *flags: str, panel: str | None = None
     return typer.Option(*flags, min=low, max=high, rich_help_panel=panel, **options)
 
 
+_number = partial(bounded, RunSpec, panel="Step")
+_FORMS = f"A policy file, settings of a training program, a pattern, or {', '.join(PRESETS)}."
+
 Model = Annotated[
     str, typer.Argument(help="sample_models/gpt.py, path/file.py:factory, package.module:factory or hf:CONFIG.")
 ]
 PolicyPath = Annotated[str, typer.Argument(metavar="policy.yaml", help="A policy file.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write to a file instead of stdout.")]
-PolicyOut = Annotated[
-    Path | None, in_output("--out", metavar="FILE", help="Write the policy file, with its evidence or split.")
-]
-Predict = Annotated[
-    bool,
-    in_step("--predict", help="Allocate and run nothing: every figure is predicted. For models that do not fit here."),
-]
-PolicyName = Annotated[
-    str,
-    typer.Option(
-        "--policy",
-        metavar="FILE|PRESET",
-        help=f"A policy file, settings of a training program, blocks or patterns, or {', '.join(PRESETS)}.",
-    ),
-]
+PolicyOut = Annotated[Path | None, in_output("--out", metavar="FILE", help="Write the policy file.")]
+Predict = Annotated[bool, in_step("--predict", help="Predict every figure; allocate and run nothing.")]
+PolicyName = Annotated[str, typer.Option("--policy", metavar="FILE|PRESET", help=_FORMS)]
+Names = list[str] | None
+"""Values of an option that may be repeated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +62,8 @@ class ModelOptions:
     """Which variant of the model."""
 
     size: Annotated[str | None, in_model(help="Name in the file's SIZES; small where it has one.")] = None
-    arguments: Annotated[
-        list[str] | None, in_model("--set", metavar="NAME=VALUE", help="Argument of the factory; may be repeated.")
-    ] = None
-    weights: Annotated[Path | None, in_model(metavar="FILE", help="Weights to begin from: .safetensors, or .pt.")] = (
-        None
-    )
+    arguments: Annotated[Names, in_model("--set", metavar="NAME=VALUE", help="Argument of the factory.")] = None
+    weights: Annotated[Path | None, in_model(metavar="FILE", help="Weights to begin from.")] = None
     seed: Annotated[int, bounded(RunSpec, "seed", panel="Model", help="Of parameters, batch and dropout.")] = 0
 
     def ref(self, target: str) -> ModelRef:
@@ -95,9 +84,7 @@ class ConditionOptions(ModelOptions):
     device: Annotated[Literal["cpu", "cuda"], in_step()] = "cpu"
     autocast: Annotated[Literal["none", "bfloat16", "float16"], in_step()] = "none"
     mode: Annotated[Literal["train", "eval"], in_step()] = "train"
-    frozen: Annotated[
-        list[str] | None, in_step(metavar="BLOCK", help="Block whose parameters need no gradient; may be repeated.")
-    ] = None
+    frozen: Annotated[Names, in_step(metavar="BLOCK", help="Block whose parameters need no gradient.")] = None
 
     def spec(self, target: str) -> RunSpec:
         """The step with everything kept. Raises BadInput for options that say nothing, or nothing together."""
@@ -114,21 +101,13 @@ class StepOptions(ConditionOptions):
         in_step(help="Of parameters and floating inputs; own: as the model is built."),
     ] = "own"
     optimizer: Annotated[Literal["adamw", "sgd", "none"], in_step(help="none: backward only.")] = "adamw"
-    n_accumulation: Annotated[
-        int,
-        bounded(
-            RunSpec, "n_accumulation", "--accumulate", panel="Step", help="Microbatches before the optimizer step."
-        ),
-    ] = 1
+    n_accumulation: Annotated[int, _number("n_accumulation", "--accumulate", help="Microbatches of a step.")] = 1
     holds_output: Annotated[
         bool | None,
-        in_step(
-            "--hold-output/--drop-output",
-            help="Whether a variable holds the model's output until the step is over. By default for a card alone.",
-        ),
+        in_step("--hold-output/--drop-output", help="Whether the output is held to the end; by default for a card."),
     ] = None
-    n_repeats: Annotated[int, bounded(RunSpec, "n_repeats", "--repeats", panel="Step", help="Timed steps.")] = N_REPEATS
-    n_threads: Annotated[int, bounded(RunSpec, "n_threads", "--threads", panel="Step", help="CPU threads.")] = 1
+    n_repeats: Annotated[int, _number("n_repeats", "--repeats", help="Timed steps.")] = N_REPEATS
+    n_threads: Annotated[int, _number("n_threads", "--threads", help="CPU threads.")] = 1
     memory_limit: Annotated[str | None, in_limits(metavar="SIZE", help="Such as 1.5GiB; more is out of memory.")] = None
     time_limit_s: Annotated[
         float, bounded(RunSpec, "time_limit_s", "--time-limit", metavar="SECONDS", panel="Limits")
@@ -147,17 +126,9 @@ class CardStepOptions(StepOptions):
 
     predict: Predict = False
     card: Annotated[
-        str | None,
-        in_step(
-            "--card",
-            metavar="NAME|SIZE",
-            help="With --predict: what this GPU would hold, by CUDA's rules. Such as b200 or 24GiB.",
-        ),
+        str | None, in_step(metavar="NAME|SIZE", help="With --predict: what this GPU holds. Such as b200 or 24GiB.")
     ] = None
-    allocator: Annotated[
-        str,
-        in_step("--allocator", metavar="OPTIONS", help="PYTORCH_CUDA_ALLOC_CONF of the card; empty: torch's defaults."),
-    ] = ""
+    allocator: Annotated[str, in_step(metavar="OPTIONS", help="PYTORCH_CUDA_ALLOC_CONF of the card.")] = ""
 
     def spec(self, target: str) -> RunSpec:
         spec = super().spec(target)
@@ -177,24 +148,15 @@ class RankStepOptions(CardStepOptions):
     """Options of a step that ranks may share."""
 
     n_ranks: Annotated[
-        int | None,
-        bounded(Ranks, "n_ranks", "--ranks", panel="Ranks", help="Processes, each with this batch."),
+        int | None, bounded(Ranks, "n_ranks", "--ranks", panel="Ranks", help="Processes, each with this batch.")
     ] = None
-    fsdp: Annotated[
-        bool,
-        in_ranks("--fsdp", help="FSDP2: each repeated block and the whole are a unit. --fsdp 64 also says --ranks 64."),
-    ] = False
+    fsdp: Annotated[bool, in_ranks("--fsdp", help="FSDP2. --fsdp 64 also says --ranks 64.")] = False
     ddp: Annotated[bool, in_ranks("--ddp", help="DistributedDataParallel.")] = False
     reshard: Annotated[
         bool | None,
-        in_ranks(
-            "--reshard/--no-reshard",
-            help="Free gathered parameters after forward (default), or keep them. A plan chooses, unless told.",
-        ),
+        in_ranks("--reshard/--no-reshard", help="Free gathered parameters after forward (default), or keep them."),
     ] = None
-    n_tensor: Annotated[
-        int, bounded(Ranks, "n_tensor", "--tp", help="Ranks that share each product.", panel="Ranks")
-    ] = 1
+    n_tensor: Annotated[int, bounded(Ranks, "n_tensor", "--tp", panel="Ranks", help="Ranks of a product.")] = 1
     parallelize: Annotated[
         str, in_ranks(metavar="FILE.py:FUNCTION", help="function(model, mesh) that splits it, instead of its own plan.")
     ] = ""

@@ -22,22 +22,8 @@ from msgspec.structs import replace
 
 from explorer.child_process.forks import Answering, Forks
 from explorer.errors import ExplorerError
+from explorer.jobs import protocol
 from explorer.jobs.job_process import JobProcess, new_folder
-from explorer.jobs.protocol import (
-    RESULTS,
-    Event,
-    Failed,
-    FindPlans,
-    Finished,
-    Request,
-    Submit,
-    models_of,
-    run_for,
-    run_key,
-    specs_of,
-    time_limit_s,
-    timed_out,
-)
 from explorer.jobs.run_file import KINDS, graph_of, with_graph
 from explorer.jobs.store import Store, Turn, default_path
 from explorer.jobs.worker import ENGINE, WorkerProgram, settings
@@ -61,7 +47,7 @@ _MOST_GRAPHS = 8
 class Job:
     """A request that the worker answers. Any thread may read any attribute at any time."""
 
-    def __init__(self, worker: Worker, job_id: str, request: Request, *, keep: bool) -> None:
+    def __init__(self, worker: Worker, job_id: str, request: protocol.Request, *, keep: bool) -> None:
         self.id = job_id
         self.request = request
         self.progress = Progress(what="waiting for the worker", done=0, total=0)
@@ -130,14 +116,14 @@ class Worker:
         self._graphs: dict[str, ModelGraph] = {}
         self._numbers = itertools.count(1)
 
-    def submit(self, request: Request, *, keep: bool = True) -> Job:
+    def submit(self, request: protocol.Request, *, keep: bool = True) -> Job:
         """Returns at once. With `keep` a finished run is in the store before the job is finished.
 
         Raises BadInput if a text of the request cannot be written, UnreadableFile for a run specification beyond its
         limits.
         """
         to_msgpack(request)
-        for spec in specs_of(request):
+        for spec in protocol.specs_of(request):
             from_plain(to_plain(spec), RunSpec)
         with self._changed:
             # The random part distinguishes the app's jobs from jobs of an earlier app, whose ids are still in URLs.
@@ -212,9 +198,9 @@ class Worker:
 
     def _turn(self, job: Job) -> AbstractContextManager[Turn | None]:
         """The turn of a job whose result is stored; of any other job, none."""
-        if job._keep and RESULTS[type(job.request)] in KINDS.values():
+        if job._keep and protocol.RESULTS[type(job.request)] in KINDS.values():
             with suppress(OSError, ValueError):  # a model's name that is no path
-                return Turn(self.store_path, run_key(job.request))
+                return Turn(self.store_path, protocol.run_key(job.request))
         return nullcontext()
 
     def _has_result(self, job: Job, turn: Turn | None) -> bool:
@@ -226,14 +212,14 @@ class Worker:
         if turn is not None and turn.run_id is not None:
             with suppress(ExplorerError):  # the run is deleted already
                 result = Store(self.store_path).load(turn.run_id)
-                self._end(job, Finished(result=to_msgpack(result), run_id=turn.run_id))
+                self._end(job, protocol.Finished(result=to_msgpack(result), run_id=turn.run_id))
         return job.finished
 
     def _run(self, job: Job) -> None:
         with tempfile.TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as folder:
             with self._changed:
                 graph = self._graphs.get(_graph_key(job.request))
-                submitted = Submit(request=job.request, keep=job._keep, graph=graph)
+                submitted = protocol.Submit(request=job.request, keep=job._keep, graph=graph)
                 job._process = process = JobProcess(submitted, self._start, folder)
                 if job.finished:  # cancelled meanwhile
                     process.kill()
@@ -243,7 +229,7 @@ class Worker:
             finally:
                 process.close()
 
-    def _start(self, submitted: Submit, folder: str, cancels: int) -> Answering:
+    def _start(self, submitted: protocol.Submit, folder: str, cancels: int) -> Answering:
         self.warm()
         arguments = to_msgpack(submitted), str(self.store_path), folder
         needs = self._program.needs(submitted.request)
@@ -256,27 +242,28 @@ class Worker:
             job.progress = progress
             if not job._began:
                 job._began = True
-                seconds = time_limit_s(job.request) + self._grace_s
-                self._kill_later(job, seconds, failure_of(timed_out(job.request), in_step=False))
+                seconds = protocol.time_limit_s(job.request) + self._grace_s
+                self._kill_later(job, seconds, failure_of(protocol.timed_out(job.request), in_step=False))
         if progress.part:
-            part = from_msgpack(progress.part, RESULTS[type(job.request)])
+            part = from_msgpack(progress.part, protocol.RESULTS[type(job.request)])
             if job.part is not None and graph_of(part) is None:  # a page that looks late sees the last part alone
                 part = with_graph(part, graph_of(job.part))
             job.part = part
             with self._changed:
                 self._note_graph(job.request, job.part)
 
-    def _end(self, job: Job, answer: Event) -> None:
-        if isinstance(answer, Failed):
+    def _end(self, job: Job, answer: protocol.Event) -> None:
+        if isinstance(answer, protocol.Failed):
             self._finish(job, failure=job._if_killed or self._with_words(answer.failure))
-        elif isinstance(answer, Finished):
-            result = from_msgpack(answer.result, RESULTS[type(job.request)])  # a long timeline takes a while to read
+        elif isinstance(answer, protocol.Finished):
+            kind = protocol.RESULTS[type(job.request)]
+            result = from_msgpack(answer.result, kind)  # a long timeline takes a while to read
             with self._changed:
                 job.result, job.run_id, job.warning = result, answer.run_id, answer.warning
                 self._note_graph(job.request, result)
                 self._finish(job)
                 for other in self.open_jobs():
-                    if (run := run_for(other.request, result)) is not None:
+                    if (run := protocol.run_for(other.request, result)) is not None:
                         other.result = run
                         self._finish(other)
 
@@ -287,7 +274,7 @@ class Worker:
         words = self._server_words.read_text(errors="replace").strip()
         return replace(failure, traceback=f"{failure.traceback}\n{words}".strip())
 
-    def _note_graph(self, request: Request, result: Record) -> None:
+    def _note_graph(self, request: protocol.Request, result: Record) -> None:
         graph = result.graph if isinstance(result, Measurement) else result
         if isinstance(graph, ModelGraph):
             self._graphs[_graph_key(request)] = graph
@@ -301,7 +288,7 @@ class Worker:
             elif not job.finished:
                 job._process.cancel()
                 # A search has nothing to put away, and its solver does not listen: a visitor's run would wait for it.
-                grace_s = 0.0 if isinstance(job.request, FindPlans) else self._grace_s
+                grace_s = 0.0 if isinstance(job.request, protocol.FindPlans) else self._grace_s
                 self._kill_later(job, grace_s, _cancelled("The run was cancelled."))
 
     def _kill_later(self, job: Job, seconds: float, failure: Failure) -> None:
@@ -338,9 +325,9 @@ class Worker:
             del self._jobs[job_id]
 
 
-def _graph_key(request: Request) -> str:
+def _graph_key(request: protocol.Request) -> str:
     """Key of the model's graph, equal for a description of a model and for runs of the model."""
-    return repr((getattr(request, "without_data", False), models_of(request)[:1]))
+    return repr((getattr(request, "without_data", False), protocol.models_of(request)[:1]))
 
 
 def _cancelled(sentence: str) -> Failure:

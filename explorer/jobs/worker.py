@@ -20,28 +20,7 @@ from msgspec.structs import replace
 
 from explorer.child_process.forks import WARM
 from explorer.errors import Cancelled, NotSaved
-from explorer.jobs.protocol import (
-    Compare,
-    Describe,
-    DrawAutograd,
-    Event,
-    Failed,
-    FindJointPlan,
-    FindPlans,
-    Finished,
-    Measure,
-    MeasureRanks,
-    OpenRanks,
-    ProfileStages,
-    Reported,
-    Request,
-    RunLab,
-    RunPipeline,
-    Submit,
-    time_limit_s,
-    timed_out,
-    write_frame,
-)
+from explorer.jobs import protocol
 from explorer.jobs.run_file import is_kept, with_graph
 from explorer.jobs.store import Store
 from explorer.record.base import Record, from_msgpack, to_msgpack
@@ -52,7 +31,7 @@ from explorer.record.policy import Policy
 from explorer.record.run import Ranks, RunSpec
 
 
-def answer(request: Request, report: Report) -> Record:
+def answer(request: protocol.Request, report: Report) -> Record:
     """The engine's answer to a request, within the memory of the machine. Raises the engine's errors."""
     from explorer.engine.device.memory_limit import machine_memory_limit
     from explorer.engine.device.subprocess_call import one_thread_between_steps
@@ -62,7 +41,7 @@ def answer(request: Request, report: Report) -> Record:
         return _answer(request, report)
 
 
-def _described(request: Describe, report: Report) -> Record:
+def _described(request: protocol.Describe, report: Report) -> Record:
     from explorer.engine.device.without_data import fake_group, without_data
     from explorer.engine.model.describe import describe
 
@@ -71,7 +50,7 @@ def _described(request: Describe, report: Report) -> Record:
         return describe(request.model, seed=request.seed, device=request.device, report=report)
 
 
-def _measured(request: Measure, report: Report) -> Record:
+def _measured(request: protocol.Measure, report: Report) -> Record:
     from explorer.engine.bench import measure as ways
 
     if request.own_optimizer:
@@ -87,7 +66,7 @@ def _measured(request: Measure, report: Report) -> Record:
     return ways.measure(request.spec, report)
 
 
-def _plans(request: FindPlans, report: Report) -> Record:
+def _plans(request: protocol.FindPlans, report: Report) -> Record:
     from explorer.plan.planners.front import find_plans
 
     def played(policy: Policy) -> Measurement:
@@ -105,7 +84,7 @@ def _plans(request: FindPlans, report: Report) -> Record:
     return find_plans(request.run, request.graph, request.wish, report, played)
 
 
-def _on_ranks(request: MeasureRanks, report: Report) -> Record:
+def _on_ranks(request: protocol.MeasureRanks, report: Report) -> Record:
     if request.without_data:
         from explorer.engine.ranks.predict import predict_ranks
 
@@ -115,64 +94,58 @@ def _on_ranks(request: MeasureRanks, report: Report) -> Record:
     return measure_ranks(request.spec, report)
 
 
-def _answer(request: Request, report: Report) -> Record:
+def _answer(request: protocol.Request, report: Report) -> Record:
     match request:
-        case Describe():
+        case protocol.Describe():
             return _described(request, report)
-        case Measure():
+        case protocol.Measure():
             return _measured(request, report)
-        case MeasureRanks():
+        case protocol.MeasureRanks():
             return _on_ranks(request, report)
-        case Compare(candidate=RunSpec(ranks=Ranks())):
+        case protocol.Compare(candidate=RunSpec(ranks=Ranks())):
             from explorer.engine.ranks.compare import compare_ranks
 
             return compare_ranks(request.candidate, report)
-        case Compare():
+        case protocol.Compare():
             from explorer.engine.compare.compare import compare
 
             return compare(request.baseline, request.candidate, full=request.full, report=report)
-        case DrawAutograd():
+        case protocol.DrawAutograd():
             from explorer.engine.bench.other_tools import draw_autograd
 
             return draw_autograd(request.spec, request.block, report)
-        case FindPlans():
+        case protocol.FindPlans():
             return _plans(request, report)
-        case RunLab():
+        case protocol.RunLab():
             from explorer.lab.run import run_lab
 
             return run_lab(request.name, request.switches, device=request.device, model=request.model, report=report)
-        case _:
-            return _pipeline_answer(request, report)
-
-
-def _pipeline_answer(request: RunPipeline | OpenRanks | ProfileStages | FindJointPlan, report: Report) -> Record:
-    match request:
-        case RunPipeline():
+        case protocol.RunPipeline():
             from explorer.engine.pipeline.run import run_pipeline
 
             return run_pipeline(request.spec, request.engine, report, profile=request.profile)
-        case OpenRanks():
+        case protocol.OpenRanks():
             from explorer.engine.pipeline.run import open_results
 
             return open_results(request.spec, Path(request.folder), report)
-        case ProfileStages():
+        case protocol.ProfileStages():
             from explorer.engine.pipeline.profile import profile_blocks
 
             return profile_blocks(request.spec, request.groups, report, n_microbatches=request.n_microbatches)
-        case FindJointPlan():
+        case protocol.FindJointPlan():
             from explorer.plan.planners.joint import joint_plan
 
             return joint_plan(request.profile, request.graph, request.wish, report)
 
 
-def needs_of(request: Request) -> tuple[str, ...]:
+def needs_of(request: protocol.Request) -> tuple[str, ...]:
     """Modules that the server imports before the job starts. A first graph waits for the first module only."""
     match request:
-        case FindPlans(wish=wish):
+        case protocol.FindPlans(wish=wish):
             return WARM[: 3 if wish.card else 1]
-        case Describe() | FindJointPlan() | Measure(with_graph=True):
+        case protocol.Describe() | protocol.FindJointPlan() | protocol.Measure(with_graph=True):
             return WARM[:1]
-        case Measure() | Compare():
+        case protocol.Measure() | protocol.Compare():
             return WARM[:3]
     return WARM
 
@@ -192,12 +165,13 @@ def settings() -> dict[str, str]:
 
 def do_job(submitted: bytes, store_path: str, folder: str, events: int, cancels: int) -> None:
     """Runs one job, inside the job's process."""
-    work(answer, store_path, from_msgpack(submitted, Submit), folder, (events, cancels))
+    work(answer, store_path, from_msgpack(submitted, protocol.Submit), folder, (events, cancels))
 
 
-def work(
-    answer: Callable[[Request, Report], Record], store_path: str, submitted: Submit, folder: str, files: tuple[int, int]
-) -> None:
+Answers = Callable[[protocol.Request, Report], Record]
+
+
+def work(answer: Answers, store_path: str, submitted: protocol.Submit, folder: str, files: tuple[int, int]) -> None:
     """Answers one request; its result is stored before it is announced.
 
     `folder` takes temporary files; `files` are events and cancels.
@@ -206,27 +180,27 @@ def work(
     with contextlib.suppress(OSError):  # when memory runs out the system shall end this process, not the app
         Path("/proc/self/oom_score_adj").write_text("900")
     events, cancels = os.fdopen(files[0], "wb"), files[1]
-    pid, ends_s = os.getpid(), time.monotonic() + time_limit_s(submitted.request)
+    pid, ends_s = os.getpid(), time.monotonic() + protocol.time_limit_s(submitted.request)
 
     def report(progress: Progress) -> None:
         if os.getpid() != pid:  # a model forked, and its copy of this process came back
             os._exit(0)
         if time.monotonic() > ends_s:
-            raise timed_out(submitted.request)
+            raise protocol.timed_out(submitted.request)
         if select.select([cancels], [], [], 0)[0]:
             raise Cancelled("The run was cancelled.")
-        write_frame(events, Reported(progress=progress))
+        protocol.write_frame(events, protocol.Reported(progress=progress))
 
     try:
         report(Progress(what="starting", done=0, total=0))
         result = with_graph(answer(submitted.request, report), submitted.graph)
         encoded = to_msgpack(result)
         run_id, warning = _keep(result, encoded, store_path) if submitted.keep else (None, "")
-        event: Event = Finished(result=encoded, run_id=run_id, warning=warning)
+        event: protocol.Event = protocol.Finished(result=encoded, run_id=run_id, warning=warning)
     except BaseException as error:  # a model may raise SystemExit, or its own exception
-        event = Failed(failure=failure_of(error, in_step=False))
+        event = protocol.Failed(failure=failure_of(error, in_step=False))
     if os.getpid() == pid:
-        write_frame(events, event)
+        protocol.write_frame(events, event)
 
 
 def _keep(result: Record, encoded: bytes, store_path: str) -> tuple[str | None, str]:
@@ -244,7 +218,7 @@ class WorkerProgram:
 
     run: Callable[[bytes, str, str, int, int], None]
     warm: tuple[str, ...] = ()
-    needs: Callable[[Request], tuple[str, ...]] = lambda request: ()
+    needs: Callable[[protocol.Request], tuple[str, ...]] = lambda request: ()
 
 
 ENGINE = WorkerProgram(do_job, WARM, needs_of)

@@ -8,9 +8,8 @@ from typing import Any
 from typer.testing import CliRunner, Result
 
 from explorer.cli import main as cli
+from explorer.record import Comparison, Measurement
 from explorer.record.base import from_plain
-from explorer.record.comparison import Comparison
-from explorer.record.measurement import Measurement
 
 TINY = '''"""Three blocks with dropout, and ways to go wrong."""
 import os, time

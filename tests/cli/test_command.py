@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,18 +15,15 @@ from typer.testing import CliRunner
 
 from explorer.cli import command as cli_verb
 from explorer.cli import verbs
-from explorer.cli.main import app
+from explorer.cli.main import app, listed_verbs
 from explorer.cli.options import ModelOptions
 from explorer.cli.report import document, print_pipeline, print_record
-from explorer.cli.worker import check_writable, make_folder, print_or_write
-from explorer.errors import BadInput, NotSaved
+from explorer.errors import BadInput
 from explorer.jobs.client import Worker
-from explorer.jobs.run_file import write_file
 from explorer.plan.policy.presets import PRESETS
-from explorer.record import Policy
+from explorer.record import Policy, RunSpec
 from explorer.record.base import limits
 from explorer.record.plan import JointPlan
-from explorer.record.run import RunSpec
 from tests import graphs, pipelines
 from tests.cli.asked import read, run, wrong
 from tests.view.builders import compared, measured
@@ -89,11 +86,17 @@ def test_the_traceback_and_the_document_of_an_error(shared: Worker, tiny: str) -
     assert failed["step_peak_bytes"] is None and failed["complete"] is False, "a part of a step has no headline figure"
 
 
-def test_help_names_every_option_whole_in_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_names_every_verb_and_each_option_whole_in_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    for name, option in (("measure", "--parallelize"), ("pipeline", "--deferred-batch-norm")):
+    assert set(re.findall(r"^. (\w+) ", run("--help").stdout, flags=re.M)) >= set(listed_verbs())
+    for name, options in (
+        ("compare", PRESETS),
+        ("measure", ["--parallelize"]),
+        ("pipeline", ["--deferred-batch-norm"]),
+    ):
         text = run(name, "--help").stdout
-        assert option in text and "\u2026" not in text
+        assert all(option in text for option in options) and "\u2026" not in text
+    assert run("--version").stdout.strip()
 
 
 def test_a_full_disk_behind_stdout_is_one_sentence() -> None:
@@ -101,14 +104,6 @@ def test_a_full_disk_behind_stdout_is_one_sentence() -> None:
         command = [sys.executable, "-m", "explorer", "models"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 2 and "Traceback" not in done.stderr and "No space left" in done.stderr
-
-
-def test_every_verb_explains_itself() -> None:
-    listed = run("--help").stdout
-    for name in ("models", "graph", "measure", "compare", "check", "export", "lab", "pipeline"):
-        assert name in listed and "Usage" in run(name, "--help").stdout
-    assert all(name in run("compare", "--help").stdout for name in PRESETS)
-    assert run("--version").stdout.strip()
 
 
 def test_the_list_of_verbs_imports_none_of_them() -> None:
@@ -137,11 +132,8 @@ def test_check_knows_under_which_conditions_the_policy_runs(shared: Worker, tiny
     plain = rules()
     assert "dropout-redrawn" in plain
     assert {"dropout-redrawn", "mode-flips"}.isdisjoint(rules("--mode", "eval", code=0))
-    for words, rule in (
-        (("--autocast", "bfloat16"), "reentrant-autocast"),
-        (("--frozen", "blocks.0"), "reentrant-frozen"),
-    ):
-        assert rule in rules(*words) - plain
+    assert "reentrant-autocast" in rules("--autocast", "bfloat16") - plain
+    assert "reentrant-frozen" in rules("--frozen", "blocks.0") - plain
     assert "no block or parameter" in run("check", str(path), tiny, "--frozen", "blocs.0", code=2).stderr
 
 
@@ -178,41 +170,6 @@ def test_a_number_beyond_the_limits_of_the_record_is_refused(name: str) -> None:
     for beyond in (limits(RunSpec, name)[0] - 1, limits(RunSpec, name)[1] + 1):
         refused = CliRunner().invoke(app, ["measure", "sample_models/mlp.py", f"{OPTIONS[name]}={beyond}"])
         assert refused.exit_code == 2 and f"Invalid value for '{OPTIONS[name]}'" in refused.stderr, refused.output
-
-
-def test_a_file_is_written_whole_or_the_one_that_was_there_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "run.explorer"
-    write_file(path, b"first")
-
-    def full(self: Path, data: bytes) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(NotSaved, match="could not be written: No space left on device"):
-        write_file(path, b"second")
-    assert path.read_bytes() == b"first" and list(tmp_path.iterdir()) == [path]
-
-
-def test_a_place_that_cannot_be_written_is_refused_before_a_run(tmp_path: Path) -> None:
-    check_writable(None, tmp_path / "new")
-    with pytest.raises(NotSaved, match="is a folder"):
-        check_writable(tmp_path)
-    with pytest.raises(NotSaved, match="which is not a folder"):
-        check_writable(tmp_path / "no" / "run")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(NotSaved, match="could not be made"):
-        make_folder(tmp_path / "file" / "below")
-    make_folder(tmp_path / "a" / "b")
-    assert (tmp_path / "a" / "b").is_dir()
-
-
-def test_text_goes_to_stdout_or_into_a_file_that_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    print_or_write("text", None)
-    print_or_write("text", tmp_path / "out")
-    printed = capsys.readouterr()
-    assert printed.out == "text" == (tmp_path / "out").read_text() and "Wrote" in printed.err
 
 
 def test_a_block_with_a_recomputed_block_inside_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,29 +6,21 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from explorer.cli import main as cli
 from explorer.plan.planners.front import splits_of
 from explorer.plan.policy import file as policy_file
 from explorer.record.run import Ranks
-from tests.cli.asked import read
+from tests.cli.asked import read, run
 
 pytestmark = pytest.mark.usefixtures("shared")
 
-UNET = ["plan", "sample_models/unet.py", "--set", "batch=2", "--set", "depth=2", "--repeats", "1"]
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(cli.app, [*UNET, *arguments])
+UNET = ("plan", "sample_models/unet.py", "--set", "batch=2", "--set", "depth=2", "--repeats", "1")
 
 
 @pytest.mark.slow
 def test_a_plan_is_confirmed_by_a_run_and_written_with_its_evidence(tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
-    result = run("--budget", "70%", "--json", "--out", str(path))
-    assert result.exit_code == 0, result.stderr
-    document = json.loads(result.stdout)
+    document = read(*UNET, "--budget", "70%", "--out", str(path))
     plan, measured = document["plan"], document["measured"]
     assert document["met"] and not document["missed"]
     assert measured["step_peak_bytes"] <= plan["budget_bytes"] < document["first_run"]["step_peak_bytes"]
@@ -42,10 +34,9 @@ def test_a_plan_is_confirmed_by_a_run_and_written_with_its_evidence(tmp_path: Pa
 @pytest.mark.slow
 def test_a_plan_of_what_is_only_predicted_says_so_and_has_no_evidence(wide: str, tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
-    result = CliRunner().invoke(cli.app, ["plan", wide, "--budget", "70%", "--predict", "--out", str(path)])
-    assert result.exit_code == 0, result.stderr
-    assert "played without data" in result.stdout and "measured" not in result.stdout
-    assert "What kernels take for themselves is not in it" in " ".join(result.stdout.split())
+    printed = run("plan", wide, "--budget", "70%", "--predict", "--out", str(path)).stdout
+    assert "played without data" in printed and "measured" not in printed
+    assert "What kernels take for themselves is not in it" in " ".join(printed.split())
     file = policy_file.load(str(path))
     assert file.evidence is None and file.policy.units
 
@@ -76,9 +67,7 @@ def build():
 @pytest.mark.slow
 def test_a_segment_that_the_model_refuses_is_struck(tmp_path: Path) -> None:
     (tmp_path / "refusing.py").write_text(REFUSING)
-    asked = ["--budget", "60%", "--repeats", "1", "--json"]
-    result = CliRunner().invoke(cli.app, ["plan", f"{tmp_path / 'refusing.py'}:build", *asked])
-    assert result.exit_code == 0, result.stderr
+    result = run("plan", f"{tmp_path / 'refusing.py'}:build", "--budget", "60%", "--repeats", "1", "--json")
     document = json.loads(result.stdout)
     assert document["met"] and document["refused_segments"][0] == ["blocks.0", "blocks.1"]
     units = document["plan"]["policy"]["units"]
@@ -90,17 +79,14 @@ def test_a_segment_that_the_model_refuses_is_struck(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_budget_out_of_reach_is_one_sentence() -> None:
-    result = run("--budget", "1MiB")
-    assert result.exit_code == 2
+    result = run(*UNET, "--budget", "1MiB", code=2)
     assert "No policy brings this step below 1.0 MiB: the least that can be reached is" in result.stderr
     assert "Traceback" not in result.stderr and not result.stdout
 
 
 @pytest.mark.slow
 def test_the_least_memory_for_some_time() -> None:
-    result = run("--time", "+10%")
-    assert result.exit_code == 0, result.stderr
-    printed = " ".join(result.stdout.split())
+    printed = " ".join(run(*UNET, "--time", "+10%").stdout.split())
     assert "predicted from measured times; " in printed and "needs less memory" in printed
     assert "% measured, in turns" in printed
 
@@ -128,8 +114,7 @@ def wide(tiny: str) -> str:
 @pytest.mark.slow
 def test_a_plan_for_a_card_fits_what_its_allocator_can_reserve(wide: str) -> None:
     """Driver and context leave 300 MiB. With everything kept the peak is below them, and the reserved memory above."""
-    answer = CliRunner().invoke(cli.app, ["plan", wide, "--predict", "--card", "1100MiB", "--json"])
-    assert answer.exit_code == 0, answer.stderr
+    answer = run("plan", wide, "--predict", "--card", "1100MiB", "--json")
     document = json.loads(answer.stdout)
     card, first = document["card"], document["first_run"]
     assert document["met"] and document["plan"]["policy"]["units"]
@@ -147,16 +132,16 @@ def test_a_plan_for_a_card_fits_what_its_allocator_can_reserve(wide: str) -> Non
 
 @pytest.mark.slow
 def test_a_plan_for_a_card_says_what_was_bounded(wide: str) -> None:
-    asked = ["--predict", "--card", "1100MiB", "--allocator", "expandable_segments:True", "--budget", "50%"]
-    printed = " ".join(CliRunner().invoke(cli.app, ["plan", wide, *asked]).stdout.split())
+    asked = ("--predict", "--card", "1100MiB", "--allocator", "expandable_segments:True", "--budget", "50%")
+    printed = " ".join(run("plan", wide, *asked).stdout.split())
     assert "300.0 MiB for the reserved memory on a card of 1.07 GiB, " in printed and " for the peak, kept" in printed
     assert "Bounded: reserved bytes." in printed
     assert "of it stranded" in printed and "Not checked expandable_segments:True" in printed
 
 
 def test_a_card_that_no_policy_fits_is_the_planners_sentence(wide: str) -> None:
-    result = CliRunner().invoke(cli.app, ["plan", wide, "--predict", "--card", "830MiB"])
-    assert result.exit_code == 2 and not result.stdout
+    result = run("plan", wide, "--predict", "--card", "830MiB", code=2)
+    assert not result.stdout
     assert "No policy brings this step below 30.0 MiB" in " ".join(result.stderr.split())
 
 
@@ -173,8 +158,7 @@ def test_a_card_that_no_policy_fits_is_the_planners_sentence(wide: str) -> None:
     ],
 )
 def test_what_is_asked_for_must_be_one_thing(arguments: list[str], sentence: str) -> None:
-    result = run(*arguments)
-    assert result.exit_code == 2 and sentence in result.stderr
+    assert sentence in run(*UNET, *arguments, code=2).stderr
 
 
 UNEVEN = """

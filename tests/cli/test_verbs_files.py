@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import pickle
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from typer.testing import CliRunner, Result
 
 from explorer import lab
-from explorer.cli.main import app
 from explorer.cli.verbs import report as report_verbs
 from explorer.jobs import run_file
 from explorer.jobs.protocol import RunLab
@@ -23,11 +22,10 @@ from explorer.plan.catalogue import catalogue
 from explorer.plan.lessons import lessons
 from explorer.plan.planners import front
 from explorer.plan.policy import file as policy_file
-from explorer.record import Comparison, Measurement, RunSpec
+from explorer.record import Comparison, Measurement, Policy, RunSpec
 from explorer.record.base import from_json, from_msgpack
 from explorer.record.files import Export, PolicyFile
 from explorer.record.lab import LabChart, LabOutcome
-from explorer.record.policy import Policy
 from tests import graphs
 from tests.cli.asked import read, run
 from tests.exported import LAYERS, TARGETS, file_of, layers_again, run_there
@@ -45,10 +43,7 @@ def measured() -> Measurement:
     return replace(pair.candidate, graph=graphs.gpt(4))
 
 
-def report(*arguments: str, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, ["report", *arguments])
-    assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
-    return result
+report = partial(run, "report")
 
 
 def test_a_stored_run_and_a_run_file_give_the_same_report(
@@ -180,8 +175,7 @@ def test_every_sample_and_every_lesson_has_a_page_that_the_first_one_leads_to(
     spec = RunSpec(model=replace(graphs.gpt(2).model, target=stored.target), policy=Policy.recompute(["blocks.0"]))
     pair = graphs.compared(graphs.gpt(2), spec)
     Store().save(replace(pair, candidate=replace(pair.candidate, graph=graphs.gpt(2))), name="kept from before")
-    answer = CliRunner().invoke(app, ["gallery", "--out", str(tmp_path / "pages")])
-    assert answer.exit_code == 0, (answer.stderr, answer.exception)
+    run("gallery", "--out", str(tmp_path / "pages"))
     pages = {path.name: path.read_text() for path in (tmp_path / "pages").iterdir()}
     expected = {f"{sample.name}.html" for sample in samples} | {f"lesson-{one.name}.html" for one in lessons()[:2]}
     assert pages.keys() == expected | {"index.html", "plotly.min.js"}
@@ -194,8 +188,8 @@ def test_every_sample_and_every_lesson_has_a_page_that_the_first_one_leads_to(
 
 def test_a_place_that_cannot_be_a_folder_is_refused_before_anything_runs(stand_in: Engine, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    answer = CliRunner().invoke(app, ["gallery", "--out", str(tmp_path / "file")])
-    assert answer.exit_code == 2 and not stand_in.asked
+    refused = run("gallery", "--out", str(tmp_path / "file"), code=2).stderr
+    assert "could not be made" in refused and not stand_in.asked
 
 
 @pytest.fixture
@@ -206,8 +200,7 @@ def policy(tmp_path: Path) -> str:
 
 
 def test_the_text_and_what_becomes_of_the_policy(policy: str) -> None:
-    answer = CliRunner().invoke(app, ["export", policy, "--to", "megatron"])
-    assert answer.exit_code == 0
+    answer = run("export", policy, "--to", "megatron")
     assert answer.stdout == "--recompute-granularity full --recompute-method block --recompute-num-layers 2\n"
     assert "approximated in Megatron-LM" in answer.stderr and "It recomputes layers.0, layers.1." in answer.stderr
     assert "layers.2 is kept there and layers.1 is recomputed there" in answer.stderr
@@ -215,31 +208,28 @@ def test_the_text_and_what_becomes_of_the_policy(policy: str) -> None:
 
 def test_what_the_target_does_can_be_measured(policy: str, tmp_path: Path) -> None:
     told = tmp_path / "as_run.yaml"
-    answer = CliRunner().invoke(app, ["export", policy, "--to", "megatron", "--as-run", str(told)])
-    assert answer.exit_code == 0
+    run("export", policy, "--to", "megatron", "--as-run", str(told))
     assert policy_file.load_policy(told) == Policy.recompute(
         ["layers.0", "layers.1"], use_reentrant=True, running_stats="every_forward"
     )
 
 
 def test_one_document(policy: str) -> None:
-    answer = CliRunner().invoke(app, ["export", policy, "--to", "names", "--json"])
-    form = from_json(answer.stdout, Export)
+    form = from_json(run("export", policy, "--to", "names", "--json").stdout, Export)
     assert (form.fit, form.recomputed) == ("exact", ("layers.0", "layers.2")) and "layers: [0, 2]" in form.text
 
 
 def test_what_cannot_be_said_writes_nothing(tmp_path: Path) -> None:
     policy, out = tmp_path / "policy.yaml", tmp_path / "flags.txt"
     policy.write_text(policy_file.dumps(PolicyFile(policy=Policy.recompute(["head"]))))
-    answer = CliRunner().invoke(app, ["export", str(policy), "--to", "megatron", "--out", str(out)])
-    assert answer.exit_code == 1 and answer.stdout == "" and not out.exists()
+    answer = run("export", str(policy), "--to", "megatron", "--out", str(out), code=1)
+    assert answer.stdout == "" and not out.exists()
     assert "not expressible in Megatron" in answer.stderr and "export for names" in answer.stderr
 
 
 def test_an_unknown_target_is_one_sentence(policy: str) -> None:
-    answer = CliRunner().invoke(app, ["export", policy, "--to", "megatorn"])
-    told = " ".join(answer.stderr.split())
-    assert answer.exit_code == 2 and "There is no exporter megatorn. Did you mean megatron" in told
+    told = " ".join(run("export", policy, "--to", "megatorn", code=2).stderr.split())
+    assert "There is no exporter megatorn. Did you mean megatron" in told
 
 
 @pytest.mark.usefixtures("shared")

@@ -15,9 +15,8 @@ from msgspec.structs import replace
 from explorer.errors import ModelFailed
 from explorer.jobs.protocol import Compare, Describe, FindPlans, Measure, Request, Submit, models_of
 from explorer.jobs.worker import WorkerProgram, work
+from explorer.record import Environment, Measurement, ModelGraph
 from explorer.record.base import Record, column, from_msgpack, to_msgpack
-from explorer.record.graph import ModelGraph
-from explorer.record.measurement import Environment, Measurement
 from explorer.record.plan import Progress, Report
 
 

@@ -8,12 +8,8 @@ from pathlib import Path
 
 from explorer.jobs.client import Job, Worker
 from explorer.jobs.protocol import Describe, Measure
-from explorer.record.allocations import ROLES, Allocations, PhaseSpan
+from explorer.record import ROLES, Allocations, Environment, Measurement, ModelRef, PhaseSpan, Policy, RunSpec
 from explorer.record.base import column
-from explorer.record.graph import ModelRef
-from explorer.record.measurement import Environment, Measurement
-from explorer.record.policy import Policy
-from explorer.record.run import RunSpec
 
 LONG_S = 200.0
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from explorer.errors import BadInput, UnreadableFile
 from explorer.jobs import run_file
 from explorer.jobs.client import Job, Worker
-from explorer.jobs.job_process import JobProcess, crash
+from explorer.jobs.job_process import JobProcess
 from explorer.jobs.protocol import (
     DESCRIBE_LIMIT_S,
     Compare,
@@ -41,11 +41,8 @@ from explorer.jobs.protocol import (
     write_frame,
 )
 from explorer.jobs.store import Store
-from explorer.record.failure import Failure
-from explorer.record.graph import ModelGraph, ModelRef
-from explorer.record.measurement import Measurement
+from explorer.record import Failure, Measurement, ModelGraph, ModelRef, RunSpec
 from explorer.record.plan import Progress
-from explorer.record.run import RunSpec
 from tests.jobs.fake_worker import FAKE
 from tests.jobs.samples import LONG_S, begin, describe, finish, measure, wait_gone
 
@@ -392,6 +389,8 @@ def test_reports_are_passed_on_and_the_answer_is_returned() -> None:
     ("code", "out_of_memory", "kind", "words"),
     [
         (-11, False, "crash", "SIGSEGV"),
+        (-250, False, "crash", "signal 250"),
+        (3, None, "crash", "exit code 3"),
         (-9, True, "out of memory", ""),
         (-9, False, "crash", "SIGKILL"),
         (None, None, "crash", "fork server"),
@@ -401,7 +400,9 @@ def test_an_end_without_an_answer_is_one(code: int | None, out_of_memory: bool |
     heard: list[Event] = []
     answer = answer_of(Ended(bytes_of(REPORT), code, out_of_memory), heard)
     assert heard == [REPORT] and isinstance(answer, Failed)
-    assert answer.failure.kind == kind and words in answer.failure.sentence
+    assert answer.failure.kind == kind
+    assert words in answer.failure.sentence and "describe a.py" in answer.failure.sentence
+    assert ("memory" in answer.failure.hint) == (code == -9)
     assert answer.failure.traceback == "its last words"
 
 
@@ -418,13 +419,3 @@ def test_a_job_without_a_folder_for_its_files_fails_and_the_next_one_runs(alone:
 def test_what_is_no_message_is_a_crash_that_says_who_wrote() -> None:
     answer = answer_of(Ended(b"\xff" * 64), [])
     assert isinstance(answer, Failed) and "The model wrote into the pipe" in answer.failure.sentence
-
-
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [(-11, "SIGSEGV"), (-9, "SIGKILL"), (-250, "signal 250"), (3, "exit code 3"), (None, "fork server")],
-)
-def test_a_crash_names_the_signal(code: int | None, words: str) -> None:
-    failure = crash(code, "measure a.py", "last words")
-    assert failure.kind == "crash" and words in failure.sentence and "measure a.py" in failure.sentence
-    assert failure.traceback == "last words" and ("memory" in failure.hint) == (code == -9)

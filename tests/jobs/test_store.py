@@ -17,12 +17,8 @@ import pytest
 
 from explorer.errors import BadInput, NotSaved, UnreadableFile
 from explorer.jobs import run_file
-from explorer.jobs.run_file import StoredRecord, is_kept
 from explorer.jobs.store import Store, default_path
-from explorer.record.base import to_msgpack
-from explorer.record.comparison import Comparison
-from explorer.record.graph import ModelGraph, ModelRef
-from explorer.record.measurement import Measurement
+from explorer.record import Comparison, Measurement
 from tests.jobs.samples import measured
 
 
@@ -51,27 +47,6 @@ def test_a_comparison_is_listed_by_its_candidate(store: Store) -> None:
     assert listed.headlines["verdict"] == "not comparable"
 
 
-def test_a_run_that_is_encoded_already_is_neither_encoded_again_nor_decoded(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record = measured()
-    encoded = to_msgpack(record)
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("once is enough")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("explorer.jobs.run_file.to_msgpack", refuse)
-        patched.setattr("explorer.jobs.store.from_msgpack", refuse)
-        run_id = store.save(record, encoded=encoded)
-    assert store.load(run_id) == record
-
-
-def test_what_is_kept() -> None:
-    assert is_kept(measured())
-    assert not is_kept(ModelGraph(model=ModelRef(target="a"), blocks=(), edges=()))
-
-
 def test_order_names_and_deletion(store: Store) -> None:
     assert store.list() == () and not store.path.exists()
     first, second, third = (store.save(measured(), name=name) for name in "abc")
@@ -83,7 +58,13 @@ def test_order_names_and_deletion(store: Store) -> None:
 
 def test_an_unknown_run_is_named(store: Store) -> None:
     run_id = store.save(measured())
-    for act in (store.load, store.delete, store.export_file, lambda run: store.rename(run, "x")):
+    for act in (
+        store.load,
+        store.delete,
+        store.export_file,
+        lambda run: store.rename(run, "x"),
+        lambda run: store.write_note(run, "x"),
+    ):
         with pytest.raises(BadInput, match="no run nowhere"):
             act("nowhere")
     with pytest.raises(BadInput, match=f"Did you mean {run_id}"):
@@ -98,17 +79,6 @@ def test_a_file_travels(store: Store, tmp_path: Path) -> None:
     assert there.load(copy) == store.load(run_id)
     assert there.list()[0].name == "far" and there.list()[0].created == store.list()[0].created
     assert len(data) < 20_000
-
-
-def test_an_imported_run_executes_nothing(store: Store, tmp_path: Path) -> None:
-    marker = tmp_path / "executed"
-    model = tmp_path / "model.py"
-    model.write_text(f"open({str(marker)!r}, 'w')\ndef build(): open({str(marker)!r}, 'w')\n")
-    data = run_file.write(
-        StoredRecord(kind="measurement", name="n", created=1.0, record=to_msgpack(measured(f"{model}:build")))
-    )
-    store.load(store.import_file(data))
-    assert store.list()[0].model == f"{model}:build" and not marker.exists()
 
 
 def test_nobody_else_reads_a_store_a_new_one_or_one_that_was_open_to_all(store: Store) -> None:
@@ -254,9 +224,3 @@ def test_a_store_of_an_earlier_release_opens_and_learns_what_its_runs_were(store
     assert listed.spec == measured("a.py:make", "x").spec and listed.machine == "test, test" and listed.note == ""
     Store(store.path).write_note(run_id, "kept")
     assert [run.note for run in store.list()] == ["kept"]
-
-
-def test_a_note_of_a_run_that_is_gone_is_refused(store: Store) -> None:
-    store.save(measured())
-    with pytest.raises(BadInput, match="no run nobody"):
-        store.write_note("nobody", "words")

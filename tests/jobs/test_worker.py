@@ -19,12 +19,9 @@ from explorer.child_process.forks import WARM
 from explorer.jobs.client import Job, Worker
 from explorer.jobs.protocol import RESULTS, Compare, Describe, Measure, Request, RunLab
 from explorer.jobs.worker import ENGINE, answer, needs_of, settings
+from explorer.record import Measurement, ModelGraph, ModelRef, Policy, RunSpec
 from explorer.record.base import to_plain
-from explorer.record.graph import ModelGraph, ModelRef
-from explorer.record.measurement import Measurement
 from explorer.record.plan import Progress
-from explorer.record.policy import Policy
-from explorer.record.run import RunSpec
 from tests.jobs import hostile_nets
 from tests.jobs.samples import LONG_S, finish, wait_gone
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from explorer.record import Environment, Failure, Measurement, ModelRef, RunSpec
 from explorer.record.comparison import (
     ROUNDING_FACTOR,
     BufferDiff,
@@ -18,10 +19,6 @@ from explorer.record.comparison import (
     StateDiff,
     TensorDiff,
 )
-from explorer.record.failure import Failure
-from explorer.record.graph import ModelRef
-from explorer.record.measurement import Environment, Measurement
-from explorer.record.run import RunSpec
 
 
 def gradient(name: str = "w", *, bitwise: bool = True, **more: object) -> GradientDiff:

@@ -8,12 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from explorer.record import Failure, ModelRef, RunSpec
 from explorer.record.allocations import ROLES, Allocations, Ledger, LedgerCell, PhaseSpan
 from explorer.record.base import column
-from explorer.record.failure import Failure
-from explorer.record.graph import ModelRef
 from explorer.record.measurement import MeasuredBlock, Measurement, RecordedRanks, Samples, ratio_with_spread
-from explorer.record.run import RunSpec
 from tests.graphs import alive_at
 from tests.view.builders import HOST, MIB, Chain, measured
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from explorer.errors import BadInput
-from explorer.record.comparison import GradientDiff
-from explorer.record.graph import ModelRef
+from explorer.record import GradientDiff, ModelRef, PipelinePlan, Policy, RunSpec
 from explorer.record.pipeline import (
     ActionTime,
     GradientShares,
@@ -21,8 +20,6 @@ from explorer.record.pipeline import (
     RankUse,
 )
 from explorer.record.plan import AutoPlan, Certificate, JointPlan, Plan, Price
-from explorer.record.policy import Policy
-from explorer.record.run import PipelinePlan, RunSpec
 from tests.view.builders import HOST
 
 

@@ -23,13 +23,11 @@ from explorer.errors import (
     TimedOut,
     UnreadableFile,
 )
-from explorer.record import Allocations, Measurement, PhaseSpan
+from explorer.record import KEEP_ALL, Allocations, Measurement, ModelGraph, ModelRef, PhaseSpan, Policy, Unit
 from explorer.record.base import column, from_json, from_msgpack, from_plain, to_json, to_msgpack, to_plain
-from explorer.record.failure import Failure, failure_of, is_out_of_memory, refusal_behind
-from explorer.record.graph import ModelGraph, ModelRef
+from explorer.record.failure import Failure, failure_of, is_out_of_memory
 from explorer.record.lab import Choice, LabChart, LabFigure, LabOutcome, LabRow, Switch
 from explorer.record.measurement import RecordedRanks
-from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.sound import unsound
 from tests.graphs import block, gpt
 from tests.view.builders import compared, logs, measured, runs
@@ -142,21 +140,6 @@ def test_what_it_was_made_for_is_remembered_and_neither_compared_nor_written() -
 CPU = (
     "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes."
 )
-
-
-class OutOfMemoryError(RuntimeError):
-    """torch's, by name: the record ring imports no torch."""
-
-
-@pytest.mark.parametrize(
-    "error",
-    [MemoryError(), OutOfMemory("full"), OutOfMemoryError("CUDA"), RuntimeError(CPU), RuntimeError("std::bad_alloc")],
-)
-def test_memory_that_ran_out_is_found_among_causes(error: Exception) -> None:
-    wrapper = ValueError("the layer failed")
-    wrapper.__cause__ = error
-    assert refusal_behind(wrapper) is error is refusal_behind(error)
-    assert {failure_of(wrapper, in_step=step).kind for step in (True, False)} == {"out of memory"}
 
 
 def test_words_alone_are_not_enough_and_a_circle_ends() -> None:

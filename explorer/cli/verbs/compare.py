@@ -24,6 +24,7 @@ from explorer.cli.options import (
     PolicyName,
     PolicyOut,
     RankStepOptions,
+    bounded,
     describe,
     file_on,
 )
@@ -35,7 +36,7 @@ from explorer.jobs.protocol import Compare, Measure
 from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.file import evidence_of
 from explorer.record.comparison import Comparison, Verdict
-from explorer.record.run import MOST_PROBES, RunSpec
+from explorer.record.run import RunSpec
 
 _CODES: dict[Verdict, int] = {
     "bitwise equal": EQUAL,
@@ -51,16 +52,11 @@ class CompareOptions:
     """Options of comparisons alone."""
 
     out: PolicyOut = None
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Gradients and buffers only: no rerun, no float64 reference, no audit.")
-    ] = False
+    quick: Annotated[bool, typer.Option("--quick", help="Gradients and buffers only, without a reference.")] = False
     n_probes: Annotated[
         int,
-        typer.Option(
-            "--probe", min=0, max=MOST_PROBES, metavar="N", show_default=False,
-            help="Each unit is recomputed N more times before the step; by default 8, or more in the time of a step.",
-        ),
-    ] = 0  # fmt: skip
+        bounded(RunSpec, "n_probes", "--probe", metavar="N", help="Further recomputes of a unit; 0: at least 8."),
+    ] = 0
 
 
 @verb

@@ -43,24 +43,14 @@ from explorer.view.text.runs import did_not_fit
 class MeasureOptions:
     """Options of measurements alone."""
 
-    forward_only: Annotated[
-        bool, in_step("--forward-only", help="Forward and loss without gradients: what inference needs.")
-    ] = False
+    forward_only: Annotated[bool, in_step("--forward-only", help="Forward and loss without gradients.")] = False
     own_optimizer: Annotated[
-        str,
-        in_step(
-            "--own-optimizer",
-            metavar="FILE:CLASS",
-            help="With --predict: an optimizer of your own, called with the parameters. Its first step is played too.",
-        ),
+        str, in_step(metavar="FILE:CLASS", help="With --predict: an optimizer of your own, called with the parameters.")
     ] = ""
     n_stages: Annotated[
         int | None,
-        bounded(
-            PipelinePlan, "n_ranks", "--pp", panel="Ranks",
-            help="With --predict: stages of a pipeline, one a rank. Shards, buckets and cards have no price.",
-        ),
-    ] = None  # fmt: skip
+        bounded(PipelinePlan, "n_ranks", "--pp", panel="Ranks", help="With --predict: stages of a pipeline."),
+    ] = None
     fit: Annotated[bool, in_limits("--fit", help="Out of memory: recompute ever more until it fits.")] = False
 
 
