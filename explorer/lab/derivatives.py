@@ -32,7 +32,6 @@ from explorer.lab.kit.bench import (
     Raised,
     Setting,
     attempt,
-    gradients_by_name,
     gradients_of,
     hessian_product,
     row_of_process,
@@ -141,7 +140,9 @@ def backward(trainee: Trainee) -> Gradients:
 
 def autograd_grad(trainee: Trainee) -> Gradients:
     """torch.autograd.grad(loss, parameters)"""
-    return gradients_by_name(_loss(trainee), trainee.model, allow_unused=True)
+    named = {name: p for name, p in trainee.model.named_parameters() if p.requires_grad}
+    gradients = torch.autograd.grad(_loss(trainee), list(named.values()), allow_unused=True)
+    return {name: None if g is None else g.detach().cpu() for name, g in zip(named, gradients)}
 
 
 def backward_twice(trainee: Trainee) -> Gradients:

@@ -27,7 +27,6 @@ from explorer.lab.kit.rows import (
     percent,
     size_of,
 )
-from explorer.record.lab import LabRow
 from explorer.record.policy import Policy
 
 THEME, PLACE = "Wrapped blocks", 1
@@ -60,10 +59,7 @@ def run(setting: Setting, bench: LabBench) -> Answer:
         f"that have nothing to do with each other would differ in {percent(chance_of(p))}.",
         f"Gradients: {rows[1].outcome}, off by {size_of(rows[1])} of their size, cosine "
         f"{float(rows[1].value(COSINE) or 0):.4f}.",
-        f"The loss is {same_loss} to the kept run's, so the loss {_tells(rows[1])}.",
+        f"The loss is {same_loss} to the kept run's, so the loss "
+        + ("and the gradient agree." if rows[1].outcome == "bitwise equal" else "says nothing about the gradient."),
     )
     return Answer(rows, mask_chart(shares, p), findings)
-
-
-def _tells(row: LabRow) -> str:
-    return "and the gradient agree" if row.outcome == "bitwise equal" else "says nothing about the gradient"

@@ -10,9 +10,25 @@ refuse. Whether that notices anything depends on what changed.
 
 from __future__ import annotations
 
-from explorer.lab.kit.bench import Answer, LabBench, Setting, row_of_process
-from explorer.lab.kit.checkpoints import CHECK_OFF, CHECKPOINTS, flip_row
-from explorer.lab.kit.rows import baseline_row, distance_bars, outcome_sentence
+from functools import partial
+
+import torch
+
+from explorer.engine.policy.apply import apply_policy
+from explorer.lab.kit.bench import (
+    Answer,
+    Gradients,
+    LabBench,
+    Setting,
+    attempt,
+    gradients_of,
+    mean_square,
+    row_of_process,
+)
+from explorer.lab.kit.nets import BATCH, CHECK_OFF, CHECKPOINTS, WIDTH, Dropped, Normed, chain
+from explorer.lab.kit.rows import baseline_row, compared_row, distance_bars, outcome_sentence
+from explorer.record.lab import LabRow
+from explorer.record.policy import KEEP_ALL, Policy
 
 THEME, PLACE = "Wrapped blocks", 8
 QUESTION = "What if the model's mode changes before the block runs again?"
@@ -33,3 +49,21 @@ def run(setting: Setting, bench: LabBench) -> Answer:
         rows.append(row_of_process(flip_row, bench, *arguments) if apart else flip_row(bench, *arguments))
     chart = distance_bars(rows[1:], "How wrong is the gradient?")
     return Answer(tuple(rows), chart, tuple(map(outcome_sentence, rows[1:])))
+
+
+def flip_row(bench: LabBench, label: str, layer: str, flip: str) -> LabRow:
+    """A row that compares one of CHECKPOINTS with keeping, on blocks with `layer`; `flip`: `between` or `never`."""
+    make = partial(Dropped, 0.3) if layer == "dropout" else Normed
+
+    def step(policy: Policy) -> Gradients:
+        model = chain(make, 3).to(bench.device)
+        with apply_policy(model, policy):
+            torch.manual_seed(0)
+            loss = mean_square(model(bench.normal(BATCH, WIDTH).requires_grad_()))
+            if flip == "between":
+                model.eval()
+            loss.backward()
+        return gradients_of(model)
+
+    policy = Policy.recompute([f"block{i}" for i in range(3)], **CHECKPOINTS[label])
+    return compared_row(label, step(KEEP_ALL), attempt(lambda: step(policy)))

@@ -4,9 +4,7 @@ The reentrant checkpoint cuts tensors off from the graph only where they are dir
 inside a tuple stays connected. The inner backward then wanders out of its block and uses up parts of the graph that the
 outer backward still needs. Depending on the net that is an exception, a wrong gradient or a dead interpreter.
 
-So each run of this experiment has a process of its own. The last choice is another way to endanger it: a BatchNorm
-whose mode flips between forward and backward while torch's check is switched off. The rerun then hands backward other
-tensors than it expects, and no check sees it.
+So each run of this experiment has a process of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +26,6 @@ from explorer.lab.kit.bench import (
     mean_square,
     row_of_process,
 )
-from explorer.lab.kit.checkpoints import CHECK_OFF, flip_row
 from explorer.lab.kit.nets import BATCH, WIDTH
 from explorer.lab.kit.rows import baseline_row, compared_row, distance_bars, outcome_sentence
 from explorer.record.lab import LabRow
@@ -41,7 +38,6 @@ SWITCHES = {
         {
             "tuple": "Takes skip connections inside a tuple",
             "arguments": "Takes the same skip connections as direct arguments",
-            "flip": "BatchNorm changes to eval mode before the rerun, unchecked",
         },
     ),
 }
@@ -55,10 +51,7 @@ def run(setting: Setting, bench: LabBench) -> Answer:
     """Two checkpoints under one danger, each in a process of its own."""
     danger = setting["danger"]
     rows = [baseline_row("keep")]
-    if danger == "flip":
-        rows += [row_of_process(flip_row, bench, label, "batchnorm", "between") for label in (CHECK_OFF, "reentrant")]
-    else:
-        rows += [row_of_process(skip_row, bench, engine, danger) for engine in ("non-reentrant", "reentrant")]
+    rows += [row_of_process(skip_row, bench, engine, danger) for engine in ("non-reentrant", "reentrant")]
     chart = distance_bars(rows[1:], "How wrong is the gradient? (no bar: no gradient came back)")
     n_died = sum(row.outcome == "crashed" for row in rows)
     fate = (

@@ -16,8 +16,7 @@ import torch
 
 from explorer.engine.policy.apply import apply_policy
 from explorer.lab.kit.bench import Answer, Gradients, LabBench, Raised, Setting, gradients_of, mean_square
-from explorer.lab.kit.checkpoints import ENGINES, engine_policy
-from explorer.lab.kit.nets import BATCH, WIDTH, Smooth, chain
+from explorer.lab.kit.nets import BATCH, ENGINES, WIDTH, Smooth, chain, engine_policy
 from explorer.lab.kit.rows import chart, counted, outcome_sentence, series_of, sides
 
 THEME, PLACE = "Traps", 1

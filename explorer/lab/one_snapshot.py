@@ -12,12 +12,10 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from torch import nn
 
 from explorer.engine.state.rng import RngState
 from explorer.lab.kit.bench import Answer, LabBench, Setting, gradients_of, mean_square, step_gradients
-from explorer.lab.kit.checkpoints import WrittenOutCheckpoint
-from explorer.lab.kit.nets import BATCH, WIDTH, Dropped, blocks_of, chain
+from explorer.lab.kit.nets import BATCH, WIDTH, Dropped, WrittenOutCheckpoint, blocks_of, chain
 from explorer.lab.kit.rows import N_BLOCKS, agreement, baseline_row, chart, compared_row, line, measured, size_of
 from explorer.record.lab import LabRow
 
@@ -42,7 +40,8 @@ def run(setting: Setting, bench: LabBench) -> Answer:
     whole = RngState.capture(model)
     state = x.clone().requires_grad_()
     for block in model:
-        state = WrittenOutCheckpoint.apply(block, _snapshot(setting["snapshot"], whole, block), state)
+        snapshots = {"model": whole, "block": RngState.capture(block), "none": None}
+        state = WrittenOutCheckpoint.apply(block, snapshots[setting["snapshot"]], state)
     mean_square(state).backward()
     masks = [block.dropout.masks for block in blocks_of(model, Dropped)]
     by_block = [agreement(rerun, forward) for forward, rerun in masks]
@@ -74,9 +73,3 @@ def run(setting: Setting, bench: LabBench) -> Answer:
         f"Gradients: {rows[1].outcome}, off by {size_of(rows[1])} of their size.",
     )
     return Answer(rows, drawn, findings)
-
-
-def _snapshot(where: str, whole: RngState, block: nn.Module) -> RngState | None:
-    if where == "none":
-        return None
-    return whole if where == "model" else RngState.capture(block)

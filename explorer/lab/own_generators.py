@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.state.rng import seed_everything
 from explorer.lab.kit.bench import Answer, Gradients, LabBench, Setting, step_gradients
-from explorer.lab.kit.checkpoints import CHECKPOINTS
-from explorer.lab.kit.nets import BATCH, WIDTH, Dropped, block_names, chain, torch_mask
+from explorer.lab.kit.nets import BATCH, CHECKPOINTS, WIDTH, Dropped, block_names, chain, torch_mask
 from explorer.lab.kit.rows import N_BLOCKS, mask_chart, mask_rows, mismatches, percent, sides, size_of
 from explorer.record.policy import KEEP_ALL, Policy
 

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from explorer.engine.policy.apply import apply_policy
 from explorer.lab.kit.bench import Answer, Gradients, LabBench, Raised, Setting, attempt, gradients_of, mean_square
-from explorer.lab.kit.checkpoints import ENGINES, engine_policy
-from explorer.lab.kit.nets import BATCH, WIDTH, Dropped, block_names, blocks_of, chain
+from explorer.lab.kit.nets import BATCH, ENGINES, WIDTH, Dropped, block_names, blocks_of, chain, engine_policy
 from explorer.lab.kit.rows import chart, compared_row, counted, line, outcome_sentence
 from explorer.record.lab import LabRow
 
@@ -39,8 +38,8 @@ def run(setting: Setting, bench: LabBench) -> Answer:
     for done, engine in enumerate(ENGINES):
         bench.tell(engine, done, len(ENGINES))
         model = chain(partial(Dropped, p), 3).to(bench.device)
-        calls = [0]
-        blocks_of(model, Dropped)[0].linear.register_forward_hook(partial(_count_call, calls))
+        calls: list[str] = []
+        blocks_of(model, Dropped)[0].linear.register_forward_hook(lambda *_, calls=calls: calls.append("forward"))
         with apply_policy(model, engine_policy(engine, block_names(model))):
             torch.manual_seed(0)
             loss = mean_square(model(bench.normal(BATCH, WIDTH).requires_grad_()))
@@ -50,19 +49,15 @@ def run(setting: Setting, bench: LabBench) -> Answer:
                 if not expected and not isinstance(tried, Raised):
                     expected = tried
                 rows.append(
-                    compared_row(f"{engine}, {call} call", expected, tried, counted("forwards of block0", calls[0]))
+                    compared_row(f"{engine}, {call} call", expected, tried, counted("forwards of block0", len(calls)))
                 )
-                runs[engine].append(None if isinstance(tried, Raised) else float(calls[0]))
+                runs[engine].append(None if isinstance(tried, Raised) else float(len(calls)))
     rows[0] = LabRow(label=rows[0].label, outcome="baseline", figures=rows[0].figures)
     titles = ("How often has block0 run its forward so far?", "after", "forwards of block0")
     series = [line(engine, values) for engine, values in runs.items()]
     drawn = chart("bars", titles, ("forward", "first backward", "second backward"), series)
     ran = (f"block0 ran {row.value('forwards of block0')} times in all" for row in rows[1::2])
     return Answer(tuple(rows), drawn, tuple(map(outcome_sentence, rows[1::2], ran)))
-
-
-def _count_call(calls: list[int], *hook_arguments: object) -> None:
-    calls[0] += 1
 
 
 def _pull(model: nn.Module, loss: Tensor, *, retain: bool) -> Gradients:

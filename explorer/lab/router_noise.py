@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from explorer.engine.policy.apply import apply_policy
 from explorer.lab.kit.bench import Answer, LabBench, Setting, attempt, step_gradients
-from explorer.lab.kit.checkpoints import CHECKPOINTS
-from explorer.lab.kit.nets import BATCH, WIDTH, block_names, blocks_of, chain
+from explorer.lab.kit.nets import BATCH, CHECKPOINTS, WIDTH, block_names, blocks_of, chain
 from explorer.lab.kit.rows import baseline_row, compared_row, distance_bars, measured, number, outcome_sentence, percent
 from explorer.record.lab import LabRow
 from explorer.record.policy import Policy

@@ -13,7 +13,6 @@ checkpointed microbatches is counted, not assumed.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -32,8 +31,7 @@ from explorer.lab.kit.bench import (
     hessian_product,
     mean_square,
 )
-from explorer.lab.kit.checkpoints import WrittenOutCheckpoint
-from explorer.lab.kit.nets import BATCH, WIDTH, Smooth, chain
+from explorer.lab.kit.nets import BATCH, WIDTH, Smooth, WrittenOutCheckpoint, chain
 from explorer.lab.kit.rows import DISTANCE, baseline_row, chart, compared_row, counted, outcome_sentence, series_of
 from explorer.record.lab import LabRow
 from explorer.record.run import CheckpointMode
@@ -62,40 +60,20 @@ DIRECTION = 7
 """Seed of the direction of the Hessian-vector product."""
 
 
-def n_checkpointed(mode: CheckpointMode, n_microbatches: int, *, training: bool) -> int:
-    """How many microbatches a pipeline checkpoints: in eval mode none, whatever it was told."""
-    if not training:
-        return 0
-    return {"always": n_microbatches, "except_last": n_microbatches - 1, "never": 0}[mode]
-
-
-def split_run(
-    model: nn.Sequential, x: Tensor, n_microbatches: int, run_block: Callable[[nn.Module, Tensor, int], Tensor]
-) -> Tensor:
-    """The outputs of all microbatches side by side; `run_block(block, part, i)` runs one block on microbatch i."""
-    outputs = []
-    for i, part in enumerate(x.tensor_split(n_microbatches)):
-        for block in model:
-            part = run_block(block, part, i)
-        outputs.append(part)
-    return torch.cat(outputs)
-
-
 def run(setting: Setting, bench: LabBench) -> Answer:
     """Gradient and Hessian-vector product under always, except_last and never."""
     n, training = int(setting["microbatches"]), setting["mode"] == "train"
     model = chain(Smooth, 3).to(bench.device).train(training)
     x = bench.normal(BATCH, WIDTH)
     exact = copy.deepcopy(model).double()
-    expected, product = _orders(model, x, _keep_blocks, 1)
-    reference, reference_product = _orders(exact, x.double(), _keep_blocks, 1)
+    expected, product = _orders(model, x, "torch", (0, 1))
+    reference, reference_product = _orders(exact, x.double(), "torch", (0, 1))
     assert not isinstance(product, Raised) and not isinstance(reference_product, Raised)
     rows = [baseline_row("full batch, nothing recomputed")]
     for done, mode in enumerate(MODES):
         bench.tell(mode, done, len(MODES))
-        first = n_checkpointed(mode, n, training=training)
-        run_block = partial(_checkpoint_block, setting["checkpoint"], first)
-        gradient, second = _orders(model, x, run_block, n)
+        first = {"always": n, "except_last": n - 1, "never": 0}[mode] if training else 0
+        gradient, second = _orders(model, x, setting["checkpoint"], (first, n))
         recomputed = counted("microbatches checkpointed", first)
         rows.append(compared_row(f"{mode}: gradient", expected, gradient, recomputed, reference=reference))
         rows.append(
@@ -109,25 +87,24 @@ def run(setting: Setting, bench: LabBench) -> Answer:
     return Answer(tuple(rows), chart("bars", titles, MODES, series), tuple(_findings(rows)))
 
 
-def _keep_blocks(block: nn.Module, part: Tensor, i: int) -> Tensor:
-    return block(part)
+def _orders(model: nn.Sequential, x: Tensor, how: str, parts: tuple[int, int]) -> tuple[Gradients, Gradients | Raised]:
+    """The gradient, and the Hessian-vector product with a fixed direction, taken from backward(create_graph=True).
 
-
-def _checkpoint_block(how: str, n_first: int, block: nn.Module, part: Tensor, i: int) -> Tensor:
-    """Recomputes `block` for the first `n_first` microbatches."""
-    if i >= n_first:
-        return block(part)
-    if how == "torch":
-        return checkpoint(block, part, use_reentrant=False)
-    return WrittenOutCheckpoint.apply(block, None, part)
-
-
-def _orders(
-    model: nn.Sequential, x: Tensor, run_block: Callable[[nn.Module, Tensor, int], Tensor], n_microbatches: int
-) -> tuple[Gradients, Gradients | Raised]:
-    """The gradient, and the Hessian-vector product with a fixed direction, taken from backward(create_graph=True)."""
+    `parts`: checkpointed microbatches, which come first, and all microbatches.
+    """
+    n_checkpointed, n_microbatches = parts
+    outputs = []
+    for i, part in enumerate(x.clone().requires_grad_().tensor_split(n_microbatches)):
+        for block in model:
+            if i >= n_checkpointed:
+                part = block(part)
+            elif how == "torch":
+                part = checkpoint(block, part, use_reentrant=False)
+            else:
+                part = WrittenOutCheckpoint.apply(block, None, part)
+        outputs.append(part)
     model.zero_grad(set_to_none=True)
-    mean_square(split_run(model, x.clone().requires_grad_(), n_microbatches, run_block)).backward(create_graph=True)
+    mean_square(torch.cat(outputs)).backward(create_graph=True)
     gradient = gradients_of(model)
     product = attempt(partial(hessian_product, model, DIRECTION))
     model.zero_grad(set_to_none=True)  # a gradient with a graph holds the graph, which holds the parameter

@@ -12,7 +12,6 @@ gradient is compared as well.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -68,16 +67,8 @@ def wrap(model: nn.Sequential, way: str) -> None:
             setattr(model, name, Wrapper(block))
     else:
         for block in model.children():
-            block.forward = _remembering(block.forward)
-
-
-def _remembering(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], object]:
-    """A function that remembers `forward`; a copy of the block gets the same function, and with it the old block."""
-
-    def checkpointed(x: Tensor) -> object:
-        return checkpoint(forward, x, use_reentrant=False)
-
-    return checkpointed
+            # A copy of the block gets the same function, and with it the forward of the old block.
+            block.forward = lambda x, forward=block.forward: checkpoint(forward, x, use_reentrant=False)
 
 
 def run(setting: Setting, bench: LabBench) -> Answer:

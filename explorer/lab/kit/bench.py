@@ -80,13 +80,6 @@ def gradients_of(model: nn.Module) -> Gradients:
     return {name: None if p.grad is None else p.grad.detach().cpu().clone() for name, p in model.named_parameters()}
 
 
-def gradients_by_name(total: Tensor, model: nn.Module, *, allow_unused: bool = False) -> Gradients:
-    """Gradients of `total` by torch.autograd.grad, by parameter name, on the CPU."""
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    gradients = torch.autograd.grad(total, list(named.values()), allow_unused=allow_unused)
-    return {name: None if g is None else g.detach().cpu() for name, g in zip(named, gradients)}
-
-
 def mean_square(output: Tensor) -> Tensor:
     """The loss of every lesson: it needs no targets and its gradient is never zero."""
     return output.square().mean()

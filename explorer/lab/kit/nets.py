@@ -1,14 +1,20 @@
-"""Nets that fit in a lesson: a few blocks of sixteen numbers, each with the one property that its lesson is about."""
+"""Nets that fit in a lesson, and the checkpoints that lessons try on them: torch's two, and one written out.
+
+A net is a few blocks of sixteen numbers, with the one property that its lesson is about.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from explorer.engine.state.rng import RngState
+from explorer.record.policy import KEEP_ALL, Policy
 
 B = TypeVar("B", bound=nn.Module)
 
@@ -112,3 +118,43 @@ class Recurrent(nn.Module):
     def cell(self, state: Tensor, token: Tensor) -> Tensor:
         """The next state, (batch, width), from the last one and one token of the sequence."""
         return torch.tanh(self.reads(token) + self.remembers(state))
+
+
+CHECK_OFF = "non-reentrant, check off"
+CHECKPOINTS: dict[str, dict[str, object]] = {
+    "non-reentrant": {},
+    CHECK_OFF: {"determinism_check": "none"},
+    "reentrant": {"use_reentrant": True},
+}
+"""torch's options by the name that a row has."""
+ENGINES = ("keep", "non-reentrant", "reentrant")
+
+
+def engine_policy(engine: str, blocks: Sequence[str]) -> Policy:
+    """KEEP_ALL for `keep`, else all of `blocks` under one of torch's checkpoints."""
+    return KEEP_ALL if engine == "keep" else Policy.recompute(blocks, **CHECKPOINTS[engine])
+
+
+class WrittenOutCheckpoint(torch.autograd.Function):
+    """A reentrant checkpoint, written out: an operation whose backward runs the block again and calls backward inside.
+
+    A snapshot of the random generators, if given, is restored before the block runs again. The inner backward adds
+    numbers without a graph to `.grad`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, block: Callable[[Tensor], Tensor], snapshot: RngState | None, x: Tensor) -> Tensor:
+        ctx.block, ctx.snapshot = block, snapshot
+        ctx.save_for_backward(x)
+        return block(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> object:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        leaf = x.detach().requires_grad_()
+        if ctx.snapshot is not None:
+            ctx.snapshot.restore()
+        with torch.enable_grad():
+            output = ctx.block(leaf)
+        torch.autograd.backward(output, gradient)
+        return None, None, leaf.grad

@@ -125,12 +125,8 @@ def cut(steps: Sequence[Step], n_segments: int) -> list[Sequence[Step]]:
 
 def recurrent_chain(net: Recurrent, sequence: Tensor) -> Chain:
     """A chain with one step for each token, which passes the state along."""
-    steps = tuple(partial(_read_token, net, sequence[:, t]) for t in range(sequence.shape[1]))
+    steps = tuple(partial(net.cell, token=sequence[:, t]) for t in range(sequence.shape[1]))
     return Chain(net, steps, mean_square)
-
-
-def _read_token(net: Recurrent, token: Tensor, state: Tensor) -> Tensor:
-    return net.cell(state, token)
 
 
 def checkpointed_loss(chain: Chain, x: Tensor, n_segments: int) -> Tensor:
