@@ -66,22 +66,16 @@ def test_a_schedule_that_does_not_fit_is_refused_before_any_run() -> None:
         plan_of(PlanOptions(stages=4, microbatches=2, schedule="1F1B"), GRAPH, KEEP_ALL, None, default=None)
 
 
-def test_the_run_script_says_all_that_torchrun_needs(tmp_path: Path) -> None:
-    plan = PipelinePlan(stages=(("a",), ("b",)), n_microbatches=2)
-    spec = RunSpec(model=ModelRef(target="m.py"), plan=plan)
-    files = run_files(spec)
-    assert set(files) == {"run_spec.json", "run.sh", "schedule.csv"}
-    assert torchrun_command(spec, tmp_path) == f"sh {tmp_path}/run.sh"
-    assert "torch.distributed.run --nproc-per-node 2" in files["run.sh"]
-    assert str(tmp_path) not in files["run.sh"]
-    assert files["schedule.csv"] == "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n"
-
-
-def test_a_model_that_is_a_file_goes_with_the_script(tmp_path: Path) -> None:
+def test_the_run_script_says_all_that_torchrun_needs_and_takes_the_file_of_the_model_with_it(tmp_path: Path) -> None:
     file = tmp_path / "net.py"
     file.write_text("def build(): ...\n")
     plan = PipelinePlan(stages=(("a",), ("b",)), n_microbatches=2)
-    files = run_files(RunSpec(model=ModelRef(target=f"{file}:build"), plan=plan))
+    spec = RunSpec(model=ModelRef(target=f"{file}:build"), plan=plan)
+    files = run_files(spec)
+    assert set(files) == {"run_spec.json", "run.sh", "schedule.csv", "net.py"}
+    assert torchrun_command(spec, tmp_path) == f"sh {tmp_path}/run.sh"
+    assert "torch.distributed.run --nproc-per-node 2" in files["run.sh"]
+    assert files["schedule.csv"] == "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n"
     assert files["net.py"] == file.read_text()
     assert from_json(files["run_spec.json"], RunSpec).model.target == "net.py:build"
 

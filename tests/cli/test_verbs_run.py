@@ -121,37 +121,16 @@ def test_a_difference_is_exit_code_1(shared: Worker, tiny: str, tmp_path: Path) 
     assert any(hazard["severity"] == "error" for hazard in read("check", str(path), tiny, code=1)["hazards"])
 
 
-COUNTS = '''"""Two blocks that count their forwards."""
-import torch
-from torch import nn
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear, self.step = nn.Linear(4, 4), 0
-
-    def forward(self, x):
-        self.step += 1
-        return torch.relu(self.linear(x))
-
-
-def build():
-    return nn.Sequential(Block(), Block()), torch.randn(2, 4)
-'''
-
-
 def test_state_that_moved_twice_is_exit_code_3(shared: Worker, tmp_path: Path) -> None:
-    model, out = tmp_path / "counts.py", tmp_path / "policy.yaml"
-    model.write_text(COUNTS)
-    arguments = ("compare", str(model), "--policy", "all", "--repeats", "0", "--out", str(out))
+    model, out = "tests/engine/trap_nets.py:plain_counter", tmp_path / "policy.yaml"
+    arguments = ("compare", model, "--policy", "all", "--repeats", "0", "--out", str(out))
     document = read(*arguments, code=3)
     assert document["verdict"] == "state moved" and document["n_bitwise_equal"] == document["n_gradients"]
-    assert document["moved_twice"] == ["step of 0", "step of 1"]
+    assert document["moved_twice"] == ["n_forwards of 1.trap"]
     evidence = policy_file.load(str(out)).evidence
     assert evidence is not None and evidence.verdict == "state moved"
     printed = run(*arguments, code=3).stdout
-    assert "state moved twice: step of 0, step of 1" in printed and "(1 → 2)" in printed
+    assert "state moved twice: n_forwards of 1.trap" in printed and "(1 → 2)" in printed
 
 
 NET = """

@@ -1,4 +1,7 @@
-"""A worker whose verbs are small and bad: what each model target does is written in `answer`. Needs no torch."""
+"""A worker whose verbs are small and bad, jobs for it, and runs for the store. Needs no torch.
+
+What each model target does is written in `answer`.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,18 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from explorer.errors import ModelFailed
+from explorer.jobs.client import Job, Worker
 from explorer.jobs.protocol import Compare, Describe, FindPlans, Measure, Request, Submit, models_of
 from explorer.jobs.worker import WorkerProgram, work
-from explorer.record import Environment, Measurement, ModelGraph
+from explorer.record import ROLES, Allocations, Measurement, ModelGraph, ModelRef, PhaseSpan, Policy, RunSpec
 from explorer.record.base import Record, column, from_msgpack, to_msgpack
 from explorer.record.plan import Progress, Report
+from tests.view.builders import HOST
 
 
 def measurement(request: Measure | Compare) -> Measurement:
     spec = request.spec if isinstance(request, Measure) else request.candidate
-    environment = Environment(
-        device="cpu", device_name="fake", torch_version="none", python_version="3", platform="test", n_threads=1
-    )
-    return Measurement(spec=spec, environment=environment, loss=1.5)
+    return Measurement(spec=spec, environment=HOST, loss=1.5)
 
 
 def answer(request: Request, report: Report) -> Record:
@@ -85,3 +87,71 @@ def do_job(submitted: bytes, store: str, folder: str, events: int, cancels: int)
 
 
 FAKE = WorkerProgram(do_job)
+
+
+LONG_S = 200.0
+
+
+def describe(worker: Worker, target: str) -> Job:
+    return worker.submit(Describe(model=ModelRef(target=target)))
+
+
+def measure(worker: Worker, target: str, **fields: object) -> Job:
+    return worker.submit(Measure(spec=RunSpec(model=ModelRef(target=target), **fields)))  # type: ignore[arg-type]
+
+
+def finish(job: Job) -> Job:
+    assert job.wait(LONG_S), f"{job.request} did not finish: {job.progress}"
+    return job
+
+
+def begin(job: Job, what: str) -> Job:
+    deadline = time.monotonic() + LONG_S
+    while job.progress.what != what:
+        assert time.monotonic() < deadline and not job.finished, job.failure
+        time.sleep(0.01)
+    return job
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_gone(*pids: int) -> None:
+    deadline = time.monotonic() + LONG_S
+    while alive := [pid for pid in pids if is_alive(pid)]:
+        assert time.monotonic() < deadline, f"still alive: {alive}"
+        time.sleep(0.01)
+
+
+def measured(target: str = "sample_models/gpt.py", *blocks: str, n: int = 3) -> Measurement:
+    saved = ROLES.index("saved activation")
+    log = Allocations(
+        n_ticks=n,
+        n_bytes=column(range(1, n + 1)),
+        born=column(range(1, n + 1)),
+        died=column([n + 1] * n),
+        role=column([saved] * n),
+        block=column([0] * n),
+        op=column([0] * n),
+        blocks=("",),
+        ops=("aten.mm",),
+        time_ns=column(),
+    )
+    return Measurement(
+        spec=RunSpec(model=ModelRef(target=target, size="small"), policy=Policy.recompute(blocks)),
+        environment=HOST,
+        allocations=log,
+        phases=(PhaseSpan(phase="forward", block="", first_tick=0, end_tick=n + 1),),
+    )
+
+
+def noisy() -> Measurement:
+    """A record that zlib cannot make small."""
+    record = measured(n=20_000)
+    assert record.allocations is not None
+    record.allocations.time_ns.extend(int.from_bytes(os.urandom(7), "little") for _ in range(20_000))
+    return record

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-import random
 import resource
 import signal
 import socket
@@ -19,8 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import checkpoint
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from explorer.child_process.forks import LENGTH, at_hand
 
@@ -37,12 +34,6 @@ def plain(path: str) -> tuple[nn.Module, Tensor]:
     model.register_forward_pre_hook(lambda module, args: note("forward", [*module.state_dict().values(), *args]))
     model[0].register_full_backward_hook(lambda module, gradients, _: note("gradient", list(_)))
     return model, torch.randn(8, 16)
-
-
-class Doubling(TorchDispatchMode):
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        return result * 2 if function is torch.ops.aten.addmm.default else result
 
 
 def allocate_for_ever() -> None:
@@ -67,25 +58,8 @@ def patch_linear() -> None:
     nn.Linear.forward = lambda self, x: x.sum() * self.weight.new_ones(*x.shape[:-1], self.out_features)  # type: ignore[method-assign]
 
 
-def patch_backward() -> None:
-    backward = Tensor.backward
-    Tensor.backward = lambda self, *args, **kwargs: backward(2 * self, *args, **kwargs)  # type: ignore[method-assign]
-
-
-def patch_optimizer() -> None:
-    torch.optim.SGD.step = torch.optim.AdamW.step = lambda self, closure=None: None  # type: ignore[method-assign]
-
-
-def patch_checkpoint() -> None:
-    checkpoint.checkpoint = lambda function, *args, **kwargs: function(*args)
-
-
 def leave_hooks() -> None:
     nn.modules.module.register_module_forward_hook(lambda module, args, output: output * 1.5)
-
-
-def leave_saved_tensor_hooks() -> None:
-    torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t * 2).__enter__()
 
 
 def leave_a_daemon() -> None:
@@ -122,24 +96,14 @@ def send_pickles() -> None:
 
 HOSTILE: dict[str, Callable[[], object]] = {
     "patched Linear": patch_linear,
-    "patched backward": patch_backward,
-    "patched optimizer": patch_optimizer,
-    "patched checkpoint": patch_checkpoint,
     "default dtype": lambda: torch.set_default_dtype(torch.float64),
-    "default device": lambda: torch.set_default_device("meta"),
     "autocast left on": lambda: torch.autocast("cpu", torch.bfloat16).__enter__(),
     "global hooks": leave_hooks,
-    "saved-tensor hooks": leave_saved_tensor_hooks,
-    "dispatch mode left on": lambda: Doubling().__enter__(),
-    "anomaly mode": lambda: torch.autograd.set_detect_anomaly(True),
-    "deterministic algorithms": lambda: torch.use_deterministic_algorithms(True),
     "a thread that allocates": lambda: threading.Thread(target=allocate_for_ever, daemon=True).start(),
     "an alarm": lambda: signal.setitimer(signal.ITIMER_REAL, 1.5),
     "leaked handles": leak_handles,
-    "recursion limit": lambda: sys.setrecursionlimit(90),
     "chdir": lambda: os.chdir("/"),
     "environment": lambda: os.environ.update({"OMP_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": "", "HOME": "/none"}),
-    "random seeded and patched": lambda: setattr(random, "random", lambda: 0.5),
     "signal handlers": lambda: [signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGCHLD)],
     "modules removed": lambda: [sys.modules.pop(name) for name in list(sys.modules) if name.startswith("explorer.rec")],
     "standard files closed": lambda: os.closerange(0, 3),

@@ -43,8 +43,7 @@ from explorer.jobs.protocol import (
 from explorer.jobs.store import Store
 from explorer.record import Failure, Measurement, ModelGraph, ModelRef, RunSpec
 from explorer.record.plan import Progress
-from tests.jobs.fake_worker import FAKE
-from tests.jobs.samples import LONG_S, begin, describe, finish, measure, wait_gone
+from tests.jobs.fake_worker import FAKE, LONG_S, begin, describe, finish, measure, wait_gone
 
 ROOT = Path(__file__).parents[2]
 
@@ -231,7 +230,7 @@ def test_equal_requests_of_two_servers_are_one_run(alone: Worker, tmp_path: Path
     """The first server is a process that is killed; a cancelled window leaves the others their turn."""
     script = (
         "import sys; from explorer.jobs.client import Worker; from tests.jobs.fake_worker import FAKE;"
-        "from tests.jobs.samples import begin, measure; worker = Worker(sys.argv[1], program=FAKE);"
+        "from tests.jobs.fake_worker import begin, measure; worker = Worker(sys.argv[1], program=FAKE);"
         "begin(measure(worker, sys.argv[2]), 'waiting'); print('runs', flush=True); sys.stdin.read()"
     )
     target, equal = f"waits:{tmp_path / 'go'}", "waiting for an equal run in another window"

@@ -19,7 +19,7 @@ from explorer.jobs.run_file import StoredRecord, files_of_ranks, grouped, open_f
 from explorer.record import Policy, Unit
 from explorer.record.base import from_msgpack, to_msgpack
 from explorer.record.measurement import RecordedRanks
-from tests.jobs.samples import measured
+from tests.jobs.fake_worker import measured
 
 FILE = run_file.write(StoredRecord(kind="measurement", name="n", created=1.0, record=to_msgpack(measured())))
 

@@ -19,7 +19,7 @@ from explorer.errors import BadInput, NotSaved, UnreadableFile
 from explorer.jobs import run_file
 from explorer.jobs.store import Store, default_path
 from explorer.record import Comparison, Measurement
-from tests.jobs.samples import measured
+from tests.jobs.fake_worker import measured
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_a_full_disk_says_so_and_loses_nothing_saved_before(store: Store) -> Non
     run_id = store.save(measured())
     process = run_python(
         "import os, resource, sys; from explorer.errors import NotSaved; from explorer.jobs.store import Store;"
-        "from tests.jobs.samples import measured, noisy; store = Store(sys.argv[1]);"
+        "from tests.jobs.fake_worker import measured, noisy; store = Store(sys.argv[1]);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))\n"
         "try: store.save(noisy())\n"
         "except NotSaved as error: print(error.sentence)\n"
@@ -181,7 +181,7 @@ def test_a_date_that_an_earlier_release_let_in_is_brought_within_the_limits(stor
 
 def test_a_kill_at_any_moment_loses_no_acknowledged_run(store: Store) -> None:
     source = (
-        "import sys; from explorer.jobs.store import Store; from tests.jobs.samples import noisy;"
+        "import sys; from explorer.jobs.store import Store; from tests.jobs.fake_worker import noisy;"
         "store, record = Store(sys.argv[1]), noisy()\n"
         "while True: print(store.save(record), flush=True)"
     )
@@ -221,6 +221,6 @@ def test_a_store_of_an_earlier_release_opens_and_learns_what_its_runs_were(store
             connection.execute(f"alter table runs drop column {name}")
         connection.execute("pragma user_version = 1")
     (listed,) = Store(store.path).list()
-    assert listed.spec == measured("a.py:make", "x").spec and listed.machine == "test, test" and listed.note == ""
+    assert listed.spec == measured("a.py:make", "x").spec and listed.machine == "test, Linux" and listed.note == ""
     Store(store.path).write_note(run_id, "kept")
     assert [run.note for run in store.list()] == ["kept"]

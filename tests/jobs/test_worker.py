@@ -23,7 +23,7 @@ from explorer.record import Measurement, ModelGraph, ModelRef, Policy, RunSpec
 from explorer.record.base import to_plain
 from explorer.record.plan import Progress
 from tests.jobs import hostile_nets
-from tests.jobs.samples import LONG_S, finish, wait_gone
+from tests.jobs.fake_worker import LONG_S, finish, wait_gone
 
 Picture = tuple[str, Any]
 NETS = Path(hostile_nets.__file__)

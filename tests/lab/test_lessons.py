@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from functools import cache
 
 import pytest
@@ -261,11 +260,6 @@ def combinations() -> list[tuple[str, dict[str, str]]]:
         for n in (0, 1)[: 1 if lesson.name in ONCE else 2]:
             settings.append((lesson.name, {switch.name: switch.values[n] for switch in lesson.switches}))
     return settings
-
-
-def test_every_lesson_has_its_function() -> None:
-    for lesson in lessons():
-        assert callable(importlib.import_module(f"explorer.lab.{lesson.name.replace('-', '_')}").run), lesson.name
 
 
 @pytest.mark.parametrize(

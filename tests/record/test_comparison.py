@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorer.record import Environment, Failure, Measurement, ModelRef, RunSpec
+from explorer.record import Failure, Measurement, ModelRef, RunSpec
 from explorer.record.comparison import (
     ROUNDING_FACTOR,
     BufferDiff,
@@ -19,6 +19,7 @@ from explorer.record.comparison import (
     StateDiff,
     TensorDiff,
 )
+from tests.view.builders import HOST
 
 
 def gradient(name: str = "w", *, bitwise: bool = True, **more: object) -> GradientDiff:
@@ -78,10 +79,7 @@ def test_a_tensor_is_named_by_the_module_that_holds_it() -> None:
 
 
 SPEC = RunSpec(model=ModelRef(target="sample_models/mlp.py"))
-WHERE = Environment(
-    device="cpu", device_name="cpu", torch_version="2.13.0", python_version="3.11", platform="linux", n_threads=1
-)
-STEP = Measurement(spec=SPEC, environment=WHERE)
+STEP = Measurement(spec=SPEC, environment=HOST)
 
 
 def compared(*gradients: GradientDiff, **more: object) -> Comparison:
