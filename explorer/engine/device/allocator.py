@@ -186,7 +186,12 @@ class CudaRecorder:
 
     def __enter__(self) -> Self:
         torch.cuda.synchronize(self.device)
-        _require_history(torch.cuda.memory_stats(self.device))
+        backend = torch.cuda.get_allocator_backend()
+        if backend != "native" or "requested_bytes.all.peak" not in torch.cuda.memory_stats(self.device):
+            raise NotOnThisDevice(
+                f"torch allocates through {backend} here, which keeps no history of requested bytes.",
+                hint="Unset PYTORCH_ALLOC_CONF, PYTORCH_CUDA_ALLOC_CONF (backend) and PYTORCH_NO_CUDA_MEMORY_CACHING.",
+            )
         torch.cuda.reset_peak_memory_stats(self.device)
         torch.cuda.memory._record_memory_history(
             context=None, stacks="python", max_entries=MAX_ENTRIES, clear_history=True
@@ -255,15 +260,6 @@ def _curves(snapshot: dict[str, Any], number: int, after: dict[str, int]) -> tup
         reserved + after["reserved_bytes.all.current"] - books.reserved,
         "",
     )
-
-
-def _require_history(stats: dict[str, int]) -> None:
-    backend = torch.cuda.get_allocator_backend()
-    if backend != "native" or "requested_bytes.all.peak" not in stats:
-        raise NotOnThisDevice(
-            f"torch allocates through {backend} here, which keeps no history of requested bytes.",
-            hint="Unset PYTORCH_ALLOC_CONF, PYTORCH_CUDA_ALLOC_CONF (backend) and PYTORCH_NO_CUDA_MEMORY_CACHING.",
-        )
 
 
 PROBE_BYTES = 4099

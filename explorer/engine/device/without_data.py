@@ -159,15 +159,14 @@ def explained(target: str) -> Iterator[None]:
                 group = f"in a group of {distributed.get_world_size()}"
             fault, hint = f"called torch.distributed {group} and raised {said_by(error)}", WHOLE_MODEL
             raise ModelFailed(f"{target} is split by its own code, which {fault}.", hint=hint) from error
-        smaller = "easure a smaller build of it instead, by --set."
+        hint = "Measure a smaller build of it instead, by --set."
         if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
-            fault, hint = f"without its data: it decides by values that it computes ({error.func})", f"M{smaller}"
+            fault = f"without its data: it decides by values that it computes ({error.func})"
         elif isinstance(error, UnsupportedFakeTensorException):
             fault = "without its data: it holds a tensor that torch makes with data alone, such as a sparse one"
-            hint = f"M{smaller}"
         elif isinstance(error, RuntimeError) and message_of(error).startswith("Expected inputs of BF16 type"):
             fault = "in float32: without data, torch knows the grouped product of routed experts in bfloat16 alone"
-            hint = f"Add --dtype bfloat16, or m{smaller}"
+            hint = f"Add --dtype bfloat16, or m{hint[1:]}"
         else:
             raise
         raise ModelFailed(f"{target} cannot be predicted {fault}.", hint=hint) from error

@@ -213,25 +213,18 @@ def refuse_unopenable(model: nn.Module, target: str) -> None:
         name for names in (model.named_modules(), model.named_parameters(), model.named_buffers()) for name, _ in names
     )
     garbled = [ascii(name) for name in named if _SURROGATE.search(name)]
-    if garbled:
-        raise ModelNotLoaded(
-            f"{target} has names that no file can hold: {listed(garbled)}. Half of a surrogate pair stands in them.",
-            hint="Name blocks, parameters and buffers in letters that UTF-8 can write.",
-        )
     lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
-    if lazy:
-        raise ModelNotLoaded(
-            f"{target} has parameters without a shape: {listed(lazy)}. Lazy modules get theirs in the first forward.",
-            hint="Run the example batch through the model once before the factory returns it.",
-        )
-    scripted = [
-        fqn or "the model" for fqn, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)
-    ]
-    if scripted:
-        raise ModelNotLoaded(
-            f"{target} has blocks that torch.jit compiled: {listed(scripted)}. They cannot be watched or recomputed.",
-            hint="Return the model as it is before torch.jit.script or torch.jit.trace.",
-        )
+    scripted = [fqn or "the model" for fqn, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)]
+    for names, what, because, hint in (
+        (garbled, "names that no file can hold", "Half of a surrogate pair stands in them.",
+         "Name blocks, parameters and buffers in letters that UTF-8 can write."),
+        (lazy, "parameters without a shape", "Lazy modules get theirs in the first forward.",
+         "Run the example batch through the model once before the factory returns it."),
+        (scripted, "blocks that torch.jit compiled", "They cannot be watched or recomputed.",
+         "Return the model as it is before torch.jit.script or torch.jit.trace."),
+    ):  # fmt: skip
+        if names:
+            raise ModelNotLoaded(f"{target} has {what}: {listed(names)}. {because}", hint=hint)
 
 
 def copied(model: nn.Module) -> nn.Module:
