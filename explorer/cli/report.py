@@ -26,7 +26,7 @@ from explorer.view.compare.cost import uncounted_in_words
 from explorer.view.compare.gradients import distance_in_words, moved_sentence, scope_sentence
 from explorer.view.compare.headline import headlines
 from explorer.view.drawing.rows import Row, chart_rows, row_sum
-from explorer.view.drawing.units import count, flops, mib, percent
+from explorer.view.drawing.units import count, flops, from_to, mib, percent
 from explorer.view.memory.ranks import rank_rows, spread_of_ranks
 from explorer.view.pipeline.gantt import rank_table
 from explorer.view.pipeline.ranks import memory_chart
@@ -199,10 +199,10 @@ def _block_table(run: Measurement, baseline: Measurement | None = None) -> Table
 
 def _cells(row: Row, run: Measurement, baseline: Measurement | None) -> dict[str, str]:
     again, flops_again = row_sum(run, row, "n_recompute"), row_sum(run, row, "recompute_flops")
-    saved = mib(row_sum(run, row, "saved_after_forward_bytes"))
-    before = saved if baseline is None else mib(row_sum(baseline, row, "saved_after_forward_bytes"))
+    saved = row_sum(run, row, "saved_after_forward_bytes")
+    before = saved if baseline is None else row_sum(baseline, row, "saved_after_forward_bytes")
     return {
-        "saved after forward": saved if before == saved else f"{before} → {saved}",
+        "saved after forward": mib(saved) if before == saved else from_to(before, saved, " → "),
         "forward": flops(row_sum(run, row, "forward_flops")),
         "recompute": flops(flops_again) if again or flops_again else "",
         "runs again": f"×{again}" if again else "inside" if flops_again else "",

@@ -8,7 +8,11 @@ import re
 from explorer.errors import BadInput
 
 _UNITS = {"": 1, "b": 1, "kib": 1024, "mib": 1024**2, "gib": 1024**3, "tib": 1024**4}
-_WRITTEN = ((1024**4, "TiB"), (1024**3, "GiB"))
+_MIB = (1024**2, "MiB", 1)
+_WRITTEN = ((1024**4, "TiB", 2), (1024**3, "GiB", 2), _MIB, (1024, "KiB", 1), (1, "B", 0))
+"""Units, their names, and digits behind the point."""
+MOST_DIGITS = 4
+"""Digits behind the point that may tell two sizes apart; sizes that need more are written in bytes."""
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([a-zA-Z]*)\s*")
 
 
@@ -26,17 +30,42 @@ def parse_bytes(text: str) -> int:
 
 
 def mib(n_bytes: int | float) -> str:
-    """`206.1 MiB`; from 1,024 MiB on in GiB, below 0.1 MiB in KiB or bytes."""
+    """`206.1 MiB`, `0.46 MiB`; from 1,024 MiB on in GiB, below 0.1 MiB in KiB or bytes."""
     size = abs(n_bytes)
     sign = "\N{MINUS SIGN}" if n_bytes < 0 else ""
     if size == 0:
         return "0 MiB"
-    for unit, name in _WRITTEN:
-        if size >= unit:
-            return f"{sign}{size / unit:,.2f} {name}"
-    if size >= 1024**2 / 10:
-        return f"{sign}{size / 1024**2:,.1f} MiB"
-    return f"{sign}{size / 1024:,.1f} KiB" if size >= 1024 else f"{sign}{size:,.0f} B"
+    unit, name, digits = _MIB if 0.1 <= size / _MIB[0] < 1 else _scale(size)
+    return f"{sign}{_number(size / unit, digits)} {name}"
+
+
+def from_to(old: int | float, new: int | float, between: str = " to ") -> str:
+    """`206.1 to 56.2 MiB`: two sizes in the unit of the larger, with digits that tell different sizes apart.
+
+    A size below a thousandth of that unit keeps its own: `15.0 MiB to 96 B`. `between` stands between both.
+    """
+    unit, name, digits = _scale(max(old, new) or _MIB[0])
+    if 0 < min(old, new) < unit / 1000:
+        return f"{mib(old)}{between}{mib(new)}"
+    before, after = _number(old / unit, digits), _number(new / unit, digits)
+    while old != new and float(before.replace(",", "")) == float(after.replace(",", "")):
+        digits += 1
+        if digits > MOST_DIGITS:
+            return f"{old:,}{between}{new:,} B"
+        before, after = (f"{size / unit:,.{digits}f}" for size in (old, new))
+    return f"{before}{between}{after} {name}"
+
+
+def _scale(size: int | float) -> tuple[int, str, int]:
+    """Unit, its name and digits behind the point of the largest unit that is no larger than `size`."""
+    return next((scale for scale in _WRITTEN if size >= scale[0]), _WRITTEN[-1])
+
+
+def _number(value: float, digits: int) -> str:
+    """`206.1`; a value below 1 has two digits that count, the last one unless it is zero: `0.46`, `0.5`."""
+    if not 0 < value < 1:
+        return f"{value:,.{digits}f}" if value else "0"
+    return f"{value:.{max(digits, 1 - math.floor(math.log10(value)))}f}".removesuffix("0")
 
 
 def distinct_texts(*sizes: int) -> tuple[str, ...]:
@@ -47,6 +76,9 @@ def distinct_texts(*sizes: int) -> tuple[str, ...]:
 
 def mib_up(n_bytes: int) -> str:
     """The size rounded up: a budget of the printed size is never less than `n_bytes`."""
-    unit = next((unit for unit, _ in _WRITTEN if n_bytes >= unit), None)
-    step = unit / 100 if unit else 1024**2 / 10 if n_bytes >= 1024**2 / 10 else 1024 / 10 if n_bytes >= 1024 else 1
+    if _MIB[0] / 10 <= n_bytes < _MIB[0]:
+        step = _MIB[0] / 100
+    else:
+        unit, _, digits = _scale(n_bytes)
+        step = unit / 10**digits
     return mib(math.ceil(n_bytes / step) * step)

@@ -16,11 +16,12 @@ from explorer.plan.names import (
     products_kept,
     written_results,
 )
-from explorer.plan.sizes import mib_up, parse_bytes
+from explorer.plan.sizes import from_to, mib_up, parse_bytes
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Unit
 from tests.graphs import block
 from tests.plan.why.test_peak import graph
+from tests.view.builders import MIB
 
 
 def test_a_block_lies_in_itself_in_its_holders_and_in_the_model() -> None:
@@ -94,6 +95,34 @@ def test_whole_bytes_are_exact(n_bytes: int) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="not a size"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        (206 * MIB, 56 * MIB, "206.0 to 56.0 MiB"),
+        (15 * MIB, MIB // 2, "15.0 to 0.5 MiB"),
+        (15 * MIB, 0.46 * MIB, "15.0 to 0.46 MiB"),
+        (98.3 * 1024, 103.1 * 1024, "98.3 to 103.1 KiB"),
+        (334_234, 339_251, "326.4 to 331.3 KiB"),
+        (0.999 * MIB, 1.0004 * MIB, "0.999 to 1.000 MiB"),
+        (2048 * MIB, 300 * MIB, "2.00 to 0.29 GiB"),
+        (15 * MIB, 96, "15.0 MiB to 96 B"),
+        (100, 10, "100 to 10 B"),
+        (216_006_656, 216_006_664, "216,006,656 to 216,006,664 B"),
+        (0, 0, "0 to 0 MiB"),
+    ],
+)
+def test_two_sizes_share_a_unit(old: float, new: float, text: str) -> None:
+    assert from_to(old, new) == text
+
+
+@given(integers(0, 2**45), integers(0, 2**20))
+def test_two_sizes_that_differ_read_differently(old: int, more: int) -> None:
+    for new in (old + more, max(old - more, 0)):
+        before, _, after = from_to(old, new, "|").partition("|")
+        numbers = [float(text.split()[0].replace(",", "")) for text in (before, after)]
+        assert old == new or numbers[0] != numbers[1] or " " in before, "else each has a unit of its own"
 
 
 @given(integers(0, 2**45))

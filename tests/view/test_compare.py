@@ -207,7 +207,7 @@ def test_every_kind_has_a_symbol_of_its_own() -> None:
 
 
 def test_the_answer_is_about_the_budget() -> None:
-    assert "from 100.0 MiB down to 40.0 MiB for ×1.40 time, predicted" in front_chart(MARKS).alt
+    assert "from 100.0 down to 40.0 MiB for ×1.40 time, predicted" in front_chart(MARKS).alt
     within = front_chart(MARKS, budget_bytes=80 * MIB)
     assert "within 80.0 MiB: 70.0 MiB for ×1.10 time, predicted" in within.alt
     assert "budget 80.0 MiB" in [note.text for note in within.figure.layout.annotations]

@@ -77,7 +77,7 @@ def test_title_asks_and_subtitle_answers() -> None:
     pair = compared(recompute=range(6))
     title = timeline(pair.baseline, pair.candidate).figure.layout.title
     assert title.text.endswith("?")
-    assert title.subtitle.text == "149.0 MiB to 90.0 MiB (\N{MINUS SIGN}40 %), now in recompute of layers.0"
+    assert title.subtitle.text == "149.0 to 90.0 MiB (\N{MINUS SIGN}40 %), now in recompute of layers.0"
     assert title.subtitle.text in timeline(pair.baseline, pair.candidate).alt
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from explorer.plan.memory.ledger import PLURAL, in_place, ledger, place
 from explorer.plan.names import is_within, lineage, some
 from explorer.plan.predict.forecaster import prices, prices_of_keeping
-from explorer.plan.sizes import mib
+from explorer.plan.sizes import from_to, mib
 from explorer.plan.why.caveats import in_words
 from explorer.record.allocations import FIXED_ROLES, Ledger, Role
 from explorer.record.comparison import Comparison
@@ -125,13 +125,13 @@ def _ran_again(case: PeakCase) -> str:
 
 
 def _result(case: PeakCase) -> str:
-    old, new = mib(case.old.total_bytes), mib(case.new.total_bytes)
+    old, new = case.old.total_bytes, case.new.total_bytes
     if not case.named:
-        return f"The candidate recomputes nothing, so its peak of {new} says nothing about recomputing."
+        return f"The candidate recomputes nothing, so its peak of {mib(new)} says nothing about recomputing."
     if abs(case.change) < SMALL_CHANGE:
-        return f"The policy did not move the peak: {old} without it, {new} with it."
+        return f"The policy did not move the peak: {mib(old)} without it, {mib(new)} with it."
     word = "lowered" if case.change < 0 else "raised"
-    return f"The policy {word} the peak from {old} to {new} ({signed(case.change)})."
+    return f"The policy {word} the peak from {from_to(old, new)} ({signed(case.change)})."
 
 
 def _moved(case: PeakCase) -> str:

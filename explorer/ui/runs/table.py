@@ -13,7 +13,7 @@ from explorer.jobs.store import StoredRun
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.ui.session.values import session_value
 from explorer.view.compare.run_plane import RunPoint
-from explorer.view.drawing.units import MIB, count, mib
+from explorer.view.drawing.units import MIB, count, from_to, mib
 from explorer.view.text.plan import in_words
 from explorer.view.text.runs import conditions, stored_flops, stored_peak, stored_time
 
@@ -120,12 +120,14 @@ def _peak(run: StoredRun) -> str:
         return mib(headlines.get("held_peak_bytes"))
     if run.kind not in OF_A_STEP:
         return ""
-    base, peak = headlines.get("baseline"), stored_peak(headlines.get("candidate") or headlines)
+    base, candidate = headlines.get("baseline"), headlines.get("candidate") or headlines
     if not base:
-        return peak
-    if n_blocks := headlines.get("n_baseline_recompute"):
-        return f"{stored_peak(base)} ({count(n_blocks, 'block')} recomputed) → {peak}"
-    return f"{stored_peak(base)} → {peak}" if headlines.get("comparable", True) else f"{stored_peak(base)}; {peak}"
+        return stored_peak(candidate)
+    if not headlines.get("comparable", True):
+        return f"{stored_peak(base)}; {stored_peak(candidate)}"
+    n_blocks = headlines.get("n_baseline_recompute")
+    arrow = f" ({count(n_blocks, 'block')} recomputed) → " if n_blocks else " → "
+    return from_to(base.get("step_peak_bytes"), candidate.get("step_peak_bytes"), arrow)
 
 
 def _gradients(run: StoredRun) -> str:

@@ -13,7 +13,7 @@ from explorer.record.base import to_json
 from explorer.record.policy import Policy
 from explorer.view.drawing.colours import CURSOR, RECOMPUTE, RUN_COLOURS
 from explorer.view.drawing.figure import Chart, bold, empty, figure
-from explorer.view.drawing.units import byte_axis, count, mib, time_ratio
+from explorer.view.drawing.units import byte_axis, count, from_to, mib, time_ratio
 from explorer.view.text.plan import in_words
 
 HEIGHT = 380
@@ -136,4 +136,5 @@ def _answer(marks: Sequence[Mark], budget_bytes: int | None) -> str:
         best = min(fits, key=lambda mark: mark.time_ratio)
         return f"within {mib(budget_bytes)}: {mib(best.peak_bytes)} for ×{best.time_ratio:.2f} {word}, predicted"
     most = max(plans, key=lambda mark: mark.peak_bytes)
-    return f"from {mib(most.peak_bytes)} down to {mib(least.peak_bytes)} for ×{least.time_ratio:.2f} {word}, predicted"
+    down = from_to(most.peak_bytes, least.peak_bytes, " down to ")
+    return f"from {down} for ×{least.time_ratio:.2f} {word}, predicted"

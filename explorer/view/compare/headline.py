@@ -8,7 +8,17 @@ from explorer.record.comparison import Comparison
 from explorer.record.graph import Hazard
 from explorer.record.measurement import Measurement, Samples, ratio_with_spread
 from explorer.view.compare.cost import doubt_of_ratio, uncounted_in_words
-from explorer.view.drawing.units import MIB, NOT_MEASURED, change, count, flops, mib, milliseconds, percent, time_ratio
+from explorer.view.drawing.units import (
+    NOT_MEASURED,
+    change,
+    count,
+    flops,
+    from_to,
+    mib,
+    milliseconds,
+    percent,
+    time_ratio,
+)
 from explorer.view.text.explore import HEADLINES
 from explorer.view.text.headline import Headline, Tone
 from explorer.view.text.runs import peak_and_end, peak_in_words, peaks_in_words, who_failed
@@ -89,18 +99,11 @@ def _flops_tooltip(run: Measurement) -> str:
 
 
 def bytes_headline(key: str, old: int | None, new: int | None, *, predicted: bool = False) -> Headline:
-    """`206.1 → 56.2 MiB` with the change in percent. The unit stands once where both have the same.
-
-    Sizes below 1 MiB that differ and read the same are written in KiB.
-    """
-    moved, before, after = change(old, new), mib(old), mib(new)
-    if old is not None and new is not None:
-        if before == after and old != new and max(old, new) < MIB:
-            before, after = (f"{size / 1024:,.1f} KiB" for size in (old, new))
-        before = before.removesuffix(f" {after.rpartition(' ')[2]}")
+    """`206.1 → 56.2 MiB` with the change in percent."""
+    moved = change(old, new)
     return Headline(
         key=key,
-        value=f"{before} → {'≈ ' * predicted}{after}",
+        value=from_to(old, new, f" → {'≈ ' * predicted}"),
         delta="no ratio" if moved is None else percent(moved, signed=True),
         tone="neutral" if not moved else "good" if moved < 0 else "bad",
         origin=("predicted",) if predicted else ("measured",),

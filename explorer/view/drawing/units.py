@@ -20,6 +20,13 @@ def mib(n_bytes: int | float | None) -> str:
     return NOT_MEASURED if n_bytes is None else sizes.mib(n_bytes)
 
 
+def from_to(old: int | None, new: int | None, between: str = " to ") -> str:
+    """`206.1 to 56.2 MiB` as the plans write it, or what is not measured."""
+    if old is None or new is None:
+        return f"{mib(old)}{between}{mib(new)}"
+    return sizes.from_to(old, new, between)
+
+
 def byte_axis(largest_bytes: int | float) -> tuple[int, str]:
     """Bytes of one axis unit and its name, for an axis that reaches `largest_bytes`."""
     if largest_bytes >= 4 * 1024**3:

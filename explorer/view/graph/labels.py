@@ -13,7 +13,7 @@ from explorer.record.comparison import Comparison
 from explorer.record.graph import Block, Hazard, ModelGraph, Trait
 from explorer.record.measurement import MeasuredBlock, Measurement
 from explorer.record.policy import Policy
-from explorer.view.drawing.units import mib
+from explorer.view.drawing.units import from_to, mib
 from explorer.view.graph.nesting import Node, nest
 
 TRAITS: dict[Trait, tuple[str, str]] = {
@@ -131,8 +131,7 @@ def _of_run(facts: Facts, members: tuple[str, ...], on: set[str]) -> str:
     after = None if None in sizes else sum(size or 0 for size in sizes)
     if after == before:
         return f"{mib(before)} in all"
-    then = "?" if after is None else mib(after) if facts.candidate else f"≈ {mib(after)}"
-    return f"{_arrow(before, then)} in all"
+    return f"{_arrow(before, after, measured=facts.candidate is not None)} in all"
 
 
 def _held(facts: Facts, fqn: str) -> int | None:
@@ -143,9 +142,9 @@ def _held(facts: Facts, fqn: str) -> int | None:
     return None if None in freed else max(_saved(facts, fqn) - sum(size or 0 for size in freed), 0)
 
 
-def _arrow(saved: int, after: str) -> str:
-    number, _, unit = mib(saved).rpartition(" ")
-    return f"{number if after.endswith(f' {unit}') else mib(saved)} → {after}"
+def _arrow(saved: int, after: int | None, *, measured: bool) -> str:
+    """`15.0 → 0.5 MiB`; `≈` marks a prediction, `?` unknown bytes."""
+    return f"{mib(saved)} → ?" if after is None else from_to(saved, after, " → " if measured else " → ≈ ")
 
 
 def _change(facts: Facts, fqn: str, on: set[str]) -> str:
@@ -156,7 +155,8 @@ def _change(facts: Facts, fqn: str, on: set[str]) -> str:
             return mib(saved)
         if outer and (facts.candidate is None or fqn not in facts.candidate.by_fqn):
             return f"{mib(saved)} with {outer}"
-    return _arrow(saved, _after(facts, fqn))
+    measured = facts.candidate is not None and fqn in facts.candidate.by_fqn
+    return _arrow(saved, _held(facts, fqn), measured=measured)
 
 
 def _recomputed_with(fqn: str, on: set[str]) -> str | None:
@@ -177,12 +177,6 @@ def _kept_cost(facts: Facts, fqn: str) -> MeasuredBlock | None:
     """Cost of a block with everything kept. None also for an opened run, whose figures belong to its policy."""
     keeps_all = facts.baseline is not None and not facts.baseline.spec.policy.units
     return facts.baseline.by_fqn.get(fqn) if facts.baseline and keeps_all else None
-
-
-def _after(facts: Facts, fqn: str) -> str:
-    n_bytes = _held(facts, fqn)
-    measured = facts.candidate is not None and fqn in facts.candidate.by_fqn
-    return "?" if n_bytes is None else mib(n_bytes) if measured else f"≈ {mib(n_bytes)}"
 
 
 def _note(facts: Facts, node: Node, on: set[str]) -> str:

@@ -15,7 +15,7 @@ from explorer.record.measurement import Measurement
 from explorer.view.drawing.colours import RUN_COLOURS
 from explorer.view.drawing.figure import Chart, add_bars, bars, byte_series, empty, figure
 from explorer.view.drawing.rows import NO_COSTS, WHOLE_MODEL, chart_rows, row_sum, runs_of
-from explorer.view.drawing.units import byte_axis, count, mib
+from explorer.view.drawing.units import byte_axis, count, from_to, mib
 
 MOST = 5
 """Operators that have a bar of their own."""
@@ -32,8 +32,7 @@ def saved_bytes_chart(run: Comparison | Measurement) -> Chart:
     rows, question = chart_rows(*runs.values()), "What does each block save?"
     answer = "as far as the step came"
     if all(measured.complete for measured in runs.values()):
-        saved = " to ".join(mib(measured.saved_after_forward_bytes) for measured in runs.values())
-        answer = f"{saved} saved when forward ends"
+        answer = f"{_sizes([measured.saved_after_forward_bytes for measured in runs.values()])} saved when forward ends"
     lines = {
         name: [row_sum(measured, row, "saved_after_forward_bytes") for row in rows] for name, measured in runs.items()
     }
@@ -57,6 +56,10 @@ def saved_bytes_chart(run: Comparison | Measurement) -> Chart:
         alt=f"Bars of the bytes each block keeps for backward. In all: {answer}.",
         rows=lambda: _rows(runs),
     )
+
+
+def _sizes(sizes: list[int | None] | list[int]) -> str:
+    return from_to(*sizes) if len(sizes) == 2 else mib(sizes[0])
 
 
 def _height(n_runs: int, n_rows: int, least: int) -> int:
@@ -89,8 +92,7 @@ def operators_chart(run: Comparison | Measurement, block: str) -> Chart:
     """Chart of the bytes that the operators of `block` keep when forward ends. Empty `block`: the whole model."""
     named = block or "the model"
     saved = {name: _kept(measured, block) for name, measured in runs_of(run).items()}
-    answer = " to ".join(mib(sum(size for size, _ in by_op.values())) for by_op in saved.values())
-    answer += " saved when forward ends"
+    answer = f"{_sizes([sum(size for size, _ in by_op.values()) for by_op in saved.values()])} saved when forward ends"
     question, names = f"Which operators of {named} save most?", _names(saved)
     fig = empty(question, NOTHING)
     if names:

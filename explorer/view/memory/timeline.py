@@ -23,7 +23,7 @@ from explorer.view.drawing.axis import (
 )
 from explorer.view.drawing.colours import RUN_COLOURS, RUN_DASHES
 from explorer.view.drawing.figure import HOVER_ALONG_X, PICKABLE, Chart, Cursor, bold, empty, figure, mark_cursor
-from explorer.view.drawing.units import byte_axis, change, mib, percent
+from explorer.view.drawing.units import byte_axis, change, from_to, mib, percent
 from explorer.view.memory.bands import add_bands, add_counters, counters
 from explorer.view.text.runs import peak_and_end, peaks_in_words
 
@@ -223,7 +223,7 @@ def _answer(baseline: Measurement, candidate: Measurement | None) -> str:
         return f"baseline {peak_and_end(baseline)}; candidate {peak_and_end(candidate)}"
     old, new = baseline.step_peak_bytes, candidate.step_peak_bytes
     moved = percent(change(old, new), signed=True) if old and new is not None else "no ratio"
-    return f"{mib(old)} to {mib(new)} ({moved}), now {peak_place(candidate)}"
+    return f"{from_to(old, new)} ({moved}), now {peak_place(candidate)}"
 
 
 def peak_place(run: Measurement) -> str:

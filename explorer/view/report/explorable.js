@@ -17,27 +17,41 @@ const MINUS = "\u2212", NO_FIGURE = "not predicted", POINTS = 1000;
 // A tie goes to the even digit, as in Python; every tie of up to two digits is a multiple of 1/8.
 function fixed(value, digits) {
   const even = Number.isInteger(value * 8) ? roundHalfEven(value * 10 ** digits) / 10 ** digits : value;
-  return even.toFixed(digits).replace(/\B(?=(\d{3})+(?!\d))/g, ",");
+  return even.toFixed(digits).replace(/\B(?<!\.\d*)(?=(\d{3})+(?!\d))/g, ",");
+}
+
+const SCALES = [[2 ** 40, "TiB", 2], [2 ** 30, "GiB", 2], [2 ** 20, "MiB", 1], [2 ** 10, "KiB", 1], [1, "B", 0]];
+const scaleOf = (bytes) => SCALES.find(([unit]) => bytes >= unit) ?? SCALES[4];
+
+function number(value, digits) {
+  if (!(value > 0 && value < 1)) return value ? fixed(value, digits) : "0";
+  return fixed(value, Math.max(digits, 1 - Math.floor(Math.log10(value)))).replace(/0$/, "");
 }
 
 function mib(bytes) {
-  const size = Math.abs(bytes), sign = bytes < 0 ? MINUS : "";
+  const size = Math.abs(bytes), share = size / 2 ** 20;
   if (!size) return "0 MiB";
-  for (const [unit, name] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"]]) if (size >= unit) return `${sign}${fixed(size / unit, 2)} ${name}`;
-  if (size >= 2 ** 20 / 10) return `${sign}${fixed(size / 2 ** 20, 1)} MiB`;
-  return size >= 1024 ? `${sign}${fixed(size / 1024, 1)} KiB` : `${sign}${fixed(size, 0)} B`;
+  const [unit, name, digits] = share >= 0.1 && share < 1 ? SCALES[2] : scaleOf(size);
+  return `${bytes < 0 ? MINUS : ""}${number(size / unit, digits)} ${name}`;
+}
+
+// `15.0 → 0.5 MiB`: one unit, and digits that tell different sizes apart.
+function fromTo(old, now, between = " → ") {
+  let [unit, name, digits] = scaleOf(Math.max(old, now) || 2 ** 20);
+  const least = Math.min(old, now), both = (text) => [text(old), text(now)], read = (text) => Number(text.replace(/,/g, ""));
+  if (least > 0 && least < unit / 1000) return both(mib).join(between);
+  let texts = both((size) => number(size / unit, digits));
+  while (old !== now && read(texts[0]) === read(texts[1])) {
+    if (++digits > 4) return `${both((size) => fixed(size, 0)).join(between)} B`;
+    texts = both((size) => fixed(size / unit, digits));
+  }
+  return `${texts.join(between)} ${name}`;
 }
 
 function percent(share) {
   const value = 100 * share, sign = value < 0 ? MINUS : value > 0 ? "+" : "";
   if (value && Math.abs(value) < 0.05) return `${sign}<0.1 %`;
   return `${sign}${fixed(Math.abs(value), Math.abs(value) >= 10 ? 0 : 1)} %`;
-}
-
-// `15.0 → 0.5 MiB`, the unit once where both have it.
-function arrow(before, now) {
-  const unit = now.slice(now.lastIndexOf(" "));
-  return `${before.endsWith(unit) ? before.slice(0, -unit.length) : before} → ${now}`;
 }
 
 // ---- policies: units { blocks, save_ops }
@@ -108,7 +122,7 @@ function show(policy, { remember = true } = {}) {
   page.policy = sorted(policy);
   const before = page.baseline, now = (page.answer = forecast(recorded, page.policy));
   const ratio = (value) => (value === null ? NO_FIGURE : `×${fixed(value, 2)}`);
-  const size = (was, is) => (is === null ? [NO_FIGURE, ""] : !page.policy.length ? [mib(is), ""] : [arrow(mib(was), mib(is)), percent(is / was - 1)]);
+  const size = (was, is) => (is === null ? [NO_FIGURE, ""] : !page.policy.length ? [mib(is), ""] : [fromTo(was, is), percent(is / was - 1)]);
   const hazards = hazardsOf(page.policy), gravest = hazards.find(([, kind]) => kind === "error") ?? hazards[0];
   const n = on(page.policy).size, total = facts.order.length - 1;
   figures([
@@ -138,7 +152,7 @@ function figures(pairs, hazard) {
 function sentence(before, now) {
   if (!page.policy.length) return "Everything is kept. Click a block: it forgets what it computed, and runs again in backward.";
   const cost = [now.flopRatio === null ? "" : `${percent(now.flopRatio - 1)} FLOPs`, now.timeRatio === null ? "" : `≈ ×${fixed(now.timeRatio, 2)} time`];
-  return `${arrow(mib(before.peak), mib(now.peak))} (${percent(now.peak / before.peak - 1)}) for ${cost.filter(Boolean).join(", ")}. Predicted from the recorded step; nothing ran.`;
+  return `${fromTo(before.peak, now.peak)} (${percent(now.peak / before.peak - 1)}) for ${cost.filter(Boolean).join(", ")}. Predicted from the recorded step; nothing ran.`;
 }
 
 const hazardsOf = (policy) => policy.flatMap((unit) => facts.hazards[placeOf.get(keyOf(unit))] ?? []);
@@ -191,17 +205,17 @@ function labelsOf(policy) {
     const sizes = (inside.get(fqn) ?? [fqn]).map((block) => freed[block]);
     return sizes.includes(undefined) ? null : Math.max(saved[fqn] - sum(sizes), 0);
   };
-  const about = (bytes) => (bytes === null ? "?" : `≈ ${mib(bytes)}`);
+  const arrow = (before, now) => (now === null ? `${mib(before)} → ?` : fromTo(before, now, " → ≈ "));
   const change = (fqn) => {
     if (!marked.has(fqn) && !inside.has(fqn)) return outer(fqn) ? `${mib(saved[fqn])} with ${outer(fqn)}` : mib(saved[fqn]);
-    return !marked.has(fqn) && outer(fqn) ? `${mib(saved[fqn])} with ${outer(fqn)}` : arrow(mib(saved[fqn]), about(held(fqn)));
+    return !marked.has(fqn) && outer(fqn) ? `${mib(saved[fqn])} with ${outer(fqn)}` : arrow(saved[fqn], held(fqn));
   };
   const ofRun = (fqns) => {
     const each = new Set(fqns.map(change));
     if (each.size === 1) return `${[...each][0]} each`;
     const sizes = fqns.map((fqn) => (marked.has(fqn) || inside.has(fqn) || outer(fqn) ? held(fqn) : saved[fqn]));
     const before = sum(fqns.map((fqn) => saved[fqn])), now = sizes.includes(null) ? null : sum(sizes);
-    return now === before ? `${mib(before)} in all` : `${arrow(mib(before), about(now))} in all`;
+    return now === before ? `${mib(before)} in all` : `${arrow(before, now)} in all`;
   };
   const segments = new Map(policy.filter((unit) => unit.blocks.length > 1).flatMap(({ blocks }) =>
     blocks.map((fqn, i) => [fqn, `${i + 1} of ${blocks.length} together`])));

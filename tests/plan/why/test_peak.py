@@ -35,7 +35,7 @@ def explained(comparison: Comparison) -> str:
 
 def test_a_policy_that_helped() -> None:
     first, second, *_ = explain(compared(recompute=[0, 2, 4]), graph())
-    assert first == "The policy lowered the peak from 149.0 MiB to 110.0 MiB (\N{MINUS SIGN}26 %)."
+    assert first == "The policy lowered the peak from 149.0 to 110.0 MiB (\N{MINUS SIGN}26 %)."
     assert second == (
         "The peak moved from the end of forward in layers.5 to the recompute of layers.4; most of it is optimizer "
         "state (36.0 MiB), then saved activations (33.0 MiB)."

@@ -53,7 +53,7 @@ def test_every_block_of_the_chain_is_in_view_with_its_stage(visit: Open) -> None
     assert stages == sorted(stages)
     assert set(stages) == {0, 1}
     assert len(data["geometry"]["cuts"]) == len(GRAPH.cuts)
-    assert {cut[4] for cut in data["geometry"]["cuts"]} == {"cut: 0.1 MiB a microbatch"}
+    assert {cut[4] for cut in data["geometry"]["cuts"]} == {"cut: 0.12 MiB a microbatch"}
 
 
 def test_a_cut_moves_stages_prediction_and_address_and_runs_nothing(
