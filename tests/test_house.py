@@ -74,7 +74,7 @@ ROOMS: dict[str, list[str]] = {
     ],
     "lab": ["run", "*", "kit"],
     "view": ["report", "compare memory pipeline graph lab", "text", "drawing"],
-    "ui": ["navigation server", "explore pipeline lab runs", "shared", "session block_graph figure_strip live_slider"],
+    "ui": ["navigation server", "explore pipeline lab runs", "shared", "session components"],
     "cli": ["main", "verbs", "report", "options", "worker", "command"],
 }
 

@@ -8,7 +8,7 @@ sys.path.insert(0, str(ROOT))
 
 import streamlit as st  # noqa: E402
 
-from explorer.ui import block_graph as bg  # noqa: E402
+from explorer.ui import components as bg  # noqa: E402
 from explorer.view.graph.geometry import layout  # noqa: E402
 from explorer.view.graph.labels import Badge, Label  # noqa: E402
 from explorer.view.graph.nesting import default_open, nest  # noqa: E402
@@ -24,13 +24,13 @@ if "state" not in S:
 
 
 def preset() -> None:
-    bg.adopt(S.state, S.get("graph"), until_press=True)
-    bg.replace(S.state, [f"blocks.{i}" for i in range(0, n, 2)])
+    bg.adopt_marks(S.state, S.get("graph"), until_press=True)
+    bg.replace_marks(S.state, [f"blocks.{i}" for i in range(0, n, 2)])
 
 
 @st.fragment
 def panel() -> None:
-    bg.adopt(S.state, S.get("graph"))
+    bg.adopt_marks(S.state, S.get("graph"))
     st.button("Every second", key="preset", on_click=preset)
     on = set(S.state.on)
     labels = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from explorer.ui.block_graph import GraphMarks, payload
+from explorer.ui.components import GraphMarks, payload
 from explorer.view.graph import browser
 from explorer.view.graph.browser import Paint
 from explorer.view.graph.geometry import layout

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from streamlit.testing.v1 import AppTest
 
-from explorer.ui import block_graph as bg
+from explorer.ui import components as bg
 from explorer.view.graph import browser
 from explorer.view.graph.geometry import layout
 from explorer.view.graph.labels import Label
@@ -85,10 +85,10 @@ class Server:
             self.told = item if "marks" in item else self.told
         for item in came:
             if "replace" in item:
-                bg.adopt(self.state, self.told, until_press=True)
-                bg.replace(self.state, item["replace"])
+                bg.adopt_marks(self.state, self.told, until_press=True)
+                bg.replace_marks(self.state, item["replace"])
         if not interrupted:
-            bg.adopt(self.state, self.told)
+            bg.adopt_marks(self.state, self.told)
             self.answers.append(dataclasses.replace(self.state, on=list(self.state.on)))
 
 
@@ -134,26 +134,26 @@ def test_no_click_and_no_preset_is_lost_in_any_interleaving(events: list[Any]) -
 
 def test_an_old_message_changes_nothing() -> None:
     state = bg.GraphMarks()
-    assert bg.adopt(state, marks(5, 0, {"a"}))
-    assert not bg.adopt(state, marks(5, 0, {"b"}))
-    assert not bg.adopt(state, marks(4, 0, {"b"}))
-    assert not bg.adopt(state, None)
+    assert bg.adopt_marks(state, marks(5, 0, {"a"}))
+    assert not bg.adopt_marks(state, marks(5, 0, {"b"}))
+    assert not bg.adopt_marks(state, marks(4, 0, {"b"}))
+    assert not bg.adopt_marks(state, None)
     assert state.on == ["a"]
 
 
 def test_cuts_keep_the_rule_too() -> None:
     state = bg.GraphMarks()
-    bg.adopt(state, marks(1, 0, set(), {"a>b"}))
-    bg.replace(state, [], ["b>c"])
-    bg.adopt(state, marks(2, 0, set(), {"a>b", "c>d"}))  # clicked c>d before the preset arrived
+    bg.adopt_marks(state, marks(1, 0, set(), {"a>b"}))
+    bg.replace_marks(state, [], ["b>c"])
+    bg.adopt_marks(state, marks(2, 0, set(), {"a>b", "c>d"}))  # clicked c>d before the preset arrived
     assert sorted(state.cuts) == ["b>c", "c>d"]
 
 
 def test_a_click_on_a_revision_long_gone_is_dropped_and_the_browser_told() -> None:
     state = bg.GraphMarks()
-    for _ in range(bg.REMEMBERED + 1):
-        bg.replace(state, ["a"])
-    assert bg.adopt(state, marks(1, 0, {"b"}))
+    for _ in range(bg.REMEMBERED_REVISIONS + 1):
+        bg.replace_marks(state, ["a"])
+    assert bg.adopt_marks(state, marks(1, 0, {"b"}))
     assert state.on == ["a"]
     assert state.seq == 1
 
@@ -189,13 +189,13 @@ def test_names_reach_the_page_as_data_only() -> None:
 def slider_page() -> None:
     import streamlit as st
 
-    from explorer.ui import live_slider
+    from explorer.ui import components
 
     moved = st.session_state.setdefault("moved", [])
-    st.session_state.setdefault("slider, drawn", live_slider._Drawn(takes={7: (3, moved.append), 6: (9, int)}))
+    st.session_state.setdefault("slider, drawn", components._Drawn(takes={7: (3, moved.append), 6: (9, int)}))
     st.session_state["slider"] = {"at": st.session_state.get("sent")}
-    live_slider.catch_up("slider")
-    live_slider.catch_up("nowhere")
+    components.catch_up("slider")
+    components.catch_up("nowhere")
 
 
 def test_a_move_is_taken_over_once() -> None:

@@ -20,8 +20,7 @@ from explorer.view.compare.cost import recompute_cost, recompute_time, step_time
 from explorer.view.compare.front import front_chart
 from explorer.view.compare.gradients import gradient_chart
 from explorer.view.drawing.figure import Chart, literal, written
-from explorer.view.memory.blocks import saved_bytes_chart
-from explorer.view.memory.ledger import ledger_chart
+from explorer.view.memory.blocks import ledger_chart, saved_bytes_chart
 from explorer.view.memory.stacked import roles
 from explorer.view.memory.timeline import timeline
 from explorer.view.pipeline.gantt import gantt

@@ -28,7 +28,7 @@ from explorer.view.compare.cost import (
     step_time,
     time_answer,
 )
-from explorer.view.compare.front import Mark, front_chart
+from explorer.view.compare.front import TOO_FEW, UNSAFE, Mark, RunPoint, front_chart, is_ahead, run_plane
 from explorer.view.compare.gradients import (
     carried_table,
     diff_table,
@@ -40,7 +40,6 @@ from explorer.view.compare.gradients import (
     verdict_sentence,
 )
 from explorer.view.compare.headline import bytes_headline, danger, doubt, errors, headlines, warning_lines
-from explorer.view.compare.run_plane import TOO_FEW, UNSAFE, RunPoint, is_ahead, run_plane
 from explorer.view.drawing.units import MIB
 from tests.view.builders import compared, equal_gradient, measured, wrong_gradient
 

@@ -16,8 +16,7 @@ from explorer.record.base import from_msgpack
 from explorer.view.compare.cost import recompute_cost, recompute_time, step_time
 from explorer.view.compare.gradients import gradient_chart
 from explorer.view.compare.headline import headlines
-from explorer.view.memory.blocks import saved_bytes_chart
-from explorer.view.memory.ledger import ledger_chart
+from explorer.view.memory.blocks import ledger_chart, saved_bytes_chart
 from explorer.view.memory.stacked import roles
 from explorer.view.memory.timeline import timeline
 

@@ -8,7 +8,7 @@ import pytest
 
 from explorer.plan.memory.ledger import ledger
 from explorer.record import Hazard, Policy, RunSpec
-from explorer.view.graph.dot import themed
+from explorer.view.graph.browser import themed
 from explorer.view.graph.labels import Facts, distances_by_block, labels
 from tests import graphs
 from tests.graphs import ALL, GRAPH, SPEC, gpt

@@ -14,8 +14,7 @@ from explorer.record import ROLES, Allocations, Measurement
 from explorer.view.drawing.axis import MAX_POINTS
 from explorer.view.drawing.figure import Chart
 from explorer.view.drawing.sketch import BOTTOM, TOP, sketch
-from explorer.view.memory.blocks import saved_bytes_chart
-from explorer.view.memory.ledger import ledger_chart
+from explorer.view.memory.blocks import ledger_chart, saved_bytes_chart
 from explorer.view.memory.stacked import AGAIN, HEADROOM, MOST_BANDS, REST, by_block, roles
 from explorer.view.memory.timeline import NO_TIMELINE, timeline
 from tests.graphs import alive_at

@@ -37,14 +37,13 @@ from explorer.view.drawing.figure import Chart
 from explorer.view.graph.geometry import layout
 from explorer.view.graph.labels import Facts, distances_by_block, labels
 from explorer.view.lab import lab_chart
-from explorer.view.memory.blocks import operators_chart
-from explorer.view.memory.ledger import ledger_chart
+from explorer.view.memory.blocks import ledger_chart, operators_chart
 from explorer.view.memory.stacked import by_block, roles
 from explorer.view.memory.timeline import timeline
 from explorer.view.pipeline.gantt import gantt, link_table, rank_table
 from explorer.view.pipeline.headline import figures
 from explorer.view.pipeline.ranks import memory_chart
-from explorer.view.report.gallery import Exhibit, index_text, lesson_text
+from explorer.view.report.explorable import Exhibit, index_text, lesson_text
 from explorer.view.report.html import document, picture, plotly_js
 from explorer.view.report.report import (
     ReportOf,

@@ -14,12 +14,12 @@ from explorer.plan.policy.presets import preset, preset_titles
 from explorer.record.graph import ModelGraph
 from explorer.record.plan import Forecast
 from explorer.record.policy import Policy
-from explorer.ui import block_graph
+from explorer.ui import components
+from explorer.ui.components import catch_up
 from explorer.ui.explore.budget import SLIDER_KEY
 from explorer.ui.explore.forecast import block_prices, price_tag
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.explore.view import View, ledger_of
-from explorer.ui.live_slider import catch_up
 from explorer.ui.session import page_job, window
 from explorer.ui.session.repository import KeyedRun
 from explorer.ui.shared import draft as drafts
@@ -132,7 +132,7 @@ def graph_panel(state: ExploreState, facts: Facts, drawing: Layout) -> None:
         window=window.laid_out_for(),
         jump=state.draft.jump,
     )
-    block_graph.block_graph(drawing, marks, paint, key=state.draft.widget)
+    components.block_graph(drawing, marks, paint, key=state.draft.widget)
     _segment_button(state, facts)
     if facts.alive is not None:
         st.caption("Bars: what each block holds at the picked moment.")

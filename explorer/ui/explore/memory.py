@@ -32,8 +32,8 @@ from explorer.view.drawing.figure import Chart, Cursor, untitled
 from explorer.view.drawing.rows import ROOT_LABEL
 from explorer.view.drawing.sketch import sketch
 from explorer.view.drawing.units import mib
+from explorer.view.memory.blocks import ledger_chart, place
 from explorer.view.memory.card import add_card, card_chart, cards_of
-from explorer.view.memory.ledger import ledger_chart, place
 from explorer.view.memory.ranks import ranks_at_peak
 from explorer.view.memory.stacked import by_block, roles
 from explorer.view.memory.timeline import add_predicted, timeline

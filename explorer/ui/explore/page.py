@@ -17,6 +17,7 @@ from streamlit.delta_generator import DeltaGenerator
 from explorer.plan.policy.presets import preset_titles
 from explorer.plan.why.caveats import why_not_predicted
 from explorer.record.graph import Hazard, ModelGraph
+from explorer.ui.components import strip
 from explorer.ui.explore import budget, work
 from explorer.ui.explore import state as states
 from explorer.ui.explore.blocks import facts_of, graph_panel, tools
@@ -26,7 +27,6 @@ from explorer.ui.explore.headline import Drawn, answer, cells
 from explorer.ui.explore.results import results
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.explore.view import Freshness, View, drawn_graph, view_of
-from explorer.ui.figure_strip import strip
 from explorer.ui.session import page_job
 from explorer.ui.session.repository import runs
 from explorer.ui.session.values import whole

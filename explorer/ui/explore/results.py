@@ -49,7 +49,7 @@ from explorer.view.compare.gradients import (
 from explorer.view.compare.headline import errors
 from explorer.view.drawing.figure import Chart, empty
 from explorer.view.drawing.units import count, flops, milliseconds
-from explorer.view.graph.dot import caption, difference, themed
+from explorer.view.graph.browser import caption, difference, themed
 from explorer.view.graph.nesting import RUN
 from explorer.view.memory.blocks import operators_chart, saved_bytes_chart
 from explorer.view.text import explore as glossary

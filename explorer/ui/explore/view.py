@@ -18,9 +18,8 @@ from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import RunSpec
 from explorer.ui.explore import work
 from explorer.ui.explore.state import ExploreState
-from explorer.ui.session import stand_in as stand_ins
+from explorer.ui.explore.work import EarlierRun
 from explorer.ui.session.repository import KeyedRun, runs
-from explorer.ui.session.stand_in import EarlierRun
 from explorer.ui.shared import draft as drafts
 from explorer.view.drawing.figure import Cursor
 from explorer.view.text.runs import did_not_fit
@@ -184,7 +183,7 @@ def _stand_in(state: ExploreState, graph: ModelGraph | None) -> EarlierRun | Non
     draft = state.draft
     if draft.predict or draft.spec.model.is_recorded:
         return None
-    stand_in = stand_ins.stand_in(replace(draft.spec, policy=KEEP_ALL, plan=None))
+    stand_in = work.stand_in(replace(draft.spec, policy=KEEP_ALL, plan=None))
     there = stand_in.run.graph if stand_in is not None else None
     return None if there is None or (graph is not None and graph.fingerprint != there.fingerprint) else stand_in
 

@@ -19,12 +19,11 @@ from explorer.plan.pipeline.stage_costs import predict
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.pipeline import PipelineProfile, PlayedSchedule
 from explorer.record.run import PipelinePlan, RunSpec
-from explorer.ui.figure_strip import strip
+from explorer.ui.components import strip
 from explorer.ui.pipeline import state as pipeline_state
 from explorer.ui.pipeline import work as pipeline_work
-from explorer.ui.pipeline.cut_graph import cut_graph
 from explorer.ui.pipeline.results import Results, result_tabs
-from explorer.ui.pipeline.split_panel import cap_panel, cell, engine_picker, split_panel, take_stages
+from explorer.ui.pipeline.split_panel import cap_panel, cell, cut_graph, engine_picker, split_panel, take_stages
 from explorer.ui.pipeline.state import PipelineState
 from explorer.ui.session import page_job, window
 from explorer.ui.session.values import whole
@@ -37,7 +36,7 @@ from explorer.view.compare.headline import danger
 from explorer.view.drawing.units import count
 from explorer.view.pipeline.headline import figures
 from explorer.view.text import pipeline as words
-from explorer.view.text.headline import Headline
+from explorer.view.text.explore import Headline
 
 
 def page() -> None:

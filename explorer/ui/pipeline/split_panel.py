@@ -1,4 +1,7 @@
-"""Controls of the split: stages and their cuts, microbatches, schedule, and a cap for every rank."""
+"""Controls of the split: stages and their cuts, microbatches, schedule, a cap for every rank, and the block graph.
+
+The graph has cut lines, stage colours, and the same recompute marks as on Explore.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +18,32 @@ from explorer.plan.pipeline.cuts import CutRule, atoms, stages_by, usual_rule
 from explorer.plan.pipeline.schedules import SCHEDULES, default_ranks, fitting, rank_counts, rows_of
 from explorer.plan.sizes import parse_bytes
 from explorer.record.graph import ModelGraph
-from explorer.record.pipeline import PipelineProfile, PipelineRun
+from explorer.record.pipeline import BlockCost, PipelineProfile, PipelineRun
 from explorer.record.plan import CapWish, JointPlan
+from explorer.record.policy import Policy
 from explorer.record.run import OWN_SCHEDULE, CheckpointMode, PipelinePlan
-from explorer.ui.figure_strip import Cell
+from explorer.ui import components
+from explorer.ui.components import Cell
 from explorer.ui.pipeline import state as pipeline_state
-from explorer.ui.pipeline.address import MOST_MICROBATCHES
-from explorer.ui.pipeline.state import PipelineState
-from explorer.ui.session import page_job
+from explorer.ui.pipeline.state import MOST_MICROBATCHES, PipelineState
+from explorer.ui.session import page_job, window
 from explorer.ui.session.repository import runs
 from explorer.ui.session.values import Bound, bound, select, whole
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.elements import escape
+from explorer.view.drawing.units import mib
+from explorer.view.graph.browser import Paint
+from explorer.view.graph.geometry import Layout, layout
+from explorer.view.graph.labels import Label
+from explorer.view.graph.nesting import Node, nest
 from explorer.view.text import explore as glossary
 from explorer.view.text import pipeline as words
-from explorer.view.text.headline import Headline
+from explorer.view.text.explore import Headline
 
 STAGES_WIDTH, MICROBATCHES_WIDTH, RANKS_WIDTH, CAP_WIDTH = 120, 130, 85, 170
 """The names of schedules need the rest of the row."""
+HEIGHT = 290
+"""Pixels of the graph in a window of the usual height."""
 
 
 def cell(figure: Headline) -> Cell:
@@ -250,3 +261,84 @@ def _is_drawn(split: PipelineState, graph: ModelGraph, joint: JointPlan) -> bool
     """Whether nothing was chosen since."""
     drawn = plan_of(split, pipeline_state.stages_of(split, graph))
     return drawn == joint.plan and set(split.draft.spec.policy.blocks) == set(joint.policy.blocks)
+
+
+def cut_graph(split: PipelineState, graph: ModelGraph, plan: PipelinePlan, profile: PipelineProfile | None) -> None:
+    """A click or Enter on a line cuts there; a click or Space on a block recomputes it."""
+    marks = pipeline_state.marks_of(split, graph)
+    policy = split.draft.spec.policy
+    components.block_graph(
+        drawing(graph, marks.open, plan.n_microbatches),
+        marks,
+        Paint(
+            labels=labels(graph, policy, plan, profile),
+            segments=tuple(unit.blocks for unit in policy.units if len(unit.blocks) > 1),
+            height=HEIGHT + window.extra_height(),
+            window=window.laid_out_for(),
+        ),
+        key=pipeline_state.WIDGET,
+    )
+
+
+def drawing(graph: ModelGraph, opened: list[str], n_microbatches: int) -> Layout:
+    """The graph with its cut lines; bytes on a line are the bytes of one microbatch."""
+    drawn = layout(graph, opened, cuts=True)
+    cuts = tuple(
+        msgspec.structs.replace(cut, note=f"cut: {mib(cut.n_bytes / n_microbatches)} a microbatch")
+        for cut in drawn.cuts
+    )
+    return msgspec.structs.replace(drawn, cuts=cuts)
+
+
+def labels(graph: ModelGraph, policy: Policy, plan: PipelinePlan, profile: PipelineProfile | None) -> dict[str, Label]:
+    """Labels of the blocks: parameters, stage, and cost of the block alone."""
+    stage_of = {fqn: stage for stage, blocks in enumerate(plan.stages) for fqn in blocks}
+    costs = {cost.blocks[0]: cost for cost in profile.blocks if len(cost.blocks) == 1} if profile else {}
+    on = set(policy.blocks)
+    by_fqn = {}
+    for node in nest(graph).values():
+        if not node.id:
+            continue
+        stage = _stage(node, stage_of)
+        price = _price(costs.get(node.id), recomputed=node.id in on)
+        is_in_chain = node.id in stage_of or node.members
+        by_fqn[node.id] = Label(
+            bytes=f"params {mib(graph.by_fqn[node.id].parameter_bytes)}" if node.id in graph.by_fqn else "",
+            note=" · ".join(filter(None, [price, f"stage {stage}" if is_in_chain and stage is not None else ""])),
+            title=_title(node, stage, costs.get(node.id)),
+            stage=stage,
+        )
+    return by_fqn
+
+
+def _price(cost: BlockCost | None, *, recomputed: bool) -> str:
+    if cost is None:
+        return ""
+    action = cost.recomputed if recomputed else cost.kept
+    return f"{action.forward_ms + action.backward_ms:.1f} ms"
+
+
+def _title(node: Node, stage: int | None, cost: BlockCost | None) -> str:
+    lines = [f"{node.id.lstrip('×')} ({node.kind})"]
+    if stage is not None:
+        lines.append(f"on stage {stage}")
+    if cost is not None:
+        for words, action in (("kept", cost.kept), ("recomputed", cost.recomputed)):
+            lines.append(
+                f"one microbatch, {words}: forward {action.forward_ms:.2f} ms, backward {action.backward_ms:.2f} ms, "
+                f"saves {mib(action.saved_bytes)} (measured)"
+            )
+    return "\n".join(lines)
+
+
+def _stage(node: Node, stage_of: dict[str, int]) -> int | None:
+    """Stage of a block or of its unit in the chain; None if a run spreads over several stages."""
+    if node.members:
+        stages = {stage_of.get(member) for member in node.members}
+        return stages.pop() if len(stages) == 1 else None
+    id = node.id
+    while id:
+        if id in stage_of:
+            return stage_of[id]
+        id = id.rpartition(".")[0]
+    return None

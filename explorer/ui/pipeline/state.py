@@ -1,29 +1,33 @@
-"""A visitor's decisions on the Pipeline page: cuts, schedule, executor.
+"""A visitor's decisions on the Pipeline page: cuts, schedule, executor; and how they stand in the address bar.
 
 Model, policy and options are in the draft that every page shares. `absorb` keeps the graph's recompute marks equal to
 the draft's policy. Changes from other pages are applied to the marks first; then the clicks become the policy.
+
+`?cuts=3.6&microbatches=8&schedule=1F1B` puts the first three blocks of the chain on stage 0 and the next three on
+stage 1. Default values are left out. An unreadable part gives a sentence, never half a plan.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from typing import get_args
 
 import msgspec
 import streamlit as st
 
-from explorer.errors import ExplorerError
+from explorer.errors import ExplorerError, UnreadableFile, nearest
 from explorer.plan.pipeline.schedules import SCHEDULES, USUAL, default_ranks
 from explorer.plan.policy import block_names as decision
-from explorer.record.base import Record
+from explorer.record.base import Record, limits
 from explorer.record.graph import ModelGraph
 from explorer.record.pipeline import PipelineRun
 from explorer.record.plan import JointPlan
 from explorer.record.policy import Policy
-from explorer.record.run import PipelineEngine, PipelinePlan
-from explorer.ui import block_graph
-from explorer.ui.block_graph import GraphMarks
-from explorer.ui.pipeline import address as plan_link
+from explorer.record.run import CheckpointMode, PipelineEngine, PipelinePlan
+from explorer.ui import components
+from explorer.ui.components import GraphMarks
 from explorer.ui.session import address, window
 from explorer.ui.session.page_job import PageJob
 from explorer.ui.session.repository import opened_run
@@ -34,6 +38,13 @@ from explorer.view.graph.nesting import ancestors, default_open
 from explorer.view.text.pipeline import ENGINES
 
 WIDGET = "pipeline_graph"
+MOST_MICROBATCHES: int = limits(PipelinePlan, "n_microbatches")[1]
+MOST_RANKS: int = limits(PipelinePlan, "n_ranks")[1]
+UNCUT = "0"
+"""`cuts=` of a plan with a single stage."""
+WORDS: dict[str, tuple[str, ...]] = {"schedule": tuple(SCHEDULES), "checkpoint": get_args(CheckpointMode)}
+NUMBERS = {"n_microbatches": ("microbatches", MOST_MICROBATCHES), "n_ranks": ("ranks", MOST_RANKS)}
+SWITCHES = {"keyed_rng": "keyed", "deferred_batch_norm": "deferred"}
 
 
 class Before(Record):
@@ -87,7 +98,7 @@ def current() -> PipelineState:
 
 def _first(draft: Draft) -> PipelineState:
     try:
-        choices, places = plan_link.from_query(st.query_params.to_dict())
+        choices, places = plan_from_query(st.query_params.to_dict())
     except ExplorerError as error:
         return PipelineState(draft=draft, message=str(error))
     return PipelineState(draft=draft, choices=choices, places=places)
@@ -128,7 +139,7 @@ def marks_of(split: PipelineState, graph: ModelGraph) -> GraphMarks:
         split.marks, split.model = GraphMarks(open=list(dict.fromkeys(around))), graph.fingerprint
         split.uncut = split.places is None
         try:
-            split.marks.cuts = plan_link.cuts_at(split.places or [], graph)
+            split.marks.cuts = cuts_at(split.places or [], graph)
         except ExplorerError as error:
             split.message, split.uncut = str(error), True
         split.places = None
@@ -143,10 +154,10 @@ def absorb(split: PipelineState, graph: ModelGraph, *, until_press: bool = False
     marks = marks_of(split, graph)
     policy = split.draft.spec.policy
     if set(marks.on) != set(policy.blocks):
-        block_graph.replace(marks, policy.blocks)
+        components.replace_marks(marks, policy.blocks)
     cuts, message = tuple(marks.cuts), st.session_state.get(WIDGET)
     window.take(message)
-    if not block_graph.adopt(marks, message, until_press=until_press):
+    if not components.adopt_marks(marks, message, until_press=until_press):
         return
     if set(marks.cuts) != set(cuts):
         _record(split, Before(cuts=cuts))
@@ -173,7 +184,7 @@ def cut_at(split: PipelineState, graph: ModelGraph, stages: tuple[tuple[str, ...
     cuts = [f"{before[-1]}>{after[0]}" for before, after in zip(stages, stages[1:])]
     if set(cuts) != set(marks.cuts):
         _record(split, Before(cuts=tuple(marks.cuts)))
-        block_graph.replace(marks, marks.on, cuts)
+        components.replace_marks(marks, marks.on, cuts)
 
 
 def recompute(split: PipelineState, graph: ModelGraph, policy: Policy) -> None:
@@ -181,7 +192,7 @@ def recompute(split: PipelineState, graph: ModelGraph, policy: Policy) -> None:
     if policy != split.draft.spec.policy:
         _record(split, Before(policy=split.draft.spec.policy))
         drafts.set_policy(split.draft, policy, graph)
-        block_graph.replace(marks_of(split, graph), policy.blocks)
+        components.replace_marks(marks_of(split, graph), policy.blocks)
 
 
 def undo(split: PipelineState, graph: ModelGraph, *, forward: bool = False) -> None:
@@ -196,7 +207,7 @@ def undo(split: PipelineState, graph: ModelGraph, *, forward: bool = False) -> N
     if before is None:
         return
     if before.cuts is not None:
-        block_graph.replace(marks, marks.on, before.cuts)
+        components.replace_marks(marks, marks.on, before.cuts)
     elif before.policy is not None:
         drafts.set_policy(split.draft, before.policy, graph)
 
@@ -210,7 +221,69 @@ def to_address(split: PipelineState, graph: ModelGraph | None) -> None:
     """Writes model, policy and plan into the address bar."""
     query = drafts.to_query(split.draft)
     if graph is not None:
-        query |= plan_link.to_query(split.choices, stages_of(split, graph))
+        query |= plan_to_query(split.choices, stages_of(split, graph))
     elif split.places is not None:
-        query["cuts"] = ".".join(map(str, split.places)) or plan_link.UNCUT
+        query["cuts"] = ".".join(map(str, split.places)) or UNCUT
     address.show(query)
+
+
+def plan_to_query(choices: PipelinePlan, stages: tuple[tuple[str, ...], ...]) -> dict[str, str]:
+    """The address of a plan with these stages. No address holds the rows of an own schedule."""
+    query = {"cuts": ".".join(map(str, accumulate(len(stage) for stage in stages[:-1]))) or UNCUT}
+    names = (*NUMBERS, *WORDS, *SWITCHES)
+    changed = {name: getattr(choices, name) for name in names if getattr(choices, name) != getattr(USUAL, name)}
+    query |= {word: str(changed[name]) for name, (word, _) in NUMBERS.items() if name in changed}
+    query |= {name: changed[name] for name in WORDS if name in changed}
+    return query | {word: str(int(changed[name])) for name, word in SWITCHES.items() if name in changed}
+
+
+def plan_from_query(query: Mapping[str, str]) -> tuple[PipelinePlan, list[int] | None]:
+    """The choices of an address, and behind how many blocks it cuts. Raises UnreadableFile with all faults."""
+    chosen: dict[str, object] = {}
+    places: list[int] | None = None
+    faults = []
+    for name, (word, most) in NUMBERS.items():
+        if (text := query.get(word)) is not None:
+            chosen[name] = number = _number(text)
+            if number is None or number > most:
+                faults.append(f"{word}={text} is no number from 1 to {most}")
+    for name, allowed in WORDS.items():
+        if (text := query.get(name)) is not None:
+            chosen[name] = text
+            if text not in allowed:
+                faults.append(f"{name}={text} is not known. {nearest(text, allowed) or ''}".rstrip())
+    for name, word in SWITCHES.items():
+        if (text := query.get(word)) is not None:
+            chosen[name] = text == "1"
+            if text not in ("0", "1"):
+                faults.append(f"{word}={text} is neither 0 nor 1")
+    if (text := query.get("cuts")) is not None:
+        numbers = [] if text == UNCUT else [_number(part) for part in text.split(".")]
+        places = [number for number in numbers if number is not None]
+        if len(places) < len(numbers) or any(b <= a for a, b in pairwise(places)):
+            faults.append(f"cuts={text} are no ascending numbers of blocks")
+    if faults:
+        raise UnreadableFile(f"The link's plan cannot be read: {'; '.join(faults)}.", hint="Copy the address again.")
+    return msgspec.structs.replace(USUAL, **chosen), places
+
+
+def cuts_at(places: list[int], graph: ModelGraph) -> list[str]:
+    """Ids of the cuts behind the first `places` blocks. Raises UnreadableFile if the model has no such cut."""
+    legal = {(cut.after, cut.before): cut.refusal for cut in graph.cuts}
+    faults, cuts = [], []
+    for place in places:
+        pair = (graph.chain[place - 1], graph.chain[place]) if place < len(graph.chain) else None
+        if pair is None or pair not in legal:
+            faults.append(f"there is no place behind block {place} of {len(graph.chain)}")
+        elif legal[pair]:
+            faults.append(f"no cut behind {pair[0]}: {legal[pair]}")
+        else:
+            cuts.append(f"{pair[0]}>{pair[1]}")
+    if faults:
+        raise UnreadableFile(f"The link's cuts do not fit this model: {'; '.join(faults)}.", hint="Choose other cuts.")
+    return cuts
+
+
+def _number(text: str) -> int | None:
+    """A whole number from 1; None for any other text."""
+    return (int(text) or None) if text.isascii() and text.isdigit() and len(text) < 7 else None

@@ -12,7 +12,7 @@ import streamlit as st
 from explorer.jobs.store import StoredRun
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.ui.session.values import session_value
-from explorer.view.compare.run_plane import RunPoint
+from explorer.view.compare.front import RunPoint
 from explorer.view.drawing.units import MIB, count, from_to, mib
 from explorer.view.text.plan import in_words
 from explorer.view.text.runs import conditions, stored_flops, stored_peak, stored_time

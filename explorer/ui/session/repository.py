@@ -116,7 +116,7 @@ class Runs:
         self.presets: Recent[dict[str, tuple[Policy, Forecast]]] = Recent(24)
         self.reasons: Recent[tuple[str, ...]] = Recent(24)
         self.stand_ins: Recent[Any] = Recent(12)
-        """Runs shown until a model is measured here, see stand_in.py."""
+        """Runs shown until a model is measured here, see explore/work.py."""
         self.complete: Recent[Measurement | None] = Recent(12)
         """Runs that keep everything, put together from runs that did not."""
         self.worth_recomputing: Recent[frozenset[str]] = Recent(24)

@@ -21,8 +21,8 @@ from explorer.plan.policy import block_names as decision
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.run import Ranks, RunSpec
-from explorer.ui import block_graph
-from explorer.ui.block_graph import GraphMarks
+from explorer.ui import components
+from explorer.ui.components import GraphMarks
 from explorer.ui.session import address, backend, window
 from explorer.ui.session.repository import runs
 from explorer.ui.session.values import once_a_press, session_value
@@ -233,7 +233,7 @@ def absorb(draft: Draft, graph: ModelGraph, *, until_press: bool = False) -> Non
     message = st.session_state.get(draft.widget)
     draft.redraw |= window.take(message)
     selected = marks.selected
-    if not block_graph.adopt(marks, message, until_press=until_press):
+    if not components.adopt_marks(marks, message, until_press=until_press):
         return
     draft.redraw |= marks.selected != selected
     policy = draft.spec.policy
@@ -247,7 +247,7 @@ def set_policy(draft: Draft, policy: Policy, graph: ModelGraph) -> None:
     if policy == draft.spec.policy:
         return
     _record(draft, policy)
-    block_graph.replace(marks_of(draft, graph), policy.blocks)
+    components.replace_marks(marks_of(draft, graph), policy.blocks)
 
 
 def undo(draft: Draft, graph: ModelGraph, *, forward: bool = False) -> None:
@@ -257,7 +257,7 @@ def undo(draft: Draft, graph: ModelGraph, *, forward: bool = False) -> None:
     if policy is None:
         return
     _take_over(draft, policy)
-    block_graph.replace(marks_of(draft, graph), draft.spec.policy.blocks)
+    components.replace_marks(marks_of(draft, graph), draft.spec.policy.blocks)
     to_address(draft)
 
 

@@ -19,8 +19,7 @@ from explorer.view.drawing.units import (
     percent,
     time_ratio,
 )
-from explorer.view.text.explore import HEADLINES
-from explorer.view.text.headline import Headline, Tone
+from explorer.view.text.explore import HEADLINES, Headline, Tone
 from explorer.view.text.runs import peak_and_end, peak_in_words, peaks_in_words, who_failed
 
 

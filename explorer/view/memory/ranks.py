@@ -15,7 +15,7 @@ from explorer.view.drawing.axis import minmax
 from explorer.view.drawing.colours import DASHES, ROLE_COLOURS, ROLE_PATTERNS, stage_colour
 from explorer.view.drawing.figure import Chart, add_bars, bars, byte_series, empty, figure
 from explorer.view.drawing.units import NOT_MEASURED, byte_axis, change, count, mib, percent
-from explorer.view.memory.ledger import place
+from explorer.view.memory.blocks import place
 from explorer.view.text.runs import peak_and_end
 
 MOST_LINES = 8

@@ -6,7 +6,7 @@ from explorer.record.pipeline import PipelineRun, PlayedSchedule, RankMemory
 from explorer.record.run import PipelinePlan
 from explorer.view.drawing.units import NOT_MEASURED, change, count, mib, percent
 from explorer.view.text import pipeline as words
-from explorer.view.text.headline import Headline
+from explorer.view.text.explore import Headline
 
 
 def figures(

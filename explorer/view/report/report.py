@@ -33,9 +33,8 @@ from explorer.view.compare.gradients import (
 )
 from explorer.view.compare.headline import headlines
 from explorer.view.drawing.units import count, mib
-from explorer.view.memory.blocks import operators_chart, saved_bytes_chart
+from explorer.view.memory.blocks import ledger_chart, operators_chart, saved_bytes_chart
 from explorer.view.memory.card import add_card, card_chart, cards_of
-from explorer.view.memory.ledger import ledger_chart
 from explorer.view.memory.ranks import rank_rows, ranks_at_peak, ranks_over_time, spread_of_ranks
 from explorer.view.memory.stacked import by_block, roles
 from explorer.view.memory.timeline import alone, timeline
@@ -45,7 +44,7 @@ from explorer.view.pipeline.ranks import bands_chart, memory_chart
 from explorer.view.pipeline.shares import calls_chart, truth_chart, truth_table
 from explorer.view.report.explorable import Explorable, explorable, keep_all_run
 from explorer.view.report.html import anchor, box, card, document, drawn, folded, paragraph, picture, section, table
-from explorer.view.text.headline import Headline
+from explorer.view.text.explore import Headline
 from explorer.view.text.plan import in_words
 from explorer.view.text.runs import (
     alive_rows,

@@ -15,7 +15,7 @@ from explorer.record.failure import Failure
 from explorer.record.graph import ModelRef
 from explorer.record.run import RunSpec
 from explorer.ui.explore import work
-from explorer.ui.session import address, backend, repository, stand_in
+from explorer.ui.session import address, backend, repository
 from explorer.view.drawing.units import mib
 from tests import graphs
 from tests.ui.fake_worker import FakeJob, FakeWorker
@@ -134,7 +134,7 @@ def test_a_stored_run_stands_in_for_a_changed_model_and_another_structure_ends_i
     Store().save(stored)
     monkeypatch.setattr(backend, "store", Store)
     monkeypatch.setattr(repository, "is_current", lambda run, target: False)
-    monkeypatch.setattr(stand_in, "ran_here", lambda record: True)
+    monkeypatch.setattr(work, "ran_here", lambda record: True)
     at = visit()
     assert "before the model's file changed, a moment ago" in texts(at)
     assert figures(at)["Step peak"] == mib(stored.step_peak_bytes)

@@ -15,13 +15,13 @@ from explorer.plan.pipeline.cuts import stages_by
 from explorer.plan.pipeline.schedules import USUAL
 from explorer.record import PipelinePlan, Policy
 from explorer.ui.pipeline import state as pipeline_state
-from explorer.ui.pipeline.address import (
+from explorer.ui.pipeline.state import (
     MOST_MICROBATCHES,
     SWITCHES,
     WORDS,
     cuts_at,
-    from_query,
-    to_query,
+    plan_from_query,
+    plan_to_query,
 )
 from tests import graphs, pipelines
 from tests.ui.page_driver import (
@@ -163,21 +163,23 @@ choices = st.builds(
 @given(choices, st.lists(st.integers(1, 4), min_size=1, max_size=4))
 def test_a_link_restores_choices_and_cuts(chosen: PipelinePlan, sizes: list[int]) -> None:
     stages = tuple(tuple(f"b{stage}.{i}" for i in range(size)) for stage, size in enumerate(sizes))
-    again, places = from_query(to_query(chosen, stages))
+    again, places = plan_from_query(plan_to_query(chosen, stages))
     assert again == chosen
     assert places == [sum(sizes[: n + 1]) for n in range(len(sizes) - 1)]
 
 
 def test_what_is_usual_is_left_out() -> None:
-    assert to_query(USUAL, (("a",), ("b", "c"))) == {"cuts": "1"}
-    assert from_query({}) == (USUAL, None)
-    assert from_query(to_query(USUAL, (("a", "b"),))) == (USUAL, []), "one stage is a cut nowhere, and said so"
+    assert plan_to_query(USUAL, (("a",), ("b", "c"))) == {"cuts": "1"}
+    assert plan_from_query({}) == (USUAL, None)
+    assert plan_from_query(plan_to_query(USUAL, (("a", "b"),))) == (USUAL, []), (
+        "one stage is a cut nowhere, and said so"
+    )
 
 
 def test_all_faults_are_told_at_once() -> None:
     query = {"microbatches": "0", "ranks": "two", "schedule": "1F2B", "keyed": "yes", "cuts": "3.3"}
     with pytest.raises(UnreadableFile) as told:
-        from_query(query)
+        plan_from_query(query)
     assert all(f"{name}={text}" in told.value.sentence for name, text in query.items())
     assert "1F1B" in told.value.sentence, "what was meant, perhaps"
 
