@@ -23,9 +23,8 @@ from explorer.ui.session.repository import request_key, runs
 from explorer.ui.session.values import bound, go_to, once_a_press, select, session_value, whole
 from explorer.ui.shared import tour
 from explorer.ui.shared.charts import picture
-from explorer.ui.shared.elements import escape, last_failure
+from explorer.ui.shared.elements import escape, frame, last_failure
 from explorer.ui.shared.run_bar import RunBar, run_bar
-from explorer.view.drawing.figure import Chart
 from explorer.view.lab import lab_chart, lab_origins, recorded_charts, sketch
 from explorer.view.text.lab import GLOSSARY, OFFER
 
@@ -71,7 +70,10 @@ def page() -> None:
     with left:
         lesson = _choice(state)
         request = _switches(state, lesson)
-        _first_visit(state, request)
+        if not state.visited:
+            state.visited = True
+            if state.job.failure is None and _outcome(request) is None:
+                page_job.start(state.job, request)
         run_bar(
             state.job,
             RunBar(
@@ -83,11 +85,14 @@ def page() -> None:
                 idle=lambda: None,
             ),
         )
-        _words(lesson)
+        with st.expander("Words used here", icon=":material/menu_book:", key="lab_words"):
+            for word in lesson.words:
+                st.markdown(f"**{word}**: {GLOSSARY[word]}")
     with right:
         last_failure(state.job, key="lab")
         _result(state, request)
-    _to_address(request)
+    device = {"device": request.device} if request.device != "cpu" else {}
+    address.show({"experiment": request.name, **request.switches, **device})
 
 
 def _first() -> LabState:
@@ -180,25 +185,12 @@ def _flip(lesson: Lesson, switch: Switch, value: str) -> str:
     return str(picked)
 
 
-def _first_visit(state: LabState, request: RunLab) -> None:
-    if not state.visited:
-        state.visited = True
-        if state.job.failure is None and _outcome(request) is None:
-            page_job.start(state.job, request)
-
-
 def _take(state: LabState, job: Job) -> None:
     """The result of a finished job."""
     assert isinstance(job.request, RunLab) and isinstance(job.result, LabOutcome), "no other job is attached here"
     key = request_key(job.request)
     runs().lab_outcomes.add(key, job.result)
     state.shown[job.request.name] = key
-
-
-def _words(lesson: Lesson) -> None:
-    with st.expander("Words used here", icon=":material/menu_book:", key="lab_words"):
-        for word in lesson.words:
-            st.markdown(f"**{word}**: {GLOSSARY[word]}")
 
 
 def _result(state: LabState, request: RunLab) -> None:
@@ -223,33 +215,16 @@ def _result(state: LabState, request: RunLab) -> None:
         st.markdown("\n".join(f"- {escape(finding)}" for finding in outcome.findings))
     chart = lab_chart(outcome)
     picture(chart, key="lab_chart")
-    _table(chart, outcome)
+    columns = {
+        name: st.column_config.TextColumn(name, help=ORIGINS.get(origin, origin))
+        for name, origin in lab_origins(outcome).items()
+    }
+    frame(list(chart.rows()), key="lab_table", alt=f"Table of {outcome.chart.title}", columns=columns)
     if outcome.printed:
         with st.expander("The wrapped model, printed", icon=":material/code:", expanded=True, key="lab_printed"):
             st.code(outcome.printed, language=None)
     st.caption(f"A real run of {outcome.seconds:.2g} s on {outcome.device}, every figure computed in it.")
 
 
-def _table(chart: Chart, outcome: LabOutcome) -> None:
-    columns = {
-        name: st.column_config.TextColumn(name, help=ORIGINS.get(origin, origin))
-        for name, origin in lab_origins(outcome).items()
-    }
-    st.dataframe(
-        list(chart.rows()),
-        key="lab_table",
-        column_config=columns,
-        hide_index=True,
-        width="stretch",
-        alt=f"Table of {outcome.chart.title}",
-    )
-
-
 def _outcome(request: RunLab) -> LabOutcome | None:
     return runs().lab_outcomes.get(request_key(request))
-
-
-def _to_address(request: RunLab) -> None:
-    """The address restores experiment and switches."""
-    device = {"device": request.device} if request.device != "cpu" else {}
-    address.show({"experiment": request.name, **request.switches, **device})

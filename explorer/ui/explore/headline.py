@@ -11,12 +11,12 @@ from explorer.record.measurement import Measurement
 from explorer.record.plan import Forecast
 from explorer.record.policy import Policy
 from explorer.ui.components import Cell
-from explorer.ui.explore.view import Freshness, View
+from explorer.ui.explore.view import View
 from explorer.ui.shared.elements import escape
 from explorer.view.compare.headline import bytes_headline, danger, errors, headlines
 from explorer.view.drawing.units import NOT_MEASURED, count, median_ms, mib, percent, time_ratio
 from explorer.view.text import explore as glossary
-from explorer.view.text.explore import Headline
+from explorer.view.text.explore import Freshness, Headline
 
 MEASURED: tuple[Origin, ...] = ("measured",)
 COUNTED: tuple[Origin, ...] = ("counted",)

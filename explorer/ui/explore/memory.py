@@ -25,7 +25,7 @@ from explorer.ui.session.repository import runs
 from explorer.ui.session.values import bound
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.charts import draw, finished, first_picture, made_once, picture, twin
-from explorer.ui.shared.elements import escape, fold, results_height, small_text
+from explorer.ui.shared.elements import escape, fold, frame, results_height, small_text
 from explorer.ui.shared.tour import panel_height
 from explorer.view.drawing.axis import Axis, has_times
 from explorer.view.drawing.figure import Chart, Cursor, untitled
@@ -152,9 +152,7 @@ def _ranks(view: View, run: Measurement) -> None:
     st.markdown(f"**Collectives of rank {run.rank}: {mib(sent_bytes(run))} sent**", help=glossary.COLLECTIVES)
     for sentence in repeated(run):
         st.warning(escape(sentence), icon=":material/sync:")
-    st.dataframe(
-        collective_rows(run), key="collectives", hide_index=True, width="stretch", alt="Collectives of the fullest rank"
-    )
+    frame(collective_rows(run), key="collectives", alt="Collectives of the fullest rank")
 
 
 def _reasons(state: ExploreState, view: View, baseline: Measurement) -> tuple[str, ...]:
@@ -274,14 +272,8 @@ def _card(baseline: Measurement, candidate: Measurement | None, drawn: CardMemor
         return
     chart = card_chart(memories)
     picture(chart, key="card")
-    st.dataframe(
-        list(chart.rows()),
-        key="card_figures",
-        hide_index=True,
-        width="stretch",
-        column_config={name: st.column_config.TextColumn(help=meaning) for name, meaning in glossary.CARD.items()},
-        alt="What the step of each run holds on the card",
-    )
+    columns = {name: st.column_config.TextColumn(help=meaning) for name, meaning in glossary.CARD.items()}
+    frame(list(chart.rows()), key="card_figures", alt="What the step of each run holds on the card", columns=columns)
     with st.container(gap="xsmall"):
         for title, note in notes_of_cards(memories):
             text = f"**{title}:** {escape(note)}"

@@ -26,7 +26,7 @@ from explorer.ui.explore.forecast import predicted, predicted_presets, worth_rec
 from explorer.ui.explore.headline import Drawn, answer, cells
 from explorer.ui.explore.results import results
 from explorer.ui.explore.state import ExploreState
-from explorer.ui.explore.view import Freshness, View, drawn_graph, view_of
+from explorer.ui.explore.view import View, drawn_graph, view_of
 from explorer.ui.session import page_job
 from explorer.ui.session.repository import runs
 from explorer.ui.session.values import whole
@@ -39,6 +39,7 @@ from explorer.ui.shared.tour import current as current_tour
 from explorer.view.compare.headline import danger
 from explorer.view.graph.geometry import layout
 from explorer.view.text import explore as glossary
+from explorer.view.text.explore import Freshness
 from explorer.view.text.plan import expected, in_words
 from explorer.view.text.runs import what_failed
 
@@ -201,7 +202,7 @@ def _changes_charts(state: ExploreState, graph: ModelGraph) -> bool:
 
 def _freshness(view: View, sentence: str) -> str:
     """The page's answer, and words for the run that the figures are about or that was cut short."""
-    line = glossary.FRESHNESS[view.freshness]
+    line = str(view.freshness)
     if sentence and view.baseline_policy is None and view.freshness in glossary.ANSWERED:
         return glossary.ANSWERED[view.freshness].format(sentence)
     if sentence and view.freshness is Freshness.STALE:

@@ -7,7 +7,6 @@ likely cause, and what else the step changed. More: the autograd graph of one bl
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Literal
 
 import streamlit as st
@@ -21,12 +20,12 @@ from explorer.ui.explore import work
 from explorer.ui.explore.front import front_panel
 from explorer.ui.explore.memory import memory_panel
 from explorer.ui.explore.state import ExploreState
-from explorer.ui.explore.view import Freshness, View
+from explorer.ui.explore.view import View
 from explorer.ui.session import page_job, window
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.charts import draw, in_groups, picture
 from explorer.ui.shared.download import Offer, download
-from explorer.ui.shared.elements import failure_panel, fold, hazards_panel, small_text
+from explorer.ui.shared.elements import failure_panel, fold, frame, hazards_panel, small_text
 from explorer.view.compare.cost import (
     recompute_cost,
     recompute_time,
@@ -53,6 +52,7 @@ from explorer.view.graph.browser import caption, difference, themed
 from explorer.view.graph.nesting import RUN
 from explorer.view.memory.blocks import operators_chart, saved_bytes_chart
 from explorer.view.text import explore as glossary
+from explorer.view.text.explore import Freshness
 from explorer.view.text.runs import what_failed
 
 TABS = ["Memory", "Budget", "Cost", "Gradients", "More"]
@@ -98,14 +98,9 @@ def results(state: ExploreState, view: View) -> Callable[[], None]:
                 if why_not:
                     st.caption(why_not)
                     return
-                busy, pictures = state.job.id is not None, work.result(state, "pictures")
-                autograd_panel(graph, pictures, block=block, draw_block=None if busy else partial(_draw_block, state))
+                autograd_panel(state, graph, work.result(state, "pictures"), block=block)
 
     return rest
-
-
-def _draw_block(state: ExploreState, block: str) -> None:
-    page_job.start(state.job, DrawAutograd(spec=state.draft.spec, block=block))
 
 
 def _waiting(state: ExploreState, graph: ModelGraph | None) -> None:
@@ -156,7 +151,7 @@ def _gradients(state: ExploreState, graph: ModelGraph | None, comparison: Compar
         st.caption(_not_compared(graph, drafts.why_not_run(state.draft)))
         return
     if comparison.candidate.spec != spec:
-        small_text(glossary.FRESHNESS[Freshness.STALE])
+        small_text(Freshness.STALE)
     if comparison.failure is not None:
         failure_panel(comparison.failure, key="comparison")
     gradients_panel(comparison)
@@ -189,19 +184,14 @@ def cost_panel(run: Comparison | Measurement, *, block: str) -> None:
         draw(operators_chart(run, block), key="operators")
     st.markdown("**Every block**")
     rows = saved_bytes_chart(run).rows()
-    st.dataframe(
-        rows, key="block_costs", hide_index=True, width="stretch", column_config=in_groups(rows),
-        alt="What every block costs",
-    )  # fmt: skip
+    frame(rows, key="block_costs", alt="What every block costs", columns=in_groups(rows))
 
 
 def _totals(comparison: Comparison) -> None:
     """FLOPs and times of both runs."""
     st.markdown(glossary.NO_CLOCK if comparison.is_predicted else time_answer(comparison), help=glossary.COST)
-    st.dataframe(
-        [_row("baseline", comparison.baseline), _row("candidate", comparison.candidate)],
-        key="cost_totals", hide_index=True, width="stretch", alt="FLOPs and times of both runs",
-    )  # fmt: skip
+    rows = [_row("baseline", comparison.baseline), _row("candidate", comparison.candidate)]
+    frame(rows, key="cost_totals", alt="FLOPs and times of both runs")
     if left_out := uncounted_in_words(comparison.candidate):
         small_text(f":orange[{left_out}.]")
 
@@ -256,7 +246,7 @@ def gradients_panel(comparison: Comparison) -> None:
     st.markdown("**What else the step left behind**")
     for key, title, rows in _rest(comparison):
         with fold(f"{title} ({len(rows)})", key=f"rest_{key}"):
-            st.dataframe(rows, key=f"table_{key}", hide_index=True, width="stretch", alt=title)
+            frame(rows, key=f"table_{key}", alt=title)
 
 
 def _rest(comparison: Comparison) -> list[tuple[str, str, list[dict[str, object]]]]:
@@ -280,10 +270,8 @@ LARGE = 150
 """Nodes from which the browser's layout takes seconds."""
 
 
-def autograd_panel(
-    graph: ModelGraph, pictures: AutogradPictures | None, *, block: str, draw_block: Callable[[str], None] | None
-) -> None:
-    """Draws the choice of a block and its pictures. `draw_block` takes the chosen block; None: the worker is busy."""
+def autograd_panel(state: ExploreState, graph: ModelGraph, pictures: AutogradPictures | None, *, block: str) -> None:
+    """Draws the choice of a block, which the worker draws on a press, and the last pictures."""
     st.caption(
         "One node an operation of forward, and the tensors that each one saves for backward. "
         "Recomputed blocks save their input; the rest is made again when backward arrives."
@@ -299,9 +287,9 @@ def autograd_panel(
         chosen = st.selectbox("Block", called, index=called.index(usual), key=f"autograd_block_{usual}")
     with button:
         st.button(
-            "Draw", icon=":material/account_tree:", key="draw", disabled=draw_block is None, width="stretch",
+            "Draw", icon=":material/account_tree:", key="draw", disabled=state.job.id is not None, width="stretch",
             help="Runs the block's forward twice in the worker: kept and recomputed.",
-            on_click=draw_block, args=(chosen,),
+            on_click=page_job.start, args=(state.job, DrawAutograd(spec=state.draft.spec, block=chosen)),
         )  # fmt: skip
     if pictures is not None:
         st.text(difference(pictures))

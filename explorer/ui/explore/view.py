@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from msgspec.structs import replace
 
@@ -22,26 +21,8 @@ from explorer.ui.explore.work import EarlierRun
 from explorer.ui.session.repository import KeyedRun, runs
 from explorer.ui.shared import draft as drafts
 from explorer.view.drawing.figure import Cursor
+from explorer.view.text.explore import Freshness
 from explorer.view.text.runs import did_not_fit
-
-
-class Freshness(StrEnum):
-    """Relation of the figures to the drawn policy; `glossary.FRESHNESS` has a sentence for each."""
-
-    NOTHING = "nothing"
-    STAND_IN = "stand-in"
-    BEING_TIMED = "being timed"
-    BASELINE = "baseline"
-    OPENED = "opened"
-    RECORDED = "recorded"
-    OTHER_OPTIONS = "other options"
-    FRESH = "fresh"
-    STALE = "stale"
-    FAILED = "failed"
-    PREDICTED_BASELINE = "predicted baseline"
-    PREDICTED_OTHER_OPTIONS = "predicted, other options"
-    PREDICTED_FRESH = "predicted, fresh"
-    PREDICTED_STALE = "predicted, stale"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

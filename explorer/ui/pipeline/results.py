@@ -22,7 +22,7 @@ from explorer.ui.session import backend
 from explorer.ui.session.repository import runs
 from explorer.ui.shared.charts import draw
 from explorer.ui.shared.download import Offer, download, report_button
-from explorer.ui.shared.elements import escape, failure_panel, fold, hazards_panel, small_text
+from explorer.ui.shared.elements import escape, failure_panel, fold, frame, hazards_panel, small_text
 from explorer.view.compare.headline import danger
 from explorer.view.drawing.units import count
 from explorer.view.pipeline import gantt, ranks
@@ -94,30 +94,19 @@ def _schedule(results: Results) -> None:
     if shown is None:
         st.caption(words.EMPTY_SCHEDULE)
         return
-    _multiplied(results.hazards)
+    for hazard in results.hazards:  # beside the schedule too, not only in the list of hazards
+        if hazard.rule == "multiplied-recompute":
+            st.warning(escape(f"{hazard.sentence} {hazard.remedy}"), icon=":material/warning:")
     predicted = run.predicted if run is not None and measured is not None else None
     small_text(words.NOT_YET if measured is None else words.MEASURED + words.THIN_ROWS * (predicted is not None))
     draw(gantt.gantt(shown, predicted), key="pipeline_gantt")
     st.caption(words.LEGEND, help=f"{words.BUBBLE}\n\n{words.CRITICAL}\n\n{words.RANK}")
     for note in run.notes if run is not None else ():
         st.text(note)
-    st.dataframe(
-        gantt.rank_table(shown, predicted),
-        key="pipeline_ranks_busy",
-        hide_index=True,
-        width="stretch",
-        alt="Busy and idle time of each rank",
-    )
+    frame(gantt.rank_table(shown, predicted), key="pipeline_ranks_busy", alt="Busy and idle time of each rank")
     if run is not None and run.wall is not None and (waits := gantt.link_table(run.wall, run.stages)):
         st.caption(words.LINKS)
-        st.dataframe(waits, key="pipeline_links", hide_index=True, width="stretch", alt="Waits for transfers")
-
-
-def _multiplied(hazards: tuple[Hazard, ...]) -> None:
-    """Warns of multiplied recompute beside the schedule, not only in the list of hazards."""
-    for hazard in hazards:
-        if hazard.rule == "multiplied-recompute":
-            st.warning(escape(f"{hazard.sentence} {hazard.remedy}"), icon=":material/warning:")
+        frame(waits, key="pipeline_links", alt="Waits for transfers")
 
 
 def _memory(results: Results) -> None:
@@ -145,7 +134,7 @@ def _truth(results: Results) -> None:
     moved = [row for row in splitting.truth_table(run) if row["splitting"] != "0 (bitwise)"]
     if moved:
         st.markdown(f"**Moved by splitting: {count(len(moved), 'tensor')}**")
-        st.dataframe(moved, key="pipeline_moved", hide_index=True, width="stretch", alt="Tensors moved by splitting")
+        frame(moved, key="pipeline_moved", alt="Tensors moved by splitting")
     for note in run.notes:
         st.text(note)
 

@@ -21,7 +21,7 @@ from explorer.ui.session.repository import PAGES
 from explorer.ui.session.values import whole
 from explorer.ui.shared.charts import draw
 from explorer.ui.shared.download import Offer, download, report_button, trace_buttons
-from explorer.ui.shared.elements import escape, on_primary, small_text
+from explorer.ui.shared.elements import escape, frame, on_primary, small_text
 from explorer.view.compare.front import SIGNS, TOO_FEW, run_plane
 from explorer.view.drawing.units import count
 from explorer.view.memory.ranks import rank_rows, ranks_at_peak, ranks_over_time
@@ -173,16 +173,10 @@ def compare_runs(runs: Sequence[StoredRun]) -> None:
         st.text(f"baseline: {runs[0].name}\ncandidate: {runs[1].name}")
         draw(timeline(*measured), key="two_runs")
     figures = [figures_of(run) for run in measured]
-    names = _distinct([run.name for run in runs])
-    st.dataframe(
-        [{"figure": name, **{run: of_run[name] for run, of_run in zip(names, figures)}} for name in figures[0]],
-        key="side_by_side", hide_index=True, width="stretch", alt="Headline figures of the selected runs",
-    )  # fmt: skip
-
-
-def _distinct(names: Sequence[str]) -> list[str]:
-    """Names of the selected runs; equal names get their position as a suffix."""
-    return [name if names.count(name) == 1 else f"{name} ({place})" for place, name in enumerate(names, 1)]
+    several = [run.name for run in runs]
+    names = [name if several.count(name) == 1 else f"{name} ({place})" for place, name in enumerate(several, 1)]
+    rows = [{"figure": name, **{run: of_run[name] for run, of_run in zip(names, figures)}} for name in figures[0]]
+    frame(rows, key="side_by_side", alt="Headline figures of the selected runs")
 
 
 def _candidate(record: object) -> Measurement | None:
@@ -250,7 +244,7 @@ def _ranks(run: StoredRun) -> StoredRun | None:
         return None
     draw(ranks_over_time(ranks), key="ranks_over_time")
     draw(ranks_at_peak(ranks), key="ranks_at_peak")
-    st.dataframe(rank_rows(ranks), key="ranks", hide_index=True, width="stretch", alt="One row a rank")
+    frame(rank_rows(ranks), key="ranks", alt="One row a rank")
     return chosen
 
 
@@ -274,7 +268,7 @@ def _history(run: StoredRun) -> None:
         for title, rows in tables.items():
             if rows:
                 st.caption(title)
-                st.dataframe(rows, key=f"{title} {number}", hide_index=True, width="stretch", alt=title)
+                frame(rows, key=f"{title} {number}", alt=title)
         for note in history_notes(device):
             small_text(escape(note))
 

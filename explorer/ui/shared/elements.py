@@ -6,9 +6,9 @@ Text is readable at 4.5:1 also where Streamlit would fade it: badges in captions
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
@@ -53,6 +53,11 @@ def fold(title: str, *, key: str, icon: str | None = None, expanded: bool = Fals
         folds[key] = bool(st.session_state.get(key, folds.get(key, expanded)))  # no value: replaced by another page
 
     return st.expander(title, folds.get(key, expanded), key=key, icon=icon, on_change=note)
+
+
+def frame(rows: object, *, key: str, alt: str, columns: Mapping[str, Any] | None = None) -> None:
+    """Draws a table as wide as its place; `columns` is Streamlit's configuration by name of the column."""
+    st.dataframe(rows, key=key, alt=alt, hide_index=True, width="stretch", column_config=columns)
 
 
 RIGHT_HEIGHT = 520

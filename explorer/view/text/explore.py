@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Literal
 
 from explorer.record.base import Origin
@@ -166,48 +167,53 @@ ABOUT = "**Choose blocks that compute their activations again in backward, and s
 GRAPH_FOLLOWS = "The model is being read: its graph comes first, then the recorded step."
 STEP_FOLLOWS = "The step is being recorded: its timeline comes next, then times."
 CHOOSE = "Choose blocks, then press **Run**."
-FRESHNESS = {
-    "nothing": "Nothing was measured yet.",
-    "stand-in": "Figures of this machine take its place as they come.",
-    "being timed": (
+
+
+class Freshness(StrEnum):
+    """Relation of the figures to the drawn policy, and the sentence that says so."""
+
+    NOTHING = "Nothing was measured yet."
+    STAND_IN = "Figures of this machine take its place as they come."
+    BEING_TIMED = (
         ":gray-badge[:material/straighten: baseline] Recorded here with everything kept; its steps are being timed, "
         "and costs in time follow."
-    ),
-    "baseline": ":gray-badge[:material/straighten: baseline] Measured with everything kept.",
-    "predicted baseline": (
+    )
+    BASELINE = ":gray-badge[:material/straighten: baseline] Measured with everything kept."
+    PREDICTED_BASELINE = (
         ":violet-badge[:material/visibility: predicted] Nothing is allocated, nothing runs: every figure is predicted. "
         "Choose blocks, then press **Predict**."
-    ),
-    "predicted, fresh": (
+    )
+    PREDICTED_FRESH = (
         ":violet-badge[:material/visibility: predicted] Played without data: everything kept, and the policy that is "
         "drawn."
-    ),
-    "predicted, stale": (
+    )
+    PREDICTED_STALE = (
         ":orange-badge[:material/history: for the previous policy] These charts are older than the graph. "
         "Press **Predict** to play it."
-    ),
-    "predicted, other options": (
+    )
+    PREDICTED_OTHER_OPTIONS = (
         ":orange-badge[:material/history: for other options] Predicted before the options were changed; it is played "
         "again."
-    ),
-    "recorded": ":blue-badge[:material/sensors: recorded] One step of",
-    "other options": (
+    )
+    RECORDED = ":blue-badge[:material/sensors: recorded] One step of"
+    OTHER_OPTIONS = (
         ":orange-badge[:material/history: for other options] The baseline ran before the options were changed. "
         "Press **Run** to measure both runs with these."
-    ),
-    "opened": CHOOSE,
-    "fresh": ":green-badge[:material/check: measured] Both runs kept everything.",
-    "failed": (":red-badge[:material/error: failed] A run was cut short: savings and equality are unknown."),
-    "stale": (
+    )
+    OPENED = CHOOSE
+    FRESH = ":green-badge[:material/check: measured] Both runs kept everything."
+    FAILED = ":red-badge[:material/error: failed] A run was cut short: savings and equality are unknown."
+    STALE = (
         ":orange-badge[:material/history: for the previous policy] These charts are older than the graph. "
         "Press **Run** to measure it."
-    ),
-}
+    )
+
+
 ANSWERED = {
-    "being timed": ":violet-badge[:material/visibility: predicted] {} Steps are being timed.",
-    "baseline": ":violet-badge[:material/visibility: predicted] {} Press **Run** to measure it.",
-    "fresh": ":green-badge[:material/check: measured] {}",
-    "predicted, fresh": ":violet-badge[:material/visibility: predicted] {} Nothing ran.",
+    Freshness.BEING_TIMED: ":violet-badge[:material/visibility: predicted] {} Steps are being timed.",
+    Freshness.BASELINE: ":violet-badge[:material/visibility: predicted] {} Press **Run** to measure it.",
+    Freshness.FRESH: ":green-badge[:material/check: measured] {}",
+    Freshness.PREDICTED_FRESH: ":violet-badge[:material/visibility: predicted] {} Nothing ran.",
 }
 """Frames of the page's answer, by the freshness of its figures."""
 

@@ -12,7 +12,7 @@ from explorer.record.measurement import Refused
 from explorer.record.plan import Forecast
 from explorer.ui.explore.files import policy_text
 from explorer.ui.explore.headline import Drawn, cells, figures
-from explorer.ui.explore.view import Freshness, View
+from explorer.ui.explore.view import View
 from explorer.view.compare.headline import headlines
 from explorer.view.text import explore as glossary
 from explorer.view.text.runs import did_not_fit
@@ -125,10 +125,6 @@ def test_nothing_is_counted_of_a_model_that_was_not_read() -> None:
     strip = {figure.key: figure for figure in figures(view(None, None), Drawn(policy=Policy()))}
     assert strip["flop_ratio"].value == "not measured" and strip["flop_ratio"].origin == ()
     assert "press Run" not in [figure.delta for figure in strip.values()], "there is nothing to run"
-
-
-def test_each_freshness_has_a_sentence_and_no_sentence_is_left_over() -> None:
-    assert set(glossary.FRESHNESS) == set(Freshness)
 
 
 def test_figures_of_an_older_policy_or_of_other_options_say_so(app: App) -> None:
