@@ -216,7 +216,7 @@ def test_cuts_stand_between_neighbours_in_view(opened: tuple[str, ...]) -> None:
     }
     assert {cut.id for cut in drawing.cuts} == expected
     for cut in drawing.cuts:
-        above = placed[cut.after if cut.after in placed else "blocks"]
+        above = placed[after if (after := cut.id.partition(">")[0]) in placed else "blocks"]
         assert above.top < cut.top
     assert layout(graph, opened).cuts == ()
 

@@ -268,10 +268,10 @@ def _line(state: ExploreState, view: View, forecast: Forecast) -> None:
     if budget.none_because:
         refused = budget.plan
         lower = front[0] if refused is not None and front and front[0].plan.policy != refused.policy else None
-        later = f" {words.found_later(lower.peak_bytes)}" if lower is not None else ""
+        later = words.REACHED_LATER.format(mib(lower.peak_bytes)) if lower is not None else ""
         small_text(f":red[{escape(budget.none_because + later)}]", help=escape(budget.details) or None)
     elif budget.job is not None:
-        small_text(f":material/hourglass_top: {escape(words.search_text(budget.text))}")
+        small_text(f":material/hourglass_top: {escape(words.SEARCHING.format(budget.text))}")
     else:
         sentence, meaning = standing(state, view, front, forecast)
         looks = f" {words.search_progress(len(search.plans), search.n_expected)}" if search.running else ""

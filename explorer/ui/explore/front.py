@@ -38,7 +38,7 @@ def front_panel(state: ExploreState, view: View, graph: ModelGraph) -> None:
     hint = words.FRONT if cost_word(view) == "time" else words.FRONT_OF_FLOPS
     with st.container(horizontal=True, gap="small", vertical_alignment="center", key="front_row"):
         with st.container(width="stretch"):
-            st.caption(words.measuring_text(len(state.to_measure)) if state.to_measure else hint)
+            st.caption(words.MEASURING.format(count(len(state.to_measure), "run")) if state.to_measure else hint)
         if not drafts.why_not_run(state.draft):
             _measure_button(state, view)
     st.fragment(_chart, run_every=LOOK_EVERY_S if search.running else None)(state, graph)

@@ -8,24 +8,36 @@ run bar
 from __future__ import annotations
 
 from functools import partial
+from typing import Any, cast
 
 import msgspec
 import streamlit as st
 
 from explorer.errors import ExplorerError
+from explorer.jobs.client import Job
+from explorer.jobs.protocol import Describe, FindJointPlan, ProfileStages, RunPipeline
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.pipeline.cuts import atoms, left_out
 from explorer.plan.pipeline.stage_costs import predict
 from explorer.record.graph import ModelGraph, ModelRef
-from explorer.record.pipeline import PipelineProfile, PlayedSchedule
+from explorer.record.pipeline import PipelineProfile, PipelineRun, PlayedSchedule
+from explorer.record.plan import JointPlan
 from explorer.record.run import PipelinePlan, RunSpec
 from explorer.ui.components import strip
 from explorer.ui.pipeline import state as pipeline_state
-from explorer.ui.pipeline import work as pipeline_work
 from explorer.ui.pipeline.results import Results, result_tabs
-from explorer.ui.pipeline.split_panel import cap_panel, cell, cut_graph, engine_picker, split_panel, take_stages
+from explorer.ui.pipeline.split_panel import (
+    cap_panel,
+    cell,
+    cut_graph,
+    engine_picker,
+    split_panel,
+    take_plan,
+    take_stages,
+)
 from explorer.ui.pipeline.state import PipelineState
 from explorer.ui.session import page_job, window
+from explorer.ui.session.repository import request_key, runs
 from explorer.ui.session.values import whole
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.elements import escape, last_failure, two_columns
@@ -38,14 +50,17 @@ from explorer.view.pipeline.headline import figures
 from explorer.view.text import pipeline as words
 from explorer.view.text.explore import Headline
 
+REQUESTS = (Describe, ProfileStages, FindJointPlan, RunPipeline)
+"""What the worker does for this page. A request is the key of its result, which returns as soon as it is drawn again."""
+
 
 def page() -> None:
     """The whole page, top to bottom. The Explore page shares model, policy and options."""
     with whole():
         split = pipeline_state.current()
-        page_job.attach(split.job, pipeline_work.REQUESTS)
-        page_job.settle(split.job, partial(pipeline_work.take, split))
-        pipeline_work.prepare(split)
+        page_job.attach(split.job, REQUESTS)
+        page_job.settle(split.job, partial(take, split))
+        prepare(split)
         graph = None if split.draft.predict else drafts.graph_of(split.draft)  # stages are priced by real steps
         if graph is not None:
             pipeline_state.absorb(split, graph)
@@ -91,11 +106,11 @@ def _choose_model(split: PipelineState, model: ModelRef) -> None:
 
 def _split(split: PipelineState, graph: ModelGraph) -> Results:
     """Draws the controls and the graph; returns the known results of the plan."""
-    plan = split_panel(split, graph, pipeline_work.profile_of(split.draft.spec))
+    plan = split_panel(split, graph, profile_of(split.draft.spec))
     spec = split.draft.spec
-    profile = pipeline_work.profile_of(spec)
+    profile = profile_of(spec)
     full = msgspec.structs.replace(spec, plan=plan)
-    run = pipeline_work.shown(split, full)
+    run = last_run(split, full)
     fresh = run is not None and run.spec == full
     cap_panel(split, graph, profile, run if fresh else None)
     n_blocks = len(spec.policy.blocks)
@@ -139,7 +154,7 @@ def _trouble(split: PipelineState, results: Results | None, graph: ModelGraph | 
         if graph is not None and len(atoms(graph)) >= 4:
             st.button(
                 "Use 4 stages", icon=":material/splitscreen:", key="pipeline_four",
-                on_click=take_stages, args=(split, graph, pipeline_work.profile_of(split.draft.spec), 4),
+                on_click=take_stages, args=(split, graph, profile_of(split.draft.spec), 4),
             )  # fmt: skip
 
 
@@ -148,7 +163,7 @@ def _bar(split: PipelineState, spec: RunSpec | None) -> None:
 
     def start() -> None:
         if spec is not None:
-            pipeline_work.run(split, spec)
+            start_run(split, spec)
 
     run_bar(
         split.job,
@@ -157,7 +172,72 @@ def _bar(split: PipelineState, spec: RunSpec | None) -> None:
             help=words.RUN,
             ready=spec is not None,
             start=start,
-            take=partial(pipeline_work.take, split),
+            take=partial(take, split),
             idle=lambda: engine_picker(split),
         ),
     )
+
+
+def prepare(split: PipelineState) -> None:
+    """On the first visit, describes the model and prices its blocks without a press. One attempt each."""
+    if split.job.id is not None or split.job.run_failed or split.draft.predict:
+        return
+    spec = split.draft.spec
+    graph = runs().graph(spec)
+    if graph is None:
+        page_job.start(split.job, Describe(model=spec.model, seed=spec.seed, device=spec.device))
+    elif profile_of(spec) is None:
+        page_job.start(split.job, ProfileStages(spec=_unsplit(spec), groups=atoms(graph)))
+
+
+def start_run(split: PipelineState, spec: RunSpec) -> None:
+    """Starts the run that a person requests."""
+    page_job.start(split.job, RunPipeline(spec=spec, engine=split.engine, profile=profile_of(spec)))
+
+
+def take(split: PipelineState, job: Job) -> None:
+    """The result of a finished job."""
+    result = cast(Any, job.result)
+    match job.request:
+        case Describe(model=model, device=device):
+            runs().add_graph(model, device, result)
+        case ProfileStages(spec=spec):
+            runs().profiles.add(request_key(_unsplit(spec)), result)
+        case FindJointPlan() as request:
+            assert isinstance(result, JointPlan), "what FindJointPlan gives"
+            take_plan(split, request, result)
+        case RunPipeline(spec=spec):
+            key = job.run_id or job.id
+            runs().add(key, result)
+            split.shown = key
+            if isinstance(result, PipelineRun) and result.failure is None:
+                runs().pipeline_runs.add(request_key(spec), key)
+
+
+def profile_of(spec: RunSpec) -> PipelineProfile | None:
+    """Prices of the blocks of `spec`'s model, if measured lately."""
+    return runs().profiles.get(request_key(_unsplit(spec)))
+
+
+def last_run(split: PipelineState, spec: RunSpec) -> PipelineRun | None:
+    """The last run of exactly `spec`, else the last run of this page; None before the first."""
+    last = _last(split)
+    if last is None or last.spec != spec:
+        split.shown = runs().pipeline_runs.get(request_key(spec)) or split.shown
+        last = _last(split)
+    return last if last is not None and last.spec.model == spec.model else None
+
+
+def _last(split: PipelineState) -> PipelineRun | None:
+    run = page_job.record(split.job, split.shown)
+    if isinstance(run, PipelineRun):
+        return run
+    split.shown = None
+    return None
+
+
+def _unsplit(spec: RunSpec) -> RunSpec:
+    """The specification without plan and recompute. A profile prices each block kept and recomputed, so one profile
+    serves every plan and policy; units that save operators or offload stay in the specification."""
+    special = tuple(unit for unit in spec.policy.units if unit.action != "recompute")
+    return msgspec.structs.replace(spec, policy=msgspec.structs.replace(spec.policy, units=special), plan=None)

@@ -74,10 +74,6 @@ def undo_buttons(history: History[Any], act: Callable[..., None], help: tuple[st
         )
 
 
-def _new_widget() -> str:
-    return f"block_graph_{secrets.token_hex(4)}"
-
-
 @dataclass(slots=True, kw_only=True)
 class Draft:
     """A person's decisions. Changed in place: parts of a page hold the draft between drawings."""
@@ -86,7 +82,7 @@ class Draft:
     """The drawn run: the candidate."""
     predict: bool = False
     """True: the step is simulated without data, so nothing is allocated and nothing runs."""
-    widget: str = field(default_factory=_new_widget)
+    widget: str = field(default_factory=lambda: f"block_graph_{secrets.token_hex(4)}")
     """Key of the Explore page's graph."""
     marks: GraphMarks | None = None
     """State of the graph, as the page knows it; None until the graph is drawn."""

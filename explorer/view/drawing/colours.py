@@ -20,36 +20,23 @@ RECOMPUTE = "#1F77C8"
 KEEP = "#E0650A"
 """Colour of kept blocks, whose saved activations stay."""
 
-ROLE_COLOURS: dict[Role, str] = {
-    "parameter": "#6B7785",
-    "buffer": "#A08060",
-    "optimizer state": "#8A6A00",
-    "input": "#1B9AA8",
-    "temporary": "#C45CA0",
-    "saved activation": KEEP,
-    "recomputed": RECOMPUTE,
-    "gradient": "#1E9E62",
-    "unattributed": "#8C8C8C",
-    "gathered parameter": "#7A5AC8",
-    "reduce-scatter buffer": "#B0483A",
-    "gradient bucket": "#5F8A1E",
+_ROLES: dict[Role, tuple[str, str]] = {
+    "parameter": ("#6B7785", ""),
+    "buffer": ("#A08060", "."),
+    "optimizer state": ("#8A6A00", "-"),
+    "input": ("#1B9AA8", "+"),
+    "temporary": ("#C45CA0", "\\"),
+    "saved activation": (KEEP, ""),
+    "recomputed": (RECOMPUTE, "/"),
+    "gradient": ("#1E9E62", "|"),
+    "unattributed": ("#8C8C8C", "x"),
+    "gathered parameter": ("#7A5AC8", "+"),
+    "reduce-scatter buffer": ("#B0483A", "."),
+    "gradient bucket": ("#5F8A1E", "\\"),
 }
-
-ROLE_PATTERNS: dict[Role, str] = {
-    "parameter": "",
-    "buffer": ".",
-    "optimizer state": "-",
-    "input": "+",
-    "temporary": "\\",
-    "saved activation": "",
-    "recomputed": "/",
-    "gradient": "|",
-    "unattributed": "x",
-    "gathered parameter": "+",
-    "reduce-scatter buffer": ".",
-    "gradient bucket": "\\",
-}
-"""Plotly's pattern shapes; `/` is recompute wherever a pattern is drawn."""
+"""Colour, and Plotly's pattern shape; `/` is recompute wherever a pattern is drawn."""
+ROLE_COLOURS: dict[Role, str] = {role: colour for role, (colour, _) in _ROLES.items()}
+ROLE_PATTERNS: dict[Role, str] = {role: pattern for role, (_, pattern) in _ROLES.items()}
 
 PHASE_COLOURS: dict[Phase, str] = {
     "forward": ROLE_COLOURS["saved activation"],
@@ -58,7 +45,6 @@ PHASE_COLOURS: dict[Phase, str] = {
     "optimizer": ROLE_COLOURS["optimizer state"],
     "between": ROLE_COLOURS["temporary"],
 }
-
 PHASE_PATTERNS: dict[Phase, str] = {"forward": "", "recompute": "/", "backward": "", "optimizer": "-", "between": "."}
 
 RUN_COLOURS: dict[str, str] = {"baseline": "#7A828C", "candidate": "#C2417C"}
@@ -68,34 +54,20 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 ON_COLOUR = "#000000"
 """Words on a bar: they read at 4.5:1 on the colour of every action of a schedule, in both themes."""
 
-VERDICT_COLOURS: dict[Verdict, str] = {
-    "bitwise equal": "#2E8B57",
-    "rounding": "#B07A00",
-    "state moved": "#8E5BC0",
-    "different": "#C8324A",
-    "not comparable": "#8C8C8C",
+_VERDICTS: dict[Verdict, tuple[str, str]] = {
+    "bitwise equal": ("#2E8B57", "circle"),
+    "rounding": ("#B07A00", "diamond"),
+    "state moved": ("#8E5BC0", "square"),
+    "different": ("#C8324A", "x"),
+    "not comparable": ("#8C8C8C", "circle-open"),
 }
-VERDICT_SYMBOLS: dict[Verdict, str] = {
-    "bitwise equal": "circle",
-    "rounding": "diamond",
-    "state moved": "square",
-    "different": "x",
-    "not comparable": "circle-open",
-}
-"""Plotly's marker symbols."""
+"""Colour, and Plotly's marker symbol."""
+VERDICT_COLOURS: dict[Verdict, str] = {verdict: colour for verdict, (colour, _) in _VERDICTS.items()}
+VERDICT_SYMBOLS: dict[Verdict, str] = {verdict: symbol for verdict, (_, symbol) in _VERDICTS.items()}
 
 STAGE_COLOURS: tuple[str, ...] = (
-    "#3B6FB6",
-    "#D9730D",
-    "#2E9E6B",
-    "#B85C9E",
-    "#927200",
-    "#2098AE",
-    "#C9404F",
-    "#6B7785",
-    "#7E62C6",
-    "#9A7B5B",
-)
+    "#3B6FB6", "#D9730D", "#2E9E6B", "#B85C9E", "#927200", "#2098AE", "#C9404F", "#6B7785", "#7E62C6", "#9A7B5B",
+)  # fmt: skip
 STAGE_PATTERNS: tuple[str, ...] = ("", "/", "\\", "x", "-", "|", "+", ".")
 """Ten colours and eight patterns: stage j takes j modulo each, so forty stages in a row look different."""
 

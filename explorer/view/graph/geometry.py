@@ -27,7 +27,7 @@ import msgspec
 
 from explorer.plan.names import above
 from explorer.record.base import Record
-from explorer.record.graph import Join, ModelGraph
+from explorer.record.graph import ModelGraph
 from explorer.view.graph.flow import Arrow, Flow, Ways, folded, ordered, ways_of
 from explorer.view.graph.nesting import Node, nest
 
@@ -103,8 +103,6 @@ class CutLine(Record):
     """A place between two neighbours where a pipeline could be split. `id` is `after>before`."""
 
     id: str
-    after: str
-    before: str
     top: int
     left: int
     right: int
@@ -170,7 +168,8 @@ class _Drawing:
         for i, id in enumerate(self.order[parent]):
             top += self.gap if i else 0
             if id in joins:
-                self.joins.append(_join(joins[id], top=top, left=left, right=inset))
+                join = joins[id]
+                self.joins.append(JoinMark(id=id, block=join.block, op=join.op, top=top, left=left, right=inset))
                 top += JOIN
             else:
                 top += self._row(id, top=top, left=left, right=inset, depth=depth).height
@@ -230,52 +229,26 @@ class _Drawing:
             pair = self.flow.siblings(cut.after, cut.before) if drawn else None
             if pair in neighbours and pair is not None:
                 below = rows[pair[1]]
+                id, top = f"{cut.after}>{cut.before}", below.top - self.gap // 2
                 self.cuts.append(
                     CutLine(
-                        id=f"{cut.after}>{cut.before}",
-                        after=cut.after,
-                        before=cut.before,
-                        top=below.top - self.gap // 2,
-                        left=below.left,
-                        right=below.right,
-                        n_bytes=cut.n_bytes,
-                        refusal=cut.refusal,
+                        id=id, top=top, left=below.left, right=below.right, n_bytes=cut.n_bytes, refusal=cut.refusal
                     )
                 )
 
 
-def _join(join: Join, *, top: int, left: int, right: int) -> JoinMark:
-    return JoinMark(id=join.id, block=join.block, op=join.op, top=top, left=left, right=right)
-
-
 def _next(arrow: Arrow, above: BlockRow | JoinMark, below: BlockRow | JoinMark) -> Link:
-    return Link(
-        source=arrow.source,
-        target=arrow.target,
-        n_bytes=arrow.n_bytes,
-        n_tensors=arrow.n_tensors,
-        kind="next",
-        start=above.top + above.height,
-        end=below.top,
-        lane=max(above.left, below.left) + 20,
-    )
+    start, lane = above.top + above.height, max(above.left, below.left) + 20
+    return Link(source=arrow.source, target=arrow.target, n_bytes=arrow.n_bytes, n_tensors=arrow.n_tensors,
+                kind="next", start=start, end=below.top, lane=lane)  # fmt: skip
 
 
 def _beside(arrow: Arrow, a: BlockRow | JoinMark, b: BlockRow | JoinMark, lane: int) -> Link:
     # Leaves low and arrives high, so that the two ends of one box stay apart.
     start, end = a.top + min(a.height, ROW) * 5 // 7, b.top + min(b.height, ROW) * 2 // 7
-    return Link(
-        source=a.id,
-        target=b.id,
-        n_bytes=arrow.n_bytes,
-        n_tensors=arrow.n_tensors,
-        kind="back" if arrow.back else "skip",
-        start=start,
-        end=end,
-        lane=lane,
-        source_right=a.right,
-        target_right=b.right,
-    )
+    return Link(source=a.id, target=b.id, n_bytes=arrow.n_bytes, n_tensors=arrow.n_tensors,
+                kind="back" if arrow.back else "skip", start=start, end=end, lane=lane,
+                source_right=a.right, target_right=b.right)  # fmt: skip
 
 
 class Window(Record):

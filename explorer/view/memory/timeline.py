@@ -187,11 +187,6 @@ def _line(name: str, run: Measurement, x: Positions, unit: int, *, dash: str) ->
     )  # fmt: skip
 
 
-def _in_margin(run: Measurement) -> str:
-    """The peak in lines short enough for the margin beside the plot."""
-    return peak_and_end(run).replace("at least ", "at least\n").replace(", then", ",\nthen")
-
-
 def _mark_peak(fig: go.Figure, name: str, run: Measurement, x: Positions, unit: int) -> float:
     """Draws a marker, the value and a thin line at the peak; returns the peak's height on the axis."""
     assert run.allocations is not None
@@ -206,9 +201,10 @@ def _mark_peak(fig: go.Figure, name: str, run: Measurement, x: Positions, unit: 
             unselected={"marker": {"opacity": 1}},  # the peak stays where another moment is picked
         )
     )  # fmt: skip
-    # Beside the plot, where no curve runs, in the page's own text colour.
+    # Beside the plot, where no curve runs, in the page's own text colour, in lines short enough for the margin.
+    words = peak_and_end(run).replace("at least ", "at least\n").replace(", then", ",\nthen")
     fig.add_annotation(
-        x=1, xref="paper", y=top, text=bold(_in_margin(run)) + f"\n{name}", showarrow=False, yshift=0,
+        x=1, xref="paper", y=top, text=bold(words) + f"\n{name}", showarrow=False, yshift=0,
         xanchor="left", xshift=4, align="left", font={"size": 12},
     )  # fmt: skip
     fig.add_hline(y=top, line={"dash": "dash", "width": 1, "color": RUN_COLOURS[name]}, opacity=0.5)

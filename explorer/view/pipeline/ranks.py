@@ -33,7 +33,9 @@ def memory_chart(memory: Sequence[RankMemory], predicted: Sequence[RankMemory] =
         worst = max(drawn, key=lambda rank: rank.peak_bytes or 0)
         unit, name = byte_axis(worst.peak_bytes or 0)
         height = 130 + ROW_HEIGHT * len(drawn)
-        fig = figure(question, f"most: rank {worst.rank}, {_most(worst)}", height=height)
+        action = f" in {worst.peak_action}" if worst.peak_action else ""
+        most = f"most: rank {worst.rank}, {mib(worst.peak_bytes)}{action} ({worst.origin})"
+        fig = figure(question, most, height=height)
         fig.set_subplots(rows=len(drawn), cols=1, shared_xaxes=True, vertical_spacing=22 / height)
         for row, rank in enumerate(drawn, 1):
             colour = RUN_COLOURS["baseline" if rank.origin == "predicted" else "candidate"]
@@ -44,10 +46,13 @@ def memory_chart(memory: Sequence[RankMemory], predicted: Sequence[RankMemory] =
         fig.update_xaxes(title={"text": TIME}, automargin=True, row=len(drawn), col=1)
         fig.update_yaxes(gridcolor=GRID, zeroline=False, automargin=True, nticks=3)
         fig.update_yaxes(range=[0, 1.3 * (worst.peak_bytes or 0) / unit])
+    peaks = ", ".join(
+        f"rank {rank.rank} {mib(rank.peak_bytes)} at {rank.peak_action or 'no action'}" for rank in memory
+    )
     return Chart(
         name="memory by rank",
         figure=fig,
-        alt=f"Held bytes over the step, one line chart a rank; peaks: {', '.join(map(_peak_in_words, memory))}.",
+        alt=f"Held bytes over the step, one line chart a rank; peaks: {peaks}.",
         rows=lambda: _rows(memory, predicted),
     )
 
@@ -117,14 +122,6 @@ def _parts(rank: RankMemory) -> tuple[int, int, int]:
     """Bytes of each of PARTS at the rank's peak."""
     rest = (rank.peak_bytes or 0) - rank.parameter_bytes - rank.receive_bytes
     return rank.parameter_bytes, rank.receive_bytes, max(rest, 0)
-
-
-def _most(rank: RankMemory) -> str:
-    return f"{mib(rank.peak_bytes)}{f' in {rank.peak_action}' if rank.peak_action else ''} ({rank.origin})"
-
-
-def _peak_in_words(rank: RankMemory) -> str:
-    return f"rank {rank.rank} {mib(rank.peak_bytes)} at {rank.peak_action or 'no action'}"
 
 
 def _rows(memory: Sequence[RankMemory], predicted: Sequence[RankMemory]) -> list[dict[str, object]]:

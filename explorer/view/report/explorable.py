@@ -294,24 +294,19 @@ class Exhibit:
 
 def index_text(exhibits: Sequence[Exhibit]) -> str:
     """The first page: every other one by shelf."""
-    shelves = dict.fromkeys(exhibit.shelf for exhibit in exhibits)
     origin = (
         "Choose blocks of a model, and see what a training step saves and costs. The pages need no server and no "
         "network. Lessons ran on the machine that made this gallery; the page of a model names its machine."
     )
-    parts = [section(shelf, [_shelf([one for one in exhibits if one.shelf == shelf])]) for shelf in shelves]
+    cards: dict[str, str] = {}
+    for exhibit in exhibits:
+        inside = f"<b>{escape(exhibit.title)}</b>{paragraph(exhibit.line, 'quiet')}"
+        link = f'<a href="{escape(exhibit.file)}"><div class="card">{inside}</div></a>'
+        cards[exhibit.shelf] = cards.get(exhibit.shelf, "") + link
+    parts = [section(shelf, [f'<div class="gallery">{inside}</div>']) for shelf, inside in cards.items()]
     return document(
         "Checkpoint Explorer: gallery", ["<h1>Checkpoint Explorer</h1>", paragraph(origin, "quiet"), *parts]
     )
-
-
-def _shelf(exhibits: Sequence[Exhibit]) -> str:
-    return f'<div class="gallery">{"".join(map(_card, exhibits))}</div>'
-
-
-def _card(exhibit: Exhibit) -> str:
-    inside = f"<b>{escape(exhibit.title)}</b>{paragraph(exhibit.line, 'quiet')}"
-    return f'<a href="{escape(exhibit.file)}"><div class="card">{inside}</div></a>'
 
 
 def lesson_text(lesson: Lesson, outcome: LabOutcome) -> str:

@@ -78,30 +78,19 @@ FRONT_OF_FLOPS = (
     "Click a point to draw its policy. FLOPs leave out element-wise work: a preset that keeps products looks free, and "
     "plans make no such choice."
 )
+MEASURING = "Measuring the points that matter: {} to go."
+SEARCHING = "Looking for the cheapest policy within {} ..."
+REACHED_LATER = " The front has since reached {}: drag the slider to its left end."
+"""Behind a refusal: the front has since reached a lower peak than the least of the refusal."""
 MEASURE = (
     "Runs everything kept and each of these policies in turns: the one that is drawn, the least peak, the sharpest "
     "bend of the front, and half the way down. Cancel stops the one under way and leaves out the rest."
 )
 
 
-def measuring_text(n_left: int) -> str:
-    """Text while runs of policies on the front are under way."""
-    return f"Measuring the points that matter: {count(n_left, 'run')} to go."
-
-
-def search_text(text: str) -> str:
-    """Text while the worker searches the plan for a budget."""
-    return f"Looking for the cheapest policy within {text} ..."
-
-
 def search_progress(n: int, n_expected: int) -> str:
     """Text while the worker searches the front."""
     return f"Finding plans: {n} of {n_expected}." if n_expected else "Finding plans."
-
-
-def found_later(peak_bytes: int) -> str:
-    """The sentence beside a refusal if the front has since reached a lower peak than the least of the refusal."""
-    return f"The front has since reached {mib(peak_bytes)}: drag the slider to its left end."
 
 
 def against_budget(peak_bytes: int, budget_bytes: int, *, measured: bool) -> str:

@@ -8,7 +8,7 @@ from streamlit.testing.v1 import AppTest
 from explorer.plan.challenges import CHALLENGES
 from explorer.record.policy import Policy
 from explorer.ui.explore import page
-from explorer.ui.pipeline import work as pipeline_work
+from explorer.ui.pipeline import page as pipeline_page
 from explorer.ui.shared.tour import GPT, RESNET, Tour
 from explorer.view.text.lab import ON_GPT, STEPS
 from tests.ui.page_driver import App, press, say, settle, texts, widget
@@ -99,7 +99,7 @@ def test_a_page_opens_though_the_rerun_of_the_press_ends_before_its_button(
     settle(at.run())
     ends = [True]
     monkeypatch.setattr(page, "outdated", lambda n_units: bool(ends) and ends.pop())
-    monkeypatch.setattr(pipeline_work, "prepare", lambda split: None)
+    monkeypatch.setattr(pipeline_page, "prepare", lambda split: None)
     at.button(key="tour_open").click().run()
     assert not at.exception and "pipeline" in at.session_state, "the Pipeline page was drawn"
     assert "go_to" not in at.session_state
