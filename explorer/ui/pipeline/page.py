@@ -51,7 +51,7 @@ from explorer.view.text import pipeline as words
 from explorer.view.text.explore import Headline
 
 REQUESTS = (Describe, ProfileStages, FindJointPlan, RunPipeline)
-"""What the worker does for this page. A request is the key of its result, which returns as soon as it is drawn again."""
+"""What the worker does here. A request is the key of its result: figures return as soon as a plan is drawn again."""
 
 
 def page() -> None:

@@ -227,14 +227,12 @@ class _Drawing:
         for cut in self.graph.cuts:
             drawn = cut.after in self.flow.paths and cut.before in self.flow.paths
             pair = self.flow.siblings(cut.after, cut.before) if drawn else None
-            if pair in neighbours and pair is not None:
-                below = rows[pair[1]]
-                id, top = f"{cut.after}>{cut.before}", below.top - self.gap // 2
-                self.cuts.append(
-                    CutLine(
-                        id=id, top=top, left=below.left, right=below.right, n_bytes=cut.n_bytes, refusal=cut.refusal
-                    )
-                )
+            if pair is None or pair not in neighbours:
+                continue
+            id, below, top = f"{cut.after}>{cut.before}", rows[pair[1]], rows[pair[1]].top - self.gap // 2
+            self.cuts.append(
+                CutLine(id=id, top=top, left=below.left, right=below.right, n_bytes=cut.n_bytes, refusal=cut.refusal)
+            )
 
 
 def _next(arrow: Arrow, above: BlockRow | JoinMark, below: BlockRow | JoinMark) -> Link:
