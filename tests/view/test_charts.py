@@ -7,19 +7,28 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from html import unescape
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorer.plan.memory.ledger import ledger
-from explorer.record import Comparison, ModelRef, RunSpec
-from explorer.record.base import from_json, to_json
+from explorer.plan.memory.ledger import held, held_by_role, ledger
+from explorer.plan.names import is_within
+from explorer.plan.predict.forecaster import prices, prices_of_keeping
+from explorer.plan.why.peak import explain
+from explorer.record import ROLES, Comparison, Measurement, ModelRef, RunSpec
+from explorer.record.base import from_json, from_msgpack, to_json
+from explorer.record.lab import LabChart, LabFigure, LabOutcome, LabRow, LabSeries
 from explorer.view.compare.cost import recompute_cost, recompute_time, step_time
 from explorer.view.compare.front import front_chart
 from explorer.view.compare.gradients import gradient_chart
+from explorer.view.compare.headline import headlines
 from explorer.view.drawing.figure import Chart, literal, written
+from explorer.view.lab import NO_RESULT, figure_text, lab_chart, lab_origins, lab_table
 from explorer.view.memory.blocks import ledger_chart, saved_bytes_chart
 from explorer.view.memory.stacked import roles
 from explorer.view.memory.timeline import timeline
@@ -120,3 +129,151 @@ def test_every_chart_shows_the_names_of_a_model_as_they_are_written() -> None:
 @given(st.text(st.characters(exclude_categories=("Cc", "Cs"))))
 def test_a_click_returns_the_name_that_was_drawn(name: str) -> None:
     assert "<" not in literal(name) and written(literal(name)) == name == unescape(literal(name))
+
+
+def outcome(kind: str = "bars", unit: str = "") -> LabOutcome:
+    rows = (
+        LabRow(label="kept", outcome="baseline", figures=(LabFigure(name="loss", value=0.5, origin="measured"),)),
+        LabRow(label="reentrant", outcome="raised", note="RuntimeError: no"),
+    )
+    chart = LabChart(
+        kind=kind,  # type: ignore[arg-type]
+        title="How wrong?",
+        x_title="checkpoint",
+        y_title="distance",
+        unit=unit,
+        x=("kept", "reentrant"),
+        series=(LabSeries(name="distance", y=(1024.0**2, None), part="recompute"),),
+    )
+    return LabOutcome(
+        experiment="x", switches={}, device="cpu", rows=rows, chart=chart, findings=("It raised.",), seconds=1.0
+    )
+
+
+def test_a_missing_result_is_said_and_never_drawn_as_zero() -> None:
+    bar = lab_chart(outcome()).figure.data[0]
+    assert bar.text == ("1,048,576", NO_RESULT) and bar.orientation == "h"
+    line = lab_chart(outcome("lines")).figure.data[0]
+    assert line.y == (1024.0**2, None)
+
+
+@pytest.mark.parametrize(
+    ("y", "sentence"),
+    [
+        ((0.0, 0.0), "distance: 0 everywhere. The"),
+        ((0.0, None), "0 everywhere but for 1 run without a result"),
+        ((None, None), "No run gave a result"),
+    ],
+)
+def test_where_no_bar_has_a_length_a_sentence_says_so(y: tuple[float | None, ...], sentence: str) -> None:
+    plain = outcome()
+    series = (LabSeries(name="distance", y=y, part="recompute"),)
+    chart = lab_chart(msgspec.structs.replace(plain, chart=msgspec.structs.replace(plain.chart, series=series)))
+    (note,) = chart.figure.layout.annotations
+    assert not chart.figure.data and sentence in note.text
+
+
+def test_the_table_holds_every_figure_and_the_exceptions_words() -> None:
+    shown = outcome()
+    assert lab_table(shown) == [
+        {"run": "kept", "outcome": "baseline", "loss": "0.5", "in its own words": ""},
+        {"run": "reentrant", "outcome": "! raised", "loss": "", "in its own words": "RuntimeError: no"},
+    ]
+    assert lab_origins(shown) == {"loss": "measured"}
+    assert lab_chart(shown).alt == "How wrong? It raised."
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (12, "of 12", "12 of 12"),
+        (0.5, "share", "50.0 %"),
+        (0.0, "", "0"),
+        (2.3e-8, "", "2.3e-08"),
+        (3 * 2**20, "bytes", "3.0 MiB"),
+        (None, "bytes", "not measured"),
+        (True, "", "yes"),
+        ("eval", "", "eval"),
+        (1048576, "FLOPs", "1.05 MFLOP"),
+    ],
+)
+def test_figures_read_like_words(value: bool | int | float | str | None, unit: str, text: str) -> None:
+    assert figure_text(LabFigure(name="x", value=value, unit=unit)) == text
+
+
+GOLDEN = sorted((Path(__file__).resolve().parent.parent / "golden").glob("*.msgpack"))
+
+
+@pytest.fixture(params=GOLDEN, ids=lambda path: path.stem)
+def pair(request: pytest.FixtureRequest) -> Comparison:
+    return from_msgpack(request.param.read_bytes(), Comparison)
+
+
+@pytest.fixture(params=["baseline", "candidate"])
+def run(pair: Comparison, request: pytest.FixtureRequest) -> Measurement:
+    return getattr(pair, request.param)
+
+
+def test_roles_add_up_at_every_tick(run: Measurement) -> None:
+    log = run.allocations
+    assert (held_by_role(log).sum(axis=0) == held(log)).all()
+    assert held(log).tolist() == log.held_bytes.tolist()
+    assert ledger(run).total_bytes == run.step_peak_bytes == run.allocations.held_bytes[run.allocations.peak_tick]
+
+
+def test_phases_follow_each_other_without_gaps(run: Measurement) -> None:
+    assert run.phases[0].first_tick <= 1
+    assert run.phases[-1].end_tick == run.allocations.n_ticks + 1
+    for one, other in zip(run.phases, run.phases[1:]):
+        assert one.end_tick == other.first_tick
+
+
+def test_recomputed_for_exactly_the_chosen_blocks(pair: Comparison) -> None:
+    again = ROLES.index("recomputed")
+    assert not held_by_role(pair.baseline.allocations)[again].any()
+    log = pair.candidate.allocations
+    chosen = pair.candidate.spec.policy.blocks
+    recomputed = {log.blocks[block] for block, role in zip(log.block, log.role) if role == again}
+    assert recomputed and all(any(is_within(fqn, block) for block in chosen) for fqn in recomputed)
+    assert all(pair.candidate.by_fqn[block].n_recompute == 1 for block in chosen)
+
+
+def test_the_candidate_needs_less_and_computes_more(pair: Comparison) -> None:
+    assert pair.candidate.step_peak_bytes < pair.baseline.step_peak_bytes
+    assert pair.candidate.total_flops > pair.baseline.total_flops
+    assert pair.verdict == "bitwise equal"
+
+
+def test_every_chart_draws_it(pair: Comparison) -> None:
+    figures = [
+        timeline(pair.baseline, pair.candidate).figure,
+        timeline(pair.baseline, pair.candidate, axis="time").figure,
+        roles(pair.candidate).figure,
+        roles(pair.candidate, block="blocks.2").figure,
+        ledger_chart(ledger(pair.candidate)).figure,
+        saved_bytes_chart(pair).figure,
+        recompute_cost(pair).figure,
+        recompute_time(pair).figure,
+        step_time(pair).figure,
+    ]
+    for fig in figures:
+        assert len(fig.data) > 0, fig.layout.title.text
+        assert len(fig.to_json()) < 600_000
+    assert "bitwise equal" in gradient_chart(pair).figure.layout.annotations[0].text
+    line = next(t for t in figures[0].data if t.name == "candidate" and t.mode == "lines+markers")
+    assert np.max(line.y) * 1024**2 == pytest.approx(pair.candidate.step_peak_bytes, rel=1e-12)
+
+
+def test_it_is_explained_and_priced(pair: Comparison) -> None:
+    assert explain(pair)[0].startswith("The policy lowered the peak from")
+    assert {head.key for head in headlines(pair)} >= {"step_peak_bytes", "verdict", "flop_ratio"}
+    (price,) = prices(pair.candidate, ["blocks.1"])
+    kept = {price.blocks[0]: price for price in prices_of_keeping(pair.candidate)}
+    assert price.peak_change_bytes < 0 < kept["blocks.0"].peak_change_bytes
+
+
+def test_a_price_comes_true(pair: Comparison) -> None:
+    """The candidate recomputes two blocks; both prices of the baseline together are the measured gain."""
+    alone = prices(pair.baseline, ["blocks.0", "blocks.2"])
+    gain = pair.candidate.step_peak_bytes - pair.baseline.step_peak_bytes
+    assert sum(price.peak_change_bytes for price in alone) == pytest.approx(gain, rel=0.01)
