@@ -29,7 +29,7 @@ from explorer.view.drawing.rows import Row, chart_rows, row_sum
 from explorer.view.drawing.units import count, flops, from_to, mib, percent
 from explorer.view.memory.ranks import rank_rows, spread_of_ranks
 from explorer.view.pipeline.gantt import rank_table
-from explorer.view.pipeline.ranks import memory_chart
+from explorer.view.pipeline.results import memory_chart
 from explorer.view.text.pipeline import cap_outcome, within_cap
 from explorer.view.text.plan import in_words
 from explorer.view.text.runs import alive_rows, card_rows, history_notes, history_rows, refusal_rows, what_failed

@@ -33,8 +33,7 @@ from explorer.view.memory.blocks import ledger_chart, saved_bytes_chart
 from explorer.view.memory.stacked import roles
 from explorer.view.memory.timeline import timeline
 from explorer.view.pipeline.gantt import gantt
-from explorer.view.pipeline.ranks import bands_chart, memory_chart
-from explorer.view.pipeline.shares import calls_chart, truth_chart
+from explorer.view.pipeline.results import bands_chart, calls_chart, memory_chart, truth_chart
 from tests import graphs, pipelines
 from tests.view.builders import compared
 from tests.view.test_compare import MARKS

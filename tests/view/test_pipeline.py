@@ -13,8 +13,7 @@ from explorer.record import ModelRef, Policy, RunSpec
 from explorer.record.pipeline import PipelineRun, PlayedSchedule, RankMemory
 from explorer.view.pipeline.gantt import gantt, rank_table
 from explorer.view.pipeline.headline import figures, fullest
-from explorer.view.pipeline.ranks import bands_chart, memory_chart
-from explorer.view.pipeline.shares import calls_chart, truth_chart, truth_table
+from explorer.view.pipeline.results import bands_chart, calls_chart, memory_chart, truth_chart, truth_table
 from tests import graphs, pipelines
 from tests.pipelines import MIB, planned, ran
 

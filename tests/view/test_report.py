@@ -42,7 +42,7 @@ from explorer.view.memory.stacked import by_block, roles
 from explorer.view.memory.timeline import timeline
 from explorer.view.pipeline.gantt import gantt, link_table, rank_table
 from explorer.view.pipeline.headline import figures
-from explorer.view.pipeline.ranks import memory_chart
+from explorer.view.pipeline.results import memory_chart
 from explorer.view.report.explorable import Exhibit, index_text, lesson_text
 from explorer.view.report.html import document, picture, plotly_js
 from explorer.view.report.report import (

@@ -24,8 +24,8 @@ from explorer.record.graph import ModelGraph
 from explorer.record.plan import Forecast, Front, Plan, Wish
 from explorer.ui.components import live_slider
 from explorer.ui.explore.forecast import cost, cost_word, predicted, predicted_on_card, predicted_presets
-from explorer.ui.explore.state import Budget, ExploreState
 from explorer.ui.explore.view import View, view_of
+from explorer.ui.explore.work import Budget, ExploreState
 from explorer.ui.session import backend
 from explorer.ui.session.repository import request_key, runs
 from explorer.ui.session.values import bound

@@ -20,7 +20,7 @@ from explorer.record.comparison import Comparison
 from explorer.record.files import PolicyFile, Reading
 from explorer.record.graph import ModelGraph
 from explorer.ui.explore import work
-from explorer.ui.explore.state import ExploreState
+from explorer.ui.explore.work import ExploreState
 from explorer.ui.session import backend, page_job
 from explorer.ui.session.repository import request_key, runs
 from explorer.ui.shared import draft as drafts

@@ -13,8 +13,8 @@ from explorer.record.policy import KEEP_ALL, Policy
 from explorer.ui.explore import work
 from explorer.ui.explore.budget import points, search_of
 from explorer.ui.explore.forecast import cost, cost_word, predicted, predicted_presets
-from explorer.ui.explore.state import ExploreState
 from explorer.ui.explore.view import View, view_of
+from explorer.ui.explore.work import ExploreState
 from explorer.ui.session.repository import runs
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.charts import draw

@@ -16,10 +16,9 @@ from explorer.record.card import CardMemory
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy
-from explorer.ui.explore import state as states
 from explorer.ui.explore.forecast import predicted_line, predicted_on_card
-from explorer.ui.explore.state import ExploreState
 from explorer.ui.explore.view import View, ledger_of
+from explorer.ui.explore.work import BY_ROLE, ExploreState
 from explorer.ui.session import window
 from explorer.ui.session.repository import runs
 from explorer.ui.session.values import bound
@@ -220,7 +219,7 @@ def _view_picker(state: ExploreState, views: list[str]) -> str:
     """The run or the runs to draw; a single choice needs no control."""
     if len(views) == 1:
         return views[0]
-    chosen = views[-1] if state.view == states.BY_ROLE else state.view
+    chosen = views[-1] if state.view == BY_ROLE else state.view
     field = bound("memory_view", chosen if chosen in views else views[0], lambda view: setattr(state, "view", view))
     st.segmented_control("View", views, default=field.value, required=True, label_visibility="collapsed", **field.wired)
     return str(field.value)

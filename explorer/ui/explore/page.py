@@ -19,14 +19,13 @@ from explorer.plan.why.caveats import why_not_predicted
 from explorer.record.graph import Hazard, ModelGraph
 from explorer.ui.components import strip
 from explorer.ui.explore import budget, work
-from explorer.ui.explore import state as states
 from explorer.ui.explore.blocks import facts_of, graph_panel, tools
 from explorer.ui.explore.files import imported_notes, policy_menu, run_menu
 from explorer.ui.explore.forecast import predicted, predicted_presets, worth_recomputing
 from explorer.ui.explore.headline import Drawn, answer, cells
 from explorer.ui.explore.results import results
-from explorer.ui.explore.state import ExploreState
 from explorer.ui.explore.view import View, drawn_graph, view_of
+from explorer.ui.explore.work import ExploreState
 from explorer.ui.session import page_job
 from explorer.ui.session.repository import runs
 from explorer.ui.session.values import whole
@@ -63,7 +62,7 @@ class Slots:
 def page() -> None:
     """The whole page, top to bottom."""
     with whole():
-        state = states.current()
+        state = work.current()
         draft = state.draft
         _take_over(state)
         view = view_of(state)
@@ -106,7 +105,7 @@ def _take_over(state: ExploreState) -> None:
     state.charted = None
     if (graph := drawn_graph(state)) is not None:
         drafts.absorb(state.draft, graph)
-        states.follow_selection(state, graph)
+        work.follow_selection(state, graph)
         work.recall(state)
         budget.settle(state, graph)
         state.draft.redraw = False

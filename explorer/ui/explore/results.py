@@ -19,8 +19,8 @@ from explorer.record.measurement import Measurement
 from explorer.ui.explore import work
 from explorer.ui.explore.front import front_panel
 from explorer.ui.explore.memory import memory_panel
-from explorer.ui.explore.state import ExploreState
 from explorer.ui.explore.view import View
+from explorer.ui.explore.work import ExploreState
 from explorer.ui.session import page_job, window
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.charts import draw, in_groups, picture

@@ -16,8 +16,7 @@ from explorer.record.plan import Plan
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import RunSpec
 from explorer.ui.explore import work
-from explorer.ui.explore.state import ExploreState
-from explorer.ui.explore.work import EarlierRun
+from explorer.ui.explore.work import EarlierRun, ExploreState
 from explorer.ui.session.repository import KeyedRun, runs
 from explorer.ui.shared import draft as drafts
 from explorer.view.drawing.figure import Cursor

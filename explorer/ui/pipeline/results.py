@@ -25,8 +25,8 @@ from explorer.ui.shared.download import Offer, download, report_button
 from explorer.ui.shared.elements import escape, failure_panel, fold, frame, hazards_panel, small_text
 from explorer.view.compare.headline import danger
 from explorer.view.drawing.units import count
-from explorer.view.pipeline import gantt, ranks
-from explorer.view.pipeline import shares as splitting
+from explorer.view.pipeline.gantt import gantt, link_table, rank_table
+from explorer.view.pipeline.results import bands_chart, calls_chart, memory_chart, truth_chart, truth_table
 from explorer.view.text import pipeline as words
 
 FOLDER = "pipeline-run"
@@ -99,12 +99,12 @@ def _schedule(results: Results) -> None:
             st.warning(escape(f"{hazard.sentence} {hazard.remedy}"), icon=":material/warning:")
     predicted = run.predicted if run is not None and measured is not None else None
     small_text(words.NOT_YET if measured is None else words.MEASURED + words.THIN_ROWS * (predicted is not None))
-    draw(gantt.gantt(shown, predicted), key="pipeline_gantt")
+    draw(gantt(shown, predicted), key="pipeline_gantt")
     st.caption(words.LEGEND, help=f"{words.BUBBLE}\n\n{words.CRITICAL}\n\n{words.RANK}")
     for note in run.notes if run is not None else ():
         st.text(note)
-    frame(gantt.rank_table(shown, predicted), key="pipeline_ranks_busy", alt="Busy and idle time of each rank")
-    if run is not None and run.wall is not None and (waits := gantt.link_table(run.wall, run.stages)):
+    frame(rank_table(shown, predicted), key="pipeline_ranks_busy", alt="Busy and idle time of each rank")
+    if run is not None and run.wall is not None and (waits := link_table(run.wall, run.stages)):
         st.caption(words.LINKS)
         frame(waits, key="pipeline_links", alt="Waits for transfers")
 
@@ -118,8 +118,8 @@ def _memory(results: Results) -> None:
         return
     small_text(words.MEASURED if measured else words.NOT_YET, help=words.RECEIVE)
     predicted = run.predicted.memory if run is not None and run.predicted else ()
-    draw(ranks.memory_chart(memory, predicted), key="pipeline_memory")
-    draw(ranks.bands_chart(memory), key="pipeline_bands")
+    draw(memory_chart(memory, predicted), key="pipeline_memory")
+    draw(bands_chart(memory), key="pipeline_bands")
 
 
 def _truth(results: Results) -> None:
@@ -129,9 +129,9 @@ def _truth(results: Results) -> None:
         return
     if not results.fresh:
         st.markdown(words.OLDER)
-    draw(splitting.truth_chart(run), key="pipeline_truth")
+    draw(truth_chart(run), key="pipeline_truth")
     st.caption(words.READ_TRUTH)
-    moved = [row for row in splitting.truth_table(run) if row["splitting"] != "0 (bitwise)"]
+    moved = [row for row in truth_table(run) if row["splitting"] != "0 (bitwise)"]
     if moved:
         st.markdown(f"**Moved by splitting: {count(len(moved), 'tensor')}**")
         frame(moved, key="pipeline_moved", alt="Tensors moved by splitting")
@@ -154,7 +154,7 @@ def _calls(results: Results) -> None:
             "recompute. 1F1B runs it twice.",
             icon=":material/warning:",
         )
-    draw(splitting.calls_chart(run), key="pipeline_calls")
+    draw(calls_chart(run), key="pipeline_calls")
 
 
 def _files(results: Results, run_key: str | None) -> None:

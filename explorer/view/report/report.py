@@ -40,8 +40,7 @@ from explorer.view.memory.stacked import by_block, roles
 from explorer.view.memory.timeline import alone, timeline
 from explorer.view.pipeline.gantt import gantt, link_table, rank_table
 from explorer.view.pipeline.headline import figures
-from explorer.view.pipeline.ranks import bands_chart, memory_chart
-from explorer.view.pipeline.shares import calls_chart, truth_chart, truth_table
+from explorer.view.pipeline.results import bands_chart, calls_chart, memory_chart, truth_chart, truth_table
 from explorer.view.report.explorable import Explorable, explorable, keep_all_run
 from explorer.view.report.html import anchor, box, card, document, drawn, folded, paragraph, picture, section, table
 from explorer.view.text.explore import Headline

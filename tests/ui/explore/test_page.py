@@ -22,7 +22,7 @@ from explorer.plan.predict.forecaster import Forecaster, prices
 from explorer.record import Measurement, ModelGraph, ModelRef, Policy
 from explorer.record.plan import Price
 from explorer.ui.explore.blocks import take_matching
-from explorer.ui.explore.state import BY_ROLE
+from explorer.ui.explore.work import BY_ROLE
 from explorer.ui.navigation import TAB_ICON
 from explorer.ui.session import backend, repository
 from explorer.ui.session.address import to_query
