@@ -50,14 +50,6 @@ from tests.ui.page_driver import (
 )
 
 
-def test_the_pages(app: App) -> None:
-    pages = app().session_state["pages"]
-    assert list(pages) == ["explore", "pipeline", "lab", "runs"]
-    assert [page.title for page in pages.values()] == ["Explore", "Pipeline", "Lab", "Runs"]
-    assert [page.url_path for page in pages.values()] == ["", "pipeline", "lab", "runs"]
-    assert _get_favicon_string(TAB_ICON).startswith("data:image/svg+xml"), "no server is asked for the tab's picture"
-
-
 @pytest.mark.parametrize(
     ("query", "reason"),
     [
@@ -91,6 +83,10 @@ def test_a_click_prices_the_drawn_blocks_alone_and_once(app: App, monkeypatch: p
 
 def test_a_size_and_its_numbers_belong_to_the_model(app: App) -> None:
     at = app()
+    pages = at.session_state["pages"]
+    assert [page.title.lower() for page in pages.values()] == list(pages) == ["explore", "pipeline", "lab", "runs"]
+    assert [page.url_path for page in pages.values()] == ["", "pipeline", "lab", "runs"]
+    assert _get_favicon_string(TAB_ICON).startswith("data:image/svg+xml"), "no server is asked for the tab's picture"
     at = settle(widget(at, "selectbox", "size").select("gpu").run())
     assert spec(at).model == ModelRef(target="sample_models/gpt.py", size="gpu")
     widget(at, "number_input", "argument_n_layers").set_value(3)
@@ -224,18 +220,11 @@ def test_a_click_in_the_message_of_the_window_counts(stranger: AppTest) -> None:
     at.session_state[widget_key] = {**at.session_state[widget_key], "window": WINDOW}
     at = settle(at.run())
     assert n_charts(at) == 2 and graph_data(at)["on"] == ["blocks.3"]
-
-
-def test_a_table_is_made_when_it_is_unfolded(app: App) -> None:
-    at = app()
     assert len(at.dataframe) == 0
-    at.session_state["ledger_twin"] = True
-    at.run()
-    assert not at.exception
-    (table,) = at.dataframe
-    assert table.value["bytes"].sum() > 0
-    at.session_state["ledger_twin"] = False
-    assert len(at.run().dataframe) == 0
+    for opened in (True, False):
+        at.session_state["ledger_twin"] = opened
+        tables = settle(at.run()).dataframe
+        assert len(tables) == opened and all(table.value["bytes"].sum() > 0 for table in tables), "made when unfolded"
 
 
 def runs(worker: FakeWorker) -> list[object]:
@@ -262,9 +251,13 @@ def opened_on(at: AppTest, run: RecordedStep, store: Store, tmp_path: Path) -> s
 def test_the_step_is_drawn_and_forecast_in_every_tab_and_nothing_runs(
     app: App, worker: FakeWorker, store: Store, tmp_path: Path
 ) -> None:
-    at = app()
-    n_jobs, run = len(runs(worker)), recorded()
+    run = recorded()
+    at = app(**to_query(run.measurement.spec))
+    assert "recorded in a script" in texts(at), "the run is not here"
+    n_jobs = len(runs(worker))
     opened_on(at, run, store, tmp_path)
+    linked = app(**to_query(run.measurement.spec))
+    assert figures(linked)["Step peak"] == mib(run.peak_bytes), "a link restores it where the run is stored"
     assert len(runs(worker)) == n_jobs
     assert at.button(key="run").disabled and not [one for one in at.selectbox if one.label == "dtype"]
     assert escape(run.measurement.recorded_in) in texts(at) and "model is not here" in texts(at)
@@ -317,17 +310,6 @@ def test_a_step_that_ran_with_a_policy_is_drawn_with_it(app: App, store: Store, 
     say(at, on=[])
     whole = Forecaster(run.measurement, run.measurement.graph).baseline
     assert whole is not None and whole.step_peak_bytes is not None and whole.step_peak_bytes > run.peak_bytes
-
-
-def test_a_link_restores_it_where_the_run_is_stored(app: App, worker: FakeWorker, store: Store, tmp_path: Path) -> None:
-    run = recorded()
-    store.import_file(run.save(tmp_path / "step.explorer").read_bytes())
-    at = app(**to_query(run.measurement.spec))
-    assert figures(at)["Step peak"] == mib(run.peak_bytes) and not runs(worker)
-
-
-def test_a_link_to_a_run_that_is_not_here_is_one_sentence(app: App) -> None:
-    assert "recorded in a script" in texts(app(**to_query(recorded().measurement.spec)))
 
 
 @pytest.mark.parametrize("in_step", [1, 2], ids=["with its timeline", "with what was held"])

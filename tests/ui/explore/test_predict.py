@@ -94,6 +94,9 @@ def test_nothing_is_allocated_and_every_figure_is_predicted(app: App, worker: Fa
     run = repository.runs().measured(worker.of(Measure)[0].request.spec)
     assert run is not None and run.key != "predicted" and run.run.origin == "measured"
     assert "for the previous policy" not in texts(at) and not at.button(key="run").disabled
+    at.session_state[repository.OPENED] = ["explore", backend.store().save(job.result, "predicted")]
+    at = settle(at.run())
+    assert at.session_state["draft"].predict and origins(at) == {"predicted"}, "opened, and not taken for measured"
 
 
 def test_the_drawn_policy_is_played_by_the_button_in_place_of_run(app: App, worker: FakeWorker) -> None:
@@ -119,23 +122,18 @@ def test_the_drawn_policy_is_played_by_the_button_in_place_of_run(app: App, work
     assert "Press **Predict** to play it" in words(at) and "before: 104.5" in words(at)
     at = say(at, on=ALL[:2])
     assert figures(at) == strip and len(worker.of(Measure)) == n + 1, "it was played already"
-
-
-def test_what_was_played_proves_nothing(app: App, worker: FakeWorker) -> None:
-    at = say(switch(app(), on=True), on=ALL[:2])
-    at = settle(at.button(key="run").click().run())
     pair = repository.runs().record(at.session_state["explore"].shown)
     assert pair.is_predicted and pair.comparable
     repository.runs().add("pair", pair)
     assert repository.runs().measured(pair.candidate.spec) is None and not repository.runs().points(pair.baseline.spec)
-    assert evidence_of(pair, worker.graph) is None
+    assert evidence_of(pair, worker.graph) is None, "what was played proves nothing"
     at = open_tab(at, "Cost")
     assert "no clock ran" in words(at) and not [one for one in at.dataframe if "step time" in one.value]
     assert ["Operations", "Saved bytes"] in [list(control.options) for control in at.segmented_control]
     assert NOTHING_RUNS in words(open_tab(at, "Gradients"))
 
 
-def test_every_tab_stands_and_offers_no_run(app: App) -> None:
+def test_every_tab_stands_offers_no_run_and_a_changed_option_is_played_again(app: App, worker: FakeWorker) -> None:
     at = switch(app(), on=True)
     for tab in ("Memory", "Budget", "Cost", "Gradients", "More"):
         at = open_tab(at, tab)
@@ -147,16 +145,12 @@ def test_every_tab_stands_and_offers_no_run(app: App) -> None:
             assert NOTHING_RUNS in words(at)
         if tab == "Memory":
             assert at.toggle(key="memory_time").disabled, "the player's clock is not the step's"
-
-
-def test_a_changed_option_is_played_again_without_being_asked(app: App, worker: FakeWorker) -> None:
-    at = switch(app(), on=True)
     n = len(worker.of(Measure))
-    at = settle(widget(at, "selectbox", "option_dtype").set_value("float64").run())
-    assert len(worker.of(Measure)) == n + 1 and worker.of(Measure)[-1].request.spec.dtype == "float64"
+    for dtype in ("float64", "own"):
+        at = settle(widget(at, "selectbox", "option_dtype").set_value(dtype).run())
+        assert len(worker.of(Measure)) == n + 1, "what was played already is not played again"
+    assert worker.of(Measure)[-1].request.spec.dtype == "float64"
     assert "option_device" not in [one.key for one in at.selectbox], "it is played on the CPU"
-    at = settle(widget(at, "selectbox", "option_dtype").set_value("own").run())
-    assert len(worker.of(Measure)) == n + 1, "it was played already"
 
 
 def test_the_policy_stays_and_a_link_and_the_command_line_bring_it(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,12 +196,8 @@ def test_a_card_by_name_is_predicted_for_and_its_figures_stand_in_the_memory_vie
     assert re.search(r"(less|more|as much) reserved with .*expandable_segments:True", words(at))
     again = app(**address(at))
     assert again.session_state["draft"].spec.card == CARDS["b200"] and rows_on_card(again) == [row]
-    at = switch(at, on=False)
-    assert at.session_state["draft"].spec.card is None and "stranded" not in words(at)
-
-
-def test_a_size_that_is_typed_refuses_a_request_and_the_policy_fits(app: App) -> None:
-    at = typed(app(), "880 MiB")
+    assert switch(again, on=False).session_state["draft"].spec.card is None and "stranded" not in words(again)
+    at = typed(at, "880 MiB")
     assert "Refused" in words(at) and rows_on_card(at)[0]["headroom"].startswith("refused ")
     at = press(say(at, on=ALL), "run")
     assert [row["headroom"].startswith("refused ") for row in rows_on_card(at)] == [True, False]
@@ -253,16 +243,6 @@ def test_a_model_that_cannot_be_predicted_is_one_sentence(
     assert figures(at)["Step peak"] == "not measured"
 
 
-def test_a_predicted_run_that_is_opened_is_not_taken_for_measured(app: App, worker: FakeWorker) -> None:
-    at = switch(app(), on=True)
-    run_id = backend.store().save(worker.of(Measure)[-1].result, "predicted")
-    at = switch(at, on=False)
-    at.session_state[repository.OPENED] = ["explore", run_id]
-    at = settle(at.run())
-    assert at.session_state["draft"].predict and origins(at) == {"predicted"}
-    assert at.button(key="run").label.endswith("Predict")
-
-
 def with_ranks(at: AppTest, n_ranks: int) -> AppTest:
     return settle(widget(at, "number_input", "option_ranks").set_value(n_ranks).run())
 
@@ -288,15 +268,12 @@ def test_the_fullest_of_the_predicted_ranks_is_drawn_and_all_stand_below(app: Ap
     assert figures(at)["Step peak"].endswith(f"→ {mib(played.step_peak_bytes)}") and not worker.of(Compare)
     again = app(**address(at))
     assert spec(again) == spec(at) and again.session_state["draft"].predict
+    n = len(worker.of(MeasureRanks))
+    own = app(**to_query(replace(spec(at), ranks=Ranks(n_ranks=2, data="none", parallelize="os:system"))))
+    assert len(worker.of(MeasureRanks)) == n and "os:system, which the page does not load" in words(own)
     at = settle(widget(at, "selectbox", "option_split").set_value("DDP").run())
     assert spec(at).ranks == Ranks(n_ranks=8, data="ddp") == worker.of(MeasureRanks)[-1].request.spec.ranks
     at = settle(widget(at, "selectbox", "option_split").set_value("tensor parallel").run())
     assert spec(at).ranks == Ranks(n_ranks=8, data="none", n_tensor=8)
     assert spec(with_ranks(at, 1)).ranks is None
     assert spec(switch(with_ranks(at, 4), on=False)).ranks is None
-
-
-def test_a_link_makes_no_function_split_a_model(app: App, worker: FakeWorker) -> None:
-    ranks = Ranks(n_ranks=2, data="none", parallelize="os:system")
-    at = app(**to_query(replace(spec(app()), ranks=ranks)))
-    assert not worker.of(MeasureRanks) and "os:system, which the page does not load" in words(at)

@@ -29,11 +29,21 @@ from tests.ui.page_driver import (
 )
 
 
-def test_every_tab_shows_its_record_before_and_after_a_run(app: App) -> None:
+def test_every_tab_shows_its_record_before_and_after_a_run(app: App, worker: FakeWorker) -> None:
     at = app()
+    assert [type(job.request) for job in worker.jobs.values()] == [Measure, FindPlans]
+    assert figures(at)["Step peak"] == figures(app())["Step peak"] == "104.5 MiB"
+    assert len(worker.jobs) == 2, "a second visitor finds what was measured"
+    assert [row[0] for row in graph_data(at)["geometry"]["rows"]] == ["embedding", "dropout", "blocks", "norm", "head"]
     for tab in TABS:
         assert [shown.label for shown in open_tab(at, tab).tabs] == TABS
+    at = press(at, "draw")
+    (job,) = worker.of(DrawAutograd)
+    assert job.request.block == "blocks.0" and (at.get("graphviz_chart") or "blocks.0 kept" in texts(at))
     at = open_tab(press(say(at, on=list(ALL[:2])), "run"), "Cost")
+    (job,) = worker.of(Compare)
+    assert (job.request.baseline.policy, job.request.candidate.policy) == (Policy(), Policy.recompute(ALL[:2]))
+    assert figures(at)["Gradients"] == "bitwise equal" and figures(at)["Recomputed"] == "2 of 6 blocks"
     for view in (OPERATIONS, TIME, STEP):
         at.session_state["cost_view"] = view
         at = settle(at.run())
@@ -57,13 +67,6 @@ def test_every_tab_shows_its_record_before_and_after_a_run(app: App) -> None:
     assert not at.get("plotly_chart") and list(evidence["tensors"]) == list(evidence["bitwise equal"])
 
 
-def test_an_autograd_graph_is_drawn_on_request(app: App, worker: FakeWorker) -> None:
-    at = press(open_tab(app(), "More"), "draw")
-    (job,) = worker.of(DrawAutograd)
-    assert job.request.block == "blocks.0"
-    assert at.get("graphviz_chart") or "blocks.0 kept" in texts(at)
-
-
 def test_the_memory_chart_has_an_unmeasured_policy_dashed_and_one_run_by_role_or_by_block(app: App) -> None:
     def dashed(at: AppTest) -> bool:
         return any("drawn policy, predicted" in chart.proto.spec for chart in at.get("plotly_chart"))
@@ -76,30 +79,11 @@ def test_the_memory_chart_has_an_unmeasured_policy_dashed_and_one_run_by_role_or
     at = say(at, on=list(ALL))
     assert dashed(at)
     at = press(at, "run")
-    assert not dashed(at)
+    assert not dashed(at) and graph_data(at)["labels"]["blocks"][0] == "15.0 → 0.5 MiB each"
     assert dashed(say(at, on=list(ALL[:2])))
 
 
 MIB = 2**20
-
-
-def test_the_first_visit_describes_and_measures_and_a_second_visitor_finds_it(app: App, worker: FakeWorker) -> None:
-    at = app()
-    assert [type(job.request) for job in worker.jobs.values()] == [Measure, FindPlans]
-    assert figures(at)["Step peak"] == "104.5 MiB"
-    assert [row[0] for row in graph_data(at)["geometry"]["rows"]] == ["embedding", "dropout", "blocks", "norm", "head"]
-    assert figures(app())["Step peak"] == "104.5 MiB" and len(worker.jobs) == 2
-
-
-def test_run_measures_and_compares(app: App, worker: FakeWorker) -> None:
-    at = press(say(app(), on=list(ALL)), "run")
-    assert figures(at)["Step peak"] == "104.5 → 34.5 MiB"
-    assert figures(at)["Gradients"] == "bitwise equal"
-    assert figures(at)["Recomputed"] == "6 of 6 blocks"
-    (job,) = worker.of(Compare)
-    assert job.request.baseline.policy == Policy()
-    assert job.request.candidate.policy == Policy.recompute(ALL)
-    assert graph_data(at)["labels"]["blocks"][0] == "15.0 → 0.5 MiB each"
 
 
 def test_a_refresh_finds_its_run_and_the_baseline_again(app: App, worker: FakeWorker) -> None:

@@ -59,42 +59,41 @@ POLICY, REPORT = "Policy file with the plan (YAML)", "Report (HTML)"
 SCRIPT_ZIP = "torchrun script, plan and schedule (zip)"
 
 
-def test_plan_and_script_are_there_at_once_and_a_report_after_a_run_of_this_plan(visit: Open) -> None:
+def test_what_is_offered_and_said_follows_the_plan(visit: Open) -> None:
     at = visit()
+    (balance,) = at.get("menu_button")
+    assert list(balance.proto.options) == list(BALANCE.values())
     assert offered(at) == [POLICY, SCRIPT_ZIP]
     at = run(at)
     assert offered(at) == [REPORT, POLICY, SCRIPT_ZIP]
-    at = say(at, on=["blocks.1"])
-    assert at.session_state["draft"].spec.policy == Policy.recompute(["blocks.1"])
+    at = say(open_tab(at, "Schedule"), on=["blocks.1"])
+    assert policy(at) == Policy.recompute(["blocks.1"]) and "leaves out" not in texts(at)
     assert REPORT not in offered(at), "that run was of another plan"
+    answer = texts(say(at, on=["blocks.1", "blocks.2.mlp"])).replace("\\", "")
+    assert "leaves out what is recomputed inside one (blocks.2.mlp)" in answer
+
+
+def test_a_schedule_says_what_it_needs_and_what_it_costs(visit: Open) -> None:
+    """Every block of the made-up profile takes the same time."""
+    at = say(visit(), on=["blocks.1"])
+    at = settled(widget(at, "selectbox", "pipeline_schedule").set_value("Interleaved1F1B").run())
+    assert "All stages are on one rank" in at.info[0].value
+    at = press(at, "pipeline_four")
+    assert len(stages_at(at)) == 4 and "pipeline_four" not in [button.key for button in at.button] and not at.warning
+    splitting = settled(widget(at, "selectbox", "pipeline_schedule").set_value("ZBVZeroBubble").run())
+    assert "splits backward" in splitting.warning[0].value
+    at = settled(widget(splitting, "number_input", "pipeline_stages").set_value(5).run())
+    assert stages_at(at) == [2] * 5 and figures(at)["Plan"] == "5 stages"
+    at = settled(widget(at, "selectbox", "pipeline_schedule").set_value("Interleaved1F1B").run())
+    assert "5 stages" in at.error[0].value
+    assert at.button(key="pipeline_run").disabled
+    assert offered(at) == [POLICY] and "These files need a plan that can run." in texts(at)
 
 
 def test_an_archive_holds_every_file_in_one_folder() -> None:
     with zipfile.ZipFile(io.BytesIO(zipped({"plan.yaml": "a: 1\n", "run.py": "print()\n"}))) as archive:
         assert archive.namelist() == [f"{FOLDER}/plan.yaml", f"{FOLDER}/run.py"]
         assert archive.read(f"{FOLDER}/plan.yaml") == b"a: 1\n"
-
-
-def test_the_number_of_stages_cuts_into_even_times(visit: Open) -> None:
-    """Every block of the made-up profile takes the same time."""
-    at = visit()
-    at = settled(widget(at, "number_input", "pipeline_stages").set_value(5).run())
-    assert stages_at(at) == [2] * 5
-    assert figures(at)["Plan"] == "5 stages"
-
-
-def test_a_schedule_with_two_stages_on_a_rank_offers_four_stages(visit: Open) -> None:
-    at = settled(widget(visit(), "selectbox", "pipeline_schedule").set_value("Interleaved1F1B").run())
-    assert "All stages are on one rank" in at.info[0].value
-    at = press(at, "pipeline_four")
-    assert len(stages_at(at)) == 4 and "pipeline_four" not in [button.key for button in at.button]
-
-
-def test_a_block_inside_a_block_is_said_to_be_left_out_of_the_prediction(visit: Open) -> None:
-    at = say(visit(), on=["blocks.1"])
-    assert "leaves out" not in texts(at)
-    answer = texts(say(at, on=["blocks.2.mlp"])).replace("\\", "")
-    assert "leaves out what is recomputed inside one (blocks.2.mlp)" in answer
 
 
 def test_the_address_restores_the_plan(visit: Open) -> None:
@@ -128,24 +127,6 @@ def test_a_rank_that_ends_is_named_in_every_tab_until_it_is_closed(
     for name in ("Schedule", "Memory", "Gradients", "Calls", "Files"):
         assert "Rank 1 failed in 1F2" in texts(open_tab(at, name))
     assert "failed in 1F2" not in texts(press(at, "close_pipeline_run_failed"))
-
-
-def test_a_plan_that_cannot_run_says_why_has_no_script_and_run_is_off(visit: Open) -> None:
-    at = visit()
-    assert offered(at) == [POLICY, SCRIPT_ZIP]
-    widget(at, "selectbox", "pipeline_schedule").set_value("Interleaved1F1B")
-    at = settled(widget(at, "number_input", "pipeline_stages").set_value(5).run())
-    assert "5 stages" in at.error[0].value
-    assert at.button(key="pipeline_run").disabled
-    assert offered(at) == [POLICY] and "These files need a plan that can run." in texts(at)
-
-
-def test_a_schedule_that_multiplies_recompute_warns_beside_the_schedule(visit: Open) -> None:
-    at = say(visit(), on=["blocks.1"])
-    at = settled(widget(at, "number_input", "pipeline_stages").set_value(4).run())
-    assert not at.warning
-    at = settled(widget(at, "selectbox", "pipeline_schedule").set_value("ZBVZeroBubble").run())
-    assert "splits backward" in at.warning[0].value
 
 
 def test_the_batch_of_a_transformers_model_can_be_changed(visit: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,11 +245,6 @@ def test_more_stages_than_there_are_places_is_a_sentence_and_changes_nothing(spl
     split_panel.take_stages(split, GRAPH, None, 99)
     assert split.job.failure is not None and "99" in split.job.failure.sentence
     assert pipeline_state.stages_of(split, GRAPH) == before
-
-
-def test_the_menu_offers_every_rule(visit: Open) -> None:
-    (balance,) = visit(cuts="1.3").get("menu_button")
-    assert list(balance.proto.options) == list(BALANCE.values())
 
 
 @pytest.mark.parametrize(("n_rows", "wanted", "n"), [(2, 4, 2), (8, 4, 4), (6, 4, 3), (1, 4, 1)])

@@ -45,55 +45,32 @@ from tests.ui.pipeline_driver import (
 )
 
 
-def test_every_block_of_the_chain_is_in_view_with_its_stage(visit: Open) -> None:
-    data = graph_data(visit())
-    shown = {row[0] for row in data["geometry"]["rows"]}
-    assert set(GRAPH.chain) <= shown
+def test_cuts_and_toggles_are_drawn_take_effect_and_are_undone(visit: Open, pipeline_worker: PipelineWorker) -> None:
+    at = visit()
+    data, before = graph_data(at), figures(at)["Step"]
+    assert set(GRAPH.chain) <= {row[0] for row in data["geometry"]["rows"]}
     stages = [data["labels"][fqn][5] for fqn in GRAPH.chain]
-    assert stages == sorted(stages)
-    assert set(stages) == {0, 1}
+    assert stages == sorted(stages) and set(stages) == {0, 1}
     assert len(data["geometry"]["cuts"]) == len(GRAPH.cuts)
     assert {cut[4] for cut in data["geometry"]["cuts"]} == {"cut: 0.12 MiB a microbatch"}
-
-
-def test_a_cut_moves_stages_prediction_and_address_and_runs_nothing(
-    visit: Open, pipeline_worker: PipelineWorker
-) -> None:
-    at = visit()
-    before = figures(at)["Step"]
     at = say(at, cuts=CUT)
-    assert figures(at)["Plan"] == "3 stages"
-    assert widget(at, "number_input", "pipeline_stages").value == 3
-    assert figures(at)["Step"] != before
-    assert address(at)["cuts"] == "3.6"
+    assert figures(at)["Plan"] == "3 stages" and figures(at)["Step"] != before
+    assert widget(at, "number_input", "pipeline_stages").value == 3 and address(at)["cuts"] == "3.6"
     assert not pipeline_worker.of(RunPipeline)
-
-
-def test_a_toggle_here_is_the_policy_everywhere(visit: Open) -> None:
-    at = say(visit(), on=["blocks.1"])
-    assert policy(at) == Policy.recompute(["blocks.1"])
-    assert graph_data(at)["on"] == ["blocks.1"]
-    assert "1 block recomputed" in texts(at)
-    at = say(at, on=["blocks.1", "blocks.2"])
-    assert policy(at) == Policy.recompute(["blocks.1", "blocks.2"])
+    at = say(at, on=["head"])
+    assert policy(at) == Policy.recompute(["head"]) and "1 block recomputed" in texts(at)
+    at = press(at, "pipeline_undo")
+    assert (graph_data(at)["on"], policy(at), sorted(graph_data(at)["cuts"])) == ([], Policy(), CUT)
+    at = press(at, "pipeline_undo")
+    assert len(graph_data(at)["cuts"]) == 1 and not can_undo(at)
+    at = press(press(at, "pipeline_redo"), "pipeline_redo")
+    assert graph_data(at)["on"] == ["head"] and sorted(graph_data(at)["cuts"]) == CUT
+    at = say(at, on=["head", "blocks.2"])
+    assert policy(at) == Policy.recompute(["head", "blocks.2"])
 
 
 def can_undo(at: Any) -> bool:
     return "pipeline_undo" in [button.key for button in at.button]
-
-
-def test_undo_and_redo_walk_through_cuts_and_toggles(visit: Open) -> None:
-    at = say(say(visit(), cuts=CUT), on=["head"])
-    at = press(at, "pipeline_undo")
-    assert graph_data(at)["on"] == []
-    assert policy(at) == Policy()
-    assert sorted(graph_data(at)["cuts"]) == CUT
-    at = press(at, "pipeline_undo")
-    assert len(graph_data(at)["cuts"]) == 1
-    assert not can_undo(at)
-    at = press(press(at, "pipeline_redo"), "pipeline_redo")
-    assert graph_data(at)["on"] == ["head"]
-    assert sorted(graph_data(at)["cuts"]) == CUT
 
 
 @pytest.mark.parametrize("touched", [False, True])
