@@ -80,11 +80,29 @@ def open_lab(worker: LabWorker, monkeypatch: pytest.MonkeyPatch) -> Iterator[App
     st.cache_resource.clear()
 
 
-def test_first_visit_runs_the_first_experiment_by_itself(open_lab: App, worker: LabWorker) -> None:
-    at = open_lab()
-    assert [request.name for request in worker.asked] == [lessons()[0].name]
+def test_the_first_visit_runs_by_itself_and_every_other_experiment_waits_for_its_button(
+    open_lab: App, worker: LabWorker
+) -> None:
+    at, (first, *others) = open_lab(), lessons()
+    assert [request.name for request in worker.asked] == [first.name]
     assert "What to take away" in texts(at) and "Found with" in texts(at)
     assert "\\<img src=x" in texts(at) and "\\*\\*bold\\*\\*" in texts(at), "no finding becomes markup"
+    for n, lesson in enumerate(others, 1):
+        at.selectbox(key="lab_experiment").select(lesson.name).run()
+        assert len(worker.asked) == n and "has not run yet" in texts(at)
+        at = settle(at.button(key="lab_run").click().run(), "lab")
+        assert worker.asked[-1].name == lesson.name and "Found with" in texts(at)
+    assert RunLab(name="early-stop", switches={"last": "linear", "early_stop": "on"}) in worker.asked
+    at, n = settle(at.selectbox(key="lab_experiment").select("dropout").run(), "lab"), len(worker.asked)
+    at.radio(key="lab_dropout_p").set_value("0.5").run()
+    assert len(worker.asked) == n and "for other switches" in texts(at), "a flipped switch runs nothing"
+    settle(at.button(key="lab_run").click().run(), "lab")
+    assert worker.asked[-1].switches["p"] == "0.5" and "for other switches" not in texts(at)
+    at.radio(key="lab_dropout_p").set_value("0.3").run()
+    assert len(worker.asked) == n + 1 and "for other switches" not in texts(at), "what ran before is at hand"
+    # A press on a card ends the gallery's rerun: Streamlit then keeps the value of the box of experiments.
+    lab._open(at.session_state["lab"], others[0].name)
+    assert others[0].title in texts(settle(at.run(), "lab"))
 
 
 def test_the_gallery_has_a_picture_of_each_experiment_and_opens_and_runs_it(open_lab: App, worker: LabWorker) -> None:
@@ -94,32 +112,6 @@ def test_the_gallery_has_a_picture_of_each_experiment_and_opens_and_runs_it(open
     assert [request.name for request in worker.asked] == ["early-stop"] and "Found with" in texts(at)
     at.button(key="lab_gallery").click().run()
     assert "lab_open_dropout" in [button.key for button in at.button]
-
-
-def test_a_card_opens_its_experiment_though_the_gallery_was_never_drawn_whole(open_lab: App) -> None:
-    """A press on a card ends the gallery's rerun: Streamlit then keeps the value of the box of experiments."""
-    at = open_lab(experiment=lessons()[0].name)
-    lab._open(at.session_state["lab"], lessons()[1].name)
-    assert lessons()[1].title in texts(settle(at.run(), "lab"))
-
-
-def test_another_experiment_waits_for_its_button(open_lab: App, worker: LabWorker) -> None:
-    at = open_lab()
-    at.selectbox(key="lab_experiment").select("early-stop").run()
-    assert len(worker.asked) == 1 and "has not run yet" in texts(at)
-    settle(at.button(key="lab_run").click().run(), "lab")
-    assert worker.asked[-1] == RunLab(name="early-stop", switches={"last": "linear", "early_stop": "on"})
-    assert "Found with" in texts(at)
-
-
-def test_a_flipped_switch_marks_the_result_as_older_and_runs_nothing(open_lab: App, worker: LabWorker) -> None:
-    at = open_lab(experiment="dropout")
-    at.radio(key="lab_dropout_p").set_value("0.5").run()
-    assert len(worker.asked) == 1 and "for other switches" in texts(at)
-    settle(at.button(key="lab_run").click().run(), "lab")
-    assert worker.asked[-1].switches["p"] == "0.5" and "for other switches" not in texts(at)
-    at.radio(key="lab_dropout_p").set_value("0.3").run()
-    assert len(worker.asked) == 2 and "for other switches" not in texts(at), "what ran before is at hand"
 
 
 def test_the_address_restores_experiment_and_switches(open_lab: App, worker: LabWorker) -> None:
@@ -148,14 +140,6 @@ def test_a_run_under_way_shows_progress_and_can_be_cancelled(open_lab: App, work
     assert at.button(key="lab_run").disabled and "running" in texts(at)
     at.button(key="lab_cancel").click().run()
     assert next(iter(worker.jobs.values())).cancelled
-
-
-def test_every_lesson_can_be_opened_and_run(open_lab: App, worker: LabWorker) -> None:
-    at = open_lab()
-    for lesson in lessons()[1:]:
-        at.selectbox(key="lab_experiment").select(lesson.name).run()
-        at = settle(at.button(key="lab_run").click().run(), "lab")
-        assert worker.asked[-1].name == lesson.name and "Found with" in texts(at)
 
 
 def test_a_lesson_added_as_a_file_is_offered(open_lab: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

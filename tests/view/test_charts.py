@@ -83,9 +83,6 @@ def all_charts() -> list[Chart]:
 def test_no_two_charts_share_their_words() -> None:
     n_by_words = Counter(chart.alt for chart in all_charts())
     assert not [alt for alt, n in n_by_words.items() if n > 1]
-
-
-def test_every_chart_has_a_table_and_a_name_for_it() -> None:
     for chart in all_charts():
         rows = chart.rows()
         assert rows and all(isinstance(row, dict) for row in rows), chart.alt
@@ -217,14 +214,9 @@ def test_roles_add_up_at_every_tick(run: Measurement) -> None:
     log = run.allocations
     assert (held_by_role(log).sum(axis=0) == held(log)).all()
     assert held(log).tolist() == log.held_bytes.tolist()
-    assert ledger(run).total_bytes == run.step_peak_bytes == run.allocations.held_bytes[run.allocations.peak_tick]
-
-
-def test_phases_follow_each_other_without_gaps(run: Measurement) -> None:
-    assert run.phases[0].first_tick <= 1
-    assert run.phases[-1].end_tick == run.allocations.n_ticks + 1
-    for one, other in zip(run.phases, run.phases[1:]):
-        assert one.end_tick == other.first_tick
+    assert ledger(run).total_bytes == run.step_peak_bytes == log.held_bytes[log.peak_tick]
+    assert run.phases[0].first_tick <= 1 and run.phases[-1].end_tick == log.n_ticks + 1
+    assert all(one.end_tick == other.first_tick for one, other in zip(run.phases, run.phases[1:])), "no gaps"
 
 
 def test_recomputed_for_exactly_the_chosen_blocks(pair: Comparison) -> None:
@@ -235,12 +227,8 @@ def test_recomputed_for_exactly_the_chosen_blocks(pair: Comparison) -> None:
     recomputed = {log.blocks[block] for block, role in zip(log.block, log.role) if role == again}
     assert recomputed and all(any(is_within(fqn, block) for block in chosen) for fqn in recomputed)
     assert all(pair.candidate.by_fqn[block].n_recompute == 1 for block in chosen)
-
-
-def test_the_candidate_needs_less_and_computes_more(pair: Comparison) -> None:
     assert pair.candidate.step_peak_bytes < pair.baseline.step_peak_bytes
-    assert pair.candidate.total_flops > pair.baseline.total_flops
-    assert pair.verdict == "bitwise equal"
+    assert pair.candidate.total_flops > pair.baseline.total_flops and pair.verdict == "bitwise equal"
 
 
 def test_every_chart_draws_it(pair: Comparison) -> None:

@@ -53,6 +53,12 @@ def test_a_good_policy() -> None:
     assert strip["time_ratio"].value == "×1.20 ± 0.01", "no two runs take the same time"
     assert (strip["verdict"].value, strip["verdict"].delta) == ("bitwise equal", "6 of 6 tensors equal")
     assert (strip["n_recompute"].value, strip["n_recompute"].tone) == ("6 of 6 blocks", "neutral")
+    pair = compared()
+    assert strip.keys() <= set(pair.headlines()) | set(pair.candidate.headlines()) | {"n_recompute"}, "keys of --json"
+    alone = headlines(measured())
+    assert [head.key for head in alone] == ["step_peak_bytes", "saved_after_forward_bytes", "total_flops", "step_ms"]
+    assert all(head.delta == "" for head in alone)
+    assert headlines(measured(recompute=[0]))[-1].key == "n_recompute"
 
 
 def test_what_flops_leave_out_stands_beside_them() -> None:
@@ -62,12 +68,6 @@ def test_what_flops_leave_out_stands_beside_them() -> None:
         strip = {head.label: head for head in headlines(run)}
         assert "FLOPs leave out aten.linalg_qr.default (12 calls)" in strip["FLOPs"].tooltip
     assert "leave out" not in {head.label: head for head in headlines(pair)}["FLOPs"].tooltip
-
-
-def test_keys_are_those_of_json() -> None:
-    pair = compared()
-    known = set(pair.headlines()) | set(pair.candidate.headlines()) | {"n_recompute"}
-    assert {head.key for head in headlines(pair)} <= known
 
 
 def test_a_policy_without_effect_is_bad_news() -> None:
@@ -91,13 +91,6 @@ def test_unknown_is_said() -> None:
             assert "not measured" in head.value, head
 
 
-def test_one_run_has_no_delta() -> None:
-    strip = headlines(measured())
-    assert [head.key for head in strip] == ["step_peak_bytes", "saved_after_forward_bytes", "total_flops", "step_ms"]
-    assert all(head.delta == "" for head in strip)
-    assert headlines(measured(recompute=[0]))[-1].key == "n_recompute"
-
-
 def test_the_card_says_how_many_differ_of_how_many() -> None:
     pair = compared(n_gradients=6)
     gone = msgspec.structs.replace(pair.gradients[0], name="unused", presence="neither")
@@ -107,9 +100,6 @@ def test_the_card_says_how_many_differ_of_how_many() -> None:
     later = msgspec.structs.replace(pair, later_gradients=(wrong_gradient("layers.0.weight"),))
     card = {head.key: head for head in headlines(later)}["verdict"]
     assert (card.value, card.delta) == ("different", "6 of 6 tensors equal in the first step")
-
-
-def test_state_that_moved_is_no_good_news() -> None:
     moved = msgspec.structs.replace(compared(), rng=(RngDiff(generator="python", equal=False),))
     card = {head.key: head for head in headlines(moved)}["verdict"]
     assert (card.value, card.delta, card.tone) == ("state moved", "6 of 6 tensors equal", "bad")
@@ -142,9 +132,6 @@ def test_bars_are_the_counted_flops() -> None:
     assert [x > 0 for x in bars["recompute"].x][:4] == [True, False, False, True]
     assert sum(bars["skipped by early stop"].x) * 1e9 == 500_000_000
     assert bars["recompute"].marker.pattern.shape == "/"
-
-
-def test_the_answer_is_the_ratio_of_the_whole_step() -> None:
     assert recompute_cost(compared(recompute=range(6))).figure.layout.title.subtitle.text == "+25 % FLOPs in the step"
     assert recompute_cost(compared(recompute=[])).figure.layout.title.subtitle.text == "0.0 % more FLOPs in the step"
 
@@ -331,13 +318,12 @@ def test_sentences() -> None:
     assert verdict_sentence(pair) in gradient_chart(pair).alt
     shaky = msgspec.structs.replace(pair, reproducible=False, not_reproducible_because="scatter_add is unordered")
     assert verdict_sentence(shaky) == "not comparable: scatter_add is unordered"
-
-
-def test_equal_gradients_with_a_changed_buffer_are_not_called_equal() -> None:
     moved = BufferDiff(name="bn.running_mean", shape=(4,), dtype="float32", presence="both", bitwise=False, max_abs=0.1)
     pair = msgspec.structs.replace(compared(), buffers=(moved,))
     assert verdict_sentence(pair) == "gradients equal, state moved twice: running_mean of bn"
     assert [row["tensor"] for row in diff_table(pair.buffers)] == ["bn.running_mean"]
+    failed = msgspec.structs.replace(with_gradients(), failure=Failure(kind="crash", sentence="The worker died."))
+    assert gradient_chart(failed).figure.layout.annotations[0].text == "The worker died."
 
 
 def test_what_moved_is_named_and_the_rest_counted() -> None:
@@ -363,11 +349,6 @@ def test_what_the_verdict_leaves_out_is_said() -> None:
     assert sentence.endswith(" and 1 more")
     probed = msgspec.structs.replace(compared(), n_probes=5)
     assert scope_sentence(probed) == "Each block ran 5 more times before the step, in search of hidden state"
-
-
-def test_a_failure_is_shown_in_its_own_words() -> None:
-    failed = msgspec.structs.replace(with_gradients(), failure=Failure(kind="crash", sentence="The worker died."))
-    assert gradient_chart(failed).figure.layout.annotations[0].text == "The worker died."
 
 
 def test_what_differs_comes_first() -> None:

@@ -61,20 +61,14 @@ def test_index_finds_the_row_that_covers(fqns: list[str]) -> None:
         assert ([i] if i >= 0 else []) == covers
 
 
-def test_a_gpt_has_one_row_a_block() -> None:
+def test_rows_are_blocks_and_two_hundred_blocks_share_rows_in_order() -> None:
     tree = ["", "embedding", "blocks"]
     tree += [f"blocks.{i}{part}" for i in range(12) for part in ("", ".attention", ".mlp")]
     labels = [row.label for row in rows_of([*tree, "norm", "head"]).rows]
     assert labels == ["embedding", *(f"blocks.{i}" for i in range(12)), "norm", "head"]
-
-
-def test_a_resnet_is_opened_inside_its_layers() -> None:
-    tree = ["", "conv1", *(f"layer{i}{part}" for i in range(1, 4) for part in ("", ".0", ".0.conv", ".1", ".1.conv"))]
-    labels = [row.label for row in rows_of(tree).rows]
+    resnet = ["", "conv1", *(f"layer{i}{part}" for i in range(1, 4) for part in ("", ".0", ".0.conv", ".1", ".1.conv"))]
+    labels = [row.label for row in rows_of(resnet).rows]
     assert labels == ["conv1", *(f"layer{i}.{j}" for i in range(1, 4) for j in range(2))]
-
-
-def test_two_hundred_blocks_share_rows_in_order() -> None:
     tree = ["", "embedding", "blocks", *(f"blocks.{i}" for i in range(200)), "head"]
     rows = rows_of(tree).rows
     assert len(rows) <= MAX_ROWS
@@ -128,11 +122,9 @@ def test_two_roles_differ_by_pattern_or_to_every_eye() -> None:
         for one, other in itertools.combinations(ROLES, 2):
             if colours.ROLE_PATTERNS[one] == colours.ROLE_PATTERNS[other]:
                 assert np.linalg.norm(seen[one] - seen[other]) > 0.08, (one, other, eye)
-
-
-def test_the_eye_test_can_fail() -> None:
     red, green = (EYES["deuteranopia"] @ linear(c) for c in ("#B4543C", "#7F7030"))
-    assert np.linalg.norm(oklab(red) - oklab(green)) < 0.08
+    assert np.linalg.norm(oklab(red) - oklab(green)) < 0.08, "else the test cannot fail"
+    assert len({(colours.stage_colour(j), colours.stage_pattern(j)) for j in range(40)}) == 40
 
 
 def test_every_text_reaches_four_and_a_half_to_one() -> None:
@@ -147,16 +139,9 @@ def test_nothing_is_unnamed() -> None:
     assert set(colours.ROLE_COLOURS) == set(colours.ROLE_PATTERNS) == set(ROLES)
     assert set(colours.PHASE_COLOURS) == set(colours.PHASE_PATTERNS) == set(PHASES)
     assert set(colours.VERDICT_COLOURS) == set(colours.VERDICT_SYMBOLS) == set(get_args(Verdict))
-
-
-def test_recompute_has_one_colour_and_one_pattern_everywhere() -> None:
     assert colours.ROLE_COLOURS["recomputed"] == colours.PHASE_COLOURS["recompute"] == colours.RECOMPUTE
     assert colours.ROLE_PATTERNS["recomputed"] == colours.PHASE_PATTERNS["recompute"] == "/"
     assert list(colours.ROLE_PATTERNS.values()).count("/") == 1
-
-
-def test_forty_stages_look_different() -> None:
-    assert len({(colours.stage_colour(j), colours.stage_pattern(j)) for j in range(40)}) == 40
 
 
 def linear(colour: str) -> np.ndarray:
@@ -178,7 +163,9 @@ MIB = 1024**2
     ("n_bytes", "text"),
     [
         (None, "not measured"), (0, "0 MiB"), (1, "1 B"), (2048, "2.0 KiB"), (int(206.1 * MIB), "206.1 MiB"),
-        (1024 * MIB, "1.00 GiB"), (1023 * MIB, "1,023.0 MiB"), (-3 * MIB, "\N{MINUS SIGN}3.0 MiB"),
+        (1024 * MIB, "1.00 GiB"),
+        (0.46 * MIB, "0.46 MiB"), (MIB // 2, "0.5 MiB"), (0.1 * MIB, "0.1 MiB"),
+        (1023 * MIB, "1,023.0 MiB"), (-3 * MIB, "\N{MINUS SIGN}3.0 MiB"),
         (5 * 1024**4, "5.00 TiB"),
     ],
 )  # fmt: skip
@@ -211,6 +198,13 @@ def test_times_carry_their_spread() -> None:
     assert milliseconds(Samples()) == milliseconds(None) == "not measured"
 
 
+def test_counts_changes_and_axes() -> None:
+    assert (count(1, "tensor"), count(0, "tensor"), count(1200, "tensor")) == ("1 tensor", "0 tensors", "1,200 tensors")
+    assert change(None, 1) is change(1, None) is change(0, 1) is None and change(200, 50) == -0.75
+    assert byte_axis(200 * MIB) == (MIB, "MiB") and byte_axis(80 * 1024 * MIB) == (1024 * MIB, "GiB")
+    assert flop_axis(16_490_000_000) == (1e9, "GFLOP")
+
+
 @pytest.mark.parametrize(
     ("median", "half", "text"),
     [
@@ -228,25 +222,10 @@ def test_median_and_spread_end_at_the_same_digit(median: float, half: float, tex
     assert milliseconds(Samples(ms=quartiles)) == text
 
 
-def test_one_is_not_plural() -> None:
-    assert (count(1, "tensor"), count(0, "tensor"), count(1200, "tensor")) == ("1 tensor", "0 tensors", "1,200 tensors")
-
-
-def test_unknown_has_no_change() -> None:
-    assert change(None, 1) is change(1, None) is change(0, 1) is None
-    assert change(200, 50) == -0.75
-
-
 @given(st.integers(1, 10**16))
 def test_axes_never_need_powers_of_ten(largest: int) -> None:
     assert largest / byte_axis(largest)[0] > 0
     assert 1 <= largest / flop_axis(largest)[0] < 1000 or largest >= 10**18
-
-
-def test_axis_units() -> None:
-    assert byte_axis(200 * MIB) == (MIB, "MiB")
-    assert byte_axis(80 * 1024 * MIB) == (1024 * MIB, "GiB")
-    assert flop_axis(16_490_000_000) == (1e9, "GFLOP")
 
 
 def test_an_empty_one_says_why_and_has_no_axes() -> None:
@@ -305,6 +284,8 @@ def test_every_event_keeps_its_order_and_the_optimizer_its_share() -> None:
     long = replace(one, phases=(*one.phases[:-1], replace(one.phases[-1], first_tick=10)))
     narrowed = places(long, long)
     assert (narrowed[-1] - narrowed[9]) / narrowed[-1] == pytest.approx(OPTIMIZER_SHARE)
+    at, labels = event_ticks(one)
+    assert at == sorted(at) and labels[0] == "0" and labels[-1] == f"{one.allocations.n_ticks:,}"
 
 
 def test_another_run_ends_forward_where_the_drawn_one_does() -> None:
@@ -331,13 +312,6 @@ def test_there_is_no_time_where_a_run_has_none_or_was_only_played() -> None:
     assert not has_times(replace(one, origin="predicted")), "the clock was that of the player"
 
 
-def test_labels_are_round_and_the_last_event_is_named() -> None:
-    one = run()
-    assert one.allocations is not None
-    at, labels = event_ticks(one)
-    assert at == sorted(at) and labels[0] == "0" and labels[-1] == f"{one.allocations.n_ticks:,}"
-
-
 lines = arrays(np.int64, st.integers(1, 3000), elements=st.integers(-(10**12), 10**12))
 
 
@@ -349,11 +323,7 @@ def test_extremes_and_ends_survive_exactly(line: np.ndarray, n_points: int) -> N
     assert (np.diff(kept) > 0).all()
     assert line[kept].max() == line.max()
     assert line[kept].min() == line.min()
-
-
-@given(lines, st.integers(4, 300))
-def test_the_first_of_equal_peaks_is_drawn(line: np.ndarray, n_points: int) -> None:
-    assert int(line.argmax()) in set(minmax(line, n_points).tolist())
+    assert int(line.argmax()) in set(kept.tolist()), "the first of equal peaks is drawn"
 
 
 def series(**changed: object) -> BarSeries:

@@ -17,7 +17,10 @@ from tests import graphs
 
 
 def test_a_container_of_equals_is_the_run_and_equals_among_others_get_a_node() -> None:
-    nodes = nest(graphs.gpt(4))
+    graph = graphs.gpt(4)
+    nodes = nest(graph)
+    toggled = {id for id, node in nodes.items() if node.toggles}
+    assert toggled == {block.fqn for block in graph.blocks if block.fqn and block.n_calls}, "not the model itself"
     assert nodes["blocks"].members == tuple(f"blocks.{i}" for i in range(4))
     inner = nest(graphs.gpt(1, n_inner=3))
     runs = [node for id, node in inner.items() if id.startswith(RUN)]
@@ -36,15 +39,6 @@ def test_many_equal_children_of_the_model_itself_are_one_row_and_few_stand_side_
     many, few = layout(chain(FEW + 1)), layout(chain(FEW))
     assert [(row.id, len(row.members)) for row in many.rows] == [(f"{RUN}0", FEW + 1)]
     assert [row.id for row in few.rows] == [str(i) for i in range(FEW)]
-
-
-def test_the_model_itself_and_what_is_never_called_cannot_be_toggled() -> None:
-    graph: ModelGraph = graphs.gpt(2)
-    nodes = nest(graph)
-    assert not nodes[""].toggles and nodes["blocks.0"].toggles
-    assert {id for id, node in nodes.items() if node.toggles} == {
-        block.fqn for block in graph.blocks if block.fqn and block.n_calls
-    }
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)).filter(lambda pair: pair[0] != pair[1]), unique=True))
@@ -150,13 +144,6 @@ def test_unfolding_the_ancestors_brings_a_block_into_view(graph: ModelGraph, dat
     assert fqn in rows(layout(graph, ancestors(graph, fqn)))
 
 
-def test_repeats_are_folded_at_first() -> None:
-    drawing = layout(graphs.gpt(12), default_open(graphs.gpt(12)))
-    assert [row.id for row in drawing.rows] == ["embedding", "dropout", "blocks", "norm", "head"]
-    assert rows(drawing)["blocks"].members == tuple(f"blocks.{i}" for i in range(12))
-    assert not rows(drawing)["blocks"].toggles  # a ModuleList is never called
-
-
 def test_equal_attributes_become_a_node_of_their_own_unless_they_are_few() -> None:
     names = [f"layer{i}" for i in range(4)]
     blocks = [graphs.block("", "M"), graphs.block("stem", "Conv"), graphs.block(names[0], "Layer")]
@@ -168,17 +155,6 @@ def test_equal_attributes_become_a_node_of_their_own_unless_they_are_few() -> No
     assert ancestors(graph, "layer2") == ("×layer0",)
     few = msgspec.structs.replace(graph, blocks=graph.blocks[:-1])
     assert [row.id for row in layout(few).rows] == ["stem", *names[:-1]]
-
-
-def test_a_container_with_most_of_the_bytes_is_open_at_first() -> None:
-    blocks = (
-        graphs.block("", "M", 10),
-        graphs.block("body", "Body", 9),
-        graphs.block("body.a", "A", 5),
-        graphs.block("body.b", "B", 4),
-    )
-    graph = ModelGraph(model=ModelRef(target="made"), blocks=blocks, edges=())
-    assert default_open(graph) == ("body",)
 
 
 @settings(max_examples=25)
@@ -219,11 +195,21 @@ def test_cuts_stand_between_neighbours_in_view(opened: tuple[str, ...]) -> None:
         above = placed[after if (after := cut.id.partition(">")[0]) in placed else "blocks"]
         assert above.top < cut.top
     assert layout(graph, opened).cuts == ()
+    refused = [cut.refusal for cut in layout(graphs.unet(), cuts=True).cuts if cut.refusal]
+    assert refused == ["the skip from down0 crosses"]
 
 
-def test_a_refused_cut_says_why() -> None:
-    refused = [cut for cut in layout(graphs.unet(), cuts=True).cuts if cut.refusal]
-    assert [cut.refusal for cut in refused] == ["the skip from down0 crosses"]
+def test_at_first_repeats_are_folded_and_a_container_with_most_of_the_bytes_is_open() -> None:
+    drawing = layout(graphs.gpt(12), default_open(graphs.gpt(12)))
+    assert [row.id for row in drawing.rows] == ["embedding", "dropout", "blocks", "norm", "head"]
+    assert rows(drawing)["blocks"].members == tuple(f"blocks.{i}" for i in range(12))
+    assert not rows(drawing)["blocks"].toggles, "a ModuleList is never called"
+    sizes = {"": ("M", 10), "body": ("Body", 9), "body.a": ("A", 5), "body.b": ("B", 4)}
+    blocks = tuple(graphs.block(fqn, kind, size) for fqn, (kind, size) in sizes.items())
+    assert default_open(ModelGraph(model=ModelRef(target="made"), blocks=blocks, edges=())) == ("body",)
+    graph = graphs.gpt(3)
+    assert len({layout(graph, opened).shape for opened in ((), ("blocks",), ("blocks", "blocks.0"))}) == 3
+    assert layout(graph, ["head"]).shape == layout(graph).shape, "a leaf has nothing to unfold"
 
 
 def test_a_thousand_blocks_fold_into_a_few_rows() -> None:
@@ -231,13 +217,6 @@ def test_a_thousand_blocks_fold_into_a_few_rows() -> None:
     assert len(graph.blocks) > 1000
     assert len(layout(graph, default_open(graph)).rows) == 5
     assert len(layout(graph, everything(graph)).rows) == len(nest(graph)) - 1
-
-
-def test_the_shape_changes_with_what_is_open_only() -> None:
-    graph = graphs.gpt(3)
-    shapes = {layout(graph, opened).shape for opened in ((), ("blocks",), ("blocks", "blocks.0"))}
-    assert len(shapes) == 3
-    assert layout(graph, ["head"]).shape == layout(graph).shape  # a leaf has nothing to unfold
 
 
 @given(st.integers(1, 12), st.data())
@@ -249,10 +228,8 @@ def test_ranks_follow_the_flow_where_there_is_no_cycle(n: int, data: st.DataObje
     order = ranked(shuffled, forward)
     assert sorted(order) == sorted(ids)
     assert all(order.index(a) < order.index(b) for a, b in forward)
-
-
-def test_a_cycle_goes_on_with_the_first_that_is_left() -> None:
-    assert ranked(["a", "b", "c"], [("a", "b"), ("b", "a"), ("b", "c")]) == ["a", "b", "c"]
+    cycle = [("a", "b"), ("b", "a"), ("b", "c")]
+    assert ranked(["a", "b", "c"], cycle) == ["a", "b", "c"], "a cycle goes on with the first that is left"
 
 
 def test_residual_additions_are_drawn_where_they_are_in_view() -> None:

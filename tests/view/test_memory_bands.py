@@ -94,6 +94,8 @@ def test_what_stays_lies_at_the_bottom_blocks_in_order_recompute_on_top() -> Non
     assert blocks == sorted(blocks) and len(blocks) == 4
     assert names[0] == REST and names[-1] == AGAIN
     assert AGAIN not in stack_of(by_block(measured(Chain(n_blocks=4))))[2]
+    deep = stack_of(by_block(measured(Chain(n_blocks=60))))[2]
+    assert len(deep) <= MOST_BANDS + 3 and any(" to " in name for name in deep), "a deep model shares bands"
 
 
 def test_recompute_of_every_block_is_one_band() -> None:
@@ -107,11 +109,6 @@ def test_recompute_of_every_block_is_one_band() -> None:
     assert np.rint(bands[names.index(AGAIN)].max()) == most
 
 
-def test_a_deep_model_shares_bands() -> None:
-    names = stack_of(by_block(measured(Chain(n_blocks=60))))[2]
-    assert len(names) <= MOST_BANDS + 3 and any(" to " in name for name in names)
-
-
 def test_words_and_rows_say_the_same_peak() -> None:
     run = measured(Chain(n_blocks=4), recompute=[1])
     chart = by_block(run)
@@ -119,6 +116,12 @@ def test_words_and_rows_say_the_same_peak() -> None:
     assert chart.alt.startswith("Stacked area chart of bytes by block, recompute on top. At the peak")
     bare = by_block(msgspec.structs.replace(run, allocations=None))
     assert bare.alt == NO_TIMELINE and list(bare.rows()) == [{"band": NO_TIMELINE}]
+    *rows, total = roles(run).rows()
+    assert total["at the peak (bytes)"] == run.step_peak_bytes == sum(row["at the peak (bytes)"] for row in rows)
+    assert [row["role"] for row in rows] == list(ROLES)
+    blind = roles(msgspec.structs.replace(run, allocations=None))
+    assert blind.figure.layout.annotations[0].text == blind.alt == NO_TIMELINE
+    assert blind.rows() == [{"role": NO_TIMELINE}]
 
 
 def test_the_order_is_that_of_roles_bottom_first() -> None:
@@ -140,26 +143,9 @@ def test_a_block_lies_at_the_bottom_in_full_colour() -> None:
     for tick, size in zip(ticks, mine):
         alive = [i for i in alive_at(log, tick) if log.blocks[log.block[i]].startswith("layers.3")]
         assert size == pytest.approx(sum(log.n_bytes[i] for i in alive), rel=1e-12)
-
-
-def test_a_block_whose_name_begins_alike_is_another_block() -> None:
-    run = measured(Chain(n_blocks=12))
-    fig = roles(run, block="layers.1").figure
-    (parameters, *_) = [trace for trace in fig.data if trace.stackgroup and trace.name == "parameter"]
-    assert parameters.y[0] == 3
-
-
-def test_table_twin_adds_up() -> None:
-    run = measured(recompute=[0, 1])
-    *rows, total = roles(run).rows()
-    assert total["at the peak (bytes)"] == run.step_peak_bytes == sum(row["at the peak (bytes)"] for row in rows)
-    assert [row["role"] for row in rows] == list(ROLES)
-
-
-def test_not_measured() -> None:
-    blind = msgspec.structs.replace(measured(), allocations=None)
-    assert roles(blind).figure.layout.annotations[0].text == roles(blind).alt == NO_TIMELINE
-    assert roles(blind).rows() == [{"role": NO_TIMELINE}]
+    fig = roles(measured(Chain(n_blocks=12)), block="layers.1").figure
+    parameters = next(trace for trace in fig.data if trace.stackgroup and trace.name == "parameter")
+    assert parameters.y[0] == 3, "layers.10 is another block"
 
 
 @settings(max_examples=12, deadline=None)
@@ -176,6 +162,8 @@ def test_rows_follow_the_module_not_the_alphabet() -> None:
     run = measured(Chain(n_blocks=12))
     expected = [f"layers.{i}" for i in range(12)]
     assert [y for y in ledger_chart(ledger(run)).figure.data[0].y if y in expected] == expected
+    fig = ledger_chart(ledger(measured(Chain(n_blocks=500))), [f"layers.{i}" for i in range(500)]).figure
+    assert len(fig.data[0].y) <= 26 and fig.layout.height < 1000, "many blocks stay readable"
 
 
 def test_the_title_says_where_the_peak_is() -> None:
@@ -192,24 +180,15 @@ def test_clicks_find_their_blocks() -> None:
             assert custom[0] == ("" if label == "(model itself)" else label)
 
 
-def test_many_blocks_stay_readable() -> None:
-    fig = ledger_chart(ledger(measured(Chain(n_blocks=500))), [f"layers.{i}" for i in range(500)]).figure
-    assert len(fig.data[0].y) <= 26
-    assert fig.layout.height < 1000
-
-
 def test_bars_add_up_to_what_the_model_saves() -> None:
     pair = compared(recompute=[0, 2])
     fig = saved_bytes_chart(pair).figure
     for bar, run in zip(fig.data, (pair.baseline, pair.candidate)):
         head = run.by_fqn["head"].saved_after_forward_bytes
         assert sum(bar.x) * 1024**2 == run.by_fqn[""].saved_after_forward_bytes + head
-
-
-def test_recomputed_blocks_are_hatched() -> None:
-    baseline, candidate = saved_bytes_chart(compared(recompute=[0, 2])).figure.data
+    baseline, candidate = fig.data
     assert set(baseline.marker.pattern.shape) == {""}
-    assert candidate.marker.pattern.shape[:4] == ("/", "", "/", "")
+    assert candidate.marker.pattern.shape[:4] == ("/", "", "/", ""), "hatched where recomputed"
 
 
 def test_table_twin_has_every_block() -> None:

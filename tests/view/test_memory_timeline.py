@@ -66,19 +66,19 @@ def test_hover_names_block_phase_operator_and_bytes() -> None:
     assert any(expected[1].startswith("freed 7.0 MiB (recomputed) in layers.3.inner") for expected in words.values())
 
 
-def test_both_peaks_are_marked_with_their_values() -> None:
-    pair = compared(recompute=range(6))
-    texts = [note.text for note in timeline(pair.baseline, pair.candidate).figure.layout.annotations]
-    assert bold("149.0 MiB") + "\nbaseline" in texts
-    assert bold("90.0 MiB") + "\ncandidate" in texts
-
-
 def test_title_asks_and_subtitle_answers() -> None:
     pair = compared(recompute=range(6))
     title = timeline(pair.baseline, pair.candidate).figure.layout.title
     assert title.text.endswith("?")
     assert title.subtitle.text == "149.0 to 90.0 MiB (\N{MINUS SIGN}40 %), now in recompute of layers.0"
-    assert title.subtitle.text in timeline(pair.baseline, pair.candidate).alt
+    chart = timeline(pair.baseline, pair.candidate)
+    assert title.subtitle.text in chart.alt
+    marked = {bold("149.0 MiB") + "\nbaseline", bold("90.0 MiB") + "\ncandidate"}
+    assert marked <= {note.text for note in chart.figure.layout.annotations}
+    for name, run in (("baseline", pair.baseline), ("candidate", pair.candidate)):
+        rows = [row for row in chart.rows() if row["run"] == name]
+        assert max(row["peak (bytes)"] for row in rows) == run.step_peak_bytes
+        assert sum(row["events"] for row in rows) == run.allocations.n_ticks
 
 
 def test_on_the_time_axis_a_run_is_as_long_as_its_median_step() -> None:
@@ -109,14 +109,6 @@ def test_not_measured_is_said_and_not_drawn_as_zero() -> None:
     assert [trace.name for trace in half.data if trace.mode == "lines+markers"] == ["candidate"]
     assert "not measured" in half.layout.title.subtitle.text
     assert timeline(blind).rows() == [{"run": "baseline", "phase": NO_TIMELINE}]
-
-
-def test_table_twin_holds_the_peak() -> None:
-    pair = compared()
-    table = timeline(pair.baseline, pair.candidate).rows()
-    for name, run in (("baseline", pair.baseline), ("candidate", pair.candidate)):
-        assert max(row["peak (bytes)"] for row in table if row["run"] == name) == run.step_peak_bytes
-        assert sum(row["events"] for row in table if row["run"] == name) == run.allocations.n_ticks
 
 
 def test_it_is_drawn_dashed_over_one_run_and_over_two() -> None:
@@ -150,14 +142,9 @@ def test_a_caching_allocators_curves_stand_above_the_line_and_inside_the_picture
         assert [y * MIB for y in drawn[name].y] == [curve[point[1]] for point in drawn[name].customdata]
     assert fig.layout.yaxis.range[1] * MIB > run.peaks.reserved_peak_bytes
     assert {trace.name for trace in roles(run).figure.data} >= {ALLOCATED, RESERVED}
-
-
-def test_what_no_caching_allocator_said_is_not_drawn() -> None:
-    run = measured()
-    assert not {ALLOCATED, RESERVED} & {trace.name for trace in timeline(run).figure.data}
-    assert "allocator's" not in timeline(run).figure.layout.title.subtitle.text + headlines(run)[0].tooltip
-    short = cut(on_cuda(run), run.forward_end_tick)
-    assert not {ALLOCATED, RESERVED} & {trace.name for trace in timeline(short).figure.data}
+    bare, short = timeline(measured()).figure, timeline(cut(run, run.forward_end_tick)).figure
+    assert not {ALLOCATED, RESERVED} & {trace.name for fig in (bare, short) for trace in fig.data}
+    assert "allocator's" not in bare.layout.title.subtitle.text + headlines(measured())[0].tooltip
 
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "cpu.msgpack"
@@ -185,9 +172,6 @@ def test_the_five_largest_are_named_and_the_rest_is_one_bar(pair: Comparison) ->
         assert sum(trace.x) * unit == pytest.approx(saved)
     assert "aten" not in " ".join(chart.figure.data[0].y)
     assert "of blocks.0 keeps for backward" in chart.alt
-
-
-def test_a_block_that_keeps_nothing_says_so(pair: Comparison) -> None:
     for run, block in ((pair, "no.such"), (replace(pair.baseline, allocations=None), "")):
         assert operators_chart(run, block).figure.layout.annotations[0].text == NOTHING
 

@@ -40,6 +40,14 @@ def test_every_action_is_a_bar_of_its_own_length_on_its_rank() -> None:
     }
     assert drawn == {a.name: (a.start_ms, a.duration_ms, a.rank) for a in one.actions}
     assert len(drawn) == 2 * 2 * 4
+    fig = gantt(one).figure
+    (line,) = [trace for trace in fig.data if trace.name == "critical path"]
+    assert (line.x[0], line.x[-1]) == (0.0, one.makespan_ms)
+    assert len(line.x) == 2 * len(one.critical_path) and list(line.x) == sorted(line.x)
+    assert fig.layout.title.subtitle.text.endswith("idle 20.0 % (predicted)")
+    idle = (f"rank {use.rank}\nidle {100 * use.bubble_fraction:.0f} %" for use in one.ranks)
+    assert fig.layout.yaxis.ticktext == tuple(idle)
+    assert all(f"rank {use.rank}" in gantt(one).alt for use in one.ranks)
 
 
 def test_recompute_is_the_first_part_of_a_backward() -> None:
@@ -52,29 +60,8 @@ def test_recompute_is_the_first_part_of_a_backward() -> None:
     place = [custom[0] for custom in backward.customdata].index(action.name)
     assert backward.base[place] == action.start_ms + action.recompute_ms
     assert backward.base[place] + backward.x[place] == pytest.approx(action.end_ms)
-
-
-def test_the_line_runs_along_the_critical_path_from_start_to_end() -> None:
-    one = forecast()
-    (line,) = [trace for trace in gantt(one).figure.data if trace.name == "critical path"]
-    assert (line.x[0], line.x[-1]) == (0.0, one.makespan_ms)
-    assert len(line.x) == 2 * len(one.critical_path)
-    assert list(line.x) == sorted(line.x)
-
-
-def test_the_title_and_the_rows_say_who_waits() -> None:
-    one = forecast()
-    fig = gantt(one).figure
-    assert "idle 20.0 %" in fig.layout.title.subtitle.text
-    assert "predicted" in fig.layout.title.subtitle.text
-    idle = (f"rank {use.rank}\nidle {100 * use.bubble_fraction:.0f} %" for use in one.ranks)
-    assert fig.layout.yaxis.ticktext == tuple(idle)
-    assert all(f"rank {use.rank}" in gantt(one).alt for use in one.ranks)
-
-
-def test_a_split_backward_has_two_looks() -> None:
-    plan = pipelines.planned(GRAPH, 4, schedule="ZBVZeroBubble")
-    names = {trace.name for trace in bars(gantt(predict(pipelines.priced(GRAPH, SPEC), plan, SPEC.policy)).figure)}
+    split = predict(pipelines.priced(GRAPH, SPEC), planned(GRAPH, 4, schedule="ZBVZeroBubble"), SPEC.policy)
+    names = {trace.name for trace in bars(gantt(split).figure)}
     assert {"backward, input part", "backward, weight part"} <= names
 
 
@@ -120,12 +107,18 @@ def test_bands_add_up_to_the_peak(run: PipelineRun) -> None:
     fig = bands_chart((*run.memory, MEMORY)).figure
     sums = [sum(trace.x[row] for trace in fig.data) * MIB for row in range(3)]
     assert sums == [one.peak_bytes for one in (*run.memory, MEMORY)]
+<<<<<<< HEAD
 
 
 def test_a_run_whose_ranks_were_not_measured_says_so(run: PipelineRun) -> None:
     bare = msgspec.structs.replace(run, memory=(RankMemory.of(0, "measured", [], parameter_bytes=0, receive_bytes=0),))
     assert "not measured" in memory_chart(bare.memory).figure.layout.annotations[0].text
     assert "not measured" in bands_chart(()).figure.layout.annotations[0].text
+=======
+    bare = (rank_memory(0, "measured", [], parameter_bytes=0, receive_bytes=0),)
+    for chart in (memory_chart(bare), bands_chart(())):
+        assert "not measured" in chart.figure.layout.annotations[0].text
+>>>>>>> e19ef43b (Let one test state a law once, with all its cases)
 
 
 def test_the_table_says_peak_action_and_prediction(run: PipelineRun) -> None:
@@ -158,6 +151,10 @@ def test_every_step_counts_all_gradients() -> None:
     }
     assert f"splitting left {N - 3} of {N}" in truth_chart(run_shares(n_moved=3)).figure.layout.title.subtitle.text
     assert f"splitting {N - 3} of {N}" in truth_chart(run_shares(n_moved=3)).alt
+    table = truth_table(run_shares(n_moved=1))
+    assert [row["what"] for row in table] == ["gradient"] * N + ["buffer"]
+    assert [row["splitting"] for row in table[:2]] == ["0.001 (different)", "0 (bitwise)"]
+    assert table[0]["microbatching"] == "1e-07 (rounding)"
 
 
 def test_a_gradient_that_never_came_is_no_distance() -> None:
@@ -171,14 +168,6 @@ def test_a_gradient_that_never_came_is_no_distance() -> None:
     assert "lost 1 gradient" in truth_chart(shown).figure.layout.title.subtitle.text
 
 
-def test_the_table_has_gradients_and_buffers() -> None:
-    table = truth_table(run_shares(n_moved=1))
-    assert [row["what"] for row in table] == ["gradient"] * N + ["buffer"]
-    assert table[0]["splitting"] == "0.001 (different)"
-    assert table[1]["splitting"] == "0 (bitwise)"
-    assert table[0]["microbatching"] == "1e-07 (rounding)"
-
-
 def test_a_recomputed_block_runs_twice_for_each_forward_call() -> None:
     fig = calls_chart(run_shares(on=("blocks.1",))).figure
     first, again = fig.data
@@ -188,9 +177,6 @@ def test_a_recomputed_block_runs_twice_for_each_forward_call() -> None:
     assert "every block ran once" in calls_chart(run_shares()).figure.layout.title.subtitle.text
     by_block = {row["block"]: row["runs per forward call"] for row in calls_chart(run_shares(on=("blocks.1",))).rows()}
     assert by_block == {fqn: 2 if fqn == "blocks.1" else 1 for fqn in GRAPH.chain}
-
-
-def test_unknown_is_said_in_words() -> None:
     bare = msgspec.structs.replace(run_shares(), gradients=(), blocks=())
     assert truth_chart(bare).figure.layout.annotations[0].text == "No gradient was compared."
     assert calls_chart(bare).figure.layout.annotations[0].text == "Calls were not counted."
@@ -203,14 +189,11 @@ def run_of(**changes: object) -> PipelineRun:
     return replace(ran(GRAPH, RunSpec(model=GRAPH.model, plan=PLAN_HEADLINE)), **changes)
 
 
-def test_nothing_is_known_before_a_price() -> None:
+def test_a_prediction_says_so_and_what_the_ranks_gain() -> None:
     step, bubble, peak, gradients, plan = figures(None, None, None, before=None)
-    assert {one.value for one in (step, bubble, peak)} == {"not measured"}
+    assert {one.value for one in (step, bubble, peak)} == {"not measured"}, "nothing is known before a price"
     assert {one.origin for one in (step, bubble, peak, gradients, plan)} == {()}
     assert (gradients.value, plan.value) == ("not compared", "none yet")
-
-
-def test_a_prediction_says_so_and_what_the_ranks_gain() -> None:
     predicted = run_of().predicted
     assert predicted is not None
     step, bubble, peak, *_, plan = figures(None, predicted, PLAN_HEADLINE, before=None)

@@ -120,16 +120,13 @@ def test_it_says_where_and_how_much() -> None:
     assert who_failed(failed(candidate=RAISED)) == "candidate failed"
     strip = {head.key: head for head in headlines(failed(baseline=REFUSED))}
     assert strip["step_peak_bytes"].delta == "baseline at least 112.0 MiB, then refused"
-
-
-def test_its_line_is_drawn_and_named() -> None:
     pair = failed(candidate=RAISED)
-    words = [note.text.replace("\n", " ") for note in timeline(pair.baseline, pair.candidate).figure.layout.annotations]
-    assert any("at least 112.0 MiB, then failed" in word for word in words), words
-
-
-def test_every_word_of_a_lesson_is_explained_and_none_is_left_over() -> None:
-    assert {word for lesson in lessons() for word in lesson.words} == set(GLOSSARY)
+    notes = timeline(pair.baseline, pair.candidate).figure.layout.annotations
+    assert any("at least 112.0 MiB, then failed" in note.text.replace("\n", " ") for note in notes)
+    run = graphs.measured(GRAPH, RunSpec(model=GRAPH.model))
+    short = figures_of(replace(run, failure=REFUSED))
+    assert short["Phase of the peak"] == short["Step time"] == short["Forward"] == "not measured"
+    assert short["Step peak"].startswith("at least")
 
 
 FOUR = graphs.gpt(4)
@@ -172,10 +169,6 @@ def test_a_run_keeps_the_cap_or_says_which_rank_does_not() -> None:
         assert within_cap(blind, missed) is None and cap_outcome(blind, missed) == ""
 
 
-def test_every_schedule_is_explained() -> None:
-    assert all(schedule.name in words.SCHEDULE for schedule in SCHEDULES.values())
-
-
 def plan_of(proof: Certificate, *, budget: int | None = MIB) -> Plan:
     return Plan(
         policy=Policy.recompute(["a"]), step_peak_bytes=MIB, baseline_step_peak_bytes=2 * MIB, extra_cost=1.0,
@@ -209,6 +202,11 @@ def test_a_certificate_in_words(gap: float, budget: int | None, n_segments: int,
 MM, SDPA = "aten.mm.default", "aten._scaled_dot_product_flash_attention.default"
 
 
+def test_every_schedule_and_every_word_of_a_lesson_is_explained_and_none_is_left_over() -> None:
+    assert all(schedule.name in words.SCHEDULE for schedule in SCHEDULES.values())
+    assert {word for lesson in lessons() for word in lesson.words} == set(GLOSSARY)
+
+
 def test_each_action_has_its_words() -> None:
     assert in_words(KEEP_ALL) == "keep all"
     assert in_words(Policy.recompute(["a", "b"])) == "recompute 2 blocks: a, b"
@@ -227,21 +225,9 @@ def test_each_action_has_its_words() -> None:
         "recompute 1 block: a; recompute 2 blocks but keep mm, _scaled_dot_product_flash_attention: b, d; "
         "offload 1 block: c"
     )
-
-
-def test_what_it_should_do_is_said_as_far_as_it_is_known() -> None:
     assert expected(Forecast(), 100) == ""
     assert expected(Forecast(step_peak_bytes=60, time_ratio=1.16), 100) == "≈ −40 % peak, ×1.16 time"
     assert expected(Forecast(time_ratio=1.16), 100) == "≈ ×1.16 time"
-
-
-RUN = graphs.measured(GRAPH, RunSpec(model=GRAPH.model))
-
-
-def test_a_run_that_was_cut_short_has_no_time_and_no_phase() -> None:
-    short = figures_of(replace(RUN, failure=Failure(kind="out of memory", sentence="full")))
-    assert short["Phase of the peak"] == short["Step time"] == short["Forward"] == "not measured"
-    assert short["Step peak"].startswith("at least")
 
 
 @pytest.mark.parametrize(

@@ -88,8 +88,17 @@ def test_a_typed_budget_is_drawn_and_undone(app: App) -> None:
     assert "Proven" in line.help and "roven" not in texts(at), "the certificate is behind its help"
 
 
-def test_a_budget_that_keeping_everything_meets_or_nothing_meets_is_answered(app: App) -> None:
-    at = app()
+def test_a_budget_that_keeping_everything_meets_or_nothing_meets_is_answered(
+    app: App, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = say(app(), on=["head"])
+    for text in ("abc", "60"):
+        at = typed(at, text)
+        assert refusals(at) and graph_data(at)["on"] == ["head"], "what is no budget changes nothing"
+    assert all(job.request.wish == Wish() for job in worker.of(FindPlans))
+    at = say(typed(at, ""), on=[])
+    assert not refusals(at)
+    search = budget.search_of(view_of(at.session_state["explore"]))
     for text in ("+0 % time", "200 %"):
         at = typed(at, text)
         assert not graph_data(at)["on"] and words.KEEP_ALL in texts(at)
@@ -97,16 +106,21 @@ def test_a_budget_that_keeping_everything_meets_or_nothing_meets_is_answered(app
     at = typed(at, "3 MiB")
     (line,) = refusals(at)
     assert "least that can be reached is 34" in line and not graph_data(at)["on"]
+    asked = next(job.request for job in reversed(worker.of(FindPlans)) if job.request.wish != Wish())
+    assert {plan.policy for plan in search.plans} <= set(asked.wish.suggested)
+    (help,) = [one.help for one in at.markdown if "least that" in one.value]
+    assert "has since reached" not in line and "Looked at" in help and "Looked at" not in line
+    at.session_state["explore"].budget.plan = search.plans[0]
+    lowest = min(plan.step_peak_bytes for plan in search.plans)
+    assert f"The front has since reached {mib(lowest)}" in refusals(at.run())[0]
+    presets = budget.predicted_presets
 
+    def lower(*arguments: Any) -> dict[str, Any]:
+        policy, forecast = presets(*arguments)["sqrt"]
+        return {"sqrt": (policy, msgspec.structs.replace(forecast, step_peak_bytes=MIB))}
 
-def test_what_is_no_budget_gets_a_sentence_and_changes_nothing(app: App, worker: FakeWorker) -> None:
-    at = say(app(), on=["head"])
-    for text in ("abc", "60"):
-        at = typed(at, text)
-        assert refusals(at), texts(at)
-        assert graph_data(at)["on"] == ["head"]
-    assert all(job.request.wish == Wish() for job in worker.of(FindPlans))
-    assert not refusals(typed(at, ""))
+    monkeypatch.setattr(budget, "predicted_presets", lower)
+    assert "But the preset √n segments does, predicted." in refusals(typed(at, "2 MiB"))[0], "plans hold no segments"
 
 
 def test_slider_headline_and_line_say_the_same(app: App) -> None:
@@ -148,33 +162,6 @@ def test_the_least_peak_is_one_figure_in_sentence_slider_and_front(app: App, mon
     at = typed(at, "3 MiB")
     least = slider(at)[0].partition(",")[0]
     assert least.startswith("34") and f"least that can be reached is {least}" in refusals(at)[0]
-
-
-def test_a_refusal_gives_way_to_a_lower_plan_that_the_front_finds_later(
-    app: App, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    at = app()
-    search = budget.search_of(view_of(at.session_state["explore"]))
-    at = typed(at, "3 MiB")
-    asked = next(job.request for job in worker.of(FindPlans) if job.request.wish != Wish())
-    assert {plan.policy for plan in search.plans} <= set(asked.wish.suggested)
-    (line,) = [one for one in at.markdown if "least that" in one.value]
-    assert "has since reached" not in refusals(at)[0] and "Looked at" in line.help and "Looked at" not in line.value
-    at.session_state["explore"].budget.plan = search.plans[0]
-    lowest = min(plan.step_peak_bytes for plan in search.plans)
-    assert f"The front has since reached {mib(lowest)}" in refusals(at.run())[0]
-
-
-def test_a_preset_of_segments_may_reach_what_no_plan_does(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    presets = budget.predicted_presets
-
-    def lower(*arguments: Any) -> dict[str, Any]:
-        policy, forecast = presets(*arguments)["sqrt"]
-        return {"sqrt": (policy, msgspec.structs.replace(forecast, step_peak_bytes=MIB))}
-
-    at = app()
-    monkeypatch.setattr(budget, "predicted_presets", lower)
-    assert "But the preset √n segments does, predicted." in refusals(typed(at, "3 MiB"))[0]
 
 
 def test_a_drag_is_one_step_of_undo(app: App, monkeypatch: pytest.MonkeyPatch) -> None:

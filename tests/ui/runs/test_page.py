@@ -24,16 +24,38 @@ from tests.ui.page_driver import ALL, SPEC, App, figures, saved, say, select, se
 from tests.view import reports as kinds
 
 
-def test_an_empty_store_says_how_to_fill_it(runs_page: App) -> None:
+def test_every_kind_of_run_is_a_row_with_its_figures_and_a_model_may_be_chosen(runs_page: App, store: Store) -> None:
     assert "No run yet" in texts(runs_page())
-
-
-def test_every_run_is_listed_with_its_figures(runs_page: App, store: Store) -> None:
-    saved(store)
-    (row,) = runs_page().dataframe[0].value.to_dict("records")
-    assert row["name"] == "mine"
-    assert row["step peak"] == "104.5 → 34.5 MiB"
-    assert row["gradients"] == "bitwise equal"
+    graph, pair, full = (
+        graphs.gpt(6),
+        graphs.compared(graphs.gpt(6), SPEC),
+        Failure(kind="out of memory", sentence="O."),
+    )
+    split = pipelines.ran(graph, RunSpec(model=graph.model, plan=pipelines.planned(graph)), n_moved=1)
+    cut = msgspec.structs.replace(pair.baseline, failure=full)
+    foreign = msgspec.structs.replace(SPEC, model=ModelRef(target="sample_models/unet.py"))
+    for name, run in {
+        "alone": pair.baseline, "both": pair, "split": split, "low": pair.candidate,
+        "cut": msgspec.structs.replace(pair, baseline=cut, gradients=(), failure=full),
+        "foreign": msgspec.structs.replace(pair.baseline, spec=foreign),
+    }.items():  # fmt: skip
+        store.save(run, name)
+    at = runs_page()
+    rows = {row["name"]: row for row in at.dataframe[0].value.to_dict("records")}
+    assert list(rows) == ["foreign", "cut", "low", "split", "both", "alone"], "the newest first"
+    assert rows["both"]["step peak"] == "104.5 → 34.5 MiB" and rows["both"]["gradients"] == "bitwise equal"
+    assert rows["both"]["FLOPs"] == f"+{pair.headlines()['flop_ratio'] - 1:.0%}".replace("%", " %")
+    assert rows["alone"]["FLOPs"].endswith("FLOP")
+    assert rows["both"]["step time"].startswith("×") and rows["alone"]["step time"].endswith(" ms")
+    assert rows["cut"]["step peak"] == "at least 104.5 MiB, then failed; 34.5 MiB", "no arrow"
+    peaks = [memory.peak_bytes for memory in split.memory]
+    assert rows["split"]["step peak"] == f"{max(peaks) / 2**20:.1f} MiB on rank {peaks.index(max(peaks))}"
+    assert rows["split"]["gradients"] == f"{len(split.gradients) - 1} of {len(split.gradients)} equal"
+    at.selectbox(key="runs_model").select("sample_models/gpt.py").run()
+    assert "foreign" not in list(at.dataframe[0].value["name"]) and len(at.dataframe[0].value) == 5
+    assert rows["alone"]["peak (MiB)"] > rows["low"]["peak (MiB)"]
+    Path(store.path).write_bytes(b"no database")
+    assert len(runs_page().error) == 1, "a store that cannot be read is one sentence"
 
 
 def test_a_file_that_is_no_run_is_one_sentence(runs_page: App, store: Store) -> None:
@@ -97,12 +119,6 @@ def test_files_of_ranks_that_are_chosen_together_become_one_run(runs_page: App, 
     assert row["step peak"] == "at least 245.0 MiB, then failed on rank 1"
 
 
-def test_a_store_that_cannot_be_read_is_one_sentence(runs_page: App, store: Store) -> None:
-    Path(store.path).write_bytes(b"no database")
-    at = runs_page()
-    assert len(at.error) == 1
-
-
 def test_a_refresh_shows_what_was_measured(app: App, worker: FakeWorker, store: Store) -> None:
     """Also after the app was started again: then the store says it. And a policy that ran before is measured."""
     at = settle(say(app(), on=list(ALL)).button(key="run").click().run())
@@ -145,49 +161,6 @@ def test_a_run_that_could_not_be_saved_says_so_and_stays(app: App, worker: FakeW
     assert run_file.read(run_bytes(key)).kind == "comparison"
 
 
-def test_the_list_says_what_a_run_costs(runs_page: App, store: Store) -> None:
-    pair = graphs.compared(graphs.gpt(6), SPEC)
-    store.save(pair.baseline, "alone")
-    store.save(pair, "both")
-    rows = {row["name"]: row for row in runs_page().dataframe[0].value.to_dict("records")}
-    both = pair.headlines()
-    assert rows["both"]["FLOPs"] == f"+{both['flop_ratio'] - 1:.0%}".replace("%", " %")
-    assert rows["alone"]["FLOPs"].endswith("FLOP")
-    assert rows["both"]["step time"].startswith("×") and rows["alone"]["step time"].endswith(" ms")
-
-
-def test_the_list_is_of_one_model(runs_page: App, store: Store) -> None:
-    pair = graphs.compared(graphs.gpt(6), SPEC)
-    store.save(pair.candidate, "low")
-    store.save(pair.baseline, "high")
-    other = msgspec.structs.replace(SPEC, model=ModelRef(target="sample_models/unet.py"))
-    store.save(msgspec.structs.replace(pair.baseline, spec=other), "foreign")
-    at = runs_page()
-    assert [row["name"] for row in at.dataframe[0].value.to_dict("records")] == ["foreign", "high", "low"]
-    at.selectbox(key="runs_model").select("sample_models/gpt.py").run()
-    rows = at.dataframe[0].value.to_dict("records")
-    assert [row["name"] for row in rows] == ["high", "low"] and rows[0]["peak (MiB)"] > rows[1]["peak (MiB)"]
-
-
-def test_a_run_that_was_cut_short_has_no_arrow_in_the_list(runs_page: App, store: Store) -> None:
-    pair = graphs.compared(graphs.gpt(6), SPEC)
-    failure = Failure(kind="out of memory", sentence="Out of memory.")
-    baseline = msgspec.structs.replace(pair.baseline, failure=failure)
-    store.save(msgspec.structs.replace(pair, baseline=baseline, gradients=(), failure=failure), "cut")
-    (row,) = runs_page().dataframe[0].value.to_dict("records")
-    assert row["step peak"] == "at least 104.5 MiB, then failed; 34.5 MiB"
-
-
-def test_a_pipeline_run_shows_its_highest_rank_and_every_gradient(runs_page: App, store: Store) -> None:
-    graph = graphs.gpt(6)
-    run = pipelines.ran(graph, RunSpec(model=graph.model, plan=pipelines.planned(graph)), n_moved=1)
-    store.save(run, "split")
-    (row,) = runs_page().dataframe[0].value.to_dict("records")
-    peaks = [memory.peak_bytes for memory in run.memory]
-    assert row["step peak"] == f"{max(peaks) / 2**20:.1f} MiB on rank {peaks.index(max(peaks))}"
-    assert row["gradients"] == f"{len(run.gradients) - 1} of {len(run.gradients)} equal"
-
-
 def test_the_runs_of_a_model_are_points_and_a_click_selects_one(runs_page: App, store: Store) -> None:
     saved(store, "both")
     run_id = store.save(graphs.compared(graphs.gpt(6), SPEC).baseline, "alone")
@@ -201,7 +174,10 @@ def test_the_runs_of_a_model_are_points_and_a_click_selects_one(runs_page: App, 
     at.session_state["run_plane"] = {"selection": {"points": [{"customdata": {"0": 0}}]}}
     assert at.get("plotly_chart"), "two points or more are drawn"
     state = at.session_state["runs"]
-    state.select, state.order = run_id, state.order + 1  # what a click on a point leaves
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streamlit, "session_state", {"runs": state})
+        reorder(run_id)  # a click on a point
+        assert current().order == 1
     at.run()
     assert at.text_input(key=f"name_{run_id}").value == "alone"
     other = msgspec.structs.replace(SPEC, model=ModelRef(target="sample_models/unet.py", size="small"))
@@ -210,55 +186,30 @@ def test_the_runs_of_a_model_are_points_and_a_click_selects_one(runs_page: App, 
     assert "gpt.py" in str(at.run().get("plotly_chart")[0].proto), "the model of the selected run is drawn"
 
 
-def test_each_new_order_is_a_new_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streamlit, "session_state", {})
-    assert (current().order, current().select) == (0, None)
-    reorder("a")
-    assert (current().order, current().select) == (1, "a")
-    reorder()
-    assert (current().order, current().select) == (2, None)
-
-
-def test_two_runs_are_compared_in_words(runs_page: App, store: Store) -> None:
-    saved(store, "one")
-    saved(store, "other")
-    at = runs_page(0, 1)
-    figures = {row["figure"]: row for row in at.dataframe[-1].value.to_dict("records")}
-    assert figures["Step peak"] == {"figure": "Step peak", "other": "34.5 MiB", "one": "34.5 MiB"}
-    assert not any("_" in name for name in figures)
-
-
 def test_any_number_of_runs_stand_side_by_side_and_go_together(runs_page: App, store: Store) -> None:
     for name in ("same", "same", "other"):
         saved(store, name)
     at = runs_page(0, 1, 2)
-    rows = at.dataframe[-1].value.to_dict("records")
-    assert list(rows[0]) == ["figure", "other", "same (2)", "same (3)"]
+    rows = {row["figure"]: row for row in at.dataframe[-1].value.to_dict("records")}
+    peaks = dict.fromkeys(("other", "same (2)", "same (3)"), "34.5 MiB")
+    assert rows["Step peak"] == {"figure": "Step peak", **peaks} and not any("_" in name for name in rows)
     at.button(key="delete_several").click().run()
     assert "They cannot be brought back" in texts(at) and len(store.list()) == 3, "asked first"
 
 
-def test_a_note_stays_beside_its_run(runs_page: App, store: Store) -> None:
-    run_id = saved(store)
-    at = runs_page(0)
-    at.text_input(key=f"note_{run_id}").set_value(" half the time, see the talk ").run()
-    at.button(key="save_note").click().run()
-    assert [run.note for run in store.list()] == ["half the time, see the talk"]
-    (row,) = at.dataframe[0].value.to_dict("records")
-    assert row["note"] == "half the time, see the talk"
-    assert at.button(key="save_note").disabled, "the row stays selected, and there is nothing left to save"
-
-
-def test_rename_reaches_the_store_and_delete_asks_first(runs_page: App, store: Store) -> None:
+def test_a_run_is_noted_and_renamed_and_deleted_after_a_question(runs_page: App, store: Store) -> None:
     run_id = saved(store)
     at = runs_page(0)
     assert at.button(key="rename").disabled
+    at.text_input(key=f"note_{run_id}").set_value(" half the time, see the talk ").run()
+    at.button(key="save_note").click().run()
+    assert [run.note for run in store.list()] == list(at.dataframe[0].value["note"]) == ["half the time, see the talk"]
+    assert at.button(key="save_note").disabled, "the row stays selected, and there is nothing left to save"
     at.text_input(key=f"name_{run_id}").set_value("  all recomputed ").run()
     at.button(key="rename").click().run()
     assert [run.name for run in store.list()] == ["all recomputed"]
     at.button(key="delete").click().run()
-    assert store.list(), "nothing is deleted before it was confirmed"
-    assert "cannot be brought back" in texts(at)
+    assert store.list() and "cannot be brought back" in texts(at), "nothing is deleted before it was confirmed"
 
 
 def test_ranks_stand_side_by_side_and_each_opens_as_a_run_of_its_own(runs_page: App, store: Store) -> None:
