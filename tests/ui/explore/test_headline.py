@@ -41,18 +41,20 @@ def test_the_strip_has_the_same_six_figures_in_every_state() -> None:
             assert [headline.key for headline in strip] == list(glossary.HEADLINES)
             for headline in strip:  # a figure means the same before and after a run
                 assert headline.tooltip.startswith(glossary.HEADLINES[headline.key])
-
-
-def test_only_a_baseline_that_recomputed_is_named() -> None:
-    base, opened = graphs.measured(GRAPH, RunSpec(model=GRAPH.model)), graphs.measured(GRAPH, SPEC)
+    origins = {figure.key: figure.origin for figure in figures(view(None, base), Drawn(policy=Policy()))}
+    assert origins == {
+        "step_peak_bytes": ("measured",), "saved_after_forward_bytes": ("measured",), "flop_ratio": ("counted",),
+        "time_ratio": ("measured",), "verdict": (), "n_recompute": (),
+    }, "a figure that was not measured names no origin"  # fmt: skip
+    unread = {figure.key: figure for figure in figures(view(None, None), Drawn(policy=Policy()))}
+    assert unread["step_peak_bytes"].value == unread["flop_ratio"].value == "not measured"
+    assert unread["flop_ratio"].origin == () and "press Run" not in [figure.delta for figure in unread.values()]
+    wrong = Hazard(rule="r", severity="error", blocks=("a",), sentence="It draws other numbers.", remedy="Do.")
+    strip = figures(view(None, None), Drawn(policy=SPEC.policy, hazards=(wrong,)))
+    assert [(figure.value, figure.tone) for figure in strip if figure.key == "verdict"] == [("not safe", "bad")]
+    opened = graphs.measured(GRAPH, SPEC)
     assert (view(None, base).baseline_policy, view(None, base).against) == (None, "")
     assert (view(None, opened).baseline_policy, view(None, opened).against) == (SPEC.policy, "the opened run")
-
-
-def test_an_unknown_forecast_is_not_a_number() -> None:
-    peak = figures(view(None, None), Drawn(policy=SPEC.policy))[0]
-    assert peak.value == "not measured"
-    assert not any(character.isdigit() for character in peak.value)
 
 
 def test_the_last_figure_says_how_much_was_chosen_of_what_could_be() -> None:
@@ -95,21 +97,6 @@ def test_stale_figures_keep_the_old_value_beside_the_prediction() -> None:
     assert cells(view(both, base, stale=True), drawn)[0].below == "before: 104.5 → 34.5 MiB"
 
 
-def test_an_error_is_said_before_a_run() -> None:
-    wrong = Hazard(rule="r", severity="error", blocks=("a",), sentence="It draws other numbers.", remedy="Do.")
-    strip = figures(view(None, None), Drawn(policy=SPEC.policy, hazards=(wrong,)))
-    assert [(figure.value, figure.tone) for figure in strip if figure.key == "verdict"] == [("not safe", "bad")]
-
-
-def test_a_figure_that_nobody_measured_names_no_origin() -> None:
-    base = graphs.measured(GRAPH, RunSpec(model=GRAPH.model))
-    origins = {figure.key: figure.origin for figure in figures(view(None, base), Drawn(policy=Policy()))}
-    assert origins == {
-        "step_peak_bytes": ("measured",), "saved_after_forward_bytes": ("measured",), "flop_ratio": ("counted",),
-        "time_ratio": ("measured",), "verdict": (), "n_recompute": (),
-    }  # fmt: skip
-
-
 def test_the_strip_says_predicted_of_a_baseline_that_did_not_run() -> None:
     refused = Refused(what="everything kept", policy=KEEP_ALL, held_peak_bytes=60 * MIB, failed_in="forward")
     run = replace(measured(recompute=range(6)), refused=(refused,))
@@ -123,12 +110,6 @@ def test_the_strip_says_predicted_of_a_baseline_that_did_not_run() -> None:
     assert strip["time_ratio"].value == "not measured" and strip["time_ratio"].origin == ()
     real = figures(view(None, measured()), Drawn(policy=Policy()))
     assert real[0].origin == ("measured",) and real[0].value == strip["step_peak_bytes"].value
-
-
-def test_nothing_is_counted_of_a_model_that_was_not_read() -> None:
-    strip = {figure.key: figure for figure in figures(view(None, None), Drawn(policy=Policy()))}
-    assert strip["flop_ratio"].value == "not measured" and strip["flop_ratio"].origin == ()
-    assert "press Run" not in [figure.delta for figure in strip.values()], "there is nothing to run"
 
 
 def test_figures_of_an_older_policy_or_of_other_options_say_so(app: App) -> None:
@@ -146,14 +127,9 @@ def test_figures_of_an_older_policy_or_of_other_options_say_so(app: App) -> None
     assert "for other options" in texts(at)
 
 
-def test_a_run_without_measurable_figures_says_not_measured(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = graphs.measured
-
-    def bare(graph: ModelGraph, spec: RunSpec) -> Measurement:
-        return replace(whole(graph, spec), allocations=None, times=None, phases=())
-
-    monkeypatch.setattr(graphs, "measured", bare)
-    strip = page_driver.figures(app())
+def test_a_run_without_measurable_figures_says_not_measured() -> None:
+    bare = replace(graphs.measured(GRAPH, RunSpec(model=GRAPH.model)), allocations=None, times=None, phases=())
+    strip = {cell.label: cell.value for cell in cells(view(None, bare), Drawn(policy=Policy()))}
     assert strip["Step peak"] == strip["Step time"] == "not measured"
 
 
@@ -260,10 +236,6 @@ def test_settings_of_a_program_are_drawn_and_their_notes_stay_until_read(app: Ap
         assert "read from" not in texts(at) and graph_data(at)["on"] == list(chosen)
     at = upload(at, policy_file.dumps(policy_file.file_of(Policy.recompute(ALL[:2]), GRAPH)))
     assert graph_data(at)["on"] == list(ALL[:2]) and "read from" not in texts(at), "what fits needs no words"
-
-
-def test_a_policy_of_another_model_is_drawn_by_name_and_explained(app: App) -> None:
-    at = app()
     state = at.session_state["explore"]
     text = "version: 1\nmodel: {target: x, fingerprint: '0000000000000000'}\npolicy: {units: [blocks.0]}\n"
     take_policy(state, GRAPH, text.encode())

@@ -57,14 +57,20 @@ def test_a_run_answers_for_exactly_what_it_ran(known: Runs) -> None:
     known.add("alone", run())
     assert known.measured(BASE) == ("alone", run())
     assert known.measured(replace(BASE, seed=1)) is None and known.measured(CANDIDATE) is None
-
-
-def test_both_runs_of_a_comparison_are_found_and_the_pair(known: Runs) -> None:
-    known.add("pair", graphs.compared(GRAPH, CANDIDATE))
+    pair = graphs.compared(GRAPH, CANDIDATE)
+    failure = Failure(kind="out of memory", sentence="Out of memory.")
+    known.add("half", replace(pair, candidate=replace(pair.candidate, failure=failure)))
+    assert known.measured(CANDIDATE) is None and known.points(BASE) == (), "it did not go to its end"
+    known.add("pair", pair)
     measured = known.measured(CANDIDATE)
     assert measured is not None and measured.key == "pair" and measured.run.spec == CANDIDATE
     assert known.compared(BASE, CANDIDATE) == "pair" and known.compared(CANDIDATE, BASE) is None
     assert [point.policy for point in known.points(BASE)] == [CANDIDATE.policy]
+    other = replace(BASE, seed=2)
+    refused = Refused(what="everything kept", policy=Policy(), held_peak_bytes=1, failed_in="forward")
+    fitted = run(replace(CANDIDATE, seed=2), refused=(refused,))
+    known.add("fits", fitted)
+    assert known.fitted(other) == ("fits", fitted) and known.measured(other) is None
 
 
 def test_a_baseline_with_the_prices_of_a_plan_goes_on_answering(known: Runs) -> None:
@@ -81,20 +87,6 @@ def test_a_baseline_with_the_prices_of_a_plan_goes_on_answering(known: Runs) -> 
 def test_a_run_cut_short_and_a_prediction_answer_nothing(known: Runs, change: dict[str, object]) -> None:
     known.add("half", run(**change))
     assert known.measured(BASE) is None
-
-
-def test_of_a_comparison_only_the_run_that_went_to_its_end_is_found(known: Runs) -> None:
-    pair = graphs.compared(GRAPH, CANDIDATE)
-    failure = Failure(kind="out of memory", sentence="Out of memory.")
-    known.add("pair", replace(pair, candidate=replace(pair.candidate, failure=failure)))
-    assert known.measured(CANDIDATE) is None and known.measured(BASE) is not None and known.points(BASE) == ()
-
-
-def test_what_fitted_is_found_by_what_was_refused(known: Runs) -> None:
-    refused = Refused(what="everything kept", policy=Policy(), held_peak_bytes=1, failed_in="forward")
-    fitted = run(CANDIDATE, refused=(refused,))
-    known.add("fits", fitted)
-    assert known.fitted(BASE) == ("fits", fitted) and known.measured(BASE) is None
 
 
 def test_kinds_do_not_push_each_other_out(known: Runs) -> None:
@@ -157,14 +149,10 @@ def test_an_opened_run_of_a_model_that_is_not_offered_is_drawn_from_its_file_and
     at = settle(at.button(key="run").click().run())
     assert "is not offered here" in texts(at)
     assert not [job for job in worker.jobs.values() if foreign.model in models_of(job.request)]
-
-
-def test_a_file_does_not_say_what_an_offered_model_looks_like(app: App, store: Store) -> None:
-    at = app()
     forged = run_file.with_graph(graphs.compared(GRAPH, SPEC), graphs.gpt(2))
     at.session_state[OPENED] = ["explore", store.save(forged, "forged")]
     settle(at.run())
-    assert runs().graph(SPEC) == GRAPH
+    assert runs().graph(SPEC) == GRAPH, "a file does not say what an offered model looks like"
 
 
 def test_opening_a_run_brings_its_figures_back(app: App, worker: FakeWorker, runs_page: App, store: Store) -> None:

@@ -96,7 +96,10 @@ def test_widget_and_record_say_the_same_whatever_changed_last(happened: list[tup
 
 
 def test_what_a_widget_was_given_is_no_choice() -> None:
-    """Streamlit calls a segmented control's callback when the browser first tells the value that it was given."""
+    """Streamlit calls a segmented control's callback when the browser first tells the value that it was given.
+
+    The browser keeps the value of a widget in a closed popover, and would send it back under the old key.
+    """
     taken: list[object] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(streamlit, "session_state", {})
@@ -107,27 +110,12 @@ def test_what_a_widget_was_given_is_no_choice() -> None:
         streamlit.session_state[first.key] = "two"
         first.on_change()
         first.on_change()
-        assert taken == ["two"]
+        assert taken == ["two"] and bound("view", "two", taken.append).key == first.key, "a choice keeps its widget"
         other = bound("view", "three", taken.append)
         first.on_change()
         assert taken == ["two"] and other.key != first.key, "one that was replaced has nothing to say"
         other.on_change()
         assert taken == ["two"], "another page has a widget of this key, which has no value yet: the page must live"
-
-
-def test_a_choice_keeps_its_widget_and_a_change_from_elsewhere_takes_another() -> None:
-    """The browser keeps the value of a widget in a closed popover, and would send it back under the old key."""
-    at = AppTest.from_function(small_page, default_timeout=60)
-    record = at.session_state["record"] = dict(START)
-    at.run()
-    first = widget(at, "toggle", "switch")
-    key = first.key
-    first.set_value(True)
-    at.run()
-    assert widget(at, "toggle", "switch").key == key
-    record["switch"] = False
-    at.run()
-    assert widget(at, "toggle", "switch").key != key
 
 
 SPEC = RunSpec(model=ModelRef(target="m.py"), policy=Policy.recompute(["a"]))
@@ -166,20 +154,16 @@ specs = st.builds(
 )
 
 
+def test_a_plain_run_has_a_plain_link_and_a_thousand_blocks_fit_into_one() -> None:
+    spec = RunSpec(model=ModelRef(target="sample_models/gpt.py", size="small"))
+    assert to_query(spec) == {"model": "sample_models/gpt.py", "size": "small"} and from_query({}) is None
+    many = Policy.recompute([f"blocks.{i}" for i in range(1000)])
+    assert len(to_query(RunSpec(model=spec.model, policy=many))["run"]) < 6000
+
+
 @given(specs)
 def test_a_link_restores_the_whole_run(spec: RunSpec) -> None:
     assert from_query(to_query(spec)) == spec
-
-
-def test_a_plain_run_has_a_plain_link() -> None:
-    spec = RunSpec(model=ModelRef(target="sample_models/gpt.py", size="small"))
-    assert to_query(spec) == {"model": "sample_models/gpt.py", "size": "small"}
-    assert from_query({}) is None
-
-
-def test_a_thousand_blocks_fit_into_an_address() -> None:
-    spec = RunSpec(model=ModelRef(target="x"), policy=Policy.recompute([f"blocks.{i}" for i in range(1000)]))
-    assert len(to_query(spec)["run"]) < 6000
 
 
 def pack(text: bytes) -> str:

@@ -71,6 +71,15 @@ def test_every_decision_is_one_step_of_undo(draft: Draft, bar: Address) -> None:
     assert not draft.history.future, "a new decision ends what could be made again"
 
 
+@pytest.mark.parametrize(("model", "message"), [(GPT.target, ""), ("/etc/passwd:build", "not offered here")])
+def test_a_link_without_a_size_or_with_a_foreign_model_is_about_the_usual_one(
+    bar: Address, model: str, message: str
+) -> None:
+    bar["model"] = model
+    draft = drafts.current()
+    assert draft.spec == RunSpec(model=GPT) and message in draft.message and bool(message) == bool(draft.message)
+
+
 def test_undo_goes_back_so_far_and_no_further(draft: Draft) -> None:
     for i in range(MOST_STEPS + 5):
         drafts.set_policy(draft, Policy.recompute([f"blocks.{i % 2}"]), GRAPH)
@@ -98,26 +107,12 @@ def test_what_is_only_foreseen_is_so_in_the_address_and_on_the_cpu(draft: Draft,
     assert "predict" not in bar and not drafts.why_not_run(draft)
 
 
-def test_a_selected_block_is_unfolded_and_scrolled_to(draft: Draft) -> None:
+def test_a_selected_block_is_unfolded_and_two_become_one_segment(draft: Draft) -> None:
     drafts.select(draft, GRAPH, "blocks.2.mlp")
     assert drafts.marks_of(draft, GRAPH).selected == "blocks.2.mlp"
     assert {"blocks", "blocks.2"} <= set(drafts.marks_of(draft, GRAPH).open)
     drafts.jump_to(draft, GRAPH, "head")
     assert draft.jump == ("head", 2), "the second jump"
-
-
-def test_two_blocks_become_one_segment(draft: Draft) -> None:
     drafts.set_policy(draft, Policy.recompute(["blocks.0", "blocks.1", "head"]), GRAPH)
     drafts.join(draft, GRAPH, ("blocks.0", "blocks.1"))
     assert [unit.blocks for unit in draft.spec.policy.units if len(unit.blocks) > 1] == [("blocks.0", "blocks.1")]
-
-
-def test_a_link_without_a_size_is_about_the_default_size(bar: Address) -> None:
-    bar["model"] = GPT.target
-    assert drafts.current().spec == RunSpec(model=GPT)
-
-
-def test_a_link_that_cannot_be_read_is_a_sentence_and_the_usual_model(bar: Address) -> None:
-    bar["model"] = "/etc/passwd:build"
-    draft = drafts.current()
-    assert draft.spec == RunSpec(model=GPT) and "not offered here" in draft.message
