@@ -107,18 +107,9 @@ def test_bands_add_up_to_the_peak(run: PipelineRun) -> None:
     fig = bands_chart((*run.memory, MEMORY)).figure
     sums = [sum(trace.x[row] for trace in fig.data) * MIB for row in range(3)]
     assert sums == [one.peak_bytes for one in (*run.memory, MEMORY)]
-<<<<<<< HEAD
-
-
-def test_a_run_whose_ranks_were_not_measured_says_so(run: PipelineRun) -> None:
-    bare = msgspec.structs.replace(run, memory=(RankMemory.of(0, "measured", [], parameter_bytes=0, receive_bytes=0),))
-    assert "not measured" in memory_chart(bare.memory).figure.layout.annotations[0].text
-    assert "not measured" in bands_chart(()).figure.layout.annotations[0].text
-=======
-    bare = (rank_memory(0, "measured", [], parameter_bytes=0, receive_bytes=0),)
+    bare = (RankMemory.of(0, "measured", [], parameter_bytes=0, receive_bytes=0),)
     for chart in (memory_chart(bare), bands_chart(())):
         assert "not measured" in chart.figure.layout.annotations[0].text
->>>>>>> e19ef43b (Let one test state a law once, with all its cases)
 
 
 def test_the_table_says_peak_action_and_prediction(run: PipelineRun) -> None:
