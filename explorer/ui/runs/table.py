@@ -126,8 +126,8 @@ def _peak(run: StoredRun) -> str:
     if not headlines.get("comparable", True):
         return f"{stored_peak(base)}; {stored_peak(candidate)}"
     n_blocks = headlines.get("n_baseline_recompute")
-    arrow = f" ({count(n_blocks, 'block')} recomputed) → " if n_blocks else " → "
-    return from_to(base.get("step_peak_bytes"), candidate.get("step_peak_bytes"), arrow)
+    before = f" ({count(n_blocks, 'block')} recomputed in the baseline)" if n_blocks else ""
+    return from_to(base.get("step_peak_bytes"), candidate.get("step_peak_bytes"), " → ") + before
 
 
 def _gradients(run: StoredRun) -> str:

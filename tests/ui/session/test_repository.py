@@ -130,7 +130,7 @@ def test_a_comparison_with_a_baseline_that_recomputes_says_so_everywhere(runs_pa
     assert policy_file.loads(policy_file.dumps(PolicyFile(policy=policy, evidence=evidence))).evidence == evidence
     store.save(pair)
     (row,) = runs_page().dataframe[0].value.to_dict("records")
-    assert row["step peak"] == "34.5 MiB (6 blocks recomputed) → 90.0 MiB"
+    assert row["step peak"] == "34.5 → 90.0 MiB (6 blocks recomputed in the baseline)"
 
 
 def test_an_opened_run_of_a_model_that_is_not_offered_is_drawn_from_its_file_and_runs_nothing(
