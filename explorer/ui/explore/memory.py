@@ -54,8 +54,8 @@ class TimelineOptions:
     stacked: bool
     block: str
     picked: Cursor
-    why: tuple[str, ...]
-    """First reason, under the title of both runs."""
+    why: str
+    """The reason that stands in the place of figures under the title of both runs."""
 
 
 def memory_panel(state: ExploreState, view: View, *, block: str) -> Callable[[], None]:
@@ -77,8 +77,9 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> Callable[[],
         choice = _view_picker(state, views)
         axis, stacked = _chart_options(baseline, candidate, choice)
     reasons = _reasons(state, view, baseline)
+    why = reasons[0] if reasons and choice == TWO else ""
     height = max(results_height() - ABOVE - panel_height(), LEAST_HEIGHT)
-    options = TimelineOptions(view=choice, axis=axis, stacked=stacked, block=block, picked=picked, why=reasons[:1])
+    options = TimelineOptions(view=choice, axis=axis, stacked=stacked, block=block, picked=picked, why=why)
     measured, question, answer = made_once(lambda: _picture(view, options), baseline, candidate, str(options))
     chart = _with_prediction(measured, view, policy, options)
 
@@ -124,8 +125,7 @@ def _picture(view: View, options: TimelineOptions) -> tuple[Chart, str, str]:
     drawn, (tick_of, tick) = {"baseline": baseline}, options.picked or ("", 0)
     if options.view == TWO and candidate is not None:
         drawn["candidate"] = candidate
-        why = options.why[0] if options.why else ""
-        chart = timeline(baseline, candidate, axis=options.axis, cursor=options.picked, why=why)
+        chart = timeline(baseline, candidate, axis=options.axis, cursor=options.picked)
     else:
         if options.view == OF_CANDIDATE and candidate is not None:
             drawn = {"candidate": candidate}
@@ -137,7 +137,7 @@ def _picture(view: View, options: TimelineOptions) -> tuple[Chart, str, str]:
             chart = roles(run, block=options.block or None, axis=options.axis, cursor=cursor)
     add_card(chart, drawn)
     question, answer = untitled(chart.figure)
-    return chart, question, answer
+    return chart, question, options.why or answer
 
 
 def _ranks(view: View, run: Measurement) -> None:

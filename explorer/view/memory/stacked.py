@@ -68,31 +68,23 @@ class Layer:
     """True for an area outside the requested block: the area has no pattern and no line in the legend."""
 
 
-def area(layer: Layer, x: object, y: object, *, named: bool = True) -> go.Scatter:
-    """Trace of a layer; `x` and `y` are drawn points, `y` in units of the axis. `named`: the legend has the layer.
-
-    A layer in the legend has a pattern: its colour alone does not name it.
-    """
-    fill = translucent(layer.colour, PALE if layer.pale else FILL)
-    return go.Scatter(
-        x=x, y=y, name=layer.name, showlegend=named and not layer.pale, stackgroup="held", mode="lines",
-        hoverinfo="skip",
-        line={"shape": "hv", "width": 0.5, "color": translucent(layer.colour, PALE if layer.pale else 1)},
-        fillcolor=fill,
-        fillpattern={"shape": layer.pattern if named and not layer.pale else "", "fgcolor": "rgba(255,255,255,0.55)",
-                     "bgcolor": fill, "size": 7, "solidity": 0.2},
-    )  # fmt: skip
-
-
 def add_areas(fig: go.Figure, layers: Sequence[Layer], x: Positions, heights: Positions, *, least: float = 0.0) -> None:
     """Draws the layers, whose names stand on the areas, else in the legend. A layer below `least` has no name.
 
-    `heights`: bytes in units of the axis at each drawn place of `x`, a row a layer.
+    `heights`: bytes in units of the axis at each drawn place of `x`, a row a layer. The legend shows patterns: a colour
+    alone does not name a layer.
     """
     written = add_names(fig, layers, x, heights)
     for layer, height in zip(layers, heights, strict=True):
-        in_legend = layer.name not in written and bool(height.max() >= least)
-        fig.add_trace(area(layer, x, height, named=in_legend))
+        in_legend = layer.name not in written and not layer.pale and bool(height.max() >= least)
+        fill = translucent(layer.colour, PALE if layer.pale else FILL)
+        pen = {"shape": "hv", "width": 0.5, "color": translucent(layer.colour, PALE if layer.pale else 1)}
+        fig.add_scatter(
+            x=x, y=height, name=layer.name, showlegend=in_legend, stackgroup="held", mode="lines", hoverinfo="skip",
+            line=pen, fillcolor=fill,
+            fillpattern={"shape": layer.pattern if in_legend else "", "fgcolor": "rgba(255,255,255,0.55)",
+                         "bgcolor": fill, "size": 7, "solidity": 0.2},
+        )  # fmt: skip
 
 
 def add_names(fig: go.Figure, layers: Sequence[Layer], x: Positions, heights: Positions) -> set[str]:
@@ -140,8 +132,6 @@ def total_line(run: Measurement, ticks: Indices, x: object, unit: int, parts: Se
 
 def parts_at(ticks: Indices, lines: Sequence[tuple[str, Bytes]], most: int | None = None) -> list[str]:
     """Names that hold bytes at each tick, largest first, at most `most` names."""
-    if not lines:
-        return [""] * len(ticks)
     names = [name for name, _ in lines]
     sizes_by_tick = np.stack([line[ticks] for _, line in lines]).T.tolist()
     present = (sorted(((size, name) for size, name in zip(sizes, names) if size), reverse=True)

@@ -38,9 +38,8 @@ def timeline(
     *,
     axis: Axis = "tick",
     cursor: Cursor = None,
-    why: str = "",
 ) -> Chart:
-    """Chart of the bytes that one or two runs held over the step. `why`: the sentence under the title, else figures."""
+    """Chart of the bytes that one or two runs held over the step."""
     runs = {"baseline": baseline} | ({"candidate": candidate} if candidate is not None else {})
     answer = _answer(baseline, candidate)
     question = "Where is the peak?" if candidate is None else "Where is the peak, how much lower?"
@@ -48,8 +47,6 @@ def timeline(
     if any(run.allocations is not None for run in runs.values()):
         fig = figure(question, answer)
         _draw(fig, runs, axis, cursor)
-    if why:
-        fig.update_layout(title_subtitle_text=why)
     return Chart(
         name="memory timeline",
         figure=fig,
