@@ -7,7 +7,8 @@ the old widget cannot reach the new widget. The widget's name shows pages whose 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, Generic, TypeVar
 
@@ -160,30 +161,31 @@ def set_card(draft: Draft, text: str) -> None:
 
     A text that names no card becomes the draft's message.
     """
-    try:
+    with _reading(draft):
         card = parse_card(text) if text else None
-    except BadInput as error:
-        draft.message = f"{error.sentence} {error.hint}"
-        return
-    draft.message = ""
-    if card is not None and draft.spec.card is not None:
-        card = msgspec.structs.replace(card, options=draft.spec.card.options)
-    choose(draft, msgspec.structs.replace(draft.spec, card=card))
-    if card is not None and not draft.predict:
-        set_predict(draft, on=True)
+        if card is not None and draft.spec.card is not None:
+            card = msgspec.structs.replace(card, options=draft.spec.card.options)
+        choose(draft, msgspec.structs.replace(draft.spec, card=card))
+        if card is not None and not draft.predict:
+            set_predict(draft, on=True)
 
 
 def set_allocator(draft: Draft, options: Iterable[str]) -> None:
     """Sets the options of the card's allocator. Options that cannot be read become the draft's message."""
     assert draft.spec.card is not None, "the options are offered beside a card"
-    text = ",".join(options)
+    with _reading(draft):
+        parse_options(text := ",".join(options))
+        choose(draft, msgspec.structs.replace(draft.spec, card=msgspec.structs.replace(draft.spec.card, options=text)))
+
+
+@contextmanager
+def _reading(draft: Draft) -> Iterator[None]:
+    """A context that reads a typed option: a fault becomes the draft's message, else there is none."""
+    draft.message = ""
     try:
-        parse_options(text)
+        yield
     except BadInput as error:
         draft.message = f"{error.sentence} {error.hint}"
-        return
-    draft.message = ""
-    choose(draft, msgspec.structs.replace(draft.spec, card=msgspec.structs.replace(draft.spec.card, options=text)))
 
 
 def set_ranks(draft: Draft, ranks: Ranks | None) -> None:

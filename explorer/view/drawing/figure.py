@@ -65,17 +65,9 @@ def hatch(shape: str | list[str]) -> dict[str, object]:
 
 def figure(question: str, answer: str = "", *, height: int = 420) -> go.Figure:
     """An empty figure titled with its question, the answer in figures below it."""
-    title: dict[str, object] = {
-        "text": question,
-        "x": 0,
-        "xanchor": "left",
-        "yref": "container",
-        "y": 1,
-        "yanchor": "top",
-    }
-    title["pad"] = {"t": 8, "l": 4}
-    if answer:
-        title["subtitle"] = {"text": answer}
+    place = {"x": 0, "xanchor": "left", "yref": "container", "y": 1, "yanchor": "top", "pad": {"t": 8, "l": 4}}
+    title = {"text": question, **place, **({"subtitle": {"text": answer}} if answer else {})}
+    legend = {"orientation": "h", "yanchor": "top", "xanchor": "left", "x": 0, "y": _below_axis(height)}
     axis = {"automargin": True, "gridcolor": GRID, "zeroline": False, "title": {"standoff": 4}}
     # Whole at once: each later update of a figure costs Plotly milliseconds.
     return go.Figure(
@@ -84,14 +76,7 @@ def figure(question: str, answer: str = "", *, height: int = 420) -> go.Figure:
             "margin": {"l": 8, "r": 12, "t": 60 if answer else 44, "b": 8},
             "paper_bgcolor": "rgba(0,0,0,0)",
             "plot_bgcolor": "rgba(0,0,0,0)",
-            "legend": {
-                "orientation": "h",
-                "yanchor": "top",
-                "xanchor": "left",
-                "x": 0,
-                "title": {"text": ""},
-                "y": _below_axis(height),
-            },
+            "legend": {**legend, "title": {"text": ""}},
             "hoverlabel": {"align": "left", "namelength": -1},
             "dragmode": "zoom",
             "modebar": {"bgcolor": "rgba(0,0,0,0)"},

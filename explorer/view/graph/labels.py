@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from functools import cached_property
 
+from msgspec.structs import replace
+
 from explorer.plan.names import above
 from explorer.record.allocations import Ledger
 from explorer.record.base import Record
@@ -86,9 +88,7 @@ def labels(facts: Facts, in_view: Collection[str] | None = None) -> dict[str, La
     """A label for every node of the drawing, or for the nodes `in_view` alone."""
     nodes = nest(facts.graph)
     on = set(facts.policy.blocks)
-    badges = _badges(facts)
-    for fqn, inside in _inside(facts, nodes).items():
-        badges.setdefault(fqn, []).extend(inside)
+    badges = _badges(facts, nodes)
     share = _shares(facts, nodes)
     drawn = nodes.values() if in_view is None else [nodes[id] for id in in_view]
     return {node.id: _label(facts, node, on, badges, share.get(node.id, 0.0)) for node in drawn if node.id}
@@ -244,30 +244,23 @@ def _trait_badges(block: Block) -> list[Badge]:
     return badges[:2]
 
 
-def _badges(facts: Facts) -> dict[str, list[Badge]]:
-    badges: dict[str, list[Badge]] = {}
+def _badges(facts: Facts, nodes: dict[str, Node]) -> dict[str, list[Badge]]:
+    """Badges of hazards on their blocks. An error or a warning stands on the containers too, which may be folded."""
+    badges: dict[str, list[Badge]] = defaultdict(list)
+    inside: dict[str, dict[str, Badge]] = defaultdict(dict)
     for hazard in facts.hazards:
+        text = f"{hazard.sentence} {hazard.remedy}"
+        badge = Badge(sign=SIGNS[hazard.severity], severity=hazard.severity, text=text)
         for fqn in hazard.blocks:
-            badge = Badge(
-                sign=SIGNS[hazard.severity], severity=hazard.severity, text=f"{hazard.sentence} {hazard.remedy}"
-            )
-            badges.setdefault(fqn, []).append(badge)
-    return badges
-
-
-def _inside(facts: Facts, nodes: dict[str, Node]) -> dict[str, list[Badge]]:
-    """Badges for the containers of blocks with an error or a warning, so that a folded container shows the hazard."""
-    badges: dict[str, dict[str, Badge]] = {}
-    for hazard in (hazard for hazard in facts.hazards if hazard.severity != "note"):
-        text = f"Inside: {hazard.sentence} {hazard.remedy}"
-        for fqn in hazard.blocks:
-            around = nodes[fqn].parent if fqn in nodes else None
+            badges[fqn].append(badge)
+            around = nodes[fqn].parent if fqn in nodes and hazard.severity != "note" else None
             while around:
                 if around not in hazard.blocks:
-                    badge = Badge(sign=SIGNS[hazard.severity], severity=hazard.severity, text=text)
-                    badges.setdefault(around, {}).setdefault(hazard.severity, badge)
+                    inside[around].setdefault(hazard.severity, replace(badge, text=f"Inside: {text}"))
                 around = nodes[around].parent
-    return {fqn: list(by_severity.values()) for fqn, by_severity in badges.items()}
+    for fqn, by_severity in inside.items():
+        badges[fqn] += by_severity.values()
+    return badges
 
 
 def distances_by_block(comparison: Comparison | None) -> dict[str, float]:
