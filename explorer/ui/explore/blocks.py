@@ -17,8 +17,7 @@ from explorer.record.policy import Policy
 from explorer.ui import components
 from explorer.ui.components import catch_up
 from explorer.ui.explore.budget import SLIDER_KEY
-from explorer.ui.explore.forecast import block_prices, price_tag
-from explorer.ui.explore.view import View, ledger_of
+from explorer.ui.explore.view import View, block_prices, ledger_of, price_tag
 from explorer.ui.explore.work import ExploreState
 from explorer.ui.session import page_job, window
 from explorer.ui.session.repository import KeyedRun

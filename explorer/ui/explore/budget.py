@@ -23,8 +23,7 @@ from explorer.plan.policy.presets import preset_titles
 from explorer.record.graph import ModelGraph
 from explorer.record.plan import Forecast, Front, Plan, Wish
 from explorer.ui.components import live_slider
-from explorer.ui.explore.forecast import cost, cost_word, predicted, predicted_on_card, predicted_presets
-from explorer.ui.explore.view import View, view_of
+from explorer.ui.explore.view import View, cost, cost_word, predicted, predicted_on_card, predicted_presets, view_of
 from explorer.ui.explore.work import Budget, ExploreState
 from explorer.ui.session import backend
 from explorer.ui.session.repository import request_key, runs

@@ -12,8 +12,7 @@ from explorer.record.plan import Forecast
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.ui.explore import work
 from explorer.ui.explore.budget import points, search_of
-from explorer.ui.explore.forecast import cost, cost_word, predicted, predicted_presets
-from explorer.ui.explore.view import View, view_of
+from explorer.ui.explore.view import View, cost, cost_word, predicted, predicted_presets, view_of
 from explorer.ui.explore.work import ExploreState
 from explorer.ui.session.repository import runs
 from explorer.ui.shared import draft as drafts

@@ -16,8 +16,7 @@ from explorer.record.card import CardMemory
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy
-from explorer.ui.explore.forecast import predicted_line, predicted_on_card
-from explorer.ui.explore.view import View, ledger_of
+from explorer.ui.explore.view import View, ledger_of, predicted_line, predicted_on_card
 from explorer.ui.explore.work import BY_ROLE, ExploreState
 from explorer.ui.session import window
 from explorer.ui.session.repository import runs

@@ -21,10 +21,9 @@ from explorer.ui.components import strip
 from explorer.ui.explore import budget, work
 from explorer.ui.explore.blocks import facts_of, graph_panel, tools
 from explorer.ui.explore.files import imported_notes, policy_menu, run_menu
-from explorer.ui.explore.forecast import predicted, predicted_presets, worth_recomputing
 from explorer.ui.explore.headline import Drawn, answer, cells
 from explorer.ui.explore.results import results
-from explorer.ui.explore.view import View, drawn_graph, view_of
+from explorer.ui.explore.view import View, drawn_graph, predicted, predicted_presets, view_of, worth_recomputing
 from explorer.ui.explore.work import ExploreState
 from explorer.ui.session import page_job
 from explorer.ui.session.repository import runs

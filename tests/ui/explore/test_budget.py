@@ -14,8 +14,7 @@ from explorer.record import Failure, Policy, RunSpec
 from explorer.record.measurement import Times
 from explorer.record.plan import Forecast, Wish
 from explorer.ui.explore import blocks, budget, front
-from explorer.ui.explore.forecast import cost, predicted, predicted_presets
-from explorer.ui.explore.view import View, view_of
+from explorer.ui.explore.view import View, cost, predicted, predicted_presets, view_of
 from explorer.ui.session.repository import KeyedRun
 from explorer.view.drawing.units import mib
 from explorer.view.text import plan as words

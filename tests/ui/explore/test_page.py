@@ -73,7 +73,7 @@ def test_a_click_prices_the_drawn_blocks_alone_and_once(app: App, monkeypatch: p
         priced.extend(blocks)
         return prices(run, blocks, graph=graph)
 
-    monkeypatch.setattr("explorer.ui.explore.forecast.prices", counted)
+    monkeypatch.setattr("explorer.ui.explore.view.prices", counted)
     at = app()
     first = list(priced)
     assert first and len(first) < len(GRAPH.blocks) and len(set(first)) == len(first)
