@@ -8,8 +8,7 @@ import re
 from explorer.errors import BadInput
 
 _UNITS = {"": 1, "b": 1, "kib": 1024, "mib": 1024**2, "gib": 1024**3, "tib": 1024**4}
-_MIB = (1024**2, "MiB", 1)
-_WRITTEN = ((1024**4, "TiB", 2), (1024**3, "GiB", 2), _MIB, (1024, "KiB", 1), (1, "B", 0))
+_WRITTEN = ((1024**4, "TiB", 2), (1024**3, "GiB", 2), (1024**2, "MiB", 1), (1024, "KiB", 1), (1, "B", 0))
 """Units, their names, and digits behind the point."""
 MOST_DIGITS = 4
 """Digits behind the point that may tell two sizes apart; sizes that need more are written in bytes."""
@@ -30,13 +29,13 @@ def parse_bytes(text: str) -> int:
 
 
 def mib(n_bytes: int | float) -> str:
-    """`206.1 MiB`, `0.46 MiB`; from 1,024 MiB on in GiB, below 0.1 MiB in KiB or bytes."""
+    """`206.1 MiB`; from 1,024 MiB on in GiB, below 1 MiB in KiB or bytes."""
     size = abs(n_bytes)
     sign = "\N{MINUS SIGN}" if n_bytes < 0 else ""
     if size == 0:
         return "0 MiB"
-    unit, name, digits = _MIB if 0.1 <= size / _MIB[0] < 1 else _scale(size)
-    return f"{sign}{_number(size / unit, digits)} {name}"
+    unit, name, digits = _scale(size)
+    return f"{sign}{size / unit:,.{digits}f} {name}"
 
 
 def from_to(old: int | float, new: int | float, between: str = " to ") -> str:
@@ -44,7 +43,7 @@ def from_to(old: int | float, new: int | float, between: str = " to ") -> str:
 
     A size below a thousandth of that unit keeps its own: `15.0 MiB to 96 B`. `between` stands between both.
     """
-    unit, name, digits = _scale(max(old, new) or _MIB[0])
+    unit, name, digits = _scale(max(old, new) or 1024**2)
     if 0 < min(old, new) < unit / 1000:
         return f"{mib(old)}{between}{mib(new)}"
     before, after = _number(old / unit, digits), _number(new / unit, digits)
@@ -76,9 +75,6 @@ def distinct_texts(*sizes: int) -> tuple[str, ...]:
 
 def mib_up(n_bytes: int) -> str:
     """The size rounded up: a budget of the printed size is never less than `n_bytes`."""
-    if _MIB[0] / 10 <= n_bytes < _MIB[0]:
-        step = _MIB[0] / 100
-    else:
-        unit, _, digits = _scale(n_bytes)
-        step = unit / 10**digits
+    unit, _, digits = _scale(n_bytes)
+    step = unit / 10**digits
     return mib(math.ceil(n_bytes / step) * step)

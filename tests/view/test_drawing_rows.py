@@ -164,7 +164,7 @@ MIB = 1024**2
     [
         (None, "not measured"), (0, "0 MiB"), (1, "1 B"), (2048, "2.0 KiB"), (int(206.1 * MIB), "206.1 MiB"),
         (1024 * MIB, "1.00 GiB"),
-        (0.46 * MIB, "0.46 MiB"), (MIB // 2, "0.5 MiB"), (0.1 * MIB, "0.1 MiB"),
+        (0.46 * MIB, "471.0 KiB"), (MIB // 2, "512.0 KiB"),
         (1023 * MIB, "1,023.0 MiB"), (-3 * MIB, "\N{MINUS SIGN}3.0 MiB"),
         (5 * 1024**4, "5.00 TiB"),
     ],

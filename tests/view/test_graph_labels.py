@@ -30,7 +30,7 @@ def test_a_block_says_what_it_keeps_frees_and_how_often_it_ran() -> None:
     drawn = labels(facts)
     assert drawn["blocks.0"].bytes == "15.0 → 0.5 MiB"
     assert drawn["blocks.0"].note == "ran 2×"
-    assert drawn["norm"].bytes == "0.5 MiB"
+    assert drawn["norm"].bytes == "512.0 KiB"
     assert drawn["head"].badges[0].text == "It breaks. Do not."
     unmeasured = labels(Facts(graph=GRAPH, policy=SPEC.policy))
     assert unmeasured["blocks.0"].bytes.endswith("?")

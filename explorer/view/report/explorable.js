@@ -29,10 +29,8 @@ function number(value, digits) {
 }
 
 function mib(bytes) {
-  const size = Math.abs(bytes), share = size / 2 ** 20;
-  if (!size) return "0 MiB";
-  const [unit, name, digits] = share >= 0.1 && share < 1 ? SCALES[2] : scaleOf(size);
-  return `${bytes < 0 ? MINUS : ""}${number(size / unit, digits)} ${name}`;
+  const size = Math.abs(bytes), [unit, name, digits] = scaleOf(size);
+  return size ? `${bytes < 0 ? MINUS : ""}${fixed(size / unit, digits)} ${name}` : "0 MiB";
 }
 
 // `15.0 → 0.5 MiB`: one unit, and digits that tell different sizes apart.

@@ -257,7 +257,7 @@ def test_the_fullest_of_the_predicted_ranks_is_drawn_and_all_stand_below(app: Ap
     (marks,) = [trace for trace in collectives["data"] if trace["name"] == "all-gather (6)"]
     assert picked_event(marks["customdata"][0], OF_BASELINE) is None, "a click on a collective picks no event"
     assert picked_event(["run", 7], OF_CANDIDATE) == ("candidate", 7) and picked_event(None, OF_BASELINE) is None
-    assert len(marks["x"]) == 6 and marks["customdata"][3] == ["1.0 MiB", "forward of blocks.3", "0.88 MiB"]
+    assert len(marks["x"]) == 6 and marks["customdata"][3] == ["1.0 MiB", "forward of blocks.3", "896.0 KiB"]
     assert bars["data"][0]["y"] == ["ranks 0 to 6", "rank 7"]
     (calls,) = [table.value for table in at.dataframe if "collective" in table.value]
     assert calls.to_dict("records")[0]["calls"] == 6

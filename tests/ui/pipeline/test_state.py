@@ -52,7 +52,7 @@ def test_cuts_and_toggles_are_drawn_take_effect_and_are_undone(visit: Open, pipe
     stages = [data["labels"][fqn][5] for fqn in GRAPH.chain]
     assert stages == sorted(stages) and set(stages) == {0, 1}
     assert len(data["geometry"]["cuts"]) == len(GRAPH.cuts)
-    assert {cut[4] for cut in data["geometry"]["cuts"]} == {"cut: 0.12 MiB a microbatch"}
+    assert {cut[4] for cut in data["geometry"]["cuts"]} == {"cut: 128.0 KiB a microbatch"}
     at = say(at, cuts=CUT)
     assert figures(at)["Plan"] == "3 stages" and figures(at)["Step"] != before
     assert widget(at, "number_input", "pipeline_stages").value == 3 and address(at)["cuts"] == "3.6"
