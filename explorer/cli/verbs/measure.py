@@ -35,7 +35,7 @@ from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.record.run import PipelinePlan, RunSpec
 from explorer.view.drawing.units import count
-from explorer.view.pipeline.ranks import memory_chart
+from explorer.view.pipeline.results import memory_chart
 from explorer.view.text.runs import did_not_fit
 
 

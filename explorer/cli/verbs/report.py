@@ -32,6 +32,7 @@ from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelRef
 from explorer.record.history import MemoryHistory
 from explorer.record.run import RunSpec
+from explorer.view.report.explorable import Exhibit, index_text, lesson_text
 from explorer.view.report.html import PLOTLY_FILE, plotly_js
 from explorer.view.report.report import Reported, ReportOf, report_text
 

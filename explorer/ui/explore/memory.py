@@ -66,8 +66,7 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> Callable[[],
     picked, baseline, graph = state.tick, view.charted, view.graph
     if baseline is None:
         return lambda: None
-    candidate = view.comparison.candidate if view.comparison else None
-    policy = state.draft.spec.policy
+    candidate, policy = view.comparison.candidate if view.comparison else None, state.draft.spec.policy
     _card(baseline, candidate, predicted_on_card(view, policy) if view.candidate is None else None)
     views = [TWO, OF_BASELINE, OF_CANDIDATE] if candidate else [OF_BASELINE]
     _picked_moment(state, baseline, candidate)
@@ -76,8 +75,8 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> Callable[[],
         choice = _view_picker(state, views)
         axis, stacked = _chart_options(baseline, candidate, choice)
     reasons = _reasons(state, view, baseline)
-    why = reasons[0] if reasons and choice == TWO else ""
     height = max(results_height() - ABOVE - panel_height(), LEAST_HEIGHT)
+    why = reasons[0] if reasons and choice == TWO else ""
     options = TimelineOptions(view=choice, axis=axis, stacked=stacked, block=block, picked=picked, why=why)
     measured, question, answer = made_once(lambda: _picture(view, options), baseline, candidate, str(options))
     chart = _with_prediction(measured, view, policy, options)
