@@ -81,18 +81,13 @@ def adopt_marks(state: GraphMarks, message: Mapping[str, Any] | None, *, until_p
 
 def replace_marks(state: GraphMarks, on: Iterable[str], cuts: Iterable[str] | None = None) -> None:
     """A preset, an undo or an import: the marks are these from now on. Call `adopt_marks(until_press=True)` first."""
-    _remember(state)
+    state.was[state.revision] = list(state.on), list(state.cuts)
+    for old in list(state.was)[:-REMEMBERED_REVISIONS]:
+        del state.was[old]
     state.on = list(on)
     if cuts is not None:
         state.cuts = list(cuts)
     state.revision += 1
-
-
-def _remember(state: GraphMarks) -> None:
-    """Keeps the marks of the last few revisions, as clicks on these revisions may still arrive."""
-    state.was[state.revision] = list(state.on), list(state.cuts)
-    for old in list(state.was)[:-REMEMBERED_REVISIONS]:
-        del state.was[old]
 
 
 def flipped(marks: Iterable[str], flips: Collection[str]) -> list[str]:

@@ -314,7 +314,9 @@ def _stored(spec: RunSpec) -> EarlierRun | None:
     try:
         stored = [run for run in backend.store().list() if run.model == spec.model.target and run.spec is not None]
         for row in sorted(stored, key=lambda row: -row.created)[:MOST_READ]:
-            record = runs().record(row.run_id) if _asks_alike(row.spec, spec) else None
+            # A run that differs in its policy and split at most.
+            alike = row.spec is not None and replace(row.spec, policy=spec.policy, plan=spec.plan) == spec
+            record = runs().record(row.run_id) if alike else None
             run = run_for(Measure(spec=spec), record) if record is not None else None
             graph = run_file.graph_of(record) if record is not None else None
             if run is not None and graph is not None:
@@ -322,11 +324,6 @@ def _stored(spec: RunSpec) -> EarlierRun | None:
     except ExplorerError:  # the Runs page says why the store cannot be read
         pass
     return None
-
-
-def _asks_alike(stored: RunSpec | None, spec: RunSpec) -> bool:
-    """Whether the runs differ in their policy and split at most."""
-    return stored is not None and replace(stored, policy=spec.policy, plan=spec.plan) == spec
 
 
 def _bundled(spec: RunSpec) -> EarlierRun | None:

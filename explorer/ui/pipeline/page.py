@@ -163,7 +163,7 @@ def _bar(split: PipelineState, spec: RunSpec | None) -> None:
 
     def start() -> None:
         if spec is not None:
-            start_run(split, spec)
+            page_job.start(split.job, RunPipeline(spec=spec, engine=split.engine, profile=profile_of(spec)))
 
     run_bar(
         split.job,
@@ -188,11 +188,6 @@ def prepare(split: PipelineState) -> None:
         page_job.start(split.job, Describe(model=spec.model, seed=spec.seed, device=spec.device))
     elif profile_of(spec) is None:
         page_job.start(split.job, ProfileStages(spec=_unsplit(spec), groups=atoms(graph)))
-
-
-def start_run(split: PipelineState, spec: RunSpec) -> None:
-    """Starts the run that a person requests."""
-    page_job.start(split.job, RunPipeline(spec=spec, engine=split.engine, profile=profile_of(spec)))
 
 
 def take(split: PipelineState, job: Job) -> None:

@@ -202,13 +202,13 @@ def _confirm(runs: Sequence[StoredRun]) -> None:
     st.text("\n".join(run.name for run in runs))
     st.caption(f"{'It' if len(runs) == 1 else 'They'} cannot be brought back. Export first to keep a copy.")
     if st.button(on_primary("Delete for good"), type="primary", icon=":material/delete:", key="delete_for_good"):
-        do(lambda: _delete(runs), "Deleted.")
 
+        def delete() -> None:
+            for run in runs:
+                backend.store().delete(run.run_id)
+                repository.runs().drop(run.run_id)
 
-def _delete(runs: Sequence[StoredRun]) -> None:
-    for run in runs:
-        backend.store().delete(run.run_id)
-        repository.runs().drop(run.run_id)
+        do(delete, "Deleted.")
 
 
 def do(act: Callable[[], object], outcome: str, *, reorders: bool = True) -> None:

@@ -62,7 +62,8 @@ def model_row(draft: Draft, choose: Choose, *, key: str) -> None:
             if not spec.model.is_recorded:
                 _options(draft, graph, choose)
     if not spec.model.is_recorded:  # nothing can be changed of a step that was recorded elsewhere
-        _changed_line(draft)
+        if changed := _changed_options(draft):  # named beside the closed popover that holds them
+            small_text(f":orange-badge[:material/tune: changed options] {escape(', '.join(changed))}")
 
 
 def _model(model: ModelRef, samples: tuple[Sample, ...], choose: Choose) -> None:
@@ -258,12 +259,6 @@ def _in_words(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return " and ".join(value) if isinstance(value, tuple) else str(value)
-
-
-def _changed_line(draft: Draft) -> None:
-    """Names the changed options, beside the closed popover that holds them."""
-    if changed := _changed_options(draft):
-        small_text(f":orange-badge[:material/tune: changed options] {escape(', '.join(changed))}")
 
 
 def _choice(name: str, value: Any, offered: tuple[Any, ...], change: Change) -> None:

@@ -16,7 +16,7 @@ from explorer.record.card import Card, CardMemory, OtherSetting, RefusedRequest,
 from explorer.record.comparison import Comparison
 from explorer.record.failure import Failure
 from explorer.record.history import DeviceHistory, SimulatedHistory
-from explorer.record.measurement import Measurement, Refused
+from explorer.record.measurement import Measurement
 from explorer.record.run import RunSpec
 from explorer.view.drawing.units import NOT_MEASURED, count, flops, median_ms, mib, milliseconds, percent, time_ratio
 
@@ -93,16 +93,15 @@ def did_not_fit(run: Measurement, whole: Measurement | None) -> str:
     """
     if not run.refused:
         return ""
-    tried = [f"{one.what}{_at_least(one)}" for one in run.refused]
+    tried = [
+        one.what if one.held_peak_bytes is None else f"{one.what}, at least {mib(one.held_peak_bytes)}"
+        for one in run.refused
+    ]
     refused = f"Did not fit: {', then '.join(tried)}, then refused."
     if whole is None or whole.step_peak_bytes is None:
         return refused
     needed = mib(whole.step_peak_bytes)
     return f"{refused} Put together from the run that fitted, everything kept needs {needed} (predicted)."
-
-
-def _at_least(refused: Refused) -> str:
-    return "" if refused.held_peak_bytes is None else f", at least {mib(refused.held_peak_bytes)}"
 
 
 def _ended(failure: Failure) -> str:
