@@ -61,9 +61,9 @@ def model_row(draft: Draft, choose: Choose, *, key: str) -> None:
             _arguments(spec.model, samples, choose)
             if not spec.model.is_recorded:
                 _options(draft, graph, choose)
-    if not spec.model.is_recorded:  # nothing can be changed of a step that was recorded elsewhere
-        if changed := _changed_options(draft):  # named beside the closed popover that holds them
-            small_text(f":orange-badge[:material/tune: changed options] {escape(', '.join(changed))}")
+    # Named beside the closed popover that holds them; nothing can be changed of a step that was recorded elsewhere.
+    if not spec.model.is_recorded and (changed := _changed_options(draft)):
+        small_text(f":orange-badge[:material/tune: changed options] {escape(', '.join(changed))}")
 
 
 def _model(model: ModelRef, samples: tuple[Sample, ...], choose: Choose) -> None:
