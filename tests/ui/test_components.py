@@ -132,30 +132,20 @@ def test_no_click_and_no_preset_is_lost_in_any_interleaving(events: list[Any]) -
     assert browser.on == expected
 
 
-def test_an_old_message_changes_nothing() -> None:
+def test_an_old_message_changes_nothing_and_cuts_keep_the_rule_too() -> None:
     state = bg.GraphMarks()
     assert bg.adopt_marks(state, marks(5, 0, {"a"}))
-    assert not bg.adopt_marks(state, marks(5, 0, {"b"}))
-    assert not bg.adopt_marks(state, marks(4, 0, {"b"}))
-    assert not bg.adopt_marks(state, None)
+    assert not any(bg.adopt_marks(state, message) for message in (marks(5, 0, {"b"}), marks(4, 0, {"b"}), None))
     assert state.on == ["a"]
-
-
-def test_cuts_keep_the_rule_too() -> None:
+    for _ in range(bg.REMEMBERED_REVISIONS + 1):
+        bg.replace_marks(state, ["a"])
+    assert bg.adopt_marks(state, marks(6, 0, {"b"})), "the browser is told that its click was dropped"
+    assert (state.on, state.seq) == (["a"], 6)
     state = bg.GraphMarks()
     bg.adopt_marks(state, marks(1, 0, set(), {"a>b"}))
     bg.replace_marks(state, [], ["b>c"])
     bg.adopt_marks(state, marks(2, 0, set(), {"a>b", "c>d"}))  # clicked c>d before the preset arrived
     assert sorted(state.cuts) == ["b>c", "c>d"]
-
-
-def test_a_click_on_a_revision_long_gone_is_dropped_and_the_browser_told() -> None:
-    state = bg.GraphMarks()
-    for _ in range(bg.REMEMBERED_REVISIONS + 1):
-        bg.replace_marks(state, ["a"])
-    assert bg.adopt_marks(state, marks(1, 0, {"b"}))
-    assert state.on == ["a"]
-    assert state.seq == 1
 
 
 def test_what_travels_is_small_even_for_a_thousand_blocks() -> None:
@@ -167,6 +157,8 @@ def test_what_travels_is_small_even_for_a_thousand_blocks() -> None:
     unfolded = bg.payload(layout(graph, list(nest(graph))), bg.GraphMarks(), paint)
     assert len(unfolded["geometry"]["rows"]) > 1000
     assert len(json.dumps(unfolded)) < 350_000
+    for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+        assert word not in browser.script(), "names reach the page as data only"
 
 
 def test_a_join_has_a_leader_to_the_right_only_where_an_arrow_attaches_there() -> None:
@@ -178,12 +170,6 @@ def test_a_join_has_a_leader_to_the_right_only_where_an_arrow_attaches_there() -
         "geometry"
     ]["joins"]
     assert [join[-1] for join in sent] == [False, False]
-
-
-def test_names_reach_the_page_as_data_only() -> None:
-    text = browser.script()
-    for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
-        assert word not in text
 
 
 def slider_page() -> None:

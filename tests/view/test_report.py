@@ -20,7 +20,7 @@ from explorer.jobs import run_file
 from explorer.plan.card.opened import open_history
 from explorer.plan.lessons import lessons
 from explorer.plan.memory.ledger import ledger
-from explorer.record import Comparison, Environment, Failure, Measurement, RunSpec
+from explorer.record import Comparison, Failure, Measurement, RunSpec
 from explorer.record.base import Record, from_msgpack, from_plain
 from explorer.record.lab import LabChart, LabOutcome, LabSeries
 from explorer.record.pipeline import PipelineRun
@@ -83,11 +83,8 @@ def test_the_graph_of_the_run_comes_before_one_at_hand() -> None:
     assert ReportOf(run=recorded, name="n", graph=other).known_graph is GRAPH
     assert ReportOf(run=RUN, name="n", graph=other).known_graph is other
     assert ReportOf(run=KINDS["pipeline"], name="n").known_graph is None
-
-
-def test_a_failure_that_several_ranks_had_is_said_once() -> None:
     failure = Failure(kind="crash", sentence="It broke.", hint="Mend it.")
-    assert len(list(failure_boxes([failure, None, failure]))) == 1
+    assert len(list(failure_boxes([failure, None, failure]))) == 1, "a failure that several ranks had is said once"
 
 
 @pytest.mark.parametrize("origin", ["measured", "recorded"])
@@ -133,17 +130,13 @@ def test_a_figure_is_the_one_of_the_page(pair: Comparison) -> None:
     assert [trace.get("name") for trace in figure["data"]] == [trace.name for trace in chart.figure.data]
     assert figure["layout"]["title"]["text"] == chart.figure.layout.title.text
     assert "template" not in figure["layout"] and chart.figure.layout.template.layout.colorway
-
-
-def test_names_of_a_model_end_no_script() -> None:
     wild = LabSeries(name="</script><script>alert(1)</script>", y=(1.0, None), part="other")
-    chart = LabChart(kind="bars", title="a < b & c", x_title="", y_title="n", x=("<b", "q&"), series=(wild, wild))
+    lab = LabChart(kind="bars", title="a < b & c", x_title="", y_title="n", x=("<b", "q&"), series=(wild, wild))
     outcome = LabOutcome(
-        experiment="x", switches={}, device="cpu", rows=(), chart=chart, findings=('say "no"',), seconds=1.0
+        experiment="x", switches={}, device="cpu", rows=(), chart=lab, findings=('say "no"',), seconds=1.0
     )
     markup = picture(lab_chart(outcome))
-    assert markup.count("<script") == markup.count("</script>") == 1
-    assert len(figures_in(markup)) == 1
+    assert markup.count("<script") == markup.count("</script>") == 1 and len(figures_in(markup)) == 1
 
 
 def test_it_says_what_the_strip_says_and_every_part_is_there(pair: Comparison, whole: str) -> None:
@@ -155,15 +148,15 @@ def test_it_says_what_the_strip_says_and_every_part_is_there(pair: Comparison, w
     assert "The policy lowered the peak" in text and "bitwise equal" in text
     assert pair.candidate.environment.torch_version in text
     assert len(figures_in(text)) == 10
-
-
-def test_one_run_has_its_own_page(pair: Comparison) -> None:
-    text = report_text(of(pair.candidate))
-    assert "<h2>Memory</h2>" in text and "<h2>Verdict</h2>" not in text and "<h2>Cost</h2>" not in text
-    assert list(figures_in(text)) == [
+    alone = report_text(of(pair.candidate))
+    assert "<h2>Memory</h2>" in alone and "<h2>Verdict</h2>" not in alone and "<h2>Cost</h2>" not in alone
+    assert list(figures_in(alone)) == [
         "memory-timeline", "bytes-by-role", "bytes-by-block", "alive-at-the-peak", "saved-bytes-by-block",
         "operators-of-the-model",
     ]  # fmt: skip
+    host = replace(pair.candidate.environment, device_name="<i>")
+    text = report_text(of(Measurement(spec=pair.candidate.spec, environment=host)))
+    assert "not measured" in text and "&lt;i&gt;" in text and "<h2>Memory</h2>" not in text, "without a timeline"
 
 
 def test_a_run_that_failed_says_so_and_looks_in_no_part_whole(pair: Comparison) -> None:
@@ -172,17 +165,6 @@ def test_a_run_that_failed_says_so_and_looks_in_no_part_whole(pair: Comparison) 
     assert "The step asked for 8 bytes." in text and "Recompute more." in text
     assert "nothing is bought, and nothing is proven" in text
     assert "<h2>Cost</h2>" not in text and "The policy lowered the peak" not in text
-
-
-def test_without_a_timeline_it_still_reports(pair: Comparison) -> None:
-    bare = Measurement(
-        spec=pair.candidate.spec,
-        environment=Environment(
-            device="cpu", device_name="<i>", torch_version="2", python_version="3", platform="", n_threads=1
-        ),
-    )
-    text = report_text(of(bare))
-    assert "not measured" in text and "&lt;i&gt;" in text and "<h2>Memory</h2>" not in text
 
 
 def test_the_report_of_a_recorded_step_says_recorded_and_why(pair: Comparison) -> None:
@@ -197,9 +179,6 @@ def test_the_report_of_a_recorded_step_says_recorded_and_why(pair: Comparison) -
     assert any(line.get("name") == "this run" for line in lines)
     assert all("baseline" not in line.get("name", "") + line.get("hovertemplate", "") for line in lines)
     assert "<td>seed</td>" not in text and "<td>timed steps</td>" not in text and "<td>mode</td>" in text
-
-
-def test_the_report_of_a_step_that_was_only_foreseen_says_predicted_and_why_not_more(pair: Comparison) -> None:
     run = replace(pair.baseline, origin="predicted", times=None, warnings=("What kernels take is not in it.",))
     text = report_text(of(run))
     cards = re.search(r'<div class="cards">.*?</div></div>', text, re.S)
@@ -312,13 +291,10 @@ def test_what_cannot_have_happened_is_refused(name: str, path: tuple[str | int, 
         opened(mutations.changed(RECORDS[name], path, value), type(RECORDS[name]))
 
 
-@pytest.mark.parametrize("created", [1e300, float("inf"), -1e18, float("nan")])
-def test_a_date_that_is_none_is_refused(created: float) -> None:
-    with pytest.raises(UnreadableFile, match="created"):
-        opened(mutations.to_plain(RECORDS["pipeline"]), type(RECORDS["pipeline"]), created)
-
-
-def test_a_spec_at_its_limits_is_drawn() -> None:
+def test_a_spec_at_its_limits_is_drawn_and_a_date_that_is_none_is_refused() -> None:
+    for created in (1e300, float("inf"), -1e18, float("nan")):
+        with pytest.raises(UnreadableFile, match="created"):
+            opened(mutations.to_plain(RECORDS["pipeline"]), type(RECORDS["pipeline"]), created)
     spec = RECORDS["measurement"].spec
     largest = {"n_repeats": 1000, "n_threads": 1024, "seed": 2**53 - 1, "n_accumulation": 4096}
     assert set(largest) <= set(RunSpec.__struct_fields__)

@@ -20,6 +20,7 @@ from explorer.view.drawing.units import mib
 from tests import graphs
 from tests.ui.fake_worker import FakeJob, FakeWorker
 from tests.ui.page_driver import (
+    WINDOW,
     App,
     component_data,
     drawn_before_plotly,
@@ -58,7 +59,7 @@ def visit(app: App) -> Callable[[], AppTest]:
 
     def start() -> AppTest:
         at = start_only()
-        at.session_state["window"] = {"height": 800, "narrow": False}
+        at.session_state["window"] = WINDOW
         return at.run()
 
     return start
@@ -142,4 +143,4 @@ def test_a_stored_run_stands_in_for_a_changed_model_and_another_structure_ends_i
     job_of(worker).part = replace(stored, graph=other, allocations=None, phases=(), blocks=(), times=None)
     at = at.run()
     assert figures(at)["Step peak"] == "not measured" and "moment ago" not in texts(at)
-    assert len([row for row in graph_data(at)["geometry"]["rows"]]) == len(other.children[""])
+    assert len(graph_data(at)["geometry"]["rows"]) == len(other.children[""])

@@ -28,6 +28,8 @@ def test_no_markup_survives(text: str) -> None:
     for i, character in enumerate(escaped):
         if character in "*[]<>$`_":
             assert escaped[i - 1] == "\\"
+    lines = as_csv([{"name": "=cmd()", "n": -1}, {"name": "plain", "more": 2}]).splitlines()
+    assert lines == ["name,n,more", "'=cmd(),-1,", "plain,,2"], "a spreadsheet takes no cell for a formula"
 
 
 def test_a_rerun_ends_without_a_full_collection_and_presses_wait_in_one_queue() -> None:
@@ -115,11 +117,6 @@ def test_every_kind_of_failure_has_a_title_and_can_be_closed() -> None:
     assert at.session_state["closed"] == "out of memory"
 
 
-def test_a_spreadsheet_takes_no_cell_for_a_formula() -> None:
-    lines = as_csv([{"name": "=cmd()", "n": -1}, {"name": "plain", "more": 2}]).splitlines()
-    assert lines == ["name,n,more", "'=cmd(),-1,", "plain,,2"]
-
-
 TEXT, NAME, MIME = "units: []", "policy.yaml", "application/yaml"
 
 
@@ -151,17 +148,6 @@ def test_a_file_is_held_until_so_many_others_were_made(files: MediaFileManager) 
         pressed(files, lambda n=n: download._stored(f"{TEXT} # {n}", MIME, NAME))
     reruns(files)
     assert files.read_file(name) is None
-
-
-def test_a_button_offers_text_and_functions() -> None:
-    def script() -> None:
-        from explorer.ui.shared.download import Offer, download
-
-        download(Offer("Text", "a.csv", "a,b"), key="text")
-        download(Offer("Made", "b.zip", lambda: b"PK"), key="made")
-
-    at = AppTest.from_function(script).run()
-    assert not at.exception and [one.proto.label for one in at.get("download_button")] == ["Text", "Made"]
 
 
 def test_every_kind_of_run_has_a_report_in_the_list(runs_page: App, store: Store) -> None:
