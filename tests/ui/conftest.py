@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path
 
 import pytest
 import streamlit as st
@@ -16,11 +15,10 @@ from explorer.plan.catalogue import Sample
 from explorer.ui.session import backend
 from tests import graphs
 from tests.ui.fake_worker import FakeWorker
-from tests.ui.page_driver import WINDOW, select, settle
+from tests.ui.page_driver import at_address, select, settle, start_only
 from tests.ui.pipeline_driver import SCRIPT as PIPELINE
 from tests.ui.pipeline_driver import Open, PipelineWorker, settled
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 RUNS = """
 import streamlit as st
 from explorer.ui.runs import page as runs
@@ -62,11 +60,7 @@ def app(worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     monkeypatch.setattr(backend, "samples", lambda: SAMPLES)
 
     def start(**query: str) -> AppTest:
-        at = AppTest.from_file(str(ROOT / "app.py"), default_timeout=60)
-        at.session_state["window"] = WINDOW
-        for name, value in query.items():
-            at.query_params[name] = value
-        return settle(at.run())
+        return settle(start_only(**query))
 
     yield start
     st.cache_resource.clear()
@@ -104,10 +98,7 @@ def visit(pipeline_worker: PipelineWorker, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.setattr(backend, "samples", lambda: SAMPLES)
 
     def start(*, waiting: bool = False, **query: str) -> AppTest:
-        at = AppTest.from_string(PIPELINE, default_timeout=60)
-        at.session_state["window"] = WINDOW
-        for name, value in query.items():
-            at.query_params[name] = value
+        at = at_address(AppTest.from_string(PIPELINE, default_timeout=60), query)
         return at.run().run() if waiting else settled(at.run())
 
     yield start

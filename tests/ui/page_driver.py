@@ -118,12 +118,17 @@ def upload(at: AppTest, data: bytes | str, name: str = "policy.yaml") -> AppTest
     return settle(at.run())
 
 
-def start_only(**query: str) -> AppTest:
-    """A new visitor, while a run is under way."""
-    at = AppTest.from_file(str(ROOT / "app.py"), default_timeout=60)
+def at_address(at: AppTest, query: dict[str, str]) -> AppTest:
+    """`at` before its first run, in a laptop's window."""
+    at.session_state["window"] = WINDOW
     for name, value in query.items():
         at.query_params[name] = value
-    return at.run()
+    return at
+
+
+def start_only(**query: str) -> AppTest:
+    """A new visitor, while a run is under way."""
+    return at_address(AppTest.from_file(str(ROOT / "app.py"), default_timeout=60), query).run()
 
 
 def slider(at: AppTest) -> list[str]:

@@ -22,7 +22,7 @@ from tests import graphs
 from tests.hostile import Trap
 from tests.ui.conftest import SAMPLES
 from tests.ui.fake_worker import FakeWorker
-from tests.ui.page_driver import texts
+from tests.ui.page_driver import at_address, texts
 from tests.view.builders import compared, measured
 from tests.view.reports import KINDS
 
@@ -47,11 +47,8 @@ def at_page(app: Callable[..., AppTest], worker: FakeWorker) -> Callable[..., Ap
     def visit(page: str, opens: str = "", policy: bytes = b"", **query: str) -> AppTest:
         module = "explorer.ui import lab as page" if page == "lab" else f"explorer.ui.{page} import page"
         script = f"from {module}\npage.page()\n"
-        at = AppTest.from_string(script, default_timeout=60)
-        at.session_state["window"] = {"height": 800, "narrow": False}
+        at = at_address(AppTest.from_string(script, default_timeout=60), query)
         at.session_state["pages"] = {name: name for name in PAGES}
-        for name, value in query.items():
-            at.query_params[name] = value
         if opens:
             at.session_state[repository.OPENED] = [page, opens]
         for _ in range(2):  # the second run takes over what the worker answered

@@ -19,7 +19,7 @@ from explorer.ui.session import backend
 from tests import graphs
 from tests.lab.added import with_one_more
 from tests.ui.fake_worker import FakeJob, FakeWorker
-from tests.ui.page_driver import App, settle, texts
+from tests.ui.page_driver import App, at_address, settle, texts
 
 SCRIPT = "from explorer.ui import lab\nlab.page()\n"
 
@@ -69,11 +69,8 @@ def open_lab(worker: LabWorker, monkeypatch: pytest.MonkeyPatch) -> Iterator[App
     monkeypatch.setattr(backend, "worker", lambda: worker)
 
     def start(**query: str) -> AppTest:
-        at = AppTest.from_string(SCRIPT, default_timeout=60)
         query = query or {"experiment": lessons()[0].name}
-        for name, value in query.items():
-            at.query_params[name] = value
-        at.run()
+        at = at_address(AppTest.from_string(SCRIPT, default_timeout=60), query).run()
         return at if worker.waits else settle(at, "lab")
 
     yield start

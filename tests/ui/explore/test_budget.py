@@ -205,7 +205,7 @@ def test_a_front_that_cannot_be_found_says_why(app: App, worker: FakeWorker) -> 
     assert "This run is none" in texts(settle(at.run()))
 
 
-def test_marks_are_plans_presets_runs_and_what_is_drawn(app: App) -> None:
+def test_marks_are_plans_presets_runs_and_what_is_drawn(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     at = open_tab(press(say(app(), on=list(ALL)), "run"), "Budget")
     state = at.session_state["explore"]
     marks = front.marks_of(state, view_of(state))
@@ -216,6 +216,9 @@ def test_marks_are_plans_presets_runs_and_what_is_drawn(app: App) -> None:
     assert kinds["drawn"][0].measured and kinds["drawn"][0].policy == Policy.recompute(ALL)
     assert not any(mark.measured for mark in (*kinds["plan"], *kinds["preset"]))
     assert "Peak against time as a table" in [one.label for one in at.expander]
+    every = front.marks_of
+    monkeypatch.setattr(front, "marks_of", lambda *at: tuple(mark for mark in every(*at) if not mark.policy.units))
+    assert words.nothing_saves(None) in texts(at.run()) and not at.get("plotly_chart"), "no policy saves"
 
 
 def test_one_button_measures_what_matters_until_it_is_cancelled(app: App, worker: FakeWorker) -> None:
@@ -240,10 +243,3 @@ def test_one_button_measures_what_matters_until_it_is_cancelled(app: App, worker
     assert at.button(key="measure_points").disabled, "all that matters is measured"
     at = slide(at, 0)
     assert "≈" not in figures(at)["Step peak"], "a measured point shows what was measured"
-
-
-def test_no_chart_is_drawn_where_no_policy_saves(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    every = front.marks_of
-    monkeypatch.setattr(front, "marks_of", lambda *at: tuple(mark for mark in every(*at) if not mark.policy.units))
-    at = open_tab(app(), "Budget")
-    assert words.nothing_saves(None) in texts(at) and not at.get("plotly_chart")

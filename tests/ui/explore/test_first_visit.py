@@ -20,7 +20,6 @@ from explorer.view.drawing.units import mib
 from tests import graphs
 from tests.ui.fake_worker import FakeJob, FakeWorker
 from tests.ui.page_driver import (
-    WINDOW,
     App,
     component_data,
     drawn_before_plotly,
@@ -56,13 +55,7 @@ def worker(recorded: RecordedSample) -> FakeWorker:
 @pytest.fixture
 def visit(app: App) -> Callable[[], AppTest]:
     """A first visit, while the worker measures."""
-
-    def start() -> AppTest:
-        at = start_only()
-        at.session_state["window"] = WINDOW
-        return at.run()
-
-    return start
+    return start_only
 
 
 def job_of(worker: FakeWorker) -> FakeJob:

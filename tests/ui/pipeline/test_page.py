@@ -71,6 +71,9 @@ def test_what_is_offered_and_said_follows_the_plan(visit: Open) -> None:
     assert REPORT not in offered(at), "that run was of another plan"
     answer = texts(say(at, on=["blocks.1", "blocks.2.mlp"])).replace("\\", "")
     assert "leaves out what is recomputed inside one (blocks.2.mlp)" in answer
+    with zipfile.ZipFile(io.BytesIO(zipped({"plan.yaml": "a: 1\n", "run.py": "print()\n"}))) as archive:
+        assert archive.namelist() == [f"{FOLDER}/plan.yaml", f"{FOLDER}/run.py"]
+        assert archive.read(f"{FOLDER}/plan.yaml") == b"a: 1\n"
 
 
 def test_a_schedule_says_what_it_needs_and_what_it_costs(visit: Open) -> None:
@@ -88,12 +91,6 @@ def test_a_schedule_says_what_it_needs_and_what_it_costs(visit: Open) -> None:
     assert "5 stages" in at.error[0].value
     assert at.button(key="pipeline_run").disabled
     assert offered(at) == [POLICY] and "These files need a plan that can run." in texts(at)
-
-
-def test_an_archive_holds_every_file_in_one_folder() -> None:
-    with zipfile.ZipFile(io.BytesIO(zipped({"plan.yaml": "a: 1\n", "run.py": "print()\n"}))) as archive:
-        assert archive.namelist() == [f"{FOLDER}/plan.yaml", f"{FOLDER}/run.py"]
-        assert archive.read(f"{FOLDER}/plan.yaml") == b"a: 1\n"
 
 
 def test_the_address_restores_the_plan(visit: Open) -> None:
@@ -238,13 +235,9 @@ def test_a_rule_cuts_into_as_many_stages_as_there_are(
     assert len(stages) == 3 and stages != uneven and sum(stages, ()) == GRAPH.chain
     pipeline_state.undo(split, GRAPH)
     assert pipeline_state.stages_of(split, GRAPH) == uneven, "one step of undo"
-
-
-def test_more_stages_than_there_are_places_is_a_sentence_and_changes_nothing(split: PipelineState) -> None:
-    before = pipeline_state.stages_of(split, GRAPH)
     split_panel.take_stages(split, GRAPH, None, 99)
     assert split.job.failure is not None and "99" in split.job.failure.sentence
-    assert pipeline_state.stages_of(split, GRAPH) == before
+    assert pipeline_state.stages_of(split, GRAPH) == uneven, "more stages than places change nothing"
 
 
 @pytest.mark.parametrize(("n_rows", "wanted", "n"), [(2, 4, 2), (8, 4, 4), (6, 4, 3), (1, 4, 1)])

@@ -145,20 +145,15 @@ def test_a_link_restores_choices_and_cuts(chosen: PipelinePlan, sizes: list[int]
     assert places == [sum(sizes[: n + 1]) for n in range(len(sizes) - 1)]
 
 
-def test_what_is_usual_is_left_out() -> None:
-    assert plan_to_query(USUAL, (("a",), ("b", "c"))) == {"cuts": "1"}
-    assert plan_from_query({}) == (USUAL, None)
-    assert plan_from_query(plan_to_query(USUAL, (("a", "b"),))) == (USUAL, []), (
-        "one stage is a cut nowhere, and said so"
-    )
-
-
 def test_all_faults_are_told_at_once() -> None:
     query = {"microbatches": "0", "ranks": "two", "schedule": "1F2B", "keyed": "yes", "cuts": "3.3"}
     with pytest.raises(UnreadableFile) as told:
         plan_from_query(query)
     assert all(f"{name}={text}" in told.value.sentence for name, text in query.items())
     assert "1F1B" in told.value.sentence, "what was meant, perhaps"
+    assert plan_to_query(USUAL, (("a",), ("b", "c"))) == {"cuts": "1"} and plan_from_query({}) == (USUAL, None)
+    uncut = plan_from_query(plan_to_query(USUAL, (("a", "b"),)))
+    assert uncut == (USUAL, []), "one stage is a cut nowhere, and said so"
 
 
 def test_a_cut_stands_where_the_model_allows_one() -> None:
