@@ -151,6 +151,11 @@ def test_a_missing_result_is_said_and_never_drawn_as_zero() -> None:
     assert bar.text == ("1,048,576", NO_RESULT) and bar.orientation == "h"
     line = lab_chart(outcome("lines")).figure.data[0]
     assert line.y == (1024.0**2, None)
+    assert lab_table(outcome()) == [
+        {"run": "kept", "outcome": "baseline", "loss": "0.5", "in its own words": ""},
+        {"run": "reentrant", "outcome": "! raised", "loss": "", "in its own words": "RuntimeError: no"},
+    ]
+    assert lab_origins(outcome()) == {"loss": "measured"} and lab_chart(outcome()).alt == "How wrong? It raised."
 
 
 @pytest.mark.parametrize(
@@ -167,16 +172,6 @@ def test_where_no_bar_has_a_length_a_sentence_says_so(y: tuple[float | None, ...
     chart = lab_chart(msgspec.structs.replace(plain, chart=msgspec.structs.replace(plain.chart, series=series)))
     (note,) = chart.figure.layout.annotations
     assert not chart.figure.data and sentence in note.text
-
-
-def test_the_table_holds_every_figure_and_the_exceptions_words() -> None:
-    shown = outcome()
-    assert lab_table(shown) == [
-        {"run": "kept", "outcome": "baseline", "loss": "0.5", "in its own words": ""},
-        {"run": "reentrant", "outcome": "! raised", "loss": "", "in its own words": "RuntimeError: no"},
-    ]
-    assert lab_origins(shown) == {"loss": "measured"}
-    assert lab_chart(shown).alt == "How wrong? It raised."
 
 
 @pytest.mark.parametrize(

@@ -303,11 +303,8 @@ def test_verdicts_differ_by_symbol() -> None:
         "rounding (1)": "diamond",
         "different (1)": "x",
     }
-
-
-def test_table_starts_with_the_worst() -> None:
     pair = with_gradients(equal_gradient("a"), wrong_gradient("b", 0.1), missing("c"), wrong_gradient("d", 0.5))
-    assert [row["tensor"] for row in gradient_chart(pair).rows()] == ["c", "d", "b", "a"]
+    assert [row["tensor"] for row in gradient_chart(pair).rows()] == ["c", "d", "b", "a"], "the worst comes first"
     assert gradient_chart(pair).rows()[0]["relative distance"] is None
 
 

@@ -51,13 +51,6 @@ def assert_sketched(chart: Chart) -> None:
     assert [heights[0], min(heights), heights[-1]] == pytest.approx(expected, abs=0.06)
 
 
-def test_bands_add_up_when_thinned() -> None:
-    """All roles are drawn at the same ticks: each thinned on its own would add up to nothing that was ever held."""
-    run = measured(Chain(n_blocks=200, n_parts=4), range(0, 200, 3))
-    assert run.allocations.n_ticks > MAX_POINTS
-    assert_adds_up(roles(run), run.step_peak_bytes)
-
-
 def test_bands_cover_the_step_once_and_recompute_is_hatched() -> None:
     run = measured(recompute=[0, 2])
     strips = {trace.name: trace for trace in timeline(run).figure.data if trace.fillpattern.shape is not None}
@@ -98,6 +91,17 @@ def test_what_stays_lies_at_the_bottom_blocks_in_order_recompute_on_top() -> Non
     assert len(deep) <= MOST_BANDS + 3 and any(" to " in name for name in deep), "a deep model shares bands"
 
 
+def test_roles_stand_in_their_order_and_add_up_when_thinned() -> None:
+    """All roles are drawn at the same ticks: each thinned on its own would add up to nothing that was ever held."""
+    run = measured(Chain(n_blocks=200, n_parts=4), range(0, 200, 3))
+    assert run.allocations.n_ticks > MAX_POINTS
+    assert_adds_up(roles(run), run.step_peak_bytes)
+    names = stack_of(roles(run))[2]
+    assert names == [role for role in ROLES if role in names], "bottom first"
+    assert {"parameter", "saved activation", "recomputed", "gradient"} <= set(names)
+    assert "recomputed" not in stack_of(roles(measured()))[2]
+
+
 def test_recompute_of_every_block_is_one_band() -> None:
     run = measured(Chain(n_blocks=4), recompute=[0, 2])
     log = run.allocations
@@ -122,13 +126,6 @@ def test_words_and_rows_say_the_same_peak() -> None:
     blind = roles(msgspec.structs.replace(run, allocations=None))
     assert blind.figure.layout.annotations[0].text == blind.alt == NO_TIMELINE
     assert blind.rows() == [{"role": NO_TIMELINE}]
-
-
-def test_the_order_is_that_of_roles_bottom_first() -> None:
-    names = stack_of(roles(measured(recompute=[1])))[2]
-    assert names == [role for role in ROLES if role in names]
-    assert {"parameter", "saved activation", "recomputed", "gradient"} <= set(names)
-    assert "recomputed" not in stack_of(roles(measured()))[2]
 
 
 def test_a_block_lies_at_the_bottom_in_full_colour() -> None:
@@ -166,15 +163,13 @@ def test_rows_follow_the_module_not_the_alphabet() -> None:
     assert len(fig.data[0].y) <= 26 and fig.layout.height < 1000, "many blocks stay readable"
 
 
-def test_the_title_says_where_the_peak_is() -> None:
-    at_peak = ledger(measured(recompute=range(6)))
-    title = ledger_chart(at_peak).figure.layout.title
-    assert title.text == "What is alive at the peak?"
-    assert title.subtitle.text == "90.0 MiB, 67 % into recompute of layers.0"
-    assert "90.0 MiB in all" in ledger_chart(at_peak).alt
-
-
-def test_clicks_find_their_blocks() -> None:
+def test_the_title_says_where_the_peak_is_and_clicks_find_their_blocks() -> None:
+    at_peak = ledger_chart(ledger(measured(recompute=range(6))))
+    title = at_peak.figure.layout.title
+    assert (title.text, title.subtitle.text) == (
+        "What is alive at the peak?", "90.0 MiB, 67 % into recompute of layers.0"
+    )  # fmt: skip
+    assert "90.0 MiB in all" in at_peak.alt
     for bar in ledger_chart(ledger(measured())).figure.data:
         for label, custom in zip(bar.y, bar.customdata):
             assert custom[0] == ("" if label == "(model itself)" else label)

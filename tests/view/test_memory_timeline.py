@@ -191,6 +191,10 @@ def test_the_fullest_is_held_against_the_emptiest() -> None:
     assert "% over rank 0" in spread_of_ranks(several(10, 20))
     assert spread_of_ranks(several(10, 10)).endswith(", and so do all others.")
     assert spread_of_ranks(several(10, 10, n_ranks=4)).endswith("No file of ranks 2, 3.")
+    many = several(*range(1, MOST_LINES + 3))
+    lines = [trace.name for trace in ranks_over_time(many).figure.data]
+    assert lines == [f"rank {i}" for i in range(2, MOST_LINES + 2)], "the fullest ranks are lines"
+    assert len(rank_rows(many)) == MOST_LINES + 2, "all ranks are rows"
 
 
 def test_what_no_rank_recorded_is_not_said_to_be_equal() -> None:
@@ -200,13 +204,6 @@ def test_what_no_rank_recorded_is_not_said_to_be_equal() -> None:
     assert spread_of_ranks(nobody) == "No rank recorded what it held."
     assert "No rank has a memory timeline" in ranks_at_peak(nobody).figure.layout.annotations[0].text
     assert [row["where"] for row in rank_rows(nobody)] == ["not recorded"] * 2
-
-
-def test_only_the_fullest_ranks_are_lines_and_all_are_rows() -> None:
-    many = several(*range(1, MOST_LINES + 3))
-    lines = [trace.name for trace in ranks_over_time(many).figure.data]
-    assert lines == [f"rank {i}" for i in range(2, MOST_LINES + 2)]
-    assert len(rank_rows(many)) == MOST_LINES + 2
 
 
 def test_the_roles_of_a_bar_add_up_to_the_peak() -> None:

@@ -64,7 +64,7 @@ def test_equal_requests_of_two_windows_are_one_job_until_it_is_cancelled(worker:
     assert windows[2].id != windows[0].id
 
 
-def test_a_failure_stays_until_the_next_start(worker: FakeWorker) -> None:
+def test_a_failure_stays_until_the_next_start(worker: FakeWorker, address: dict[str, Any]) -> None:
     life = PageJob()
     page_job.start(life, COMPARE)
     failure = Failure(kind="crash", sentence="Gone.")
@@ -72,6 +72,9 @@ def test_a_failure_stays_until_the_next_start(worker: FakeWorker) -> None:
     assert page_job.settle(life, nothing) and life.failure == failure
     page_job.start(life, COMPARE)
     assert life.failure is None and life.id is not None
+    worker.jobs.clear()
+    assert page_job.under_way(life, nothing) is None, "a job that the worker does not know any more"
+    assert life.failure == page_job.LOST and life.id is None and "job" not in address
 
 
 @pytest.mark.parametrize("model", [ModelRef(target="/etc/passwd.py"), ModelRef(target=SPEC.model.target, size="huge")])
@@ -94,14 +97,6 @@ def test_a_refresh_finds_its_job_and_takes_no_other_pages(worker: FakeWorker, ad
     assert other.id is None and "job" not in address
     page_job.attach(refreshed, (Compare,))
     assert address["job"] == job.id, "whoever comes back to the page finds it named again"
-
-
-def test_a_job_that_nobody_knows_any_more_is_said(worker: FakeWorker, address: dict[str, Any]) -> None:
-    life = PageJob()
-    page_job.start(life, COMPARE)
-    worker.jobs.clear()
-    assert page_job.under_way(life, nothing) is None
-    assert life.failure == page_job.LOST and life.id is None and "job" not in address
 
 
 def test_cancel_is_heard_at_once_and_ends_as_a_failure(worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,20 +155,9 @@ def test_an_opened_run_of_a_model_that_is_not_offered_is_drawn_from_its_file_and
     assert runs().graph(SPEC) == GRAPH, "a file does not say what an offered model looks like"
 
 
-def test_opening_a_run_brings_its_figures_back(app: App, worker: FakeWorker, runs_page: App, store: Store) -> None:
-    run_id = saved(store)
-    at = runs_page(0)
-    at.button(key="open").click().run()
-    assert at.session_state["switched"] == "explore"
-    explored = app()
-    explored.session_state[OPENED] = at.session_state[OPENED]
-    n_jobs = len(worker.jobs)
-    explored = settle(explored.run())
-    assert explored.session_state["explore"].shown == run_id
-    assert figures(explored)["Step peak"] == "104.5 → 34.5 MiB" and len(worker.jobs) == n_jobs
-
-
-def test_a_pipeline_run_opens_on_its_own_page(runs_page: App, store: Store) -> None:
+def test_an_opened_run_brings_its_figures_back_on_its_own_page(
+    app: App, worker: FakeWorker, runs_page: App, store: Store
+) -> None:
     def state_of_the_page() -> None:
         from explorer.ui.pipeline import state
 
@@ -178,9 +167,17 @@ def test_a_pipeline_run_opens_on_its_own_page(runs_page: App, store: Store) -> N
     environment = graphs.compared(GRAPH, SPEC).candidate.environment
     spec = replace(SPEC, plan=plan)
     ran = PipelineRun(spec=spec, engine="replay", environment=environment, rows=(("0F0",), ("1F0",)))
-    run_id = store.save(ran)
-    at = runs_page(0)
-    at.button(key="open").click().run()
+    kept_id, run_id = saved(store), store.save(ran)
+    at = runs_page(1).button(key="open").click().run()
+    assert at.session_state["switched"] == "explore"
+    explored = app()
+    explored.session_state[OPENED] = at.session_state[OPENED]
+    n_jobs = len(worker.jobs)
+    explored = settle(explored.run())
+    assert explored.session_state["explore"].shown == kept_id
+    assert figures(explored)["Step peak"] == "104.5 → 34.5 MiB" and len(worker.jobs) == n_jobs
+    ids = [run.run_id for run in store.list()]
+    at = runs_page(ids.index(run_id)).button(key="open").click().run()
     assert at.session_state["switched"] == "pipeline"
     opened = AppTest.from_function(state_of_the_page, default_timeout=60)
     opened.session_state[OPENED] = at.session_state[OPENED]
