@@ -1,6 +1,7 @@
 """The drawing of the block graph as graph.js takes it: rows, arrows, cuts and labels in short lists.
 
 Two pages draw with graph.js: the app, where a server answers clicks, and a report, where a script of the page does.
+At the end: the autograd pictures of torchviz, which a browser draws from DOT text, in the colours of the page.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Saved activations by block, and by operator inside a block: the places where a policy can save memory."""
+"""Bars of bytes: saved by block, saved by operator inside a block, and alive at a moment by block and role."""
 
 from __future__ import annotations
 

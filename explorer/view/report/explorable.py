@@ -2,6 +2,7 @@
 
 Python writes what never changes: tables of the step, drawings of the graph, plans with their proof, and sentences.
 explorable.js answers each click with replay.js, which forecasts any policy from the tables to the byte.
+At the end: the gallery of sample models and lessons, a folder of such pages that a browser opens from disk.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sentences that a student understands, for every word on the page that is not everyday English."""
+"""Headline figures, and sentences for every word on the page that is not everyday English."""
 
 from __future__ import annotations
 
