@@ -337,9 +337,11 @@ def _history(device: DeviceHistory, run: Measurement) -> Iterator[str]:
 
 def pipeline_report(of: ReportOf, run: PipelineRun) -> str:
     """The file's text."""
+    predicted = run.predicted.memory if run.predicted is not None else ()
+    memory = (bands_chart(run.memory), memory_chart(run.memory, predicted)) if run.memory else ()
     parts = {
         "Schedule": section("Schedule", _schedule(run)),
-        "Memory": section("Memory", _pipeline_memory(run)),
+        "Memory": section("Memory", map(drawn, memory)),
         "Gradients": section("Gradients", _gradients(run)),
         "Calls": section("Calls", [drawn(calls_chart(run))] if run.blocks else []),
         "Hazards": section("Hazards", hazard_section(of)),
@@ -366,13 +368,6 @@ def _schedule(run: PipelineRun) -> Iterator[str]:
     yield table(rank_table(run.timing, run.predicted))
     if run.wall is not None:
         yield folded("waits for transfers", link_table(run.wall, run.stages))
-
-
-def _pipeline_memory(run: PipelineRun) -> Iterator[str]:
-    if not run.memory:
-        return
-    yield drawn(bands_chart(run.memory))
-    yield drawn(memory_chart(run.memory, run.predicted.memory if run.predicted is not None else ()))
 
 
 def _gradients(run: PipelineRun) -> Iterator[str]:
