@@ -21,7 +21,7 @@ Source: c10/cuda/CUDACachingAllocator.cpp of torch 2.11, and "Memory management"
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from explorer.plan.card.allocator_options import MIB, AllocatorOptions
@@ -161,23 +161,6 @@ class CachingAllocator:
         if key not in self.pools:
             self.pools[key] = Pool(is_small)
         return self.pools[key]
-
-    def adopt(self, address: int, pieces: Iterator[tuple[int, bool]], pool: Pool) -> None:
-        """Adds a segment that is there already. `pieces` are its blocks in order: (bytes, whether in use)."""
-        start, last = address, None
-        for n_bytes, is_used in pieces:
-            block = CachedBlock(address, n_bytes, pool, n_bytes if is_used else None, start=start, previous=last)
-            if last is not None:
-                last.next = block
-            self.blocks[address] = block
-            if is_used:
-                self.requested_bytes += n_bytes
-                self.allocated_bytes += n_bytes
-            else:
-                pool.add(block)
-            address, last = address + n_bytes, block
-        self.segments[start] = address - start
-        self.reserved_bytes += address - start
 
     def _fitting(self, pool: Pool, size: int) -> CachedBlock | None:
         """The free block that serves a request of `size`, taken out of its pool; None: there is none (rules 3, 8)."""

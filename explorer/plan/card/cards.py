@@ -58,20 +58,17 @@ def parse_card(text: str) -> Card:
     """
     if (card := listed_card(text)) is not None:
         return card
+    hint = f"Name one of {', '.join(CARDS)}, or the card's memory: 24GiB."
     try:
         n_bytes = parse_bytes(text)
     except BadInput as error:
-        raise BadInput(
-            f"{text[:60]!r} is neither a card that is listed here nor a size.",
-            hint=nearest(text.lower(), CARDS) or f"Name one of {', '.join(CARDS)}, or the card's memory: 24GiB.",
-        ) from error
-    if not DRIVER_BYTES[1] < n_bytes <= LARGEST_CARD:
-        raise BadInput(
-            f"No step fits a card of {mib(n_bytes)}: driver and context may take {mib(DRIVER_BYTES[1])} of it."
-            if n_bytes <= LARGEST_CARD
-            else f"No card has {mib(n_bytes)}.",
-            hint=f"Name one of {', '.join(CARDS)}, or the card's memory: 24GiB.",
-        )
+        why = f"{text[:60]!r} is neither a card that is listed here nor a size."
+        raise BadInput(why, hint=nearest(text.lower(), CARDS) or hint) from error
+    if n_bytes > LARGEST_CARD:
+        raise BadInput(f"No card has {mib(n_bytes)}.", hint=hint)
+    if n_bytes <= DRIVER_BYTES[1]:
+        driver = f"driver and context may take {mib(DRIVER_BYTES[1])} of it"
+        raise BadInput(f"No step fits a card of {mib(n_bytes)}: {driver}.", hint=hint)
     return _as_set_here(Card(name=f"a card of {mib(n_bytes)}", total_bytes=n_bytes))
 
 

@@ -13,7 +13,7 @@ by the lines from which modules are called, outermost first: `gpt:88.block:31.li
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import PurePath
@@ -155,8 +155,8 @@ def _allocations(movements: Movements, scenes: Sequence[Scene], times_us: Sequen
             born.append(tick if move.n_bytes > 0 else 0)
             died.append(end if move.n_bytes > 0 else tick)
             stack.append(move.stack if move.n_bytes > 0 else 0)
-    modules, lines = _Labels(), _Labels()
-    of_stack = [(modules.number(scene.module), lines.number(scene.line)) for scene in scenes]
+    module_of, modules = _numbered(scene.module for scene in scenes)
+    line_of, lines = _numbered(scene.line for scene in scenes)
     first = times_us[0] if times_us else 0
     return Allocations(
         n_ticks=end - 1,
@@ -164,28 +164,22 @@ def _allocations(movements: Movements, scenes: Sequence[Scene], times_us: Sequen
         born=column(born),
         died=column(died),
         role=column([ROLES.index("unattributed")] * len(born)),
-        block=column(of_stack[number][0] for number in stack),
-        op=column(of_stack[number][1] for number in stack),
-        blocks=tuple(modules.names),
-        ops=tuple(lines.names),
+        block=column(module_of[number] for number in stack),
+        op=column(line_of[number] for number in stack),
+        blocks=modules,
+        ops=lines,
         time_ns=column([0, *(max(0, round((time - first) * 1000)) for time in times_us)] if times_us else ()),
     )
 
 
-class _Labels:
-    """Numbers of names; the empty name is 0, and names beyond a bound share one."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = [""]
-        self._numbers: dict[str, int] = {"": 0}
-
-    def number(self, name: str) -> int:
-        if len(self.names) >= MOST_LABELS and name not in self._numbers:
-            name = OTHERS
-        if name not in self._numbers:
-            self._numbers[name] = len(self.names)
-            self.names.append(name)
-        return self._numbers[name]
+def _numbered(names: Iterable[str]) -> tuple[list[int], tuple[str, ...]]:
+    """The number of each name, and the names by number. The empty name is 0; names beyond a bound share one."""
+    numbers = {"": 0}
+    indices = []
+    for name in names:
+        label = name if name in numbers or len(numbers) < MOST_LABELS else OTHERS
+        indices.append(numbers.setdefault(label, len(numbers)))
+    return indices, tuple(numbers)
 
 
 def _phases(movements: Movements, scenes: Sequence[Scene]) -> tuple[PhaseSpan, ...]:

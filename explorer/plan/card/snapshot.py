@@ -121,19 +121,19 @@ def snapshot_of(data: bytes, name: str = "The snapshot") -> Snapshot:
     """The snapshot in the bytes of a pickle. Raises UnreadableFile."""
     try:
         _check_opcodes(data)
-        return snapshot_in(_NoClasses(io.BytesIO(data)).load(), name, most_entries=len(data) // LEAST_ENTRY_BYTES)
+        return _snapshot(_NoClasses(io.BytesIO(data)).load(), most_entries=len(data) // LEAST_ENTRY_BYTES)
     except _Wrong as error:
         raise UnreadableFile(f"{name} is no memory snapshot of torch: {message_of(error)}.", hint=_HINT) from error
     except DAMAGE as error:
         raise UnreadableFile(f"{name} is damaged: {message_of(error)}.", hint=_HINT) from error
 
 
-def snapshot_in(loaded: object, name: str = "The snapshot", *, most_entries: int = 1 << 40) -> Snapshot:
+def snapshot_in(loaded: object) -> Snapshot:
     """The snapshot in what `torch.cuda.memory._snapshot` returns. Raises UnreadableFile."""
     try:
-        return _snapshot(loaded, most_entries=most_entries)
+        return _snapshot(loaded, most_entries=1 << 40)
     except _Wrong as error:
-        raise UnreadableFile(f"{name} is no memory snapshot of torch: {message_of(error)}.", hint=_HINT) from error
+        raise UnreadableFile(f"This is no memory snapshot of torch: {message_of(error)}.", hint=_HINT) from error
 
 
 def _check_opcodes(data: bytes) -> None:

@@ -68,7 +68,21 @@ def opening(device: dict[str, Any], allocator: CachingAllocator) -> None:
     for start, n_bytes, stream, small in device["first_segments"]:
         inside = used[bisect_right(addresses, start - 1) : bisect_right(addresses, start + n_bytes - 1)]
         least = 512 if small else SMALL_REQUEST + 512
-        allocator.adopt(start, _pieces(start, n_bytes, inside, least), allocator.pool(stream, is_small=bool(small)))
+        pool = allocator.pool(stream, is_small=bool(small))
+        address, last = start, None
+        for size, is_used in _pieces(start, n_bytes, inside, least):
+            piece = CachedBlock(address, size, pool, size if is_used else None, start=start, previous=last)
+            if last is not None:
+                last.next = piece
+            allocator.blocks[address] = piece
+            if is_used:
+                allocator.requested_bytes += size
+                allocator.allocated_bytes += size
+            else:
+                pool.add(piece)
+            address, last = address + size, piece
+        allocator.segments[start] = n_bytes
+        allocator.reserved_bytes += n_bytes
 
 
 def _pieces(start: int, n_bytes: int, used: list[list[int]], least: int) -> Iterator[tuple[int, bool]]:

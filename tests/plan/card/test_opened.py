@@ -17,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 
 from explorer.errors import UnreadableFile
 from explorer.jobs import run_file
-from explorer.plan.card import kineto
 from explorer.plan.card.allocator_options import MIB
 from explorer.plan.card.frames import MODULE_FILE, Scene, scene_of
 from explorer.plan.card.opened import is_history, open_history, read_history
@@ -217,6 +216,6 @@ def test_damaged_files_open_or_end_in_one_sentence(data: st.DataObject) -> None:
 
 
 def test_a_packed_trace_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kineto, "LARGEST_BYTES", 1 << 16)
+    monkeypatch.setattr("explorer.plan.card.opened.LARGEST_BYTES", 1 << 16)
     with pytest.raises(UnreadableFile, match="more than"):
         open_history(gzip.compress(b" " * (1 << 20)), "a.json.gz")
