@@ -19,8 +19,7 @@ from explorer.errors import InvalidPlan
 from explorer.plan.export.formats import FORMATS, ExportFormat, exported
 from explorer.plan.hazards import hazards as rules
 from explorer.plan.hazards.checkpoint_rules import Trap
-from explorer.plan.pipeline.orders import gpipe
-from explorer.plan.pipeline.schedules import SCHEDULES, Condition, Schedule, rows_of
+from explorer.plan.pipeline.schedules import SCHEDULES, Condition, Schedule, gpipe, rows_of
 from explorer.plan.policy.presets import PRESETS, Preset, is_preset, preset, preset_titles
 from explorer.record.files import Export, PolicyFile
 from explorer.record.policy import KEEP_ALL, Policy

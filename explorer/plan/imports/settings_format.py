@@ -231,7 +231,7 @@ def refuse_unread(settings: Settings) -> None:
                 raise refused(program, why, _NAME_THEM)
 
 
-_NAME_THEM = "Name the blocks in a policy file, or write `gradient_checkpointing: true` where all layers are meaning."
+_NAME_THEM = "Name the blocks in a policy file, or write `gradient_checkpointing: true` where all layers are meant."
 
 
 def not_read(settings: Iterable[str], names: Iterable[str], prefix: str = "") -> tuple[str, ...]:

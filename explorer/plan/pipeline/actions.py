@@ -24,7 +24,6 @@ from typing import NamedTuple
 from explorer.errors import InvalidPlan
 from explorer.plan.names import listed
 
-N_SHOWN = 5
 WHOLE = ({"F", "B"}, {"F", "I", "W"})
 EARLIER = {"B": "F", "I": "F", "W": "I"}
 _ACTION = re.compile(r"(\d+)([FBIW])(\d+)")
@@ -89,7 +88,7 @@ def check_rows(rows: Rows, *, n_stages: int, n_microbatches: int) -> None:
     faults = [*_count_faults(rows, n_stages, n_microbatches), *_order_faults(rows)]
     if faults:
         raise InvalidPlan(
-            f"The schedule breaks its rules: {listed(faults, N_SHOWN, between='; ')}.",
+            f"The schedule breaks its rules: {listed(faults, 5, between='; ')}.",
             hint="Each stage does each microbatch exactly once each way, F before B (or I before W), on one rank.",
         )
     execution_order(rows)

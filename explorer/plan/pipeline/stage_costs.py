@@ -171,12 +171,6 @@ def _segment(blocks: list[BlockCost]) -> BlockCost:
     )
 
 
-def _sent_gradient(costs: Sequence[ActionCost]) -> int | None:
-    """Bytes of the gradient that the blocks send. A first block that only views its input sends the next block's."""
-    sizes = [cost.sent_gradient_bytes for cost in costs]
-    return next((n_bytes for n_bytes in sizes if n_bytes), sizes[0])
-
-
 def _add_up(blocks: Sequence[BlockCost], costs: Sequence[ActionCost], scale: float) -> ActionCost:
     """The cost of consecutive blocks: times add up, and a peak is the worst moment of forward or backward.
 
@@ -198,6 +192,9 @@ def _add_up(blocks: Sequence[BlockCost], costs: Sequence[ActionCost], scale: flo
         first_extra = max(
             first_extra, made - freed + min(own, cost.first_backward_extra_bytes) + round(scale * activations)
         )
+    # A first block that only views its input sends the gradient of the next block.
+    sizes = [cost.sent_gradient_bytes for cost in costs]
+    sent = next((n_bytes for n_bytes in sizes if n_bytes), sizes[0])
     return ActionCost(
         forward_ms=scale * sum(cost.forward_ms for cost in costs),
         backward_ms=scale * sum(cost.backward_ms for cost in costs),
@@ -206,7 +203,7 @@ def _add_up(blocks: Sequence[BlockCost], costs: Sequence[ActionCost], scale: flo
         forward_extra_bytes=forward_extra,
         backward_extra_bytes=backward_extra,
         first_backward_extra_bytes=first_extra,
-        sent_gradient_bytes=None if (sent := _sent_gradient(costs)) is None else round(scale * sent),
+        sent_gradient_bytes=None if sent is None else round(scale * sent),
         split=in_a_row(blocks, costs, scale),
     )
 

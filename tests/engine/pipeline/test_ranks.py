@@ -20,7 +20,7 @@ from explorer.engine.pipeline.run import run_pipeline
 from explorer.errors import Cancelled
 from explorer.plan.pipeline.actions import format_rows
 from explorer.plan.pipeline.clock import transfers
-from explorer.plan.pipeline.orders import one_f_one_b
+from explorer.plan.pipeline.schedules import one_f_one_b
 from explorer.record.graph import ModelRef
 from explorer.record.pipeline import RankReport
 from explorer.record.plan import Progress

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -101,3 +101,17 @@ def chain_loss(model: nn.Module) -> Tensor:
 
 def untouched(model: nn.Module) -> None:
     """Everything is kept."""
+
+
+def assert_these_alone_run_again(
+    model: nn.Module,
+    loss_of: Callable[[nn.Module], Tensor],
+    apply: Callable[[nn.Module], object],
+    chosen: Iterable[str],
+    among: tuple[str, ...] = LAYERS,
+) -> None:
+    """A step after `apply` has the gradients of a plain step. Of the blocks `among`, those `chosen` run again."""
+    plain, before = step(model, loss_of, untouched)
+    gradients, calls = step(model, loss_of, apply)
+    assert ran_again(before, calls, among) == set(chosen)
+    assert_same(plain, gradients)

@@ -15,7 +15,7 @@ from torch import nn
 from explorer.errors import InvalidPlan, InvalidPolicy
 from explorer.plan.export.formats import FORMATS, exported, first_of, prefix_of
 from explorer.plan.pipeline.actions import to_csv
-from explorer.plan.pipeline.orders import one_f_one_b
+from explorer.plan.pipeline.schedules import one_f_one_b
 from explorer.record.files import PolicyFile
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.run import PipelinePlan
@@ -23,13 +23,10 @@ from tests.plan.export.runs import (
     LAYERS,
     PLAN,
     Chain,
-    assert_same,
+    assert_these_alone_run_again,
     chain_loss,
     file_of,
     module_of,
-    ran_again,
-    step,
-    untouched,
 )
 
 
@@ -123,11 +120,8 @@ def test_names_and_numbers_choose_the_same_blocks_and_those_run_again() -> None:
     document = yaml.safe_load(form.text)
     assert document == {"names": ["layers.3", "layers.1"], "numbers": {"layers": [1, 3]}}
     assert form.fit == "exact" and form.recomputed == chosen and form.checked == "executed"
-    plain, before = step(model, chain_loss, untouched)
     for names in (document["names"], [f"layers.{i}" for i in document["numbers"]["layers"]]):
-        gradients, calls = step(model, chain_loss, lambda model, names=names: recompute(model, names))
-        assert ran_again(before, calls, LAYERS) == set(chosen)
-        assert_same(plain, gradients)
+        assert_these_alone_run_again(model, chain_loss, lambda model, names=names: recompute(model, names), chosen)
 
 
 def test_names_are_of_every_list_and_any_block() -> None:
@@ -229,10 +223,7 @@ def test_fsdp2_recomputes_before_it_shards(options: dict[str, bool]) -> None:
     chosen = ("layers.1", "layers.4")
     module = module_of(file_of(*chosen, **options), "fsdp2")
     model = Chain()
-    plain, before = step(model, chain_loss, untouched)
-    gradients, calls = step(model, chain_loss, module.recompute)
-    assert ran_again(before, calls, LAYERS) == set(chosen)
-    assert_same(plain, gradients)
+    assert_these_alone_run_again(model, chain_loss, module.recompute, chosen)
     sharded: list[tuple[str, dict[str, bool]]] = []
     module.fully_shard = lambda module, **sharding: sharded.append((type(module).__name__, sharding))
     module.recompute_then_shard(model, wide=True)
@@ -253,7 +244,5 @@ def test_every_block_that_is_chosen_runs_again_also_those_that_diffusers_does_no
         sample: torch.Tensor = model(torch.ones(1, 3, 8, 8), 3).sample
         return sample.square().mean()
 
-    plain, before = step(model, loss_of, untouched)
-    gradients, calls = step(model, loss_of, lambda net: [module.recompute_blocks(net) for _ in range(2)])
-    assert ran_again(before, calls, chosen) == set(chosen)
-    assert_same(plain, gradients)
+    twice = lambda net: [module.recompute_blocks(net) for _ in range(2)]  # noqa: E731
+    assert_these_alone_run_again(model, loss_of, twice, chosen, chosen)

@@ -19,12 +19,12 @@ from explorer.plan.pipeline.actions import (
     parse_rows,
     to_csv,
 )
-from explorer.plan.pipeline.cuts import atoms, balance, check_stages, split_at_borders, stages_by
-from explorer.plan.pipeline.orders import gpipe, looped_bfs, one_f_one_b
-from explorer.plan.pipeline.schedules import SCHEDULES, default_ranks, rows_of
-from explorer.record.graph import Block, CutPoint, ModelGraph, ModelRef
+from explorer.plan.pipeline.cuts import atoms, balance, check_stages, n_in_flight, split_at_borders, stages_by
+from explorer.plan.pipeline.schedules import SCHEDULES, default_ranks, gpipe, looped_bfs, one_f_one_b, rows_of
+from explorer.record.graph import CutPoint, ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.run import PipelinePlan
+from tests.graphs import block
 
 ACTIONS = builds(Action, integers(0, 40), sampled_from("FBIW"), integers(0, 40))
 ROWS = lists(lists(ACTIONS, min_size=1, max_size=9).map(tuple), min_size=1, max_size=5).map(tuple)
@@ -45,12 +45,8 @@ def test_every_bad_cell_is_named_at_once() -> None:
 
 @given(n_ranks=integers(1, 6), n_microbatches=integers(1, 9))
 def test_one_f_one_b_keeps_few_in_flight(n_ranks: int, n_microbatches: int) -> None:
-    for rank, row in enumerate(one_f_one_b(n_ranks, n_microbatches)):
-        flying = most = 0
-        for action in row:
-            flying += 1 if action.kind == "F" else -1
-            most = max(most, flying)
-        assert most == min(n_microbatches, n_ranks - rank)
+    expected = [min(n_microbatches, n_ranks - rank) for rank in range(n_ranks)]
+    assert list(n_in_flight(one_f_one_b(n_ranks, n_microbatches))) == expected
 
 
 def test_the_lists_read_as_in_the_papers() -> None:
@@ -127,10 +123,9 @@ def test_each_stage_does_each_microbatch_once_each_way(schedule: str, n_ranks: i
 
 
 def test_only_zero_bubble_schedules_split_the_backward() -> None:
-    for schedule in SCHEDULES:
-        n_stages = 4
-        kinds = {action.kind for row in rows_of(plan(schedule, n_stages, 8)) for action in row}
-        assert ("W" in kinds) == (SCHEDULES[schedule].splits_backward)
+    for name, schedule in SCHEDULES.items():
+        kinds = {action.kind for row in rows_of(plan(name, 4, 8)) for action in row}
+        assert ("W" in kinds) == schedule.splits_backward
 
 
 def test_default_ranks_hold_two_stages_where_a_schedule_needs_them() -> None:
@@ -166,17 +161,7 @@ def test_own_actions_are_taken_as_they_are() -> None:
 def graph(parameters: list[int], saved: list[int] | None = None, *, refused: tuple[int, ...] = ()) -> ModelGraph:
     chain = tuple(f"b{k}" for k in range(len(parameters)))
     blocks = tuple(
-        Block(
-            fqn=fqn,
-            kind="B",
-            n_calls=1,
-            parameter_bytes=p,
-            buffer_bytes=0,
-            output_bytes=1,
-            saved_bytes=s,
-            forward_flops=p,
-            rerun_flops=p,
-        )
+        block(fqn, "B", parameter_bytes=p, saved_bytes=s, forward_flops=p, output_bytes=1)
         for fqn, p, s in zip(chain, parameters, saved or parameters)
     )
     cuts = tuple(
@@ -233,13 +218,8 @@ def test_too_many_stages_are_refused_with_the_number_that_fits() -> None:
 def test_all_faults_of_a_split_are_told_at_once() -> None:
     with pytest.raises(InvalidPlan) as caught:
         check_stages(graph([1, 1, 1]), (("b0", "b0"), (), ("b22",)))
-    for words in (
-        "stage 1 is empty",
-        "'b22' is not on the model's chain",
-        "'b1' is in no stage",
-        "'b0' is in two stages",
-    ):
-        assert words in str(caught.value)
+    faults = ("stage 1 is empty", "'b22' is not on the model's chain", "'b1' is in no stage", "'b0' is in two stages")
+    assert all(words in str(caught.value) for words in faults)
 
 
 def test_order_and_refusals_are_checked() -> None:

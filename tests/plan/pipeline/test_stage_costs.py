@@ -18,8 +18,7 @@ from explorer.plan.pipeline.clock import (
     transfers,
 )
 from explorer.plan.pipeline.cuts import left_out
-from explorer.plan.pipeline.orders import gpipe, interleaved, one_f_one_b
-from explorer.plan.pipeline.schedules import SCHEDULES, rows_of
+from explorer.plan.pipeline.schedules import SCHEDULES, gpipe, interleaved, one_f_one_b, rows_of
 from explorer.plan.pipeline.stage_costs import (
     as_one_checkpoint,
     in_a_row,
