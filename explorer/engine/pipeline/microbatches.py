@@ -37,8 +37,7 @@ def microbatches(trainee: Trainee, n_microbatches: int) -> list[tuple[object, ob
     try:
         return split(trainee.inputs, trainee.targets, n_microbatches)
     except BadInput as error:
-        tensors = [leaf for leaf in tree_leaves(trainee.inputs) if isinstance(leaf, Tensor) and leaf.dim()]
-        n_rows = tensors[0].shape[0] if tensors else 0
+        n_rows = n_rows_of(trainee.inputs)
         divisors = [str(n) for n in range(1, n_rows + 1) if n_rows % n == 0]
         hint = f"Use {', '.join(divisors)} microbatches, or pad the batch." if divisors else "Give the model a batch."
         raise InvalidPlan(
@@ -46,6 +45,11 @@ def microbatches(trainee: Trainee, n_microbatches: int) -> list[tuple[object, ob
             "weigh as much as the others, and stages need one shape.",
             hint=hint,
         ) from error
+
+
+def n_rows_of(inputs: object) -> int:
+    """Rows of the first tensor that has any; 0 without one."""
+    return next((leaf.shape[0] for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim()), 0)
 
 
 @dataclass

@@ -34,21 +34,13 @@ class CallCount:
 
     def blocks(self, pipeline: Pipeline) -> tuple[BlockCalls, ...]:
         """Calls of each block of the stages, in order. A rerun of a unit inside a block counts for the block."""
-        return tuple(
-            BlockCalls(
-                fqn=fqn,
-                stage=part.stage,
-                n_forward=self.forward[fqn],
-                n_recompute=self._n_recompute(fqn, pipeline),
-                n_microbatches=pipeline.n_microbatches,
-            )
-            for part in pipeline.parts
-            for fqn in part.blocks
-        )
-
-    def _n_recompute(self, fqn: str, pipeline: Pipeline) -> int:
-        scopes = {fqn, *(unit.blocks[0] for unit in pipeline.spec.policy.units if fqn in unit.blocks)}
-        return max((n for name, n in self.recompute.items() if name in scopes or name.startswith(f"{fqn}.")), default=0)
+        calls = []
+        for fqn, stage in ((fqn, part.stage) for part in pipeline.parts for fqn in part.blocks):
+            scopes = {fqn, *(unit.blocks[0] for unit in pipeline.spec.policy.units if fqn in unit.blocks)}
+            reruns = [n for name, n in self.recompute.items() if name in scopes or name.startswith(f"{fqn}.")]
+            counts = {"n_forward": self.forward[fqn], "n_recompute": max(reruns, default=0)}
+            calls.append(BlockCalls(fqn=fqn, stage=stage, n_microbatches=pipeline.n_microbatches, **counts))
+        return tuple(calls)
 
 
 class Span(NamedTuple):
@@ -147,10 +139,8 @@ class PassReadings:
         """Bytes by rank, with `times` as the axis. Empty where this pass recorded none."""
         if self.watch is None:
             return ()
-        pipeline = self.pipeline
-        static = {rank: pipeline.static_bytes(rank) for rank in ranks}
-        receive = {rank: pipeline.receive_bytes(rank) for rank in ranks}
-        return self.watch.ranks(self._spans, static, receive, times)
+        static, receive = self.pipeline.static_bytes, self.pipeline.receive_bytes
+        return self.watch.ranks(self._spans, {rank: (static(rank), receive(rank)) for rank in ranks}, times)
 
 
 class MemoryWatch:
@@ -176,13 +166,12 @@ class MemoryWatch:
             self._probes.append(take_probe(self._device, number=len(self._probes)))
 
     def ranks(
-        self,
-        spans: Iterable[Span],
-        parameter_bytes: Mapping[int, int],
-        receive_bytes: Mapping[int, int],
-        times: tuple[ActionTime, ...],
+        self, spans: Iterable[Span], fixed: Mapping[int, tuple[int, int]], times: tuple[ActionTime, ...]
     ) -> tuple[RankMemory, ...]:
-        """A series per rank of `parameter_bytes`. Samples move from their span to the action's place in `times`."""
+        """A series per rank of `fixed`, by which each has bytes of parameters and of receive buffers.
+
+        Samples move from their span to the action's place in `times`.
+        """
         log = self._recorder.log
         time_ns = log.time_ns - clock_skew_ns(log, tuple(self._probes))
         in_order = sorted(spans, key=lambda span: span.start)
@@ -197,7 +186,7 @@ class MemoryWatch:
             deltas = np.zeros(len(log.n_bytes) + 1, dtype=np.int64)
             np.add.at(deltas, born, log.n_bytes[born])
             np.subtract.at(deltas, died, log.n_bytes[born])
-            total, now = parameter_bytes[rank], 0
+            (total, _), now = fixed[rank], 0
             yield now, total, ""
             for event in np.flatnonzero(deltas[:-1]):
                 total += int(deltas[event])
@@ -209,12 +198,6 @@ class MemoryWatch:
                 yield now, total, span.name if place is not None else ""
 
         return tuple(
-            RankMemory.of(
-                rank,
-                "measured",
-                tuple(samples(rank)),
-                parameter_bytes=parameter_bytes[rank],
-                receive_bytes=receive_bytes.get(rank, 0),
-            )
-            for rank in parameter_bytes
+            RankMemory.of(rank, "measured", tuple(samples(rank)), parameter_bytes=parameters, receive_bytes=buffers)
+            for rank, (parameters, buffers) in fixed.items()
         )

@@ -64,8 +64,9 @@ def run_ranks(
 
 def reports_in(folder: Path) -> dict[int, RankReport]:
     """The reports that ranks left in `folder`, by rank."""
-    files = sorted(folder.glob(report_file(folder, "*").name))
-    return {report.rank: report for report in (from_msgpack(file.read_bytes(), RankReport) for file in files)}
+    files = folder.glob(report_file(folder, "*").name)
+    reports = (from_msgpack(file.read_bytes(), RankReport) for file in files)
+    return {report.rank: report for report in sorted(reports, key=lambda report: report.rank)}
 
 
 def rank_process(spec_json: bytes, rank: int, n_ranks: int, meeting: str, out: str) -> None:

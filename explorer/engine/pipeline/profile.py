@@ -16,8 +16,6 @@ from functools import partial
 from itertools import groupby
 
 from msgspec.structs import replace
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from explorer.engine.bench.measure import Meter
 from explorer.engine.bench.step import split
@@ -25,6 +23,7 @@ from explorer.engine.device.device import device_of
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded, blaming
 from explorer.engine.pipeline.build import Pipeline, build
+from explorer.engine.pipeline.microbatches import n_rows_of
 from explorer.engine.pipeline.stage_bench import N_MICROBATCHES, StageBench, Survey, survey
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.errors import BadInput, InvalidPlan
@@ -99,8 +98,7 @@ def profile_blocks(
 
 def _cut_batch(loaded: Loaded, n_microbatches: int) -> tuple[Loaded, int, int]:
     """A batch of two microbatches, the rows of one microbatch, and the rows of the whole batch."""
-    tensors = [leaf for leaf in tree_leaves(loaded.inputs) if isinstance(leaf, Tensor) and leaf.dim()]
-    batch_rows = tensors[0].shape[0] if tensors else 0
+    batch_rows = n_rows_of(loaded.inputs)
     if batch_rows < 2:
         raise InvalidPlan(
             f"The batch has {batch_rows} rows: it cannot be cut into microbatches.", hint="Take a larger batch."

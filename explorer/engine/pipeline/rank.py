@@ -98,7 +98,9 @@ def run_rank(spec: RunSpec, out: Path, announce: Announce = lambda name: None) -
     rank = dist.get_rank()
     pipeline = build(spec)
     device = device_of(pipeline.trainee.device)
-    group = _busy_ranks(pipeline)
+    busy = [number for number, row in enumerate(pipeline.rows) if row]
+    # A group is made by every rank, the idle ones too.
+    group = dist.new_group(busy) if len(busy) < len(pipeline.rows) else None
     with device.memory_limit(spec.memory_limit_bytes, pipeline.static_bytes(rank)):
         clock = device.wall()
 
@@ -108,7 +110,9 @@ def run_rank(spec: RunSpec, out: Path, announce: Announce = lambda name: None) -
         one_pass(PassReadings(pipeline, clock))
         timed = PassReadings(pipeline, clock)
         zero, losses = one_pass(timed)
-        _save_tensors(pipeline, rank, out)
+        stages = set(pipeline.stages_of(rank))
+        buffers = {name: buffer.detach().cpu() for name, buffer in pipeline.buffers(stages).items()}
+        torch.save({"gradients": pipeline.partial_gradients(stages), "buffers": buffers}, tensor_file(out, rank))
         watched = PassReadings(pipeline, WallClock(), MemoryWatch(device))
         one_pass(watched)
     times = timed.times(zero)
@@ -217,15 +221,3 @@ def _loss(driver: _Driver) -> Callable[[object, Tensor], Tensor]:
         return value
 
     return loss
-
-
-def _busy_ranks(pipeline: Pipeline) -> dist.ProcessGroup | None:
-    """Called by every rank, the idle ones too: a group is made by all."""
-    busy = [rank for rank, row in enumerate(pipeline.rows) if row]
-    return dist.new_group(busy) if len(busy) < len(pipeline.rows) else None
-
-
-def _save_tensors(pipeline: Pipeline, rank: int, out: Path) -> None:
-    stage_numbers = set(pipeline.stages_of(rank))
-    buffers = {name: buffer.detach().cpu() for name, buffer in pipeline.buffers(stage_numbers).items()}
-    torch.save({"gradients": pipeline.partial_gradients(stage_numbers), "buffers": buffers}, tensor_file(out, rank))

@@ -175,7 +175,7 @@ def _read(
     """The results that the ranks left in `folder`, or the failure of one of them."""
     if failed is not None:
         return replace(run, failed_rank=failed[0], failure=failed[1]), StepTensors({}, {})
-    in_order = [reports[rank] for rank in sorted(reports)]
+    in_order = reports.values()
     partial: dict[tuple[str, int], Tensor | None] = {}
     buffers: dict[str, Tensor] = {}
     for report in in_order:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -132,26 +132,26 @@ class StageBench:
         """Costs by kind, for the kinds of the bench's stages."""
         kinds = sorted({self._survey.kinds[stage] for stage in self._stages})
         whole = self._levels(self.pipeline, kinds)
-        costs = {stage: self._cost(whole[stage]) for stage in kinds}
+        costs = {stage: self._cost(stage, whole[stage]) for stage in kinds}
         if self.split is None:
             return costs
         conditions = [self._levels(self.split, kinds, hook) for hook in (_release_gradients, _hold_outputs, None)]
         for stage in kinds:
             if stage:  # no rank waits for a gradient of the first stage
-                split = self._split_cost([levels[stage] for levels in conditions], costs[stage], weight_ms_per_block)
+                sent = (costs[stage].sent_gradient_bytes or 0) - self._survey.passed[stage]
+                split = self._split_cost(stage, [levels[stage] for levels in conditions], sent, weight_ms_per_block)
                 costs[stage] = replace(costs[stage], split=split)
         return costs
 
-    def _levels(self, pipeline: Pipeline, stages: Collection[int], hook: Hook | None = None) -> dict[int, Levels]:
+    def _levels(self, pipeline: Pipeline, stages: Collection[int], hook: Hook | None = None) -> dict[int, StageLevels]:
         """Levels of `stages` by stage, in one pass under `hook`, a function that makes a hook of stages."""
         self._begin_pass()
         references: list[object] = []
         with _hooks(pipeline, hook and hook(references)):
             trace = run_pass(pipeline, alone=(stages, self._survey.mail), memory=True)
-        return {memory.rank: Levels(memory) for memory in trace.memory()}
+        return {memory.rank: levels_of(memory) for memory in trace.memory()}
 
-    def _cost(self, levels: Levels) -> ActionCost:
-        stage = levels.stage
+    def _cost(self, stage: int, levels: StageLevels) -> ActionCost:
         forward, first_back, back = levels["F0"], levels["B0"], levels["B1"]
         last = len(self.pipeline.parts) - 1
         made = self._survey.loss_bytes
@@ -169,11 +169,11 @@ class StageBench:
             sent_gradient_bytes=max(back.left + forward.left - made, 0) if stage else 0,
         )
 
-    def _split_cost(self, conditions: list[Levels], cost: ActionCost, weight_ms_per_block: float) -> SplitCost:
+    def _split_cost(
+        self, stage: int, conditions: list[StageLevels], sent: int, weight_ms_per_block: float
+    ) -> SplitCost:
         """`conditions`: levels inside a longer stage, inside with the graph held, and at the end of a stage."""
         inside, with_graph, end = conditions
-        stage = inside.stage
-        sent = (cost.sent_gradient_bytes or 0) - self._survey.passed[stage]
         return SplitCost(
             input_ms=self.ms(stage, "I"),
             weight_ms=self.ms(stage, "W"),
@@ -253,28 +253,24 @@ class Level:
     left: int = 0
 
 
-class Levels:
+StageLevels = Mapping[str, Level]
+
+
+def levels_of(memory: RankMemory) -> defaultdict[str, Level]:
     """Levels of a stage's actions by kind and microbatch, such as `F0`. An action that allocates nothing has zeros."""
-
-    def __init__(self, memory: RankMemory) -> None:
-        self.stage = memory.rank
-        self._levels: dict[str, Level] = {}
-        before = 0
-        for n_bytes, index in zip(memory.held_bytes, memory.action, strict=True):
-            if index >= 0:
-                level = self._levels.setdefault(memory.actions[index], Level(before))
-                level.left = n_bytes - level.entry
-                level.high = max(level.high, level.left)
-            before = n_bytes
-
-    def __getitem__(self, action: str) -> Level:
-        return self._levels.get(f"{self.stage}{action}", Level(0))
+    levels: defaultdict[str, Level] = defaultdict(lambda: Level(0))
+    before = 0
+    for n_bytes, index in zip(memory.held_bytes, memory.action, strict=True):
+        if index >= 0:
+            level = levels.setdefault(memory.actions[index][-2:], Level(before))
+            level.left = n_bytes - level.entry
+            level.high = max(level.high, level.left)
+        before = n_bytes
+    return levels
 
 
 def _signature(memory: RankMemory) -> Hashable:
-    """The levels of all actions, without the number of the stage."""
-    levels = Levels(memory)._levels
-    return tuple(sorted((name[-2:], level.high, level.left) for name, level in levels.items()))
+    return tuple(sorted((name, level.high, level.left) for name, level in levels_of(memory).items()))
 
 
 def _make(module: StageModule) -> Hashable:

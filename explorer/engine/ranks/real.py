@@ -25,7 +25,7 @@ from torch.distributed import _functional_collectives as funcol
 
 from explorer.child_process.forks import Forked
 from explorer.engine.bench.recording import recording_of
-from explorer.engine.bench.step import Trainee, run_step, trainee_of
+from explorer.engine.bench.step import run_step, trainee_of
 from explorer.engine.device.device import device_of
 from explorer.engine.device.subprocess_call import rank_processes, wait_for_ranks
 from explorer.engine.model.load import load_for
@@ -120,20 +120,6 @@ def rank_process(spec_json: bytes, rank: int, folder: str, module: str, function
     distributed.destroy_process_group()
 
 
-def rank_trainee(spec: RunSpec) -> tuple[Trainee, Buckets]:
-    """The trainee of this rank, split over the present process group, after its first steps."""
-    ranks = spec.ranks
-    assert ranks is not None
-    torch.set_num_threads(spec.n_threads)
-    loaded = load_for(spec)
-    mesh = mesh_of(ranks, spec.device)
-    with Buckets() as buckets:
-        trainee = trainee_of(spec, loaded, lambda model: split_model(model, ranks, mesh))
-        for _ in range(N_WARM):
-            run_step(trainee)
-    return trainee, buckets
-
-
 @contextmanager
 def released_by_gloo() -> Iterator[None]:
     """A wait for a collective also waits until gloo's thread refers to none of its tensors.
@@ -186,10 +172,16 @@ def _wait_for_release(tensors: Sequence[torch.Tensor], n_references: Sequence[in
 
 
 def measure_rank(spec: RunSpec) -> Measurement:
-    """The step of this rank under both instruments. Nothing is timed."""
-    device = device_of(torch.device("cpu"))
+    """The step of this rank, split over the present process group, under both instruments. Nothing is timed."""
+    ranks, device = spec.ranks, device_of(torch.device("cpu"))
+    assert ranks is not None
     with preserve_global_state(), released_by_gloo():
-        trainee, buckets = rank_trainee(spec)
+        torch.set_num_threads(spec.n_threads)
+        mesh = mesh_of(ranks, spec.device)
+        with Buckets() as buckets:
+            trainee = trainee_of(spec, load_for(spec), lambda model: split_model(model, ranks, mesh))
+            for _ in range(N_WARM):
+                run_step(trainee)
         with blaming(spec.model, trainee.inputs, "step"):
             with recording_of(trainee, device, older=buckets.alive()) as recording:
                 loss = run_step(trainee, recording.tracker.on_phase)

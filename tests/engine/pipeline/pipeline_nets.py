@@ -21,8 +21,8 @@ class Of(nn.Module):
         for name, part in parts.items():
             setattr(self, name, part)
 
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.call(self, *inputs)
+    def forward(self, *inputs: Tensor, **named: Any) -> Any:
+        return self.call(self, *inputs, **named)
 
 
 class Block(nn.Module):
@@ -224,17 +224,6 @@ def chain(n_blocks: int = 6, batch: int = 8) -> Any:
 CHAIN = (*(f"layers.{k}" for k in range(6)), "head")
 
 
-class Scaled(nn.Module):
-    """A block that takes by keyword what is the same for all of its kind."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.block = Block(width)
-
-    def forward(self, x: Tensor, *, scales: tuple[Tensor, Tensor]) -> Tensor:
-        return self.block(x * scales[0]) + scales[1]
-
-
 def scaling(width: int = 16, n_blocks: int = 4, batch: int = 8) -> Any:
     """A loop over a list, as in Hugging Face's models: one tuple of tensors goes to every block."""
 
@@ -245,7 +234,10 @@ def scaling(width: int = 16, n_blocks: int = 4, batch: int = 8) -> Any:
             x = block(x, scales=scales)
         return net.head(x)
 
-    blocks = nn.ModuleList(Scaled(width) for _ in range(n_blocks))
+    def scaled(net: Any, x: Tensor, *, scales: tuple[Tensor, Tensor]) -> Tensor:
+        return net.block(x * scales[0]) + scales[1]
+
+    blocks = nn.ModuleList(Of(scaled, block=Block(width)) for _ in range(n_blocks))
     net = Of(call, first=nn.Linear(width, width), blocks=blocks, head=nn.Linear(width, 1))
     return net, (torch.randn(batch, 4, width), torch.randn(batch, 4, 1)), F.mse_loss
 

@@ -227,7 +227,7 @@ def test_an_allocation_is_its_ranks_whoever_frees_it() -> None:
         ActionTime(rank=0, stage=0, kind="F", microbatch=0, start_ms=0.0, end_ms=1.0),
         ActionTime(rank=1, stage=1, kind="F", microbatch=0, start_ms=1.0, end_ms=2.0),
     )
-    first, second = watch.ranks(readings._spans, {0: 50, 1: 7}, {1: 5}, clock)
+    first, second = watch.ranks(readings._spans, {0: (50, 0), 1: (7, 5)}, clock)
     assert (first.peak_bytes, first.held_bytes[-1], first.peak_action) == (1050, 50, "0F0")
     assert (second.peak_bytes, second.held_bytes[-1], second.receive_bytes) == (307, 307, 5)
     assert max(first.time_ns) <= 1_000_000 <= max(second.time_ns) and other.numel() == 300

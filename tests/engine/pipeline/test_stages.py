@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from explorer.errors import InvalidPlan
 from explorer.plan.pipeline.cuts import stages_by
 from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy, Unit
-from tests.engine.pipeline.pipeline_nets import CHAIN, LANGUAGE, SCALING, TRANSPOSED, UNET
+from tests.engine.pipeline.pipeline_nets import CHAIN, LANGUAGE, SCALING, TRANSPOSED, UNET, Of
 from tests.engine.pipeline.pipeline_runs import FILE, ran, spec, taped
 
 
@@ -50,39 +51,20 @@ def test_an_object_in_which_tensors_may_hide_is_refused() -> None:
     class Cache:
         pass
 
-    class Cached(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block = Cell()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.block(x, cache=Cache())
-
-    class Cell(nn.Module):
-        def forward(self, x: torch.Tensor, cache: Cache) -> torch.Tensor:
-            return x * 2
-
+    net = Of(lambda net, x: net.block(x, cache=Cache()), block=Of(lambda net, x, cache: x * 2))
     with pytest.raises(InvalidPlan, match="hold a Cache"):
-        record(Cached(), torch.ones(2), ("block",))
+        record(net, torch.ones(2), ("block",))
 
 
 def test_a_tensor_that_leaves_its_block_by_a_list_is_refused() -> None:
-    class Leaking(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            leaked.append(super().forward(x))
-            return x
-
-    class Reading(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block = Leaking(2, 2)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.block(x) + leaked[-1]
+    def leak(net: Any, x: torch.Tensor) -> torch.Tensor:
+        leaked.append(net.linear(x))
+        return x
 
     leaked: list[torch.Tensor] = []
+    net = Of(lambda net, x: net.block(x) + leaked[-1], block=Of(leak, linear=nn.Linear(2, 2)))
     with pytest.raises(InvalidPlan, match="after block that no step returned"):
-        record(Reading(), torch.ones(2), ("block",))
+        record(net, torch.ones(2), ("block",))
 
 
 @pytest.mark.parametrize(("net", "chain"), [("language", LANGUAGE), ("unet", UNET), ("transposed", TRANSPOSED)])
@@ -109,21 +91,16 @@ def test_boundaries_carry_what_later_stages_read_and_no_more() -> None:
 def test_values_made_of_nothing_are_made_again_instead_of_sent() -> None:
     """Buffers and constants between blocks are read where they are."""
 
-    class Masked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
-            self.register_buffer("shift", torch.randn(4))
+    def masked(net: Any, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones(4).cumsum(0)
+        mask[0] = 0.5
+        for block in net.blocks:
+            x = block(x) * mask + net.shift + constant
+        return x
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            mask = torch.ones(4).cumsum(0)
-            mask[0] = 0.5
-            for block in self.blocks:
-                x = block(x) * mask + self.shift + constant
-            return x
-
-    constant = torch.randn(4)
-    model, x = Masked(), torch.randn(2, 4)
+    constant, x = torch.randn(4), torch.randn(2, 4)
+    model = Of(masked, blocks=nn.ModuleList(nn.Linear(4, 4) for _ in range(2)))
+    model.register_buffer("shift", torch.randn(4))
     chain = ("blocks.0", "blocks.1")
     parts = cut_tape(record(copy.deepcopy(model), x, chain), (chain[:1], chain[1:]))
     assert len(parts[1].receives) == 1
@@ -135,16 +112,11 @@ def test_values_made_of_nothing_are_made_again_instead_of_sent() -> None:
 
 
 def test_a_value_made_of_nothing_may_be_read() -> None:
-    class Masked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block = nn.Linear(3, 3)
+    def masked(net: Any, x: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(x.shape[1])
+        return net.block(x) * 2 if bool((positions < 9).all()) else net.block(x)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            positions = torch.arange(x.shape[1])
-            return self.block(x) * 2 if bool((positions < 9).all()) else self.block(x)
-
-    model, x = Masked(), torch.randn(2, 3)
+    model, x = Of(masked, block=nn.Linear(3, 3)), torch.randn(2, 3)
     (part,) = cut_tape(record(copy.deepcopy(model), x, ("block",)), (("block",),))
     (out,) = StageModule(model, part, KeyedRng(0, ("block",), enabled=False))(x)
     assert torch.equal(out, model(x))
@@ -199,12 +171,11 @@ def test_a_segment_saves_more_than_its_blocks_alone() -> None:
     """Only its input is kept, so it is not the blocks that are checkpointed one by one."""
     alone = Policy.recompute(PAIRS.blocks)
     runs = [ran(spec("chain", CHAIN, 2, policy, stages=STAGES, arguments={"batch": 512})) for policy in (alone, PAIRS)]
-    levels = [{name: run.memory[0].held_bytes[i] for i, name in _ends(run.memory[0])} for run in runs]
-    assert levels[1]["0F3"] < levels[0]["0F3"]
-
-
-def _ends(memory):  # noqa: ANN001, ANN202
-    return [(i, memory.actions[a]) for i, a in enumerate(memory.action) if a >= 0]
+    held = []
+    for memory in (run.memory[0] for run in runs):
+        action = memory.actions.index("0F3")
+        held.append([n_bytes for n_bytes, index in zip(memory.held_bytes, memory.action) if index == action][-1])
+    assert held[1] < held[0]
 
 
 @pytest.mark.parametrize(
