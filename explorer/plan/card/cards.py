@@ -122,18 +122,16 @@ binary_cross_entropy_backward bitwise_and bitwise_not bitwise_or bmm cat ceil ce
 col2im constant_pad_nd contiguous copy cos cosh detach diagonal_backward div dot dropout elu elu_backward embedding
 empty empty_like empty_strided eq erf erfinv exp exp2 expand expm1 fill flip floor fmod full full_like _fused_adam
 _fused_adamw _fused_rms_norm _fused_sgd gather ge gelu gelu_backward glu glu_backward gt hardsigmoid
-hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward huber_loss huber_loss_backward im2col
-index index_fill index_select isfinite isinf isnan kl_div le leaky_relu leaky_relu_backward lerp lift_fresh
-linalg_vector_norm linear linspace _local_scalar_dense log log10 log1p log2 log_sigmoid_backward log_sigmoid_forward
-_log_softmax _log_softmax_backward_data logical_and logical_not logical_or logsumexp lt masked_fill
-masked_scatter matmul max
+hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward huber_loss huber_loss_backward im2col index
+index_fill index_select isfinite isinf isnan kl_div le leaky_relu leaky_relu_backward lerp lift_fresh linalg_vector_norm
+linear linspace _local_scalar_dense log log10 log1p log2 log_sigmoid_backward log_sigmoid_forward _log_softmax
+_log_softmax_backward_data logical_and logical_not logical_or logsumexp lt masked_fill masked_scatter matmul max
 max_pool2d_with_indices max_pool2d_with_indices_backward maximum mean min minimum mish mish_backward mm mse_loss
 mse_loss_backward mul mv native_dropout native_dropout_backward native_group_norm native_layer_norm ne neg new_empty
-new_empty_strided new_full new_ones new_zeros nll_loss2d_backward nll_loss2d_forward nll_loss_backward
-nll_loss_forward normal ones ones_like pow prod rand rand_like randint randn randn_like reciprocal reflection_pad1d
-reflection_pad2d relu remainder repeat replication_pad2d _reshape_copy roll round rsqrt rsub scalar_tensor
-_scaled_dot_product_cudnn_attention _scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention
-_scaled_dot_product_flash_attention_backward
+new_empty_strided new_full new_ones new_zeros nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward
+normal ones ones_like pow prod rand rand_like randint randn randn_like reciprocal reflection_pad1d reflection_pad2d relu
+remainder repeat replication_pad2d _reshape_copy roll round rsqrt rsub scalar_tensor _scaled_dot_product_cudnn_attention
+_scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
 scatter scatter_add select_backward select_scatter sgn sigmoid sigmoid_backward sign silu silu_backward sin
 slice_backward slice_scatter smooth_l1_loss smooth_l1_loss_backward _softmax _softmax_backward_data softplus
 softplus_backward split sqrt square stack std sub sum tan tanh tanh_backward threshold_backward _to_copy tril

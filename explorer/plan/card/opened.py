@@ -217,7 +217,6 @@ def _frame(event: _Event) -> StackFrame:
 def _device(entries: Sequence[tuple[_Event, _Memory]], stack_of: dict[int, int]) -> tuple[DeviceHistory, Movements]:
     """The figures of a device. Only an allocator of a GPU has totals of its own."""
     first = entries[0][1]
-    is_gpu = first.kind != CPU
     moved = Movements()
     refused = []
     for event, entry in entries:
@@ -231,19 +230,19 @@ def _device(entries: Sequence[tuple[_Event, _Memory]], stack_of: dict[int, int])
             moved.moves.append(HistoryMove(entry.address, entry.bytes, stack_of.get(id(event), 0), event.ts))
             moved.allocated.append(entry.allocated)
             moved.reserved.append(entry.reserved)
-    history = DeviceHistory(
-        device=max(0, first.device),
-        name=f"GPU {max(0, first.device)}" if is_gpu else CPU_LABEL,
-        n_events=len(moved.moves),
-        first_reserved_bytes=next(iter(moved.reserved), 0) if is_gpu else None,
-        allocated_bytes=max(moved.allocated, default=0) if is_gpu else None,
-        reserved_bytes=max(moved.reserved, default=0) if is_gpu else None,
-        refused=tuple(refused),
-        simulated=_simulations(moved) if is_gpu else (),
+    number = max(0, first.device)
+    history = DeviceHistory(device=number, name=CPU_LABEL, n_events=len(moved.moves), refused=tuple(refused))
+    if first.kind == CPU:
+        return history, Movements(moves=moved.moves)
+    gpu = replace(
+        history,
+        name=f"GPU {number}",
+        first_reserved_bytes=next(iter(moved.reserved), 0),
+        allocated_bytes=max(moved.allocated, default=0),
+        reserved_bytes=max(moved.reserved, default=0),
+        simulated=_simulations(moved),
     )
-    if not is_gpu:
-        moved.allocated, moved.reserved = [], []
-    return history, moved
+    return gpu, moved
 
 
 def _simulations(moved: Movements) -> tuple[SimulatedHistory, ...]:
