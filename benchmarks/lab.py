@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch._dynamo  # noqa: F401  the first checkpoint call imports it, which is no experiment's fault
 
 from explorer.lab.run import run_lab
-from explorer.plan.lessons import lessons
+from explorer.plan.catalogue import lessons
 
 LIMIT_S = 5.0
 

@@ -69,7 +69,7 @@ ROOMS: dict[str, list[str]] = {
         "hazards predict",
         "pipeline card",
         "memory",
-        "challenges lessons",
+        "challenges",
         "catalogue names sizes",
     ],
     "lab": ["run", "*", "kit"],

@@ -15,7 +15,7 @@ import torch
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.errors import BadInput, NotOnThisDevice
 from explorer.lab.kit.bench import Answer, LabBench
-from explorer.plan.lessons import lesson_called, settings
+from explorer.plan.catalogue import lesson_called, settings
 from explorer.record.graph import ModelRef
 from explorer.record.lab import LabOutcome
 from explorer.record.plan import Report, silent

@@ -23,11 +23,11 @@ from explorer.errors import InvalidPolicy, OutOfMemory
 from explorer.own_loop.record_step import place_of_caller
 from explorer.plan.card.cards import capacity_bytes, listed_card
 from explorer.plan.card.step_on_card import memory_on
-from explorer.plan.planners.budget import DEVICE, check_budget, parse_budget
 from explorer.plan.planners.confirm import confirmed, within_budget
 from explorer.plan.planners.front import undominated
 from explorer.plan.planners.planner import Planner
 from explorer.plan.policy.presets import ladder
+from explorer.plan.sizes import DEVICE, check_budget, parse_budget
 from explorer.record.card import Card
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement, ratio_with_spread

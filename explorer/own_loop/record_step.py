@@ -24,9 +24,9 @@ from explorer.errors import BadInput, message_of
 from explorer.jobs.run_file import stored_record, write, write_file
 from explorer.plan.card.cards import parse_card
 from explorer.plan.card.step_on_card import memory_on
-from explorer.plan.planners.budget import parse_budget
 from explorer.plan.planners.planner import Planner
 from explorer.plan.predict.forecaster import Forecaster
+from explorer.plan.sizes import parse_budget
 from explorer.plan.why.caveats import bytes_outside, peak_caveats, self_checkpointing
 from explorer.plan.why.peak import explain_one
 from explorer.record.card import CardMemory

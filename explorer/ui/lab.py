@@ -14,7 +14,7 @@ import streamlit as st
 
 from explorer.jobs.client import Job
 from explorer.jobs.protocol import RunLab
-from explorer.plan.lessons import lesson_called, lessons, settings
+from explorer.plan.catalogue import lesson_called, lessons, settings
 from explorer.record.lab import LabOutcome, Lesson, Switch
 from explorer.record.run import Device
 from explorer.ui.session import address, backend, page_job, window

@@ -17,9 +17,8 @@ from explorer.cli.verbs import report as report_verbs
 from explorer.jobs import run_file
 from explorer.jobs.protocol import RunLab
 from explorer.jobs.store import Store
-from explorer.plan import lessons as lessons_file
-from explorer.plan.catalogue import catalogue
-from explorer.plan.lessons import lessons
+from explorer.plan import catalogue as lessons_file
+from explorer.plan.catalogue import catalogue, lessons
 from explorer.plan.planners import front
 from explorer.plan.policy import file as policy_file
 from explorer.record import Comparison, Measurement, Policy, RunSpec

@@ -22,7 +22,7 @@ from explorer.engine.compare.compare import compare
 from explorer.engine.model.describe import describe
 from explorer.lab.run import run_lab
 from explorer.plan.catalogue import SAMPLES, RecordedSample, Sample, catalogue
-from explorer.plan.lessons import lessons as all_lessons
+from explorer.plan.catalogue import lessons as all_lessons
 from explorer.plan.planners.front import find_plans
 from explorer.record import Measurement, ModelRef, Policy, RunSpec
 from explorer.record.base import to_json, to_msgpack

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from explorer.plan.lessons import LAB
+from explorer.plan.catalogue import LAB
 
 ONE_MORE = '''"""One more lesson.
 

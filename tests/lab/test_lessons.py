@@ -23,7 +23,7 @@ from explorer.lab.regions import RegionBlock
 from explorer.lab.run import run_lab
 from explorer.lab.segment_memory import PEAK
 from explorer.lab.wrap_in_place import QUESTIONS
-from explorer.plan.lessons import lesson_called, lessons
+from explorer.plan.catalogue import lesson_called, lessons
 from explorer.record.base import from_json, from_msgpack, to_msgpack
 from explorer.record.lab import LabChart, LabOutcome
 from explorer.record.run import Ranks, RunSpec

@@ -14,19 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from explorer.errors import BadInput, UnreadableFile
-from explorer.plan import lessons as lessons_file
+from explorer.plan import catalogue as lessons_file
 from explorer.plan.catalogue import (
     HUGGING_FACE,
+    LAB,
     SAMPLES,
     FactoryArguments,
     catalogue,
     default_size,
     factory_arguments,
+    lesson_called,
+    lessons,
     own_samples,
     sample,
+    settings,
 )
 from explorer.plan.challenges import CHALLENGES, is_about, marks, peak_guesses
-from explorer.plan.lessons import LAB, lesson_called, lessons, settings
 from explorer.record.comparison import Comparison
 from explorer.record.lab import Theme
 from explorer.record.policy import Policy

@@ -10,8 +10,8 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from explorer.jobs.protocol import RunLab
-from explorer.plan import lessons as lessons_file
-from explorer.plan.lessons import lessons
+from explorer.plan import catalogue as lessons_file
+from explorer.plan.catalogue import lessons
 from explorer.record.failure import Failure
 from explorer.record.lab import LabChart, LabOutcome, LabRow, LabSeries
 from explorer.ui import lab

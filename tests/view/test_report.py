@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from explorer.errors import UnreadableFile
 from explorer.jobs import run_file
 from explorer.plan.card.opened import open_history
-from explorer.plan.lessons import lessons
+from explorer.plan.catalogue import lessons
 from explorer.plan.memory.ledger import ledger
 from explorer.record import Comparison, Failure, Measurement, RunSpec
 from explorer.record.base import Record, from_msgpack, from_plain

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from explorer.plan.lessons import lessons
+from explorer.plan.catalogue import lessons
 from explorer.plan.pipeline.schedules import SCHEDULES
 from explorer.plan.policy.file import evidence_of
 from explorer.plan.why.peak import explain

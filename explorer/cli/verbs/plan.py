@@ -22,7 +22,6 @@ from explorer.errors import BadInput, InvalidPolicy
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Measure
 from explorer.plan.card.cards import capacity_bytes
-from explorer.plan.planners.budget import check_budget, parse_budget, parse_share
 from explorer.plan.planners.confirm import Confirmation, confirmed, within_budget
 from explorer.plan.planners.front import RankOffer, offers_on_ranks, splits_of
 from explorer.plan.planners.planner import Planner
@@ -30,6 +29,7 @@ from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.file import evidence_of
 from explorer.plan.predict.baseline import keep_all_from
 from explorer.plan.predict.not_predicted import approximate, contradiction
+from explorer.plan.sizes import check_budget, parse_budget, parse_share
 from explorer.plan.why.collectives import repeated, sent_bytes
 from explorer.record.base import to_plain
 from explorer.record.comparison import Comparison

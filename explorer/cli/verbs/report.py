@@ -24,9 +24,8 @@ from explorer.jobs.protocol import Measure, RunLab
 from explorer.jobs.run_file import files_of_ranks, open_files
 from explorer.jobs.store import Store
 from explorer.plan.card.opened import is_history, read_history
-from explorer.plan.catalogue import Sample, catalogue, default_size, recorded_sample
+from explorer.plan.catalogue import Sample, catalogue, default_size, lessons, recorded_sample
 from explorer.plan.export.traces import RUN_EXPORTS, runs_in
-from explorer.plan.lessons import lessons
 from explorer.record.base import from_msgpack
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelRef

@@ -2,7 +2,7 @@
 
 In comes one run with its timeline and the graph of the model. Out comes a Plan: a policy, its predicted peak and cost,
 and a certificate with the lower bound of the solver. Begin with `planner`; `candidates` says what may be recomputed,
-`variables` and `symmetry` build the integer program, `program` and `solver` solve it, and `chain` plans chains.
+`variables` builds the integer program, `program` and `solver` solve it, and `chain` plans chains.
 
 The memory of a choice follows the rules of checkpoint memory, numbered in plan/predict/__init__.py. The program takes
 them as rows from predict/linear_memory.py. Every answer is then judged by the forecast, which simulates the same rules.

@@ -18,8 +18,8 @@ from explorer.errors import ExplorerError
 from explorer.jobs.client import Job
 from explorer.jobs.protocol import FindPlans
 from explorer.plan.catalogue import recorded_sample
-from explorer.plan.planners.budget import parse_wish
 from explorer.plan.policy.presets import preset_titles
+from explorer.plan.sizes import parse_wish
 from explorer.record.graph import ModelGraph
 from explorer.record.plan import Forecast, Front, Plan, Wish
 from explorer.ui.components import live_slider

@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from explorer.errors import BadInput, InvalidPolicy
 from explorer.plan.card.step_on_card import excess_bytes, memory_on
-from explorer.plan.planners.budget import parse_budget, parse_share, parse_wish
 from explorer.plan.planners.candidates import chain_stretches
 from explorer.plan.planners.confirm import MOST_PAIRS, MOST_PLANS_FOR_A_CARD, confirmed, refusal, within_budget
 from explorer.plan.planners.front import find_plans, undominated
 from explorer.plan.planners.planner import Planner
+from explorer.plan.sizes import parse_budget, parse_share, parse_wish
 from explorer.record import Failure, Measurement, Policy, RunSpec
 from explorer.record.card import Card
 from explorer.record.plan import Plan, Progress, Wish, silent

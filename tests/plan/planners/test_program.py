@@ -16,8 +16,7 @@ import pytest
 from explorer.errors import NotOnThisDevice
 from explorer.plan.planners import solver
 from explorer.plan.planners.planner import Planner
-from explorer.plan.planners.solver import Question, minimised
-from explorer.plan.planners.symmetry import Classes, classes_of
+from explorer.plan.planners.solver import Classes, Question, classes_of, minimised
 from explorer.plan.planners.variables import Values, Variables
 from explorer.plan.predict.forecaster import Forecaster
 from tests.plan.planners.samples import (
@@ -68,7 +67,7 @@ def test_the_rows_hold_under_every_policy_what_the_forecast_simulates(sample: st
         row, most = row_of()
         assert sum(n * x[column] for column, n in row.items()) - most == pytest.approx(peak, abs=1)
         assert all(sum(n * x[i] for i, n in row.items()) <= most for row, most in program.variables.bound_rows())
-        assert float(program.variables.costs @ x) == pytest.approx(program.variables.cost(chosen))
+        assert float(program.variables.costs @ x) == pytest.approx(planner.candidates.cost(chosen))
         policy = planner.candidates.policy(chosen)
         line, step = forecaster.line(policy), forecaster.step(policy)
         assert line is not None and step is not None and step.held_peak_bytes == peak
