@@ -19,12 +19,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import msgspec
 import numpy as np
 
 from explorer.errors import InvalidPolicy
-from explorer.plan.names import Fqns, is_within, lineage, products_kept
+from explorer.plan.names import Fqns, above, is_within, lineage, products_kept
 from explorer.plan.policy.counted import counted_units, in_error, runs
 from explorer.plan.policy.presets import preset, preset_titles
 from explorer.plan.predict.calls import SavedByCall, calls_of, results_unknown, saved_by_calls
@@ -62,17 +63,6 @@ MOST_BLOCKS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OfferedChoices:
-    """The units that a planner may choose from."""
-
-    among: tuple[Named, ...] | None = None
-    """The units to choose from; None means the result of `offered_units`."""
-    without: tuple[Named, ...] = ()
-    """Excluded units, such as segments that the model refuses."""
-    every_stretch: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """A unit that may be recomputed."""
 
@@ -84,7 +74,7 @@ class Candidate:
     """A key that equal units of equal blocks share."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Candidates:
     """All units that a planner may choose from, and their nesting."""
 
@@ -96,6 +86,11 @@ class Candidates:
     cost_unit: CostUnit
     step_cost: float
     """The cost of the whole step without recompute, in the same unit."""
+
+    @cached_property
+    def number(self) -> Mapping[Unit, int]:
+        """The number of each unit."""
+        return {candidate.unit: i for i, candidate in enumerate(self.units)}
 
     def exclude(self, i: int, j: int) -> bool:
         """True if no policy has both: they share a block, or are nested and one of them keeps results."""
@@ -115,43 +110,34 @@ class Candidates:
         return float(sum(self.units[i].cost - (0.0 if o is None else self.spared.get((i, o), 0.0)) for i, o in holders))
 
 
-def candidates_of(baseline: Measurement, graph: ModelGraph, replay: Replay, offer: OfferedChoices) -> Candidates:
-    """Candidates on a keep-all step, recomputed with torch's defaults."""
+def default_units(baseline: Measurement, graph: ModelGraph, replay: Replay, *, every_stretch: bool) -> list[Unit]:
+    """All units that a planner offers by itself."""
+    of_presets = [unit.blocks for whole in preset_units(graph) for unit in whole if len(unit.blocks) > 1]
+    offered = dict.fromkeys((*offered_units(graph, every_stretch=every_stretch), *of_presets))
+    units = [Unit(blocks=blocks) for blocks in offered]
+    return [*units, *units_that_keep_results(baseline, graph, replay)] if _is_timed(baseline) else units
+
+
+def candidates_of(baseline: Measurement, graph: ModelGraph, replay: Replay, units: Sequence[Unit]) -> Candidates:
+    """Those of `units` that may be chosen, on a keep-all step, recomputed with torch's defaults."""
     costs = _Costs(baseline, graph)
-    if offer.among is None:
-        named = [Unit(blocks=blocks) for blocks in _default_units(graph, every_stretch=offer.every_stretch)]
-        named += units_that_keep_results(baseline, graph, replay) if costs.unit == "ms" else ()
-    else:
-        named = [_unit(named_unit) for named_unit in offer.among]
-    struck = {_unit(named_unit) for named_unit in offer.without}
-    named = [unit for unit in named if unit not in struck and not run_again_by_the_model(Policy(units=(unit,)), graph)]
+    named = [unit for unit in units if not run_again_by_the_model(Policy(units=(unit,)), graph)]
     wrong = _in_error(graph, [unit.blocks for unit in named])
     left = [(unit, tuple(_calls(replay, graph, unit))) for unit in named if unit.blocks not in wrong]
     saving = [(unit, calls) for unit, calls in left if any(len(call.entries) for call in calls)]
     kin = {fqn: kin_of(graph, fqn) for fqn in dict.fromkeys(fqn for unit, _ in saving for fqn in unit.blocks)}
-    units = tuple(
-        Candidate(
-            unit=unit,
-            calls=calls,
-            cost=costs.of(unit),
-            kin=(*(kin[fqn] for fqn in unit.blocks), *unit.save_ops),
-        )
+    candidates = tuple(
+        Candidate(unit=unit, calls=calls, cost=costs.of(unit), kin=(*(kin[fqn] for fqn in unit.blocks), *unit.save_ops))
         for unit, calls in saving
     )
-    around = _around(units)
-    stops = [stops_in(graph, candidate.unit) for candidate in units]
+    around = _around([unit for unit, _ in saving])
+    stops = [stops_in(graph, unit) for unit, _ in saving]
     spared = {
-        (i, j): costs.spared(units[j].unit, units[i].unit)
+        (i, j): costs.spared(saving[j][0], saving[i][0])
         for i, above in enumerate(around) for j in above
-        if stops[j] and any(is_within(stops[j], fqn) for fqn in units[i].unit.blocks)
+        if stops[j] and any(is_within(stops[j], fqn) for fqn in saving[i][0].blocks)
     }  # fmt: skip
-    return Candidates(
-        units=units,
-        around=around,
-        spared=spared,
-        cost_unit=costs.unit,
-        step_cost=costs.step,
-    )
+    return Candidates(units=candidates, around=around, spared=spared, cost_unit=costs.unit, step_cost=costs.step)
 
 
 def _in_error(graph: ModelGraph, units: Sequence[Fqns]) -> set[Fqns]:
@@ -167,26 +153,20 @@ def _in_error(graph: ModelGraph, units: Sequence[Fqns]) -> set[Fqns]:
     return wrong | (by_end[0] & by_end[1])
 
 
-def _around(units: Sequence[Candidate]) -> tuple[tuple[int, ...], ...]:
-    """Numbers of the candidates around each candidate, innermost first."""
+def _around(units: Sequence[Unit]) -> tuple[tuple[int, ...], ...]:
+    """Numbers of the units around each unit, innermost first."""
     places: dict[str, list[int]] = defaultdict(list)
-    for i, candidate in enumerate(units):
-        for fqn in () if excludes_nesting(candidate.unit) else candidate.unit.blocks:
+    for i, unit in enumerate(units):
+        for fqn in () if excludes_nesting(unit) else unit.blocks:
             places[fqn].append(i)
     return tuple(
-        ()
-        if excludes_nesting(candidate.unit)
-        else tuple(i for fqn in list(lineage(candidate.unit.blocks[0]))[1:] for i in places.get(fqn, ()))
-        for candidate in units
+        tuple(i for fqn in above(unit.blocks[0]) for i in places.get(fqn, ())) if not excludes_nesting(unit) else ()
+        for unit in units
     )
 
 
-def _default_units(graph: ModelGraph, *, every_stretch: bool) -> list[Fqns]:
-    of_presets = [unit.blocks for whole in preset_units(graph) for unit in whole if len(unit.blocks) > 1]
-    return list(dict.fromkeys((*offered_units(graph, every_stretch=every_stretch), *of_presets)))
-
-
-def _unit(named: Named) -> Unit:
+def unit_of(named: Named) -> Unit:
+    """The unit that a block, a segment or a unit stands for."""
     return named if isinstance(named, Unit) else Unit(blocks=(named,) if isinstance(named, str) else named)
 
 
@@ -196,16 +176,21 @@ def _calls(replay: Replay, graph: ModelGraph, unit: Unit) -> list[SavedByCall]:
     return saved_by_calls(replay, unit.blocks, stops_early=True)
 
 
+def _is_timed(baseline: Measurement) -> bool:
+    """True if the step and every block were timed."""
+    step_ms = baseline.times.step.median_ms if baseline.times else None
+    return step_ms is not None and all(cost.forward.ms for cost in baseline.blocks if cost.n_forward and cost.fqn)
+
+
 class _Costs:
     """Costs of units as in the forecast: milliseconds if every block was timed, else FLOPs."""
 
     def __init__(self, baseline: Measurement, graph: ModelGraph) -> None:
         self._baseline, self._graph = with_equal_times(baseline, graph), graph
-        step = baseline.times.step.median_ms if baseline.times else None
-        timed = step is not None and all(cost.forward.ms for cost in baseline.blocks if cost.n_forward and cost.fqn)
         self._scale = rerun_scale(baseline) or 1.0
-        self.unit: CostUnit = "ms" if timed else "FLOPs"
-        self.step = float(step if timed and step is not None else baseline.total_flops or 0)
+        self.unit: CostUnit = "ms" if _is_timed(baseline) else "FLOPs"
+        step_ms = baseline.times.step.median_ms if baseline.times and self.unit == "ms" else None
+        self.step = float(baseline.total_flops or 0) if step_ms is None else step_ms
 
     def of(self, unit: Unit) -> float:
         """The cost of a rerun of `unit` with early stop, and of the overhead of its checkpoints."""
@@ -233,7 +218,7 @@ def offered_units(graph: ModelGraph, *, every_stretch: bool = False) -> list[Fqn
     return [*((fqn,) for fqn in singles), *dict.fromkeys((*counted, *stretches))]
 
 
-def beside_every_stretch(graph: ModelGraph, offered: Sequence[Unit]) -> tuple[Named, ...]:
+def beside_every_stretch(graph: ModelGraph, offered: Sequence[Unit]) -> list[Unit]:
     """Every stretch of the chains, and the units of `offered` that a program of a chain has room for beside them:
     whole blocks, the largest parts of each block, some ways to keep its results, and what lies outside of the chains.
     """
@@ -242,7 +227,7 @@ def beside_every_stretch(graph: ModelGraph, offered: Sequence[Unit]) -> tuple[Na
     blocks = dict.fromkeys(fqn for chain in chains for fqn in chain)
     holders = {above for fqn in blocks for above in lineage(fqn)}
     recomputed = {unit.blocks[0] for unit in offered if unit.action == "recompute"} - holders
-    units: list[Named] = []
+    units: list[Unit] = []
     parts: dict[str, list[Unit]] = defaultdict(list)
     ways: dict[str, list[Unit]] = defaultdict(list)
     for unit in offered:
@@ -260,7 +245,7 @@ def beside_every_stretch(graph: ModelGraph, offered: Sequence[Unit]) -> tuple[Na
         for fqn in blocks:
             parts[fqn].sort(key=lambda unit: -graph.by_fqn[unit.blocks[0]].saved_bytes)
             units += [*parts[fqn][:MOST_PARTS], *ways[fqn][:MOST_WAYS]]
-    return (*units, *stretches)
+    return [*units, *(Unit(blocks=stretch) for stretch in stretches)]
 
 
 def preset_units(graph: ModelGraph) -> list[tuple[Unit, ...]]:

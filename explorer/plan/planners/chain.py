@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -88,8 +88,12 @@ class ChainProgram(ForecastChoices):
     """Peak bytes between forward and backward of all places."""
     grain: float
     """The cost of one grain."""
-    cost: Callable[[tuple[int, ...]], float]
     _n_solves: int = 0
+
+    @property
+    def is_exact(self) -> bool:
+        """True if the bytes are constant: no skip connection, no input that two items keep."""
+        return all(item.is_exact for item in self.items)
 
     def solve(self, limits: Limits) -> Solution | None:
         """The best choice within `limits`; None if there is none."""
@@ -114,7 +118,8 @@ class ChainProgram(ForecastChoices):
             if low is None:
                 break
             aim -= max(self.peak(low.chosen) - budget, 1)
-            best = self._best_within(budget)
+            fitting = ((self.candidates.cost(chosen), chosen) for chosen, peak in self._peaks.items() if peak <= budget)
+            best = min(fitting, default=None)
             if best is not None and best[0] * (1 - TOLERANCE / 2) <= bound:
                 break
             low = self._cheapest(aim) if n_left else None
@@ -125,8 +130,9 @@ class ChainProgram(ForecastChoices):
         bound, low = self._least_budget(most_cost, ends)
         if low is not None:
             self.peak(low.chosen)
-        within = {chosen: peak for chosen, peak in self._peaks.items() if self.cost(chosen) <= most_cost}
-        best = min(within, key=lambda chosen: (within[chosen], self.cost(chosen)))
+        cost = self.candidates.cost
+        within = {chosen: peak for chosen, peak in self._peaks.items() if cost(chosen) <= most_cost}
+        best = min(within, key=lambda chosen: (within[chosen], cost(chosen)))
         return self._solution(best, float(within[best]), bound)
 
     def _least_budget(self, most_cost: float, ends: float) -> tuple[float, Cheapest | None]:
@@ -141,10 +147,6 @@ class ChainProgram(ForecastChoices):
             else:
                 least, answer = middle, cheapest
         return below + 1, answer
-
-    def _best_within(self, budget: int) -> tuple[float, tuple[int, ...]] | None:
-        within = [(self.cost(chosen), chosen) for chosen, peak in self._peaks.items() if peak <= budget]
-        return min(within, default=None)
 
     def _solution(self, chosen: tuple[int, ...], value: float, bound: float) -> Solution:
         return Solution(
@@ -226,18 +228,11 @@ def is_chain_of_few(graph: ModelGraph) -> bool:
     return 0 < len(names) <= MOST_PLACES and max(names.values()) <= MOST_INSIDE
 
 
-def is_exact(program: object) -> bool:
-    """True for the program of a chain whose bytes are constant: no skip connection, no input that two items keep."""
-    return isinstance(program, ChainProgram) and all(item.is_exact for item in program.items)
-
-
-def chain_program(
-    forecaster: Forecaster, candidates: Candidates, stretches: Sequence[Fqns], peak_of: Callable[[tuple[int, ...]], int]
-) -> ChainProgram | None:
-    """The program of a chain; None if the model is no chain of few choices. `peak_of` forecasts a choice."""
+def chain_program(forecaster: Forecaster, graph: ModelGraph, candidates: Candidates) -> ChainProgram | None:
+    """The program of a chain; None if the model is no chain of few choices."""
     replay = forecaster.replay
     assert replay is not None, "the step has a timeline"
-    blocks = _blocks(replay, candidates, stretches)
+    blocks = _blocks(replay, candidates, chain_stretches(graph))
     choices = None if blocks is None else _choices(candidates, blocks)
     ticks = None if blocks is None else _place_of_tick(replay, blocks)
     if blocks is None or choices is None or ticks is None:
@@ -267,13 +262,13 @@ def chain_program(
         )
     behind = float(replay.line[ticks == len(blocks)].max(initial=0))
     return ChainProgram(
+        forecaster=forecaster,
+        candidates=candidates,
         line=replay.line,
         items=tuple(items),
         n_places=len(blocks),
         behind=behind,
         grain=grain,
-        cost=candidates.cost,
-        peak_of=peak_of,
     )
 
 

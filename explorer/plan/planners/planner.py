@@ -11,8 +11,6 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
 
 import msgspec
 import numpy as np
@@ -22,14 +20,14 @@ from explorer.plan.memory.ledger import array_of, held, holders, in_place
 from explorer.plan.planners.candidates import (
     Candidates,
     Named,
-    OfferedChoices,
     beside_every_stretch,
     candidates_of,
-    chain_stretches,
+    default_units,
     preset_units,
+    unit_of,
 )
-from explorer.plan.planners.chain import ChainProgram, chain_program, is_chain_of_few, is_exact
-from explorer.plan.planners.program import LEAST_SECONDS, Limits, Program, Solution
+from explorer.plan.planners.chain import ChainProgram, chain_program, is_chain_of_few
+from explorer.plan.planners.program import LEAST_SECONDS, ForecastChoices, Limits, Program, Solution
 from explorer.plan.planners.solver import TOLERANCE
 from explorer.plan.planners.variables import Variables
 from explorer.plan.predict.calls import stash_bytes
@@ -48,14 +46,6 @@ MOST_WITH_EVERY_STRETCH = 150
 """Candidates that the integer program solves within a second: of a chain with more it gets few stretches."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Choices:
-    """Candidates, and the program that chooses among them."""
-
-    candidates: Candidates
-    program: Program | ChainProgram
-
-
 class Planner:
     """An integer program made from one measured step, which is solved once for each plan.
 
@@ -68,10 +58,9 @@ class Planner:
         graph: ModelGraph,
         *,
         among: Iterable[Named] | None = None,
-        without: Iterable[Named] = (),
         seconds: float = 3.0,
     ) -> None:
-        """`among`: the blocks, segments and units to choose from, by default all; `without`: the excluded units.
+        """`among`: the blocks, segments and units to choose from, by default all that `default_units` has.
 
         Raises BadInput for a run without a complete timeline.
         """
@@ -85,77 +74,73 @@ class Planner:
             )
         self._seconds = seconds
         self._baseline, self._graph, self._replay = baseline, graph, replay
-        self._offer(OfferedChoices(among=None if among is None else tuple(among), without=tuple(without)))
+        self._among = None if among is None else [unit_of(named) for named in among]
+        self._without: frozenset[Unit] = frozenset()
+        self._make_programs()
 
-    def _offer(self, offer: OfferedChoices) -> None:
-        """Makes the candidates and the programs that choose among them.
+    def _make_programs(self) -> None:
+        """Makes the programs, each of which chooses among its candidates; the last one has all kinds of them.
 
         A chain has a quick program of every stretch. If its bytes are constant, no other program is needed.
         """
-        self._offered = offer
         self._floor: Plan | None = None
-        stretches = self._of_chain(replace(offer, every_stretch=True)) if offer.among is None else None
-        if stretches is not None and is_exact(stretches.program):
-            main, stretches = stretches, None
-        elif stretches is not None:
-            few = len(stretches.candidates.units) <= MOST_WITH_EVERY_STRETCH
-            main = self._of_any(replace(offer, every_stretch=few))
+        stretches, units = None, self._among
+        if units is None and is_chain_of_few(self._graph):
+            stretches = self._of_chain(self._default_units(every_stretch=True))
+        if stretches is not None and stretches.is_exact:
+            self._programs: tuple[Program | ChainProgram, ...] = (stretches,)
         else:
-            main = self._of_any(offer)
-            stretches = self._of_every_stretch(offer, main) if offer.among is None else None
-        self.candidates, self._program = main.candidates, main.program
-        self._choices = (main,) if stretches is None else (stretches, main)
+            few = stretches is not None and len(stretches.candidates.units) <= MOST_WITH_EVERY_STRETCH
+            main = self._of_any(self._default_units(every_stretch=few) if units is None else units)
+            if units is None and stretches is None:
+                offered = [candidate.unit for candidate in main.candidates.units]
+                more = beside_every_stretch(self._graph, offered)
+                stretches = None if set(more) <= set(offered) else self._of_chain(more)
+            self._programs = (main,) if stretches is None else (stretches, main)
+        self._program = self._programs[-1]
+        self.candidates = self._program.candidates
+        for program in self._programs:
+            program.suggested = self._presets(program)
 
-    def without(self, units: Iterable[Named]) -> Planner:
+    def without(self, units: Iterable[Unit]) -> Planner:
         """A planner of the same step that excludes `units` too."""
         other = copy.copy(self)
-        other._offer(replace(self._offered, without=(*self._offered.without, *units)))
+        other._without = self._without.union(units)
+        other._make_programs()
         return other
 
-    def _of_every_stretch(self, offer: OfferedChoices, main: _Choices) -> _Choices | None:
-        """The choices of every stretch of a chain and of few others; None if all of them are offered already, or the
-        model is no chain."""
-        offered = [candidate.unit for candidate in main.candidates.units]
-        units = beside_every_stretch(self._graph, offered)
-        blocks = {unit.blocks for unit in offered}
-        if all(isinstance(unit, Unit) or unit in blocks for unit in units):
-            return None
-        return self._of_chain(replace(offer, among=units))
+    def _default_units(self, *, every_stretch: bool) -> list[Unit]:
+        return default_units(self._baseline, self._graph, self._replay, every_stretch=every_stretch)
 
-    def _of_chain(self, offer: OfferedChoices) -> _Choices | None:
-        """The choices of a chain; None if the model is no chain of few choices."""
-        if offer.among is None and not is_chain_of_few(self._graph):
-            return None
-        candidates = candidates_of(self._baseline, self._graph, self._replay, offer)
-        stretches = chain_stretches(self._graph)
-        program = chain_program(self._forecaster, candidates, stretches, partial(self._peak_of, candidates))
-        if program is None:
-            return None
-        program.suggested = self._presets(candidates)
-        return _Choices(candidates=candidates, program=program)
+    def _of_chain(self, units: Sequence[Unit]) -> ChainProgram | None:
+        """The program that chooses among `units`; None if the model is no chain of few choices."""
+        return chain_program(self._forecaster, self._graph, self._candidates(units))
 
-    def _of_any(self, offer: OfferedChoices) -> _Choices:
-        candidates = candidates_of(self._baseline, self._graph, self._replay, offer)
+    def _of_any(self, units: Sequence[Unit]) -> Program:
+        candidates, replay = self._candidates(units), self._replay
         stash = stash_bytes(self._baseline, KEEP_ALL)
-        units = UnitCalls(calls=[candidate.calls for candidate in candidates.units], around=candidates.around)
-        timeline = linear_timeline(self._replay, units, stash_bytes=stash)
-        program = Program(
-            line=self._replay.line,
+        calls = UnitCalls(calls=[candidate.calls for candidate in candidates.units], around=candidates.around)
+        timeline = linear_timeline(replay, calls, stash_bytes=stash)
+        return Program(
+            forecaster=self._forecaster,
+            candidates=candidates,
+            line=replay.line,
             timeline=timeline,
-            reruns=linear_reruns(self._replay, units, stash_bytes=stash),
+            reruns=linear_reruns(replay, calls, stash_bytes=stash),
             variables=Variables(candidates, timeline),
-            peak_of=partial(self._peak_of, candidates),
-            suggested=self._presets(candidates),
         )
-        return _Choices(candidates=candidates, program=program)
+
+    def _candidates(self, units: Sequence[Unit]) -> Candidates:
+        left = [unit for unit in units if unit not in self._without]
+        return candidates_of(self._baseline, self._graph, self._replay, left)
 
     def suggest(self, policies: Iterable[Policy]) -> None:
         """No later plan is worse than one of `policies`. A policy with units that are no candidates is left out."""
         units = [policy.units for policy in policies]
-        for choices in self._choices:
-            number = {candidate.unit: i for i, candidate in enumerate(choices.candidates.units)}
+        for program in self._programs:
+            number = program.candidates.number
             offered = [whole for whole in units if number.keys() >= set(whole)]
-            choices.program.suggested += tuple(tuple(sorted(number[unit] for unit in whole)) for whole in offered)
+            program.suggested += tuple(tuple(sorted(number[unit] for unit in whole)) for whole in offered)
 
     @property
     def keep_all_bytes(self) -> int:
@@ -165,9 +150,7 @@ class Planner:
     @property
     def offered(self) -> tuple[Unit, ...]:
         """Every unit that a plan may recompute."""
-        return tuple(
-            dict.fromkeys(candidate.unit for choices in self._choices for candidate in choices.candidates.units)
-        )
+        return tuple(dict.fromkeys(unit for program in self._programs for unit in program.candidates.number))
 
     def presets(self) -> Iterator[tuple[int, float]]:
         """Peak and cost of every preset. No plan is worse than a preset."""
@@ -203,7 +186,7 @@ class Planner:
         `seconds`: for all plans together but the floor. A plan leaves its unused time to later plans.
         """
         ends = time.monotonic() + seconds - self._seconds / 2
-        lowest = min(choices.program.lowest_bytes() for choices in self._choices)
+        lowest = min(program.lowest_bytes() for program in self._programs)
         last = self.within(self.keep_all_bytes)
         yield last
         budgets = np.linspace(self.keep_all_bytes, lowest, n_points + 1)[1:-1].astype(int).tolist()
@@ -220,12 +203,12 @@ class Planner:
 
     def _cheapest(self, budget_bytes: int, *, seconds: float | None = None) -> Plan | None:
         plans: list[Plan] = []
-        for choices in self._choices:
+        for program in self._programs:
             rival = min((plan.extra_cost for plan in plans), default=math.inf)
             limits = Limits(budget_bytes=budget_bytes, seconds=seconds or self._seconds, rival=rival)
-            solution = choices.program.solve(limits)
+            solution = program.solve(limits)
             if solution is not None:
-                plans.append(self._plan(choices, solution, budget_bytes=budget_bytes))
+                plans.append(self._plan(program, solution, budget_bytes=budget_bytes))
         if not plans:
             return None
         return self._certified(min(plans, key=lambda plan: plan.extra_cost), plans, lambda plan: plan.extra_cost)
@@ -234,11 +217,11 @@ class Planner:
         """The lowest peak, then the cheapest plan with it: the first solution may recompute units that free nothing."""
         most_cost = None if more_time is None else more_time * self.candidates.step_cost
         plans: list[Plan] = []
-        for choices in self._choices:
+        for program in self._programs:
             rival = min((float(plan.step_peak_bytes) for plan in plans), default=math.inf)
             limits = Limits(most_cost=most_cost, seconds=seconds or self._seconds, rival=rival)
-            lowest = choices.program.solve(limits) or _without_solver(choices, most_cost)
-            plans.append(self._plan(choices, lowest, budget_bytes=None))
+            lowest = program.solve(limits) or _without_solver(program, most_cost)
+            plans.append(self._plan(program, lowest, budget_bytes=None))
         best = min(plans, key=lambda plan: (plan.step_peak_bytes, plan.extra_cost))
         plan = self._certified(best, plans, lambda plan: float(plan.step_peak_bytes))
         cheap = self._cheapest(plan.step_peak_bytes)
@@ -248,12 +231,12 @@ class Planner:
 
     def _certified(self, best: Plan, plans: Sequence[Plan], value: Callable[[Plan], float]) -> Plan:
         """The best of the `plans` of both programs, with a certificate about the choices of both."""
-        if len(self._choices) == 1:
+        if len(self._programs) == 1:
             return best
         solved = [plan.certificate for plan in plans]
         bounds = [certificate.bound for certificate in solved]
-        if len(plans) < len(self._choices):
-            bounds = [choices.program.bound for choices in self._choices]
+        if len(plans) < len(self._programs):
+            bounds = [program.bound for program in self._programs]
         solution = Solution(
             chosen=(),
             value=value(best),
@@ -262,29 +245,24 @@ class Planner:
             n_solves=sum(certificate.n_solves for certificate in solved),
         )
         certificate = msgspec.structs.replace(
-            _certificate(self._choices[-1], solution),
+            _certificate(self._program, solution),
             n_levels=best.certificate.n_levels,
-            beside=_certificate(self._choices[0], solution).scope,
+            beside=_certificate(self._programs[0], solution).scope,
         )
         return msgspec.structs.replace(best, certificate=certificate)
 
-    def _presets(self, candidates: Candidates) -> tuple[tuple[int, ...], ...]:
+    def _presets(self, program: ForecastChoices) -> tuple[tuple[int, ...], ...]:
         """Numbers of the candidates in each preset. A unit that is no candidate frees nothing, or a hazard forbids it.
 
         A preset that keeps results is left out if no candidate keeps results: their operators have no measured price.
         """
-        number = {candidate.unit: i for i, candidate in enumerate(candidates.units)}
+        number = program.candidates.number
         priced = {unit.action for unit in number}
         wholes = (whole for whole in preset_units(self._graph) if all(unit.action in priced for unit in whole))
         return tuple(tuple(sorted(number[unit] for unit in whole if unit in number)) for whole in wholes)
 
-    def _peak_of(self, candidates: Candidates, chosen: tuple[int, ...]) -> int:
-        peak = self._forecaster.peak_bytes(candidates.policy(chosen))
-        assert peak is not None, "every candidate can be forecast"
-        return peak
-
-    def _plan(self, choices: _Choices, solution: Solution, *, budget_bytes: int | None) -> Plan:
-        candidates, policy = choices.candidates, choices.candidates.policy(solution.chosen)
+    def _plan(self, program: ForecastChoices, solution: Solution, *, budget_bytes: int | None) -> Plan:
+        candidates, policy = program.candidates, program.candidates.policy(solution.chosen)
         forecast = self._forecaster.forecast(policy)
         assert forecast.step_peak_bytes is not None
         return Plan(
@@ -297,7 +275,7 @@ class Planner:
             cost_unit=candidates.cost_unit,
             cost_ratio_spread=forecast.time_ratio_spread,
             flop_ratio=forecast.flop_ratio,
-            certificate=_certificate(choices, solution),
+            certificate=_certificate(program, solution),
         )
 
     def _impossible(self, budget_bytes: int) -> BadInput:
@@ -329,16 +307,16 @@ class Planner:
         return int(held(log, fixed).max())
 
 
-def _without_solver(choices: _Choices, most_cost: float | None) -> Solution:
+def _without_solver(program: ForecastChoices, most_cost: float | None) -> Solution:
     """The lowest peak of the presets and of keeping everything, within the cost limit; nothing is proven of it."""
-    program, cost = choices.program, choices.candidates.cost
+    cost = program.candidates.cost
     within = [chosen for chosen in program.suggested if most_cost is None or cost(chosen) <= most_cost]
     chosen = min([(), *within], key=program.peak)
     return Solution(chosen=chosen, value=program.peak(chosen), bound=0.0, n_rows=0, n_solves=0)
 
 
-def _certificate(choices: _Choices, solution: Solution) -> Certificate:
-    units, around = [candidate.unit for candidate in choices.candidates.units], choices.candidates.around
+def _certificate(program: ForecastChoices, solution: Solution) -> Certificate:
+    units, around = list(program.candidates.number), program.candidates.around
     lengths = [len(unit.blocks) for unit in units if len(unit.blocks) > 1 and not unit.save_ops]
     return Certificate(
         bound=solution.bound,
@@ -349,6 +327,6 @@ def _certificate(choices: _Choices, solution: Solution) -> Certificate:
         n_segments=len(lengths),
         n_keeping=sum(bool(unit.save_ops) for unit in units),
         longest_segment=max(lengths, default=0),
-        inside_segments=isinstance(choices.program, Program),
+        inside_segments=isinstance(program, Program),
         n_levels=max([2, *(1 + len(set(solution.chosen).intersection(around[i])) for i in solution.chosen)]),
     )

@@ -5,7 +5,7 @@ computes the line of the solution. Moments at which the line exceeds the budget 
 again. Every row holds for every policy within the budget, so each solution gives a valid lower bound. The first
 solution that the exact forecast confirms is optimal. A solution that the forecast rejects is excluded by a row.
 
-Units that the moments do not distinguish are counted (symmetry.py): hundreds of equal blocks become a few integers.
+Units that the moments do not distinguish are counted (solver.py): hundreds of equal blocks become a few integers.
 Fewer moments distinguish fewer units, so the search keeps only moments that bind in the relaxed program.
 
 Time may end before the solver does. So every judged choice is stored and reused for other limits. Presets and other
@@ -26,8 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from explorer.plan.memory.ledger import Bytes
+from explorer.plan.planners.candidates import Candidates
 from explorer.plan.planners.solver import MIB, TOLERANCE, Minimum, Question, minimised
 from explorer.plan.planners.variables import Row, Values, Variables
+from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.predict.linear_memory import LinearTimeline, Rerun
 
 MOST_ROUNDS = 80
@@ -72,10 +74,10 @@ class Solution:
 class ForecastChoices:
     """A program's choices, each forecast once; a choice is the numbers of its candidates."""
 
+    forecaster: Forecaster
+    candidates: Candidates
     line: Bytes
     """Bytes at every tick with everything kept."""
-    peak_of: Callable[[tuple[int, ...]], int]
-    """The exact forecast of a choice: peak bytes."""
     suggested: tuple[tuple[int, ...], ...] = ()
     """Choices that no solution may be worse than."""
     bound: float = 0.0
@@ -85,7 +87,9 @@ class ForecastChoices:
     def peak(self, chosen: tuple[int, ...]) -> int:
         """Peak bytes of a choice by the exact forecast."""
         if chosen not in self._peaks:
-            self._peaks[chosen] = self.peak_of(chosen)
+            peak = self.forecaster.peak_bytes(self.candidates.policy(chosen))
+            assert peak is not None, "every candidate can be forecast"
+            self._peaks[chosen] = peak
         return self._peaks[chosen]
 
 
@@ -100,11 +104,6 @@ class Program(ForecastChoices):
     _binding: dict[object, Row] = field(default_factory=dict)
     """Rows that bound the last relaxed solution. Most of the rows bind the next relaxed solution too."""
 
-    def tried(self) -> list[tuple[int, ...]]:
-        """Choices judged for any limits, and the suggested ones; by cost, then by number of units."""
-        choices = {(), *self.suggested, *self._peaks}
-        return sorted(choices, key=lambda chosen: (self.variables.cost(chosen), len(chosen), chosen))
-
     def solve(self, limits: Limits) -> Solution | None:
         """The best choice within `limits`; None if there is none."""
         ends = time.monotonic() + limits.seconds
@@ -114,7 +113,8 @@ class Program(ForecastChoices):
         if answer is None:
             return None
         self._binding = dict(search.moments)
-        for chosen in self.tried():
+        tried = {(), *self.suggested, *self._peaks}
+        for chosen in sorted(tried, key=lambda chosen: (self.candidates.cost(chosen), len(chosen), chosen)):
             search.judge(chosen)
         search.judge_prefixes(answer)
         for _ in range(MOST_ROUNDS):
@@ -275,7 +275,7 @@ class _Search:
 
     def judge_third_levels(self) -> None:
         """Tries a third level of nesting, which has no variable, in the best choices and in near misses."""
-        program, budget, cost_of = self.program, self.limits.budget_bytes, self.program.variables.cost
+        program, budget, cost_of = self.program, self.limits.budget_bytes, self.program.candidates.cost
 
         def is_cheaper(chosen: tuple[int, ...]) -> bool:
             return budget is None or cost_of(chosen) < self.value
@@ -293,7 +293,7 @@ class _Search:
     def judge(self, chosen: tuple[int, ...]) -> None:
         """Forecasts a choice that may be better than the best so far, and keeps the better choice."""
         limits, budget = self.limits, self.limits.budget_bytes
-        cost = self.program.variables.cost(chosen)
+        cost = self.program.candidates.cost(chosen)
         if limits.most_cost is not None and cost > limits.most_cost * (1 + 1e-9):
             return
         if budget is not None and cost >= self.value:

@@ -100,10 +100,6 @@ class Variables:
         units = [i for i, _ in self.of_choice]
         return np.bincount(units, x[: len(units)], self.n_units).astype(np.float64)
 
-    def cost(self, chosen: tuple[int, ...]) -> float:
-        """The cost of recomputing the candidates `chosen`, in `cost_unit` of the candidates."""
-        return self._candidates.cost(chosen)
-
     def bytes_of(self, factors: Values) -> dict[int, float]:
         """Bytes by variable, from bytes by factor."""
         row = np.bincount(self._variable, self._weight * factors[self._factor], self.n_variables)

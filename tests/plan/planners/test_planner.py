@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from explorer.engine.bench.measure import measure
 from explorer.errors import BadInput
 from explorer.plan.names import above
-from explorer.plan.planners.candidates import Named, _unit
+from explorer.plan.planners.candidates import Named, unit_of
 from explorer.plan.planners.planner import Planner
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.sizes import mib
@@ -74,7 +74,7 @@ KEEPING = [Unit(blocks=(fqn,), action="save_ops", save_ops=OPS) for fqn in BLOCK
 def test_a_plan_is_the_best_of_all_policies(sample: str, among: list[Named]) -> None:
     graph, run = graph_and_run(sample)
     chosen = Planner(run, graph, among=among, seconds=60)
-    assert {one.unit.blocks for one in chosen.candidates.units} <= {_unit(one).blocks for one in among}
+    assert {one.unit.blocks for one in chosen.candidates.units} <= {unit_of(one).blocks for one in among}
     assert len(chosen.candidates.units) == len(among)
     every = every_policy(chosen, run, graph)
     lowest, highest = min(peak for peak, _ in every), chosen.keep_all_bytes
@@ -126,7 +126,9 @@ def test_a_solver_that_finds_nothing_in_time_leaves_the_best_preset(monkeypatch:
     fresh = Planner(run, graph)
     least = min(peak for peak, _ in fresh.presets())
     monkeypatch.setattr(type(fresh._program), "solve", lambda *_: None)
-    monkeypatch.setattr(fresh, "_choices", fresh._choices[-1:])  # not of every stretch, which finds its answer at once
+    monkeypatch.setattr(
+        fresh, "_programs", fresh._programs[-1:]
+    )  # without that of every stretch
     floor = fresh.floor()
     assert floor.step_peak_bytes == least and not floor.certificate.bound
     assert fresh.least_memory(0.0).extra_cost == 0
@@ -225,6 +227,6 @@ def test_a_unit_that_is_struck_off_is_in_no_plan() -> None:
     graph, run = graph_and_run("mlp")
     first = planner("mlp").floor().policy.units
     assert first
-    again = Planner(run, graph, without=first)
+    again = Planner(run, graph).without(first)
     assert not set(first) & {one.unit for one in again.candidates.units}
     assert not set(first) & set(again.floor().policy.units)
