@@ -187,14 +187,16 @@ def in_place(at: Ledger) -> str:
     return f"at {where}" if where.startswith(("the start", "the end")) else f"in {where}"
 
 
+def largest_roles(at: Ledger) -> list[tuple[Role, int]]:
+    """Bytes by role, the largest first."""
+    return sorted(((role, size) for role, size in at.by_role.items() if size), key=lambda item: -item[1])
+
+
 def holders(at: Ledger) -> str:
     """The three roles that hold most, with their largest block: `gradient 8.0 MiB (most in head), input 2.0 MiB`."""
-    largest = sorted(at.by_role.items(), key=lambda item: -item[1])[:3]
     parts = []
-    for role, n_bytes in ((role, n_bytes) for role, n_bytes in largest if n_bytes):
-        most = next((cell for cell in at.cells if cell.role == role), None)
-        where = (
-            f" ({'most ' if n_bytes > most.n_bytes else ''}in {most.block})" if most is not None and most.block else ""
-        )
+    for role, n_bytes in largest_roles(at)[:3]:
+        most = next(cell for cell in at.cells if cell.role == role)
+        where = f" ({'most ' if n_bytes > most.n_bytes else ''}in {most.block})" if most.block else ""
         parts.append(f"{role} {mib(n_bytes)}{where}")
     return ", ".join(parts)

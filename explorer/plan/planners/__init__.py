@@ -5,5 +5,5 @@ and a certificate with the lower bound of the solver. Begin with `planner`; `can
 `variables` builds the integer program, `program` and `solver` solve it, and `chain` plans chains.
 
 The memory of a choice follows the rules of checkpoint memory, numbered in plan/predict/__init__.py. The program takes
-them as rows from predict/linear_memory.py. Every answer is then judged by the forecast, which simulates the same rules.
+them as rows from linear_memory.py. Every answer is then judged by the forecast, which simulates the same rules.
 """

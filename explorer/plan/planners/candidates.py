@@ -92,6 +92,23 @@ class Candidates:
         """The number of each unit."""
         return {candidate.unit: i for i, candidate in enumerate(self.units)}
 
+    @cached_property
+    def _inside(self) -> Mapping[int, list[int]]:
+        inside: dict[int, list[int]] = defaultdict(list)
+        for i, outer in ((i, outer) for i, around in enumerate(self.around) for outer in around):
+            inside[outer].append(i)
+        return inside
+
+    def calls_inside(self, i: int, call: SavedByCall) -> list[tuple[int, SavedByCall]]:
+        """Candidates inside a call of candidate `i`, each with its call."""
+        calls = ((inner, other) for inner in self._inside.get(i, ()) for other in self.units[inner].calls)
+        return [(inner, other) for inner, other in calls if call.first <= other.first and other.end <= call.end]
+
+    def calls_around(self, i: int, call: SavedByCall) -> list[tuple[int, SavedByCall]]:
+        """Candidates around a call of candidate `i`, innermost first, each with its call."""
+        calls = ((outer, other) for outer in self.around[i] for other in self.units[outer].calls)
+        return [(outer, other) for outer, other in calls if other.first <= call.first and call.end <= other.end]
+
     def exclude(self, i: int, j: int) -> bool:
         """True if no policy has both: they share a block, or are nested and one of them keeps results."""
         ours, theirs = self.units[i].unit, self.units[j].unit

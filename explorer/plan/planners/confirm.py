@@ -168,18 +168,9 @@ def refusal(run: Measurement, whole: Measurement | None = None) -> tuple[str, ..
     """Sentences on the bytes held when `run` was refused, and a policy that fits; `whole` is an earlier full step."""
     if run.failure is None or run.allocations is None or not run.allocations.n_bytes:
         return ()
-    return (_held(run), _fits(run, whole) if whole is not None else _could_go(run))
-
-
-def _then(run: Measurement) -> Ledger:
-    """The ledger right after the last granted allocation. An earlier moment may have held more."""
-    assert run.allocations is not None
-    return ledger(run, max(run.allocations.born))
-
-
-def _held(run: Measurement) -> str:
-    at = _then(run)
-    return f"Held then: {mib(at.total_bytes)}, of it {holders(at)}."
+    at = ledger(run, max(run.allocations.born))  # right after the last granted allocation: a peak may lie before
+    held = f"Held then: {mib(at.total_bytes)}, of it {holders(at)}."
+    return (held, _fits(run, whole) if whole is not None else _could_go(run, at))
 
 
 def _fits(run: Measurement, whole: Measurement) -> str:
@@ -203,12 +194,12 @@ def _fits(run: Measurement, whole: Measurement) -> str:
     )
 
 
-def _could_go(run: Measurement) -> str:
-    """A sentence on the held bytes that recomputing could have freed, without a complete step."""
+def _could_go(run: Measurement, at: Ledger) -> str:
+    """A sentence on the bytes held `at` the refusal that recomputing could have freed, without a complete step."""
     repeats = run.graph.repeats if run.graph is not None else ()
     ran = [fqn for fqn in repeats if run.by_fqn.get(fqn) is not None and run.by_fqn[fqn].n_forward]
-    cells = [cell for cell in _then(run).cells if cell.role == "saved activation"]
-    freed = sum(cell.n_bytes for cell in cells if any(is_within(cell.block, fqn) for fqn in ran))
+    saved = [cell for cell in at.cells if cell.role == "saved activation"]
+    freed = sum(cell.n_bytes for cell in saved if any(is_within(cell.block, fqn) for fqn in ran))
     if not freed:
         return "Record a step that fits (a smaller batch, or every block recomputed): a plan needs a whole one."
     return (

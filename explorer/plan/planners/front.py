@@ -102,25 +102,24 @@ def _at_presets(planner: Planner, plans: list[Plan]) -> Iterator[Plan]:
 def _between(planner: Planner, plans: list[Plan]) -> Iterator[Plan]:
     """Plans where the front has its largest steps, in bytes times cost."""
     refused: set[int] = set()
+
+    def budget(pair: tuple[Plan, Plan]) -> int:
+        return (pair[0].step_peak_bytes + pair[1].step_peak_bytes) // 2
+
+    def area(pair: tuple[Plan, Plan]) -> float:
+        least, most = pair
+        return (most.step_peak_bytes - least.step_peak_bytes) * max(0.0, least.extra_cost - most.extra_cost)
+
     for _ in range(N_BETWEEN):
-        line = sorted(plans, key=lambda plan: plan.step_peak_bytes)
-        steps = [(least, most) for least, most in pairwise(line) if _budget(least, most) not in refused]
-        if not steps:
+        steps = pairwise(sorted(plans, key=lambda plan: plan.step_peak_bytes))
+        pair = max((pair for pair in steps if budget(pair) not in refused), key=area, default=None)
+        if pair is None:
             return
-        least, most = max(steps, key=lambda pair: (pair[1].step_peak_bytes - pair[0].step_peak_bytes) * _saved(*pair))
-        plan = planner.within(_budget(least, most), seconds=BETWEEN_SECONDS)
-        if plan.policy in (least.policy, most.policy):
-            refused.add(_budget(least, most))
+        plan = planner.within(budget(pair), seconds=BETWEEN_SECONDS)
+        if plan.policy in (pair[0].policy, pair[1].policy):
+            refused.add(budget(pair))
         else:
             yield plan
-
-
-def _budget(least: Plan, most: Plan) -> int:
-    return (least.step_peak_bytes + most.step_peak_bytes) // 2
-
-
-def _saved(least: Plan, most: Plan) -> float:
-    return max(0.0, least.extra_cost - most.extra_cost)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,5 +162,4 @@ def offers_on_ranks(
             offers.append(RankOffer(first=first, planner=planner, plan=solve(planner)))
         except BadInput as refusal:
             offers.append(RankOffer(first=first, planner=planner, plan=None, refusal=refusal))
-    planned = sorted((offer for offer in offers if offer.plan is not None), key=lambda offer: offer.price)
-    return [*planned, *(offer for offer in offers if offer.plan is None)]
+    return sorted(offers, key=lambda offer: (math.inf, 0) if offer.plan is None else offer.price)

@@ -11,6 +11,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -27,12 +28,12 @@ from explorer.plan.planners.candidates import (
     unit_of,
 )
 from explorer.plan.planners.chain import ChainProgram, chain_program, is_chain_of_few
+from explorer.plan.planners.linear_memory import linear_reruns, linear_timeline
 from explorer.plan.planners.program import LEAST_SECONDS, ForecastChoices, Limits, Program, Solution
 from explorer.plan.planners.solver import TOLERANCE
 from explorer.plan.planners.variables import Variables
 from explorer.plan.predict.calls import stash_bytes
 from explorer.plan.predict.forecaster import Forecaster
-from explorer.plan.predict.linear_memory import UnitCalls, linear_reruns, linear_timeline
 from explorer.plan.sizes import distinct_texts, mib, mib_up
 from explorer.record.allocations import FIXED_ROLES, ROLES
 from explorer.record.graph import ModelGraph
@@ -119,14 +120,13 @@ class Planner:
     def _of_any(self, units: Sequence[Unit]) -> Program:
         candidates, replay = self._candidates(units), self._replay
         stash = stash_bytes(self._baseline, KEEP_ALL)
-        calls = UnitCalls(calls=[candidate.calls for candidate in candidates.units], around=candidates.around)
-        timeline = linear_timeline(replay, calls, stash_bytes=stash)
+        timeline = linear_timeline(replay, candidates, stash_bytes=stash)
         return Program(
             forecaster=self._forecaster,
             candidates=candidates,
             line=replay.line,
             timeline=timeline,
-            reruns=linear_reruns(replay, calls, stash_bytes=stash),
+            reruns=linear_reruns(replay, candidates, stash_bytes=stash),
             variables=Variables(candidates, timeline),
         )
 
@@ -202,36 +202,31 @@ class Planner:
             yield floor
 
     def _cheapest(self, budget_bytes: int, *, seconds: float | None = None) -> Plan | None:
-        plans: list[Plan] = []
-        for program in self._programs:
-            rival = min((plan.extra_cost for plan in plans), default=math.inf)
-            limits = Limits(budget_bytes=budget_bytes, seconds=seconds or self._seconds, rival=rival)
-            solution = program.solve(limits)
-            if solution is not None:
-                plans.append(self._plan(program, solution, budget_bytes=budget_bytes))
-        if not plans:
-            return None
-        return self._certified(min(plans, key=lambda plan: plan.extra_cost), plans, lambda plan: plan.extra_cost)
+        limits = Limits(budget_bytes=budget_bytes, seconds=seconds or self._seconds)
+        return self._best(limits, lambda plan: plan.extra_cost)
 
     def _lowest(self, more_time: float | None, *, seconds: float | None = None) -> Plan:
         """The lowest peak, then the cheapest plan with it: the first solution may recompute units that free nothing."""
         most_cost = None if more_time is None else more_time * self.candidates.step_cost
-        plans: list[Plan] = []
-        for program in self._programs:
-            rival = min((float(plan.step_peak_bytes) for plan in plans), default=math.inf)
-            limits = Limits(most_cost=most_cost, seconds=seconds or self._seconds, rival=rival)
-            lowest = program.solve(limits) or _without_solver(program, most_cost)
-            plans.append(self._plan(program, lowest, budget_bytes=None))
-        best = min(plans, key=lambda plan: (plan.step_peak_bytes, plan.extra_cost))
-        plan = self._certified(best, plans, lambda plan: float(plan.step_peak_bytes))
+        limits = Limits(most_cost=most_cost, seconds=seconds or self._seconds)
+        plan = self._best(limits, lambda plan: float(plan.step_peak_bytes))
+        assert plan is not None, "everything kept is within the limits"
         cheap = self._cheapest(plan.step_peak_bytes)
         if cheap is not None and cheap.extra_cost <= plan.extra_cost:
             plan = msgspec.structs.replace(cheap, budget_bytes=None, certificate=plan.certificate)
         return msgspec.structs.replace(plan, time_budget=more_time)
 
-    def _certified(self, best: Plan, plans: Sequence[Plan], value: Callable[[Plan], float]) -> Plan:
-        """The best of the `plans` of both programs, with a certificate about the choices of both."""
-        if len(self._programs) == 1:
+    def _best(self, limits: Limits, value: Callable[[Plan], float]) -> Plan | None:
+        """The plan of least `value` of both programs, with a certificate about the choices of both."""
+        plans: list[Plan] = []
+        for program in self._programs:
+            solution = program.solve(replace(limits, rival=min(map(value, plans), default=math.inf)))
+            if solution is None and limits.budget_bytes is None:
+                solution = _without_solver(program, limits.most_cost)
+            if solution is not None:
+                plans.append(self._plan(program, solution, budget_bytes=limits.budget_bytes))
+        best = min(plans, key=lambda plan: (value(plan), plan.extra_cost), default=None)
+        if best is None or len(self._programs) == 1:
             return best
         solved = [plan.certificate for plan in plans]
         bounds = [certificate.bound for certificate in solved]

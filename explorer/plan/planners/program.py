@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 
 from explorer.plan.memory.ledger import Bytes
 from explorer.plan.planners.candidates import Candidates
+from explorer.plan.planners.linear_memory import LinearTimeline, Rerun
 from explorer.plan.planners.solver import MIB, TOLERANCE, Minimum, Question, minimised
 from explorer.plan.planners.variables import Row, Values, Variables
 from explorer.plan.predict.forecaster import Forecaster
-from explorer.plan.predict.linear_memory import LinearTimeline, Rerun
 
 MOST_ROUNDS = 80
 MOST_NEW_ROWS = 6
@@ -146,10 +146,10 @@ class Program(ForecastChoices):
             borders = {0, *(rerun.tick + 1 for rerun in self.reruns if rerun.tick + 1 < len(line))}
             self._stretches = np.array(sorted(borders), dtype=np.intp)
         exceeding: list[tuple[float, object, Callable[[], Row]]] = []
-        most = np.maximum.reduceat(line, self._stretches)
+        most, ends = np.maximum.reduceat(line, self._stretches), np.append(self._stretches[1:], len(line))
         for place in np.flatnonzero(most > limit + 0.5).tolist():
-            first = int(self._stretches[place])
-            tick = first + int(line[first : first + self._length(place)].argmax())
+            first, end = int(self._stretches[place]), int(ends[place])
+            tick = first + int(line[first:end].argmax())
             exceeding.append((float(most[place]), tick, partial(self._held_at, tick)))
         shares = self.variables.share_of_units(x)
         for number, rerun in enumerate(self.reruns):
@@ -180,11 +180,6 @@ class Program(ForecastChoices):
             both = {i: row.get(i, 0.0) + restored.get(i, 0.0) for i in {**row, **restored}}
             moments.append((float(excess), both))
         return moments
-
-    def _length(self, place: int) -> int:
-        assert self._stretches is not None
-        following = self._stretches[place + 1] if place + 1 < len(self._stretches) else len(self.line)
-        return int(following - self._stretches[place])
 
     def _held_at(self, tick: int, more: dict[int, float] | None = None) -> Row:
         row = self.variables.bytes_of(self.timeline.at(tick))
@@ -250,14 +245,10 @@ class _Search:
         while (answer := self.minimise(whole=False)) is not None:
             if not self.add_moments(answer) or time.monotonic() > self.ends:
                 break
-        if answer is not None:
-            self._keep_binding(answer)
+        if answer is not None:  # Moments that do not bind split classes. A moment that is needed is added again.
+            bind = answer.slack[: len(self.moments)] < 1e-6
+            self.moments = {key: row for (key, row), binds in zip(self.moments.items(), bind) if binds}
         return answer
-
-    def _keep_binding(self, answer: Minimum) -> None:
-        """Drops moments that do not bind, because they split classes. A moment that is needed is added again."""
-        bind = answer.slack[: len(self.moments)] < 1e-6
-        self.moments = {key: row for (key, row), binds in zip(self.moments.items(), bind) if binds}
 
     def judge_prefixes(self, answer: Minimum) -> None:
         """Judges first solutions: growing prefixes of the units of the relaxed solution, largest fraction first."""

@@ -72,7 +72,13 @@ def minimised(variables: Variables, question: Question) -> Minimum | None:
     objective[classes.labels] = 0.0 if question.for_peak else costs
     objective[classes.labels[variables.peak]] = 1.0 if question.for_peak else 0.0
     rows = [classes.counted(row) for row in question.rows]
-    rows += _limits(question, variables, classes, objective)
+    if question.most_cost is not None:
+        prices = {int(i): float(costs[i]) for i in np.flatnonzero(costs)}
+        rows.append(classes.counted((prices, question.most_cost / variables.unit_cost * SCALE)))
+    if question.bound > 0:
+        least = question.bound / MIB if question.for_peak else question.bound / variables.unit_cost * SCALE
+        values = {int(label): -float(objective[label]) for label in np.flatnonzero(objective)}
+        rows.append((values, -least * (1 - 1e-9)))
     rows += classes.rows
     most = classes.sizes.copy()
     most[classes.labels[variables.peak]] = np.inf
@@ -123,20 +129,6 @@ def _solved(costs: Values, most: Values, rows: Sequence[Row], whole: NDArray[np.
         highs.setOptionValue("threads", 0)
         highs.run()
     return highs
-
-
-def _limits(question: Question, variables: Variables, classes: Classes, objective: Values) -> list[Row]:
-    """Rows for the cost limit and for the known lower bound of the objective."""
-    limits: list[Row] = []
-    if question.most_cost is not None:
-        costs = {int(i): float(variables.costs[i]) for i in np.flatnonzero(variables.costs)}
-        scaled = {i: n / variables.unit_cost * SCALE for i, n in costs.items()}
-        limits.append(classes.counted((scaled, question.most_cost / variables.unit_cost * SCALE)))
-    if question.bound > 0:
-        least_value = question.bound / MIB if question.for_peak else question.bound / variables.unit_cost * SCALE
-        least = {int(label): -float(objective[label]) for label in np.flatnonzero(objective)}
-        limits.append((least, -least_value * (1 - 1e-9)))
-    return limits
 
 
 def _dense(row: dict[int, float], n_columns: int) -> Values:
@@ -198,17 +190,14 @@ def classes_of(variables: Variables, coefficients: Values, *, single_units: bool
     for path, kind in zip(variables.paths, kinds):
         paths_of_kind[kind].append(path)
     classes = Classes(variables=variables, labels=labels, sizes=np.bincount(labels).astype(np.float64), rows=[])
-    classes.rows.extend(_sum(classes, [path.row for path in paths]) for paths in paths_of_kind.values())
+    for paths in paths_of_kind.values():
+        total: dict[int, float] = defaultdict(float)
+        for variable, n in (item for path in paths for item in path.row[0].items()):
+            total[int(labels[variable])] += n
+        row = {label: n / classes.sizes[label] for label, n in total.items()}
+        classes.rows.append((row, sum(path.row[1] for path in paths)))
     classes.rows.extend(map(classes.counted, variables.bound_rows()))
     return classes
-
-
-def _sum(classes: Classes, rows: list[Row]) -> Row:
-    total: dict[int, float] = defaultdict(float)
-    for row, _ in rows:
-        for variable, n in row.items():
-            total[int(classes.labels[variable])] += n
-    return {label: n / classes.sizes[label] for label, n in total.items()}, sum(most for _, most in rows)
 
 
 def _labels(variables: Variables, coefficients: Values) -> tuple[Labels, list[int]]:

@@ -10,7 +10,7 @@ recomputed alone, and at most one unit inside that unit:
 
 These rows describe every policy. Without a budget the corners of their polytope are integers. Two units on one path
 may change the same bytes: variable x[u | o] carries the difference. Bytes that units on several paths share (a skip)
-have a separate variable, held by the bounds of its factor (predict/linear_memory.py).
+have a separate variable, held by the bounds of its factor (linear_memory.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from explorer.plan.names import innermost, lineage
 from explorer.plan.planners.candidates import Candidates, excludes_nesting
-from explorer.plan.predict.linear_memory import Bound, LinearTimeline
+from explorer.plan.planners.linear_memory import Bound, LinearTimeline
 
 Row = tuple[dict[int, float], float]
 """Coefficients by variable, and the upper bound of their sum."""

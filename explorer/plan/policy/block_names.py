@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
+from itertools import groupby
 
 import msgspec
 
@@ -29,9 +30,9 @@ def is_pattern(name: str) -> bool:
 def matching(pattern: str, fqns: Collection[str]) -> Fqns:
     """Matching blocks in the order of `fqns`, without the model itself. Raises InvalidPolicy if nothing matches."""
     parts = pattern.split(".")
-    matched = tuple(fqn for fqn in fqns if fqn and _match(fqn.split("."), parts))
+    depth = [fqn for fqn in fqns if fqn and fqn.count(".") == len(parts) - 1]
+    matched = tuple(fqn for fqn in depth if all(map(fnmatchcase, fqn.split("."), parts)))
     if not matched:
-        depth = [fqn for fqn in fqns if fqn.count(".") == len(parts) - 1]
         raise InvalidPolicy(
             f"No block matches {pattern!r}.",
             hint=nearest(pattern.replace("*", "0"), depth) or "A star stands for one part: blocks.*.mlp.",
@@ -95,10 +96,6 @@ def matches(unit: Unit, fqns: Collection[str]) -> tuple[Fqns, ...]:
     return rows
 
 
-def _match(parts: list[str], pattern: list[str]) -> bool:
-    return len(parts) == len(pattern) and all(map(fnmatchcase, parts, pattern))
-
-
 def _stars(fqn: str, pattern: str) -> Fqns:
     return tuple(part for part, wanted in zip(fqn.split("."), pattern.split(".")) if is_pattern(wanted))
 
@@ -137,22 +134,13 @@ def policy_after(policy: Policy, on: Collection[str], graph: ModelGraph) -> Poli
     marked = set(on)
     units: list[Unit] = []
     for unit in policy.units:
-        units += [msgspec.structs.replace(unit, blocks=run) for run in _runs(unit.blocks, marked)]
+        runs = (tuple(run) for is_marked, run in groupby(unit.blocks, marked.__contains__) if is_marked)
+        units += [msgspec.structs.replace(unit, blocks=run) for run in runs]
     known = {fqn for unit in units for fqn in unit.blocks}
     units += [Unit(blocks=(fqn,)) for fqn in marked - known]
     place = {block.fqn: i for i, block in enumerate(graph.blocks)}
     units.sort(key=lambda unit: place.get(unit.blocks[0], len(place)))
     return msgspec.structs.replace(policy, units=tuple(units))
-
-
-def _runs(blocks: Iterable[str], marked: set[str]) -> list[tuple[str, ...]]:
-    runs: list[list[str]] = [[]]
-    for fqn in blocks:
-        if fqn in marked:
-            runs[-1].append(fqn)
-        elif runs[-1]:
-            runs.append([])
-    return [tuple(run) for run in runs if run]
 
 
 def joined(policy: Policy, first: str, second: str) -> Policy:

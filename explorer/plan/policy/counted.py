@@ -12,6 +12,7 @@ saves nothing does not count: its recompute would have no effect.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from explorer.plan.hazards.hazards import hazards
@@ -31,12 +32,10 @@ def counted_units(graph: ModelGraph) -> tuple[Fqns, ...]:
         place = order.get(unit[0], len(order))
         behind = (i for i, other in enumerate(units) if order.get(other[0], -1) > place)
         units.insert(next(behind, len(units)), unit)
-    return tuple(unit for unit in units if not all(_is_idle(graph, fqn) for fqn in unit))
-
-
-def _is_idle(graph: ModelGraph, fqn: str) -> bool:
-    """Whether the block saves nothing. A block that the model checkpoints itself saves in its second run."""
-    return fqn in graph.saves_nothing and not any(is_within(fqn, block) for block in graph.checkpointed_by_itself)
+    # A block that the model checkpoints itself saves in its second run.
+    again = graph.checkpointed_by_itself
+    idle = {fqn for fqn in graph.saves_nothing if not any(is_within(fqn, block) for block in again)}
+    return tuple(unit for unit in units if not idle.issuperset(unit))
 
 
 def segments(blocks: Sequence[str], graph: ModelGraph) -> tuple[Fqns, ...]:
@@ -139,13 +138,11 @@ def _freed(graph: ModelGraph, stretch: Sequence[str]) -> int:
 
 def _skipped_siblings(graph: ModelGraph) -> dict[str, Fqns]:
     """fqn -> all numbered layers of its kind beside it, where the observed forward left some of them out."""
-    kin: dict[tuple[str, str], list[Block]] = {}
-    for holder, blocks in graph.children.items():
-        for block in blocks:
-            if block.name.isdigit():
-                kin.setdefault((holder, block.kind), []).append(block)
-    skipped = (layers for layers in kin.values() if _left_some_out(layers))
-    lists = [tuple(one.fqn for one in layers) for layers in skipped]
+    kin: dict[tuple[str, str], list[Block]] = defaultdict(list)
+    for holder, block in ((holder, block) for holder, blocks in graph.children.items() for block in blocks):
+        if block.name.isdigit():
+            kin[holder, block.kind].append(block)
+    lists = (tuple(one.fqn for one in layers) for layers in kin.values() if _left_some_out(layers))
     return {fqn: layers for layers in lists for fqn in layers}
 
 
@@ -207,7 +204,8 @@ def _without_errors(graph: ModelGraph, units: list[Fqns]) -> tuple[Fqns, ...]:
     """`units` with each forbidden unit replaced by the block around it, or by the blocks inside it."""
     bad = in_error(graph, units)
     kinds = {(graph.by_fqn[fqn].parent, graph.by_fqn[fqn].kind) for unit in bad for fqn in unit}
-    bad += [unit for unit in units if not graph.by_fqn[unit[0]].n_calls and _kind(graph, unit) in kinds]
+    uncalled = [unit for unit in units if not graph.by_fqn[unit[0]].n_calls]
+    bad += [unit for unit in uncalled if (graph.by_fqn[unit[0]].parent, graph.by_fqn[unit[0]].kind) in kinds]
     if not bad:
         return tuple(units)
     good = [unit for unit in units if unit not in bad]
@@ -240,11 +238,6 @@ def in_error(graph: ModelGraph, units: Iterable[Fqns]) -> list[Fqns]:
     at = {fqn for hazard in fired if hazard.severity == "error" for fqn in hazard.blocks}
     wrong = {above for fqn in at for above in lineage(fqn)}
     return [unit for unit in named if not wrong.isdisjoint(unit)]
-
-
-def _kind(graph: ModelGraph, unit: Fqns) -> tuple[str | None, str]:
-    block = graph.by_fqn[unit[0]]
-    return block.parent, block.kind
 
 
 def _block_around(graph: ModelGraph, unit: Fqns, good: list[Fqns]) -> str | None:

@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import yaml
 
@@ -113,9 +113,9 @@ def in_document(document: Document) -> PolicyFile:
             f"this release reads version {VERSION}.",
             hint="Update Checkpoint Explorer, or export the policy again.",
         )
-    faults: list[str] = []
-    file = _read(document, plain, faults)
-    if faults:
+    reader = _Reader(document)
+    file = reader.file(plain)
+    if faults := reader.faults:
         sentences = "; ".join(faults[:_MOST_FAULTS]) + ("; and more" if len(faults) > _MOST_FAULTS else "")
         raise UnreadableFile(f"The policy file cannot be used: {sentences}.", hint="Mend these lines and try again.")
     return file
@@ -152,91 +152,79 @@ def load_policy(path: str | os.PathLike[str]) -> Policy:
     return file.policy.with_model_blocks(file.blocks)
 
 
-def _read(document: Document, plain: dict[str, object], faults: list[str]) -> PolicyFile:
-    faults += _unknown(document, plain, _FIELDS, ())
-    if "policy" not in plain:
-        faults.append("the field policy is missing")
-    elif plain["policy"] is None:
-        faults.append(f"line {document.line(('policy',))}: policy is empty; to recompute nothing, write policy: {{}}")
-    sections = {name: plain[name] for name in _SECTIONS if plain.get(name) is not None}
-    of_graph: dict[str, Any] = {}
-    if isinstance(model := sections.get("model"), dict):
-        of_graph = {name: model[name] for name in _OF_GRAPH if model.get(name) is not None}
-        sections["model"] = {key: value for key, value in model.items() if key not in _OF_GRAPH}
-        if not isinstance(of_graph.get("fingerprint", ""), str):
-            faults.append(f"line {document.line(('model', 'fingerprint'))}: fingerprint must be text; put it in quotes")
-        if not _are_counts(of_graph.get("blocks", {})):
-            faults.append(f"line {document.line(('model', 'blocks'))}: blocks must be names, each with a number")
-        if not sections["model"]:
-            del sections["model"]
-    records: dict[str, Any] = {name: _section(document, name, section, faults) for name, section in sections.items()}
-    return PolicyFile(policy=Policy()) if faults else PolicyFile(**of_graph, **records)
+class _Reader:
+    """Makes records of the parsed values of a document, and collects its faults, each with its line."""
 
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self.faults: list[str] = []
 
-def _are_counts(blocks: object) -> bool:
-    return isinstance(blocks, dict) and all(type(n) is int for n in blocks.values())
+    def file(self, plain: dict[str, object]) -> PolicyFile:
+        self._known(plain, _FIELDS, ())
+        if "policy" not in plain:
+            self.faults.append("the field policy is missing")
+        elif plain["policy"] is None:
+            self._fault(("policy",), "policy is empty; to recompute nothing, write policy: {}")
+        sections = {name: plain[name] for name in _SECTIONS if plain.get(name) is not None}
+        of_graph: dict[str, Any] = {}
+        if isinstance(model := sections.get("model"), dict):
+            of_graph = {name: model[name] for name in _OF_GRAPH if model.get(name) is not None}
+            sections["model"] = {key: value for key, value in model.items() if key not in _OF_GRAPH}
+            if not isinstance(of_graph.get("fingerprint", ""), str):
+                self._fault(("model", "fingerprint"), "fingerprint must be text; put it in quotes")
+            counts = of_graph.get("blocks", {})
+            if not isinstance(counts, dict) or any(type(n) is not int for n in counts.values()):
+                self._fault(("model", "blocks"), "blocks must be names, each with a number")
+            if not sections["model"]:
+                del sections["model"]
+        records: dict[str, Any] = {name: self._section(name, section) for name, section in sections.items()}
+        return PolicyFile(policy=Policy()) if self.faults else PolicyFile(**of_graph, **records)
 
+    def _fault(self, where: Where, sentence: str) -> None:
+        self.faults.append(f"line {self._document.line(where)}: {sentence}")
 
-def _section(document: Document, name: str, section: object, faults: list[str]) -> Record | None:
-    kind = _SECTIONS[name]
-    if not isinstance(section, dict):
-        faults.append(f"line {document.line((name,))}: {name} must have fields, and is {section!r}"[:200])
-        return None
-    unknown = _unknown(document, section, kind.__struct_fields__, (name,))
-    faults += unknown
-    fields = {key: value for key, value in section.items() if key in kind.__struct_fields__}
-    if kind is Policy and isinstance(fields.get("units"), list):
-        units = [_unit(document, i, unit, faults) for i, unit in enumerate(fields["units"])]
-        fields["units"] = [to_plain(unit) for unit in units if unit is not None]
-    return _convert(fields, kind, _Place(document, (name,)), faults)
+    def _known(self, plain: dict[str, object], names: tuple[str, ...], where: Where) -> dict[str, object]:
+        """The fields of `plain` that have one of `names`; every other field is a fault."""
+        for key in [key for key in plain if key not in names][: _MOST_FAULTS + 1]:
+            close = get_close_matches(key[:100], names, n=1)
+            meant = f" (did you mean {close[0]}?)" if close else f" (there are {', '.join(names)})"
+            self._fault((*where, key), f"unknown field {_dotted((*where, key))}{meant}")
+        return {key: value for key, value in plain.items() if key in names}
 
+    def _section(self, name: str, section: object) -> Record | None:
+        kind = _SECTIONS[name]
+        if not isinstance(section, dict):
+            line = self._document.line((name,))
+            self.faults.append(f"line {line}: {name} must have fields, and is {section!r}"[:200])
+            return None
+        fields = self._known(section, kind.__struct_fields__, (name,))
+        if kind is Policy and isinstance(units := fields.get("units"), list):
+            read = [self._unit(i, unit) for i, unit in enumerate(units)]
+            fields["units"] = [to_plain(unit) for unit in read if unit is not None]
+        return self._record(fields, kind, (name,))
 
-def _unit(document: Document, index: int, plain: object, faults: list[str]) -> Record | None:
-    where: Where = ("policy", "units", index)
-    if len(faults) > _MOST_FAULTS:
-        return None
-    if isinstance(plain, str):
-        return Unit(blocks=(plain,))
-    if isinstance(plain, dict):
-        faults += _unknown(document, plain, Unit.__struct_fields__, where)
-        fields = {key: value for key, value in plain.items() if key in Unit.__struct_fields__}
-        return _convert(fields, Unit, _Place(document, where), faults)
-    return _convert({"blocks": plain}, Unit, _Place(document, where, left_out=("blocks",)), faults)
+    def _unit(self, index: int, plain: object) -> Record | None:
+        where: Where = ("policy", "units", index)
+        if len(self.faults) > _MOST_FAULTS:
+            return None
+        if isinstance(plain, str):
+            return Unit(blocks=(plain,))
+        if isinstance(plain, dict):
+            return self._record(self._known(plain, Unit.__struct_fields__, where), Unit, where)
+        return self._record({"blocks": plain}, Unit, where, left_out=("blocks",))
 
-
-class _Place(NamedTuple):
-    """Where in the file a record stands."""
-
-    document: Document
-    where: Where
-    left_out: Where = ()
-    """Steps of the record's path that the file leaves out."""
-
-
-def _convert(plain: object, kind: type[Record], place: _Place, faults: list[str]) -> Record | None:
-    """The record, or a fault that says on which line."""
-    try:
-        return from_plain(plain, kind)
-    except UnreadableFile as error:
-        complaint = str(error.__cause__)
-        at = _AT.search(complaint)
-        steps = tuple(_steps(at[1])) if at else ()
-        n_left_out = len(place.left_out)
-        steps = steps[n_left_out:] if steps[:n_left_out] == place.left_out else steps
-        path = (*place.where, *steps)
-        what = complaint[: at.start()] if at else complaint
-        faults.append(f"line {place.document.line(path)}: {_dotted(path)}: {what.replace('`', '')}")
-        return None
-
-
-def _unknown(document: Document, plain: dict[str, object], known: tuple[str, ...], where: Where) -> list[str]:
-    faults = []
-    strangers = [key for key in plain if key not in known and not (where == ("model",) and key in _OF_GRAPH)]
-    for key in strangers[: _MOST_FAULTS + 1]:
-        close = get_close_matches(key[:100], known, n=1)
-        meant = f" (did you mean {close[0]}?)" if close else f" (there are {', '.join(known)})"
-        faults.append(f"line {document.line((*where, key))}: unknown field {_dotted((*where, key))}{meant}")
-    return faults
+    def _record(self, plain: object, kind: type[Record], where: Where, left_out: Where = ()) -> Record | None:
+        """The record that stands `where`; None, and a fault, if it is none. `left_out`: steps that the file lacks."""
+        try:
+            return from_plain(plain, kind)
+        except UnreadableFile as error:
+            complaint = str(error.__cause__)
+            at = _AT.search(complaint)
+            steps = tuple(_steps(at[1])) if at else ()
+            path = (*where, *(steps[len(left_out) :] if steps[: len(left_out)] == left_out else steps))
+            what = complaint[: at.start()] if at else complaint
+            self._fault(path, f"{_dotted(path)}: {what.replace('`', '')}")
+            return None
 
 
 def _steps(path: str) -> Iterator[str | int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from explorer.errors import InvalidPolicy, nearest
@@ -129,18 +129,16 @@ def _policy(units: Iterable[Fqns]) -> Policy:
 def _sqrt(units: tuple[Fqns, ...], graph: ModelGraph) -> tuple[Fqns, ...]:
     stretches = runs(units, graph)
     if any(len(stretch) > 1 or len(stretch[0]) > 1 for stretch in stretches):
-        joined = (_joined(stretch, graph) for stretch in stretches)
+        # Units of several blocks are stretches of a Sequential already.
+        joined = (
+            segments([fqn for unit in stretch for fqn in unit], graph) if len(max(stretch, key=len)) == 1 else stretch
+            for stretch in stretches
+        )
         return tuple(unit for stretch in joined for unit in stretch)
     n_kept = round(math.sqrt(len(units)))
     # The last block of each stretch is kept, so that the very last one, which backward needs at once, is among them.
     not_recomputed = {round((i + 1) * len(units) / n_kept) - 1 for i in range(n_kept)}
     return tuple(unit for i, unit in enumerate(units) if i not in not_recomputed)
-
-
-def _joined(stretch: Sequence[Fqns], graph: ModelGraph) -> Sequence[Fqns]:
-    """Units of several blocks are stretches of a Sequential already."""
-    lone = all(len(unit) == 1 for unit in stretch)
-    return segments([unit[0] for unit in stretch], graph) if lone else stretch
 
 
 def ladder(graph: ModelGraph) -> Iterator[tuple[str, Policy]]:
@@ -153,14 +151,11 @@ def ladder(graph: ModelGraph) -> Iterator[tuple[str, Policy]]:
     saving = [block.fqn for block in graph.blocks if block.fqn and block.n_calls and block.saved_bytes]
     parents = [fqn for fqn in saving if graph.children[fqn]]
     for name, blocks in (("blocks inside blocks", parents), ("every block at every depth", saving)):
-        rungs.append((name, _without_errors(graph, Policy.recompute(dict.fromkeys([*every.blocks, *blocks])))))
+        policy = Policy.recompute(dict.fromkeys([*every.blocks, *blocks]))
+        wrong = {fqn for hazard in hazards(graph, policy) if hazard.severity == "error" for fqn in hazard.blocks}
+        rungs.append((name, Policy.recompute(fqn for fqn in policy.blocks if fqn not in wrong)))
     before = Policy()
     for name, policy in rungs:
         if len(policy.blocks) > len(before.blocks):
             yield name, policy
             before = policy
-
-
-def _without_errors(graph: ModelGraph, policy: Policy) -> Policy:
-    wrong = {fqn for hazard in hazards(graph, policy) if hazard.severity == "error" for fqn in hazard.blocks}
-    return Policy.recompute(fqn for fqn in policy.blocks if fqn not in wrong)

@@ -4,7 +4,8 @@ In comes one run with its timeline (record/measurement.py), the graph of the mod
 peak, saved bytes, FLOPs and step time. The rooms `planners`, `why` and the page read it. Begin with forecaster.py.
 
 The rules of checkpoint memory stand here once; the code cites them by number. calls.py applies them to one call, and
-changes.py to one policy, tensor by tensor. linear_memory.py applies them to all policies, as rows of a program.
+changes.py to one policy, tensor by tensor. planners/linear_memory.py applies them to all policies, as rows of a
+program.
 
 1. Saved tensors. A tensor that a call saves is freed when forward of the call ends, and restored when its backward
    begins. The last saved tensor stays until an operator has used it. A segment frees block by block, and restores all

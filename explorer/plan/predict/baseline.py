@@ -25,6 +25,7 @@ peaks, and `Sized.event_by_event` is False."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -285,6 +286,7 @@ def _by_fqn(log: Allocations, which: Mask) -> dict[str, int]:
 
 
 _SAME = ("n_ticks", "born", "died", "role", "block", "op", "blocks", "ops", "calls", "weight_casts")
+"""What is equal in runs that made and freed the same tensors in the same order."""
 _FLOPS = ("forward_flops", "recompute_flops", "backward_flops", "skipped_flops")
 
 
@@ -319,11 +321,13 @@ def at_size(runs: Mapping[int, Measurement], size: int, spec: RunSpec) -> Sized:
             "its batch does not depend on the size.",
             hint="Vary an argument that the factory makes its batch from.",
         )
-    weights = _weights(sizes, size)
-    if not _agree(complete_logs):
+    # Lagrange polynomials, exact.
+    factors = ([Fraction(size - other, node - other) for other in sizes if other != node] for node in sizes)
+    weights = [math.prod(of_node, start=Fraction(1)) for of_node in factors]
+    if any(getattr(log, name) != getattr(complete_logs[0], name) for log in complete_logs for name in _SAME):
         peaks = [max(log.held_bytes) for log in complete_logs]
         return Sized(size=size, step_peak_bytes=_at(weights, peaks), event_by_event=False, measurement=None)
-    log = msgspec.structs.replace(complete_logs[0], n_bytes=_sizes_at(weights, complete_logs), time_ns=Column("q"))
+    log = msgspec.structs.replace(complete_logs[0], n_bytes=_sizes_at(weights, complete_logs), time_ns=column())
     measurement = _told([runs[measured] for measured in sizes], weights, log, spec)
     return Sized(size=size, step_peak_bytes=max(log.held_bytes), event_by_event=True, measurement=measurement)
 
@@ -340,25 +344,8 @@ def largest(fits: Callable[[int], bool], *, most: int = 2**20) -> int:
     return low
 
 
-def _weights(sizes: list[int], size: int) -> list[Fraction]:
-    """Weights of the runs at `size`: Lagrange polynomials, exact."""
-    weights = []
-    for node in sizes:
-        weight = Fraction(1)
-        for other in sizes:
-            if other != node:
-                weight *= Fraction(size - other, node - other)
-        weights.append(weight)
-    return weights
-
-
 def _at(weights: list[Fraction], values: list[int]) -> int:
     return max(0, round(sum(weight * value for weight, value in zip(weights, values))))
-
-
-def _agree(logs: list[Allocations]) -> bool:
-    """True if all runs made and freed the same tensors in the same order."""
-    return all(getattr(log, name) == getattr(logs[0], name) for log in logs[1:] for name in _SAME)
 
 
 def _sizes_at(weights: list[Fraction], logs: list[Allocations]) -> Column:
@@ -366,8 +353,7 @@ def _sizes_at(weights: list[Fraction], logs: list[Allocations]) -> Column:
     rows = np.stack([array_of(log.n_bytes) for log in logs])
     kinds, which = np.unique(rows, axis=1, return_inverse=True)
     there = np.array([_at(weights, kind.tolist()) for kind in kinds.T], dtype=np.int64)
-    sizes: Bytes = there[which.reshape(-1)]
-    return Column("q", sizes.tobytes())
+    return _column(there[which.reshape(-1)])
 
 
 def _told(runs: list[Measurement], weights: list[Fraction], log: Allocations, spec: RunSpec) -> Measurement:

@@ -22,7 +22,6 @@ from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy, Unit
 
-NOTHING: Bytes = np.zeros(0, dtype=np.int64)
 RNG_STATE_BYTES = 5056
 """State of torch's CPU generator (torch.get_rng_state), which every checkpoint call keeps; a GPU's lies on the CPU."""
 CAST = "aten._to_copy.default"
@@ -277,7 +276,6 @@ def bytes_at(ticks: Bytes, size: Bytes, born: Bytes, died: Bytes) -> Bytes:
 
 
 BUFFER = ROLES.index("buffer")
-FOREVER = 2**62
 COUNTER_BYTES = 8
 """Size of num_batches_tracked, which no norm computes with."""
 
@@ -384,7 +382,7 @@ def _again_without(replay: Replay, call: SavedByCall, ops: Bytes) -> int:
         most_at_once(
             np.concatenate((replay.size[temporary], -replay.size[results])),
             np.concatenate((replay.born[temporary], replay.died[results])),
-            np.concatenate((replay.died[temporary], np.full(len(results), FOREVER))),
+            np.concatenate((replay.died[temporary], np.full(len(results), NEVER))),
         ),
     )
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from explorer.plan.memory.ledger import Bytes, Mask
 from explorer.plan.names import above
-from explorer.plan.predict.calls import FOREVER, NOTHING, SavedByCall, kept_by_containers, most_at_once
-from explorer.plan.predict.replay import Replay
+from explorer.plan.predict.calls import SavedByCall, kept_by_containers, most_at_once
+from explorer.plan.predict.replay import NEVER, Replay
 from explorer.plan.predict.step_cost import stops_inside
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Policy, Unit
@@ -71,16 +71,16 @@ def nest_of(
     stash_bytes: int = 0,
 ) -> Nest:
     """The nest of all calls of the units of `policy`."""
-    outer = enclosing(policy)
-    order = sorted(calls, key=lambda unit: len(_chain(unit, outer)))
+    outer = units_around(policy)
+    order = sorted(calls, key=lambda unit: len(outer[unit]))
     in_order: list[SavedByCall] = []
     parent: list[int] = []
     stops: list[bool] = []
     places: dict[Unit, range] = {}
     for unit in order:
-        holders = [i for above in _chain(unit, outer) for i in places[above]]
+        holders = [i for holder in outer[unit] for i in places[holder]]
         places[unit] = range(len(in_order), len(in_order) + len(calls[unit]))
-        children = [child for child, holder in outer.items() if holder == unit]
+        children = [child for child, around in outer.items() if around[:1] == (unit,)]
         stops_there = policy.stops_early and any(stops_inside(graph, unit, child) for child in children)
         stops += [stops_there] * len(calls[unit])
         for call in calls[unit]:
@@ -102,15 +102,10 @@ def nest_of(
 
 
 @lru_cache(maxsize=32)
-def enclosing(policy: Policy) -> Mapping[Unit, Unit]:
-    """The innermost unit around each unit that lies inside others."""
+def units_around(policy: Policy) -> Mapping[Unit, tuple[Unit, ...]]:
+    """The units around each unit of `policy`, innermost first."""
     named = {fqn: unit for unit in policy.units for fqn in unit.blocks}
-    holders = {}
-    for unit in policy.units:
-        holder = next((fqn for fqn in above(unit.blocks[0]) if fqn in named), None)
-        if holder is not None:
-            holders[unit] = named[holder]
-    return holders
+    return {unit: tuple(named[fqn] for fqn in above(unit.blocks[0]) if fqn in named) for unit in policy.units}
 
 
 def rerun_bytes(replay: Replay, nest: Nest, i: int) -> int:
@@ -125,7 +120,7 @@ def rerun_bytes(replay: Replay, nest: Nest, i: int) -> int:
     return call.statistics_bytes + most_at_once(
         np.concatenate((replay.size[entries], np.full(len(begun), nest.stash_bytes))),
         np.concatenate((replay.born[entries], np.array(begun, dtype=np.int64))),
-        np.concatenate((died, np.full(len(begun), FOREVER))),
+        np.concatenate((died, np.full(len(begun), NEVER))),
     )
 
 
@@ -136,14 +131,18 @@ def rerun_events(replay: Replay, nest: Nest, i: int) -> tuple[Bytes, Bytes, int]
         entries = np.setdiff1d(replay.between(call.first, call.rerun_ends), [entry for entry, *_ in call.kept_results])
         return entries, replay.died[entries], call.rerun_ends
     children, below = [nest.calls[j] for j in inside], [nest.calls[j] for j in nest.below(i)]
+    # The last tensor saved outside of inner units, or the entry of the last of these, if that is later.
+    theirs = [part for inner in below for part in (inner.entries, np.array(inner.saved_outputs, dtype=np.int64))]
+    saved = call.entries[~np.isin(call.entries, call.outputs)]
+    saved = np.setdiff1d(np.concatenate((saved, np.array(call.saved_outputs, dtype=np.int64))), joined(theirs))
     entered = max(child.first if nest.stops_inside[i] else child.end for child in children)
-    last = _last_tick(replay, call, below, entered)
+    last = max(entered, int(replay.born[saved].max(initial=call.first)))
     died = replay.died.copy()
     for inner in below:
         died[inner.entries] = np.minimum(died[inner.entries], freed_again_at(replay, inner))
     for child in children:
-        died[list(child.inputs)] = FOREVER
-    died[replay.casts] = FOREVER
+        died[list(child.inputs)] = NEVER
+    died[replay.casts] = NEVER
     entries = replay.between(call.first, last)
     return entries, died[entries], last
 
@@ -156,23 +155,6 @@ def freed_again_at(replay: Replay, call: SavedByCall) -> Bytes:
     return np.where(replay.released[call.entries] > 0, replay.released[call.entries], inferred)
 
 
-def _last_tick(replay: Replay, call: SavedByCall, below: Sequence[SavedByCall], entered: int) -> int:
-    """The tick at which a rerun ends: the last tensor saved outside of inner units, or tick `entered` if later."""
-    theirs = [part for inner in below for part in (inner.entries, np.array(inner.saved_outputs))]
-    within = np.concatenate([NOTHING, *theirs])
-    entries = call.entries[~np.isin(call.entries, call.outputs)]
-    entries = np.setdiff1d(np.concatenate((entries, np.array(call.saved_outputs, dtype=np.int64))), within)
-    return max(entered, int(replay.born[entries].max(initial=call.first)))
-
-
-def _chain(unit: Unit, outer: Mapping[Unit, Unit]) -> list[Unit]:
-    holders = []
-    while unit in outer:
-        unit = outer[unit]
-        holders.append(unit)
-    return holders
-
-
 class Stretches(NamedTuple):
     """Stretches in which entries are held: entry, first tick, and the tick after the last."""
 
@@ -181,7 +163,7 @@ class Stretches(NamedTuple):
     end: Bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Simulation:
     """The replay if all calls of a nest are recomputed."""
 
@@ -199,26 +181,30 @@ class Simulation:
     never: Sequence[int] = ()
     """Entries that no rerun makes again for later."""
 
+    @cached_property
+    def stretches(self) -> tuple[NDArray[np.intp], Bytes]:
+        """First ticks of the stretches of constant offset to the measured line, and the offsets in bytes."""
+        return offsets_of(self.changes, len(self.replay.line))
+
     @property
     def peak_bytes(self) -> int:
         """The peak of the changed line, reruns included."""
-        stretches = offsets_of(self.changes, len(self.replay.line))
-        peak = int((np.maximum.reduceat(self.replay.line, stretches[0]) + stretches[1]).max())
-        return max([peak, *(most for _, most in self.reruns(stretches))])
+        bounds, offsets = self.stretches
+        peak = int((np.maximum.reduceat(self.replay.line, bounds) + offsets).max())
+        return max([peak, *(most for _, most in self.reruns())])
 
     @property
     def line(self) -> Bytes:
         """The changed line. The peak of each rerun stands at the event before the backward of its call."""
-        bounds, offsets = offsets_of(self.changes, len(self.replay.line))
+        bounds, offsets = self.stretches
         line = self.replay.line + np.repeat(offsets, np.diff(np.append(bounds, len(self.replay.line))))
-        for tick, most in self.reruns((bounds, offsets)):
+        for tick, most in self.reruns():
             line[tick] = max(line[tick], most)
         return line
 
-    def reruns(self, stretches: tuple[NDArray[np.intp], Bytes] | None = None) -> Iterator[tuple[int, int]]:
-        """The event before each rerun, and the most bytes held during the rerun; `stretches` come from offsets_of."""
-        replay, nest = self.replay, self.nest
-        bounds, offsets = stretches or offsets_of(self.changes, len(replay.line))
+    def reruns(self) -> Iterator[tuple[int, int]]:
+        """The event before each rerun, and the most bytes held during the rerun."""
+        replay, nest, (bounds, offsets) = self.replay, self.nest, self.stretches
         before = [max(call.backward_begins - 1, 0) for call in nest.calls]
         places = np.searchsorted(bounds, before, side="right") - 1
         for i, (call, tick, place) in enumerate(zip(nest.calls, before, places)):
@@ -301,7 +287,7 @@ def _absences(replay: Replay, nest: Nest, never: Sequence[int]) -> tuple[Bytes, 
     """
     calls, n_entries = nest.calls, [len(call.entries) for call in nest.calls]
     entries = joined([call.entries for call in calls])
-    owner, freed_at, back_at = (np.full(len(replay.size), value, dtype=np.int64) for value in (-1, FOREVER, 0))
+    owner, freed_at, back_at = (np.full(len(replay.size), value, dtype=np.int64) for value in (-1, NEVER, 0))
     owner[entries] = np.repeat(np.arange(len(calls)), n_entries)  # inner calls come last
     np.minimum.at(freed_at, entries, joined([call.freed_at for call in calls]))
     back_at[entries] = np.repeat([call.backward_begins for call in calls], n_entries)

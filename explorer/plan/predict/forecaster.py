@@ -6,7 +6,7 @@ MiB of peak for a percent of recompute. A block that is not alive at the peak co
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -24,7 +24,7 @@ from explorer.plan.predict.calls import (
     stash_bytes,
     without_replayed_inputs,
 )
-from explorer.plan.predict.changes import Simulation, enclosing, joined, nest_of, simulate
+from explorer.plan.predict.changes import Simulation, joined, nest_of, simulate, units_around
 from explorer.plan.predict.not_predicted import not_covered, not_predicted, run_again_by_the_model
 from explorer.plan.predict.predicted_step import predicted_step
 from explorer.plan.predict.replay import Replay
@@ -57,7 +57,8 @@ class Forecaster:
             return Forecast()
         units = inside(policy)
         again = [unit_flops(baseline, self._graph, unit, within, policy) for unit, within in units.items()]
-        flop_ratio = _flop_ratio(baseline, again)
+        counted, total = [flops for flops in again if flops is not None], baseline.total_flops
+        flop_ratio = 1 + sum(counted) / total if total and len(counted) == len(again) else None
         unknown = not_predicted(policy, self._graph)
         replay = self._replay_of(policy)
         if replay is None or (unknown and any(unit.action != "recompute" for unit in policy.units)):
@@ -126,16 +127,11 @@ class Forecaster:
         return calls
 
 
-def _flop_ratio(baseline: Measurement, again: Collection[int | None]) -> float | None:
-    counted = [flops for flops in again if flops is not None]
-    return 1 + sum(counted) / baseline.total_flops if baseline.total_flops and len(counted) == len(again) else None
-
-
 def _freed_bytes(
     simulation: Simulation, policy: Policy, calls_of_units: Mapping[Unit, Sequence[SavedByCall]], border: int
 ) -> dict[str, int]:
     """Bytes freed in each block by `border`, the end of forward, minus the generator state of its checkpoints."""
-    replay, outer, freed = simulation.replay, enclosing(policy), dict[str, int]()
+    replay, outer, freed = simulation.replay, units_around(policy), dict[str, int]()
     keeps = {
         unit.blocks[0]: simulation.nest.stash_bytes * sum(call.first <= border < call.backward_ends for call in calls)
         for unit, calls in calls_of_units.items()
@@ -144,17 +140,14 @@ def _freed_bytes(
     every = {unit: joined([call.entries for call in calls]) for unit, calls in calls_of_units.items()}
     away = {unit: entries[simulation.away[entries]] for unit, entries in every.items()}
     for unit, calls in calls_of_units.items():
-        top = unit
-        while top in outer:
-            top = outer[top]
-        entries = away[top]
-        alone = top is unit and len(unit.blocks) == 1  # then all entries belong to the block
+        entries = away[(unit, *outer[unit])[-1]]
+        alone = not outer[unit] and len(unit.blocks) == 1  # then all entries belong to the block
         longer = [
             entry for call in calls for entry, first, end in call.kept_results
             if first <= border < end and replay.died[entry] <= border
         ]  # fmt: skip
         for fqn in unit.blocks:
-            inner = [name for name in keeps if is_within(name, fqn)] if outer else [fqn]
+            inner = [name for name in keeps if is_within(name, fqn)] if any(outer.values()) else [fqn]
             state_bytes = sum(keeps.get(name, 0) for name in inner)
             state_bytes += replay.born_in(fqn, np.array(longer, dtype=np.int64)) if longer else 0
             freed[fqn] = (int(replay.size[entries].sum()) if alone else replay.born_in(fqn, entries)) - state_bytes
@@ -164,8 +157,9 @@ def _freed_bytes(
 def inside(policy: Policy) -> dict[Unit, list[Unit]]:
     """The units directly inside each unit of `policy`."""
     children: dict[Unit, list[Unit]] = {unit: [] for unit in policy.units}
-    for unit, holder in enclosing(policy).items():
-        children[holder].append(unit)
+    for unit, around in units_around(policy).items():
+        if around:
+            children[around[0]].append(unit)
     return children
 
 
@@ -236,7 +230,8 @@ def prices_of_keeping(measurement: Measurement, graph: ModelGraph | None = None)
     Nested units have no price, and no unit of a run without such a baseline has one.
     """
     policy = measurement.spec.policy
-    nested = {unit for pair in enclosing(policy).items() for unit in pair}
+    around = units_around(policy)
+    nested = {unit for unit in policy.units if around[unit]}.union(*around.values())
     forecaster = Forecaster(measurement, graph)
     whole = forecaster.peak_bytes(policy) if policy.units else None
     for unit in policy.units if whole is not None else ():

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from explorer.plan.names import innermost, is_within, listed, some, written_results
-from explorer.plan.predict.changes import enclosing
+from explorer.plan.predict.changes import units_around
 from explorer.plan.sizes import mib
 from explorer.record.allocations import PhaseSpan
 from explorer.record.graph import ModelGraph
@@ -59,12 +59,11 @@ def run_again_by_the_model(policy: Policy, graph: ModelGraph | None) -> str:
 
 def not_covered(policy: Policy) -> str:
     """A sentence on the parts of `policy` that the forecast does not cover; empty if it covers all of them."""
-    outer = enclosing(policy)
-    nested = {unit for pair in outer.items() for unit in pair if unit.action == "save_ops"}
+    nested = {unit for pair in units_around(policy).items() if pair[1] for unit in (pair[0], *pair[1])}
     parts = (
         ("offload", any(unit.action == "offload" for unit in policy.units)),
         ("reentrant checkpointing", policy.use_reentrant and bool(policy.units)),
-        ("kept operators inside or around another unit", bool(nested)),
+        ("kept operators inside or around another unit", any(unit.action == "save_ops" for unit in nested)),
     )
     named = [part for part, applies in parts if applies]
     return f"The forecast does not cover {listed(named)}: press Run." if named else ""

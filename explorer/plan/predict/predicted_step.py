@@ -132,9 +132,8 @@ def _timeline(
     events.sort()
     born_at, died_at = [0] * len(written), [len(events) + 1] * len(written)
     spans: list[PhaseSpan] = []
-    phase_of = _labels(baseline, log)
-    label = phase_of[0]
-    start = baseline.phases[0].first_tick if baseline.phases else 0
+    phase_of = _labels(baseline.phases, log)
+    label, start = phase_of[0], baseline.phases[0].first_tick
     for tick, (key, is_birth, index) in enumerate(events, 1):
         (born_at if is_birth else died_at)[index] = tick
         at, kind, call, _ = key
@@ -163,13 +162,9 @@ def _timeline(
     return allocations, tuple(spans)
 
 
-def _labels(baseline: Measurement, log: Allocations) -> list[tuple[Phase, str]]:
+def _labels(phases: Sequence[PhaseSpan], log: Allocations) -> list[tuple[Phase, str]]:
+    """Phase and block of each tick; ticks before the first phase count as its own."""
     labels: list[tuple[Phase, str]] = [("between", "")] * (log.n_ticks + 2)
-    for span in baseline.phases:
-        stretch = labels[span.first_tick : span.end_tick]
-        labels[span.first_tick : span.end_tick] = [(span.phase, span.block)] * len(stretch)
-    if baseline.phases:
-        labels[: baseline.phases[0].first_tick] = [labels[baseline.phases[0].first_tick]] * (
-            baseline.phases[0].first_tick
-        )
+    for first, span in zip((0, *(span.first_tick for span in phases[1:])), phases):
+        labels[first : span.end_tick] = [(span.phase, span.block)] * (span.end_tick - first)
     return labels

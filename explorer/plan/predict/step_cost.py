@@ -193,8 +193,9 @@ def time_ratio(
 
     `units`: the units of `policy`, each with the units inside it.
     """
-    step, scale = baseline.times.step.median_ms if baseline.times else None, rerun_scale(baseline)
-    if not step or scale is None:
+    times, scale = baseline.times, rerun_scale(baseline)
+    step = times.step.median_ms if times else None
+    if times is None or not step or scale is None:
         return None
     again = overhead = unsure = 0.0
     for unit, within in units.items():
@@ -207,7 +208,8 @@ def time_ratio(
         unsure += overhead_of_unit * (KEPT_ERROR if unit.action == "save_ops" else CALL_ERROR)
     rerun, calls = again * scale / step, overhead / step
     ratio = 1 + rerun + calls
-    error = math.hypot(RERUN_ERROR * rerun, unsure / step, ratio * _clock_error(baseline))
+    clock_error = error_of_median(times.step.spread_ms or 0.0, len(times.step.ms)) / step
+    error = math.hypot(RERUN_ERROR * rerun, unsure / step, ratio * clock_error)
     return RerunTime(ratio, NINE_OF_TEN * error, calls)
 
 
@@ -225,7 +227,9 @@ def overhead_ms(baseline: Measurement, unit: Unit) -> float:
     call_ms = CHECKPOINT_MS if times.checkpoint_ms is None else AMONG_KERNELS * times.checkpoint_ms
     if times.close_checkpoint_ms is not None and costs:
         close_ms = AMONG_KERNELS * times.close_checkpoint_ms
-        call_ms = close_ms + _cold_share(times, costs[0]) * (call_ms - close_ms)
+        gap_ms = (times.forward.median_ms or math.inf) / max(costs[0].n_forward, 1)
+        # The share of the caches that holds other data when a checkpoint begins: 1, unless the block is called often.
+        call_ms = close_ms + min(1.0, gap_ms / COLD_AFTER_MS) * (call_ms - close_ms)
     saved_ms = SAVED_TENSOR_MS if times.saved_tensor_ms is None else AMONG_KERNELS * times.saved_tensor_ms
     n_saved = sum(N_SAVED * cost.n_forward if cost.n_saved is None else cost.n_saved for cost in costs)
     calls = (costs[0].n_forward if costs else 0) * call_ms + n_saved * saved_ms
@@ -235,23 +239,9 @@ def overhead_ms(baseline: Measurement, unit: Unit) -> float:
     return calls + look_ms * sum(cost.n_operators or 0 for cost in costs)
 
 
-def _cold_share(times: Times, cost: MeasuredBlock) -> float:
-    """The share of the caches that holds other data when a checkpoint begins: 1, unless the block is called often."""
-    gap_ms = (times.forward.median_ms or math.inf) / max(cost.n_forward, 1)
-    return min(1.0, gap_ms / COLD_AFTER_MS)
-
-
 def error_of_median(spread: float, n: int) -> float:
     """Standard error of the median of `n` normal readings with standard deviation `spread`."""
     return 1.25 * spread / math.sqrt(max(n, 1))
-
-
-def _clock_error(baseline: Measurement) -> float:
-    """Standard error of the step's median, as a share of it."""
-    step = baseline.times.step if baseline.times else None
-    if step is None or not step.median_ms or not step.spread_ms:
-        return 0.0
-    return error_of_median(step.spread_ms, len(step.ms)) / step.median_ms
 
 
 LEFT_ERROR = 0.1

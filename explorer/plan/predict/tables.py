@@ -55,6 +55,12 @@ class CallTable(Record):
     """Norm, first tick, end tick and bytes; a unit inside that holds the norm makes the copy instead."""
 
 
+_AS_THEY_ARE = (
+    "first", "end", "backward_begins", "backward_ends", "late_bytes", "rerun_bytes", "statistics_bytes", "inputs",
+    "outputs", "saved_outputs",
+)  # fmt: skip
+
+
 class UnitTable(Record):
     """A unit that a reader can choose, and its cost alone."""
 
@@ -176,19 +182,10 @@ def _call_tables(replay: Replay, graph: ModelGraph, unit: Unit) -> tuple[CallTab
 
 def _call_table(replay: Replay, call: SavedByCall, copies: Iterable[tuple[str, int, int, int]]) -> CallTable:
     return CallTable(
-        first=call.first,
-        end=call.end,
-        backward_begins=call.backward_begins,
-        backward_ends=call.backward_ends,
-        late_bytes=call.late_bytes,
-        rerun_bytes=call.rerun_bytes,
-        statistics_bytes=call.statistics_bytes,
+        **{name: getattr(call, name) for name in _AS_THEY_ARE},
         entries=column(call.entries.tolist()),
         freed_at=column(call.freed_at.tolist()),
         freed_again_at=column(freed_again_at(replay, call).tolist()),
-        inputs=call.inputs,
-        outputs=call.outputs,
-        saved_outputs=call.saved_outputs,
         results=call.kept_results,
         in_containers=tuple((entry, replay.saved_in.get(entry, ("",))) for entry in call.in_containers),
         copies=tuple(copies),

@@ -33,11 +33,14 @@ def reruns_outside(costs: Sequence[MeasuredBlock], ordered: Sequence[str]) -> di
         for cost in costs
         if cost.fqn and cost.n_recompute and not any(is_within(cost.fqn, fqn) for fqn in ordered)
     }
-    called = [cost.fqn for cost in costs if cost.fqn and cost.n_forward]
-    below = _called_below(called)
-    for fqn in reversed(called):
-        if below[fqn] and all(name in again for name in below[fqn]):
-            again.setdefault(fqn, min(again[name] for name in below[fqn]))
+    # The nearest called blocks inside each called block. Containers that are never called are skipped.
+    below: dict[str, list[str]] = {cost.fqn: [] for cost in costs if cost.fqn and cost.n_forward}
+    for fqn in below:
+        if (holder := next((name for name in above(fqn) if name in below), None)) is not None:
+            below[holder].append(fqn)
+    for fqn, inside in reversed(below.items()):
+        if inside and all(name in again for name in inside):
+            again.setdefault(fqn, min(again[name] for name in inside))
     return {fqn: again[fqn] for fqn in outermost(cost.fqn for cost in costs if cost.fqn in again)}
 
 
@@ -50,16 +53,6 @@ def in_words(run: Measurement) -> str:
     return f"{listed(tuple(times_run))} ran again {' or '.join(times)}, by the model itself"
 
 
-def _called_below(called: list[str]) -> dict[str, list[str]]:
-    """The nearest called blocks inside each called block. Containers that are never called are skipped."""
-    below: dict[str, list[str]] = {fqn: [] for fqn in called}
-    for fqn in called:
-        holder = next((name for name in above(fqn) if name in below), None)
-        if holder is not None:
-            below[holder].append(fqn)
-    return below
-
-
 LARGE_SHARE = 0.05
 """Share of a peak above which the unattributed bytes are mentioned."""
 
@@ -69,8 +62,13 @@ def peak_caveats(run: Measurement) -> tuple[str, ...]:
     log = run.allocations
     if log is None or not run.complete:
         return ()
-    rules = (_as_written(run), bytes_outside(run))
-    return tuple(filter(None, (*rules, _unattributed(run), _of_the_library(run, log.ops), _one_draw(run))))
+    as_written = (
+        "torch.compile was off in this step alone, so that its blocks could be seen: compiled code ran as it is "
+        "written, and a compiled step has another peak."
+    )
+    sentences = [as_written] if run.ran_as_written else []
+    sentences += [bytes_outside(run), _unattributed(run), _of_the_library(run, log.ops), _one_draw(run)]
+    return tuple(filter(None, sentences))
 
 
 DDP_BUCKETS = (
@@ -90,15 +88,6 @@ def bytes_outside(run: Measurement) -> str:
     if run.spec.device == "cpu" and any("convolution" in op for op in run.allocations.ops):
         return "The peak is at least this figure: oneDNN holds memory for convolutions that no instrument here sees."
     return ""
-
-
-def _as_written(run: Measurement) -> str:
-    if not run.ran_as_written:
-        return ""
-    return (
-        "torch.compile was off in this step alone, so that its blocks could be seen: compiled code ran as it is "
-        "written, and a compiled step has another peak."
-    )
 
 
 def _unattributed(run: Measurement) -> str:

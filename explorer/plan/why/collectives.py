@@ -7,7 +7,6 @@ FSDP2 inside the recomputed block. Such a unit is gathered for the recompute, fr
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 
 from explorer.plan.names import listed
 from explorer.plan.sizes import mib
@@ -48,7 +47,9 @@ def collective_rows(run: Measurement) -> list[dict[str, object]]:
 
 def repeated(run: Measurement) -> tuple[str, ...]:
     """A sentence on each kind of collective that a recompute repeats, with a policy that avoids it."""
-    units = _gathered_twice(run.collectives)
+    gathers = Counter((call.block, call.phase) for call in run.collectives if call.kind == "all-gather")
+    # Units of FSDP2 that are gathered in the recompute and again in backward.
+    units = {block for block, phase in gathers if phase == "recompute" and gathers[block, "backward"]}
     sentences = []
     if units:
         again = sum(call.n_bytes for call in run.collectives if call.phase == "recompute" and call.block in units)
@@ -58,8 +59,10 @@ def repeated(run: Measurement) -> tuple[str, ...]:
             "unit, or the unit itself, instead of what stands around it."
         )
     inside = [call for call in run.collectives if call.phase == "recompute" and call.block not in units]
+    # An all-gather is one of a unit's parameters if reduce-scatters of gradients have the same block.
+    reduced = {c.block for c in run.collectives if c.kind == "reduce-scatter" and c.phase == "backward"}
     for kind, operator in FUNCTIONAL.items():
-        calls = [call for call in inside if call.kind == kind and not _is_gather_of_unit(call, run.collectives)]
+        calls = [call for call in inside if call.kind == kind and not (kind == "all-gather" and call.block in reduced)]
         if calls:
             sent = sum(call.sent_bytes for call in calls)
             sentences.append(
@@ -67,15 +70,3 @@ def repeated(run: Measurement) -> tuple[str, ...]:
                 f"A policy that keeps their results repeats none: action save_ops with {operator}."
             )
     return tuple(sentences)
-
-
-def _gathered_twice(collectives: Iterable[Collective]) -> set[str]:
-    """Units of FSDP2 that are gathered in the recompute and again in backward."""
-    gathers = Counter((call.block, call.phase) for call in collectives if call.kind == "all-gather")
-    return {block for block, phase in gathers if phase == "recompute" and gathers[block, "backward"]}
-
-
-def _is_gather_of_unit(call: Collective, collectives: Iterable[Collective]) -> bool:
-    """Whether the parameters of a unit are gathered: reduce-scatters of its gradients have the same block."""
-    reduced = {other.block for other in collectives if other.kind == "reduce-scatter" and other.phase == "backward"}
-    return call.kind == "all-gather" and call.block in reduced

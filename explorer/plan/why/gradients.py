@@ -236,11 +236,8 @@ def _carried(comparison: Comparison) -> Iterator[str]:
     wrong = [diff for diff in (*comparison.carried, *parameters) if diff.verdict == "different"]
     names = list(dict.fromkeys(diff.name for diff in wrong if diff.name not in changed))
     if names:
-        yield f"After the step {listed(names)} of the candidate {_is(names)} not what the baseline's {_is(names)}."
-
-
-def _is(names: list[str]) -> str:
-    return "is" if len(names) == 1 else "are"
+        verb = "is" if len(names) == 1 else "are"
+        yield f"After the step {listed(names)} of the candidate {verb} not what the baseline's {verb}."
 
 
 def _nonfinite(comparison: Comparison) -> Iterator[str]:
@@ -296,11 +293,8 @@ def _only_optimizer(comparison: Comparison) -> Iterator[str]:
 
 def _settings(comparison: Comparison) -> Iterator[str]:
     """Settings of two programs' optimizers that differ, whether two steps show it or not."""
-    named = [
-        f"{name} is {one} in the baseline and {other} in the candidate"
-        for name, one, other in comparison.optimizer_settings
-    ]
-    if named:
+    settings = comparison.optimizer_settings
+    if named := [f"{name} is {one} in the baseline and {other} in the candidate" for name, one, other in settings]:
         yield f"The optimizers differ: {listed(named)}."
 
 
@@ -339,15 +333,12 @@ def _looked_at(comparison: Comparison) -> str:
     if not comparison.n_carried:
         unseen.append("what the model remembers was not looked at")
     looked_at = f"Looked at and equal: {', '.join(checks)}." if checks else "Nothing beside the tensors was looked at."
-    return f"{looked_at} {_capital(' and '.join(unseen))}." if unseen else looked_at
+    unseen_text = " and ".join(unseen)
+    return f"{looked_at} {unseen_text[:1].upper()}{unseen_text[1:]}." if unseen else looked_at
 
 
 def _n(number: int, what: str) -> str:
     return f"{number:,} {what}" + ("" if number == 1 else "s")
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _blocks(changes: list[StateChange]) -> list[str]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from explorer.plan.memory.ledger import PLURAL, in_place, ledger, place
+from explorer.plan.memory.ledger import PLURAL, in_place, largest_roles, ledger, place
 from explorer.plan.names import is_within, lineage, some
 from explorer.plan.predict.forecaster import prices, prices_of_keeping
 from explorer.plan.sizes import from_to, mib
 from explorer.plan.why.caveats import in_words
-from explorer.record.allocations import FIXED_ROLES, Ledger, Role
+from explorer.record.allocations import FIXED_ROLES, Ledger
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
@@ -41,11 +41,6 @@ class PeakCase:
     def saved(self, fqn: str) -> int:
         cost = self.baseline.by_fqn.get(fqn)
         return cost.saved_after_forward_bytes if cost else 0
-
-
-def largest_roles(at: Ledger) -> list[tuple[Role, int]]:
-    """Bytes by role, the largest first."""
-    return sorted(((role, size) for role, size in at.by_role.items() if size), key=lambda item: -item[1])
 
 
 def toggled(case: PeakCase, fqn: str) -> str:
@@ -94,9 +89,9 @@ def explain_one(run: Measurement, graph: ModelGraph | None = None) -> tuple[str,
 def _stands(case: PeakCase) -> str:
     run, at = case.candidate, case.new
     total = mib(at.total_bytes)
-    named = (
-        PLURAL if run.phases else {**PLURAL, "unattributed": "bytes that are neither of the model nor its optimizer's"}
-    )
+    named = dict(PLURAL)
+    if not run.phases:
+        named["unattributed"] = "bytes that are neither of the model nor its optimizer's"
     parts = [f"{named[role]} ({mib(size)})" for role, size in largest_roles(at) if size >= 0.01 * at.total_bytes]
     made_of = f"; it is made of {', '.join(parts)}" if parts else ""
     if run.complete:
@@ -154,11 +149,9 @@ def _by_itself(case: PeakCase) -> str:
 
 
 def _without_effect(case: PeakCase) -> str:
-    if not case.candidate.blocks:
-        return ""
     costs = case.candidate.blocks
     idle = [fqn for fqn in case.named if not any(cost.n_recompute for cost in costs if is_within(cost.fqn, fqn))]
-    if not idle:
+    if not costs or not idle:
         return ""
     uncalled = [fqn for fqn in idle if fqn in case.candidate.by_fqn and not case.candidate.by_fqn[fqn].n_forward]
     why = f" {some(uncalled)} never ran at all." if uncalled else " Backward needed nothing from there."

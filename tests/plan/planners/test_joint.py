@@ -16,8 +16,7 @@ from explorer.errors import InvalidPlan
 from explorer.plan.pipeline.cuts import CutRule, atoms, stages_by
 from explorer.plan.pipeline.stage_costs import predict
 from explorer.plan.planners import joint
-from explorer.plan.planners.joint import joint_plan, microbatch_counts
-from explorer.plan.planners.rank_choice import RankChoices, least_step_ms, subsets_by_price
+from explorer.plan.planners.joint import RankChoices, joint_plan, least_step_ms, microbatch_counts, subsets_by_price
 from explorer.record import ModelGraph, ModelRef, Policy, RunSpec
 from explorer.record.pipeline import ActionCost, BlockCost, PipelineProfile, PlayedSchedule
 from explorer.record.plan import CapWish, JointPlan

@@ -126,9 +126,7 @@ def test_a_solver_that_finds_nothing_in_time_leaves_the_best_preset(monkeypatch:
     fresh = Planner(run, graph)
     least = min(peak for peak, _ in fresh.presets())
     monkeypatch.setattr(type(fresh._program), "solve", lambda *_: None)
-    monkeypatch.setattr(
-        fresh, "_programs", fresh._programs[-1:]
-    )  # without that of every stretch
+    monkeypatch.setattr(fresh, "_programs", fresh._programs[-1:])  # without that of every stretch
     floor = fresh.floor()
     assert floor.step_peak_bytes == least and not floor.certificate.bound
     assert fresh.least_memory(0.0).extra_cost == 0

@@ -1,4 +1,6 @@
-"""The memory of a step as a linear function of the units that are recomputed: the rules of this room for all policies.
+"""The memory of a step as a linear function of the units that are recomputed.
+
+The numbers of rules are those of plan/predict/__init__.py, which this file applies to all policies at once:
 
     bytes held at t  =  measured at t  +  sum over changes with first <= t < end of bytes * factor
 
@@ -18,8 +20,8 @@ For a unit that is not recomputed the row states only the budget before its back
 inside stops early (rule 7): moments after the stop have no row. Copies of statistics (rule 5) have no row either. Rows
 never hold more than the simulation, so their bound is valid, and a choice that they let through is simulated.
 
-changes.py simulates one policy, tensor by tensor. This file is what an integer program of all policies needs. The
-tests of the planners compare both on every policy of some units.
+predict/changes.py simulates one policy, tensor by tensor. This file is what an integer program of all policies needs.
+The tests of the planners compare both on every policy of some units.
 """
 
 from __future__ import annotations
@@ -27,50 +29,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from explorer.plan.memory.ledger import Bytes
-from explorer.plan.predict.calls import FOREVER, SavedByCall, bytes_at
-from explorer.plan.predict.replay import Replay
+from explorer.plan.planners.candidates import Candidates
+from explorer.plan.predict.calls import SavedByCall, bytes_at
+from explorer.plan.predict.replay import NEVER, Replay
 
 Bound = tuple[dict[int, float], float]
 """Coefficients by factor, and the upper bound of their sum."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnitCalls:
-    """The calls of every unit that may be recomputed, and the units around each unit, innermost first."""
-
-    calls: Sequence[Sequence[SavedByCall]]
-    around: Sequence[Sequence[int]]
-
-    def calls_inside(self, unit: int, call: SavedByCall) -> list[tuple[int, SavedByCall]]:
-        """Units inside a call of `unit`, each with its call."""
-        return [
-            (inner, other) for inner in self._inside.get(unit, ()) for other in self.calls[inner]
-            if _contains(call, other)
-        ]  # fmt: skip
-
-    def calls_around(self, unit: int, call: SavedByCall) -> list[tuple[int, SavedByCall]]:
-        """Units around a call of `unit`, innermost first, each with its call."""
-        return [
-            (outer, other) for outer in self.around[unit] for other in self.calls[outer] if _contains(other, call)
-        ]  # fmt: skip
-
-    @cached_property
-    def _inside(self) -> Mapping[int, list[int]]:
-        inside: dict[int, list[int]] = defaultdict(list)
-        for unit, above in enumerate(self.around):
-            for outer in above:
-                inside[outer].append(unit)
-        return inside
-
-
-def _contains(outer: SavedByCall, inner: SavedByCall) -> bool:
-    return outer.first <= inner.first and inner.end <= outer.end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +68,9 @@ class LinearTimeline:
         return np.asarray(measured + np.cumsum(steps[:length]))
 
 
-def linear_timeline(replay: Replay, units: UnitCalls, *, stash_bytes: int) -> LinearTimeline:
+def linear_timeline(replay: Replay, candidates: Candidates, *, stash_bytes: int) -> LinearTimeline:
     """The timeline as a linear function; `stash_bytes`: generator state that each call keeps (rule 3)."""
-    changes = _Changes(replay, units)
+    changes = _Changes(replay, candidates)
     changes.of_single_units(stash_bytes)
     for entry in sorted({*changes.gaps, *changes.retained}):
         changes.of_shared_entry(entry)
@@ -148,7 +117,7 @@ class _Changes:
     """The changes of the timeline while they are collected."""
 
     replay: Replay
-    units: UnitCalls
+    candidates: Candidates
     rows: list[tuple[int, int, int, int]] = field(default_factory=list)
     """First tick, end tick, bytes and factor of each change."""
     simple: Bytes = field(default_factory=lambda: np.zeros((0, 4), dtype=np.int64))
@@ -162,11 +131,11 @@ class _Changes:
 
     def of_single_units(self, stash_bytes: int) -> None:
         """Collects entries that one unit alone changes. The others go to `gaps` and `retained`."""
-        self.n_factors = len(self.units.calls)
+        self.n_factors = len(self.candidates.units)
         size, born = self.replay.size, self.replay.born
         parts, n_uses = [], np.zeros(len(size), dtype=np.int64)
-        for unit, calls in enumerate(self.units.calls):
-            for call in calls:
+        for unit, candidate in enumerate(self.candidates.units):
+            for call in candidate.calls:
                 n = len(call.entries)
                 parts.append(
                     np.column_stack((call.entries, call.freed_at, np.full(n, call.backward_begins), np.full(n, unit)))
@@ -174,7 +143,7 @@ class _Changes:
                 np.add.at(n_uses, call.entries, 1)
                 n_uses[list(call.inputs)] += 2
                 self.rows.append((call.first, call.backward_ends, stash_bytes, unit))
-                around = tuple((i, outer.backward_begins) for i, outer in self.units.calls_around(unit, call))
+                around = tuple((i, outer.backward_begins) for i, outer in self.candidates.calls_around(unit, call))
                 for entry in set(call.inputs):
                     self.retained[entry].append(_Retention(unit, call.backward_ends, call.backward_begins, around))
                 for entry, _, until in call.kept_results:
@@ -277,16 +246,16 @@ class Rerun:
     """
 
 
-def linear_reruns(replay: Replay, units: UnitCalls, *, stash_bytes: int) -> tuple[Rerun, ...]:
+def linear_reruns(replay: Replay, candidates: Candidates, *, stash_bytes: int) -> tuple[Rerun, ...]:
     """The reruns of every call of every unit."""
     reruns = []
-    for unit, call in ((unit, call) for unit, calls in enumerate(units.calls) for call in calls):
-        within = units.calls_inside(unit, call)
+    for unit, call in ((unit, call) for unit, candidate in enumerate(candidates.units) for call in candidate.calls):
+        within = candidates.calls_inside(unit, call)
         alive, parts = np.array([call.rerun_bytes], dtype=np.int64), dict[int, Bytes]()
         if within:
             alive, parts = _moments(replay, call, within, stash_bytes=stash_bytes)
         around = [
-            (holder, outer) for holder, outer in units.calls_around(unit, call)
+            (holder, outer) for holder, outer in candidates.calls_around(unit, call)
             if outer.backward_begins == call.backward_begins
         ]  # fmt: skip
         reruns.append(
@@ -295,7 +264,7 @@ def linear_reruns(replay: Replay, units: UnitCalls, *, stash_bytes: int) -> tupl
                 tick=max(call.backward_begins - 1, 0),
                 alive=alive + stash_bytes - call.late_bytes,
                 inside=parts,
-                restored=tuple(_restored(replay, units, (unit, call), outer) for outer in around),
+                restored=tuple(_restored(replay, candidates, (unit, call), outer) for outer in around),
             )
         )
     return tuple(reruns)
@@ -324,20 +293,20 @@ def _moments(
         if tail is not None and (tail in one.entries or tail in one.saved_outputs):
             freed = np.where(moments > one.first, alive, freed)
         inputs = np.array([place[entry] for entry in set(one.inputs) if entry in place], dtype=np.int64)
-        retained = bytes_at(moments, size[inputs], died[inputs], np.full(len(inputs), FOREVER))
+        retained = bytes_at(moments, size[inputs], died[inputs], np.full(len(inputs), NEVER))
         retained = retained + stash_bytes * (moments > one.first)
         by_unit[unit] = by_unit.get(unit, 0) + retained - freed
     return alive, by_unit
 
 
 def _restored(
-    replay: Replay, units: UnitCalls, inner: tuple[int, SavedByCall], around: tuple[int, SavedByCall]
+    replay: Replay, candidates: Candidates, inner: tuple[int, SavedByCall], around: tuple[int, SavedByCall]
 ) -> tuple[int, int, Mapping[int, int]]:
     """Bytes that the unit around restores just before `inner` runs again, as in `Rerun.restored`."""
     (unit, call), (holder, outer) = inner, around
     freed = outer.entries[(outer.freed_at < outer.backward_begins) & ~np.isin(outer.entries, call.entries)]
     others: dict[int, int] = {}
-    for sibling, one in units.calls_inside(holder, outer):
+    for sibling, one in candidates.calls_inside(holder, outer):
         if sibling != unit:
             less = int(replay.size[freed[np.isin(freed, one.entries)]].sum())
             if less:
