@@ -47,6 +47,26 @@ def block(fqn: str, kind: str, saved_mib: float = 1.0, **fields: object) -> Bloc
     return Block(fqn=fqn, kind=kind, **{**figures, **fields})  # type: ignore[arg-type]
 
 
+def graph_of(*blocks: Block, chain: tuple[str, ...] = ()) -> ModelGraph:
+    """A graph of these blocks, without edges."""
+    return ModelGraph(model=ModelRef(target="tests:chain"), blocks=blocks, edges=(), chain=chain)
+
+
+def changed(graph: ModelGraph, **of: dict[str, object]) -> ModelGraph:
+    """Blocks of the graph with other fields; `__` stands for a dot."""
+    more = {fqn.replace("__", "."): fields for fqn, fields in of.items()}
+    blocks = tuple(msgspec.structs.replace(block, **more.get(block.fqn, {})) for block in graph.blocks)
+    return msgspec.structs.replace(graph, blocks=blocks)
+
+
+def with_costs(run: Measurement, *fqns: str, **fields: object) -> Measurement:
+    """The run with other figures of the blocks `fqns`, of all blocks if none is named."""
+    costs = (
+        msgspec.structs.replace(cost, **fields) if cost.fqn in (fqns or run.by_fqn) else cost for cost in run.blocks
+    )
+    return msgspec.structs.replace(run, blocks=tuple(costs))
+
+
 @cache
 def gpt(n_layers: int = 12, *, n_inner: int = 0, names: str = "blocks") -> ModelGraph:
     """embedding, dropout, n equal layers with residual attention and mlp, norm, head. `n_inner`: leaves in each mlp."""

@@ -19,8 +19,7 @@ from explorer.plan.names import (
 from explorer.plan.sizes import from_to, mib_up, parse_bytes
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Unit
-from tests.graphs import block
-from tests.plan.why.test_peak import graph
+from tests.graphs import block, graph_of
 from tests.view.builders import MIB
 
 
@@ -45,7 +44,7 @@ OPS = ("aten.mm.default", "aten.add_.Tensor", "aten.bernoulli_.float", "aten.exp
 
 def test_results_that_are_written_in_place() -> None:
     blocks = (block("a", "B", rewritten_ops=("aten.exp.default", "aten.sin.default")), block("b", "B"))
-    known = ModelGraph(model=graph().model, blocks=blocks, edges=())
+    known = graph_of(*blocks)
     by_name = ("aten.add_.Tensor", "aten.bernoulli_.float")
 
     def written(*fqns: str, of: ModelGraph | None = known) -> tuple[str, ...]:
@@ -62,7 +61,7 @@ def test_products_are_what_flops_are_counted_of_and_nothing_writes_into() -> Non
         block("b", "B", op_flops={"aten.convolution.default": 2}),
         block("norm", "B"),
     )
-    known = ModelGraph(model=graph().model, blocks=blocks, edges=())
+    known = graph_of(*blocks)
     assert products_kept(("a", "b"), known) == Unit(
         blocks=("a", "b"), action="save_ops", save_ops=("aten.convolution.default", "aten.mm.default")
     )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from explorer.errors import InvalidPlan
-from explorer.plan.hazards.checkpoint_rules import Case, handed, handing_on, rerun_with
+from explorer.plan.hazards.checkpoint_rules import Case, handed, handing_on
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.names import innermost
 from explorer.plan.pipeline.schedules import rows_of
@@ -216,29 +216,11 @@ def test_what_lies_under_what_is_found_along_the_names(below: set[str], tops: se
 TREE = graph(block("a", "uses_rng"), block("a.b", "uses_rng"), block("c", "moves_buffers"), block("d"))
 
 
-def test_what_runs_again_is_what_is_recomputed_and_all_below() -> None:
-    case = Case(graph=TREE, policy=Policy.recompute(["a"]))
-    assert [one.fqn for one in case.rerun] == ["a", "a.b"]
-    assert rerun_with("uses_rng")(case) == ("a.b",) and rerun_with("moves_buffers")(case) == ()
-
-
 def test_a_unit_begins_and_ends_with_blocks_and_unknown_ones_are_left_out() -> None:
     case = Case(graph=TREE, policy=Policy.recompute([("a", "c"), "no.such"]))
     assert handed("uses_rng")(case) == ("a",) and handed("moves_buffers")(case) == ()
     assert handing_on("moves_buffers")(case) == ("c",)
     assert [len(named) for _, named in case.units] == [2, 0]
-
-
-def test_a_block_lives_on_the_stage_that_names_it_or_one_around_it() -> None:
-    plan = PipelinePlan(stages=(("a",), ("c", "d")), n_microbatches=1)
-    assert Case(graph=TREE, policy=Policy(), plan=plan).stage_of == {"a": 0, "a.b": 0, "c": 1, "d": 1}
-    assert Case(graph=TREE, policy=Policy()).stage_of == {}
-
-
-def test_without_a_run_a_model_trains_on_no_gpu() -> None:
-    assert Case(graph=TREE, policy=Policy()).trains and not Case(graph=TREE, policy=Policy()).on_cuda
-    ran = Case(graph=TREE, policy=Policy(), spec=spec(mode="eval", device="cuda"))
-    assert not ran.trains and ran.on_cuda
 
 
 def test_a_trap_below_a_named_block_counts_and_one_beside_it_does_not() -> None:

@@ -19,7 +19,6 @@ from explorer.plan.memory.ledger import (
     peak_tick,
     place,
 )
-from explorer.plan.names import is_within
 from explorer.record import ROLES, Allocations, Measurement
 from explorer.record.allocations import Ledger, LedgerCell, Phase, Role
 from tests.graphs import alive_at
@@ -89,8 +88,6 @@ def test_an_event_is_the_entry_born_or_freed_there(log: Allocations) -> None:
 
 
 def test_a_block_holds_what_lies_below_it_and_no_more() -> None:
-    assert is_within("layers.1.inner", "layers.1") and is_within("layers.1", "layers.1") and is_within("x", "")
-    assert not is_within("layers.10", "layers.1") and not is_within("layers", "layers.1")
     log = measured(Chain(n_blocks=12)).allocations
     mine = belongs(log, "layers.1")
     assert {log.blocks[log.block[i]] for i in mine.nonzero()[0]} == {"layers.1", "layers.1.inner"}

@@ -17,8 +17,7 @@ from explorer.plan.planners.planner import Planner
 from explorer.plan.planners.variables import Values, Variables
 from explorer.record import Measurement, ModelGraph, ModelRef, RunSpec
 from explorer.record.policy import Unit
-from tests.graphs import block
-from tests.plan.why.test_peak import graph as chain_graph
+from tests.graphs import block, graph_of
 from tests.view.builders import MIB, Book, Chain, measured
 
 SMALL = {
@@ -46,7 +45,7 @@ def line_of(chain: Chain) -> tuple[ModelGraph, Measurement]:
     names = [f"layers.{i}" for i in range(chain.n_blocks)]
     blocks = [block("", "M"), block("layers", "ModuleList", n_calls=0)]
     blocks += [block(name, "B", forward_flops=100, rerun_flops=100) for name in names]
-    return ModelGraph(model=chain_graph().model, blocks=tuple(blocks), edges=(), chain=tuple(names)), measured(chain)
+    return graph_of(*blocks, chain=tuple(names)), measured(chain)
 
 
 def encoder(*, own_outputs: bool = False) -> tuple[ModelGraph, Measurement]:
@@ -85,9 +84,8 @@ def encoder(*, own_outputs: bool = False) -> tuple[ModelGraph, Measurement]:
     if own_outputs:
         flags = {name: (False,) for name in names if name.endswith(".a")}
         blocks = [msgspec.structs.replace(one, outputs_saved_outside=flags.get(one.fqn, ())) for one in blocks]
-    graph = ModelGraph(model=chain_graph().model, blocks=tuple(blocks), edges=(), chain=())
     run = msgspec.structs.replace(measured(), allocations=book.close(), phases=tuple(book.spans), blocks=())
-    return graph, run
+    return graph_of(*blocks), run
 
 
 Among = list[Named]

@@ -20,11 +20,10 @@ from explorer.plan.planners.candidates import (
 )
 from explorer.plan.predict.replay import Replay
 from explorer.record import Measurement
-from explorer.record.graph import Block, ModelGraph
+from explorer.record.graph import ModelGraph
 from explorer.record.policy import Unit
-from tests.graphs import block
+from tests.graphs import block, changed, graph_of, with_costs
 from tests.plan.planners.samples import graph_and_run, planner
-from tests.plan.why.test_peak import graph as chain_of
 
 
 def _chain(n: int, *, inner: int = 0) -> ModelGraph:
@@ -33,26 +32,18 @@ def _chain(n: int, *, inner: int = 0) -> ModelGraph:
     for i in range(n):
         blocks.append(block(f"h.{i}", "B", follows=f"h.{i - 1}" if i else "", repeat_of="h.0" if i else None))
         blocks += [block(f"h.{i}.{j}", "Op") for j in range(inner)]
-    names = tuple(f"h.{i}" for i in range(n))
-    return ModelGraph(model=chain_of().model, blocks=tuple(blocks), edges=(), chain=names)
-
-
-def _changed(graph: ModelGraph, fqn: str, **fields: object) -> ModelGraph:
-    def one(old: Block) -> Block:
-        return msgspec.structs.replace(old, **fields) if old.fqn == fqn else old  # type: ignore[arg-type]
-
-    return msgspec.structs.replace(graph, blocks=tuple(map(one, graph.blocks)))
+    return graph_of(*blocks, chain=tuple(f"h.{i}" for i in range(n)))
 
 
 @pytest.mark.parametrize("fields", [{"saved_bytes": 0}, {"n_calls": 0}], ids=["saves nothing", "never called"])
-def test_a_module_that_could_free_nothing_is_not_offered(fields: dict[str, int]) -> None:
+def test_a_module_that_could_free_nothing_is_not_offered(fields: dict[str, object]) -> None:
     whole = _chain(2, inner=1)
     assert ("h.1.0",) in offered_units(whole)
-    assert ("h.1.0",) not in offered_units(_changed(whole, "h.1.0", **fields))
+    assert ("h.1.0",) not in offered_units(changed(whole, h__1__0=fields))
 
 
 def test_no_stretch_reaches_over_a_place_where_more_happens_than_handing_on() -> None:
-    units = offered_units(_changed(_chain(4), "h.2", follows=""))
+    units = offered_units(changed(_chain(4), h__2={"follows": ""}))
     assert [unit for unit in units if len(unit) > 1] == [("h.0", "h.1"), ("h.2", "h.3")]
 
 
@@ -99,7 +90,7 @@ def test_each_knows_those_around_it_innermost_first() -> None:
 
 
 def test_a_block_that_writes_into_its_input_forbids_the_segments_that_begin_with_it_alone() -> None:
-    graph = _changed(_chain(5), "h.2", traits=("changes_inputs",))
+    graph = changed(_chain(5), h__2={"traits": ("changes_inputs",)})
     units = offered_units(graph, every_stretch=True)
     assert _in_error(graph, units) == {unit for unit in units if unit[0] == "h.2"}
 
@@ -124,8 +115,7 @@ def test_each_block_may_keep_all_of_its_products_or_one_kind() -> None:
 
 def test_none_is_offered_where_operators_or_looks_at_them_were_not_timed() -> None:
     _, run = graph_and_run("gpt")
-    untimed = tuple(msgspec.structs.replace(one, operator_ms={}) for one in run.blocks)
-    assert units(msgspec.structs.replace(run, blocks=untimed)) == []
+    assert units(with_costs(run, operator_ms={})) == []
     unlooked = msgspec.structs.replace(run.times, kept_operator_ms=None)
     assert units(msgspec.structs.replace(run, times=unlooked)) == []
 

@@ -17,7 +17,7 @@ from explorer.plan.planners.solver import TOLERANCE
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.record import MeasuredBlock, Measurement, ModelGraph, ModelRef, RunSpec, Samples, Times
 from explorer.record.policy import Policy, Unit
-from tests.graphs import block
+from tests.graphs import block, graph_of
 from tests.view.builders import HOST, Book
 
 KIB = 1024
@@ -80,7 +80,7 @@ def _graph(names: Sequence[str], sizes: Sequence[Size], *, inner: int) -> ModelG
         blocks.append(msgspec.structs.replace(one, saved_bytes=size.output + size.saved))
         for part in _parts(name, inner):
             blocks.append(msgspec.structs.replace(block(part, "Act"), saved_bytes=size.saved // inner))
-    return ModelGraph(model=ModelRef(target="tests:chain"), blocks=tuple(blocks), edges=(), chain=tuple(names))
+    return graph_of(*blocks, chain=tuple(names))
 
 
 def _run(book: Book, names: Sequence[str], sizes: Sequence[Size], *, inner: int) -> Measurement:

@@ -23,20 +23,15 @@ from explorer.plan.policy.block_names import (
     unknown_blocks,
 )
 from explorer.plan.policy.presets import PRESETS, is_preset, ladder, preset
-from explorer.record import KEEP_ALL, Block, ModelGraph, ModelRef, Policy, Unit
+from explorer.record import KEEP_ALL, ModelGraph, Policy, Unit
 from tests import graphs
 from tests.engine.tiny_nets import ref
-from tests.graphs import MIB, block, gpt, unet
+from tests.graphs import MIB, block, changed, gpt, graph_of, unet
 
 
 def sequential(n_layers: int) -> ModelGraph:
     """The same layers in a Sequential instead of a ModuleList."""
-    graph = gpt(n_layers)
-    return msgspec.structs.replace(graph, blocks=tuple(map(_renamed, graph.blocks)))
-
-
-def _renamed(one: Block) -> Block:
-    return msgspec.structs.replace(one, kind="Sequential", n_calls=1) if one.fqn == "blocks" else one
+    return changed(gpt(n_layers), blocks={"kind": "Sequential", "n_calls": 1})
 
 
 @settings(max_examples=25, deadline=None)
@@ -114,13 +109,6 @@ def test_sqrt_keeps_sqrt_n_spread_blocks_where_none_can_be_joined(n_layers: int)
     assert all(len(unit.blocks) == 1 for unit in policy.units)
 
 
-def changed(graph: ModelGraph, **of: dict[str, object]) -> ModelGraph:
-    """Blocks of the graph with other fields; `__` stands for a dot."""
-    more = {fqn.replace("__", "."): fields for fqn, fields in of.items()}
-    blocks = tuple(msgspec.structs.replace(block, **more.get(block.fqn, {})) for block in graph.blocks)
-    return msgspec.structs.replace(graph, blocks=blocks)
-
-
 def test_a_layer_that_was_left_out_of_the_observed_forward_is_counted() -> None:
     graph = gpt(4)
     chain = tuple(fqn for fqn in graph.chain if fqn != "blocks.2")
@@ -163,7 +151,7 @@ def chain(n_operators: int, in_place: frozenset[int]) -> ModelGraph:
         block(fqn, "Linear", 0.5, traits=("changes_inputs",) if i in in_place else ()) for i, fqn in enumerate(fqns)
     ]
     root = block("", "Sequential", 0.5 * n_operators)
-    return ModelGraph(model=ModelRef(target="chain.py"), blocks=(root, *operators), edges=(), chain=fqns)
+    return graph_of(root, *operators, chain=fqns)
 
 
 @given(n_operators=integers(4, 60), in_place=frozensets(integers(0, 59)))
@@ -198,7 +186,7 @@ def test_a_model_without_repeats_counts_its_spine() -> None:
     graph = unet(3)
     levels = tuple(block(f"{fqn}.conv", "Conv2d", 0.1) for fqn in graph.chain)
     assert preset("all", msgspec.structs.replace(graph, blocks=(*graph.blocks, *levels))).blocks == graph.chain
-    assert preset("sqrt", ModelGraph(model=graph.model, blocks=(), edges=())) == KEEP_ALL
+    assert preset("sqrt", graph_of()) == KEEP_ALL
 
 
 @pytest.mark.parametrize("name", [*PRESETS, "every-3", "every-17"])

@@ -206,8 +206,7 @@ def test_a_policy_outside_the_forecast_has_no_figure_and_one_sentence(policy: Po
 
 
 def test_a_result_that_is_written_in_place_is_not_foretold() -> None:
-    blocks = [graph_block(fqn, "B", rewritten_ops=("aten.exp.default",) if fqn == "a" else ()) for fqn in "ab"]
-    known = ModelGraph(model=graph().model, blocks=tuple(blocks), edges=())
+    known = graphs.graph_of(graph_block("a", "B", rewritten_ops=("aten.exp.default",)), graph_block("b", "B"))
     forecaster = Forecaster(two_blocks(), known)
 
     def why(*ops: str, block: str = "a") -> str:
@@ -225,14 +224,10 @@ def test_a_result_that_is_written_in_place_is_not_foretold() -> None:
 
 def graph_of(**of_first: object) -> ModelGraph:
     first = graph_block("layers.0", str(of_first.pop("kind", "B")), **of_first)
-    blocks = (graph_block("", "M"), first, graph_block("layers.1", "B"))
-    return ModelGraph(model=graph().model, blocks=blocks, edges=())
+    return graphs.graph_of(graph_block("", "M"), first, graph_block("layers.1", "B"))
 
 
-def recomputed(**options: object) -> Measurement:
-    measurement = measured(Chain(), [0])
-    policy = Policy.recompute(["layers.0"], **options)
-    return msgspec.structs.replace(measurement, spec=msgspec.structs.replace(measurement.spec, policy=policy))
+RECOMPUTED = under(measured(Chain(), [0]), Policy.recompute(["layers.0"]))
 
 
 def off(share: float, told: Measurement, of: ModelGraph, baseline: Measurement | None = None) -> str:
@@ -240,17 +235,17 @@ def off(share: float, told: Measurement, of: ModelGraph, baseline: Measurement |
 
 
 def test_a_forecast_that_comes_true_contradicts_nothing() -> None:
-    assert not off(0.009, recomputed(), graph_of(kind="LSTM")) and not off(-0.009, recomputed(), graph_of(kind="LSTM"))
-    assert not contradiction(None, recomputed(), graph_of())
+    assert not off(0.009, RECOMPUTED, graph_of(kind="LSTM")) and not off(-0.009, RECOMPUTED, graph_of(kind="LSTM"))
+    assert not contradiction(None, RECOMPUTED, graph_of())
 
 
 @pytest.mark.parametrize(
     ("told", "of", "reason"),
     [
-        (recomputed(), graph_of(kind="LSTM"), "layers.0 is recurrent"),
-        (recomputed(), graph_of(traits=("keeps_cache",)), "layers.0 is handed a cache"),
-        (recomputed(), graph_of(n_calls=2), "layers.0 is called more than once"),
-        (recomputed(), graph_of(), "no known limit"),
+        (RECOMPUTED, graph_of(kind="LSTM"), "layers.0 is recurrent"),
+        (RECOMPUTED, graph_of(traits=("keeps_cache",)), "layers.0 is handed a cache"),
+        (RECOMPUTED, graph_of(n_calls=2), "layers.0 is called more than once"),
+        (RECOMPUTED, graph_of(), "no known limit"),
     ],
 )
 def test_the_reason_is_what_is_known_of_the_recomputed_blocks(told: Measurement, of: ModelGraph, reason: str) -> None:
@@ -261,5 +256,5 @@ def test_the_reason_is_what_is_known_of_the_recomputed_blocks(told: Measurement,
 
 def test_forwards_that_make_other_tensors_are_distinct_texts() -> None:
     other = measured(dataclasses.replace(Chain(), n_parts=3))
-    assert "did not make the same tensors" in off(0.05, recomputed(), graph_of(), other)
-    assert "no known limit" in off(0.05, recomputed(), graph_of(), measured(Chain()))
+    assert "did not make the same tensors" in off(0.05, RECOMPUTED, graph_of(), other)
+    assert "no known limit" in off(0.05, RECOMPUTED, graph_of(), measured(Chain()))

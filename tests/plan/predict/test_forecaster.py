@@ -18,11 +18,11 @@ from explorer.plan.predict.calls import RNG_STATE_BYTES
 from explorer.plan.predict.changes import Simulation, simulate
 from explorer.plan.predict.forecaster import Forecaster, prices, prices_of_keeping
 from explorer.plan.predict.replay import Replay
-from explorer.record import Calls, Measurement, ModelGraph, ModelRef, Policy, RunSpec
+from explorer.record import Calls, Measurement, ModelRef, Policy, RunSpec
 from explorer.record.plan import Forecast
 from tests.engine.tiny_nets import ref
 from tests.graphs import block as graph_block
-from tests.plan.why.test_peak import graph
+from tests.graphs import graph_of
 from tests.view.builders import MIB, Book, Chain, chains, measured
 
 UNITS = {"a": 3 * MIB, "b": 5 * MIB, "c": 7 * MIB}
@@ -70,8 +70,7 @@ def test_a_run_whose_calls_are_unknown_is_not_forecast_as_if_nothing_changed() -
 def test_a_block_that_is_handed_a_cache_has_no_peak_foretold() -> None:
     """Its recompute fills the cache once more, which no replay of the baseline shows."""
     policy = Policy.recompute(["layers.1"])
-    handed = graph_block("layers.1", "B", traits=("keeps_cache",))
-    known = ModelGraph(model=graph().model, blocks=(handed,), edges=())
+    known = graph_of(graph_block("layers.1", "B", traits=("keeps_cache",)))
     foretold = Forecaster(measured(), known).forecast(policy)
     assert foretold.step_peak_bytes is None and foretold.flop_ratio is not None
     assert Forecaster(measured(), known).forecast(Policy.recompute(["layers.0"])).step_peak_bytes is not None
@@ -154,7 +153,7 @@ def test_what_a_checkpoint_was_given_stays_until_its_backward() -> None:
 def test_an_output_that_nobody_else_saves_leaves_with_the_rest() -> None:
     """As above, and the graph knows that only a saves its skip: it goes once c, which copies it, is through."""
     names = [graph_block(name, "B", outputs_saved_outside=(True, False) if name == "a" else ()) for name in UNITS]
-    known = ModelGraph(model=graph().model, blocks=tuple(names), edges=(), chain=tuple(UNITS))
+    known = graph_of(*names, chain=tuple(UNITS))
     run = straight(skip=True)
 
     def saved(*units: str) -> int:
@@ -165,45 +164,6 @@ def test_an_output_that_nobody_else_saves_leaves_with_the_rest() -> None:
 
     assert saved("a") == UNITS["a"] + 2 * MIB
     assert saved("a", "c") == UNITS["a"] + UNITS["c"]  # c's checkpoint keeps what it was given
-
-
-def test_a_unit_that_ends_in_another_runs_again_up_to_that_one() -> None:
-    """Half of the outer one until its last save, which lies in the inner one: it stops where that is entered."""
-    run = measured()
-    costs = tuple(
-        msgspec.structs.replace(cost, fqn="layers.0.mlp", forward_flops=cost.forward_flops // 4)
-        for cost in run.blocks
-        if cost.fqn == "layers.0"
-    )
-    run = msgspec.structs.replace(run, blocks=(*run.blocks, *costs))
-    outer = graph_block("layers.0", "B", forward_flops=100, rerun_flops=50, last_saved_in="layers.0.mlp")
-    inner = graph_block("layers.0.mlp", "B", forward_flops=25, rerun_flops=25, last_saved_in="layers.0.mlp")
-    share = 1 / 18
-    for last, expected in (("layers.0.mlp", 0.5), ("layers.0", 0.5 + 0.25)):
-        blocks = (msgspec.structs.replace(outer, last_saved_in=last), inner)
-        known = ModelGraph(model=graph().model, blocks=blocks, edges=())
-        foretold = Forecaster(run, known).forecast(Policy.recompute(["layers.0", "layers.0.mlp"]))
-        assert foretold.flop_ratio == pytest.approx(1 + share * expected, rel=1e-3)
-
-
-def test_early_stop_leaves_out_what_comes_after_the_last_save() -> None:
-    def with_share(share: float) -> ModelGraph:
-        blocks = [
-            msgspec.structs.replace(block, forward_flops=100, rerun_flops=round(100 * share))
-            for block in graph().blocks
-        ]
-        return msgspec.structs.replace(graph(), blocks=tuple(blocks))
-
-    run, unit = measured(), ("layers.0", "layers.1")
-    share = 1 / 18  # of the step's FLOPs in each block's forward
-    forecaster = Forecaster(run, with_share(0.5))
-    for policy, expected in (
-        (Policy.recompute(["layers.0"]), 0.5 * share),
-        (Policy.recompute([unit]), 1.5 * share),  # the first block of a segment runs to its end
-        (Policy.recompute(["layers.0"], early_stop=False), share),
-    ):
-        assert forecaster.forecast(policy).flop_ratio == pytest.approx(1 + expected)
-    assert Forecaster(run).forecast(Policy.recompute(["layers.0"])).flop_ratio == pytest.approx(1 + share)
 
 
 @settings(max_examples=30, deadline=None)

@@ -15,8 +15,7 @@ from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.predict.replay import BACKWARD, FORWARD, NEVER, Call, Replay, let_go
 from explorer.record import Measurement, ModelGraph, Policy, Unit
 from explorer.record.plan import Forecast
-from tests.graphs import block
-from tests.plan.why.test_peak import graph
+from tests.graphs import block, graph_of
 from tests.view.builders import MIB, Book, Chain, measured, runs, two_blocks
 
 
@@ -52,7 +51,7 @@ def test_who_saves_an_entry_is_taken_from_the_graph_where_its_calls_have_as_many
         block("layers.0", "B", inputs_saved_in=(("layers.0",),), outputs_saved_in=(("layers.1", ""),)),
         block("layers.1", "B", outputs_saved_in=((), ())),
     )
-    replay = Replay.of(run, ModelGraph(model=graph().model, blocks=blocks, edges=()))
+    replay = Replay.of(run, graph_of(*blocks))
     (one,), (two,) = replay.calls["layers.0"], replay.calls["layers.1"]
     assert replay.saved_in == {one.inputs[0]: ("layers.0",), one.outputs[0]: ("layers.1", "")}
     assert two.inputs == one.outputs
@@ -130,9 +129,8 @@ def test_the_last_is_there_until_something_is_made_of_it() -> None:
 
 
 def test_an_output_that_nobody_else_saves_leaves_with_the_block_that_is_given_it() -> None:
-    alone = ModelGraph(model=graph().model, blocks=(block("a", "B", outputs_saved_outside=(False,)),), edges=())
+    alone, shared = (graph_of(block("a", "B", outputs_saved_outside=(outside,))) for outside in (False, True))
     assert leaving(alone)[1] == 4 + 1, "b ends at tick 4"
-    shared = ModelGraph(model=graph().model, blocks=(block("a", "B", outputs_saved_outside=(True,)),), edges=())
     assert 1 not in leaving(shared)
 
 
@@ -198,11 +196,11 @@ def test_an_operator_that_never_ran_changes_nothing_and_a_view_is_not_foretold()
 
 def test_flops_of_kept_results_are_not_spent_again() -> None:
     """Half of the block's FLOPs are mm, of which half lie behind the last saved tensor."""
-    known = block(
-        "layers.0", "B", forward_flops=100, rerun_flops=75, op_flops={"aten.mm.default": 50, "aten.bmm.default": 50},
-        late_op_flops={"aten.mm.default": 25},
-    )  # fmt: skip
-    of = ModelGraph(model=graph().model, blocks=(known,), edges=())
+    of_operators = {
+        "op_flops": {"aten.mm.default": 50, "aten.bmm.default": 50},
+        "late_op_flops": {"aten.mm.default": 25},
+    }
+    of = graph_of(block("layers.0", "B", forward_flops=100, rerun_flops=75, **of_operators))
     share = 1 / 18
 
     def ratio(*ops: str, of: ModelGraph | None = of, **options: bool) -> float | None:
@@ -237,7 +235,7 @@ def test_where_the_outer_rerun_ends_at_the_inner_unit_only_its_generator_state_i
 ) -> None:
     """Ending there: the scratch, and the state that the inner unit stashed. Else one part after the other as well."""
     blocks = (block("layers.0", "B", last_saved_in=last_saved_in), block("layers.0.inner", "I"))
-    tree = nest(ModelGraph(model=graph().model, blocks=blocks, edges=()))
+    tree = nest(graph_of(*blocks))
     assert tree.stops_inside[0] is stops
     inner = tree.calls[2]
     assert np.array_equal(inner.entries, tree.calls[0].entries)

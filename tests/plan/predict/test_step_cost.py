@@ -23,12 +23,11 @@ from explorer.plan.predict.step_cost import (
     unit_ms,
     with_equal_times,
 )
-from explorer.record import Block, Measurement, ModelGraph, Policy, RunSpec, Unit
+from explorer.record import Block, Measurement, Policy, RunSpec, Unit
 from explorer.record.measurement import MeasuredBlock, Samples
 from explorer.record.plan import Forecast
 from tests import graphs
-from tests.graphs import block
-from tests.plan.why.test_peak import graph
+from tests.graphs import block, graph_of, with_costs
 from tests.view.builders import Chain, measured
 
 FLOPS = Chain().flops
@@ -36,11 +35,7 @@ RUN = measured()
 PLAIN, WHOLE = Policy(), Policy(early_stop=False)
 
 
-def of(*blocks: Block) -> ModelGraph:
-    return ModelGraph(model=graph().model, blocks=blocks, edges=())
-
-
-HALF = of(block("layers.1", "B", forward_flops=200, rerun_flops=100, last_saved_in="layers.1.inner"))
+HALF = graph_of(block("layers.1", "B", forward_flops=200, rerun_flops=100, last_saved_in="layers.1.inner"))
 
 
 def test_only_the_last_block_of_a_segment_stops_early() -> None:
@@ -51,7 +46,7 @@ def test_only_the_last_block_of_a_segment_stops_early() -> None:
 
 
 def test_a_segment_stops_in_its_last_block_that_saves_and_a_unit_that_saves_nothing_never_runs_again() -> None:
-    graph = of(*HALF.blocks, block("layers.2", "Dropout"))
+    graph = graph_of(*HALF.blocks, block("layers.2", "Dropout"))
     assert rerun_flops(RUN, graph, ("layers.0", "layers.1", "layers.2"), PLAIN) == FLOPS + FLOPS // 2
     assert rerun_flops(RUN, graph, ("layers.0", "layers.1", "layers.2"), WHOLE) == 3 * FLOPS
     assert rerun_flops(RUN, graph, ("layers.2",), PLAIN) == rerun_flops(RUN, graph, ("layers.2",), WHOLE) == 0
@@ -103,12 +98,9 @@ def test_operators_whose_results_are_kept_do_not_run_again() -> None:
 
 
 def with_operators(**operator_ms: float) -> Measurement:
-    run = measured()
     names = {"mm": MM, "gelu": GELU}
-    of_each = {names[name]: ms for name, ms in operator_ms.items()}
-    blocks = tuple(msgspec.structs.replace(one, operator_ms=of_each, n_operators=5) for one in run.blocks)
-    times = msgspec.structs.replace(run.times, kept_operator_ms=0.1)
-    return msgspec.structs.replace(run, blocks=blocks, times=times)
+    run = with_costs(measured(), operator_ms={names[name]: ms for name, ms in operator_ms.items()}, n_operators=5)
+    return msgspec.structs.replace(run, times=msgspec.structs.replace(run.times, kept_operator_ms=0.1))
 
 
 def test_a_unit_is_its_blocks_and_says_nothing_where_one_is_not_known() -> None:
@@ -148,10 +140,9 @@ def test_each_unit_adds_its_own_forward_and_one_inside_runs_twice() -> None:
 
 def priced(policy: Policy, *, times: dict[str, object], blocks: dict[str, object] | None = None) -> Forecast:
     """The forecast from a run whose checkpoints cost `times`, the others nothing, and whose blocks are changed."""
-    run = measured()
+    run = with_costs(measured(), **(blocks or {}))
     of_run = msgspec.structs.replace(run.times, **{"checkpoint_ms": 0.0, "saved_tensor_ms": 0.0, **times})
-    changed = tuple(msgspec.structs.replace(one, **(blocks or {})) for one in run.blocks)
-    return Forecaster(msgspec.structs.replace(run, times=of_run, blocks=changed)).forecast(policy)
+    return Forecaster(msgspec.structs.replace(run, times=of_run)).forecast(policy)
 
 
 STEP_MS = RUN.times.step.median_ms

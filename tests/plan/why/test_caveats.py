@@ -13,11 +13,12 @@ from explorer.plan.why.gradients import causes, patterns
 from explorer.record.allocations import ROLES, Allocations
 from explorer.record.base import column
 from explorer.record.comparison import ForwardDiff, MaskDiff, RngDiff, StateChange
-from explorer.record.graph import Hazard, ModelGraph
+from explorer.record.graph import Hazard
 from explorer.record.measurement import MeasuredBlock, Measurement
 from explorer.record.plan import Forecast
 from explorer.record.policy import Policy, Unit
 from explorer.record.run import RunSpec
+from tests.graphs import changed, with_costs
 from tests.plan.why.test_peak import graph
 from tests.record.test_comparison import STEP, compared, gradient
 from tests.view.builders import measured
@@ -68,30 +69,17 @@ def test_recurrent_layers_of_onednn_are_named() -> None:
 
 
 def test_a_peak_of_drawn_layers_is_one_draw() -> None:
-    run = measured()
-    idle = tuple(
-        msgspec.structs.replace(block, n_forward=0) if block.fqn in ("layers.1", "layers.2") else block
-        for block in run.blocks
-    )
-    (sentence,) = peak_caveats(msgspec.structs.replace(run, blocks=idle))
+    (sentence,) = peak_caveats(with_costs(measured(), "layers.1", "layers.2", n_forward=0))
     assert sentence.startswith("One draw: layers.1, layers.2 did not run in this step.")
-    none = tuple(msgspec.structs.replace(block, n_forward=0) for block in run.blocks)
-    assert peak_caveats(msgspec.structs.replace(run, blocks=none)) == (), "a list that nobody runs is no draw"
-
-
-def caching() -> ModelGraph:
-    blocks = tuple(
-        msgspec.structs.replace(block, traits=("keeps_cache",)) if block.fqn == "layers.0" else block
-        for block in graph().blocks
-    )
-    return msgspec.structs.replace(graph(), blocks=blocks)
+    assert peak_caveats(with_costs(measured(), n_forward=0)) == (), "a list that nobody runs is no draw"
 
 
 def test_why_a_peak_is_not_foretold() -> None:
+    caching = changed(graph(), layers__0={"traits": ("keeps_cache",)})
     plain, cached = Policy.recompute(["layers.1"]), Policy.recompute(["layers.0"])
-    assert why_not_predicted(plain, caching(), Forecast()) == ""
-    assert why_not_predicted(cached, caching(), Forecast(step_peak_bytes=1)) == "", "somebody did foretell it"
-    assert "layers.0 are handed a cache" in why_not_predicted(cached, caching(), Forecast())
+    assert why_not_predicted(plain, caching, Forecast()) == ""
+    assert why_not_predicted(cached, caching, Forecast(step_peak_bytes=1)) == "", "somebody did foretell it"
+    assert "layers.0 are handed a cache" in why_not_predicted(cached, caching, Forecast())
     reentrant = msgspec.structs.replace(plain, use_reentrant=True)
     assert why_not_predicted(reentrant, graph(), Forecast()) == (
         "The forecast does not cover reentrant checkpointing: press Run."

@@ -11,7 +11,7 @@ from explorer.plan.memory.ledger import ledger
 from explorer.plan.why.peak import PeakCase, explain, explain_one, toggled
 from explorer.record import Block, Comparison, Failure, ModelGraph, ModelRef, Policy
 from tests import graphs
-from tests.graphs import GRAPH, SPEC
+from tests.graphs import GRAPH, SPEC, changed, with_costs
 from tests.view.builders import MIB, Chain, chains, compared, measured
 
 
@@ -55,12 +55,7 @@ def test_the_segments_own_recompute_is_the_peak() -> None:
 
 def test_a_block_that_is_no_repeated_one_may_be_the_next_best() -> None:
     """Of the blocks only the first two are repeated; layers.5 stands between them, as the middle of a U-Net does."""
-    known = graph()
-    odd = tuple(
-        msgspec.structs.replace(block, kind=block.fqn) if block.fqn in ("layers.1", "layers.3", "layers.5") else block
-        for block in known.blocks
-    )
-    known = msgspec.structs.replace(known, blocks=odd)
+    known = changed(graph(), **{f"layers__{i}": {"kind": f"Odd{i}"} for i in (1, 3, 5)})
     assert known.repeats == ("layers.0", "layers.2", "layers.4")
     assert "Next, layers.1 recomputed" in " ".join(explain(compared(recompute=[0, 2, 4]), known))
 
@@ -87,22 +82,16 @@ def test_the_last_block_buys_nothing() -> None:
 
 def test_a_policy_without_effect_is_named() -> None:
     pair = compared(recompute=[1, 2])
-    still = tuple(msgspec.structs.replace(cost, n_recompute=0) for cost in pair.candidate.blocks)
-    pair = msgspec.structs.replace(pair, candidate=msgspec.structs.replace(pair.candidate, blocks=still))
+    pair = msgspec.structs.replace(pair, candidate=with_costs(pair.candidate, n_recompute=0))
     assert "The policy had no effect: none of its blocks ran forward again." in explained(pair)
-    never = tuple(msgspec.structs.replace(cost, n_forward=0) for cost in still)
-    pair = msgspec.structs.replace(pair, candidate=msgspec.structs.replace(pair.candidate, blocks=never))
+    pair = msgspec.structs.replace(pair, candidate=with_costs(pair.candidate, n_forward=0))
     assert "layers.1, layers.2 never ran at all." in explained(pair)
     assert "no effect" not in explained(compared(recompute=[1, 2]))
 
 
 def test_a_block_that_saves_little() -> None:
     pair = compared(recompute=[0])
-    costs = tuple(
-        msgspec.structs.replace(cost, saved_after_forward_bytes=MIB) if cost.fqn == "layers.0" else cost
-        for cost in pair.baseline.blocks
-    )
-    pair = msgspec.structs.replace(pair, baseline=msgspec.structs.replace(pair.baseline, blocks=costs))
+    pair = msgspec.structs.replace(pair, baseline=with_costs(pair.baseline, "layers.0", saved_after_forward_bytes=MIB))
     assert "layers.0 saves little to begin with: 1.0 MiB of 91.0 MiB." in explained(pair)
     assert "saves little" not in explained(compared(recompute=[0]))
 
@@ -110,11 +99,7 @@ def test_a_block_that_saves_little() -> None:
 def test_the_first_blocks_input_is_the_models() -> None:
     chain = Chain(saved=4, output=MIB, n_parts=1)
     pair = compared(chain, [0])
-    costs = tuple(
-        msgspec.structs.replace(cost, saved_after_forward_bytes=4) if cost.fqn == "layers.0" else cost
-        for cost in pair.baseline.blocks
-    )
-    pair = msgspec.structs.replace(pair, baseline=msgspec.structs.replace(pair.baseline, blocks=costs))
+    pair = msgspec.structs.replace(pair, baseline=with_costs(pair.baseline, "layers.0", saved_after_forward_bytes=4))
     assert "layers.0 reads the model's own input (1.0 MiB)" in explained(pair)
     assert "own input" not in explained(compared(recompute=[0]))
 
