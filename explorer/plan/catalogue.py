@@ -356,7 +356,7 @@ def _read(path: Path) -> tuple[tuple[int, float], Lesson]:
         raise UnreadableFile(f"{path} cannot be read as a lesson: {message_of(error)}.") from error
 
 
-def _switches(written: Any) -> list[dict[str, object]]:
+def _switches(written: Mapping[str, tuple[str, Mapping[str, str]]]) -> list[dict[str, object]]:
     try:
         return [
             {

@@ -166,19 +166,19 @@ class _Reader:
         elif plain["policy"] is None:
             self._fault(("policy",), "policy is empty; to recompute nothing, write policy: {}")
         sections = {name: plain[name] for name in _SECTIONS if plain.get(name) is not None}
-        of_graph: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if isinstance(model := sections.get("model"), dict):
-            of_graph = {name: model[name] for name in _OF_GRAPH if model.get(name) is not None}
+            fields = {name: model[name] for name in _OF_GRAPH if model.get(name) is not None}
             sections["model"] = {key: value for key, value in model.items() if key not in _OF_GRAPH}
-            if not isinstance(of_graph.get("fingerprint", ""), str):
+            if not isinstance(fields.get("fingerprint", ""), str):
                 self._fault(("model", "fingerprint"), "fingerprint must be text; put it in quotes")
-            counts = of_graph.get("blocks", {})
+            counts = fields.get("blocks", {})
             if not isinstance(counts, dict) or any(type(n) is not int for n in counts.values()):
                 self._fault(("model", "blocks"), "blocks must be names, each with a number")
             if not sections["model"]:
                 del sections["model"]
-        records: dict[str, Any] = {name: self._section(name, section) for name, section in sections.items()}
-        return PolicyFile(policy=Policy()) if self.faults else PolicyFile(**of_graph, **records)
+        fields |= {name: self._section(name, section) for name, section in sections.items()}
+        return PolicyFile(policy=Policy()) if self.faults else PolicyFile(**fields)
 
     def _fault(self, where: Where, sentence: str) -> None:
         self.faults.append(f"line {self._document.line(where)}: {sentence}")
