@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
@@ -256,7 +256,9 @@ class _Plain(yaml.SafeDumper):
     def ignore_aliases(self, data: object) -> bool:
         return True
 
-    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
+    def represent_sequence(
+        self, tag: str, sequence: Iterable[object], flow_style: bool | None = None
+    ) -> yaml.SequenceNode:
         items = list(sequence)
         flow = all(isinstance(item, bool | int | float | str) for item in items) and len(items) <= 8
         return super().represent_sequence(tag, items, flow_style=flow)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +80,7 @@ def saved_by_calls(replay: Replay, unit: Sequence[str], *, stops_early: bool) ->
         births = _births_of_backward(replay, unit, calls)
         each = (_saved_by_call(replay, unit, *call, stops_early=stops_early) for call in zip(calls, births))
         replay.calls_of_units[key] = [call for call in each if call is not None]
-    return list(replay.calls_of_units[key])
+    return cast("list[SavedByCall]", list(replay.calls_of_units[key]))
 
 
 def _saved_by_call(

@@ -15,7 +15,6 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,7 +129,7 @@ class Replay:
     """Whether other blocks save each output of a block, by block; see `Block.outputs_saved_outside`."""
     in_containers: dict[str, tuple[bool, ...]] = field(default_factory=dict)
     """Whether each input of a block comes inside a container alone, by block; see `Block.inputs_in_containers`."""
-    calls_of_units: dict[object, list[Any]] = field(default_factory=dict)
+    calls_of_units: dict[object, Sequence[object]] = field(default_factory=dict)
     """Results of `saved_by_calls` in calls.py, which a planner and its forecasts share."""
     backward_births: dict[str, Bytes] = field(default_factory=dict)
     """Ticks at which backward of each block allocates."""
