@@ -32,9 +32,15 @@ def pair(net: str, blocks: Sequence[Any] = ("1", "2"), *, run: dict[str, Any] | 
     return baseline, msgspec.structs.replace(baseline, policy=policy)
 
 
+_judged: dict[str, Comparison] = {}
+
+
 def judged(net: str, blocks: Sequence[Any] = ("1", "2"), *, full: bool = True, **options: Any) -> Comparison:
-    """The comparison of `pair(...)`, with empty measurements."""
-    return judged_pair(*pair(net, blocks, **options), full=full)
+    """The comparison of `pair(...)`, with empty measurements. Equal pairs are judged once a process."""
+    key = repr((net, blocks, full, options))
+    if key not in _judged:
+        _judged[key] = judged_pair(*pair(net, blocks, **options), full=full)
+    return _judged[key]
 
 
 def judged_pair(baseline: RunSpec, candidate: RunSpec, *, full: bool = True) -> Comparison:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 
-import msgspec
+from msgspec.structs import replace
 
 from explorer.engine.bench.bench import BegunSteps
 from explorer.engine.bench.measure import Meter, Session, n_reports
@@ -23,9 +23,7 @@ from explorer.engine.watch.scopes import BlockWatch
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.why.gradients import causes
 from explorer.record.comparison import Comparison
-from explorer.record.failure import Failure
 from explorer.record.graph import Hazard
-from explorer.record.measurement import Measurement
 from explorer.record.plan import Report, silent
 from explorer.record.run import RunSpec
 
@@ -65,7 +63,7 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
         if comparison.failure is None:
             meter.part(comparison)
             tf32 = tf32_kinds() if baseline.device == "cuda" else ()
-            comparison = msgspec.structs.replace(comparison, without_tf32=tf32)
+            comparison = replace(comparison, without_tf32=tf32)
             comparison = watches[-1].added_to(comparison) if watches else comparison
             watches.clear()
             comparison, begun = _judged(comparison, program, probed, full=full, stage=meter)
@@ -75,7 +73,7 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
     timed = _recorded(session)
     if timed.failure is not None:
         return timed
-    return msgspec.structs.replace(comparison, baseline=timed.baseline, candidate=timed.candidate)
+    return replace(comparison, baseline=timed.baseline, candidate=timed.candidate)
 
 
 def _judged(
@@ -88,10 +86,8 @@ def _judged(
     kernels = nullcontext() if as_in_training else deterministic_kernels(strict=runs_strictly(spec))
     with kernels, without_tf32():
         judged = judge_programs(of, program, candidate, full=full, stage=stage)
-    trainee = program.observed_trainee if as_in_training else None
-    sides = (program, candidate)
-    begun = None
-    if trainee is not None:
+    sides, begun, trainee = (program, candidate), None, program.observed_trainee
+    if as_in_training and trainee is not None:
         begun = BegunSteps(trainee, [side.readings for side in sides], [side.peak.n_bytes for side in sides])
     return with_causes(probed.added_to(judged)), begun
 
@@ -102,37 +98,28 @@ def _as_in_training(spec: RunSpec) -> bool:
 
 
 def _recorded(session: Session) -> Comparison:
+    """Both runs. The failure of the baseline, else of the candidate, names its run."""
     baseline, candidate = session.runs
-    return Comparison(baseline=baseline, candidate=candidate, failure=_first_failure(baseline, candidate))
+    failure = None
+    for name, run in (("candidate", candidate), ("baseline", baseline)):
+        if run.failure is not None:
+            failure = replace(run.failure, sentence=f"In the {name}: {run.failure.sentence}")
+    return Comparison(baseline=baseline, candidate=candidate, failure=failure)
 
 
 def with_causes(comparison: Comparison) -> Comparison:
-    """The comparison with likely causes, which include the hazards of a candidate that differs."""
+    """The comparison with likely causes: findings of the probe, and hazards of a candidate that differs."""
     spec, fired = comparison.candidate.spec, tuple[Hazard, ...]()
     if comparison.verdict in ("different", "state moved") and spec.policy.units:
         with suppress(Exception):  # a model that runs may fail to be described: causes then lack hazards
             fired = hazards(describe(spec.model, seed=spec.seed, device=spec.device), spec.policy, spec=spec)
-    return msgspec.structs.replace(
-        comparison, causes=(*_causes_of_hidden_state(comparison), *causes(comparison, fired))
-    )
-
-
-def _causes_of_hidden_state(comparison: Comparison) -> tuple[str, ...]:
-    """A cause for each finding of the probe."""
-    return tuple(
+    hidden = [
         f"{block} leaves another step behind after {comparison.n_probes} more runs: it remembers its calls "
         "where no list looks (a file, an installed package, an iterator). Ask "
         "explorer.is_recomputing() before that state moves."
         for block in comparison.hidden_state
-    )
-
-
-def _first_failure(baseline: Measurement, candidate: Measurement) -> Failure | None:
-    """The failure of the baseline, else of the candidate; the sentence names the run."""
-    for name, run in (("baseline", baseline), ("candidate", candidate)):
-        if run.failure is not None:
-            return msgspec.structs.replace(run.failure, sentence=f"In the {name}: {run.failure.sentence}")
-    return None
+    ]
+    return replace(comparison, causes=(*hidden, *causes(comparison, fired)))
 
 
 def runs_strictly(baseline: RunSpec) -> bool:

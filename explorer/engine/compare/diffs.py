@@ -1,18 +1,26 @@
-"""Distances between two tensors that should be equal, in several measures because each measure has blind spots.
+"""Tensors of a run, on disk, and their distances in several measures because each measure has blind spots.
 
 Bits are compared as bits, so NaN equals only the same NaN. Every distance is computed in float64.
 `TensorDiff.verdict` tells rounding from a difference by a float64 reference, never by an absolute tolerance.
+
+In memory the outcomes of a comparison were as large as the largest run, so their tensors lie in a file and are read
+one by one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 import statistics
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from msgspec.structs import replace
 from torch import Tensor
@@ -25,6 +33,10 @@ Tensors = Mapping[str, Tensor | None]
 
 LENGTH_ROUNDS = 512 * torch.finfo(torch.float32).eps
 """Allowed relative error of a step's length: Adam's 1 - 0.999 ** n in float32 is right to 3e-5."""
+DISK = Path("/var/tmp")
+"""Default folder, on a disk by custom while /tmp may lie in memory; TMPDIR overrides it."""
+SMALL_BYTES = 4096
+"""Tensors up to this size stay in memory: most of a model's tensors, and little of its bytes."""
 _MAX_INT64 = 2**63 - 1
 
 Kind = TypeVar("Kind", bound=TensorDiff)
@@ -122,6 +134,12 @@ def relative_distance(expected: Tensors, actual: Tensors) -> float | None:
     gap, scale = math.hypot(*gaps), math.hypot(*scales)
     distance = gap / scale if scale else 0.0 if not gap else math.nan
     return distance if math.isfinite(distance) else None
+
+
+def epsilon_of(gradients: Tensors, formats: Collection[torch.dtype]) -> float:
+    """Machine epsilon of the coarsest floating type among `formats` and the types of `gradients`."""
+    types = {tensor.dtype for tensor in gradients.values() if tensor is not None and is_floating(tensor)} | {*formats}
+    return max(torch.finfo(dtype).eps for dtype in types or {torch.get_default_dtype()})
 
 
 def is_floating(tensor: Tensor) -> bool:
@@ -246,3 +264,91 @@ def in_double(tensor: Tensor) -> Tensor:
 
 def _norm(tensor: Tensor) -> float:
     return float(torch.linalg.vector_norm(in_double(tensor)))
+
+
+class _File:
+    """A file without a name, which is deleted with the last reference to a tensor in it."""
+
+    def __init__(self) -> None:
+        folder = DISK if "TMPDIR" not in os.environ and os.access(DISK, os.W_OK) else None
+        self.open: Any = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+
+    def __del__(self) -> None:
+        if hasattr(self, "open"):
+            self.open.close()
+
+
+@dataclass(frozen=True)
+class _Extent:
+    file: _File
+    offset: int
+    n_bytes: int
+    dtype: torch.dtype
+    shape: torch.Size
+
+
+class TensorsOnDisk(Mapping[str, Tensor | None]):
+    """Tensors by name; every read returns a detached copy on the CPU."""
+
+    def __init__(self, tensors: Iterable[tuple[str, Tensor | None]], like: Tensors | None = None) -> None:
+        """Writes `tensors`, except tensors that equal those of `like` bit by bit: both share one extent."""
+        self._file: _File | None = None
+        self._end = 0
+        self._extents: dict[str, _Extent | Tensor | None] = {}
+        for name, tensor in tensors:
+            self._extents[name] = None if tensor is None else self._put(name, dense(tensor), like or {})
+
+    def __getitem__(self, name: str) -> Tensor | None:
+        extent = self._extents[name]
+        if not isinstance(extent, _Extent):
+            return extent
+        buffer = np.empty(extent.n_bytes, dtype=np.uint8)
+        _transfer(os.preadv, extent.file, buffer, extent.offset)
+        return torch.from_numpy(buffer).view(extent.dtype).reshape(extent.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._extents)
+
+    def __len__(self) -> int:
+        return len(self._extents)
+
+    def _put(self, name: str, tensor: Tensor, like: Tensors) -> _Extent | Tensor | None:
+        earlier = like.get(name)
+        if isinstance(like, TensorsOnDisk) and earlier is not None and same_bits(earlier, tensor):
+            return like._extents[name]
+        if tensor.nbytes <= SMALL_BYTES:
+            return tensor.clone()
+        try:
+            return self._write(tensor)
+        except OSError:  # a full disk: memory may still have room
+            return tensor.clone()
+
+    def _write(self, tensor: Tensor) -> _Extent:
+        if self._file is None:
+            self._file = _File()
+        content = _bytes_of(tensor)
+        extent = _Extent(self._file, self._end, content.nbytes, tensor.dtype, tensor.shape)
+        _transfer(os.pwritev, self._file, content, self._end)
+        self._end += content.nbytes
+        return extent
+
+
+def _transfer(call: Callable[..., int], file: _File, array: Any, offset: int) -> None:
+    """Reads or writes all of `array` at `offset`: a model that forks shares the file's position with its copy."""
+    rest, fd = memoryview(array), file.open.fileno()
+    while rest.nbytes:
+        n_bytes = call(fd, [rest], offset)
+        if not n_bytes:
+            raise OSError("A file of tensors ended before the last one.")
+        rest, offset = rest[n_bytes:], offset + n_bytes
+
+
+def _bytes_of(tensor: Tensor) -> Any:
+    """The bytes of a dense tensor as a numpy array."""
+    flat = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy()
+
+
+def fingerprint(tensor: Tensor) -> bytes:
+    """Hash of a tensor's bytes, 32 bytes long."""
+    return hashlib.blake2b(_bytes_of(dense(tensor)), digest_size=32).digest()

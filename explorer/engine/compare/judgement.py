@@ -14,7 +14,6 @@ import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import torch
@@ -23,12 +22,22 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 from explorer.engine.bench.step import forward_backward
-from explorer.engine.compare.diffs import Tensors, Yardstick, difference, differences, is_floating, step_distances
+from explorer.engine.compare.diffs import (
+    Yardstick,
+    difference,
+    differences,
+    epsilon_of,
+    is_floating,
+    step_distances,
+)
 from explorer.engine.compare.outcome import (
     EVAL_OUTPUT,
     Outcome,
+    Yardsticks,
+    float64_distance,
     not_reproducible_because,
     outcome_of,
+    reference,
     rng_differences,
     same_gradients,
     same_output,
@@ -36,7 +45,6 @@ from explorer.engine.compare.outcome import (
     unstable,
 )
 from explorer.engine.compare.programs import Program, SpecProgram, StepProgram
-from explorer.engine.compare.reference import epsilon_of, float64_distance, reference
 from explorer.engine.compare.watched import Forwards, RerunWatch, forward_difference
 from explorer.engine.state.state_diff import BEYOND, StateKey, leaves, same_state, short_text
 from explorer.engine.watch.checkpoint_error import failure_in_words
@@ -49,6 +57,7 @@ from explorer.record.comparison import (
     GradientDiff,
     ParameterDiff,
     Presence,
+    StateChange,
     StateDiff,
     TensorDiff,
 )
@@ -93,8 +102,7 @@ def judge_programs(
     if full and isinstance(baseline, SpecProgram):
         of, rerun, unlike = _rerun(of, baseline, base, stage, evaluates=not same_output(base, cand))
         also_in_baseline = {_name(key) for key in baseline.moved_by_backward | unlike}
-        changes = [c for c in of.state_changes if f"{c.block}.{c.name}".lstrip(".") not in also_in_baseline]
-        of = replace(of, state_changes=tuple(changes))
+        of = replace(of, state_changes=tuple(c for c in of.state_changes if _name_of(c) not in also_in_baseline))
     yardsticks = Yardsticks(epsilon_of(base.gradients, baseline.formats), rerun, exact)
     return _of_outcomes(of, (baseline, candidate), (base, cand), yardsticks, unlike)
 
@@ -128,7 +136,8 @@ def _of_recompute(of: Comparison, candidate: SpecProgram, base: Outcome, stage: 
         candidate.end()
         of = watch.added_to(of)
     if candidate.spec.policy.stops_early and any(mask.n_not_drawn_again for mask in of.masks):
-        again = outcome_of(candidate.without_early_stop().start(), full=False, like=base)
+        to_the_end = replace(candidate.spec, policy=replace(candidate.spec.policy, early_stop=False))
+        again = outcome_of(candidate.under(to_the_end).start(), full=False, like=base)
         of = replace(of, equal_without_early_stop=same_gradients(base, again))
     return of
 
@@ -208,25 +217,12 @@ def _name(key: StateKey) -> str:
     return f"{key[0]}.{key[1]}".lstrip(".")
 
 
+def _name_of(change: StateChange) -> str:
+    return _name((change.block, change.name, change.kind))
+
+
 def _names(keys: Iterable[StateKey]) -> tuple[str, ...]:
     return tuple(sorted(map(_name, keys)))
-
-
-@dataclass(frozen=True)
-class Yardsticks:
-    """The scales of differences: the baseline's rerun, and the same steps in float64."""
-
-    epsilon: float
-    rerun: Outcome | None
-    exact: Outcome | None
-
-    def of(self, family: str) -> Yardstick:
-        """The yardstick of one field of Outcome: each family has its own scale."""
-        return self.yardstick(*(getattr(outcome, family) if outcome else {} for outcome in (self.rerun, self.exact)))
-
-    def yardstick(self, rerun: Tensors, reference: Tensors) -> Yardstick:
-        """The yardstick of any tensors of the rerun and the reference."""
-        return Yardstick(rerun=rerun, reference=reference, epsilon=self.epsilon)
 
 
 def _of_outcomes(
@@ -251,7 +247,7 @@ def _of_outcomes(
         differences(GradientDiff, getattr(base, family), getattr(cand, family), yardsticks.of(family))
         for family in ("gradients", "input_gradients", "later_gradients")
     )
-    twice = {f"{change.block}.{change.name}".lstrip(".") for change in of.state_changes}
+    twice = set(map(_name_of, of.state_changes))
     nothing_rounds = all(diff.bitwise for diff in (*gradients, *of_inputs, *later))
     coarse = yardsticks.epsilon if nothing_rounds else 0.0
     buffers = differences(BufferDiff, base.buffers, cand.buffers, yardsticks.of("buffers"))
@@ -298,11 +294,11 @@ def _in_own_type(coarse: float, diffs: tuple[D, ...]) -> tuple[D, ...]:
 
 
 def _eval_difference(baseline: Outcome, candidate: Outcome, yardsticks: Yardsticks) -> TensorDiff | None:
-    if baseline.eval_output is None and candidate.eval_output is None:
+    left, right = baseline.eval_output, candidate.eval_output
+    if left is None and right is None:
         return None
-    runs = (baseline, candidate, yardsticks.rerun, yardsticks.exact)
-    sides = [{EVAL_OUTPUT: outcome.eval_output} if outcome else {} for outcome in runs]
-    return differences(TensorDiff, sides[0], sides[1], yardsticks.yardstick(sides[2], sides[3]))[0]
+    scales = ({EVAL_OUTPUT: run.eval_output} if run else {} for run in (yardsticks.rerun, yardsticks.exact))
+    return difference(TensorDiff, EVAL_OUTPUT, left, right, yardsticks.yardstick(*scales))
 
 
 def parameter_differences(
@@ -344,22 +340,21 @@ def _step(diff: ParameterDiff, baseline: Outcome, candidate: Outcome, before: Te
 def state_differences(
     baseline: Outcome, candidate: Outcome, yardsticks: Yardsticks, unjudged: Collection[StateKey]
 ) -> tuple[StateDiff, ...]:
-    """Differences of attributes, buffers and moved parameters after each step, without equal values."""
-    diffs = list(_moved_parameters(baseline, candidate, yardsticks))
+    """Differences of attributes, buffers and moved parameters after each step, without equal values.
+
+    Forward or backward moves a parameter in momentum encoders, averages, and optimizers inside backward.
+    """
+    diffs = []
+    for diff in differences(TensorDiff, baseline.moved, candidate.moved, yardsticks.of("moved")):
+        if not diff.bitwise:
+            kind: Kind = "parameter" if diff.name in baseline.trained else "frozen parameter"
+            diffs.append(_state_diff(diff, diff.name.rpartition(".")[0], kind, 1))
     for i, (left, right) in enumerate(zip(baseline.states, candidate.states)):
         runs = [outcome.states[i] if outcome else {} for outcome in (yardsticks.rerun, yardsticks.exact)]
         for key in unequal_state(left, right):
             if key not in unjudged and (i or key[2] != "buffer"):  # buffers of the first step: `Comparison.buffers`
                 diffs.append(_furthest(key, i + 1, [state.get(key) for state in (left, right, *runs)], yardsticks))
     return tuple(diffs)
-
-
-def _moved_parameters(baseline: Outcome, candidate: Outcome, yardsticks: Yardsticks) -> Iterator[StateDiff]:
-    """Differences of parameters that forward or backward moved: momentum encoders, averages, a step in backward."""
-    for diff in differences(TensorDiff, baseline.moved, candidate.moved, yardsticks.of("moved")):
-        if not diff.bitwise:
-            kind: Kind = "parameter" if diff.name in baseline.trained else "frozen parameter"
-            yield _state_diff(diff, block=diff.name.rpartition(".")[0], kind=kind, step=1)
 
 
 def _furthest(key: StateKey, step: int, values: list[object], yardsticks: Yardsticks) -> StateDiff:
@@ -371,7 +366,7 @@ def _furthest(key: StateKey, step: int, values: list[object], yardsticks: Yardst
     worst = max(wrong, key=lambda diff: (diff.verdict == "different", diff.relative_norm or 0.0))
     gradient = worst.verdict == "different" and worst.name.endswith(".grad")
     kind: Kind = "gradient" if gradient else key[2]
-    furthest = _state_diff(replace(worst, name=_name(key)), block=key[0], kind=kind, step=step)
+    furthest = _state_diff(replace(worst, name=_name(key)), key[0], kind, step)
     return replace(furthest, baseline_value=short_text(values[0]), candidate_value=short_text(values[1]))
 
 
@@ -394,5 +389,5 @@ def _tensors(parts: Mapping[str, object]) -> dict[str, Tensor | None]:
     }
 
 
-def _state_diff(diff: TensorDiff, *, block: str, kind: Kind, step: int) -> StateDiff:
+def _state_diff(diff: TensorDiff, block: str, kind: Kind, step: int) -> StateDiff:
     return StateDiff(**structs.asdict(diff), block=block, kind=kind, step=step)

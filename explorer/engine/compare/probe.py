@@ -24,14 +24,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-import msgspec
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves, tree_map
 
 from explorer.engine.bench.step import Trainee, autocast, forward_backward, prepare
-from explorer.engine.compare.outcome import fingerprint
+from explorer.engine.compare.diffs import fingerprint
 from explorer.engine.compare.programs import input_gradients
 from explorer.engine.device.subprocess_call import call_in_subprocess
 from explorer.engine.model.equal_models import copy_batch
@@ -93,7 +93,7 @@ class ProbeResult:
     def added_to(self, comparison: Comparison) -> Comparison:
         """The judged comparison with the finding. State that the verdict names explains blocks that hold it."""
         unnamed = self.with_known_state if comparison.verdict in ("bitwise equal", "rounding") else ()
-        return msgspec.structs.replace(
+        return replace(
             comparison,
             n_probes=self.n_probes,
             hidden_state=(*self.hidden_state, *unnamed),
@@ -105,28 +105,19 @@ def probe(baseline: RunSpec, candidate: RunSpec, report: Report) -> ProbeResult:
     """The units of the candidate's policy with hidden state. An error becomes a sentence."""
     if not candidate.policy.units or baseline.forward_only:
         return ProbeResult()
-
+    call = partial(_in_clean_process, report=report)
     try:
-        return _hidden_state(baseline, candidate, report)
+        probed = call(probed_step, candidate, None)
+        units = _unit_that_moves_the_step(candidate, probed, call) if probed.left != probed.first else ()
+        units = units or _units_that_move_real_steps(baseline, candidate, probed, call)
     except Cancelled:
         raise
     except (ExplorerError, MemoryError, OSError) as error:
         return ProbeResult(not_probed_because=f"The probe for hidden state has no result: {said_by(error)}.")
-
-
-def _hidden_state(baseline: RunSpec, candidate: RunSpec, report: Report) -> ProbeResult:
-    """The result of the probe. Raises ModelFailed if it has none."""
-    call = partial(_in_clean_process, report=report)
-    probed = call(probed_step, candidate, None)
-    units = _unit_that_moves_the_step(candidate, probed, call) if probed.left != probed.first else ()
-    if not units:
-        units = _units_that_move_real_steps(baseline, candidate, probed, call)
-    with_known_state = [unit for unit in units if _holds_any(unit, probed.moved)]
-    hidden = [unit for unit in units if unit not in with_known_state]
+    known = [unit for unit in units if _holds_any(unit, probed.moved)]
+    hidden = tuple(unit_name(unit) for unit in units if unit not in known)
     return ProbeResult(
-        probed.n_runs,
-        hidden_state=tuple(map(unit_name, hidden)),
-        with_known_state=tuple(map(unit_name, with_known_state)),
+        probed.n_runs, hidden, with_known_state=tuple(unit_name(unit) for unit in units if unit in known)
     )
 
 
@@ -134,7 +125,7 @@ def _unit_that_moves_the_step(
     candidate: RunSpec, probed: ProbedStep, call: Callable[..., ProbedStep]
 ) -> tuple[Fqns, ...]:
     """A unit whose recomputes change the next step, found by halving; empty if a step without recomputes is equal."""
-    step = partial(call, probed_step, msgspec.structs.replace(candidate, n_probes=probed.n_runs))
+    step = partial(call, probed_step, replace(candidate, n_probes=probed.n_runs))
     plain = step(()).left
     if probed.left == plain:
         return ()
@@ -181,7 +172,7 @@ def real_steps(spec: RunSpec, n_steps: int, report: Report) -> list[Fingerprints
 def probed_step(candidate: RunSpec, chosen: tuple[Fqns, ...] | None, report: Report) -> ProbedStep:
     """Two steps of the baseline. Between them the `chosen` units of the candidate are recomputed; None: every unit."""
     with _judged():
-        trainee = prepare(msgspec.structs.replace(candidate, policy=KEEP_ALL))
+        trainee = prepare(replace(candidate, policy=KEEP_ALL))
         return _two_steps(trainee, candidate.policy, chosen)
 
 
@@ -306,14 +297,8 @@ class _StandIn:
     ) -> object:
         if not self._is_first_forward or wrap.unit.action == "offload" or not torch.is_grad_enabled():
             return function(*args, **kwargs)
-        call = _Call(
-            wrap,
-            function,
-            modules,
-            copy_batch((args, kwargs)),
-            RngState.capture(self._model),
-            wrap.policy.use_reentrant,
-        )
+        inputs, rng = copy_batch((args, kwargs)), RngState.capture(self._model)
+        call = _Call(wrap, function, modules, inputs, rng, wrap.policy.use_reentrant)
         self.calls.append(call)
         self._open.append(call)
         try:

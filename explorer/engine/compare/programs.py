@@ -83,12 +83,6 @@ class SpecProgram:
         """The program of another spec of the same model."""
         return SpecProgram(spec, self._loaded, self._shared)
 
-    def without_policy(self) -> SpecProgram:
-        return self.under(replace(self.spec, policy=KEEP_ALL, plan=None))
-
-    def without_early_stop(self) -> SpecProgram:
-        return self.under(replace(self.spec, policy=replace(self.spec.policy, early_stop=False)))
-
     def in_float64(self) -> SpecProgram:
         """The same steps without a policy, in float64."""
         return self.under(replace(self.spec, dtype="float64", autocast="none", policy=KEEP_ALL, plan=None))

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from explorer.engine.bench.step import segment_heads
 from explorer.engine.compare.diffs import in_double, is_floating
 from explorer.engine.model.equal_models import plain_modules
 from explorer.engine.state.state_diff import State, StateKey, read_state, same_state, short_text
@@ -81,11 +82,14 @@ class _Call:
         return self.last
 
 
-class DrawWatch(BlockWatch):
-    """Collects draws inside the units of a policy while it is entered; `masks` holds the result."""
+class RerunWatch(BlockWatch):
+    """Watches a step of `model` under `policy`: draws inside the units, and state that changes in backward.
+
+    The step announces its phases to `on_phase`. `masks` and `added_to` are complete after the exit.
+    """
 
     def __init__(self, model: nn.Module, policy: Policy) -> None:
-        segments = [unit.blocks[0] for unit in policy.units if len(unit.blocks) > 1]
+        segments = segment_heads(policy)
         super().__init__(model, segments=segments)
         index = self.scopes.index
         self._last = {index[unit.blocks[0]]: index[unit.blocks[-1]] for unit in policy.units}
@@ -93,6 +97,17 @@ class DrawWatch(BlockWatch):
         self._open: list[_Call] = []
         self._waiting: dict[int, list[_Call]] = defaultdict(list)
         self._masks: dict[str, MaskDiff] = {}
+        self._audit = StateAudit(model)
+        self.on_phase = self._audit.on_phase
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)
+        self._audit.close()  # a step without an optimizer ends in its backward
+
+    def added_to(self, comparison: Comparison) -> Comparison:
+        """The comparison with what the step has shown."""
+        changes = tuple(self._audit.changes.values())
+        return replace(comparison, masks=self.masks, masks_watched=True, state_changes=changes)
 
     @property
     def masks(self) -> tuple[MaskDiff, ...]:
@@ -201,24 +216,6 @@ class StateAudit:
                     block=block, name=name, kind=kind,
                     after_forward=short_text(before.get(key)), after_backward=short_text(after.get(key)),
                 )  # fmt: skip
-
-
-class RerunWatch(DrawWatch):
-    """Watches masks and state changes in a step of `model` under `policy`, which announces its phases to `on_phase`."""
-
-    def __init__(self, model: nn.Module, policy: Policy) -> None:
-        super().__init__(model, policy)
-        self._audit = StateAudit(model)
-        self.on_phase = self._audit.on_phase
-
-    def __exit__(self, *exc: Any) -> None:
-        super().__exit__(*exc)
-        self._audit.close()  # a step without an optimizer ends in its backward
-
-    def added_to(self, comparison: Comparison) -> Comparison:
-        """The comparison with what the step has shown."""
-        changes = tuple(self._audit.changes.values())
-        return replace(comparison, masks=self.masks, masks_watched=True, state_changes=changes)
 
 
 _ROUNDS = 256

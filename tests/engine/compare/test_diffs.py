@@ -1,8 +1,10 @@
-"""Distances between tensors: exact by construction, blind to nothing that usual closeness checks miss."""
+"""Tensors on disk keep every bit; distances are exact and blind to nothing that usual closeness checks miss."""
 
 from __future__ import annotations
 
 import math
+import os
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from explorer.engine.compare.diffs import Yardstick, difference, differences, max_ulp, relative_distance
-from explorer.engine.state.bits import same_bits
+from explorer.engine.compare import diffs as diffs_file
+from explorer.engine.compare.diffs import (
+    TensorsOnDisk,
+    Yardstick,
+    difference,
+    differences,
+    max_ulp,
+    relative_distance,
+)
+from explorer.engine.state.bits import dense, same_bits
 from explorer.record.comparison import BufferDiff, GradientDiff
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -157,3 +167,55 @@ def test_an_absent_tensor_counts_as_zero() -> None:
     assert relative_distance(whole, {"w": torch.tensor([3.0]), "v": None}) == 0.8
     assert relative_distance({"w": None}, {"w": torch.ones(1)}) is None
     assert relative_distance({"w": torch.zeros(1)}, {"w": torch.zeros(1)}) == 0.0
+
+
+TENSORS: dict[str, Tensor | None] = {
+    "scalar": torch.tensor(3.5),
+    "empty": torch.empty(0, 4),
+    "none": None,
+    "transposed": torch.arange(12.0).reshape(3, 4).t(),
+    "half": torch.randn(5, dtype=torch.float16),
+    "brain": torch.randn(2, 3, dtype=torch.bfloat16),
+    "double": torch.randn(7, dtype=torch.float64),
+    "complex": torch.randn(4, dtype=torch.complex64).conj(),
+    "flags": torch.tensor([True, False]),
+    "nan": torch.tensor([math.nan, -0.0, math.inf]),
+    "sparse": torch.eye(3).to_sparse(),
+}
+
+
+def full_disk(**options: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("place", ["in memory", "on disk", "on a full disk"])
+def test_every_bit_comes_back_after_the_tensor_has_changed(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diffs_file, "SMALL_BYTES", 4096 if place == "in memory" else 0)
+    if place == "on a full disk":
+        monkeypatch.setattr(diffs_file.tempfile, "TemporaryFile", full_disk)
+    written = {name: None if tensor is None else tensor.clone() for name, tensor in TENSORS.items()}
+    stored = TensorsOnDisk(written.items())
+    assert list(stored) == list(TENSORS)
+    for name in reversed(TENSORS):
+        tensor, copy, read = TENSORS[name], written[name], stored[name]
+        if tensor is None or copy is None or read is None:
+            assert tensor is copy is read is None
+        else:
+            copy.zero_()
+            assert same_bits(dense(tensor), stored[name] if place == "on disk" else read), name
+
+
+def test_equal_tensors_are_written_once_and_the_position_of_the_file_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A model that forks shares the position with its copy."""
+    monkeypatch.setattr(diffs_file, "SMALL_BYTES", 0)
+    first = TensorsOnDisk([("same", torch.ones(1000)), ("other", torch.ones(1000))])
+    extent = first._extents["same"]
+    os.lseek(extent.file.open.fileno(), 7, os.SEEK_SET)
+    second = TensorsOnDisk([("same", torch.ones(1000)), ("other", torch.zeros(1000))], first)
+    assert second._end == 4000
+    for name, value in (("same", 1.0), ("other", 0.0)):
+        read = second[name]
+        assert read is not None and bool((read == value).all())
+    assert os.lseek(extent.file.open.fileno(), 0, os.SEEK_CUR) == 7

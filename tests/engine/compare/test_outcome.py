@@ -5,20 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 import pytest
-import torch
-from torch import Tensor
 
-from explorer.engine.compare import outcome as outcome_file
 from explorer.engine.compare.compare import compare
-from explorer.engine.compare.outcome import N_STEPS, Outcome, TensorsOnDisk, not_reproducible_because, outcome_of
+from explorer.engine.compare.outcome import N_STEPS, Outcome, not_reproducible_because, outcome_of
 from explorer.engine.compare.probe import FEWEST, MOST, ProbedStep, probe, probed_step
 from explorer.engine.compare.programs import SpecProgram
 from explorer.engine.model.load import load_for
-from explorer.engine.state.bits import same_bits
 from explorer.record.comparison import Comparison
 from explorer.record.plan import silent
 from explorer.record.policy import Policy, Unit
@@ -89,84 +84,6 @@ def test_a_parameter_that_forward_moves_is_told_before_any_optimizer() -> None:
     program.start()
     program.model.register_forward_pre_hook(lambda module, inputs: module[0].bias.data.add_(1.0))
     assert set(outcome_of(program, full=False).moved) == {"0.bias"}
-
-
-TENSORS: dict[str, Tensor | None] = {
-    "scalar": torch.tensor(3.5),
-    "empty": torch.empty(0, 4),
-    "none": None,
-    "transposed": torch.arange(12.0).reshape(3, 4).t(),
-    "half": torch.randn(5, dtype=torch.float16),
-    "brain": torch.randn(2, 3, dtype=torch.bfloat16),
-    "double": torch.randn(7, dtype=torch.float64),
-    "complex": torch.randn(4, dtype=torch.complex64).conj(),
-    "flags": torch.tensor([True, False]),
-    "nan": torch.tensor([float("nan"), -0.0, float("inf")]),
-    "sparse": torch.eye(3).to_sparse(),
-}
-
-
-@pytest.fixture
-def on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcome_file, "SMALL_BYTES", 0)
-
-
-@pytest.mark.parametrize("small_bytes", [0, 4096])
-def test_every_bit_comes_back(small_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcome_file, "SMALL_BYTES", small_bytes)
-    there = TensorsOnDisk(TENSORS.items())
-    assert list(there) == list(TENSORS)
-    for name in reversed(TENSORS):
-        given, read = TENSORS[name], there[name]
-        if given is None or read is None:
-            assert given is read
-        else:
-            dense = given.to_dense() if given.layout is not torch.strided else given.resolve_conj()
-            assert same_bits(dense, read), name
-
-
-@pytest.mark.parametrize("small_bytes", [0, 4096])
-def test_what_is_kept_does_not_follow_the_tensor(small_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcome_file, "SMALL_BYTES", small_bytes)
-    tensor = torch.zeros(3)
-    there = TensorsOnDisk([("a", tensor)])
-    tensor.fill_(1)
-    read = there["a"]
-    assert read is not None and read.tolist() == [0, 0, 0]
-
-
-@pytest.mark.usefixtures("on_disk")
-def test_what_is_equal_is_written_once() -> None:
-    first = TensorsOnDisk([("same", torch.ones(1000)), ("other", torch.ones(1000))])
-    second = TensorsOnDisk([("same", torch.ones(1000)), ("other", torch.zeros(1000))], first)
-    assert second._end == 4000
-    for name, value in (("same", 1.0), ("other", 0.0)):
-        read = second[name]
-        assert read is not None and bool((read == value).all())
-
-
-@pytest.mark.usefixtures("on_disk")
-def test_a_full_disk_leaves_it_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(**options: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(outcome_file.tempfile, "TemporaryFile", full)
-    tensor = torch.zeros(3)
-    there = TensorsOnDisk([("a", tensor)])
-    tensor.fill_(1)
-    read = there["a"]
-    assert read is not None and read.tolist() == [0, 0, 0]
-
-
-@pytest.mark.usefixtures("on_disk")
-def test_a_copy_of_the_process_may_move_the_position_of_the_file() -> None:
-    """A model that forks shares the position with its copy: reading and writing do not use it."""
-    first = TensorsOnDisk([("a", torch.arange(4.0))])
-    extent = first._extents["a"]
-    os.lseek(extent.file.open.fileno(), 7, os.SEEK_SET)
-    again = TensorsOnDisk([("a", torch.arange(4.0)), ("b", torch.ones(3))], like=first)
-    assert torch.equal(first["a"], torch.arange(4.0)) and torch.equal(again["b"], torch.ones(3))
-    assert os.lseek(extent.file.open.fileno(), 0, os.SEEK_CUR) == 7
 
 
 def carried(factory: str, block: str = "1", *, optimizer: Optimizer = "adamw", **arguments: object) -> Comparison:

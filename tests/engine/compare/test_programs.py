@@ -10,10 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from explorer.engine.compare.diffs import epsilon_of
 from explorer.engine.compare.judgement import judge_programs
-from explorer.engine.compare.outcome import Outcome, outcome_of
+from explorer.engine.compare.outcome import (
+    Branches,
+    Outcome,
+    SameBranches,
+    SameDraws,
+    most_common_type,
+    outcome_of,
+    reference,
+)
 from explorer.engine.compare.programs import SpecProgram, Step, StepProgram, formats_of, step_programs
-from explorer.engine.compare.reference import Branches, SameBranches, SameDraws, epsilon_of, most_common_type, reference
 from explorer.engine.model.load import load_for
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.record.comparison import Comparison

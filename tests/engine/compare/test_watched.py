@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from explorer.engine.compare.watched import DrawWatch, Forwards, RerunDraws, StateAudit, forward_difference
+from explorer.engine.compare.watched import Forwards, RerunDraws, RerunWatch, StateAudit, forward_difference
 from explorer.engine.policy.apply import apply_policy
 from explorer.record.comparison import ForwardDiff, MaskDiff
 from explorer.record.policy import Policy
@@ -20,7 +20,7 @@ from explorer.record.policy import Policy
 
 def watched(model: nn.Module, policy: Policy, x: Tensor) -> dict[str, MaskDiff]:
     torch.manual_seed(0)
-    watch = DrawWatch(model, policy)
+    watch = RerunWatch(model, policy)
     with apply_policy(model, policy), watch:
         model(x).sum().backward()
     return {mask.block: mask for mask in watch.masks}
