@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -27,9 +28,10 @@ from explorer.engine.bench.step import prepare
 from explorer.engine.bench.user_step import announced
 from explorer.engine.device.device import CpuDevice
 from explorer.engine.state.global_state import preserve_global_state
-from explorer.record import Measurement, ModelRef, Policy, RunSpec, Unit
-from explorer.record.measurement import Environment, MeasuredBlock
+from explorer.record import ModelRef, Policy, RunSpec, Unit
+from explorer.record.measurement import Samples
 from tests.engine.tiny_nets import ref
+from tests.zoo import gpt_pair
 
 MLP = RunSpec(model=ModelRef(target="sample_models/mlp.py"))
 
@@ -99,21 +101,16 @@ def test_a_users_step_is_charged_by_forward_and_backward() -> None:
             model(torch.ones(1, 2)).sum().backward()
         bench.clock.mark()  # its optimizer
 
-    bench = of_user(model, step)
-    assert bench.time() == {"forward": 2, "backward": 2, "between": 6, "step": 10}
-    assert not model._forward_hooks and not model._forward_pre_hooks
-
-
-def test_a_forward_inside_backward_belongs_to_backward() -> None:
-    model = nn.Linear(2, 2)
-
-    def step() -> None:
+    def rerun() -> None:
         y = torch.utils.checkpoint.checkpoint(model, torch.ones(1, 2), use_reentrant=False)
         y.square().sum().backward()
 
+    bench = of_user(model, step)
+    assert bench.time() == {"forward": 2, "backward": 2, "between": 6, "step": 10}
+    assert not model._forward_hooks and not model._forward_pre_hooks
     phases: list[str] = []
-    announced(model, step)(phases.append)
-    assert phases == ["between", "forward", "between", *["backward"] * 3, "between"]
+    announced(model, rerun)(phases.append)
+    assert phases == ["between", "forward", "between", *["backward"] * 3, "between"], "a forward inside backward"
 
 
 def test_each_operator_is_charged_to_every_block_that_is_running_and_backward_to_none() -> None:
@@ -181,33 +178,36 @@ def test_every_forward_is_dispatched_and_no_backward(monkeypatch: pytest.MonkeyP
 
 
 def test_readings_become_samples_and_none_become_nothing() -> None:
-    cost = MeasuredBlock(fqn="a", n_forward=1, n_recompute=1, saved_after_forward_bytes=0, at_peak_bytes=0,
-                         forward_flops=0, recompute_flops=0, backward_flops=0)  # fmt: skip
-    cpu = Environment(device="cpu", device_name="", torch_version="", python_version="", platform="", n_threads=1)
-    run = Measurement(spec=MLP, environment=cpu, blocks=(cost,))
+    (cost,) = (block for block in gpt_pair()[0].blocks if block.fqn == "head")
+    run = replace(gpt_pair()[0], times=None, blocks=(replace(cost, forward=Samples()),))
     assert Readings().added_to(run, "process CPU time") == run
     readings = Readings(
         steps=[{"step": 3.0, "forward": 1.0, "backward": 2.0}, {"step": 5.0, "forward": 2.0, "backward": 3.0}],
-        blocks=[{("a", False): 1.0, ("a", True): 0.5}, {("a", False): 2.0}],
+        blocks=[{("head", False): 1.0, ("head", True): 0.5}, {("head", False): 2.0}],
         checkpoint=CheckpointCost(checkpoint_ms=0.25, close_checkpoint_ms=0.125, saved_tensor_ms=0.5),
-        operators={"a": OperatorTimes(ms={"aten.mm.default": 1.0}, n_calls=2, n_saved=3)},
+        operators={"head": OperatorTimes(ms={"aten.mm.default": 1.0}, n_calls=2, n_saved=3)},
     )
     timed = readings.added_to(run, "process CPU time")
-    times, block = timed.times, timed.by_fqn["a"]
+    times, block = timed.times, timed.by_fqn["head"]
     assert (times.checkpoint_ms, times.close_checkpoint_ms, times.saved_tensor_ms) == (0.25, 0.125, 0.5)
     assert (times.step.ms, times.forward.ms, times.optimizer.ms) == ((3.0, 5.0), (1.0, 2.0), ())
     assert (block.forward.ms, block.recompute.ms) == ((1.0, 2.0), (0.5,))
     assert (block.operator_ms, block.n_operators, block.n_saved) == ({"aten.mm.default": 1.0}, 2, 3)
+    assert times.kept_operator_ms is None, "no forward was dispatched"
 
 
-def test_a_kept_operator_costs_the_extra_time_of_dispatched_forwards() -> None:
-    readings = Readings(dispatched=[(14.0, 10.0), (99.0, 11.0), (15.0, 12.0)])
+@pytest.mark.parametrize(
+    ("dispatched", "expected"),
+    [([(14.0, 10.0), (99.0, 11.0), (15.0, 12.0)], 2 * 4.0 / 8), ([(1.0, 10.0)], 0), ([], None)],
+)
+def test_a_kept_operator_costs_the_extra_time_of_dispatched_forwards(
+    dispatched: list[tuple[float, float]], expected: float | None
+) -> None:
+    """In forward and rerun; a slow minute counts once."""
+    readings = Readings(dispatched=dispatched)
     assert readings.kept_operator_ms is None, "operators were not counted"
     readings.operators = {"": OperatorTimes(n_calls=8)}
-    assert readings.kept_operator_ms == 2 * 4.0 / 8, "forward and rerun; a slow minute counts once"
-    readings.dispatched = [(1.0, 10.0)]
-    assert readings.kept_operator_ms == 0
-    assert Readings().kept_operator_ms is None
+    assert readings.kept_operator_ms == expected
 
 
 class Planned(Ticking):

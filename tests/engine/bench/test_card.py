@@ -66,26 +66,20 @@ def test_a_request_is_refused_where_the_b200_refused_it() -> None:
     assert row["where"].startswith("forward, softmax of the attention scores: the exp")
 
 
-def test_a_card_that_is_too_small_says_where_it_refuses() -> None:
+def test_a_smaller_card_empties_its_cache_or_names_the_refusal() -> None:
     run = played("small-bf16-backward-w5")
     whole = memory_on(CARDS["b200"], run)
-    small = Card(name="small", total_bytes=whole.reserved_bytes // 2, taken_bytes=0)
-    refused = memory_on(small, run).refused
-    assert refused.step == 1
-    assert refused.block.startswith("layers.")
-    assert refused.reserved_bytes + refused.n_bytes > small.total_bytes - 2 * 2**20
-    just_enough = Card(name="enough", total_bytes=whole.reserved_bytes, taken_bytes=0)
-    assert memory_on(just_enough, run).refused is None
-
-
-def test_a_card_that_empties_its_cache_names_the_peak_of_what_was_reserved() -> None:
-    run = played("small-bf16-backward-w5")
-    whole = memory_on(CARDS["b200"], run)
-    for share in (0.25, 0.5, 0.75):
-        total = whole.allocated_bytes + int(share * whole.stranded_bytes)
-        memory = memory_on(Card(name="less", total_bytes=total, taken_bytes=0), run)
-        assert memory.refused is not None or memory.allocated_bytes <= memory.reserved_bytes <= total
+    stranded = (whole.allocated_bytes + int(share * whole.stranded_bytes) for share in (0.25, 0.5, 0.75))
+    for total_bytes in (*stranded, whole.reserved_bytes, whole.reserved_bytes // 2):
+        memory = memory_on(Card(name="smaller", total_bytes=total_bytes, taken_bytes=0), run)
         assert memory.stranded_bytes >= 0
+        if memory.refused is None:
+            assert memory.allocated_bytes <= memory.reserved_bytes <= total_bytes
+        else:
+            assert total_bytes < whole.reserved_bytes, "just enough is enough"
+    refused = memory.refused
+    assert refused.step == 1 and refused.block.startswith("layers.")
+    assert refused.reserved_bytes + refused.n_bytes > total_bytes - 2 * 2**20
 
 
 @pytest.mark.parametrize(

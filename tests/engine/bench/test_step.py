@@ -28,7 +28,7 @@ from explorer.engine.state.global_state import preserve_global_state
 from explorer.errors import BadInput, NotOnThisDevice, OutOfMemory
 from explorer.plan.policy.presets import preset
 from explorer.plan.predict.baseline import keep_all_from
-from explorer.record import Policy, RunSpec
+from explorer.record import ModelRef, Policy, RunSpec
 from explorer.record.allocations import ROLES
 from explorer.record.plan import Progress, Report
 from explorer.view.text.runs import did_not_fit
@@ -44,54 +44,51 @@ def gradients(spec: RunSpec) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in trainee.model.named_parameters() if p.grad is not None}
 
 
-def test_equal_specs_give_bitwise_equal_steps() -> None:
-    first, again = gradients(RunSpec(model=ref("gpt"))), gradients(RunSpec(model=ref("gpt")))
-    assert first.keys() == again.keys()
-    assert all(torch.equal(first[name], again[name]) for name in first)
-
-
-def test_a_loaded_model_is_copied_not_trained() -> None:
-    spec = RunSpec(model=ref("gpt"))
+def test_equal_specs_give_bitwise_equal_steps_of_a_copy() -> None:
+    spec = RunSpec(model=ref("gpt"), frozen=("blocks.0", "head.weight"))
     loaded = load(spec.model)
     before = {name: value.clone() for name, value in loaded.model.state_dict().items()}
     with preserve_global_state():
         trainee = prepare(spec, loaded)
         run_step(trainee)
     assert all(torch.equal(before[name], value) for name, value in loaded.model.state_dict().items())
-    assert not torch.equal(before["head.weight"], trainee.model.state_dict()["head.weight"])
+    assert not torch.equal(before["norm.weight"], trainee.model.state_dict()["norm.weight"])
+    first, again = gradients(spec), {name: p.grad for name, p in trainee.model.named_parameters() if p.grad is not None}
+    assert first.keys() == again.keys()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not any(name.startswith("blocks.0.") or name == "head.weight" for name in first)
 
 
 def test_microbatches_add_up_to_the_whole_batch() -> None:
-    whole = gradients(RunSpec(model=ref("gpt", dropout=0.0), dtype="float64"))
-    parts = gradients(RunSpec(model=ref("gpt", dropout=0.0), dtype="float64", n_accumulation=2))
+    spec = RunSpec(model=ref("gpt", dropout=0.0), dtype="float64")
+    whole, parts = gradients(spec), gradients(msgspec.structs.replace(spec, n_accumulation=2))
     for name, gradient in whole.items():
         torch.testing.assert_close(parts[name], gradient, rtol=1e-9, atol=1e-12)
 
 
-def test_forward_alone_keeps_nothing_and_says_the_same_loss() -> None:
-    whole, alone = RunSpec(model=ref("chain")), RunSpec(model=ref("chain"), forward_only=True)
+def test_forward_alone_keeps_nothing_and_has_the_same_loss() -> None:
     phases: list[str] = []
-    trainee = prepare(alone)
+    trainee = prepare(RunSpec(model=ref("chain"), forward_only=True))
     loss = run_step(trainee, phases.append)
     assert phases == ["forward"] and trainee.optimizer is None
     assert all(parameter.grad is None for parameter in trainee.model.parameters())
-    assert loss == run_step(prepare(whole))
+    assert loss == run_step(prepare(RunSpec(model=ref("chain"))))
     frozen = prepare(RunSpec(model=ref("chain"), forward_only=True, frozen=("",)))  # nothing needs to be trained
     assert run_step(frozen) == loss
 
 
-def test_sgd_moves_by_the_learning_rate() -> None:
+def test_sgd_moves_by_the_learning_rate_and_autocast_computes_in_the_other_type() -> None:
+    types: list[torch.dtype] = []
     with preserve_global_state():
-        trainee = prepare(RunSpec(model=ref("chain"), optimizer="sgd", learning_rate=0.5))
+        spec = RunSpec(model=ref("chain"), optimizer="sgd", learning_rate=0.5, autocast="bfloat16")
+        trainee = prepare(spec)
+        layer: nn.Module = trainee.model[0][0]  # type: ignore[index]
+        layer.register_forward_hook(lambda module, args, out: types.append(out.dtype))
         before = [p.detach().clone() for p in trainee.model.parameters()]
         run_step(trainee)
+    assert types == [torch.bfloat16]
     for old, new in zip(before, trainee.model.parameters()):
         torch.testing.assert_close(new.detach(), old - 0.5 * new.grad)
-
-
-def test_frozen_blocks_get_no_gradient() -> None:
-    by_name = gradients(RunSpec(model=ref("gpt"), frozen=("blocks.0", "head.weight")))
-    assert by_name and not any(name.startswith("blocks.0.") or name == "head.weight" for name in by_name)
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -120,7 +117,7 @@ def test_split_makes_views_and_leaves_other_tensors_whole() -> None:
     assert all(part["mask"] is mask for part, _ in parts)
 
 
-def test_train_mode_leaves_a_frozen_batch_norm_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_mode_leaves_a_frozen_batch_norm_alone() -> None:
     spec = RunSpec(model=ref("convolutions"))
     loaded = load(spec.model)
     loaded.model.norm.eval()
@@ -131,61 +128,43 @@ def test_train_mode_leaves_a_frozen_batch_norm_alone(monkeypatch: pytest.MonkeyP
     assert not any(module.training for module in whole.modules())
 
 
-def test_autocast_computes_in_the_other_type() -> None:
-    seen: list[torch.dtype] = []
+NETS = {"complex_filter": {"float32", "complex64"}, "doubles": {"float32", "float64"}, "half": {"bfloat16"}}
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_nothing_is_cast_unless_the_spec_asks(net: str) -> None:
+    spec = RunSpec(model=trap_nets.ref(net))
+    loaded = load(spec.model)
     with preserve_global_state():
-        trainee = prepare(RunSpec(model=ref("chain"), autocast="bfloat16"))
-        layer: nn.Module = trainee.model[0][0]  # type: ignore[index]
-        layer.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
-        run_step(trainee)
-    assert seen == [torch.bfloat16]
+        ran = prepare(spec, loaded)
+    prepared, given = ran.model.state_dict(), loaded.model.state_dict()
+    assert all(torch.equal(prepared[name], tensor) for name, tensor in given.items())
+    assert {str(tensor.dtype).removeprefix("torch.") for tensor in prepared.values()} == NETS[net]
+    assert ran.inputs.dtype == loaded.inputs.dtype
+    parameters = {parameter.dtype for parameter in ran.model.parameters()}
+    assert len(types_of(ran.model).split(", ")) == len(parameters), "the types that ran are named"
 
 
-class TestTheModelGivenIsTheModelRun:
-    @pytest.mark.parametrize(("net", "types"), [
-        ("complex_filter", {"float32", "complex64"}), ("doubles", {"float32", "float64"}), ("half", {"bfloat16"}),
-    ])  # fmt: skip
-    def test_nothing_is_cast_where_nobody_asks(self, net: str, types: set[str]) -> None:
-        spec = RunSpec(model=trap_nets.ref(net))
-        loaded = load(spec.model)
-        with preserve_global_state():
-            ran = prepare(spec, loaded)
-        prepared = {**dict(ran.model.named_parameters()), **dict(ran.model.named_buffers())}
-        given = {**dict(loaded.model.named_parameters()), **dict(loaded.model.named_buffers())}
-        assert all(torch.equal(prepared[name], tensor) for name, tensor in given.items())
-        assert {str(tensor.dtype).removeprefix("torch.") for tensor in prepared.values()} == types
-        assert ran.inputs.dtype == loaded.inputs.dtype
-
-    def test_complex_numbers_stay_complex_at_the_precision_asked_for(self) -> None:
-        with preserve_global_state():
-            model = prepare(RunSpec(model=trap_nets.ref("complex_filter"), dtype="float64")).model
-        weight = model.get_parameter("1.trap.weight")
-        assert weight.dtype is torch.complex128 and bool((weight.imag == 1).all())
-        assert model.get_parameter("0.weight").dtype is torch.float64
-
-    def test_the_types_that_ran_are_named(self) -> None:
-        assert types_of(load(trap_nets.ref("complex_filter")).model) == "float32, complex64"
-        assert types_of(load(trap_nets.ref("half")).model) == "bfloat16"
+def test_complex_numbers_stay_complex_at_the_precision_asked_for() -> None:
+    with preserve_global_state():
+        model = prepare(RunSpec(model=trap_nets.ref("complex_filter"), dtype="float64")).model
+    weight = model.get_parameter("1.trap.weight")
+    assert weight.dtype is torch.complex128 and bool((weight.imag == 1).all())
+    assert model.get_parameter("0.weight").dtype is torch.float64
 
 
-CPU = torch.device("cpu")
 MIB = 2**20
 
 
-def trained() -> tuple[nn.Sequential, torch.optim.Optimizer]:
+def test_each_tensor_has_a_role_and_the_block_that_holds_it() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    model(torch.ones(2, 3)).sum().backward()
-    optimizer.step()
-    return model, optimizer
-
-
-def test_each_tensor_has_a_role_and_the_block_that_holds_it() -> None:
-    model, optimizer = trained()
-    model[0].seen = torch.zeros(5)
     batch = torch.ones(2, 3)
-    known = [(one.role, one.owner, one.tensor) for one in tensors_before_step(model, optimizer, [batch, "text"])]
-    roles = {role: [fqn for one, fqn, _ in known if one == role] for role in {role for role, _, _ in known}}
+    model(batch).sum().backward()
+    optimizer.step()
+    model[0].seen = torch.zeros(5)
+    tensors = [(one.role, one.owner, one.tensor) for one in tensors_before_step(model, optimizer, [batch, "text"])]
+    roles = {role: [fqn for one, fqn, _ in tensors if one == role] for role, _, _ in tensors}
     assert roles == {
         "parameter": ["0", "0", "1", "1"],
         "gradient": ["0", "0", "1", "1"],
@@ -193,7 +172,7 @@ def test_each_tensor_has_a_role_and_the_block_that_holds_it() -> None:
         "optimizer state": ["0", "0", "1", "1"],
         "input": [""],
     }
-    assert any(tensor is model[0].seen for _, _, tensor in known) and known[-1][2] is batch
+    assert any(tensor is model[0].seen for _, _, tensor in tensors) and tensors[-1][2] is batch
     assert optimizer_tensors(model, None) == []
 
 
@@ -201,9 +180,9 @@ def test_a_storage_counts_once_and_only_on_its_device() -> None:
     model = nn.Linear(3, 4)
     model.again = model.weight
     model.view = model.weight.detach()[:2]
-    known = tensors_before_step(model, None, [])
-    assert storage_bytes(known, CPU) == (3 * 4 + 4) * 4
-    assert storage_bytes(known, torch.device("meta")) == 0
+    tensors = tensors_before_step(model, None, [])
+    assert storage_bytes(tensors, torch.device("cpu")) == (3 * 4 + 4) * 4
+    assert storage_bytes(tensors, torch.device("meta")) == 0
 
 
 def test_bytes_by_role_and_block_and_why_it_ended() -> None:
@@ -223,18 +202,13 @@ def test_bytes_by_role_and_block_and_why_it_ended() -> None:
     assert run.step_peak_bytes is None
 
 
-def test_parameters_batch_and_then_gradients_and_optimizer_state_are_held() -> None:
-    trainee = prepare(RunSpec(model=sample("mlp", n_layers=4)))
-    parameters = sum(parameter.nbytes for parameter in trainee.model.parameters())
-    buffers = sum(buffer.nbytes for buffer in trainee.model.buffers())
-    batch = trainee.inputs.nbytes + trainee.targets.nbytes
-    assert bytes_before_step(trainee) == parameters + buffers + batch
-    run_step(trainee)
-    assert bytes_before_step(trainee) >= 4 * parameters + buffers + batch, "AdamW keeps two moments a parameter"
-
-
-def test_a_trainee_above_the_limit_is_refused_before_it_steps() -> None:
+def test_bytes_between_steps_count_towards_the_limit() -> None:
     trainee = prepare(RunSpec(model=sample("mlp", n_layers=4)))  # under no limit, which might refuse the model itself
+    parameters = sum(parameter.nbytes for parameter in trainee.model.parameters())
+    rest = sum(tensor.nbytes for tensor in (*trainee.model.buffers(), trainee.inputs, trainee.targets))
+    assert bytes_before_step(trainee) == parameters + rest
+    run_step(trainee)
+    assert bytes_before_step(trainee) >= 4 * parameters + rest, "AdamW keeps two moments a parameter"
     trainee = dataclasses.replace(trainee, spec=msgspec.structs.replace(trainee.spec, memory_limit_bytes=1024))
     with pytest.raises(OutOfMemory, match="the limit is 1,024") as refused, memory_limit(CpuDevice(), trainee):
         raise AssertionError("nothing runs")
@@ -260,16 +234,6 @@ def test_the_run_that_fits_tells_what_the_one_that_did_not_would_have_needed() -
     assert "everything kept, at least" in words and "then refused" in words and words.endswith("MiB (predicted).")
 
 
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attempts in this process."""
-
-    def call(function: Any, spec: RunSpec, *, report: Report, what: str) -> Any:
-        return function(spec, report)
-
-    monkeypatch.setattr("explorer.engine.bench.measure.call_in_subprocess", call)
-
-
 def test_where_nothing_fits_the_last_attempt_says_so_and_no_figure_looks_whole() -> None:
     """A baseline that ran out of memory has a lower bound and no peak, and nothing is predicted from it.
 
@@ -285,14 +249,16 @@ def test_where_nothing_fits_the_last_attempt_says_so_and_no_figure_looks_whole()
     assert did_not_fit(run, None).endswith("then refused.")
 
 
-def test_what_fits_is_measured_once() -> None:
+@pytest.mark.parametrize(("model", "failure"), [(ref("wide", mib=1, depth=2), None), (ref("raises"), "model raised")])
+def test_what_fits_or_fails_otherwise_is_measured_once(
+    model: ModelRef, failure: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(function: Any, spec: RunSpec, *, report: Report, what: str) -> Any:
+        return function(spec, report)
+
+    monkeypatch.setattr("explorer.engine.bench.measure.call_in_subprocess", call)
     progresses: list[Progress] = []
-    run = measure_what_fits(RunSpec(model=ref("wide", mib=1, depth=2), n_repeats=0), progresses.append)
-    assert run.failure is None and run.refused == () and not run.spec.policy.units
-    assert did_not_fit(run, None) == ""
+    run = measure_what_fits(RunSpec(model=model, n_repeats=0), progresses.append)
+    assert (run.failure.kind if run.failure else None) == failure
+    assert run.refused == () and not run.spec.policy.units and did_not_fit(run, None) == ""
     assert not any("does not fit" in one.what for one in progresses)
-
-
-def test_another_failure_is_no_reason_to_go_down(here: None) -> None:
-    run = measure_what_fits(RunSpec(model=ref("raises"), n_repeats=0))
-    assert run.failure is not None and (run.failure.kind, run.refused) == ("model raised", ())

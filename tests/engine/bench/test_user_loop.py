@@ -18,7 +18,8 @@ from explorer.engine.model.load import load
 from explorer.engine.policy.apply import apply_policy
 from explorer.errors import BadInput
 from explorer.plan.planners.planner import Planner
-from explorer.record import Measurement, ModelGraph, ModelRef, Policy
+from explorer.record import Measurement, ModelRef, Policy
+from tests.zoo import sample
 
 
 def net() -> nn.Sequential:
@@ -44,15 +45,6 @@ def test_borders_are_those_of_model_backward_and_optimizer() -> None:
     assert run.forward_flops == 2 * 2 * (2 * 8 * 16 * 16)
 
 
-def test_a_policy_in_force_is_recorded_with_what_ran_again() -> None:
-    model = net()
-    step = recording_of(model)
-    with apply_policy(model, Policy.recompute(["0"])), step:
-        model(torch.ones(8, 16)).sum().backward()
-    assert step.measurement.spec.policy.units[0].blocks == ("0",)
-    assert step.measurement.by_fqn["0"].n_recompute == 1 and step.measurement.by_fqn["1"].n_recompute == 0
-
-
 def test_an_exception_passes_and_the_record_stands() -> None:
     model = net()
     step = recording_of(model)
@@ -64,14 +56,18 @@ def test_an_exception_passes_and_the_record_stands() -> None:
     assert step.measurement.step_peak_bytes is None and step.measurement.by_fqn["0"].n_forward == 1
 
 
-def test_two_instruments_at_once_are_refused_and_the_first_goes_on() -> None:
+def test_a_second_instrument_is_refused_while_autocast_and_policy_of_the_first_are_recorded() -> None:
     model = net()
     first = recording_of(model)
-    with first:
+    with apply_policy(model, Policy.recompute(["0"])), first:
         with pytest.raises(BadInput), recording_of(model):
             pass
-        model(torch.ones(8, 16)).sum().backward()
-    assert first.measurement.by_fqn["0"].n_forward == 1
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(torch.ones(8, 16)).float().sum()
+        loss.backward()
+    run = first.measurement
+    assert run.spec.policy.units[0].blocks == ("0",) and run.spec.autocast == "bfloat16"
+    assert (run.by_fqn["0"].n_forward, run.by_fqn["0"].n_recompute, run.by_fqn["1"].n_recompute) == (1, 1, 0)
 
 
 def loop() -> tuple[nn.Module, Callable[[], None]]:
@@ -93,8 +89,10 @@ def test_everything_is_as_found_after_recorded_and_timed_steps() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     position = torch.get_rng_state()
     with UserSteps(model, step, "train.py") as steps:
+        graph = steps.graph()
+        assert [block.fqn for block in graph.blocks] == ["", "0", "0.0", "0.1", "1"]
         kept, recomputed = steps.recorded(Policy()), steps.recorded(Policy.recompute(["0"]))
-        assert steps.n_steps == 4
+        assert steps.n_steps == 5, "the step of the graph ends before its backward"
         assert (kept.by_fqn["0"].n_recompute, recomputed.by_fqn["0"].n_recompute) == (0, 1)
         timed = steps.timed(kept)
         assert timed.times is not None and len(timed.times.step.ms) == N_TIMED
@@ -102,14 +100,6 @@ def test_everything_is_as_found_after_recorded_and_timed_steps() -> None:
         assert [len(times.step.ms) for times in steps.in_turns([Policy(), Policy.recompute(["0"])])] == [N_TIMED] * 2
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), position)
-
-
-def test_the_graph_comes_from_a_step_that_never_reaches_backward() -> None:
-    model, step = loop()
-    with UserSteps(model, step, "train.py") as steps:
-        graph = steps.graph()
-    assert [block.fqn for block in graph.blocks] == ["", "0", "0.0", "0.1", "1"]
-    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_a_refusal_of_memory_is_no_error_and_everything_is_as_found() -> None:
@@ -125,28 +115,19 @@ def test_a_refusal_of_memory_is_no_error_and_everything_is_as_found() -> None:
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_a_step_that_takes_another_batch_each_time_is_refused() -> None:
-    model, _ = loop()
+def test_another_batch_each_time_and_a_model_with_a_policy_are_refused() -> None:
+    model, step = loop()
     rows: Any = iter(range(1, 9))
     with (
         UserSteps(model, lambda: model(torch.ones(next(rows), 16)).sum().backward(), "train.py") as steps,
         pytest.raises(BadInput, match="in the first step of train.py and .* in a later one"),
     ):
         steps.recorded(Policy())
-
-
-def test_a_policed_model_is_refused() -> None:
-    model, step = loop()
     with apply_policy(model, Policy.recompute(["0"])), pytest.raises(BadInput, match="carries a policy already"):
         UserSteps(model, step, "train.py")
 
 
-REFS = [
-    ModelRef(
-        target="sample_models/gpt.py", arguments={"n_layers": 3, "width": 32, "n_heads": 2, "length": 32, "batch": 8}
-    ),
-    ModelRef(target="sample_models/unet.py"),
-]
+REFS = [sample("gpt", n_layers=3, width=32, n_heads=2, length=32, batch=8), ModelRef(target="sample_models/unet.py")]
 
 
 def recorded(ref: ModelRef, policy: Policy | None = None, n_forwards: int = 1) -> Measurement:
@@ -160,19 +141,12 @@ def recorded(ref: ModelRef, policy: Policy | None = None, n_forwards: int = 1) -
     return run.measurement
 
 
-def graph_of(run: Measurement) -> ModelGraph:
-    return run.graph
-
-
 @pytest.mark.parametrize("ref", REFS, ids=["gpt", "unet"])
 def test_blocks_spine_and_repeats_are_those_of_a_described_model(ref: ModelRef) -> None:
-    recorded_graph, described = graph_of(recorded(ref)), describe(ref)
+    recorded_graph, described = recorded(ref).graph, describe(ref)
     assert recorded_graph.fingerprint == described.fingerprint
-    assert (recorded_graph.chain, recorded_graph.repeats, recorded_graph.n_parameters) == (
-        described.chain,
-        described.repeats,
-        described.n_parameters,
-    )
+    for name in ("chain", "repeats", "n_parameters"):
+        assert getattr(recorded_graph, name) == getattr(described, name), name
     for block in recorded_graph.blocks:
         same = described.by_fqn[block.fqn]
         for name in ("kind", "n_calls", "forward_flops", "output_bytes", "repeat_of", "own_parameters"):
@@ -182,12 +156,9 @@ def test_blocks_spine_and_repeats_are_those_of_a_described_model(ref: ModelRef) 
 
 
 def test_calls_are_those_of_one_forward_where_the_step_has_several() -> None:
-    one, two = graph_of(recorded(REFS[0])), graph_of(recorded(REFS[0], n_forwards=2))
-    for block in two.blocks:
-        assert (block.n_calls, block.forward_flops) == (
-            one.by_fqn[block.fqn].n_calls,
-            one.by_fqn[block.fqn].forward_flops,
-        )
+    one, two = recorded(REFS[0]).graph, recorded(REFS[0], n_forwards=2).graph
+    for block, same in zip(two.blocks, one.blocks):
+        assert (block.n_calls, block.forward_flops) == (same.n_calls, same.forward_flops)
     assert two.edges == one.edges
 
 
@@ -195,16 +166,7 @@ def test_a_policy_in_force_is_in_the_record_and_plans_start_from_everything_kept
     policy = Policy.recompute(["blocks.0", "blocks.1"])
     plain, policed = recorded(REFS[0]), recorded(REFS[0], policy)
     assert policed.spec.policy == policy and not plain.spec.policy.units
-    kept, put_together = (Planner(run, graph_of(run)) for run in (plain, policed))
+    kept, put_together = (Planner(run, run.graph) for run in (plain, policed))
     assert put_together.keep_all_bytes == pytest.approx(kept.keep_all_bytes, rel=0.01)
     assert put_together.floor().step_peak_bytes == pytest.approx(kept.floor().step_peak_bytes, rel=0.01)
     assert kept.floor().step_peak_bytes < kept.keep_all_bytes
-
-
-def test_autocast_is_noticed_where_the_model_is_called() -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    with explorer.record_step(model) as run:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = model(torch.randn(4, 8)).float().sum()
-        loss.backward()
-    assert run.measurement.spec.autocast == "bfloat16"

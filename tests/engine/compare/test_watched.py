@@ -16,6 +16,7 @@ from explorer.engine.compare.watched import Forwards, RerunDraws, RerunWatch, St
 from explorer.engine.policy.apply import apply_policy
 from explorer.record.comparison import ForwardDiff, MaskDiff
 from explorer.record.policy import Policy
+from tests.engine.trap_nets import Applied
 
 
 def watched(model: nn.Module, policy: Policy, x: Tensor) -> dict[str, MaskDiff]:
@@ -62,78 +63,50 @@ def test_without_the_stash_masks_differ_in_every_unit(blocks: list[Any]) -> None
     assert all(mask.n_mismatched > 0 for mask in masks.values()) and len(masks) == 3
 
 
-def test_a_cell_called_many_times_pairs_last_with_first() -> None:
-    """In forward order two of the three calls would look mismatched."""
-    assert watched(Repeat(3), Policy.recompute(["cell"]), X)["cell.1"] == MaskDiff(
+def test_calls_pair_last_with_first_and_what_is_kept_is_not_listed() -> None:
+    """In forward order two of the three calls of a cell would look mismatched."""
+    model = Repeat(3)
+    assert watched(model, Policy.recompute(["cell"]), X)["cell.1"] == MaskDiff(
         block="cell.1", n_elements=90, n_mismatched=0
     )
-
-
-def test_what_is_kept_is_not_listed() -> None:
+    assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
     assert set(watched(chain(3), Policy.recompute(["1"]), X)) == {"1.1"}
     assert watched(chain(2), Policy(), X) == {}
 
 
-class Noisy(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.randn_like(x)
-
-
 def test_other_random_numbers_are_told_from_masks() -> None:
-    masks = watched(chain(1, Noisy), Policy.recompute(["0"], preserve_rng_state=False), X)
+    masks = watched(
+        chain(1, lambda: Applied(lambda x: x * torch.randn_like(x))),
+        Policy.recompute(["0"], preserve_rng_state=False),
+        X,
+    )
     assert (masks["0.1"].is_mask, masks["0.1"].mismatch_share) == (False, 1.0)
-
-
-class FusedAttention(nn.Module):
-    def __init__(self, dropout: float) -> None:
-        super().__init__()
-        self.dropout = dropout
-
-    def forward(self, x: Tensor) -> Tensor:
-        heads = x[None, None]
-        return functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=self.dropout)[0, 0]
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_attention_counts_as_random_only_with_dropout(dropout: float) -> None:
-    masks = watched(chain(1, lambda: FusedAttention(dropout)), Policy.recompute(["0"]), X)
+    def attend(x: Tensor) -> Tensor:
+        heads = x[None, None]
+        return functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=dropout)[0, 0]
+
+    masks = watched(chain(1, lambda: Applied(attend)), Policy.recompute(["0"]), X)
     assert set(masks) == ({"0.1"} if dropout else set())
 
 
 def test_draws_that_early_stop_leaves_out_are_counted() -> None:
-    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), Noise())
-    masks = watched(nn.Sequential(model, nn.Linear(6, 6)), Policy.recompute(["0"]), X)
+    """Backward does not need the noise."""
+    block = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), Applied(lambda x: x + torch.rand_like(x)))
+    masks = watched(nn.Sequential(block, nn.Linear(6, 6)), Policy.recompute(["0"]), X)
     assert (masks["0.2"].n_elements, masks["0.2"].n_not_drawn_again) == (0, 30)
 
 
-class Noise(nn.Module):
-    """Adds noise that backward does not need."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.rand_like(x)
-
-
-def test_hooks_are_gone_afterwards() -> None:
-    model = chain(2)
-    watched(model, Policy.recompute(["0"]), X)
-    assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
-
-
-class Own(nn.Module):
-    """Recomputes by torch's own checkpoint."""
-
-    def __init__(self, preserve: bool) -> None:
-        super().__init__()
-        self.layer = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5))
-        self.preserve = preserve
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(self.layer, x, use_reentrant=False, preserve_rng_state=self.preserve, early_stop=False)
-
-
 @pytest.mark.parametrize(("preserve", "others"), [(True, {}), (False, {"layer.1": 1})])
-def test_a_mask_drawn_anew_is_told_with_its_block(preserve: bool, others: dict[str, int]) -> None:
-    model = Own(preserve)
+def test_a_mask_that_a_models_own_checkpoint_draws_again_is_named(preserve: bool, others: dict[str, int]) -> None:
+    model = nn.Sequential()
+    layer = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5))
+    model.add_module("layer", layer)
+    options = {"use_reentrant": False, "preserve_rng_state": preserve, "early_stop": False}
+    model.forward = lambda x: checkpoint(layer, x, **options)  # type: ignore[method-assign]
     with RerunDraws(model) as draws:
         model(torch.randn(64, 64)).sum().backward()
     assert (draws.n_drawn, dict(draws.others)) == (1, others)
@@ -178,18 +151,15 @@ def test_the_innermost_block_that_parts_first_is_named(change: Any, block: str |
     assert diff.order == ("", "0", "1", "1.0", "1.1", "2")
 
 
-def test_settings_and_mode_of_the_block_are_told() -> None:
+def test_settings_mode_and_number_of_calls_are_reported() -> None:
     def coarse(model: nn.Module) -> None:
         model.eval()
         model[1][0].eps = 0.1
 
-    diff = parted(coarse)
+    diff = parted(coarse, n_calls=3)
     assert diff.in_baseline == "LayerNorm((4,), eps=1e-05, elementwise_affine=True, bias=True)"
     assert diff.in_candidate == "LayerNorm((4,), eps=0.1, elementwise_affine=True, bias=True) in eval mode"
-
-
-def test_calls_of_the_model_are_counted() -> None:
-    assert parted(lambda model: None, n_calls=3).n_calls == (1, 3)
+    assert diff.n_calls == (1, 3)
 
 
 class Holder(nn.Module):
@@ -221,50 +191,41 @@ def set_to(value: Any) -> Any:
     return lambda holder: setattr(holder, "held", value)
 
 
-HELD = [("0", "held", "attribute")]
+def touch_torch(holder: Holder) -> None:
+    """Changes fields of torch's own and the position of a generator."""
+    holder.eval()
+    holder.register_forward_hook(lambda *_: None)
+    holder.held.manual_seed(5)
 
 
-@pytest.mark.parametrize(("before", "mutate"), [
-    (1, set_to(2)),
-    (1, set_to(1.0)),
-    (None, set_to(3)),
-    ([1], lambda holder: holder.held.append(2)),
-    ({"a": [1]}, lambda holder: holder.held["a"].append(2)),
-    (torch.zeros(2), lambda holder: holder.held.add_(1)),
-    ([torch.zeros(2)], lambda holder: holder.held[0].add_(1)),
-    ({1, 2}, lambda holder: holder.held.add(3)),
-    (Plain(), lambda holder: setattr(holder.held, "n", 1)),
-    (1, lambda holder: delattr(holder, "held")),
-], ids=["number", "type", "none", "list", "dict", "tensor", "tensor in list", "set", "object", "gone"])  # fmt: skip
-def test_a_change_is_seen(before: Any, mutate: Any) -> None:
-    assert changed(before, mutate) == HELD
+CHANGED: dict[str, tuple[Any, Any]] = {
+    "number": (1, set_to(2)),
+    "type": (1, set_to(1.0)),
+    "none": (None, set_to(3)),
+    "list": ([1], lambda holder: holder.held.append(2)),
+    "dict": ({"a": [1]}, lambda holder: holder.held["a"].append(2)),
+    "tensor": (torch.zeros(2), lambda holder: holder.held.add_(1)),
+    "tensor in list": ([torch.zeros(2)], lambda holder: holder.held[0].add_(1)),
+    "set": ({1, 2}, lambda holder: holder.held.add(3)),
+    "object": (Plain(), lambda holder: setattr(holder.held, "n", 1)),
+    "gone": (1, lambda holder: delattr(holder, "held")),
+}
+UNCHANGED: list[tuple[Any, Any]] = [
+    *((value, lambda holder: None) for value in (1, float("nan"), "text", [1, {"a": torch.ones(2)}], (1, 2), None)),
+    *((value, lambda holder: None) for value in (Plain(), len)),
+    (torch.ones(2), set_to(torch.ones(2))),  # a loss kept on the module is computed again with the same bits
+    (torch.Generator(), touch_torch),
+]
 
 
-@pytest.mark.parametrize(
-    "before",
-    [1, float("nan"), "text", [1, {"a": torch.ones(2)}], (1, 2), Plain(), len, None],
-    ids=["number", "nan", "text", "list", "tuple", "object", "function", "none"],
-)
-def test_no_change_is_seen_where_there_is_none(before: Any) -> None:
-    assert changed(before, lambda holder: None) == []
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_change_is_seen(name: str) -> None:
+    assert changed(*CHANGED[name]) == [("0", "held", "attribute")]
 
 
-def test_an_equal_tensor_made_anew_is_no_change() -> None:
-    """A loss kept on the module is computed again with the same bits: nobody is harmed."""
-    assert changed(torch.ones(2), set_to(torch.ones(2))) == []
-
-
-def test_buffers_are_told_from_attributes() -> None:
+def test_a_buffer_is_told_from_attributes_and_where_nothing_changes_nothing_is_seen() -> None:
     assert changed(0, lambda holder: holder.table.add_(1)) == [("0", "table", "buffer")]
-
-
-def test_torch_s_own_fields_and_generators_do_not_count() -> None:
-    def mutate(holder: Holder) -> None:
-        holder.eval()
-        holder.register_forward_hook(lambda *_: None)
-        holder.held.manual_seed(5)
-
-    assert changed(torch.Generator(), mutate) == []
+    assert [changed(*case) for case in UNCHANGED] == [[]] * len(UNCHANGED)
 
 
 def test_only_backward_is_judged() -> None:
