@@ -355,7 +355,7 @@ class Session:
 
 
 def measure_without_data(
-    spec: RunSpec, report: Report = silent, step: Callable[[Trainee, OnPhase], None] = step_without_loss
+    spec: RunSpec, report: Report = silent, step: Callable[[Trainee, OnPhase], object] = step_without_loss
 ) -> Measurement:
     """The predicted memory of the step of `spec`, tick by tick, without memory for the parameters.
 

@@ -84,7 +84,11 @@ def trainee_of(spec: RunSpec, loaded: Loaded, split_model: SplitModel | None = N
     set_mode(model, spec.mode)
     freeze(model, spec.frozen)
     split(loaded.inputs, loaded.targets, spec.n_accumulation)
-    _refuse_idle_policy(spec)
+    if spec.forward_only and spec.policy.units:
+        raise BadInput(
+            f"The run is forward alone and recomputes {len(spec.policy.units)} units: nothing runs again there.",
+            hint="Leave the policy out, or measure a whole step.",
+        )
     handle = apply_policy(model, spec.policy)
     whole = split_model(model) if split_model is not None else None
     optimizer = None if spec.forward_only else build_optimizer(model, spec)
@@ -100,9 +104,7 @@ def trainee_of(spec: RunSpec, loaded: Loaded, split_model: SplitModel | None = N
 
 def run_step(trainee: Trainee, on_phase: OnPhase = ignore) -> float:
     """Runs one whole step and returns the loss (mean over the batch). Errors of the model pass through unchanged."""
-    losses = accumulate_gradients(trainee, on_phase)
-    optimizer_step(trainee, on_phase)
-    return sum(loss.item() for loss in losses)
+    return sum(loss.item() for loss in step_without_loss(trainee, on_phase))
 
 
 def forward_backward(trainee: Trainee, on_phase: OnPhase = ignore) -> float:
@@ -152,21 +154,21 @@ def optimizer_step(trainee: Trainee, on_phase: OnPhase) -> None:
     trainee.output = None
 
 
-def step_without_loss(trainee: Trainee, on_phase: OnPhase) -> None:
-    """The step of the trainee's spec. The loss is not read: without data it has no value."""
-    losses = accumulate_gradients(trainee, on_phase)  # alive until the step is over, as in a loop that names its loss
+def step_without_loss(trainee: Trainee, on_phase: OnPhase) -> list[torch.Tensor]:
+    """The step of the trainee's spec. Losses are returned unread: without data they have no value."""
+    losses = accumulate_gradients(trainee, on_phase)
     optimizer_step(trainee, on_phase)
-    del losses
+    return losses
 
 
-def step_with_optimizer(target: str) -> Callable[[Trainee, OnPhase], None]:
+def step_with_optimizer(target: str) -> Callable[[Trainee, OnPhase], object]:
     """The usual step with the optimizer that `target` (`file.py:Class`) makes of the parameters in the first step."""
     make: Callable[..., Any] = function_of(target)
 
-    def step(trainee: Trainee, on_phase: OnPhase) -> None:
+    def step(trainee: Trainee, on_phase: OnPhase) -> list[torch.Tensor]:
         if trainee.optimizer is None:
             trainee.optimizer = make(trainee.model.parameters())
-        step_without_loss(trainee, on_phase)
+        return step_without_loss(trainee, on_phase)
 
     return step
 
@@ -184,14 +186,6 @@ def autocast(trainee: Trainee) -> torch.autocast:
     """The context around forward and loss: casts as the trainee's spec asks, or not at all."""
     dtype = AUTOCAST.get(trainee.spec.autocast)
     return torch.autocast(trainee.device.type, dtype=dtype, enabled=dtype is not None)
-
-
-def _refuse_idle_policy(spec: RunSpec) -> None:
-    if spec.forward_only and spec.policy.units:
-        raise BadInput(
-            f"The run is forward alone and recomputes {len(spec.policy.units)} units: nothing runs again there.",
-            hint="Leave the policy out, or measure a whole step.",
-        )
 
 
 def refuse_other_settings(baseline: RunSpec, candidate: RunSpec) -> None:
@@ -215,12 +209,14 @@ def segment_heads(policy: Policy) -> list[str]:
 
 def torch_device(spec: RunSpec) -> torch.device:
     """The device of `spec`. Raises NotOnThisDevice if this machine or this torch lacks the device."""
-    if spec.device == "cuda" and not torch.cuda.is_available():
+    if spec.device != "cuda":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
         raise NotOnThisDevice(
             f"The run asks for cuda; torch {torch.__version__} finds no CUDA device here.",
             hint="Choose the device cpu, or run it on a machine with a GPU and open the run file here.",
         )
-    return torch.device(spec.device, torch.cuda.current_device()) if spec.device == "cuda" else torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def torch_dtype(spec: RunSpec) -> torch.dtype | None:

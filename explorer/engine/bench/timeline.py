@@ -24,17 +24,6 @@ SLACK_NS = 1_000
 
 
 @dataclass(frozen=True)
-class _Older:
-    """Entries from before the step. `died` is an event of the log, its length for never, or beyond for `extra_ns`."""
-
-    n_bytes: Ints
-    died: Ints
-    storage: Ints
-    extra_ns: Ints
-    """Deaths that the allocator does not report, on its clock."""
-
-
-@dataclass(frozen=True)
 class Entries:
     """Columns of the timeline under construction; `born` and `died` are ticks."""
 
@@ -93,10 +82,11 @@ def _join(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: in
     return storage_of_block
 
 
-def _older(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: int) -> _Older:
-    """Entries from before the step, and the events that end the entries.
+def _older(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """Bytes, deaths and storages of the entries from before the step, and times of deaths that the log lacks.
 
-    CUDA reports the frees. The CPU's profiler does not, so the tracker's deaths of storages are used.
+    A death is an event of the log, the log's length for never, or beyond for the deaths that the log lacks. CUDA
+    reports the frees. The CPU's profiler does not, so the tracker's deaths of storages are used.
     """
     before = slice(0, tracked.n_before_step)
     end = len(log.time_ns)
@@ -106,7 +96,7 @@ def _older(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: i
         for i, number in enumerate(gone.tolist()):
             died[number] = end + 1 + i
         numbers = np.arange(tracked.n_before_step)
-        return _Older(as_ints(n_bytes), as_ints(died), numbers, tracked.died_ns[before][gone] + skew_ns)
+        return as_ints(n_bytes), as_ints(died), numbers, tracked.died_ns[before][gone] + skew_ns
     number_at = {pointer: i for i, pointer in enumerate(tracked.pointer[before].tolist())}
     frees = lived.older_frees
     for event, pointer, size in zip(frees.tolist(), log.pointer[frees].tolist(), (-log.n_bytes[frees]).tolist()):
@@ -123,7 +113,7 @@ def _older(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: i
         died.append(end)
     storage = np.full(len(n_bytes), NONE, dtype=np.int64)
     storage[before] = np.arange(tracked.n_before_step)
-    return _Older(as_ints(n_bytes), as_ints(died), storage, np.zeros(0, dtype=np.int64))
+    return as_ints(n_bytes), as_ints(died), storage, np.zeros(0, dtype=np.int64)
 
 
 def _unseen_frees(
@@ -155,25 +145,26 @@ def entries_of(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_n
 
     Events of the log are numbered 0..n-1 and n is "never". Deaths that the log lacks are numbered from n + 1.
     """
-    n_events = len(log.time_ns)
-    older, storage = _older(log, lived, tracked, skew_ns), _join(log, lived, tracked, skew_ns)
+    n_events, storage = len(log.time_ns), _join(log, lived, tracked, skew_ns)
+    older_bytes, older_died, older_storage, older_ns = _older(log, lived, tracked, skew_ns)
     unseen = _unseen_frees(log, lived, storage, tracked, skew_ns)
-    died, extra_ns = lived.died.copy(), np.concatenate((older.extra_ns, as_ints(list(unseen.values()))))
-    died[list(unseen)] = n_events + 1 + len(older.extra_ns) + np.arange(len(unseen))
+    died, extra_ns = lived.died.copy(), np.concatenate((older_ns, as_ints(list(unseen.values()))))
+    died[list(unseen)] = n_events + 1 + len(older_ns) + np.arange(len(unseen))
     counts = np.zeros(n_events + 1 + len(extra_ns), dtype=bool)
-    counts[lived.born] = counts[died] = counts[older.died] = True
+    counts[lived.born] = counts[died] = counts[older_died] = True
     counts[n_events] = False
     event_ns = np.concatenate((log.time_ns, [0], extra_ns)).astype(np.int64)
     events = np.flatnonzero(counts)
     in_time = events[np.argsort(event_ns[events], kind="stable")]
     tick = np.full(len(counts), len(in_time) + 1, dtype=np.int64)
     tick[in_time] = np.arange(1, len(in_time) + 1)
+    before = np.zeros(len(older_bytes), dtype=np.int64)
     entries = Entries(
-        n_bytes=np.concatenate((older.n_bytes, log.n_bytes[lived.born])),
-        born=np.concatenate((np.zeros(len(older.n_bytes), dtype=np.int64), tick[lived.born])),
-        died=np.concatenate((tick[older.died], tick[died])),
-        storage=np.concatenate((older.storage, storage)),
-        time_ns=np.concatenate((np.zeros(len(older.n_bytes), dtype=np.int64), log.time_ns[lived.born] - skew_ns)),
+        n_bytes=np.concatenate((older_bytes, log.n_bytes[lived.born])),
+        born=np.concatenate((before, tick[lived.born])),
+        died=tick[np.concatenate((older_died, died))],
+        storage=np.concatenate((older_storage, storage)),
+        time_ns=np.concatenate((before, log.time_ns[lived.born] - skew_ns)),
         events=in_time,
     )
     return entries, event_ns[in_time] - skew_ns

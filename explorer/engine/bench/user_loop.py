@@ -50,7 +50,6 @@ from explorer.errors import BadInput
 from explorer.plan.names import above, lineage
 from explorer.plan.why.caveats import DDP_BUCKETS, reruns_outside
 from explorer.record.allocations import PHASES, PhaseSpan
-from explorer.record.failure import Failure
 from explorer.record.graph import RECORDED, Block, Edge, ModelGraph, ModelRef, Trait
 from explorer.record.measurement import MeasuredBlock, Measurement
 from explorer.record.run import Autocast, Optimizer, RunSpec
@@ -119,15 +118,17 @@ class LoopRecording:
                 hint="Give one of several: the steps of all are seen, and the state of the others counts as inputs.",
             )
         self._policy = policy_of(self._model)
-        self._tracker = _LoopTracker(
-            self._model, self.device.torch, self._tensors_before(), segments=segment_heads(self._policy)
-        )
+        # Other tensors of Python on the device than the model's and the optimizer's count as input.
+        here = (tensor for tensor in tensors_in_memory() if tensor.device.type == self.device.torch.type)
+        before = tensors_before_step(self._model, self.optimizer, here)
+        segments = segment_heads(self._policy)
+        self._tracker = _LoopTracker(self._model, self.device.torch, before, segments=segments)
         self._recording = Recording(self._model, self._tracker, self.device)
         with ExitStack() as opened:
             self._compiled = opened.enter_context(compiler_off())
             self._texts = opened.enter_context(_shown_warnings())
             opened.enter_context(self._recording)
-            opened.callback(self._hand_over_optimizer)
+            opened.callback(lambda: setattr(self._recording, "optimizer", self.optimizer))
             self._tracker.on_phase("between")
             opened.enter_context(_borders(self._tracker))
             self._open = opened.pop_all()
@@ -140,6 +141,9 @@ class LoopRecording:
         spec = self._spec(self._recording.attribution.phases)
         run = self._recording.measurement(spec)
         rank, n_ranks = current_rank() or (None, None)
+        failure = failure_in_words(error, self._model) if isinstance(error, Exception) else None
+        if isinstance(error, CheckpointError) and failure is not None:
+            error.add_note(failure.sentence)  # torch's error in plain words
         self.measurement = replace(
             run,
             origin="recorded",
@@ -149,7 +153,7 @@ class LoopRecording:
             graph=recorded_graph(self._model, self._tracker, run.blocks, spec.model),
             warnings=tuple(dict.fromkeys([*self._texts, *run.warnings, *_outer_buckets(self._model)])),
             ran_as_written=bool(self._compiled),
-            failure=self._failure(error) if isinstance(error, Exception) else None,
+            failure=failure,
             free_memory_bytes=self.device.free_bytes(),
         )
 
@@ -157,21 +161,6 @@ class LoopRecording:
         """Removes all instruments."""
         atexit.unregister(self._open.close)
         self._open.close()
-
-    def _hand_over_optimizer(self) -> None:
-        self._recording.optimizer = self.optimizer
-
-    def _failure(self, error: Exception) -> Failure:
-        """The failure, with torch's CheckpointError in plain words. The error gets the same sentence as a note."""
-        failure = failure_in_words(error, self._model)
-        if isinstance(error, CheckpointError):
-            error.add_note(failure.sentence)
-        return failure
-
-    def _tensors_before(self) -> list[Any]:
-        """The model's and the optimizer's tensors by role. Other tensors of Python on the device count as input."""
-        here = (tensor for tensor in tensors_in_memory() if tensor.device.type == self.device.torch.type)
-        return tensors_before_step(self._model, self.optimizer, here)
 
     def _spec(self, phases: Sequence[PhaseSpan]) -> RunSpec:
         n_backwards = sum(span.phase == "forward" for span in phases)

@@ -37,6 +37,9 @@ DISK = Path("/var/tmp")
 """Default folder, on a disk by custom while /tmp may lie in memory; TMPDIR overrides it."""
 SMALL_BYTES = 4096
 """Tensors up to this size stay in memory: most of a model's tensors, and little of its bytes."""
+PRESENCE: dict[tuple[bool, bool], Presence] = {
+    (True, True): "both", (True, False): "baseline only", (False, True): "candidate only", (False, False): "neither",
+}  # fmt: skip
 _MAX_INT64 = 2**63 - 1
 
 Kind = TypeVar("Kind", bound=TensorDiff)
@@ -102,7 +105,7 @@ def difference(
         name=name,
         shape=tuple(known.shape) if known is not None else (),
         dtype=str(known.dtype).removeprefix("torch.") if known is not None else "",
-        presence="both" if baseline is not None and candidate is not None else _presence(baseline, candidate),
+        presence=PRESENCE[baseline is not None, candidate is not None],
         bitwise=known is None,
     )
     if baseline is None or candidate is None:
@@ -112,8 +115,8 @@ def difference(
         return diff
     same = same_bits(baseline, candidate)
     if not is_floating(baseline):
-        far = 0.0 if same else _largest_integer_distance(baseline, candidate)
-        return replace(diff, bitwise=same, max_abs=far)
+        far = 0 if same else (baseline.to(torch.int64) - candidate.to(torch.int64)).abs().max()
+        return replace(diff, bitwise=same, max_abs=float(far))
     distances = _no_distances(baseline) if same else _distances(baseline, candidate)
     return replace(diff, bitwise=same, **distances, **_against(yardstick, name, baseline, candidate))
 
@@ -237,18 +240,6 @@ def _no_distances(tensor: Tensor) -> dict[str, float | int | None]:
         "cosine": None if zero else 1.0,
         "norm_ratio": None if zero else 1.0,
     }
-
-
-def _largest_integer_distance(left: Tensor, right: Tensor) -> float | None:
-    if not left.numel():
-        return None
-    return float((left.to(torch.int64) - right.to(torch.int64)).abs().max())
-
-
-def _presence(baseline: Tensor | None, candidate: Tensor | None) -> Presence:
-    if baseline is None:
-        return "neither" if candidate is None else "candidate only"
-    return "baseline only"
 
 
 def _ordered(tensor: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from explorer.engine.bench.step import forward_backward
 from explorer.engine.compare.diffs import (
+    PRESENCE,
     Yardstick,
     difference,
     differences,
@@ -56,7 +57,6 @@ from explorer.record.comparison import (
     ForwardDiff,
     GradientDiff,
     ParameterDiff,
-    Presence,
     StateChange,
     StateDiff,
     TensorDiff,
@@ -374,8 +374,8 @@ def _part(path: str, left: dict[str, object], right: dict[str, object], yardstic
     one, other = (_tensors({path: side[path]}).get(path) if path in side else None for side in (left, right))
     if one is not None and other is not None:
         return difference(TensorDiff, path, one, other, yardstick)
-    presence: Presence = "baseline only" if path not in right else "both" if path in left else "candidate only"
-    equal = path in left and path in right and same_state(left[path], right[path])
+    presence = PRESENCE[path in left, path in right]
+    equal = presence == "both" and same_state(left[path], right[path])
     kind = type(left[path] if path in left else right[path]).__name__
     return TensorDiff(name=path, shape=(), dtype=kind, presence=presence, bitwise=equal)
 

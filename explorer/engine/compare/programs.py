@@ -322,15 +322,12 @@ _NO_SETTING = ("params", "foreach", "fused", "capturable", "differentiable", "in
 """Entries of an optimizer's group that choose no other step: the way to compute it, or a schedule's memory."""
 
 
-def _plain(value: object) -> object:
-    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-
-
 def _settings(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Names and short texts of the settings with which an optimizer steps the parameters of a group."""
     yield "the class", type(optimizer).__name__
     for name in (name for name in group if name not in _NO_SETTING):
-        parts = [_plain(part) for part in tree_leaves(group[name])]
+        leaves = tree_leaves(group[name])
+        parts = [leaf.item() if isinstance(leaf, Tensor) and leaf.numel() == 1 else leaf for leaf in leaves]
         if all(isinstance(part, (bool, int, float, str, NoneType)) for part in parts):
             texts = [f"{part:.6g}" if isinstance(part, float) else str(part) for part in parts]
             yield name, texts[0] if len(parts) == 1 else f"({', '.join(texts)})"

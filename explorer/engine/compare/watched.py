@@ -165,7 +165,7 @@ def _n_unequal(first: Tensor, second: Tensor) -> int:
     return int((first != second).sum()) if first.shape == second.shape else first.numel()
 
 
-def random_numbers(func: Any, args: object, kwargs: object, result: Any) -> Tensor | None:
+def random_numbers(func: Any, args: Any, kwargs: Any, result: Any) -> Tensor | None:
     """The random numbers of one call, safe from later writes: masks as booleans, other numbers as copies."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return None
@@ -176,16 +176,10 @@ def random_numbers(func: Any, args: object, kwargs: object, result: Any) -> Tens
         return result != 0
     if "scaled_dot_product" in func.name():
         # Fused attention draws its mask inside the kernel: equal inputs and an equal mask give an equal output.
-        return result[0].detach().clone() if _argument(func, args, kwargs, "dropout_p") else None
+        names = [argument.name for argument in func._schema.arguments]
+        passed = dict(zip(names, args)) | kwargs  # no dropout where the probability is left out
+        return result[0].detach().clone() if passed.get("dropout_p") else None
     return result.detach().clone() if isinstance(result, Tensor) else None
-
-
-def _argument(func: Any, args: Any, kwargs: Any, name: str) -> object:
-    """The value of the argument `name` of `func`, by position or keyword, else its default."""
-    for i, argument in enumerate(func._schema.arguments):
-        if argument.name == name:
-            return args[i] if i < len(args) else kwargs.get(name, argument.default_value)
-    return None
 
 
 @dataclass

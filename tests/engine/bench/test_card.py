@@ -22,6 +22,7 @@ from explorer.engine.bench.measure import measure_without_data
 from explorer.engine.device.cuda_rules import FLOAT32, FLOAT32_RESULT, LOWER, LOWER_ON_BOTH, PROMOTED, cuda_rules
 from explorer.engine.device.without_data import without_data
 from explorer.engine.model.describe import describe
+from explorer.engine.watch.scopes import looking_at_saved
 from explorer.plan.card.cards import CARDS, RESULTS_ALONE, WITHOUT_RULE, parse_card, workspace_bytes
 from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.memory.ledger import ledger
@@ -130,7 +131,7 @@ def test_autocast_casts_a_parameter_once_and_promotes_mixed_types() -> None:
     half = torch.ones(2, 8, dtype=torch.bfloat16)
     with cuda_rules(), torch.autocast("cpu", torch.bfloat16):
         saved: list[Tensor] = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda t: t):
+        with looking_at_saved(saved.append):
             first, second = (torch.einsum("bi,oi->bo", x.requires_grad_(), weight) for _ in range(2))
         assert first.dtype == second.dtype == torch.bfloat16
         copies = {tensor.untyped_storage()._cdata for tensor in saved if tensor.numel() == weight.numel()}
@@ -146,7 +147,7 @@ def kept_by(forward: Any, *tensors: Tensor) -> list[tuple[torch.dtype, int]]:
     """(type, elements) of what backward keeps, the tensors themselves left out."""
     saved: list[Tensor] = []
     storages = {tensor.untyped_storage()._cdata for tensor in tensors}
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
+    with looking_at_saved(saved.append):
         forward(*tensors)
     return [(t.dtype, t.numel()) for t in saved if t.untyped_storage()._cdata not in storages]
 
@@ -206,28 +207,23 @@ def test_attention_takes_the_kernel_that_torch_takes(
         assert [t.grad is not None and t.grad.shape == t.shape for t in (q, k, v)] == [True] * 3
 
 
-class Made(TorchDispatchMode):
-    """Collects the bytes of tensors that are made empty."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.n_bytes: list[int] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self.n_bytes += [result.nbytes] if func is torch.ops.aten.empty.memory_format else []
-        return result
-
-
 def test_the_backward_of_flash_holds_its_sums_while_it_runs() -> None:
     """By hand, from `mha_bwd`: 40 rows are padded to 128, heads of 40 to 64, and two heads of keys serve four."""
+    n_bytes: list[int] = []
+
+    class Made(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            n_bytes.extend([result.nbytes] if func is torch.ops.aten.empty.memory_format else [])
+            return result
+
     with cuda_rules("8.0"), FakeTensorMode():
         q = torch.empty(2, 4, 40, 40, dtype=torch.bfloat16, requires_grad=True)
         k, v = (torch.empty(2, 2, 40, 40, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
         loss = F.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).contiguous().sum()
-        with Made() as made:
+        with Made():
             loss.backward()
-    assert made.n_bytes == [2 * 4 * 128 * 4, 2 * 128 * 4 * 64 * 4, *[2 * 40 * 4 * 40 * 2] * 2]
+    assert n_bytes == [2 * 4 * 128 * 4, 2 * 128 * 4 * 64 * 4, *[2 * 40 * 4 * 40 * 2] * 2]
 
 
 MODELS = {

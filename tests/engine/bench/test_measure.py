@@ -116,14 +116,10 @@ def test_a_graph_comes_first_and_a_run_that_is_not_timed_takes_three_steps(monke
 
 def test_out_of_memory_is_a_result_with_the_timeline_so_far() -> None:
     run = measure(RunSpec(model=ref("greedy", n_bytes=2**50), n_repeats=1))
-    assert run.failure.kind == "out of memory"
-    assert run.failure.asked_bytes == 2**50
+    assert (run.failure.kind, run.failure.asked_bytes) == ("out of memory", 2**50)
     assert run.failure.free_bytes is not None and 0 < run.failure.free_bytes < 2**50
-    assert run.times is None
-    ops = {run.allocations.ops[op] for op in run.allocations.op}
-    assert "aten.tanh.default" in ops
-    assert [span.phase for span in run.phases] == ["forward"]
-    assert run.by_fqn["first"].n_forward == 1
+    assert run.times is None and "aten.tanh.default" in {run.allocations.ops[op] for op in run.allocations.op}
+    assert [span.phase for span in run.phases] == ["forward"] and run.by_fqn["first"].n_forward == 1
 
 
 def test_a_failure_while_timing_keeps_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,10 +270,11 @@ def test_a_model_of_many_gibibytes_is_described_and_predicted(file: Path) -> Non
 
 
 def test_a_type_that_is_asked_for_is_that_of_the_parameters(file: Path) -> None:
-    ref = ModelRef(target=f"{file}:build", arguments={"width": 8, "depth": 2})
-    run = measure_without_data(RunSpec(model=ref, dtype="bfloat16"))
-    real = measure(RunSpec(model=ref, dtype="bfloat16", n_repeats=0))
-    assert run.dtype == "bfloat16" and nearly(run, real)
+    spec = RunSpec(
+        model=ModelRef(target=f"{file}:build", arguments={"width": 8, "depth": 2}), dtype="bfloat16", n_repeats=0
+    )
+    run = measure_without_data(spec)
+    assert run.dtype == "bfloat16" and nearly(run, measure(spec))
 
 
 def test_what_decides_by_its_data_is_refused_in_a_sentence(file: Path) -> None:

@@ -153,6 +153,11 @@ def test_mismatched_masks_are_those_of_two_independent_draws(share: float) -> No
     assert n_mismatched / n_elements == pytest.approx(expected, abs=5 * (expected / n_elements) ** 0.5)
 
 
+def test_a_raised_recompute_names_the_traceback() -> None:
+    failure = judged("flips", ("block",)).failure
+    assert failure is not None and failure.hint == "The traceback shows the line of the library that raised it."
+
+
 def test_causes_name_what_was_looked_at() -> None:
     cause, where = judged("planted wrong=scaled").causes
     assert where.startswith("Look first at the recompute of 2.") and "values that the model remembers" in cause

@@ -198,7 +198,7 @@ def both_steps(kind: str, policy: Policy = POLICY, n_probes: int = 0) -> ProbedS
 @pytest.mark.parametrize("kind", [hidden.__name__ for hidden in hidden_nets.HIDDEN])
 def test_a_late_effect_of_hidden_state_shows(kind: str) -> None:
     probed = both_steps(kind, n_probes=ENOUGH)
-    assert probed.first != probed.left
+    assert probed.first != probed.left and probed.n_runs == ENOUGH
 
 
 @pytest.mark.parametrize("kind", [harmless.__name__ for harmless in hidden_nets.HARMLESS])
@@ -206,6 +206,7 @@ def test_a_block_without_hidden_state_leaves_the_same_step(kind: str) -> None:
     probed = both_steps(kind)
     assert FEWEST <= probed.n_runs <= MOST
     assert probed.first == probed.left and not probed.unlike
+    assert kind != "nothing" or both_steps(kind, n_probes=MOST + 6).n_runs == MOST + 6, "a number of runs is kept"
 
 
 TO_THE_END = Policy.recompute(BLOCKS, early_stop=False)
@@ -240,10 +241,6 @@ def test_unlike_recomputes_are_settled_by_real_steps(kind: str, hidden: tuple[st
     assert probed.first == probed.left and probed.unlike == (("1",),)
     spec = RunSpec(model=hidden_nets.ref(kind), n_probes=ENOUGH)
     assert probe(spec, RunSpec(model=spec.model, n_probes=ENOUGH, policy=POLICY), silent).hidden_state == hidden
-
-
-def test_a_number_of_runs_is_kept() -> None:
-    assert both_steps("nothing", n_probes=70).n_runs == 70
 
 
 def test_a_comparison_names_the_block_and_is_not_green() -> None:

@@ -66,20 +66,18 @@ def outcomes(step: Step, n: int = 1) -> list[Outcome]:
         return [run(program) for _ in range(n)]
 
 
-def test_each_run_starts_from_the_first_state() -> None:
-    first, again = outcomes(sgd, 2)
-    assert first.gradients["0.weight"] is not None and first.stepped
-    for one, other in ((first.gradients, again.gradients), (first.parameters, again.parameters)):
+def test_each_run_starts_from_the_first_state_and_gradients_are_read_before_the_optimizer_clears_them() -> None:
+    (first, again), (bare,) = outcomes(sgd, 2), outcomes(squares)
+    assert first.stepped and first.loss is None and bare.loss and not bare.stepped
+    pairs = (
+        (first.gradients, again.gradients),
+        (first.parameters, again.parameters),
+        (bare.gradients, first.gradients),
+    )
+    for one, other in pairs:
         assert set(one) == set(other) == {"0.weight", "0.bias"}
         for name, value in one.items():
             assert value is not None and torch.equal(value, other[name])
-
-
-def test_gradients_are_read_before_the_optimizer_clears_them() -> None:
-    (with_optimizer,), (bare,) = outcomes(sgd), outcomes(squares)
-    assert not bare.stepped and bare.loss and with_optimizer.loss is None
-    for name, gradient in bare.gradients.items():
-        assert gradient is not None and torch.equal(gradient, with_optimizer.gradients[name])
 
 
 def test_a_step_in_float64_casts_model_and_batch() -> None:
