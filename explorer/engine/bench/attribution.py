@@ -29,8 +29,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -46,22 +46,18 @@ from explorer.engine.watch.storages import NONE
 from explorer.engine.watch.tracker import BACKWARD, FORWARD, RECOMPUTE, Tracker
 from explorer.record.allocations import PHASES, ROLES, Allocations, PhaseSpan
 from explorer.record.base import Column
-from explorer.record.measurement import MeasuredBlock, Measurement
+from explorer.record.measurement import AllocatorPeaks, MeasuredBlock, Measurement
 from explorer.record.policy import Policy
 
 UNATTRIBUTED = ROLES.index("unattributed")
 
 
-@dataclass(frozen=True)
-class Attribution:
-    """The attributed timeline, and the peaks that other counters read."""
+class Attribution(NamedTuple):
+    """The attributed timeline, and the peaks that the tracker and the allocator's counters read."""
 
     allocations: Allocations
     phases: tuple[PhaseSpan, ...]
-    tracker_peak_bytes: int
-    allocated: Column | None
-    """CUDA's allocated bytes at each tick."""
-    reserved: Column | None
+    peaks: AllocatorPeaks
 
 
 def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
@@ -101,13 +97,15 @@ def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
         dtype=_column(np.where(stored, tracked.dtype[entries.storage], 0)),
         dtypes=tuple("" if dtype is None else str(dtype).removeprefix("torch.") for dtype in tracker.storages.dtypes),
     )
-    return Attribution(
-        allocations=allocations,
-        phases=phases,
+    peaks = AllocatorPeaks(
         tracker_peak_bytes=tracked.peak_bytes(confirmed=entry_of != NONE),
+        requested_peak_bytes=log.requested_peak_bytes,
+        allocated_peak_bytes=log.allocated_peak_bytes,
+        reserved_peak_bytes=log.reserved_peak_bytes,
         allocated=_curve(log.allocated, entries),
         reserved=_curve(log.reserved, entries),
     )
+    return Attribution(allocations, phases, peaks)
 
 
 def _operators(entries: Entries, tracked: TrackedStep, grain_ns: int) -> Ints:

@@ -66,9 +66,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None)
 def storage_bytes(tensors: Iterable[KnownTensor], device: torch.device) -> int:
     """Bytes of the tensors' storages on `device`, each storage once."""
     everywhere = (storage for tensor in tensors for storage in storages_of(tensor))
-    return sum(
-        {storage._cdata: storage.nbytes() for storage in everywhere if storage.device.type == device.type}.values()
-    )
+    return sum({one._cdata: one.nbytes() for one in everywhere if one.device.type == device.type}.values())
 
 
 def storages_of(known: KnownTensor) -> Sequence[torch.UntypedStorage]:
@@ -141,6 +139,7 @@ def memory_at_refusal(
     if device.torch.type == "cuda":
         rest = torch.cuda.memory_allocated(device.torch) - sum(row[0] for row in entries)
         entries += [(rest, ROLES.index("unattributed"), 0)] if rest > 0 else []
+    n_bytes, roles, owners = (column(values) for values in (zip(*entries) if entries else ((), (), ())))
     n, (rank, n_ranks) = len(entries), current_rank() or (None, None)
     return Measurement(
         spec=RunSpec(
@@ -156,11 +155,11 @@ def memory_at_refusal(
         n_ranks=n_ranks,
         allocations=Allocations(
             n_ticks=0,
-            n_bytes=column(row[0] for row in entries),
+            n_bytes=n_bytes,
             born=column([0] * n),
             died=column([1] * n),
-            role=column(row[1] for row in entries),
-            block=column(row[2] for row in entries),
+            role=roles,
+            block=owners,
             op=column([0] * n),
             blocks=blocks,
             ops=("",),

@@ -101,26 +101,18 @@ class Recording:
 
     def measurement(self, spec: RunSpec) -> Measurement:
         """The recorded step as the measurement of `spec`, without times."""
-        attributed, log = self.attribution, self.log
-        peaks = AllocatorPeaks(
-            tracker_peak_bytes=attributed.tracker_peak_bytes,
-            requested_peak_bytes=log.requested_peak_bytes,
-            allocated_peak_bytes=log.allocated_peak_bytes,
-            reserved_peak_bytes=log.reserved_peak_bytes,
-            allocated=attributed.allocated,
-            reserved=attributed.reserved,
-        )
+        allocations, phases, peaks = self.attribution
         return Measurement(
             spec=spec,
             environment=self._device.environment(spec.n_threads),
-            allocations=attributed.allocations,
-            phases=attributed.phases,
+            allocations=allocations,
+            phases=phases,
             peaks=AllocatorPeaks() if self._recorder is None else peaks,
-            blocks=block_costs(self.tracker, attributed.allocations, attributed.phases, spec.policy),
+            blocks=block_costs(self.tracker, allocations, phases, spec.policy),
             uncounted_ops=uncounted(self.tracker),
-            collectives=collectives_of(self.tracker, attributed.allocations),
+            collectives=collectives_of(self.tracker, allocations),
             dtype=types_of(self._model),
-            warnings=tuple(doubts(log, max(attributed.allocations.held_bytes))),
+            warnings=tuple(doubts(self.log, max(allocations.held_bytes))),
         )
 
     def _probe(self) -> None:

@@ -98,7 +98,9 @@ def test_roles_sum_to_the_allocators_own_total_at_every_tick(mode: str) -> None:
         by_role[role][died] -= size
     summed = [sum(values) for values in zip(*(accumulate(deltas) for deltas in by_role))][:-1]
     assert summed == raw_total == list(log.held_bytes)
-    assert run.attribution.tracker_peak_bytes == pytest.approx(max(log.held_bytes), rel=0.005), "a third instrument"
+    assert run.attribution.peaks.tracker_peak_bytes == pytest.approx(max(log.held_bytes), rel=0.005), (
+        "a third instrument"
+    )
 
 
 def recomputed_in(log: Allocations) -> set[str]:

@@ -57,8 +57,8 @@ class Ticking:
 
 
 def ticking(spec: RunSpec) -> Bench:
-    trainee = bench_of(prepare(spec), CpuDevice())
-    return Bench(trainee.model, trainee.step, Ticking(), forwards=trainee.forwards)
+    bench = bench_of(prepare(spec), CpuDevice())
+    return Bench(bench.model, bench.step, Ticking(), forwards=bench.forwards)
 
 
 def of_user(model: nn.Module, step: Callable[[], object]) -> Bench:

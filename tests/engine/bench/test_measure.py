@@ -145,8 +145,7 @@ def test_a_memory_limit_is_met_and_taken_back() -> None:
 
 def test_a_model_that_raises_is_a_result_with_its_traceback() -> None:
     run = measure(RunSpec(model=ref("raises"), n_repeats=1))
-    assert run.failure.kind == "model raised"
-    assert "does not fit" in run.failure.sentence
+    assert run.failure.kind == "model raised" and "does not fit" in run.failure.sentence
     assert "tiny_nets.py" in run.failure.traceback
     assert run.allocations is not None and run.by_fqn["first"].n_forward == 1
 

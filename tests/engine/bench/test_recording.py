@@ -28,7 +28,6 @@ from explorer.engine.watch.tracker import Tracker
 from explorer.errors import BadInput
 from explorer.record import ROLES, ModelRef, Policy, RunSpec
 from explorer.record.graph import AutogradPictures
-from tests.engine import preset_nets
 from tests.engine.tiny_nets import ref
 from tests.zoo import BLOCKS, GPT, gpt_pair
 
@@ -58,15 +57,12 @@ def test_a_layer_that_steps_aside_when_watched_is_told_or_agrees() -> None:
         assert f"{run.peaks.alone_peak_bytes:,}" in sentences[0] and f"{run.step_peak_bytes:,}" in sentences[0]
 
 
-def test_layers_left_out_by_chance_are_not_taken_for_the_observers_doing() -> None:
-    """Watched and unwatched step draw the same layers: equal to the byte, and nothing is said."""
+def test_layers_left_out_by_chance_are_the_same_in_every_step() -> None:
+    """Watched and unwatched step draw the same layers, to the byte. The forward that shows releases draws nothing."""
     run = measure(RunSpec(model=ref("dropped_layers"), n_repeats=0, seed=1))
     assert run.step_peak_bytes == run.peaks.alone_peak_bytes
     assert not [sentence for sentence in run.warnings if "Being watched" in sentence]
-
-
-def test_the_forward_that_shows_releases_draws_nothing_from_the_step() -> None:
-    trainee = prepare(RunSpec(model=preset_nets.ref("encoder_decoder")))
+    trainee = prepare(RunSpec(model=ref("dropped_layers")))
     before = torch.get_rng_state()
     watched = watch_releases(trainee, tracker_of(trainee))
     assert watched is not None and torch.equal(torch.get_rng_state(), before)
@@ -245,14 +241,11 @@ def test_blocks_are_joined_with_storages(name: str) -> None:
     assert list(zip(*(c.tolist() for c in (entries.n_bytes, entries.born, entries.died, entries.storage)))) == rows
 
 
-def test_ticks_are_on_the_trackers_clock() -> None:
-    log = log_of((10, 1, 64), (20, 1, -64))
-    entries, tick_ns = entries_of(log, lifetimes(log), seen(), SKEW_NS)
-    assert tick_ns.tolist() == [10_000, 20_000] and entries.time_ns.tolist() == [10_000]
-
-
-def test_what_happened_before_the_step_goes_into_the_base() -> None:
+def test_ticks_are_on_the_trackers_clock_and_earlier_events_go_into_the_base() -> None:
     log = log_of((10, 1, 64), (20, 1, -64), (30, 2, 8), (40, 3, 16), base_bytes=1000)
     step = window(log, 15_000 + SKEW_NS, 35_000 + SKEW_NS)
     assert (step.n_bytes.tolist(), step.base_bytes) == ([-64, 8], 1064)
-    assert window(log_of((10, 1, 64)), 15_000 + SKEW_NS, 35_000 + SKEW_NS).base_bytes is None
+    log = log_of((10, 1, 64), (20, 1, -64))
+    assert window(log, 15_000 + SKEW_NS, 35_000 + SKEW_NS).base_bytes is None
+    entries, tick_ns = entries_of(log, lifetimes(log), seen(), SKEW_NS)
+    assert tick_ns.tolist() == [10_000, 20_000] and entries.time_ns.tolist() == [10_000]

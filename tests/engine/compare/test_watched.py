@@ -228,23 +228,13 @@ def test_a_buffer_is_told_from_attributes_and_where_nothing_changes_nothing_is_s
     assert [changed(*case) for case in UNCHANGED] == [[]] * len(UNCHANGED)
 
 
-def test_only_backward_is_judged() -> None:
+@pytest.mark.parametrize("moving", ["forward", "backward", "optimizer"])
+def test_only_backward_is_judged_and_accumulation_reports_a_change_once(moving: str) -> None:
     model = nn.Sequential(Holder(0))
     audit = StateAudit(model)
-    for phase, value in [("forward", 1), ("backward", 1), ("forward", 2), ("backward", 2), ("optimizer", 3)]:
+    for phase in [*("forward", "backward") * 3, "optimizer"]:
         audit.on_phase(phase)
-        if phase != "backward":
-            model[0].held = value
-    assert audit.changes == {}
-
-
-def test_accumulation_reports_a_change_once() -> None:
-    model = nn.Sequential(Holder(0))
-    audit = StateAudit(model)
-    for _ in range(3):
-        audit.on_phase("forward")
-        audit.on_phase("backward")
-        model[0].held += 1
+        model[0].held += phase == moving
     audit.close()
-    (change,) = audit.changes.values()
-    assert (change.after_forward, change.after_backward) == ("0", "1")
+    texts = [(change.after_forward, change.after_backward) for change in audit.changes.values()]
+    assert texts == ([("0", "1")] if moving == "backward" else [])
