@@ -251,9 +251,9 @@ def checkpoint_cost(device: torch.device) -> CheckpointCost:
 
 def read_cost(device: torch.device, clock: Clock) -> CheckpointCost:
     """The cost from medians of N_ROUNDS readings, each figure at least 0. No random number is drawn."""
-    given = torch.ones(64, device=device, requires_grad=True)
-    few_ms, many_ms = (_call_ms(n_operators, given, clock, None) for n_operators in (FEW, MANY))
-    cold_ms = _call_ms(FEW, given, clock, _Sweep(clock)) if device.type == "cpu" else few_ms
+    value = torch.ones(64, device=device, requires_grad=True)
+    few_ms, many_ms = (_call_ms(n_operators, value, clock, None) for n_operators in (FEW, MANY))
+    cold_ms = _call_ms(FEW, value, clock, _Sweep(clock)) if device.type == "cpu" else few_ms
     saved_tensor_ms = max(0.0, (many_ms - few_ms) / (MANY - FEW))
     call_ms, close_call_ms = (max(0.0, ms - FEW * saved_tensor_ms) for ms in (cold_ms, few_ms))
     return CheckpointCost(call_ms, close_call_ms, saved_tensor_ms)

@@ -66,12 +66,13 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None)
 def storage_bytes(tensors: Iterable[KnownTensor], device: torch.device) -> int:
     """Bytes of the tensors' storages on `device`, each storage once."""
     everywhere = (storage for tensor in tensors for storage in storages_of(tensor))
-    return sum({one._cdata: one.nbytes() for one in everywhere if one.device.type == device.type}.values())
+    by_address = {storage._cdata: storage for storage in everywhere if storage.device.type == device.type}
+    return sum(storage.nbytes() for storage in by_address.values())
 
 
-def storages_of(known: KnownTensor) -> Sequence[torch.UntypedStorage]:
+def storages_of(named: KnownTensor) -> Sequence[torch.UntypedStorage]:
     """Storages behind a tensor, or the storage itself where no tensor leads to it."""
-    return storages(known.tensor) if isinstance(known.tensor, torch.Tensor) else (known.tensor,)
+    return storages(named.tensor) if isinstance(named.tensor, torch.Tensor) else (named.tensor,)
 
 
 def owner(name: str) -> str:

@@ -3,8 +3,7 @@
 Bits are compared as bits, so NaN equals only the same NaN. Every distance is computed in float64.
 `TensorDiff.verdict` tells rounding from a difference by a float64 reference, never by an absolute tolerance.
 
-In memory the outcomes of a comparison were as large as the largest run, so their tensors lie in a file and are read
-one by one.
+Tensors of a run lie in a file and are read one by one. In memory they were as large as the largest run.
 """
 
 from __future__ import annotations
@@ -100,13 +99,13 @@ def difference(
     kind: type[Kind], name: str, baseline: Tensor | None, candidate: Tensor | None, yardstick: Yardstick
 ) -> Kind:
     """The difference of two tensors, of equal or other shapes; None on one side alone is a difference."""
-    known = baseline if baseline is not None else candidate
+    present = baseline if baseline is not None else candidate
     diff = kind(
         name=name,
-        shape=tuple(known.shape) if known is not None else (),
-        dtype=str(known.dtype).removeprefix("torch.") if known is not None else "",
+        shape=tuple(present.shape) if present is not None else (),
+        dtype=str(present.dtype).removeprefix("torch.") if present is not None else "",
         presence=PRESENCE[baseline is not None, candidate is not None],
-        bitwise=known is None,
+        bitwise=present is None,
     )
     if baseline is None or candidate is None:
         return diff
@@ -187,9 +186,8 @@ def _distances(baseline: Tensor, candidate: Tensor) -> dict[str, float | int | N
 
 def step_distances(baseline: Tensor, candidate: Tensor, before: Tensor) -> dict[str, float | None]:
     """Distance between two moves from `before`, as fields of a ParameterDiff."""
-    start = in_double(before)
-    left, right, gap = (in_double(one) - in_double(other) for one, other in
-                        ((baseline, before), (candidate, before), (candidate, baseline)))  # fmt: skip
+    start, first, second = (in_double(tensor) for tensor in (before, baseline, candidate))
+    left, right, gap = first - start, second - start, second - first
     norms = _norm(left), _norm(right)
     return {
         "step_distance": _norm(gap) / norms[0] if norms[0] else None,

@@ -165,8 +165,8 @@ def _of_steps(
     of: Comparison, programs: tuple[StepProgram, StepProgram], runs: tuple[Outcome, Outcome], exact: Outcome | None
 ) -> Comparison:
     """`of` with the evidence that two users' steps leave, the first and `exact` of the baseline."""
-    one, other = (program.settings for program in programs)
-    pairs = ((key[1], *pair) for key in one for pair in zip(one[key], other.get(key, ())) if pair[0] != pair[1])
+    left, right = (program.settings for program in programs)
+    pairs = ((key[1], *pair) for key in left for pair in zip(left[key], right.get(key, ())) if pair[0] != pair[1])
     of = replace(of, optimizer_settings=tuple(dict.fromkeys(pairs)))
     if same_gradients(*runs):
         return of
@@ -333,8 +333,8 @@ def parameter_differences(
 def _step(diff: ParameterDiff, baseline: Outcome, candidate: Outcome, before: Tensor | None) -> dict[str, float | None]:
     if diff.bitwise or diff.max_abs is None or before is None or not is_floating(before):
         return {}
-    one, other = baseline.parameters[diff.name], candidate.parameters[diff.name]
-    return step_distances(one, other, before) if one is not None and other is not None else {}
+    left, right = baseline.parameters[diff.name], candidate.parameters[diff.name]
+    return step_distances(left, right, before) if left is not None and right is not None else {}
 
 
 def state_differences(

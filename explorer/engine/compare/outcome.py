@@ -175,14 +175,14 @@ def unequal_state(left: State, right: State) -> list[StateKey]:
     return [key for key in {**left, **right} if not same_state(left.get(key), right.get(key))]
 
 
-def same_gradients(one: Outcome, other: Outcome) -> bool:
+def same_gradients(left: Outcome, right: Outcome) -> bool:
     """Whether all gradients of the first backward are equal in every bit."""
-    return all(_same(one.gradients.get(name), gradient) for name, gradient in other.gradients.items())
+    return all(_same(left.gradients.get(name), gradient) for name, gradient in right.gradients.items())
 
 
-def same_output(one: Outcome, other: Outcome) -> bool:
+def same_output(left: Outcome, right: Outcome) -> bool:
     """Whether the outputs in eval mode are equal in every bit."""
-    return _same(one.eval_output, other.eval_output)
+    return _same(left.eval_output, right.eval_output)
 
 
 def _same(left: Tensor | None, right: Tensor | None) -> bool:

@@ -114,11 +114,11 @@ def probe(baseline: RunSpec, candidate: RunSpec, report: Report) -> ProbeResult:
         raise
     except (ExplorerError, MemoryError, OSError) as error:
         return ProbeResult(not_probed_because=f"The probe for hidden state has no result: {said_by(error)}.")
-    known = [unit for unit in units if _holds_any(unit, probed.moved)]
-    hidden = tuple(unit_name(unit) for unit in units if unit not in known)
-    return ProbeResult(
-        probed.n_runs, hidden, with_known_state=tuple(unit_name(unit) for unit in units if unit in known)
-    )
+    names: tuple[list[str], list[str]] = [], []
+    for unit in units:
+        names[_holds_any(unit, probed.moved)].append(unit_name(unit))
+    hidden, with_known_state = map(tuple, names)
+    return ProbeResult(probed.n_runs, hidden, with_known_state=with_known_state)
 
 
 def _unit_that_moves_the_step(
