@@ -13,7 +13,7 @@ import torch
 from explorer.engine.bench import measure as measuring
 from explorer.engine.bench.measure import measure, measure_and_describe, measure_pair, measure_without_data
 from explorer.engine.bench.step import Trainee, prepare, run_step
-from explorer.engine.device.allocator import Recorder, Refusal
+from explorer.engine.device.allocator import CpuRecorder, Refusal
 from explorer.engine.device.device import CpuDevice
 from explorer.engine.device.memory_limit import failure_in_step, out_of_memory, process_memory_limit
 from explorer.engine.device.without_data import without_data
@@ -180,7 +180,7 @@ class Broken(CpuDevice):
         if self.broken:
             raise RuntimeError("CUDA error: device-side assert triggered")
 
-    def recorder(self) -> Recorder:
+    def recorder(self) -> CpuRecorder:
         self.check()
         return super().recorder()
 
