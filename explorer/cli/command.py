@@ -57,11 +57,16 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
     parameters: list[inspect.Parameter] = []
     records: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
+        parameter = parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
         if dataclasses.is_dataclass(hints[name]):
             records[name] = hints[name]
-            parameters += _options(hints[name])
+            of_fields = get_type_hints(hints[name], include_extras=True)
+            parameters += [
+                parameter.replace(name=field.name, default=field.default, annotation=of_fields[field.name])
+                for field in dataclasses.fields(hints[name])
+            ]
         else:
-            parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+            parameters.append(parameter)
 
     @functools.wraps(function)
     def command(**values: Any) -> None:
@@ -141,13 +146,3 @@ def table_of(rows: Iterable[Mapping[str, object]]) -> Table:
 def print_json(document: object) -> None:
     """Prints the document, which is all of stdout."""
     typer.echo(to_json(document))
-
-
-def _options(record: Any) -> list[inspect.Parameter]:
-    hints = get_type_hints(record, include_extras=True)
-    return [
-        inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
-        )
-        for field in dataclasses.fields(record)
-    ]

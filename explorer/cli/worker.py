@@ -112,14 +112,8 @@ def _follow(job: Job) -> None:
 
 
 def _draw(job: Job, console: Console) -> None:
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(30),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Bar(*columns, console=console, transient=True) as bar:
+    columns = TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn()
+    with Bar(SpinnerColumn(), *columns, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=None)
         while not job.wait(_POLL_S):
             progress = job.progress

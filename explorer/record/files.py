@@ -20,7 +20,6 @@ class Evidence(Record):
     """Figures measured when the policy was made. None: not measured."""
 
     device: str
-    """Name of the device, such as the CPU's or GPU's model."""
     torch_version: str
     input_shapes: tuple[tuple[int, ...], ...] = ()
     step_peak_bytes: int | None = None
@@ -28,13 +27,11 @@ class Evidence(Record):
     saved_after_forward_bytes: int | None = None
     baseline_saved_after_forward_bytes: int | None = None
     time_ratio: float | None = None
-    """Step time of the policy over step time without it."""
     time_ratio_spread: float | None = None
     flop_ratio: float | None = None
     baseline_policy: Policy | None = None
     """Policy of the baseline run; None: the baseline kept everything."""
     verdict: Verdict | None = None
-    """The verdict on gradients, buffers and RNG."""
 
 
 class PolicyFile(Record):
@@ -74,7 +71,6 @@ class Export(Record):
     reasons: tuple[str, ...] = ()
     """Why the export is not exact."""
     notes: tuple[str, ...] = ()
-    """Notes for the user of the export."""
     checked: Checked = "grammar"
     as_run: Policy | None = None
     """The behaviour of the target as a policy that can be measured; None: no blocks can be named."""

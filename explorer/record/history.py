@@ -79,7 +79,6 @@ class MemoryHistory(Record):
     source: Literal["memory snapshot", "profiler trace"]
     devices: tuple[DeviceHistory, ...]
     runs: tuple[Measurement, ...]
-    """The timeline of each device."""
 
     @property
     def spec(self) -> RunSpec:

@@ -53,13 +53,11 @@ class Lesson(Record):
     theme: Theme
     title: str
     question: str
-    """The one thing this experiment answers."""
     paragraphs: tuple[str, ...]
     switches: tuple[Switch, ...]
     words: tuple[str, ...] = ()
     """Terms of the glossary that the lesson and its outcome use."""
     takes_model: bool = False
-    """True if a person may choose the model."""
 
 
 class LabFigure(Record):
@@ -106,7 +104,6 @@ class LabChart(Record):
 
     kind: ChartKind
     title: str
-    """The question that the picture answers."""
     x_title: str
     y_title: str
     x: tuple[str, ...]
@@ -127,10 +124,3 @@ class LabOutcome(Record):
     seconds: float
     printed: str = ""
     """Text the experiment shows as it is, such as a printed model."""
-
-    def row(self, label: str) -> LabRow:
-        """Raises KeyError that names the rows there are."""
-        for row in self.rows:
-            if row.label == label:
-                return row
-        raise KeyError(f"{label!r} is not among {[row.label for row in self.rows]}")

@@ -85,7 +85,6 @@ class Environment(Record):
     """The machine and the software of a run."""
 
     device: str
-    """`cpu` or `cuda`."""
     device_name: str
     torch_version: str
     python_version: str
@@ -137,7 +136,6 @@ class MeasuredBlock(Record):
 
     fqn: str
     n_forward: Count
-    """Forward calls in the forward phase."""
     n_recompute: Count
     """Forward calls in the recompute phase: above zero proves that the policy took effect."""
     saved_after_forward_bytes: Count
@@ -202,7 +200,6 @@ class Measurement(Record):
     """Types of the parameters that ran, the one with the most numbers first: `float32`, `bfloat16, float32`."""
     loss: float | None = None
     warnings: tuple[str, ...] = ()
-    """Warnings of torch or the model during the step."""
     ran_as_written: bool = False
     """True if a recorded step called compiled code (torch.compile), which ran uncompiled."""
     failure: Failure | None = None
@@ -343,7 +340,6 @@ class RecordedRanks(Record):
     ranks: tuple[Measurement, ...]
     """Measurements in ascending order of `rank`."""
     n_ranks: Annotated[int, Meta(ge=1, le=MOST_RANKS)]
-    """Processes of the training."""
     recorded_in: str
     """`train.py:42, step 2`: without the rank. Empty: the ranks of a spec."""
     equal: dict[int, int] = {}

@@ -53,7 +53,6 @@ class RankMemory(Record):
     time_ns: Column
     """Time of each sample since the start of the step, ascending."""
     held_bytes: Column
-    """All bytes held at each sample."""
     action: Column
     """Index into `actions` of the action under way at each sample; -1: none."""
     actions: tuple[str, ...]
@@ -153,7 +152,6 @@ class BlockCalls(Record):
     stage: Index
     n_forward: Count
     n_recompute: Count
-    """Runs for backward."""
     n_microbatches: Count
 
     @property
@@ -218,7 +216,6 @@ class PipelineRun(Record):
     gradients: tuple[GradientShares, ...] = ()
     buffers: tuple[BufferShares, ...] = ()
     losses: tuple[float, ...] = ()
-    """Losses by microbatch."""
     composed: PlayedSchedule | None = None
     """A simulation from the measured durations: each rank has its own machine, and links take no time."""
     wall: PlayedSchedule | None = None

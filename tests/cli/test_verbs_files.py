@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import pickle
 import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -18,7 +18,7 @@ from explorer.jobs import run_file
 from explorer.jobs.protocol import RunLab
 from explorer.jobs.store import Store
 from explorer.plan import catalogue as lessons_file
-from explorer.plan.catalogue import catalogue, lessons
+from explorer.plan.catalogue import catalogue, lesson_called, lessons
 from explorer.plan.planners import front
 from explorer.plan.policy import file as policy_file
 from explorer.record import Comparison, Measurement, Policy, RunSpec
@@ -64,12 +64,6 @@ def test_a_stored_run_and_a_run_file_give_the_same_report(
     assert "<h1>my run</h1>" in text and "<h2>Hazards</h2>" in text
 
 
-def test_without_a_run_the_stored_ones_are_listed(measured: Measurement) -> None:
-    assert "No run is stored yet" in report().stdout
-    run_id = Store().save(measured, "my run")
-    assert run_id in report().stdout and "my run" in report().stdout
-
-
 def test_what_cannot_be_reported_is_one_sentence(tmp_path: Path, measured: Measurement) -> None:
     run_id = Store().save(measured)
     assert f"No file is named for the report of {run_id}." in report(run_id, code=2).stderr
@@ -78,6 +72,7 @@ def test_what_cannot_be_reported_is_one_sentence(tmp_path: Path, measured: Measu
 
 
 def test_every_kind_of_run_is_listed_and_reported(tmp_path: Path, measured: Measurement) -> None:
+    assert "No run is stored yet" in report().stdout
     sections = {"<h2>Schedule</h2>": Store().save(pipelined()), "<h2>Memory</h2>": Store().save(measured, "my run [2]")}
     listed = report().stdout
     assert "my run [2]" in listed
@@ -132,40 +127,26 @@ def test_the_files_that_ranks_wrote_are_one_report_by_their_common_name(tmp_path
     assert sentence in " ".join(refused.split())
 
 
-class Engine:
-    """Knows the answers, and what it was asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[Any] = []
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing to end."""
-
-
 @pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    engine = Engine()
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[RunLab]:
+    """Requests of the gallery, which get made-up outcomes."""
+    requests = []
 
-    def ask(_: Engine, request: Any, *, keep: bool = False) -> Any:
-        engine.asked.append(request)
-        assert isinstance(request, RunLab)
-        lesson = next(one for one in lessons() if one.name == request.name)
+    def ask(_: object, request: RunLab) -> LabOutcome:
+        requests.append(request)
+        switches = {switch.name: switch.default for switch in lesson_called(request.name).switches}
         chart = LabChart(kind="bars", title="", x_title="", y_title="", x=(), series=())
-        switches = {switch.name: switch.default for switch in lesson.switches}
         return LabOutcome(
-            experiment=lesson.name, switches=switches, device="cpu", rows=(), chart=chart, findings=(), seconds=1.0
+            experiment=request.name, switches=switches, device="cpu", rows=(), chart=chart, findings=(), seconds=1.0
         )
 
-    monkeypatch.setattr(report_verbs, "worker", lambda: engine)
+    monkeypatch.setattr(report_verbs, "worker", nullcontext)
     monkeypatch.setattr(report_verbs, "ask", ask)
-    return engine
+    return requests
 
 
 def test_every_sample_and_every_lesson_has_a_page_that_the_first_one_leads_to(
-    stand_in: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    requests: list[RunLab], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the first of each: one sample has a stored comparison, the other its bundled step."""
     stored, bundled = samples = catalogue()[:2]
@@ -179,16 +160,16 @@ def test_every_sample_and_every_lesson_has_a_page_that_the_first_one_leads_to(
     expected = {f"{sample.name}.html" for sample in samples} | {f"lesson-{one.name}.html" for one in lessons()[:2]}
     assert pages.keys() == expected | {"index.html", "plotly.min.js"}
     assert all(len(pages[name]) < 3 * 1024**2 and f'href="{name}"' in pages["index.html"] for name in expected)
-    assert all(isinstance(request, RunLab) for request in stand_in.asked), "models have a stored or a bundled step"
+    assert len(requests) == 2 and all(isinstance(request, RunLab) for request in requests), "models have steps"
     assert "kept from before" in pages[f"{stored.name}.html"]
     text = pages[f"{bundled.name}.html"]
     assert '<section class="explorable"' in text and 'type="range"' in text
 
 
-def test_a_place_that_cannot_be_a_folder_is_refused_before_anything_runs(stand_in: Engine, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_refused_before_a_run(requests: list[RunLab], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     refused = run("gallery", "--out", str(tmp_path / "file"), code=2).stderr
-    assert "could not be made" in refused and not stand_in.asked
+    assert "could not be made" in refused and not requests
 
 
 @pytest.fixture

@@ -18,10 +18,9 @@ from msgspec.structs import replace
 from explorer.child_process.forks import WARM
 from explorer.jobs.client import Job, Worker
 from explorer.jobs.protocol import RESULTS, Compare, Describe, Measure, Request, RunLab
-from explorer.jobs.worker import ENGINE, answer, needs_of, settings
-from explorer.record import Measurement, ModelGraph, ModelRef, Policy, RunSpec
+from explorer.jobs.worker import ENGINE, needs_of, settings
+from explorer.record import Measurement, ModelRef, Policy, RunSpec
 from explorer.record.base import to_plain
-from explorer.record.plan import Progress
 from tests.jobs import hostile_nets
 from tests.jobs.fake_worker import LONG_S, finish, wait_gone
 
@@ -38,16 +37,6 @@ def test_a_first_graph_does_not_wait_for_what_only_runs_need() -> None:
     assert needs_of(Describe(model=model)) == WARM[:1]
     assert needs_of(Measure(spec=RunSpec(model=model))) == WARM[:3]
     assert needs_of(RunLab(name="dropout")) == WARM
-
-
-def test_a_request_is_answered_by_its_verb() -> None:
-    model = ModelRef(target="sample_models/mlp.py", arguments={"n_layers": 2, "batch": 2})
-    heard: list[Progress] = []
-    described, foreseen = (answer(Describe(model=model, without_data=some), heard.append) for some in (False, True))
-    assert isinstance(described, ModelGraph) and heard
-    assert foreseen.fingerprint == described.fingerprint
-    run = answer(Measure(spec=RunSpec(model=model), without_data=True), heard.append)
-    assert isinstance(run, Measurement) and run.origin == "predicted"
 
 
 def test_compiled_code_lies_where_no_other_user_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

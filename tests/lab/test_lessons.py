@@ -25,7 +25,7 @@ from explorer.lab.segment_memory import PEAK
 from explorer.lab.wrap_in_place import QUESTIONS
 from explorer.plan.catalogue import lesson_called, lessons
 from explorer.record.base import from_json, from_msgpack, to_msgpack
-from explorer.record.lab import LabChart, LabOutcome
+from explorer.record.lab import LabChart, LabOutcome, LabRow
 from explorer.record.run import Ranks, RunSpec
 from explorer.view.lab import PICTURES
 from tests.engine import trap_nets
@@ -40,8 +40,12 @@ def outcomes(name: str, **switches: str) -> dict[str, str]:
     return {row.label: row.outcome for row in run(name, **switches).rows}
 
 
+def row(outcome: LabOutcome, label: str) -> LabRow:
+    return {row.label: row for row in outcome.rows}[label]
+
+
 def value(outcome: LabOutcome, label: str, name: str) -> float:
-    number = outcome.row(label).value(name)
+    number = row(outcome, label).value(name)
     assert isinstance(number, int | float), (label, name, number)
     return float(number)
 
@@ -49,8 +53,8 @@ def value(outcome: LabOutcome, label: str, name: str) -> float:
 @pytest.mark.parametrize("p", ["0.1", "0.5"])
 def test_masks_and_gradients_need_the_snapshot_and_the_loss_does_not_tell(p: str) -> None:
     wrong, right = run("dropout", preserve_rng_state="off", p=p), run("dropout", preserve_rng_state="on", p=p)
-    assert wrong.row("recomputed").outcome == "different" and right.row("recomputed").outcome == "bitwise equal"
-    assert wrong.row("recomputed").value("loss") == wrong.row("kept").value("loss")
+    assert row(wrong, "recomputed").outcome == "different" and row(right, "recomputed").outcome == "bitwise equal"
+    assert row(wrong, "recomputed").value("loss") == row(wrong, "kept").value("loss")
     shares = [row.value("mask elements that differ") for row in wrong.rows[2:]]
     # 4 x 512 elements: four standard errors of a share near one half are below 0.05.
     assert sum(shares) / len(shares) == pytest.approx(2 * float(p) * (1 - float(p)), abs=0.05)
@@ -76,7 +80,7 @@ def test_one_snapshot_for_the_model_gives_every_block_the_first_mask() -> None:
     assert [row.value(first) for row in model.rows[2:]] == [1, 1, 1, 1]
     assert [row.value(own) == 1 for row in model.rows[2:]] == [True, False, False, False]
     assert [row.value(own) for row in block.rows[2:]] == [1, 1, 1, 1]
-    assert block.row("recomputed").outcome == "bitwise equal"
+    assert row(block, "recomputed").outcome == "bitwise equal"
     assert outcomes("one-snapshot", snapshot="none")["recomputed"] == "different"
 
 
@@ -127,9 +131,9 @@ def test_outcomes_by_label(name: str, switches: dict[str, str], expected: dict[s
 def test_a_layer_that_asks_counts_right(steps: str) -> None:
     silent, asks = run("asking-layer", asks="no", steps=steps), run("asking-layer", asks="yes", steps=steps)
     assert value(silent, "recomputed, last step", "forwards counted") == 2 * int(steps)
-    assert silent.row("recomputed, first step").outcome == "different"
+    assert row(silent, "recomputed, first step").outcome == "different"
     assert value(asks, "recomputed, last step", "forwards counted") == int(steps)
-    assert asks.row("recomputed, last step").outcome == "bitwise equal"
+    assert row(asks, "recomputed, last step").outcome == "bitwise equal"
 
 
 @pytest.mark.parametrize(
@@ -144,7 +148,7 @@ def test_batchnorm_is_exact_only_if_the_second_forward_is_discarded(steps: str, 
     assert off["second forward discarded"] == 0 and counted["second forward discarded"] == counted["kept"] == int(steps)
     assert off["both forwards count"] > 1e-2 and counted["both forwards count"] == 2 * int(steps)
     assert (0 < off["momentum trick"] < 1e-5) if blocks == "all" else off["momentum trick"] > 1e-3
-    assert outcome.row("momentum trick").outcome == "different"
+    assert row(outcome, "momentum trick").outcome == "different"
 
 
 @pytest.mark.parametrize(
@@ -158,10 +162,10 @@ def test_batchnorm_is_exact_only_if_the_second_forward_is_discarded(steps: str, 
 def test_a_recompute_ends_where_the_last_saved_tensor_is_back(last: str, runs: dict[str, tuple[int, int]]) -> None:
     stopped, whole = run("early-stop", last=last, early_stop="on"), run("early-stop", last=last, early_stop="off")
     for layer, (begun, ended) in runs.items():
-        row = stopped.row(layer)
-        assert (row.value(BEGUN), row.value(ENDED)) == (begun, ended), layer
-        assert (whole.row(layer).value(BEGUN), whole.row(layer).value(ENDED)) == (2, 2)
-    assert stopped.row("recomputed").outcome == whole.row("recomputed").outcome == "bitwise equal"
+        part = row(stopped, layer)
+        assert (part.value(BEGUN), part.value(ENDED)) == (begun, ended), layer
+        assert (row(whole, layer).value(BEGUN), row(whole, layer).value(ENDED)) == (2, 2)
+    assert row(stopped, "recomputed").outcome == row(whole, "recomputed").outcome == "bitwise equal"
 
 
 @pytest.mark.parametrize(
@@ -171,7 +175,7 @@ def test_a_recompute_ends_where_the_last_saved_tensor_is_back(last: str, runs: d
 def test_recompute_is_counted_exactly(blocks: str, early_stop: str, forwards: float) -> None:
     outcome = run("extra-forward", blocks=blocks, early_stop=early_stop)
     assert value(outcome, "recompute", "recompute") == forwards * value(outcome, "keep", "forward")
-    assert outcome.row("recompute").outcome == "bitwise equal"
+    assert row(outcome, "recompute").outcome == "bitwise equal"
 
 
 @pytest.mark.parametrize(
@@ -189,8 +193,8 @@ def test_reentrant_needs_an_input_that_needs_a_gradient(
     source: str, blocks: str, reentrant: str, n_missing: int
 ) -> None:
     outcome = run("no-grad-input", input=source, blocks=blocks)
-    assert outcome.row("non-reentrant").outcome == "bitwise equal"
-    assert outcome.row("reentrant").outcome == reentrant
+    assert row(outcome, "non-reentrant").outcome == "bitwise equal"
+    assert row(outcome, "reentrant").outcome == reentrant
     assert value(outcome, "reentrant", MISSING) == n_missing
 
 
@@ -388,7 +392,7 @@ def test_ranks_gather_each_parameter_twice_or_hold_it() -> None:
 
 @pytest.mark.slow
 def test_a_segment_of_units_gathers_in_its_rerun() -> None:
-    inside = run("gathers", rerun="layers").row(gathers.FREED)
-    around = run("gathers", rerun="pairs", units="parts").row(gathers.FREED)
+    inside = row(run("gathers", rerun="layers"), gathers.FREED)
+    around = row(run("gathers", rerun="pairs", units="parts"), gathers.FREED)
     assert around.value("gathers in forward") == 2 * inside.value("gathers in forward") == 2 * gathers.N_LAYERS
     assert inside.value("gathers in recompute") == 0 < around.value("gathers in recompute")

@@ -88,11 +88,8 @@ RUN = Measurement(
 
 def test_headlines_of_a_whole_run() -> None:
     headlines = RUN.headlines()
-    assert (headlines["step_peak_bytes"], headlines["saved_after_forward_bytes"], headlines["peak_phase"]) == (
-        12,
-        5,
-        "recompute",
-    )
+    assert (headlines["step_peak_bytes"], headlines["saved_after_forward_bytes"]) == (12, 5)
+    assert headlines["peak_phase"] == "recompute"
     assert (headlines["forward_flops"], headlines["recompute_flops"], RUN.total_flops) == (10, 0, 30)
     assert headlines["complete"] is True and headlines["failed_in"] == "" and headlines["step_ms"] is None
     assert RUN.forward_end_tick == 3

@@ -26,7 +26,7 @@ from explorer.errors import (
 from explorer.record import KEEP_ALL, Allocations, Measurement, ModelGraph, ModelRef, PhaseSpan, Policy, Unit
 from explorer.record.base import column, from_json, from_msgpack, from_plain, to_json, to_msgpack, to_plain
 from explorer.record.failure import Failure, failure_of, is_out_of_memory
-from explorer.record.lab import Choice, LabChart, LabFigure, LabOutcome, LabRow, Switch
+from explorer.record.lab import Choice, Switch
 from explorer.record.measurement import RecordedRanks
 from explorer.record.sound import unsound
 from tests.graphs import block, gpt
@@ -197,21 +197,12 @@ def test_the_table_of_kinds(error: BaseException, in_step: str, elsewhere: str) 
 
 
 SWITCH = Switch(name="mode", question="?", choices=(Choice(value="on", label="Yes"), Choice(value="off", label="No")))
-ROW = LabRow(label="plain", outcome="baseline", figures=(LabFigure(name="peak", value=0, unit="bytes"),))
 
 
 def test_the_first_choice_is_the_default() -> None:
     assert (SWITCH.default, SWITCH.values, SWITCH.label("off")) == ("on", ("on", "off"), "No")
     with pytest.raises(StopIteration):
         SWITCH.label("perhaps")
-
-
-def test_a_row_that_is_not_there_names_those_that_are() -> None:
-    chart = LabChart(kind="bars", title="", x_title="", y_title="", x=(), series=())
-    outcome = LabOutcome(experiment="x", switches={}, device="cpu", rows=(ROW,), chart=chart, findings=(), seconds=0.0)
-    assert outcome.row("plain") is ROW
-    with pytest.raises(KeyError, match="'other' is not among .*plain"):
-        outcome.row("other")
 
 
 RUN = measured()

@@ -40,10 +40,6 @@ class Gap:
         return "rounding" if "rounding" in verdicts else "bitwise equal"
 
     @property
-    def n_equal(self) -> int:
-        return sum(diff.verdict == "bitwise equal" for diff in self.diffs)
-
-    @property
     def distance(self) -> float | None:
         """|candidate - baseline| / |baseline|, L2; an absent gradient counts as zero. None: all zero."""
         return self._whole.relative_norm
@@ -56,8 +52,9 @@ class Gap:
         return difference(GradientDiff, "all of them", left, right, Yardstick())
 
     def figures(self) -> tuple[LabFigure, ...]:
+        n_equal = sum(diff.verdict == "bitwise equal" for diff in self.diffs)
         return (
-            counted(EQUAL_TENSORS, self.n_equal, f"of {len(self.diffs)}"),
+            counted(EQUAL_TENSORS, n_equal, f"of {len(self.diffs)}"),
             measured(DISTANCE, self.distance),
             measured(COSINE, self._whole.cosine),
             measured(NORM_RATIO, self._whole.norm_ratio),
