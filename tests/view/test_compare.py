@@ -47,6 +47,7 @@ from tests.view.builders import compared, equal_gradient, measured, wrong_gradie
 def test_a_good_policy() -> None:
     strip = {head.key: head for head in headlines(compared(recompute=range(6)))}
     assert bytes_headline("step_peak_bytes", 270_000, 266_000).value == "263.7 → 259.8 KiB", "0.3 → 0.3 MiB says less"
+    assert bytes_headline("step_peak_bytes", 100_659, 105_779).value == "98.3 → 103.3 KiB", "not 98.3 KiB → 0.1 MiB"
     peak = strip["step_peak_bytes"]
     assert (peak.value, peak.delta, peak.tone) == ("149.0 → 90.0 MiB", "\N{MINUS SIGN}40 %", "good")
     assert (strip["flop_ratio"].value, strip["flop_ratio"].tone) == ("+25 %", "bad")

@@ -174,14 +174,6 @@ def test_bytes(n_bytes: int | None, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "text"),
-    [(None, "not measured"), (0, "0 FLOP"), (999, "999 FLOP"), (16_490_000_000, "16.49 GFLOP"), (1500, "1.50 kFLOP")],
-)
-def test_flops(n: int | None, text: str) -> None:
-    assert flops(n) == text
-
-
-@pytest.mark.parametrize(
     ("share", "text"),
     [
         (None, "not measured"), (0.0, "0.0 %"), (0.217, "+22 %"), (-0.73, "\N{MINUS SIGN}73 %"), (0.0312, "+3.1 %"),
@@ -203,6 +195,8 @@ def test_counts_changes_and_axes() -> None:
     assert change(None, 1) is change(1, None) is change(0, 1) is None and change(200, 50) == -0.75
     assert byte_axis(200 * MIB) == (MIB, "MiB") and byte_axis(80 * 1024 * MIB) == (1024 * MIB, "GiB")
     assert flop_axis(16_490_000_000) == (1e9, "GFLOP")
+    texts = ["not measured", "0 FLOP", "999 FLOP", "1.50 kFLOP", "16.49 GFLOP"]
+    assert [flops(n) for n in (None, 0, 999, 1500, 16_490_000_000)] == texts
 
 
 @pytest.mark.parametrize(
@@ -232,6 +226,9 @@ def test_an_empty_one_says_why_and_has_no_axes() -> None:
     fig = empty("How much?", "Not measured.")
     assert [one.text for one in fig.layout.annotations] == ["Not measured."] and not fig.data
     assert fig.layout.xaxis.visible is fig.layout.yaxis.visible is False
+    for tick in (3, 2, 0):
+        mark_cursor(fig, tick, [0.0, 1.5, 2.0])
+    assert [line.x0 for line in fig.layout.shapes] == [2.0, 0.0], "a picked event that is not there is no line"
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -245,13 +242,6 @@ def test_words_that_stand_on_the_page_read_there_and_others_keep_their_colour(da
     on_the_page = (fig.layout.xaxis.tickfont, fig.layout.yaxis.title.font, fig.data[0].outsidetextfont)
     assert {font.color for font in on_the_page} == {grey}
     assert [one.font.color for one in fig.layout.annotations] == [grey, "white"]
-
-
-@pytest.mark.parametrize(("tick", "n_lines"), [(0, 1), (2, 1), (3, 0)])
-def test_a_picked_event_that_is_not_there_is_no_line(tick: int, n_lines: int) -> None:
-    fig = figure("How much?")
-    mark_cursor(fig, tick, [0.0, 1.5, 2.0])
-    assert len(fig.layout.shapes) == n_lines
 
 
 TIMED = Times(

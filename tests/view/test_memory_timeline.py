@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.predict.forecaster import Forecaster
+from explorer.plan.why.peak import explain
 from explorer.record import Comparison, Failure, Measurement, Policy, Samples, Times
 from explorer.record.base import from_msgpack
 from explorer.record.card import Card
@@ -73,6 +74,10 @@ def test_title_asks_and_subtitle_answers() -> None:
     assert title.subtitle.text == "149.0 to 90.0 MiB (\N{MINUS SIGN}40 %), now in recompute of layers.0"
     chart = timeline(pair.baseline, pair.candidate)
     assert title.subtitle.text in chart.alt
+    small = compared(Chain(parameters=3 << 10, saved=14 << 10, output=1 << 10, scratch=4 << 10), range(6))
+    assert timeline(small.baseline, small.candidate).alt.count(" 150.0 to 91.0 KiB (") == 1
+    assert explain(small)[0].startswith("The policy lowered the peak from 150.0 to 91.0 KiB (")
+    assert headlines(small)[0].value == "150.0 → 91.0 KiB"
     marked = {bold("149.0 MiB") + "\nbaseline", bold("90.0 MiB") + "\ncandidate"}
     assert marked <= {note.text for note in chart.figure.layout.annotations}
     for name, run in (("baseline", pair.baseline), ("candidate", pair.candidate)):
