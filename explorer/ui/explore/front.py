@@ -18,7 +18,7 @@ from explorer.ui.session.repository import runs
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.charts import draw
 from explorer.ui.shared.draft import with_units
-from explorer.view.compare.front import Mark, front_chart
+from explorer.view.compare.front import Kind, Mark, front_chart
 from explorer.view.drawing.units import count
 from explorer.view.text import explore as glossary
 from explorer.view.text import plan as words
@@ -65,16 +65,9 @@ def _chart(state: ExploreState, graph: ModelGraph) -> None:
 
 def marks_of(state: ExploreState, view: View) -> tuple[Mark, ...]:
     """All marks on the plane, in the order of the table. A measured policy has no predicted mark."""
-    policy, counts = state.draft.spec.policy, cost_word(view)
+    policy = state.draft.spec.policy
     marks = [
-        Mark(
-            kind="plan",
-            policy=with_units(policy, point.plan.policy.units),
-            peak_bytes=point.peak_bytes,
-            time_ratio=point.cost,
-            spread=point.spread,
-            counts=counts,
-        )
+        _mark(view, "plan", with_units(policy, point.plan.policy.units), (point.peak_bytes, point.cost, point.spread))
         for point in points(state, view, search_of(view))
     ]
     titles = preset_titles()
@@ -91,17 +84,17 @@ def marks_of(state: ExploreState, view: View) -> tuple[Mark, ...]:
 
 
 def _predicted_mark(view: View, policy: Policy, forecast: Forecast, name: str) -> Mark | None:
-    peak, ratio, spread = forecast.step_peak_bytes, cost(view, forecast), forecast.time_ratio_spread
+    peak, ratio = forecast.step_peak_bytes, cost(view, forecast)
     if peak is None or ratio is None:
         return None
+    return _mark(view, "preset", policy, (peak, ratio, forecast.time_ratio_spread), name)
+
+
+def _mark(view: View, kind: Kind, policy: Policy, at: tuple[int, float, float | None], name: str = "") -> Mark:
+    """A predicted mark; `at`: its peak, its cost, and half the interval of the cost."""
+    peak, ratio, spread = at
     return Mark(
-        kind="preset",
-        policy=policy,
-        peak_bytes=peak,
-        time_ratio=ratio,
-        name=name,
-        spread=spread,
-        counts=cost_word(view),
+        kind=kind, policy=policy, peak_bytes=peak, time_ratio=ratio, spread=spread, name=name, counts=cost_word(view)
     )
 
 

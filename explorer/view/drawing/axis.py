@@ -38,7 +38,9 @@ def positions(run: Measurement, log: Allocations, drawn: Measurement, *, axis: A
     if axis == "time":
         return _timed(run, log)
     ticks = np.arange(log.n_ticks + 1, dtype=np.float64)
-    return _narrowed(ticks if run is drawn else _stretched(ticks, run, drawn), drawn)
+    x = ticks if run is drawn else _stretched(ticks, run, drawn)
+    first, factor = narrowed_from(drawn)
+    return np.where(x <= first, x, first + (x - first) * factor)
 
 
 def _timed(run: Measurement, log: Allocations) -> Positions:
@@ -98,11 +100,6 @@ def narrowed_from(run: Measurement) -> tuple[int, float]:
     before = span.first_tick - 1
     wide = before * OPTIMIZER_SHARE / (1 - OPTIMIZER_SHARE)
     return before, min(1.0, wide / max(n - before, 1))
-
-
-def _narrowed(x: Positions, drawn: Measurement) -> Positions:
-    first, factor = narrowed_from(drawn)
-    return np.where(x <= first, x, first + (x - first) * factor)
 
 
 def _stretched(ticks: Positions, run: Measurement, drawn: Measurement) -> Positions:

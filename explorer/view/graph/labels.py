@@ -182,14 +182,10 @@ def _kept_cost(facts: Facts, fqn: str) -> MeasuredBlock | None:
 def _note(facts: Facts, node: Node, on: set[str]) -> str:
     cost = facts.candidate.by_fqn.get(node.id) if facts.candidate else None
     ran = f"ran {cost.n_forward + cost.n_recompute}×" if cost and cost.n_recompute else ""
-    note = ", ".join(filter(None, (_place_in_segment(facts, node.id), ran)))
+    unit = facts.segment_of.get(node.id)
+    place = f"{unit.index(node.id) + 1} of {len(unit)} together" if unit else ""
+    note = ", ".join(filter(None, (place, ran)))
     return note or (facts.prices.get(node.id, "") if node.toggles and node.id not in on else "")
-
-
-def _place_in_segment(facts: Facts, fqn: str) -> str:
-    """Position of a block in its segment: `2 of 3 together`; empty if the block is recomputed alone or kept."""
-    unit = facts.segment_of.get(fqn)
-    return f"{unit.index(fqn) + 1} of {len(unit)} together" if unit else ""
 
 
 def _title(facts: Facts, node: Node, block: Block | None) -> str:

@@ -17,6 +17,10 @@ def figures(
     shown = measured or forecast
     predicted = (run.predicted if run is not None else None) if measured else None
     old = before.timing if before is not None else None
+    numbers = ""
+    if plan is not None:
+        microbatches = count(plan.n_microbatches, "microbatch", "microbatches")
+        numbers = f"{microbatches}, {count(plan.n_ranks or len(plan.stages), 'rank')}"
     return (
         Headline(
             label="Step",
@@ -37,15 +41,10 @@ def figures(
         Headline(
             label="Plan",
             value=count(len(plan.stages), "stage") if plan else "none yet",
-            delta=_numbers(plan) if plan else "cut the model first",
+            delta=numbers or "cut the model first",
             tooltip=words.PLAN,
         ),
     )
-
-
-def _numbers(plan: PipelinePlan) -> str:
-    microbatches = f"{plan.n_microbatches} microbatch{'es' if plan.n_microbatches > 1 else ''}"
-    return f"{microbatches}, {count(plan.n_ranks or len(plan.stages), 'rank')}"
 
 
 def _ms(forecast: PlayedSchedule | None) -> str:
