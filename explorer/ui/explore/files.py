@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 
 import streamlit as st
@@ -27,6 +26,7 @@ from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.download import Offer, download, report_button, trace_buttons
 from explorer.ui.shared.elements import escape, small_text
 from explorer.view.compare.headline import doubt, warning_lines
+from explorer.view.report.explorable import file_stem
 from explorer.view.text.plan import CHECKED, export_sentences
 
 LARGEST_POLICY = 1_000_000
@@ -41,7 +41,9 @@ def policy_menu(state: ExploreState, graph: ModelGraph) -> DeltaGenerator:
         warning = st.empty()
         small_text("A training script applies it: `explorer.apply_policy(model, explorer.load_policy('policy.yaml'))`.")
         offer = Offer(
-            "Policy with evidence (YAML)", f"{file_stem(state)}-policy.yaml", lambda: policy_text(state, graph)
+            "Policy with evidence (YAML)",
+            f"{file_stem(state.draft.spec.model)}-policy.yaml",
+            lambda: policy_text(state, graph),
         )
         download(offer, key="download_policy", width="stretch")
         _export(state, graph, policy_of(state, graph), _warning(state, graph))
@@ -154,13 +156,6 @@ def _warning(state: ExploreState, graph: ModelGraph) -> str:
     return warning_lines(hazards(graph, spec.policy, spec.plan, spec))
 
 
-def file_stem(state: ExploreState) -> str:
-    """A file name that any system takes."""
-    return (
-        re.sub(r"\W+", "-", state.draft.spec.model.target.removesuffix(".py").rpartition("/")[2]).strip("-") or "model"
-    )
-
-
 def run_menu(state: ExploreState) -> None:
     """Draws the download of the shown run."""
     key = state.shown or state.baseline
@@ -170,7 +165,7 @@ def run_menu(state: ExploreState) -> None:
     with st.popover("Run file", icon=":material/save:", key="run_menu", width="stretch", disabled=key is None):
         st.caption(f"Everything that was {what}, in one file: it opens on the Runs page of any machine, without torch.")
         if key is not None:
-            stem = file_stem(state)
+            stem = file_stem(state.draft.spec.model)
             download(Offer("This run", f"{stem}.run", lambda: run_bytes(key)), key="download_run", width="stretch")
             report_button(key, stem=stem, widget="download_report", width="stretch")
             trace_buttons(key, stem=stem, widget="download_trace")

@@ -123,9 +123,14 @@ def _data(
         "colour": COLOUR,
         "guesses": _guesses(run, presets, forecaster),
         "file": dumps(file_of(KEEP_ALL, graph)),
-        "name": re.sub(r"\W+", "-", run.spec.model.target.removesuffix(".py").rpartition("/")[2]).strip("-") or "model",
+        "name": file_stem(run.spec.model),
         "address": _address(run),
     }
+
+
+def file_stem(model: ModelRef) -> str:
+    """The model's name as part of a file name that any system takes."""
+    return re.sub(r"\W+", "-", model.target.removesuffix(".py").rpartition("/")[2]).strip("-") or "model"
 
 
 def _units(policy: Policy) -> list[dict[str, object]]:
