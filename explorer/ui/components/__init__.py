@@ -109,7 +109,7 @@ def block_graph(drawing: Layout, state: GraphMarks, paint: Paint, *, key: str) -
     component(key=key, data=payload(drawing, state, paint), on_marks_change=lambda: None, on_window_change=lambda: None)
 
 
-def payload(drawing: Layout, state: GraphMarks, paint: Paint) -> dict[str, Any]:
+def payload(drawing: Layout, state: GraphMarks, paint: Paint) -> dict[str, object]:
     """Data for the browser: the painted drawing, and the marks."""
     return painted(drawing, paint) | {
         "on": sorted(state.on),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -148,7 +147,7 @@ def _of(by_op: dict[str, tuple[int, int]], name: str, shown: list[str]) -> tuple
     return sum(size for size, _ in rest), sum(n for _, n in rest)
 
 
-def _operator_rows(saved: dict[str, dict[str, tuple[int, int]]]) -> list[dict[str, Any]]:
+def _operator_rows(saved: dict[str, dict[str, tuple[int, int]]]) -> list[dict[str, str | int]]:
     """Every operator, the largest first."""
     ops = dict.fromkeys(op for by_op in saved.values() for op in by_op)
     prefix = {run: f"{run}: " if len(saved) > 1 else "" for run in saved}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import plotly.graph_objects as go
 
@@ -91,7 +90,7 @@ def spread_of_ranks(ranks: RecordedRanks) -> str:
     return f"{label[0].upper()}{label[1:]} {verb} most: {peak_and_end(full)}{beside}.{missing}"
 
 
-def rank_rows(ranks: RecordedRanks) -> list[dict[str, Any]]:
+def rank_rows(ranks: RecordedRanks) -> list[dict[str, object]]:
     """Table rows, one per rank."""
     return [
         {
