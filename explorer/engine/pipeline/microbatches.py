@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -103,7 +102,7 @@ class _Statistics:
         self._total: Tensor | None = None
         self._squares: Tensor | None = None
 
-    def add(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def add(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
         if is_recomputing() or not args:
             return
         x = args[0].detach().double()

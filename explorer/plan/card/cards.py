@@ -4,7 +4,7 @@
 is known to 5 MiB. Drivers differ too: messages on A100 cards of 80 GB name 79.14 to 79.25 GiB.
 
 Workspaces of cuBLAS follow a rule. An operator whose kernel takes its results and nothing else is in RESULTS_ALONE. An
-operator whose kernel takes memory of a known kind is in UNKNOWN. Any other operator is named as one without a rule.
+operator whose kernel takes memory of a known kind is in UNKNOWN. All others are named as operators without a rule.
 """
 
 from __future__ import annotations

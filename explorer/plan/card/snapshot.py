@@ -264,24 +264,25 @@ class Stacks:
             self.stacks.append(stack)
         return number
 
-    def number(self, frames: Any) -> int:
+    def number(self, frames: object) -> int:
         """Number of a list of frames as torch writes it. Raises _Wrong."""
         if not frames:
             return 0
         if (number := self._lists.get(id(frames))) is not None:
             return number
-        members = tuple(map(id, _list(frames, "a list of frames")))
+        entries = _list(frames, "a list of frames")
+        members = tuple(map(id, entries))
         number = self._members.get(members)
         if number is None:
-            number = self._members[members] = self.add(tuple(self._frame(frame) for frame in frames))
+            number = self._members[members] = self.add(tuple(map(self._frame, entries)))
         self._lists[id(frames)] = number
         return number
 
-    def _frame(self, entry: Any) -> StackFrame:
+    def _frame(self, entry: object) -> StackFrame:
         frame = self._frames.get(id(entry))
         if frame is None:
-            _dict(entry, "a frame")
-            file, line, name = entry.get("filename"), entry.get("line"), entry.get("name")
+            fields = _dict(entry, "a frame")
+            file, line, name = fields.get("filename"), fields.get("line"), fields.get("name")
             if not (isinstance(file, str) and isinstance(name, str) and type(line) is int):
                 raise _Wrong("a frame lacks its file, line or name")
             frame = self._frames[id(entry)] = StackFrame(
@@ -298,18 +299,19 @@ def _check_overlap(device: DeviceSnapshot) -> None:
         end = segment.address + segment.n_bytes
 
 
-def _options(settings: Any) -> AllocatorOptions:
+def _options(settings: object) -> AllocatorOptions:
     """The options as torch lists them; snapshots before torch 2.2 have none, and torch's defaults are taken."""
     if settings is None:
         return AllocatorOptions()
-    largest = _dict(settings, "allocator_settings").get("max_split_size", -1)
-    by_size = _dict(settings.get("roundup_power2_divisions", {}), "roundup_power2_divisions")
+    table = _dict(settings, "allocator_settings")
+    largest = table.get("max_split_size", -1)
+    by_size = _dict(table.get("roundup_power2_divisions", {}), "roundup_power2_divisions")
     divisions = [_number(by_size, str(1 << power), default=0) for power in range(N_DIVISIONS)]
     if any(n > 64 or n & (n - 1) for n in divisions):
         raise _Wrong("roundup_power2_divisions has no power of two up to 64")
     return AllocatorOptions(
         max_split_bytes=largest if type(largest) is int and 0 < largest < MOST_BYTES else None,
-        expandable_segments=settings.get("expandable_segments") is True,
+        expandable_segments=table.get("expandable_segments") is True,
         divisions=tuple(max(1, n) for n in divisions) if any(divisions) else (),
     )
 

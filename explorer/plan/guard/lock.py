@@ -9,7 +9,6 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -156,8 +155,8 @@ def load(path: Path) -> Lock:
 def _stated(spec: RunSpec) -> dict[str, object]:
     """Fields that differ from their defaults."""
     defaults = to_plain(RunSpec(model=from_plain({"target": ""}, type(spec.model))))
-    plain: dict[str, Any] = to_plain(spec)
-    plain["model"] = {name: value for name, value in plain["model"].items() if value}
+    model = {name: value for name, value in to_plain(spec.model).items() if value}
+    plain = {**to_plain(spec), "model": model}
     return {name: value for name, value in plain.items() if value != defaults[name]}
 
 
