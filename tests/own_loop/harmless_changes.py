@@ -238,10 +238,6 @@ def under_a_policy(model: nn.Module) -> nn.Module:
     return model
 
 
-def retraced(model: nn.Module) -> nn.Module:
-    return torch.compile(model, backend="aot_eager")
-
-
 HARMLESS: dict[str, Case] = {
     "blocks by hand": Case(
         backward,
@@ -276,4 +272,4 @@ HARMLESS: dict[str, Case] = {
     "wrapped and checkpointed": Case(backward, rewritten=layers_wrapped),
     "under a policy": Case(backward, rewritten=under_a_policy),
 }
-COMPILED = {"retraced": Case(backward, rewritten=retraced)}
+COMPILED = {"retraced": Case(backward, rewritten=lambda model: torch.compile(model, backend="aot_eager"))}

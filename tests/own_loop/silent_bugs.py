@@ -93,14 +93,6 @@ class LooksAhead(Attention):
         return torch.ones(length, length, dtype=torch.bool).triu(2)
 
 
-def not_shifted(model: nn.Module, batch: Any) -> None:
-    backward(model, (batch[0], batch[0]))
-
-
-def inputs_reversed(model: nn.Module, batch: Any) -> None:
-    backward(model, (batch[0].flip(1), batch[1]))
-
-
 def clipped_and_cut(model: nn.Module) -> nn.Module:
     """The first layer gets no gradient, and clipping then scales all others otherwise."""
     model.layers[0].register_forward_hook(lambda _, args, out: out.detach())
@@ -119,11 +111,6 @@ class Coarse(nn.LayerNorm):
         return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, 1e-2)
 
 
-def decays_all(model: nn.Module, batch: Any) -> None:
-    """Weight decay that was meant for matrices alone."""
-    adamw(model, batch, weight_decay=0.1)
-
-
 def decays_matrices(model: nn.Module, batch: Any) -> None:
     backward(model, batch)
     matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
@@ -140,10 +127,6 @@ def forgets_a_parameter(model: nn.Module, batch: Any) -> None:
 def frozen_statistics(model: nn.Module, batch: Any) -> None:
     model[1].eval()
     squares(model, batch)
-
-
-def never_zeroed(model: nn.Module, batch: Any) -> None:
-    loss_of(model, *batch).backward()
 
 
 class InBfloat16(Mlp):
@@ -257,15 +240,19 @@ BUGS: dict[str, Case] = {
         first=("layers.1.attention.q", "layers.1.attention.k"),
     ),
     "looks ahead": Case(backward, rewritten=swapped({"layers.1.attention": LooksAhead}), first=("layers.1.",)),
-    "targets not shifted": Case(not_shifted),
-    "inputs reversed": Case(inputs_reversed),
+    "targets not shifted": Case(lambda model, batch: backward(model, (batch[0], batch[0]))),
+    "inputs reversed": Case(lambda model, batch: backward(model, (batch[0].flip(1), batch[1]))),
     "cut off and clipped": Case(clipped, clipped, rewritten=clipped_and_cut),
     "a mean of uneven means": Case(uneven_means),
     "another epsilon": Case(backward, rewritten=swapped({"norm": Coarse}), first=("norm", "layers.1", "embed")),
-    "weight decay on biases": Case(decays_all, decays_matrices, first=("layers.0.before.weight", "layers", "norm")),
+    "weight decay on biases": Case(
+        lambda model, batch: adamw(model, batch, weight_decay=0.1),
+        decays_matrices,
+        first=("layers.0.before.weight", "layers", "norm"),
+    ),
     "a parameter nobody steps": Case(forgets_a_parameter, adamw, first=("norm.bias",)),
     "frozen statistics": Case(frozen_statistics, squares, convolutional, batch=pictures, first=("0.", "1.")),
-    "gradients never zeroed": Case(never_zeroed),
+    "gradients never zeroed": Case(lambda model, batch: loss_of(model, *batch).backward()),
     "a block in bfloat16": Case(backward, rewritten=swapped({"layers.1.mlp": InBfloat16}), first=("layers.1.",)),
     "a gradient counted twice": Case(counted_twice, first=("layers.0.mlp.up.weight",)),
     "one layer twice": Case(backward, rewritten=swapped({"": OneLayerTwice}), first=("layers.1",)),

@@ -65,11 +65,11 @@ def test_the_workflow_fails_in_a_shell_and_writes_what_moved(tmp_path: Path, mon
     install, check = (step["run"] for step in steps if "run" in step)
     assert install.startswith("pip install ")
     net = Path(NET).read_text()
-    (tmp_path / "models.py").write_text(net)
-    (tmp_path / "explorer.lock").write_text(_lock_in(tmp_path))
-    (tmp_path / "models.py").write_text(
-        net.replace('def build(fault: str = "")', 'def build(fault: str = "another copy")')
-    )
+    monkeypatch.chdir(tmp_path)
+    Path("models.py").write_text(net)
+    lock = predicted_lock(RunSpec(model=ModelRef(target="models.py:build")), "keep-all")
+    Path("explorer.lock").write_text(dumps(lock))
+    Path("models.py").write_text(net.replace('build(fault: str = "")', 'build(fault: str = "another copy")'))
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     python.chmod(0o755)
@@ -77,7 +77,6 @@ def test_the_workflow_fails_in_a_shell_and_writes_what_moved(tmp_path: Path, mon
     started = subprocess.run(["bash", "-e", "-c", check], env=environment, capture_output=True, text=True, check=True)
     module, name, *arguments = started.stdout.splitlines()
     assert (module, name) == ("-m", "explorer")
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(verb, "worker", nullcontext)  # a worker takes seconds to import
     monkeypatch.setattr(verb, "describe", lambda _, spec, **__: _described(spec))
     monkeypatch.setattr(verb, "run_of", lambda _, request: measure_without_data(request.spec))
@@ -85,13 +84,3 @@ def test_the_workflow_fails_in_a_shell_and_writes_what_moved(tmp_path: Path, mon
     assert ran.exit_code == 1, ran.output
     assert "blocks.1 now saves results of clone (bfloat16): +256 B." in ran.stdout
     assert "| `blocks.1` | 5.6 KiB | 5.4 KiB | 0 | 0 |" in (tmp_path / "summary.md").read_text()
-
-
-def _lock_in(folder: Path) -> str:
-    """The lock of `models.py:build` as the command writes it inside the folder."""
-    here = Path.cwd()
-    os.chdir(folder)
-    try:
-        return dumps(predicted_lock(RunSpec(model=ModelRef(target="models.py:build")), "keep-all"))
-    finally:
-        os.chdir(here)

@@ -236,40 +236,14 @@ def in_backward_of_loss(model: Net, optimizer: torch.optim.Optimizer) -> None:
     RefusedGradient.apply(model(batch(1)[0])).sum().backward()
 
 
-def inside(model: Net) -> None:
-    """The backward of the model's last block is refused."""
-    model.blocks[3].register_forward_hook(lambda _, args, out: RefusedGradient.apply(out))
+def inside(loss: Callable[[Net], Tensor], **options: Any) -> Callable[[Net, torch.optim.Optimizer], None]:
+    """A step whose backward is refused in the model's last block."""
 
+    def step(model: Net, optimizer: torch.optim.Optimizer) -> None:
+        model.blocks[3].register_forward_hook(lambda _, args, out: RefusedGradient.apply(out))
+        loss(model).backward(**options)
 
-def with_two_calls(model: Net, optimizer: torch.optim.Optimizer) -> None:
-    inside(model)
-    (model(batch(1)[0]).sum() + model(batch(2)[0]).sum()).backward()
-
-
-def with_parameter_outside(model: Net, optimizer: torch.optim.Optimizer) -> None:
-    inside(model)
-    (model(batch(1)[0]).sum() + model.head.weight.square().sum()).backward()
-
-
-def with_input_gradient(model: Net, optimizer: torch.optim.Optimizer) -> None:
-    inside(model)
-    model(batch(1)[0].requires_grad_()).sum().backward()
-
-
-def with_kept_graph(model: Net, optimizer: torch.optim.Optimizer) -> None:
-    inside(model)
-    model(batch(1)[0]).sum().backward(retain_graph=True)
-
-
-def with_related_outputs(model: Net, optimizer: torch.optim.Optimizer) -> None:
-    inside(model)
-    out = model(*batch(1))
-    (out["loss"] + out["logits"].sum()).backward()
-
-
-def at_the_end_of_the_ladder(model: Net, optimizer: torch.optim.Optimizer) -> None:
-    inside(model)
-    model(batch(1)[0]).sum().backward()
+    return step
 
 
 @pytest.mark.parametrize(
@@ -277,12 +251,12 @@ def at_the_end_of_the_ladder(model: Net, optimizer: torch.optim.Optimizer) -> No
     [
         (in_optimizer, "outside of the model's forward and backward"),
         (in_backward_of_loss, "in the backward of the loss"),
-        (with_two_calls, "2 calls of the model"),
-        (with_parameter_outside, "a parameter outside"),
-        (with_input_gradient, "input needs a gradient"),
-        (with_kept_graph, "keeps its graph"),
-        (with_related_outputs, "two outputs"),
-        (at_the_end_of_the_ladder, "no plan with a lower peak is left"),
+        (inside(lambda net: net(batch(1)[0]).sum() + net(batch(2)[0]).sum()), "2 calls of the model"),
+        (inside(lambda net: net(batch(1)[0]).sum() + net.head.weight.square().sum()), "a parameter outside"),
+        (inside(lambda net: net(batch(1)[0].requires_grad_()).sum()), "input needs a gradient"),
+        (inside(lambda net: net(batch(1)[0]).sum(), retain_graph=True), "keeps its graph"),
+        (inside(lambda net: (out := net(*batch(1)))["loss"] + out["logits"].sum()), "two outputs"),
+        (inside(lambda net: net(batch(1)[0]).sum()), "no plan with a lower peak is left"),
     ],
 )
 def test_what_cannot_be_undone_is_refused_in_a_sentence(step: Any, reason: str) -> None:

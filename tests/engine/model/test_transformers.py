@@ -67,17 +67,7 @@ HF = {
         {"num_layers": 2, "d_model": 32, "d_ff": 64, "num_heads": 4, "d_kv": 8, "vocab_size": 60},
         "encoder.block.0",
     ),
-    "ViTConfig": (
-        {
-            "num_hidden_layers": 2,
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_attention_heads": 4,
-            "image_size": 32,
-            "patch_size": 8,
-        },
-        "vit.layers.0",
-    ),
+    "ViTConfig": ({**SMALL, "num_hidden_layers": 2, "image_size": 32, "patch_size": 8}, "vit.layers.0"),
     "ResNetConfig": (
         {"embedding_size": 8, "hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1]},
         "resnet.encoder.stages.0",
