@@ -36,7 +36,7 @@ _adding: list[bool] = []
 class Region(nn.Module):
     """A region around a function, which every call passes: an owner may have several regions of one name scope."""
 
-    def forward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def forward(self, function: Callable[..., object], *args: object, **kwargs: object) -> object:
         return function(*args, **kwargs)
 
 
@@ -80,11 +80,11 @@ def _children_are_added() -> Iterator[None]:
         _adding.pop()
 
 
-def _through_children(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _through_children(plain: Callable[..., object]) -> Callable[..., object]:
     """`plain`, whose calls of functions go through the child for the region. A replay has the child of its forward."""
 
     @functools.wraps(plain)
-    def run(state: Any, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def run(state: Any, name: str, function: Callable[..., object], args: object, kwargs: object) -> object:
         children: dict[str, Region | None] = vars(state.region_state).setdefault("children", {})
         if name not in children and not isinstance(function, nn.Module):
             children[name] = _child(_running(sys._getframe(1)), name)
