@@ -12,6 +12,8 @@ Two real processes train the same net here and exchange tensors by gloo. Every c
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
@@ -27,7 +29,7 @@ from explorer.plan.sizes import mib
 from explorer.plan.why.collectives import sent_bytes
 from explorer.record.allocations import Phase
 from explorer.record.graph import ModelRef
-from explorer.record.lab import LabPart, LabRow
+from explorer.record.lab import LabRow
 from explorer.record.measurement import Measurement
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.run import Ranks, RunSpec
@@ -50,8 +52,7 @@ POLICIES = {
     "nothing": KEEP_ALL,
 }
 FREED, HELD = "freed after forward", "held until backward"
-PHASES: tuple[Phase, ...] = ("forward", "recompute", "backward")
-PARTS: dict[Phase, LabPart] = {"forward": "forward", "recompute": "recompute", "backward": "backward"}
+PHASES: tuple[Literal["forward", "recompute", "backward"], ...] = ("forward", "recompute", "backward")
 
 
 def build() -> tuple[nn.Module, Tensor]:
@@ -89,7 +90,7 @@ def run(setting: Setting, bench: LabBench) -> Answer:
         bench.tell(f"two ranks, {label}", len(rows), 2)
         steps[label] = measure_ranks(_spec(policy, setting["units"], reshard=reshard), bench.report).fullest
         rows.append(_row(label, steps[label]))
-    gathered = [line(phase, [_gathered(step, phase) for step in steps.values()], PARTS[phase]) for phase in PHASES]
+    gathered = [line(phase, [_gathered(step, phase) for step in steps.values()], phase) for phase in PHASES]
     titles = ("When are whole parameters gathered?", "gathered parameters are", "gathered in one step")
     return Answer(tuple(rows), chart("stacked bars", titles, list(steps), gathered, "bytes"), _findings(steps))
 

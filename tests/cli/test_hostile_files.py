@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,12 @@ from typer.testing import CliRunner
 from explorer.cli import main as cli
 from explorer.cli.verbs import report as pages
 from explorer.jobs import run_file
-from explorer.jobs.protocol import Request
+from explorer.jobs.protocol import models_of
 from explorer.jobs.store import Store
 from explorer.plan.catalogue import catalogue
 from explorer.plan.export.formats import FORMATS
 from explorer.plan.policy import file as policy_file
-from explorer.record import Failure, ModelRef, RunSpec
+from explorer.record import Failure, ModelRef
 from explorer.record.base import Record, to_json
 from explorer.record.files import Lock, PolicyFile
 from tests import graphs
@@ -59,13 +58,7 @@ class Refusing(FakeWorker):
 
     @property
     def models(self) -> list[ModelRef]:
-        return [model for job in self.jobs.values() for model in _models(job.request)]
-
-
-def _models(request: Request) -> Iterator[ModelRef]:
-    for field in (getattr(request, name) for name in request.__struct_fields__):
-        if isinstance(field, RunSpec | ModelRef):
-            yield field.model if isinstance(field, RunSpec) else field
+        return [model for job in self.jobs.values() for model in models_of(job.request)]
 
 
 @pytest.fixture

@@ -21,6 +21,8 @@ from explorer.jobs.store import Store, default_path
 from explorer.record import Comparison, Measurement
 from tests.jobs.fake_worker import measured
 
+ROOT = Path(__file__).parents[2]
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
@@ -125,28 +127,17 @@ def test_a_place_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     assert "CHECKPOINT_EXPLORER_HOME" in caught.value.hint
 
 
-def run_python(source: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own, with the tests importable."""
-    return subprocess.run(
-        [sys.executable, "-c", source, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
-
-
 def test_a_full_disk_says_so_and_loses_nothing_saved_before(store: Store) -> None:
     run_id = store.save(measured())
-    process = run_python(
+    source = (
         "import os, resource, sys; from explorer.errors import NotSaved; from explorer.jobs.store import Store;"
         "from tests.jobs.fake_worker import measured, noisy; store = Store(sys.argv[1]);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))\n"
         "try: store.save(noisy())\n"
         "except NotSaved as error: print(error.sentence)\n"
-        "print(len(store.list()))",
-        str(store.path),
+        "print(len(store.list()))"
     )
+    process = subprocess.run([sys.executable, "-c", source, str(store.path)], capture_output=True, text=True, cwd=ROOT)
     assert "could not be saved" in process.stdout and process.stdout.endswith("1\n"), process
     assert store.load(run_id) == measured()
 
@@ -188,10 +179,7 @@ def test_a_kill_at_any_moment_loses_no_acknowledged_run(store: Store) -> None:
     acknowledged: list[str] = []
     for n_runs in (1, 4, 7):
         process = subprocess.Popen(
-            [sys.executable, "-c", source, str(store.path)],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[2],
+            [sys.executable, "-c", source, str(store.path)], stdout=subprocess.PIPE, text=True, cwd=ROOT
         )
         assert process.stdout is not None
         acknowledged += [process.stdout.readline().strip() for _ in range(n_runs)]

@@ -36,9 +36,7 @@ SMALL = (2, 4)
 class BatchOptions:
     """The varied argument and its budget: memory or a card."""
 
-    budget: Annotated[str | None, typer.Option(metavar="SIZE", help="The peak must not be above, such as 1.5GiB.")] = (
-        None
-    )
+    budget: Annotated[str | None, typer.Option(metavar="SIZE", help="Limit of the peak, such as 1.5GiB.")] = None
     argument: Annotated[str, typer.Option(metavar="NAME", help="The factory's argument that is varied.")] = "batch"
 
 

@@ -34,10 +34,7 @@ from explorer.record.files import Lock
 from explorer.record.graph import ModelRef
 from explorer.record.run import RunSpec
 
-Check = Annotated[
-    Path | None,
-    typer.Option("--check", metavar="FILE", help="Predict the step of this lock again, and say what moved."),
-]
+Check = Annotated[Path | None, typer.Option("--check", metavar="FILE", help="The lock to hold the step against.")]
 MarkdownOut = Annotated[
     Path | None, in_output("--markdown", metavar="FILE", help="With --check: also write a table for a pull request.")
 ]

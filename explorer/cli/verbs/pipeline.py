@@ -62,24 +62,16 @@ class PlanOptions:
 
     stages: Annotated[int | None, typer.Option(min=1, help="Stages; those of the policy file if left out.")] = None
     microbatches: Annotated[int | None, bounded(PipelinePlan, "n_microbatches", help="Parts of the batch.")] = None
-    schedule: Annotated[
-        str | None, typer.Option(help=f"One of {', '.join(SCHEDULES)}; {USUAL.schedule} if left out.")
-    ] = None
-    ranks: Annotated[
-        int | None, bounded(PipelinePlan, "n_ranks", help="Ranks; by default one a stage, or one for two stages.")
-    ] = None
+    schedule: Annotated[str | None, typer.Option(help=f"{', '.join(SCHEDULES)}; else {USUAL.schedule}.")] = None
+    ranks: Annotated[int | None, bounded(PipelinePlan, "n_ranks", help="Ranks, each with stages of its own.")] = None
     cuts: Annotated[CutRule | None, typer.Option(help="How stages are balanced; by time if blocks are priced.")] = None
     checkpoint: Annotated[CheckpointMode | None, typer.Option(help="Which microbatches are checkpointed.")] = None
     unkeyed: Annotated[bool, typer.Option("--unkeyed", help="Ordinary dropout, which depends on the split.")] = False
     deferred_batch_norm: Annotated[
         bool, typer.Option("--deferred-batch-norm", help="Running statistics move once per batch.")
     ] = False
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Choose cuts, microbatches and policy together, below --cap on every rank.")
-    ] = False
-    cap: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="What each rank may hold, optimizer included, such as 200MiB.")
-    ] = None
+    plan: Annotated[bool, typer.Option("--plan", help="Choose cuts, microbatches and policy below --cap.")] = False
+    cap: Annotated[str | None, typer.Option(metavar="SIZE", help="What each rank may hold, such as 200MiB.")] = None
 
     def wish(self, policy: str) -> CapWish | None:
         """What to plan below --cap; None: nothing is to be planned. Raises InvalidPlan for half a question."""
@@ -175,13 +167,9 @@ class EngineOptions:
     engine: Annotated[
         Literal["inproc", "procs", "torchrun"], typer.Option(help="torchrun writes the run script instead of running.")
     ] = "inproc"
-    predict: Annotated[
-        bool, typer.Option("--predict/--no-predict", help="Profile first, and show what was predicted.")
-    ] = True
+    predict: Annotated[bool, typer.Option("--predict/--no-predict", help="Profile first, to predict.")] = True
     folder: Annotated[Path, typer.Option(metavar="DIR", help="Of the torchrun files.")] = Path("pipeline-run")
-    results: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Open what torchrun's ranks left there instead of running.")
-    ] = None
+    results: Annotated[Path | None, typer.Option(metavar="DIR", help="Open what torchrun's ranks left there.")] = None
     out: PolicyOut = None
 
 

@@ -51,12 +51,9 @@ class BudgetOptions:
     """The budget to plan for: memory, time or a card."""
 
     budget: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE|SHARE", help="1.5GiB, 800MiB, 60% of the peak with everything kept, or device."),
+        str | None, typer.Option(metavar="SIZE|SHARE", help="1.5GiB, 60% of the peak with everything kept, or device.")
     ] = None
-    time: Annotated[
-        str | None, typer.Option(metavar="SHARE", help="+10%: the least memory for at most so much more time.")
-    ] = None
+    time: Annotated[str | None, typer.Option(metavar="SHARE", help="+10%: the least memory in this time.")] = None
     out: PolicyOut = None
 
 

@@ -36,15 +36,10 @@ from explorer.view.report.html import PLOTLY_FILE, plotly_js
 from explorer.view.report.report import Reported, ReportOf, report_text
 
 Which = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[RUN]",
-        help="A run file, the id of a stored run, a memory snapshot or profiler trace; without it: a list.",
-    ),
+    str | None, typer.Argument(metavar="[RUN]", help="A run file, an id, a memory snapshot or a profiler trace.")
 ]
 ReportPath = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="FILE", help="Where the HTML file goes, or x.perfetto.json, x.speedscope.json."),
+    Path | None, typer.Option("--out", metavar="FILE", help="x.html, x.perfetto.json or x.speedscope.json.")
 ]
 
 

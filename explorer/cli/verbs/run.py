@@ -23,11 +23,7 @@ Arguments = Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="
 At = Annotated[list[int] | None, typer.Option("--at", metavar="STEP", help="Record this step; may be repeated.")]
 OnOom = Annotated[
     Path | None,
-    typer.Option(
-        "--on-oom",
-        metavar="FILE",
-        help="Where memory is refused, write what was held to this file first; `heal`: recompute more, and go on.",
-    ),
+    typer.Option("--on-oom", metavar="FILE", help="Write what is held when memory is refused; `heal`: go on."),
 ]
 Files = Annotated[str, typer.Option("--out", metavar="PATTERN", help="Where a step is written; {step} is its number.")]
 
