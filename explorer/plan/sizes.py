@@ -136,9 +136,15 @@ def parse_budget(budget: str | int, keep_all_bytes: int, run: Measurement) -> in
     """Bytes of a budget: `1.5GiB`, `60%` of the peak with everything kept, or `device` of `run`. Raises BadInput."""
     if isinstance(budget, int) and budget > 0:
         return budget
-    if budget == DEVICE:
-        return _device_bytes(run)
-    return _wished_bytes(str(budget), keep_all_bytes)
+    if budget != DEVICE:
+        return _wished_bytes(str(budget), keep_all_bytes)
+    if run.free_memory_bytes is None:
+        raise BadInput("The run does not say what its device had free.", hint="Give the budget as a size.")
+    # A recorded step still holds bytes at its end, which count as available; a measured step has freed all its bytes.
+    log = run.allocations
+    still_held = log.held_bytes[-1] if log is not None and run.origin == "recorded" else 0
+    # A sixteenth is left for fragmentation and other processes.
+    return run.free_memory_bytes - run.free_memory_bytes // 16 + still_held
 
 
 def _wished_bytes(budget: str, keep_all_bytes: int) -> int:
@@ -149,18 +155,6 @@ def _wished_bytes(budget: str, keep_all_bytes: int) -> int:
             hint="Give a size (1.5GiB) or a share (60%); the least memory for more time is --time +10%.",
         )
     return n_bytes
-
-
-def _device_bytes(run: Measurement) -> int:
-    """Bytes that were free after the run, minus a sixteenth for fragmentation and other processes.
-
-    A recorded step still holds bytes at its end, which count as available; a measured step has freed all its bytes.
-    """
-    if run.free_memory_bytes is None:
-        raise BadInput("The run does not say what its device had free.", hint="Give the budget as a size.")
-    log = run.allocations
-    still_held = log.held_bytes[-1] if log is not None and run.origin == "recorded" else 0
-    return run.free_memory_bytes - run.free_memory_bytes // 16 + still_held
 
 
 def parse_share(text: str) -> float:

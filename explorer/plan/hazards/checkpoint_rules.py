@@ -47,6 +47,10 @@ class Case:
         return self.spec is None or self.spec.mode == "train"
 
     @property
+    def frozen(self) -> tuple[str, ...]:
+        return () if self.spec is None else self.spec.frozen
+
+    @property
     def on_cuda(self) -> bool:
         return self.spec is not None and self.spec.device == "cuda"
 

@@ -38,8 +38,8 @@ from explorer.plan.planners.candidates import Candidates
 from explorer.plan.predict.calls import SavedByCall, bytes_at
 from explorer.plan.predict.replay import NEVER, Replay
 
-Bound = tuple[dict[int, float], float]
-"""Coefficients by factor, and the upper bound of their sum."""
+Row = tuple[dict[int, float], float]
+"""Coefficients by factor or by variable, and the upper bound of their sum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class LinearTimeline:
     n_bytes: Bytes
     factor: NDArray[np.intp]
     n_factors: int
-    bounds: tuple[Bound, ...]
+    bounds: tuple[Row, ...]
 
     def at(self, tick: int) -> NDArray[np.float64]:
         """Bytes that each factor adds at `tick`."""
@@ -122,7 +122,7 @@ class _Changes:
     """First tick, end tick, bytes and factor of each change."""
     simple: Bytes = field(default_factory=lambda: np.zeros((0, 4), dtype=np.int64))
     """Rows of entries that one unit alone changes."""
-    bounds: list[Bound] = field(default_factory=list)
+    bounds: list[Row] = field(default_factory=list)
     gaps: dict[int, list[_Gap]] = field(default_factory=lambda: defaultdict(list))
     retained: dict[int, list[_Retention]] = field(default_factory=lambda: defaultdict(list))
     n_factors: int = 0
@@ -181,7 +181,7 @@ class _Changes:
         outer = frozenset((unit, around) for unit, around in outer if not freeing <= around)
         if freeing == restoring and len(restoring) == 1 and not outer and not inner:
             return next(iter(restoring))
-        bounds: list[Bound] = [(dict.fromkeys(freeing, -1), 0)]
+        bounds: list[Row] = [(dict.fromkeys(freeing, -1), 0)]
         if not freeing <= restoring:
             bounds.append((dict.fromkeys(restoring, -1), 0))
         return self._factor(("absence", freeing, restoring, outer, inner), 1, [*bounds, *_keeping(outer, inner, 1)])
@@ -195,7 +195,7 @@ class _Changes:
             return next(iter(outer))[0]
         return self._factor(("presence", outer, inner), -1, _keeping(outer, inner, 0))
 
-    def _factor(self, meaning: tuple[object, ...], sign: int, bounds: Sequence[Bound]) -> int:
+    def _factor(self, meaning: tuple[object, ...], sign: int, bounds: Sequence[Row]) -> int:
         """The number of the auxiliary factor with this meaning. `sign` is its coefficient in the `bounds`."""
         if meaning not in self.auxiliary:
             self.auxiliary[meaning] = self.n_factors
@@ -221,9 +221,9 @@ def _keepers_at(tick: int, retained: list[_Retention]) -> Keepers:
     return frozenset(outer), frozenset(inner)
 
 
-def _keeping(outer: frozenset[tuple[int, frozenset[int]]], inner: frozenset[tuple[int, int]], most: int) -> list[Bound]:
+def _keeping(outer: frozenset[tuple[int, frozenset[int]]], inner: frozenset[tuple[int, int]], most: int) -> list[Row]:
     """Bounds of a factor by the units that keep an entry: `most` is 1 for an absence, 0 for a presence."""
-    bounds: list[Bound] = [({**dict.fromkeys(around, -1), unit: 1}, most) for unit, around in outer]
+    bounds: list[Row] = [({**dict.fromkeys(around, -1), unit: 1}, most) for unit, around in outer]
     bounds += [({unit: 1, holder: 1}, most + 1) for unit, holder in inner]
     return bounds
 

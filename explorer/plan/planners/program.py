@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 
 from explorer.plan.memory.ledger import Bytes
 from explorer.plan.planners.candidates import Candidates
-from explorer.plan.planners.linear_memory import LinearTimeline, Rerun
+from explorer.plan.planners.linear_memory import LinearTimeline, Rerun, Row
 from explorer.plan.planners.solver import MIB, TOLERANCE, Minimum, Question, minimised
-from explorer.plan.planners.variables import Row, Values, Variables
+from explorer.plan.planners.variables import Values, Variables
 from explorer.plan.predict.forecaster import Forecaster
 
 MOST_ROUNDS = 80

@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from explorer.errors import NotOnThisDevice, message_of
-from explorer.plan.planners.variables import PlaceRow, Row, Values, Variables
+from explorer.plan.planners.linear_memory import Row
+from explorer.plan.planners.variables import PlaceRow, Values, Variables
 
 Labels = NDArray[np.intp]
 MIB = 1024**2

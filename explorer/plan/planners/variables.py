@@ -24,10 +24,8 @@ from numpy.typing import NDArray
 
 from explorer.plan.names import innermost, lineage
 from explorer.plan.planners.candidates import Candidates, excludes_nesting
-from explorer.plan.planners.linear_memory import Bound, LinearTimeline
+from explorer.plan.planners.linear_memory import LinearTimeline, Row
 
-Row = tuple[dict[int, float], float]
-"""Coefficients by variable, and the upper bound of their sum."""
 Values = NDArray[np.float64]
 DEPTH = 2
 
@@ -63,7 +61,7 @@ class Variables:
         self.of_unit: list[list[int]] = [[] for _ in range(self.n_units)]
         for variable, (i, _) in enumerate(self.of_choice):
             self.of_unit[i].append(variable)
-        self._bounds: dict[int, list[Bound]] = defaultdict(list)
+        self._bounds: dict[int, list[Row]] = defaultdict(list)
         for bound in timeline.bounds:
             self._bounds[max(bound[0])].append(bound)  # auxiliary factors come last
         self.shared = [factor for factor, bounds in self._bounds.items() if not self._on_one_path(bounds)]
@@ -180,7 +178,7 @@ class Variables:
         """Units whose recompute changes the value of a shared factor."""
         return {i for factor in self.shared for bound, _ in self._bounds[factor] for i in bound if i != factor}
 
-    def _on_one_path(self, bounds: list[Bound]) -> bool:
+    def _on_one_path(self, bounds: list[Row]) -> bool:
         """True if any two units of `bounds` lie inside each other or exclude each other."""
         around = self._candidates.around
         named = sorted({i for bound, _ in bounds for i in bound if i < self.n_units})
@@ -233,7 +231,7 @@ class Variables:
         return paths
 
 
-def _with_fewest_bytes(bounds: list[Bound], factor: int, shares: dict[int, float]) -> float:
+def _with_fewest_bytes(bounds: list[Row], factor: int, shares: dict[int, float]) -> float:
     """The value of `factor` with the fewest bytes: the largest of an absence, the smallest of a presence."""
     is_absence = bounds[0][0][factor] > 0
     slacks = [most - sum(n * row[i] for i, n in shares.items() if i in row) for row, most in bounds]
