@@ -30,8 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from explorer.engine.bench.memory import memory_at_refusal
 from explorer.engine.bench.user_loop import LoopRecording
 from explorer.engine.device.device import path_of_rank, rank_text
-from explorer.engine.watch.scopes import ModuleHook, around_backward
-from explorer.engine.watch.uncompiled import never_compiled
+from explorer.engine.watch.scopes import ModuleHook, around_backward, never_compiled
 from explorer.errors import BadInput, NotSaved, message_of
 from explorer.own_loop.heal import Healed, Healer
 from explorer.own_loop.record_step import RecordedRun, place_of_caller

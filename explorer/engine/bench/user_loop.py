@@ -42,10 +42,9 @@ from explorer.engine.model.loaded import types_of
 from explorer.engine.policy.apply import policy_of
 from explorer.engine.watch.block_facts import BlockFacts
 from explorer.engine.watch.checkpoint_error import failure_in_words
-from explorer.engine.watch.scopes import after_closure, around_backward
+from explorer.engine.watch.scopes import after_closure, around_backward, compiler_off, never_compiled
 from explorer.engine.watch.storages import tensors_in_memory
 from explorer.engine.watch.tracker import FORWARD, Tracker
-from explorer.engine.watch.uncompiled import compiler_off, never_compiled
 from explorer.errors import BadInput
 from explorer.plan.names import above, lineage
 from explorer.plan.why.caveats import DDP_BUCKETS, reruns_outside
@@ -87,7 +86,7 @@ class _LoopTracker(Tracker):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """True: a step may begin inside a compiled region, whose other frames stay unmarked (see uncompiled.py)."""
+        """True: a step may begin inside a compiled region, whose other frames stay unmarked (see scopes.py)."""
         return True
 
     def entered(self, block: int, frame: Any, inputs: Any) -> None:

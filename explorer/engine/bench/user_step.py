@@ -24,8 +24,7 @@ from explorer.engine.policy.apply import apply_policy, policy_of
 from explorer.engine.state.rng import RngState
 from explorer.engine.state.snapshot import StepSnapshot, optimizers_of
 from explorer.engine.watch.checkpoint_error import in_words
-from explorer.engine.watch.scopes import around_backward
-from explorer.engine.watch.uncompiled import compiler_off
+from explorer.engine.watch.scopes import around_backward, compiler_off
 from explorer.errors import BadInput, ModelFailed
 from explorer.record.allocations import Phase
 from explorer.record.failure import is_out_of_memory

@@ -21,8 +21,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from explorer.engine.watch.scopes import DispatchMode
 from explorer.engine.watch.storages import KnownTensor
-from explorer.engine.watch.uncompiled import DispatchMode
 from explorer.record.allocations import CollectiveKind, Role
 
 KINDS: dict[str, CollectiveKind] = {

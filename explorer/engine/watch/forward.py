@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from torch._C import _functorch  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import _disable_current_modes
 
-from explorer.engine.watch.scopes import BlockWatch, ModuleHook, looking_at_saved
+from explorer.engine.watch.scopes import BlockWatch, DispatchMode, ModuleHook, looking_at_saved, never_compiled
 from explorer.engine.watch.storages import tensors_of
-from explorer.engine.watch.uncompiled import DispatchMode, never_compiled
 
 StorageName = tuple[int, int]
 """Address of a storage, and the number of the operator that made it."""

@@ -52,9 +52,8 @@ from explorer.engine.watch.collectives import (
     watching_resizes,
 )
 from explorer.engine.watch.flops import formula, lacks_formula
-from explorer.engine.watch.scopes import BlockWatch, Frame
+from explorer.engine.watch.scopes import BlockWatch, DispatchMode, Frame, never_compiled
 from explorer.engine.watch.storages import NONE, CallLog, KnownTensor, Storages
-from explorer.engine.watch.uncompiled import DispatchMode, never_compiled
 from explorer.record.allocations import PHASES, CollectiveKind, Phase
 
 FORWARD, RECOMPUTE, BACKWARD = (PHASES.index(phase) for phase in ("forward", "recompute", "backward"))
