@@ -4,6 +4,10 @@ The four kinds of step take turns, so that a slow minute hits all alike. Reading
 apart: it happens after the step.
 
     python -m benchmarks.instruments [sample_models/gpt.py] [rounds]
+
+A watcher costs most where kernels are small. Three models of 200 small blocks are therefore factories of this file:
+
+    python -m benchmarks.instruments benchmarks/instruments.py:gpt_200      # or blocks_64, blocks_16
 """
 
 from __future__ import annotations
@@ -12,6 +16,10 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
 
 from explorer.engine.bench.attribution import attribute
 from explorer.engine.bench.recording import tracker_of
@@ -20,8 +28,33 @@ from explorer.engine.device.allocator import clock_skew_ns
 from explorer.engine.device.device import device_of
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.record import ModelRef, Policy, RunSpec
+from sample_models import gpt
 
 BUDGET = {"allocator": 1.15, "tracker": 1.3, "both": None}
+
+
+class SmallBlock(nn.Module):
+    """Norm, two layers and an activation between them, added to the input."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.act = nn.LayerNorm(width), nn.GELU()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.act(self.up(self.norm(x))))
+
+
+def blocks_64(width: int = 64) -> tuple[nn.Module, torch.Tensor]:
+    return nn.Sequential(*(SmallBlock(width) for _ in range(200))), torch.randn(8, width)
+
+
+def blocks_16() -> tuple[nn.Module, torch.Tensor]:
+    return blocks_64(16)
+
+
+def gpt_200() -> tuple[nn.Module, Any, object]:
+    return gpt.build(n_layers=200, width=32, n_heads=4, length=32, batch=2, vocabulary=128, dropout=0.1)
 
 
 def main(target: str = "sample_models/gpt.py", rounds: str = "15") -> None:

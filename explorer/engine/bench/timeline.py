@@ -185,8 +185,7 @@ class TrackedStep:
         self.turns = as_ints(columns.turns)
         ops = operators_of(tracker)
         self.op_name, self.op_block, self.op_phase, self.op_first_ns, self.op_last_ns = ops.T
-        self.scene_ns, self.scene_block = as_ints(tracker.scene_ns), as_ints(tracker.scene_block)
-        self.scene_phase, self.scene_rerun = as_ints(tracker.scene_phase), as_ints(tracker.scene_rerun)
+        self.scene_ns, self.scene_phase, self.scene_rerun, self.scene_block = as_ints(tracker.scenes).reshape(-1, 4).T
         ends = [last_ns for *_, last_ns in tracker.collectives]
         self.collectives_ns = ops[np.isin(self.op_last_ns, ends)][:, 3:].T
         """Beginnings and ends."""

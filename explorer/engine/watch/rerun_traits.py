@@ -157,7 +157,7 @@ def _generator_of(op: Operator) -> torch.Generator:
     named = [value for value in (*op.args, *op.kwargs.values()) if isinstance(value, torch.Generator)]
     if named:
         return named[0]
-    first = next(tensors_of((op.args, op.kwargs)), None)
+    first = next(iter(tensors_of((op.args, op.kwargs))), None)
     device = first.device if first is not None else torch.device(op.kwargs.get("device") or "cpu")
     if device.type != "cuda":
         return torch.default_generator

@@ -106,6 +106,13 @@ class Frame:
         """Open recompute scopes, innermost last."""
 
 
+class _Local(threading.local):
+    """The frame of the calling thread; Python calls `__init__` again in each thread."""
+
+    def __init__(self, new_frame: Callable[[], Frame]) -> None:
+        self.frame = new_frame()
+
+
 class Listener:
     """Callbacks in the thread of the event, after the frame has changed. A subclass overrides those that it needs."""
 
@@ -139,18 +146,13 @@ class BlockScopes:
         self.index = {fqn: number[module] for fqn, module in model.named_modules(remove_duplicate=False)}
         self._segments = frozenset(segments)
         self._listener = listener
-        self._new_frame = new_frame
-        self._local = threading.local()
+        self.local = _Local(new_frame)
         self._open = ExitStack()
 
     @property
     def frame(self) -> Frame:
         """Frame of the calling thread."""
-        try:
-            return self._local.frame  # type: ignore[no-any-return]
-        except AttributeError:
-            frame = self._local.frame = self._new_frame()
-            return frame
+        return self.local.frame
 
     @property
     def is_in_block(self) -> bool:

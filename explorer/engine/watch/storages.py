@@ -7,12 +7,13 @@ a watcher must not keep storages alive.
 from __future__ import annotations
 
 import gc
-import time
 import weakref
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
+from itertools import accumulate
 from operator import attrgetter
+from time import time_ns
 from typing import Any
 
 import numpy as np
@@ -27,12 +28,14 @@ from explorer.record.base import column
 
 NONE = -1
 """No storage, no operator, no role: in the columns of one process, never in a record."""
+UNTAGGED = (NONE, NONE)
+"""Role and owner of a storage without a tag."""
 BUFFERS = {NONE, *(ROLES.index(role) for role in RANK_ROLES)}
 """Roles that a tag replaces: the gradient of a shard lies in the result of its reduction."""
 META = torch.device("meta")
 """To compare with: the name of a device takes four times as long."""
 PLAIN = (torch.Tensor, torch.nn.Parameter)
-"""Types of tensors whose storage has an address, except the zero of forward differentiation."""
+"""Types of tensors that wrap no other tensors."""
 UNENDED = 2**62
 """Later than any time in ns."""
 
@@ -48,122 +51,154 @@ class KnownTensor:
 
 
 class _Watched(weakref.ref[Any]):
-    """A weak reference to a storage, with its number."""
+    """A weak reference to a storage, with its number, its address as an object and its bytes."""
 
-    __slots__ = ("index", "key")
+    __slots__ = ("index", "key", "n_bytes")
     index: int
     key: int
+    n_bytes: int
 
 
 class Storages:
-    """One column for each property, one row for each storage.
+    """Births and deaths of storages. The columns, one row for each storage, are made by `settle`.
 
-    `made_by` is the operator that first returned a storage, NONE if the storage is older than the step. `turns` is the
-    order of all births (number + 1) and deaths (its negative).
+    While the step runs, births and deaths fill two flat lists: a list takes several numbers at once, and the garbage
+    collector does not visit numbers. `made_by` is the operator that first returned a storage, NONE if the storage is
+    older than the step. `turns` is the order of all births (number + 1) and deaths (its negative).
     """
 
     def __init__(self, device: torch.device, owners: Mapping[str, int]) -> None:
         """`owners` are the blocks' numbers by fqn; a storage of an unknown block belongs to the model, number 0."""
-        self.pointer, self.n_bytes, self.made_by = array("q"), array("q"), array("q")
-        self.role, self.owner, self.dtype = array("q"), array("q"), array("q")
-        self.dtypes: dict[torch.dtype | None, int] = {None: 0}
-        """The number of each type in `dtype`."""
-        self.seen_ns, self.died_ns = array("q"), array("q")
-        """Times at which each storage was first seen, and died."""
-        self.n_before_step = 0
-        """Number of storages that are older than the step."""
-        self.turns = array("q")
+        self.n_seen = self.n_before_step = 0
+        """Number of storages so far, and of those that are older than the step."""
+        self._births: list[Any] = []
+        """Address, bytes, operator and type of each storage in sequence."""
+        self._turns: list[int] = []
+        """Turn and time of each birth and death in sequence."""
+        self._tags: dict[int, tuple[int, int]] = {}
+        """Role and owner of each storage that has a role."""
         self._owners = owners
         self._is_here = attrgetter(f"is_{device.type}")
         self._live: dict[int, _Watched] = {}
+        self._on_death = self._died  # one object for all
+        self.settle()
+
+    @property
+    def n_turns(self) -> int:
+        """Number of births and deaths so far."""
+        return len(self._turns) // 2
 
     def forget(self) -> None:
-        """Stops watching; the columns stay."""
+        """Stops watching and makes the columns."""
         self._live.clear()
+        self.settle()
+
+    def settle(self) -> None:
+        """Makes the columns of everything seen so far."""
+        self.pointer, self.n_bytes, self.made_by = (array("q", self._births[i::4]) for i in range(3))
+        types = self._births[3::4]
+        self.dtypes = {dtype: number for number, dtype in enumerate(dict.fromkeys([None, *types]))}
+        """The number of each type in `dtype`."""
+        self.dtype = array("q", map(self.dtypes.__getitem__, types))
+        tags = [self._tags.get(index, UNTAGGED) for index in range(self.n_seen)]
+        self.role, self.owner = array("q", (role for role, _ in tags)), array("q", (owner for _, owner in tags))
+        self.turns = array("q", self._turns[::2])
+        times = list(accumulate(self._turns[1::2], max))  # a birth is dated to the end of its operator
+        self.seen_ns = array("q", (time_ns for turn, time_ns in zip(self.turns, times) if turn > 0))
+        died = {-turn - 1: time_ns for turn, time_ns in zip(self.turns, times) if turn < 0}
+        self.died_ns = array("q", (died.get(index, NONE) for index in range(self.n_seen)))
 
     def tag(self, things: Iterable[KnownTensor]) -> None:
         """Gives a role to storages without one; unknown storages are added."""
         for thing in things:
-            tensor = thing.tensor
-            if isinstance(tensor, torch.Tensor) and not self._is_here(tensor):
-                continue
-            for storage in [tensor] if isinstance(tensor, torch.UntypedStorage) else _storages(tensor):
-                index = self.see(storage, NONE, getattr(tensor, "dtype", None))
-                if index != NONE and self.role[index] in BUFFERS:
-                    self.role[index] = ROLES.index(thing.role)
-                    self.owner[index] = self._owners.get(thing.owner, 0)
+            if isinstance(thing.tensor, torch.Tensor):
+                self.tag_tensor(thing.tensor, thing.role, thing.owner)
+            else:
+                self._tag(self.see(thing.tensor, NONE), thing.role, thing.owner)
 
-    def see_all(self, out: Any, op: int) -> None:
-        """Notes every storage in the result of operator number `op`."""
+    def tag_tensor(self, tensor: torch.Tensor, role: Role, owner: str) -> None:
+        """Gives `role` to the storages of one tensor, which belongs to the block `owner`."""
+        if self._is_here(tensor):
+            for storage in _storages(tensor):
+                self._tag(self.see(storage, NONE, tensor.dtype), role, owner)
+
+    def _tag(self, index: int, role: Role, owner: str) -> None:
+        if index != NONE and self._tags.get(index, UNTAGGED)[0] in BUFFERS:
+            self._tags[index] = ROLES.index(role), self._owners.get(owner, 0)
+
+    def see_all(self, out: Any, op: int, now_ns: int) -> None:
+        """Notes every storage in the result of operator number `op`, which ended at `now_ns`."""
         if isinstance(out, torch.Tensor):
             if self._is_here(out):
                 for storage in _storages(out):
-                    self.see(storage, op, out.dtype)
+                    self.see(storage, op, out.dtype, now_ns)
         elif isinstance(out, (tuple, list)):
             for part in out:
-                self.see_all(part, op)
+                self.see_all(part, op, now_ns)
 
-    def see(self, storage: torch.UntypedStorage, op: int, dtype: torch.dtype | None = None) -> int:
+    def see(self, storage: torch.UntypedStorage, op: int, dtype: torch.dtype | None = None, now_ns: int = 0) -> int:
         """Number of the storage, born now if it is new or resized; NONE for a storage without bytes."""
         key, n_bytes = storage._cdata, storage.nbytes()
         watched = self._live.get(key)
         if watched is not None:
-            if self.n_bytes[watched.index] == n_bytes:
+            if watched.n_bytes == n_bytes:
                 return watched.index
             self._died(watched)
         if not n_bytes:
             return NONE
-        index = len(self.n_bytes)
-        self.pointer.append(_address(storage))
-        self.n_bytes.append(n_bytes)
-        self.made_by.append(op)
-        self.role.append(NONE)
-        self.owner.append(NONE)
-        self.dtype.append(self.dtypes.setdefault(dtype, len(self.dtypes)))
-        self.seen_ns.append(time.time_ns())
-        self.died_ns.append(NONE)
-        self.turns.append(index + 1)
-        watched = self._live[key] = _Watched(storage, self._died)
-        watched.index, watched.key = index, key
+        try:
+            address = 0 if storage.device == META else storage.data_ptr()
+        except RuntimeError:  # the zero of forward differentiation
+            return NONE
+        index = self.n_seen
+        self.n_seen += 1
+        self._births += (address, n_bytes, op, dtype)
+        self._turns += (index + 1, now_ns or time_ns())
+        watched = self._live[key] = _Watched(storage, self._on_death)
+        watched.index, watched.key, watched.n_bytes = index, key, n_bytes
         return index
 
     def of(self, values: object) -> list[int]:
         """Numbers of the watched storages behind the tensors in `values`, each once."""
-        storages = (storage for tensor in tensors_of(values) if self._is_here(tensor) for storage in _storages(tensor))
-        return list(dict.fromkeys(live.index for storage in storages if (live := self._live.get(storage._cdata))))
+        numbers: list[int] = []
+        for tensor in tensors_of(values):
+            for storage in _storages(tensor):
+                watched = self._live.get(storage._cdata)
+                if watched is not None and watched.index not in numbers:
+                    numbers.append(watched.index)
+        return numbers
 
     def _died(self, watched: _Watched) -> None:
-        if self._live.get(watched.key) is watched:
-            del self._live[watched.key]
-            self.turns.append(-watched.index - 1)
-            self.died_ns[watched.index] = time.time_ns()
+        del self._live[watched.key]
+        self._turns += (-watched.index - 1, time_ns())
 
     def name_since(self, first: int, role: Role, owner: int) -> None:
         """Gives `role` to the storages from number `first` on, which belong to block number `owner`."""
-        for index in range(first, len(self.role)):
-            self.role[index], self.owner[index] = ROLES.index(role), owner
+        self._tags.update(dict.fromkeys(range(first, self.n_seen), (ROLES.index(role), owner)))
 
 
 class CallLog:
     """Forward calls of blocks in order of begin; a checkpoint keeps a call's inputs. Storages are numbers."""
 
     def __init__(self) -> None:
-        self.block, self.first_ns, self.last_ns = array("q"), array("q"), array("q")
+        self.block: list[int] = []
+        self.first_ns: list[int] = []
+        self.last_ns: list[int] = []
         self.inputs: list[Sequence[int]] = []
         self.outputs: list[Sequence[int]] = []
 
-    def begin(self, block: int, storages: Sequence[int]) -> int:
+    def begin(self, block: int, storages: Sequence[int], now_ns: int) -> int:
         """Adds a call that begins now and returns its number."""
         self.block.append(block)
-        self.first_ns.append(time.time_ns())
+        self.first_ns.append(now_ns)
         self.last_ns.append(UNENDED)
         self.inputs.append(storages)
         self.outputs.append(())
         return len(self.block) - 1
 
-    def end(self, call: int, storages: Sequence[int]) -> None:
+    def end(self, call: int, storages: Sequence[int], now_ns: int) -> None:
         """Ends call number `call` now. A call without an end, after an error, lasts to the end of the step."""
-        self.last_ns[call] = time.time_ns()
+        self.last_ns[call] = now_ns
         self.outputs[call] = storages
 
     def record(self, tick_ns: Ints, entry_of: Ints) -> Calls:
@@ -183,24 +218,24 @@ class CallLog:
         )
 
 
-def tensors_of(values: Any) -> Iterator[torch.Tensor]:
+def tensors_of(values: Any) -> list[torch.Tensor]:
     """The tensors in `values`, in the order of torch.utils._pytree.tree_leaves, which takes ten times as long.
 
     Dataclasses, which tree_leaves does not enter, are entered too: attention layers return such intermediates.
     """
     kind = type(values)
     if isinstance(values, torch.Tensor):
-        yield values
-    elif kind is tuple or kind is list:
-        for value in values:
-            yield from tensors_of(value)
-    elif kind is dict:
-        for value in values.values():
-            yield from tensors_of(value)
-    elif is_dataclass(kind) and not issubclass(kind, Mapping):
-        yield from (value for value in data_inside((values,)) if isinstance(value, torch.Tensor))
-    elif values is not None and kind not in (bool, int, float, str):
-        yield from (leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
+        return [values]
+    if kind is tuple or kind is list or kind is dict:
+        tensors: list[torch.Tensor] = []
+        for value in values.values() if kind is dict else values:
+            tensors += (value,) if type(value) is torch.Tensor else tensors_of(value)
+        return tensors
+    if values is None or kind in (bool, int, float, str):
+        return []
+    is_data = is_dataclass(kind) and not issubclass(kind, Mapping)
+    leaves = data_inside((values,)) if is_data else tree_leaves(values)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def tensors_in_memory() -> list[torch.Tensor]:
@@ -226,7 +261,7 @@ def _storages(tensor: torch.Tensor) -> Sequence[torch.UntypedStorage]:
     """As `bits.storages`, plus storages of tensors without data, whose bytes a prediction counts."""
     try:
         storage = tensor.untyped_storage()
-        if type(tensor) not in PLAIN or tensor._is_zerotensor():
+        if type(tensor) not in PLAIN:
             _address(storage)
     except (NotImplementedError, RuntimeError):  # sparse; a wrapper such as a DTensor
         return storages(tensor) or [part.untyped_storage() for part in parts(tensor) if part.layout is torch.strided]

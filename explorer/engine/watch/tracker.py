@@ -17,7 +17,8 @@ The mechanism.
 
 3. The step announces its phase; a forward inside backward is a recompute.
 4. A step of a small model runs thousands of operators in milliseconds, and a slow watcher would change the step. Views
-   therefore cost one lookup; other operators are appended to flat columns and analysed afterwards.
+   therefore cost one lookup; other operators and storages are appended to flat lists and analysed afterwards. A look
+   at the clock costs as much as ten lookups among kernels, so one look dates all that happens at a moment.
 5. Autograd adds the gradients of a value that is used several times in place, unless other code holds them. Under a
    dispatch mode it never does (can_accumulate_inplace in torch/csrc/autograd/input_buffer.cpp). A shared weight's
    gradients then need memory for a sum: 5 to 13 % of the peak of a recurrent net. The tracker therefore repeats
@@ -28,17 +29,19 @@ The mechanism.
 from __future__ import annotations
 
 import sys
-import time
 from array import array
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from functools import lru_cache, partial
+from time import time_ns
 from typing import Any, Self
 
 import torch
 from torch import nn
+from torch._C import _current_autograd_node, _current_graph_task_id
+from torch._C._autograd import _get_sequence_nr
 from torch._ops import OpOverload
 
 from explorer.engine.watch.collectives import (
@@ -67,6 +70,7 @@ ADD = torch.ops.aten.add.Tensor
 CHUNKS = "fsdp.chunk_cat.default"
 """Copies gradients of whole parameters into the buffer of a reduce-scatter."""
 ADD_IN_PLACE = torch.ops.aten.add_.Tensor
+is_dense = torch.ops.aten.is_non_overlapping_and_dense.default
 NO_NUMBER = 2**62
 """Autograd gives AccumulateGrad the largest number: no block's forward made the node."""
 QUIET_NS = 5_000
@@ -88,7 +92,8 @@ class Tracker(BlockWatch):
     """Watches a step between enter and exit; the columns are complete afterwards, also after an exception.
 
     Operators are numbered in order, and `ops` holds the OP_COLUMNS of each in sequence. Kernels empty the processor's
-    caches between two operators, so five separate columns would cost five memory accesses.
+    caches between two operators, so five separate columns would cost five memory accesses. While the step runs, the
+    numbers stand in a list, which takes five in a third of an array's time.
     """
 
     supports_higher_order_operators = True
@@ -105,20 +110,20 @@ class Tracker(BlockWatch):
     ) -> None:
         super().__init__(model, segments=segments, new_frame=_Numbered)
         self.fqns = self.scopes.fqns
+        self._local = self.scopes.local
         self.op_names: list[str] = [""]
         self.uncounted: list[int] = []
         """Indices into `op_names` of operators without a formula for FLOPs."""
-        self.ops = array("q")
+        self.ops, self._rows = array("q"), list[int]()
         self.casts: list[int] = []
         """Operators that cast a parameter: autocast keeps the casts until its context ends."""
         self.storages = Storages(device, self.scopes.index)
-        self.scene_ns, self.scene_phase = array("q"), array("q")
-        self.scene_rerun, self.scene_block = array("q"), array("q")
+        self.scenes: list[int] = []
+        """Time, phase, recomputed block and innermost block of each change, in sequence."""
         self.borders: list[tuple[int, int]] = []
         """(phase, number of turns so far) at each announced border."""
         self.calls = CallLog()
-        self.n_forward = [0] * len(self.fqns)
-        self.n_recompute = [0] * len(self.fqns)
+        self.n_forward, self.n_recompute = ([0] * len(self.fqns) for _ in range(2))
         self.flops: dict[tuple[int, int], int] = defaultdict(int)
         """FLOPs by (phase, block), of the block's own operators only."""
         self.begin_ns = self.end_ns = 0
@@ -146,7 +151,7 @@ class Tracker(BlockWatch):
             opened.callback(self.storages.forget)
             references_of_the_last_holder()
             self.storages.tag(self._before_step)
-            self.storages.n_before_step = len(self.storages.n_bytes)
+            self.storages.n_before_step = self.storages.n_seen
             self._before_step.clear()  # else no older storage could die
             for name, parameter in self._model.named_parameters():
                 if parameter.requires_grad:
@@ -158,14 +163,16 @@ class Tracker(BlockWatch):
             self._main = self.scopes.frame
             self._main.first_node[0] = torch._C._autograd._get_sequence_nr()
             super().__enter__()
-            self.begin_ns = time.time_ns()
+            self.begin_ns = time_ns()
             self._open = opened.pop_all()
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        self.end_ns = time.time_ns()
+        self.end_ns = time_ns()
         with self._open:  # closes also if an exit raises
             super().__exit__(*exc)
+        self.ops = array("q", self._rows)
+        self._rows.clear()
         # A caller that keeps the columns must not keep the model: on CUDA it would count in the next run's total.
         del self._model
         self._numbers.clear()
@@ -177,22 +184,21 @@ class Tracker(BlockWatch):
         _wait()
         self._phase = PHASES.index(phase)
         self._outer_task = None
-        self.borders.append((self._phase, len(self.storages.turns)))
+        self.borders.append((self._phase, self.storages.n_turns))
         self._scene(self.scopes.frame)
         _wait()
 
     def entered(self, block: int, frame: Any, inputs: object) -> None:
-        phase = self._phase_of(frame)
+        now_ns, phase = self._scene(frame)
         counts = self.n_recompute if phase == RECOMPUTE else self.n_forward
         counts[block] += 1
-        frame.calls.append(self.calls.begin(block, self.storages.of(inputs)) if phase == FORWARD else NONE)
-        self._scene(frame)
+        frame.calls.append(self.calls.begin(block, self.storages.of(inputs), now_ns) if phase == FORWARD else NONE)
 
     def left(self, block: int, frame: Any, output: object) -> None:
+        now_ns, _ = self._scene(frame)
         call = frame.calls.pop()
         if call != NONE:
-            self.calls.end(call, self.storages.of(output))
-        self._scene(frame)
+            self.calls.end(call, self.storages.of(output), now_ns)
 
     def rerun_changed(self, frame: Frame) -> None:
         self._scene(frame)
@@ -208,11 +214,11 @@ class Tracker(BlockWatch):
         try:
             operator = VIEW if self.trouble else operator or self._learn(func)
             if operator is not VIEW:
-                frame: Any = self.scopes.frame
+                frame: Any = self._local.frame
                 phase = self._phase_of(frame)
-                first_ns = time.time_ns()
-                # Rule 5.
-                out = sum_of_gradients(args, kwargs) if func is ADD and phase == BACKWARD else None
+                first_ns = time_ns()
+                if func is ADD and phase == BACKWARD:  # Rule 5.
+                    out = sum_of_gradients(args, kwargs)
         except Exception as error:
             self._failed(error)
             operator = VIEW
@@ -220,19 +226,20 @@ class Tracker(BlockWatch):
             out = (func._op if type(func) is OpOverload else func)(*args, **kwargs)  # without a frame of Python
         if operator is VIEW:
             return out
-        last_ns = time.time_ns()
+        last_ns = time_ns()
         try:
             # Rules 1 and 2.
             block = frame.stack[-1] if phase != BACKWARD else self._block_of_node(frame)
             name, count, in_place = operator
+            self._rows += (name, block, phase, first_ns, last_ns)
             if count is not None:
                 self.flops[phase, block] += count(*args, **kwargs, out_val=out)
-            if func is CAST and args[0].is_leaf and args[0].requires_grad:
-                self.casts.append(len(self.ops) // len(OP_COLUMNS))
-            self.ops.extend((name, block, phase, first_ns, last_ns))
-            first = len(self.storages.n_bytes) if self._distributed else 0
+            first = self.storages.n_seen
             if not in_place:
-                self.storages.see_all(out, len(self.ops) // len(OP_COLUMNS) - 1)
+                number = len(self._rows) // len(OP_COLUMNS) - 1
+                self.storages.see_all(out, number, last_ns)
+                if func is CAST and args[0].is_leaf and args[0].requires_grad:
+                    self.casts.append(number)
             if self._distributed:
                 self._note_buffers(first, name, block, (args, out))
                 if name in self._kinds:
@@ -245,7 +252,7 @@ class Tracker(BlockWatch):
     def _note_buffers(self, first: int, operator: int, block: int, call: tuple[Any, object]) -> None:
         """Names the storages since number `first` if FSDP2 or DDP allocated them, and gradients before a reduction."""
         args, out = call
-        if len(self.storages.n_bytes) > first and (role := buffer_role(getattr(out, "dtype", None))) is not None:
+        if self.storages.n_seen > first and (role := buffer_role(getattr(out, "dtype", None))) is not None:
             self.storages.name_since(first, role, self._unit(block))
         if self.op_names[operator] == CHUNKS:
             owner = self.fqns[self._unit(block)]
@@ -262,9 +269,9 @@ class Tracker(BlockWatch):
         try:
             if self.trouble or storage.device.type not in (self._device.type, "meta"):
                 return
-            first = len(self.storages.n_bytes)
+            first = self.storages.n_seen
             self.storages.see(storage, NONE)
-            if len(self.storages.n_bytes) > first:
+            if self.storages.n_seen > first:
                 role = buffer_role() or "temporary"
                 self.storages.name_since(first, role, self._unit(self.scopes.frame.stack[-1]))
         except Exception as error:
@@ -297,34 +304,32 @@ class Tracker(BlockWatch):
 
     def _block_of_node(self, frame: _Numbered) -> int:
         """Block whose forward made the running autograd node; 0 if no node runs or its block is unknown."""
-        node = torch._C._current_autograd_node()
+        node = _current_autograd_node()
         number = node._sequence_nr() if node is not None else NO_NUMBER
         if number >= NO_NUMBER:
             return 0
-        task = torch._C._current_graph_task_id()
         if self._outer_task is None:
-            self._outer_task = task
+            self._outer_task = _current_graph_task_id()
         # On CUDA a recompute numbers its nodes in the autograd thread. Only reentrant checkpointing runs backward
         # through such nodes, in a separate graph task.
-        source: Any = frame if task != self._outer_task else self._main
-        return int(source.block[max(0, bisect_right(source.first_node, number) - 1)])
+        if frame is not self._main and _current_graph_task_id() == self._outer_task:
+            frame = self._main
+        return frame.block[max(0, bisect_right(frame.first_node, number) - 1)]
 
     def _gradient_came(self, owner: str, parameter: torch.Tensor) -> None:
         if parameter.grad is not None:
-            self.storages.tag([KnownTensor(parameter.grad, "gradient", owner)])
+            self.storages.tag_tensor(parameter.grad, "gradient", owner)
 
-    def _scene(self, frame: Any) -> None:
-        """Notes the current phase, the recomputed block, the innermost block and autograd's counter."""
-        phase = self._phase_of(frame)
+    def _scene(self, frame: Any) -> tuple[int, int]:
+        """Notes time, phase, recomputed block, innermost block and autograd's counter; returns the first two."""
+        now_ns, phase = time_ns(), self._phase_of(frame)
         rerun = NONE
         if phase == RECOMPUTE:
             rerun = frame.reruns[-1] if frame.reruns else frame.stack[1]
-        self.scene_ns.append(time.time_ns())
-        self.scene_phase.append(phase)
-        self.scene_rerun.append(rerun)
-        self.scene_block.append(frame.stack[-1])
-        frame.first_node.append(torch._C._autograd._get_sequence_nr())
+        self.scenes += (now_ns, phase, rerun, frame.stack[-1])
+        frame.first_node.append(_get_sequence_nr())
         frame.block.append(frame.stack[-1])
+        return now_ns, phase
 
 
 def _is_in_place(func: object) -> bool:
@@ -334,24 +339,24 @@ def _is_in_place(func: object) -> bool:
 
 
 def _wait() -> None:
-    end_ns = time.time_ns() + QUIET_NS
-    while time.time_ns() < end_ns:
+    end_ns = time_ns() + QUIET_NS
+    while time_ns() < end_ns:
         pass
 
 
-def sum_of_gradients(args: tuple[object, ...], kwargs: dict[str, object]) -> torch.Tensor | None:
+def sum_of_gradients(args: tuple[Any, ...], kwargs: dict[str, object]) -> torch.Tensor | None:
     """The sum, in the storage of one gradient; None if autograd would not add in place: the caller then adds."""
     alone = references_of_the_last_holder()
     if kwargs or len(args) != 2 or alone is None or torch.is_grad_enabled():
         return None
-    references = [_references(args, i) if isinstance(args[i], torch.Tensor) else None for i in range(2)]
-    old, new = args
-    if not (isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor)) or old.shape != new.shape:
+    if not all(isinstance(part, torch.Tensor) and part.layout is torch.strided for part in args):
         return None
-    if old.dtype != new.dtype or not old.dim():
+    references = [_references(args, i) for i in range(2)]
+    old, new = args
+    if old.shape != new.shape or old.dtype != new.dtype or not old.dim():
         return None
     for target, other, holders in ((old, new, references[0]), (new, old, references[1])):
-        if holders == alone and _dense(target):
+        if holders == alone and is_dense(target):
             return ADD_IN_PLACE(target, other)  # type: ignore[no-any-return]
     return None
 
@@ -384,15 +389,3 @@ def _references(args: tuple[Any, ...], i: int) -> tuple[int, int, int]:
     count: Any = args[i]._use_count
     storage = args[i].untyped_storage()._cdata
     return count(), torch._C._storage_Use_Count(storage), sys.getrefcount(args[i])  # type: ignore[attr-defined]
-
-
-def _dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements neither overlap nor leave gaps, in any order of dimensions."""
-    expected = 1
-    for stride, size in sorted(
-        (tensor.stride(i), tensor.shape[i]) for i in range(tensor.dim()) if tensor.shape[i] != 1
-    ):
-        if stride != expected:
-            return False
-        expected *= size
-    return True

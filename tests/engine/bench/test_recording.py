@@ -110,8 +110,10 @@ def test_buckets_of_ddp_are_named() -> None:
             model(torch.ones(2, 3))  # the second forward: buckets are built anew
             seen = tracker.storages
             # Ranks agree on sizes in lists of one int32, which gloo's threads hold a moment after the forward.
+            seen.settle()
             while NONE in [died for n_bytes, died in zip(seen.n_bytes, seen.died_ns) if n_bytes == 4]:
                 time.sleep(0.001)
+                seen.settle()
         assert 4 in seen.n_bytes
         bucket = ROLES.index("gradient bucket")
         assert sum(n for n, role in zip(seen.n_bytes, seen.role) if role == bucket) == (3 * 5 + 5) * 4

@@ -203,6 +203,7 @@ def test_what_differs_in_shape_or_type_is_added_as_asked() -> None:
         assert sum_of_gradients((torch.ones(2), torch.ones(1)), {}) is None
         assert sum_of_gradients((torch.ones(2), torch.ones(2).double()), {}) is None
         assert sum_of_gradients((torch.ones(2), 1.0), {}) is None
+        assert sum_of_gradients((torch.ones(2).to_sparse(), torch.ones(2).to_sparse()), {}) is None
     assert sum_of_gradients((torch.ones(2), torch.ones(2)), {}) is None  # a forward's sum
 
 
