@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.browser.chromium import find
+from tests.browser.chromium import NAMES, SHELL, find
 from tests.browser.measured import APP
 from tests.browser.served import START_S, Served, launch, start
 from tests.browser.settled import WATCH_SOCKET
@@ -52,7 +52,7 @@ def browser() -> Iterator[Browser]:
     """One Chromium for all tests."""
     from playwright.sync_api import sync_playwright
 
-    path = find()
+    path = find((SHELL, *NAMES))
     if path is None:
         pytest.skip("no Chromium or Chrome was found; `make browser` installs one")
     with sync_playwright() as playwright:
