@@ -73,7 +73,7 @@ def plain(policy: Policy) -> list[dict[str, Any]]:
     return [{"blocks": list(unit.blocks), "save_ops": list(unit.save_ops)} for unit in policy.units]
 
 
-def test_a_click_is_answered_by_figures_sentence_graph_and_timeline(opened: Open) -> None:
+def test_clicks_are_answered_and_join_fold_and_guess(opened: Open) -> None:
     page, (run, graph) = opened(), both.run_of("gpt")
     page.locator('.blocks [data-id="blocks.1"]').click()
     forecast = Forecaster(run, graph).forecast(Policy.recompute(["blocks.1"]))
@@ -91,20 +91,8 @@ def test_a_click_is_answered_by_figures_sentence_graph_and_timeline(opened: Open
     page.get_by_role("button", name="Undo").click()
     assert units_of(page) == [] and not page.locator(".policy").is_visible()
 
-
-@pytest.mark.parametrize("name", ["gpt", "moe"])
-def test_blocks_are_labelled_as_in_the_app(opened: Open, name: str) -> None:
-    page, (run, graph) = opened(name), both.run_of(name)
-    forecaster = Forecaster(run, graph)
-    for policy in [policy for kind in both.KINDS[:4] for policy in both.policies(name, kind, 4)]:
-        facts = Facts(graph=graph, policy=policy, baseline=run, freed_bytes=forecaster.forecast(policy).freed_bytes)
-        shown = page.evaluate("policy => { show(policy); return labelsOf(page.policy) }", plain(policy))
-        expected = {id: [label.bytes, label.note] for id, label in labels(facts).items()}
-        assert {id: label[:2] for id, label in shown.items()} == expected, policy
-
-
-def test_folding_keeps_the_policy_and_shows_the_blocks_inside(opened: Open) -> None:
-    page = opened(fragment="#policy=blocks.2")
+    # Folding keeps the policy and shows the blocks inside.
+    page.evaluate("policy => show(policy)", plain(Policy.recompute(["blocks.2"])))
     page.locator('.blocks [data-id="blocks.2"] [data-act="fold"]').click()
     page.locator('.blocks [data-id="blocks.4.mlp"]').click()
     assert [unit["blocks"] for unit in units_of(page)] == [["blocks.2"], ["blocks.4.mlp"]]
@@ -112,25 +100,18 @@ def test_folding_keeps_the_policy_and_shows_the_blocks_inside(opened: Open) -> N
     page.locator('.blocks [data-id="blocks.4.mlp"]').wait_for(state="detached")
     assert len(units_of(page)) == 2
 
+    # Two neighbours are joined and split again.
+    page.evaluate("show([])")
+    page.locator('.blocks [data-id="blocks.0"]').click()
+    page.locator('.blocks [data-id="blocks.1"]').click()
+    page.get_by_role("button", name="Recompute blocks.0 and blocks.1 as one segment").click()
+    assert [unit["blocks"] for unit in units_of(page)] == [["blocks.0", "blocks.1"]]
+    page.locator('.blocks [data-id="blocks.0"]').click()
+    assert [unit["blocks"] for unit in units_of(page)] == [["blocks.1"]]
 
-@pytest.mark.parametrize("name", ["gpt", "moe"])
-def test_the_budget_takes_the_cheapest_proven_plan_within_it(opened: Open, name: str) -> None:
-    page, plans = opened(name), both.bundled(name).front.plans
-    for share in (0.0, 0.3, 0.6, 1.0):
-        page.evaluate("share => takeBudget(share)", share)
-        budget, peak = page.evaluate("[page.budget, page.answer.peak]")
-        best = min((plan for plan in plans if plan.step_peak_bytes <= budget), key=lambda plan: plan.extra_cost)
-        assert peak == best.step_peak_bytes and units_of(page) == page.evaluate(
-            "units => sorted(units)", plain(best.policy)
-        )
-        assert "roven" in page.locator(".proof").inner_text() or best.certificate.gap >= 1
-
-
-def test_a_guess_comes_before_the_answer(opened: Open) -> None:
-    page = opened()
+    # A guess comes before the answer.
     page.get_by_role("button", name="Next").click()
     guesses = page.locator(".guesses button")
-    run, graph = both.run_of("gpt")
     predicted = mib(page.evaluate("forecast(recorded, facts.presets.all).peak"))
     assert predicted in guesses.all_inner_texts() and guesses.count() >= 3
     wrong = next(text for text in guesses.all_inner_texts() if text != predicted)
@@ -142,7 +123,35 @@ def test_a_guess_comes_before_the_answer(opened: Open) -> None:
     assert not page.locator(".path").is_visible()
 
 
-def test_a_policy_file_of_the_page_is_applied(opened: Open, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["gpt", "moe"])
+def test_labels_budgets_and_a_narrow_window(opened: Open, name: str) -> None:
+    page, (run, graph) = opened(name), both.run_of(name)
+    forecaster = Forecaster(run, graph)
+    for policy in [policy for kind in both.KINDS[:4] for policy in both.policies(name, kind, 4)]:
+        facts = Facts(graph=graph, policy=policy, baseline=run, freed_bytes=forecaster.forecast(policy).freed_bytes)
+        shown = page.evaluate("policy => { show(policy); return labelsOf(page.policy) }", plain(policy))
+        expected = {id: [label.bytes, label.note] for id, label in labels(facts).items()}
+        assert {id: label[:2] for id, label in shown.items()} == expected, policy
+
+    # A budget takes the cheapest proven plan within it.
+    plans = both.bundled(name).front.plans
+    for share in (0.0, 0.3, 0.6, 1.0):
+        page.evaluate("share => takeBudget(share)", share)
+        budget, peak = page.evaluate("[page.budget, page.answer.peak]")
+        best = min((plan for plan in plans if plan.step_peak_bytes <= budget), key=lambda plan: plan.extra_cost)
+        assert peak == best.step_peak_bytes and units_of(page) == page.evaluate(
+            "units => sorted(units)", plain(best.policy)
+        )
+        assert "roven" in page.locator(".proof").inner_text() or best.certificate.gap >= 1
+
+    page.evaluate("show(facts.presets.all)")
+    page.set_viewport_size({"width": 700, "height": 900})
+    assert page.evaluate("document.documentElement.scrollWidth") == 700
+    page.set_viewport_size({"width": 400, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") == 400
+
+
+def test_a_policy_leaves_as_a_file_that_is_applied_and_as_a_link_that_opens(opened: Open, tmp_path: Path) -> None:
     page = opened()
     page.evaluate("policy => show(policy)", plain(MIXED))
     with page.expect_download() as download:
@@ -165,10 +174,6 @@ def test_a_policy_file_of_the_page_is_applied(opened: Open, tmp_path: Path) -> N
     again = {fqn for fqn, n_calls in calls.items() if n_calls > 1}
     assert {next((unit for unit in units if is_within(fqn, unit)), fqn) for fqn in again} == set(units)
 
-
-def test_a_link_to_a_state_opens_it(opened: Open) -> None:
-    page = opened()
-    page.evaluate("policy => show(policy)", plain(MIXED))
     page.wait_for_function("() => location.hash === hash()")
     second = opened(fragment=page.evaluate("location.hash"))
     assert units_of(second) == plain(MIXED)
@@ -178,16 +183,6 @@ def test_a_link_to_a_state_opens_it(opened: Open) -> None:
     second.get_by_text("The link names layer.9, which this page cannot recompute").wait_for()
     odd = [{"blocks": ["a;b", "c+d:e"], "save_ops": ["x,y", "<b>&%'()"]}]
     assert second.evaluate("policy => read(written(policy))", odd) == odd
-
-
-def test_two_neighbours_are_joined_and_split_again(opened: Open) -> None:
-    page = opened()
-    page.locator('.blocks [data-id="blocks.0"]').click()
-    page.locator('.blocks [data-id="blocks.1"]').click()
-    page.get_by_role("button", name="Recompute blocks.0 and blocks.1 as one segment").click()
-    assert [unit["blocks"] for unit in units_of(page)] == [["blocks.0", "blocks.1"]]
-    page.locator('.blocks [data-id="blocks.0"]').click()
-    assert [unit["blocks"] for unit in units_of(page)] == [["blocks.1"]]
 
 
 def test_a_hazard_of_a_chosen_block_is_said_before_any_run(opened: Open) -> None:
@@ -200,11 +195,3 @@ def test_a_hazard_of_a_chosen_block_is_said_before_any_run(opened: Open) -> None
     page.locator('.blocks [data-id="blocks.1"]').click()
     assert "unsafe" in hazards.inner_text() and "random" in hazards.inner_text()
     assert page.locator('.blocks [data-id="blocks.1"] .badge.error').count() == 1
-
-
-def test_it_fits_a_narrow_window(opened: Open) -> None:
-    page = opened("moe", "#preset=all")
-    page.set_viewport_size({"width": 700, "height": 900})
-    assert page.evaluate("document.documentElement.scrollWidth") == 700
-    page.set_viewport_size({"width": 400, "height": 800})
-    assert page.evaluate("document.documentElement.scrollWidth") == 400

@@ -34,9 +34,8 @@ WATCH_LISTENERS = """
 
 @pytest.fixture
 def open_graph(page: Page, serve: Callable[..., object]) -> Callable[..., Page]:
-    def opened(kind: str, n: int = 12, *, scheme: str = "light") -> Page:
+    def opened(kind: str, n: int = 12) -> Page:
         page.add_init_script(WATCH_LISTENERS)
-        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
         page.goto(f"{serve(GRAPH_PAGE).url}?kind={kind}&n={n}")  # type: ignore[attr-defined]
         page.get_by_role("treeitem").first.wait_for()
         return page
@@ -82,7 +81,7 @@ CLICK = """([names, gap]) => new Promise(async (done) => {
 })"""
 
 
-def test_fast_clicks_lose_nothing(open_graph: Callable[..., Page]) -> None:
+def test_fast_clicks_lose_nothing_and_count_in_their_order_around_a_preset(open_graph: Callable[..., Page]) -> None:
     page = open_graph("gpt")
     unfold(page, "blocks", "blocks.11")
     ids = [f"blocks.{i}" for i in range(10)]
@@ -96,6 +95,18 @@ def test_fast_clicks_lose_nothing(open_graph: Callable[..., Page]) -> None:
         assert page.locator('[data-id^="blocks."][aria-checked="true"]').count() == 5
         page.evaluate(CLICK, [ids[5:], gap_ms])
         confirmed(page)
+
+    evens = [f"blocks.{i}" for i in range(0, 12, 2)]
+    for i, gap_ms in zip((1, 3, 5, 7), (0, 10, 50, 0)):
+        one, other = f"blocks.{i}", f"blocks.{i + 4}"
+        page.evaluate(CLICK, [[one, PRESET, other], gap_ms])
+        confirmed(page, *evens, other)
+        page.evaluate(CLICK, [[PRESET, one, other, one], gap_ms])
+        confirmed(page, *evens, other)
+        page.evaluate(CLICK, [[one, other, PRESET], gap_ms])
+        confirmed(page, *evens)
+    settled(page)  # late answers must not bring old marks back
+    assert page.locator('[data-id^="blocks."][aria-checked="true"]').count() == len(evens)
 
 
 OVERTAKEN = """async ([source, data]) => {
@@ -125,24 +136,20 @@ def test_a_call_that_was_overtaken_takes_no_clicks_with_it(page: Page) -> None:
     assert page.evaluate(OVERTAKEN, [browser.script(), data]) == [[[1, "embedding"], [2, "embedding", "head"]], 0]
 
 
-def test_a_preset_and_the_clicks_around_it_all_count_in_their_order(open_graph: Callable[..., Page]) -> None:
-    page = open_graph("gpt", 12)
-    unfold(page, "blocks", "blocks.11")
-    evens = [f"blocks.{i}" for i in range(0, 12, 2)]
-    for i, gap_ms in zip((1, 3, 5, 7), (0, 10, 50, 0)):
-        one, other = f"blocks.{i}", f"blocks.{i + 4}"
-        page.evaluate(CLICK, [[one, PRESET, other], gap_ms])
-        confirmed(page, *evens, other)
-        page.evaluate(CLICK, [[PRESET, one, other, one], gap_ms])
-        confirmed(page, *evens, other)
-        page.evaluate(CLICK, [[one, other, PRESET], gap_ms])
-        confirmed(page, *evens)
-    settled(page)  # late answers must not bring old marks back
-    assert page.locator('[data-id^="blocks."][aria-checked="true"]').count() == len(evens)
+COLOURS = """name => {
+    const host = [...document.querySelectorAll("*")].find((e) => e.shadowRoot?.querySelector(".graph"))
+    const { backgroundColor, color } = getComputedStyle(host.shadowRoot.querySelector(`[data-id="${name}"]`))
+    return [backgroundColor, color]
+}"""
 
 
-def test_the_graph_leaves_no_listener_behind(open_graph: Callable[..., Page]) -> None:
+def test_it_follows_light_and_dark_and_leaves_no_listener_behind(open_graph: Callable[..., Page]) -> None:
     page = open_graph("gpt", 3)
+    light = page.evaluate(COLOURS, "norm")
+    assert light[0] == "rgb(255, 255, 255)"
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function(f"light => !({COLOURS})('norm').some((colour) => light.includes(colour))", arg=light)
+
     page.evaluate(CLICK, [["Remove"], 0])
     page.get_by_role("treeitem").first.wait_for(state="detached")
     page.wait_for_function("() => listening.size === 0")
@@ -196,14 +203,6 @@ def test_a_folded_run_toggles_all_one_or_none(open_graph: Callable[..., Page]) -
     assert run.get_attribute("aria-checked") == "false"
 
 
-def test_selecting_is_not_toggling(open_graph: Callable[..., Page]) -> None:
-    page = open_graph("gpt", 3)
-    row(page, "norm").locator(".pick").click()
-    page.get_by_text("selected: norm").wait_for()
-    assert row(page, "norm").get_attribute("aria-checked") == "false"
-    assert row(page, "norm").get_attribute("aria-selected") == "true"
-
-
 def test_cuts_toggle_by_click_and_key_and_refuse_with_a_reason(open_graph: Callable[..., Page]) -> None:
     page = open_graph("unet")
     cut = page.locator('[data-cut="down1>down2"]')
@@ -234,19 +233,6 @@ def test_hostile_names_stay_names(open_graph: Callable[..., Page]) -> None:
     assert page.locator("[data-id] img").count() == 0
 
 
-def test_it_follows_light_and_dark(open_graph: Callable[..., Page]) -> None:
-    def grounds(scheme: str) -> tuple[str, str]:
-        page = open_graph("gpt", 3, scheme=scheme)
-        style = "(e, name) => getComputedStyle(e)[name]"
-        box = row(page, "norm")
-        return box.evaluate(style, "backgroundColor"), box.evaluate(style, "color")
-
-    light, dark = grounds("light"), grounds("dark")
-    assert light[0] != dark[0]
-    assert light[1] != dark[1]
-    assert light[0] == "rgb(255, 255, 255)"
-
-
 def test_a_thousand_blocks_answer(open_graph: Callable[..., Page]) -> None:
     page = open_graph("wide", 125)
     assert page.get_by_role("treeitem").count() > 1000
@@ -254,12 +240,16 @@ def test_a_thousand_blocks_answer(open_graph: Callable[..., Page]) -> None:
     confirmed(page, "blocks.3", "blocks.70")
 
 
-def test_what_a_screen_reader_hears(open_graph: Callable[..., Page]) -> None:
+def test_what_a_screen_reader_hears_and_a_folded_box_says_of_blocks_inside(open_graph: Callable[..., Page]) -> None:
     page = open_graph("gpt", 3)
     assert row(page, "embedding").get_attribute("aria-label") == "embedding, Embedding, 1.0 MiB"
     for button in page.locator(".graph button").all():
         name = button.get_attribute("aria-label") or ""
         assert sum(letter.isalpha() for letter in name) > 3, name
+    row(page, "norm").locator(".pick").click()
+    page.get_by_text("selected: norm").wait_for()
+    assert row(page, "norm").get_attribute("aria-checked") == "false"
+    assert row(page, "norm").get_attribute("aria-selected") == "true"
     unfold(page, "blocks", "blocks.0")
     unfold(page, "blocks.0", "blocks.0.mlp")
     row(page, "blocks.0").locator(".chip").click()
@@ -269,11 +259,7 @@ def test_what_a_screen_reader_hears(open_graph: Callable[..., Page]) -> None:
     assert inner.get_attribute("aria-description") == "recomputed with blocks.0"
     assert inner.get_attribute("aria-checked") == "false"
 
-
-def test_a_folded_box_says_what_is_chosen_inside(open_graph: Callable[..., Page]) -> None:
-    page = open_graph("gpt", 3)
-    unfold(page, "blocks", "blocks.0")
-    unfold(page, "blocks.0", "blocks.0.mlp")
+    row(page, "blocks.0").locator(".chip").click()
     row(page, "blocks.0.mlp").locator(".chip").click()
     row(page, "blocks.1").locator(".chip").click()
     confirmed(page, "blocks.0.mlp", "blocks.1")

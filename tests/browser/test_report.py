@@ -19,18 +19,12 @@ if TYPE_CHECKING:
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "cpu.msgpack"
 
 
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of a run."""
-    path = tmp_path_factory.mktemp("report") / "report.html"
-    path.write_text(report_text(ReportOf(run=from_msgpack(GOLDEN.read_bytes(), Comparison), name="a run")))
-    return path
-
-
 @pytest.fixture
-def report(from_disk: Callable[[Path], Page], file: Path) -> Page:
-    """The report, opened from disk."""
-    return from_disk(file)
+def report(from_disk: Callable[[Path], Page], tmp_path: Path) -> Page:
+    """The report of a run, opened from disk."""
+    path = tmp_path / "report.html"
+    path.write_text(report_text(ReportOf(run=from_msgpack(GOLDEN.read_bytes(), Comparison), name="a run")))
+    return from_disk(path)
 
 
 def plot_of(report: Page) -> tuple[float, float, float, float]:
@@ -46,7 +40,7 @@ def window_of(report: Page) -> list[float]:
     return list(report.locator("figure.chart .js-plotly-plot").first.evaluate("plot => plot._fullLayout.xaxis.range"))
 
 
-def test_it_zooms_and_comes_back(report: Page) -> None:
+def test_it_zooms_answers_the_pointer_follows_the_scheme_and_fits_a_narrow_window(report: Page) -> None:
     x, y, wide, _ = plot_of(report)
     whole = window_of(report)
     report.mouse.move(x + 0.25 * wide, y + 60)
@@ -63,17 +57,11 @@ def test_it_zooms_and_comes_back(report: Page) -> None:
         "whole => document.querySelector('.js-plotly-plot')._fullLayout.xaxis.range[0] === whole", arg=whole[0]
     )
 
-
-def test_the_pointer_reads_the_nearest_moment(report: Page) -> None:
-    x, y, wide, _ = plot_of(report)
-    report.mouse.move(x + 0.5 * wide, y + 60)
+    report.mouse.move(x + 0.4 * wide, y + 60)
     tip = report.locator(".hoverlayer .hovertext, .hoverlayer .legend").first
     tip.wait_for()
     assert "MiB" in tip.inner_html()
 
-
-def test_charts_follow_the_scheme(report: Page) -> None:
-    plot_of(report)
     title = report.locator("figure.chart .gtitle").first
     light = title.evaluate("text => getComputedStyle(text).fill")
     report.emulate_media(color_scheme="dark")
@@ -81,8 +69,6 @@ def test_charts_follow_the_scheme(report: Page) -> None:
         "light => getComputedStyle(document.querySelector('figure.chart .gtitle')).fill !== light", arg=light
     )
 
-
-def test_a_narrow_window_scrolls_charts_and_not_the_page(report: Page) -> None:
     report.set_viewport_size({"width": 400, "height": 800})
     assert report.evaluate("document.documentElement.scrollWidth") == 400
     assert report.locator("figure.chart").first.evaluate("figure => figure.scrollWidth > figure.clientWidth")
