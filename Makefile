@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh machine: `make app` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
-# Tests run side by side, one worker a core; from four cores on five, as three groups of browser tests mostly wait.
+# Tests run side by side, one worker a core; from four cores on five, as the two groups of browser tests mostly wait.
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); [ $$n -ge 4 ] && echo 5 || echo $$n)
 
 .PHONY: app test quick check bench gallery gpu film browser clean

@@ -37,19 +37,18 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 BROWSER_GROUPS = {
-    "plain models": ("test_plain_models", "test_accessible", "test_files"),
-    "tiny model": ("test_card", "test_timeline", "test_app", "test_pipeline"),
-    "no shared app": ("test_first_visit", "test_explorable", "test_graph", "test_report"),
+    "app": ("test_plain_models", "test_accessible", "test_files", "test_card", "test_app", "test_pipeline"),
+    "other pages": ("test_first_visit", "test_explorable", "test_graph", "test_report"),
 }
-"""Files of browser tests that one test worker runs in this order; they share its app. An app takes 12 s of CPU until
-its first chart, so there are no more groups. A group takes 80 to 100 s where nothing else runs."""
+"""Files of browser tests that one test worker runs in this order; they share its app. A second app and a second tab of
+it take 15 s of CPU until their first chart, so all visits of the app are one group."""
 
 
 def browser_group(path: Path) -> str | None:
     """The group of a file of browser tests. None: another file."""
     if path.parent.name != "browser":
         return None
-    return next((group for group, files in BROWSER_GROUPS.items() if path.stem in files), "no shared app")
+    return next((group for group, files in BROWSER_GROUPS.items() if path.stem in files), "other pages")
 
 
 @pytest.hookimpl(trylast=True)

@@ -36,6 +36,8 @@ def settled(page: Page, *, still_ms: int = STILL_MS) -> Page:
 
 
 def press(page: Page, target: Locator) -> None:
-    """Clicks on a page that has settled."""
+    """Clicks on a page that has settled. The click is one event: between the two of a mouse, plans that arrive may move
+    the target."""
     settled(page)
-    target.click()
+    target.click(trial=True)
+    target.dispatch_event("click")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from explorer.engine.bench import measure
 from explorer.record.base import from_plain
 from explorer.record.card import CardMemory
 from explorer.view.drawing.units import mib
@@ -14,7 +15,7 @@ from explorer.view.memory.card import card_answer
 from tests.browser.served import Served
 from tests.browser.settled import press, settled
 from tests.cli.asked import read
-from tests.cli.conftest import InThisProcess, give
+from tests.cli.conftest import InThisProcess, call_here, give
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands run in this process: another one would import torch for seconds."""
+    """Commands and what they call run in this process: another one would import torch for seconds."""
+    monkeypatch.setattr(measure, "call_in_subprocess", call_here)
     give(monkeypatch, InThisProcess(tmp_path / "runs.sqlite"))
 
 
