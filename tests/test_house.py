@@ -245,12 +245,12 @@ def test_files_stay_small() -> None:
 
 
 BUDGETS = {
-    "record": (3300, 19), "plan": (15460, 82), "engine": (17730, 91), "jobs": (1690, 7), "child_process": (600, 3),
-    "view": (7060, 47), "ui": (7310, 48), "lab": (2960, 29), "own_loop": (1810, 13), "cli": (2830, 22),
+    "record": (3250, 16), "plan": (14880, 71), "engine": (17220, 79), "jobs": (1640, 7), "child_process": (600, 3),
+    "view": (6910, 41), "ui": (7070, 39), "lab": (2890, 28), "own_loop": (1790, 11), "cli": (2530, 18),
 }  # fmt: skip
 """Lines and files of each ring at most. Code that needs more room takes something away first. The aim of the sum is
 44,000 lines in 340 files: lower a budget with the ring."""
-TESTS_BUDGET = (46030, 272)
+TESTS_BUDGET = (43760, 261)
 
 
 def size_of(folder: Path) -> tuple[int, int]:
