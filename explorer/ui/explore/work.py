@@ -26,7 +26,7 @@ from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.record.plan import Plan, Wish
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import Device, RunSpec
-from explorer.ui.session import backend, page_job
+from explorer.ui.session import backend, page_job, window
 from explorer.ui.session.page_job import PageJob
 from explorer.ui.session.repository import MOST_READ, OpenedRun, opened_run, ran_here, request_key, runs
 from explorer.ui.session.values import session_value
@@ -189,6 +189,8 @@ def prepare(state: ExploreState) -> None:
 
     If the draft is only predicted, both happen without data, and each change of an option predicts again.
     """
+    if not window.is_known() and stand_in(baseline_spec(state)) is not None:
+        return  # the first picture comes first: a graph reports its window once it is drawn
     if (request := _first_request(state)) is not None:
         page_job.start(state.job, request)
 

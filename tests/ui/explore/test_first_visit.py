@@ -20,6 +20,8 @@ from explorer.view.drawing.units import mib
 from tests import graphs
 from tests.ui.fake_worker import FakeJob, FakeWorker
 from tests.ui.page_driver import (
+    ROOT,
+    WINDOW,
     App,
     component_data,
     drawn_before_plotly,
@@ -78,6 +80,14 @@ def test_the_recorded_run_is_drawn_at_once_and_answers(
     blocks = at.session_state["draft"].spec.policy.blocks
     assert len(blocks) > 1 and not [job for job in worker.jobs.values() if job is not job_of(worker)]
     assert "No plan of the recorded run" in texts(widget(at, "text_input", "budget").set_value("1 KiB").run())
+
+
+@pytest.mark.usefixtures("visit")
+def test_the_own_run_begins_once_the_browser_has_drawn_the_recorded_one(worker: FakeWorker) -> None:
+    at = AppTest.from_file(str(ROOT / "app.py"), default_timeout=60).run()
+    assert "recorded on another machine" in texts(at) and not worker.of(Measure)
+    at.session_state["window"] = WINDOW
+    assert not at.run().exception and job_of(worker).request.with_graph
 
 
 def test_the_request_for_the_page_begins_what_its_window_joins(app: App, worker: FakeWorker) -> None:
