@@ -53,13 +53,15 @@ def browser_group(path: Path) -> str | None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Browser tests come first, so that no worker begins a long group of them when the others are done."""
-    groups = list(BROWSER_GROUPS)
+    """Browser tests come first, then files with slow tests: no worker begins a long one when the others are done."""
+    groups, slow = list(BROWSER_GROUPS), {item.path for item in items if item.get_closest_marker("slow")}
     files = [file for group in BROWSER_GROUPS.values() for file in group]
 
     def place(item: pytest.Item) -> tuple[int, int]:
         group, file = browser_group(item.path), item.path.stem
-        return (groups.index(group), files.index(file) if file in files else len(files)) if group else (len(groups), 0)
+        if group is None:
+            return len(groups), item.path not in slow
+        return groups.index(group), files.index(file) if file in files else len(files)
 
     items.sort(key=place)
 
