@@ -41,6 +41,7 @@ error, and in a narrow window once the page has drawn buttons."""
 PICTURE_S = 2.5
 """Time within which a visit has drawn its first picture, on two cores."""
 _visited = Event()
+"""Set by each visit; `wait_for_pause` clears it."""
 
 
 class Visits:

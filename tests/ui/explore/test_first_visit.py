@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -14,6 +15,7 @@ from explorer.plan.catalogue import RecordedSample, recorded_sample
 from explorer.record.failure import Failure
 from explorer.record.graph import ModelRef
 from explorer.record.run import RunSpec
+from explorer.ui import server
 from explorer.ui.explore import work
 from explorer.ui.session import address, backend, repository
 from explorer.view.drawing.units import mib
@@ -88,6 +90,13 @@ def test_the_own_run_begins_once_the_browser_has_drawn_the_recorded_one(worker: 
     assert "recorded on another machine" in texts(at) and not worker.of(Measure)
     at.session_state["window"] = WINDOW
     assert not at.run().exception and job_of(worker).request.with_graph
+
+
+def test_the_worker_of_a_new_server_waits_for_a_pause_between_visits(monkeypatch: pytest.MonkeyPatch) -> None:
+    visits = iter([True, True, False])
+    monkeypatch.setattr(server, "_visited", SimpleNamespace(wait=lambda seconds: next(visits), clear=lambda: None))
+    server.wait_for_pause()
+    assert not list(visits), "two visits, then none for PICTURE_S"
 
 
 def test_the_request_for_the_page_begins_what_its_window_joins(app: App, worker: FakeWorker) -> None:
