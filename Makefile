@@ -30,7 +30,7 @@ gallery: .venv/.app      ## sample models and lessons as pages without a server:
 	$(BIN)/python -m explorer gallery --out gallery
 
 film: .venv/.test browser ## the pictures at the top of the README, taken from the real page
-	$(BIN)/python -m tests.browser.film
+	$(BIN)/python .github/film.py
 
 browser: .venv/.test
 	@$(BIN)/python tests/browser/chromium.py

@@ -17,15 +17,18 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from tests.browser.chromium import find
-from tests.browser.measured import ANSWERED
-from tests.browser.served import ROOT, launch, start
-from tests.browser.settled import WATCH_SOCKET, press, settled
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from tests.browser.chromium import find  # noqa: E402
+from tests.browser.measured import ANSWERED  # noqa: E402
+from tests.browser.served import ROOT, launch, start  # noqa: E402
+from tests.browser.settled import WATCH_SOCKET, press, settled  # noqa: E402
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
-FILM, STILL = ROOT / ".github" / "loop.webp", ROOT / ".github" / "explore.png"
+FILM, STILL = HERE / "loop.webp", HERE / "explore.png"
 SIZE = {"width": 1280, "height": 800}
 MOST_BYTES = 1_500_000
 COMPARED = 5
@@ -59,22 +62,31 @@ def scenes(page: Page) -> Iterator[Scene]:
     yield _shot(settled(page), "2 · The forecast answers at once", 2600)
     run = page.get_by_role("button", name="Run", exact=True)
     yield _pointed(page, run, "3 · Run real training steps of both")
-    press(page, run)
+    settled(page)
+    run.click()
     page.get_by_test_id("stProgress").wait_for()
     yield _shot(page, "3 · Run real training steps of both", 1300)
     page.get_by_text(ANSWERED).wait_for()
+    _planned(page)
     yield _shot(settled(page), "4 · Compare: memory, cost, gradients", 3400)
-    for tab, words in (
-        ("Cost", "4 · What it costs, block by block"),
-        ("Gradients", "4 · Is it still the same gradient?"),
+    for tab, words, answer in (
+        ("Cost", "4 · What it costs, block by block", '[data-testid="stPlotlyChart"]'),
+        ("Gradients", "4 · Is it still the same gradient?", ".st-key-seal"),
     ):
         press(page, page.get_by_role("tab", name=tab))
-        page.get_by_test_id("stPlotlyChart").first.wait_for()
+        page.locator(answer).first.wait_for()
         yield _shot(settled(page), words, 2600)
     press(page, page.get_by_role("tab", name="Memory"))
     press(page, page.get_by_role("button", name="Policy file"))
     page.get_by_role("button", name="Policy with evidence").wait_for()
     yield _shot(settled(page), "5 · Take the policy to your training script", 3400)
+
+
+def _planned(page: Page) -> None:
+    """Waits for all plans of the slider. The pointer rests where it shows no help."""
+    page.mouse.move(4, 300)
+    page.get_by_role("slider", name="Memory for time").wait_for()
+    page.get_by_text("Finding plans").wait_for(state="hidden")
 
 
 def _shot(page: Page, words: str, stands_ms: int, at: tuple[float, float] = (-1, -1)) -> Scene:
@@ -117,7 +129,7 @@ def main() -> None:
             page.goto(f"{app.url}/?model=sample_models%2Fgpt.py&size=small")
             page.get_by_text("Measured with everything kept.").wait_for()
             press(page, page.get_by_role("button", name="Not now"))
-            page.get_by_text("Finding plans").wait_for(state="hidden")
+            _planned(page)
             taken = list(scenes(page))
             browser.close()
         finally:
