@@ -15,6 +15,7 @@ import shutil
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
@@ -67,23 +68,30 @@ class Job:
         self._submitted = time.monotonic()
         self._ended: float | None = None
         self._began = False
+        """False while it waits for the worker to start or for another job to end."""
         self._process: JobProcess | None = None
         self._if_killed: Failure | None = None
         self._timers: list[threading.Timer] = []
+        self._listeners: dict[object, Callable[[], object]] = {}
 
     @property
     def finished(self) -> bool:
         return self._finished.is_set()
 
     @property
-    def began(self) -> bool:
-        """False while it waits for the worker to start or for another job to end."""
-        return self._began
-
-    @property
     def elapsed_s(self) -> float:
         """Seconds from the job's submission to its end, or to now."""
         return (self._ended or time.monotonic()) - self._submitted
+
+    def call_at_news(self, listener: object, call: Callable[[], object]) -> None:
+        """Calls `call` once, in another thread, when the job begins, has its next part or has finished. A later call of
+        the same listener replaces the earlier one."""
+        self._listeners[listener] = call
+
+    def _tell(self) -> None:
+        for listener in list(self._listeners):
+            with suppress(KeyError, RuntimeError):  # another thread was faster; the listener's loop has ended
+                self._listeners.pop(listener)()
 
     def cancel(self) -> None:
         """Cancels the job, and kills its process if the job still runs after the grace. Returns at once."""
@@ -240,6 +248,7 @@ class Worker:
             if job.finished:
                 return
             job.progress = progress
+            is_news = progress.part or not job._began
             if not job._began:
                 job._began = True
                 seconds = protocol.time_limit_s(job.request) + self._grace_s
@@ -251,6 +260,8 @@ class Worker:
             job.part = part
             with self._changed:
                 self._note_graph(job.request, job.part)
+        if is_news:
+            job._tell()
 
     def _end(self, job: Job, answer: protocol.Event) -> None:
         if isinstance(answer, protocol.Failed):
@@ -317,6 +328,7 @@ class Worker:
             job.failure = failure
             job._ended = time.monotonic()
             job._finished.set()
+        job._tell()
 
     def _forget(self) -> None:
         """Drops old jobs, as results are large: a page uses the newest results, and the store has the rest."""

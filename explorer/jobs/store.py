@@ -146,21 +146,10 @@ class Store:
     def _insert(self, stored: StoredRecord, record: Record) -> str:
         headlines = json.dumps(record.headlines()) if hasattr(record, "headlines") else "{}"
         run_id = secrets.token_hex(6)
+        named = run_id, stored.kind, stored.name, model_of(record), stored.created, VERSION
+        row = *named, headlines, zlib.compress(stored.record, LEVEL), *_ran(record)
         with self._writing() as connection:
-            connection.execute(
-                "insert into runs values (?, ?, ?, ?, ?, 0, ?, ?, ?, '', ?, ?)",
-                (
-                    run_id,
-                    stored.kind,
-                    stored.name,
-                    model_of(record),
-                    stored.created,
-                    VERSION,
-                    headlines,
-                    zlib.compress(stored.record, LEVEL),
-                    *_ran(record),
-                ),
-            )
+            connection.execute("insert into runs values (?, ?, ?, ?, ?, 0, ?, ?, ?, '', ?, ?)", row)
         return run_id
 
     def _stored(self, run_id: str) -> StoredRecord:

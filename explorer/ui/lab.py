@@ -15,7 +15,7 @@ import streamlit as st
 from explorer.jobs.client import Job
 from explorer.jobs.protocol import RunLab
 from explorer.plan.catalogue import lesson_called, lessons, settings
-from explorer.record.lab import LabOutcome, Lesson, Switch
+from explorer.record.lab import LabOutcome, Lesson
 from explorer.record.run import Device
 from explorer.ui.session import address, backend, page_job, window
 from explorer.ui.session.page_job import PageJob
@@ -158,7 +158,13 @@ def _switches(state: LabState, lesson: Lesson) -> RunLab:
     """The request for a run with the current switches."""
     chosen = settings(lesson, state.switches.get(lesson.name, {}))
     for switch in lesson.switches:
-        chosen[switch.name] = _flip(lesson, switch, chosen[switch.name])
+        chosen[switch.name] = str(
+            st.radio(
+                switch.question, switch.values, index=switch.values.index(chosen[switch.name]),
+                format_func=switch.label, horizontal=all(len(choice.label) <= 6 for choice in switch.choices),
+                key=f"lab_{lesson.name}_{switch.name}",
+            )
+        )  # fmt: skip
     state.switches[lesson.name] = chosen
     offered = backend.devices(state.device)
     state.device = st.radio(
@@ -170,19 +176,6 @@ def _switches(state: LabState, lesson: Lesson) -> RunLab:
         help="cuda needs an NVIDIA GPU; every experiment runs on either.",
     )
     return RunLab(name=lesson.name, switches=chosen, device=state.device)
-
-
-def _flip(lesson: Lesson, switch: Switch, value: str) -> str:
-    short = all(len(choice.label) <= 6 for choice in switch.choices)
-    picked = st.radio(
-        switch.question,
-        switch.values,
-        index=switch.values.index(value),
-        format_func=switch.label,
-        horizontal=short,
-        key=f"lab_{lesson.name}_{switch.name}",
-    )
-    return str(picked)
 
 
 def _take(state: LabState, job: Job) -> None:
@@ -200,11 +193,9 @@ def _result(state: LabState, request: RunLab) -> None:
     if outcome is None:
         outcome = runs().lab_outcomes.get(state.shown.get(request.name, ""))
     if outcome is None:
+        idle = "This experiment has not run yet. Press **Run**; it takes seconds."
         with st.container(border=True):
-            if state.job.id is not None:
-                st.caption("The experiment is running; what it finds will stand here.")
-            else:
-                st.caption("This experiment has not run yet. Press **Run**; it takes seconds.")
+            st.caption(idle if state.job.id is None else "The experiment is running; what it finds will stand here.")
         return
     if not fresh:
         st.markdown(

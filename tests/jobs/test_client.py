@@ -87,18 +87,22 @@ def test_what_cannot_be_asked_is_refused_where_it_is_asked(alone: Worker) -> Non
 
 
 def test_progress_and_parts_of_the_result_arrive(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    hear, heard = worker._heard, []
+    hear, heard, news = worker._heard, [], []
 
     def listen(job: Job, progress: Progress) -> None:
+        begins, told = not job._began, len(news)
+        job.call_at_news("page", lambda: news.append(job.finished))
         hear(job, progress)
         heard.append((job.progress.done, job.part))
+        assert len(news) - told == (begins or bool(progress.part)), "a page hears of the begin and of parts"
 
     monkeypatch.setattr(worker, "_heard", listen)
     job = finish(measure(worker, "steps:20"))
-    assert [done for done, _ in heard[-20:]] == list(range(20)) and job.progress.total == 20 and job.began
+    assert [done for done, _ in heard[-20:]] == list(range(20)) and job.progress.total == 20 and job._began
     assert isinstance(job.part, Measurement) and [part for _, part in heard[-20:]] == [job.result] * 20
     last = finish(measure(worker, "parts")).part
     assert isinstance(last, Measurement) and last.graph is not None, "a page that looks late sees the last part alone"
+    assert True in news, "and of the end"
 
 
 def test_a_result_answers_a_job_that_waits_for_the_same_run(alone: Worker, tmp_path: Path) -> None:
@@ -108,7 +112,7 @@ def test_a_result_answers_a_job_that_waits_for_the_same_run(alone: Worker, tmp_p
     assert alone.open_jobs() == (first, same, other)
     (tmp_path / "go").touch()
     assert finish(first).result == finish(same).result != finish(other).result
-    assert not same.began and other.began and len(Store(alone.store_path).list()) == 2
+    assert not same._began and other._began and len(Store(alone.store_path).list()) == 2
 
 
 @pytest.mark.parametrize(
@@ -160,7 +164,7 @@ def test_a_server_that_is_killed_ends_its_job_alone(alone: Worker) -> None:
 def test_a_cancel_ends_its_own_job_alone(worker: Worker) -> None:
     working, waiting = begin(describe(worker, "steps:3000"), "stepping"), describe(worker, "waiting")
     waiting.cancel()
-    assert waiting.finished and not waiting.began and not working.finished
+    assert waiting.finished and not waiting._began and not working.finished
     server = server_of(worker)
     working.cancel()
     following = finish(describe(worker, "next"))
@@ -239,7 +243,7 @@ def test_equal_requests_of_two_servers_are_one_run(alone: Worker, tmp_path: Path
         assert first.stdout is not None and first.stdout.readline() == b"runs\n"
         cancelled = begin(measure(alone, target), equal)
         cancelled.cancel()
-        assert finish(cancelled).failure is not None and not cancelled.began
+        assert finish(cancelled).failure is not None and not cancelled._began
         second = begin(measure(alone, target), equal)
         first.kill()
     begin(second, "waiting")
@@ -247,7 +251,7 @@ def test_equal_requests_of_two_servers_are_one_run(alone: Worker, tmp_path: Path
     taken, other = begin(measure(third, target), equal), measure(third, "other")
     (tmp_path / "go").touch()
     assert finish(taken).run_id == finish(second).run_id and taken.result == second.result
-    assert not taken.began and finish(other).result is not None
+    assert not taken._began and finish(other).result is not None
     assert finish(measure(third, target)).run_id != second.run_id, "who did not wait measures again"
     third.close()
     assert len(Store(alone.store_path).list()) == 3

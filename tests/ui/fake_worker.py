@@ -29,7 +29,6 @@ class FakeJob:
     def __init__(self, id: str, request: Any) -> None:
         self.id, self.request = id, request
         self.finished = False
-        self.began = True
         self.progress = Progress(what="step", done=2, total=5)
         self.part: Any = None
         self.result: Any = None
@@ -46,6 +45,9 @@ class FakeJob:
 
     def finish(self, result: Any = None, failure: Failure | None = None) -> None:
         self.result, self.failure, self.finished = result, failure, True
+
+    def call_at_news(self, listener: object, call: object) -> None:
+        pass
 
     def wait(self, timeout_s: float | None = None) -> bool:
         return self.finished

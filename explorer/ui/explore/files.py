@@ -136,13 +136,8 @@ def policy_of(state: ExploreState, graph: ModelGraph) -> PolicyFile:
     spec = state.draft.spec
     shown = work.result(state, "shown")
     measured = isinstance(shown, Comparison) and shown.candidate.spec == spec
-    return policy_file.file_of(
-        spec.policy,
-        graph,
-        plan=spec.plan,
-        ranks=spec.ranks,
-        evidence=evidence_of(shown, graph) if measured else None,
-    )
+    evidence = evidence_of(shown, graph) if measured else None
+    return policy_file.file_of(spec.policy, graph, plan=spec.plan, ranks=spec.ranks, evidence=evidence)
 
 
 def policy_text(state: ExploreState, graph: ModelGraph) -> str:

@@ -6,7 +6,6 @@ bundled. Such a stand-in has its origin and its age. It answers no request, so t
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
@@ -132,8 +131,6 @@ def follow_selection(state: ExploreState, graph: ModelGraph) -> None:
 
 
 REQUESTS = (Describe, Measure, MeasureRanks, Compare, DrawAutograd)
-FIRST_REPORT_S = 0.05
-"""Time within which a warm worker reports its work, so that the first drawing already shows the report."""
 
 
 def take(state: ExploreState, job: Job) -> None:
@@ -260,9 +257,6 @@ def compare(state: ExploreState) -> None:
         page_job.start(state.job, prediction_of(spec))
     else:
         page_job.start(state.job, Compare(baseline=runs().baseline(spec), candidate=spec))
-    job, deadline = page_job.running(state.job), time.monotonic() + FIRST_REPORT_S
-    while job is not None and not job.began and time.monotonic() < deadline:
-        time.sleep(0.002)
 
 
 def measure(state: ExploreState, policies: list[Policy]) -> None:

@@ -1,6 +1,6 @@
 """The Run button and the job under way beside it, the same on every page.
 
-    Run ──▶ the bar alone is drawn again: it starts the job and shows it ──▶ three looks a second ──▶ the whole page
+    Run ──▶ the bar alone is drawn again: it starts the job and shows it ──▶ news of the job ──▶ the whole page
 
 A press on Run redraws only this bar, and the rest of the page stays usable. Charts are drawn once, when their data is
 new.
@@ -16,11 +16,12 @@ import streamlit as st
 from explorer.jobs.client import Job
 from explorer.ui.session import page_job
 from explorer.ui.session.page_job import PageJob, Take
-from explorer.ui.session.values import whole
+from explorer.ui.session.values import timer, whole
 from explorer.ui.shared.elements import escape, on_primary
 
 RUN_WIDTH = 140
-LOOK_EVERY_S = 0.3
+LOOK_EVERY_S = 1.0
+"""Between two looks at the progress; parts and the end of a job are looked at when they are there."""
 DOING = {
     "Describe": "Reading the model",
     "Measure": "Measuring the baseline",
@@ -100,6 +101,8 @@ def _start(life: PageJob, bar: RunBar) -> None:
 
 def _watch(life: PageJob, bar: RunBar) -> None:
     """Shows the job until its end; then the bar takes the result, and the whole page is drawn again."""
+    if (job := page_job.running(life)) is not None:
+        job.call_at_news(*timer())  # before the look: no news falls between both
     job = page_job.under_way(life, bar.take)
     if job is None or page_job.take_part(life, bar.take_part):
         st.rerun()

@@ -282,6 +282,41 @@ def test_a_request_waits_until_what_an_ending_runner_drew_is_sent() -> None:
     assert taken == [data] and not later, "the runner of a later request takes this one too"
 
 
+def test_news_fire_the_timer_of_the_fragment_that_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[RerunData] = []
+    later: list[Callable[[], None]] = []
+    loop = SimpleNamespace(call_soon_threadsafe=lambda call: call(), call_later=lambda _, call: later.append(call))
+    fragments, unsent = {"bar"}, ["the end of the last run"]
+    session = SimpleNamespace(
+        id="visitor", has_fragment=fragments.__contains__, _create_scriptrunner=requests.append, _event_loop=loop,
+        _scriptrunner="draws", _browser_queue=unsent,
+    )  # fmt: skip
+    active = {"visitor": SimpleNamespace(session=session)}
+    server = SimpleNamespace(_session_mgr=SimpleNamespace(get_active_session_info=active.get))
+    monkeypatch.setattr(values, "get_instance", lambda: server)
+    context = SimpleNamespace(
+        session_id="visitor", page_script_hash="page", query_string="", cached_message_hashes={"1"}, context_info=None
+    )
+    monkeypatch.setattr(values, "get_script_run_ctx", lambda: context)
+    monkeypatch.setattr(values.ThreadState, "get", lambda: SimpleNamespace(fragment_id="bar"))
+    _, fire = values.timer()
+    fire()
+    session._scriptrunner = None
+    later.pop()()
+    assert not requests, "a run draws, and then its end is not sent yet"
+    unsent.clear()
+    later.pop()()
+    assert requests == [RerunData(fragment_id="bar", page_script_hash="page", is_auto_rerun=True)], "no cached message"
+    unsent.append("a message to nobody")
+    for left in (fragments, active):
+        fire()
+        later.pop()
+        left.clear()
+        fire()
+        assert len(requests) == 1 and not later, "the page has no such fragment any more; then the visitor has left"
+        fragments.add("bar")
+
+
 def test_the_server_sends_small_messages_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page loads a hundred small files: each one waited 40 ms."""
     monkeypatch.setattr(socket.socket, "accept", socket.socket.accept)  # put back at the end
