@@ -5,7 +5,6 @@ The server imports this file for `app`; each visit runs it as a script.
 
 from __future__ import annotations
 
-from importlib import import_module
 from threading import Thread
 
 from streamlit import App
@@ -23,7 +22,6 @@ def get_ready() -> None:
     from explorer.ui.session import backend
     from explorer.ui.shared.charts import import_plotly
 
-    import_module("pandas")  # Streamlit imports it for the first component of a page
     is_repl()  # Streamlit asks before the first element of a page: the first answer takes 70 ms
     import_plotly()
     wait_for_pause()
@@ -33,7 +31,6 @@ def get_ready() -> None:
 if __name__ == "__main__":
     from explorer.ui.navigation import main
 
-    import_module("pandas")  # waits for `get_ready`: Plotly fails on a pandas that is half imported
     main()
 else:
     from starlette.middleware import Middleware

@@ -40,27 +40,30 @@ SIGNS = """() => {
     const hosts = [...document.querySelectorAll("*")].filter((e) => e.shadowRoot)
     const text = [document.body.innerText, ...hosts.map((e) => e.shadowRoot.textContent)].join(" ")
     const graph = hosts.some((e) => e.shadowRoot.querySelector('[role="treeitem"]'))
-    const fresh = (e) => e.closest("[data-stale]")?.dataset.stale !== "true"
     const plots = [...document.querySelectorAll(".js-plotly-plot .main-svg")]
-    const chart = plots.some((e) => !e.closest(".st-key-waiting") && fresh(e))
-    const sketch = [...document.querySelectorAll(".sketch > svg")].some(fresh)
+    const sketches = [...document.querySelectorAll(".sketch > svg")]
     const elsewhere = /another machine/.test(text)
     const metrics = [...document.querySelectorAll('[data-testid="stMetric"]')].map((e) => e.innerText)
     const strip = hosts.map((e) => e.shadowRoot.querySelector('[data-figure="Step time"] .value')?.textContent ?? "")
     const timed = [...metrics, ...strip].some((words) => /\\d ms/.test(words))
     const busy = /[?&]job=/.test(location.search)
-    return {
-        "first words": document.querySelector("#first-words, .st-key-tour_offer") !== null,
-        "what it is": document.querySelector(".st-key-tour_offer, .st-key-tour_begin") !== null,
-        "recorded sketch": sketch && elsewhere,
-        "recorded chart": chart && elsewhere,
-        "own graph": graph && !elsewhere,
-        "own timeline": (sketch || chart) && graph && !elsewhere,
-        "own chart": chart && !elsewhere,
-        "all figures": chart && timed && !elsewhere,
-        "measured": chart && timed && !elsewhere && !busy,
+    const signs = (stands) => {
+        const chart = plots.some(stands), sketch = sketches.some(stands)
+        return {
+            "first words": document.querySelector("#first-words, .st-key-tour_offer") !== null,
+            "what it is": document.querySelector(".st-key-tour_offer, .st-key-tour_begin") !== null,
+            "recorded sketch": sketch && elsewhere,
+            "recorded chart": chart && elsewhere,
+            "own graph": graph && !elsewhere,
+            "own timeline": (sketch || chart) && graph && !elsewhere,
+            "own chart": chart && !elsewhere,
+            "all figures": chart && timed && !elsewhere,
+            "measured": chart && timed && !elsewhere && !busy,
+        }
     }
+    return [signs((e) => e.closest("[data-stale]")?.dataset.stale !== "true"), signs(() => true)]
 }"""
+"""What the page shows, without and with figures that wait for their replacement in a rerun."""
 WATCH = f"""(() => {{
     const look = {SIGNS}
     const times = (window.signs = {{}}), stands = (window.stands = new Set())
@@ -69,9 +72,11 @@ WATCH = f"""(() => {{
     const frame = () => {{
         const now = (performance.timeOrigin + performance.now()) / 1000
         if (document.body && (changed || now - last > {LOOK_S})) {{
-            for (const [sign, seen] of Object.entries(look())) {{
-                if (seen && now - (times[sign] ??= now) > {LOOK_S}) stands.add(sign)
-                if (!seen && !stands.has(sign)) delete times[sign]
+            const [fresh, there] = look()
+            for (const sign in there) {{
+                if (fresh[sign]) times[sign] ??= now
+                if (there[sign] && now - times[sign] > {LOOK_S}) stands.add(sign)
+                if (!there[sign] && !stands.has(sign)) delete times[sign]
             }}
             last = now
             changed = false
@@ -81,7 +86,7 @@ WATCH = f"""(() => {{
     requestAnimationFrame(frame)
 }})()"""
 """Notes in the page when each sign is painted: a browser that runs Plotly answers no question from outside. A later
-look confirms a sign, as half of a rerun has old figures beside new words."""
+look confirms a sign. Half of a rerun has old figures beside new words: a sign begins with figures of this rerun."""
 
 
 def main(*arguments: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import lru_cache
 
 from explorer.errors import BadInput
 from explorer.record.measurement import Measurement
@@ -34,6 +35,7 @@ def parse_bytes(text: str) -> int:
     return int(number) * unit if number.isdigit() else int(float(number) * unit)
 
 
+@lru_cache(1 << 14)  # a chart writes the sizes of 1,400 events
 def mib(n_bytes: int | float) -> str:
     """`206.1 MiB`; from 1,024 MiB on in GiB, below 1 MiB in KiB or bytes."""
     size = abs(n_bytes)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import nullcontext
+from importlib import import_module
+from threading import Event, Lock
+
 import streamlit as st
 
 from explorer.ui import lab
 from explorer.ui.explore import page as explore
 from explorer.ui.pipeline import page as pipeline
 from explorer.ui.runs import page as runs
+from explorer.ui.session import backend, window
 from explorer.ui.session.values import GO_TO, mend_reruns
 
 TAB_ICON = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24">
@@ -22,6 +28,10 @@ WORDMARK = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 196 24" role=
 <text x="30" y="17" font-family="sans-serif" font-size="14" font-weight="600" fill="{ink}">Checkpoint Explorer</text>
 </svg>"""
 """The same sign and the product's name, in the ink of the page."""
+
+_one_visit, _tables_ready = Lock(), Event()
+"""Tables need pandas, whose import takes a quarter of a second: it follows the first figures. No other visit draws
+meanwhile, as Plotly fails on a pandas that is half imported."""
 
 
 def main() -> None:
@@ -43,4 +53,9 @@ def main() -> None:
         if page.url_path != pages[name].url_path:
             st.switch_page(pages[name])
         del st.session_state[GO_TO]
-    page.run()
+    with nullcontext() if _tables_ready.is_set() else _one_visit:
+        page.run()
+        is_idle = window.is_known() and not backend.worker().open_jobs()
+        if is_idle or "pandas" in sys.modules:
+            import_module("pandas")
+            _tables_ready.set()

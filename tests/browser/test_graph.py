@@ -115,7 +115,8 @@ OVERTAKEN = """async ([source, data]) => {
     const parentElement = document.body.appendChild(document.createElement("div"))
     parentElement.innerHTML = '<div class="graph"></div>'
     const sent = []
-    const call = () => answer({ data, parentElement, setStateValue: (_, { seq, on }) => sent.push([seq, ...on]) })
+    const setStateValue = (_, { seq, on }) => sent.push([seq, ...on])
+    const call = () => answer({ data: [data], parentElement, setStateValue })
     const end = call()
     for (const id of ["embedding", "head"]) {
         parentElement.querySelector(`[data-id="${id}"]`).click()

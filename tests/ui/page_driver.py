@@ -41,7 +41,7 @@ def graph_data(at: AppTest) -> dict[str, Any]:
 
 def component_data(at: AppTest) -> list[dict[str, Any]]:
     """What the components of our own were given: the graph, the slider."""
-    return [json.loads(component.proto.json) for component in at.get("bidi_component")]
+    return [json.loads(component.proto.json)[0] for component in at.get("bidi_component")]
 
 
 def drawn_before_plotly(at: AppTest) -> str:
@@ -120,7 +120,7 @@ def upload(at: AppTest, data: bytes | str, name: str = "policy.yaml") -> AppTest
 
 def at_address(at: AppTest, query: dict[str, str]) -> AppTest:
     """`at` before its first run, in a laptop's window."""
-    at.session_state["window"] = WINDOW
+    at.session_state["window"], at.session_state["plotly"] = WINDOW, True
     for name, value in query.items():
         at.query_params[name] = value
     return at

@@ -1,4 +1,4 @@
-"""Components of the page: the block graph, the strip of headline figures, and a slider over the cheapest plans.
+"""Components of the page: the block graph, the strip of headline figures, the first sketch, a slider over plans.
 
 explorer/view/graph/graph.js states the rule that loses no click at any speed. `adopt_marks` and `replace_marks` are the
 Python half of the rule. The page follows the slider while a person drags it, not only at its release.
@@ -20,9 +20,13 @@ from explorer.view.graph.geometry import Layout
 
 
 @cache
-def _component(name: str, html: str, css: str, js: str) -> Any:
-    """Registers a component. Texts with line breaks are not taken for paths: there is no build step."""
-    return st.components.v2.component(f"checkpoint_explorer_{name}", html=html, css=css, js=js)
+def _component(name: str, html: str, css: str, js: str, *, isolate_styles: bool = True) -> Any:
+    """Registers a component. Texts with line breaks are not taken for paths: there is no build step.
+
+    Data is handed over in a list: Streamlit imports pandas to tell whether a value in a dictionary is a table.
+    """
+    name = f"checkpoint_explorer_{name}"
+    return st.components.v2.component(name, html=html, css=css, js=js, isolate_styles=isolate_styles)
 
 
 @cache
@@ -106,7 +110,8 @@ def block_graph(drawing: Layout, state: GraphMarks, paint: Paint, *, key: str) -
     html = '<div class="graph" role="tree" aria-label="Block graph" aria-multiselectable="true"></div>\n'
     component = _component("block_graph", html, browser.style(), browser.script())
     # A state without a callback has no key.
-    component(key=key, data=payload(drawing, state, paint), on_marks_change=lambda: None, on_window_change=lambda: None)
+    data = [payload(drawing, state, paint)]
+    component(key=key, data=data, on_marks_change=lambda: None, on_window_change=lambda: None)
 
 
 def payload(drawing: Layout, state: GraphMarks, paint: Paint) -> dict[str, object]:
@@ -143,7 +148,18 @@ def strip(cells: tuple[Cell, ...]) -> None:
     """
     html = '<div class="box"><div class="strip"></div></div>\n'
     component = _component("figure_strip", html, _text("figure_strip.css"), _text("figure_strip.js"))
-    component(key="strip", data={"cells": [asdict(cell) for cell in cells]}, height="content")
+    component(key="strip", data=[{"cells": [asdict(cell) for cell in cells]}], height="content")
+
+
+def first_picture(drawing: str, *, loaded: bool, take_loaded: Callable[[], None]) -> None:
+    """Draws the HTML of view/drawing/sketch.py over the next chart in its container, until Plotly has drawn that.
+
+    If Plotly's file is not `loaded`, the browser runs the file then and `take_loaded` is called.
+    """
+    html = '<div class="sketch" aria-hidden="true"></div>\n'
+    component = _component("sketch", html, _text("sketch.css"), _text("sketch.js"), isolate_styles=False)
+    data = [{"drawing": drawing, "loaded": loaded}]
+    component(key="sketch", data=data, on_plotly_change=take_loaded, height="content")
 
 
 REMEMBERED_LABELS = 8
@@ -161,7 +177,7 @@ def live_slider(name: str, labels: Sequence[str], at: int, take: Callable[[int],
         drawn.labels, drawn.version = list(labels), drawn.version + 1
     drawn.takes[drawn.version] = len(labels), take
     drawn.takes.pop(drawn.version - REMEMBERED_LABELS, None)
-    data = {"name": name, "labels": drawn.labels, "at": at, "version": drawn.version}
+    data = [{"name": name, "labels": drawn.labels, "at": at, "version": drawn.version}]
     component = _component("live_slider", SLIDER, _text("live_slider.css"), _text("live_slider.js"))
     component(key=key, data=data, on_at_change=lambda: catch_up(key), height="content")
 

@@ -37,11 +37,11 @@ function figure({ label, value, delta, colour, help, below }, i) {
   return box
 }
 
-export default function ({ data, parentElement }) {
+export default function ({ data: [{ cells }], parentElement }) {
   const strip = parentElement.querySelector(".strip")
-  const text = JSON.stringify(data.cells)
+  const text = JSON.stringify(cells)
   if (strip.dataset.drawn === text) return
   strip.dataset.drawn = text
-  strip.replaceChildren(...data.cells.map(figure))
-  strip.style.setProperty("--n", data.cells.length)
+  strip.replaceChildren(...cells.map(figure))
+  strip.style.setProperty("--n", cells.length)
 }

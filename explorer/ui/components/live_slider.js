@@ -2,7 +2,7 @@
 // The browser owns the place while somebody holds it; Python's word counts at any other time.
 const views = new WeakMap()
 
-export default function ({ data, parentElement, setStateValue }) {
+export default function ({ data: [data], parentElement, setStateValue }) {
   let v = views.get(parentElement)
   if (!v) {
     const input = parentElement.querySelector("input")

@@ -16,13 +16,14 @@ from explorer.record.card import CardMemory
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy
+from explorer.ui.components import first_picture
 from explorer.ui.explore.view import View, ledger_of, predicted_line, predicted_on_card
 from explorer.ui.explore.work import BY_ROLE, ExploreState
 from explorer.ui.session import window
 from explorer.ui.session.repository import runs
 from explorer.ui.session.values import bound
 from explorer.ui.shared import draft as drafts
-from explorer.ui.shared.charts import draw, finished, first_picture, made_once, picture, twin
+from explorer.ui.shared.charts import draw, finished, made_once, picture, twin
 from explorer.ui.shared.elements import escape, fold, frame, results_height, small_text
 from explorer.ui.shared.tour import panel_height
 from explorer.view.drawing.axis import Axis, has_times
@@ -74,9 +75,8 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> Callable[[],
         title = st.container(width="stretch", gap=None)
         choice = _view_picker(state, views)
         axis, stacked = _chart_options(baseline, candidate, choice)
-    reasons = _reasons(state, view, baseline)
     height = max(results_height() - ABOVE - panel_height(), LEAST_HEIGHT)
-    why = reasons[0] if reasons and choice == TWO else ""
+    why = next(iter(_reasons(state, view, baseline)), "") if choice == TWO else ""
     options = TimelineOptions(view=choice, axis=axis, stacked=stacked, block=block, picked=picked, why=why)
     measured, question, answer = made_once(lambda: _picture(view, options), baseline, candidate, str(options))
     chart = _with_prediction(measured, view, policy, options)
@@ -92,16 +92,17 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> Callable[[],
         place = st.container()
         is_sketched = view.comparison is None and not (policy.units or axis == "time" or stacked or block or picked)
         if is_sketched:
-            dark = st.context.theme.type == "dark"  # the first picture: a browser may not have Plotly yet
-            first_picture(made_once(lambda: sketch(chart, height, dark=dark), chart, height))
+            drawing = made_once(lambda: sketch(chart, height, dark=st.context.theme.type == "dark"), chart, height)
+            first_picture(drawing, loaded=window.can_draw_charts(), take_loaded=window.note_plotly)
 
     def rest() -> None:
         state.charted = policy  # from now on each toggle draws the panel again
-        if is_sketched and not window.is_known():  # the graph comes first: Plotly holds a browser for a second
+        if is_sketched and not window.can_draw_charts():
             return
         with place:
             picture(chart, key=key, height=height, act=pick)
         twin(chart, key=key)
+        reasons = _reasons(state, view, baseline)
         _why(reasons[1:] if choice == TWO else reasons)
         _ranks(view, candidate or baseline if choice != OF_BASELINE else baseline)
         _alive(baseline, candidate, picked, lambda fqns: _select(state, graph, fqns))

@@ -99,11 +99,12 @@ def _take_over(state: ExploreState) -> None:
     page_job.attach(state.job, work.REQUESTS)
     page_job.take_part(state.job, partial(work.take_part, state))
     page_job.settle(state.job, partial(work.take, state))
+    if (graph := drawn_graph(state)) is not None:
+        drafts.absorb(state.draft, graph)  # also the window, which `prepare` waits for
     work.measure_next(state)
     work.prepare(state)
     state.charted = None
-    if (graph := drawn_graph(state)) is not None:
-        drafts.absorb(state.draft, graph)
+    if graph is not None:
         work.follow_selection(state, graph)
         work.recall(state)
         budget.settle(state, graph)

@@ -23,7 +23,7 @@ from explorer.ui.explore.view import View
 from explorer.ui.explore.work import ExploreState
 from explorer.ui.session import page_job, window
 from explorer.ui.shared import draft as drafts
-from explorer.ui.shared.charts import draw, in_groups, picture
+from explorer.ui.shared.charts import draw, in_groups
 from explorer.ui.shared.download import Offer, download
 from explorer.ui.shared.elements import failure_panel, fold, frame, hazards_panel, small_text
 from explorer.view.compare.cost import (
@@ -46,7 +46,6 @@ from explorer.view.compare.gradients import (
     verdict_sentence,
 )
 from explorer.view.compare.headline import errors
-from explorer.view.drawing.figure import Chart, empty
 from explorer.view.drawing.units import count, flops, milliseconds
 from explorer.view.graph.browser import caption, difference, themed
 from explorer.view.graph.nesting import RUN
@@ -104,20 +103,13 @@ def results(state: ExploreState, view: View) -> Callable[[], None]:
 
 
 def _waiting(state: ExploreState, graph: ModelGraph | None) -> None:
-    """The empty chart says what it waits for. It makes the browser run the chart library, which takes a second: the
-    graph, which reports the window once drawn, comes first."""
+    """Says what the place of the timeline waits for."""
     if state.job.id is None:
         press = " Press **Run** at the bottom." if graph is not None else ""  # a model that was not read cannot run
         st.caption(glossary.NOT_PLAYED if state.draft.predict else f"Nothing was measured yet.{press}")
         return
-    next_part = glossary.GRAPH_FOLLOWS if graph is None else glossary.STEP_FOLLOWS
-    if graph is None or not window.is_known():
-        st.caption(next_part)
-        st.skeleton(height=320)
-        return
-    figure = empty("Memory over the step", next_part)
-    chart = Chart(name="memory timeline", figure=figure, alt=next_part, rows=lambda: ())
-    picture(chart, key="waiting", height=320)
+    st.caption(glossary.GRAPH_FOLLOWS if graph is None else glossary.STEP_FOLLOWS)
+    st.skeleton(height=320)
 
 
 def _memory(state: ExploreState, view: View, block: str) -> Callable[[], None]:

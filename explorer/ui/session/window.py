@@ -1,6 +1,7 @@
-"""The size of the visitor's window, which the server cannot see. A block graph reports the size once drawn.
+"""What the server cannot see of the visitor's browser: the size of its window, and whether it can draw charts.
 
 first visit   a page for USUAL_HEIGHT ──▶ the graph reports "window" ──▶ the page again, laid out for the window
+              ──▶ the sketch of the first chart reports "plotly" ──▶ the page again, with charts
 later         the window is known; a very different size arrives the same way
 """
 
@@ -16,7 +17,7 @@ from explorer.view.graph.geometry import Window
 USUAL_HEIGHT = 800
 """Pixels of a laptop's window: the page fits it without scrolling."""
 LARGEST_HEIGHT = 1600
-KEY = "window"
+KEY, PLOTLY = "window", "plotly"
 
 
 def take(message: Mapping[str, Any] | None) -> bool:
@@ -31,6 +32,16 @@ def take(message: Mapping[str, Any] | None) -> bool:
 def is_known() -> bool:
     """Whether a graph has reported its window."""
     return KEY in st.session_state
+
+
+def can_draw_charts() -> bool:
+    """Whether the browser has run Plotly's file, which holds it for a second."""
+    return PLOTLY in st.session_state
+
+
+def note_plotly() -> None:
+    """The browser has run Plotly's file."""
+    st.session_state[PLOTLY] = True
 
 
 def extra_height() -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping
-from functools import cache
 from threading import RLock
 from typing import Any, TypeVar
 
@@ -72,42 +71,6 @@ def picture(chart: Chart, *, key: str, height: int | None = None, act: Callable[
             on_select="ignore" if act is None else clicked,
             selection_mode="points",
         )
-
-
-def first_picture(drawing: str) -> None:
-    """Draws the HTML of view/drawing/sketch.py over the next chart in its container, until Plotly has drawn that."""
-    _sketch()(key="sketch", data={"drawing": drawing}, height="content")
-
-
-@cache
-def _sketch() -> Any:
-    # Plotly's file is on its way (app.py). It runs, a second without other work, once sketch and graph are seen.
-    return st.components.v2.component(
-        "checkpoint_explorer_sketch",
-        html='<div class="sketch" aria-hidden="true"></div>\n',
-        css=""".sketch { position: absolute; inset: 0; z-index: 1; background: var(--st-background-color);
-  font-family: var(--st-font); }
-.sketch > * { position: absolute; margin: 0; font-size: 12px; line-height: 20px; white-space: nowrap; }
-.sketch .turned { left: 11px; transform: translate(-50%, -50%) rotate(-90deg); }
-.sketch b { font-weight: normal; margin-right: 6px; }
-.sketch b svg { height: 7px; margin: 0 5px 1px; }
-.sketch path { vector-effect: non-scaling-stroke; }
-.st-key-first { position: relative; }
-.stElementContainer.st-key-sketch { position: static; }
-.st-key-first:has(.main-svg) .sketch { display: none; }
-""",
-        js="""export default function ({ data, parentElement }) {
-  parentElement.querySelector(".sketch").innerHTML = data.drawing
-  const library = performance.getEntriesByType("resource").find(({ name }) => /PlotlyChart[^/]*js$/.test(name))
-  const graphs = () => [...document.querySelectorAll('[class*="st-key-block_graph"] *')].map((e) => e.shadowRoot)
-  const run = () =>
-    graphs().some((root) => root?.querySelector('[role="treeitem"]')) ? import(library.name) : setTimeout(later, 50)
-  const later = () => requestIdleCallback(run)
-  if (library) later()
-}
-""",
-        isolate_styles=False,
-    )
 
 
 def finished(chart: Chart, height: int | None = None) -> Chart:

@@ -392,7 +392,7 @@ function onResize(v) {
   v.window = { ...seen, known: true }
 }
 
-export default function ({ data, parentElement, setStateValue }) {
+export default function ({ data: [data], parentElement, setStateValue }) {
   let v = views.get(parentElement)
   if (!v) {
     v = { root: parentElement.querySelector(".graph"), nodes: new Map(), cutNodes: new Map(), actions: {} }

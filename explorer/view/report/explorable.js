@@ -168,7 +168,7 @@ function drawGraph() {
     selected: page.selected, segments: page.policy.filter((unit) => unit.blocks.length > 1).map((unit) => unit.blocks),
     actions: Object.fromEntries(page.policy.filter((unit) => unit.save_ops.length).flatMap((unit) => unit.blocks.map((fqn) => [fqn, "save ops"]))),
     jump: null, height: 560, window: null };
-  blockGraph({ data, parentElement: host, setStateValue: onMarks });
+  blockGraph({ data: [data], parentElement: host, setStateValue: onMarks });
 }
 
 function onMarks(name, marks) {

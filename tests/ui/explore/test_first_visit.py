@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from threading import Event, Lock
 from types import SimpleNamespace
 
 import pytest
@@ -15,8 +20,8 @@ from explorer.plan.catalogue import RecordedSample, recorded_sample
 from explorer.record.failure import Failure
 from explorer.record.graph import ModelRef
 from explorer.record.run import RunSpec
-from explorer.ui import server
-from explorer.ui.explore import work
+from explorer.ui import navigation, server
+from explorer.ui.explore import page, work
 from explorer.ui.session import address, backend, repository
 from explorer.view.drawing.units import mib
 from tests import graphs
@@ -88,8 +93,32 @@ def test_the_recorded_run_is_drawn_at_once_and_answers(
 def test_the_own_run_begins_once_the_browser_has_drawn_the_recorded_one(worker: FakeWorker) -> None:
     at = AppTest.from_file(str(ROOT / "app.py"), default_timeout=60).run()
     assert "recorded on another machine" in texts(at) and not worker.of(Measure)
+    at.session_state[at.session_state["draft"].widget] = {"window": WINDOW}
+    assert not at.run().exception and job_of(worker).request.with_graph, "also if Plotly's report comes along"
+
+
+FIRST_PICTURE = """import sys
+from streamlit.testing.v1 import AppTest
+at = AppTest.from_file("app.py", default_timeout=60).run()
+print(bool(at.get("bidi_component")), "pandas" in sys.modules)"""
+
+
+def test_the_first_picture_is_drawn_without_pandas(tmp_path: Path) -> None:
+    home = {**os.environ, "CHECKPOINT_EXPLORER_HOME": str(tmp_path)}
+    drawn = subprocess.run([sys.executable, "-c", FIRST_PICTURE], cwd=ROOT, env=home, capture_output=True, text=True)
+    assert drawn.stdout == "True False\n", drawn.stderr
+
+
+@pytest.mark.usefixtures("worker", "app")
+def test_visits_draw_one_at_a_time_until_tables_can_be_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    turn, alone, draw = Lock(), [], page.page
+    monkeypatch.setattr(navigation, "_one_visit", turn)
+    monkeypatch.setattr(navigation, "_tables_ready", Event())
+    monkeypatch.setattr(page, "page", lambda: (alone.append(turn.locked()), draw()))
+    at = AppTest.from_file(str(ROOT / "app.py"), default_timeout=60)
     at.session_state["window"] = WINDOW
-    assert not at.run().exception and job_of(worker).request.with_graph
+    at.run().run()
+    assert alone == [True, False] and not turn.locked(), "the first run draws alone and loads pandas"
 
 
 def test_the_worker_of_a_new_server_waits_for_a_pause_between_visits(monkeypatch: pytest.MonkeyPatch) -> None:

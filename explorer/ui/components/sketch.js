@@ -1,0 +1,11 @@
+// Plotly's file is on its way (app.py). It runs, a second without other work, once sketch and graph are drawn.
+export default function ({ data: [{ drawing, loaded }], parentElement, setStateValue }) {
+  parentElement.querySelector(".sketch").innerHTML = drawing
+  const library = performance.getEntriesByType("resource").find(({ name }) => /PlotlyChart[^/]*js$/.test(name))
+  const graphs = () => [...document.querySelectorAll('[class*="st-key-block_graph"] *')].map((e) => e.shadowRoot)
+  const isDrawn = () => graphs().some((root) => root?.querySelector('[role="treeitem"]'))
+  const tell = () => setStateValue("plotly", true)
+  const run = () => (isDrawn() ? import(library.name).finally(tell) : setTimeout(later, 50))
+  const later = () => requestIdleCallback(run)
+  if (!loaded) library ? later() : tell()
+}
