@@ -103,7 +103,7 @@ def visited(graph: ModelGraph, run: Measurement, n_clicks: int) -> tuple[float, 
         patch.object(page, "_desk", kept(page._desk, desk_ms)),
     ):
         at = AppTest.from_file(str(ROOT / "app.py"), default_timeout=600)
-        at.session_state["window"] = WINDOW
+        at.session_state["window"], at.session_state["plotly"] = WINDOW, True
         at.query_params["model"] = "sample_models/mlp.py"
         _, opened_ms = clocked(lambda: settle(at.run()))
         desk_ms.clear()
