@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from threading import Thread
 
-from streamlit import App
-from streamlit.env_util import is_repl
+from streamlit import App, delta_generator
 
 from explorer.ui.server import Visits, send_at_once, wait_for_pause
 
@@ -22,7 +21,6 @@ def get_ready() -> None:
     from explorer.ui.session import backend
     from explorer.ui.shared.charts import import_plotly
 
-    is_repl()  # Streamlit asks before the first element of a page: the first answer takes 70 ms
     import_plotly()
     wait_for_pause()
     backend.worker().warm()
@@ -35,6 +33,7 @@ if __name__ == "__main__":
 else:
     from starlette.middleware import Middleware
 
+    delta_generator._use_warning_has_been_displayed = True  # Streamlit looks for 70 ms whether to warn: not a server
     send_at_once()
     Thread(target=get_ready, daemon=True).start()
     app = App(__file__, middleware=[Middleware(Visits)])
