@@ -33,7 +33,8 @@ if __name__ == "__main__":
 else:
     from starlette.middleware import Middleware
 
-    delta_generator._use_warning_has_been_displayed = True  # Streamlit looks for 70 ms whether to warn: not a server
+    # Streamlit would read all callers' sources, for 70 ms, to warn a person who starts a page without a server.
+    delta_generator._use_warning_has_been_displayed = True
     send_at_once()
     Thread(target=get_ready, daemon=True).start()
     app = App(__file__, middleware=[Middleware(Visits)])

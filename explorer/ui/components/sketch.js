@@ -1,4 +1,4 @@
-// Plotly's file is on its way (app.py). It runs, a second without other work, once sketch and graph are drawn.
+// The document names Plotly's file (ui/server.py). The file holds a browser for a second: sketch and graph come first.
 export default function ({ data: [{ drawing, loaded }], parentElement, setStateValue }) {
   parentElement.querySelector(".sketch").innerHTML = drawing
   const library = performance.getEntriesByType("resource").find(({ name }) => /PlotlyChart[^/]*js$/.test(name))

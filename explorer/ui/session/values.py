@@ -97,8 +97,8 @@ def once_a_press(act: Callable[..., object]) -> Callable[..., None]:
 def timer() -> tuple[object, Callable[[], object]]:
     """The timer of the fragment that is drawn now, and a function that fires the timer at once, from any thread.
 
-    A browser that draws a chart fires up to a second late. This one fires once all that was drawn is sent: Streamlit
-    would else take back the end of the last run, and the browser would lose parts of the page.
+    A browser that draws a chart fires up to a second late. The function waits until the last run's messages are sent:
+    Streamlit would mark that run as interrupted, and the browser would keep outdated parts of the page.
     """
     context, fragment = get_script_run_ctx(), ThreadState.get().fragment_id
     sessions = getattr(get_instance(), "_session_mgr", None)  # none in a test without a server

@@ -40,7 +40,7 @@ def can_draw_charts() -> bool:
 
 
 def note_plotly() -> None:
-    """The browser has run Plotly's file."""
+    """Notes that the browser has run Plotly's file."""
     st.session_state[PLOTLY] = True
 
 
