@@ -52,6 +52,7 @@ SIGNS = """() => {
         return {
             "first words": document.querySelector("#first-words, .st-key-tour_offer") !== null,
             "what it is": document.querySelector(".st-key-tour_offer, .st-key-tour_begin") !== null,
+            "recorded preview": document.querySelector('#preview > [data-part="chart"]') !== null,
             "recorded sketch": sketch && elsewhere,
             "recorded chart": chart && elsewhere,
             "own graph": graph && !elsewhere,

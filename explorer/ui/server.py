@@ -1,20 +1,23 @@
-"""Additions to Streamlit's server: response headers, first words in the document, connections without delay, pauses.
+"""Additions to Streamlit's server: headers, a preview in the document, connections without delay, pauses.
 
 app.py installs them. They stand apart because app.py also runs as the script of each visit, which needs none of them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 import streamlit
-from starlette.responses import HTMLResponse
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from streamlit.web.server.starlette.starlette_websocket import is_host_allowed
 
+from explorer.ui import components
 from explorer.ui.session.address import visit_of
-from explorer.view.text.explore import ABOUT
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,21 +26,7 @@ PRELOADED = ("BidiComponent", "PlotlyChart", "recordbatch", "serialization")
 FRAMING = [(b"x-frame-options", b"DENY"), (b"content-security-policy", b"frame-ancestors 'none'")]
 ROOT = '<div id="root"></div>'
 """The element of Streamlit's document that the page fills."""
-FIRST_WORDS = f"""{ROOT}
-<style>
-html:not(:has([data-testid="stApp"])) {{ color-scheme: light dark; background: light-dark(#fff, #171614); }}
-#first-words {{
-    position: fixed; top: 68px; left: 14px; right: 14px; margin: 0; font: 600 12.25px/1.6 "Source Sans", sans-serif;
-    color-scheme: light dark; color: light-dark(#111, #edebe8); pointer-events: none;
-}}
-@media (min-width: 768px) {{ #first-words {{ top: 74px; left: 70px; }} }}
-@media (max-width: 1000px) {{ body:has(.st-key-top) #first-words {{ display: none; }} }}
-body:has(.st-key-top [data-testid="stMarkdown"], [data-testid="stException"], [role="dialog"]) #first-words,
-body:has([data-testid="stMarkdown"]):not(:has(.st-key-top)) #first-words {{ display: none; }}
-</style>
-<p id="first-words">{ABOUT.strip("*")}</p>"""
-"""The page's first sentence, where the page draws it later. The rules hide it once the page has drawn a sentence or an
-error, and in a narrow window once the page has drawn buttons."""
+PREVIEW = "/preview"
 PICTURE_S = 2.5
 """Time within which a visit has drawn its first picture, on two cores."""
 _visited = Event()
@@ -50,12 +39,13 @@ class Visits:
     A document also names the browser's part of Plotly, 4.7 MB, and of components. Without the name a browser would load
     it after the page is made: Streamlit requests a file with the first element of its kind.
 
-    The document of Explore contains FIRST_WORDS. A browser runs scripts for a second before the page draws anything.
+    The document of Explore has first words and requests PREVIEW, a known run: a browser runs scripts for a second
+    before the page draws anything.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app, static = app, Path(streamlit.__file__).parent / "static"
-        document = (static / "index.html").read_text(encoding="utf-8").replace(ROOT, FIRST_WORDS)
+        document = (static / "index.html").read_text(encoding="utf-8").replace(ROOT, ROOT + components.preview())
         self.document = HTMLResponse(document, headers={"cache-control": "no-cache"})
         early = [file.name for file in static.glob("static/js/*.js") if file.name.partition(".")[0] in PRELOADED]
         self.links = [(b"link", f"</static/js/{name}>; rel=modulepreload".encode()) for name in early]
@@ -72,7 +62,19 @@ class Visits:
                 message = {**message, "headers": headers}
             await send(message)
 
-        await (self.app if query is None else self.document)(scope, receive, send_with_headers)
+        answer: ASGIApp = self.app if query is None else self.document
+        if scope["type"] == "http" and scope["path"] == PREVIEW:
+            answer = await asyncio.to_thread(answer_preview, Request(scope))
+        await answer(scope, receive, send_with_headers)
+
+
+def answer_preview(request: Request) -> Response:
+    """The parts of a known run as JSON; no content for a visit that no earlier run answers, or from a foreign host."""
+    from explorer.ui.explore.preview import preview
+
+    allowed = is_host_allowed(request.headers.get("host"))
+    parts = preview(request.query_params, request.cookies) if allowed else None
+    return JSONResponse(parts) if parts is not None else Response(status_code=204)
 
 
 def begin(query: dict[str, str]) -> None:

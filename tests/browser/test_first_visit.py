@@ -78,6 +78,12 @@ def has_few_controls_and_a_large_chart(page: Page) -> None:
     assert plot["y"] - column["y"] <= MOST_ABOVE, (plot, column)
 
 
+def places(page: Page) -> list[float]:
+    """Edges of the figures, the graph and the first chart: of the preview, later of the page."""
+    boxes = [page.locator(part).bounding_box() for part in (".strip", ".graph", ".sketch")]
+    return [edge for box in boxes if box is not None for edge in box.values()]
+
+
 def test_a_first_visit_answers_before_the_worker_and_its_path_ends_with_a_policy_that_a_script_applies(
     page: Page, held_worker: Path, new_app: Served, tmp_path: Path
 ) -> None:
@@ -89,14 +95,19 @@ def test_a_first_visit_answers_before_the_worker_and_its_path_ends_with_a_policy
     page.route("**/static/js/index.*", lambda route: scripts.append(route))
     page.goto(new_app.url, wait_until="commit")
     first_words.wait_for()
+    page.locator("#preview .sketch > svg").wait_for()
+    preview = places(page)
+    assert page.get_by_text("recorded on another machine").count() == 1
     page.unroute("**/static/js/index.*")
     for route in scripts:
         route.continue_()
+    page.locator("#preview").wait_for(state="detached")
     page.get_by_text("recorded on another machine").wait_for()
     first_words.wait_for(state="hidden")
     page.get_by_text("Choose blocks that compute their activations again").filter(visible=True).wait_for()
     page.get_by_role("treeitem").first.wait_for()
     drawn = settled(page).locator(".sketch > svg").bounding_box()
+    assert places(page) == pytest.approx(preview, abs=1), "nothing moved"
     holds.clear()
     for route in held:
         route.continue_()

@@ -6,6 +6,7 @@ Python half of the rule. The page follows the slider while a person drags it, no
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -17,6 +18,7 @@ import streamlit as st
 from explorer.view.graph import browser
 from explorer.view.graph.browser import Paint, painted
 from explorer.view.graph.geometry import Layout
+from explorer.view.text.explore import ABOUT
 
 
 @cache
@@ -32,6 +34,30 @@ def _component(name: str, html: str, css: str, js: str, *, isolate_styles: bool 
 @cache
 def _text(file: str) -> str:
     return (Path(__file__).parent / file).read_text(encoding="utf-8")
+
+
+GRAPH = '<div class="graph" role="tree" aria-label="Block graph" aria-multiselectable="true"></div>\n'
+STRIP = '<div class="box"><div class="strip"></div></div>\n'
+SKETCH = '<div class="sketch" aria-hidden="true"></div>\n'
+
+
+def preview() -> str:
+    """HTML that draws a known run before the page is there, with the page's own components (preview.js)."""
+    sources = {
+        "strip": (STRIP, _text("figure_strip.css"), _text("figure_strip.js")),
+        "graph": (GRAPH, browser.style(), browser.script()),
+        "chart": (SKETCH, _text("sketch.css"), _text("sketch.js")),
+    }
+    parts = (
+        f"{part}: {{ html: {json.dumps(f'<style>{css}</style>{html}')}, draw: {browser.as_function(js)} }}"
+        for part, (html, css, js) in sources.items()
+    )
+    script = f"const parts = {{ {', '.join(parts)} }}\n{_text('preview.js')}"
+    return (
+        f'<style>{_text("preview.css")}</style><div id="preview">'
+        f'<p id="first-words"><span><b>{ABOUT.strip("*")}</b> <mark></mark> <i></i></span></p></div>'
+        f"<script>{{ {script} }}</script>"
+    )
 
 
 REMEMBERED_REVISIONS = 32
@@ -107,8 +133,7 @@ def block_graph(drawing: Layout, state: GraphMarks, paint: Paint, *, key: str) -
 
     If `paint.window` is a guess or differs much from the browser's window, the latter arrives as "window".
     """
-    html = '<div class="graph" role="tree" aria-label="Block graph" aria-multiselectable="true"></div>\n'
-    component = _component("block_graph", html, browser.style(), browser.script())
+    component = _component("block_graph", GRAPH, browser.style(), browser.script())
     # A state without a callback has no key.
     data = [payload(drawing, state, paint)]
     component(key=key, data=data, on_marks_change=lambda: None, on_window_change=lambda: None)
@@ -146,8 +171,7 @@ def strip(cells: tuple[Cell, ...]) -> None:
 
     Help stands on each label: the question mark of Streamlit's metric is a control that answers no click.
     """
-    html = '<div class="box"><div class="strip"></div></div>\n'
-    component = _component("figure_strip", html, _text("figure_strip.css"), _text("figure_strip.js"))
+    component = _component("figure_strip", STRIP, _text("figure_strip.css"), _text("figure_strip.js"))
     component(key="strip", data=[{"cells": [asdict(cell) for cell in cells]}], height="content")
 
 
@@ -156,8 +180,7 @@ def first_picture(drawing: str, *, loaded: bool, take_loaded: Callable[[], None]
 
     If Plotly's file is not `loaded`, the browser runs the file then and `take_loaded` is called.
     """
-    html = '<div class="sketch" aria-hidden="true"></div>\n'
-    component = _component("sketch", html, _text("sketch.css"), _text("sketch.js"), isolate_styles=False)
+    component = _component("sketch", SKETCH, _text("sketch.css"), _text("sketch.js"), isolate_styles=False)
     data = [{"drawing": drawing, "loaded": loaded}]
     component(key="sketch", data=data, on_plotly_change=take_loaded, height="content")
 

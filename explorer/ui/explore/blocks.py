@@ -21,10 +21,11 @@ from explorer.ui.explore.view import View, block_prices, ledger_of, price_tag
 from explorer.ui.explore.work import ExploreState
 from explorer.ui.session import page_job, window
 from explorer.ui.session.repository import KeyedRun
+from explorer.ui.session.window import USUAL_HEIGHT
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.elements import escape
 from explorer.view.graph.browser import Paint
-from explorer.view.graph.geometry import Layout
+from explorer.view.graph.geometry import Layout, Window
 from explorer.view.graph.labels import Facts, distances_by_block, labels
 from explorer.view.text import explore as glossary
 
@@ -122,16 +123,8 @@ def facts_of(state: ExploreState, view: View, graph: ModelGraph, drawing: Layout
 def graph_panel(state: ExploreState, facts: Facts, drawing: Layout) -> None:
     """The drawing itself; clicks arrive in `shared/draft.py`."""
     graph, policy = facts.graph, facts.policy
-    marks = drafts.marks_of(state.draft, graph)
-    paint = Paint(
-        labels=labels(facts, [row.id for row in drawing.rows]),
-        segments=tuple(unit.blocks for unit in policy.units if len(unit.blocks) > 1),
-        actions={unit.blocks[0]: ACTIONS[unit.action] for unit in policy.units if unit.action in ACTIONS},
-        height=HEIGHT + window.extra_height(),
-        window=window.laid_out_for(),
-        jump=state.draft.jump,
-    )
-    components.block_graph(drawing, marks, paint, key=state.draft.widget)
+    paint = paint_of(facts, drawing, window.laid_out_for(), jump=state.draft.jump)
+    components.block_graph(drawing, drafts.marks_of(state.draft, graph), paint, key=state.draft.widget)
     _segment_button(state, facts)
     if facts.alive is not None:
         st.caption("Bars: what each block holds at the picked moment.")
@@ -145,6 +138,19 @@ def graph_panel(state: ExploreState, facts: Facts, drawing: Layout) -> None:
             escape(f"The policy names {len(unknown)} blocks that this model lacks: {', '.join(unknown[:5])}."),
             icon=":material/warning:",
         )
+
+
+def paint_of(facts: Facts, drawing: Layout, window: Window, *, jump: tuple[str, int] | None = None) -> Paint:
+    """The blocks of `drawing` with their labels and actions, for a page laid out for `window`."""
+    units = facts.policy.units
+    return Paint(
+        labels=labels(facts, [row.id for row in drawing.rows]),
+        segments=tuple(unit.blocks for unit in units if len(unit.blocks) > 1),
+        actions={unit.blocks[0]: ACTIONS[unit.action] for unit in units if unit.action in ACTIONS},
+        height=HEIGHT + window.height - USUAL_HEIGHT,
+        window=window,
+        jump=jump,
+    )
 
 
 def _segment_button(state: ExploreState, facts: Facts) -> None:

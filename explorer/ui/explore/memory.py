@@ -110,6 +110,15 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> Callable[[],
     return rest
 
 
+def first_sketch(view: View, height: int, *, dark: bool) -> str:
+    """HTML of the sketch that the panel of a first visit begins with; empty without a measured baseline."""
+    first = TimelineOptions(view=OF_BASELINE, axis="tick", stacked=False, block="", picked=None, why="")
+    if view.charted is None:
+        return ""
+    chart, _, _ = made_once(lambda: _picture(view, first), view.charted, None, str(first), dark=dark)
+    return sketch(chart, height, dark=dark)
+
+
 def picked_event(custom: list[Any] | None, choice: str) -> Cursor:
     """Run and event of a clicked point; None for a point that is no event, such as the mark of a collective."""
     if not custom or custom[0] not in ("run", "baseline", "candidate"):

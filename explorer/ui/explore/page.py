@@ -211,8 +211,7 @@ def _freshness(view: View, sentence: str) -> str:
         where = view.baseline.recorded_in or (ranks.in_words if ranks else "")
         return f"{line} {escape(where)}. {glossary.MEASURED_RANKS if ranks else glossary.NO_MODEL}"
     if view.stand_in is not None:
-        age_s = None if view.stand_in.created is None else time.time() - view.stand_in.created
-        where = glossary.stand_in_text(age_s, here=view.stand_in.here)
+        where = f":blue-badge[:material/history: {view.stand_in.in_words}]"
         return f"{sentence} {where}" if sentence else f"{glossary.ABOUT} {where} {line}"
     if view.baseline is None and view.comparison is None:
         return f"{glossary.ABOUT} {line}"

@@ -6,6 +6,7 @@ bundled. Such a stand-in has its origin and its age. It answers no request, so t
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
@@ -31,6 +32,7 @@ from explorer.ui.session.repository import MOST_READ, OpenedRun, opened_run, ran
 from explorer.ui.session.values import session_value
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.draft import Draft
+from explorer.view.text.explore import stand_in_text
 
 BY_ROLE = "by role"
 """The view of the memory chart that shows a selected block; None: both runs."""
@@ -192,6 +194,12 @@ def prepare(state: ExploreState) -> None:
         page_job.start(state.job, request)
 
 
+def first_state(query: Mapping[str, str]) -> tuple[ExploreState, Request | None]:
+    """What a visit to the address with `query` finds on its page, and the request that it would start with."""
+    state = ExploreState(draft=drafts.first_draft(query))
+    return state, _first_request(state)
+
+
 def begin(query: Mapping[str, str]) -> None:
     """Submits the first request of a visit while its window is still being made. The window's equal request joins.
 
@@ -200,8 +208,8 @@ def begin(query: Mapping[str, str]) -> None:
     if backend.worker().job(query.get("job", "")) is not None:  # a refresh finds its job again
         return
     with suppress(ExplorerError):  # the page says why
-        state = ExploreState(draft=drafts.first_draft(query))
-        if stand_in(baseline_spec(state)) is None and (request := _first_request(state)) is not None:
+        state, request = first_state(query)
+        if request is not None and stand_in(baseline_spec(state)) is None:
             page_job.submit(request)
 
 
@@ -296,6 +304,12 @@ class EarlierRun(NamedTuple):
     here: bool = False
     """Whether this machine ran it."""
     plans: tuple[Plan, ...] = ()
+
+    @property
+    def in_words(self) -> str:
+        """Where the run was measured, and when if the store has it."""
+        age_s = None if self.created is None else time.time() - self.created
+        return stand_in_text(age_s, here=self.here)
 
 
 def stand_in(spec: RunSpec) -> EarlierRun | None:

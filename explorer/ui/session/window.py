@@ -1,12 +1,13 @@
 """What the server cannot see of the visitor's browser: the size of its window, and whether it can draw charts.
 
-first visit   a page for USUAL_HEIGHT ──▶ the graph reports "window" ──▶ the page again, laid out for the window
-              ──▶ the sketch of the first chart reports "plotly" ──▶ the page again, with charts
+first visit   the document notes the window in a cookie ──▶ a page for this window ──▶ the graph reports "window"
+              ──▶ the first run is measured; the sketch of the first chart reports "plotly" ──▶ charts
 later         the window is known; a very different size arrives the same way
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,17 +45,30 @@ def note_plotly() -> None:
     st.session_state[PLOTLY] = True
 
 
+def laid_out_for() -> Window:
+    """The window that the page is laid out for now: as a graph reported it, else as the document noted it."""
+    if not is_known():
+        return of_cookie(st.context.cookies)
+    size = st.session_state[KEY]
+    return Window(height=_in_steps(size["height"]), narrow=bool(size["narrow"]), known=True)
+
+
+def of_cookie(cookies: Mapping[str, str]) -> Window:
+    """The window that components/preview.js notes; a usual window without a readable cookie."""
+    cookie = re.fullmatch(r"(\d{1,5})\.([01])", str(cookies.get(KEY)))
+    height, narrow = (int(cookie[1]), cookie[2] == "1") if cookie else (USUAL_HEIGHT, False)
+    return Window(height=_in_steps(height), narrow=narrow, known=False)
+
+
+def _in_steps(height: int) -> int:
+    return USUAL_HEIGHT + max(0, min(height, LARGEST_HEIGHT) - USUAL_HEIGHT) // 20 * 20
+
+
 def extra_height() -> int:
     """Pixels by which this visitor's window is higher than USUAL_HEIGHT, in steps of 20."""
-    height: int = st.session_state[KEY]["height"] if is_known() else USUAL_HEIGHT
-    return max(0, min(height, LARGEST_HEIGHT) - USUAL_HEIGHT) // 20 * 20
+    return laid_out_for().height - USUAL_HEIGHT
 
 
 def narrow() -> bool:
     """Whether this visitor's window has no room for two columns."""
-    return is_known() and bool(st.session_state[KEY]["narrow"])
-
-
-def laid_out_for() -> Window:
-    """The window that the page is laid out for now."""
-    return Window(height=USUAL_HEIGHT + extra_height(), narrow=narrow(), known=is_known())
+    return laid_out_for().narrow

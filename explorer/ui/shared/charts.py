@@ -29,9 +29,12 @@ def import_plotly() -> None:
     figure("").add_scatter(line={}, fillpattern={})
 
 
-def made_once(make: Callable[[], T], *of: object) -> T:
-    """What `make` makes of `of`, or made in an earlier rerun of any visitor. Three quarters of a rerun make charts."""
-    dark = st.context.theme.type == "dark"
+def made_once(make: Callable[[], T], *of: object, dark: bool | None = None) -> T:
+    """What `make` makes of `of`, or made in an earlier rerun of any visitor. Three quarters of a rerun make charts.
+
+    `dark` names the theme where no page is drawn.
+    """
+    dark = st.context.theme.type == "dark" if dark is None else dark
     key = " ".join(repr(value) if isinstance(value, PLAIN) else str(id(value)) for value in (dark, *of))
     result: T = _results.get_or_make(key, lambda: (of, make()))[1]  # holds `of`: no other object gets its id
     return result

@@ -19,6 +19,7 @@ from explorer.record.graph import Hazard
 from explorer.ui.session import window
 from explorer.ui.session.page_job import PageJob
 from explorer.view.drawing.units import mib
+from explorer.view.graph.geometry import Window
 
 ON_PRIMARY = "#0B1B2B"
 """Dark words on the light primary colour of the dark theme; Streamlit writes white in both."""
@@ -76,9 +77,9 @@ def two_columns(key: str) -> tuple[DeltaGenerator, DeltaGenerator]:
     return left, right.container(height="content" if window.narrow() else results_height(), border=False, key=key)
 
 
-def results_height() -> int:
-    """Pixels of height for the results in this visitor's window."""
-    return RIGHT_HEIGHT + window.extra_height()
+def results_height(visitor: Window | None = None) -> int:
+    """Pixels of height for the results in a window, by default in that of the visitor whose page is drawn."""
+    return RIGHT_HEIGHT + (visitor or window.laid_out_for()).height - window.USUAL_HEIGHT
 
 
 SEVERITIES: dict[str, Literal["red", "orange", "gray"]] = {"error": "red", "warning": "orange", "note": "gray"}

@@ -47,6 +47,11 @@ def script() -> str:
     return (HERE / "graph.js").read_text(encoding="utf-8")
 
 
+def as_function(module: str) -> str:
+    """The exported function of `module`, the source text of a module, as an expression."""
+    return f"(() => {{\n{module.replace('export default function', 'return function', 1)}\n}})()"
+
+
 def style() -> str:
     """Source text of graph.css."""
     return (HERE / "graph.css").read_text(encoding="utf-8")

@@ -58,8 +58,8 @@ def document(title: str, body: Iterable[str], *, share_plotly: bool = False) -> 
 
 def _block_graph() -> str:
     """graph.js, a module elsewhere, as a function of this script, and its style."""
-    body = browser.script().replace("export default function", "return function", 1)
-    return f"const blockGraph = (() => {{\n{body}\n}})();\nconst blockGraphStyle = {json.dumps(browser.style())};"
+    function = browser.as_function(browser.script())
+    return f"const blockGraph = {function};\nconst blockGraphStyle = {json.dumps(browser.style())};"
 
 
 def section(title: str, parts: Iterable[str]) -> str:

@@ -221,7 +221,7 @@ ANSWERED = {
 def stand_in_text(age_s: float | None, *, here: bool) -> str:
     """Where and when a run was measured that stands in for one of this machine; None: bundled with the app."""
     where = "measured before the model's file changed" if here else "recorded on another machine"
-    return f":blue-badge[:material/history: {where}{'' if age_s is None else f', {ago(age_s)}'}]"
+    return f"{where}{'' if age_s is None else f', {ago(age_s)}'}"
 
 
 def ago(age_s: float) -> str:

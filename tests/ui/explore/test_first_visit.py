@@ -12,16 +12,20 @@ from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
+from starlette.requests import Request
 from streamlit.testing.v1 import AppTest
 
 from explorer.jobs.protocol import Measure
 from explorer.jobs.store import Store
 from explorer.plan.catalogue import RecordedSample, recorded_sample
+from explorer.record.base import to_plain
 from explorer.record.failure import Failure
 from explorer.record.graph import ModelRef
+from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 from explorer.ui import navigation, server
 from explorer.ui.explore import page, work
+from explorer.ui.explore.preview import preview
 from explorer.ui.session import address, backend, repository
 from explorer.view.drawing.units import mib
 from tests import graphs
@@ -37,6 +41,7 @@ from tests.ui.page_driver import (
     say,
     slider,
     start_only,
+    strip_cells,
     texts,
     widget,
 )
@@ -97,6 +102,33 @@ def test_the_own_run_begins_once_the_browser_has_drawn_the_recorded_one(worker: 
     assert not at.run().exception and job_of(worker).request.with_graph, "also if Plotly's report comes along"
 
 
+@pytest.mark.usefixtures("visit")
+def test_the_preview_is_what_the_page_draws_first(recorded: RecordedSample) -> None:
+    early = preview({"job": "of a refresh"}, {})
+    at = AppTest.from_file(str(ROOT / "app.py"), default_timeout=60).run()
+    assert early is not None and early["origin"] == "recorded on another machine"
+    assert (early["cells"], early["chart"]) == (strip_cells(at), drawn_before_plotly(at))
+    assert to_plain(early["graph"]) == graph_data(at)
+    high, dark = preview({}, {"window": "1000.0"}), preview({"dark": "1"}, {"window": "broken"})
+    assert high is not None and dark is not None
+    assert high["height"] - 200 == dark["height"] == early["height"]
+    assert high["graph"]["window"] == {"height": 1000, "narrow": False, "known": False}
+    assert len({run["chart"] for run in (early, high, dark)}) == 3, "another height, another theme"
+    with_policy = replace(recorded.run.spec, policy=Policy.recompute(["blocks.0"]))
+    assert preview(address.to_query(with_policy), {}) is None, "its chart shows a forecast"
+    assert preview(address.to_query(replace(recorded.run.spec, seed=1)), {}) is None, "nothing is known of it"
+
+
+@pytest.mark.usefixtures("app")
+def test_the_preview_is_for_visits_to_this_host_alone() -> None:
+    def status(host: str, query: bytes = b"") -> int:
+        scope = {"type": "http", "headers": [(b"host", host.encode())], "query_string": query}
+        return server.answer_preview(Request(scope)).status_code
+
+    assert (status("localhost:8501"), status("evil.example")) == (200, 204)
+    assert status("127.0.0.1", b"model=sample_models/gpt.py&size=gpu") == 204, "nothing is known of it"
+
+
 FIRST_PICTURE = """import sys
 from streamlit.testing.v1 import AppTest
 at = AppTest.from_file("app.py", default_timeout=60).run()
@@ -109,8 +141,11 @@ def test_the_first_picture_is_drawn_without_pandas(tmp_path: Path) -> None:
     assert drawn.stdout == "True False\n", drawn.stderr
 
 
-@pytest.mark.usefixtures("worker", "app")
-def test_visits_draw_one_at_a_time_until_tables_can_be_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("app")
+def test_visits_draw_one_at_a_time_until_tables_can_be_drawn(
+    worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "open_jobs", tuple)
     turn, alone, draw = Lock(), [], page.page
     monkeypatch.setattr(navigation, "_one_visit", turn)
     monkeypatch.setattr(navigation, "_tables_ready", Event())

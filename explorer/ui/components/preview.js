@@ -1,0 +1,47 @@
+// A known run, drawn in the document where the page draws it later: Streamlit's scripts take the browser a second.
+// `parts` (components/__init__.py) has a part's style and HTML, and the function that draws its data.
+const LONGEST_MS = 20000
+const ROOM = 1100 // pixels of width from which the page's parts stand where preview.css puts them
+const preview = document.getElementById("preview")
+const there = (selector) => document.querySelector(selector) !== null
+const has = (part, inside) => [...document.querySelectorAll(`${part} *`)].some((e) => e.shadowRoot?.querySelector(inside))
+
+function isOver() {
+  const isDrawn = has('[class*="st-key-block_graph"]', '[role="treeitem"]') && there(".sketch > svg, .main-svg")
+  const isElsewhere = there('[data-testid="stMarkdown"]') && !there(".st-key-top")
+  return isDrawn || isElsewhere || there('[data-testid="stException"], [role="dialog"]')
+}
+
+function draw(part, data, height) {
+  const host = document.createElement("div")
+  host.dataset.part = part
+  host.inert = host.ariaHidden = true
+  if (height) host.style.height = `${height}px`
+  const root = host.attachShadow({ mode: "open" })
+  root.innerHTML = parts[part].html
+  preview.append(host)
+  parts[part].draw({ data: [data], parentElement: root, setStateValue() {} })
+}
+
+function wait() {
+  if (!isOver() && performance.now() < LONGEST_MS) return requestAnimationFrame(wait)
+  preview.remove()
+}
+
+async function begin() {
+  const query = new URLSearchParams(location.search)
+  query.set("dark", +matchMedia("(prefers-color-scheme: dark)").matches)
+  const answer = await fetch(`preview?${query}`)
+  if (answer.status !== 200 || isOver()) return
+  const { origin, words, cells, graph, chart, height } = await answer.json()
+  const [mark, line] = preview.querySelectorAll("mark, i")
+  mark.textContent = origin
+  line.textContent = words
+  draw("strip", { cells })
+  draw("graph", graph)
+  draw("chart", { drawing: chart, loaded: true }, height)
+  wait()
+}
+
+document.cookie = `window=${innerHeight}.${+(innerWidth < 900)}; SameSite=Strict`
+if (innerWidth >= ROOM) begin()

@@ -1,0 +1,41 @@
+"""What components/preview.js draws before the page is there: figures, graph and first chart of a known run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from explorer.ui.components import payload
+from explorer.ui.explore import work
+from explorer.ui.explore.blocks import facts_of, paint_of
+from explorer.ui.explore.headline import Drawn, cells
+from explorer.ui.explore.memory import ABOVE, first_sketch
+from explorer.ui.explore.view import predicted, view_of, worth_recomputing
+from explorer.ui.session import window
+from explorer.ui.shared import draft as drafts
+from explorer.ui.shared.elements import results_height
+from explorer.view.graph.geometry import layout
+
+
+def preview(query: Mapping[str, str], cookies: Mapping[str, str]) -> dict[str, object] | None:
+    """The parts for a visit with `query` in the window of `cookies`; None for a visit that no earlier run answers.
+
+    `query["dark"]` is "1" in a dark theme.
+    """
+    state, _ = work.first_state(query)
+    view, policy, visitor = view_of(state), state.draft.spec.policy, window.of_cookie(cookies)
+    if view.graph is None or view.baseline is None or policy.units:
+        return None
+    marks, forecast = drafts.marks_of(state.draft, view.graph), predicted(view, policy)
+    drawing = layout(view.graph, marks.open)
+    facts = facts_of(state, view, view.graph, drawing, forecast)
+    drawn = Drawn(policy=policy, forecast=forecast, hazards=facts.hazards, worth=worth_recomputing(view.graph))
+    height = results_height(visitor) - ABOVE
+    return {
+        "origin": view.stand_in.in_words if view.stand_in is not None else "",
+        "words": str(view.freshness),
+        "cells": [asdict(cell) for cell in cells(view, drawn)],
+        "graph": payload(drawing, marks, paint_of(facts, drawing, visitor)),
+        "chart": first_sketch(view, height, dark=query.get("dark") == "1"),
+        "height": height,
+    }
