@@ -15,6 +15,7 @@ from explorer.ui.session import window
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.elements import results_height
 from explorer.view.graph.geometry import layout
+from explorer.view.text.explore import Freshness
 
 
 def preview(query: Mapping[str, str], cookies: Mapping[str, str]) -> dict[str, object] | None:
@@ -24,7 +25,7 @@ def preview(query: Mapping[str, str], cookies: Mapping[str, str]) -> dict[str, o
     """
     state, _ = work.first_state(query)
     view, policy, visitor = view_of(state), state.draft.spec.policy, window.of_cookie(cookies)
-    if view.graph is None or view.baseline is None or policy.units:
+    if view.graph is None or policy.units or view.freshness not in (Freshness.STAND_IN, Freshness.BASELINE):
         return None
     marks, forecast = drafts.marks_of(state.draft, view.graph), predicted(view, policy)
     drawing = layout(view.graph, marks.open)
@@ -33,7 +34,7 @@ def preview(query: Mapping[str, str], cookies: Mapping[str, str]) -> dict[str, o
     height = results_height(visitor) - ABOVE
     return {
         "origin": view.stand_in.in_words if view.stand_in is not None else "",
-        "words": str(view.freshness),
+        "words": str(view.freshness).rpartition("] ")[2],
         "cells": [asdict(cell) for cell in cells(view, drawn)],
         "graph": payload(drawing, marks, paint_of(facts, drawing, visitor)),
         "chart": first_sketch(view, height, dark=query.get("dark") == "1"),

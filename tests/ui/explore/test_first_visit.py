@@ -142,10 +142,8 @@ def test_the_first_picture_is_drawn_without_pandas(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("app")
-def test_visits_draw_one_at_a_time_until_tables_can_be_drawn(
-    worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(worker, "open_jobs", tuple)
+def test_visits_draw_one_at_a_time_until_tables_can_be_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeWorker, "open_jobs", lambda worker: ())
     turn, alone, draw = Lock(), [], page.page
     monkeypatch.setattr(navigation, "_one_visit", turn)
     monkeypatch.setattr(navigation, "_tables_ready", Event())
@@ -202,6 +200,8 @@ def test_parts_of_the_own_run_take_its_place_and_clicks_stay(
     at = at.run()
     assert "ms" in texts(at) or "≈ ×" in figures(at)["Step time"]
     assert not at.session_state["draft"].spec.policy.blocks
+    again = preview({}, {})
+    assert again is not None and (again["origin"], again["words"]) == ("", "Measured with everything kept.")
 
 
 def test_a_stored_run_stands_in_for_a_changed_model_and_another_structure_ends_it(
@@ -215,6 +215,7 @@ def test_a_stored_run_stands_in_for_a_changed_model_and_another_structure_ends_i
     at = visit()
     assert "before the model's file changed, a moment ago" in texts(at)
     assert figures(at)["Step peak"] == mib(stored.step_peak_bytes)
+    assert "file changed, a moment ago" in str(preview({}, {}))
     other = graphs.gpt(2)
     job_of(worker).part = replace(stored, graph=other, allocations=None, phases=(), blocks=(), times=None)
     at = at.run()
