@@ -37,7 +37,7 @@ WORDS_A_SECOND = 200 / 60
 """Speed of a person who reads."""
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 SIGNS = """() => {
-    const hosts = [...document.querySelectorAll("*")].filter((e) => e.shadowRoot)
+    const hosts = [...document.querySelectorAll("#root *")].filter((e) => e.shadowRoot)
     const text = [document.body.innerText, ...hosts.map((e) => e.shadowRoot.textContent)].join(" ")
     const graph = hosts.some((e) => e.shadowRoot.querySelector('[role="treeitem"]'))
     const plots = [...document.querySelectorAll(".js-plotly-plot .main-svg")]

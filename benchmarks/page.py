@@ -59,7 +59,7 @@ GRAPHS = {
 }
 WATCH = f"""(() => {{
     const painted = (window.painted = {{}})
-    const hosts = () => [...document.querySelectorAll("*")].filter((e) => e.shadowRoot)
+    const hosts = () => [...document.querySelectorAll("#root *")].filter((e) => e.shadowRoot)
     const graph = () => hosts().some((e) => e.shadowRoot.querySelector('[role="treeitem"]'))
     const look = (now) => {{
         if (!painted.graph && graph()) painted.graph = now

@@ -19,6 +19,10 @@ from tests.browser.settled import press, settled
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
+GROWN = """() => [...document.querySelectorAll(".js-plotly-plot")].map((chart) => chart._fullLayout)
+    .filter(({ _size, margin }) => ["l", "r", "t", "b"].some((side) => _size[side] > margin[side]))
+    .map(({ _size, margin, xaxis }) => [xaxis.title.text, _size, margin])"""
+"""Charts with a margin that was too small: Plotly has drawn them again."""
 CURSOR_RGB = "rgb({}, {}, {})".format(*bytes.fromhex(CURSOR.removeprefix("#")))
 
 
@@ -52,6 +56,7 @@ def test_a_policy_is_toggled_run_compared_found_after_a_refresh_and_hidden_from_
         page.get_by_role("tab", name=tab, selected=True).wait_for()
         evidence = page.get_by_text(re.compile("^Every bit of"))
         evidence.or_(page.get_by_test_id("stPlotlyChart").locator("visible=true")).first.wait_for()
+        assert settled(page).evaluate(GROWN) == []
         assert page.get_by_test_id("stException").count() == 0
 
     bar = settled(page).locator(".st-key-ledger .bars .point path").first

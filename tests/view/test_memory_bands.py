@@ -13,7 +13,7 @@ from explorer.plan.memory.ledger import ledger
 from explorer.record import ROLES, Allocations, Measurement
 from explorer.view.drawing.axis import MAX_POINTS
 from explorer.view.drawing.figure import Chart
-from explorer.view.drawing.sketch import BOTTOM, TOP, sketch
+from explorer.view.drawing.sketch import TOP, sketch
 from explorer.view.memory.blocks import ledger_chart, saved_bytes_chart
 from explorer.view.memory.stacked import AGAIN, HEADROOM, MOST_BANDS, REST, by_block, roles
 from explorer.view.memory.timeline import NO_TIMELINE, timeline
@@ -41,7 +41,7 @@ def assert_adds_up(chart: Chart, peak_bytes: int | None) -> None:
 def assert_sketched(chart: Chart) -> None:
     """The sketch has the areas, and the first, highest and last point of their outline in a plot 400 pixels high."""
     bands, total, names = stack_of(chart)
-    page = sketch(chart, TOP + 400 + BOTTOM, dark=False)
+    page = sketch(chart, TOP + 400 + chart.figure.layout.margin.b, dark=False)
     assert len(re.findall(r'stroke-width="\.5" fill="rgba', page)) == len(names)
     line = re.search(r'd="M\S+ (\S+?)(H[^"]*)" fill="none"', page)
     assert line is not None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from html import unescape
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -67,13 +68,13 @@ def figure(question: str, answer: str = "", *, height: int = 420) -> go.Figure:
     """An empty figure titled with its question, the answer in figures below it."""
     place = {"x": 0, "xanchor": "left", "yref": "container", "y": 1, "yanchor": "top", "pad": {"t": 8, "l": 4}}
     title = {"text": question, **place, **({"subtitle": {"text": answer}} if answer else {})}
-    legend = {"orientation": "h", "yanchor": "top", "xanchor": "left", "x": 0, "y": _below_axis(height)}
-    axis = {"automargin": True, "gridcolor": GRID, "zeroline": False, "title": {"standoff": 4}}
+    legend = {"orientation": "h", "yanchor": "top", "xanchor": "left", "x": 0}
+    axis = {"gridcolor": GRID, "zeroline": False, "title": {"standoff": 4}}
     # Whole at once: each later update of a figure costs Plotly milliseconds.
     return go.Figure(
         layout={
             "title": title,
-            "margin": {"l": 8, "r": 12, "t": 60 if answer else 44, "b": 8},
+            "margin": {"l": 8, "r": 16, "t": 60 if answer else 44, "b": 8},
             "paper_bgcolor": "rgba(0,0,0,0)",
             "plot_bgcolor": "rgba(0,0,0,0)",
             "legend": {**legend, "title": {"text": ""}},
@@ -81,20 +82,42 @@ def figure(question: str, answer: str = "", *, height: int = 420) -> go.Figure:
             "dragmode": "zoom",
             "modebar": {"bgcolor": "rgba(0,0,0,0)"},
             "height": height,
-            "xaxis": axis,
-            "yaxis": axis,
+            "xaxis": {**axis, "automargin": "bottom"},
+            "yaxis": {**axis, "automargin": "left"},
         }
     )
 
 
-def _below_axis(height: int) -> float:
-    """Place of a legend below the axis, as a share of the plot's height."""
-    return -42 / max(height - 100, 80)
+LETTER, LINE, NARROW = 6.5, 19, 500
+"""Pixels of a letter and of a line, and of a plot in the narrowest window of two columns."""
+
+
+def leave_room(fig: go.Figure) -> None:
+    """Sets margins in which labels, titles and legend fit.
+
+    Plotly draws a figure again, up to three times, for each margin that it finds too small: a second of a busy browser.
+    """
+    axis, layout = fig.layout.yaxis, fig.layout
+    if axis.visible is False:
+        return
+    category = dict.fromkeys(label for trace in fig.data for label in trace.y) if axis.type == "category" else None
+    lines = [line for label in axis.ticktext or category or ["1000"] for line in str(label).split("\n")]
+    title_lines = axis.title.text.count("\n") + 1 if axis.title.text else 0
+    names = [trace.name or "" for trace in fig.data if trace.showlegend is not False]
+    is_shown = (
+        layout.showlegend or (layout.showlegend is None and len(names) > 1) or any(t.showlegend for t in fig.data)
+    )
+    widths = [40 + LETTER * len(name) for name in names]
+    n_columns = len(names) if sum(widths) <= NARROW else max(1, NARROW // max(widths))
+    legend = 17 + LINE * ceil(len(names) / n_columns) if is_shown and names else 0
+    layout.margin.update(l=round(18 + LETTER * max(map(len, lines)) + LINE * title_lines), b=48 + legend)
+    size(fig, layout.height)
 
 
 def size(fig: go.Figure, height: int) -> None:
     """Sets the height in pixels; the legend stays below the axis."""
-    fig.update_layout(height=height, legend_y=_below_axis(height))
+    margin = fig.layout.margin
+    fig.update_layout(height=height, legend_y=-42 / max(height - margin.t - margin.b, 60))
 
 
 def untitled(fig: go.Figure) -> tuple[str, str]:
@@ -140,6 +163,9 @@ class Chart:
     """The picture in a sentence. No two charts share one: a screen reader tells them apart by it."""
     rows: Callable[[], Rows]
     """The numbers of the figure, computed when a reader opens the table."""
+
+    def __post_init__(self) -> None:
+        leave_room(self.figure)
 
     @property
     def is_plotted(self) -> bool:

@@ -19,9 +19,8 @@ from explorer.view.drawing.axis import minmax
 from explorer.view.drawing.colours import FULL_TEXT, GRID, QUIET_TEXT
 from explorer.view.drawing.figure import ON_AREA, Chart, literal
 
-TOP, RIGHT, BOTTOM = 8, 12, 80
-LEFT, DIGIT = 28, 6
-"""Pixels of a margin at the left without the tick labels, and of a digit."""
+TOP, RIGHT = 8, 16
+"""Pixels above the plot and at its right."""
 WIDTH = 680
 """Units of the drawing along the stretched axis, about as many as pixels."""
 PADDING = 0.0565
@@ -62,9 +61,9 @@ def sketch(chart: Chart, height: int, *, dark: bool) -> str:
     figure, stack = chart.figure, [trace for trace in chart.figure.data if trace.stackgroup]
     if not stack or figure.layout.xaxis.tickvals is None:
         return ""
-    top, pixels = float(figure.layout.yaxis.range[1]), height - TOP - BOTTOM
+    left, below = round(figure.layout.margin.l), round(figure.layout.margin.b)
+    top, pixels = float(figure.layout.yaxis.range[1]), height - TOP - below
     ticks = list(_ticks(top, pixels))
-    left = LEFT + DIGIT * max(len(label) for _, label in ticks)
     plot = Plot(left=left, height=pixels, top=top, first=float(stack[0].x[0]), last=float(stack[0].x[-1]))
     quiet = QUIET_TEXT["dark" if dark else "light"]
     patterns = "".join(
