@@ -105,7 +105,6 @@ def timer() -> tuple[object, Callable[[], object]]:
     info = sessions.get_active_session_info(context.session_id) if sessions and context else None
     if sessions is None or info is None or context is None or fragment is None:
         return None, lambda: None
-    # Without the hashes of messages in the browser's cache: by then it may have dropped them.
     page, query, about = context.page_script_hash, context.query_string, context.context_info
     data = RerunData(query, page_script_hash=page, fragment_id=fragment, context_info=about, is_auto_rerun=True)
     session = info.session

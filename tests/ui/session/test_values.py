@@ -24,7 +24,9 @@ import pytest
 import streamlit
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 from streamlit.runtime.app_session import AppSession
+from streamlit.runtime.forward_msg_cache import populate_hash_if_needed
 from streamlit.runtime.scriptrunner import RerunData
 from streamlit.runtime.scriptrunner_utils.script_requests import ScriptRequests, ScriptRequestType
 from streamlit.testing.v1 import AppTest
@@ -340,3 +342,11 @@ def test_the_server_sends_small_messages_at_once(monkeypatch: pytest.MonkeyPatch
 
     with ThreadPoolExecutor(1) as thread:  # Playwright's loop runs in the one that ran browser tests
         assert thread.submit(asyncio.run, delays()).result()
+
+
+def test_a_browser_gets_every_message_whole() -> None:
+    """A quick browser may have dropped the message that a hash stands for, which ends its page (streamlit#15816)."""
+    message = ForwardMsg()
+    message.delta.new_element.markdown.body = 10_000_000 * " "
+    populate_hash_if_needed(message)
+    assert not message.metadata.cacheable
