@@ -39,7 +39,7 @@ class Visits:
     A document also names the browser's part of Plotly, 4.7 MB, and of components. Without the name a browser would load
     it after the page is made: Streamlit requests a file with the first element of its kind.
 
-    The document of Explore has first words and requests PREVIEW, a known run: a browser runs scripts for a second
+    The document of Explore has first words and requests PREVIEW, an earlier run: a browser runs scripts for a second
     before the page draws anything.
     """
 
@@ -69,7 +69,7 @@ class Visits:
 
 
 def answer_preview(request: Request) -> Response:
-    """The parts of a known run as JSON; no content for a visit that no earlier run answers, or from a foreign host."""
+    """The parts of an earlier run as JSON; no content if no earlier run answers the visit, or for a foreign host."""
     from explorer.ui.explore.preview import preview
 
     allowed = is_host_allowed(request.headers.get("host"))

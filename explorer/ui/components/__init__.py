@@ -42,7 +42,7 @@ SKETCH = '<div class="sketch" aria-hidden="true"></div>\n'
 
 
 def preview() -> str:
-    """HTML that draws a known run before the page is there, with the page's own components (preview.js)."""
+    """HTML for the document: first words, and a script that draws an earlier run with the page's own components."""
     sources = {
         "strip": (STRIP, _text("figure_strip.css"), _text("figure_strip.js")),
         "graph": (GRAPH, browser.style(), browser.script()),

@@ -1,6 +1,7 @@
-// A known run, drawn in the document where the page draws it later: Streamlit's scripts take the browser a second.
+// An earlier run, drawn in the document where the page draws it later: Streamlit's scripts take the browser a second.
 // `parts` (components/__init__.py) has a part's style and HTML, and the function that draws its data.
 const LONGEST_MS = 20000
+const NARROW = 900 // as in graph.js
 const ROOM = 1100 // pixels of width from which the page's parts stand where preview.css puts them
 const preview = document.getElementById("preview")
 const there = (selector) => document.querySelector(selector) !== null
@@ -43,5 +44,5 @@ async function begin() {
   wait()
 }
 
-document.cookie = `window=${innerHeight}.${+(innerWidth < 900)}; SameSite=Strict`
+document.cookie = `window=${innerHeight}.${+(innerWidth < NARROW)}; SameSite=Strict`
 if (innerWidth >= ROOM) begin()

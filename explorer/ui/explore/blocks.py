@@ -21,7 +21,6 @@ from explorer.ui.explore.view import View, block_prices, ledger_of, price_tag
 from explorer.ui.explore.work import ExploreState
 from explorer.ui.session import page_job, window
 from explorer.ui.session.repository import KeyedRun
-from explorer.ui.session.window import USUAL_HEIGHT
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.elements import escape
 from explorer.view.graph.browser import Paint
@@ -140,15 +139,15 @@ def graph_panel(state: ExploreState, facts: Facts, drawing: Layout) -> None:
         )
 
 
-def paint_of(facts: Facts, drawing: Layout, window: Window, *, jump: tuple[str, int] | None = None) -> Paint:
-    """The blocks of `drawing` with their labels and actions, for a page laid out for `window`."""
+def paint_of(facts: Facts, drawing: Layout, visitor: Window, *, jump: tuple[str, int] | None = None) -> Paint:
+    """The blocks of `drawing` with their labels and actions, for a page in the window of `visitor`."""
     units = facts.policy.units
     return Paint(
         labels=labels(facts, [row.id for row in drawing.rows]),
         segments=tuple(unit.blocks for unit in units if len(unit.blocks) > 1),
         actions={unit.blocks[0]: ACTIONS[unit.action] for unit in units if unit.action in ACTIONS},
-        height=HEIGHT + window.height - USUAL_HEIGHT,
-        window=window,
+        height=HEIGHT + visitor.height - window.USUAL_HEIGHT,
+        window=visitor,
         jump=jump,
     )
 

@@ -1,4 +1,4 @@
-"""What components/preview.js draws before the page is there: figures, graph and first chart of a known run."""
+"""What components/preview.js draws before the page is there: figures, graph and first chart of an earlier run."""
 
 from __future__ import annotations
 

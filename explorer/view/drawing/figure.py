@@ -92,10 +92,10 @@ LETTER, LINE, NARROW = 6.5, 19, 500
 """Pixels of a letter and of a line, and of a plot in the narrowest window of two columns."""
 
 
-def leave_room(fig: go.Figure) -> None:
+def _leave_room(fig: go.Figure) -> None:
     """Sets margins in which labels, titles and legend fit.
 
-    Plotly draws a figure again, up to three times, for each margin that it finds too small: a second of a busy browser.
+    Plotly draws the whole figure again, up to three times, if a margin is too small: a second of a busy browser.
     """
     axis, layout = fig.layout.yaxis, fig.layout
     if axis.visible is False:
@@ -165,7 +165,7 @@ class Chart:
     """The numbers of the figure, computed when a reader opens the table."""
 
     def __post_init__(self) -> None:
-        leave_room(self.figure)
+        _leave_room(self.figure)
 
     @property
     def is_plotted(self) -> bool:
