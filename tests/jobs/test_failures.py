@@ -10,19 +10,8 @@ import pytest
 import torch
 
 from explorer.engine.device.memory_limit import failure_in_step
-from explorer.errors import (
-    ModelFailed,
-    OutOfMemory,
-)
-from explorer.jobs.protocol import (
-    Compare,
-    Describe,
-    DrawAutograd,
-    Measure,
-    ProfileStages,
-    Request,
-    RunPipeline,
-)
+from explorer.errors import ModelFailed, OutOfMemory
+from explorer.jobs.protocol import Compare, Describe, DrawAutograd, Measure, ProfileStages, Request, RunPipeline
 from explorer.jobs.worker import answer
 from explorer.record import Comparison, ModelRef, PipelinePlan, Policy, Record, RunSpec
 from explorer.record.failure import Failure, failure_of

@@ -7,15 +7,7 @@ from hypothesis import given
 from hypothesis.strategies import integers
 
 from explorer.errors import BadInput
-from explorer.plan.names import (
-    above,
-    innermost,
-    is_within,
-    lineage,
-    operator_word,
-    products_kept,
-    written_results,
-)
+from explorer.plan.names import above, innermost, is_within, lineage, operator_word, products_kept, written_results
 from explorer.plan.sizes import from_to, mib_up, parse_bytes
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Unit

@@ -15,14 +15,7 @@ from explorer.record import Failure, GradientDiff, ModelRef, PipelinePlan, Polic
 from explorer.record.allocations import ROLES, Allocations, Ledger, LedgerCell, PhaseSpan
 from explorer.record.base import column
 from explorer.record.measurement import MeasuredBlock, Measurement, RecordedRanks, Samples, ratio_with_spread
-from explorer.record.pipeline import (
-    ActionTime,
-    GradientShares,
-    PipelineRun,
-    PlayedSchedule,
-    RankMemory,
-    RankUse,
-)
+from explorer.record.pipeline import ActionTime, GradientShares, PipelineRun, PlayedSchedule, RankMemory, RankUse
 from explorer.record.plan import AutoPlan, Certificate, JointPlan, Plan, Price
 from tests.graphs import alive_at
 from tests.view.builders import HOST, MIB, Chain, measured

@@ -22,12 +22,7 @@ from explorer.record import (
     StateDiff,
     Times,
 )
-from explorer.view.compare.cost import (
-    recompute_cost,
-    recompute_time,
-    step_time,
-    time_answer,
-)
+from explorer.view.compare.cost import recompute_cost, recompute_time, step_time, time_answer
 from explorer.view.compare.front import TOO_FEW, UNSAFE, Mark, RunPoint, front_chart, is_ahead, run_plane
 from explorer.view.compare.gradients import (
     carried_table,

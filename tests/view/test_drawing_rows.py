@@ -17,14 +17,7 @@ from explorer.plan.names import is_within
 from explorer.record import PHASES, ROLES, Measurement, Policy, RunSpec, Samples, Times, Verdict
 from explorer.record.base import column
 from explorer.view.drawing import colours
-from explorer.view.drawing.axis import (
-    OPTIMIZER_SHARE,
-    axis_layout,
-    event_ticks,
-    has_times,
-    minmax,
-    positions,
-)
+from explorer.view.drawing.axis import OPTIMIZER_SHARE, axis_layout, event_ticks, has_times, minmax, positions
 from explorer.view.drawing.colours import QUIET_TEXT
 from explorer.view.drawing.figure import BarSeries, add_bars, bold, empty, figure, mark_cursor, readable
 from explorer.view.drawing.rows import MAX_ROWS, block_names, chart_rows, row_sum, rows_of

@@ -18,16 +18,7 @@ from explorer.cli.command import (
     print_json,
     verb,
 )
-from explorer.cli.options import (
-    KeepOptions,
-    Model,
-    PolicyName,
-    PolicyOut,
-    RankStepOptions,
-    bounded,
-    describe,
-    file_on,
-)
+from explorer.cli.options import KeepOptions, Model, PolicyName, PolicyOut, RankStepOptions, bounded, describe, file_on
 from explorer.cli.report import document, print_record
 from explorer.cli.worker import ask, check_writable, finish, print_or_write, run_of, worker
 from explorer.errors import BadInput

@@ -15,15 +15,7 @@ from msgspec.structs import replace
 from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, answer_console, print_json, say, verb
-from explorer.cli.options import (
-    Model,
-    Out,
-    PolicyName,
-    RankStepOptions,
-    describe,
-    file_on,
-    in_output,
-)
+from explorer.cli.options import Model, Out, PolicyName, RankStepOptions, describe, file_on, in_output
 from explorer.cli.worker import check_writable, print_or_write, run_of, worker
 from explorer.errors import BadInput, bounded
 from explorer.jobs.protocol import Measure

@@ -17,16 +17,7 @@ from msgspec.structs import replace
 from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, print_json, say, verb
-from explorer.cli.options import (
-    KeepOptions,
-    Model,
-    PolicyName,
-    PolicyOut,
-    StepOptions,
-    bounded,
-    describe,
-    file_on,
-)
+from explorer.cli.options import KeepOptions, Model, PolicyName, PolicyOut, StepOptions, bounded, describe, file_on
 from explorer.cli.report import print_pipeline
 from explorer.cli.worker import ask, check_writable, finish, make_folder, print_or_write, worker
 from explorer.errors import InvalidPlan
@@ -35,13 +26,7 @@ from explorer.jobs.protocol import FindJointPlan, OpenRanks, ProfileStages, RunP
 from explorer.jobs.run_file import write_file
 from explorer.plan.export.torchrun import RESULTS, SCRIPT_FILE, run_files, spec_beside, torchrun_command
 from explorer.plan.pipeline.cuts import CutRule, atoms, check_stages, split_at_borders, stages_by, usual_rule
-from explorer.plan.pipeline.schedules import (
-    SCHEDULES,
-    USUAL,
-    default_ranks,
-    fitting,
-    rows_of,
-)
+from explorer.plan.pipeline.schedules import SCHEDULES, USUAL, default_ranks, fitting, rows_of
 from explorer.plan.planners.joint import lowered_cap
 from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.presets import is_preset

@@ -21,14 +21,7 @@ from explorer.engine.device.without_data import is_without_data
 from explorer.engine.model.blocks import chain_of, cut_points, has_running_statistics, module_fields, repeated_as
 from explorer.engine.model.equal_models import deep_copy
 from explorer.engine.model.load import load
-from explorer.engine.model.loaded import (
-    HOOKS_ARE_NEEDED,
-    REFUSES_HOOKS,
-    Loaded,
-    blaming,
-    move_to,
-    refuse_unopenable,
-)
+from explorer.engine.model.loaded import HOOKS_ARE_NEEDED, REFUSES_HOOKS, Loaded, blaming, move_to, refuse_unopenable
 from explorer.engine.state.rng import RngState
 from explorer.engine.state.snapshot import SharedSnapshot
 from explorer.engine.watch.block_facts import BlockNotes, Consecutive

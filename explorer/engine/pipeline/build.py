@@ -20,14 +20,7 @@ from explorer.engine.bench.step import Trainee, autocast, prepare
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded, blaming, call
 from explorer.engine.pipeline.microbatches import KeyedRng, microbatches
-from explorer.engine.pipeline.stages import (
-    StageModule,
-    StagePart,
-    cut_tape,
-    divide_policy,
-    rebuild_output,
-    segment_of,
-)
+from explorer.engine.pipeline.stages import StageModule, StagePart, cut_tape, divide_policy, rebuild_output, segment_of
 from explorer.engine.pipeline.tape import Tape, record
 from explorer.engine.policy.apply import PolicyHandle, apply_policy
 from explorer.errors import ExplorerError, InvalidPlan, message_of

@@ -13,14 +13,7 @@ from explorer.plan.predict.calls import SavedByCall, calls_of, norms_below, resu
 from explorer.plan.predict.changes import freed_again_at
 from explorer.plan.predict.not_predicted import not_predicted
 from explorer.plan.predict.replay import Replay
-from explorer.plan.predict.step_cost import (
-    overhead_ms,
-    rerun_scale,
-    run_again,
-    unit_flops,
-    unit_ms,
-    with_equal_times,
-)
+from explorer.plan.predict.step_cost import overhead_ms, rerun_scale, run_again, unit_flops, unit_ms, with_equal_times
 from explorer.record.base import Column, Record, column
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement

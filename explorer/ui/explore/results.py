@@ -26,13 +26,7 @@ from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.charts import draw, in_groups
 from explorer.ui.shared.download import Offer, download
 from explorer.ui.shared.elements import failure_panel, fold, frame, hazards_panel, small_text
-from explorer.view.compare.cost import (
-    recompute_cost,
-    recompute_time,
-    step_time,
-    time_answer,
-    uncounted_in_words,
-)
+from explorer.view.compare.cost import recompute_cost, recompute_time, step_time, time_answer, uncounted_in_words
 from explorer.view.compare.gradients import (
     all_equal,
     carried_table,

@@ -24,13 +24,7 @@ from explorer.record.pipeline import PipelineRun
 from explorer.record.plan import Plan
 from explorer.record.run import RunSpec
 from explorer.view.compare.cost import recompute_cost, recompute_time, step_time
-from explorer.view.compare.gradients import (
-    carried_table,
-    diff_table,
-    gradient_chart,
-    scope_sentence,
-    verdict_sentence,
-)
+from explorer.view.compare.gradients import carried_table, diff_table, gradient_chart, scope_sentence, verdict_sentence
 from explorer.view.compare.headline import headlines
 from explorer.view.drawing.units import count, mib
 from explorer.view.memory.blocks import ledger_chart, operators_chart, saved_bytes_chart

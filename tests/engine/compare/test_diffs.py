@@ -13,14 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from explorer.engine.compare import diffs as diffs_file
-from explorer.engine.compare.diffs import (
-    TensorsOnDisk,
-    Yardstick,
-    difference,
-    differences,
-    max_ulp,
-    relative_distance,
-)
+from explorer.engine.compare.diffs import TensorsOnDisk, Yardstick, difference, differences, max_ulp, relative_distance
 from explorer.engine.state.bits import dense, same_bits
 from explorer.record.comparison import BufferDiff, GradientDiff
 

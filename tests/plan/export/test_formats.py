@@ -19,15 +19,7 @@ from explorer.plan.pipeline.schedules import one_f_one_b
 from explorer.record.files import PolicyFile
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.run import PipelinePlan
-from tests.plan.export.runs import (
-    LAYERS,
-    PLAN,
-    Chain,
-    assert_these_alone_run_again,
-    chain_loss,
-    file_of,
-    module_of,
-)
+from tests.plan.export.runs import LAYERS, PLAN, Chain, assert_these_alone_run_again, chain_loss, file_of, module_of
 
 
 def test_an_unknown_target_is_named() -> None:

@@ -14,16 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.plan.export.runs import (
-    LAYERS,
-    Calls,
-    Chain,
-    Gradients,
-    assert_same,
-    file_of,
-    module_of,
-    ran_again,
-)
+from tests.plan.export.runs import LAYERS, Calls, Chain, Gradients, assert_same, file_of, module_of, ran_again
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),

@@ -11,14 +11,7 @@ from hypothesis import given
 from hypothesis.strategies import builds, integers, lists, sampled_from
 
 from explorer.errors import InvalidPlan
-from explorer.plan.pipeline.actions import (
-    Action,
-    check_rows,
-    execution_order,
-    format_rows,
-    parse_rows,
-    to_csv,
-)
+from explorer.plan.pipeline.actions import Action, check_rows, execution_order, format_rows, parse_rows, to_csv
 from explorer.plan.pipeline.cuts import atoms, balance, check_stages, n_in_flight, split_at_borders, stages_by
 from explorer.plan.pipeline.schedules import SCHEDULES, default_ranks, gpipe, one_f_one_b, rows_of
 from explorer.record.graph import CutPoint, ModelGraph, ModelRef

@@ -9,22 +9,10 @@ from msgspec.structs import replace
 
 from explorer.errors import InvalidPlan
 from explorer.plan.pipeline.actions import format_rows
-from explorer.plan.pipeline.clock import (
-    UNIT_MS,
-    forecast,
-    out_of_order,
-    schedule_of,
-    simulate,
-    transfers,
-)
+from explorer.plan.pipeline.clock import UNIT_MS, forecast, out_of_order, schedule_of, simulate, transfers
 from explorer.plan.pipeline.cuts import left_out
 from explorer.plan.pipeline.schedules import SCHEDULES, gpipe, interleaved, one_f_one_b, rows_of
-from explorer.plan.pipeline.stage_costs import (
-    as_one_checkpoint,
-    in_a_row,
-    predict,
-    stage_costs,
-)
+from explorer.plan.pipeline.stage_costs import as_one_checkpoint, in_a_row, predict, stage_costs
 from explorer.record.graph import ModelRef
 from explorer.record.pipeline import (
     ActionCost,

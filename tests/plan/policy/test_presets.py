@@ -15,13 +15,7 @@ from explorer.engine.model.load import load
 from explorer.engine.policy.apply import apply_policy
 from explorer.errors import InvalidPolicy
 from explorer.plan.hazards.hazards import hazards
-from explorer.plan.policy.block_names import (
-    differences,
-    joined,
-    matching,
-    policy_after,
-    unknown_blocks,
-)
+from explorer.plan.policy.block_names import differences, joined, matching, policy_after, unknown_blocks
 from explorer.plan.policy.presets import PRESETS, is_preset, ladder, preset
 from explorer.record import KEEP_ALL, ModelGraph, Policy, Unit
 from tests import graphs

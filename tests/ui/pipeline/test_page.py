@@ -27,14 +27,7 @@ from explorer.ui.shared.draft import Draft
 from explorer.view.drawing.units import MIB
 from explorer.view.text.pipeline import BALANCE
 from tests import graphs, pipelines
-from tests.ui.page_driver import (
-    address,
-    figures,
-    graph_data,
-    strip_cells,
-    texts,
-    widget,
-)
+from tests.ui.page_driver import address, figures, graph_data, strip_cells, texts, widget
 from tests.ui.pipeline_driver import (
     CUT,
     GRAPH,

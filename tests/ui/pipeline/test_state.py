@@ -15,34 +15,10 @@ from explorer.plan.pipeline.cuts import stages_by
 from explorer.plan.pipeline.schedules import USUAL
 from explorer.record import PipelinePlan, Policy
 from explorer.ui.pipeline import state as pipeline_state
-from explorer.ui.pipeline.state import (
-    MOST_MICROBATCHES,
-    SWITCHES,
-    WORDS,
-    cuts_at,
-    plan_from_query,
-    plan_to_query,
-)
+from explorer.ui.pipeline.state import MOST_MICROBATCHES, SWITCHES, WORDS, cuts_at, plan_from_query, plan_to_query
 from tests import graphs, pipelines
-from tests.ui.page_driver import (
-    address,
-    figures,
-    graph_data,
-    message,
-    texts,
-    widget,
-)
-from tests.ui.pipeline_driver import (
-    CUT,
-    GRAPH,
-    Open,
-    PipelineWorker,
-    policy,
-    press,
-    say,
-    settled,
-    stages_at,
-)
+from tests.ui.page_driver import address, figures, graph_data, message, texts, widget
+from tests.ui.pipeline_driver import CUT, GRAPH, Open, PipelineWorker, policy, press, say, settled, stages_at
 
 
 def test_cuts_and_toggles_are_drawn_take_effect_and_are_undone(visit: Open, pipeline_worker: PipelineWorker) -> None:
