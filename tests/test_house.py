@@ -245,12 +245,12 @@ def test_files_stay_small() -> None:
 
 
 BUDGETS = {
-    "record": (3245, 16), "plan": (14875, 71), "engine": (17210, 79), "jobs": (1635, 7), "child_process": (600, 3),
-    "view": (6930, 41), "ui": (7185, 40), "lab": (2885, 28), "own_loop": (1780, 11), "cli": (2530, 18),
+    "record": (3245, 16), "plan": (14865, 71), "engine": (17195, 79), "jobs": (1635, 7), "child_process": (600, 3),
+    "view": (6925, 41), "ui": (7185, 40), "lab": (2885, 28), "own_loop": (1780, 11), "cli": (2495, 18),
 }  # fmt: skip
 """Lines and files of each ring at most. Code that needs more room takes something away first. The aim of the sum is
 44,000 lines in 340 files: lower a budget with the ring."""
-TESTS_BUDGET = (43770, 260)
+TESTS_BUDGET = (43660, 260)
 
 
 def size_of(folder: Path) -> tuple[int, int]:

@@ -27,7 +27,7 @@ from explorer.ui.explore.view import View, drawn_graph, predicted, predicted_pre
 from explorer.ui.explore.work import ExploreState
 from explorer.ui.session import page_job
 from explorer.ui.session.repository import runs
-from explorer.ui.session.values import whole
+from explorer.ui.session.values import is_quiet, whole
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.elements import escape, last_failure, small_text, two_columns
 from explorer.ui.shared.model import model_row
@@ -42,9 +42,9 @@ from explorer.view.text.plan import expected, in_words
 from explorer.view.text.runs import what_failed
 
 FILES_WIDTH = 310
-SENT_S = 0.03
-"""Time within which the answer to a click has left the server. Streamlit sends every 0.01 s, and drops what is not sent
-when the rerun of the page begins."""
+ANSWER_S = 0.1
+"""Time in which a browser draws the answer to a click. The charts wait for it: a browser that gets them too early draws
+the answer late, and a slider that is dragged stands still."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,11 +181,11 @@ def _desk(state: ExploreState, slots: Slots) -> None:
         else:
             st.caption(glossary.NO_BLOCKS)
         graph_panel(state, facts, drawing)
-        if state.charted not in (None, policy) or outdated(len(policy.units)):  # what follows the graph is open
-            time.sleep(SENT_S)
-            st.rerun()
         if graph.note:
             st.caption(graph.note)
+        follows = state.charted not in (None, policy) or outdated(len(policy.units))  # what follows the graph is open
+        if follows and is_quiet(ANSWER_S):
+            st.rerun()
     elif state.job.id is not None:
         st.skeleton(height=400)
     else:
@@ -221,9 +221,8 @@ def _freshness(view: View, sentence: str) -> str:
         return f"{line} {'' if one_module else glossary.CHOOSE} {stored}"
     if view.baseline_policy is not None and view.freshness is not Freshness.NOTHING:
         against = glossary.FITTED if view.did_not_fit else glossary.OPENED
-        line = (
-            f"{against} {escape(in_words(view.baseline_policy))}. {'' if view.freshness is Freshness.OPENED else line}"
-        )
+        rest = "" if view.freshness is Freshness.OPENED else line
+        line = f"{against} {escape(in_words(view.baseline_policy))}. {rest}"
     if view.freshness is Freshness.FAILED and view.comparison is not None:
         return f"{line} The {escape(what_failed(view.comparison))}."
     return line

@@ -266,15 +266,15 @@ def _is_drawn(split: PipelineState, graph: ModelGraph, joint: JointPlan) -> bool
 def cut_graph(split: PipelineState, graph: ModelGraph, plan: PipelinePlan, profile: PipelineProfile | None) -> None:
     """A click or Enter on a line cuts there; a click or Space on a block recomputes it."""
     marks = pipeline_state.marks_of(split, graph)
-    policy = split.draft.spec.policy
+    policy, visitor = split.draft.spec.policy, window.laid_out_for()
     components.block_graph(
         drawing(graph, marks.open, plan.n_microbatches),
         marks,
         Paint(
             labels=labels(graph, policy, plan, profile),
             segments=tuple(unit.blocks for unit in policy.units if len(unit.blocks) > 1),
-            height=HEIGHT + window.extra_height(),
-            window=window.laid_out_for(),
+            height=HEIGHT + visitor.height - window.USUAL_HEIGHT,
+            window=visitor,
         ),
         key=pipeline_state.WIDGET,
     )

@@ -64,11 +64,6 @@ def _in_steps(height: int) -> int:
     return USUAL_HEIGHT + max(0, min(height, LARGEST_HEIGHT) - USUAL_HEIGHT) // 20 * 20
 
 
-def extra_height() -> int:
-    """Pixels by which this visitor's window is higher than USUAL_HEIGHT, in steps of 20."""
-    return laid_out_for().height - USUAL_HEIGHT
-
-
 def narrow() -> bool:
     """Whether this visitor's window has no room for two columns."""
     return laid_out_for().narrow

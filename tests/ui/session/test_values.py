@@ -319,6 +319,29 @@ def test_news_fire_the_timer_of_the_fragment_that_is_drawn(monkeypatch: pytest.M
         fragments.add("bar")
 
 
+@pytest.mark.parametrize(
+    ("requested", "quiet"), [(None, True), (["bar"], True), (["bar", "desk"], False), (["desk"], False), ([], False)]
+)
+def test_charts_wait_until_the_graph_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, requested: list[str] | None, quiet: bool
+) -> None:
+    """A slider that was dragged stood still: each of its moves waited for the charts of the move before."""
+    requests, looks, moments = ScriptRequests(), [], iter(range(100))
+    requests.request_rerun(RerunData(fragment_id="desk"))
+    requests.on_scriptrunner_ready()
+
+    def look(seconds: float) -> None:
+        looks.append(seconds)
+        if requested is not None:
+            requests.request_rerun(RerunData(fragment_id_queue=requested))
+
+    monkeypatch.setattr(values, "get_script_run_ctx", lambda: SimpleNamespace(script_requests=requests))
+    monkeypatch.setattr(values.ThreadState, "get", lambda: SimpleNamespace(fragment_id="desk"))
+    monkeypatch.setattr(values, "time", SimpleNamespace(monotonic=lambda: next(moments), sleep=look))
+    assert values.is_quiet(5.5) is quiet
+    assert len(looks) == (5 if quiet else 1), "a wait to its end, or as long as nothing was requested"
+
+
 def test_the_server_sends_small_messages_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page loads a hundred small files: each one waited 40 ms."""
     monkeypatch.setattr(socket.socket, "accept", socket.socket.accept)  # put back at the end
