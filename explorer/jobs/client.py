@@ -84,8 +84,8 @@ class Job:
         return (self._ended or time.monotonic()) - self._submitted
 
     def call_at_news(self, listener: object, call: Callable[[], object]) -> None:
-        """Calls `call` once, in another thread, when the job begins, has its next part or has finished. A later call of
-        the same listener replaces the earlier one."""
+        """Calls `call` once, in another thread, when the job begins, counts its steps, has a part or has finished. A
+        later call of the same listener replaces the earlier one."""
         self._listeners[listener] = call
 
     def _tell(self) -> None:
@@ -247,8 +247,8 @@ class Worker:
         with self._changed:
             if job.finished:
                 return
+            is_news = progress.part or not job._began or (progress.total and not job.progress.total)
             job.progress = progress
-            is_news = progress.part or not job._began
             if not job._began:
                 job._began = True
                 seconds = protocol.time_limit_s(job.request) + self._grace_s

@@ -40,7 +40,7 @@ def answer(request: Request, report: Report) -> Record:
             sys.stdin.read()
         case "steps":
             for i in range(int(value)):
-                part = b"" if i or isinstance(request, Describe) else to_msgpack(measurement(request))
+                part = to_msgpack(measurement(request)) if i == 1 and not isinstance(request, Describe) else b""
                 report(Progress(what="stepping", done=i, total=int(value), part=part))
                 time.sleep(0.02)
         case "parts":

@@ -42,7 +42,7 @@ from explorer.view.text.plan import expected, in_words
 from explorer.view.text.runs import what_failed
 
 FILES_WIDTH = 310
-ANSWER_S = 0.1
+ANSWER_S = 0.2
 """Time in which a browser draws the answer to a click. The charts wait for it: a browser that gets them too early draws
 the answer late, and a slider that is dragged stands still."""
 
