@@ -79,8 +79,8 @@ def has_few_controls_and_a_large_chart(page: Page) -> None:
 
 
 def places(page: Page) -> list[float]:
-    """Edges of the figures, the graph and the first chart: of the preview, later of the page."""
-    boxes = [page.locator(part).bounding_box() for part in (".strip", ".graph", ".sketch")]
+    """Edges of the figures, the slider, the graph and the first chart: of the preview, later of the page."""
+    boxes = [page.locator(part).bounding_box() for part in (".strip", ".slide", ".graph", ".sketch")]
     return [edge for box in boxes if box is not None for edge in box.values()]
 
 

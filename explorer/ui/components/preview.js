@@ -34,11 +34,12 @@ async function begin() {
   query.set("dark", +matchMedia("(prefers-color-scheme: dark)").matches)
   const answer = await fetch(`preview?${query}`)
   if (answer.status !== 200 || isOver()) return
-  const { origin, words, cells, graph, chart, height } = await answer.json()
+  const { origin, words, cells, slider, graph, chart, height } = await answer.json()
   const [mark, line] = preview.querySelectorAll("mark, i")
   mark.textContent = origin
   line.textContent = words
   draw("strip", { cells })
+  if (slider.labels.length) draw("slider", slider)
   draw("graph", graph)
   draw("chart", { drawing: chart, loaded: true }, height)
   wait()

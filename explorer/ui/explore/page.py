@@ -32,7 +32,7 @@ from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.elements import escape, last_failure, small_text, two_columns
 from explorer.ui.shared.model import model_row
 from explorer.ui.shared.run_bar import RunBar, run_bar
-from explorer.ui.shared.tour import OnPage, outdated, page_begins, tour_offer, tour_panel
+from explorer.ui.shared.tour import OnPage, outdated, tour_offer, tour_panel
 from explorer.ui.shared.tour import current as current_tour
 from explorer.view.compare.headline import danger
 from explorer.view.graph.geometry import layout
@@ -67,7 +67,7 @@ def page() -> None:
         view = view_of(state)
         budget.search_of(view, start=state.job.id is None)
         drafts.to_address(draft)
-        page_begins(len(draft.spec.policy.units))
+        current_tour().n_units = len(draft.spec.policy.units)
 
     with st.container(
         horizontal=True, horizontal_alignment="right", gap="small", vertical_alignment="center", key="top"

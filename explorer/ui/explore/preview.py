@@ -1,4 +1,4 @@
-"""What components/preview.js draws before the page is there: figures, graph and first chart of an earlier run."""
+"""What components/preview.js draws before the page is there: figures, plans, graph and first chart of a known run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from explorer.ui.components import payload
-from explorer.ui.explore import work
+from explorer.ui.explore import budget, work
 from explorer.ui.explore.blocks import facts_of, paint_of
 from explorer.ui.explore.headline import Drawn, cells
 from explorer.ui.explore.memory import ABOVE, first_sketch
@@ -16,6 +16,7 @@ from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.elements import results_height
 from explorer.view.graph.geometry import layout
 from explorer.view.text.explore import Freshness
+from explorer.view.text.plan import SLIDER
 
 
 def preview(query: Mapping[str, str], cookies: Mapping[str, str]) -> dict[str, object] | None:
@@ -31,11 +32,13 @@ def preview(query: Mapping[str, str], cookies: Mapping[str, str]) -> dict[str, o
     drawing = layout(view.graph, marks.open)
     facts = facts_of(state, view, view.graph, drawing, forecast)
     drawn = Drawn(policy=policy, forecast=forecast, hazards=facts.hazards, worth=worth_recomputing(view.graph))
-    height = results_height(visitor) - ABOVE
+    height, front = results_height(visitor) - ABOVE, budget.points(state, view, budget.search_of(view))
+    labels, at = budget.places(state, view, front, forecast) if len(front) > 1 else ([], 0)
     return {
         "origin": view.stand_in.in_words if view.stand_in is not None else "",
         "words": str(view.freshness).rpartition("] ")[2],
         "cells": [asdict(cell) for cell in cells(view, drawn)],
+        "slider": {"name": SLIDER, "labels": labels, "at": at},
         "graph": payload(drawing, marks, paint_of(facts, drawing, visitor)),
         "chart": first_sketch(view, height, dark=query.get("dark") == "1"),
         "height": height,

@@ -87,11 +87,6 @@ def outdated(n_units: int) -> bool:
     return asks and (tour.n_units > 0) != (n_units > 0)
 
 
-def page_begins(n_units: int) -> None:
-    """The whole page is drawn, with this policy."""
-    current().n_units = n_units
-
-
 def tour_panel(on_page: OnPage, draft: Draft, choose_model: Callable[[ModelRef], None]) -> None:
     """Draws the current step; nothing if a person is not on the path."""
     tour = current()

@@ -108,7 +108,7 @@ def test_the_preview_is_what_the_page_draws_first(recorded: RecordedSample) -> N
     at = AppTest.from_file(str(ROOT / "app.py"), default_timeout=60).run()
     assert early is not None and early["origin"] == "recorded on another machine"
     assert (early["cells"], early["chart"]) == (strip_cells(at), drawn_before_plotly(at))
-    assert to_plain(early["graph"]) == graph_data(at)
+    assert (to_plain(early["graph"]), early["slider"]["labels"]) == (graph_data(at), slider(at))
     high, dark = preview({}, {"window": "1000.0"}), preview({"dark": "1"}, {"window": "broken"})
     assert high is not None and dark is not None
     assert high["height"] - 200 == dark["height"] == early["height"]
