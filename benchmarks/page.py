@@ -4,14 +4,16 @@ Three graphs: 24 blocks, and 1,000 blocks folded as they are at first, and unfol
 that the server wrote for it has reached the page. Then the Explore page itself on the small GPT, whose
 baseline is measured: it is ready when the graph stands, which answers clicks from then on, and its charts follow. Its
 headline strip says how many blocks are recomputed, and the bar beside a warm Run says the first thing that the worker
-reports: what it does, as step n of m. Every visit is one with an empty cache. Then two models of many blocks, visited
-and clicked.
+reports: what it does, as step n of m. Its slider is dragged to the least memory and back, and the longest time counts
+that its figures stand still. Every visit is one with an empty cache. Then two models of many blocks, visited and
+clicked; the click's answer comes first, the chart follows.
 
     python -m benchmarks.page [clicks]
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import sys
 import tempfile
@@ -72,6 +74,10 @@ WATCH = f"""(() => {{
 EXPLORE_CLICK = """([selector, scope, wanted]) => new Promise((done) => {
     const host = [...document.querySelectorAll("*")].find((e) => e.shadowRoot?.querySelector(".graph"))
     const began = performance.now()
+    window.redrawing?.disconnect()
+    window.redrawing = new MutationObserver(() => { window.redrawn = performance.now() - began })
+    for (const plot of document.querySelectorAll(".js-plotly-plot"))
+        window.redrawing.observe(plot, { subtree: true, childList: true, attributes: true })
     const roots = () => [document, ...[...document.querySelectorAll("*")].map((e) => e.shadowRoot).filter(Boolean)]
     const there = () => roots().flatMap((root) => [...root.querySelectorAll(scope)])
     const said = () => there().some((e) => e.textContent.match(wanted))
@@ -80,6 +86,14 @@ EXPLORE_CLICK = """([selector, scope, wanted]) => new Promise((done) => {
     const target = host.shadowRoot.querySelector(selector) ?? document.querySelector(selector)
     target.click()
 })"""
+CHANGES = """() => {
+    const strip = [...document.querySelectorAll("*")].find((e) => e.shadowRoot?.querySelector(".figure .value"))
+    const times = (window.changes = [performance.now()])
+    const note = () => times.push(performance.now())
+    new MutationObserver(note).observe(strip.shadowRoot, { subtree: true, childList: true })
+}"""
+"""Notes in the page when its figures change."""
+DRAG_S = 2.0
 CLICK = """([id, wanted]) => new Promise((done) => {
     const host = [...document.querySelectorAll("*")].find((e) => e.shadowRoot?.querySelector(".graph"))
     const texts = () => [...document.querySelectorAll('[data-testid="stText"]')]
@@ -97,7 +111,7 @@ def main(clicks: str = "20") -> None:
         sys.exit("No Chromium was found; `make browser` installs one.")
     from playwright.sync_api import sync_playwright
 
-    print(f"{'graph':26} {'figure':20} {'median':>8} {'fastest':>8} {'slowest':>8} {'budget':>8}   ms")
+    print(f"{'graph':26} {'figure':22} {'median':>8} {'fastest':>8} {'slowest':>8} {'budget':>8}   ms")
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as home:
         browser = launch(playwright, path)
         app = start(GRAPH_PAGE, home=Path(home))
@@ -155,13 +169,14 @@ def _explore(browser: Any, app: Served, clicks: int) -> None:
         page.wait_for_timeout(3000)
     _say("Explore, small GPT", "page ready", ready)
     _say("Explore, small GPT", "charts drawn", drawn)
-    answers, began = _clicked(page, "head", clicks), []
+    (answers, _), still, began = _clicked(page, "head", clicks), _dragged(page), []
     for _ in range(3):
         began.append(page.evaluate(EXPLORE_CLICK, [".st-key-run button", PROGRESS, REPORTED]))
         # To its end: a cancelled run may end the worker, and the next one would find it cold.
         page.get_by_role("button", name="Cancel").wait_for(state="detached", timeout=180_000)
         page.wait_for_timeout(1000)
     _say("Explore, small GPT", "click to confirmed", answers)
+    _say("Explore, small GPT", "figures while dragged", still)
     _say("Explore, small GPT", "Run to progress", began)
     page.close()
 
@@ -182,8 +197,8 @@ def _many(browser: Any, home: Path, n_blocks: int, clicks: int) -> None:
         page.get_by_text("Measured with everything kept.").wait_for()
         page.wait_for_function("() => !/[?&]job=/.test(location.search)")
         page.wait_for_timeout(3000)
-        signs["click to confirmed"] = _clicked(page, str(n_layers), clicks, pause_ms=2500)
-        signs["the next click"] = _clicked(page, str(n_layers), clicks)
+        signs["click to confirmed"], signs["click to chart"] = _clicked(page, str(n_layers), clicks, pause_ms=2500)
+        signs["the next click"], _ = _clicked(page, str(n_layers), clicks)
         for sign, ms in signs.items():
             _say(f"Explore, {n_blocks:,} blocks", sign, ms if isinstance(ms, list) else [ms], MANY_MS[n_blocks])
         page.close()
@@ -192,20 +207,38 @@ def _many(browser: Any, home: Path, n_blocks: int, clicks: int) -> None:
         app.process.wait(timeout=30)
 
 
-def _clicked(page: Any, block: str, clicks: int, *, pause_ms: int = 100) -> list[float]:
-    """Milliseconds from each click on `block` to the headline strip's answer. A short pause leaves the browser no time
-    to draw the charts of the click before."""
-    answers = []
+def _clicked(page: Any, block: str, clicks: int, *, pause_ms: int = 100) -> tuple[list[float], list[float]]:
+    """Milliseconds from each click on `block` to the headline strip's answer, and to the chart's. A short pause leaves
+    the browser no time to draw charts."""
+    answers, charts = [], []
     for i in range(clicks - clicks % 2):  # the block is left as it was found
         wanted = rf"\b{(i + 1) % 2} (of \d+ )?block"
         answers.append(page.evaluate(EXPLORE_CLICK, [f'[data-id="{block}"]', FIGURES, wanted]))
         page.wait_for_timeout(pause_ms)
-    return answers
+        charts.append(page.evaluate("() => window.redrawn ?? NaN"))
+    return answers, charts
+
+
+def _dragged(page: Any) -> list[float]:
+    """Milliseconds between two changes of the figures while the slider is dragged to its other end and back."""
+    page.wait_for_timeout(1000)
+    box = page.get_by_role("slider", name="Memory for time").bounding_box()
+    page.evaluate(CHANGES)
+    at, began = box["x"] + box["width"] - 8, time.perf_counter()
+    page.mouse.move(at, box["y"] + box["height"] / 2)
+    page.mouse.down()
+    while (share := (time.perf_counter() - began) / DRAG_S) < 1:
+        page.mouse.move(at - (box["width"] - 16) * min(2 * share, 2 - 2 * share), box["y"] + box["height"] / 2)
+        page.wait_for_timeout(15)
+    times = page.evaluate("() => window.changes")
+    page.mouse.up()
+    page.wait_for_timeout(1000)
+    return [later - earlier for earlier, later in itertools.pairwise(times)]
 
 
 def _say(graph: str, figure: str, ms: list[float], budgets: dict[str, str] = BUDGET_MS) -> None:
     print(
-        f"{graph:26} {figure:20} {statistics.median(ms):8.0f} {min(ms):8.0f} {max(ms):8.0f} "
+        f"{graph:26} {figure:22} {statistics.median(ms):8.0f} {min(ms):8.0f} {max(ms):8.0f} "
         f"{budgets.get(figure, ''):>8}",
         flush=True,
     )

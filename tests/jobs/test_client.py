@@ -70,11 +70,8 @@ def test_a_run_is_in_the_store_with_its_graph_before_the_job_is_finished(alone: 
     store = Store(alone.store_path)
     assert known.run_id is not None and store.load(known.run_id) == known.result == unkept.result
     assert run_file.graph_of(store.load(known.run_id)) == described.result
-    assert unkept.run_id is None and {run.run_id for run in store.list()} == {
-        unknown.run_id,
-        known.run_id,
-        other.run_id,
-    }
+    stored = {run.run_id for run in store.list()}
+    assert unkept.run_id is None and stored == {unknown.run_id, known.run_id, other.run_id}
 
 
 def test_what_cannot_be_asked_is_refused_where_it_is_asked(alone: Worker) -> None:

@@ -38,9 +38,12 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
     Raises BadInput if the specs differ in more than policy and plan, and what loading the model raises.
     """
     refuse_other_settings(baseline, candidate)
-    meter = Meter(report, 1 + n_reports((baseline, candidate)) + _N_STAGES)
-    probes = full and baseline.plan is None and candidate.plan is None
-    probed = probe(baseline, candidate, report) if probes else ProbeResult()
+    plain = baseline.plan is None and candidate.plan is None and not baseline.forward_only
+    probes = full and plain and bool(candidate.policy.units)
+    meter = Meter(report, 1 + probes + n_reports((baseline, candidate)) + _N_STAGES)
+    if probes:
+        meter("recomputing each block: does it remember that?")
+    probed = probe(baseline, candidate, meter.again) if probes else ProbeResult()
     with preserve_global_state(), without_page_faults():
         meter("loading the model")
         loaded = load_for(baseline)

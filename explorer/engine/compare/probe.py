@@ -103,8 +103,6 @@ class ProbeResult:
 
 def probe(baseline: RunSpec, candidate: RunSpec, report: Report) -> ProbeResult:
     """The units of the candidate's policy with hidden state. An error becomes a sentence."""
-    if not candidate.policy.units or baseline.forward_only:
-        return ProbeResult()
     call = partial(_in_clean_process, report=report)
     try:
         probed = call(probed_step, candidate, None)

@@ -71,11 +71,7 @@ class StepTensors(NamedTuple):
 
 
 def run_pipeline(
-    spec: RunSpec,
-    engine: PipelineEngine = "inproc",
-    report: Report = silent,
-    *,
-    profile: PipelineProfile | None = None,
+    spec: RunSpec, engine: PipelineEngine = "inproc", report: Report = silent, *, profile: PipelineProfile | None = None
 ) -> PipelineRun:
     """A step of `spec` under its plan, with gradients and buffers compared with three unsplit runs.
 

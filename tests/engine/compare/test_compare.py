@@ -200,6 +200,8 @@ class TestWholeCompare:
             assert run.peaks.alone_peak_bytes == pytest.approx(run.step_peak_bytes, rel=0.005)
         assert all(0 <= progress.done <= progress.total for progress in reports)
         assert [progress.done for progress in reports] == sorted(progress.done for progress in reports)
+        probed = [progress for progress in reports if progress.done == 0]
+        assert len(probed) > 1 and len(set(probed)) == 1, "the probe's process is the first step"
 
     def test_a_peak_far_from_the_recorded_one_is_read_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def begun(trainee: Any, times: Any, peaks: Any) -> measure.BegunSteps:
