@@ -81,11 +81,7 @@ ROOMS: dict[str, list[str]] = {
 
 @cache
 def sources() -> tuple[Path, ...]:
-    return (
-        ROOT / "app.py",
-        *sorted(PACKAGE.rglob("*.py")),
-        *sorted((ROOT / "sample_models").rglob("*.py")),
-    )
+    return (ROOT / "app.py", *sorted(PACKAGE.rglob("*.py")), *sorted((ROOT / "sample_models").rglob("*.py")))
 
 
 @cache

@@ -13,7 +13,7 @@ from tests.browser.served import Served
 from tests.browser.settled import press, settled
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
 ANSWER = re.compile("Measured with everything kept|The run trains nothing")
 
@@ -47,3 +47,21 @@ def test_plain_models_raise_in_no_tab_and_not_on_the_guided_path(page: Page, app
         onward = "next" if STEPS.index(before) < STEPS.index(at) else "back"
         press(page, page.locator(f".st-key-tour_{onward} button"))
         title.get_by_text(at.title, exact=True).wait_for()
+
+
+def test_a_model_without_blocks_gets_its_chart_and_ends_its_preview(page: Page, app: Served) -> None:
+    """Chart and page waited for the first block of a graph that has none."""
+    address, chart = f"{app.url}/?model={PLAIN}:linear", page.locator(".st-key-first .js-plotly-plot .trace").first
+    page.goto(address)
+    chart.wait_for()
+    scripts: list[Route] = []
+    holds = [True]
+    page.route("**/static/js/index.*", lambda route: scripts.append(route) if holds else route.continue_())
+    page.goto(address, wait_until="commit")
+    page.locator('#preview > [data-part="chart"]').wait_for()
+    holds.clear()
+    for route in scripts:
+        route.continue_()
+    chart.wait_for()
+    page.unroute("**/static/js/index.*")
+    assert page.locator("#preview").count() == 0

@@ -135,11 +135,7 @@ def counts(fig: Any) -> dict[str, tuple[int, ...]]:
 
 def test_every_step_counts_all_gradients() -> None:
     ran = counts(truth_chart(run_shares(n_moved=3)).figure)
-    assert ran == {
-        "bitwise equal": (0, N, N - 3),
-        "rounding": (N, 0, 0),
-        "different": (0, 0, 3),
-    }
+    assert ran == {"bitwise equal": (0, N, N - 3), "rounding": (N, 0, 0), "different": (0, 0, 3)}
     assert f"splitting left {N - 3} of {N}" in truth_chart(run_shares(n_moved=3)).figure.layout.title.subtitle.text
     assert f"splitting {N - 3} of {N}" in truth_chart(run_shares(n_moved=3)).alt
     table = truth_table(run_shares(n_moved=1))

@@ -216,13 +216,7 @@ def draw_on_the_page(run: Any) -> None:
             charts += [ledger_chart(ledger(part))] if part.allocations is not None else []
     if isinstance(run, Comparison):
         charts += [timeline(run.baseline, run.candidate, axis="time")]
-        (
-            seal(run),
-            time_answer(run),
-            rng_table(run),
-            mask_table(run),
-            state_change_table(run),
-        )
+        (seal(run), time_answer(run), rng_table(run), mask_table(run), state_change_table(run))
     if isinstance(run, PipelineRun):
         for schedule in filter(None, (run.composed, run.wall, run.predicted)):
             charts += [gantt(schedule, run.predicted)]

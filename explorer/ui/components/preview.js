@@ -8,7 +8,8 @@ const there = (selector) => document.querySelector(selector) !== null
 const has = (part, inside) => [...document.querySelectorAll(`${part} *`)].some((e) => e.shadowRoot?.querySelector(inside))
 
 function isOver() {
-  const isDrawn = has('[class*="st-key-block_graph"]', '[role="treeitem"]') && there(".sketch > svg, .main-svg")
+  const graph = '[class*="st-key-block_graph"]' // none where no model was read
+  const isDrawn = (!there(graph) || has(graph, ".graph > *")) && there(".sketch > svg, .main-svg")
   const isElsewhere = there('[data-testid="stMarkdown"]') && !there(".st-key-top")
   return isDrawn || isElsewhere || there('[data-testid="stException"], [role="dialog"]')
 }

@@ -2,8 +2,9 @@
 export default function ({ data: [{ drawing, loaded }], parentElement, setStateValue }) {
   parentElement.querySelector(".sketch").innerHTML = drawing
   const library = performance.getEntriesByType("resource").find(({ name }) => /PlotlyChart[^/]*js$/.test(name))
-  const graphs = () => [...document.querySelectorAll('[class*="st-key-block_graph"] *')].map((e) => e.shadowRoot)
-  const isDrawn = () => graphs().some((root) => root?.querySelector('[role="treeitem"]'))
+  const graph = '[class*="st-key-block_graph"]' // none where no model was read
+  const roots = () => [...document.querySelectorAll(`${graph} *`)].map((e) => e.shadowRoot)
+  const isDrawn = () => !document.querySelector(graph) || roots().some((root) => root?.querySelector(".graph > *"))
   const tell = () => setStateValue("plotly", true)
   const run = () => (isDrawn() ? import(library.name).finally(tell) : setTimeout(later, 50))
   const later = () => requestIdleCallback(run)

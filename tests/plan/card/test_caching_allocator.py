@@ -56,9 +56,7 @@ def books_balance(allocator: CachingAllocator) -> None:
 
 
 @given(
-    seed=st.integers(0, 2**32),
-    options=st.sampled_from(OPTIONS),
-    capacity_mib=st.one_of(st.none(), st.integers(1, 600)),
+    seed=st.integers(0, 2**32), options=st.sampled_from(OPTIONS), capacity_mib=st.one_of(st.none(), st.integers(1, 600))
 )
 def test_the_books_balance_whatever_is_asked(seed: int, options: str, capacity_mib: int | None) -> None:
     capacity = None if capacity_mib is None else capacity_mib * MIB

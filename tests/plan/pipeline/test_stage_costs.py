@@ -275,10 +275,7 @@ def test_memory_of_a_split_backward_by_hand() -> None:
     first, second = cost(0, gradient_receive_bytes=5), cost(1, receive_bytes=5)
     again = replace(second.recomputed, sent_gradient_bytes=6, split=split)
     none = SplitCost(input_ms=0.0, weight_ms=2.0, weight_extra_bytes=20, first_weight_extra_bytes=30)
-    costs = (
-        replace(first, recomputed=replace(first.recomputed, split=none)),
-        replace(second, recomputed=again),
-    )
+    costs = (replace(first, recomputed=replace(first.recomputed, split=none)), replace(second, recomputed=again))
     rows = (("0F0", "1F0", "1I0", "0I0", "1W0", "0W0"),)
     plan = PipelinePlan(stages=(("x",), ("y",)), n_microbatches=1, schedule="ZBVZeroBubble", actions=rows)
     played = forecast(plan, costs)

@@ -157,9 +157,7 @@ def unequal(n: int, seed: int, *, saved: int = 0) -> list[Size]:
 
 
 @pytest.mark.parametrize(
-    "sizes",
-    [[Size()] * 7, unequal(7, seed=2, saved=4000)],
-    ids=["equal", "unequal and saving more"],
+    "sizes", [[Size()] * 7, unequal(7, seed=2, saved=4000)], ids=["equal", "unequal and saving more"]
 )
 def test_no_partition_into_segments_beats_the_plan(sizes: list[Size]) -> None:
     graph, run = chain_of(sizes)
