@@ -16,10 +16,14 @@ TOOLTIP_MS = 400
 """Time within which a tooltip stands: its words are measured too."""
 MEASURE = (Path(__file__).resolve().parent / "contrast.js").read_text(encoding="utf-8")
 
+MEASURE_UNLESS_STALE = f"() => document.querySelector('[data-stale=\"true\"]') ? null : ({MEASURE})()"
+
 
 def too_faint(page: Page) -> list[str]:
     """Each text below the contrast it needs, with its ratio and its two colours."""
-    words = settled(page, still_ms=TOOLTIP_MS).evaluate(MEASURE)
+    words = None
+    while words is None:  # a rerun has begun since: what waits to be replaced is faded
+        words = settled(page, still_ms=TOOLTIP_MS).evaluate(MEASURE_UNLESS_STALE)
     assert words, "no text was found on the page"
     return sorted(
         {
