@@ -4,8 +4,8 @@ Three graphs: 24 blocks, and 1,000 blocks folded as they are at first, and unfol
 that the server wrote for it has reached the page. Then the Explore page itself on the small GPT, whose
 baseline is measured: it is ready when the graph stands, which answers clicks from then on, and its charts follow. Its
 headline strip says how many blocks are recomputed, and the bar beside a warm Run says the first thing that the worker
-reports: what it does, as step n of m. Its slider is dragged to the least memory and back, and the longest time counts
-that its figures stand still. Every visit is one with an empty cache. Then two models of many blocks, visited and
+reports: what it does, as step n of m. Its slider is dragged to the least memory and back, and the time between
+two changes of its figures is clocked. Every visit has an empty cache. Then two models of many blocks, visited and
 clicked; the click's answer comes first, the chart follows.
 
     python -m benchmarks.page [clicks]
@@ -74,6 +74,7 @@ WATCH = f"""(() => {{
 EXPLORE_CLICK = """([selector, scope, wanted]) => new Promise((done) => {
     const host = [...document.querySelectorAll("*")].find((e) => e.shadowRoot?.querySelector(".graph"))
     const began = performance.now()
+    window.redrawn = null
     window.redrawing?.disconnect()
     window.redrawing = new MutationObserver(() => { window.redrawn = performance.now() - began })
     for (const plot of document.querySelectorAll(".js-plotly-plot"))
@@ -215,7 +216,8 @@ def _clicked(page: Any, block: str, clicks: int, *, pause_ms: int = 100) -> tupl
         wanted = rf"\b{(i + 1) % 2} (of \d+ )?block"
         answers.append(page.evaluate(EXPLORE_CLICK, [f'[data-id="{block}"]', FIGURES, wanted]))
         page.wait_for_timeout(pause_ms)
-        charts.append(page.evaluate("() => window.redrawn ?? NaN"))
+        if (redrawn_ms := page.evaluate("() => window.redrawn")) is not None:
+            charts.append(redrawn_ms)
     return answers, charts
 
 

@@ -14,16 +14,16 @@ ENOUGH, ENOUGH_OF_SIGNS = 4.5, 3.0
 """WCAG 2.2, 1.4.3 for text and 1.4.11 for signs. What is disabled is exempt there, and here."""
 TOOLTIP_MS = 400
 """Time within which a tooltip stands: its words are measured too."""
-MEASURE = (Path(__file__).resolve().parent / "contrast.js").read_text(encoding="utf-8")
-
-MEASURE_UNLESS_STALE = f"() => document.querySelector('[data-stale=\"true\"]') ? null : ({MEASURE})()"
+SCRIPT = (Path(__file__).resolve().parent / "contrast.js").read_text(encoding="utf-8")
+MEASURE = f"() => document.querySelector('[data-stale=\"true\"]') ? null : ({SCRIPT})()"
+"""Gives null while a part of the page waits to be replaced: the part is faded then."""
 
 
 def too_faint(page: Page) -> list[str]:
     """Each text below the contrast it needs, with its ratio and its two colours."""
     words = None
-    while words is None:  # a rerun has begun since: what waits to be replaced is faded
-        words = settled(page, still_ms=TOOLTIP_MS).evaluate(MEASURE_UNLESS_STALE)
+    while words is None:
+        words = settled(page, still_ms=TOOLTIP_MS).evaluate(MEASURE)
     assert words, "no text was found on the page"
     return sorted(
         {

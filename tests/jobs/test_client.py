@@ -84,7 +84,7 @@ def test_what_cannot_be_asked_is_refused_where_it_is_asked(alone: Worker) -> Non
 
 
 def test_progress_and_parts_of_the_result_arrive(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    hear, heard, news, told = worker._heard, [], [], []
+    hear, heard, news, calls = worker._heard, [], [], []
 
     def listen(job: Job, progress: Progress) -> None:
         counts = progress.total > 0 == job.progress.total
@@ -92,7 +92,7 @@ def test_progress_and_parts_of_the_result_arrive(worker: Worker, monkeypatch: py
         job.call_at_news("page", lambda: news.append(job.finished))
         hear(job, progress)
         heard.append((job.progress.done, job.part))
-        told.append((len(news) - before, is_news))
+        calls.append((len(news) - before, is_news))
 
     monkeypatch.setattr(worker, "_heard", listen)
     job = finish(measure(worker, "steps:20"))
@@ -100,7 +100,7 @@ def test_progress_and_parts_of_the_result_arrive(worker: Worker, monkeypatch: py
     assert isinstance(job.part, Measurement) and [part for _, part in heard[-20:]] == [None] + [job.result] * 19
     last = finish(measure(worker, "parts")).part
     assert isinstance(last, Measurement) and last.graph is not None, "a page that looks late sees the last part alone"
-    assert all(n == is_news for n, is_news in told), "a page hears of the begin, of the first count and of parts"
+    assert all(n == is_news for n, is_news in calls), "a page hears of the begin, of the first count and of parts"
     assert True in news, "and of the end"
 
 

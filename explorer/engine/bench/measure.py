@@ -96,20 +96,17 @@ class Meter:
     """Counts `total` steps of a job and reports each at its begin."""
 
     def __init__(self, report: Report, total: int) -> None:
-        self._report, self._last, self._part = report, Progress(what="", done=-1, total=total), b""
+        self._report, self._total = report, total
+        self._done, self._part = 0, b""
 
     def __call__(self, what: str) -> None:
-        self._last = replace(self._last, what=what, done=min(self._last.done + 1, self._last.total))
-        self._report(replace(self._last, part=self._part))
-        self._part = b""
-
-    def again(self, progress: Progress) -> None:
-        """Reports the step under way again, for another process that does it and reports `progress`."""
-        self._report(self._last)
+        done = min(self._done, self._total)
+        self._report(Progress(what=what, done=done, total=self._total, part=self._part))
+        self._done, self._part = self._done + 1, b""
 
     def more(self, n_steps: int) -> None:
         """Adds steps that were not expected to the total."""
-        self._last = replace(self._last, total=self._last.total + n_steps)
+        self._total += n_steps
 
     def part(self, result: Record) -> None:
         """The next report carries `result`, the job's result as far as it is complete."""
@@ -200,7 +197,8 @@ def _measure(specs: Sequence[RunSpec], report: Report, *, priced: bool, graph: b
 
 def n_reports(specs: Sequence[RunSpec]) -> int:
     """Steps that a session of `specs` reports, if it warms the clock."""
-    return len(specs) * (N_RECORDED + specs[0].n_repeats) + bool(specs[0].n_repeats)
+    n_repeats = specs[0].n_repeats
+    return len(specs) * (N_RECORDED + n_repeats) + bool(n_repeats)
 
 
 class Session:

@@ -24,7 +24,7 @@ from explorer.plan.hazards.hazards import hazards
 from explorer.plan.why.gradients import causes
 from explorer.record.comparison import Comparison
 from explorer.record.graph import Hazard
-from explorer.record.plan import Report, silent
+from explorer.record.plan import Progress, Report, silent
 from explorer.record.run import RunSpec
 
 _N_STAGES = 4
@@ -38,12 +38,14 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
     Raises BadInput if the specs differ in more than policy and plan, and what loading the model raises.
     """
     refuse_other_settings(baseline, candidate)
-    plain = baseline.plan is None and candidate.plan is None and not baseline.forward_only
-    probes = full and plain and bool(candidate.policy.units)
-    meter = Meter(report, 1 + probes + n_reports((baseline, candidate)) + _N_STAGES)
+    is_split = baseline.plan is not None or candidate.plan is not None
+    probes = full and not is_split and not baseline.forward_only and bool(candidate.policy.units)
+    n_steps = 1 + probes + n_reports((baseline, candidate)) + _N_STAGES
+    probing = Progress(what="looking for blocks that remember their recomputes", done=0, total=n_steps)
+    meter, probed = Meter(report, n_steps), ProbeResult()
     if probes:
-        meter("recomputing each block: does it remember that?")
-    probed = probe(baseline, candidate, meter.again) if probes else ProbeResult()
+        meter(probing.what)
+        probed = probe(baseline, candidate, lambda of_process: report(probing))
     with preserve_global_state(), without_page_faults():
         meter("loading the model")
         loaded = load_for(baseline)

@@ -102,7 +102,7 @@ class ProbeResult:
 
 
 def probe(baseline: RunSpec, candidate: RunSpec, report: Report) -> ProbeResult:
-    """The units of the candidate's policy with hidden state. An error becomes a sentence."""
+    """The units of the candidate's policy, which has some, with hidden state. An error becomes a sentence."""
     call = partial(_in_clean_process, report=report)
     try:
         probed = call(probed_step, candidate, None)

@@ -40,7 +40,7 @@ async function begin() {
   mark.textContent = origin
   line.textContent = words
   draw("strip", { cells })
-  if (slider.labels.length) draw("slider", slider)
+  if (slider) draw("slider", slider)
   draw("graph", graph)
   draw("chart", { drawing: chart, loaded: true }, height)
   wait()

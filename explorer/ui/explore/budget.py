@@ -203,8 +203,8 @@ def budget_row(state: ExploreState, view: View, graph: ModelGraph, forecast: For
         )
         if len(front) > 1:
             with st.container(width="stretch"):
-                labels, at = places(state, view, front, forecast)
-                live_slider(words.SLIDER, labels, at, partial(_slide, state, graph, front), key=SLIDER_KEY)
+                labels, position = slider(state, view, front, forecast)
+                live_slider(words.SLIDER, labels, position, partial(_slide, state, graph, front), key=SLIDER_KEY)
         elif search.running:
             small_text(words.SLIDER_FOLLOWS)
     if search.running or state.budget.job is not None:
@@ -222,17 +222,17 @@ def _drawn_figures(view: View, forecast: Forecast) -> tuple[int | None, float | 
     return forecast.step_peak_bytes, cost(view, forecast)
 
 
-def places(state: ExploreState, view: View, front: tuple[PlanPoint, ...], forecast: Forecast) -> tuple[list[str], int]:
-    """Labels of the slider's places, one a plan, and the place of the drawn policy: its plan's, or that of the nearest
-    peak. That label has the figures of the drawn policy."""
+def slider(state: ExploreState, view: View, front: tuple[PlanPoint, ...], forecast: Forecast) -> tuple[list[str], int]:
+    """The label of each slider position, one per plan, and the drawn policy's position: its plan, or the plan of the
+    nearest peak. The label at that position has the figures of the drawn policy."""
     units, (peak, ratio) = state.draft.spec.policy.units, _drawn_figures(view, forecast)
     usual = peak or front[-1].peak_bytes
     near = min(range(len(front)), key=lambda i: abs(front[i].peak_bytes - usual))
-    at = next((i for i, point in enumerate(front) if point.plan.policy.units == units), near)
+    position = next((i for i, point in enumerate(front) if point.plan.policy.units == units), near)
     labels = [_label(point.peak_bytes, point.cost) for point in front]
     if peak is not None and ratio is not None:
-        labels[at] = _label(peak, ratio)
-    return labels, at
+        labels[position] = _label(peak, ratio)
+    return labels, position
 
 
 def _label(peak_bytes: int, ratio: float) -> str:

@@ -27,7 +27,7 @@ from explorer.ui.explore.view import View, drawn_graph, predicted, predicted_pre
 from explorer.ui.explore.work import ExploreState
 from explorer.ui.session import page_job
 from explorer.ui.session.repository import runs
-from explorer.ui.session.values import is_quiet, whole
+from explorer.ui.session.values import wait_unless_rerun, whole
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.elements import escape, last_failure, small_text, two_columns
 from explorer.ui.shared.model import model_row
@@ -43,8 +43,8 @@ from explorer.view.text.runs import what_failed
 
 FILES_WIDTH = 310
 ANSWER_S = 0.2
-"""Time in which a browser draws the answer to a click. The charts wait for it: a browser that gets them too early draws
-the answer late, and a slider that is dragged stands still."""
+"""Time in which a browser draws the answer to a click. Charts wait for this time: if a browser gets charts earlier, the
+browser draws the answer late, and a slider that is dragged stands still."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,8 +183,8 @@ def _desk(state: ExploreState, slots: Slots) -> None:
         graph_panel(state, facts, drawing)
         if graph.note:
             st.caption(graph.note)
-        follows = state.charted not in (None, policy) or outdated(len(policy.units))  # what follows the graph is open
-        if follows and is_quiet(ANSWER_S):
+        needs_rerun = state.charted not in (None, policy) or outdated(len(policy.units))  # an open part shows another
+        if needs_rerun and wait_unless_rerun(ANSWER_S):
             st.rerun()
     elif state.job.id is not None:
         st.skeleton(height=400)

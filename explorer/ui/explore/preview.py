@@ -32,13 +32,16 @@ def preview(query: Mapping[str, str], cookies: Mapping[str, str]) -> dict[str, o
     drawing = layout(view.graph, marks.open)
     facts = facts_of(state, view, view.graph, drawing, forecast)
     drawn = Drawn(policy=policy, forecast=forecast, hazards=facts.hazards, worth=worth_recomputing(view.graph))
-    height, front = results_height(visitor) - ABOVE, budget.points(state, view, budget.search_of(view))
-    labels, at = budget.places(state, view, front, forecast) if len(front) > 1 else ([], 0)
+    height, slider = results_height(visitor) - ABOVE, None
+    front = budget.points(state, view, budget.search_of(view))
+    if len(front) > 1:
+        labels, position = budget.slider(state, view, front, forecast)
+        slider = {"name": SLIDER, "labels": labels, "at": position}
     return {
         "origin": view.stand_in.in_words if view.stand_in is not None else "",
         "words": str(view.freshness).rpartition("] ")[2],
         "cells": [asdict(cell) for cell in cells(view, drawn)],
-        "slider": {"name": SLIDER, "labels": labels, "at": at},
+        "slider": slider,
         "graph": payload(drawing, marks, paint_of(facts, drawing, visitor)),
         "chart": first_sketch(view, height, dark=query.get("dark") == "1"),
         "height": height,

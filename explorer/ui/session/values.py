@@ -28,7 +28,7 @@ from streamlit.runtime.scriptrunner_utils.script_run_context import ThreadState,
 T = TypeVar("T")
 GO_TO = "go_to"
 RETRY_S = 0.005
-"""Time between two looks at what Streamlit runs: whether a runner has ended and has sent what it drew, or is needed."""
+"""Time between two looks at Streamlit: whether a runner has ended and sent all messages, or a rerun is requested."""
 _is_whole = ContextVar("is_whole", default=False)
 
 
@@ -121,8 +121,8 @@ def timer() -> tuple[object, Callable[[], object]]:
     return (session.id, fragment), lambda: session._event_loop.call_soon_threadsafe(draw)
 
 
-def is_quiet(seconds: float) -> bool:
-    """Waits so long. False at once if the fragment that is drawn now, or the page, is requested again meanwhile."""
+def wait_unless_rerun(seconds: float) -> bool:
+    """Waits for `seconds`. Returns False at once if a rerun of this fragment or of the page is requested meanwhile."""
     context, fragment = get_script_run_ctx(), ThreadState.get().fragment_id
     requests, end = context.script_requests if context is not None else None, time.monotonic() + seconds
     while time.monotonic() < end:

@@ -338,7 +338,7 @@ def test_charts_wait_until_the_graph_is_left_alone(
     monkeypatch.setattr(values, "get_script_run_ctx", lambda: SimpleNamespace(script_requests=requests))
     monkeypatch.setattr(values.ThreadState, "get", lambda: SimpleNamespace(fragment_id="desk"))
     monkeypatch.setattr(values, "time", SimpleNamespace(monotonic=lambda: next(moments), sleep=look))
-    assert values.is_quiet(5.5) is quiet
+    assert values.wait_unless_rerun(5.5) is quiet
     assert len(looks) == (5 if quiet else 1), "a wait to its end, or as long as nothing was requested"
 
 
