@@ -12,7 +12,7 @@ import re
 import struct
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -21,8 +21,9 @@ import msgspec
 from msgspec import Meta, Raw
 from msgspec.structs import replace
 
-from explorer.errors import BadInput, NotSaved, UnreadableFile, message_of
+from explorer.errors import BadInput, NotSaved, UnreadableFile
 from explorer.record.base import Record, from_msgpack, to_msgpack
+from explorer.record.bounded_file import read_file, unpack
 from explorer.record.comparison import Comparison
 from explorer.record.graph import RECORDED, ModelGraph, ModelRef
 from explorer.record.history import MemoryHistory
@@ -50,13 +51,12 @@ _LENGTH = struct.Struct("<Q")
 _DIGEST_SIZE = hashlib.sha256().digest_size
 _HEAD_SIZE = len(MAGIC) + _VERSION.size + _DIGEST_SIZE + _LENGTH.size
 _LARGEST_BYTES = 256 * 1024**2
-_LARGEST_RATIO = 200
-"""Unpacked bytes of a run file at most, and times its packed bytes: a small file must not grow without end."""
+"""Bytes of a run file at most, packed and unpacked."""
 _LARGEST_OUTSIDE_COLUMNS = 16 * 1024**2
 """Bytes of a record outside of its columns: one byte of a column takes one byte of memory, one byte elsewhere up to
 32 (a small number in a list of times)."""
-_PIECE_BYTES = 16 * 1024
-"""Bytes of a run file that are unpacked at once, to 16 MiB at most."""
+_SMALL_BYTES = 16 * 1024
+"""A part of a document that is no larger counts as a whole."""
 _COLUMN_HEADS = (0xC4, 0xC5, 0xC6)
 _MAP_HEADS = (*range(0x80, 0x90), 0xDE, 0xDF)
 """First bytes of binary data and of maps in msgpack."""
@@ -137,6 +137,11 @@ def write(stored: StoredRecord) -> bytes:
     return MAGIC + version + _digest(version, length, body) + length + body
 
 
+def read_path(path: Path) -> bytes:
+    """The bytes of a run file. Raises UnreadableFile for what is no regular file or larger than a run file can be."""
+    return read_file(path, _LARGEST_BYTES, hint="Export it again where it ran.")
+
+
 def write_file(path: Path, data: bytes) -> Path:
     """Writes a whole file or nothing: a full disk leaves the old file. Raises NotSaved with the system's reason."""
     ordinary = path.is_file() or not path.exists()  # neither /dev/stdout nor a pipe
@@ -180,7 +185,7 @@ def read(data: bytes) -> StoredRecord:
         )
     if _digest(version, length, body) != digest:
         raise UnreadableFile("The run file is damaged: its checksum does not match.", hint="Export or copy it again.")
-    stored = from_msgpack(_decompress(body), StoredRecord)
+    stored = from_msgpack(unpack(body, _LARGEST_BYTES, "The run file"), StoredRecord)
     if stored.kind not in KINDS:
         raise UnreadableFile(
             f"The run file holds a {stored.kind[:40]}; this release reads {', '.join(KINDS)}.",
@@ -200,39 +205,10 @@ def read(data: bytes) -> StoredRecord:
     return stored
 
 
-def _decompress(body: bytes) -> bytes:
-    """Counted before any of it is held."""
-    most = min(_LARGEST_BYTES, _LARGEST_RATIO * len(body))
-    if (n_bytes := sum(map(len, _unpacked(body, most)))) > most:
-        raise UnreadableFile(
-            f"The run file of {len(body):,} packed bytes unpacks to more than {most:,} bytes.",
-            hint="Export it again where it ran.",
-        )
-    return b"".join(_unpacked(body, n_bytes))
-
-
-def _unpacked(body: bytes, most: int) -> Iterator[bytes]:
-    """Unpacked pieces of `body`, at most one piece beyond `most` bytes. Raises UnreadableFile."""
-    decompressor = zlib.decompressobj()
-    try:
-        for start in range(0, len(body), _PIECE_BYTES):
-            piece = decompressor.decompress(body[start : start + _PIECE_BYTES])
-            most -= len(piece)
-            yield piece
-            if most < 0:
-                return
-    except zlib.error as error:
-        raise UnreadableFile(
-            f"The run file is damaged: {message_of(error)}.", hint="Export or copy it again."
-        ) from error
-    if not decompressor.eof:
-        raise UnreadableFile("The run file is damaged: its end is missing.", hint="Export or copy it again.")
-
-
 def _bytes_outside_columns(document: Raw) -> int:
     """Bytes of a msgpack document that are no column; no value of them is built."""
     view = memoryview(document)
-    if view.nbytes < _PIECE_BYTES:
+    if view.nbytes < _SMALL_BYTES:
         return view.nbytes
     if view[0] in _COLUMN_HEADS:
         return 0

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import json
 import math
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -29,11 +28,14 @@ from typing import Any, get_args
 
 from explorer.errors import BadInput, UnreadableFile, message_of, nearest
 from explorer.record.base import Record, from_msgpack, from_plain
+from explorer.record.bounded_file import read_configuration, read_text
 from explorer.record.graph import ModelRef
 from explorer.record.lab import Lesson, Theme
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Front
 
+LARGEST_SOURCE = 8 * 1024**2
+"""Bytes of a Python file that is read as text."""
 Value = int | float | str | bool
 HUGGING_FACE = {"batch": 2, "length": 64}
 """Arguments that shape the example batch of a transformers model; all others go to its configuration."""
@@ -65,9 +67,11 @@ def factory_arguments(target: str) -> FactoryArguments:
 def _tree(target: str) -> ast.Module | None:
     """The text of the Python file behind a reference; None: it cannot be read, of which opening the model says why."""
     path = Path(target.partition(":")[0])
+    if path.suffix != ".py":
+        return None
     try:
-        return ast.parse(path.read_text(encoding="utf-8")) if path.suffix == ".py" else None
-    except (OSError, SyntaxError, ValueError):
+        return ast.parse(read_text(path, LARGEST_SOURCE))
+    except (UnreadableFile, SyntaxError, ValueError, RecursionError, MemoryError):  # MemoryError: nested too deep
         return None
 
 
@@ -144,11 +148,11 @@ def _of_configuration(config: str) -> FactoryArguments:
     if path.suffix != ".json" and not path.is_dir():
         return _of_library(config)
     try:
-        read = json.loads((path / "config.json" if path.is_dir() else path).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        read = None
-    values = read.items() if isinstance(read, dict) else ()
-    return FactoryArguments(usual={name: value for name, value in values if isinstance(value, (bool, int, float))})
+        values = read_configuration(path / "config.json" if path.is_dir() else path)
+    except UnreadableFile:
+        return FactoryArguments()
+    usual: dict[str, Value] = {name: value for name, value in values.items() if isinstance(value, (bool, int, float))}
+    return FactoryArguments(usual=usual)
 
 
 @cache

@@ -67,7 +67,7 @@ def to_msgpack(record: object) -> bytes:
         ) from error
 
 
-def from_msgpack(data: bytes, kind: type[T]) -> T:
+def from_msgpack(data: bytes | bytearray, kind: type[T]) -> T:
     """Reads what `to_msgpack` wrote. Raises UnreadableFile that names the field at fault."""
     return _read(msgspec.msgpack.decode, data, kind)
 
@@ -77,7 +77,7 @@ def to_json(record: object) -> bytes:
     return msgspec.json.encode(record, enc_hook=_column_to_list)
 
 
-def from_json(data: bytes | str, kind: type[T]) -> T:
+def from_json(data: bytes | bytearray | str, kind: type[T]) -> T:
     """Reads what `to_json` wrote. Raises UnreadableFile that names the field at fault."""
     return _read(msgspec.json.decode, data, kind)
 
@@ -95,7 +95,7 @@ def from_plain(plain: object, kind: type[T]) -> T:
 def _read(decode: Callable[..., T], document: object, kind: type[T]) -> T:
     try:
         return decode(document, type=kind, dec_hook=_to_column)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnreadableFile(f"This is not a {kind_name(kind)}: {message_of(error)}.") from error
 
 

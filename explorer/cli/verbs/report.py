@@ -75,12 +75,13 @@ def load_run(which: str) -> ReportOf:
     path = Path(which)
     if path.is_file():
         with path.open("rb") as file:
-            if is_history(file.read(64)):
-                return ReportOf(run=read_history(path), name=path.name)
+            is_foreign = is_history(file.read(64))
+        if is_foreign:
+            return ReportOf(run=read_history(path), name=path.name)
     files = [path] if path.is_file() else files_of_ranks(path)
     if len(files) > 1:
         say(f"{escape(which)}: {len(files)} ranks side by side.")
-    stored = open_files([file.read_bytes() for file in files] or [Store().export_file(which)])
+    stored = open_files([run_file.read_path(file) for file in files] or [Store().export_file(which)])
     record = from_msgpack(stored.record, run_file.KINDS[stored.kind])
     assert isinstance(record, Reported), "every kind of run has a report"
     return ReportOf(run=record, name=stored.name, created=stored.created)

@@ -24,6 +24,7 @@ import importlib.util
 import inspect
 import json
 import sys
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import CodeType
@@ -41,6 +42,7 @@ from explorer.engine.state.rng import seed_everything
 from explorer.errors import BadInput, ExplorerError, ModelNotLoaded, nearest, said_by
 from explorer.plan.catalogue import default_size
 from explorer.plan.names import listed
+from explorer.record.bounded_file import read_configuration
 from explorer.record.failure import is_out_of_memory
 from explorer.record.graph import ModelRef
 from explorer.record.run import RunSpec
@@ -164,10 +166,7 @@ def _from_config(kind: Any) -> Factory:
         if config is None:
             return kind(**arguments)
         path = Path(config)
-        try:
-            settings = json.loads((path / "config.json" if path.is_dir() else path).read_text())
-        except (OSError, ValueError) as error:
-            raise ModelNotLoaded(f"{config} cannot be read as a configuration: {said_by(error)}.") from error
+        settings = read_configuration(path / "config.json" if path.is_dir() else path)
         return kind.from_config({**settings, **arguments})
 
     return build
@@ -301,9 +300,23 @@ def _load_weights(model: nn.Module, path: str, target: str) -> None:
     model.load_state_dict(weights)
 
 
+def _refuse_packed_weights(path: Path) -> None:
+    """torch writes a zip file without compression. One with compression may unpack to any size."""
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        n_bytes = sum(entry.file_size for entry in archive.infolist())
+    if n_bytes > path.stat().st_size:
+        raise BadInput(
+            f"{path} cannot be read as weights: its {path.stat().st_size:,} bytes would unpack to {n_bytes:,}.",
+            hint="Save model.state_dict() with torch.save, which packs nothing.",
+        )
+
+
 def _state_dict(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise BadInput(f"There is no file {path} to read weights from.", hint="Give a .safetensors or .pt file.")
+    _refuse_packed_weights(path)
     try:
         if path.suffix == ".safetensors":
             content: Any = importlib.import_module("safetensors.torch").load_file(path)

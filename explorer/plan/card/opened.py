@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import re
-import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -34,6 +33,7 @@ from explorer.plan.card.snapshot import (
     Stacks,
     snapshot_of,
 )
+from explorer.record.bounded_file import GZIP, read_file, unpack
 from explorer.record.history import DeviceHistory, MemoryHistory, RefusedInHistory, SimulatedHistory
 from explorer.record.sound import unsound
 
@@ -45,6 +45,11 @@ SLICES = ("python_function", "cpu_op", "user_annotation")
 LATEST_US = 1e15
 CPU = 0
 """torch's number of the CPU among the kinds of devices."""
+MOST_SMALL_OBJECTS = 100_000
+MOST_OBJECTS = 4_000_000
+LEAST_OBJECT_BYTES = 32
+"""An event with its arguments is two objects in 200 bytes of a trace. An empty object takes three bytes, and 150 of
+memory."""
 MOST_FRAMES = 200
 """Deeper slices are left out of a stack."""
 _PYTHON = re.compile(r"(?P<file>.*)\((?P<line>\d{1,9})\): (?P<name>.*)", re.DOTALL)
@@ -58,11 +63,7 @@ def is_history(head: bytes) -> bool:
 
 def read_history(path: Path) -> MemoryHistory:
     """The history in a file. Raises UnreadableFile."""
-    try:
-        with path.open("rb") as file:
-            return open_history(file.read(LARGEST_BYTES + 1), path.name)
-    except OSError as error:
-        raise UnreadableFile(f"{path.name} cannot be read: {error.strerror}.") from error
+    return open_history(read_file(path, LARGEST_BYTES, hint="Record fewer events."), path.name)
 
 
 def open_history(data: bytes, name: str) -> MemoryHistory:
@@ -135,12 +136,12 @@ class _Memory(msgspec.Struct):
 def read_trace_file(data: bytes, name: str) -> tuple[list[tuple[DeviceHistory, Movements]], tuple[Stack, ...]]:
     """The devices in the bytes of a trace, and the stacks that their moves name. Raises UnreadableFile."""
     try:
-        events = msgspec.json.decode(_unpacked(data, name), type=_Trace).events
+        events = msgspec.json.decode(_bounded(data, name), type=_Trace).events
         moments = [event for event in events if event.name in (MEMORY, REFUSAL)]
         memory = [(event, msgspec.json.decode(event.args, type=_Memory)) for event in moments]
         if not all(0 <= event.ts < LATEST_US for event, _ in memory):
             raise ValueError("a memory event has a time out of range")
-    except (msgspec.MsgspecError, ValueError, RecursionError, zlib.error) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise UnreadableFile(
             f"{name} is no trace of torch.profiler: {message_of(error)}.",
             hint="Write it with export_chrome_trace, from a profile with profile_memory=True.",
@@ -156,12 +157,13 @@ def read_trace_file(data: bytes, name: str) -> tuple[list[tuple[DeviceHistory, M
     return [_device(devices[key], stack_of) for key in sorted(devices)], tuple(stacks.stacks)
 
 
-def _unpacked(data: bytes, name: str) -> bytes:
-    if data[:2] == GZIP_HEAD:
-        data = zlib.decompressobj(wbits=31).decompress(data, LARGEST_BYTES + 1)
-    if len(data) > LARGEST_BYTES:
-        raise UnreadableFile(f"{name} has more than {LARGEST_BYTES >> 20} MiB.", hint="Profile fewer steps.")
-    return data
+def _bounded(data: bytes, name: str) -> bytes | bytearray:
+    """The JSON of a trace. Raises UnreadableFile for one whose events would take far more memory than its bytes."""
+    text = unpack(data, LARGEST_BYTES, name, wbits=GZIP) if data[:2] == GZIP_HEAD else data
+    most = min(MOST_OBJECTS, MOST_SMALL_OBJECTS + len(text) // LEAST_OBJECT_BYTES)
+    if text.count(b"{") > most:
+        raise UnreadableFile(f"{name} has more than {most:,} events, the most that are read.", hint="Profile less.")
+    return text
 
 
 def _stacks_of(events: Sequence[_Event], memory: Sequence[_Event], stacks: Stacks) -> dict[int, int]:

@@ -22,6 +22,9 @@ MOST_BYTES = 1 << 62
 LONGEST_NAME = 300
 LEAST_ENTRY_BYTES = 8
 """An event or block takes more of a file. Lists that name one entry many times are refused by it."""
+LEAST_CONTAINER_BYTES = 10
+MOST_SMALL_CONTAINERS = 100_000
+"""A list or dict of torch takes 20 bytes of a file on average. An empty one takes one byte, and 64 of memory."""
 PICKLE_HEAD = b"\x80"
 NO_MEMORY_MOVED = {"snapshot", "user_defined"}
 ACTIONS = {"alloc", "free_requested", "free_completed", "oom", *NO_MEMORY_MOVED}
@@ -140,6 +143,9 @@ def _check_opcodes(data: bytes) -> None:
     """Raises _Wrong at the first opcode that builds anything but numbers, strings, lists and dicts."""
     if data[:1] != PICKLE_HEAD or not 2 <= int.from_bytes(data[1:2]) <= 5:
         raise _Wrong("it is no pickle of protocol 2 to 5")
+    n_containers = data.count(b"}") + data.count(b"]")
+    if n_containers > MOST_SMALL_CONTAINERS + len(data) // LEAST_CONTAINER_BYTES:
+        raise _Wrong(f"it has {n_containers:,} lists and dicts in {len(data):,} bytes")
     position = 2
     while True:
         match = _PLAIN.match(data, position)

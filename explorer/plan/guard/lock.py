@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -15,9 +15,10 @@ from msgspec.structs import replace
 from explorer import __version__
 from explorer.errors import BadInput, UnreadableFile
 from explorer.plan.memory.ledger import ledger
-from explorer.plan.names import above, is_within
+from explorer.plan.names import above
 from explorer.record.allocations import ROLES, Collective
 from explorer.record.base import from_json, from_plain, to_plain
+from explorer.record.bounded_file import read_text
 from explorer.record.files import CollectiveBytes, Lock, LockedBlock, LockedStep, OperatorBytes
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
@@ -26,6 +27,10 @@ from explorer.record.run import RunSpec
 
 SAVED = ROLES.index("saved activation")
 _MOST_FIELDS_OF_A_LINE = 3
+_LARGEST_BYTES = 64 * 1024**2
+_MOST_BLOCKS = 100_000
+_LONGEST_FQN = 1000
+"""Limits of a lock that is read: continuous integration reads it from a pull request."""
 
 
 def lock_of(run: Measurement, graph: ModelGraph, policy: str) -> Lock:
@@ -127,27 +132,50 @@ def dumps(lock: Lock) -> str:
 def loads(text: str) -> Lock:
     """Raises UnreadableFile for a text that is no lock, or a lock of another version."""
     lock = from_json(text, Lock)
+    return replace(lock, blocks=_unfolded(lock.blocks))
+
+
+def _unfolded(lines: dict[str, LockedBlock]) -> dict[str, LockedBlock]:
+    """Every block in full. Each line of a hostile lock may double the blocks: they are counted before they are made."""
     blocks: dict[str, LockedBlock] = {}
-    for fqn, block in lock.blocks.items():
-        if not block.same_as:
-            blocks[fqn] = block
+    children: defaultdict[str, list[str]] = defaultdict(list)
+
+    def add(fqn: str, block: LockedBlock) -> None:
+        if fqn in blocks:
+            raise UnreadableFile(f"{fqn} is there twice: as a line, and inside a block that is the same as another.")
+        blocks[fqn] = block
+        if fqn:
+            children[next((name for name in above(fqn) if name in blocks), "")].append(fqn)
+
+    for fqn, block in lines.items():
+        if len(fqn) > _LONGEST_FQN:
+            raise UnreadableFile(f"The name of a block has {len(fqn):,} letters; at most {_LONGEST_FQN:,} are read.")
+        first = block.same_as
+        if not first:
+            add(fqn, block)
             continue
-        if block.same_as not in blocks:
-            raise UnreadableFile(f"{fqn} is the same as {block.same_as}, which is no block above it.")
-        twins = [name for name in blocks if is_within(name, block.same_as)]
-        blocks |= {fqn + name.removeprefix(block.same_as): blocks[name] for name in twins}
-    return replace(lock, blocks=blocks)
+        if first not in blocks or first.rpartition(".")[0] != fqn.rpartition(".")[0]:
+            raise UnreadableFile(f"{fqn} is the same as {first}, which is no block beside it and above its line.")
+        for name in _within(first, children, most=_MOST_BLOCKS - len(blocks)):
+            add(fqn + name.removeprefix(first), blocks[name])
+    return blocks
+
+
+def _within(fqn: str, children: Mapping[str, Sequence[str]], *, most: int) -> list[str]:
+    """`fqn` and the blocks inside. Raises UnreadableFile if they are more than `most`."""
+    names = [fqn]
+    for name in names:
+        names += children.get(name, ())
+        if len(names) > most:
+            raise UnreadableFile(f"The lock stands for more than {_MOST_BLOCKS:,} blocks, the most that are read.")
+    return names
 
 
 def load(path: Path) -> Lock:
     """The lock in a file. Raises UnreadableFile that begins with the name of the file."""
+    text = read_text(path, _LARGEST_BYTES, hint="`python -m explorer lock MODEL --out FILE` writes a lock.")
     try:
-        return loads(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise UnreadableFile(
-            f"{path} cannot be read: {why}.", hint="`python -m explorer lock MODEL --out FILE` writes a lock."
-        ) from error
+        return loads(text)
     except UnreadableFile as error:
         raise UnreadableFile(f"{path}: {error.sentence}", hint="Write the lock again.") from error
 

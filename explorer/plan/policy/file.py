@@ -20,7 +20,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
@@ -30,6 +29,7 @@ from explorer.plan.policy.block_names import shape_of
 from explorer.plan.policy.strict_yaml import LARGEST_BYTES, Document
 from explorer.plan.policy.strict_yaml import Path as Where
 from explorer.record.base import Record, from_plain, to_plain
+from explorer.record.bounded_file import read_text
 from explorer.record.comparison import Comparison
 from explorer.record.files import Evidence, PolicyFile
 from explorer.record.graph import ModelGraph, ModelRef
@@ -128,17 +128,10 @@ def load(path: str | os.PathLike[str]) -> PolicyFile:
 
 def read_from(path: str | os.PathLike[str], read: Callable[[str], T]) -> T:
     """What `read` makes of the text at `path`, whose name every error begins with."""
+    hint = "`python -m explorer compare MODEL --policy PRESET --out FILE` writes a policy file."
+    text = read_text(path, LARGEST_BYTES, hint=hint)
     try:
-        with Path(path).open("rb") as stream:
-            data = stream.read(LARGEST_BYTES + 1)
-        return read(data.decode())
-    except OSError as error:
-        raise UnreadableFile(
-            f"{path} cannot be read: {error.strerror}.",
-            hint="`python -m explorer compare MODEL --policy PRESET --out FILE` writes a policy file.",
-        ) from error
-    except UnicodeDecodeError as error:
-        raise UnreadableFile(f"{path} is not text: byte {error.start} is not UTF-8.") from error
+        return read(text)
     except BadInput as error:
         raise type(error)(f"{path}: {error.sentence}", hint=error.hint) from error
 

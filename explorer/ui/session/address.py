@@ -18,6 +18,7 @@ import streamlit as st
 
 from explorer.errors import UnreadableFile, message_of
 from explorer.record.base import from_json, to_json
+from explorer.record.bounded_file import unpack
 from explorer.record.graph import ModelRef
 from explorer.record.run import RunSpec
 
@@ -47,11 +48,9 @@ def from_query(query: Mapping[str, str]) -> RunSpec | None:
     spec = DEFAULT
     if packed := query.get("run"):
         try:
-            unpacker = zlib.decompressobj()
-            text = unpacker.decompress(base64.urlsafe_b64decode(packed + "=" * (-len(packed) % 4)), LIMIT)
-            if not unpacker.eof:
-                raise ValueError("it is cut short or too long")
-        except (binascii.Error, zlib.error, ValueError) as error:
+            data = base64.urlsafe_b64decode(packed + "=" * (-len(packed) % 4))
+            text = unpack(data, LIMIT, "Its text")
+        except (binascii.Error, ValueError, UnreadableFile) as error:
             raise UnreadableFile(
                 f"The link's run= part cannot be read: {message_of(error)}.",
                 hint="Copy the whole address again, to its end.",
