@@ -86,9 +86,9 @@ def test_the_suite_goes_on_after_everything(unsound: Path, tmp_path: Path) -> No
 def test_what_no_longer_fits_into_the_time_is_said(
     unsound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "LIMIT_S", 0.0)
+    monkeypatch.setattr(runner, "OTHER_SHARE_S", 0.0)
     results = run_all(tmp_path / "out", [], folder=unsound, package="unsound_checks")
-    assert {result.outcome for result in results} == {"skipped"} and "were over" in results[0].said
+    assert {result.outcome for result in results} == {"skipped"} and "was over" in results[0].said
 
 
 def test_without_cuda_it_is_skipped_with_the_reason(
@@ -109,6 +109,8 @@ def test_figures_say_their_units_and_unknown_is_not_zero() -> None:
 def test_every_file_of_checks_is_found() -> None:
     assert set(files()) >= {"memory", "clocks", "verdicts", "streams", "kernels", "forecasts", "ranks"}
     assert all(checks_of(file) for file in files())
+    assert set(runner.SHARES_S) <= set(files()), "a share of a file that is gone"
+    assert sum(runner.SHARES_S.values()) <= 480
 
 
 LONG = {"page.check_a_run_from_the_page", "ranks.check_an_assertion_is_a_result_and_the_worker_lives"}
