@@ -40,6 +40,14 @@ def test_rounding_is_a_multiple_of_what_the_baseline_shows(
     assert diff.verdict == ("rounding" if allowed else "different")
 
 
+@pytest.mark.parametrize("scale", ["baseline_error", "noise", "tiny"])
+@pytest.mark.parametrize(("times", "verdict"), [(9.9, "rounding"), (10.1, "different")])
+def test_ten_times_the_largest_scale_is_the_border_of_rounding(scale: str, times: float, verdict: str) -> None:
+    """In numbers, not in terms of the constant: a test that multiplies by the constant cannot see it change."""
+    scales = {"baseline_error": 0.0, "noise": 0.0, "tiny": 0.0, scale: 3e-6}
+    assert gradient(bitwise=False, candidate_error=times * 3e-6, **scales).verdict == verdict
+
+
 def test_without_a_reference_only_bits_count() -> None:
     assert gradient(bitwise=False, max_abs=1e-30).verdict == "different"
 

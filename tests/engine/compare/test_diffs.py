@@ -126,6 +126,15 @@ def test_a_truly_zero_gradient_may_be_any_noise() -> None:
     assert difference(GradientDiff, "key.bias", noise[0], noise[1] + 1e-4, yardstick).verdict == "different"
 
 
+@pytest.mark.parametrize(("times", "verdict"), [(9.9, "rounding"), (10.1, "different")])
+def test_a_gradient_that_is_zero_in_both_references_may_be_ten_epsilons_of_the_run(times: float, verdict: str) -> None:
+    """The baseline hits the zero by luck, so neither its error nor its rerun gives a scale: the run's norms do."""
+    weight, zero = torch.full((4,), 3.0, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    yardstick = Yardstick(rerun={"bias": torch.zeros(1)}, reference={"weight": weight, "other": weight, "bias": zero})
+    noise = torch.full((1,), times * torch.finfo(torch.float32).eps * 6.0)
+    assert difference(GradientDiff, "bias", torch.zeros(1), noise, yardstick).verdict == verdict
+
+
 def test_a_reference_that_went_another_way_excuses_nothing() -> None:
     generator = torch.Generator().manual_seed(0)
     baseline, other = torch.randn(2, 200, generator=generator)

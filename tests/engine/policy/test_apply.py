@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import random
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -179,6 +181,8 @@ class Noise(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.linear(x)
+        if self.source in ("python", "numpy"):
+            return x * (random.random() if self.source == "python" else float(np.random.rand()))
         return x * torch.rand(x.shape, generator=self.own if self.source == "own" else GLOBAL)
 
 
@@ -207,6 +211,36 @@ def test_generators_torch_does_not_stash_are_restored_when_named(
     twin = copy.deepcopy(noisy(source))
     apply_policy(twin, Policy.recompute([("1", "2", "3")], restore_rng=names), generators=generators)
     assert_same(bare, bits(copy.deepcopy(twin)))
+
+
+def three_steps(model: nn.Module) -> list[Tensor]:
+    """The loss and all gradients of each of three steps: later steps draw what the step before left."""
+    inputs, left = torch.randn(2, 8, generator=torch.Generator().manual_seed(5)), list[Tensor]()
+    for _ in range(3):
+        model.zero_grad()
+        loss = model(inputs).pow(2).sum()
+        loss.backward()
+        left += [loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
+    return left
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("source", ["shared", "global", "python", "numpy"])
+def test_a_generator_of_several_units_goes_on_where_the_last_forward_left_it(source: str, reentrant: bool) -> None:
+    """Each rerun sets the generator back and has to return it: else the next step draws numbers of an earlier unit."""
+
+    def make() -> nn.Module:
+        model = noisy("own" if source == "shared" else source)
+        random.seed(3)
+        np.random.seed(3)
+        model[3].own = model[1].own
+        return model
+
+    names = {"shared": ("1.own", "3.own"), "global": ()}.get(source, (source,))
+    options = {"restore_rng": names, "use_reentrant": reentrant}
+    bare, model = three_steps(make()), make()
+    apply_policy(model, Policy.recompute(["1", "3"], **options), generators=(GLOBAL,) if source == "global" else ())
+    assert all(torch.equal(*pair) for pair in zip(bare, three_steps(model), strict=True))
 
 
 def test_saved_operators_and_offload_keep_results_and_running_statistics() -> None:
