@@ -237,6 +237,8 @@ class Comparison(Record):
     """True if a run was watched for `masks` and `state_changes`; otherwise both are empty and mean nothing."""
     equal_without_early_stop: bool | None = None
     """True if all gradients equal the baseline's with early_stop off. None: not tried, all numbers were drawn again."""
+    fails_without_early_stop: str = ""
+    """The error of that run; empty if it ran to its end."""
     state_changes: tuple[StateChange, ...] = ()
     forward: ForwardDiff | None = None
     """The first difference in forward of two programs whose gradients differ; None: not watched."""
@@ -245,7 +247,8 @@ class Comparison(Record):
     optimizer_settings: tuple[tuple[str, str, str], ...] = ()
     """Settings in which the optimizers of two programs differ: name, value in the baseline, value in the candidate."""
     float64_distance: float | None = None
-    """|candidate - baseline| / |baseline| of all gradients of two programs, both in float64; None: not run."""
+    """The largest |candidate - baseline| / |baseline| of a gradient, parameter or buffer of two programs, both in
+    float64. None: not run, or a tensor is on one side alone."""
     loss_equal: bool | None = None
     """Shown, never part of the verdict."""
     reproducible: bool | None = None

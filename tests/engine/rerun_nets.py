@@ -268,6 +268,25 @@ def overwritten() -> Built:
     return built([Overwrites(board), Overwrites(board)])
 
 
+class SavesMoreLater(nn.Module):
+    """Draws behind its last saved tensor. The recompute reads another scale, and without early stop saves or fails."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.linear, self.how, self.n_calls = nn.Linear(WIDTH, WIDTH), how, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        again, self.n_calls = self.n_calls % 2, self.n_calls + 1
+        y = torch.tanh(self.linear(x) * (1.0 + again)) + torch.rand(WIDTH)
+        if torch._C._current_graph_task_id() != -1 and self.how == "raises":
+            raise RuntimeError("the sampler is empty")
+        return y.sin() if again and self.how == "saves" else y
+
+
+def saves_more_later(how: str) -> Built:
+    return built([SavesMoreLater(how)])
+
+
 class Carries(nn.Module):
     """A hidden state from step to step; early stop leaves the recompute before it is written once more."""
 

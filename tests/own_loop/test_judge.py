@@ -211,6 +211,99 @@ def test_coarser_kernels_are_told_from_other_mathematics() -> None:
     assert "float64" not in " ".join(explorer.judge(squares, squares, model, batch, other).causes)
 
 
+class Frozen(nn.Sequential):
+    """Two convolutions with norms, whose channels_last kernels round more, beside a weight that nothing reaches."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8))
+        self.frozen = nn.Parameter(torch.ones(3))
+        self.n_seen = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[:, :3])
+
+
+def by_hand(model: nn.Module, decay: float = 0.0) -> None:
+    """A step of SGD that no optimizer of torch makes."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter -= 0.1 * (parameter.grad + decay * parameter)
+
+
+def zero_gradient(model: nn.Module, batch: Any) -> None:
+    channels_last(model, batch)
+    model.frozen.grad = torch.zeros(3)
+
+
+def zero_gradient_decays(model: nn.Module, batch: Any) -> None:
+    zero_gradient(model, batch)
+    AdamW(model.parameters(), weight_decay=0.1).step()
+
+
+def small_gradient_is_doubled(model: nn.Module, batch: Any) -> None:
+    """Of one number, whose share of the length of all gradients is small."""
+    channels_last(model, batch)
+    model[1].weight.grad[0] *= 1.001
+
+
+def statistics_move_twice(model: nn.Module, batch: Any) -> None:
+    channels_last(model, batch)
+    model(batch[0])
+
+
+def gradients_are_lost(model: nn.Module, batch: Any) -> None:
+    channels_last(model, batch)
+    model[0].bias.grad = None
+
+
+def decays_by_hand(model: nn.Module, batch: Any) -> None:
+    channels_last(model, batch)
+    by_hand(model, decay=1e-3)
+
+
+def counts(model: nn.Module, batch: Any) -> None:
+    channels_last(model, batch)
+    model.n_seen += 1.0
+
+
+FAULTS: list[tuple[Any, Any]] = [
+    (zero_gradient, squares),
+    (zero_gradient_decays, lambda model, batch: (squares(model, batch), AdamW(model.parameters()).step())),
+    (small_gradient_is_doubled, squares),
+    (statistics_move_twice, squares),
+    (gradients_are_lost, squares),
+    (decays_by_hand, lambda model, batch: (squares(model, batch), by_hand(model))),
+    (counts, squares),
+]
+
+
+@pytest.mark.parametrize(("faulty", "reference"), FAULTS)
+def test_what_rounds_more_is_not_the_cause_of_a_fault_beside_it(faulty: Any, reference: Any) -> None:
+    """Gradients that differ by rounding are evidence of themselves alone."""
+    torch.manual_seed(0)
+    model, batch = Frozen(), (torch.randn(16, 3, 32, 32), torch.randn(16, 8, 28, 28))
+    judged = explorer.judge(reference, faulty, model, batch)
+    assert judged.verdict == "different" and "rounds more" not in " ".join(judged.causes), judged
+    assert "rounds more" in explorer.judge(squares, channels_last, model, batch).causes[0]
+
+
+def test_a_gradient_of_the_candidate_alone_is_named_and_what_it_does_is_said() -> None:
+    def steps(*, zero: bool) -> Callable[[nn.Module, Any], None]:
+        def step(model: nn.Module, batch: Any) -> None:
+            model.zero_grad()
+            model[1](model[0](batch).detach() + (0.0 * model[0](batch) if zero else 0.0)).sum().backward()
+            AdamW(model.parameters(), weight_decay=0.1).step()
+
+        return step
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    judged = explorer.judge(steps(zero=False), steps(zero=True), model, torch.randn(2, 4))
+    assert judged.verdict == "different"
+    assert [diff.presence for diff in judged.comparison.gradients][:2] == ["candidate only"] * 2
+    assert judged.causes[0].startswith("0.weight, 0.bias have a gradient in the candidate alone.")
+
+
 def test_gradients_of_the_batch_are_judged() -> None:
     model = torch.nn.Sequential(nn.Linear(16, 4), nn.Linear(4, 4))
     x = torch.randn(3, 16, requires_grad=True)

@@ -138,6 +138,25 @@ def relative_distance(expected: Tensors, actual: Tensors) -> float | None:
     return distance if math.isfinite(distance) else None
 
 
+def worst_distance(expected: Tensors, actual: Tensors) -> float:
+    """The largest |actual - expected| of a tensor, in shares of its norm or of the median norm, the larger one.
+
+    Infinite if a tensor is absent on one side, has another shape, or is not finite.
+    """
+    present = {name: tensor for name, tensor in expected.items() if tensor is not None}
+    if present.keys() != {name for name, tensor in actual.items() if tensor is not None}:
+        return math.inf
+    norms = {name: _norm(tensor) for name, tensor in present.items()}
+    median, distances = statistics.median(norms.values() or (0.0,)), [0.0]
+    for name, tensor in present.items():
+        other = actual[name]
+        if other is None or other.shape != tensor.shape:
+            return math.inf
+        gap, scale = _norm(in_double(other) - in_double(tensor)), max(norms[name], median)
+        distances.append(gap / scale if scale else gap)
+    return max(math.inf if math.isnan(distance) else distance for distance in distances)
+
+
 def epsilon_of(gradients: Tensors, formats: Collection[torch.dtype]) -> float:
     """Machine epsilon of the coarsest floating type among `formats` and the types of `gradients`."""
     types = {tensor.dtype for tensor in gradients.values() if tensor is not None and is_floating(tensor)} | {*formats}

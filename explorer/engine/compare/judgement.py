@@ -14,6 +14,7 @@ import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Literal, TypeVar
 
 import torch
@@ -125,21 +126,35 @@ def _with_evidence(
 def _of_recompute(of: Comparison, candidate: SpecProgram, base: Outcome, stage: Callable[[str], None]) -> Comparison:
     """`of` with masks and state changes at recompute, and with a run to the end of each recompute if one drew less.
 
-    Unless the warm-up was watched, a separate step of the candidate is, and is not compared.
+    Unless the warm-up was watched, a separate step of the candidate is, and is not compared. A run for evidence may
+    fail where the candidate did not: the tensors of the candidate decide the verdict without the evidence.
     """
     if not of.masks_watched:
         stage("candidate, watched: masks and module state")
-        candidate.start()
-        watch = RerunWatch(candidate.model, candidate.spec.policy)
-        with watch:
-            forward_backward(candidate.trainee, watch.on_phase)
-        candidate.end()
-        of = watch.added_to(of)
+        with suppress(Exception):
+            of = _watched(of, candidate)
     if candidate.spec.policy.stops_early and any(mask.n_not_drawn_again for mask in of.masks):
         to_the_end = replace(candidate.spec, policy=replace(candidate.spec.policy, early_stop=False))
-        again = outcome_of(candidate.under(to_the_end).start(), full=False, like=base)
-        of = replace(of, equal_without_early_stop=same_gradients(base, again))
+        program = candidate.under(to_the_end)
+        try:
+            again = outcome_of(program.start(), full=False, like=base)
+            of = replace(of, equal_without_early_stop=same_gradients(base, again))
+        except Cancelled:
+            raise
+        except Exception as error:
+            sentence = failure_in_words(error, program.model).sentence
+            of = replace(of, equal_without_early_stop=False, fails_without_early_stop=sentence)
     return of
+
+
+def _watched(of: Comparison, candidate: SpecProgram) -> Comparison:
+    """`of` with what a watched step of the candidate shows."""
+    candidate.start()
+    watch = RerunWatch(candidate.model, candidate.spec.policy)
+    with watch:
+        forward_backward(candidate.trainee, watch.on_phase)
+    candidate.end()
+    return watch.added_to(of)
 
 
 def _rerun(

@@ -27,7 +27,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from explorer.engine.compare.diffs import Tensors, TensorsOnDisk, Yardstick, epsilon_of, fingerprint, relative_distance
+from explorer.engine.compare.diffs import Tensors, TensorsOnDisk, Yardstick, epsilon_of, fingerprint, relative_distance, worst_distance
 from explorer.engine.compare.programs import Program, SpecProgram, follow, input_gradients, state_of, values_of
 from explorer.engine.state.bits import same_bits
 from explorer.engine.state.rng import RngState
@@ -220,14 +220,33 @@ def _exact(program: Program, baseline: Outcome, guided: AbstractContextManager[o
 
 
 def float64_distance(candidate: Program, exact: Outcome, baseline: Outcome) -> float | None:
-    """Relative distance between the first gradients of `candidate` and of the baseline `exact`, both in float64."""
+    """The largest distance of a tensor between `candidate` and the baseline `exact`, both in float64; None: no result.
+
+    Covers gradients of both steps and of the inputs, parameters after the steps, and buffers that both programs have.
+    """
     if candidate.no_float64_because:
         return None
     try:
         with SameDraws(most_common_type(baseline.gradients)):
-            return relative_distance(exact.gradients, outcome_of(candidate.in_float64().start(), full=False).gradients)
+            outcome = outcome_of(candidate.in_float64().start(), lead=baseline)
     except Exception:  # the candidate alone does not run in float64: the verdict does not need this evidence
         return None
+    families = ("gradients", "input_gradients", "later_gradients", "parameters", "moved")
+    distances = [worst_distance(getattr(exact, family), getattr(outcome, family)) for family in families]
+    for states in zip(exact.states, outcome.states):
+        left, right = map(_buffers, states)
+        both = left.keys() & right.keys()
+        distances.append(worst_distance({name: left[name] for name in both}, {name: right[name] for name in both}))
+    distance = max(distances)
+    return distance if math.isfinite(distance) else None
+
+
+def _buffers(state: State) -> dict[str, Tensor]:
+    return {
+        f"{block}.{name}": value
+        for (block, name, kind), value in state.items()
+        if kind == "buffer" and isinstance(value, Tensor)
+    }
 
 
 def _decided_alike(program: Program, baseline: Outcome, *, evaluates: bool) -> Outcome | None:

@@ -34,7 +34,7 @@ def patterns(comparison: Comparison) -> Iterator[str]:
             "The gradients of the first step are the same and those of a later step are not: something is left from "
             "the step before. Usual causes: gradients that were not zeroed, state that the step moves."
         )
-    if first and comparison.float64_distance is not None and comparison.float64_distance < _EQUAL_IN_FLOAT64:
+    if first and _only_rounds_more(comparison):
         yield from _coarser(comparison)
         return
     if forward is None or not first:
@@ -58,11 +58,20 @@ def patterns(comparison: Comparison) -> Iterator[str]:
         yield from _in_backward(comparison, forward.order)
 
 
+def _only_rounds_more(comparison: Comparison) -> bool:
+    """Whether both programs agree in float64 in every tensor that differs."""
+    wrong = [diff for diff in comparison.all_diffs if diff.verdict == "different"]
+    attributes = [diff for diff in comparison.carried if diff.kind != "buffer"]
+    covered = all(diff.presence == "both" and diff not in attributes for diff in wrong)
+    distance = comparison.float64_distance
+    return covered and distance is not None and distance < _EQUAL_IN_FLOAT64
+
+
 def _coarser(comparison: Comparison) -> Iterator[str]:
     """The programs agree in float64: which arithmetic they do not share."""
     forward = comparison.forward
     yield (
-        f"In float64 the gradients of both are the same, to {comparison.float64_distance:.0e} of their norm: the "
+        f"In float64 the gradients of both are the same, to {comparison.float64_distance:.0e} of a norm: the "
         "candidate computes the same thing and rounds more. Usual causes: autocast, other kernels, another order of "
         "sums, numbers near overflow."
     )
@@ -93,7 +102,7 @@ def _in_backward(comparison: Comparison, order: tuple[str, ...]) -> Iterator[str
     ordered = [diff for diff in came if diff.name.rpartition(".")[0] in places]
     ordered.sort(key=lambda diff: places[diff.name.rpartition(".")[0]])
     wrong = [diff for diff in ordered if diff.verdict == "different"]
-    if not wrong:
+    if not any(diff.presence == "both" for diff in wrong) and all(diff.presence != "baseline only" for diff in wrong):
         return
     behind = ordered[ordered.index(wrong[-1]) + 1 :]
     begin = f"The model returns the same{' and the loss is equal' if comparison.loss_equal else ''}"
@@ -159,6 +168,8 @@ def _masks(comparison: Comparison) -> Iterator[str]:
     where = f"{listed(left_out)} drew in forward and not again"
     if policy.stops_early and comparison.equal_without_early_stop:
         yield f"{where}: early stop ended the recompute before. With early_stop off all gradients are equal."
+    elif comparison.fails_without_early_stop:
+        yield f"{where}. With early_stop off the step fails: {comparison.fails_without_early_stop}"
     elif not policy.stops_early:
         yield f"{where}, though the recompute runs to its end. Usual causes: eval() before backward, another branch."
 
@@ -193,6 +204,11 @@ def _generators(comparison: Comparison) -> Iterator[str]:
 
 
 def _missing(comparison: Comparison) -> Iterator[str]:
+    if alone := [diff.name for diff in comparison.gradients if diff.presence == "candidate only"]:
+        yield (
+            f"{listed(alone)} {'has' if len(alone) == 1 else 'have'} a gradient in the candidate alone. An optimizer "
+            "skips a parameter without a gradient; weight decay and momentum move one whose gradient is zero."
+        )
     gone = [diff.name for diff in comparison.gradients if diff.presence == "baseline only"]
     if not gone:
         return

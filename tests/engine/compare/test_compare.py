@@ -11,6 +11,7 @@ import torch
 
 from explorer.engine.bench import measure, step
 from explorer.engine.compare import compare as compare_module
+from explorer.engine.compare import judgement
 from explorer.engine.compare.compare import compare
 from explorer.errors import BadInput, Cancelled
 from explorer.record.base import from_msgpack
@@ -19,7 +20,7 @@ from explorer.record.graph import ModelRef
 from explorer.record.plan import Progress
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.run import RunSpec
-from tests.engine.judging import judged, pair
+from tests.engine.judging import judged, judged_pair, pair
 from tests.engine.model import test_loaded
 
 KEEP_PRODUCTS = ("aten.addmm.default", "aten.mm.default")
@@ -177,6 +178,23 @@ def test_early_stop_is_not_blamed_where_the_gradients_are_as_wrong_without_it(ea
     comparison = judged("overwritten", ("1", "2"), early_stop=early_stop)
     assert comparison.equal_without_early_stop is (False if early_stop else None)
     assert comparison.causes and not any("early stop" in cause for cause in comparison.causes)
+
+
+@pytest.mark.parametrize("how", ["saves", "raises"])
+def test_a_run_for_evidence_that_fails_leaves_the_verdict_to_the_tensors(how: str) -> None:
+    comparison = judged(f"saves_more_later how={how}", ("1",))
+    assert (comparison.verdict, comparison.failure) == ("different", None)
+    assert comparison.masks_watched and comparison.equal_without_early_stop is False
+    assert any("With early_stop off the step fails" in cause for cause in comparison.causes)
+
+
+def test_a_watched_step_that_fails_is_no_failure_of_the_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*of: object) -> None:
+        raise RuntimeError("no watch")
+
+    monkeypatch.setattr(judgement, "RerunWatch", fails)
+    comparison = judged_pair(*pair("planted wrong=scaled"))
+    assert (comparison.verdict, comparison.masks_watched) == ("different", False)
 
 
 class TestWholeCompare:
