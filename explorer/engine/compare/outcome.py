@@ -27,7 +27,15 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from explorer.engine.compare.diffs import Tensors, TensorsOnDisk, Yardstick, epsilon_of, fingerprint, relative_distance, worst_distance
+from explorer.engine.compare.diffs import (
+    Tensors,
+    TensorsOnDisk,
+    Yardstick,
+    epsilon_of,
+    fingerprint,
+    relative_distance,
+    worst_distance,
+)
 from explorer.engine.compare.programs import Program, SpecProgram, follow, input_gradients, state_of, values_of
 from explorer.engine.state.bits import same_bits
 from explorer.engine.state.rng import RngState

@@ -30,8 +30,8 @@ CACHE = "a cache of keys and values that forward filled and the recompute fills 
 TOKENS = "another number of rows: a router or a selection that chose otherwise; keep this block, or let it choose once"
 TYPES = "another number format: autocast or a cast that was on in one of them alone"
 BRANCH = (
-    "a branch that depends on what changed in between (a counter, a cache, train or eval mode, autocast): let forward "
-    "depend on its inputs alone, or keep this block"
+    "a branch that depends on what changed in between (a counter, a cache, train or eval mode, autocast, a context such "
+    "as sdpa_kernel that is open around forward alone): let forward depend on its inputs alone, or keep this block"
 )
 
 
@@ -52,10 +52,13 @@ def in_words(error: BaseException, model: nn.Module) -> str:
         )
         return f"The recompute{of_block} did other work than forward: {work}. Usual cause: {BRANCH}."
     position, forward, again = int(mismatch[1]), mismatch[2], mismatch[3]
-    what = third.saved[position] if position < len(third.saved) else f"the saved tensor number {position}"
+    # The third run does what the recompute did, but for sizes that grow with each run. The operator of forward is not
+    # known: it may be another one.
+    shape, origin = third.saved[position] if position < len(third.saved) else ([], "")
+    where = f", where {origin}" if origin and len(shape) == len(_numbers(again)) else ""
     return (
-        f"The recompute{of_block} made another tensor than forward: {what} was {_short(forward)} in forward "
-        f"and {_short(again)} in the recompute. Usual cause: {_cause(forward, again)}."
+        f"The recompute{of_block} made another tensor than forward: saved tensor {position} was {_short(forward)} in "
+        f"forward and {_short(again)} in the recompute{where}. Usual cause: {_cause(forward, again)}."
     )
 
 
@@ -66,16 +69,14 @@ def failure_in_words(error: BaseException, model: nn.Module) -> Failure:
 
 
 class _ThirdRun(BlockWatch):
-    """The third run of the region: `saved` names the origin of each saved tensor, in order."""
+    """The third run of the region: `saved` holds shape and origin of each saved tensor, in order."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
-        self.saved: list[str] = []
+        self.saved: list[tuple[list[int], str]] = []
         self.block = ""
         """The outermost block that the region enters."""
-        self._made: dict[int, str] = {
-            t.untyped_storage()._cdata: f"the parameter {n}" for n, t in model.named_parameters()
-        }
+        self._made = {_identity(tensor): f"it is the parameter {name}" for name, tensor in model.named_parameters()}
         self._alive: list[object] = []
 
     def run(self, function: Any, inputs: Any) -> None:
@@ -97,11 +98,17 @@ class _ThirdRun(BlockWatch):
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self._alive.append(leaf)  # a freed address would be reused
-                self._made.setdefault(leaf.untyped_storage()._cdata, f"what {func} returned{inside}")
+                if func._schema.is_mutable or _identity(leaf) not in self._made:  # no alias of an earlier result
+                    self._made[_identity(leaf)] = f"{func} returned it{inside}"
         return result
 
     def _note(self, tensor: torch.Tensor) -> None:
-        self.saved.append(self._made.get(tensor.untyped_storage()._cdata, "what went into the block"))
+        self.saved.append((list(tensor.shape), self._made.get(_identity(tensor), "it went into the block")))
+
+
+def _identity(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Tells a view from its base and from other views: each is made by an operator of its own."""
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _region(error: BaseException) -> tuple[object, object] | None:

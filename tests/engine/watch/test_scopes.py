@@ -236,8 +236,41 @@ def test_block_operator_both_shapes_and_the_usual_cause_are_named(name: str) -> 
     change, forward, again, cause = CHANGES[name]
     sentence = in_words(*failed(change))
     assert sentence.startswith("The recompute of blocks.1 made another tensor than forward: ")
-    assert "aten." in sentence and "returned in blocks.1" in sentence
+    assert "aten." in sentence and "returned it in blocks.1" in sentence
     assert f"was {forward} float32 in forward and {again} float32 in the recompute" in sentence and cause in sentence
+
+
+class Parts(nn.Module):
+    """Saves one third of a projection, made by `make`, and something of another shape when it runs again."""
+
+    def __init__(self, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.qkv, self.make, self.n_calls = nn.Linear(8, 24), make, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.n_calls += 1
+        part = self.qkv(x)
+        return (part.sin() if self.n_calls == 1 else self.make(part).cos()).sum(dim=(0, 1), keepdim=True)
+
+
+MADE_BY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "aten.transpose.int": lambda x: x.transpose(0, 1),
+    "aten.slice.Tensor": lambda x: x[:, :2],
+    "aten.split.Tensor": lambda x: x.chunk(3, -1)[1],
+    "aten.view.default": lambda x: x.unflatten(-1, (3, 8)),
+    "aten.relu_.default": lambda x: x[:, :2].relu_(),
+    "aten.cat.default": lambda x: torch.cat([x, x]),
+    "aten.mul.Tensor": lambda x: (x * 2)[:].narrow(0, 0, 2)[:1].expand(3, -1, -1) * 2,
+}
+
+
+@pytest.mark.parametrize("operator", MADE_BY)
+def test_the_operator_that_is_named_made_the_very_tensor_and_not_its_storage_alone(operator: str) -> None:
+    model = nn.ModuleList([Parts(MADE_BY[operator])])
+    loss = checkpoint(model[0], torch.randn(2, 4, 8, requires_grad=True), use_reentrant=False).sum()
+    with pytest.raises(CheckpointError) as caught:
+        loss.backward()
+    assert f"where {operator} returned it in 0" in in_words(caught.value, model)
 
 
 def test_another_number_format_is_told_from_another_shape() -> None:
@@ -282,7 +315,7 @@ def test_other_errors_are_left_alone() -> None:
 def test_it_stands_in_a_measured_run(tmp_path: Path) -> None:
     (tmp_path / "grows.py").write_text(GROWS)
     run = measure(RunSpec(model=ModelRef(target=f"{tmp_path}/grows.py"), policy=Policy.recompute(["1"]), n_repeats=0))
-    assert run.failure is not None and CACHE in run.failure.sentence and "returned in 1" in run.failure.sentence
+    assert run.failure is not None and CACHE in run.failure.sentence and "returned it in 1" in run.failure.sentence
 
 
 GROWS = """
