@@ -30,8 +30,8 @@ CACHE = "a cache of keys and values that forward filled and the recompute fills 
 TOKENS = "another number of rows: a router or a selection that chose otherwise; keep this block, or let it choose once"
 TYPES = "another number format: autocast or a cast that was on in one of them alone"
 BRANCH = (
-    "a branch that depends on what changed in between (a counter, a cache, train or eval mode, autocast, a context such "
-    "as sdpa_kernel that is open around forward alone): let forward depend on its inputs alone, or keep this block"
+    "a branch that depends on what changed in between (a counter, a cache, train or eval mode, autocast, a context "
+    "such as sdpa_kernel that is open around forward alone): let forward depend on its inputs alone, or keep this block"
 )
 
 
