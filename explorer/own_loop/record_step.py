@@ -24,11 +24,12 @@ from explorer.errors import BadInput, message_of
 from explorer.jobs.run_file import stored_record, write, write_file
 from explorer.plan.card.cards import parse_card
 from explorer.plan.card.step_on_card import memory_on
+from explorer.plan.memory.next_step import next_step
 from explorer.plan.planners.planner import Planner
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.sizes import parse_budget
 from explorer.plan.why.caveats import bytes_outside, peak_caveats, self_checkpointing
-from explorer.plan.why.peak import explain_one
+from explorer.plan.why.peak import explain_one, peak_of_next_step
 from explorer.record.card import CardMemory
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Forecast, Plan
@@ -99,11 +100,14 @@ class RecordedRun:
         return write_file(path_of_rank(Path(path)), content(self._measurement))
 
     def forecast(self, policy: Policy) -> Forecast:
-        """The forecast of this step under `policy`. The step does not run. Origin: predicted."""
+        """The forecast of `policy` for the steps that follow. No step runs. Origin: predicted.
+
+        The first step of a training makes the optimizer's state, which later steps hold from their start.
+        """
         return Forecaster(self.measurement, self.measurement.graph).forecast(policy)
 
     def plan(self, budget: str) -> Plan:
-        """The cheapest policy whose step stays below `budget`: `8GiB`, or `60%` of the peak with everything kept.
+        """The cheapest policy under which the next steps stay below `budget`: `8GiB`, or `60%` of their peak.
 
         Pass its `policy` to explorer.apply_policy. Raises BadInput, with the least peak, for a budget below this peak.
         """
@@ -113,12 +117,15 @@ class RecordedRun:
         return planner.within(parse_budget(budget, planner.keep_all_bytes, self.measurement))
 
     def on_card(self, card: str, *, allocator: str = "") -> CardMemory:
-        """What this step would hold on a GPU, `b200` or `24GiB`, by the rules of torch's allocator. Origin: simulated.
+        """What this training would hold on a GPU, `b200` or `24GiB`, by torch's allocator. Origin: simulated.
 
         Lifetimes are those of the record. A step that ran on the CPU has the tensors of the CPU's kernels.
         `allocator` is PYTORCH_CUDA_ALLOC_CONF. Raises BadInput for an unknown card or options that cannot be read.
         """
-        return memory_on(replace(parse_card(card), options=allocator), self.measurement)
+        run = self.measurement
+        following = next_step(run)
+        first = None if following is run else run
+        return memory_on(replace(parse_card(card), options=allocator), following, first)
 
     def __repr__(self) -> str:
         if self._measurement is None:
@@ -127,6 +134,8 @@ class RecordedRun:
         cut = "" if run.failure is None else f", then it failed: {run.failure.sentence}"
         word = "at least" if cut else "peak at least" if bytes_outside(run) else "peak"
         head = f"Recorded step of {run.recorded_in}: {word} {mib(self.peak_bytes)}{cut}"
+        if peak_of_next_step(run):
+            head += f", the next step {mib(next_step(run).step_peak_bytes or 0)} (predicted)"
         again = sum(cost.n_recompute > 0 for cost in run.blocks)
         ran = f"{count(again, 'block')} ran again for backward." if again else "No block ran again for backward."
         return "\n  ".join([head, *self.why(), *([] if self_checkpointing(run) else [ran]), *peak_caveats(run)])

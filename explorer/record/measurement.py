@@ -200,6 +200,10 @@ class Measurement(Record):
     """Types of the parameters that ran, the one with the most numbers first: `float32`, `bfloat16, float32`."""
     loss: float | None = None
     warnings: tuple[str, ...] = ()
+    zero_grad_tick: Count | None = None
+    """Recorded steps: the tick of the last call of `zero_grad`; None: the loop called none."""
+    keeps_gradients: bool = False
+    """True if that call zeroes gradients in place (`set_to_none=False`), so that later steps hold them throughout."""
     ran_as_written: bool = False
     """True if a recorded step called compiled code (torch.compile), which ran uncompiled."""
     failure: Failure | None = None

@@ -18,10 +18,12 @@ from __future__ import annotations
 import atexit
 import gc
 import warnings
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from time import time_ns
 from typing import Any
 
 import torch
@@ -45,10 +47,11 @@ from explorer.engine.watch.checkpoint_error import failure_in_words
 from explorer.engine.watch.scopes import after_closure, around_backward, compiler_off, never_compiled
 from explorer.engine.watch.storages import tensors_in_memory
 from explorer.engine.watch.tracker import FORWARD, Tracker
+from explorer.engine.watch.zero_grad import around_zero_grad
 from explorer.errors import BadInput
 from explorer.plan.names import above, lineage
 from explorer.plan.why.caveats import DDP_BUCKETS, reruns_outside
-from explorer.record.allocations import PHASES, PhaseSpan
+from explorer.record.allocations import PHASES, Allocations, PhaseSpan
 from explorer.record.graph import RECORDED, Block, Edge, ModelGraph, ModelRef, Trait
 from explorer.record.measurement import MeasuredBlock, Measurement
 from explorer.record.run import Autocast, Optimizer, RunSpec
@@ -107,6 +110,8 @@ class LoopRecording:
         """Optimizer of the loop. The caller may set the optimizer during the step."""
         self.device: Device = device_of(device_of_model(model))
         self._open = ExitStack()
+        self._zero_grad: tuple[int, bool] | None = None
+        """Time of the last call of zero_grad in ns, and whether it drops gradients."""
 
     def __enter__(self) -> None:
         """Starts the recording. Raises BadInput if another instrument is on: each would record the other."""
@@ -130,6 +135,7 @@ class LoopRecording:
             opened.callback(lambda: setattr(self._recording, "optimizer", self.optimizer))
             self._tracker.on_phase("between")
             opened.enter_context(_borders(self._tracker))
+            opened.enter_context(around_zero_grad(self._zeroed))
             self._open = opened.pop_all()
         atexit.register(self._open.close)  # a profiler that is still on when the interpreter ends crashes it
 
@@ -151,10 +157,20 @@ class LoopRecording:
             n_ranks=n_ranks,
             graph=recorded_graph(self._model, self._tracker, run.blocks, spec.model),
             warnings=tuple(dict.fromkeys([*self._texts, *run.warnings, *_outer_buckets(self._model)])),
+            zero_grad_tick=self._zero_grad_tick(run.allocations),
+            keeps_gradients=self._zero_grad is not None and not self._zero_grad[1],
             ran_as_written=bool(self._compiled),
             failure=failure,
             free_memory_bytes=self.device.free_bytes(),
         )
+
+    def _zeroed(self, set_to_none: bool) -> None:
+        self._zero_grad = time_ns(), set_to_none
+
+    def _zero_grad_tick(self, log: Allocations | None) -> int | None:
+        if self._zero_grad is None or log is None:
+            return None
+        return max(0, bisect_right(log.time_ns, self._zero_grad[0] - self._tracker.begin_ns) - 1)
 
     def close(self) -> None:
         """Removes all instruments."""

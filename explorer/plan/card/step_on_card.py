@@ -28,13 +28,13 @@ from explorer.errors import BadInput
 from explorer.plan.card.allocator_options import OTHER_OPTIONS, parse_options
 from explorer.plan.card.caching_allocator import CachedBlock, CachingAllocator, OutOfCardMemory
 from explorer.plan.card.cards import LARGEST_CARD, PRODUCTS, capacity_bytes, unknown_memory, workspace_bytes
-from explorer.record.allocations import ROLES, Allocations, Phase, PhaseSpan
+from explorer.plan.memory.next_step import GRADIENT, STATE, replacements, survivors
+from explorer.record.allocations import Allocations, Phase, PhaseSpan
 from explorer.record.base import column
 from explorer.record.card import Card, CardMemory, OtherSetting, RefusedRequest, UnknownMemory
 from explorer.record.measurement import Measurement
 
 MOST_STEPS = 12
-GRADIENT, STATE = ROLES.index("gradient"), ROLES.index("optimizer state")
 
 OTHER_KERNELS = "what CUDA's kernels and its foreach optimizers hold otherwise: the step ran on the CPU"
 
@@ -57,11 +57,6 @@ class _Program:
     def role(self, entry: int) -> int:
         return self.log.role[entry]
 
-    def survivors(self) -> list[int]:
-        """Entries that the step makes and that are alive at its end."""
-        log = self.log
-        return [entry for entry, born in enumerate(log.born) if born > 0 and log.died[entry] > log.n_ticks]
-
 
 def program_of(run: Measurement) -> _Program:
     """The step of `run`. Raises BadInput if the run has no timeline."""
@@ -79,13 +74,7 @@ def program_of(run: Measurement) -> _Program:
     for index, span in enumerate(phases):
         phase_of[span.first_tick : span.end_tick] = [index] * (min(span.end_tick, log.n_ticks + 1) - span.first_tick)
     program = _Program(log, first, events, phase_of, phases, user_loop)
-    survivors = defaultdict(list)
-    for entry in program.survivors():
-        survivors[log.n_bytes[entry], log.role[entry] == GRADIENT].append(entry)
-    for entry in first:
-        key = log.n_bytes[entry], log.role[entry] == GRADIENT
-        if log.died[entry] <= log.n_ticks and survivors[key]:
-            program.replaced[entry] = survivors[key].pop(0)
+    program.replaced.update(replacements(log))
     return program
 
 
@@ -145,7 +134,7 @@ class _Play:
                 self.live[entry] = self.live.pop(survivor)
         fixed = set(self.program.first)
         if self.program.user_loop:
-            fixed |= {entry for entry in self.program.survivors() if self.program.role(entry) != GRADIENT}
+            fixed |= {entry for entry in survivors(self.program.log) if self.program.role(entry) != GRADIENT}
         for entry in [entry for entry in self.live if entry not in fixed]:
             self.allocator.release(self.live.pop(entry))
 
@@ -160,11 +149,10 @@ class _Play:
         """Goes on with steps of another record. Its first entries lie in the blocks of what is alive, by size."""
         alive = defaultdict(list)
         for entry, block in self.live.items():
-            if self.program.role(entry) != GRADIENT:
-                alive[block.request_bytes].append(entry)
+            alive[block.request_bytes, self.program.role(entry) == GRADIENT].append(entry)
         before, self.live, self.program = self.live, {}, program
         for entry in program.first:
-            if candidates := alive[program.log.n_bytes[entry]]:
+            if candidates := alive[program.log.n_bytes[entry], program.role(entry) == GRADIENT]:
                 self.live[entry] = before.pop(candidates.pop(0))
         for block in before.values():
             self.allocator.release(block)

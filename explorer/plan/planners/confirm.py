@@ -16,6 +16,7 @@ from explorer.errors import BadInput, InvalidPolicy
 from explorer.plan.card.cards import capacity_bytes
 from explorer.plan.card.step_on_card import excess_bytes
 from explorer.plan.memory.ledger import holders, ledger
+from explorer.plan.memory.next_step import next_step
 from explorer.plan.names import Fqns, is_within, listed
 from explorer.plan.planners.planner import Planner
 from explorer.plan.sizes import mib
@@ -179,6 +180,9 @@ def _fits(run: Measurement, whole: Measurement) -> str:
     # Both figures are from when the error arrived: the refused operator had freed its memory by then.
     there = run.allocations.held_bytes[-1] + (run.failure.free_bytes or 0)
     before = f"an earlier step held {mib(whole.step_peak_bytes or 0)}"
+    later = mib(next_step(whole).step_peak_bytes or 0)
+    if later != mib(whole.step_peak_bytes or 0):
+        before += f", and {later} with the state that it made"
     if whole.graph is None:
         return f"There was room for {mib(there)}; {before}."
     try:

@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 
 from explorer.errors import BadInput
 from explorer.plan.memory.ledger import Bytes, Mask, alive, array_of, peak_tick
+from explorer.plan.memory.next_step import next_step
 from explorer.plan.names import lineage, listed
 from explorer.plan.predict.calls import stash_bytes
 from explorer.plan.predict.not_predicted import no_baseline
@@ -56,6 +57,7 @@ BUFFER, SAVED, TEMPORARY = (ROLES.index(role) for role in ("buffer", "saved acti
 def keep_all_from(run: Measurement, graph: ModelGraph | None = None) -> Measurement | None:
     """The measurement of `run` with every block kept; its origin is `predicted`, and it has no times.
 
+    State that a recorded step made is there from the start, see plan/memory/next_step.py.
     `graph` knows which inputs of blocks no operation saves. Without it an input that only a checkpoint kept stays.
     None if the run has no timeline, was cut short, or its calls are unknown. None also for reentrant checkpointing,
     units that save operators or offload, and recomputes that do not repeat forward.
@@ -63,6 +65,7 @@ def keep_all_from(run: Measurement, graph: ModelGraph | None = None) -> Measurem
     policy = run.spec.policy
     if no_baseline(run):
         return None
+    run = next_step(run)
     if not policy.units:
         return run
     replay, log = Replay.of(run, graph), run.allocations

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from explorer.plan.memory.ledger import Bytes, cells_of, ledger
+from explorer.plan.memory.next_step import next_step
 from explorer.plan.names import Fqns, above, is_within, lineage
 from explorer.plan.predict.baseline import keep_all_from
 from explorer.plan.predict.calls import (
@@ -193,6 +194,7 @@ def prices(
     Origin: predicted; calls.py lists the limits. Without `graph` FLOPs do not know where recompute stops
     early.
     """
+    measurement = next_step(measurement)
     replay = Replay.of(measurement, graph)
     if replay is None:
         return ()

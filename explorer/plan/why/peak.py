@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from explorer.plan.memory.ledger import PLURAL, in_place, largest_roles, ledger, place
-from explorer.plan.names import is_within, lineage, some
+from explorer.plan.memory.next_step import new_bytes, next_step
+from explorer.plan.names import is_within, lineage, listed, some
 from explorer.plan.predict.forecaster import prices, prices_of_keeping
 from explorer.plan.sizes import from_to, mib
 from explorer.plan.why.caveats import in_words
@@ -80,10 +81,23 @@ def explain_one(run: Measurement, graph: ModelGraph | None = None) -> tuple[str,
     """The same of one run by itself; of one that was cut short what it held until then. Empty: no timeline."""
     if run.allocations is None:
         return ()
-    at = ledger(run)
-    case = PeakCase(baseline=run, candidate=run, old=at, new=at, graph=graph or run.graph)
+    following = next_step(run)
+    at = ledger(following)
+    case = PeakCase(baseline=following, candidate=following, old=at, new=at, graph=graph or run.graph)
     rules = RULES_OF_ONE if run.complete else RULES_OF_ONE[:2]
-    return tuple(filter(None, (rule(case) for rule in rules)))
+    return tuple(filter(None, (peak_of_next_step(run), *(rule(case) for rule in rules))))
+
+
+def peak_of_next_step(run: Measurement) -> str:
+    """A sentence on state that `run` made and all later steps hold; empty if it does not move the peak."""
+    peak, later = run.step_peak_bytes, next_step(run).step_peak_bytes
+    if peak is None or later is None or mib(peak) == mib(later):
+        return ""
+    parts = [f"{PLURAL[role]} ({mib(size)})" for role, size in new_bytes(run).items()]
+    return (
+        f"This step peaks at {mib(peak)}, the next at {mib(later)} (predicted): this step made {listed(parts)}, which "
+        "the next holds from its start. All that follows is about the next step."
+    )
 
 
 def _stands(case: PeakCase) -> str:
