@@ -375,7 +375,75 @@ def refusal_lines() -> Iterator[Line]:
     yield {"part": "refusal", "name": "growing", "events": events_of(grow), "said": words, "limit": limit}
 
 
+HISTORIES = {
+    "gpt-kept": ("gpt", "small", "keep-all", {}),
+    "gpt-recomputed": ("gpt", "small", "all", {}),
+    "gpt-autocast": ("gpt", "small", "every-2", {"autocast": "bfloat16"}),
+    "unet-kept": ("unet", "small", "keep-all", {}),
+    "unet-recomputed": ("unet", "small", "all", {}),
+    "vit-accumulated": ("vit", "small", "every-2", {"n_accumulation": 2, "optimizer": "sgd"}),
+}
+"""Whole processes from their first request: sample, size, policy, options of the step."""
+REFUSED_LIMIT = 180 << 20
+"""Bytes of the card that the refused history may use: above what the GPT recomputed needs, below what it needs kept."""
+
+
+def write_history(name: str, out: Path, limit_bytes: int = 0) -> None:
+    """A process that builds a sample and takes three steps, in the form of tests/golden/cuda_histories."""
+    from explorer.engine.bench.step import prepare, run_step
+    from explorer.engine.model.describe import describe
+    from explorer.plan.policy.presets import preset
+    from explorer.record import ModelRef, RunSpec
+
+    sample, size, policy, options = HISTORIES[name]
+    ref = ModelRef(target=f"sample_models/{sample}.py", size=size)
+    spec = RunSpec(model=ref, policy=preset(policy, describe(ref)), device="cuda", **options)
+    if limit_bytes:
+        torch.cuda.set_per_process_memory_fraction(limit_bytes / torch.cuda.get_device_properties(0).total_memory)
+    torch.cuda.memory._record_memory_history(max_entries=1_000_000, context=None, stacks="python")
+    said, peaks = "", []
+    try:
+        trainee = prepare(spec)
+        for _ in range(3):
+            torch.cuda.reset_peak_memory_stats()
+            run_step(trainee)
+            stats = torch.cuda.memory_stats()
+            peaks.append([stats[f"{kind}_bytes.all.peak"] for kind in ("requested", "allocated", "reserved")])
+    except torch.OutOfMemoryError as error:
+        said = str(error)
+    torch.cuda.synchronize()
+    snapshot = torch.cuda.memory._snapshot()
+    document = {
+        "source": f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {name}",
+        "allocator_settings": snapshot["allocator_settings"],
+        "limit_bytes": limit_bytes,
+        "said": said,
+        "step_peaks": peaks,
+        "devices": [history_device(snapshot)],
+    }
+    with gzip.open(out, "wt") as file:
+        json.dump(document, file, separators=(",", ":"))
+
+
+def history_device(snapshot: dict[str, Any]) -> dict[str, Any]:
+    """A device whose history is whole: nothing was there before the first event."""
+    trace = snapshot["device_traces"][0]
+    kinds = sorted({event["action"] for event in trace})
+    keys = "address", "total_size", "allocated_size", "active_size", "stream"
+    events = [[kinds.index(event["action"]), event.get("addr", 0), event["size"], event["stream"]] for event in trace]
+    return {
+        "device": 0, "first_segments": [], "first_blocks": [], "kinds": kinds, "events": events,
+        "last_segments": [[segment[key] for key in keys] for segment in snapshot["segments"]],
+    }  # fmt: skip
+
+
 def run_part(part: str, out: Path) -> None:
+    if part in HISTORIES:
+        write_history(part, out)
+        return
+    if part == "refused":
+        write_history("gpt-kept", out, REFUSED_LIMIT)
+        return
     lines = {"first": first_lines, "refusal": refusal_lines}.get(part, lambda: part_lines(part))
     capability = "{}.{}".format(*torch.cuda.get_device_capability())
     where = {
@@ -394,22 +462,26 @@ def run_part(part: str, out: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="a folder, or with --only a file")
-    parser.add_argument("--only", choices=["first", "refusal", *PARTS])
+    parser.add_argument("--only", choices=["first", "refusal", "refused", *HISTORIES, *PARTS])
+    parser.add_argument("--parts", nargs="*", default=[], help="these parts alone, each in a process")
     asked = parser.parse_args()
     if asked.only:
         run_part(asked.only, asked.out)
         return 0
     asked.out.mkdir(parents=True, exist_ok=True)
-    ended = [run_child(asked.out, "first", "default").wait()]  # alone, for the driver's share
-    jobs = [(part, "default") for part in ("refusal", *PARTS)]
+    ended = [run_child(asked.out, "first", "default").wait()] if not asked.parts else []  # alone: the driver's share
+    jobs = [(part, "default") for part in ("refusal", "refused", *HISTORIES, *PARTS)]
     jobs += [(part, setting) for setting in SETTINGS if setting != "default" for part in ("steps", "refusal")]
+    jobs += [(part, "expandable") for part in ("refused", "gpt-kept", "gpt-recomputed")]
+    jobs = [job for job in jobs if not asked.parts or job[0] in asked.parts]
     ended += [child.wait() for child in [run_child(asked.out, *job) for job in jobs]]
     print(f"{len(ended) - ended.count(0)} of {len(ended)} parts ended early")
     return int(any(ended))
 
 
 def run_child(out: Path, part: str, setting: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "tests.gpu.programs", str(out / f"{part}-{setting}.jsonl.gz"), "--only", part]
+    end = "json.gz" if part in HISTORIES or part == "refused" else "jsonl.gz"
+    command = [sys.executable, "-m", "tests.gpu.programs", str(out / f"{part}-{setting}.{end}"), "--only", part]
     environment = {**os.environ, "PYTORCH_ALLOC_CONF": SETTINGS[setting]} if SETTINGS[setting] else None
     return subprocess.Popen(command, cwd=ROOT, env=environment)
 

@@ -30,8 +30,8 @@ CHECKS = Path(__file__).parent / "checks"
 PACKAGE = "tests.gpu.checks"
 RESULTS = "results.jsonl"
 SHARES_S = {
-    "memory": 110.0, "limits": 40.0, "verdicts": 80.0, "streams": 25.0, "kernels": 40.0, "ranks": 45.0,
-    "forecasts": 70.0, "clocks": 40.0, "page": 30.0,
+    "memory": 150.0, "limits": 95.0, "verdicts": 75.0, "streams": 25.0, "kernels": 30.0, "ranks": 20.0,
+    "forecasts": 45.0, "clocks": 30.0, "page": 10.0,
 }  # fmt: skip
 """Files of checks in the order in which they run, with the seconds of each: bytes and verdicts before clocks.
 
