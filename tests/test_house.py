@@ -29,7 +29,7 @@ RINGS: dict[str, tuple[set[str], set[str]]] = {
     "child_process": ({"errors"}, set()),
     "record": ({"errors"}, {"msgspec"}),
     "plan": ({"record", "errors"}, {"msgspec", "numpy", "highspy", "yaml"}),
-    "engine": ({"plan", "record", "errors", "child_process"}, {"msgspec", "torch", "torchviz", "numpy"}),
+    "engine": ({"plan", "record", "errors", "child_process"}, {"msgspec", "torch", "torchviz", "numpy", "elftools"}),
     "lab": ({"engine", "plan", "record", "errors", "child_process"}, {"msgspec", "torch", "numpy"}),
     "jobs": ({"record", "errors", "child_process"}, {"msgspec", "platformdirs"}),
     "view": ({"plan", "record", "errors"}, {"msgspec", "plotly", "numpy"}),
@@ -53,7 +53,7 @@ LATE = {
 # ring -> its rooms, from the one that may import all that follow to the one that imports none of them.
 # A file beside the rooms is a room of its own. Rooms that stand on one line do not import each other.
 ROOMS: dict[str, list[str]] = {
-    "engine": ["pipeline", "ranks", "compare", "bench", "model", "watch", "policy", "device", "state"],
+    "engine": ["pipeline", "ranks", "compare", "bench", "model", "watch", "policy", "device imaginary", "state"],
     "engine/pipeline": [
         "run torchrun_rank",
         "profile processes",

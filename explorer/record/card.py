@@ -23,6 +23,8 @@ class Card(Record):
     """What driver and context take before the first tensor; None: not known for this card."""
     capability: str = ""
     """Compute capability, such as `9.0`; empty: unknown."""
+    multiprocessors: Count | None = None
+    """None: unknown."""
     options: str = ""
     """PYTORCH_CUDA_ALLOC_CONF; empty: torch's defaults."""
     cublas: str = ""

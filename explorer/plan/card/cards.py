@@ -30,23 +30,25 @@ LARGEST_CARD = limits(Card, "total_bytes")[1]
 
 CARDS: dict[str, Card] = {
     # csdiywithme/cs336-assignment2-systems at bb85bbf8: messages of refused requests, torch 2.11
-    "b200": Card(name="B200", total_bytes=int(178.35 * GIB), taken_bytes=int(0.765 * GIB), capability="10.0"),
+    "b200": Card(
+        name="B200", total_bytes=int(178.35 * GIB), taken_bytes=int(0.765 * GIB), capability="10.0", multiprocessors=148
+    ),
     # vllm-project/vllm, issue 27508
-    "h100": Card(name="H100 80GB", total_bytes=int(79.11 * GIB), capability="9.0"),
+    "h100": Card(name="H100 80GB", total_bytes=int(79.11 * GIB), capability="9.0", multiprocessors=132),
     # levihsu/OOTDiffusion, issue 235
-    "a100-80gb": Card(name="A100 80GB", total_bytes=int(79.25 * GIB), capability="8.0"),
+    "a100-80gb": Card(name="A100 80GB", total_bytes=int(79.25 * GIB), capability="8.0", multiprocessors=108),
     # threestudio-project/threestudio, issue 402
-    "a100-40gb": Card(name="A100 40GB", total_bytes=int(39.56 * GIB), capability="8.0"),
+    "a100-40gb": Card(name="A100 40GB", total_bytes=int(39.56 * GIB), capability="8.0", multiprocessors=108),
     # NVlabs/Eagle, issue 68
-    "l40": Card(name="L40", total_bytes=int(44.40 * GIB), capability="8.9"),
+    "l40": Card(name="L40", total_bytes=int(44.40 * GIB), capability="8.9", multiprocessors=142),
     # ArcInstitute/evo2, issue 190
-    "l4": Card(name="L4", total_bytes=int(22.03 * GIB), capability="8.9"),
+    "l4": Card(name="L4", total_bytes=int(22.03 * GIB), capability="8.9", multiprocessors=58),
     # ali-vilab/VGen, issue 104
-    "rtx4090": Card(name="RTX 4090", total_bytes=int(23.64 * GIB), capability="8.9"),
+    "rtx4090": Card(name="RTX 4090", total_bytes=int(23.64 * GIB), capability="8.9", multiprocessors=128),
     # GaoLii/DSP, issue 10
-    "rtx3090": Card(name="RTX 3090", total_bytes=int(23.70 * GIB), capability="8.6"),
+    "rtx3090": Card(name="RTX 3090", total_bytes=int(23.70 * GIB), capability="8.6", multiprocessors=82),
     # Zheng-Chong/CatVTON, issue 133; older drivers left more (14.76 GiB in bupticybee/FastLoRAChat, issue 6)
-    "t4": Card(name="T4", total_bytes=int(14.56 * GIB), capability="7.5"),
+    "t4": Card(name="T4", total_bytes=int(14.56 * GIB), capability="7.5", multiprocessors=40),
 }
 
 

@@ -1,0 +1,158 @@
+"""Compiles the stub libraries for the installed torch, once for each version of torch and of the sources.
+
+All functions lie in one library. Each library that torch asks for by name is an empty one beside it that names the
+versions of its symbols. A function without a body in `stubs/` is generated: it returns 0, makes a handle, or answers
+that it wants no memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from explorer.engine.imaginary.torch_build import Needs, TorchBuild, needs_of, torch_build
+from explorer.errors import BadInput
+
+SOURCES = Path(__file__).parent / "stubs"
+CORE = "libimaginary.so"
+OPENED_BY_NAME = ("libcuda.so.1", "libnvidia-ml.so.1")
+"""Libraries that torch opens when it needs them; no library of torch is linked to NVML."""
+MAKES_HANDLE = re.compile(r"(cublas|cusparse|cusolver|cufft|curand|cudnn|nvrtc)\w*[cC]reate\w*")
+WANTS_MEMORY: tuple[tuple[str, int, str], ...] = (
+    (r"cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize", 9, "size_t"),
+    (r"cudnnGetBatchNormalizationBackwardExWorkspaceSize", 11, "size_t"),
+    (r"cudnnGetBatchNormalizationTrainingExReserveSpaceSize", 6, "size_t"),
+    (r"cudnnGetConvolution\w+WorkspaceSize", 7, "size_t"),
+    (r"cudnnGetCTCLossWorkspaceSize", 9, "size_t"),
+    (r"cudnnGetCTCLossWorkspaceSize_v8", 6, "size_t"),
+    (r"cudnnDropoutGetStatesSize", 2, "size_t"),
+    (r"cufftXtMakePlanMany", 13, "size_t"),
+    (r"cusparseX\w+sort_bufferSizeExt", 7, "size_t"),
+    (r"cusparseSpM[VM]_bufferSize|cusparseSpSV_bufferSize", 10, "size_t"),
+    (r"cusparse(SpMM|SDDMM|SpSM)_bufferSize", 11, "size_t"),
+    (r"cusparse[SDCZ]bsrsm2_bufferSize", 12, "int"),
+    (r"cusparse[SDCZ]bsrsv2_bufferSize", 11, "int"),
+    (r"cusolverDn[SDCZ](geqrf|potrf|getrf)_bufferSize", 6, "int"),
+    (r"cusolverDn[SDCZ]gesvd_bufferSize", 4, "int"),
+    (r"cusolverDn[SDCZ]gesvdj_bufferSize", 12, "int"),
+    (r"cusolverDn[SDCZ]gesvdjBatched_bufferSize", 11, "int"),
+    (r"cusolverDn[SDCZ](or|un)gqr_bufferSize", 8, "int"),
+    (r"cusolverDn[SDCZ](or|un)mqr_bufferSize", 12, "int"),
+    (r"cusolverDn[SDCZ](sy|he)evd_bufferSize", 8, "int"),
+    (r"cusolverDn[SDCZ](sy|he)evj(Batched)?_bufferSize", 8, "int"),
+    (r"cusolverDn[SDCZ]sytrf_bufferSize", 5, "int"),
+)  # fmt: skip
+"""Functions that answer how much memory another one wants: their name, the position of the answer, its type.
+
+Integers and pointers take the same registers and places of the stack in their order, whatever their types.
+Source: the API references of cuDNN 9, cuFFT, cuSPARSE and cuSOLVER of CUDA 13.
+"""
+
+
+def build_stubs() -> tuple[Path, ...]:
+    """The libraries to load before torch, the first one with all functions.
+
+    Raises BadInput if torch, a compiler or the reader of ELF files is missing.
+    """
+    torch = torch_build()
+    folder = _cache() / f"torch-{torch.version}-{_hash_of_sources()}"
+    if not folder.is_dir():
+        _build(torch, folder)
+    others = sorted(path for path in folder.iterdir() if path.name != CORE)
+    return (folder / CORE, *others)
+
+
+def _cache() -> Path:
+    """The user's cache folder, where a preloaded library may lie: the loader takes spaces and colons for separators."""
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    folder = Path(home) / "checkpoint-explorer" / "imaginary"
+    if re.search(r"[\s:]", str(folder)):
+        why = f"The stubs of the imaginary card cannot lie in {str(folder)!r}: its name has a space or a colon."
+        raise BadInput(why, hint="Set XDG_CACHE_HOME to another folder.")
+    return folder
+
+
+def _hash_of_sources() -> str:
+    paths = [*sorted(SOURCES.iterdir()), *sorted(Path(__file__).parent.glob("*build.py"))]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:12]
+
+
+def _build(torch: TorchBuild, folder: Path) -> None:
+    compiler, needs = _compiler(), needs_of(torch)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as name:
+        work = Path(name)
+        (work / "generated.c").write_text(generated(needs.functions))
+        made = work / "made"
+        made.mkdir()
+        sources = sorted(SOURCES.glob("*.c"))
+        _compile(compiler, made / CORE, [*map(str, sources), str(work / "generated.c"), "-ldl", "-lpthread"])
+        for library in {*needs.versions, *OPENED_BY_NAME}:
+            _empty_library(compiler, work, made / library, needs)
+        try:
+            made.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # another process was faster
+                raise
+
+
+def generated(functions: Iterable[str]) -> str:
+    """C of the functions that may have no body in `stubs/`; weak, so that a body there counts."""
+    lines = ['#include "imaginary.h"', "#define WEAK __attribute__((weak))"]
+    for function in sorted(functions):
+        rule = next((row for row in WANTS_MEMORY if re.fullmatch(row[0], function)), None)
+        call = f'return imaginary_stub("{function}");'
+        if rule is not None:
+            _, position, kind = rule
+            before = "".join(f"long a{i}, " for i in range(1, position))
+            lines.append(f"WEAK Status {function}({before}{kind} *out) {{ *out = 0; {call} }}")
+        elif MAKES_HANDLE.fullmatch(function):
+            lines.append(f"WEAK Status {function}(void **out) {{ *out = new_handle(); {call} }}")
+        else:
+            lines.append(f"WEAK Status {function}(void) {{ {call} }}")
+    return "\n".join(lines) + "\n"
+
+
+def _empty_library(compiler: list[str], work: Path, library: Path, needs: Needs) -> None:
+    """A library of that name, with nothing in it but the versions that torch expects of it."""
+    source, versions = work / "empty.c", work / "versions.map"
+    marker = "imaginary_" + re.sub(r"\W", "_", library.name)
+    source.write_text(f"int {marker}(void) {{ return 0; }}\n")
+    nodes = sorted(needs.versions.get(library.name, ()))
+    first = "".join(f"{node} {{ {f'global: {marker};' if not i else ''} }};\n" for i, node in enumerate(nodes))
+    versions.write_text(first)
+    options = [f"-Wl,--version-script={versions}"] if nodes else []
+    _compile(compiler, library, [str(source), "-Wl,--no-as-needed", str(library.parent / CORE), *options])
+
+
+def _compile(compiler: list[str], library: Path, arguments: list[str]) -> None:
+    command = [*compiler, "-shared", "-fPIC", "-O1", "-w", f"-I{SOURCES}", "-Wl,-rpath,$ORIGIN"]
+    command += [f"-Wl,-soname,{library.name}", "-o", str(library), *arguments]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ran.returncode:
+        last = (ran.stderr.strip().splitlines() or ["no message"])[-1]
+        raise BadInput(
+            f"The C compiler {compiler[0]!r} could not build the stubs of the imaginary card: {last[:200]}",
+            hint="CC names another compiler; pip install ziglang brings one.",
+        )
+
+
+def _compiler() -> list[str]:
+    """CC, the machine's C compiler, or that of the `ziglang` wheel."""
+    for name in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
+        if name and shutil.which(name.split()[0]):
+            return name.split()
+    if importlib.util.find_spec("ziglang") is not None:
+        return [sys.executable, "-m", "ziglang", "cc"]
+    raise BadInput(
+        "The stubs of the imaginary card are compiled, and no C compiler was found.",
+        hint="Install gcc or clang, or: pip install ziglang.",
+    )

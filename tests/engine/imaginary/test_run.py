@@ -1,0 +1,183 @@
+"""A process on the imaginary card: what torch's CUDA build sees there, allocates, refuses and reads."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+
+import pytest
+from msgspec.structs import replace
+
+from explorer.engine.imaginary.run import run_on
+from explorer.engine.imaginary.torch_build import torch_build
+from explorer.errors import BadInput
+from explorer.plan.card.cards import CARDS, parse_card
+from explorer.record.card import Card
+
+
+def has_cuda() -> bool:
+    try:
+        torch_build()
+    except BadInput:
+        return False
+    return True
+
+
+has_cuda_build = pytest.mark.skipif(not has_cuda(), reason="needs a CUDA build of torch: make card")
+
+
+def values_on(card: Card, code: str, n_cards: int = 1, **variables: str) -> dict[str, object]:
+    """The dictionary `out` that `code` fills on the card."""
+    script = f"import json, torch\nout = {{}}\n{code}\nprint(json.dumps(out))"
+    ran = run_on(card, ["-c", script], variables, n_cards=n_cards, capture=True)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert "imaginary" not in ran.stderr and "no version information" not in ran.stderr, ran.stderr[-3000:]
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+@pytest.mark.skipif(has_cuda(), reason="needs a CPU build of torch")
+def test_a_build_without_cuda_is_refused_with_the_command_that_installs_the_other() -> None:
+    with pytest.raises(BadInput) as refused:
+        run_on(CARDS["h100"], ["-c", "pass"])
+    release = importlib.metadata.version("torch").partition("+")[0]
+    assert "built without CUDA" in str(refused.value) and f"torch=={release} --index-url" in str(refused.value)
+
+
+@has_cuda_build
+@pytest.mark.parametrize("name", CARDS)
+def test_torch_sees_the_card_of_the_table(name: str) -> None:
+    card = CARDS[name]
+    seen = values_on(
+        card,
+        "p = torch.cuda.get_device_properties(0)\n"
+        "out.update(name=p.name, n_bytes=p.total_memory, capability=f'{p.major}.{p.minor}',"
+        "free=torch.cuda.mem_get_info()[0], multiprocessors=p.multi_processor_count, count=torch.cuda.device_count())",
+    )
+    assert (seen["name"], seen["n_bytes"], seen["capability"]) == (card.name, card.total_bytes, card.capability)
+    assert (seen["multiprocessors"], seen["count"]) == (card.multiprocessors, 1)
+    assert card.taken_bytes is None or seen["free"] == card.total_bytes - card.taken_bytes
+
+
+@has_cuda_build
+@pytest.mark.parametrize("options", ["", "expandable_segments:True"])
+def test_a_card_refuses_what_it_has_not(options: str) -> None:
+    card = replace(parse_card("24GiB"), options=options)
+    seen = values_on(
+        card,
+        "def taken(gib): return torch.empty(gib << 30, dtype=torch.uint8, device='cuda')\n"
+        "a, b = taken(8), taken(8)\n"
+        "try: taken(8)\n"
+        "except torch.OutOfMemoryError as error: out['text'] = str(error)\n"
+        "del a\n"
+        "c = taken(9)\n"
+        "out['reserved'] = torch.cuda.memory_reserved(); del b, c; torch.cuda.empty_cache()\n"
+        "out['free'], out['total'] = torch.cuda.mem_get_info()",
+    )
+    assert "Tried to allocate 8.00 GiB" in str(seen["text"]) and "total capacity of 24.00 GiB" in str(seen["text"])
+    page_bytes = 20 << 20  # of an expandable segment
+    assert 17 << 30 <= int(str(seen["reserved"])) < (17 << 30) + page_bytes
+    assert seen["free"] == card.total_bytes - (800 << 20)
+
+
+@has_cuda_build
+def test_addresses_rise_and_reads_give_zeros_but_what_was_copied() -> None:
+    seen = values_on(
+        parse_card("h100"),
+        "held = [torch.empty(24 << 20, dtype=torch.uint8, device='cuda') for _ in range(8)]\n"
+        "addresses = [tensor.data_ptr() for tensor in held]\n"
+        "out['rise'] = addresses == sorted(addresses)\n"
+        "out['copied'] = torch.tensor([3, 1, 4]).cuda().cpu().tolist()\n"
+        "computed = torch.ones(5, device='cuda') * 3\n"
+        "out['computed'] = computed.cpu().tolist()\n"
+        "out['nonzero'] = torch.nonzero(computed).shape[0]\n"
+        "out['item'] = computed.sum().item()\n"
+        "x = torch.tensor([2.5], device='cuda')\n"
+        "for _ in range(300): x.mul_(2)\n"
+        "out['much_later'] = x.item()",
+    )
+    assert seen == {
+        "rise": True, "copied": [3, 1, 4], "computed": [0.0] * 5, "nonzero": 0, "item": 0.0, "much_later": 0.0
+    }  # fmt: skip
+
+
+@has_cuda_build
+def test_two_cards_have_memory_of_their_own() -> None:
+    seen = values_on(
+        parse_card("t4"),
+        "first = torch.empty(8 << 30, dtype=torch.uint8, device='cuda:0')\n"
+        "second = torch.empty(8 << 30, dtype=torch.uint8, device='cuda:1')\n"
+        "moved = first[:1024].to('cuda:1')\n"
+        "out.update(count=torch.cuda.device_count(), device=moved.device.index,"
+        "both=[torch.cuda.memory_reserved(0), torch.cuda.memory_reserved(1)])",
+        n_cards=2,
+    )
+    assert seen == {"count": 2, "device": 1, "both": [8 << 30, (8 << 30) + (2 << 20)]}
+    hidden = values_on(parse_card("t4"), "out['n'] = torch.cuda.device_count()", n_cards=2, CUDA_VISIBLE_DEVICES="1")
+    assert hidden == {"n": 1}
+
+
+STEP = """
+from torch import nn
+torch.manual_seed(0)
+model = {model}.cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    x = torch.randn({shape}, device="cuda")
+    result = model(x)
+    result = result[0] if isinstance(result, tuple) else result
+    result.float().square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+out["peak"] = torch.cuda.max_memory_allocated()
+out["function"] = type(result.grad_fn).__name__
+"""
+LAYERS = {
+    "linear": ("nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.1), nn.LayerNorm(64))", "8, 64"),
+    "convolution": ("nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.ConvTranspose2d(8, 4, 2))",
+                    "2, 3, 16, 16"),
+    "lstm": ("nn.LSTM(16, 32, 2, bidirectional=True, dropout=0.1)", "5, 2, 16"),
+    "projected": ("nn.LSTM(16, 32, 2, proj_size=8)", "5, 2, 16"),
+    "gru": ("nn.GRU(16, 32, batch_first=True)", "2, 5, 16"),
+    "plain": ("nn.RNN(16, 32, bias=False)", "5, 2, 16"),
+    "attention": ("nn.TransformerEncoderLayer(64, 4, batch_first=True)", "2, 8, 64"),
+}  # fmt: skip
+
+
+@has_cuda_build
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_trains(layer: str) -> None:
+    model, shape = LAYERS[layer]
+    assert values_on(parse_card("a100-40gb"), STEP.format(model=model, shape=shape))["peak"]
+
+
+@has_cuda_build
+def test_weights_of_a_recurrent_layer_lie_in_one_buffer() -> None:
+    """cuDNN says where each weight lies; torch moves the weights there, in an order that the stubs must know."""
+    seen = values_on(
+        parse_card("h100"),
+        "layer = torch.nn.LSTM(16, 32, 2, bidirectional=True).cuda()\n"
+        "storages = {p.untyped_storage().data_ptr() for p in layer.parameters()}\n"
+        "n = sum(p.numel() for p in layer.parameters())\n"
+        "out.update(storages=len(storages), bytes=next(layer.parameters()).untyped_storage().nbytes(), wanted=4 * n)",
+    )
+    assert seen["storages"] == 1 and seen["bytes"] == seen["wanted"]
+
+
+@has_cuda_build
+def test_a_graph_is_captured() -> None:
+    seen = values_on(
+        parse_card("h100"),
+        "x = torch.zeros(1 << 20, device='cuda')\n"
+        "graph = torch.cuda.CUDAGraph()\n"
+        "with torch.cuda.graph(graph): y = x * 2\n"
+        "graph.replay(); out['pools'] = len({tuple(s['segment_pool_id']) for s in torch.cuda.memory_snapshot()})",
+    )
+    assert seen == {"pools": 2}
+
+
+@has_cuda_build
+def test_the_process_that_started_it_is_left_alone() -> None:
+    before = dict(os.environ)
+    values_on(parse_card("h100"), "out['n'] = 1")
+    assert dict(os.environ) == before
