@@ -3,7 +3,7 @@
 0  it ran (compare: bitwise equal or rounding; check: nothing wrong)
 1  it ran, and the answer is no (compare: different; check: stale, or a hazard that is an error)
 2  it could not run: bad input, out of memory, crash, time-out, cancelled, not comparable
-3  compare: gradients are equal, but state that the model carries on moved twice
+3  compare: gradients are equal, but state moved twice, or between forward and recompute
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ def _verdict(console: Console, comparison: Comparison) -> None:
     console.print(f"  [bold]Verdict[/]  [{colour}]{comparison.verdict}[/]{_scope(comparison)}\n")
     worst = comparison.worst
     lines = [
-        ("Moved", moved_sentence(comparison) if comparison.moved_twice else ""),
+        ("Moved", moved_sentence(comparison) if comparison.moved_twice or comparison.late_reads else ""),
         ("Worst", "" if worst is None else f"{worst.name}: {_distance(worst)}"),
         *(("Likely", cause) for cause in comparison.causes),
         ("Why", comparison.not_reproducible_because),

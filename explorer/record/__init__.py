@@ -8,6 +8,7 @@ from explorer.record.comparison import (
     BufferDiff,
     Comparison,
     GradientDiff,
+    LateRead,
     MaskDiff,
     ParameterDiff,
     RngDiff,

@@ -193,6 +193,24 @@ class StateChange(Record):
     after_backward: str
 
 
+class LateRead(Record):
+    """A value that the code of a block reads at its entry, which is another one in the recompute than in forward."""
+
+    block: str
+    """First block of the unit that reads the value."""
+    owner: str
+    """The block that holds the value; empty for a value of a file, a class or the process."""
+    name: str
+    """Such as `config.step`, or a setting: `torch's default dtype`."""
+    in_forward: str
+    """Short form of the value."""
+    in_recompute: str
+
+    @property
+    def sentence(self) -> str:
+        return f"the recompute of {self.block} reads {self.name} {self.in_recompute}, forward read {self.in_forward}"
+
+
 _NOISE = 1e-3
 """A gradient that is zero but for rounding is shorter than this share of the median norm."""
 
@@ -240,6 +258,8 @@ class Comparison(Record):
     fails_without_early_stop: str = ""
     """The error of that run; empty if it ran to its end."""
     state_changes: tuple[StateChange, ...] = ()
+    late_reads: tuple[LateRead, ...] = ()
+    """Values that recomputes read and that differ from those of forward, in the second of two watched steps."""
     forward: ForwardDiff | None = None
     """The first difference in forward of two programs whose gradients differ; None: not watched."""
     untied: tuple[str, ...] = ()
@@ -265,8 +285,8 @@ class Comparison(Record):
     def verdict(self) -> Verdict:
         """The worst verdict of the trained tensors (gradients, parameters), then of the other state.
 
-        Equal gradients with state that moved twice have the verdict `state moved`. A mask that was drawn again, or
-        state that moved, is never rounding.
+        Equal gradients have the verdict `state moved` if state moved twice, or moved between forward and recompute. A
+        mask that was drawn again, or state that moved, is never rounding.
         """
         if self.failure or self.reproducible is False or not self.gradients:
             return "not comparable"
@@ -277,7 +297,7 @@ class Comparison(Record):
             return "different"
         if "not comparable" in trained:
             return "not comparable"
-        if self.moved_twice or any(mask.n_mismatched for mask in self.masks):
+        if self.moved_twice or self.late_reads or any(mask.n_mismatched for mask in self.masks):
             return "different" if "rounding" in trained else "state moved"
         verdicts = {diff.verdict for diff in self.all_diffs}
         return "rounding" if "rounding" in verdicts else "bitwise equal"
@@ -357,6 +377,7 @@ class Comparison(Record):
             "n_bitwise_equal": self.n_bitwise_equal,
             "n_gradients": self.n_gradients,
             "moved_twice": list(self.moved_twice),
+            "late_reads": [read.sentence for read in self.late_reads],
             "worst": to_plain(self.worst) if self.worst else None,
             "baseline": base.headlines(),
             "candidate": cand.headlines(),

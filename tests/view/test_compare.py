@@ -8,12 +8,14 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from explorer.plan.why.gradients import causes
 from explorer.record import (
     BufferDiff,
     Comparison,
     Failure,
     GradientDiff,
     Hazard,
+    LateRead,
     MaskDiff,
     Policy,
     RngDiff,
@@ -332,6 +334,17 @@ def test_what_moved_is_named_and_the_rest_counted() -> None:
     assert verdict_sentence(pair) == f"gradients equal, state moved twice: {sentence}"
     row = carried_table(pair)[0]
     assert (row["block"], row["what"], row["baseline"], row["candidate"]) == ("blocks.0", "step", "1", "2")
+
+
+def test_a_value_that_the_recompute_reads_late_is_named() -> None:
+    reads = [
+        LateRead(block=block, owner=block, name="config.step", in_forward="0", in_recompute="1")
+        for block in ("blocks.0", "blocks.1")
+    ]
+    late = msgspec.structs.replace(compared(), late_reads=tuple(reads))
+    assert late.verdict == "state moved"
+    assert verdict_sentence(late) == "gradients equal, the recompute reads other values than forward: config.step"
+    assert causes(late)[0].startswith("The recompute of blocks.0, blocks.1 reads config.step 1, forward read 0")
 
 
 def test_what_the_verdict_leaves_out_is_said() -> None:

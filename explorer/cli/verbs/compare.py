@@ -60,7 +60,7 @@ def compare(
     policy: PolicyName = "",
 ) -> None:
     """The step with and without a policy. Exit 0: bitwise equal or rounding, or predicted; 1: different; 2: could not
-    run; 3: gradients equal, state moved twice."""
+    run; 3: gradients equal, state moved."""
     spec = step.spec(model)
     if not policy and spec.ranks is None:
         raise BadInput("A comparison needs a policy, or ranks that share the step.", hint="--policy all, or --ranks 2.")

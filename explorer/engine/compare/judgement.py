@@ -38,7 +38,7 @@ from explorer.engine.compare.outcome import (
     unstable,
 )
 from explorer.engine.compare.programs import Program, SpecProgram, StepProgram
-from explorer.engine.compare.watched import Forwards, RerunWatch, forward_difference
+from explorer.engine.compare.watched import Forwards, RerunWatch, forward_difference, late_reads
 from explorer.engine.state.state_diff import BEYOND, StateKey, leaves, same_state
 from explorer.engine.watch.checkpoint_error import failure_in_words
 from explorer.errors import Cancelled
@@ -122,6 +122,10 @@ def _of_recompute(of: Comparison, candidate: SpecProgram, base: Outcome, stage: 
         stage("candidate, watched: masks and module state")
         with suppress(Exception):
             of = _watched(of, candidate)
+    if of.late_reads:
+        stage("candidate, two steps: what its recomputes read")
+        of = replace(of, late_reads=late_reads(candidate.start().trainee))
+        candidate.end()
     if candidate.spec.policy.stops_early and any(mask.n_not_drawn_again for mask in of.masks):
         to_the_end = replace(candidate.spec, policy=replace(candidate.spec.policy, early_stop=False))
         program = candidate.under(to_the_end)

@@ -16,20 +16,21 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from explorer.engine.bench.step import segment_heads
+from explorer.engine.bench.step import Trainee, forward_backward, segment_heads
 from explorer.engine.compare.diffs import in_double, is_floating
 from explorer.engine.model.equal_models import plain_modules
 from explorer.engine.state.state_diff import State, StateKey, read_state, same_state, short_text
+from explorer.engine.watch.entries import EntryWatch
 from explorer.engine.watch.scopes import BlockWatch, Frame
 from explorer.record.allocations import Phase
-from explorer.record.comparison import Comparison, ForwardDiff, MaskDiff, StateChange
+from explorer.record.comparison import Comparison, ForwardDiff, LateRead, MaskDiff, StateChange
 from explorer.record.policy import Policy
 
 _MASKS = (torch.ops.aten.bernoulli_, torch.ops.aten.bernoulli)
@@ -99,15 +100,23 @@ class RerunWatch(BlockWatch):
         self._masks: dict[str, MaskDiff] = {}
         self._audit = StateAudit(model)
         self.on_phase = self._audit.on_phase
+        self._entries = EntryWatch(model)
+        self._watching = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._watching.enter_context(self._entries.watching())
+        return super().__enter__()
 
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)
+        self._watching.close()
         self._audit.close()  # a step without an optimizer ends in its backward
 
     def added_to(self, comparison: Comparison) -> Comparison:
         """The comparison with what the step has shown."""
         changes = tuple(self._audit.changes.values())
-        return replace(comparison, masks=self.masks, masks_watched=True, state_changes=changes)
+        reads = tuple(self._entries.reads.values())
+        return replace(comparison, masks=self.masks, masks_watched=True, state_changes=changes, late_reads=reads)
 
     @property
     def masks(self) -> tuple[MaskDiff, ...]:
@@ -210,6 +219,16 @@ class StateAudit:
                     block=block, name=name, kind=kind,
                     after_forward=short_text(before.get(key)), after_backward=short_text(after.get(key)),
                 )  # fmt: skip
+
+
+def late_reads(trainee: Trainee) -> tuple[LateRead, ...]:
+    """Values that recomputes read late in the second step: caches that the first step filled are equal there."""
+    entries = EntryWatch(trainee.model)
+    with entries.watching():
+        forward_backward(trainee)
+        entries.reads.clear()
+        forward_backward(trainee)
+    return tuple(entries.reads.values())
 
 
 _ROUNDS = 256

@@ -80,7 +80,7 @@ def replacements(
             continue
         for wrap in segments:
             members = tuple(modules[name] for name in wrap.unit.blocks)
-            segment = WrappedSegment(wrap.unit.blocks, members, _run, wrap)
+            segment = WrappedSegment(wrap.unit.blocks, members, _run_segment, wrap)
             for index, member in enumerate(members):
                 yield member, "_call_impl", functools.partial(call_in_segment, segment, index)
     for wrap in wraps:
@@ -127,6 +127,11 @@ def _chain(members: Sequence[nn.Module], value: object) -> object:
     for member in members:
         value = member(value)
     return value
+
+
+def _run_segment(*arguments: Any) -> object:
+    """`_run` at the time of the call: an instrument may have replaced it since the policy was applied."""
+    return _run(*arguments)
 
 
 def _run(

@@ -10,6 +10,7 @@ buffers ─ attributes ─┬─ whatever they reach, see reachable.py; unregist
 
 from __future__ import annotations
 
+import copy
 import enum
 import math
 import operator
@@ -37,6 +38,8 @@ from explorer.engine.state.rng import get_state
 
 StateKey = tuple[str, str, Literal["buffer", "attribute"]]
 State = dict[StateKey, object]
+Path = tuple[str | int, ...]
+"""Names of attributes, keys and indices that lead to a value."""
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _MAX_TEXT = 40
@@ -51,7 +54,7 @@ def read_state(model: nn.Module, *, whole: bool = False, shared: bool = True) ->
     `whole` adds hooks, modes and attributes of parameters, which an observer may also set on the model. Without
     `shared` the data that all models of the process share is left out.
     """
-    images = _Images(model)
+    images = Images(model)
     state: State = {}
     for fqn, module in model.named_modules():
         for name, buffer in module._buffers.items():
@@ -72,17 +75,36 @@ def read_state(model: nn.Module, *, whole: bool = False, shared: bool = True) ->
 
 def plain_copy(value: object) -> object:
     """A value as plain data that later changes cannot reach."""
-    return _Images(nn.Module()).image(value)
+    return Images(nn.Module()).image(value)
 
 
-class _Images:
-    """Images of objects as plain data, one for each object. Two equal tensors have equal images."""
+TensorImages = dict[int, tuple[Tensor, int, object]]
+"""Images of tensors by identity, each with the tensor and its version."""
 
-    def __init__(self, model: nn.Module) -> None:
+
+class Images:
+    """Images of objects as plain data, one for each object. Two equal tensors have equal images.
+
+    Several walks may share `tensors`: a tensor that was not written in between is copied once.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, most_objects: int = MAX_OBJECTS, tensors: TensorImages | None = None
+    ) -> None:
         self.shared = SharedNames(model)
+        self._most_objects, self._tensors = most_objects, tensors
         self._objects: list[object] = [*model.modules(), *model.parameters(), *model.buffers()]
         """Every object with an image, so that no other object gets its id."""
-        self._images = {id(part): f"{type(part).__qualname__} of the model" for part in self._objects}
+        self._images: dict[int, object] = {
+            id(part): f"{type(part).__qualname__} of the model" for part in self._objects
+        }
+        self._of_model = dict(self._images)
+
+    def later(self) -> Images:
+        """A new walk of the same model at a later time."""
+        walk = copy.copy(self)
+        walk._objects, walk._images = self._objects[: len(self._of_model)], dict(self._of_model)
+        return walk
 
     def image(self, value: object) -> object:
         """`value` as plain data: tensors are copied, containers and objects walked."""
@@ -90,7 +112,7 @@ class _Images:
             return _number(value)
         if id(value) in self._images:
             return self._images[id(value)]
-        if len(self._objects) > MAX_OBJECTS:
+        if len(self._objects) > self._most_objects:
             return BEYOND
         self._objects.append(value)
         self._images[id(value)] = _NOT_WALKED  # an object may hold itself
@@ -99,7 +121,7 @@ class _Images:
 
     def _image(self, value: object) -> Any:
         if isinstance(value, Tensor):
-            return _tensor(value)
+            return self.of_tensor(value)
         inside = list(value) if isinstance(value, array) else items(value)
         if inside is not None:
             image, beside = self._of_items(value, inside), getattr(value, "__dict__", None)
@@ -109,6 +131,15 @@ class _Images:
         if (captured := closure(value)) is not None:
             return [type(value).__qualname__, *map(self.image, captured)]
         return self._of_object(value)
+
+    def of_tensor(self, value: Tensor) -> object:
+        """A copy of a tensor, also of one of the model."""
+        if self._tensors is None or value.is_inference():
+            return _tensor(value)
+        last = self._tensors.get(id(value))
+        if last is None or last[1] != value._version:
+            last = self._tensors[id(value)] = value, value._version, _tensor(value)
+        return last[2]
 
     def _of_items(self, value: object, inside: list[object]) -> object:
         """A longer container is read for plain values alone, so that the walk still reaches the objects beside it."""
@@ -157,13 +188,13 @@ def _tensor(value: Tensor) -> object:
     content = dense(value)
     if not content.numel() and (content.shape != value.shape or value.is_meta):  # a read of a freed shard crashes
         return f"{'meta' if value.is_meta else 'freed'} {tuple(value.shape)}"
-    copy = content.clone() if value.device.type == "cpu" else content
+    image = content.clone() if value.device.type == "cpu" else content
     if value.is_leaf and value.grad is not None:
-        return {"value": copy, "grad": _tensor(value.grad)}
-    return copy
+        return {"value": image, "grad": _tensor(value.grad)}
+    return image
 
 
-def _array(value: Any, images: _Images) -> object:
+def _array(value: Any, images: Images) -> object:
     if not hasattr(value, "tobytes"):
         return type(value).__qualname__
     if value.dtype.hasobject:
@@ -195,6 +226,8 @@ def same_state(left: object, right: object) -> bool:
 
 def _same(left: Any, right: Any, results: dict[tuple[int, int], bool]) -> bool:
     """As `same_state`. `results` has results of earlier pairs, because one image may occur in many places."""
+    if left is right:
+        return True
     if type(left) is not type(right):
         return False
     if isinstance(left, (Tensor, dict, list)):
@@ -223,6 +256,28 @@ def leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
             yield from leaves(item, f"{path}[{i}]")
     else:
         yield path, value
+
+
+def differences_in(left: object, right: object, path: Path = ()) -> Iterator[tuple[Path, object, object]]:
+    """The smallest parts in which two plain copies differ, with the names and indices that lead to them."""
+    if same_state(left, right):
+        return
+    parts, others = (_named_parts(value) for value in (left, right))
+    common = parts.keys() & others.keys()
+    if len(parts) != len(others) or len(common) < len(parts) or not parts:
+        yield path, left, right
+        return
+    for name, part in parts.items():
+        yield from differences_in(part, others[name], (*path, *name))
+
+
+def _named_parts(value: object) -> dict[Path, object]:
+    """Parts of an object or container; an object's image is its kind and its attributes."""
+    if isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], dict):
+        value = value[1]
+    if isinstance(value, dict):
+        return {(name,): part for name, part in value.items()}
+    return {(i,): part for i, part in enumerate(value[1:])} if isinstance(value, list) else {}
 
 
 def short_text(value: object) -> str:

@@ -146,11 +146,34 @@ def causes(comparison: Comparison, fired: Sequence[Hazard] = ()) -> tuple[str, .
     """
     if comparison.verdict in ("bitwise equal", "not comparable"):
         return tuple(_nonfinite(comparison))
-    causes_seen = [*_masks(comparison), *_generators(comparison), *_missing(comparison), *_scaled(comparison)]
+    causes_seen = [
+        *_late_reads(comparison),
+        *_masks(comparison),
+        *_generators(comparison),
+        *_missing(comparison),
+        *_scaled(comparison),
+    ]
     causes_seen += [*patterns(comparison), *_state(comparison)]
     causes_seen += _nonfinite(comparison)
     causes_seen += _hazards(comparison, fired, " ".join(causes_seen))
     return (*(causes_seen or _what_is_left(comparison)), *_settings(comparison))
+
+
+_MOST_READS = 3
+"""Values read late that are said one by one."""
+
+
+def _late_reads(comparison: Comparison) -> Iterator[str]:
+    """The value itself is the evidence: this step may be equal, and a later one is not."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for read in comparison.late_reads:
+        groups.setdefault((read.name, read.in_recompute, read.in_forward), []).append(read.block)
+    for (name, in_recompute, in_forward), blocks in list(groups.items())[:_MOST_READS]:
+        where = listed(sorted(set(blocks)))
+        yield (
+            f"The recompute of {where} reads {name} {in_recompute}, forward read {in_forward}: the value changed "
+            "between forward and backward. Change it after the step, or hand it to the block as an argument."
+        )
 
 
 def _masks(comparison: Comparison) -> Iterator[str]:

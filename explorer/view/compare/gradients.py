@@ -138,8 +138,11 @@ def verdict_sentence(comparison: Comparison) -> str:
 
 
 def moved_sentence(comparison: Comparison) -> str:
-    """`state moved twice: step of blocks.0, mean of blocks.1 and 4 more`"""
+    """`state moved twice: step of blocks.0, mean of blocks.1 and 4 more`, or what a recompute reads late."""
     moved = comparison.moved_twice
+    if not moved and comparison.late_reads:
+        names = tuple(dict.fromkeys(read.name for read in comparison.late_reads))
+        return f"the recompute reads other values than forward: {listed(names, MAX_MOVED)}"
     if not moved:
         return "but the recompute drew other random numbers: " + ", ".join(
             m.block for m in comparison.masks if m.n_mismatched
