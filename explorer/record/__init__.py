@@ -8,7 +8,6 @@ from explorer.record.comparison import (
     BufferDiff,
     Comparison,
     GradientDiff,
-    LateRead,
     MaskDiff,
     ParameterDiff,
     RngDiff,
@@ -19,6 +18,7 @@ from explorer.record.comparison import (
 )
 from explorer.record.failure import Failure
 from explorer.record.graph import Block, CutPoint, Edge, Hazard, Join, ModelGraph, ModelRef, Trait
+from explorer.record.late_read import LateRead
 from explorer.record.measurement import AllocatorPeaks, Environment, MeasuredBlock, Measurement, Samples, Times
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.run import CheckpointMode, PipelinePlan, RunSpec

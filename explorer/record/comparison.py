@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from explorer.record.base import Count, Record, to_plain
 from explorer.record.failure import Failure
+from explorer.record.late_read import LateRead
 from explorer.record.measurement import Measurement, ratio_with_spread
 
 Verdict = Literal["bitwise equal", "rounding", "state moved", "different", "not comparable"]
@@ -191,24 +192,6 @@ class StateChange(Record):
     after_forward: str
     """Short form of the value when forward ended."""
     after_backward: str
-
-
-class LateRead(Record):
-    """A value that the code of a block reads at its entry, which is another one in the recompute than in forward."""
-
-    block: str
-    """First block of the unit that reads the value."""
-    owner: str
-    """The block that holds the value; empty for a value of a file, a class or the process."""
-    name: str
-    """Such as `config.step`, or a setting: `torch's default dtype`."""
-    in_forward: str
-    """Short form of the value."""
-    in_recompute: str
-
-    @property
-    def sentence(self) -> str:
-        return f"the recompute of {self.block} reads {self.name} {self.in_recompute}, forward read {self.in_forward}"
 
 
 _NOISE = 1e-3

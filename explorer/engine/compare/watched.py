@@ -30,7 +30,8 @@ from explorer.engine.state.state_diff import State, StateKey, read_state, same_s
 from explorer.engine.watch.entries import EntryWatch
 from explorer.engine.watch.scopes import BlockWatch, Frame
 from explorer.record.allocations import Phase
-from explorer.record.comparison import Comparison, ForwardDiff, LateRead, MaskDiff, StateChange
+from explorer.record.comparison import Comparison, ForwardDiff, MaskDiff, StateChange
+from explorer.record.late_read import LateRead
 from explorer.record.policy import Policy
 
 _MASKS = (torch.ops.aten.bernoulli_, torch.ops.aten.bernoulli)

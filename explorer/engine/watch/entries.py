@@ -26,7 +26,7 @@ from explorer.engine.policy.units import Wrap
 from explorer.engine.state.code_reads import CodeReads, is_followed
 from explorer.engine.state.reachable import OF_TORCH_OR_POLICY
 from explorer.engine.state.state_diff import Images, Path, differences_in, short_text
-from explorer.record.comparison import LateRead
+from explorer.record.late_read import LateRead
 
 _MOST_OBJECTS = 20_000
 """Objects that the walk at one entry visits at most."""

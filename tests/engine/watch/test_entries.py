@@ -12,7 +12,7 @@ import torch
 from explorer.engine.compare.compare import compare
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.watch.entries import EntryWatch
-from explorer.record.comparison import LateRead
+from explorer.record.late_read import LateRead
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 from tests.engine import reading_nets
