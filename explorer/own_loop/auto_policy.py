@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from explorer.engine.bench.user_step import UserSteps
+from explorer.engine.policy.several_models import Models, one_model
 from explorer.errors import InvalidPolicy, OutOfMemory
 from explorer.own_loop.record_step import place_of_caller
 from explorer.plan.card.cards import capacity_bytes, listed_card
@@ -35,10 +36,10 @@ from explorer.record.plan import AutoPlan, Missed
 from explorer.record.policy import KEEP_ALL, Policy
 
 if TYPE_CHECKING:
-    from torch import nn
+    pass
 
 
-def auto_policy(model: nn.Module, step: Callable[[], object], budget: str | int | Card = DEVICE) -> AutoPlan:
+def auto_policy(model: Models, step: Callable[[], object], budget: str | int | Card = DEVICE) -> AutoPlan:
     """The cheapest policy under which `step()` (forward, loss, backward; an optimizer or none) holds at most `budget`.
 
     `budget`: bytes, `8GiB`, `60%` of the peak with everything kept, or `device` for the device's free memory. The
@@ -47,6 +48,8 @@ def auto_policy(model: nn.Module, step: Callable[[], object], budget: str | int 
     `n_steps`. State that the step can reach is restored bit by bit: parameters, gradients, buffers, optimizer state,
     generators, counters. Iterators are not restored, so the step must use the same batch at each call. Apply the policy
     afterwards by `explorer.apply_policy(model, plan.policy)`.
+
+    Several models are given by name, `{"netG": netG, "netD": netD}`, to this function and to apply_policy.
 
     If the real step exceeds the budget, the plan is still returned. Its text then begins with a warning, and
     `plan.require()` raises.
@@ -58,7 +61,7 @@ def auto_policy(model: nn.Module, step: Callable[[], object], budget: str | int 
     card = listed_card(budget) if isinstance(budget, str) else budget if isinstance(budget, Card) else None
     if isinstance(budget, str) and card is None:
         check_budget(budget)
-    with UserSteps(model, step, place_of_caller()) as steps:
+    with UserSteps(one_model(model), step, place_of_caller()) as steps:
         graph = steps.graph()
         run, refused = _first_that_fits(steps, graph)
         planner = Planner(run, graph)

@@ -32,6 +32,7 @@ from explorer.engine.device.device import current_rank, path_of_rank
 from explorer.engine.device.memory_limit import clear_frames
 from explorer.engine.model.loaded import REFUSES_HOOKS
 from explorer.engine.policy.apply import PolicyHandle, apply_policy, policy_of
+from explorer.engine.policy.several_models import SeveralModels
 from explorer.engine.policy.units import is_recomputing
 from explorer.engine.state.rng import RngState
 from explorer.engine.watch.state_changes import tensors_in
@@ -349,6 +350,8 @@ def ladder(run: Measurement) -> list[tuple[Policy, float | None]]:
 
 def _refuse(model: nn.Module) -> None:
     reasons = []
+    if isinstance(model, SeveralModels):
+        reasons.append("it is several models")
     if model._compiled_call_impl is not None or any("OptimizedModule" in type(m).__name__ for m in model.modules()):
         reasons.append("it is compiled")
     if policy_of(model).units:

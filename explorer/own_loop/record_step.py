@@ -14,12 +14,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from msgspec.structs import replace
 
+from explorer.engine.bench.memory import Optimizers
 from explorer.engine.bench.user_loop import LoopRecording
 from explorer.engine.device.device import path_of_rank
+from explorer.engine.policy.several_models import Models, one_model
 from explorer.errors import BadInput, message_of
 from explorer.jobs.run_file import stored_record, write, write_file
 from explorer.plan.card.cards import parse_card
@@ -36,10 +38,6 @@ from explorer.record.plan import Forecast, Plan
 from explorer.record.policy import Policy
 from explorer.view.drawing.units import count, mib
 from explorer.view.report.report import ReportOf, report_text
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 
 class RecordedRun:
@@ -144,7 +142,7 @@ class RecordedRun:
 class RecordedStep(RecordedRun):
     """The step between enter and exit. Errors of the step pass through, and the run until the error is kept."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, where: str) -> None:
+    def __init__(self, model: Models, optimizer: Optimizers, where: str) -> None:
         super().__init__()
         self._step = (model, optimizer, where)
         self._live: LoopRecording | None = None
@@ -153,7 +151,8 @@ class RecordedStep(RecordedRun):
         try:
             if self._measurement is not None:
                 raise BadInput("A step was recorded in it already.", hint="Call explorer.record_step once a step.")
-            live = LoopRecording(*self._step)
+            model, optimizer, where = self._step
+            live = LoopRecording(one_model(model), optimizer, where)
             live.__enter__()
             self._live = live
         except Exception as trouble:
@@ -186,8 +185,11 @@ class RecordedStep(RecordedRun):
         warnings.warn(self._why_not, stacklevel=3)
 
 
-def record_step(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> RecordedStep:
+def record_step(model: Models, optimizer: Optimizers = None) -> RecordedStep:
     """Records the training step inside the `with` block: phases, every allocation, FLOPs, blocks that ran again.
+
+    Several models of one step are given by name, `{"netG": netG, "netD": netD}`, and their optimizers as a list.
+    A policy for them names blocks as `netG.main.3`; explorer.apply_policy takes the same models.
 
     Weights, generators, modes, hooks and gradients stay bitwise as without the recording. Other steps cost nothing. A
     step that cannot be recorded is a warning: another profiler or dispatch mode is on, the model is on another device

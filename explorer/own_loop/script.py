@@ -1,7 +1,8 @@
 """A training script under watch: `python -m explorer run train.py --at 2 --on-oom oom.explorer -- --lr 1e-4`.
 
-The model is found at the script's first optimizer: the outermost module with the most of the optimizer's parameters.
-The script is neither read nor changed. Arguments, name and folder are those of `python train.py`.
+The models are found at the script's optimizers: outermost modules that together hold the parameters of all of them.
+Until the first step has ended, each new optimizer adds its models. The script is neither read nor changed. Arguments,
+name and folder are those of `python train.py`.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ from __future__ import annotations
 import gc
 import runpy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
+from explorer.engine.policy.several_models import one_model
 from explorer.errors import BadInput
 from explorer.own_loop.watch import Watch, WatchRequest
 
@@ -29,6 +32,7 @@ class ScriptUnderWatch:
         if not script.is_file():
             raise BadInput(f"There is no script {script}.", hint="Give the file that `python` would be given.")
         self.watch: Watch | None = None
+        self._optimizers: list[Optimizer] = []
         self._script, self._request = script, WatchRequest(at=at, on_oom=on_oom, files=files)
 
     def run(self, arguments: Sequence[str]) -> None:
@@ -44,14 +48,23 @@ class ScriptUnderWatch:
                 if self.watch is not None:
                     self.watch.close()
 
+    def _watch(self, optimizer: Optimizer) -> None:
+        """Watches the models of all optimizers so far. A watch that has seen no step yet is replaced."""
+        self._optimizers.append(optimizer)
+        if not (models := models_of(self._optimizers)):
+            return
+        if self.watch is not None:
+            self.watch.close()
+        self.watch = Watch(one_model(named_models(models)), self._optimizers, self._request, self._script.name)
+
     @contextmanager
     def _optimizers_seen(self) -> Iterator[None]:
         plain = Optimizer.__init__
 
         def made(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             plain(optimizer, *args, **kwargs)
-            if self.watch is None and (model := model_of(optimizer)) is not None:
-                self.watch = Watch(model, optimizer, self._request, self._script.name)
+            if self.watch is None or not self.watch.n_steps:
+                self._watch(optimizer)
 
         Optimizer.__init__ = made  # type: ignore[assignment, method-assign]
         try:
@@ -60,18 +73,51 @@ class ScriptUnderWatch:
             Optimizer.__init__ = plain  # type: ignore[method-assign]
 
 
-def model_of(optimizer: Optimizer) -> nn.Module | None:
-    """The outermost module with the most parameters of `optimizer`; None: no living module holds a parameter."""
-    trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    holders: list[tuple[int, nn.Module]] = []
-    for thing in gc.get_objects():
-        if issubclass(type(thing), nn.Module) and "_parameters" in vars(thing):
-            n_held = len(trained & {id(parameter) for parameter in thing.parameters()})
-            if n_held:
-                holders.append((n_held, thing))
-    most = max((n_held for n_held, _ in holders), default=0)
-    full = [module for n_held, module in holders if n_held == most]
-    return max(full, key=lambda module: sum(1 for _ in module.modules()), default=None)
+def models_of(optimizers: Iterable[Optimizer]) -> list[nn.Module]:
+    """Outermost modules that hold the parameters of `optimizers`, the one with the most first; empty: none lives."""
+    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+    trained = {id(parameter) for group in groups for parameter in group["params"]}
+    modules = [
+        thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module) and "_parameters" in vars(thing)
+    ]
+    held = [({id(parameter) for parameter in module.parameters()}, module) for module in modules]
+    models: list[nn.Module] = []
+    while trained:
+        size = {id(module): (len(trained & own), sum(1 for _ in module.modules())) for own, module in held}
+        own, model = max(held, key=lambda pair: size[id(pair[1])], default=(set(), None))
+        if model is None or not trained & own:
+            break
+        models.append(model)
+        trained -= own
+    return models
+
+
+def named_models(models: Sequence[nn.Module]) -> nn.Module | dict[str, nn.Module]:
+    """One model as it is; several by the names of variables in the running code, else by their class."""
+    if len(models) == 1:
+        return models[0]
+    named: dict[str, nn.Module] = {}
+    for model in models:
+        name = _variable_of(model) or type(model).__name__.lower()
+        free = (f"{name}{number or ''}" for number in range(len(models) + 1))
+        named[next(text for text in free if text not in named)] = model
+    return named
+
+
+def _variable_of(model: nn.Module) -> str:
+    """Name of the variable that holds `model`, or of an attribute of `self`; empty if no running code has one.
+
+    The outermost code has the name that its author reads; helpers call every model the same.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    name = ""
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in ("explorer", "torch", "runpy"):
+            variables = {**getattr(frame.f_locals.get("self"), "__dict__", {}), **frame.f_locals}
+            variables.pop("self", None)
+            name = next((variable for variable, value in variables.items() if value is model), name)
+        frame = frame.f_back
+    return name
 
 
 @contextmanager

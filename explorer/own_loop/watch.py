@@ -13,27 +13,30 @@ import mmap
 import os
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
 from msgspec.structs import replace
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from explorer.engine.bench.memory import memory_at_refusal
+from explorer.engine.bench.memory import Optimizers, each_optimizer, memory_at_refusal
 from explorer.engine.bench.user_loop import LoopRecording
 from explorer.engine.device.device import path_of_rank, rank_text
+from explorer.engine.policy.several_models import Models, called_models, one_model
+from explorer.engine.state.snapshot import optimizers_of
 from explorer.engine.watch.scopes import ModuleHook, around_backward, never_compiled
 from explorer.errors import BadInput, NotSaved, message_of
 from explorer.own_loop.heal import Healed, Healer
 from explorer.own_loop.record_step import RecordedRun, place_of_caller
+from explorer.own_loop.turns import Turns
 from explorer.plan.planners.confirm import refusal
 from explorer.record.failure import is_out_of_memory
 from explorer.record.measurement import Measurement
@@ -47,14 +50,17 @@ RESERVE_BYTES = 64 * 2**20
 
 
 def watch(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
+    model: Models,
+    optimizer: Optimizers = None,
     *,
     at: int | Collection[int] = (),
     worst_of: int = 0,
     on_oom: str | os.PathLike[str] | None = None,
 ) -> Watch:
     """Records the loop's steps in `at`, counted from 1, and keeps the worst of the first `worst_of` steps.
+
+    Several models are given by name, `{"netG": netG, "netD": netD}`, and their optimizers as a list. A step then ends
+    when each optimizer has stepped.
 
     `runs` holds the recorded steps by number. With `on_oom` the first step is recorded too, and a step that runs out
     of memory is written to the file before the exception leaves. The file has the refused request, the held bytes by
@@ -64,7 +70,7 @@ def watch(
     manager.
     Raises BadInput for an empty request, a step before the first, or a file in a missing folder.
     """
-    return Watch(model, optimizer, WatchRequest(at=at, worst_of=worst_of, on_oom=on_oom), place_of_caller())
+    return Watch(one_model(model), optimizer, WatchRequest(at=at, worst_of=worst_of, on_oom=on_oom), place_of_caller())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +102,7 @@ class WatchRequest:
 class Watch:
     """A loop under watch, from construction to `close`. The running step is number 1."""
 
-    def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer | None, request: WatchRequest, where: str
-    ) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizers, request: WatchRequest, where: str) -> None:
         """`where` names the loop in files and messages. Raises BadInput like `watch`."""
         self.runs: dict[int, RecordedRun] = {}
         self.written: dict[int, Path] = {}
@@ -109,11 +113,12 @@ class Watch:
         self.on_oom = None if request.on_oom is None else Path(FAILED if request.on_oom == HEAL else request.on_oom)
         self._healer = Healer(model, self._record_of) if request.on_oom == HEAL else None
         self._log: Callable[[int, dict[str, float]], object] | None = None
-        self._model, self._optimizer = model, optimizer
+        self._model, self._optimizers = model, optimizer
+        self._turns: Turns | None = None
         self._parameters = {id(parameter) for parameter in model.parameters()}
         self._recording: LoopRecording | None = None
         self._hooks = ExitStack()
-        self._forward_hook: Any = None
+        self._forward_hooks = ExitStack()
         self._reserve: mmap.mmap | None = None
         self._is_refused = self._closed = False
         self._excepthook = sys.excepthook
@@ -135,8 +140,8 @@ class Watch:
             healing = self._healer.backward_listeners if self._healer else {}
             in_forward = None if self._healer else lambda: False  # the healer repeats no call of torch.autograd.grad
             self._hooks.enter_context(around_backward(failed=self.refused, in_forward=in_forward, **healing))
-        if self._optimizer is not None:
-            self._count(self._optimizer)
+        if self._optimizers is not None:
+            self._count(each_optimizer(self._optimizers))
         else:
             self._hooks.callback(register_optimizer_step_pre_hook(self._optimizer_steps).remove)
         self._begin()
@@ -169,8 +174,7 @@ class Watch:
 
     def _close(self) -> None:
         self._hooks.close()
-        if self._forward_hook is not None:
-            self._forward_hook.remove()
+        self._forward_hooks.close()
         if self._healer is not None:
             self._healer.close()
         self._end(None)
@@ -228,9 +232,10 @@ class Watch:
 
     def _listen(self) -> None:
         """Registers the watch's hook after the model's other hooks: a refusal removes a recorded step's hooks."""
-        if self._forward_hook is not None:
-            self._forward_hook.remove()
-        self._forward_hook = self._model.register_forward_hook(ModuleHook(self._after_forward), always_call=True)
+        self._forward_hooks.close()
+        for model in called_models(self._model):
+            hook = model.register_forward_hook(ModuleHook(self._after_forward), always_call=True)
+            self._forward_hooks.callback(hook.remove)
 
     def _after_forward(self, model: nn.Module, args: object, output: object) -> None:
         if torch.compiler.is_compiling():  # fullgraph=True refuses what cannot be traced
@@ -251,11 +256,10 @@ class Watch:
             return
         try:
             stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-            if self._optimizer is None and self._parameters & stepped:
-                self._optimizer = optimizer
-                if self._recording is not None:
-                    self._recording.optimizer = optimizer
-                self._count(optimizer)
+            if self._turns is None and self._parameters & stepped:
+                several = optimizers_of(self._model) if len(called_models(self._model)) > 1 else [optimizer]
+                self._optimizers = several
+                self._count(several)
         except Exception as trouble:  # torch iterates over the global hooks now
             self._close_later(trouble)
 
@@ -266,13 +270,15 @@ class Watch:
         with suppress(Exception):
             if self._healer is not None:
                 self._healer.forget()
-            self._hooks.callback(self._model.register_forward_pre_hook(ModuleHook(lambda *_: self.close())).remove)
+            for model in called_models(self._model):
+                self._hooks.callback(model.register_forward_pre_hook(ModuleHook(lambda *_: self.close())).remove)
 
-    def _count(self, optimizer: torch.optim.Optimizer) -> None:
-        """Counts steps by a hook on the optimizer: torch runs global hooks later, and instruments change these."""
-        while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):  # accelerate's wrapper
-            optimizer = inner
-        self._hooks.callback(optimizer.register_step_post_hook(self._stepped).remove)
+    def _count(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Counts steps by hooks on the optimizers: torch runs global hooks later, and instruments change these."""
+        inner = {id(plain): plain for plain in map(_without_wrapper, optimizers)}
+        self._turns = Turns(inner.values())
+        for optimizer in inner.values():
+            self._hooks.callback(optimizer.register_step_post_hook(self._stepped).remove)
 
     @never_compiled
     def _stepped(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
@@ -281,6 +287,8 @@ class Watch:
         try:
             if torch._C._current_graph_task_id() != -1:
                 raise BadInput("The optimizer steps inside backward.", hint="Put record_step around one step")
+            if self._turns is not None and not self._turns.ends_step(optimizer):
+                return
             self.n_steps += 1
             run = self._end(None)
             if run is not None:
@@ -323,13 +331,13 @@ class Watch:
         if not self._is_requested(step) and (step > 1 or self.on_oom is None):
             return
         try:
-            recording = LoopRecording(self._model, self._optimizer, f"{self.where}, step {step}{rank_text()}")
+            recording = LoopRecording(self._model, self._optimizers, f"{self.where}, step {step}{rank_text()}")
             recording.__enter__()
         except Exception as error:  # another profiler, say: the loop goes on
             warnings.warn(f"Step {step} is not recorded. {message_of(error)}.", stacklevel=2)
             return
         self._recording = recording
-        if self._forward_hook is not None:
+        if self.on_oom is not None:
             self._listen()
 
     def _end(self, error: Exception | None) -> Measurement | None:
@@ -361,8 +369,14 @@ class Watch:
         if (run := self._end(error)) is not None:
             return run
         where = f"{self.where}, step {self.n_steps + 1}{rank_text()}"
-        device = LoopRecording(self._model, self._optimizer, where).device
-        return memory_at_refusal(self._model, self._optimizer, device, where=where, error=error)
+        device = LoopRecording(self._model, self._optimizers, where).device
+        return memory_at_refusal(self._model, self._optimizers, device, where=where, error=error)
+
+
+def _without_wrapper(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):  # accelerate's wrapper
+        optimizer = inner
+    return optimizer
 
 
 def _refusal(run: Measurement, whole: Measurement | None) -> tuple[str, ...]:

@@ -200,6 +200,8 @@ class Measurement(Record):
     """Types of the parameters that ran, the one with the most numbers first: `float32`, `bfloat16, float32`."""
     loss: float | None = None
     warnings: tuple[str, ...] = ()
+    unwatched_parameter_bytes: Count = 0
+    """Recorded steps: parameters that optimizers of the step train and that no recorded module holds."""
     zero_grad_tick: Count | None = None
     """Recorded steps: the tick of the last call of `zero_grad`; None: the loop called none."""
     keeps_gradients: bool = False

@@ -275,8 +275,8 @@ def test_another_instrument_is_refused_in_a_sentence(tmp_path: Path) -> None:
         model(torch.randn(2, 64))
     with pytest.raises(BadInput, match="another step is being recorded"):
         second.measurement  # noqa: B018
-    several: Any = [torch.optim.SGD(model.parameters())]
-    with pytest.warns(match="The optimizer is a list, .* Give one of several"), explorer.record_step(model, several):
+    several: Any = [torch.optim.SGD(model.parameters()), "sgd"]
+    with pytest.warns(match="The optimizer is a str, .* a list of several"), explorer.record_step(model, several):
         pass
     with pytest.warns(match="no.explorer is not written. The step of .* is not recorded"):
         assert not second.save(tmp_path / "no.explorer").exists()

@@ -20,7 +20,7 @@ import explorer
 from explorer.engine.device.memory_limit import process_memory_limit
 from explorer.errors import BadInput, OutOfMemory
 from explorer.jobs.run_file import read
-from explorer.own_loop.script import ScriptUnderWatch, model_of
+from explorer.own_loop.script import ScriptUnderWatch, models_of
 from explorer.record import Measurement
 from explorer.record.base import from_msgpack
 from tests.own_loop.test_record_step import Loop, carried
@@ -320,5 +320,5 @@ def test_the_model_is_the_outermost_that_holds_most_of_what_is_trained() -> None
     model = nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 2))
     around = nn.Sequential(model)
     part = torch.optim.SGD([*model[0].parameters(), model[1].weight], lr=0.1)
-    assert model_of(part) is around
-    assert model_of(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)) is None
+    assert models_of([part]) == [around]
+    assert models_of([torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)]) == []

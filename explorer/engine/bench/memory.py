@@ -18,17 +18,18 @@ from explorer.engine.device.allocator import peak_bytes
 from explorer.engine.device.device import Device, current_rank, device_of
 from explorer.engine.device.memory_limit import failure_in_step
 from explorer.engine.state.bits import storages
-from explorer.engine.watch.storages import KnownTensor, tensors_in_memory
+from explorer.engine.watch.storages import KnownTensor, tensors_in_memory, tensors_of
+from explorer.errors import BadInput
 from explorer.record.allocations import ROLES, Allocations
 from explorer.record.base import column
 from explorer.record.graph import RECORDED, ModelRef
 from explorer.record.measurement import Measurement
 from explorer.record.run import RunSpec
 
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 
-def tensors_before_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None, inputs: Iterable[object]
-) -> list[KnownTensor]:
+
+def tensors_before_step(model: nn.Module, optimizers: Optimizers, inputs: Iterable[object]) -> list[KnownTensor]:
     """Parameters and their gradients, buffers, plain tensor attributes of modules, optimizer state, inputs.
 
     A tensor of several roles has the first of its roles in this order.
@@ -39,7 +40,7 @@ def tensors_before_step(
         *gradient_tensors(model),
         *(KnownTensor(buffer, "buffer", owner(name)) for name, buffer in model.named_buffers()),
         *(KnownTensor(value, "buffer", fqn) for fqn, value in plain if isinstance(value, torch.Tensor)),
-        *optimizer_tensors(model, optimizer),
+        *optimizer_tensors(model, optimizers),
         *(KnownTensor(leaf, "input", "") for leaf in inputs if isinstance(leaf, torch.Tensor)),
     ]
 
@@ -50,17 +51,35 @@ def gradient_tensors(model: nn.Module) -> list[KnownTensor]:
     return [KnownTensor(p.grad, "gradient", owner(name)) for name, p in named if p.grad is not None]
 
 
-def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[KnownTensor]:
-    """The optimizer's state, each tensor with the block of its parameter."""
-    if optimizer is None:
-        return []
+def optimizer_tensors(model: nn.Module, optimizers: Optimizers) -> list[KnownTensor]:
+    """The state of one optimizer or of several, each tensor with the block of its parameter."""
     owners: dict[torch.Tensor, str] = {p: owner(name) for name, p in model.named_parameters()}
     return [
         KnownTensor(value, "optimizer state", owners.get(parameter, ""))
+        for optimizer in each_optimizer(optimizers)
         for parameter, state in optimizer.state.items()
-        for value in state.values()
-        if isinstance(value, torch.Tensor)
+        for value in tensors_of(state)
     ]
+
+
+def each_optimizer(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
+    """One optimizer, several or none as a list. Raises BadInput for anything else."""
+    several = [] if optimizers is None else optimizers if isinstance(optimizers, (list, tuple)) else [optimizers]
+    for optimizer in several:
+        if not hasattr(optimizer, "state") or not hasattr(optimizer, "param_groups"):
+            raise BadInput(
+                f"The optimizer is a {type(optimizer).__name__}, and an optimizer of torch is asked for.",
+                hint="Give one, or a list of several.",
+            )
+    return list(several)
+
+
+def unwatched_parameters(model: nn.Module, optimizers: Optimizers) -> list[KnownTensor]:
+    """Parameters that the optimizers step and that lie in no module of `model`."""
+    watched = {id(parameter) for parameter in model.parameters()}
+    groups = (group for optimizer in each_optimizer(optimizers) for group in optimizer.param_groups)
+    others = {id(p): p for group in groups for p in group["params"] if id(p) not in watched}
+    return [KnownTensor(parameter, "parameter", "") for parameter in others.values()]
 
 
 def storage_bytes(tensors: Iterable[KnownTensor], device: torch.device) -> int:
@@ -120,7 +139,7 @@ class FirstPeak:
 
 
 def memory_at_refusal(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None, device: Device, *, where: str, error: Exception
+    model: nn.Module, optimizers: Optimizers, device: Device, *, where: str, error: Exception
 ) -> Measurement:
     """Tensors that Python can reach, by role and block. On a GPU the allocator's other bytes are unattributed.
 
@@ -128,7 +147,7 @@ def memory_at_refusal(
     """
     blocks = tuple(dict(model.named_modules()))
     number = {fqn: i for i, fqn in enumerate(blocks)}
-    tensors = tensors_before_step(model, optimizer, ())
+    tensors = tensors_before_step(model, optimizers, ())
     tensors += [KnownTensor(tensor, "unattributed", "") for tensor in tensors_in_memory()]
     rows: dict[int, tuple[int, int, int]] = {}
     for entry in tensors:

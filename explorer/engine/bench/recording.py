@@ -16,7 +16,6 @@ from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
-import torch
 from msgspec.structs import replace
 from torch import nn
 
@@ -30,6 +29,7 @@ from explorer.engine.bench.attribution import (
 )
 from explorer.engine.bench.bench import bench_of
 from explorer.engine.bench.memory import (
+    Optimizers,
     bytes_before_step,
     gradient_tensors,
     memory_limit,
@@ -68,8 +68,8 @@ class Recording:
 
     def __init__(self, model: nn.Module, tracker: Tracker, device: Device, *, data: bool = True) -> None:
         self.tracker = tracker
-        self.optimizer: torch.optim.Optimizer | None = None
-        """Optimizer of the step, whose state is named at the exit."""
+        self.optimizers: Optimizers = None
+        """Optimizers of the step, whose state is named at the exit."""
         self._model, self._device = model, device
         self._recorder = device.recorder() if data else None
         self._probes: list[Probe] = []
@@ -120,7 +120,7 @@ class Recording:
             self._probes.append(take_probe(self._device.torch, number=len(self._probes)))
 
     def _name_results(self) -> None:
-        self.tracker.storages.tag(optimizer_tensors(self._model, self.optimizer))
+        self.tracker.storages.tag(optimizer_tensors(self._model, self.optimizers))
         self.tracker.storages.tag(gradient_tensors(self._model))  # FSDP's have no hook
 
 
@@ -133,7 +133,7 @@ def recording_of(
     """
     trainee.model.zero_grad(set_to_none=True)
     recording = Recording(trainee.model, tracker_of(trainee, older), device, data=data)
-    recording.optimizer = trainee.optimizer
+    recording.optimizers = trainee.optimizer
     return recording
 
 

@@ -34,7 +34,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.checkpoint import CheckpointError
 
-from explorer.engine.bench.memory import tensors_before_step
+from explorer.engine.bench.memory import (
+    Optimizers,
+    each_optimizer,
+    storage_bytes,
+    tensors_before_step,
+    unwatched_parameters,
+)
 from explorer.engine.bench.recording import Recording
 from explorer.engine.bench.step import segment_heads
 from explorer.engine.bench.timeline import operators_of
@@ -42,6 +48,7 @@ from explorer.engine.device.device import Device, current_rank, device_of, devic
 from explorer.engine.model.blocks import chain_of, has_running_statistics, module_fields, repeated_as
 from explorer.engine.model.loaded import types_of
 from explorer.engine.policy.apply import policy_of
+from explorer.engine.state.snapshot import optimizers_of
 from explorer.engine.watch.block_facts import BlockFacts
 from explorer.engine.watch.checkpoint_error import failure_in_words
 from explorer.engine.watch.scopes import after_closure, around_backward, compiler_off, never_compiled
@@ -104,10 +111,11 @@ class LoopRecording:
 
     measurement: Measurement
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, where: str) -> None:
+    def __init__(self, model: nn.Module, optimizers: Optimizers, where: str) -> None:
+        """Raises BadInput for a model on another device than cpu or cuda, and for what is no optimizer."""
         self._model, self._where = model, where
-        self.optimizer = optimizer
-        """Optimizer of the loop. The caller may set the optimizer during the step."""
+        self.optimizers = each_optimizer(optimizers)
+        """Optimizers of the loop. Those that hold parameters of the model, or step during the record, join them."""
         self.device: Device = device_of(device_of_model(model))
         self._open = ExitStack()
         self._zero_grad: tuple[int, bool] | None = None
@@ -116,15 +124,13 @@ class LoopRecording:
     def __enter__(self) -> None:
         """Starts the recording. Raises BadInput if another instrument is on: each would record the other."""
         _refuse_other_instruments()
-        if self.optimizer is not None and not hasattr(self.optimizer, "state"):
-            raise BadInput(
-                f"The optimizer is a {type(self.optimizer).__name__}, and one optimizer of torch is asked for.",
-                hint="Give one of several: the steps of all are seen, and the state of the others counts as inputs.",
-            )
+        for optimizer in optimizers_of(self._model):
+            self._join(optimizer)
         self._policy = policy_of(self._model)
         # Other tensors of Python on the device than the model's and the optimizer's count as input.
         here = (tensor for tensor in tensors_in_memory() if tensor.device.type == self.device.torch.type)
-        before = tensors_before_step(self._model, self.optimizer, here)
+        outside = unwatched_parameters(self._model, self.optimizers)
+        before = [*outside, *tensors_before_step(self._model, self.optimizers, here)]
         segments = segment_heads(self._policy)
         self._tracker = _LoopTracker(self._model, self.device.torch, before, segments=segments)
         self._recording = Recording(self._model, self._tracker, self.device)
@@ -132,9 +138,9 @@ class LoopRecording:
             self._compiled = opened.enter_context(compiler_off())
             self._texts = opened.enter_context(_shown_warnings())
             opened.enter_context(self._recording)
-            opened.callback(lambda: setattr(self._recording, "optimizer", self.optimizer))
+            opened.callback(lambda: setattr(self._recording, "optimizers", self.optimizers))
             self._tracker.on_phase("between")
-            opened.enter_context(_borders(self._tracker))
+            opened.enter_context(_borders(self._tracker, self._join))
             opened.enter_context(around_zero_grad(self._zeroed))
             self._open = opened.pop_all()
         atexit.register(self._open.close)  # a profiler that is still on when the interpreter ends crashes it
@@ -157,12 +163,19 @@ class LoopRecording:
             n_ranks=n_ranks,
             graph=recorded_graph(self._model, self._tracker, run.blocks, spec.model),
             warnings=tuple(dict.fromkeys([*self._texts, *run.warnings, *_outer_buckets(self._model)])),
+            unwatched_parameter_bytes=storage_bytes(
+                unwatched_parameters(self._model, self.optimizers), self.device.torch
+            ),
             zero_grad_tick=self._zero_grad_tick(run.allocations),
             keeps_gradients=self._zero_grad is not None and not self._zero_grad[1],
             ran_as_written=bool(self._compiled),
             failure=failure,
             free_memory_bytes=self.device.free_bytes(),
         )
+
+    def _join(self, optimizer: torch.optim.Optimizer) -> None:
+        if not any(known is optimizer for known in self.optimizers):
+            self.optimizers.append(optimizer)
 
     def _zeroed(self, set_to_none: bool) -> None:
         self._zero_grad = time_ns(), set_to_none
@@ -179,7 +192,7 @@ class LoopRecording:
 
     def _spec(self, phases: Sequence[PhaseSpan]) -> RunSpec:
         n_backwards = sum(span.phase == "forward" for span in phases)
-        kind = type(self.optimizer).__name__.lower()
+        kind = type(self.optimizers[0] if self.optimizers else None).__name__.lower()
         optimizer: Optimizer = "adamw" if kind == "adamw" else "sgd" if kind == "sgd" else "none"
         return RunSpec(
             model=ModelRef(target=f"{RECORDED}{self._where}"),
@@ -195,11 +208,15 @@ class LoopRecording:
 
 
 @contextmanager
-def _borders(tracker: _LoopTracker) -> Iterator[None]:
-    """Announces the phases backward and optimizer at their begin, and `between` at their end."""
+def _borders(tracker: _LoopTracker, stepping: Callable[[Any], object]) -> Iterator[None]:
+    """Announces the phases backward and optimizer at their begin, and `between` at their end.
+
+    `stepping` gets each optimizer that begins a step.
+    """
 
     @never_compiled
     def steps(optimizer: object, args: Any, kwargs: Any) -> Any:
+        stepping(optimizer)
         # With a closure, forward and backward run inside the optimizer's step, as in Lightning.
         new = after_closure(args, kwargs, partial(tracker.on_phase, "optimizer"))
         if new is None:

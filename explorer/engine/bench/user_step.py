@@ -21,11 +21,12 @@ from explorer.engine.device.memory_limit import machine_memory_limit
 from explorer.engine.model.describe import describe_step
 from explorer.engine.model.loaded import shapes
 from explorer.engine.policy.apply import apply_policy, policy_of
+from explorer.engine.policy.several_models import SeveralModels, called_models
 from explorer.engine.state.rng import RngState
-from explorer.engine.state.snapshot import StepSnapshot, optimizers_of
+from explorer.engine.state.snapshot import StepSnapshot
 from explorer.engine.watch.checkpoint_error import in_words
 from explorer.engine.watch.scopes import around_backward, compiler_off
-from explorer.errors import BadInput, ModelFailed
+from explorer.errors import BadInput, ModelFailed, OutOfMemory
 from explorer.record.allocations import Phase
 from explorer.record.failure import is_out_of_memory
 from explorer.record.graph import ModelGraph
@@ -62,7 +63,16 @@ class UserSteps:
         self._open.close()
 
     def graph(self) -> ModelGraph:
-        """The block graph, from a step that ends at the begin of its backward."""
+        """The block graph, from a step that ends at its first backward after a call of the model.
+
+        Of several models, whose calls and backwards take turns, from a recorded step. Raises OutOfMemory if it is.
+        """
+        if isinstance(self._model, SeveralModels):
+            run = self.recorded(KEEP_ALL)
+            if run is None or run.graph is None:
+                raise OutOfMemory("A step with everything kept does not fit.", hint="Take a smaller batch.")
+            self._snapshot.restore()
+            return run.graph
         graph = describe_step(self._model, self._take, self._where)
         self._snapshot.restore()
         return graph
@@ -77,7 +87,7 @@ class UserSteps:
         def two_steps() -> None:
             self._take()
             self._device.release()
-            recordings.append(LoopRecording(self._model, next(iter(optimizers_of(self._model)), None), self._where))
+            recordings.append(LoopRecording(self._model, None, self._where))
             with recordings[0]:
                 self._take()
 
@@ -140,7 +150,9 @@ class UserSteps:
         def note(_: object, args: object, kwargs: object) -> None:
             inputs.append(shapes((args, kwargs)))
 
-        with self._model.register_forward_pre_hook(note, with_kwargs=True):
+        with ExitStack() as hooks:
+            for model in called_models(self._model):
+                hooks.enter_context(model.register_forward_pre_hook(note, with_kwargs=True))
             self._step()
         text = "; ".join(inputs)
         self._inputs = self._inputs or text
@@ -168,9 +180,10 @@ def announced(model: nn.Module, step: Callable[[], object]) -> Step:
             phases.pop()
             on_phase(phases[-1])
 
-        before = model.register_forward_pre_hook(lambda *_: begin("forward"))
-        after = model.register_forward_hook(end, always_call=True)
-        with before, after:
+        with ExitStack() as hooks:
+            for called in called_models(model):
+                hooks.enter_context(called.register_forward_pre_hook(lambda *_: begin("forward")))
+                hooks.enter_context(called.register_forward_hook(end, always_call=True))
             on_phase("between")
             with around_backward(lambda: begin("backward"), end, in_forward=lambda: "forward" in phases):
                 step()

@@ -56,10 +56,10 @@ def describe(ref: ModelRef, *, seed: int = 0, device: Device = "cpu", report: Re
 
 
 def describe_step(model: nn.Module, step: Callable[[], object], target: str) -> ModelGraph:
-    """The block graph of `model` from a user's step, which ends where its first backward begins. No copy is made.
+    """The block graph of `model` from a user's step, which ends at its first backward after a call of the model.
 
-    The caller restores the state changed by forward. Errors of the step pass through. Raises BadInput for a step
-    without a backward, and for a step that does not call the model.
+    No copy is made. The caller restores the state changed by forward. Errors of the step pass through. Raises BadInput
+    for a step without a backward, and for a step that does not call the model.
     """
     refuse_unopenable(model, target)
     for lets_go in (True, False):
@@ -86,7 +86,8 @@ def _observe_step(model: nn.Module, step: Callable[[], object], *, lets_go: bool
     inputs: list[object] = []
 
     def leave() -> None:
-        raise _ForwardIsOver
+        if inputs:  # a step may begin with the backward of a different model
+            raise _ForwardIsOver
 
     notes = _Notes(model, lets_go=lets_go)
     hook = model.register_forward_pre_hook(lambda _, args, kwargs: inputs.append((args, kwargs)), with_kwargs=True)

@@ -17,6 +17,7 @@ import torch
 import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
 
+from explorer.engine.policy.several_models import Models, one_model
 from explorer.engine.policy.units import Wrap, operator, replacements, runs_its_children, wraps_on
 from explorer.engine.state.rng import OutsideRng, generators_of
 from explorer.errors import BadInput, InvalidPolicy, nearest
@@ -62,10 +63,11 @@ class PolicyHandle:
 
 
 def apply_policy(
-    model: nn.Module, policy: Policy, *, generators: Sequence[torch.Generator] = (), part: bool = False
+    model: Models, policy: Policy, *, generators: Sequence[torch.Generator] = (), part: bool = False
 ) -> PolicyHandle:
     """Makes the model recompute the units of `policy` in backward, through torch.utils.checkpoint.
 
+    Several models are given by name, `{"netG": netG}`, and so are their blocks, `netG.main.3`.
     A block may be a pattern, `layers.*.mlp`: each block that matches becomes a separate unit.
     A warning names the blocks in which this model differs from the model of the policy's file.
     `part` is True for one stage of a split model that keeps the names of the whole: units of other stages are skipped.
@@ -77,12 +79,12 @@ def apply_policy(
     policy a second time changes nothing; `undo()` of the second handle does nothing either.
     Source: https://docs.pytorch.org/docs/stable/checkpoint.html
     """
-    for value, kind, hint in (
-        (model, nn.Module, "Give the model first, then the policy."),
-        (policy, Policy, "Load one from a file with `explorer.load_policy`, or make one with `Policy.recompute`."),
-    ):
-        if not isinstance(value, kind):
-            raise BadInput(f"A {kind.__name__} was expected and {type(value).__name__} was given.", hint=hint)
+    model = one_model(model)
+    if not isinstance(policy, Policy):
+        raise BadInput(
+            f"A Policy was expected and {type(policy).__name__} was given.",
+            hint="Load one from a file with `explorer.load_policy`, or make one with `Policy.recompute`.",
+        )
     modules = dict(model.named_modules(remove_duplicate=False))
     if part:
         units = tuple(unit for unit in policy.units if not modules.keys().isdisjoint(unit.blocks))

@@ -12,6 +12,7 @@ from explorer.plan.memory.ledger import ledger
 from explorer.plan.names import above, is_within, listed, outermost, some
 from explorer.plan.predict.calls import results_of_views
 from explorer.plan.predict.not_predicted import approximate, no_baseline, not_predicted
+from explorer.plan.sizes import mib
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import MeasuredBlock, Measurement
 from explorer.record.plan import Forecast
@@ -67,7 +68,13 @@ def peak_caveats(run: Measurement) -> tuple[str, ...]:
         "written, and a compiled step has another peak."
     )
     sentences = [as_written] if run.ran_as_written else []
-    sentences += [bytes_outside(run), _unattributed(run), _of_the_library(run, log.ops), _one_draw(run)]
+    sentences += [
+        _unwatched(run),
+        bytes_outside(run),
+        _unattributed(run),
+        _of_the_library(run, log.ops),
+        _one_draw(run),
+    ]
     return tuple(filter(None, sentences))
 
 
@@ -88,6 +95,17 @@ def bytes_outside(run: Measurement) -> str:
     if run.spec.device == "cpu" and any("convolution" in op for op in run.allocations.ops):
         return "The peak is at least this figure: oneDNN holds memory for convolutions that no instrument here sees."
     return ""
+
+
+def _unwatched(run: Measurement) -> str:
+    """A sentence on models of the step that the record does not know."""
+    if not run.unwatched_parameter_bytes:
+        return ""
+    return (
+        f"{mib(run.unwatched_parameter_bytes)} of parameters that this step trains are in no module of the record. "
+        "What their modules save is in the total, and in no block's share. Give all models by name: "
+        "record_step({'encoder': encoder, 'decoder': decoder})."
+    )
 
 
 def _unattributed(run: Measurement) -> str:

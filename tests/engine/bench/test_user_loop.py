@@ -36,7 +36,7 @@ def test_borders_are_those_of_model_backward_and_optimizer() -> None:
     with step:
         for _ in range(2):
             model(torch.ones(8, 16)).sum().backward()
-        step.optimizer.step()
+        step.optimizers[0].step()
     run = step.measurement
     phases = [span.phase for span in run.phases]
     assert [phase for phase in phases if phase != "between"] == ["forward", "backward"] * 2 + ["optimizer"]
