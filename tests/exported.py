@@ -17,11 +17,10 @@ def loss_of(model):
     return model(torch.linspace(0, 1, 128).reshape(8, 16)).square().mean()
 """
 )
-TARGETS = ("torch", "fsdp2", "lightning")
+TARGETS = ("torch", "fsdp2")
 CHILD = """
 import copy, importlib, json
 import torch
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 
 
 def load(path):
@@ -30,16 +29,10 @@ def load(path):
     return space
 
 
-def lightning(model):
-    policy = load("for_lightning.py")["activation_checkpointing_policy"](model)
-    apply_activation_checkpointing(model, auto_wrap_policy=policy)
-
-
 APPLY = {
     "kept": lambda model: None,
     "torch": lambda model: load("for_torch.py")["apply_checkpointing"](model),
     "fsdp2": lambda model: load("for_fsdp2.py")["recompute"](model),
-    "lightning": lightning,
 }
 outcomes = {}
 net = importlib.import_module("layers")

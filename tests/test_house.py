@@ -65,7 +65,6 @@ ROOMS: dict[str, list[str]] = {
         "microbatches tape",
     ],
     "plan": [
-        "imports",
         "export why planners guard",
         "policy",
         "hazards predict",

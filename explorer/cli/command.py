@@ -32,7 +32,7 @@ _FIGURE = re.compile(r"[+×≈\N{MINUS SIGN}-]?[\d,.]+(e[+-]?\d+)?( |$)|(not mea
 _LONGEST_WORD = 14
 """Letters of a word that a narrow terminal does not break."""
 _in_output = functools.partial(typer.Option, rich_help_panel="Output")
-FIT_COLOURS = {"exact": "green", "approximated": "yellow", "not expressible": "red"}
+FIT_COLOURS = {"exact": "green", "approximated": "yellow"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import typer
 from msgspec.structs import replace
 from rich.markup import escape
 
-from explorer.cli.command import FIT_COLOURS, say
+from explorer.cli.command import say
 from explorer.cli.worker import ask
 from explorer.errors import BadInput, nearest
 from explorer.jobs.client import Worker
@@ -20,8 +20,7 @@ from explorer.jobs.protocol import Describe
 from explorer.plan.card.allocator_options import parse_options
 from explorer.plan.card.cards import parse_card
 from explorer.plan.catalogue import default_size, sizes_of
-from explorer.plan.imports import read_policy
-from explorer.plan.imports.read_policy import POLICY_FILE
+from explorer.plan.policy import read_policy
 from explorer.plan.policy.presets import PRESETS
 from explorer.plan.sizes import parse_bytes
 from explorer.record.base import Record, limits
@@ -43,7 +42,7 @@ def bounded(kind: type[Record], name: str, *flags: str, panel: str | None = None
 
 
 _number = partial(bounded, RunSpec, panel="Step")
-_FORMS = f"A policy file, settings of a training program, a pattern, or {', '.join(PRESETS)}."
+_FORMS = f"A policy file, a pattern, or {', '.join(PRESETS)}."
 
 Model = Annotated[
     str, typer.Argument(help="sample_models/gpt.py, path/file.py:factory, package.module:factory or hf:CONFIG.")
@@ -209,14 +208,12 @@ def file_on(name: str, graph: ModelGraph) -> PolicyFile:
     Notes on the file go to stderr. Raises InvalidPolicy, UnreadableFile.
     """
     read = read_policy.named(name, graph)
-    say_source(read)
+    say_messages(read)
     return read.file
 
 
-def say_source(read: Reading) -> None:
-    """Writes to stderr the source of a policy, its fit and its differences, if there are any."""
-    if read.messages or read.source != POLICY_FILE:
-        say(f"Read from {escape(read.source)}: [{FIT_COLOURS[read.fit]}]{read.fit}[/].")
+def say_messages(read: Reading) -> None:
+    """Writes to stderr how a policy file differs from the model, and the blocks behind its patterns."""
     for sentence in read.messages:
         say(escape(sentence))
 

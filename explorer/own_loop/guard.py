@@ -28,9 +28,9 @@ from explorer.own_loop.judge import Judged
 from explorer.plan.catalogue import default_size, sizes_of
 from explorer.plan.guard.lock import load, lock_of
 from explorer.plan.guard.moves import moves, runs_again, versions
-from explorer.plan.imports.read_policy import named
 from explorer.plan.names import listed
 from explorer.plan.policy.block_names import matching
+from explorer.plan.policy.read_policy import named
 from explorer.plan.sizes import distinct_texts, mib, parse_bytes
 from explorer.record.comparison import Verdict
 from explorer.record.files import Lock

@@ -48,9 +48,7 @@ class PolicyFile(Record):
     evidence: Evidence | None = None
 
 
-Fit = Literal["exact", "approximated", "not expressible"]
-Checked = Literal["executed", "grammar"]
-"""executed: a test runs the export and counts the blocks that ran again. grammar: held against its documents."""
+Fit = Literal["exact", "approximated"]
 
 
 class Export(Record):
@@ -61,35 +59,26 @@ class Export(Record):
     """Program and version: `transformers 5.23`."""
     fit: Fit = "exact"
     text: str = ""
-    """The exported text; empty if the policy is not expressible."""
     recomputed: tuple[str, ...] | None = None
     """Blocks that the target will recompute; None: the form names no single blocks."""
     missing: tuple[str, ...] = ()
     """Blocks that the policy recomputes and the target does not."""
-    extra: tuple[str, ...] = ()
-    """Blocks that the target recomputes and the policy does not."""
     reasons: tuple[str, ...] = ()
     """Why the export is not exact."""
     notes: tuple[str, ...] = ()
-    checked: Checked = "grammar"
     as_run: Policy | None = None
     """The behaviour of the target as a policy that can be measured; None: no blocks can be named."""
 
 
 class Reading(Record):
-    """A policy read from a text, and the losses of reading. A text that no policy can express is an error."""
+    """A policy file as it is read on a model."""
 
-    source: str
-    """`a policy file`, or program and version: `transformers 5.23`."""
     file: PolicyFile
     """The policy file with names of the model."""
-    fit: Fit = "exact"
-    reasons: tuple[str, ...] = ()
-    """Why the policy is approximated: the differences between the program and the policy."""
     changed: str = ""
     """Differences between the model and the model that the policy file was made for."""
     notes: tuple[str, ...] = ()
-    """Blocks behind patterns, counted layers, and different options that change no gradient."""
+    """Blocks behind patterns."""
 
     @property
     def policy(self) -> Policy:
@@ -98,7 +87,7 @@ class Reading(Record):
     @property
     def messages(self) -> tuple[str, ...]:
         """All messages for a person. Empty for a policy file that was made for this model."""
-        return (*self.reasons, *((self.changed,) if self.changed else ()), *self.notes)
+        return (*((self.changed,) if self.changed else ()), *self.notes)
 
 
 MoveKind = Literal[

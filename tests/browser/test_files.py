@@ -50,7 +50,7 @@ def test_policy_run_and_picture_leave_and_come_back(page: Page, app: Served, tmp
     saved = load(policy)
     assert saved.policy.blocks == ("head",) and saved.evidence is not None
     assert saved.evidence.verdict == "bitwise equal"
-    for title, target in ((FORMATS[target].title, target) for target in ("torch", "lightning")):
+    for title, target in ((FORMATS[target].title, target) for target in ("torch", "fsdp2")):
         choice = page.get_by_role("combobox", name=re.compile("For another program"))
         choice.fill(title)
         choice.press("Enter")

@@ -137,13 +137,6 @@ def test_check_knows_under_which_conditions_the_policy_runs(shared: Worker, tiny
     assert "no block or parameter" in run("check", str(path), tiny, "--frozen", "blocs.0", code=2).stderr
 
 
-def test_a_line_of_flags_is_checked_in_place_of_a_file(shared: Worker, tiny: str) -> None:
-    flags = "--recompute-granularity full --recompute-method block --recompute-num-layers 1"
-    assert read("check", tiny, "--flags", flags)["read"]["file"]["policy"]["units"][0]["blocks"] == ["blocks.0"]
-    for words in ((tiny,), ("policy.yaml", tiny, "--flags", flags)):
-        assert "--flags is checked on one model" in run("check", *words, code=2).stderr
-
-
 def test_arguments_of_the_factory_have_the_type_they_look_like() -> None:
     ref = ModelOptions(arguments=["a=6", "b=0.5", "c=true", "d=x=y", "e=-1e-3", "f="]).ref("m.py")
     assert ref.arguments == {"a": 6, "b": 0.5, "c": True, "d": "x=y", "e": -1e-3, "f": ""}

@@ -99,14 +99,13 @@ def run_files(trap: Trap, folder: Path) -> list[Path]:
 
 
 def policy_files(trap: Trap, folder: Path) -> list[Path]:
-    """Policy files, and settings of the programs that are read, in every form."""
+    """Policy files, and files that are none and name code."""
     function, factory, file, weights = trap.texts
     texts = [
         *(policy_file.dumps(trap.filled(PolicyFile, text)) for text in trap.texts),
         "!!python/object/apply:os.system ['touch mark']",
-        f"activation_checkpoint: {{mode: '{function}', selective_ac_option: '{factory}'}}",
         f'{{"gradient_checkpointing": "{function}", "gradient_checkpointing_kwargs": {{"{file}": "{factory}"}}}}',
-        f"--recompute-granularity '{factory}' --recompute-method '{function}' --recompute-modules '{weights}'",
+        f"--flags '{factory}' '{function}' '{weights}'",
         f"TrainingArguments(gradient_checkpointing=__import__('os').system('touch {trap.mark}'))",
     ]
     files = [folder / f"policy{i}.yaml" for i in range(len(texts))]

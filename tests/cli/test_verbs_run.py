@@ -147,17 +147,15 @@ def net(tmp_path: Path) -> str:
     return f"{tmp_path / 'net.py'}:build"
 
 
-def test_settings_become_a_policy_file_that_measures_and_exports(net: str, tmp_path: Path) -> None:
-    settings, out = tmp_path / "train.sh", tmp_path / "policy.yaml"
-    settings.write_text("--recompute-granularity full --recompute-method uniform --recompute-num-layers 2")
-    told = run("check", str(settings), net, "--out", str(out))
-    assert "Read from Megatron-LM of" in told.stderr and "exact" in told.stderr
+def test_a_checked_policy_file_measures_and_exports(net: str, tmp_path: Path) -> None:
+    by_hand, out = tmp_path / "by_hand.yaml", tmp_path / "policy.yaml"
+    by_hand.write_text("version: 1\npolicy: {units: [['0', '1'], ['2', '3']]}\n")
+    run("check", str(by_hand), net, "--out", str(out))
     file = policy_file.load(out)
     assert file.policy == Policy.recompute([("0", "1"), ("2", "3")])
     assert file.fingerprint and file.blocks == {"*": 4, "*.*": 8}
-    assert "not a policy file" in run("export", str(settings), "--to", "torch", code=2).stderr
     assert "(('0', '1'), 'recompute', ())" in run("export", str(out), "--to", "torch").stdout
-    answer = run("compare", net, "--policy", str(settings), "--repeats", "0", "--quick", "--json", "--no-store")
+    answer = run("compare", net, "--policy", str(out), "--repeats", "0", "--quick", "--json", "--no-store")
     assert json.loads(answer.stdout)["verdict"] == "bitwise equal"
 
 

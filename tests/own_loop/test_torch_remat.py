@@ -1,4 +1,4 @@
-"""torch_remat itself: its replay is named before a run, judged in one, read as a policy and written from one.
+"""torch_remat itself: its replay is named before a run, and judged in one.
 
 Its regions are blocks. What they hold is predicted, and what a policy on one would free.
 """
@@ -18,10 +18,7 @@ import explorer
 from explorer.engine.bench.measure import measure, measure_without_data
 from explorer.engine.compare.compare import compare
 from explorer.engine.model.describe import describe
-from explorer.plan.export.formats import exported
 from explorer.plan.hazards.hazards import hazards
-from explorer.plan.imports.read_policy import read
-from explorer.plan.policy.file import file_of
 from explorer.plan.predict.forecaster import Forecaster, prices
 from explorer.plan.predict.not_predicted import not_predicted
 from explorer.plan.why.caveats import self_checkpointing
@@ -117,54 +114,6 @@ def test_regions_are_blocks_and_a_kept_one_does_not_run_again() -> None:
         step(model)
     again = self_checkpointing(run.measurement)
     assert {"layers.0.norm", "layers.0.up", "layers.0.down"} <= set(again) and "layers.0.dropout" not in again
-
-
-def written(policy: Policy) -> Callable[[nn.Module], None]:
-    space: dict[str, Any] = {}
-    exec(exported(file_of(policy, graph()), "torch-remat").text, space)
-    return space["replay_blocks"]  # type: ignore[no-any-return]
-
-
-def test_a_written_policy_replays_the_forward_and_leaves_the_generator() -> None:
-    policy, model = Policy.recompute(["layers.0", "layers.2"]), Net()
-    written(policy)(model)
-    written(policy)(model)  # a second call changes nothing
-    with explorer.record_step(model) as run:
-        step(model)
-    assert {"layers.0.up", "layers.2.up"} <= set(block.fqn for block in run.measurement.blocks if block.n_recompute)
-    assert explorer.judge(step, step, Net(), X, candidate_model=model).verdict == "bitwise equal"
-    assert "replay-draws-again" not in fired(graph_of(model, X))
-    careless = Net()
-    written(Policy.recompute(["layers.0"], preserve_rng_state=False))(careless)
-    assert explorer.judge(step, step, Net(), X, candidate_model=careless).verdict == "different"
-
-
-def test_settings_of_torchtitan_become_the_policy_that_the_replay_is() -> None:
-    whole = read("RematAC.Config(save_regions=[])", graph())
-    assert whole.fit == "exact" and whole.file.policy.blocks == tuple(f"layers.{i}" for i in range(4))
-    assert fired(graph(), whole.file.policy)["dropout-redrawn"] == DRAWS
-    beside = read('{"save_regions": ["drop*", "attention.core"]}', graph())
-    assert beside.fit == "approximated" and beside.file.policy.blocks[:3] == tuple(
-        f"layers.0.{name}" for name in ("norm", "up", "down")
-    )
-    assert "attention.core is kept there" in beside.reasons[0]
-    assert "dropout-redrawn" not in fired(graph(), beside.file.policy)
-
-
-def saved_bytes(how: str) -> int:
-    with explorer.record_step(model := Net(how)) as run:
-        step(model)
-    return run.measurement.saved_after_forward_bytes or 0
-
-
-def test_the_forecast_of_the_reading_is_what_the_replay_keeps() -> None:
-    plain = Net()
-    with explorer.record_step(plain) as run:
-        step(plain)
-    readings = (read(f"RematAC.Config(save_regions={regions})", graph()) for regions in ([], ["dropout"]))
-    whole, kept = (run.forecast(reading.file.policy).saved_after_forward_bytes or 0 for reading in readings)
-    assert whole == saved_bytes("replayed")
-    assert saved_bytes("replayed") < saved_bytes("kept") <= kept < saved_bytes("plain")
 
 
 class Regions(Layer):

@@ -10,50 +10,43 @@ from msgspec.structs import replace
 from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, FIT_COLOURS, Output, answer_console, print_json, say, verb
-from explorer.cli.options import ConditionOptions, Out, PolicyPath, check_frozen, describe, say_source
+from explorer.cli.options import ConditionOptions, Out, PolicyPath, check_frozen, describe, say_messages
 from explorer.cli.worker import check_writable, print_or_write, worker
-from explorer.errors import BadInput, InvalidPolicy
+from explorer.errors import InvalidPolicy
 from explorer.plan.export.formats import FORMATS, exported
 from explorer.plan.hazards.hazards import hazards
-from explorer.plan.imports import read_policy
 from explorer.plan.names import listed
 from explorer.plan.policy import file as policy_file
+from explorer.plan.policy import read_policy
 from explorer.plan.why.caveats import why_not_predicted
 from explorer.record.graph import Hazard
 from explorer.record.plan import Forecast
 from explorer.record.run import RunSpec
-from explorer.view.text.plan import CHECKED, export_sentences
+from explorer.view.text.plan import export_sentences
 
 MOST_NAMED = 4
 _SEVERITIES = {"error": "bold red", "warning": "yellow", "note": "dim"}
-_USAGE = 'Write `check policy.yaml MODEL`, or `check MODEL --flags "--recompute-granularity full ..."`.'
 
 
 @verb
 def check(
     policy: PolicyPath,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="As for `measure`.")],
     conditions: ConditionOptions,
     output: Output,
-    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="As for `measure`.")] = None,
-    flags: Annotated[
-        str | None, typer.Option(metavar="LINE", help='Flags in place of a file: "--recompute-granularity full ...".')
-    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write the policy with this model's own names.")
     ] = None,
 ) -> None:
-    """Hazards and staleness of a policy file, or of a program's settings, on a model, before any run.
-    Exit 1: stale, or an error-level hazard."""
+    """Hazards and staleness of a policy file on a model, before any run. Exit 1: stale, or an error-level hazard."""
     check_writable(out)
-    if (model is None) == (flags is None):
-        raise BadInput("A policy file or --flags is checked on one model.", hint=_USAGE)
-    spec = conditions.spec(model or policy)  # with --flags the model is the only argument
+    spec = conditions.spec(model)
     with worker() as engine:
         graph = describe(engine, RunSpec(model=spec.model, seed=spec.seed))
     read, stale, because = None, "", ""
     fired: tuple[Hazard, ...] = ()
     try:
-        read = read_policy.load(policy, graph) if flags is None else read_policy.read(flags, graph)
+        read = read_policy.load(policy, graph)
         stale = read.changed
     except InvalidPolicy as error:
         stale = str(error)
@@ -67,7 +60,7 @@ def check(
     else:
         print_hazards(stale, fired)
         if read is not None:
-            say_source(replace(read, changed=""))
+            say_messages(replace(read, changed=""))
         if because:
             say(escape(because))
     if out is not None and read is not None:
@@ -106,12 +99,10 @@ def export(
     form = exported(file, to)
     if output.json:
         print_json(form)
-    elif form.text:
+    else:
         print_or_write(form.text, out)
-    say(f"[{FIT_COLOURS[form.fit]}]{form.fit}[/] in {escape(form.written_for)} ({CHECKED[form.checked]})")
+    say(f"[{FIT_COLOURS[form.fit]}]{form.fit}[/] in {escape(form.written_for)}")
     for sentence in export_sentences(form):
         say(escape(sentence))
     if as_run is not None and form.as_run is not None:
         print_or_write(policy_file.dumps(replace(file, policy=form.as_run, evidence=None)), as_run)
-    if form.fit == "not expressible":
-        raise typer.Exit(DIFFERENT)

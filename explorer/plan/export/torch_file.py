@@ -90,7 +90,7 @@ def to_torch(file: PolicyFile) -> Export:
     }
     # In one pass: a block may be called @ORIGIN@.
     text = re.sub("|".join(fillings), lambda mark: fillings[mark[0]], _TEMPLATE)
-    target = Target("torch", "torch 2.11 to 2.13", Policy.__struct_fields__[1:], whole=True, checked="executed")
+    target = Target("torch", "torch 2.11 to 2.13", whole=True)
     return target.exported(file.policy, text)
 
 

@@ -1,4 +1,4 @@
-"""A pipeline plan for other programs: stage lists, torch's schedule CSV, and the torchrun command with its script."""
+"""A pipeline plan for other programs: stage lists, and the torchrun command with its script."""
 
 from __future__ import annotations
 
@@ -27,25 +27,16 @@ NEEDS = (
     "apply_policy(stage, policy, part=True). except_last, dropout keyed by microbatch, running statistics once a batch "
     "and the sum over tied weights are done by the explorer's engines; torch.distributed.pipelining does none of them."
 )
-"""Parts of a plan that lists of stages and actions do not carry. The lists have torchtitan's shape
-(module_fqns_per_model_part, pipeline_parallel_schedule_csv)."""
+"""Parts of a plan that lists of stages do not carry. The list has torchtitan's shape (module_fqns_per_model_part)."""
 CHECKOUT = Path(__file__).resolve().parents[3]
 """The folder that the explorer is imported from, which works without an installation."""
 
 
 def to_stages(file: PolicyFile) -> Export:
     """JSON: one list of fqns a stage, in execution order. Raises InvalidPlan where the file has no plan."""
-    return _splits("stages", json.dumps([list(blocks) for blocks in plan_in(file).stages], indent=2) + "\n")
-
-
-def to_schedule_csv(file: PolicyFile) -> Export:
-    """A line of actions for each rank, as torch's runtime loads it. Raises InvalidPlan if the file has no plan."""
-    return _splits("schedule", to_csv(rows_of(plan_in(file))))
-
-
-def _splits(target: str, text: str) -> Export:
+    text = json.dumps([list(blocks) for blocks in plan_in(file).stages], indent=2) + "\n"
     written_for = "torch.distributed.pipelining 2.13"
-    return Export(target=target, written_for=written_for, text=text, notes=(NEEDS,), checked="executed")
+    return Export(target="stages", written_for=written_for, text=text, notes=(NEEDS,))
 
 
 def torchrun_command(spec: RunSpec, folder: Path) -> str:

@@ -343,7 +343,7 @@ POLICY_RULES: tuple[Rule, ...] = (
         "torch_remat runs {blocks} again and sets no generator back, so the replay draws other random numbers: the "
         "loss is right, and the gradients belong to another forward.",
         "Keep these calls by remat.region(..., recompute=False), or pass recompute_state_hooks that set the generators "
-        "back: `export --to torch-remat` writes such a hook.",
+        "back: docs/torch-remat.md has such a hook.",
         in_training,
     ),
 )  # fmt: skip

@@ -6,7 +6,6 @@ so that two models can be compared. A click in the graph switches a block on or 
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -58,16 +57,6 @@ def expanded(policy: Policy, fqns: Collection[str]) -> Policy:
             if named.isdisjoint(blocks):
                 units[msgspec.structs.replace(unit, blocks=blocks)] = None
     return msgspec.structs.replace(policy, units=tuple(units))
-
-
-def regions_named(names: Iterable[str], regions: Collection[str]) -> dict[str, set[str]]:
-    """The `regions` that each name or pattern means, where a star stands for any letters. Raises InvalidPolicy."""
-    patterns = {name for name in names if re.search(r"[*?[]", name)}
-    _refuse_costly(patterns, len(regions))
-    return {
-        name: {region for region in regions if fnmatchcase(region, name)} if name in patterns else {name} & {*regions}
-        for name in names
-    }
 
 
 def _refuse_costly(patterns: Collection[str], n_names: int) -> None:

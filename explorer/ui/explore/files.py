@@ -11,9 +11,8 @@ from explorer.errors import ExplorerError, UnreadableFile, message_of
 from explorer.jobs import run_file
 from explorer.plan.export.formats import FORMATS, exported
 from explorer.plan.hazards.hazards import hazards
-from explorer.plan.imports import read_policy
-from explorer.plan.imports.read_policy import POLICY_FILE, SUFFIXES
 from explorer.plan.policy import file as policy_file
+from explorer.plan.policy import read_policy
 from explorer.plan.policy.file import evidence_of
 from explorer.record.comparison import Comparison
 from explorer.record.files import PolicyFile, Reading
@@ -27,11 +26,11 @@ from explorer.ui.shared.download import Offer, download, report_button, trace_bu
 from explorer.ui.shared.elements import escape, small_text
 from explorer.view.compare.headline import doubt, warning_lines
 from explorer.view.report.explorable import file_stem
-from explorer.view.text.plan import CHECKED, export_sentences
+from explorer.view.text.plan import export_sentences
 
 LARGEST_POLICY = 1_000_000
 """Largest policy file that is read, in bytes."""
-COLOURS = {"exact": "green", "approximated": "orange", "not expressible": "red"}
+COLOURS = {"exact": "green", "approximated": "orange"}
 MOST_NAMED = 12
 
 
@@ -48,13 +47,12 @@ def policy_menu(state: ExploreState, graph: ModelGraph) -> DeltaGenerator:
         download(offer, key="download_policy", width="stretch")
         _export(state, graph, policy_of(state, graph), _warning(state, graph))
         st.file_uploader(
-            "Open a policy, or a program's settings",
-            type=list(SUFFIXES),
+            "Open a policy file",
+            type=list(read_policy.SUFFIXES),
             key="upload_policy",
             max_upload_size=1,
             on_change=lambda: _take_upload(state, graph),
-            help="A policy file, or recompute settings of transformers, torchtitan or Megatron-LM as YAML, JSON, TOML, "
-            "flags or a call in Python: nothing is executed, and what is lost is said.",
+            help="YAML or JSON; nothing in it is executed.",
         )
     return warning
 
@@ -73,14 +71,13 @@ def _export(state: ExploreState, graph: ModelGraph, file: PolicyFile, warning: s
     except ExplorerError as error:
         small_text(f"{error} {error.hint or ''}".strip())
         return
-    small_text(f":{COLOURS[form.fit]}-badge[{form.fit}] in {form.written_for} ({CHECKED[form.checked]})")
+    small_text(f":{COLOURS[form.fit]}-badge[{form.fit}] in {form.written_for}")
     for sentence in export_sentences(form, MOST_NAMED):
         small_text(escape(sentence))
-    if form.text:
-        suffix = FORMATS[target].suffix
-        text = (warning if suffix in (".py", ".yaml") else "") + form.text
-        offer = Offer(f"For {FORMATS[target].title}", f"policy-{target}{suffix}", text, icon="code")
-        download(offer, key="download_export", width="stretch")
+    suffix = FORMATS[target].suffix
+    text = (warning if suffix in (".py", ".yaml") else "") + form.text
+    offer = Offer(f"For {FORMATS[target].title}", f"policy-{target}{suffix}", text, icon="code")
+    download(offer, key="download_export", width="stretch")
     if form.fit == "approximated" and form.as_run is not None:
         st.button(
             "Draw what it will do there",
@@ -108,7 +105,7 @@ def take_policy(state: ExploreState, graph: ModelGraph, data: bytes) -> None:
         drafts.set_policy(state.draft, read.policy, graph)
         state.job.failure = None
         state.doubt = doubt(read.file.evidence.verdict if read.file.evidence else None)
-        state.imported = read if read.messages or read.source != POLICY_FILE else None
+        state.imported = read if read.messages else None
 
 
 def _text(data: bytes) -> str:
@@ -123,7 +120,6 @@ def _text(data: bytes) -> str:
 def imported_notes(state: ExploreState, read: Reading) -> None:
     """Draws notes on an imported policy, until a person dismisses them."""
     with st.container(border=True, key="read_policy"):
-        small_text(f":{COLOURS[read.fit]}-badge[{read.fit}] read from {escape(read.source)}")
         for sentence in read.messages:
             small_text(escape(sentence))
         understood = partial(setattr, state, "imported", None)

@@ -86,7 +86,7 @@ STEPS = (
         key="take",
         title="Take away",
         text="Press *Policy file* at the bottom, then *Policy with evidence*. A training script applies the file with "
-        "`explorer.apply_policy`; transformers, torchtitan, Megatron-LM and others get a file of their own there. What "
+        "`explorer.apply_policy`; transformers and FSDP2 get a file of their own there. What "
         "follows is longer: a trap, a model split over devices, and three exercises.",
     ),
     TourStep(

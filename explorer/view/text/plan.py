@@ -141,14 +141,10 @@ def _counted(fqn: str) -> list[tuple[bool, int, str]]:
     return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in fqn.split(".")]
 
 
-CHECKED = {"executed": "such exports are run in the tests", "grammar": "held against its documents, not run"}
-"""How a target's exports are checked."""
-
-
 def export_sentences(form: Export, most_named: int = 40) -> list[str]:
     """The blocks that the other program recomputes, what is lost on the way there, and notes."""
     sentences = [*form.reasons, *form.notes]
-    if form.recomputed is None or form.fit == "not expressible":
+    if form.recomputed is None:
         return sentences
     names = listed([fqn or "the model" for fqn in form.recomputed], most_named)
     return [f"It recomputes {names or 'nothing'}.", *sentences]

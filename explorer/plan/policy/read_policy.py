@@ -1,4 +1,4 @@
-"""Reads a policy from outside: a policy file, or settings of a program whose recompute options can be read.
+"""A policy by its name, its blocks or its file, on the model that it is for.
 
 In a policy file patterns become names. A file of a model that has changed since is applied by name, with a sentence.
 """
@@ -10,70 +10,33 @@ from pathlib import Path
 
 import msgspec
 
-from explorer.errors import InvalidPolicy, UnreadableFile, nearest
-from explorer.plan.imports.programs import PROGRAMS
-from explorer.plan.imports.settings_format import refuse_unread, settings_of
+from explorer.errors import InvalidPolicy, nearest
 from explorer.plan.names import listed, some
 from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.block_names import differences, expanded, is_pattern, matches, shape_of
 from explorer.plan.policy.presets import PRESETS, is_preset, preset
-from explorer.plan.policy.strict_yaml import Document
 from explorer.record.files import PolicyFile, Reading
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import Policy
 
-POLICY_FILE = "a policy file"
-"""Source of a reading."""
-SUFFIXES = ("yaml", "yml", "json", "toml", "txt", "sh", "py")
-"""Endings of files that may hold a policy or flags; a script is refused with a sentence."""
+SUFFIXES = ("yaml", "yml", "json")
+"""Endings of policy files."""
 
 
 def read(text: str, graph: ModelGraph) -> Reading:
-    """The policy that `text` means on the model of `graph`. Raises UnreadableFile and InvalidPolicy."""
-    try:
-        document, fault = Document(text), None
-    except UnreadableFile as error:
-        document, fault = None, error
-    settings = settings_of(text, document and document.plain)
-    paths = {program.name: [path for path in settings if program.is_setting(path)] for program in PROGRAMS}
-    programs = [program for program in PROGRAMS if paths[program.name]]
-    sources = [f"of {program.name} ({listed(paths[program.name])})" for program in programs]
-    if len(programs) > 1:
-        raise UnreadableFile(
-            f"The settings are those {' and '.join(sources)}, and only one of them can be meant.",
-            hint="Keep the lines of one program.",
-        )
-    if programs and {"version", "policy"} <= {path.partition(".")[0] for path in settings}:
-        raise UnreadableFile(
-            f"This is a policy file that also holds settings {sources[0]}, and only one of them can be meant.",
-            hint="Keep the fields of the policy file, or the settings alone.",
-        )
-    if programs:
-        return programs[0].read(settings, graph)
-    if "version" not in settings:
-        refuse_unread(settings)
-    try:
-        if document is None:
-            raise fault or AssertionError
-        return on_model(policy_file.in_document(document), graph)
-    except UnreadableFile as error:
-        if "version" in settings:
-            raise
-        raise UnreadableFile(error.sentence, hint=f"{error.hint} {_ALSO}".strip()) from error
-
-
-_ALSO = f"Recompute settings of {listed([program.name for program in PROGRAMS], len(PROGRAMS))} are read as well."
+    """The policy that the file `text` means on the model of `graph`. Raises UnreadableFile and InvalidPolicy."""
+    return on_model(policy_file.loads(text), graph)
 
 
 def named(name: str, graph: ModelGraph) -> Reading:
     """The policy of a preset, of blocks, or of a file on `graph`. Raises InvalidPolicy and UnreadableFile."""
     blocks = name.split(",")
     if is_preset(name):
-        return Reading(source=POLICY_FILE, file=PolicyFile(policy=preset(name, graph)))
+        return Reading(file=PolicyFile(policy=preset(name, graph)))
     if is_pattern(name) or all(block in graph.by_fqn for block in blocks):
         called = [block.fqn for block in graph.blocks if block.n_calls]
         policy = expanded(Policy.recompute(blocks), called)
-        return Reading(source=POLICY_FILE, file=PolicyFile(policy=policy))
+        return Reading(file=PolicyFile(policy=policy))
     if not Path(name).exists() and not name.endswith(tuple(f".{suffix}" for suffix in SUFFIXES)):
         raise InvalidPolicy(
             f"{name} is neither a preset, nor a block, nor a file.",
@@ -95,7 +58,6 @@ def on_model(file: PolicyFile, graph: ModelGraph) -> Reading:
     changed = _changed(file, graph)
     _refuse_unknown_blocks(policy, graph, changed)
     return Reading(
-        source=POLICY_FILE,
         file=msgspec.structs.replace(file, policy=policy),
         changed=changed,
         notes=_patterns(file.policy, called),
