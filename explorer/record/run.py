@@ -92,6 +92,10 @@ N_REPEATS = 5
 MOST_PROBES = 10_000
 
 
+N_PROBES = 20
+"""Shows an effect that begins within 21 calls of a block, and a history of up to 16 calls."""
+
+
 class RunSpec(Record):
     """A training step of a model under a policy."""
 
@@ -116,8 +120,8 @@ class RunSpec(Record):
     """fqns of blocks whose parameters need no gradient, blocks inside included."""
     n_repeats: Annotated[int, Meta(ge=0, le=1000)] = N_REPEATS
     """Timed steps, after the warm-up."""
-    n_probes: Annotated[int, Meta(ge=0, le=MOST_PROBES)] = 0
-    """Recomputes of each unit before a probed step; 0: as many as the time of one step allows, at least eight."""
+    n_probes: Annotated[int, Meta(ge=0, le=MOST_PROBES)] = N_PROBES
+    """Recomputes of each unit before a probed step; 0: no probe for hidden state."""
     n_threads: Annotated[int, Meta(ge=1, le=1024)] = 1
     """CPU threads; pinned, because two threads round differently from one."""
     time_limit_s: Annotated[float, Meta(ge=0.0, le=1e7)] = 600.0

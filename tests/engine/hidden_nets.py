@@ -164,6 +164,18 @@ def among_many_objects(block: Block) -> None:
     block.count = count
 
 
+def history_of_maxima(block: Block) -> None:
+    """Delayed scaling of float8: a window over sixteen calls, which equal inputs do not move."""
+    package = _package()
+    package.window = collections.deque(maxlen=16)
+
+    def forward(x: Tensor) -> Tensor:
+        package.window.append(x.abs().max().item())
+        return block.fc(x * (1.0 + max(package.window))).relu()
+
+    block.forward = forward  # type: ignore[method-assign]
+
+
 def behind_a_child(block: Block) -> None:
     installed_package(block)
     block.forward = lambda x: _scaled(block.fc(x), block.count(block)).relu()  # type: ignore[method-assign]
@@ -203,7 +215,7 @@ def under_gradients_alone(block: Block) -> None:
 
 HIDDEN = (replaced_forward, installed_package, class_as_value, generator_function, descriptor, context_variable,
           shared_value, in_a_file, environment, among_many_objects, attribute_of_an_enum, length_of_an_unjudged_log,
-          behind_a_child, under_gradients_alone)  # fmt: skip
+          behind_a_child, under_gradients_alone, history_of_maxima)  # fmt: skip
 
 
 def nothing(block: Block) -> None:
@@ -245,6 +257,51 @@ def guarded_count(block: Block) -> None:
     block.count = lambda one: _package().N if explorer.is_recomputing() else tick(one)
 
 
+def guarded_by_graph_task(block: Block) -> None:
+    """Code that torch alone guards: a recompute runs inside backward."""
+    installed_package(block)
+    tick = block.count
+    block.count = lambda one: tick(one) if torch._C._current_graph_task_id() == -1 else _package().N
+
+
+def guarded_by_stack(block: Block) -> None:
+    """Code that looks for torch's functions on the stack."""
+    installed_package(block)
+    tick = block.count
+
+    def count(one: Any) -> int:
+        frame: Any = sys._getframe()
+        while frame is not None:
+            if frame.f_code.co_name in ("recompute_fn", "unpack_hook") and "checkpoint" in frame.f_code.co_filename:
+                return int(_package().N)
+            frame = frame.f_back
+        return tick(one)
+
+    block.count = count
+
+
+def latest_maximum(block: Block) -> None:
+    """Remembers the last call alone, which a recompute repeats."""
+    package = _package()
+    package.latest = 1.0
+
+    def forward(x: Tensor) -> Tensor:
+        factor, package.latest = package.latest, x.abs().max().item()
+        return block.fc(x * (factor if torch.is_grad_enabled() else 1.0)).relu()
+
+    block.forward = forward  # type: ignore[method-assign]
+
+
+def refuses_large_inputs(block: Block) -> None:
+    """Perturbed inputs raise: the probe then repeats the block's own."""
+
+    def forward(x: Tensor) -> Tensor:
+        assert x.abs().max().item() < 16.0, "no such input in training"
+        return block.fc(x).relu()
+
+    block.forward = forward  # type: ignore[method-assign]
+
+
 def counted_without_effect(block: Block) -> None:
     installed_package(block)
     tick = block.count
@@ -283,6 +340,7 @@ def hook_in_backward(block: Block) -> None:
 
 
 HARMLESS = (nothing, dropout_and_norm, timers_and_logs, memo, guarded, guarded_count, counted_without_effect,
+            guarded_by_graph_task, guarded_by_stack,
             behind_the_last_saved_tensor, saves_nothing, without_backward, hook_in_backward)  # fmt: skip
 
 

@@ -354,7 +354,8 @@ def test_what_the_verdict_leaves_out_is_said() -> None:
     assert sentence.startswith("Not judged, two runs of the baseline differ there: blocks.0.clock, ")
     assert sentence.endswith(" and 1 more")
     probed = msgspec.structs.replace(compared(), n_probes=5)
-    assert scope_sentence(probed) == "Each block ran 5 more times before the step, in search of hidden state"
+    assert scope_sentence(probed).startswith("Each block ran 5 more times before the step, in search of hidden state.")
+    assert "--probe N" in scope_sentence(probed), "what lies beyond, and what looks further"
 
 
 def test_what_differs_comes_first() -> None:

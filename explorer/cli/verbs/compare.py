@@ -27,7 +27,7 @@ from explorer.jobs.protocol import Compare, Measure
 from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.file import evidence_of
 from explorer.record.comparison import Comparison, Verdict
-from explorer.record.run import RunSpec
+from explorer.record.run import N_PROBES, RunSpec
 
 _CODES: dict[Verdict, int] = {
     "bitwise equal": EQUAL,
@@ -45,9 +45,15 @@ class CompareOptions:
     out: PolicyOut = None
     quick: Annotated[bool, typer.Option("--quick", help="Gradients and buffers only, without a reference.")] = False
     n_probes: Annotated[
-        int,
-        bounded(RunSpec, "n_probes", "--probe", metavar="N", help="Further recomputes of a unit; 0: at least 8."),
-    ] = 0
+        int | None,
+        bounded(
+            RunSpec,
+            "n_probes",
+            "--probe",
+            metavar="N",
+            help=f"Recomputes of each unit in search of hidden state, each a forward of the units; {N_PROBES}.",
+        ),
+    ] = None
 
 
 @verb
@@ -64,13 +70,13 @@ def compare(
     spec = step.spec(model)
     if not policy and spec.ranks is None:
         raise BadInput("A comparison needs a policy, or ranks that share the step.", hint="--policy all, or --ranks 2.")
-    if spec.ranks is not None and (step.predict or only.quick or only.n_probes):
+    if spec.ranks is not None and (step.predict or only.quick or only.n_probes is not None):
         raise BadInput(
             "Ranks are compared in whole and on real processes.", hint="Leave --predict, --quick and --probe out."
         )
-    if step.predict and (only.quick or only.n_probes):
+    if step.predict and (only.quick or only.n_probes is not None):
         raise BadInput("--predict runs nothing, so there is nothing to probe.", hint="Leave --quick and --probe out.")
-    spec = replace(spec, n_probes=only.n_probes)
+    spec = replace(spec, n_probes=N_PROBES if only.n_probes is None else only.n_probes)
     baseline = replace(spec, ranks=None)
     check_writable(keep.save, only.out)
     with worker() as engine:

@@ -1,34 +1,38 @@
 """Probes for hidden state: does the next step change if the units of a policy are recomputed more often?
 
     clean process ─▶ model ─▶ step, which keeps the inputs of the units
-                           ─▶ each unit is recomputed on its inputs ─▶ step
+                           ─▶ each unit is recomputed, twice on each of several inputs ─▶ step
 
-If the two steps differ, two more processes run the two steps without a recompute. If their second steps differ from the
-probed one, a unit remembers its calls in a file, an installed package or an iterator. Halving finds the unit.
+If the two steps differ, two more processes run each unit once on each of the same inputs, as training without a policy
+does. If their second steps differ from the probed one, a unit remembers its calls in a file, an installed package or an
+iterator. Halving finds the unit. Every other input is the unit's own, scaled: a history of maxima (scaling of float8)
+does not move if a unit repeats equal inputs. If both sides agree, the unit's own inputs are repeated and compared with
+no recompute at all, because an effect of a third call may have begun on both sides.
 An effect may pass (every eighth call): the steps are equal and two recomputes are not. Real steps of baseline and
 candidate then decide. Nothing is put back but tensors of the model, generators and batch: state that state_diff.py
 reads, and that the recomputes move, explains a finding.
 
-A recompute here reaches what the policy's recompute reaches: gradients are on and the unit ends with the last tensor
-that autograd saved in forward. A unit whose saved tensors no backward reads is not recomputed. Reentrant checkpointing
-runs the whole unit twice, without gradients and with them.
+A recompute here runs where a recompute of torch runs: inside a backward, below torch.utils.checkpoint. Code that guards
+itself against a recompute is then not accused. It reaches what the policy's recompute reaches: gradients are on and the
+unit ends with the last tensor that autograd saved in forward. A unit whose saved tensors no backward reads is not
+recomputed. Reentrant checkpointing runs the whole unit twice, without gradients and with them.
 """
 
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.checkpoint import checkpoint
 
 from explorer.engine.bench.step import Trainee, autocast, forward_backward, prepare
 from explorer.engine.compare.diffs import fingerprint
@@ -52,14 +56,15 @@ from explorer.record.plan import Report
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import RunSpec
 
-FEWEST, MOST = 8, 64
-"""Bounds of the recomputes of a unit if the spec gives no number: as many as fit into the time of one step.
+_LARGEST = 4.0
+"""Power of two by which the first perturbed input is scaled; later ones lie nearer to the unit's own, on both sides.
 
-Eight show an effect that starts with the tenth call, the recompute of step 5. Seven and fewer miss it.
+The largest and the smallest value of a window then differ between windows of any two lengths.
 """
-_LEAST_S = 0.5
-"""Least time for the recomputes of all units, for steps that are shorter."""
+_NOISE = 0.1
 
+Inputs = Literal["perturbed", "equal"]
+"""Whether every other input is perturbed and other units run once on each, or other units are not recomputed."""
 Fingerprints = Mapping[str, bytes]
 Kind = TypeVar("Kind")
 
@@ -105,8 +110,7 @@ def probe(baseline: RunSpec, candidate: RunSpec, report: Report) -> ProbeResult:
     """The units of the candidate's policy, which has some, with hidden state. An error becomes a sentence."""
     call = partial(_in_clean_process, report=report)
     try:
-        probed = call(probed_step, candidate, None)
-        units = _unit_that_moves_the_step(candidate, probed, call) if probed.left != probed.first else ()
+        probed, units = _probed_units(candidate, call)
         units = units or _units_that_move_real_steps(baseline, candidate, probed, call)
     except Cancelled:
         raise
@@ -119,11 +123,30 @@ def probe(baseline: RunSpec, candidate: RunSpec, report: Report) -> ProbeResult:
     return ProbeResult(probed.n_runs, hidden, with_known_state=with_known_state)
 
 
+def _probed_units(candidate: RunSpec, call: Callable[..., ProbedStep]) -> tuple[ProbedStep, tuple[Fqns, ...]]:
+    """The probed step, and a unit whose recomputes change the next step. A model may refuse perturbed inputs."""
+    try:
+        probed = call(probed_step, candidate, None, "perturbed")
+        if probed.left == probed.first:
+            return probed, ()
+        if units := _unit_that_moves_the_step(partial(call, probed_step, candidate), probed, "perturbed"):
+            return probed, units
+    except ModelFailed:
+        pass
+    probed = call(probed_step, candidate, None, "equal")
+    if probed.left == probed.first:
+        return probed, ()
+    return probed, _unit_that_moves_the_step(partial(call, probed_step, candidate), probed, "equal")
+
+
 def _unit_that_moves_the_step(
-    candidate: RunSpec, probed: ProbedStep, call: Callable[..., ProbedStep]
+    of_units: Callable[[tuple[Fqns, ...], Inputs], ProbedStep], probed: ProbedStep, inputs: Inputs
 ) -> tuple[Fqns, ...]:
     """A unit whose recomputes change the next step, found by halving; empty if a step without recomputes is equal."""
-    step = partial(call, probed_step, replace(candidate, n_probes=probed.n_runs))
+
+    def step(units: tuple[Fqns, ...]) -> ProbedStep:
+        return of_units(units, inputs)
+
     plain = step(()).left
     if probed.left == plain:
         return ()
@@ -167,11 +190,11 @@ def real_steps(spec: RunSpec, n_steps: int, report: Report) -> list[Fingerprints
         return [_left(trainee, forward_backward(trainee)) for _ in range(n_steps)]
 
 
-def probed_step(candidate: RunSpec, chosen: tuple[Fqns, ...] | None, report: Report) -> ProbedStep:
+def probed_step(candidate: RunSpec, chosen: tuple[Fqns, ...] | None, inputs: Inputs, report: Report) -> ProbedStep:
     """Two steps of the baseline. Between them the `chosen` units of the candidate are recomputed; None: every unit."""
     with _judged():
         trainee = prepare(replace(candidate, policy=KEEP_ALL))
-        return _two_steps(trainee, candidate.policy, chosen)
+        return _two_steps(trainee, candidate.policy, chosen, inputs)
 
 
 @contextmanager
@@ -186,27 +209,28 @@ def _judged() -> Iterator[None]:
         raise ModelFailed(said_by(error)) from error
 
 
-def _two_steps(trainee: Trainee, policy: Policy, chosen: tuple[Fqns, ...] | None) -> ProbedStep:
+def _two_steps(trainee: Trainee, policy: Policy, chosen: tuple[Fqns, ...] | None, inputs: Inputs) -> ProbedStep:
     model, batch, rng = trainee.model, copy_batch((trainee.inputs, trainee.targets)), RngState.capture(trainee.model)
     contents_of = {storage: storage.clone() for t in (*model.parameters(), *model.buffers()) for storage in storages(t)}
     stand_in = _StandIn(trainee)
-    began = time.perf_counter()
     with stand_in.recording(), apply_policy(model, policy):
         first = _left(trainee, forward_backward(trainee, stand_in.on_phase))
-    seconds = max(time.perf_counter() - began, _LEAST_S)
-    calls = [call for call in stand_in.calls if call.is_needed and (chosen is None or call.unit in chosen)]
+    calls = [call for call in stand_in.calls if call.is_needed]
     before = _known_state(model)
-    n_runs, unlike = _recompute(calls, trainee, seconds) if calls else (0, ())
+    with autocast(trainee):
+        recompute = partial(_recompute, calls, trainee.spec.n_probes, chosen, inputs)
+        unlike = _inside_a_recompute(recompute, trainee.device, use_reentrant=policy.use_reentrant)
     after = _known_state(model)
     moved = dict.fromkeys(key[0] for key in {**before, **after} if not same_state(before.get(key), after.get(key)))
     recomputed = tuple(dict.fromkeys(call.unit for call in calls))
-    del calls, stand_in
+    n_runs = trainee.spec.n_probes if calls else 0
+    del calls, stand_in, recompute
     for storage, content in contents_of.items():
         storage.copy_(content)
     rng.restore()
     trainee.inputs, trainee.targets = batch
     left = _left(trainee, forward_backward(trainee))
-    return ProbedStep(first, left, recomputed, n_runs, unlike, tuple(moved))
+    return ProbedStep(first, left, recomputed, n_runs, tuple(unlike), tuple(moved))
 
 
 def _known_state(model: nn.Module) -> State:
@@ -239,12 +263,16 @@ class _Call:
     def unit(self) -> Fqns:
         return self.wrap.unit.blocks
 
-    def recompute(self) -> list[Tensor]:
-        """Runs the unit as its policy does in backward. Returns sums over the bits of all tensors that it makes."""
-        reentrant = self.wrap.policy.use_reentrant
-        return [part for grad in ((False, True) if reentrant else (True,)) for part in self._run(grad)]
+    def recompute(self, number: int | None = None) -> list[Tensor]:
+        """Runs the unit as its policy does in backward, on perturbed inputs if a `number` is given.
 
-    def _run(self, grad: bool) -> list[Tensor]:
+        Returns sums over the bits of all tensors that the unit makes.
+        """
+        reentrant = self.wrap.policy.use_reentrant
+        inputs = self.inputs if number is None else tree_map(partial(_perturbed, number), self.inputs)
+        return [part for grad in ((False, True) if reentrant else (True,)) for part in self._run(inputs, grad)]
+
+    def _run(self, inputs: Any, grad: bool) -> list[Tensor]:
         n_left, sums = self.n_saved, list[Tensor]()
 
         def pack(tensor: Tensor) -> Tensor:
@@ -259,10 +287,21 @@ class _Call:
         hooks = saved_tensors_hooks(pack, lambda tensor: tensor)
         with suppress(_Stop), torch.set_grad_enabled(grad), Recomputing(self.modules), hooks:
             # A copy of a copy is no leaf, so that a unit may write into its input.
-            args, kwargs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, self.inputs)
+            args, kwargs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, inputs)
             output = self.function(*args, **kwargs)
             sums += [_sum(bits) for leaf in tree_leaves(output) if isinstance(leaf, Tensor) for bits in contents(leaf)]
         return sums
+
+
+def _perturbed(number: int, leaf: object) -> object:
+    """A floating tensor scaled, up and down in turns, with noise; zeros and infinities stay. Other leaves unchanged."""
+    if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or leaf.layout != torch.strided:
+        return leaf
+    power = _LARGEST / (number + 1) * (-1) ** number
+    noise = torch.rand(leaf.shape, generator=torch.Generator().manual_seed(number)).to(leaf.device)
+    with torch.no_grad():
+        scaled = leaf * (2.0**power * (1 + _NOISE * (noise - 0.5))).to(leaf.dtype)
+    return scaled.requires_grad_(leaf.requires_grad)
 
 
 def _sum(bits: Tensor) -> Tensor:
@@ -318,22 +357,44 @@ def _unpack(packed: tuple[tuple[_Call, ...], Tensor]) -> Tensor:
     return packed[1]
 
 
-def _recompute(calls: Sequence[_Call], trainee: Trainee, seconds: float) -> tuple[int, tuple[Fqns, ...]]:
-    """Recomputes each call as often as the spec asks or time allows.
+def _inside_a_recompute(work: Callable[[], Kind], device: torch.device, *, use_reentrant: bool) -> Kind:
+    """Calls `work` where torch runs a block again: in a backward, below the functions of torch.utils.checkpoint."""
+    is_forward, results = True, list[Kind]()
 
-    Returns the number of rounds, and the units whose recomputes made unequal tensors.
+    def region(value: Tensor) -> Tensor:
+        nonlocal is_forward
+        if not is_forward:
+            with torch.no_grad():  # the region's own hooks must see none of the saved tensors
+                results.append(work())
+        is_forward = False
+        return value.sin()
+
+    value = torch.ones((), device=device, requires_grad=True)
+    checkpoint(region, value, use_reentrant=use_reentrant).backward()
+    return results[0]
+
+
+def _recompute(
+    calls: Sequence[_Call], n_runs: int, chosen: tuple[Fqns, ...] | None, inputs: Inputs
+) -> dict[Fqns, None]:
+    """Recomputes each call of the `chosen` units `n_runs` times, two times in turn on the same inputs.
+
+    Calls of other units run once on each input, or not at all if no input is perturbed. Returns the units with unequal
+    recomputes of equal inputs.
     """
-    n_asked, end, n = trainee.spec.n_probes, time.perf_counter() + seconds, 0
-    first: dict[_Call, list[int]] = {}
+    first: dict[tuple[_Call, int | None], list[int]] = {}
     unlike: dict[Fqns, None] = {}
-    with autocast(trainee):
-        while n < (n_asked or MOST) and (n_asked or n < FEWEST or time.perf_counter() < end):
-            for call in reversed(calls):
-                sums = [int(part) for part in call.recompute()]
-                if first.setdefault(call, sums) != sums:
-                    unlike[call.unit] = None
-            n += 1
-    return n, tuple(unlike)
+    for n in range(n_runs):
+        i = n // 2
+        number = i // 2 if inputs == "perturbed" and i % 2 else None
+        for call in reversed(calls):
+            is_chosen = chosen is None or call.unit in chosen
+            if not is_chosen and (inputs == "equal" or n % 2):
+                continue
+            sums = [int(part) for part in call.recompute(number)]
+            if first.setdefault((call, number), sums) != sums:
+                unlike[call.unit] = None
+    return unlike
 
 
 def _left(trainee: Trainee, loss: float) -> Fingerprints:

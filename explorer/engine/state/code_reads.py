@@ -40,6 +40,8 @@ from explorer.engine.state.state_diff import Path
 _MOST_FUNCTIONS = 2000
 _MUTATORS = frozenset({"append", "extend", "add", "update", "insert", "appendleft", "clear", "discard", "remove"})
 """Methods that change a container. As a statement, such a call uses no value of the container."""
+_GUARDS = frozenset({"is_recomputing", "_current_graph_task_id", "recompute_fn", "unpack_hook"})
+"""Names by which code finds out that it runs inside a recompute: of this package, of torch, and on the stack."""
 _OF_PROCESS = ("torch", "numpy", __name__.partition(".")[0])
 
 
@@ -54,6 +56,8 @@ class CodeReads:
         """Data in files and on classes that the functions name."""
         self.variables: dict[ContextVar[object], None] = {}
         """Context variables that the functions name."""
+        self.guards_itself = False
+        """Whether the code asks if it runs again: what it moves, it then moves once, and a recompute may read that."""
         self._functions: dict[types.FunctionType, None] = {}
         self._names: set[str] = {"forward", "__call__"}
         self._classes: dict[type, None] = {}
@@ -119,6 +123,7 @@ class CodeReads:
                 for value in data_inside([content]):
                     self._add(value)
             names = set(names_in(function.__code__))
+            self.guards_itself |= not _GUARDS.isdisjoint(names | set(_text_in(function.__code__)))
             for file, name in _globals_of(function, names):
                 self._add_global(file, name)
             names -= self._names
@@ -181,12 +186,20 @@ def _globals_of(function: types.FunctionType, names: set[str]) -> Iterator[tuple
     """Each name with the namespace that defines it: the function's file, or a module that the function names."""
     file = function.__globals__
     files = {id(file): file}
-    for name in names:
-        module = file.get(name, sys.modules.get(name))
+    modules = [file.get(name, sys.modules.get(name)) for name in names]
+    for module in (*modules, *(content for _, content in cells(function))):
         if isinstance(module, types.ModuleType) and is_followed(module.__name__):
             files[id(vars(module))] = vars(module)
     for owner in files.values():
         yield from ((owner, name) for name in names if name in owner)
+
+
+def _text_in(code: types.CodeType) -> Iterator[str]:
+    """Text that the code holds, in tuples too."""
+    for constant in code.co_consts:
+        yield from (
+            part for part in (constant if isinstance(constant, tuple) else (constant,)) if isinstance(part, str)
+        )
 
 
 @dataclass

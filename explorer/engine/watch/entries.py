@@ -135,8 +135,10 @@ class EntryWatch:
 
     def _is_read(self, call: _Call, place: Place, path: Path, *, moved: bool) -> bool:
         _, name, always = place
+        if moved and (always or self._code(call).guards_itself):
+            return False
         if always:
-            return not moved
+            return True
         return self._code(call).uses.reads((*name.split(".")[-1:], *path), moved_by_block=moved)
 
 

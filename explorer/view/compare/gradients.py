@@ -162,7 +162,10 @@ def scope_sentence(comparison: Comparison) -> str:
     if because := comparison.not_probed_because:
         clauses.append(f"Not probed for hidden state: {because.rstrip('.')}")
     if times := comparison.n_probes:
-        clauses.append(f"Each block ran {count(times, 'more time')} before the step, in search of hidden state")
+        clauses.append(
+            f"Each block ran {count(times, 'more time')} before the step, in search of hidden state. An effect that "
+            "begins later is beyond this verdict: --probe N runs N times, each at the price of the blocks' forward"
+        )
     return ". ".join(clauses)
 
 

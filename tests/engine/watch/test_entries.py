@@ -15,7 +15,7 @@ from explorer.engine.watch.entries import EntryWatch
 from explorer.record.late_read import LateRead
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
-from tests.engine import reading_nets
+from tests.engine import hidden_nets, reading_nets
 
 BLOCKS = ["blocks.0", "blocks.1", "blocks.2"]
 POLICIES = {
@@ -52,6 +52,17 @@ def test_a_value_that_changed_between_forward_and_recompute_is_named(kind: str, 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_no_code_reads_is_no_finding(kind: str, policy: str) -> None:
     assert not reads(kind, POLICIES[policy])
+
+
+@pytest.mark.parametrize("kind", ["guarded", "guarded_count", "guarded_by_graph_task", "guarded_by_stack"])
+def test_code_that_guards_itself_is_no_finding(kind: str) -> None:
+    model, x = hidden_nets.net(kind)
+    watch = EntryWatch(model)
+    with apply_policy(model, Policy.recompute(["0", "1", "2"])), watch.watching():
+        for _ in range(2):
+            watch.reads.clear()
+            model(x).sum().backward()
+    assert not watch.reads
 
 
 @pytest.mark.parametrize("kind", ["root_counts", "package_counts_behind_the_last_saved_tensor"])
