@@ -21,50 +21,34 @@ recomputed. Reentrant checkpointing runs the whole unit twice, without gradients
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import TypeVar
 
-import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.checkpoint import checkpoint
 
 from explorer.engine.bench.step import Trainee, autocast, forward_backward, prepare
 from explorer.engine.compare.diffs import fingerprint
 from explorer.engine.compare.programs import input_gradients
+from explorer.engine.compare.unit_calls import Inputs, StandIn, inside_a_recompute, recompute_calls
 from explorer.engine.device.subprocess_call import call_in_subprocess
 from explorer.engine.model.equal_models import copy_batch
-from explorer.engine.policy import units
 from explorer.engine.policy.apply import apply_policy
-from explorer.engine.policy.units import Recomputing, Wrap
-from explorer.engine.state.bits import contents, storages
+from explorer.engine.state.bits import storages
 from explorer.engine.state.global_state import deterministic_kernels, preserve_global_state, without_tf32
 from explorer.engine.state.rng import RngState
 from explorer.engine.state.state_diff import State, read_state, same_state
-from explorer.engine.watch.scopes import without_operation
 from explorer.errors import Cancelled, ExplorerError, ModelFailed, said_by
 from explorer.plan.names import Fqns, is_within
 from explorer.plan.why.peak import unit_name
-from explorer.record.allocations import Phase
 from explorer.record.comparison import Comparison
 from explorer.record.plan import Report
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import RunSpec
 
-_LARGEST = 4.0
-"""Power of two by which the first perturbed input is scaled; later ones lie nearer to the unit's own, on both sides.
-
-The largest and the smallest value of a window then differ between windows of any two lengths.
-"""
-_NOISE = 0.1
-
-Inputs = Literal["perturbed", "equal"]
-"""Whether every other input is perturbed and other units run once on each, or other units are not recomputed."""
 Fingerprints = Mapping[str, bytes]
 Kind = TypeVar("Kind")
 
@@ -212,14 +196,14 @@ def _judged() -> Iterator[None]:
 def _two_steps(trainee: Trainee, policy: Policy, chosen: tuple[Fqns, ...] | None, inputs: Inputs) -> ProbedStep:
     model, batch, rng = trainee.model, copy_batch((trainee.inputs, trainee.targets)), RngState.capture(trainee.model)
     contents_of = {storage: storage.clone() for t in (*model.parameters(), *model.buffers()) for storage in storages(t)}
-    stand_in = _StandIn(trainee)
+    stand_in = StandIn(trainee)
     with stand_in.recording(), apply_policy(model, policy):
         first = _left(trainee, forward_backward(trainee, stand_in.on_phase))
     calls = [call for call in stand_in.calls if call.is_needed]
     before = _known_state(model)
     with autocast(trainee):
-        recompute = partial(_recompute, calls, trainee.spec.n_probes, chosen, inputs)
-        unlike = _inside_a_recompute(recompute, trainee.device, use_reentrant=policy.use_reentrant)
+        recompute = partial(recompute_calls, calls, trainee.spec.n_probes, chosen, inputs)
+        unlike = inside_a_recompute(recompute, trainee.device, use_reentrant=policy.use_reentrant)
     after = _known_state(model)
     moved = dict.fromkeys(key[0] for key in {**before, **after} if not same_state(before.get(key), after.get(key)))
     recomputed = tuple(dict.fromkeys(call.unit for call in calls))
@@ -239,162 +223,6 @@ def _known_state(model: nn.Module) -> State:
     return read_state(model, whole=True) | {
         (*name.rpartition(".")[::2], "attribute"): bits for name, bits in parameters.items()
     }
-
-
-class _Stop(Exception):
-    """Ends a recompute at the last tensor that it has to make."""
-
-
-@dataclass(eq=False)
-class _Call:
-    """One call of a unit in forward, with all that a recompute needs."""
-
-    wrap: Wrap
-    function: Callable[..., object]
-    modules: Sequence[nn.Module]
-    inputs: object
-    """Copies of arguments and keyword arguments."""
-    rng: RngState
-    is_needed: bool
-    """Whether backward reads a tensor that the call saved."""
-    n_saved: int = 0
-
-    @property
-    def unit(self) -> Fqns:
-        return self.wrap.unit.blocks
-
-    def recompute(self, number: int | None = None) -> list[Tensor]:
-        """Runs the unit as its policy does in backward, on perturbed inputs if a `number` is given.
-
-        Returns sums over the bits of all tensors that the unit makes.
-        """
-        reentrant = self.wrap.policy.use_reentrant
-        inputs = self.inputs if number is None else tree_map(partial(_perturbed, number), self.inputs)
-        return [part for grad in ((False, True) if reentrant else (True,)) for part in self._run(inputs, grad)]
-
-    def _run(self, inputs: Any, grad: bool) -> list[Tensor]:
-        n_left, sums = self.n_saved, list[Tensor]()
-
-        def pack(tensor: Tensor) -> Tensor:
-            nonlocal n_left
-            n_left -= 1
-            sums.extend(map(_sum, contents(tensor)))
-            if not n_left and self.wrap.policy.stops_early:
-                raise _Stop
-            return without_operation(tensor)
-
-        self.rng.restore()
-        hooks = saved_tensors_hooks(pack, lambda tensor: tensor)
-        with suppress(_Stop), torch.set_grad_enabled(grad), Recomputing(self.modules), hooks:
-            # A copy of a copy is no leaf, so that a unit may write into its input.
-            args, kwargs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, inputs)
-            output = self.function(*args, **kwargs)
-            sums += [_sum(bits) for leaf in tree_leaves(output) if isinstance(leaf, Tensor) for bits in contents(leaf)]
-        return sums
-
-
-def _perturbed(number: int, leaf: object) -> object:
-    """A floating tensor scaled, up and down in turns, with noise; zeros and infinities stay. Other leaves unchanged."""
-    if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or leaf.layout != torch.strided:
-        return leaf
-    power = _LARGEST / (number + 1) * (-1) ** number
-    noise = torch.rand(leaf.shape, generator=torch.Generator().manual_seed(number)).to(leaf.device)
-    with torch.no_grad():
-        scaled = leaf * (2.0**power * (1 + _NOISE * (noise - 0.5))).to(leaf.dtype)
-    return scaled.requires_grad_(leaf.requires_grad)
-
-
-def _sum(bits: Tensor) -> Tensor:
-    return bits.sum(dtype=torch.int32)  # overflow is no harm, and torch sums wider integers ten times slower
-
-
-class _StandIn:
-    """Stands in for torch.utils.checkpoint: units run without it, and their calls in the first forward are kept."""
-
-    def __init__(self, trainee: Trainee) -> None:
-        self.calls: list[_Call] = []
-        self._model = trainee.model
-        self._open: list[_Call] = []
-        self._is_first_forward = True
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """The context around a policy and its steps."""
-        with_checkpoint, units._run = units._run, self._run
-        try:
-            yield
-        finally:
-            units._run = with_checkpoint
-
-    def on_phase(self, phase: Phase) -> None:
-        self._is_first_forward = self._is_first_forward and phase == "forward"
-
-    def _run(
-        self, wrap: Wrap, function: Callable[..., object], modules: Sequence[nn.Module], args: Any, kwargs: Any
-    ) -> object:
-        if not self._is_first_forward or wrap.unit.action == "offload" or not torch.is_grad_enabled():
-            return function(*args, **kwargs)
-        inputs, rng = copy_batch((args, kwargs)), RngState.capture(self._model)
-        call = _Call(wrap, function, modules, inputs, rng, wrap.policy.use_reentrant)
-        self.calls.append(call)
-        self._open.append(call)
-        try:
-            with nullcontext() if len(self._open) > 1 else saved_tensors_hooks(self._pack, _unpack):
-                return function(*args, **kwargs)
-        finally:
-            self._open.pop()
-
-    def _pack(self, tensor: Tensor) -> tuple[tuple[_Call, ...], Tensor]:
-        """A tensor of a nested unit counts for the units around it too: they make the unit's input."""
-        for call in self._open:
-            call.n_saved += 1
-        return tuple(self._open), without_operation(tensor)
-
-
-def _unpack(packed: tuple[tuple[_Call, ...], Tensor]) -> Tensor:
-    for call in packed[0]:
-        call.is_needed = True
-    return packed[1]
-
-
-def _inside_a_recompute(work: Callable[[], Kind], device: torch.device, *, use_reentrant: bool) -> Kind:
-    """Calls `work` where torch runs a block again: in a backward, below the functions of torch.utils.checkpoint."""
-    is_forward, results = True, list[Kind]()
-
-    def region(value: Tensor) -> Tensor:
-        nonlocal is_forward
-        if not is_forward:
-            with torch.no_grad():  # the region's own hooks must see none of the saved tensors
-                results.append(work())
-        is_forward = False
-        return value.sin()
-
-    value = torch.ones((), device=device, requires_grad=True)
-    checkpoint(region, value, use_reentrant=use_reentrant).backward()
-    return results[0]
-
-
-def _recompute(
-    calls: Sequence[_Call], n_runs: int, chosen: tuple[Fqns, ...] | None, inputs: Inputs
-) -> dict[Fqns, None]:
-    """Recomputes each call of the `chosen` units `n_runs` times, two times in turn on the same inputs.
-
-    Calls of other units run once on each input, or not at all if no input is perturbed. Returns the units with unequal
-    recomputes of equal inputs.
-    """
-    first: dict[tuple[_Call, int | None], list[int]] = {}
-    unlike: dict[Fqns, None] = {}
-    for n in range(n_runs):
-        i = n // 2
-        number = i // 2 if inputs == "perturbed" and i % 2 else None
-        for call in reversed(calls):
-            is_chosen = chosen is None or call.unit in chosen
-            if not is_chosen and (inputs == "equal" or n % 2):
-                continue
-            sums = [int(part) for part in call.recompute(number)]
-            if first.setdefault((call, number), sums) != sums:
-                unlike[call.unit] = None
-    return unlike
 
 
 def _left(trainee: Trainee, loss: float) -> Fingerprints:

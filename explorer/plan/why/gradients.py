@@ -153,7 +153,7 @@ def causes(comparison: Comparison, fired: Sequence[Hazard] = ()) -> tuple[str, .
         *_missing(comparison),
         *_scaled(comparison),
     ]
-    causes_seen += [*patterns(comparison), *_state(comparison)]
+    causes_seen += [*patterns(comparison), *_state(comparison), *_late_reads(comparison)]
     causes_seen += _nonfinite(comparison)
     causes_seen += _hazards(comparison, fired, " ".join(causes_seen))
     return (*(causes_seen or _what_is_left(comparison)), *_settings(comparison))
@@ -166,7 +166,10 @@ _MOST_READS = 3
 def _late_reads(comparison: Comparison) -> Iterator[str]:
     """The value itself is the evidence: this step may be equal, and a later one is not."""
     groups: dict[tuple[str, str, str], list[str]] = {}
+    changed = {(change.block, change.name) for change in comparison.state_changes}
     for read in comparison.late_reads:
+        if (read.owner, read.name) in changed:
+            continue
         groups.setdefault((read.name, read.in_recompute, read.in_forward), []).append(read.block)
     for (name, in_recompute, in_forward), blocks in list(groups.items())[:_MOST_READS]:
         where = listed(sorted(set(blocks)))
