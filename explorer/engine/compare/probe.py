@@ -6,8 +6,8 @@
 If the two steps differ, two more processes run each unit once on each of the same inputs, as training without a policy
 does. If their second steps differ from the probed one, a unit remembers its calls in a file, an installed package or an
 iterator. Halving finds the unit. Every other input is the unit's own, scaled: a history of maxima (scaling of float8)
-does not move if a unit repeats equal inputs. If both sides agree, the unit's own inputs are repeated and compared with
-no recompute at all, because an effect of a third call may have begun on both sides.
+does not move if a unit repeats equal inputs. Both sides may agree because an effect of a third call has begun on both.
+The unit's own inputs are then repeated, and the other side recomputes nothing.
 An effect may pass (every eighth call): the steps are equal and two recomputes are not. Real steps of baseline and
 candidate then decide. Nothing is put back but tensors of the model, generators and batch: state that state_diff.py
 reads, and that the recomputes move, explains a finding.
