@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from explorer.engine.bench.step import Trainee, autocast, forward_backward, prepare
 from explorer.engine.compare.diffs import fingerprint
 from explorer.engine.compare.programs import input_gradients
-from explorer.engine.compare.unit_calls import Inputs, StandIn, inside_a_recompute, recompute_calls
+from explorer.engine.compare.unit_calls import CheckpointStandIn, Inputs, inside_a_recompute, recompute_calls
 from explorer.engine.device.subprocess_call import call_in_subprocess
 from explorer.engine.model.equal_models import copy_batch
 from explorer.engine.policy.apply import apply_policy
@@ -196,7 +196,7 @@ def _judged() -> Iterator[None]:
 def _two_steps(trainee: Trainee, policy: Policy, chosen: tuple[Fqns, ...] | None, inputs: Inputs) -> ProbedStep:
     model, batch, rng = trainee.model, copy_batch((trainee.inputs, trainee.targets)), RngState.capture(trainee.model)
     contents_of = {storage: storage.clone() for t in (*model.parameters(), *model.buffers()) for storage in storages(t)}
-    stand_in = StandIn(trainee)
+    stand_in = CheckpointStandIn(trainee)
     with stand_in.recording(), apply_policy(model, policy):
         first = _left(trainee, forward_backward(trainee, stand_in.on_phase))
     calls = [call for call in stand_in.calls if call.is_needed]

@@ -106,7 +106,7 @@ def _sum(bits: Tensor) -> Tensor:
     return bits.sum(dtype=torch.int32)  # overflow is no harm, and torch sums wider integers ten times slower
 
 
-class StandIn:
+class CheckpointStandIn:
     """Stands in for torch.utils.checkpoint: units run without it, and their calls in the first forward are kept."""
 
     def __init__(self, trainee: Trainee) -> None:
