@@ -133,7 +133,7 @@ def policy_of(state: ExploreState, graph: ModelGraph) -> PolicyFile:
     shown = work.result(state, "shown")
     measured = isinstance(shown, Comparison) and shown.candidate.spec == spec
     evidence = evidence_of(shown, graph) if measured else None
-    return policy_file.file_of(spec.policy, graph, plan=spec.plan, ranks=spec.ranks, evidence=evidence)
+    return policy_file.file_of(spec.policy, graph, ranks=spec.ranks, evidence=evidence)
 
 
 def policy_text(state: ExploreState, graph: ModelGraph) -> str:

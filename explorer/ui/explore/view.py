@@ -24,7 +24,7 @@ from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.record.plan import Forecast, Plan, Price
-from explorer.record.policy import KEEP_ALL, Policy, Unit
+from explorer.record.policy import Policy, Unit
 from explorer.record.run import RunSpec
 from explorer.ui.explore import work
 from explorer.ui.explore.work import EarlierRun, ExploreState
@@ -134,7 +134,7 @@ def view_of(state: ExploreState) -> View:
         baseline, key = comparison.baseline, state.shown
     graph, being_timed = drawn_graph(state), baseline is not None and key == work.part_key(state.job.id)
     missing = baseline is None and comparison is None
-    stand_in = _stand_in(state, graph) if missing or being_timed else None
+    stand_in = work.stand_in(state, graph) if missing or being_timed else None
     plans = stand_in.plans if stand_in is not None else ()
     if stand_in is not None and missing:
         key, baseline = stand_in.key, stand_in.run
@@ -167,19 +167,9 @@ def view_of(state: ExploreState) -> View:
 def drawn_graph(state: ExploreState) -> ModelGraph | None:
     """The graph of the drawn model: described here, else that of the stand-in."""
     graph = drafts.graph_of(state.draft)
-    if graph is None and (stand_in := _stand_in(state, None)) is not None:
+    if graph is None and (stand_in := work.stand_in(state, None)) is not None:
         return stand_in.run.graph
     return graph
-
-
-def _stand_in(state: ExploreState, graph: ModelGraph | None) -> EarlierRun | None:
-    """The stand-in of the drawn run; None if the model has another structure by now (`graph`, once described)."""
-    draft = state.draft
-    if draft.predict or draft.spec.model.is_recorded:
-        return None
-    stand_in = work.stand_in(replace(draft.spec, policy=KEEP_ALL, plan=None))
-    there = stand_in.run.graph if stand_in is not None else None
-    return None if there is None or (graph is not None and graph.fingerprint != there.fingerprint) else stand_in
 
 
 def _completed(keyed: KeyedRun | None) -> Measurement | None:

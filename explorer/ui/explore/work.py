@@ -14,14 +14,14 @@ from typing import Any, Literal, NamedTuple, cast
 
 from msgspec.structs import replace
 
-from explorer.errors import ExplorerError
+from explorer.errors import BadInput, ExplorerError
 from explorer.jobs import run_file
 from explorer.jobs.client import Job
 from explorer.jobs.protocol import Compare, Describe, DrawAutograd, Measure, MeasureRanks, Request, run_for
 from explorer.plan.catalogue import recorded_sample
 from explorer.record.comparison import Comparison
 from explorer.record.files import Reading
-from explorer.record.graph import ModelGraph
+from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.record.plan import Plan, Wish
 from explorer.record.policy import KEEP_ALL, Policy
@@ -188,7 +188,7 @@ def prepare(state: ExploreState) -> None:
 
     If the draft is only predicted, both happen without data, and each change of an option predicts again.
     """
-    if not window.is_known() and stand_in(baseline_spec(state)) is not None:
+    if not window.is_known() and stand_in(state, None) is not None:
         return  # the first picture comes first: a graph reports its window once it is drawn
     if (request := _first_request(state)) is not None:
         page_job.start(state.job, request)
@@ -209,7 +209,7 @@ def begin(query: Mapping[str, str]) -> None:
         return
     with suppress(ExplorerError):  # the page says why
         state, request = first_state(query)
-        if request is not None and stand_in(baseline_spec(state)) is None:
+        if request is not None and stand_in(state, None) is None:
             page_job.submit(request)
 
 
@@ -218,6 +218,8 @@ def _first_request(state: ExploreState) -> Request | None:
     spec, baseline = state.draft.spec, baseline_spec(state)
     if spec.model.is_recorded:  # its model is not here: nothing can be described or measured
         state.baseline = state.baseline or runs().recorded_run(spec.model)
+        if drafts.graph_of(state.draft) is None and state.job.failure is None:
+            page_job.refuse(state.job, _no_record(spec.model))
         return None
     predict = state.draft.predict
     run = runs().prediction(baseline) if predict else runs().measured(baseline) or runs().fitted(baseline)
@@ -232,6 +234,13 @@ def _first_request(state: ExploreState) -> Request | None:
         device: Device = "cpu" if predict else spec.device
         return Describe(model=spec.model, seed=spec.seed, device=device, without_data=predict)
     return prediction_of(baseline) if predict and run is None else None
+
+
+def _no_record(model: ModelRef) -> BadInput:
+    return BadInput(
+        f"{model.target} is a step that was recorded in a script, and the store has no run of it with a graph.",
+        hint="Open its run file on the Runs page, or record the step again.",
+    )
 
 
 def prediction_of(spec: RunSpec) -> Measure | MeasureRanks:
@@ -312,7 +321,16 @@ class EarlierRun(NamedTuple):
         return stand_in_text(age_s, here=self.here)
 
 
-def stand_in(spec: RunSpec) -> EarlierRun | None:
+def stand_in(state: ExploreState, graph: ModelGraph | None) -> EarlierRun | None:
+    """The stand-in of the drawn run; None if the model has another structure by now (`graph`, once described)."""
+    if state.draft.predict or state.draft.spec.model.is_recorded:
+        return None
+    earlier = _earlier_run(baseline_spec(state))
+    there = earlier.run.graph if earlier is not None else None
+    return None if there is None or (graph is not None and graph.fingerprint != there.fingerprint) else earlier
+
+
+def _earlier_run(spec: RunSpec) -> EarlierRun | None:
     """The stand-in for a run of exactly `spec`, if there is one."""
     key = f"{backend.store().state()} {request_key(spec)}"
     shown: tuple[EarlierRun | None] = runs().stand_ins.get_or_make(key, lambda: (_stored(spec) or _bundled(spec),))

@@ -89,7 +89,7 @@ def current() -> PipelineState:
     draft = drafts.current()
     if (run := opened_run("pipeline")) is not None:
         assert isinstance(run.record, PipelineRun), "no other kind is shown here"
-        drafts.restart(draft, msgspec.structs.replace(run.record.spec, plan=None))
+        drafts.restart(draft, run.record.spec)
         st.session_state["pipeline"] = _of_a_run(draft, run.record, run.run_id)
     split = session_value("pipeline", PipelineState, lambda: _first(draft))
     split.draft = draft

@@ -115,7 +115,12 @@ def first_draft(query: Mapping[str, str]) -> Draft:
     predict = query.get("predict")
     only_predicted = spec is not None and (spec.card is not None or spec.ranks is not None)
     requested = backend.predicts() if predict is None else predict == "1"
-    return Draft(spec=spec or usual, predict=only_predicted or requested)
+    return Draft(spec=_unsplit(spec or usual), predict=only_predicted or requested)
+
+
+def _unsplit(spec: RunSpec) -> RunSpec:
+    """The specification without a pipeline plan. The Pipeline page holds the plan, and no other page runs it."""
+    return msgspec.structs.replace(spec, plan=None)
 
 
 def graph_of(draft: Draft) -> ModelGraph | None:
@@ -134,14 +139,14 @@ def why_not_run(draft: Draft) -> str:
 
 def restart(draft: Draft, spec: RunSpec, *, predict: bool = False) -> None:
     """Resets the draft to `spec`, as on a first visit."""
-    fresh = Draft(spec=spec, predict=predict)
+    fresh = Draft(spec=_unsplit(spec), predict=predict)
     for field_ in fields(Draft):
         setattr(draft, field_.name, getattr(fresh, field_.name))
 
 
 def choose_model(draft: Draft, model: ModelRef) -> None:
     """Resets the draft to another model or size; the options of the step stay."""
-    spec = msgspec.structs.replace(draft.spec, model=model, policy=KEEP_ALL, plan=None, frozen=(), forward_only=False)
+    spec = msgspec.structs.replace(draft.spec, model=model, policy=KEEP_ALL, frozen=(), forward_only=False)
     if not draft.predict:
         spec = msgspec.structs.replace(spec, ranks=None)
     restart(draft, spec, predict=draft.predict)
