@@ -62,6 +62,8 @@ class Job:
         """Reason why the store could not keep the result."""
         self.cancelled = False
         """True after `cancel`, also while the job still runs."""
+        self.claimed = False
+        """True once a window, or another caller, waits for the job."""
         self._worker = worker
         self._keep = keep
         self._finished = threading.Event()

@@ -10,10 +10,12 @@ import socket
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import streamlit
+from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from streamlit.web.server.starlette.starlette_websocket import is_host_allowed
 
 from explorer.ui import components
@@ -34,7 +36,7 @@ _visited = Event()
 
 
 class Visits:
-    """Adds headers to each response that keep other sites from showing the page in a frame.
+    """Refuses requests of other sites, and adds headers to each response that keep them from framing the page.
 
     A document also names the browser's part of Plotly, 4.7 MB, and of components. Without the name a browser would load
     it after the page is made: Streamlit requests a file with the first element of its kind.
@@ -51,9 +53,13 @@ class Visits:
         self.links = [(b"link", f"</static/js/{name}>; rel=modulepreload".encode()) for name in early]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in ("http", "websocket") and is_foreign(scope):
+            await _refuse(scope, receive, send)
+            return
         if (query := visit_of(scope)) is not None:
             _visited.set()
-            Thread(target=begin, args=(query,), daemon=True).start()
+            if not is_sent_by_a_site(scope):
+                Thread(target=begin, args=(query,), daemon=True).start()
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -68,12 +74,40 @@ class Visits:
         await answer(scope, receive, send_with_headers)
 
 
+def is_foreign(scope: Scope) -> bool:
+    """Whether a request of any route comes from another site: by its host, its origin and what the browser marks.
+
+    A link on another site may open the page: such a visit shows the page and begins no run before its window asks.
+    """
+    headers = Headers(scope=scope)
+    host, origin = headers.get("host"), headers.get("origin")
+    if not is_host_allowed(host):
+        return True
+    if origin is not None and urlsplit(origin).netloc != host:
+        return True
+    opens_a_window = headers.get("sec-fetch-dest") == "document" and scope.get("method") == "GET"
+    return is_sent_by_a_site(scope) and not opens_a_window
+
+
+def is_sent_by_a_site(scope: Scope) -> bool:
+    """Whether a page of another site or port sent the request, or a browser that only guesses a visit (prefetch)."""
+    headers = Headers(scope=scope)
+    return headers.get("sec-fetch-site", "none") not in ("none", "same-origin") or "sec-purpose" in headers
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    text = "This request comes from another site, and this server answers its own page only."
+    await PlainTextResponse(text, status_code=403)(scope, receive, send)
+
+
 def answer_preview(request: Request) -> Response:
-    """The parts of an earlier run as JSON; no content if no earlier run answers the visit, or for a foreign host."""
+    """The parts of an earlier run as JSON; no content if no earlier run answers the visit."""
     from explorer.ui.explore.preview import preview
 
-    allowed = is_host_allowed(request.headers.get("host"))
-    parts = preview(request.query_params, request.cookies) if allowed else None
+    parts = preview(request.query_params, request.cookies)
     return JSONResponse(parts) if parts is not None else Response(status_code=204)
 
 

@@ -38,6 +38,7 @@ class FakeJob:
         self.elapsed_s = 1.0
         self.cancelled = False
         self.keep = True
+        self.claimed = False
 
     def cancel(self) -> None:
         self.cancelled = True

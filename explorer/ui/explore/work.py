@@ -210,7 +210,7 @@ def begin(query: Mapping[str, str]) -> None:
     with suppress(ExplorerError):  # the page says why
         state, request = first_state(query)
         if request is not None and stand_in(state, None) is None:
-            page_job.submit(request)
+            page_job.submit_early(request)
 
 
 def _first_request(state: ExploreState) -> Request | None:

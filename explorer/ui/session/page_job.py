@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Timer
 
 import streamlit as st
 
@@ -28,6 +29,10 @@ from explorer.ui.session.values import whole
 Take = Callable[[Job], None]
 """Puts the result of a finished job onto its page."""
 LOST = Failure(kind="crash", sentence="The app was restarted while this ran.", hint="Run it again.")
+
+
+UNCLAIMED_S = 60.0
+"""A window claims the job of its visit within this time, also on a busy machine."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,6 +97,19 @@ def submit(request: Request) -> Job:
     return job
 
 
+def submit_early(request: Request) -> None:
+    """Submits what a visit will request. The job is cancelled unless a window has claimed it UNCLAIMED_S later."""
+    job = submit(request)
+    timer = Timer(UNCLAIMED_S, _cancel_unclaimed, (job,))
+    timer.daemon = True
+    timer.start()
+
+
+def _cancel_unclaimed(job: Job) -> None:
+    if not job.claimed:
+        job.cancel()
+
+
 def running(life: PageJob) -> Job | None:
     """The job under way, else None. A finished job is under way until `settle` takes its result."""
     if life.id is None:
@@ -100,6 +118,8 @@ def running(life: PageJob) -> Job | None:
     if job is None:
         forget(life)
         life.failure, life.refused = LOST, False
+    else:
+        job.claimed = True
     return job
 
 
