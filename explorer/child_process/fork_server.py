@@ -120,7 +120,7 @@ class _Server:
         """Closes, in a child, the files and handlers of the server."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is not for a child: a KeyboardInterrupt is its model's
         for customer in self._customers:
             customer.close()
         for file in (self._bell, self._ring, *(child.status for child in self._children.values())):

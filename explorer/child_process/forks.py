@@ -23,6 +23,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import explorer
@@ -143,6 +144,7 @@ class Forks:
                 process_group=0,  # outlives a kill of this process's group, and then ends its children
                 env=environment(settings),
             )
+        Thread(target=_keep_running, args=(process.pid,), name="fork server", daemon=True).start()
         return cls(ours, process)
 
     def start(
@@ -195,6 +197,20 @@ class Forks:
             except subprocess.TimeoutExpired:  # it imports something large
                 self._process.kill()
                 self._process.wait()
+
+
+def _keep_running(pid: int) -> None:
+    """Lets a server go on that a model has stopped: a stopped server starts nothing, and its customers wait for ever.
+
+    Returns when the server has ended.
+    """
+    with suppress(ChildProcessError):  # already waited for
+        while (change := os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)) is not None:
+            if change.si_code not in (os.CLD_STOPPED, os.CLD_TRAPPED):
+                return
+            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG)  # the same stop is not reported again
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 def server_is_gone() -> Crashed:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import inspect
 import re
@@ -18,8 +19,9 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
 from rich.table import Table
 
 from explorer.errors import ExplorerError, NotSaved
@@ -31,6 +33,11 @@ _PIPE_WIDTH = 120
 _FIGURE = re.compile(r"[+×≈\N{MINUS SIGN}-]?[\d,.]+(e[+-]?\d+)?( |$)|(not measured|none known)$")
 _LONGEST_WORD = 14
 """Letters of a word that a narrow terminal does not break."""
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    "\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e0fff]"
+)
+"""Letters that a terminal obeys or does not show."""
 _in_output = functools.partial(typer.Option, rich_help_panel="Output")
 FIT_COLOURS = {"exact": "green", "approximated": "yellow"}
 
@@ -79,6 +86,12 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
             answer_failure(_failure(error), output)
         except KeyboardInterrupt:
             answer_failure(Failure(kind="cancelled", sentence="Cancelled."), output)
+        except (typer.Exit, typer.Abort, typer.BadParameter):
+            raise
+        except Exception as error:  # exit 1 is an answer, and Python would end with 1
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                raise
+            answer_failure(_failure(error), dataclasses.replace(output, json=False))
 
     setattr(command, "__signature__", inspect.Signature(parameters))  # noqa: B010 (functions have no such attribute)
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -99,7 +112,7 @@ def answer_failure(failure: Failure, output: Output) -> None:
     raise typer.Exit(COULD_NOT_RUN)
 
 
-def _failure(error: ExplorerError) -> Failure:
+def _failure(error: Exception) -> Failure:
     return error.failure if isinstance(error, RunFailed) else failure_of(error, in_step=False)
 
 
@@ -112,15 +125,40 @@ def errors_to_stderr(output: Output) -> Iterator[None]:
         answer_failure(_failure(error), dataclasses.replace(output, json=False))
 
 
+class CleanConsole(Console):
+    """The one printer. Names in a stranger's file may move the cursor, clear the screen or turn the text around."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Segments with every control character of their text written out."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(clean(segment.text), segment.style)
+
+
+def clean(text: str) -> str:
+    """`text` with control characters, invisible letters and halves of letters escaped; line ends and tabs stay."""
+    return _UNSAFE.sub(lambda letter: escaped(letter[0]), text)
+
+
+def escaped(letter: str) -> str:
+    """`\\u202e`, as Python, JSON and YAML all write it inside of quotes."""
+    code = letter.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{code[i : i + 4]}" for i in range(0, len(code), 4))
+
+
 def say(text: str) -> None:
     """To stderr, for a person; `text` is rich markup."""
-    Console(stderr=True, highlight=False).print(text, soft_wrap=True)
+    CleanConsole(stderr=True, highlight=False).print(text, soft_wrap=True)
+
+
+def echo(text: str) -> None:
+    """A whole text to stdout: a policy, a lock, an export. Escapes mean the same letters; --out writes the bytes."""
+    typer.echo(clean(text), nl=False)
 
 
 def answer_console() -> Console:
     """stdout, for a person: lines are never broken, and a pipe is as wide as a table needs."""
-    console = Console(highlight=False, soft_wrap=True)
-    return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=_PIPE_WIDTH)
+    console = CleanConsole(highlight=False, soft_wrap=True)
+    return console if console.is_terminal else CleanConsole(highlight=False, soft_wrap=True, width=_PIPE_WIDTH)
 
 
 def table_of(rows: Iterable[Mapping[str, object]]) -> Table:
@@ -145,4 +183,4 @@ def table_of(rows: Iterable[Mapping[str, object]]) -> Table:
 
 def print_json(document: object) -> None:
     """Prints the document, which is all of stdout."""
-    typer.echo(to_json(document))
+    typer.echo(clean(to_json(document).decode()))

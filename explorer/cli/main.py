@@ -7,11 +7,13 @@ file of the verb that is asked for is imported.
 from __future__ import annotations
 
 import ast
+import codecs
 import errno
 import shutil
 import sys
 from functools import cache
 from importlib import import_module
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,13 +22,30 @@ from typer.core import TyperCommand, TyperGroup
 
 from explorer import __version__
 from explorer.cli import verbs
-from explorer.cli.command import COULD_NOT_RUN, say
+from explorer.cli.command import COULD_NOT_RUN, escaped, say
 
 _ORDER = ("models", "graph", "check", "export", "measure", "compare", "plan", "pipeline", "run", "lab")
 """Order of the verbs in `--help`: the order of use. Other verbs follow."""
 _PLAIN: dict[str, Any] = {"pretty_exceptions_enable": False, "add_completion": False}
+_IN_ASCII = "explorer.in_ascii"
+_SIGNS = {
+    "\N{RIGHTWARDS ARROW}": "->",
+    "\N{MINUS SIGN}": "-",
+    "\N{MULTIPLICATION SIGN}": "x",
+    "\N{ALMOST EQUAL TO}": "~",
+}
+"""Signs of our own answers for a terminal whose encoding lacks them; other letters become escapes."""
 _NARROW = 90
 """Columns below which rich's table of options cuts names: `VERB --help` is then plain text."""
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError), "only output is encoded"
+    letters = error.object[error.start : error.end]
+    return "".join(_SIGNS.get(letter) or escaped(letter) for letter in letters), error.end
+
+
+codecs.register_error(_IN_ASCII, _in_ascii)
 
 
 class _Verbs(TyperGroup):
@@ -90,6 +109,9 @@ def _verbs_in(folders: tuple[str, ...]) -> dict[str, tuple[str, str]]:
 
 def main() -> None:
     """The entry point. A full disk behind stdout is one sentence as well."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors=_IN_ASCII)
     try:
         app()
     except OSError as error:

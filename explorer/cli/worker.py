@@ -8,13 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from explorer.cli.command import Output, RunFailed, errors_to_stderr, say
+from explorer.cli.command import CleanConsole, Output, RunFailed, clean, echo, errors_to_stderr, say
 from explorer.errors import NotSaved
 from explorer.jobs import run_file
 from explorer.jobs.client import Job, Worker
@@ -93,14 +92,14 @@ def make_folder(path: Path) -> None:
 def print_or_write(text: str, path: Path | None) -> None:
     """Writes to stdout, or whole into a file and names it on stderr. Raises NotSaved."""
     if path is None:
-        typer.echo(text, nl=False)
+        echo(text)
     else:
         run_file.write_file(path, text.encode())
         say(f"Wrote {escape(str(path))}.")
 
 
 def _follow(job: Job) -> None:
-    console = Console(stderr=True)
+    console = CleanConsole(stderr=True)
     if console.is_terminal:
         _draw(job, console)
         return
@@ -108,11 +107,11 @@ def _follow(job: Job) -> None:
     while not job.wait(_POLL_S):
         if job.progress.what != printed:
             printed = job.progress.what
-            print(printed, file=console.file, flush=True)
+            print(clean(printed), file=console.file, flush=True)
 
 
 def _draw(job: Job, console: Console) -> None:
-    columns = TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn()
+    columns = TextColumn("{task.description}", markup=False), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn()
     with Bar(SpinnerColumn(), *columns, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=None)
         while not job.wait(_POLL_S):

@@ -31,7 +31,7 @@ VERSION = 1
 """The form that records are stored in."""
 LEVEL = 6
 """Compression level, fixed so that equal records are equal bytes in the file."""
-_TABLE_VERSION = 2
+_TABLE_VERSION = 3
 _BUSY_S = 20.0
 _LEAST_FREE_BYTES = 1 << 16
 """The index of a write-ahead log takes 32 KiB."""
@@ -40,8 +40,8 @@ create table if not exists runs (
     id text primary key, kind text not null, name text not null, model text not null, created real not null,
     pinned integer not null default 0, version integer not null, headlines text not null, record blob not null
 )"""
-_ADDED = ("note", "spec", "machine")
-"""Columns of text that tables of version 1 do not have."""
+_ADDED = ("note", "spec", "machine", "imported")
+"""Columns of text that tables of earlier versions do not have: `imported` came with version 3, the others with 2."""
 _LISTED = ("id", "name", "kind", "model", "created", "pinned", "headlines", *_ADDED)
 
 
@@ -66,6 +66,8 @@ class StoredRun(Record):
     """Specification of the run, or of the candidate in a comparison; None if the kind of run has none."""
     machine: str = ""
     """Device and platform that ran it."""
+    imported: bool = False
+    """Whether it came from a file: what it says of its machine and date was not seen here."""
 
 
 def default_path() -> Path:
@@ -132,7 +134,7 @@ class Store:
         """
         stored = run_file.read(data)
         record = from_msgpack(stored.record, KINDS[stored.kind])
-        return self._equal_to(stored) or self._insert(stored, record)
+        return self._equal_to(stored) or self._insert(stored, record, imported="yes")
 
     def _equal_to(self, stored: StoredRecord) -> str | None:
         """Id of the run whose record has the same bytes, else None."""
@@ -143,13 +145,13 @@ class Store:
             row = connection.execute("select id from runs where kind = ? and record = ?", (stored.kind, packed))
             return next((str(run_id) for (run_id,) in row), None)
 
-    def _insert(self, stored: StoredRecord, record: Record) -> str:
+    def _insert(self, stored: StoredRecord, record: Record, *, imported: str = "") -> str:
         headlines = json.dumps(record.headlines()) if hasattr(record, "headlines") else "{}"
         run_id = secrets.token_hex(6)
         named = run_id, stored.kind, stored.name, model_of(record), stored.created, VERSION
-        row = *named, headlines, zlib.compress(stored.record, LEVEL), *_ran(record)
+        row = *named, headlines, zlib.compress(stored.record, LEVEL), *_ran(record), imported
         with self._writing() as connection:
-            connection.execute("insert into runs values (?, ?, ?, ?, ?, 0, ?, ?, ?, '', ?, ?)", row)
+            connection.execute("insert into runs values (?, ?, ?, ?, ?, 0, ?, ?, ?, '', ?, ?, ?)", row)
         return run_id
 
     def _stored(self, run_id: str) -> StoredRecord:
@@ -213,7 +215,7 @@ class Store:
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(self.path.parent)
             with self._connection() as connection, connection:
                 connection.execute("begin immediate")
                 yield connection
@@ -254,7 +256,7 @@ class Turn:
         """`request` is all that makes two requests equal. Raises OSError if the store's folder cannot be written."""
         self._key = hashlib.sha256(request).hexdigest()
         folder = store.parent / "turns"  # of few files: requests with one file wait for each other
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(folder)
         self._file = os.open(folder / self._key[:2], os.O_RDWR | os.O_CREAT, 0o600)
         self._has_waited = False
         self.run_id: str | None = None
@@ -282,6 +284,18 @@ class Turn:
         os.close(self._file)
 
 
+def make_private_folder(folder: Path) -> None:
+    """Makes a folder, and all missing ones above it, that only the user can open, whatever the umask.
+
+    An older folder keeps its mode.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        with suppress(FileExistsError):  # another process was quicker
+            path.mkdir(mode=0o700)
+            path.chmod(0o700)
+
+
 def _make_private(path: Path) -> None:
     """Makes the store readable by its user alone. SQLite gives the files beside the store the mode of the store.
 
@@ -302,15 +316,19 @@ def _bring_up_to_date(connection: sqlite3.Connection) -> None:
         if version == _TABLE_VERSION:  # another process was quicker
             return
         connection.execute(_TABLE)
+        columns = {name for _, name, *_ in connection.execute("pragma table_info(runs)")}
         for name in _ADDED:
-            connection.execute(f"alter table runs add column {name} text not null default ''")
+            if name not in columns:
+                connection.execute(f"alter table runs add column {name} text not null default ''")
+        connection.execute(f"pragma user_version = {_TABLE_VERSION}")
+        if "spec" in columns:
+            return
         for run_id, kind, data in connection.execute("select id, kind, record from runs").fetchall():
             try:
                 ran = _ran(from_msgpack(zlib.decompress(data), KINDS[kind]))
             except (zlib.error, KeyError, UnreadableFile):  # said when it is opened
                 continue
             connection.execute("update runs set spec = ?, machine = ? where id = ?", (*ran, run_id))
-        connection.execute(f"pragma user_version = {_TABLE_VERSION}")
 
 
 def _ran(record: Record) -> tuple[str, str]:
@@ -324,7 +342,12 @@ def _ran(record: Record) -> tuple[str, str]:
 def _listed(row: tuple[Any, ...]) -> StoredRun:
     run_id, *columns = row
     values = dict(zip(_LISTED[1:], columns))
-    values |= {"created": _date(values["created"]), "pinned": bool(values["pinned"]), "spec": _spec(values["spec"])}
+    values |= {
+        "created": _date(values["created"]),
+        "pinned": bool(values["pinned"]),
+        "imported": bool(values["imported"]),
+        "spec": _spec(values["spec"]),
+    }
     return StoredRun(run_id=run_id, **{**values, "headlines": json.loads(values["headlines"])})
 
 

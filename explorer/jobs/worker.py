@@ -22,7 +22,7 @@ from explorer.child_process.forks import WARM
 from explorer.errors import Cancelled, NotSaved
 from explorer.jobs import protocol
 from explorer.jobs.run_file import is_kept, with_graph
-from explorer.jobs.store import Store
+from explorer.jobs.store import Store, make_private_folder
 from explorer.record.base import Record, from_msgpack, to_msgpack
 from explorer.record.failure import failure_of
 from explorer.record.measurement import Measurement
@@ -157,7 +157,7 @@ def settings() -> dict[str, str]:
     with contextlib.suppress(OSError):  # without such a folder each job compiles for itself
         # torch.compile loads code from there, so no folder will do in which another user could write first.
         folder = platformdirs.user_cache_path("checkpoint-explorer", appauthor=False) / "torchinductor"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(folder)
         folder.chmod(0o700)  # refused for another user's folder
         chosen["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     return chosen

@@ -3,7 +3,7 @@
                           raised in a step     anywhere else in a job
 memory ran out            out of memory        out of memory             found among its causes too
 an error of ours          its own kind         its own kind              see the table below
-KeyboardInterrupt         cancelled            cancelled
+KeyboardInterrupt         cancelled            cancelled                 in a worker's process: model raised
 SystemExit, odd ones      model raised         model raised
 any other Exception       model raised         internal, or model raised where the model's own code raised it
 
@@ -15,6 +15,7 @@ other calls (`train`, `__eq__`, a property) are recognised by their place in the
 from __future__ import annotations
 
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -111,7 +112,7 @@ def failure_of(error: BaseException, *, in_step: bool) -> Failure:
 def _foreign(error: BaseException, *, in_step: bool) -> tuple[FailureKind, str, str]:
     """Kind, sentence and hint of an error that is not one of ours."""
     raised = f"The model raised {said_by(error)}."
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         return "cancelled", "The worker was interrupted.", ""
     if isinstance(error, SystemExit):
         sentence = f"The model called sys.exit({'' if error.code is None else error.code!r})."

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 KINDS = ("flat", "nested", "segments", "segments inside", "products kept")
 MODELS = tuple(sample.name for sample in catalogue())
 SCRIPT = Path(__file__).resolve().parents[2] / "explorer" / "view" / "report" / "replay.js"
-ANSWER = "policy => { const { line, ...rest } = forecast(step, policy); return { ...rest, line: line?.join() ?? '' } }"
+ANSWER = """policy => {
+    const { line, freed, ...rest } = forecast(step, policy)
+    return { ...rest, freed: Object.fromEntries(freed), line: line?.join() ?? '' }
+}"""
 
 
 @cache

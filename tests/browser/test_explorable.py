@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,8 @@ from explorer.plan.catalogue import SAMPLES
 from explorer.plan.names import is_within
 from explorer.plan.policy.file import load
 from explorer.plan.predict.forecaster import Forecaster
-from explorer.record import ModelGraph, Policy, Unit
+from explorer.record import Measurement, ModelGraph, Policy, Unit
+from explorer.record.base import from_plain, to_plain
 from explorer.view.drawing.units import mib
 from explorer.view.graph.labels import Facts, labels
 from explorer.view.report.html import PLOTLY_FILE, plotly_js
@@ -149,6 +151,51 @@ def test_labels_budgets_and_a_narrow_window(opened: Open, name: str) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") == 700
     page.set_viewport_size({"width": 400, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") == 400
+
+
+PROTOTYPE = {"embedding": "constructor", "blocks": "__proto__", "norm": "toString", "head": "hasOwnProperty"}
+"""Names of the sample's outer blocks, and names that every plain object of JavaScript has already."""
+
+
+def renamed(value: Any) -> Any:
+    """Plain values with the outer blocks under their other names, in keys and in texts. `blocks` is a field too."""
+    if isinstance(value, dict):
+        return {key if key == "blocks" else renamed(key): renamed(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [renamed(part) for part in value]
+    if not isinstance(value, str):
+        return value
+    return re.sub(r"^(embedding|blocks|norm|head)(?=[.:]|$)", lambda match: PROTOTYPE[match[1]], value)
+
+
+def test_blocks_may_be_called_as_what_every_object_has(from_disk: Open, tmp_path: Path) -> None:
+    run = from_plain(renamed(to_plain(both.bundled("gpt").run)), Measurement)
+    graph = run.graph
+    assert graph is not None and set(PROTOTYPE.values()) <= set(graph.by_fqn)
+    forecaster = Forecaster(run, graph)
+    file = tmp_path / "renamed.html"
+    file.write_text(report_text(ReportOf(run=run, name="gpt")))
+    page = from_disk(file, "#preset=constructor")
+    page.locator(".explorable .nsewdrag").first.wait_for()
+    for blocks in (["constructor"], ["__proto__.0"], ["__proto__.1", "toString"], ["__proto__.2.mlp", "constructor"]):
+        policy = Policy.recompute(blocks)
+        forecast = forecaster.forecast(policy)
+        shown = page.evaluate("policy => { show(policy); return labelsOf(page.policy) }", plain(policy))
+        facts = Facts(graph=graph, policy=policy, baseline=run, freed_bytes=forecast.freed_bytes)
+        expected = {id: [label.bytes, label.note] for id, label in labels(facts).items()}
+        assert {id: shown[id][:2] for id in expected if id != "__proto__"} == {
+            id: label for id, label in expected.items() if id != "__proto__"
+        }, blocks
+        assert page.evaluate("page.answer.peak") == forecast.step_peak_bytes
+    page.evaluate("show([])")
+    page.locator('.blocks [data-id="constructor"]').first.click()
+    assert [unit["blocks"] for unit in units_of(page)] == [["constructor"]]
+    page.locator('.blocks [data-id="toString"]').first.click()
+    assert on_page(page) == {"constructor", "toString"}
+
+
+def on_page(page: Page) -> set[str]:
+    return {block for unit in units_of(page) for block in unit["blocks"]}
 
 
 def test_a_policy_leaves_as_a_file_that_is_applied_and_as_a_link_that_opens(opened: Open, tmp_path: Path) -> None:

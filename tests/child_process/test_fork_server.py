@@ -244,3 +244,35 @@ def test_kills_of_the_system_are_added_over_all_counters(tmp_path: Path, monkeyp
     counters[0].write_text("nr_free_pages 7\noom_kill 2\n")
     counters[1].write_text("oom 9\noom_kill 3\noom_group_kill 1\n")
     assert forks.n_oom_kills() == 5
+
+
+@pytest.mark.parametrize("stop", [signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN])
+def test_a_server_that_a_model_stops_goes_on(stop: signal.Signals) -> None:
+    """Otherwise each later run would wait for ever. Twice: the second stop is seen too."""
+    server = Forks.launch()
+    try:
+        assert server.pid is not None
+        for _ in range(2):
+            ear, voice = os.pipe()
+            os.kill(server.pid, stop)
+            child = server.start(says_who_it_is, files=[voice])
+            os.close(voice)
+            assert os.read(ear, 100)
+            child.close()
+            os.close(ear)
+        assert server.alive
+    finally:
+        server.close()
+
+
+def interrupts() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+    signal.pause()
+
+
+def test_a_keyboard_interrupt_in_a_child_is_its_own(server: Forks) -> None:
+    """Ctrl-C never reaches a child's group, so Python's handler would only take a model's signal for a person's."""
+    child = server.start(interrupts)
+    child.wait()
+    assert child.code == -signal.SIGINT
+    child.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from explorer.cli import main as cli
+from explorer.cli.command import say
+from explorer.cli.report import print_record
 from explorer.cli.verbs import report as pages
 from explorer.jobs import run_file
 from explorer.jobs.protocol import models_of
@@ -155,6 +159,63 @@ def test_verbs_with_hostile_files_load_the_model_of_the_command_line_alone(
         answers("export", str(files[i % len(files)]), "--to", target)
     assert not trap.mark.exists() and engine.models
     assert not [model for model in engine.models if not model.target.startswith("sample_models/") or model.weights]
+
+
+ESCAPES = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202egpj.exe\u200b\r[bold]x"
+"""Clears the screen, sets the title, colours, turns letters around, hides one, and begins the line again."""
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def test_no_verb_hands_a_strangers_escapes_to_the_terminal(trap: Trap, tmp_path: Path, engine: Refusing) -> None:
+    """Every kind of file, in every verb that reads it; a stored run's name too."""
+    texts = Trap(tmp_path)
+    said = []
+    for i, record in enumerate({**KINDS, "measurement": measured(), "comparison": compared()}.values()):
+        hostile = run_file.stored_record(texts.changed(record, ESCAPES), ESCAPES)
+        path = tmp_path / f"{i}.run"
+        path.write_bytes(run_file.write(hostile))
+        Store().import_file(path.read_bytes())
+        said.append(answers("report", str(path)))
+    said += [answers("report"), answers("report", "--json")]
+    policy = tmp_path / "p.yaml"
+    policy.write_text(policy_file.dumps(trap.filled(PolicyFile, ESCAPES)))
+    said += [answers(verb, *(word.replace("{file}", str(policy)) for word in arguments))
+             for verb, arguments in WITH_A_POLICY.items()]  # fmt: skip
+    said += [answers("export", str(policy), "--to", target) for target in FORMATS]
+    lock = msgspec.structs.replace(trap.filled(Lock, ESCAPES), blocks={})
+    mine = msgspec.structs.replace(lock, run=msgspec.structs.replace(lock.run, model=ModelRef(target=OWN), ranks=None))
+    for one in (lock, mine):
+        (tmp_path / "l.lock").write_bytes(to_json(one))
+        said.append(answers("lock", OWN, "--check", str(tmp_path / "l.lock")))
+    strange = tmp_path / "strange.yaml"
+    strange.write_text(f"version: 1\npolicy: {{}}\n{ascii(ESCAPES)}: 1\n")
+    said.append(answers("export", str(strange), "--to", "torch"))
+    assert not [text for text in said if OBEYED.search(text)], [text for text in said if OBEYED.search(text)][:1]
+    assert any("u001b[2J" in text or "x1b[2J" in text for text in said), "a reader sees that something is there"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_every_answer_fits_the_terminals_encoding(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit 1 says "different", so an answer that cannot be encoded must not end with 1."""
+    out, err = (TextIOWrapper(BytesIO(), encoding=encoding) for _ in range(2))
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setattr("sys.stderr", err)
+    monkeypatch.setattr(cli, "app", lambda: (print_record(compared()), say("\N{RIGHTWARDS ARROW} \u4e2d")))
+    cli.main()
+    out.flush()
+    err.flush()
+    texts = [stream.buffer.getvalue().decode(encoding) for stream in (out, err)]  # type: ignore[attr-defined]
+    assert "MiB" in texts[0] and ("-> \\u4e2d" if encoding != "utf-8" else "\N{RIGHTWARDS ARROW} \u4e2d") in texts[1]
+
+
+@pytest.mark.parametrize("error", [TypeError("no"), UnicodeEncodeError("ascii", "x", 0, 1, "no"), BrokenPipeError()])
+def test_an_error_of_ours_never_ends_as_an_answer(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raising() -> None:
+        raise error
+
+    monkeypatch.setattr(pages, "Store", raising)
+    result = CliRunner().invoke(cli.app, ["report"])
+    assert result.exit_code == 2 and "Error:" in result.stderr
 
 
 def test_results_of_ranks_name_no_model_and_no_weights(trap: Trap, tmp_path: Path, engine: Refusing) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import sqlite3
@@ -17,7 +18,7 @@ import pytest
 
 from explorer.errors import BadInput, NotSaved, UnreadableFile
 from explorer.jobs import run_file
-from explorer.jobs.store import Store, default_path
+from explorer.jobs.store import Store, Turn, default_path
 from explorer.record import Comparison, Measurement
 from tests.jobs.fake_worker import measured
 
@@ -212,3 +213,43 @@ def test_a_store_of_an_earlier_release_opens_and_learns_what_its_runs_were(store
     assert listed.spec == measured("a.py:make", "x").spec and listed.machine == "test, Linux" and listed.note == ""
     Store(store.path).write_note(run_id, "kept")
     assert [run.note for run in store.list()] == ["kept"]
+
+
+def test_a_store_of_version_2_opens(store: Store) -> None:
+    store.save(measured())
+    with sqlite3.connect(store.path) as connection:
+        connection.execute("alter table runs drop column imported")
+        connection.execute("pragma user_version = 2")
+    assert [run.imported for run in Store(store.path).list()] == [False]
+    store.save(measured())
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+@pytest.mark.parametrize("first", ["store", "turn"])
+def test_a_new_home_is_private_whoever_makes_it_first(umask: int, first: str, tmp_path: Path) -> None:
+    path = tmp_path / "above" / "home" / "runs.sqlite"
+    before = os.umask(umask)
+    try:
+        if first == "store":
+            Store(path).save(measured())
+        else:
+            with Turn(path, b"a request"):
+                pass
+        Store(path).save(measured())
+    finally:
+        os.umask(before)
+    for folder in (path.parent.parent, path.parent):
+        assert folder.stat().st_mode & 0o777 == 0o700
+    shared = tmp_path / "shared"
+    shared.mkdir(mode=0o755)
+    with Turn(shared / "runs.sqlite", b"a request"):
+        pass
+    assert shared.stat().st_mode & 0o777 == 0o755 & ~before, "an older folder keeps its mode"
+
+
+def test_a_run_from_a_file_is_marked(store: Store, tmp_path: Path) -> None:
+    own = store.save(measured())
+    other = Store(tmp_path / "other.sqlite")
+    copied = other.import_file(store.export_file(own))
+    assert [run.imported for run in store.list()] == [False] and [run.imported for run in other.list()] == [True]
+    assert store.import_file(other.export_file(copied)) == own and not store.list()[0].imported, "it is its own run"

@@ -127,6 +127,7 @@ def _stored(sample: Sample) -> ReportOf | None:
     """The newest comparison of a sample model that went to its end and has the model's graph."""
     store = Store()
     runs = [run for run in store.list() if run.kind == "comparison" and run.model == sample.target]
+    runs = [run for run in runs if not run.imported]  # a file may state any date
     for run in sorted(runs, key=lambda run: -run.created):
         if run.headlines.get("comparable"):
             record = store.load(run.run_id)

@@ -348,7 +348,9 @@ def _stored(spec: RunSpec) -> EarlierRun | None:
             run = run_for(Measure(spec=spec), record) if record is not None else None
             graph = run_file.graph_of(record) if record is not None else None
             if run is not None and graph is not None:
-                return EarlierRun(row.run_id, replace(run, graph=graph), row.created, ran_here(run))
+                return EarlierRun(
+                    row.run_id, replace(run, graph=graph), row.created, ran_here(run) and not row.imported
+                )
     except ExplorerError:  # the Runs page says why the store cannot be read
         pass
     return None

@@ -12,6 +12,8 @@ from __future__ import annotations
 import platform
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from threading import Lock
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -264,9 +266,10 @@ class Runs:
         self._deleted.add(key)
 
     def open(self, run_id: str) -> Record:
-        """The record of a stored run, which answers its requests from now on. Raises as Store.load does."""
+        """The record of a stored run. A run of this machine answers its requests from now on. Raises as Store.load."""
         record: Record = self.record(run_id)
-        self.add(run_id, record)
+        if not is_imported(run_id) and ran_here(record):
+            self._add_answers(run_id, record)
         if isinstance(record, Measurement | RecordedRanks) and record.spec.model.is_recorded:
             self._recorded[record.spec.model.target] = run_id
         return record
@@ -289,7 +292,8 @@ class Runs:
             return
         self._models_read[target] = state
         try:
-            runs = [run for run in store.list() if run.model == target and is_current(run, target)]
+            own = [run for run in store.list() if run.model == target and not run.imported]
+            runs = [run for run in own if is_current(run, target)]
             for run in sorted(runs, key=lambda run: run.created)[-MOST_READ:]:
                 if run.run_id in self._created:
                     continue
@@ -322,10 +326,31 @@ def is_current(run: StoredRun, target: str) -> bool:
     return run.kind in ("measurement", "comparison") and not (file.is_file() and file.stat().st_mtime > run.created)
 
 
+def is_imported(run_id: str) -> bool:
+    """Whether a stored run came from a file. Such a run is shown as it is and answers for no measurement."""
+    return any(run.imported for run in backend.store().list() if run.run_id == run_id)
+
+
 def ran_here(record: Record) -> bool:
-    """Whether a run is of this machine."""
+    """Whether a run says that it is of this machine and of the torch that is installed now."""
     run = record.candidate if isinstance(record, Comparison) else record
-    return isinstance(run, Measurement) and run.environment.platform == platform.platform(terse=True)
+    if not isinstance(run, Measurement) or run.environment.platform != platform.platform(terse=True):
+        return False
+    return _release(run.environment.torch_version) == _installed_torch()
+
+
+def _release(version: str) -> str:
+    """`2.13.0` of `2.13.0+cpu`."""
+    return version.partition("+")[0]
+
+
+@cache
+def _installed_torch() -> str:
+    """Release of torch, which this process does not import; empty: nothing can run here."""
+    try:
+        return _release(metadata.version("torch"))
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 PAGES = {

@@ -216,7 +216,7 @@ function mark(v) {
     if (node.chip) {
       const whole = node.nInside && n >= node.nInside
       const kept = outer ? WORDS.inside : !n ? WORDS.false : whole ? WORDS.every : WORDS.some
-      put(node.chip, v.on.has(node.id) ? v.actions[node.id] || WORDS.true : kept)
+      put(node.chip, v.on.has(node.id) ? v.actions.get(node.id) || WORDS.true : kept)
       node.chip.title = outer ? `Runs again with ${outer}` : below
     }
     for (const cell of node.cells) cell.classList.toggle("on", v.on.has(cell.dataset.fqn))
@@ -234,14 +234,15 @@ function markRun(v, node, outer) {
 }
 
 function paint(v, data) {
-  v.actions = data.actions || {}
+  v.actions = new Map(Object.entries(data.actions || {})) // a block may be called constructor
+  const labels = new Map(Object.entries(data.labels))
   v.root.style.setProperty("--recompute", data.colours.recompute)
   const joined = new Map()
   for (const segment of data.segments || [])
     segment.forEach((id, i) => joined.set(id, i === 0 ? "first" : i === segment.length - 1 ? "last" : "middle"))
   const stages = data.colours.stages
   for (const [id, node] of v.nodes) {
-    const label = data.labels[id] || ["", "", [], "", 0, null, ""]
+    const label = labels.get(id) || ["", "", [], "", 0, null, ""]
     const stage = label[5] === null ? "" : stages[label[5] % stages.length]
     const drawn = JSON.stringify([label, stage, joined.get(id)])
     if (drawn !== node.drawn) paintRow(node, label, stage, joined.get(id) || "")
@@ -395,7 +396,7 @@ function onResize(v) {
 export default function ({ data: [data], parentElement, setStateValue }) {
   let v = views.get(parentElement)
   if (!v) {
-    v = { root: parentElement.querySelector(".graph"), nodes: new Map(), cutNodes: new Map(), actions: {} }
+    v = { root: parentElement.querySelector(".graph"), nodes: new Map(), cutNodes: new Map(), actions: new Map() }
     Object.assign(v, { on: new Set(), open: new Set(), cuts: new Set(), selected: "", seq: 0, pending: [], press: null })
     v.root.onclick = (event) => onClick(v, event)
     v.root.onkeydown = (event) => onKey(v, event)

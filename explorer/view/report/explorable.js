@@ -8,6 +8,9 @@ const explorable = document.querySelector("section.explorable");
 const facts = JSON.parse(explorable.querySelector(".explorable-data").textContent);
 const recorded = openStep(facts.tables);
 const [pick, all] = [(selector) => explorable.querySelector(selector), (selector) => [...explorable.querySelectorAll(selector)]];
+// A block may have any name, `constructor` and `__proto__` too: what is found by a name is a Map.
+const mapOf = (named) => new Map(Object.entries(named));
+const [labels, members, saved, presets] = [facts.graph.labels, facts.graph.members, facts.graph.saved, facts.presets].map(mapOf);
 const page = { policy: [], undo: [], last: "", level: 0, answer: null, seq: 0, selected: "" };
 const place = new Map(facts.order.map((fqn, i) => [fqn, i]));
 const MINUS = "\u2212", NO_FIGURE = "not predicted", POINTS = 1000;
@@ -191,8 +194,8 @@ function onMarks(name, marks) {
 
 // Texts on the blocks, as explorer/view/graph/labels.py writes them for a forecast.
 function labelsOf(policy) {
-  const { labels, members, saved } = facts.graph, marked = on(policy), freed = page.answer.freed;
-  if (!policy.length) return labels;
+  if (!policy.length) return facts.graph.labels;
+  const marked = on(policy), freed = page.answer.freed;
   const holders = (fqn) => fqn.split(".").slice(0, -1).map((_, i, parts) => fqn.split(".").slice(0, parts.length - i).join("."));
   const outer = (fqn) => holders(fqn).find((holder) => marked.has(holder));
   const inside = new Map();
@@ -200,26 +203,26 @@ function labelsOf(policy) {
     if (!outer(fqn)) for (const holder of holders(fqn)) inside.set(holder, [...(inside.get(holder) ?? []), fqn]);
   }
   const held = (fqn) => {
-    const sizes = (inside.get(fqn) ?? [fqn]).map((block) => freed[block]);
-    return sizes.includes(undefined) ? null : Math.max(saved[fqn] - sum(sizes), 0);
+    const sizes = (inside.get(fqn) ?? [fqn]).map((block) => freed.get(block));
+    return sizes.includes(undefined) ? null : Math.max(saved.get(fqn) - sum(sizes), 0);
   };
   const arrow = (before, now) => (now === null ? `${mib(before)} → ?` : fromTo(before, now, " → ≈ "));
   const change = (fqn) => {
-    if (!marked.has(fqn) && !inside.has(fqn)) return outer(fqn) ? `${mib(saved[fqn])} with ${outer(fqn)}` : mib(saved[fqn]);
-    return !marked.has(fqn) && outer(fqn) ? `${mib(saved[fqn])} with ${outer(fqn)}` : arrow(saved[fqn], held(fqn));
+    if (!marked.has(fqn) && !inside.has(fqn)) return outer(fqn) ? `${mib(saved.get(fqn))} with ${outer(fqn)}` : mib(saved.get(fqn));
+    return !marked.has(fqn) && outer(fqn) ? `${mib(saved.get(fqn))} with ${outer(fqn)}` : arrow(saved.get(fqn), held(fqn));
   };
   const ofRun = (fqns) => {
     const each = new Set(fqns.map(change));
     if (each.size === 1) return `${[...each][0]} each`;
-    const sizes = fqns.map((fqn) => (marked.has(fqn) || inside.has(fqn) || outer(fqn) ? held(fqn) : saved[fqn]));
-    const before = sum(fqns.map((fqn) => saved[fqn])), now = sizes.includes(null) ? null : sum(sizes);
+    const sizes = fqns.map((fqn) => (marked.has(fqn) || inside.has(fqn) || outer(fqn) ? held(fqn) : saved.get(fqn)));
+    const before = sum(fqns.map((fqn) => saved.get(fqn))), now = sizes.includes(null) ? null : sum(sizes);
     return now === before ? `${mib(before)} in all` : `${arrow(before, now)} in all`;
   };
   const segments = new Map(policy.filter((unit) => unit.blocks.length > 1).flatMap(({ blocks }) =>
     blocks.map((fqn, i) => [fqn, `${i + 1} of ${blocks.length} together`])));
   const badges = new Map(policy.flatMap((unit) => unit.blocks.map((fqn) => [fqn, hazardsOf([unit])])));
-  return Object.fromEntries(Object.entries(labels).map(([id, [bytes, note, signs, ...rest]]) => {
-    const text = members[id] ? ofRun(members[id]) : id in saved && bytes !== "never called" ? change(id) : bytes;
+  return Object.fromEntries([...labels].map(([id, [bytes, note, signs, ...rest]]) => {
+    const text = members.has(id) ? ofRun(members.get(id)) : saved.has(id) && bytes !== "never called" ? change(id) : bytes;
     return [id, [text, segments.get(id) ?? note, [...(badges.get(id) ?? []), ...signs], ...rest]];
   }));
 }
@@ -280,7 +283,7 @@ figure.addEventListener("drawn", () => {
 
 function tools() {
   const now = written(page.policy), join = joinable(page.policy), undo = pick('[data-act="undo"]'), button = pick('[data-act="join"]');
-  all("[data-preset]").forEach((one) => one.setAttribute("aria-pressed", written(sorted(facts.presets[one.dataset.preset])) === now));
+  all("[data-preset]").forEach((one) => one.setAttribute("aria-pressed", written(sorted(presets.get(one.dataset.preset))) === now));
   undo.disabled = !page.undo.length;
   button.hidden = !join;
   if (join) button.textContent = `Recompute ${join.unit.blocks.join(" and ")} as one segment`;
@@ -314,7 +317,7 @@ function showHash() {
 
 function fromHash() {
   const text = location.hash.match(/^#policy=(.*)$/)?.[1], name = location.hash.match(/^#preset=(.*)$/)?.[1];
-  if (name !== undefined && facts.presets[name]) return facts.presets[name];
+  if (presets.has(name)) return presets.get(name);
   if (text === undefined) return null;
   try {
     const policy = read(text), strange = policy.find((unit) => !recorded.table.has(keyOf(unit)));
@@ -339,7 +342,7 @@ function save(name, text) {
 
 explorable.addEventListener("click", async ({ target }) => {
   const { preset, act, go } = target.closest("button, a")?.dataset ?? {};
-  if (preset) show(facts.presets[preset]);
+  if (preset) show(presets.get(preset));
   if (act === "undo") show(page.undo.pop(), { remember: false });
   if (act === "join") { const { unit, parts } = joinable(page.policy); show([...page.policy.filter((one) => !parts.includes(one)), unit]); }
   if (act === "file") save(`${facts.name}-policy.yaml`, fileText());

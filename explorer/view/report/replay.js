@@ -3,7 +3,7 @@
 //
 // explorer/plan/predict/tables.py made the tables: the recorded step, and for each unit the changes by its calls alone.
 // This file combines calls by the numbered rules of explorer/plan/predict/__init__.py, and the code cites them. Names
-// are those of changes.py. `python -m benchmarks.explorable` compares both on 1,406 random policies.
+// are those of changes.py. A block may have any name, `constructor` too: what is found by a name is a Map. `python -m benchmarks.explorable` compares both on 1,406 random policies.
 
 const isWithin = (fqn, block) => !block || fqn === block || fqn.startsWith(block + ".");
 const keyOf = (unit) => JSON.stringify([unit.blocks, unit.save_ops ?? []]);
@@ -24,7 +24,7 @@ function openStep(tables) {
   const byBirth = Array.from(size, (_, entry) => entry).sort((a, b) => born[a] - born[b] || a - b);
   const line = lineOf(size.map((bytes, entry) => [born[entry], died[entry], bytes]), n_ticks + 1);
   return { ...tables, forward_end_tick: tables.forward_end_tick ?? -1, size, byBirth, births: byBirth.map((entry) => born[entry]), line,
-    table: new Map(tables.units.map((unit) => [keyOf(unit), unit])) };
+    windows: new Map(Object.entries(tables.windows)), table: new Map(tables.units.map((unit) => [keyOf(unit), unit])) };
 }
 
 // Bytes at each of `length` ticks, of changes [first tick, end tick, bytes].
@@ -250,7 +250,7 @@ function reruns(step, nest, simulated, line) {
 
 // Bytes freed in each block by the end of forward, minus the generator state of its checkpoints.
 function freedBytes(step, units, outer, { away }) {
-  const { born, died, size, forward_end_tick: border } = step, freed = {};
+  const { born, died, size, forward_end_tick: border } = step, freed = new Map();
   const stash = units.filter((unit) => unit.blocks.length === 1).map((unit) =>
     [unit.blocks[0], step.stash_bytes * unit.calls.filter((call) => call.first <= border && border < call.backward_ends).length]);
   const leaving = new Map(units.map((unit) => [unit, unit.calls.flatMap((call) => call.entries).filter((entry) => away[entry])]));
@@ -259,10 +259,10 @@ function freedBytes(step, units, outer, { away }) {
     const longer = unit.calls.flatMap((call) => call.results)
       .filter(([entry, first, end]) => first <= border && border < end && died[entry] <= border).map(([entry]) => entry);
     for (const fqn of unit.blocks) {
-      const windows = step.windows[fqn] ?? [], isIn = (entry) => windows.some(([first, end]) => first < born[entry] && born[entry] <= end);
+      const windows = step.windows.get(fqn) ?? [], isIn = (entry) => windows.some(([first, end]) => first < born[entry] && born[entry] <= end);
       const state = sum(stash.filter(([block]) => (outer.size ? isWithin(block, fqn) : block === fqn)).map(([, bytes]) => bytes));
       const bytesOf = (list) => sum(list.filter(isIn).map((entry) => size[entry]));
-      freed[fqn] = (alone ? sum(entries.map((entry) => size[entry])) : bytesOf(entries)) - state - bytesOf(longer);
+      freed.set(fqn, (alone ? sum(entries.map((entry) => size[entry])) : bytesOf(entries)) - state - bytesOf(longer));
     }
   }
   return freed;
@@ -301,7 +301,7 @@ function refusalOf(step, policy, outer) {
 // The figures of a policy: a list of units { blocks, save_ops }. A figure that is not predicted is null.
 function forecast(step, policy) {
   const refusal = refusalOf(step, policy, enclosing(policy));
-  if (refusal) return { refusal, line: null, peak: null, saved: null, flopRatio: null, timeRatio: null, freed: {} };
+  if (refusal) return { refusal, line: null, peak: null, saved: null, flopRatio: null, timeRatio: null, freed: new Map() };
   const units = policy.map((unit) => step.table.get(keyOf(unit)));
   const outer = enclosing(units), nest = nestOf(units, outer), simulated = simulate(step, nest);
   const line = lineOf(simulated.changes, step.line.length, step.line);

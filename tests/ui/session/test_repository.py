@@ -184,3 +184,45 @@ def test_an_opened_run_brings_its_figures_back_on_its_own_page(
     split = opened.run().session_state["pipeline"]
     assert (split.shown, split.places, split.choices.n_microbatches, split.engine) == (run_id, [3], 8, "inproc")
     assert split.draft.spec == SPEC and OPENED not in opened.session_state
+
+
+@pytest.mark.parametrize("how", ["imported", "other torch", "other machine", "own"])
+def test_only_runs_of_this_machine_answer(known: Runs, how: str) -> None:
+    """Also after a person has opened one: it is shown, and the next request is measured."""
+    here = run()
+    torch, system = ("2.0.0", here.environment.platform) if how == "other torch" else ("2.13.0", "Elsewhere-1")
+    elsewhere = replace(here, environment=replace(here.environment, torch_version=torch, platform=system))
+    pair = graphs.compared(GRAPH, CANDIDATE)
+    if how == "imported":
+        stored = replace(run_file.stored_record(here), created=run_file.LATEST)
+        run_id = Store().import_file(run_file.write(stored))
+        pair_id = Store().import_file(run_file.write(run_file.stored_record(pair)))
+    else:
+        run_id = Store().save(here if how == "own" else elsewhere)
+        pair_id = Store().save(
+            pair
+            if how == "own"
+            else replace(pair, candidate=replace(pair.candidate, environment=elsewhere.environment))
+        )
+    for _ in range(2):
+        answers = (known.measured(BASE), known.compared(BASE, CANDIDATE), known.points(BASE))
+        assert all(answers) if how == "own" else not any(answers), answers
+        known.open(run_id)
+        known.open(pair_id)
+
+
+def test_a_forged_date_makes_no_run_the_gallerys_sample(known: Runs) -> None:
+    from explorer.cli.verbs import report
+    from explorer.plan.catalogue import catalogue
+
+    sample = next(sample for sample in catalogue() if sample.name == "gpt")
+    spec = replace(SPEC, model=ModelRef(target=sample.target, size="small"))
+    pair = graphs.compared(GRAPH, spec)
+    forged = replace(pair, candidate=replace(pair.candidate, graph=GRAPH))
+    stored = replace(run_file.stored_record(forged), created=run_file.LATEST)
+    Store().import_file(run_file.write(stored))
+    assert report._stored(sample) is None
+    own = replace(forged, candidate=replace(forged.candidate, peaks=replace(forged.candidate.peaks)))
+    run_id = Store().save(replace(own, baseline=replace(own.baseline, warnings=("own",))))
+    found = report._stored(sample)
+    assert found is not None and found.run == Store().load(run_id)
