@@ -334,9 +334,8 @@ def is_imported(run_id: str) -> bool:
 def ran_here(record: Record) -> bool:
     """Whether a run says that it is of this machine and of the torch that is installed now."""
     run = record.candidate if isinstance(record, Comparison) else record
-    if not isinstance(run, Measurement) or run.environment.platform != platform.platform(terse=True):
-        return False
-    return _release(run.environment.torch_version) == _installed_torch()
+    here = (platform.platform(terse=True), _installed_torch())
+    return isinstance(run, Measurement) and here == (run.environment.platform, _release(run.environment.torch_version))
 
 
 def _release(version: str) -> str:
