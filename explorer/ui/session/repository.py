@@ -292,8 +292,8 @@ class Runs:
             return
         self._models_read[target] = state
         try:
-            own = [run for run in store.list() if run.model == target and not run.imported]
-            runs = [run for run in own if is_current(run, target)]
+            measured = [run for run in store.list() if run.model == target and not run.imported]
+            runs = [run for run in measured if is_current(run, target)]
             for run in sorted(runs, key=lambda run: run.created)[-MOST_READ:]:
                 if run.run_id in self._created:
                     continue
