@@ -9,7 +9,7 @@ Loss equality is never part of it.
 
 `explorer.audit(model, step)`: a model's built-in recompute, and whether the gradients stay the same.
 
-a recorded step                          forwards inside backward that no policy ordered
+a recorded step                          calls of a checkpoint, forwards inside backward that no policy ordered
 a recorded step, checkpointing off       does a recompute remain?
 judge(plain, with recompute)             the verdict; without a switch for recompute, random draws are compared
 """
@@ -38,6 +38,7 @@ from explorer.errors import BadInput
 from explorer.own_loop.record_step import place_of_caller
 from explorer.plan.names import listed
 from explorer.plan.why.caveats import in_words, self_checkpointing
+from explorer.plan.why.checkpointing import checkpointing_lines
 from explorer.plan.why.gradients import causes
 from explorer.record.comparison import BufferDiff, Comparison, GradientDiff, ParameterDiff, TensorDiff, Verdict
 from explorer.record.graph import ModelRef
@@ -188,16 +189,17 @@ class Audit:
     @property
     def is_same(self) -> bool | None:
         """Whether the model trains like the plain model; None: no plain version could be built or compared."""
-        if not self.reruns:
+        if not _is_checkpointed(self.measurement):
             return True
         if self.judged is not None and self.judged.verdict != "not comparable":
             return self.judged.verdict in ("bitwise equal", "rounding")
         return False if self.other_draws else None
 
     def __repr__(self) -> str:
-        if not self.reruns:
-            return "The model runs nothing again by itself."
-        lines = [f"{in_words(self.measurement)}."]
+        again = f"{in_words(self.measurement)}." if self.reruns else "The model runs nothing again by itself."
+        lines = [again, *checkpointing_lines(self.measurement)]
+        if not _is_checkpointed(self.measurement):
+            return "\n  ".join(lines)
         if self.judged is not None:
             lines.append(f"Against itself with that switched off: {self.judged}")
         else:
@@ -230,7 +232,7 @@ def audit(model: nn.Module, step: Callable[[], object]) -> Audit:
         before = StepSnapshot(model, step)
         try:
             as_it_is = _recorded(model, step, where)
-            if not self_checkpointing(as_it_is):
+            if not _is_checkpointed(as_it_is):
                 return Audit(as_it_is, None, None)
             before.restore()
             with RerunDraws(model) as draws:
@@ -246,6 +248,12 @@ def audit(model: nn.Module, step: Callable[[], object]) -> Audit:
         return Audit(as_it_is, judge_steps(sides, (model, model), None, where, before.restore), draws)
     finally:
         before.restore()
+
+
+def _is_checkpointed(run: Measurement) -> bool:
+    """Whether the model checkpoints anything. A checkpoint that is dead was called, and nothing ran again."""
+    own = run.self_checkpointing
+    return bool(self_checkpointing(run) or (own is not None and own.regions))
 
 
 def _recorded(model: nn.Module, step: Callable[[], object], where: str) -> Measurement:

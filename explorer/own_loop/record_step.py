@@ -31,6 +31,7 @@ from explorer.plan.planners.planner import Planner
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.sizes import parse_budget
 from explorer.plan.why.caveats import bytes_outside, peak_caveats, self_checkpointing
+from explorer.plan.why.checkpointing import checkpointing_lines
 from explorer.plan.why.peak import explain_one, peak_of_next_step
 from explorer.record.card import CardMemory
 from explorer.record.measurement import Measurement
@@ -136,7 +137,8 @@ class RecordedRun:
             head += f", the next step {mib(next_step(run).step_peak_bytes or 0)} (predicted)"
         again = sum(cost.n_recompute > 0 for cost in run.blocks)
         ran = f"{count(again, 'block')} ran again for backward." if again else "No block ran again for backward."
-        return "\n  ".join([head, *self.why(), *([] if self_checkpointing(run) else [ran]), *peak_caveats(run)])
+        lines = [head, *self.why(), *([] if self_checkpointing(run) else [ran]), *peak_caveats(run)]
+        return "\n  ".join([*lines, *checkpointing_lines(run)])
 
 
 class RecordedStep(RecordedRun):

@@ -52,7 +52,7 @@ SAYS = {
     "no scale": "it is Attention in the baseline and Unscaled in the candidate",
     "looks ahead": "layers.1.attention is the first block that returns another output for the same input",
     "inputs reversed": "The model gets other inputs in the candidate's step",
-    "cut off and clipped": "13 more. Usual causes: a detach or no_grad, requires_grad that is off.",
+    "cut off and clipped": "13 more. Usual causes: a detach or no_grad, requires_grad that is off, a reentrant",
     "targets not shifted": "Usual causes: shifted targets, padding that counts, smoothing, a term that is missing",
     "a mean of uneven means": "The model is called once in a step of the baseline and 2 times in the candidate's",
     "another epsilon": "norm is the first block that returns another output for the same input",

@@ -44,6 +44,7 @@ from explorer.engine.device.memory_limit import failure_in_step, first_step, out
 from explorer.engine.model.loaded import Loaded, types_of
 from explorer.engine.policy.offload import HOST
 from explorer.engine.state.rng import RngState
+from explorer.engine.watch.checkpoint_calls import CheckpointCalls
 from explorer.engine.watch.checkpoint_error import failure_in_words
 from explorer.engine.watch.storages import NONE, KnownTensor
 from explorer.engine.watch.tracker import Tracker
@@ -71,6 +72,7 @@ class Recording:
         self.optimizers: Optimizers = None
         """Optimizers of the step, whose state is named at the exit."""
         self._model, self._device = model, device
+        self._checkpoints = CheckpointCalls(model, tracker)
         self._recorder = device.recorder() if data else None
         self._probes: list[Probe] = []
         self._open = ExitStack()
@@ -82,6 +84,7 @@ class Recording:
                 opened.callback(self._probe)
                 self._probe()
             opened.enter_context(self.tracker)
+            opened.enter_context(self._checkpoints.watching())
             opened.callback(self._name_results)
             self._open = opened.pop_all()
         return self
@@ -111,6 +114,7 @@ class Recording:
             blocks=block_costs(self.tracker, allocations, phases, spec.policy),
             uncounted_ops=uncounted(self.tracker),
             collectives=collectives_of(self.tracker, allocations),
+            self_checkpointing=self._self_checkpointing,
             dtype=types_of(self._model),
             warnings=tuple(doubts(self.log, max(allocations.held_bytes))),
         )
@@ -122,6 +126,7 @@ class Recording:
     def _name_results(self) -> None:
         self.tracker.storages.tag(optimizer_tensors(self._model, self.optimizers))
         self.tracker.storages.tag(gradient_tensors(self._model))  # FSDP's have no hook
+        self._self_checkpointing = self._checkpoints.found()
 
 
 def recording_of(

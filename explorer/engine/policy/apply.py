@@ -5,6 +5,7 @@ units.py has the rules of a unit. Every check comes before any change, and one e
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -242,17 +243,37 @@ def _options(policy: Policy, model: nn.Module) -> Iterator[str]:
 def checkpointing_off(model: nn.Module) -> Iterator[None]:
     """Turns every known switch of `model` off, and makes torch.utils.checkpoint a plain call of its function."""
     on = [(module, name) for module in model.modules() for name in SWITCHES if getattr(module, name, None) is True]
-    originals = (torch_checkpoint.CheckpointFunction, torch_checkpoint._checkpoint_without_reentrant_generator)
     for module, name in on:
         setattr(module, name, False)
-    torch_checkpoint.CheckpointFunction = _PlainCall  # type: ignore[misc, assignment]
-    torch_checkpoint._checkpoint_without_reentrant_generator = _keep_nothing  # type: ignore[assignment]
     try:
-        yield
+        with checkpoint_functions_replaced(lambda original: _PlainCall, lambda original: _keep_nothing):
+            yield
     finally:
-        torch_checkpoint.CheckpointFunction, torch_checkpoint._checkpoint_without_reentrant_generator = originals  # type: ignore[misc]
         for module, name in on:
             setattr(module, name, True)
+
+
+REENTRANT, NON_REENTRANT = "CheckpointFunction", "_checkpoint_without_reentrant_generator"
+_COPIES = "torch.distributed._composable.checkpoint_activation"
+"""A module of torch that holds the second name too."""
+
+
+@contextmanager
+def checkpoint_functions_replaced(
+    reentrant: Callable[[object], object], non_reentrant: Callable[[object], object]
+) -> Iterator[None]:
+    """Replaces what both kinds of torch.utils.checkpoint are made of by what the arguments make of it."""
+    places = [(torch_checkpoint, REENTRANT, reentrant), (torch_checkpoint, NON_REENTRANT, non_reentrant)]
+    if _COPIES in sys.modules:
+        places.append((sys.modules[_COPIES], NON_REENTRANT, non_reentrant))
+    originals = [getattr(module, name) for module, name, _ in places]
+    try:
+        for (module, name, make), original in zip(places, originals):
+            setattr(module, name, make(original))
+        yield
+    finally:
+        for (module, name, _), original in zip(places, originals):
+            setattr(module, name, original)
 
 
 class _PlainCall:

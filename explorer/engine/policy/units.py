@@ -210,6 +210,11 @@ class _FirstThenAgain:
             return self._function(*args, **kwargs)
 
 
+def is_of_a_policy(function: object, context: object) -> bool:
+    """Whether a call of torch.utils.checkpoint is a unit's, from its function and its `context_fn`."""
+    return isinstance(function, _FirstThenAgain) or getattr(context, "func", None) is selective_contexts
+
+
 def operator(name: str) -> object:
     """The operator `namespace.operator.overload` of torch.ops. Raises AttributeError for an unknown name."""
     parts = name.split(".")

@@ -99,6 +99,8 @@ class Tracker(BlockWatch):
     supports_higher_order_operators = True
     trouble: Exception | None = None
     """Error of the tracker itself, if the step shall go on without the tracker; nothing is noted after it."""
+    with_gradient: set[str]
+    """Names of the parameters whose gradient came in the step."""
 
     def __init__(
         self,
@@ -153,9 +155,10 @@ class Tracker(BlockWatch):
             self.storages.tag(self._before_step)
             self.storages.n_before_step = self.storages.n_seen
             self._before_step.clear()  # else no older storage could die
+            self.with_gradient = set()
             for name, parameter in self._model.named_parameters():
                 if parameter.requires_grad:
-                    hook = partial(self._gradient_came, name.rpartition(".")[0])
+                    hook = partial(self._gradient_came, name)
                     opened.enter_context(parameter.register_post_accumulate_grad_hook(hook))
             self._distributed = is_distributed()
             if self._distributed:
@@ -316,9 +319,10 @@ class Tracker(BlockWatch):
             frame = self._main
         return frame.block[max(0, bisect_right(frame.first_node, number) - 1)]
 
-    def _gradient_came(self, owner: str, parameter: torch.Tensor) -> None:
+    def _gradient_came(self, name: str, parameter: torch.Tensor) -> None:
+        self.with_gradient.add(name)
         if parameter.grad is not None:
-            self.storages.tag_tensor(parameter.grad, "gradient", owner)
+            self.storages.tag_tensor(parameter.grad, "gradient", name.rpartition(".")[0])
 
     def _scene(self, frame: Any) -> tuple[int, int]:
         """Notes time, phase, recomputed block, innermost block and autograd's counter; returns the first two."""

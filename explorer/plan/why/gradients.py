@@ -102,7 +102,7 @@ def _in_backward(comparison: Comparison, order: tuple[str, ...]) -> Iterator[str
     ordered = [diff for diff in came if diff.name.rpartition(".")[0] in places]
     ordered.sort(key=lambda diff: places[diff.name.rpartition(".")[0]])
     wrong = [diff for diff in ordered if diff.verdict == "different"]
-    if not any(diff.presence == "both" for diff in wrong) and all(diff.presence != "baseline only" for diff in wrong):
+    if not any(diff.presence == "both" for diff in wrong):  # `_missing` names them
         return
     behind = ordered[ordered.index(wrong[-1]) + 1 :]
     begin = f"The model returns the same{' and the loss is equal' if comparison.loss_equal else ''}"
@@ -240,7 +240,10 @@ def _missing(comparison: Comparison) -> Iterator[str]:
         return
     why = ""
     if comparison.forward is not None:
-        why = ". Usual causes: a detach or no_grad, requires_grad that is off"
+        why = (
+            ". Usual causes: a detach or no_grad, requires_grad that is off, a reentrant checkpoint whose inputs "
+            "require none"
+        )
     if comparison.candidate.spec.policy.use_reentrant:
         why = ": reentrant checkpointing passes no gradient where no input requires one, or none is in plain sight"
     yield f"No gradient came for {listed(gone)}{why}."

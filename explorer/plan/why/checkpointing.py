@@ -1,0 +1,168 @@
+"""Is the model's own checkpointing alive, and on everything? One table of a recorded step answers, block by block.
+
+caveats.py names the blocks that ran again. The table here also has blocks whose checkpoint was called and is dead, and
+blocks whose switch is on and does nothing. Blocks that are kept though blocks like them ran again have a row too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from explorer.plan.names import above, is_within, lineage, listed, outermost
+from explorer.plan.why.caveats import self_checkpointing
+from explorer.record.checkpointing import CheckpointRegion, SelfCheckpointing
+from explorer.record.graph import ModelGraph
+from explorer.record.measurement import Measurement
+
+Row = dict[str, str | int]
+DEAD = (
+    "no input requires a gradient, so nothing inside trains: pass use_reentrant=False, or let the input require one "
+    "(enable_input_require_grads())"
+)
+EVAL = "in eval mode, where most checkpoint code does not act: call train() on it"
+
+
+@dataclass
+class _Unit:
+    """Figures of a block that the model checkpoints, or may."""
+
+    n_calls: int = 0
+    n_again: float = 0
+    n_dead: int = 0
+    reentrant: bool = False
+    alike: str = ""
+    """`3 of 8`: how many of the blocks like this one are checkpointed, if this one is not."""
+
+
+def checkpointing_rows(run: Measurement, graph: ModelGraph | None = None) -> list[Row]:
+    """A row for each block that the model checkpoints by itself, or that looks as if it should. Equal neighbours share
+    a row. Empty if the model has neither a switch nor a checkpoint."""
+    own = run.self_checkpointing
+    if own is None:
+        return []
+    units = _units(run, own, graph or run.graph)
+    rows = [(fqn, _row(fqn, unit, own)) for fqn, unit in units.items()]
+    if not rows and own.switches:
+        fqns = outermost(switch.block for switch in own.switches)
+        rows = [(fqn, _row(fqn, _Unit(), own)) for fqn in fqns]
+    grouped: list[Row] = []
+    for (_, row), same in groupby(rows, key=lambda pair: (pair[0].rpartition(".")[0], pair[1])):
+        fqns = [fqn or "the model" for fqn, _ in same]
+        name = fqns[0] if len(fqns) == 1 else f"{fqns[0]} to {fqns[-1].rpartition('.')[2]}, each of {len(fqns)}"
+        grouped.append({"block": name, **row})
+    return grouped
+
+
+def untrained(run: Measurement) -> str:
+    """`16 of 18 trainable parameters got no gradient in this step: a, b, c and 13 more.`; empty: all got one."""
+    own = run.self_checkpointing
+    if own is None or not own.without_gradient:
+        return ""
+    n, names = len(own.without_gradient), listed(own.without_gradient)
+    return f"{n:,} of {own.n_trainable:,} trainable parameters got no gradient in this step: {names}."
+
+
+def checkpointing_lines(run: Measurement) -> list[str]:
+    """Table and sentence as lines of text; empty if there is nothing to say."""
+    rows = checkpointing_rows(run)
+    lines = ["Checkpointing by the model itself:"] if rows else []
+    if rows:
+        texts = [list(rows[0]), *([str(cell) for cell in row.values()] for row in rows)]
+        widths = [max(len(text[i]) for text in texts) for i in range(len(texts[0]))]
+        lines += ["  " + "  ".join(map(str.ljust, text, widths)).rstrip() for text in texts]
+    return [*lines, *filter(None, [untrained(run)])]
+
+
+def _units(run: Measurement, own: SelfCheckpointing, graph: ModelGraph | None) -> dict[str, _Unit]:
+    """The blocks with a row, in the order of the model."""
+    called = [cost.fqn for cost in run.blocks if cost.n_forward]
+    units: dict[str, _Unit] = {}
+    for region in own.regions:
+        for fqn in _covered(region, called):
+            unit = units.setdefault(fqn, _Unit())
+            unit.n_calls += region.n_calls
+            unit.n_again += region.n_again
+            unit.n_dead += region.n_without_gradient
+            unit.reentrant |= region.reentrant
+    again = self_checkpointing(run)
+    for fqn, times in again.items():
+        if not any(is_within(fqn, unit) or is_within(unit, fqn) for unit in units):
+            units[fqn] = _Unit(n_again=times)
+    checkpointed = list(units)
+    for fqn in _idle_switches(own):
+        if not any(is_within(unit, fqn) or is_within(fqn, unit) for unit in checkpointed):
+            units.setdefault(fqn, _Unit())
+    for fqn, alike in _kept_though_alike(checkpointed, called, graph):
+        units.setdefault(fqn, _Unit()).alike = alike
+    order = {cost.fqn: i for i, cost in enumerate(run.blocks)}
+    return dict(sorted(units.items(), key=lambda item: order.get(item[0], 0)))
+
+
+def _covered(region: CheckpointRegion, called: Sequence[str]) -> tuple[str, ...]:
+    """The blocks of a region: the caller if everything that the caller calls lies inside."""
+    inside = [fqn for fqn in called if fqn != region.caller and is_within(fqn, region.caller)]
+    is_whole = all(any(is_within(fqn, block) for block in region.blocks) for fqn in inside)
+    return (region.caller,) if is_whole or not region.blocks else region.blocks
+
+
+def _idle_switches(own: SelfCheckpointing) -> list[str]:
+    """The innermost blocks with a switch that is on."""
+    on = dict.fromkeys(switch.block for switch in own.switches if switch.is_on)
+    holders = {holder for fqn in on for holder in above(fqn)}
+    return [fqn for fqn in on if fqn not in holders]
+
+
+def _kept_though_alike(
+    units: Sequence[str], called: Sequence[str], graph: ModelGraph | None
+) -> Iterator[tuple[str, str]]:
+    """Blocks of a list that are not checkpointed, beside blocks of the same kind that are."""
+
+    def family(fqn: str) -> tuple[str, str]:
+        block = graph.by_fqn.get(fqn) if graph else None
+        return fqn.rpartition(".")[0], block.kind if block else ""
+
+    lists = {family(fqn) for fqn in units if fqn.rpartition(".")[2].isdigit()}
+    for parent in lists:
+        members = [fqn for fqn in called if fqn.rpartition(".")[2].isdigit() and family(fqn) == parent]
+        kept = [fqn for fqn in members if not any(is_within(unit, fqn) or is_within(fqn, unit) for unit in units)]
+        for fqn in kept:
+            yield fqn, f"{len(members) - len(kept)} of {len(members)}"
+
+
+def _row(fqn: str, unit: _Unit, own: SelfCheckpointing) -> Row:
+    switch = next((switch for name in lineage(fqn) for switch in own.switches if switch.block == name), None)
+    in_eval = any(is_within(fqn, block) for block in own.in_eval) or (switch is not None and not switch.trains)
+    without = sum(is_within(name, fqn) for name in own.without_gradient)
+    state = "none" if switch is None else f"{switch.name} {'on' if switch.is_on else 'off'}"
+    return {
+        "switch": state,
+        "called": unit.n_calls,
+        "ran again": f"{unit.n_again:.3g}",
+        "mode": "eval" if in_eval else "train",
+        "without a gradient": without,
+        "that is": _finding(unit, is_on=switch is not None and switch.is_on, in_eval=in_eval, without=without),
+    }
+
+
+def _finding(unit: _Unit, *, is_on: bool, in_eval: bool, without: int) -> str:
+    """Whether the checkpoint of a block acts, and what to do if it does not."""
+    if unit.n_dead and without:
+        part = "dead" if unit.n_dead == unit.n_calls else f"dead in {unit.n_dead} of {unit.n_calls} calls"
+        return f"{part}: {DEAD}"
+    if unit.n_again and without:
+        return "alive, but parameters inside get no gradient: look for a detach or no_grad between them and the loss"
+    if unit.n_again:
+        return "alive" if unit.n_calls else "alive, by code of the model's own"
+    if unit.n_calls and without:
+        return "dead: no gradient comes back to it: look for a detach or no_grad between it and the loss"
+    if unit.n_calls:
+        return "not needed: backward asks for nothing from there"
+    if unit.alike:
+        return f"kept, though {unit.alike} blocks like it are checkpointed" + (f"; it is {EVAL}" if in_eval else "")
+    if not is_on:
+        return "off: gradient_checkpointing_enable(), or set_grad_checkpointing() of timm, turns it on"
+    if in_eval:
+        return f"switched on and without effect: it is {EVAL}"
+    return "switched on and never called: its forward does not reach the checkpoint"
