@@ -252,7 +252,7 @@ def audit(model: nn.Module, step: Callable[[], object]) -> Audit:
 
 def _is_checkpointed(run: Measurement) -> bool:
     """Whether the model checkpoints anything. A checkpoint that is dead was called, and nothing ran again."""
-    own = run.self_checkpointing
+    own = run.own_checkpointing
     return bool(self_checkpointing(run) or (own is not None and own.regions))
 
 

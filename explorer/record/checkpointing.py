@@ -8,7 +8,7 @@ from __future__ import annotations
 from explorer.record.base import Count, Record
 
 
-class Switch(Record):
+class CheckpointSwitch(Record):
     """An attribute of a module with which libraries turn checkpointing on."""
 
     block: str
@@ -35,10 +35,10 @@ class CheckpointRegion(Record):
     """Calls of the reentrant kind without an input that requires a gradient: they pass no gradient to anything."""
 
 
-class SelfCheckpointing(Record):
+class OwnCheckpointing(Record):
     """What a model checkpoints without a policy, in one step."""
 
-    switches: tuple[Switch, ...] = ()
+    switches: tuple[CheckpointSwitch, ...] = ()
     regions: tuple[CheckpointRegion, ...] = ()
     n_trainable: Count = 0
     """Parameters that require a gradient."""

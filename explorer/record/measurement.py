@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from explorer.record.allocations import ROLES, Allocations, Collective, Phase, PhaseSpan
 from explorer.record.base import MOST_RANKS, Column, Count, Number, Origin, Record
 from explorer.record.card import CardMemory
-from explorer.record.checkpointing import SelfCheckpointing
+from explorer.record.checkpointing import OwnCheckpointing
 from explorer.record.failure import Failure
 from explorer.record.graph import RECORDED, ModelGraph, ModelRef
 from explorer.record.policy import Policy
@@ -207,7 +207,7 @@ class Measurement(Record):
     """Recorded steps: the tick of the last call of `zero_grad`; None: the loop called none."""
     keeps_gradients: bool = False
     """True if that call zeroes gradients in place (`set_to_none=False`), so that later steps hold them throughout."""
-    self_checkpointing: SelfCheckpointing | None = None
+    own_checkpointing: OwnCheckpointing | None = None
     """The model's own checkpointing, as the recorded step showed it; None: a prediction, or a file of an earlier
     version."""
     ran_as_written: bool = False

@@ -120,7 +120,7 @@ def test_a_dead_checkpoint_is_named_with_what_it_keeps_from_training(how: str) -
     (row,) = checkpointing_rows(run)
     assert row["block"] == ALL_FOUR and (row["called"], row["ran again"], row["without a gradient"]) == (1, "0", 2)
     assert str(row["that is"]).startswith("dead: no input requires a gradient") and "use_reentrant=False" in str(row)
-    own = run.self_checkpointing
+    own = run.own_checkpointing
     assert own is not None and set(own.without_gradient) == missing(model) and len(missing(model)) == 8
     assert untrained(run).startswith("8 of 10 trainable parameters got no gradient in this step: blocks.0.")
     audit = explorer.audit(model, step_of(model))
@@ -175,7 +175,7 @@ def test_one_region_may_be_dead_in_some_of_its_calls() -> None:
 
     (row,) = checkpointing_rows(recorded(model, step))
     assert (row["block"], row["called"], row["ran again"], row["that is"]) == ("0", 2, "1", "alive")
-    own = recorded(model, step).self_checkpointing
+    own = recorded(model, step).own_checkpointing
     assert own is not None and own.regions[0].n_without_gradient == 1
 
 
@@ -199,7 +199,7 @@ def test_a_policy_is_not_the_models_own() -> None:
         with explorer.apply_policy(model, explorer.Policy.recompute(["1"], use_reentrant=reentrant)):
             run = recorded(model)
         assert run.by_fqn["1"].n_recompute == 1
-        assert run.self_checkpointing is not None and run.self_checkpointing.regions == ()
+        assert run.own_checkpointing is not None and run.own_checkpointing.regions == ()
         assert checkpointing_rows(run) == []
 
 
@@ -300,7 +300,7 @@ def test_transformers_with_a_frozen_base_and_its_cure() -> None:
     run = recorded(model, step)
     (dead,) = checkpointing_rows(run)
     assert dead["block"] == alive["block"] and str(dead["that is"]).startswith("dead")
-    assert run.self_checkpointing is not None and set(run.self_checkpointing.without_gradient) == missing(model)
+    assert run.own_checkpointing is not None and set(run.own_checkpointing.without_gradient) == missing(model)
     model.enable_input_require_grads()
     (cured,) = checkpointing_rows(recorded(model, step))
     assert cured["that is"] == "alive" and not missing(model)

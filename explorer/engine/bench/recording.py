@@ -114,7 +114,7 @@ class Recording:
             blocks=block_costs(self.tracker, allocations, phases, spec.policy),
             uncounted_ops=uncounted(self.tracker),
             collectives=collectives_of(self.tracker, allocations),
-            self_checkpointing=self._self_checkpointing,
+            own_checkpointing=self._own_checkpointing,
             dtype=types_of(self._model),
             warnings=tuple(doubts(self.log, max(allocations.held_bytes))),
         )
@@ -126,7 +126,7 @@ class Recording:
     def _name_results(self) -> None:
         self.tracker.storages.tag(optimizer_tensors(self._model, self.optimizers))
         self.tracker.storages.tag(gradient_tensors(self._model))  # FSDP's have no hook
-        self._self_checkpointing = self._checkpoints.found()
+        self._own_checkpointing = self._checkpoints.found()
 
 
 def recording_of(

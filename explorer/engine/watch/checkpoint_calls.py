@@ -20,7 +20,7 @@ from explorer.engine.policy.units import is_of_a_policy
 from explorer.engine.watch.collectives import dtensor_type
 from explorer.engine.watch.tracker import Tracker
 from explorer.plan.names import outermost
-from explorer.record.checkpointing import CheckpointRegion, SelfCheckpointing, Switch
+from explorer.record.checkpointing import CheckpointRegion, CheckpointSwitch, OwnCheckpointing
 
 Region = tuple[str, tuple[str, ...], bool]
 
@@ -100,12 +100,12 @@ class CheckpointCalls:
         )
         self._calls.append((region, function, function.n_runs))
 
-    def found(self) -> SelfCheckpointing:
+    def found(self) -> OwnCheckpointing:
         """What the step has shown, after its end."""
         trainable = {name: value for name, value in self._model.named_parameters() if value.requires_grad}
         missing = [name for name, parameter in trainable.items() if self._is_missing(name, parameter)]
         called = [fqn for fqn, n in zip(self._tracker.fqns, self._tracker.n_forward) if n]
-        return SelfCheckpointing(
+        return OwnCheckpointing(
             switches=tuple(_switches(self._model)),
             regions=tuple(self._regions()),
             n_trainable=len(trainable),
@@ -133,8 +133,8 @@ class CheckpointCalls:
         yield from regions.values()
 
 
-def _switches(model: nn.Module) -> Iterator[Switch]:
+def _switches(model: nn.Module) -> Iterator[CheckpointSwitch]:
     for fqn, module in model.named_modules():
         for name in SWITCHES:
             if isinstance(value := getattr(module, name, None), bool):
-                yield Switch(block=fqn, name=name, is_on=value, trains=module.training)
+                yield CheckpointSwitch(block=fqn, name=name, is_on=value, trains=module.training)

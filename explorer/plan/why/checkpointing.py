@@ -12,7 +12,7 @@ from itertools import groupby
 
 from explorer.plan.names import above, is_within, lineage, listed, outermost
 from explorer.plan.why.caveats import self_checkpointing
-from explorer.record.checkpointing import CheckpointRegion, SelfCheckpointing
+from explorer.record.checkpointing import CheckpointRegion, OwnCheckpointing
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 
@@ -39,7 +39,7 @@ class _Unit:
 def checkpointing_rows(run: Measurement, graph: ModelGraph | None = None) -> list[Row]:
     """A row for each block that the model checkpoints by itself, or that looks as if it should. Equal neighbours share
     a row. Empty if the model has neither a switch nor a checkpoint."""
-    own = run.self_checkpointing
+    own = run.own_checkpointing
     if own is None:
         return []
     units = _units(run, own, graph or run.graph)
@@ -57,7 +57,7 @@ def checkpointing_rows(run: Measurement, graph: ModelGraph | None = None) -> lis
 
 def untrained(run: Measurement) -> str:
     """`16 of 18 trainable parameters got no gradient in this step: a, b, c and 13 more.`; empty: all got one."""
-    own = run.self_checkpointing
+    own = run.own_checkpointing
     if own is None or not own.without_gradient:
         return ""
     n, names = len(own.without_gradient), listed(own.without_gradient)
@@ -75,7 +75,7 @@ def checkpointing_lines(run: Measurement) -> list[str]:
     return [*lines, *filter(None, [untrained(run)])]
 
 
-def _units(run: Measurement, own: SelfCheckpointing, graph: ModelGraph | None) -> dict[str, _Unit]:
+def _units(run: Measurement, own: OwnCheckpointing, graph: ModelGraph | None) -> dict[str, _Unit]:
     """The blocks with a row, in the order of the model."""
     called = [cost.fqn for cost in run.blocks if cost.n_forward]
     units: dict[str, _Unit] = {}
@@ -107,7 +107,7 @@ def _covered(region: CheckpointRegion, called: Sequence[str]) -> tuple[str, ...]
     return (region.caller,) if is_whole or not region.blocks else region.blocks
 
 
-def _idle_switches(own: SelfCheckpointing) -> list[str]:
+def _idle_switches(own: OwnCheckpointing) -> list[str]:
     """The innermost blocks with a switch that is on."""
     on = dict.fromkeys(switch.block for switch in own.switches if switch.is_on)
     holders = {holder for fqn in on for holder in above(fqn)}
@@ -131,7 +131,7 @@ def _kept_though_alike(
             yield fqn, f"{len(members) - len(kept)} of {len(members)}"
 
 
-def _row(fqn: str, unit: _Unit, own: SelfCheckpointing) -> Row:
+def _row(fqn: str, unit: _Unit, own: OwnCheckpointing) -> Row:
     switch = next((switch for name in lineage(fqn) for switch in own.switches if switch.block == name), None)
     in_eval = any(is_within(fqn, block) for block in own.in_eval) or (switch is not None and not switch.trains)
     without = sum(is_within(name, fqn) for name in own.without_gradient)
