@@ -13,6 +13,7 @@ from rich.table import Table
 from explorer.cli.command import answer_console, say, table_of
 from explorer.plan.memory.ledger import ledger
 from explorer.plan.why.caveats import peak_caveats
+from explorer.plan.why.checkpointing import sides
 from explorer.plan.why.collectives import collective_rows, repeated, sent_bytes
 from explorer.plan.why.peak import explain_one
 from explorer.record.base import to_plain
@@ -144,6 +145,7 @@ def _verdict(console: Console, comparison: Comparison) -> None:
     lines = [
         ("Moved", moved_sentence(comparison) if comparison.moved_twice or comparison.late_reads else ""),
         ("Worst", "" if worst is None else f"{worst.name}: {_distance(worst)}"),
+        *(("Baseline", sentence) for sentence in sides(comparison)),
         *(("Likely", cause) for cause in comparison.causes),
         ("Why", comparison.not_reproducible_because),
         ("Scope", scope_sentence(comparison)),
@@ -225,7 +227,11 @@ def _scope(comparison: Comparison) -> str:
 
 
 def _distance(diff: TensorDiff) -> str:
-    largest = "" if diff.max_abs is None or diff.n_nonfinite else f", largest difference {diff.max_abs:.2g}"
+    largest = (
+        ""
+        if diff.max_abs is None or diff.relative_norm is None or diff.n_nonfinite
+        else f", largest difference {diff.max_abs:.2g}"
+    )
     return distance_in_words(diff) + largest
 
 

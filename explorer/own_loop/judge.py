@@ -38,7 +38,7 @@ from explorer.errors import BadInput
 from explorer.own_loop.record_step import place_of_caller
 from explorer.plan.names import listed
 from explorer.plan.why.caveats import in_words, self_checkpointing
-from explorer.plan.why.checkpointing import checkpointing_lines
+from explorer.plan.why.checkpointing import checkpointing_lines, checkpoints_itself, sides
 from explorer.plan.why.gradients import causes
 from explorer.record.comparison import BufferDiff, Comparison, GradientDiff, ParameterDiff, TensorDiff, Verdict
 from explorer.record.graph import ModelRef
@@ -84,8 +84,7 @@ class Judged:
         if not n:
             n_equal, n = sum(diff.bitwise for diff in comparison.parameters), len(comparison.parameters)
             what = "parameters are equal bit by bit after the steps, which leave no gradient"
-        lines = [f"{self.verdict}: {n_equal} of {n} {what}"]
-        lines += self.causes
+        lines = [f"{self.verdict}: {n_equal} of {n} {what}", *sides(comparison, "reference"), *self.causes]
         later = {id(diff) for diff in comparison.later_gradients}
         lines += [_line(diff, is_later=id(diff) in later) for diff in self.worst[:_MOST_LINES]]
         left = len(self.worst) - _MOST_LINES
@@ -162,7 +161,8 @@ def _line(diff: TensorDiff, *, is_later: bool) -> str:
     name = f"{_KINDS.get(type(diff), '')} {diff.name} {what}".strip()
     if diff.presence in ("baseline only", "candidate only"):
         return f"{name}: of the {'reference' if diff.presence == 'baseline only' else 'candidate'} alone"
-    far = "" if diff.relative_norm is None else f", {diff.relative_norm:.2g} of its norm away"
+    far = f", off by {diff.max_abs:.4g}" if diff.relative_norm is None and diff.max_abs else ""
+    far = far if diff.relative_norm is None else f", {diff.relative_norm:.2g} of its norm away"
     if isinstance(diff, ParameterDiff) and diff.step_distance is not None:
         return f"{name}: {diff.verdict}, {diff.step_distance:.2g} of its last step away"
     ratio = "" if diff.norm_ratio is None else f", {diff.norm_ratio:.4g} times as long"
@@ -189,7 +189,7 @@ class Audit:
     @property
     def is_same(self) -> bool | None:
         """Whether the model trains like the plain model; None: no plain version could be built or compared."""
-        if not _is_checkpointed(self.measurement):
+        if not checkpoints_itself(self.measurement):
             return True
         if self.judged is not None and self.judged.verdict != "not comparable":
             return self.judged.verdict in ("bitwise equal", "rounding")
@@ -198,7 +198,7 @@ class Audit:
     def __repr__(self) -> str:
         again = f"{in_words(self.measurement)}." if self.reruns else "The model runs nothing again by itself."
         lines = [again, *checkpointing_lines(self.measurement)]
-        if not _is_checkpointed(self.measurement):
+        if not checkpoints_itself(self.measurement):
             return "\n  ".join(lines)
         if self.judged is not None:
             lines.append(f"Against itself with that switched off: {self.judged}")
@@ -232,7 +232,7 @@ def audit(model: nn.Module, step: Callable[[], object]) -> Audit:
         before = StepSnapshot(model, step)
         try:
             as_it_is = _recorded(model, step, where)
-            if not _is_checkpointed(as_it_is):
+            if not checkpoints_itself(as_it_is):
                 return Audit(as_it_is, None, None)
             before.restore()
             with RerunDraws(model) as draws:
@@ -248,12 +248,6 @@ def audit(model: nn.Module, step: Callable[[], object]) -> Audit:
         return Audit(as_it_is, judge_steps(sides, (model, model), None, where, before.restore), draws)
     finally:
         before.restore()
-
-
-def _is_checkpointed(run: Measurement) -> bool:
-    """Whether the model checkpoints anything. A checkpoint that is dead was called, and nothing ran again."""
-    own = run.own_checkpointing
-    return bool(self_checkpointing(run) or (own is not None and own.regions))
 
 
 def _recorded(model: nn.Module, step: Callable[[], object], where: str) -> Measurement:

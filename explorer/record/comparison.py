@@ -194,6 +194,13 @@ class StateChange(Record):
     after_backward: str
 
 
+class WithoutCheckpoint(Record):
+    """Names of tensors and state in which each side differs from the step with the model's own checkpointing off."""
+
+    baseline: tuple[str, ...] = ()
+    candidate: tuple[str, ...] = ()
+
+
 _NOISE = 1e-3
 """A gradient that is zero but for rounding is shorter than this share of the median norm."""
 
@@ -262,6 +269,8 @@ class Comparison(Record):
     """Why the float64 run is no reference, if it was tried. Every difference then counts as different."""
     causes: tuple[str, ...] = ()
     """Likely causes of a difference, most likely first, each one sentence that names its blocks."""
+    without_checkpoint: WithoutCheckpoint | None = None
+    """The same step with the model's own checkpointing off; None: the model has none, or it cannot be turned off."""
     failure: Failure | None = None
 
     @cached_property
@@ -319,6 +328,16 @@ class Comparison(Record):
         named += [f"state that no list names in {block}" for block in self.hidden_state]
         return tuple(dict.fromkeys(named)) or tuple(diff.name for diff in wrong)
 
+    @property
+    def moved_in(self) -> str:
+        """The side whose state is not that of the step without any checkpoint; `` if it is not known."""
+        plain = self.without_checkpoint
+        if plain is None:
+            return ""
+        wrong = {diff.name for diff in self.of_state if diff.verdict == "different"}
+        moved = [not wrong.isdisjoint(names) for names in (plain.baseline, plain.candidate)]
+        return {(True, False): "the baseline alone", (True, True): "both sides"}.get((moved[0], moved[1]), "")
+
     @cached_property
     def all_diffs(self) -> tuple[TensorDiff, ...]:
         return (*self.of_training, *self.of_state)
@@ -327,6 +346,13 @@ class Comparison(Record):
     def n_bitwise_equal(self) -> int:
         """Number of gradients that exist in both runs and agree in every bit, of `n_gradients`."""
         return sum(diff.verdict == "bitwise equal" and diff.presence == "both" for diff in self.gradients)
+
+    @cached_property
+    def untrained(self) -> tuple[str, ...]:
+        """Trainable parameters without a gradient in the baseline; empty if an optimizer inside backward used them."""
+        if self.trains_in_backward:
+            return ()
+        return tuple(diff.name for diff in self.gradients if diff.presence in ("neither", "candidate only"))
 
     @property
     def n_gradients(self) -> int:
@@ -361,6 +387,7 @@ class Comparison(Record):
             "n_gradients": self.n_gradients,
             "moved_twice": list(self.moved_twice),
             "late_reads": [read.sentence for read in self.late_reads],
+            "n_untrained": len(self.untrained),
             "worst": to_plain(self.worst) if self.worst else None,
             "baseline": base.headlines(),
             "candidate": cand.headlines(),

@@ -39,9 +39,11 @@ from explorer.engine.compare.outcome import (
 )
 from explorer.engine.compare.programs import Program, SpecProgram, StepProgram
 from explorer.engine.compare.watched import Forwards, RerunWatch, forward_difference, late_reads
+from explorer.engine.compare.without_checkpoint import outcome_without_checkpoint, sides_against
 from explorer.engine.state.state_diff import BEYOND, StateKey, leaves, same_state
 from explorer.engine.watch.checkpoint_error import failure_in_words
 from explorer.errors import Cancelled
+from explorer.plan.why.checkpointing import checkpoints_itself
 from explorer.record.comparison import (
     ROUNDING_FACTOR,
     BufferDiff,
@@ -89,11 +91,16 @@ def judge_programs(
         raise
     except Exception as error:  # a user's model may raise anything when it runs again
         return replace(of, failure=failure_in_words(error, candidate.model))
+    plain = None
     if full and isinstance(baseline, SpecProgram):
+        if checkpoints_itself(of.baseline):
+            plain = outcome_without_checkpoint(baseline, base)
         of, rerun, unlike = _rerun(of, baseline, base, stage, evaluates=not same_output(base, cand))
         also_in_baseline = {_name(key) for key in baseline.moved_by_backward | unlike}
         of = replace(of, state_changes=tuple(c for c in of.state_changes if _name_of(c) not in also_in_baseline))
     yardsticks = Yardsticks(epsilon_of(base.gradients, baseline.formats), rerun, exact)
+    if plain is not None:
+        of = replace(of, without_checkpoint=sides_against(plain, (base, cand), yardsticks, unlike))
     return _of_outcomes(of, (baseline, candidate), (base, cand), yardsticks, unlike)
 
 

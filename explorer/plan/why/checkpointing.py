@@ -13,6 +13,7 @@ from itertools import groupby
 from explorer.plan.names import above, is_within, lineage, listed, outermost
 from explorer.plan.why.caveats import self_checkpointing
 from explorer.record.checkpointing import CheckpointRegion, OwnCheckpointing
+from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 
@@ -53,6 +54,41 @@ def checkpointing_rows(run: Measurement, graph: ModelGraph | None = None) -> lis
         name = fqns[0] if len(fqns) == 1 else f"{fqns[0]} to {fqns[-1].rpartition('.')[2]}, each of {len(fqns)}"
         grouped.append({"block": name, **row})
     return grouped
+
+
+def checkpoints_itself(run: Measurement) -> bool:
+    """Whether the model checkpoints anything. A checkpoint that is dead was called, and nothing ran again."""
+    own = run.own_checkpointing
+    return bool(self_checkpointing(run) or (own is not None and own.regions))
+
+
+def sides(comparison: Comparison, baseline: str = "baseline") -> Iterator[str]:
+    """What is wrong with the baseline itself, whatever the candidate: no verdict on two sides shows it.
+
+    `baseline` is the word for it.
+    """
+    if names := comparison.untrained:
+        yield (
+            f"{len(names):,} of {len(comparison.gradients):,} trainable parameters get no gradient in the {baseline}: "
+            f"{listed(names)}."
+        )
+        for row in checkpointing_rows(comparison.baseline):
+            if str(row["that is"]).startswith("dead"):
+                yield f"The model's own checkpoint of {row['block']}, is {row['that is']}."
+    if (plain := comparison.without_checkpoint) is None:
+        return
+    left, right = (dict.fromkeys(names) for names in (plain.baseline, plain.candidate))
+    both = [name for name in left if name in right]
+    without = "from the same step without any checkpoint"
+    if alone := [name for name in left if name not in right]:
+        yield (
+            f"The {baseline} differs {without} in {listed(alone)}: the model's own checkpointing does it, and the "
+            "candidate does not."
+        )
+    if both:
+        yield f"Both sides differ {without} in {listed(both)}: the model's own checkpointing does it under any policy."
+    if alone := [name for name in right if name not in left]:
+        yield f"The candidate differs {without} in {listed(alone)}; the {baseline} does not."
 
 
 def untrained(run: Measurement) -> str:

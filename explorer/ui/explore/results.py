@@ -13,6 +13,7 @@ import streamlit as st
 
 from explorer.jobs.protocol import DrawAutograd
 from explorer.plan.hazards.hazards import hazards
+from explorer.plan.why.checkpointing import checkpointing_rows, sides
 from explorer.record.comparison import Comparison, Verdict
 from explorer.record.graph import AutogradPicture, AutogradPictures, ModelGraph
 from explorer.record.measurement import Measurement
@@ -168,6 +169,9 @@ def cost_panel(run: Comparison | Measurement, *, block: str) -> None:
     else:
         draw(saved_bytes_chart(run), key="saved")
         draw(operators_chart(run, block), key="operators")
+    if own := checkpointing_rows(run.baseline if isinstance(run, Comparison) else run):
+        st.markdown("**Checkpointing by the model itself**")
+        frame(own, key="own_checkpointing", alt="What the model checkpoints by itself, and whether it acts")
     st.markdown("**Every block**")
     rows = saved_bytes_chart(run).rows()
     frame(rows, key="block_costs", alt="What every block costs", columns=in_groups(rows))
@@ -217,15 +221,15 @@ def gradients_panel(comparison: Comparison) -> None:
         st.badge(verdict, icon=ICONS[verdict], color=COLOURS[verdict], help=glossary.GRADIENTS)
         # st.text: names come from the model and must not become markup.
         st.text(verdict_sentence(comparison))
+    for sentence in sides(comparison):
+        st.text(sentence)
     for cause in comparison.causes:
         st.text(f"Likely cause: {cause}")
     if scope := scope_sentence(comparison):
         st.text(scope)
     if all_equal(comparison):
         with st.container(border=True, key="seal"):
-            st.markdown(
-                f"{ICONS[verdict]} **Every bit of {count(len(comparison.gradients), 'gradient')} is the same.**"
-            )
+            st.markdown(f"{ICONS[verdict]} **Every bit of {count(comparison.n_gradients, 'gradient')} is the same.**")
             st.table(seal(comparison), border="horizontal")
     else:
         draw(gradient_chart(comparison), key="gradients")

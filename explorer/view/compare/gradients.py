@@ -13,7 +13,7 @@ from typing import get_args
 import plotly.graph_objects as go
 
 from explorer.plan.names import listed
-from explorer.record.comparison import Comparison, TensorDiff, Verdict
+from explorer.record.comparison import Comparison, StateDiff, TensorDiff, Verdict
 from explorer.view.drawing.colours import VERDICT_COLOURS, VERDICT_SYMBOLS
 from explorer.view.drawing.figure import Chart, bold, empty, figure
 from explorer.view.drawing.units import count
@@ -42,7 +42,8 @@ def seal(comparison: Comparison) -> list[dict[str, object]]:
         (f"parameters after {comparison.n_steps} steps", comparison.parameters),
         ("buffers", comparison.buffers),
     ]
-    rows = [(name, len(diffs), sum(diff.verdict == "bitwise equal" for diff in diffs)) for name, diffs in groups]
+    present = [(name, [diff for diff in diffs if diff.presence != "neither"]) for name, diffs in groups]
+    rows = [(name, len(diffs), sum(diff.verdict == "bitwise equal" for diff in diffs)) for name, diffs in present]
     rows.append(("random generators", len(comparison.rng), sum(diff.equal for diff in comparison.rng)))
     rows.append(("dropout masks", len(comparison.masks), sum(not diff.n_mismatched for diff in comparison.masks)))
     return [{"compared": name, "tensors": n, "bitwise equal": n_equal} for name, n, n_equal in rows if n]
@@ -128,9 +129,11 @@ def verdict_sentence(comparison: Comparison) -> str:
     n = comparison.n_gradients
     if comparison.verdict == "not comparable":
         return f"not comparable: {comparison.not_reproducible_because or 'no gradient on either side'}"
+    lost = len(comparison.untrained)
+    untrained = f"; {count(lost, 'trainable parameter')} without a gradient in the baseline" if lost else ""
     if comparison.verdict == "state moved":
-        return f"gradients equal, {moved_sentence(comparison)}"
-    same = f"{comparison.n_bitwise_equal:,} of {count(n, 'gradient')} bitwise equal"
+        return f"gradients equal, {moved_sentence(comparison)}{untrained}"
+    same = f"{comparison.n_bitwise_equal:,} of {count(n, 'gradient')} bitwise equal{untrained}"
     if comparison.worst is None:
         others = "" if comparison.verdict == "bitwise equal" else f"{comparison.verdict}: "
         return f"{others}{same}"
@@ -147,7 +150,8 @@ def moved_sentence(comparison: Comparison) -> str:
         return "but the recompute drew other random numbers: " + ", ".join(
             m.block for m in comparison.masks if m.n_mismatched
         )
-    return f"state moved twice: {listed(moved, MAX_MOVED)}"
+    where = f" in {comparison.moved_in}" if comparison.moved_in else ""
+    return f"state moved twice{where}: {listed(moved, MAX_MOVED)}"
 
 
 def scope_sentence(comparison: Comparison) -> str:
@@ -202,7 +206,13 @@ def distance_in_words(diff: TensorDiff) -> str:
         return f"{count(diff.n_nonfinite_mismatch, 'element')} finite on one side only"
     if diff.bitwise:
         return "every bit agrees"
-    return "the baseline is all zero" if diff.relative_norm is None else f"relative distance {diff.relative_norm:.2g}"
+    if diff.relative_norm is not None:
+        return f"relative distance {diff.relative_norm:.2g}"
+    if diff.baseline_norm == 0:
+        return "the baseline is all zero"
+    if isinstance(diff, StateDiff) and diff.max_abs is None:
+        return f"{diff.baseline_value} in the baseline, {diff.candidate_value} in the candidate"
+    return "another shape or type" if diff.max_abs is None else f"off by {diff.max_abs:.4g}"
 
 
 def _axes(fig: go.Figure, names: Sequence[str], low: int, high: int) -> None:

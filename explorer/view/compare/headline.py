@@ -142,7 +142,7 @@ def _gradients(run: Comparison) -> Headline:
         key="verdict",
         value=run.verdict,
         delta=_how_many(run),
-        tone=tone.get(run.verdict, "neutral"),
+        tone="bad" if run.untrained else tone.get(run.verdict, "neutral"),
         origin=("measured",),
     )
 
@@ -154,8 +154,12 @@ def _how_many(run: Comparison) -> str:
         return ""
     if n_equal == n:
         later = run.verdict in ("different", "rounding")
-        return f"{n:,} of {count(n, 'tensor')} equal" + (" in the first step" if later else "")
-    return f"{n - n_equal:,} of {count(n, 'tensor')} differ"
+        return f"{n:,} of {count(n, 'tensor')} equal" + (" in the first step" if later else "") + _untrained(run)
+    return f"{n - n_equal:,} of {count(n, 'tensor')} differ{_untrained(run)}"
+
+
+def _untrained(run: Comparison) -> str:
+    return f", {len(run.untrained):,} more without a gradient" if run.untrained else ""
 
 
 def _policy(run: Measurement) -> Headline:

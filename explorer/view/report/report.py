@@ -14,6 +14,7 @@ from html import escape
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.memory.ledger import ledger
 from explorer.plan.why.caveats import peak_caveats
+from explorer.plan.why.checkpointing import checkpointing_rows, sides
 from explorer.plan.why.peak import explain, explain_one
 from explorer.record.comparison import Comparison
 from explorer.record.failure import Failure
@@ -243,6 +244,8 @@ def by_role_and_block(run: Measurement) -> Iterator[str]:
 
 
 def _cost(run: Run) -> Iterator[str]:
+    if own := checkpointing_rows(run.baseline if isinstance(run, Comparison) else run.as_run):
+        yield folded("checkpointing by the model itself", own)
     if isinstance(run, Comparison) and run.comparable:
         yield drawn(recompute_cost(run))
         yield drawn(recompute_time(run))
@@ -254,7 +257,7 @@ def _verdict(run: Run) -> Iterator[str]:
         return
     tone = {"bitwise equal": "good", "rounding": ""}.get(run.verdict, "bad")
     yield f'<p><b class="{tone}">{escape(verdict_sentence(run))}</b></p>'
-    yield from map(paragraph, run.causes)
+    yield from map(paragraph, (*sides(run), *run.causes))
     yield paragraph(run.not_reproducible_because)
     yield paragraph(scope_sentence(run), "quiet")
     yield drawn(gradient_chart(run)) if run.gradients else ""
