@@ -227,12 +227,10 @@ def _scope(comparison: Comparison) -> str:
 
 
 def _distance(diff: TensorDiff) -> str:
-    largest = (
-        ""
-        if diff.max_abs is None or diff.relative_norm is None or diff.n_nonfinite
-        else f", largest difference {diff.max_abs:.2g}"
-    )
-    return distance_in_words(diff) + largest
+    words = distance_in_words(diff)
+    if diff.max_abs is None or diff.relative_norm is None or diff.n_nonfinite:
+        return words
+    return f"{words}, largest difference {diff.max_abs:.2g}"
 
 
 def print_pipeline(run: PipelineRun, joint: JointPlan | None = None) -> None:

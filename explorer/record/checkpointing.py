@@ -46,3 +46,10 @@ class OwnCheckpointing(Record):
     """Those that got none in the step and hold none; empty for a step without backward."""
     in_eval: tuple[str, ...] = ()
     """The outermost blocks in eval mode that hold called blocks."""
+
+
+class WithoutCheckpoint(Record):
+    """Names of tensors and state in which each side differs from the step with the model's own checkpointing off."""
+
+    baseline: tuple[str, ...] = ()
+    candidate: tuple[str, ...] = ()

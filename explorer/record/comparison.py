@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from explorer.record.base import Count, Record, to_plain
+from explorer.record.checkpointing import WithoutCheckpoint
 from explorer.record.failure import Failure
 from explorer.record.late_read import LateRead
 from explorer.record.measurement import Measurement, ratio_with_spread
@@ -194,13 +195,6 @@ class StateChange(Record):
     after_backward: str
 
 
-class WithoutCheckpoint(Record):
-    """Names of tensors and state in which each side differs from the step with the model's own checkpointing off."""
-
-    baseline: tuple[str, ...] = ()
-    candidate: tuple[str, ...] = ()
-
-
 _NOISE = 1e-3
 """A gradient that is zero but for rounding is shorter than this share of the median norm."""
 
@@ -327,16 +321,6 @@ class Comparison(Record):
         named += [f"generator {diff.generator}" for diff in self.rng if not diff.equal]
         named += [f"state that no list names in {block}" for block in self.hidden_state]
         return tuple(dict.fromkeys(named)) or tuple(diff.name for diff in wrong)
-
-    @property
-    def moved_in(self) -> str:
-        """The side whose state is not that of the step without any checkpoint; `` if it is not known."""
-        plain = self.without_checkpoint
-        if plain is None:
-            return ""
-        wrong = {diff.name for diff in self.of_state if diff.verdict == "different"}
-        moved = [not wrong.isdisjoint(names) for names in (plain.baseline, plain.candidate)]
-        return {(True, False): "the baseline alone", (True, True): "both sides"}.get((moved[0], moved[1]), "")
 
     @cached_property
     def all_diffs(self) -> tuple[TensorDiff, ...]:

@@ -94,7 +94,11 @@ def test_the_card_says_how_many_differ_of_how_many() -> None:
     gone = msgspec.structs.replace(pair.gradients[0], name="unused", presence="neither")
     wrong = (*pair.gradients[:2], *(wrong_gradient(diff.name) for diff in pair.gradients[2:]), gone)
     card = {head.key: head for head in headlines(msgspec.structs.replace(pair, gradients=wrong))}["verdict"]
-    assert (card.value, card.delta, card.tone) == ("different", "4 of 6 tensors differ", "bad")
+    assert (card.value, card.delta, card.tone) == (
+        "different",
+        "4 of 6 tensors differ, 1 more without a gradient",
+        "bad",
+    )
     later = msgspec.structs.replace(pair, later_gradients=(wrong_gradient("layers.0.weight"),))
     card = {head.key: head for head in headlines(later)}["verdict"]
     assert (card.value, card.delta) == ("different", "6 of 6 tensors equal in the first step")

@@ -126,7 +126,7 @@ class Recording:
     def _name_results(self) -> None:
         self.tracker.storages.tag(optimizer_tensors(self._model, self.optimizers))
         self.tracker.storages.tag(gradient_tensors(self._model))  # FSDP's have no hook
-        self._own_checkpointing = self._checkpoints.found()
+        self._own_checkpointing = self._checkpoints.result()
 
 
 def recording_of(

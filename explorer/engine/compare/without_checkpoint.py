@@ -18,7 +18,8 @@ from explorer.engine.compare.outcome import Outcome, Yardsticks, outcome_of
 from explorer.engine.compare.programs import SpecProgram
 from explorer.engine.policy.apply import SWITCHES, checkpointing_off
 from explorer.engine.state.state_diff import StateKey
-from explorer.record.comparison import BufferDiff, GradientDiff, TensorDiff, WithoutCheckpoint
+from explorer.record.checkpointing import WithoutCheckpoint
+from explorer.record.comparison import BufferDiff, GradientDiff, TensorDiff
 from explorer.record.policy import KEEP_ALL
 
 

@@ -100,7 +100,7 @@ class CheckpointCalls:
         )
         self._calls.append((region, function, function.n_runs))
 
-    def found(self) -> OwnCheckpointing:
+    def result(self) -> OwnCheckpointing:
         """What the step has shown, after its end."""
         trainable = {name: value for name, value in self._model.named_parameters() if value.requires_grad}
         missing = [name for name, parameter in trainable.items() if self._is_missing(name, parameter)]

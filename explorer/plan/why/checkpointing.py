@@ -40,14 +40,14 @@ class _Unit:
 def checkpointing_rows(run: Measurement, graph: ModelGraph | None = None) -> list[Row]:
     """A row for each block that the model checkpoints by itself, or that looks as if it should. Equal neighbours share
     a row. Empty if the model has neither a switch nor a checkpoint."""
-    own = run.own_checkpointing
-    if own is None:
+    checkpoints = run.own_checkpointing
+    if checkpoints is None:
         return []
-    units = _units(run, own, graph or run.graph)
-    rows = [(fqn, _row(fqn, unit, own)) for fqn, unit in units.items()]
-    if not rows and own.switches:
-        fqns = outermost(switch.block for switch in own.switches)
-        rows = [(fqn, _row(fqn, _Unit(), own)) for fqn in fqns]
+    units = _units(run, checkpoints, graph or run.graph)
+    rows = [(fqn, _row(fqn, unit, checkpoints)) for fqn, unit in units.items()]
+    if not rows and checkpoints.switches:
+        fqns = outermost(switch.block for switch in checkpoints.switches)
+        rows = [(fqn, _row(fqn, _Unit(), checkpoints)) for fqn in fqns]
     grouped: list[Row] = []
     for (_, row), same in groupby(rows, key=lambda pair: (pair[0].rpartition(".")[0], pair[1])):
         fqns = [fqn or "the model" for fqn, _ in same]
@@ -58,8 +58,8 @@ def checkpointing_rows(run: Measurement, graph: ModelGraph | None = None) -> lis
 
 def checkpoints_itself(run: Measurement) -> bool:
     """Whether the model checkpoints anything. A checkpoint that is dead was called, and nothing ran again."""
-    own = run.own_checkpointing
-    return bool(self_checkpointing(run) or (own is not None and own.regions))
+    checkpoints = run.own_checkpointing
+    return bool(self_checkpointing(run) or (checkpoints is not None and checkpoints.regions))
 
 
 def sides(comparison: Comparison, baseline: str = "baseline") -> Iterator[str]:
@@ -91,13 +91,25 @@ def sides(comparison: Comparison, baseline: str = "baseline") -> Iterator[str]:
         yield f"The candidate differs {without} in {listed(alone)}; the {baseline} does not."
 
 
+def moved_in(comparison: Comparison) -> str:
+    """The side whose state is not that of the step without any checkpoint; empty if unknown or the candidate."""
+    plain = comparison.without_checkpoint
+    if plain is None:
+        return ""
+    wrong = {diff.name for diff in comparison.of_state if diff.verdict == "different"}
+    of_baseline, of_candidate = (not wrong.isdisjoint(names) for names in (plain.baseline, plain.candidate))
+    if not of_baseline:
+        return ""
+    return "both sides" if of_candidate else "the baseline alone"
+
+
 def untrained(run: Measurement) -> str:
     """`16 of 18 trainable parameters got no gradient in this step: a, b, c and 13 more.`; empty: all got one."""
-    own = run.own_checkpointing
-    if own is None or not own.without_gradient:
+    checkpoints = run.own_checkpointing
+    if checkpoints is None or not checkpoints.without_gradient:
         return ""
-    n, names = len(own.without_gradient), listed(own.without_gradient)
-    return f"{n:,} of {own.n_trainable:,} trainable parameters got no gradient in this step: {names}."
+    n, names = len(checkpoints.without_gradient), listed(checkpoints.without_gradient)
+    return f"{n:,} of {checkpoints.n_trainable:,} trainable parameters got no gradient in this step: {names}."
 
 
 def checkpointing_lines(run: Measurement) -> list[str]:
@@ -111,11 +123,11 @@ def checkpointing_lines(run: Measurement) -> list[str]:
     return [*lines, *filter(None, [untrained(run)])]
 
 
-def _units(run: Measurement, own: OwnCheckpointing, graph: ModelGraph | None) -> dict[str, _Unit]:
+def _units(run: Measurement, checkpoints: OwnCheckpointing, graph: ModelGraph | None) -> dict[str, _Unit]:
     """The blocks with a row, in the order of the model."""
     called = [cost.fqn for cost in run.blocks if cost.n_forward]
     units: dict[str, _Unit] = {}
-    for region in own.regions:
+    for region in checkpoints.regions:
         for fqn in _covered(region, called):
             unit = units.setdefault(fqn, _Unit())
             unit.n_calls += region.n_calls
@@ -127,7 +139,7 @@ def _units(run: Measurement, own: OwnCheckpointing, graph: ModelGraph | None) ->
         if not any(is_within(fqn, unit) or is_within(unit, fqn) for unit in units):
             units[fqn] = _Unit(n_again=times)
     checkpointed = list(units)
-    for fqn in _idle_switches(own):
+    for fqn in _idle_switches(checkpoints):
         if not any(is_within(unit, fqn) or is_within(fqn, unit) for unit in checkpointed):
             units.setdefault(fqn, _Unit())
     for fqn, alike in _kept_though_alike(checkpointed, called, graph):
@@ -143,9 +155,9 @@ def _covered(region: CheckpointRegion, called: Sequence[str]) -> tuple[str, ...]
     return (region.caller,) if is_whole or not region.blocks else region.blocks
 
 
-def _idle_switches(own: OwnCheckpointing) -> list[str]:
+def _idle_switches(checkpoints: OwnCheckpointing) -> list[str]:
     """The innermost blocks with a switch that is on."""
-    on = dict.fromkeys(switch.block for switch in own.switches if switch.is_on)
+    on = dict.fromkeys(switch.block for switch in checkpoints.switches if switch.is_on)
     holders = {holder for fqn in on for holder in above(fqn)}
     return [fqn for fqn in on if fqn not in holders]
 
@@ -167,10 +179,10 @@ def _kept_though_alike(
             yield fqn, f"{len(members) - len(kept)} of {len(members)}"
 
 
-def _row(fqn: str, unit: _Unit, own: OwnCheckpointing) -> Row:
-    switch = next((switch for name in lineage(fqn) for switch in own.switches if switch.block == name), None)
-    in_eval = any(is_within(fqn, block) for block in own.in_eval) or (switch is not None and not switch.trains)
-    without = sum(is_within(name, fqn) for name in own.without_gradient)
+def _row(fqn: str, unit: _Unit, checkpoints: OwnCheckpointing) -> Row:
+    switch = next((switch for name in lineage(fqn) for switch in checkpoints.switches if switch.block == name), None)
+    in_eval = any(is_within(fqn, block) for block in checkpoints.in_eval) or (switch is not None and not switch.trains)
+    without = sum(is_within(name, fqn) for name in checkpoints.without_gradient)
     state = "none" if switch is None else f"{switch.name} {'on' if switch.is_on else 'off'}"
     return {
         "switch": state,

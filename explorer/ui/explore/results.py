@@ -169,9 +169,9 @@ def cost_panel(run: Comparison | Measurement, *, block: str) -> None:
     else:
         draw(saved_bytes_chart(run), key="saved")
         draw(operators_chart(run, block), key="operators")
-    if own := checkpointing_rows(run.baseline if isinstance(run, Comparison) else run):
+    if table := checkpointing_rows(run.baseline if isinstance(run, Comparison) else run):
         st.markdown("**Checkpointing by the model itself**")
-        frame(own, key="own_checkpointing", alt="What the model checkpoints by itself, and whether it acts")
+        frame(table, key="own_checkpointing", alt="What the model checkpoints by itself, and whether it acts")
     st.markdown("**Every block**")
     rows = saved_bytes_chart(run).rows()
     frame(rows, key="block_costs", alt="What every block costs", columns=in_groups(rows))

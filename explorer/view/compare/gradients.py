@@ -13,6 +13,7 @@ from typing import get_args
 import plotly.graph_objects as go
 
 from explorer.plan.names import listed
+from explorer.plan.why.checkpointing import moved_in
 from explorer.record.comparison import Comparison, StateDiff, TensorDiff, Verdict
 from explorer.view.drawing.colours import VERDICT_COLOURS, VERDICT_SYMBOLS
 from explorer.view.drawing.figure import Chart, bold, empty, figure
@@ -150,8 +151,8 @@ def moved_sentence(comparison: Comparison) -> str:
         return "but the recompute drew other random numbers: " + ", ".join(
             m.block for m in comparison.masks if m.n_mismatched
         )
-    where = f" in {comparison.moved_in}" if comparison.moved_in else ""
-    return f"state moved twice{where}: {listed(moved, MAX_MOVED)}"
+    side = moved_in(comparison)
+    return f"state moved twice{side and f' in {side}'}: {listed(moved, MAX_MOVED)}"
 
 
 def scope_sentence(comparison: Comparison) -> str:

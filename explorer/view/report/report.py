@@ -244,8 +244,8 @@ def by_role_and_block(run: Measurement) -> Iterator[str]:
 
 
 def _cost(run: Run) -> Iterator[str]:
-    if own := checkpointing_rows(run.baseline if isinstance(run, Comparison) else run.as_run):
-        yield folded("checkpointing by the model itself", own)
+    if table := checkpointing_rows(run.baseline if isinstance(run, Comparison) else run.as_run):
+        yield folded("checkpointing by the model itself", table)
     if isinstance(run, Comparison) and run.comparable:
         yield drawn(recompute_cost(run))
         yield drawn(recompute_time(run))
