@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Tests run side by side, one worker a core; from four cores on five, as the two groups of browser tests mostly wait.
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); [ $$n -ge 4 ] && echo 5 || echo $$n)
 
-.PHONY: app test quick check bench gallery gpu film browser clean
+.PHONY: app test quick check bench gallery gpu card film browser clean
 
 app: .venv/.app          ## start the app on http://localhost:8501; MODEL=path/file.py:factory offers a model of yours, WEIGHTS=FILE its weights
 	$(BIN)/streamlit run app.py $(if $(MODEL)$(WEIGHTS),--) $(if $(MODEL),--model $(MODEL)) $(if $(WEIGHTS),--weights $(WEIGHTS))
@@ -22,6 +22,9 @@ check: .venv/.test       ## style and types
 
 gpu: .venv/.test        ## everything that only a GPU can show, below eight minutes; leaves gpu-report/report.md
 	$(BIN)/python -m tests.gpu
+
+card: .card/.ready       ## torch's own CUDA build on a card that is not there: what needs no values and no clock
+	.card/bin/python -m tests.gpu.imaginary
 
 bench: .venv/.test browser ## figures: ratios and medians, see benchmarks/README.md
 	$(BIN)/python -m benchmarks
@@ -45,5 +48,14 @@ browser: .venv/.test
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/frameworks.txt
 	@touch $@
 
+# The CUDA build is the wheel without a local version (===), and the stubs stand for the nvidia wheels (--no-deps).
+.card/.ready: requirements.txt tests/gpu/imaginary.txt
+	test -x .card/bin/python || $(PYTHON) -m venv .card
+	.card/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		"torch===$(patsubst torch==%,%,$(filter torch==%,$(file < requirements.txt)))" \
+		|| { echo "Nothing was judged: no wheel of torch's CUDA build could be had."; exit 1; }
+	.card/bin/python -m pip install --quiet --disable-pip-version-check -r tests/gpu/imaginary.txt
+	@touch $@
+
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .card .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import runpy
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -23,15 +23,23 @@ from explorer.engine.policy.several_models import one_model
 from explorer.errors import BadInput
 from explorer.own_loop.watch import Watch, WatchRequest
 
+StepLog = Callable[[int, dict[str, float]], object]
+
 
 class ScriptUnderWatch:
     """Runs a script once. `watch` is None if the script made no optimizer of a model."""
 
-    def __init__(self, script: Path, *, at: Sequence[int], on_oom: Path | None, files: str) -> None:
-        """`files`: path of a chosen step's file, with `{step}` for the number. Raises BadInput for a missing script."""
+    def __init__(
+        self, script: Path, *, at: Sequence[int], on_oom: Path | None, files: str, log: StepLog | None = None
+    ) -> None:
+        """`files`: path of a chosen step's file, with `{step}` for the number. `log`: see `Watch.log_to`.
+
+        Raises BadInput for a missing script.
+        """
         if not script.is_file():
             raise BadInput(f"There is no script {script}.", hint="Give the file that `python` would be given.")
         self.watch: Watch | None = None
+        self._log = log
         self._optimizers: list[Optimizer] = []
         self._script, self._request = script, WatchRequest(at=at, on_oom=on_oom, files=files)
 
@@ -56,6 +64,8 @@ class ScriptUnderWatch:
         if self.watch is not None:
             self.watch.close()
         self.watch = Watch(one_model(named_models(models)), self._optimizers, self._request, self._script.name)
+        if self._log is not None:
+            self.watch.log_to(self._log)
 
     @contextmanager
     def _optimizers_seen(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -85,9 +86,23 @@ class Bench:
         if self.device != "cuda":
             raise Skipped("needs a CUDA device")
 
+    @property
+    def is_imaginary(self) -> bool:
+        """Whether the card is a stub: its kernels write nothing, and its clock is that of the machine."""
+        return "IMAGINARY_NAME" in os.environ
+
+    def needs_values(self) -> None:
+        if self.is_imaginary:
+            raise Skipped("needs values, which a CUDA kernel computes")
+
+    def needs_clock(self) -> None:
+        if self.is_imaginary:
+            raise Skipped("needs the clock of a CUDA device")
+
     def model(self, sample: str, size: str = "small") -> ModelRef:
         target = f"sample_models/{sample}.py"
-        return ModelRef(target=target, arguments=TINY[sample]) if self.tiny else ModelRef(target=target, size=size)
+        is_tiny = self.tiny and not self.is_imaginary  # kernels that do nothing take no time
+        return ModelRef(target=target, arguments=TINY[sample]) if is_tiny else ModelRef(target=target, size=size)
 
     def spec(self, sample: str, size: str = "small", **options: Any) -> RunSpec:
         return RunSpec(model=self.model(sample, size), device=self.device, **{"n_repeats": 1, **options})

@@ -16,6 +16,8 @@ from explorer.engine.imaginary.torch_build import torch_build
 from explorer.plan.card.cards import capacity_bytes
 from explorer.record.card import Card
 
+NAME = "IMAGINARY_NAME"
+"""The variable that tells a process that it sees an imaginary card: the card's name."""
 KIB = 1 << 10
 MULTIPROCESSOR: dict[str, tuple[int, int, int, int]] = {
     "7.0": (96, 96, 2048, 32),
@@ -44,7 +46,7 @@ def environment(card: Card, *, n_cards: int = 1, trace: bool = False) -> dict[st
     shared, shared_block, threads, blocks = MULTIPROCESSOR.get(capability, MULTIPROCESSOR[DEFAULT_CAPABILITY])
     cudnn, nccl = torch.cudnn, torch.nccl
     values: dict[str, object] = {
-        "NAME": card.name,
+        "NAME": f"{card.name} (imaginary)",
         "BYTES": card.total_bytes,
         "TAKEN": card.total_bytes - capacity_bytes(card),
         "MAJOR": major,

@@ -1,0 +1,119 @@
+"""A training script on a card that is not there: `python -m explorer run --card h100 train.py -- ARGS`.
+
+The script runs as it is, on torch's CUDA build, in a process of its own (explorer/engine/imaginary). Kernels write
+nothing: a loss is 0, and a script that branches on values takes the branch of zeros. This file is apart from script.py
+because the process that starts the other one cannot import torch: its CUDA build does not load without a driver.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from explorer.engine.imaginary.run import NAME, run_on
+from explorer.engine.imaginary.torch_build import hint
+from explorer.errors import BadInput, message_of
+from explorer.jobs import run_file
+from explorer.plan.card.cards import parse_card
+from explorer.record.base import from_msgpack
+from explorer.record.failure import is_out_of_memory
+from explorer.record.measurement import Measurement
+
+if TYPE_CHECKING:
+    from explorer.own_loop.record_step import RecordedRun
+
+MOST_STEPS = 10
+NEEDS_CUDA = ("Torch not compiled with CUDA enabled", "Found no NVIDIA driver on your system")
+"""What torch says where a script asks for a GPU: a CPU build, and a CUDA build without a driver."""
+
+
+@dataclass(kw_only=True)
+class StepsOnCard:
+    """What a script did on a card. `peaks`: bytes (allocated, reserved) of each step that ended."""
+
+    card: str
+    peaks: list[tuple[int, int]] = field(default_factory=list)
+    last: RecordedRun | None = None
+    """The last step that was recorded; None: none ended."""
+    refused: Measurement | None = None
+    """The step in which a request was refused first; None: none was, or before the script made its optimizer."""
+    refusal: str = ""
+    """The first refused request in words; empty: everything was granted."""
+    repeats: bool = False
+    """Whether the last step peaks where the step before it did."""
+
+
+class _Enough(BaseException):
+    """Ends the script between two steps. Not an Exception, so that a script's own handlers let it through."""
+
+
+def is_on_card() -> bool:
+    """Whether this process sees an imaginary card."""
+    return NAME in os.environ
+
+
+def run_again_on(card: str, arguments: Sequence[str]) -> int:
+    """`python -m explorer ARGUMENTS` in a process that sees the card; its exit code.
+
+    Raises BadInput for an unknown card and without torch's CUDA build.
+    """
+    return run_on(parse_card(card), ["-m", "explorer", *arguments]).returncode
+
+
+def run_on_card(script: Path, arguments: Sequence[str], n_steps: int | None) -> StepsOnCard:
+    """Runs `script` for `n_steps` steps, or until its peak repeats. Errors of the script pass through.
+
+    Raises BadInput if the script makes no optimizer of a model's parameters.
+    """
+    from explorer.own_loop.script import ScriptUnderWatch  # torch, like all that comes with it
+
+    result = StepsOnCard(card=os.environ[NAME])
+    with tempfile.TemporaryDirectory() as folder:
+        oom = Path(folder) / "oom.explorer"
+
+        def step_ended(step: int, scalars: dict[str, float]) -> None:
+            assert watched.watch is not None
+            result.last = watched.watch.runs.pop(step)
+            peaks = result.last.measurement.peaks
+            result.peaks.append((peaks.allocated_peak_bytes or 0, peaks.reserved_peak_bytes or 0))
+            result.repeats = len(result.peaks) > 2 and result.peaks[-1] == result.peaks[-2]
+            if step == n_steps or (n_steps is None and (result.repeats or step == MOST_STEPS)):
+                raise _Enough
+
+        steps = range(1, (n_steps or MOST_STEPS) + 1)
+        watched = ScriptUnderWatch(script, at=steps, on_oom=oom, files="", log=step_ended)
+        try:
+            watched.run(arguments)
+        except _Enough:
+            pass
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            result.refusal = message_of(error)
+        for path in Path(folder).glob("*.explorer"):
+            result.refused = from_msgpack(run_file.read(path.read_bytes()).record, Measurement)
+            assert result.refused.failure is not None
+            result.refusal = f"{result.refused.failure.sentence} {result.refused.failure.hint}"
+    if watched.watch is None and not result.refusal:
+        raise BadInput(
+            f"{script} made no optimizer of a model's parameters, so no step could be found.",
+            hint="Put explorer.watch(model) or explorer.record_step(model) into it.",
+        )
+    return result
+
+
+def needs_cuda(script: Path, error: Exception) -> BadInput | None:
+    """The sentence for a script that asks for a GPU where torch has none; None: it failed for another reason."""
+    if not any(text in str(error) for text in NEEDS_CUDA):
+        return None
+    import torch
+
+    release = torch.__version__.partition("+")[0]
+    return BadInput(
+        f"{script} asks for a GPU, and torch {torch.__version__} finds none here.",
+        hint=f"{hint(release)} There, python -m explorer run --card h100 {script} runs it on an imaginary card.",
+    )
