@@ -180,6 +180,9 @@ class Audit:
         self.other_draws: dict[str, int] = dict(draws.others) if draws is not None else {}
         """Random numbers drawn by the rerun and not by forward, by block."""
         self._n_drawn = draws.n_drawn if draws is not None else 0
+        departures = draws.departures.by_block.values() if draws is not None else ()
+        self.departure = next((departure.sentence for departure in departures), "")
+        """Where the rerun first makes another tensor than forward; empty if it makes the same tensors."""
 
     @property
     def reruns(self) -> dict[str, float]:
@@ -212,6 +215,8 @@ class Audit:
             )
         elif self._n_drawn:
             lines.append("The rerun draws the very random numbers of forward.")
+        if self.departure:
+            lines.append(self.departure)
         return "\n  ".join(lines)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from explorer.record.base import Count, Record, to_plain
 from explorer.record.checkpointing import WithoutCheckpoint
 from explorer.record.failure import Failure
-from explorer.record.late_read import LateRead
+from explorer.record.late_read import Departure, LateRead
 from explorer.record.measurement import Measurement, ratio_with_spread
 
 Verdict = Literal["bitwise equal", "rounding", "state moved", "different", "not comparable"]
@@ -244,6 +244,8 @@ class Comparison(Record):
     state_changes: tuple[StateChange, ...] = ()
     late_reads: tuple[LateRead, ...] = ()
     """Values that recomputes read and that differ from those of forward, in the second of two watched steps."""
+    departures: tuple[Departure, ...] = ()
+    """The first operator that departs from forward, of each block with one; in the order of backward."""
     forward: ForwardDiff | None = None
     """The first difference in forward of two programs whose gradients differ; None: not watched."""
     untied: tuple[str, ...] = ()

@@ -64,7 +64,7 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
             return watches[-1], watches[-1].on_phase
 
         session.record(further=FurtherSteps(watch, alone=not saves_steps))
-        comparison, begun = _recorded(session), None
+        comparison, begun = _with_departure(_recorded(session), watches), None
         if comparison.failure is None:
             meter.part(comparison)
             tf32 = tf32_kinds() if baseline.device == "cuda" else ()
@@ -77,7 +77,7 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
         session.time(begun)
     timed = _recorded(session)
     if timed.failure is not None:
-        return timed
+        return _with_departure(timed, watches)
     return replace(comparison, baseline=timed.baseline, candidate=timed.candidate)
 
 
@@ -110,6 +110,15 @@ def _recorded(session: Session) -> Comparison:
         if run.failure is not None:
             failure = replace(run.failure, sentence=f"In the {name}: {run.failure.sentence}")
     return Comparison(baseline=baseline, candidate=candidate, failure=failure)
+
+
+def _with_departure(comparison: Comparison, watches: list[RerunWatch]) -> Comparison:
+    """The failure of a recompute with the operator at which the recompute departed from forward."""
+    departures = [departure for watch in watches for departure in watch.departures.by_block.values()]
+    if comparison.failure is None or not departures:
+        return comparison
+    sentence = f"{comparison.failure.sentence} {departures[0].sentence}"
+    return replace(comparison, departures=tuple(departures), failure=replace(comparison.failure, sentence=sentence))
 
 
 def with_causes(comparison: Comparison) -> Comparison:

@@ -27,6 +27,7 @@ from explorer.engine.bench.step import Trainee, forward_backward, segment_heads
 from explorer.engine.compare.diffs import in_double, is_floating
 from explorer.engine.model.equal_models import plain_modules
 from explorer.engine.state.state_diff import State, StateKey, read_state, same_state, short_text
+from explorer.engine.watch.departures import Departures
 from explorer.engine.watch.entries import EntryWatch
 from explorer.engine.watch.scopes import BlockWatch, Frame
 from explorer.record.allocations import Phase
@@ -52,9 +53,17 @@ class RerunDraws(BlockWatch):
         """Number of draws of forwards inside backward."""
         self.others: Counter[str] = Counter()
         """Number of such draws that forward did not make, by block; the empty string is the model itself."""
+        self.departures = Departures()
+
+    def entered(self, block: int, frame: Frame, inputs: object) -> None:
+        self.departures.entered(block)
+
+    def left(self, block: int, frame: Frame, output: object) -> None:
+        self.departures.left(block)
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         result = func(*args, **(kwargs or {}))
+        self.departures.ran(func, result, self.running)
         if (draw := random_numbers(func, args, kwargs or {}, result)) is not None:
             earlier = self._forward[draw.shape]
             if torch._C._current_graph_task_id() == -1:
@@ -102,6 +111,8 @@ class RerunWatch(BlockWatch):
         self._audit = StateAudit(model)
         self.on_phase = self._audit.on_phase
         self._entries = EntryWatch(model)
+        self._saved_ops = {operator for unit in policy.units for operator in unit.save_ops}
+        self.departures = Departures()
         self._watching = ExitStack()
 
     def __enter__(self) -> Self:
@@ -117,7 +128,8 @@ class RerunWatch(BlockWatch):
         """The comparison with what the step has shown."""
         changes = tuple(self._audit.changes.values())
         reads = tuple(self._entries.reads.values())
-        return replace(comparison, masks=self.masks, masks_watched=True, state_changes=changes, late_reads=reads)
+        return replace(comparison, masks=self.masks, masks_watched=True, state_changes=changes, late_reads=reads,
+                       departures=tuple(self.departures.by_block.values()))  # fmt: skip
 
     @property
     def masks(self) -> tuple[MaskDiff, ...]:
@@ -125,11 +137,13 @@ class RerunWatch(BlockWatch):
         return tuple(sorted(self._masks.values(), key=lambda mask: self.scopes.index[mask.block]))
 
     def entered(self, block: int, frame: Frame, inputs: object) -> None:
+        self.departures.entered(block)
         again = bool(frame.reruns) and frame.reruns[-1] == block
         if block in self._last and not (again and block in self._segments):
             self._open.append(_Call(block, self._last[block], again))
 
     def left(self, block: int, frame: Frame, output: object) -> None:
+        self.departures.left(block)
         if self._open and block == self._open[-1].ends_with:
             self._close()
 
@@ -152,6 +166,8 @@ class RerunWatch(BlockWatch):
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         result = func(*args, **(kwargs or {}))
+        if self._open and str(func) not in self._saved_ops:
+            self.departures.ran(func, result, self.running)
         if self._open and (draw := random_numbers(func, args, kwargs or {}, result)) is not None:
             for call in self._open:
                 call.draws[self.running].append(draw)

@@ -91,12 +91,15 @@ class EntryWatch:
     def _run(self, call: _Call, *args: Any, **kwargs: Any) -> object:
         values = self._look(call)
         if call.at_entry is not None:
-            self._compare(call, values)
+            with _disable_current_modes():
+                self._compare(call, values)
             return call.function(*args, **kwargs)
         call.at_entry = values
         output = call.function(*args, **kwargs)
-        for place, value in self._look(call).items():
-            call.moved[place] = [path for path, _, _ in differences_in(values.get(place), value)]
+        at_exit = self._look(call)
+        with _disable_current_modes():  # a comparison is no operator of the model
+            for place, value in at_exit.items():
+                call.moved[place] = [path for path, _, _ in differences_in(values.get(place), value)]
         return output
 
     def _look(self, call: _Call) -> dict[Place, object]:
