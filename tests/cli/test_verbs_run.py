@@ -335,6 +335,29 @@ def test_the_script_prints_what_it_prints_alone_and_the_step_is_written(
     )
 
 
+DEAD = """
+import torch
+from torch.utils.checkpoint import checkpoint
+entry, block, head = (torch.nn.Linear(8, 8) for _ in range(3))
+model = torch.nn.ModuleList([entry.requires_grad_(False), block, head])
+model.forward = lambda x: head(checkpoint(block, entry(x), use_reentrant=True))
+optimizer = torch.optim.SGD([*block.parameters(), *head.parameters()], lr=0.1)
+for _ in range(2):
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_a_dead_checkpoint_of_the_script_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(DEAD)
+    said = " ".join(run("run", "train.py", "--at", "2").stderr.split())
+    assert "dead: no input requires a gradient" in said
+    assert "2 of 4 trainable parameters got no gradient in this step: 1.weight, 1.bias." in said
+
+
 def test_what_the_script_raises_is_shown_and_what_was_missed_is_said(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from explorer.cli.report import print_record
 from explorer.errors import BadInput, ExplorerError
 from explorer.jobs.run_file import stored_record, write, write_file
 from explorer.plan.names import listed
+from explorer.plan.why.checkpointing import checkpointing_lines
 from explorer.record.measurement import Measurement
 from explorer.view.drawing.units import count, mib
 
@@ -124,6 +125,9 @@ def _under_watch(script: Path, arguments: list[str], at: list[int], on_oom: Path
 def _say_written(watch: Watch | None) -> None:
     for step, path in watch.written.items() if watch is not None else ():
         say(escape(f"Wrote step {step} to {path}."))
+    last = list(watch.runs.values())[-1:] if watch is not None else []
+    for line in (line for run in last for line in checkpointing_lines(run.measurement)):
+        say(escape(line))
 
 
 def _on_card(request: OnCardRequest, script: Path, arguments: list[str]) -> None:
