@@ -24,7 +24,7 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeGuard, get_args
 
 from explorer.errors import BadInput, UnreadableFile, message_of, nearest
 from explorer.record.base import Record, from_msgpack, from_plain
@@ -249,6 +249,14 @@ def own_samples(targets: Iterable[str]) -> tuple[Sample, ...]:
     )
 
 
+def is_sizes(sizes: object) -> TypeGuard[dict[str, dict[str, Any]]]:
+    """Whether a module's `SIZES` is ours: arguments of a factory by the name of a size."""
+    return isinstance(sizes, dict) and all(
+        isinstance(size, str) and isinstance(arguments, dict) and all(isinstance(name, str) for name in arguments)
+        for size, arguments in sizes.items()
+    )
+
+
 def default_size(sizes: Mapping[str, object]) -> str | None:
     """The size that a model has when none is named."""
     return "small" if "small" in sizes else next(iter(sizes), None)
@@ -275,7 +283,10 @@ def sizes_of(target: str) -> dict[str, dict[str, Value]]:
 
 def _sizes(tree: ast.Module, path: Path) -> dict[str, dict[str, Value]]:
     try:
-        return dict(literals(tree, ("SIZES",)).get("SIZES", {}))
+        sizes = literals(tree, ("SIZES",)).get("SIZES", {})
+        if not is_sizes(sizes):
+            raise ValueError("it is no dictionary of arguments by size")
+        return dict(sizes)
     except (ValueError, TypeError) as error:
         raise UnreadableFile(f"{path}: SIZES must be a literal dictionary.") from error
 

@@ -46,9 +46,11 @@ def check(
     read, stale, because = None, "", ""
     fired: tuple[Hazard, ...] = ()
     try:
-        read = read_policy.load(policy, graph)
+        read = read_policy.named(policy, graph)
         stale = read.changed
     except InvalidPolicy as error:
+        if not Path(policy).is_file():  # a name that is neither a preset nor a block
+            raise
         stale = str(error)
     check_frozen(conditions.frozen or (), graph)
     if read is not None:

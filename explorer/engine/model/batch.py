@@ -19,19 +19,23 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from explorer.engine.model.loaded import Loaded, OwnStep, call, copied, refuse_unopenable, shapes
+from explorer.engine.model.loaded import POSITIONAL, Loaded, OwnStep, call, copied, refuse_unopenable, shapes
 from explorer.engine.state.rng import RngState
 from explorer.errors import ModelNotLoaded, said_by
 from explorer.record.failure import is_out_of_memory
 from explorer.record.graph import ModelRef
 
 _WAYS = "Return the model, (model, inputs), (model, (inputs, targets), loss_function) or (model, step)."
-_SIDES = (64, 224, 299, 32, 512)
+_SIDES = (64, 224, 28, 32, 96, 128, 256, 299, 512)
+_TARGETS = ("targets", "target", "labels", "label", "y")
+"""Names of optional arguments with which a forward returns its loss."""
 _CONDITION_LENGTH = 77
 
 
@@ -61,7 +65,11 @@ def unpacked(ref: ModelRef, built: object, sizes: Mapping[str, int]) -> Loaded:
         raise ModelNotLoaded(f"The factory of {ref.target} returned {kind}, not a model.", hint=_WAYS)
     refuse_unopenable(model, ref.target)
     if batch is None:
-        return Loaded(ref, model, example_batch(model, ref.target, BatchShape(**sizes)), None, loss)
+        shape = BatchShape(**sizes)
+        inputs = example_batch(model, ref.target, shape)
+        if loss is None and (trained := with_targets(model, inputs, shape)) is not None:
+            return Loaded(ref, model, trained, None, returned_loss)
+        return Loaded(ref, model, inputs, None, loss)
     if sizes:
         raise ModelNotLoaded(
             f"{ref.target} makes its own batch, and its factory takes no argument {', '.join(sizes)}.",
@@ -115,6 +123,53 @@ def example_batch(model: nn.Module, target: str, shape: BatchShape) -> object:
     )
 
 
+def with_targets(model: nn.Module, inputs: object, shape: BatchShape) -> object:
+    """`inputs` with made targets for an optional argument of forward, with which the model returns its loss.
+
+    Without targets such a model takes its inference path. None: no argument is known, or none brings a loss.
+    """
+    names = [name for name in _arguments(model, None, keywords=True) if name in _TARGETS]
+    if not names or (isinstance(inputs, dict) and names[0] in inputs):
+        return None
+    given = inputs if isinstance(inputs, dict) else {POSITIONAL: (inputs,)}
+    generators = RngState.capture(model)
+    found = None
+    for targets in _targets(model, inputs):
+        attempt = {**given, names[0]: targets}
+        with suppress(Exception), torch.no_grad():
+            if loss_in(call(copied(model).eval(), attempt)) is not None:
+                found = attempt
+                break
+    generators.restore()
+    return found
+
+
+def _targets(model: nn.Module, inputs: object) -> Iterator[Tensor]:
+    """Candidates: the words themselves, a class for each example, then a tensor like the output."""
+    first = next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
+    if not first.is_floating_point():
+        yield first.clone()
+    with suppress(Exception), torch.no_grad():
+        output = call(copied(model).eval(), inputs)
+        logits = next(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point())
+        yield torch.randint(0, logits.shape[-1], logits.shape[:1])
+        yield torch.randn(logits.shape)
+
+
+def loss_in(output: object) -> Tensor | None:
+    """The loss that a model returns beside its output: named so, or the one tensor with one number."""
+    loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    numbers = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.dim() == 0]
+    if isinstance(loss, Tensor):
+        return loss
+    return numbers[0] if len(numbers) == 1 and numbers[0].is_floating_point() else None
+
+
+def returned_loss(output: object, targets: object) -> Any:
+    """The loss in the output of a model that was given its targets."""
+    return loss_in(output)
+
+
 def _candidates(model: nn.Module, shape: BatchShape) -> Iterator[object]:
     needed, optional = _arguments(model, inspect.Parameter.empty), _arguments(model, None)
     for first in _firsts(model, shape):
@@ -125,9 +180,10 @@ def _candidates(model: nn.Module, shape: BatchShape) -> Iterator[object]:
                 yield {"*": (first,), **named, **more}
 
 
-def _arguments(model: nn.Module, default: object) -> list[str]:
-    """Names of forward's positional arguments with the default `default`."""
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+def _arguments(model: nn.Module, default: object, *, keywords: bool = False) -> list[str]:
+    """Names of forward's positional arguments with the default `default`; with `keywords`, of those with names."""
+    other = inspect.Parameter.KEYWORD_ONLY if keywords else inspect.Parameter.POSITIONAL_ONLY
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, other)
     parameters = inspect.signature(model.forward).parameters.values()
     return [each.name for each in parameters if each.default is default and each.kind in kinds]
 

@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import hashlib
 import importlib
 import importlib.util
 import inspect
 import json
+import re
 import sys
 import zipfile
 from collections.abc import Callable, Mapping
@@ -39,8 +41,8 @@ from explorer.engine.model.batch import SHAPE_ARGUMENTS, unpacked
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.model.regions import add_regions
 from explorer.engine.state.rng import seed_everything
-from explorer.errors import BadInput, ExplorerError, ModelNotLoaded, nearest, said_by
-from explorer.plan.catalogue import default_size
+from explorer.errors import BadInput, ExplorerError, ModelNotLoaded, UnreadableFile, message_of, nearest, said_by
+from explorer.plan.catalogue import default_size, is_sizes
 from explorer.plan.names import listed
 from explorer.record.bounded_file import read_configuration
 from explorer.record.failure import is_out_of_memory
@@ -109,7 +111,7 @@ def _value(text: int | float | str | bool) -> object:
 
 def _resolve(ref: ModelRef) -> tuple[Factory, dict[str, Any]]:
     """The factory of `ref` and the arguments to call it with. Raises ModelNotLoaded."""
-    if ref.target.startswith("hf:"):
+    if ref.target.startswith("hf:") or ref.target.endswith(".json"):
         from explorer.engine.model.transformers import factory as hf_factory
 
         return hf_factory(ref.target.removeprefix("hf:")), dict(ref.arguments)
@@ -129,13 +131,26 @@ def _resolve(ref: ModelRef) -> tuple[Factory, dict[str, Any]]:
             hint="Write sample_models/gpt.py, path/to/file.py:factory, package.module:factory or hf:GPT2Config.",
         )
     factory = _factory(module, name)
+    functions = _factories_in(module)
+    if factory is None and ":" not in ref.target and len(functions) == 1:
+        factory = _factory(module, functions[0])  # a file with a single model
     if factory is None:
-        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         names = [*_model_names(module), *functions]
         references = [f"{where}:{each}" for each in names[:20]]
         hint = nearest(name, names) or _list(references) or "Write a function there that returns a model."
         raise ModelNotLoaded(f"{where} has no factory {name!r}.", hint=hint)
     return factory, _arguments(ref, factory, getattr(module, "SIZES", None))
+
+
+def _factories_in(module: object) -> list[str]:
+    """Names that the module itself defines and that may make a model; a training script's `main` does not.
+
+    Of a module that only collects others' names, as a package does, all that can be called.
+    """
+    public = {name: value for name, value in vars(module).items() if callable(value) and not name.startswith("_")}
+    own = [name for name, value in public.items() if getattr(value, "__module__", "") == vars(module).get("__name__")]
+    models = [name for name in own if name != "main" and not dataclasses.is_dataclass(public[name])]
+    return models or list(public)
 
 
 def _factory(module: object, name: str) -> Factory | None:
@@ -166,7 +181,10 @@ def _from_config(kind: Any) -> Factory:
         if config is None:
             return kind(**arguments)
         path = Path(config)
-        settings = read_configuration(path / "config.json" if path.is_dir() else path)
+        try:
+            settings = read_configuration(path / "config.json" if path.is_dir() else path)
+        except UnreadableFile as error:
+            raise ModelNotLoaded(f"{config} cannot be read as a configuration: {message_of(error)}.") from error
         return kind.from_config({**settings, **arguments})
 
     return build
@@ -205,7 +223,7 @@ def _arguments(ref: ModelRef, factory: Factory, sizes: object) -> dict[str, obje
 
 def _size(ref: ModelRef, sizes: object) -> Mapping[str, object]:
     """Arguments of the size of `ref`, or of the default size."""
-    if not isinstance(sizes, dict):
+    if not is_sizes(sizes):
         if ref.size is not None:
             raise ModelNotLoaded(
                 f"{ref.target} was asked for the size {ref.size!r}; it has no SIZES.", hint="Leave the size out."
@@ -245,22 +263,37 @@ def _from_file(where: str) -> object:
         near = nearest(Path(where).stem, stems).replace("?", ".py?")
         raise ModelNotLoaded(f"There is no file {where}.", hint=near or "Give a path from here, or an absolute one.")
     path = path.resolve()
-    name = f"explorer_model_{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"  # pickle finds classes by it
+    source = path.read_bytes()
+    package, root = _package_of(path) if re.search(rb"^\s*from \.", source, re.MULTILINE) else ("", path.parent)
+    digest = hashlib.sha256(bytes(path)).hexdigest()[:8]
+    name = f"{package}explorer_model_{path.stem}_{digest}"  # pickle finds classes by it
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None, "the path ends in .py"
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    sys.path.insert(0, str(path.parent))
+    sys.path.insert(0, str(root))
     try:
-        exec(_compiled(path.read_bytes(), str(path)), vars(module))
+        exec(_compiled(source, str(path)), vars(module))
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ModelNotLoaded(
             f"{where} was imported and raised {said_by(error)}.", hint="Run the file in Python first."
         ) from error
     finally:
-        sys.path.remove(str(path.parent))
+        sys.path.remove(str(root))
     return module
+
+
+def _package_of(path: Path) -> tuple[str, Path]:
+    """Prefix of the names in the package of a file, `pkg.models.`, and the folder that the package lies in.
+
+    A package is a folder with an `__init__.py`: the prefix is empty for a file beside none.
+    """
+    root, names = path.parent, list[str]()
+    while (root / "__init__.py").is_file():
+        names.insert(0, f"{root.name}.")
+        root = root.parent
+    return "".join(names), root
 
 
 @functools.lru_cache(maxsize=16)

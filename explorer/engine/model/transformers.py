@@ -43,6 +43,9 @@ def factory(config: str) -> Callable[..., object]:
         settings.use_cache = False
         if getattr(settings, "is_encoder_decoder", False) and getattr(settings, "decoder_start_token_id", None) is None:
             settings.decoder_start_token_id = 0
+        heads = getattr(settings, "architectures", None) or [""]
+        if heads[0].endswith("ForSequenceClassification") and getattr(settings, "pad_token_id", None) is None:
+            settings.pad_token_id = 0  # such a head refuses a batch of several texts without one
         if not is_without_data():
             _refuse_too_big(transformers, config, settings)
         model = _model(transformers, settings)
@@ -86,6 +89,17 @@ def _refuse_too_big(transformers: object, config: str, settings: object) -> None
 
 
 def _model(transformers: object, settings: Any) -> Any:
+    """The model of the class that the configuration names, else with the first head of AUTO that fits."""
+    names = getattr(settings, "architectures", None)
+    if names:
+        kind = getattr(transformers, names[0], None)
+        if kind is None or not hasattr(kind, "_from_config"):
+            raise ModelNotLoaded(
+                f"The configuration names the class {names[0]}, which transformers "
+                f"{getattr(transformers, '__version__', '')} does not have.",
+                hint="Install the release that has it, or leave `architectures` out to get the usual head.",
+            )
+        return kind._from_config(settings)
     if getattr(settings, "architectures", None) is None:  # read by transformers if heads share a configuration
         settings.architectures = []
     for name in AUTO:
@@ -100,8 +114,9 @@ def _batch(model: Any, settings: object, *, batch: int, length: int) -> dict[str
     main = getattr(model, "main_input_name", "input_ids")
     parameters = inspect.signature(model.forward).parameters
     labels = None  # labels of sounds and series differ from head to head
+    n_labels = max(1, getattr(settings, "num_labels", 2))
     if main == "pixel_values":
-        labels = torch.randint(0, max(1, getattr(settings, "num_labels", 2)), (batch,))
+        labels = torch.randint(0, n_labels, (batch,))
         inputs = {main: _pictures(settings, batch)}
     elif main in ("input_values", "input_features"):
         inputs = {main: _sound(settings, batch, length)}
@@ -110,10 +125,27 @@ def _batch(model: Any, settings: object, *, batch: int, length: int) -> dict[str
         inputs = {main: torch.randn(batch, n_points, n_channels)}
     else:
         inputs = {"input_ids": _words(settings, batch, length)}
-        labels = inputs["input_ids"].clone()
+        labels = _labels_of_words(type(model).__name__, inputs["input_ids"], n_labels)
         if "pixel_values" in parameters and hasattr(settings, "vision_config"):
             inputs["pixel_values"] = _pictures(settings, batch)
+    if "return_loss" in parameters:  # CLIP and its like
+        inputs["return_loss"] = True  # type: ignore[assignment]
+    if "bool_masked_pos" in parameters and isinstance(getattr(settings, "patch_size", None), int):
+        n_patches = (inputs[main].shape[-1] // settings.patch_size) ** 2  # type: ignore[attr-defined]
+        inputs["bool_masked_pos"] = torch.randint(0, 2, (batch, n_patches)).bool()
+    for name in ("start_positions", "end_positions"):
+        if name in parameters:
+            inputs[name] = torch.randint(0, inputs[main].shape[1], (batch,))
     return inputs if labels is None or "labels" not in parameters else {**inputs, "labels": labels}
+
+
+def _labels_of_words(kind: str, words: torch.Tensor, n_labels: int) -> torch.Tensor:
+    """A class for each text or each word where the head says so, else the words themselves."""
+    if kind.endswith("ForTokenClassification"):
+        return torch.randint(0, n_labels, words.shape)
+    if kind.endswith(("ForSequenceClassification", "ForNextSentencePrediction")):
+        return torch.randint(0, n_labels, words.shape[:1])
+    return words.clone()
 
 
 def _words(settings: Any, batch: int, length: int) -> torch.Tensor:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from explorer.engine.bench.step import prepare, run_step
 from explorer.engine.compare.compare import compare
@@ -19,6 +20,7 @@ from explorer.engine.model.load import load, load_for
 from explorer.engine.model.loaded import shapes
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.errors import BadInput, ModelFailed, ModelNotLoaded, OutOfMemory
+from explorer.plan.catalogue import default_size, sizes_of
 from explorer.record import ModelRef, Policy, RunSpec
 
 GOOD = """
@@ -294,3 +296,139 @@ def test_transformers_that_is_missing_is_said_so(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     with pytest.raises(ModelNotLoaded, match="pip install transformers"):
         load(ModelRef(target="hf:GPT2Config"))
+
+
+PACKAGE_MODEL = """
+import torch
+from torch import nn
+from .parts import width
+from ..common import Base
+
+class Net(Base):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(width, width)
+
+    def forward(self, x):
+        return self.fc(x)
+"""
+
+
+def test_a_file_inside_a_package_may_import_its_relatives(tmp_path: Path) -> None:
+    folder = tmp_path / "attack_pkg" / "models"
+    folder.mkdir(parents=True)
+    for place in (folder, folder.parent):
+        (place / "__init__.py").touch()
+    (folder.parent / "common.py").write_text("from torch import nn\nclass Base(nn.Module):\n    pass\n")
+    (folder / "parts.py").write_text("width = 5\n")
+    (folder / "net.py").write_text(PACKAGE_MODEL)
+    loaded = load(ModelRef(target=f"{folder / 'net.py'}:Net"))
+    assert loaded.inputs.shape == (2, 5)
+    assert pickle.loads(pickle.dumps(loaded.model)).fc.weight.shape == (5, 5)
+
+
+@pytest.mark.parametrize("sizes", ["(1, 2)", "[64, 128]", "{'small': 3}", "{1: {'width': 2}}", "'big'", "None", "8"])
+def test_a_name_of_ours_in_a_strangers_file_is_theirs(sizes: str, tmp_path: Path) -> None:
+    path = tmp_path / "theirs.py"
+    path.write_text(f"from torch import nn\nSIZES = {sizes}\nclass Net(nn.Linear):\n    def __init__(self):\n"
+                    "        super().__init__(3, 3)\n")  # fmt: skip
+    assert not sizes_of(str(path))
+    assert load(ModelRef(target=f"{path}:Net", size=default_size(sizes_of(str(path))))).inputs.shape == (2, 3)
+    with pytest.raises(ModelNotLoaded, match="no SIZES"):
+        load(ModelRef(target=f"{path}:Net", size="small"))
+
+
+SINGLE = """
+import argparse
+from dataclasses import dataclass
+import torch
+from torch import nn
+
+@dataclass
+class Config:
+    width: int = 3
+
+class Only(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(Config().width, 3)
+
+    def forward(self, x):
+        return self.fc(x)
+
+def main():
+    argparse.ArgumentParser().parse_args()
+"""
+
+
+def test_a_file_with_one_model_needs_no_name(tmp_path: Path) -> None:
+    """`main`, dataclasses and imported names are no models."""
+    path = tmp_path / "only.py"
+    path.write_text(SINGLE)
+    assert type(load(ModelRef(target=str(path))).model).__name__ == "Only"
+    path.write_text(SINGLE + "class Second(Only):\n    pass\n")
+    with pytest.raises(ModelNotLoaded) as caught:
+        load(ModelRef(target=str(path)))
+    assert caught.value.hint.count(".py:") == 2 and ":main" not in caught.value.hint, caught.value.hint
+
+
+MNIST = """
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(1, 4, 3), nn.Linear(4 * (SIDE - 2) ** 2, 10)
+    def forward(self, x):
+        return self.fc(self.conv(x).flatten(1))
+"""
+
+
+@pytest.mark.parametrize("side", [28, 32, 64, 96])
+def test_a_net_for_pictures_of_one_size_finds_its_side(side: int, tmp_path: Path) -> None:
+    path = tmp_path / "net.py"
+    path.write_text(MNIST.replace("SIDE", str(side)))
+    assert load(ModelRef(target=str(path))).inputs.shape == (2, 1, side, side)
+
+
+TRAINED = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(16, 8), nn.Linear(8, 16)
+    def forward(self, idx, NAME=None):
+        x = self.table(idx)
+        if NAME is None:
+            return self.head(x[:, [-1]]), None
+        logits = self.head(x)
+        return logits, F.cross_entropy(logits.flatten(0, 1), NAME.flatten())
+class Pictures(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(6, 4)
+    def forward(self, x, *, NAME=None):
+        out = self.fc(x)
+        return {"out": out} if NAME is None else {"out": out, "loss": F.cross_entropy(out, NAME)}
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(6, 4)
+    def forward(self, x, NAME=None):
+        return self.fc(x) if NAME is None else self.fc(x) * 2
+"""
+
+
+@pytest.mark.parametrize("name", ["targets", "target", "labels", "label", "y"])
+def test_targets_are_made_where_the_model_then_returns_its_loss(name: str, tmp_path: Path) -> None:
+    """Without them it takes its inference path, which trains on one position."""
+    path = tmp_path / "net.py"
+    path.write_text(TRAINED.replace("NAME", name))
+    for kind, numbers in (("Words", 2 * 64 * 16), ("Pictures", 2 * 4)):
+        loaded = load(ModelRef(target=f"{path}:{kind}"))
+        output = loaded.output()
+        assert name in loaded.inputs and next(iter(tree_leaves(output))).numel() == numbers
+        assert torch.equal(loaded.loss(output), tree_leaves(output)[1])
+    assert load(ModelRef(target=f"{path}:Plain")).inputs.shape == (2, 6), "no loss comes of it"

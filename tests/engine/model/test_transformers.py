@@ -3,7 +3,9 @@ the library takes seconds in each process."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -42,6 +44,48 @@ def test_a_model_larger_than_memory_is_refused_before_it_is_built() -> None:
     arguments = {"num_hidden_layers": 4, "hidden_size": 65536, "intermediate_size": 262144}
     with pytest.raises(ModelNotLoaded, match="GiB of parameters"):
         load(ModelRef(target="hf:LlamaConfig", arguments=arguments))
+
+
+WORDS = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 64}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "LlamaForSequenceClassification": {"model_type": "llama", **WORDS},
+    "LlamaForCausalLM": {"model_type": "llama", **WORDS},
+    "BertForTokenClassification": {"model_type": "bert", **WORDS},
+    "BertForMaskedLM": {"model_type": "bert", **WORDS},
+    "BertForQuestionAnswering": {"model_type": "bert", **WORDS},
+    "ViTForMaskedImageModeling": {"model_type": "vit", **WORDS, "image_size": 32, "patch_size": 8, "encoder_stride": 8},
+    "CLIPModel": {
+        "model_type": "clip",
+        "projection_dim": 16,
+        "text_config": {"model_type": "clip_text_model", **WORDS},
+        "vision_config": {"model_type": "clip_vision_model", **WORDS, "image_size": 32, "patch_size": 8},
+    },
+}
+WITHOUT_LOSS: dict[str, dict[str, Any]] = {
+    "BertModel": {"model_type": "bert", **WORDS},
+    "T5EncoderModel": {"model_type": "t5", "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2},
+}
+
+
+@pytest.mark.parametrize("name", [*ARCHITECTURES, *WITHOUT_LOSS])
+@pytest.mark.parametrize("prefix", ["hf:", ""])
+def test_the_class_that_a_configuration_names_is_built_and_trained(name: str, prefix: str, tmp_path: Path) -> None:
+    """By its own loss, where it has one; a plain path works as `hf:` does."""
+    file = tmp_path / "config.json"
+    settings = {**ARCHITECTURES, **WITHOUT_LOSS}[name]
+    file.write_text(json.dumps({"architectures": [name], **settings}))
+    loaded = load(ModelRef(target=f"{prefix}{file}"))
+    assert type(loaded.model).__name__ == name
+    output = loaded.output()
+    assert (getattr(output, "loss", None) is not None) == (name in ARCHITECTURES)
+    loaded.loss(output).backward()
+
+
+def test_an_unknown_architecture_is_one_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"architectures": ["OwnForCausalLM"], "model_type": "gpt2"}))
+    with pytest.raises(ModelNotLoaded, match="names the class OwnForCausalLM, which transformers .* does not have"):
+        load(ModelRef(target=str(file)))
 
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
