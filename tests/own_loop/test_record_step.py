@@ -20,9 +20,11 @@ from torch.utils.flop_counter import FlopCounterMode
 import explorer
 from explorer.engine.bench.measure import measure
 from explorer.engine.model.load import load
+from explorer.engine.state.bits import n_bytes
 from explorer.errors import BadInput, NotSaved
 from explorer.jobs.run_file import read
 from explorer.own_loop.record_step import RecordedRun, RecordedStep
+from explorer.plan.memory.ledger import ledger
 from explorer.plan.why.caveats import why_not_predicted
 from explorer.record import ROLES, Comparison, Measurement, ModelRef, Policy, RunSpec
 from explorer.record.base import from_msgpack
@@ -350,3 +352,51 @@ def test_a_card_repeats_the_lifetimes_of_the_record(keeps_output: bool) -> None:
         assert memory.card.options == "max_split_size_mb:64" and "ran on the CPU" in str(memory)
     with pytest.raises(BadInput, match="neither a card"):
         later.on_card("b201")
+
+
+def layouts() -> dict[str, Callable[[], torch.Tensor]]:
+    dense = torch.rand(256, 256).sub(0.5).relu()
+    return {
+        "coo": dense.to_sparse,
+        "csr": dense.to_sparse_csr,
+        "csc": dense.to_sparse_csc,
+        "bsr": lambda: dense.to_sparse_bsr((16, 16)),
+        "nested": lambda: torch.nested.nested_tensor([dense, dense]),
+        "jagged": lambda: torch.nested.nested_tensor([dense, dense], layout=torch.jagged),
+        "quantised": lambda: torch.quantize_per_tensor(dense, 0.1, 0, torch.qint8),
+    }
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("layout", sorted(layouts()))
+def test_a_tensor_without_one_storage_that_the_script_holds_is_an_input(layout: str) -> None:
+    model, held = nn.Linear(8, 8), []
+
+    def inputs() -> int:
+        model.zero_grad()
+        with explorer.record_step(model) as run:
+            model(torch.ones(4, 8)).sum().backward()
+        return ledger(run.measurement, 0).by_role["input"]
+
+    before = inputs()
+    held.append(layouts()[layout]())
+    assert inputs() - before >= n_bytes(held[0]) > 0
+
+
+def test_the_adjacency_of_a_graph_is_an_input_and_no_convolution_is_named() -> None:
+    n = 400
+    adjacency = torch.rand(n, n).to_sparse()
+
+    class Gcn(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.spmm(adjacency, self.second(torch.relu(torch.spmm(adjacency, self.first(x)))))
+
+    model = Gcn()
+    with explorer.record_step(model) as run:
+        model(torch.randn(n, 16)).square().mean().backward()
+    assert ledger(run.measurement, 0).by_role["input"] >= n_bytes(adjacency)
+    assert "unattributed" in str(run) and "convolution" not in str(run)

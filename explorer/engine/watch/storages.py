@@ -245,10 +245,12 @@ def tensors_in_memory() -> list[torch.Tensor]:
 
 def _has_bytes(tensor: torch.Tensor) -> bool:
     try:
+        if tensor.layout is not torch.strided:  # a sparse tensor has a storage in each of its parts
+            return any(storage.device == tensor.device and storage.nbytes() > 0 for storage in storages(tensor))
         storage = tensor.untyped_storage()
-        is_real = tensor.layout is torch.strided and storage.device == tensor.device  # fake tensors are on "meta"
-        return is_real and storage.nbytes() > 0 and storage.data_ptr() != 0
-    except (RuntimeError, NotImplementedError):  # fake, functional, sparse or half-built tensors
+        # Fake tensors are on "meta".
+        return storage.device == tensor.device and storage.nbytes() > 0 and storage.data_ptr() != 0
+    except (RuntimeError, NotImplementedError):  # fake, functional or half-built tensors
         return False
 
 

@@ -113,9 +113,12 @@ def _unattributed(run: Measurement) -> str:
     share = at.by_role["unattributed"] / max(at.total_bytes, 1)
     if share <= LARGE_SHARE:
         return ""
+    cells = [cell for cell in at.cells if cell.role == "unattributed" and cell.largest_op]
+    largest = max(cells, key=lambda cell: cell.n_bytes, default=None)
+    most = f", most of it in {largest.largest_op}" if largest is not None else ""
     return (
-        f"{100 * share:.0f} % of the peak is unattributed: memory that a kernel takes for itself while it runs "
-        "(scratch of a convolution, say). It is in the total, and in no block's share."
+        f"{100 * share:.0f} % of the peak is unattributed: no operator returned it, as work memory of a kernel{most}. "
+        "It is in the total, and in no block's share."
     )
 
 
