@@ -11,7 +11,7 @@ import gc
 import runpy
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,8 +20,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from explorer.engine.policy.several_models import one_model
+from explorer.engine.watch.scopes import around_backward
 from explorer.errors import BadInput
-from explorer.own_loop.watch import Watch, WatchRequest
+from explorer.own_loop.watch import Watch
+from explorer.own_loop.watch_request import WatchRequest
 
 StepLog = Callable[[int, dict[str, float]], object]
 
@@ -29,23 +31,18 @@ StepLog = Callable[[int, dict[str, float]], object]
 class ScriptUnderWatch:
     """Runs a script once. `watch` is None if the script made no optimizer of a model."""
 
-    def __init__(
-        self, script: Path, *, at: Sequence[int], on_oom: Path | None, files: str, log: StepLog | None = None
-    ) -> None:
-        """`files`: path of a chosen step's file, with `{step}` for the number. `log`: see `Watch.log_to`.
-
-        Raises BadInput for a missing script.
-        """
+    def __init__(self, script: Path, log: StepLog | None = None, **request: Any) -> None:
+        """`request`: fields of WatchRequest. `log`: see `Watch.log_to`. Raises BadInput for a missing script."""
         if not script.is_file():
             raise BadInput(f"There is no script {script}.", hint="Give the file that `python` would be given.")
         self.watch: Watch | None = None
         self._log = log
         self._optimizers: list[Optimizer] = []
-        self._script, self._request = script, WatchRequest(at=at, on_oom=on_oom, files=files)
+        self._script, self._request = script, WatchRequest(**request)
 
     def run(self, arguments: Sequence[str]) -> None:
         """Runs the script. Its errors and SystemExit pass through; an out-of-memory passes after its file is saved."""
-        with _as_main(self._script, arguments), self._optimizers_seen():
+        with _as_main(self._script, arguments), self._optimizers_seen(), self._first_backward_heard():
             try:
                 runpy.run_path(str(self._script), run_name="__main__")
             except Exception as error:
@@ -66,6 +63,22 @@ class ScriptUnderWatch:
         self.watch = Watch(one_model(named_models(models)), self._optimizers, self._request, self._script.name)
         if self._log is not None:
             self.watch.log_to(self._log)
+
+    @contextmanager
+    def _first_backward_heard(self) -> Iterator[None]:
+        """Says at the first backward if the script has no optimizer by then, because no step can be found."""
+
+        def begins() -> None:
+            listening.close()
+            if not self._optimizers:  # a recording that opens runs a small backward of its own
+                self._request.say(
+                    f"{self._script.name} runs backward without an optimizer of torch: a step by hand has no end that "
+                    "can be heard, so nothing is recorded. Put explorer.record_step(model) around one step in it."
+                )
+
+        with ExitStack() as listening:
+            listening.enter_context(around_backward(begins))
+            yield
 
     @contextmanager
     def _optimizers_seen(self) -> Iterator[None]:

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from explorer.own_loop.watch import Watch, WatchRequest
+from explorer.own_loop.watch import Watch
+from explorer.own_loop.watch_request import WatchRequest
 
 
 class WatchCallback:

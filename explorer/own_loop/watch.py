@@ -13,11 +13,9 @@ import mmap
 import os
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from importlib import import_module
-from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -37,14 +35,16 @@ from explorer.errors import BadInput, NotSaved, message_of
 from explorer.own_loop.heal import Healed, Healer
 from explorer.own_loop.record_step import RecordedRun, place_of_caller
 from explorer.own_loop.turns import Turns
+from explorer.own_loop.watch_request import HEAL, WatchRequest
 from explorer.plan.planners.confirm import refusal
+from explorer.plan.why.checkpointing import checkpointing_lines
 from explorer.record.failure import is_out_of_memory
 from explorer.record.measurement import Measurement
 
 NEEDED_AT_REFUSAL = ("highspy", "numpy.ma")
 """Late imports of a plan. After a refusal of memory, a library finds no room."""
-HEAL, FAILED = "heal", "oom.explorer"
-"""The value of `on_oom` for a step that runs again, and the file of a step that cannot."""
+FAILED = "oom.explorer"
+"""File of a step that cannot run again."""
 RESERVE_BYTES = 64 * 2**20
 """Address space reserved while watching and freed before the file is written, because memory has just run out."""
 
@@ -73,30 +73,8 @@ def watch(
     return Watch(one_model(model), optimizer, WatchRequest(at=at, worst_of=worst_of, on_oom=on_oom), place_of_caller())
 
 
-@dataclass(frozen=True, kw_only=True)
-class WatchRequest:
-    """Arguments of `watch`."""
-
-    at: int | Collection[int] = ()
-    worst_of: int = 0
-    on_oom: str | os.PathLike[str] | None = None
-    files: str = ""
-
-    def steps(self) -> frozenset[int]:
-        """The requested steps. Raises BadInput for the whole request, like `watch`."""
-        at = tuple(self.at) if isinstance(self.at, Iterable) else (self.at,)
-        if not at and not self.worst_of and self.on_oom is None:
-            raise BadInput("Nothing to watch for.", hint="Give at=(2, 100), worst_of=20 or on_oom='oom.explorer'.")
-        if not all(isinstance(step, Integral) and step >= 1 for step in at) or self.worst_of < 0:
-            raise BadInput(
-                f"Steps are counted from 1; asked for at={at}, worst_of={self.worst_of}.", hint="Step 1 is the first."
-            )
-        if self.on_oom not in (None, HEAL) and not (folder := Path(self.on_oom).parent).is_dir():
-            raise BadInput(
-                f"{self.on_oom} is to be written where memory is refused, and there is no folder {folder}.",
-                hint="Make the folder first: when memory is refused it is too late.",
-            )
-        return frozenset(at)
+class StopAfterRecord(SystemExit):
+    """Ends a training whose requested steps are recorded. No `except Exception` of the training catches it."""
 
 
 class Watch:
@@ -109,6 +87,7 @@ class Watch:
         """Files of requested steps, see `save_as`."""
         self.n_steps = 0  # that have ended
         self.where = where
+        self._request = request
         self._steps, self._worst_of, self._files = request.steps(), request.worst_of, request.files
         self.on_oom = None if request.on_oom is None else Path(FAILED if request.on_oom == HEAL else request.on_oom)
         self._healer = Healer(model, self._record_of) if request.on_oom == HEAL else None
@@ -178,6 +157,8 @@ class Watch:
         if self._healer is not None:
             self._healer.close()
         self._end(None)
+        if self._request.last and self.runs and not self._closed:
+            self._write(max(self.runs))
         self._release_reserve()
         self._closed = True
         while isinstance(owner := getattr(sys.excepthook, "__self__", None), Watch) and owner._closed:
@@ -296,12 +277,17 @@ class Watch:
             if self._healer is not None:
                 self._healer.step_ended(self.n_steps, run)
                 self._take_reserve()
+            if self._request.stop and self.n_steps >= max((*self._steps, self._worst_of)):
+                raise StopAfterRecord(0)
             self._begin()
         except Exception as trouble:  # torch iterates over the hooks now
             self._close_later(trouble)
 
     def _keep(self, step: int, run: RecordedRun) -> None:
-        """Stores `run`. Only the worst of the first `worst_of` steps stays, with its file, and every step in `at`."""
+        """Stores `run`. The worst of the first `worst_of` steps stays, with its file, and every step in `at`.
+
+        With `last`, the latest step stays too.
+        """
         self.runs[step] = run
         if self._log is not None:
             try:
@@ -310,21 +296,27 @@ class Watch:
                 warnings.warn(f"Step {step} is recorded and not logged. {message_of(trouble)}.", stacklevel=2)
         first = {number for number in self.runs if number <= self._worst_of}
         worst = max(sorted(first), key=lambda number: self.runs[number].peak_bytes, default=None)
-        for other in first - {worst} - self._steps:
+        dropped = set(self.runs) - {step} if self._request.last else first
+        for other in dropped - {worst} - self._steps:
             del self.runs[other]
             if other in self.written:
                 self.written.pop(other).unlink(missing_ok=True)
-        if self._files and step in self.runs and self._is_requested(step):
-            self._write(step, path_of_rank(Path(self._files.replace("{step}", str(step)))))
+        if step in self.runs and (step in self._steps or step <= self._worst_of):
+            self._write(step)
 
-    def _write(self, step: int, path: Path) -> None:
+    def _write(self, step: int) -> None:
+        if not self._files or step in self.written:
+            return
         try:
+            path = path_of_rank(Path(self._files.replace("{step}", str(step))))
             self.written[step] = self.runs[step].save(path)
+            for line in (f"Wrote step {step} to {path}.", *checkpointing_lines(self.runs[step].measurement)):
+                self._request.say(line)
         except NotSaved as trouble:  # a full disk, say: hours of training are worth more than this file
             warnings.warn(f"Step {step} is recorded and has no file. {trouble}", stacklevel=2)
 
     def _is_requested(self, step: int) -> bool:
-        return step in self._steps or step <= self._worst_of
+        return step in self._steps or step <= self._worst_of or self._request.last
 
     def _begin(self) -> None:
         step = self.n_steps + 1

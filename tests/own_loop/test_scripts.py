@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -205,3 +208,69 @@ def test_ranks_of_ddp_are_one_run(folder: Path) -> None:
     for one in run.ranks:
         assert [span.phase for span in one.phases if span.phase != "between"] == ["forward", "backward", "optimizer"]
         assert one.by_fqn["module.2"].n_forward == 1
+
+
+LONG = """
+import sys, time, torch
+from torch import nn
+
+model = nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), 0.1) if "by-hand" not in sys.argv else None
+for i in range(int(sys.argv[1])):
+    model(torch.randn(2 ** (8 - abs(3 - i)), 8)).square().mean().backward()
+    if optimizer is None:
+        with torch.no_grad():
+            [p.sub_(p.grad) for p in model.parameters()]
+    else:
+        optimizer.step()
+    print("trained", i + 1, flush=True)
+    if "slow" in sys.argv and i > 3:
+        time.sleep(60)
+"""
+
+
+def begun(folder: Path, *words: str) -> subprocess.Popen[str]:
+    (folder / "train.py").write_text(LONG)
+    command = [sys.executable, "-m", "explorer", "run", "train.py", *words]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "300"}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, cwd=folder, env=environment, **pipes)
+
+
+def lines_of(folder: Path, *words: str) -> tuple[list[str], int]:
+    process = begun(folder, *words)
+    text, _ = process.communicate(timeout=240)
+    return text.splitlines(), process.returncode
+
+
+def test_a_record_is_announced_when_it_is_written_and_ctrl_c_names_it(tmp_path: Path) -> None:
+    process = begun(tmp_path, "--at", "2", "--at", "last", "--", "100", "slow")
+    assert process.stdout is not None
+    lines = []
+    while not lines or "trained 5" not in lines[-1]:
+        lines.append(process.stdout.readline())
+        assert lines[-1], lines
+    written = next(i for i, line in enumerate(lines) if "Wrote step 2 to step2.explorer" in line)
+    assert any("trained 5" in line for line in lines[written:]), "the news came while the training went on"
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=120)
+    assert "Interrupted after 5 steps. Kept: step 2 in step2.explorer" in rest and "step 5 in step5.explorer" in rest
+    assert process.returncode == 2 and (tmp_path / "step5.explorer").is_file()
+
+
+def test_stop_ends_the_training_after_the_record_and_worst_of_keeps_the_highest(tmp_path: Path) -> None:
+    lines, status = lines_of(tmp_path, "--worst-of", "5", "--stop", "--", "50")
+    assert status == 0 and "trained 4" in lines and "trained 5" not in lines
+    assert sorted(path.name for path in tmp_path.glob("*.explorer")) == ["step4.explorer"]
+
+
+def test_a_loop_that_steps_by_hand_is_told_so_at_its_first_backward(tmp_path: Path) -> None:
+    lines, status = lines_of(tmp_path, "--at", "2", "--", "3", "by-hand")
+    notice = next(i for i, line in enumerate(lines) if "without an optimizer of torch" in line)
+    assert lines.index("trained 1") > notice and status == 2
+
+
+@pytest.mark.parametrize("words", [("--at", "two"), ("--stop",), ("--at", "last", "--stop"), ()])
+def test_a_request_that_cannot_be_met_is_refused_before_the_script_runs(tmp_path: Path, words: tuple[str, ...]) -> None:
+    lines, status = lines_of(tmp_path, *words)
+    assert status == 2 and "trained 1" not in lines and any("Error" in line for line in lines)

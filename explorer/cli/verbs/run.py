@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from explorer.cli.command import DIFFERENT, Output, answer_console, print_json, say, verb
+from explorer.cli.command import COULD_NOT_RUN, DIFFERENT, Output, answer_console, print_json, say, verb
 from explorer.cli.report import print_record
 from explorer.errors import BadInput, ExplorerError
 from explorer.jobs.run_file import stored_record, write, write_file
 from explorer.plan.names import listed
-from explorer.plan.why.checkpointing import checkpointing_lines
 from explorer.record.measurement import Measurement
 from explorer.view.drawing.units import count, mib
 
@@ -30,7 +29,14 @@ if TYPE_CHECKING:
 
 Script = Annotated[Path, typer.Argument(metavar="SCRIPT", help="A training script: what `python` would be given.")]
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="The script's own arguments.")]
-At = Annotated[list[int] | None, typer.Option("--at", metavar="STEP", help="Record this step; may be repeated.")]
+At = Annotated[
+    list[str] | None,
+    typer.Option("--at", metavar="STEP", help="Record this step; may be repeated. `last` records all and keeps one."),
+]
+WorstOf = Annotated[
+    int, typer.Option("--worst-of", metavar="N", min=0, help="Record the first N steps and keep the highest peak.")
+]
+Stop = Annotated[bool, typer.Option("--stop", help="End the training when the steps are recorded.")]
 OnOom = Annotated[
     Path | None,
     typer.Option("--on-oom", metavar="FILE", help="Write what is held when memory is refused; `heal`: go on."),
@@ -64,46 +70,74 @@ class OnCardRequest:
         return options
 
 
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """The steps that are recorded, and what is done with them."""
+
+    at: At = None
+    worst_of: WorstOf = 0
+    on_oom: OnOom = None
+    out: Files = "step{step}.explorer"
+    stop: Stop = False
+
+    def steps(self) -> tuple[int, ...]:
+        """The numbers in `--at`. Raises BadInput for what is neither a number nor `last`, and for an empty request."""
+        numbers = [step for step in self.at or () if step != "last"]
+        if not self.at and self.on_oom is None and not self.worst_of:
+            raise BadInput("Nothing to watch for.", hint="Give --at 2 for the second step, or --on-oom oom.explorer.")
+        if wrong := [step for step in numbers if not step.isdecimal()]:
+            raise BadInput(f"--at {wrong[0]} is no step.", hint="Give a number from 1 on, or `last`.")
+        if self.stop and ("last" in (self.at or ()) or not (numbers or self.worst_of)):
+            raise BadInput("--stop has no step to stop after.", hint="Give --at 2 or --worst-of 10 with it.")
+        return tuple(map(int, numbers))
+
+
 @verb
 def run(
     script: Script,
     output: Output,
+    chosen: Chosen,
     arguments: Arguments = None,
-    at: At = None,
-    on_oom: OnOom = None,
-    out: Files = "step{step}.explorer",
     card: OnCard = None,
     steps: Steps = None,
 ) -> None:
     """A training script, unmodified, with chosen steps recorded. Under torchrun each rank writes its own files."""
     if card is not None:
-        _on_card(OnCardRequest(card=card, steps=steps, out=out, json=output.json), script, arguments or [])
+        _on_card(OnCardRequest(card=card, steps=steps, out=chosen.out, json=output.json), script, arguments or [])
         return
     if steps is not None or output.json:
         raise BadInput("--steps and --json belong to --card.", hint="Add --card h100, or leave them out.")
-    _under_watch(script, arguments or [], at or [], on_oom, out)
+    _under_watch(script, arguments or [], chosen)
 
 
-def _under_watch(script: Path, arguments: list[str], at: list[int], on_oom: Path | None, out: str) -> None:
+def _under_watch(script: Path, arguments: list[str], chosen: Chosen) -> None:
     """Runs the script in this process, with the chosen steps recorded."""
+    steps = chosen.steps()
     from explorer.own_loop.on_card import needs_cuda
     from explorer.own_loop.script import ScriptUnderWatch  # torch: no other verb needs it in this process
 
-    if not at and on_oom is None:
-        raise BadInput("Nothing to watch for.", hint="Give --at 2 for the second step, or --on-oom oom.explorer.")
-    watched = ScriptUnderWatch(script, at=tuple(at), on_oom=on_oom, files=out)
+    watched = ScriptUnderWatch(
+        script,
+        at=steps,
+        last="last" in (chosen.at or ()),
+        worst_of=chosen.worst_of,
+        on_oom=chosen.on_oom,
+        files=chosen.out,
+        stop=chosen.stop,
+        say=_say_now,
+    )
     try:
         watched.run(arguments)
     except SystemExit as ended:  # `sys.exit(main())` ends most scripts that are well
         if ended.code:
-            _say_written(watched.watch)
             raise
+    except KeyboardInterrupt:
+        raise _interrupted(watched.watch) from None
     except ExplorerError:
         raise
     except Exception as error:  # the script's own, shown as Python shows it
         if (without_gpu := needs_cuda(script, error)) is not None:
             raise without_gpu from error
-        _say_written(watched.watch)
         print_exception(error)
         sys.stdout.flush()
         raise typer.Exit(DIFFERENT) from None
@@ -112,22 +146,26 @@ def _under_watch(script: Path, arguments: list[str], at: list[int], on_oom: Path
             f"{script} made no optimizer of a model's parameters, so no step could be found.",
             hint="Put explorer.watch(model) or explorer.record_step(model) into it.",
         )
-    _say_written(watched.watch)
-    missed = [step for step in at if step not in watched.watch.written]
+    missed = [step for step in steps if step not in watched.watch.written]
     if missed:
-        taken_steps, which = count(watched.watch.n_steps, "step"), listed([f"step {step}" for step in missed])
+        n_taken, which = count(watched.watch.n_steps, "step"), listed([f"step {step}" for step in missed])
         raise BadInput(
-            f"{script} took {taken_steps}; no file was written of {which}.",
+            f"{script} took {n_taken}; no file was written of {which}.",
             hint="Steps are counted from 1, by the optimizer; a warning says why one that was taken is missing.",
         )
 
 
-def _say_written(watch: Watch | None) -> None:
-    for step, path in watch.written.items() if watch is not None else ():
-        say(escape(f"Wrote step {step} to {path}."))
-    last = list(watch.runs.values())[-1:] if watch is not None else []
-    for line in (line for run in last for line in checkpointing_lines(run.measurement)):
-        say(escape(line))
+def _say_now(text: str) -> None:
+    """A training may go on for days: what is said must not wait in a buffer."""
+    say(escape(text))
+    sys.stdout.flush()
+
+
+def _interrupted(watch: Watch | None) -> typer.Exit:
+    files = [f"step {step} in {path}" for step, path in watch.written.items()] if watch is not None else []
+    n_steps = watch.n_steps if watch is not None else 0
+    _say_now(f"Interrupted after {count(n_steps, 'step')}. Kept: {listed(files) or 'no record'}.")
+    return typer.Exit(COULD_NOT_RUN)
 
 
 def _on_card(request: OnCardRequest, script: Path, arguments: list[str]) -> None:
