@@ -154,10 +154,10 @@ def causes(comparison: Comparison, fired: Sequence[Hazard] = ()) -> tuple[str, .
         *_scaled(comparison),
     ]
     causes_seen += [*patterns(comparison), *_state(comparison), *_late_reads(comparison)]
-    causes_seen += [departure.sentence for departure in comparison.departures[:1]]
     causes_seen += _nonfinite(comparison)
     causes_seen += _hazards(comparison, fired, " ".join(causes_seen))
-    return (*(causes_seen or _what_is_left(comparison)), *_settings(comparison))
+    departures = [departure.sentence for departure in comparison.departures[:1]]
+    return (*(causes_seen or _what_is_left(comparison)), *_settings(comparison), *departures)
 
 
 _MOST_READS = 3

@@ -110,7 +110,7 @@ def test_one_planted_wrong_gradient_is_found_and_named(wrong: str, worst: str) -
     assert comparison.loss_equal, "the loss never shows it"
     assert [diff.name for diff in comparison.gradients if diff.verdict != "bitwise equal"] == [worst]
     assert comparison.worst is not None and comparison.worst.name == worst
-    last = comparison.causes[-1]
+    last = comparison.causes[-2]  # the departure of the recompute stands behind it
     assert last.startswith({"nan": "NaN or infinity", "missing": "No gradient came"}.get(wrong, "Look first at the "))
     if wrong in ("scaled", "permuted"):
         assert f"the recompute of 2. In the model's order {worst} is the last gradient that differs" in last
@@ -160,7 +160,8 @@ def test_a_raised_recompute_names_the_traceback() -> None:
 
 
 def test_causes_name_what_was_looked_at() -> None:
-    cause, where = judged("planted wrong=scaled").causes
+    cause, where, departs = judged("planted wrong=scaled").causes
+    assert departs.startswith("The recompute first departs from forward at") and "trap_nets.py:" in departs
     assert where.startswith("Look first at the recompute of 2.") and "values that the model remembers" in cause
     cause, _ = judged("planted wrong=scaled", full=False).causes
     assert "Random numbers in forward and recompute were not watched" in cause
