@@ -98,6 +98,8 @@ class CachingAllocator:
     options: AllocatorOptions = AllocatorOptions()
     new_address: Callable[[int], int] | None = None
     """Address of a new segment of so many bytes; None: ascending addresses. A replay names the recorded ones."""
+    total_bytes: int | None = None
+    """Memory of the card, which decides how many addresses an expandable segment has; None: as the capacity."""
     requested_bytes: int = 0
     allocated_bytes: int = 0
     reserved_bytes: int = 0
@@ -279,7 +281,7 @@ class CachingAllocator:
                 room, after = room + after.n_bytes, after.next
             if room >= size:
                 return first
-        n_bytes = self.options.address_range_bytes(self.capacity_bytes, size)
+        n_bytes = self.options.address_range_bytes(self.total_bytes or self.capacity_bytes, size)
         address = self._address(n_bytes)
         block = self.blocks[address] = CachedBlock(address, n_bytes, pool, mapped=False, start=address)
         insort(pool.unmapped, address)
@@ -324,7 +326,10 @@ class CachingAllocator:
                 left, right = (beside, block) if beside.address < block.address else (block, beside)
                 self._absorb(left, right)
                 block = left
-        insort(block.pool.unmapped, block.address)
+        if block.is_whole_segment:  # its addresses return to the driver, too
+            del self.blocks[block.address]
+        else:
+            insort(block.pool.unmapped, block.address)
 
 
 def segment_bytes(size: int) -> int:

@@ -201,7 +201,7 @@ def _memory(card: Card, programs: tuple[_Program, ...]) -> CardMemory:
     """The step of the last program, repeated; programs before it run once."""
     options = parse_options(card.options)
     workspace = workspace_bytes(card.capability, card.cublas)
-    play = _Play(programs[0], CachingAllocator(capacity_bytes(card), options), workspace)
+    play = _Play(programs[0], CachingAllocator(capacity_bytes(card), options, total_bytes=card.total_bytes), workspace)
     refused, before = None, (-1, -1)
     try:
         play.opening()

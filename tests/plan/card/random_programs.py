@@ -14,8 +14,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from explorer.plan.card.allocator_options import AllocatorOptions
-from explorer.plan.card.caching_allocator import CachingAllocator, OutOfCardMemory
+from explorer.plan.card.allocator_options import parse_options
+from explorer.plan.card.caching_allocator import CachedBlock, CachingAllocator, OutOfCardMemory
+from explorer.plan.card.cards import capacity_bytes
+from explorer.record.card import Card
 
 N_OPERATIONS = 80
 Operation = list[Any]
@@ -43,9 +45,12 @@ def programs(seed: int, count: int) -> Iterator[list[Operation]]:
         yield program
 
 
-def played(program: list[Operation], options: AllocatorOptions, capacity_bytes: int) -> Answer:
+def played(program: list[Operation], card: Card) -> Answer:
     """The answer of our allocator."""
-    allocator, blocks, answer = CachingAllocator(capacity_bytes, options), {}, Answer()
+    options = parse_options(card.options)
+    allocator = CachingAllocator(capacity_bytes(card), options, total_bytes=card.total_bytes)
+    blocks: dict[int, CachedBlock] = {}
+    answer: Answer = []
     starts: dict[int, int] = {}
     for index, (kind, *values) in enumerate(program):
         place = [-1, 0]
@@ -94,7 +99,8 @@ def run(program: list[Operation]) -> Answer:
 
 
 def _with_places(answer: Answer, trace: list[dict[str, Any]]) -> Answer:
-    """Addresses as segment and offset. An expandable segment has one range of addresses, above the card's memory."""
+    """Addresses as segment and offset. An expandable segment has one range of addresses, an eighth above
+    the card's memory."""
     import torch
 
     total = torch.cuda.get_device_properties(0).total_memory
@@ -104,7 +110,7 @@ def _with_places(answer: Answer, trace: list[dict[str, Any]]) -> Answer:
         if event["action"] == "segment_alloc":
             ranges.append((event["addr"], event["size"]))
         elif event["action"] == "segment_map" and not any(a <= event["addr"] < a + n for a, n in ranges):
-            ranges.append((event["addr"], total))
+            ranges.append((event["addr"], total + total // 8))
     out: Answer = []
     for address, _, reserved in answer:  # type: ignore[misc]
         place = [address, 0]

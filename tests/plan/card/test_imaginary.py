@@ -8,8 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from explorer.engine.imaginary.run import run_on
-from explorer.plan.card.allocator_options import parse_options
-from explorer.plan.card.cards import capacity_bytes, parse_card
+from explorer.plan.card.cards import parse_card
 from tests.engine.imaginary.test_run import has_cuda_build
 from tests.plan.card.random_programs import played, programs
 
@@ -35,7 +34,7 @@ def test_every_address_is_torchs(options: str) -> None:
     wrong = []
     n_refused = 0
     for number, (program, answer) in enumerate(zip(programs(seed, N_PROGRAMS), answers)):
-        ours = played(program, parse_options(options), capacity_bytes(card))
+        ours = played(program, card)
         n_refused += sum(place[0] == -2 for place in answer)
         first = next((i for i, (one, other) in enumerate(zip(ours, answer)) if one != other), None)
         if first is not None:
