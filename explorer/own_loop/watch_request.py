@@ -1,4 +1,4 @@
-"""The arguments of `explorer.watch`, of the trainers' callbacks and of `explorer run`, with the checks that all share."""
+"""Arguments of `explorer.watch`, of the callbacks of trainers and of `explorer run`, with the checks that all share."""
 
 from __future__ import annotations
 
