@@ -348,6 +348,7 @@ def test_a_value_that_the_recompute_reads_late_is_named() -> None:
     late = msgspec.structs.replace(compared(), late_reads=tuple(reads))
     assert late.verdict == "state moved"
     assert verdict_sentence(late) == "gradients equal, the recompute reads other values than forward: config.step"
+    assert len(causes(late)) == 1, "said once"
     assert causes(late)[0].startswith("The recompute of blocks.0, blocks.1 reads config.step 1, forward read 0")
 
 

@@ -147,7 +147,6 @@ def causes(comparison: Comparison, fired: Sequence[Hazard] = ()) -> tuple[str, .
     if comparison.verdict in ("bitwise equal", "not comparable"):
         return tuple(_nonfinite(comparison))
     causes_seen = [
-        *_late_reads(comparison),
         *_masks(comparison),
         *_generators(comparison),
         *_missing(comparison),
