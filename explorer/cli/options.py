@@ -196,7 +196,14 @@ class KeepOptions:
 def describe(worker: Worker, spec: RunSpec, *, without_data: bool = False) -> ModelGraph:
     """The graph of the model of `spec`. Raises RunFailed."""
     n_ranks = 1 if spec.ranks is None else spec.ranks.n_ranks
-    request = Describe(model=spec.model, seed=spec.seed, device=spec.device, without_data=without_data, n_ranks=n_ranks)
+    request = Describe(
+        model=spec.model,
+        seed=spec.seed,
+        device=spec.device,
+        without_data=without_data,
+        n_ranks=n_ranks,
+        conditions=spec.conditions,
+    )
     graph = ask(worker, request)
     assert isinstance(graph, ModelGraph)
     return graph

@@ -340,8 +340,10 @@ class Worker:
 
 
 def _graph_key(request: protocol.Request) -> str:
-    """Key of the model's graph, equal for a description of a model and for runs of the model."""
-    return repr((getattr(request, "without_data", False), protocol.models_of(request)[:1]))
+    """Key of the model's graph, equal for a description of a model and for runs of the model in equal conditions."""
+    spec = getattr(request, "spec", getattr(request, "candidate", None))
+    conditions = getattr(request, "conditions", getattr(spec, "conditions", None))
+    return repr((getattr(request, "without_data", False), protocol.models_of(request)[:1], conditions))
 
 
 def _cancelled(sentence: str) -> Failure:

@@ -15,7 +15,7 @@ from explorer.errors import TimedOut, UnreadableFile
 from explorer.record.base import Count, Record, from_msgpack, to_msgpack
 from explorer.record.comparison import Comparison
 from explorer.record.failure import Failure
-from explorer.record.graph import AutogradPictures, ModelGraph, ModelRef
+from explorer.record.graph import IN_TRAINING, AutogradPictures, Conditions, ModelGraph, ModelRef
 from explorer.record.lab import LabOutcome
 from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.record.pipeline import PipelineProfile, PipelineRun
@@ -33,6 +33,7 @@ class Describe(Record, tag=True):
     """No memory for its parameters: a model of any size can be described."""
     n_ranks: Count = 1
     """More than one: in a process group of so many, of which no other rank exists. The model may call it."""
+    conditions: Conditions = IN_TRAINING
 
 
 class Measure(Record, tag=True):

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from explorer.child_process.forks import WARM
 from explorer.errors import Cancelled, NotSaved
 from explorer.jobs import protocol
-from explorer.jobs.run_file import is_kept, with_graph
+from explorer.jobs.run_file import graph_of, is_kept, with_graph
 from explorer.jobs.store import Store, make_private_folder
 from explorer.record.base import Record, from_msgpack, to_msgpack
 from explorer.record.failure import failure_of
@@ -47,7 +47,9 @@ def _described(request: protocol.Describe, report: Report) -> Record:
 
     group = fake_group(0, request.n_ranks) if request.n_ranks > 1 else nullcontext()
     with group, without_data() if request.without_data else nullcontext():
-        return describe(request.model, seed=request.seed, device=request.device, report=report)
+        return describe(
+            request.model, seed=request.seed, device=request.device, conditions=request.conditions, report=report
+        )
 
 
 def _measured(request: protocol.Measure, report: Report) -> Record:
@@ -193,7 +195,8 @@ def work(answer: Answers, store_path: str, submitted: protocol.Submit, folder: s
 
     try:
         report(Progress(what="starting", done=0, total=0))
-        result = with_graph(answer(submitted.request, report), submitted.graph)
+        result = answer(submitted.request, report)
+        result = with_graph(result, graph_of(result) or submitted.graph)
         encoded = to_msgpack(result)
         run_id, warning = _keep(result, encoded, store_path) if submitted.keep else (None, "")
         event: protocol.Event = protocol.Finished(result=encoded, run_id=run_id, warning=warning)

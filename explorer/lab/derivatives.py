@@ -63,7 +63,7 @@ MODEL = ModelRef(
 def run(setting: Setting, bench: LabBench) -> Answer:
     """Seven derivatives, for each way of checkpointing the repeated blocks of a model."""
     spec = RunSpec(model=bench.model or MODEL, device="cuda" if bench.device.type == "cuda" else "cpu")
-    graph = describe(spec.model, seed=spec.seed, device=spec.device)
+    graph = describe(spec.model, seed=spec.seed, device=spec.device, conditions=spec.conditions)
     blocks = {"all": graph.repeats, "first": graph.repeats[:1], "last": graph.repeats[-1:]}[setting["blocks"]]
     loaded = load_for(spec)
     rows: list[LabRow] = []

@@ -113,4 +113,4 @@ def predicted_lock(spec: RunSpec, policy: str) -> Lock:
 
 def _described(spec: RunSpec) -> ModelGraph:
     with without_data():
-        return describe(spec.model, seed=spec.seed)
+        return describe(spec.model, seed=spec.seed, conditions=spec.conditions)

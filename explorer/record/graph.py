@@ -66,6 +66,27 @@ class ModelRef(Record):
         return self.target.startswith(RECORDED)
 
 
+Autocast = Literal["none", "bfloat16", "float16"]
+Mode = Literal["train", "eval"]
+Dtype = Literal["own", "float32", "float64", "bfloat16", "float16"]
+"""`own`: the model runs in the types that the factory builds, without a cast."""
+
+
+class Conditions(Record):
+    """The options of a step that decide what a forward saves for backward, and where a recompute stops."""
+
+    mode: Mode = "train"
+    dtype: Dtype = "own"
+    """Type of parameters, buffers and floating inputs."""
+    autocast: Autocast = "none"
+    frozen: tuple[str, ...] = ()
+    """fqns of blocks whose parameters need no gradient, blocks inside included."""
+
+
+IN_TRAINING = Conditions()
+"""The conditions of a usual training step."""
+
+
 class Block(Record):
     """A module a person can toggle. Bytes and calls are those of one observed forward of the unwrapped model."""
 
@@ -94,6 +115,8 @@ class Block(Record):
     """Operators in the block whose results are written in place later: torch refuses to keep these (save_ops)."""
     last_saved_in: str = ""
     """The block, this block or a block inside, in which a call saves its last tensor; the empty string: unknown."""
+    flops_before: Count | None = None
+    """FLOPs of the model before the last call of this block; None: not called, or not observed."""
     outputs_saved_outside: tuple[bool, ...] = ()
     """For each storage that a call returns: true if operations outside the block save it. Empty: calls differ."""
     outputs_saved_in: tuple[tuple[str, ...], ...] = ()
@@ -191,6 +214,8 @@ class ModelGraph(Record, rename={"chain": "spine"}):  # its name in documents
     """Device of the observed forward; the empty string: not recorded."""
     note: str = ""
     """A remark if the forward was observed differently than requested, because memory was short."""
+    conditions: Conditions = IN_TRAINING
+    """Conditions of the observed forward. Of a recorded step they are not noted: its graph is observed in the step."""
 
     def with_trait(self, trait: Trait) -> tuple[str, ...]:
         """Blocks with a trait, in order."""

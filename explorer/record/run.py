@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from explorer.record.base import MOST, MOST_RANKS, Count, Number, Record
 from explorer.record.card import Card
-from explorer.record.graph import ModelRef
+from explorer.record.graph import Autocast, Conditions, Dtype, Mode, ModelRef
 from explorer.record.policy import KEEP_ALL, Policy
 
 CheckpointMode = Literal["always", "except_last", "never"]
@@ -80,12 +80,6 @@ class PipelinePlan(Record):
 Device = Literal["cpu", "cuda"]
 Optimizer = Literal["adamw", "sgd", "none"]
 """`none`: backward only, nothing is stepped."""
-Autocast = Literal["none", "bfloat16", "float16"]
-Mode = Literal["train", "eval"]
-
-
-Dtype = Literal["own", "float32", "float64", "bfloat16", "float16"]
-"""`own`: the model runs in the types that the factory builds, without a cast."""
 N_REPEATS = 5
 """Timed steps by default."""
 
@@ -133,6 +127,11 @@ class RunSpec(Record):
     """Processes that share the step by FSDP2, DDP or tensor parallelism; None: one process."""
     memory_limit_bytes: Count | None = None
     """Limit of the process (CPU) or of the device (CUDA); None: all memory of the machine."""
+
+    @property
+    def conditions(self) -> Conditions:
+        """The options that decide what a forward saves."""
+        return Conditions(mode=self.mode, dtype=self.dtype, autocast=self.autocast, frozen=self.frozen)
 
     @property
     def output_is_held(self) -> bool:

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from explorer.engine.bench.measure import Meter
-from explorer.engine.bench.step import set_mode, torch_device, torch_dtype
+from explorer.engine.bench.step import torch_device
+from explorer.engine.model.conditions import under_conditions
 from explorer.engine.model.load import load_for
-from explorer.engine.model.loaded import Loaded, blaming, move_to
+from explorer.engine.model.loaded import Loaded, blaming
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.state.rng import seed_everything
@@ -36,8 +37,7 @@ def draw_autograd(spec: RunSpec, block: str, report: Report = silent) -> Autogra
     meter = Meter(report, 3)
     with preserve_global_state():
         meter(f"loading {spec.model.target}")
-        loaded = move_to(load_for(spec), torch_device(spec), torch_dtype(spec))
-        set_mode(loaded.model, spec.mode)
+        loaded = under_conditions(load_for(spec), replace(spec.conditions, frozen=()), torch_device(spec))
         args, kwargs = _inputs_of(loaded, block)
         meter("drawing the block kept")
         plain = _picture(loaded.model, block, args, kwargs, show_saved=True)

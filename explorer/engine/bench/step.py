@@ -18,20 +18,19 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from explorer.engine.model.conditions import autocast_of, under_conditions
 from explorer.engine.model.equal_models import separate_copy
 from explorer.engine.model.load import function_of, load_for
-from explorer.engine.model.loaded import Loaded, call, move_to, refuse_sparse_under_adamw
+from explorer.engine.model.loaded import Loaded, call, refuse_sparse_under_adamw
 from explorer.engine.policy.apply import PolicyHandle, apply_policy
 from explorer.engine.state.rng import seed_everything
-from explorer.errors import BadInput, NotOnThisDevice, nearest
+from explorer.errors import BadInput, NotOnThisDevice
 from explorer.record.allocations import Phase
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 
 OnPhase = Callable[[Phase], None]
 SplitModel = Callable[[nn.Module], nn.Module]
-
-AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def ignore(phase: Phase) -> None:
@@ -79,10 +78,8 @@ def trainee_of(spec: RunSpec, loaded: Loaded, split_model: SplitModel | None = N
     """
     device = torch_device(spec)
     torch.set_num_threads(spec.n_threads)
-    loaded = move_to(loaded, device, torch_dtype(spec))
+    loaded = under_conditions(loaded, spec.conditions, device)
     model = loaded.model
-    set_mode(model, spec.mode)
-    freeze(model, spec.frozen)
     split(loaded.inputs, loaded.targets, spec.n_accumulation)
     if spec.forward_only and spec.policy.units:
         raise BadInput(
@@ -184,8 +181,7 @@ def _loss(trainee: Trainee, inputs: object, targets: object) -> torch.Tensor:
 
 def autocast(trainee: Trainee) -> torch.autocast:
     """The context around forward and loss: casts as the trainee's spec asks, or not at all."""
-    dtype = AUTOCAST.get(trainee.spec.autocast)
-    return torch.autocast(trainee.device.type, dtype=dtype, enabled=dtype is not None)
+    return autocast_of(trainee.spec.conditions, trainee.device.type)
 
 
 def refuse_other_settings(baseline: RunSpec, candidate: RunSpec) -> None:
@@ -217,32 +213,6 @@ def torch_device(spec: RunSpec) -> torch.device:
             hint="Choose the device cpu, or run it on a machine with a GPU and open the run file here.",
         )
     return torch.device("cuda", torch.cuda.current_device())
-
-
-def torch_dtype(spec: RunSpec) -> torch.dtype | None:
-    """The type that the run casts the model to; None if the model runs in its own types."""
-    dtype: torch.dtype | None = None if spec.dtype == "own" else getattr(torch, spec.dtype)
-    return dtype
-
-
-def set_mode(model: nn.Module, mode: str) -> None:
-    """Sets train or eval mode. A model already in the mode keeps its blocks' modes, such as a frozen BatchNorm."""
-    if model.training != (mode == "train"):
-        model.train(mode == "train")
-
-
-def freeze(model: nn.Module, fqns: tuple[str, ...]) -> None:
-    """Freezes the parameters at or below `fqns` (blocks or parameters). Raises BadInput with every unknown name."""
-    names = {name for name, _ in model.named_modules()} | {name for name, _ in model.named_parameters()}
-    strangers = [fqn for fqn in fqns if fqn not in names]
-    if strangers:
-        raise BadInput(
-            f"The run freezes {', '.join(strangers)}; the model has no block or parameter of that name.",
-            hint=nearest(strangers[0], names),
-        )
-    for name, parameter in model.named_parameters():
-        if any(fqn in ("", name) or name.startswith(f"{fqn}.") for fqn in fqns):
-            parameter.requires_grad_(False)
 
 
 def build_optimizer(model: nn.Module, spec: RunSpec) -> torch.optim.Optimizer | None:

@@ -126,7 +126,8 @@ def with_causes(comparison: Comparison) -> Comparison:
     spec, fired = comparison.candidate.spec, tuple[Hazard, ...]()
     if comparison.verdict in ("different", "state moved") and spec.policy.units:
         with suppress(Exception):  # a model that runs may fail to be described: causes then lack hazards
-            fired = hazards(describe(spec.model, seed=spec.seed, device=spec.device), spec.policy, spec=spec)
+            graph = describe(spec.model, seed=spec.seed, device=spec.device, conditions=spec.conditions)
+            fired = hazards(graph, spec.policy, spec=spec)
     hidden = [
         f"{block} leaves another step behind after {comparison.n_probes} more runs: it remembers its calls "
         "where no list looks (a file, an installed package, an iterator). Ask "

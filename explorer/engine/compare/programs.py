@@ -25,19 +25,11 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tre
 
 from explorer.engine.bench.bench import Bench, bench_of
 from explorer.engine.bench.memory import FirstPeak
-from explorer.engine.bench.step import (
-    AUTOCAST,
-    OnPhase,
-    Trainee,
-    autocast,
-    forward_backward,
-    ignore,
-    optimizer_step,
-    prepare,
-)
+from explorer.engine.bench.step import OnPhase, Trainee, autocast, forward_backward, ignore, optimizer_step, prepare
 from explorer.engine.compare.diffs import Tensors, is_floating
 from explorer.engine.compare.watched import StateAudit
 from explorer.engine.device.device import device_of
+from explorer.engine.model.conditions import AUTOCAST
 from explorer.engine.model.equal_models import copy_batch, plain_buffers, plain_modules, plain_parameters
 from explorer.engine.model.loaded import Loaded, call
 from explorer.engine.state.bits import is_sparse_equal, laid_out_as, whole

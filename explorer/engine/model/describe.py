@@ -19,9 +19,10 @@ from torch.utils._pytree import tree_leaves
 from explorer.engine.device.device import device_of
 from explorer.engine.device.without_data import is_without_data
 from explorer.engine.model.blocks import chain_of, cut_points, has_running_statistics, module_fields, repeated_as
+from explorer.engine.model.conditions import autocast_of, under_conditions, unknown_names
 from explorer.engine.model.equal_models import deep_copy
 from explorer.engine.model.load import load
-from explorer.engine.model.loaded import HOOKS_ARE_NEEDED, REFUSES_HOOKS, Loaded, blaming, move_to, refuse_unopenable
+from explorer.engine.model.loaded import HOOKS_ARE_NEEDED, REFUSES_HOOKS, Loaded, blaming, refuse_unopenable
 from explorer.engine.state.rng import RngState
 from explorer.engine.state.snapshot import SharedSnapshot
 from explorer.engine.watch.block_facts import BlockNotes, Consecutive
@@ -33,13 +34,20 @@ from explorer.engine.watch.state_changes import SharedTensors, moved_traits, sta
 from explorer.errors import BadInput, ExplorerError, ModelFailed, message_of
 from explorer.plan.names import is_within, lineage
 from explorer.record.failure import is_out_of_memory
-from explorer.record.graph import Block, ModelGraph, ModelRef, Trait
+from explorer.record.graph import IN_TRAINING, Block, Conditions, ModelGraph, ModelRef, Trait
 from explorer.record.plan import Progress, Report, silent
 from explorer.record.run import Device
 
 
-def describe(ref: ModelRef, *, seed: int = 0, device: Device = "cpu", report: Report = silent) -> ModelGraph:
-    """The block graph of `ref` in train mode. Bytes and FLOPs are those of one forward of the example batch.
+def describe(
+    ref: ModelRef,
+    *,
+    seed: int = 0,
+    device: Device = "cpu",
+    conditions: Conditions = IN_TRAINING,
+    report: Report = silent,
+) -> ModelGraph:
+    """The block graph of `ref` under `conditions`. Bytes and FLOPs are those of one forward of the example batch.
 
     The forward runs on `device`, or on the CPU if there is no such device or a forward does not fit. In the last case
     `note` names the reason. Raises ModelNotLoaded and ModelFailed. The random generators are restored.
@@ -50,7 +58,7 @@ def describe(ref: ModelRef, *, seed: int = 0, device: Device = "cpu", report: Re
         loaded = load(ref, seed=seed)
         report(Progress(what="watching one forward", done=1, total=2))
         where: Device = "cpu" if device == "cuda" and not torch.cuda.is_available() else device
-        return describe_loaded(loaded, lambda: load(ref, seed=seed), where)
+        return describe_loaded(loaded, lambda: load(ref, seed=seed), where, conditions)
     finally:
         rng.restore()
 
@@ -115,7 +123,9 @@ def _observe_step(model: nn.Module, step: Callable[[], object], *, lets_go: bool
 ON_CPU = "Watched on the CPU: a forward of this model does not fit on {device}."
 
 
-def describe_loaded(loaded: Loaded, another: Callable[[], Loaded], device: Device) -> ModelGraph:
+def describe_loaded(
+    loaded: Loaded, another: Callable[[], Loaded], device: Device, conditions: Conditions = IN_TRAINING
+) -> ModelGraph:
     """The graph of `loaded`, whose state changes. `another` builds an equal model. Raises ModelFailed.
 
     One thread runs the forward, as in a step: threads that spin between small operators took four times the CPU time.
@@ -124,37 +134,44 @@ def describe_loaded(loaded: Loaded, another: Callable[[], Loaded], device: Devic
     torch.set_num_threads(1)
     try:
         try:
-            return _watched(loaded, another, device)
+            return _watched(loaded, another, device, conditions)
         except Exception as error:
             if device == "cpu" or not is_out_of_memory(error):
                 raise
         device_of(torch.device(device)).release()
-        return msgspec.structs.replace(_watched(another(), another, "cpu"), note=ON_CPU.format(device=device))
+        return msgspec.structs.replace(
+            _watched(another(), another, "cpu", conditions), note=ON_CPU.format(device=device)
+        )
     finally:
         torch.set_num_threads(n_threads)
 
 
-def describe_copy(loaded: Loaded, another: Callable[[], Loaded], device: Device) -> ModelGraph:
+def describe_copy(
+    loaded: Loaded, another: Callable[[], Loaded], device: Device, conditions: Conditions = IN_TRAINING
+) -> ModelGraph:
     """As `describe_loaded`, from a copy: `loaded` does not run. `another` builds if a copy would lose state."""
     shared, copied = SharedSnapshot(loaded.model), None
     with suppress(Exception):  # a model that cannot be copied
         copied = deep_copy(loaded)
     try:
-        return describe_loaded(another() if copied is None or copied.left_behind else copied, another, device)
+        return describe_loaded(
+            another() if copied is None or copied.left_behind else copied, another, device, conditions
+        )
     finally:
         shared.restore()
 
 
-def _watched(loaded: Loaded, another: Callable[[], Loaded], device: Device) -> ModelGraph:
+def _watched(loaded: Loaded, another: Callable[[], Loaded], device: Device, conditions: Conditions) -> ModelGraph:
     """The graph without tensors kept for backward, so that a model whose step does not fit can be described. A model
     that takes gradients in its forward fails so; `another` is then watched with everything kept."""
     # Tensors without data take no memory: the first attempt keeps everything.
     for lets_go in (False,) if is_without_data() else (True, False):
         rng = RngState.capture(loaded.model)
-        if device != "cpu":
-            loaded = move_to(loaded, device, None)
+        loaded = _under(loaded, conditions, device)
         try:
-            return msgspec.structs.replace(_graph(loaded, _observe(loaded, lets_go=lets_go)), device=device)
+            with autocast_of(conditions, device):
+                notes = _observe(loaded, lets_go=lets_go)
+            return msgspec.structs.replace(_graph(loaded, notes), device=device, conditions=conditions)
         except ModelFailed:
             if not lets_go:
                 raise
@@ -162,6 +179,13 @@ def _watched(loaded: Loaded, another: Callable[[], Loaded], device: Device) -> M
             rng.restore()
         loaded = another()
     raise AssertionError("the second look returns or raises")
+
+
+def _under(loaded: Loaded, conditions: Conditions, device: Device) -> Loaded:
+    """`loaded` under `conditions`. Frozen names that the model lacks are left to the run, which refuses them."""
+    unknown = unknown_names(loaded.model, conditions.frozen)
+    known = tuple(name for name in conditions.frozen if name not in unknown)
+    return under_conditions(loaded, msgspec.structs.replace(conditions, frozen=known), device)
 
 
 class _Notes:
@@ -265,6 +289,7 @@ def _block(fqn: str, notes: _Notes, traits: set[Trait], shares: tuple[str, ...],
         late_op_flops=dict(facts.late_op_flops),
         rewritten_ops=tuple(sorted(notes.state.rewritten_ops[fqn])),
         last_saved_in=facts.last_saved_in,
+        flops_before=facts.flops_before,
         outputs_saved_outside=blocks.saved_outside(fqn),
         inputs_saved_in=blocks.saved_in(facts.arguments),
         inputs_in_containers=blocks.in_containers(fqn),

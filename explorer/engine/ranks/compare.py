@@ -19,10 +19,11 @@ from msgspec.structs import replace
 from torch import Tensor, distributed, nn
 
 from explorer.engine.bench.measure import measure
-from explorer.engine.bench.step import Trainee, autocast, torch_dtype, trainee_of
+from explorer.engine.bench.step import Trainee, autocast, trainee_of
 from explorer.engine.compare.judgement import judge_programs
 from explorer.engine.compare.programs import Step, step_programs
 from explorer.engine.device.device import device_of
+from explorer.engine.model.conditions import torch_dtype
 from explorer.engine.model.equal_models import plain_buffers, same_parameters
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import call, move_to

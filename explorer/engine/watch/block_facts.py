@@ -42,6 +42,8 @@ class BlockFacts:
     """FLOPs by operator."""
     late_op_flops: Counter[str] = field(default_factory=Counter)
     """FLOPs by operator after the last saved tensor of each call."""
+    flops_before: int | None = None
+    """FLOPs of the model before the last call."""
     last_saved_in: str = ""
     """The innermost block that saved the last tensor of the last call."""
     returned: list[tuple[StorageName, ...]] = field(default_factory=list)
@@ -138,6 +140,7 @@ class BlockNotes(NoteTaker):
         plain = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         named = set(map(self.watch.name, dense_tensors(plain)))
         facts.in_containers.add(tuple(name not in named for name in facts.arguments[-1]))
+        facts.flops_before = self.facts[""].flops
         self._calls.append(_Call(facts.flops))
 
     def left(self, fqn: str, output: Any) -> None:

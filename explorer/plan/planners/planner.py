@@ -34,6 +34,7 @@ from explorer.plan.planners.solver import TOLERANCE
 from explorer.plan.planners.variables import Variables
 from explorer.plan.predict.calls import stash_bytes
 from explorer.plan.predict.forecaster import Forecaster
+from explorer.plan.predict.replay import graph_under
 from explorer.plan.sizes import distinct_texts, mib, mib_up
 from explorer.record.allocations import FIXED_ROLES, ROLES
 from explorer.record.graph import ModelGraph
@@ -65,6 +66,7 @@ class Planner:
 
         Raises BadInput for a run without a complete timeline.
         """
+        graph = graph_under(run, graph) or graph
         self._forecaster = Forecaster(run, graph)
         baseline = self._forecaster.baseline
         replay = self._forecaster.replay

@@ -40,7 +40,7 @@ from explorer.plan.memory.next_step import next_step
 from explorer.plan.names import lineage, listed
 from explorer.plan.predict.calls import stash_bytes
 from explorer.plan.predict.not_predicted import no_baseline
-from explorer.plan.predict.replay import BACKWARD, Replay
+from explorer.plan.predict.replay import BACKWARD, Replay, graph_under
 from explorer.record.allocations import ROLES, Allocations, Calls, Phase, PhaseSpan
 from explorer.record.base import Column, column
 from explorer.record.graph import ModelGraph
@@ -68,7 +68,7 @@ def keep_all_from(run: Measurement, graph: ModelGraph | None = None) -> Measurem
     run = next_step(run)
     if not policy.units:
         return run
-    replay, log = Replay.of(run, graph), run.allocations
+    replay, log = Replay.of(run, graph_under(run, graph)), run.allocations
     if replay is None or log is None:
         return None
     repeats = _repeats(run, replay)

@@ -28,7 +28,7 @@ from explorer.plan.predict.calls import (
 from explorer.plan.predict.changes import Simulation, joined, nest_of, simulate, units_around
 from explorer.plan.predict.not_predicted import not_covered, not_predicted, run_again_by_the_model
 from explorer.plan.predict.predicted_step import predicted_step
-from explorer.plan.predict.replay import Replay
+from explorer.plan.predict.replay import Replay, graph_under
 from explorer.plan.predict.step_cost import rerun_flops, time_ratio, unit_flops, with_equal_times
 from explorer.record.allocations import Ledger, LedgerCell, Role
 from explorer.record.graph import ModelGraph
@@ -44,6 +44,7 @@ class Forecaster:
     """
 
     def __init__(self, run: Measurement, graph: ModelGraph | None = None) -> None:
+        graph = graph_under(run, graph)
         self.baseline = keep_all_from(run, graph)
         """The keep-all step; None if it cannot be derived from `run`, and nothing is forecast."""
         self._graph = graph
@@ -195,6 +196,7 @@ def prices(
     early.
     """
     measurement = next_step(measurement)
+    graph = graph_under(measurement, graph)
     replay = Replay.of(measurement, graph)
     if replay is None:
         return ()

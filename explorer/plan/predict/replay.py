@@ -29,6 +29,18 @@ from explorer.record.measurement import Measurement
 NEVER = 2**62
 
 
+def graph_under(run: Measurement, graph: ModelGraph | None) -> ModelGraph | None:
+    """The graph that was observed under the conditions of `run`: `graph`, or else the one that the run brings.
+
+    What a forward saves, and where its rerun stops, depends on mode, types and frozen parameters. If neither graph is
+    of these conditions, as in files of earlier versions, it is `graph`.
+    """
+    own = run.graph
+    if graph is None or own is None or run.spec.model.is_recorded:
+        return graph
+    return own if own.conditions == run.spec.conditions != graph.conditions else graph
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """One forward call of a block. Its allocations are born after tick `first` and not after tick `end`."""

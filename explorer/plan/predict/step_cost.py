@@ -58,14 +58,42 @@ def unit_flops(
 
     None if the unit keeps results of operators whose FLOPs were not counted.
     """
-    again = rerun_flops(measurement, graph, unit.blocks, policy)
     if unit.action == "save_ops":
         flops_of_results = _kept_flops(measurement, graph, unit, policy)
+        again = rerun_flops(measurement, graph, unit.blocks, policy)
         return None if flops_of_results is None else again - flops_of_results
+    until_saved = _flops_until_saved(measurement, graph, unit, inside := tuple(inside), policy)
+    return max(until_saved, _flops_until_entered(measurement, graph, unit, inside, policy))
+
+
+def _flops_until_saved(
+    measurement: Measurement, graph: ModelGraph | None, unit: Unit, inside: Iterable[Unit], policy: Policy
+) -> int:
+    """FLOPs of a rerun of `unit` until it has saved its last tensor, or has entered the unit inside that saves it."""
+    again = rerun_flops(measurement, graph, unit.blocks, policy)
     stop = _stop_of(graph, unit, inside, policy)
     if stop is None:
         return again
     return again - round(rerun_flops(measurement, graph, stop.blocks, policy) * _calls_within(measurement, unit, stop))
+
+
+def _flops_until_entered(
+    measurement: Measurement, graph: ModelGraph | None, unit: Unit, inside: Iterable[Unit], policy: Policy
+) -> int:
+    """FLOPs of a rerun of `unit` until the last of the units `inside` is entered, whether that one saves or not.
+
+    A checkpoint saves its inputs, so the rerun goes on until it has entered the last one. 0 if it is not known.
+    """
+    if graph is None or policy.use_reentrant or not all(fqn in graph.by_fqn for fqn in unit.blocks):
+        return 0
+    first = graph.by_fqn[unit.blocks[0]]
+    counted = sum(graph.by_fqn[fqn].forward_flops for fqn in unit.blocks)
+    entered = [graph.by_fqn[child.blocks[0]].flops_before for child in inside if child.blocks[0] in graph.by_fqn]
+    if first.flops_before is None or not counted:
+        return 0
+    ran = sum(measurement.by_fqn[fqn].forward_flops for fqn in unit.blocks if fqn in measurement.by_fqn)
+    most = max((flops - first.flops_before for flops in entered if flops is not None), default=0)
+    return round(ran * first.n_calls * max(most, 0) / counted)
 
 
 def _kept_flops(measurement: Measurement, graph: ModelGraph | None, unit: Unit, policy: Policy) -> int | None:
@@ -128,12 +156,26 @@ def unit_ms(
         if share is None:
             return None
         again += share * (cost.forward.median_ms or 0.0)
-    stop = _stop_of(graph, unit, inside, policy)
+    stop = _stop_of(graph, unit, inside := tuple(inside), policy)
     if stop is not None:
         entered = Unit(blocks=stop.blocks)  # this rerun would also have run the operators that the unit inside keeps
         stop_ms = unit_ms(measurement, graph, entered, (), policy) or 0.0
         again -= _calls_within(measurement, unit, stop) * stop_ms
-    return again
+    return again + _ms_until_entered(measurement, graph, unit, inside, policy)
+
+
+def _ms_until_entered(
+    measurement: Measurement, graph: ModelGraph | None, unit: Unit, inside: Iterable[Unit], policy: Policy
+) -> float:
+    """Milliseconds between the last saved tensor and the entry of the last of the units `inside`, by their FLOPs."""
+    inside = tuple(inside)
+    entered = _flops_until_entered(measurement, graph, unit, inside, policy)
+    more = entered - _flops_until_saved(measurement, graph, unit, inside, policy) if entered else 0
+    costs = [measurement.by_fqn[fqn] for fqn in unit.blocks if fqn in measurement.by_fqn]
+    flops = sum(cost.forward_flops for cost in costs)
+    if more <= 0 or not flops:
+        return 0.0
+    return more / flops * sum(cost.forward.median_ms or 0.0 for cost in costs)
 
 
 def rerun_share(cost: MeasuredBlock, stops_in: Block | None, *, kept: Collection[str] = ()) -> float | None:

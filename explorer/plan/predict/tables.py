@@ -12,7 +12,7 @@ from explorer.plan.predict.baseline import keep_all_from
 from explorer.plan.predict.calls import SavedByCall, calls_of, norms_below, results_unknown, stash_bytes
 from explorer.plan.predict.changes import freed_again_at
 from explorer.plan.predict.not_predicted import not_predicted
-from explorer.plan.predict.replay import Replay
+from explorer.plan.predict.replay import Replay, graph_under
 from explorer.plan.predict.step_cost import overhead_ms, rerun_scale, run_again, unit_flops, unit_ms, with_equal_times
 from explorer.record.base import Column, Record, column
 from explorer.record.graph import ModelGraph
@@ -99,6 +99,7 @@ MOST_IN_SEGMENTS = 40_000
 
 def step_tables(run: Measurement, graph: ModelGraph, units: Iterable[Unit] = ()) -> StepTables | None:
     """The tables of `run` for each block, for segments of neighbours, and for `units`; None: nothing is forecast."""
+    graph = graph_under(run, graph) or graph
     baseline = keep_all_from(run, graph)
     replay = None if baseline is None else Replay.of(baseline, graph)
     if baseline is None or replay is None or len(replay.line) > MOST_EVENTS:

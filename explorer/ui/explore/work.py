@@ -232,7 +232,9 @@ def _first_request(state: ExploreState) -> Request | None:
         return Measure(spec=baseline, until_it_fits=True, with_graph=graph is None)
     if graph is None:
         device: Device = "cpu" if predict else spec.device
-        return Describe(model=spec.model, seed=spec.seed, device=device, without_data=predict)
+        return Describe(
+            model=spec.model, seed=spec.seed, device=device, without_data=predict, conditions=spec.conditions
+        )
     return prediction_of(baseline) if predict and run is None else None
 
 

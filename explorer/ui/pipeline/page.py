@@ -185,7 +185,9 @@ def prepare(split: PipelineState) -> None:
     spec = split.draft.spec
     graph = runs().graph(spec)
     if graph is None:
-        page_job.start(split.job, Describe(model=spec.model, seed=spec.seed, device=spec.device))
+        page_job.start(
+            split.job, Describe(model=spec.model, seed=spec.seed, device=spec.device, conditions=spec.conditions)
+        )
     elif profile_of(spec) is None:
         page_job.start(split.job, ProfileStages(spec=_unsplit(spec), groups=atoms(graph)))
 

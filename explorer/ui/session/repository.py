@@ -29,7 +29,7 @@ from explorer.plan.predict.forecaster import Forecaster
 from explorer.record.base import Record, to_json
 from explorer.record.card import CardMemory
 from explorer.record.comparison import Comparison
-from explorer.record.graph import ModelGraph, ModelRef
+from explorer.record.graph import IN_TRAINING, Conditions, ModelGraph, ModelRef
 from explorer.record.lab import LabOutcome
 from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.record.pipeline import PipelineProfile, PipelineRun
@@ -153,7 +153,11 @@ class Runs:
         A graph described without data may lack properties that depend on values.
         """
         if not spec.model.is_recorded:
-            return self._graphs.get(_graph_key(spec.model, spec.device, without_data))
+            exact = self._graphs.get(_graph_key(spec.model, spec.device, without_data, spec.conditions))
+            if exact is not None or without_data:
+                return exact
+            # A measured run brings the graph of its conditions: until then the graph is drawn as in training.
+            return self._graphs.get(_graph_key(spec.model, spec.device, without_data, IN_TRAINING))
         try:
             run = self.record(self.recorded_run(spec.model))
         except ExplorerError:  # deleted by another window, or damaged
@@ -161,7 +165,7 @@ class Runs:
         return run.as_run.graph if isinstance(run, Measurement | RecordedRanks) else None
 
     def add_graph(self, model: ModelRef, device: Device, graph: ModelGraph, *, without_data: bool = False) -> None:
-        self._graphs.add(_graph_key(model, device, without_data), graph)
+        self._graphs.add(_graph_key(model, device, without_data, graph.conditions), graph)
 
     def recorded_run(self, model: ModelRef) -> str | None:
         """Id of the recorded run that `model` stands for: the run opened last, else the newest run of the store."""
@@ -316,8 +320,8 @@ def request_key(*specs: Record) -> str:
     return " ".join(to_json(spec).decode() for spec in specs)
 
 
-def _graph_key(model: ModelRef, device: Device, without_data: bool) -> str:
-    return f"{device}{' without data' if without_data else ''} {request_key(model)}"
+def _graph_key(model: ModelRef, device: Device, without_data: bool, conditions: Conditions) -> str:
+    return f"{device}{' without data' if without_data else ''} {request_key(model)} {conditions}"
 
 
 def is_current(run: StoredRun, target: str) -> bool:
