@@ -294,21 +294,23 @@ def with_releases(run: Measurement, watched: Tracker | None) -> Measurement:
     if watched is None or log is None or not _gives_baseline(run.spec.policy):
         return run
     births, drops = _forward(watched)
-    is_forward = np.zeros(log.n_ticks + 2, dtype=bool)
-    for span in run.phases:
-        if PHASES.index(span.phase) == PHASES.index("forward"):
-            is_forward[span.first_tick : span.end_tick] = True
     born, op = np.asarray(log.born), np.asarray(log.op)
     named = np.array([bool(name) for name in log.ops])[op] & (np.asarray(log.role) != ROLES.index("unattributed"))
-    entries = np.flatnonzero(named & is_forward[born] & (born > 0))
-    entries = entries[np.argsort(born[entries], kind="stable")]
-    made = [(log.ops[op[entry]], log.blocks[log.block[entry]]) for entry in entries.tolist()][: len(births)]
-    if made != births:  # what the loss makes follows
+    named &= born > 0
+    forwards = [(span.first_tick, span.end_tick) for span in run.phases if span.phase == "forward"]
+    parts = [np.flatnonzero(named & (first <= born) & (born < end)) for first, end in forwards]
+    parts = [part[np.argsort(born[part], kind="stable")] for part in parts]
+    if not parts or len(births) % len(parts):
+        return run
+    n_births = len(births) // len(parts)  # of one microbatch; what its loss makes follows
+    entries = np.concatenate([part[:n_births] for part in parts])
+    made = [(log.ops[op[entry]], log.blocks[log.block[entry]]) for entry in entries.tolist()]
+    if made != births:
         return run
     released = np.zeros(len(born), dtype=np.int64)
-    ends = _ends_of_operators(born, op, entries)
+    ends = _ends_of_operators(born, op, np.concatenate(parts))
     for birth, last in drops.items():
-        released[entries[birth]] = ends[last] + 1
+        released[entries[birth]] = ends[entries[last]] + 1
     return replace(run, allocations=replace(log, released=_column(released)))
 
 
@@ -332,14 +334,15 @@ def _forward(tracker: Tracker) -> tuple[list[tuple[str, str]], dict[int, int]]:
     return births, drops
 
 
-def _ends_of_operators(born: np.ndarray, op: np.ndarray, entries: np.ndarray) -> list[int]:
+def _ends_of_operators(born: np.ndarray, op: np.ndarray, entries: np.ndarray) -> dict[int, int]:
     """The last tick at which the operator of each entry allocates; kernels take temporaries after their result."""
     by_operator: dict[int, list[int]] = defaultdict(list)
     for tick, number in sorted(zip(born.tolist(), op.tolist())):
         by_operator[number].append(tick)
     ticks = {number: np.array(births) for number, births in by_operator.items()}
     borders = [*born[entries].tolist(), 2**62]
-    return [
-        int(births[np.searchsorted(births, following) - 1])
-        for births, (_, following) in zip((ticks[number] for number in op[entries].tolist()), pairwise(borders))
-    ]
+    ends = {}
+    for entry, (_, following) in zip(entries.tolist(), pairwise(borders)):
+        births = ticks[int(op[entry])]
+        ends[entry] = int(births[np.searchsorted(births, following) - 1])
+    return ends

@@ -59,9 +59,9 @@ from explorer.errors import BadInput
 from explorer.plan.names import above, lineage
 from explorer.plan.why.caveats import DDP_BUCKETS, reruns_outside
 from explorer.record.allocations import PHASES, Allocations, PhaseSpan
-from explorer.record.graph import RECORDED, Block, Edge, ModelGraph, ModelRef, Trait
+from explorer.record.graph import RECORDED, Autocast, Block, Edge, ModelGraph, ModelRef, Trait
 from explorer.record.measurement import MeasuredBlock, Measurement
-from explorer.record.run import Autocast, Optimizer, RunSpec
+from explorer.record.run import Optimizer, RunSpec
 
 BETWEEN, OPTIMIZER = PHASES.index("between"), PHASES.index("optimizer")
 NOTE = "Arrows follow the tensors from call to call of a recorded step; additions and other joins are not drawn."

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Self, get_args
 
 import msgspec
@@ -159,9 +159,7 @@ def _named_blocks(policy: Policy, modules: dict[str, nn.Module]) -> Iterator[str
     for fqn in policy.blocks:
         if fqn not in modules:
             yield f"the model has no block {fqn!r}{_close(fqn, modules)}"
-    for fqn, times in Counter(policy.blocks).items():
-        if times > 1:
-            yield f"{fqn or 'the model itself'!r} is named {times} times"
+    yield from _named_again(policy)
     first: dict[nn.Module, tuple[Unit, str]] = {}
     for unit in policy.units:
         for fqn in unit.blocks:
@@ -171,6 +169,18 @@ def _named_blocks(policy: Policy, modules: dict[str, nn.Module]) -> Iterator[str
             owner, name = first.setdefault(module, (unit, fqn))
             if owner is not unit and name != fqn:
                 yield f"{name!r} and {fqn!r} are the same block: name it once"
+
+
+def _named_again(policy: Policy) -> Iterator[str]:
+    """Blocks named by two units of which none is a smaller segment inside the other."""
+    units: dict[str, list[Unit]] = {}
+    for unit in policy.units:
+        for fqn in unit.blocks:
+            units.setdefault(fqn, []).append(unit)
+    for fqn, naming in units.items():
+        naming = sorted(naming, key=lambda unit: len(unit.blocks))
+        if not all(set(inner.blocks) < set(outer.blocks) for inner, outer in pairwise(naming)):
+            yield f"{fqn or 'the model itself'!r} is named {len(naming)} times, by units that do not lie in each other"
 
 
 def _unit(unit: Unit, modules: dict[str, nn.Module]) -> Iterator[str]:

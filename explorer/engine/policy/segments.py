@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any, NoReturn
 
@@ -51,6 +52,8 @@ class WrappedSegment:
     run: Callable[..., object]
     """Takes `wrap`, the function to recompute, its modules, arguments and keyword arguments."""
     wrap: object
+    inside: tuple[WrappedSegment, ...] = ()
+    """Segments of some of its members, which run inside it."""
 
 
 @dataclass(frozen=True)
@@ -175,20 +178,30 @@ def same_arguments(expected: Arguments, actual: Arguments) -> bool:
 
 def _start(segment: WrappedSegment, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     returned: list[object] = []
+    output = segment.run(segment.wrap, partial(_run_members, segment, returned), segment.members, args, kwargs)
+    outputs = tuple(returned[: len(segment.members) - 1])
+    return _next(_Pending(segment, 0, arguments_of(args, kwargs), outputs, output))
 
-    def run_all(*args: object, **kwargs: object) -> object:
-        arguments, n_args = arguments_of(args, kwargs), len(args)
-        unchanged = [leaf for leaf in tree_leaves(list(arguments.values())[1:]) if isinstance(leaf, Tensor)]
-        for member in segment.members:
-            values = list(arguments.values())
-            output = call_of(member, values[:n_args], dict(zip(kwargs, values[n_args:])))
-            if len(returned) < len(segment.members) - 1:
-                returned.append(_shapes(output, unchanged))
-            arguments = next_arguments(output, arguments)
-        return output
 
-    output = segment.run(segment.wrap, run_all, segment.members, args, kwargs)
-    return _next(_Pending(segment, 0, arguments_of(args, kwargs), tuple(returned), output))
+def _run_members(segment: WrappedSegment, returned: list[object], *args: object, **kwargs: object) -> object:
+    """Runs the members, those of a segment inside as a unit; `returned` gets the form of each member's output."""
+    arguments, n_args = arguments_of(args, kwargs), len(args)
+    unchanged = [leaf for leaf in tree_leaves(list(arguments.values())[1:]) if isinstance(leaf, Tensor)]
+    begins = {inner.fqns[0]: inner for inner in segment.inside}
+    covered = {fqn for inner in segment.inside for fqn in inner.fqns[1:]}
+    for fqn, member in zip(segment.fqns, segment.members):
+        if fqn in covered:
+            continue
+        values, inner = list(arguments.values()), begins.get(fqn)
+        member_args, member_kwargs = tuple(values[:n_args]), dict(zip(kwargs, values[n_args:]))
+        if inner is not None:
+            run_inner = partial(_run_members, inner, returned)
+            output = inner.run(inner.wrap, run_inner, inner.members, member_args, member_kwargs)
+        else:
+            output = call_of(member, member_args, member_kwargs)
+            returned.append(_shapes(output, unchanged))
+        arguments = next_arguments(output, arguments)
+    return output
 
 
 def _next(pending: _Pending) -> object:

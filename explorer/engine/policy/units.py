@@ -79,14 +79,25 @@ def replacements(
             yield modules[fqn], "forward", functools.partial(_in_segments, modules[fqn], modules[fqn].forward, segments)
             continue
         for wrap in segments:
-            members = tuple(modules[name] for name in wrap.unit.blocks)
-            segment = WrappedSegment(wrap.unit.blocks, members, _run_segment, wrap)
-            for index, member in enumerate(members):
+            if any(is_inside(wrap, other) for other in segments):
+                continue  # the segment around runs it
+            segment = _segment_of(wrap, segments, modules)
+            for index, member in enumerate(segment.members):
                 yield member, "_call_impl", functools.partial(call_in_segment, segment, index)
     for wrap in wraps:
         if len(wrap.unit.blocks) == 1:
             module = modules[wrap.fqn]
             yield module, "forward", functools.partial(_as_unit, module, module.forward, wrap)
+
+
+def _segment_of(wrap: Wrap, segments: Sequence[Wrap], modules: Mapping[str, nn.Module]) -> WrappedSegment:
+    """The segment of `wrap`, with those of `segments` directly inside it."""
+    inside = [other for other in segments if is_inside(other, wrap)]
+    directly = [one for one in inside if not any(is_inside(one, other) for other in inside)]
+    members = tuple(modules[name] for name in wrap.unit.blocks)
+    return WrappedSegment(
+        wrap.unit.blocks, members, _run_segment, wrap, tuple(_segment_of(one, segments, modules) for one in directly)
+    )
 
 
 def wraps_on(module: nn.Module) -> tuple[Wrap, ...]:
@@ -98,8 +109,12 @@ def wraps_on(module: nn.Module) -> tuple[Wrap, ...]:
     elif isinstance(forward, functools.partial) and forward.func is _in_segments:
         wraps = forward.args[2]
     if isinstance(call, functools.partial) and call.func is call_in_segment:
-        wraps = (*wraps, call.args[0].wrap)
+        wraps = (*wraps, *_wraps_in(call.args[0]))
     return wraps
+
+
+def _wraps_in(segment: WrappedSegment) -> tuple[Wrap, ...]:
+    return (segment.wrap, *(wrap for inner in segment.inside for wrap in _wraps_in(inner)))  # type: ignore[arg-type]
 
 
 def runs_its_children(parent: nn.Module) -> bool:
@@ -115,18 +130,32 @@ def _in_segments(
     sequential: nn.Module, forward: Callable[..., object], wraps: tuple[Wrap, ...], value: object
 ) -> object:
     """A Sequential's forward that runs each segment's children as a unit. One module may be a child several times."""
-    by_child = {fqn.rpartition(".")[2]: wrap for wrap in wraps for fqn in wrap.unit.blocks}
-    for wrap, names in groupby(sequential._modules, by_child.get):
-        members = tuple(sequential.get_submodule(name) for name in names)
-        chain = functools.partial(_chain, members)
-        value = chain(value) if wrap is None else _run(wrap, chain, members, (value,), {})
+    return _chain(sequential, tuple(sequential._modules), wraps, value)
+
+
+def _chain(sequential: nn.Module, names: tuple[str, ...], wraps: tuple[Wrap, ...], value: object) -> object:
+    """Runs the children `names`, those of each segment in `wraps` as a unit, with the segments inside it."""
+    by_child = {fqn.rpartition(".")[2]: wrap for wrap in outermost_last(wraps) for fqn in wrap.unit.blocks}
+    for wrap, part in groupby(names, by_child.get):
+        inner_names = tuple(part)
+        members = tuple(sequential.get_submodule(name) for name in inner_names)
+        if wrap is None:
+            for member in members:
+                value = member(value)
+            continue
+        inside = tuple(other for other in wraps if is_inside(other, wrap))
+        value = _run(wrap, functools.partial(_chain, sequential, inner_names, inside), members, (value,), {})
     return value
 
 
-def _chain(members: Sequence[nn.Module], value: object) -> object:
-    for member in members:
-        value = member(value)
-    return value
+def outermost_last(wraps: Sequence[Wrap]) -> list[Wrap]:
+    """`wraps` by ascending number of blocks: of segments inside each other the outermost comes last."""
+    return sorted(wraps, key=lambda wrap: len(wrap.unit.blocks))
+
+
+def is_inside(inner: Wrap, outer: Wrap) -> bool:
+    """Whether the segment `inner` is a smaller part of the segment `outer`."""
+    return set(inner.unit.blocks) < set(outer.unit.blocks)
 
 
 def _run_segment(*arguments: Any) -> object:

@@ -103,9 +103,17 @@ def nest_of(
 
 @lru_cache(maxsize=32)
 def units_around(policy: Policy) -> Mapping[Unit, tuple[Unit, ...]]:
-    """The units around each unit of `policy`, innermost first."""
-    named = {fqn: unit for unit in policy.units for fqn in unit.blocks}
-    return {unit: tuple(named[fqn] for fqn in above(unit.blocks[0]) if fqn in named) for unit in policy.units}
+    """The units around each unit of `policy`, innermost first: longer segments of the same blocks, then ancestors."""
+    named: dict[str, list[Unit]] = defaultdict(list)
+    for unit in sorted(policy.units, key=lambda unit: len(unit.blocks)):
+        for fqn in unit.blocks:
+            named[fqn].append(unit)
+    around = {}
+    for unit in policy.units:
+        first = unit.blocks[0]
+        longer = [other for other in named[first] if set(unit.blocks) < set(other.blocks)]
+        around[unit] = (*longer, *(other for fqn in above(first) for other in named.get(fqn, ())))
+    return around
 
 
 def rerun_bytes(replay: Replay, nest: Nest, i: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 
 from msgspec.structs import replace
 
@@ -64,9 +65,21 @@ def not_covered(policy: Policy) -> str:
         ("offload", any(unit.action == "offload" for unit in policy.units)),
         ("reentrant checkpointing", policy.use_reentrant and bool(policy.units)),
         ("kept operators inside or around another unit", any(unit.action == "save_ops" for unit in nested)),
+        ("units that share blocks and do not lie in each other", _overlap(policy)),
     )
     named = [part for part, applies in parts if applies]
     return f"The forecast does not cover {listed(named)}: press Run." if named else ""
+
+
+def _overlap(policy: Policy) -> bool:
+    """Whether two units share a block and neither is a smaller part of the other: no run accepts them."""
+    if len(set(policy.blocks)) == len(policy.blocks):
+        return False
+    naming: dict[str, list[set[str]]] = {}
+    for unit in sorted(policy.units, key=lambda unit: len(unit.blocks)):
+        for fqn in unit.blocks:
+            naming.setdefault(fqn, []).append(set(unit.blocks))
+    return any(not inner < outer for units in naming.values() for inner, outer in pairwise(units))
 
 
 def approximate(policy: Policy, graph: ModelGraph | None, run: Measurement | None = None) -> str:

@@ -82,9 +82,12 @@ def _flops_until_entered(
 ) -> int:
     """FLOPs of a rerun of `unit` until the last of the units `inside` is entered, whether that one saves or not.
 
-    A checkpoint saves its inputs, so the rerun goes on until it has entered the last one. 0 if it is not known.
+    A checkpoint saves its inputs, so the rerun goes on until it has entered the last one. 0 if it is not known, and if
+    no rerun takes place because `unit` saves nothing.
     """
-    if graph is None or policy.use_reentrant or not all(fqn in graph.by_fqn for fqn in unit.blocks):
+    if graph is None or policy.use_reentrant or not run_again(graph, unit.blocks, policy):
+        return 0
+    if not all(fqn in graph.by_fqn for fqn in unit.blocks):
         return 0
     first = graph.by_fqn[unit.blocks[0]]
     counted = sum(graph.by_fqn[fqn].forward_flops for fqn in unit.blocks)

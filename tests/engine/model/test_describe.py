@@ -16,7 +16,7 @@ from explorer.engine.model.blocks import has_running_statistics, module_fields
 from explorer.engine.model.describe import describe
 from explorer.engine.model.loaded import Loaded
 from explorer.errors import Cancelled, ModelFailed
-from explorer.record.graph import ModelGraph, ModelRef
+from explorer.record.graph import Conditions, ModelGraph, ModelRef
 from explorer.record.plan import Progress
 from explorer.record.run import Device, RunSpec
 from tests.engine import tiny_nets
@@ -174,11 +174,11 @@ def test_what_does_not_fit_on_the_device_is_watched_on_the_cpu(monkeypatch: pyte
     tried = []
     real = describing._watched
 
-    def watched(own: Loaded, another: Callable[[], Loaded], device: str) -> ModelGraph:
+    def watched(own: Loaded, another: Callable[[], Loaded], device: str, conditions: Conditions) -> ModelGraph:
         tried.append(device)
         if device == "cuda":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return real(own, another, "cpu")
+        return real(own, another, "cpu", conditions)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
