@@ -17,7 +17,7 @@ The price is what only forecasts need: `measure` reads it, a pair does without.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -50,7 +50,7 @@ from explorer.engine.device.memory_limit import failure_in_step, without_page_fa
 from explorer.engine.device.subprocess_call import call_in_subprocess
 from explorer.engine.device.without_data import cast_buffers, without_data
 from explorer.engine.model.conditions import torch_dtype
-from explorer.engine.model.describe import describe, describe_copy, describe_loaded
+from explorer.engine.model.describe import describe, describe_copy, graph_of_conditions
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded, blaming, cast_type
 from explorer.engine.policy.apply import apply_policy
@@ -61,7 +61,7 @@ from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.policy.presets import ladder
 from explorer.record.base import Record, to_msgpack
 from explorer.record.failure import is_out_of_memory
-from explorer.record.graph import IN_TRAINING, ModelGraph
+from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement, Refused
 from explorer.record.plan import Progress, Report, silent
 from explorer.record.policy import KEEP_ALL, Policy
@@ -201,11 +201,6 @@ def n_reports(specs: Sequence[RunSpec]) -> int:
     return len(specs) * (N_RECORDED + n_repeats) + bool(n_repeats)
 
 
-def needs_own_graph(spec: RunSpec) -> bool:
-    """Whether a graph of other conditions, such as train mode, would give a forecast from this run false figures."""
-    return spec.conditions != IN_TRAINING and not spec.forward_only
-
-
 class Session:
     """Runs of one model under several policies: each is recorded, then all are timed in turns on one copy."""
 
@@ -227,26 +222,20 @@ class Session:
         )
 
     def describe(self) -> None:
-        """Observes one forward, and reports its graph as a part. Raises ModelFailed."""
+        """Observes one forward of a copy, as the model must not run before its steps. Raises ModelFailed."""
         self._meter("watching one forward")
         spec = self._specs[0]
-        self._graph = self._observed(spec)
+        self._graph = describe_copy(self._loaded, lambda: load_for(spec), spec.device, spec.conditions)
         where = self._device.environment(spec.n_threads)
         self._meter.part(Measurement(spec=spec, environment=where, graph=self._graph))
         self._meter("preparing the step")
-
-    def _observed(self, spec: RunSpec) -> ModelGraph:
-        """The graph from a copy, as the model must not run before its steps."""
-        return describe_copy(self._loaded, lambda: load_for(spec), spec.device, spec.conditions)
 
     def record(
         self, recorded: Callable[[Measurement], None] = lambda run: None, further: FurtherSteps | None = None
     ) -> None:
         """Records each run; `recorded` gets a run as soon as it has its timeline. A failure is part of the result."""
         warm_checkpoint(self._device.torch)
-        if self._graph is None and needs_own_graph(self._specs[0]):
-            with suppress(Exception):  # the step says what is wrong with the model
-                self._graph = self._observed(self._specs[0])
+        self._graph = self._graph or graph_of_conditions(self._specs[0], self._loaded)
         names = ("baseline: ", "candidate: ") if len(self._specs) > 1 else ("",)
         further = further or FurtherSteps()
         for spec, name in zip(self._specs, names):
@@ -403,11 +392,7 @@ def measure_without_data(
             watched = watch_releases(trainee, tracker_of(trainee))
             meter("playing the step under the tracker")
             recording = play()
-        run, graph = with_releases(recording.measurement(spec), watched), None
-        if needs_own_graph(spec):
-            with suppress(Exception):  # the step was played, and a graph is no requirement
-                graph = describe_loaded(load_for(spec), lambda: load_for(spec), "cpu", spec.conditions)
-        run = replace(run, graph=graph)
+        run = replace(with_releases(recording.measurement(spec), watched), graph=graph_of_conditions(spec))
     if spec.card is not None:
         return replace(run, origin="predicted", card=memory_on(spec.card, run, first), warnings=(LEFT_OUT,))
     texts = ON_THE_CPU if spec.autocast == "none" else (*ON_THE_CPU, CPU_AUTOCAST)

@@ -21,7 +21,7 @@ from explorer.engine.device.without_data import is_without_data
 from explorer.engine.model.blocks import chain_of, cut_points, has_running_statistics, module_fields, repeated_as
 from explorer.engine.model.conditions import autocast_of, under_conditions, unknown_names
 from explorer.engine.model.equal_models import deep_copy
-from explorer.engine.model.load import load
+from explorer.engine.model.load import load, load_for
 from explorer.engine.model.loaded import HOOKS_ARE_NEEDED, REFUSES_HOOKS, Loaded, blaming, refuse_unopenable
 from explorer.engine.state.rng import RngState
 from explorer.engine.state.snapshot import SharedSnapshot
@@ -36,7 +36,7 @@ from explorer.plan.names import is_within, lineage
 from explorer.record.failure import is_out_of_memory
 from explorer.record.graph import IN_TRAINING, Block, Conditions, ModelGraph, ModelRef, Trait
 from explorer.record.plan import Progress, Report, silent
-from explorer.record.run import Device
+from explorer.record.run import Device, RunSpec
 
 
 def describe(
@@ -159,6 +159,23 @@ def describe_copy(
         )
     finally:
         shared.restore()
+
+
+def graph_of_conditions(spec: RunSpec, loaded: Loaded | None = None) -> ModelGraph | None:
+    """The graph under the conditions of `spec`, from a copy of `loaded` if given.
+
+    A forecast from the run needs it where a graph of a usual training step would give false figures. None for such a
+    step, and for a model that cannot be described: its run says what is wrong.
+    """
+    if spec.conditions == IN_TRAINING or spec.forward_only:
+        return None
+
+    def another() -> Loaded:
+        return load_for(spec)
+
+    with suppress(Exception):
+        return describe_copy(loaded or another(), another, spec.device, spec.conditions)
+    return None
 
 
 def _watched(loaded: Loaded, another: Callable[[], Loaded], device: Device, conditions: Conditions) -> ModelGraph:
