@@ -3,8 +3,6 @@
 A run is found by the request that it answers, so that a refresh, undo or a preset shows an earlier measurement. For
 each model the newest runs of the store are read, again whenever a process has saved a run. Stored runs must be from
 this machine and younger than the model's file, as a run of old code says nothing about new code. Read `Runs` first.
-
-At the end: the stored run that a visitor opens on a page.
 """
 
 from __future__ import annotations
@@ -148,16 +146,12 @@ class Runs:
         return self.records.get(key) or self._predicted.get(key)
 
     def graph(self, spec: RunSpec, *, without_data: bool = False) -> ModelGraph | None:
-        """Graph of the model of `spec` on its device, if described lately; a recorded step contains its graph.
-
-        A graph described without data may lack properties that depend on values.
-        """
+        """Graph of the model of `spec` on its device, if described lately; a recorded step contains its graph."""
         if not spec.model.is_recorded:
-            exact = self._graphs.get(_graph_key(spec.model, spec.device, without_data, spec.conditions))
-            if exact is not None or without_data:
-                return exact
             # A measured run brings the graph of its conditions: until then the graph is drawn as in training.
-            return self._graphs.get(_graph_key(spec.model, spec.device, without_data, IN_TRAINING))
+            conditions = (spec.conditions,) if without_data else (spec.conditions, IN_TRAINING)
+            keys = (_graph_key(spec.model, spec.device, without_data, each) for each in conditions)
+            return next((graph for key in keys if (graph := self._graphs.get(key)) is not None), None)
         try:
             run = self.record(self.recorded_run(spec.model))
         except ExplorerError:  # deleted by another window, or damaged
