@@ -289,9 +289,11 @@ class Planner:
         bound = certificate.bound if certificate.n_levels == 2 else 0.0
         brings = "brings" if max(bound, fixed) > budget_bytes else "was found that brings"
         can_be_reached = "can be reached" if bound and certificate.gap <= TOLERANCE else "was found"
+        # What no recompute can free holds for every policy, and what the search found for the choices it looked at.
+        no_policy = "No policy" if budget_bytes < fixed else f"Among {certificate.scope}, no policy"
         return BadInput(
-            f"No policy {brings} this step below {budget}: the least that {can_be_reached} is {reached}"
-            f"{alone if budget_bytes < fixed else recomputed}. {why} Looked at: {certificate.scope}.",
+            f"{no_policy} {brings} this step below {budget}: the least that {can_be_reached} is {reached}"
+            f"{alone if budget_bytes < fixed else recomputed}. {why}".strip(),
             hint=f"Ask for {mib_up(least)} or more, or take a smaller batch.",
         )
 

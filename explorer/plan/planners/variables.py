@@ -154,8 +154,19 @@ class Variables:
             deeper = outside or any(j in inside and o in inside for j, o in pairs)
             if deeper and not self._alone[i] and named.isdisjoint(candidate.unit.blocks):
                 kinds[candidate.kin].append(i)
-        yield from (tuple(kind) for kind in kinds.values() if len(kind) > 1)
+        yield from (apart for kind in kinds.values() if len(apart := self._apart(kind)) > 1)
         yield from ((i,) for kind in kinds.values() for i in kind)
+
+    def _apart(self, kind: Iterable[int]) -> tuple[int, ...]:
+        """The first candidates of `kind` that share no block: no run accepts segments that overlap."""
+        chosen: list[int] = []
+        named: set[str] = set()
+        for i in kind:
+            blocks = self._candidates.units[i].unit.blocks
+            if named.isdisjoint(blocks):
+                chosen.append(i)
+                named.update(blocks)
+        return tuple(chosen)
 
     def all_but(self, chosen: Iterable[int]) -> Row:
         """A row that forbids `chosen` and no other choice."""

@@ -187,7 +187,7 @@ def test_a_plan_that_a_card_refuses_is_made_again_until_its_reserved_memory_fits
 
 def test_a_card_below_the_reserved_memory_of_every_policy_raises() -> None:
     floor = Planner(*reversed(line_of(CHAIN))).floor()
-    with pytest.raises(BadInput, match=r"can be reserved on small: the lowest peak .* No policy brings this step"):
+    with pytest.raises(BadInput, match=r"can be reserved on small: the lowest peak .* o policy brings this step"):
         plans_for_card(floor.step_peak_bytes, [])
 
 
