@@ -85,7 +85,7 @@ def crossed(pairs: list[tuple[str, str]]) -> None:
     shares = {(*pair, kind): share for pair in pairs for kind in KINDS if (share := off(*pair, kind)) is not None}
     beyond = {case: f"{share:+.2%}" for case, share in shares.items() if abs(share) > MOST_OFF}
     assert not beyond
-    assert len(shares) > 0.8 * len(pairs) * len(KINDS), "kept operators alone are sometimes not forecast"
+    assert len(shares) >= 0.8 * len(pairs) * len(KINDS), "kept operators alone are sometimes not forecast"
     assert statistics.median(map(abs, shares.values())) == 0
 
 
@@ -104,9 +104,10 @@ def test_an_option_of_the_step_with_every_kind_of_policy(options: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("model", models())
-def test_every_option_of_the_step_with_every_kind_of_policy(model: str) -> None:
-    crossed([(model, options) for options in OPTIONS])
+def test_every_option_of_the_step_with_every_kind_of_policy(model: str, options: str) -> None:
+    crossed([(model, options)])
 
 
 def test_a_frozen_block_in_front_is_not_priced_as_if_it_ran_again() -> None:
@@ -121,5 +122,5 @@ def test_a_description_knows_the_conditions_of_the_run() -> None:
     graph = describe(spec.model, conditions=spec.conditions)
     assert graph.conditions == spec.conditions and "layers.0" in graph.saves_nothing
     assert measure(spec).graph == graph
-    strange = replace(spec.conditions, frozen=("layers.0", "no.such.block"))
+    strange = replace(spec.conditions, frozen=(*spec.frozen, "no.such.block"))
     assert "layers.0" in describe(spec.model, conditions=strange).saves_nothing, "the run refuses the name"
