@@ -164,8 +164,9 @@ def _title(console: Console, run: Measurement) -> None:
     types, threads = run.dtype or spec.dtype, count(environment.n_threads, "thread")
     policy = "Forward alone" if spec.forward_only else f"Policy: {in_words(spec.policy)}"
     policy += "" if spec.ranks is None else f"\n{spec.ranks.in_words}"
+    model_and_batch = f"[bold]{escape(model)}[/]  [dim]{f'batch {escape(run.batch)}, ' if run.batch else ''}"
     console.print(
-        f"\n[bold]{escape(model)}[/]  [dim]{escape(environment.device_name)}, torch {environment.torch_version}, "
+        f"\n{model_and_batch}{escape(environment.device_name)}, torch {environment.torch_version}, "
         f"{types}{extra}, {spec.optimizer}, {spec.mode} mode, {threads}\n{escape(policy)}[/]\n"
     )
 

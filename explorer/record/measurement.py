@@ -199,6 +199,8 @@ class Measurement(Record):
     step always has a graph."""
     dtype: str = ""
     """Types of the parameters that ran, the one with the most numbers first: `float32`, `bfloat16, float32`."""
+    batch: str = ""
+    """Types and shapes of the batch, and whether the explorer made it: `int64[2, 64], made to fit`."""
     loss: float | None = None
     warnings: tuple[str, ...] = ()
     unwatched_parameter_bytes: Count = 0

@@ -392,7 +392,8 @@ def measure_without_data(
             watched = watch_releases(trainee, tracker_of(trainee))
             meter("playing the step under the tracker")
             recording = play()
-        run = replace(with_releases(recording.measurement(spec), watched), graph=graph_of_conditions(spec))
+        run = with_releases(recording.measurement(spec), watched)
+        run = replace(run, graph=graph_of_conditions(spec), batch=trainee.batch_text)
     if spec.card is not None:
         return replace(run, origin="predicted", card=memory_on(spec.card, run, first), warnings=(LEFT_OUT,))
     texts = ON_THE_CPU if spec.autocast == "none" else (*ON_THE_CPU, CPU_AUTOCAST)

@@ -185,12 +185,12 @@ def record(
         with _failures_in(failures):
             meter("warming up")
             trainee, drawn, loss = _warmed_trainee(spec, loaded, further.watch, failures)
-            run = replace(run, loss=loss, dtype=types_of(trainee.model))
+            run = replace(run, loss=loss, dtype=types_of(trainee.model), batch=trainee.batch_text)
             device.release()
             meter("recording the step")
             drawn.restore()
             recording = record_step(trainee, device, failures)
-            run = replace(recording.measurement(spec), loss=loss)
+            run = replace(recording.measurement(spec), loss=loss, batch=run.batch)
             if any(unit.action == "offload" for unit in spec.policy.units):
                 run = replace(run, peaks=replace(run.peaks, offloaded_peak_bytes=HOST.peak_bytes))
             if not failures:

@@ -53,6 +53,8 @@ class Trainee:
     """The module to call: DistributedDataParallel around `model`. None: `model` itself."""
     left_behind: str = ""
     """Why the trainee's model differs from the given model; empty if the two are equal."""
+    batch_text: str = ""
+    """The batch in words."""
     output: object = None
     """What the model returned last, until the step is over; None if the spec does not hold it."""
 
@@ -95,8 +97,9 @@ def trainee_of(spec: RunSpec, loaded: Loaded, split_model: SplitModel | None = N
         return loaded.loss(output, targets=targets, trains=not spec.forward_only)
 
     return Trainee(
-        spec, device, model, loaded.inputs, loaded.targets, loss, optimizer, handle, whole, loaded.left_behind
-    )
+        spec, device, model, loaded.inputs, loaded.targets, loss, optimizer, handle, whole, loaded.left_behind,
+        loaded.batch_text,
+    )  # fmt: skip
 
 
 def run_step(trainee: Trainee, on_phase: OnPhase = ignore) -> float:

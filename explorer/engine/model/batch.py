@@ -68,8 +68,8 @@ def unpacked(ref: ModelRef, built: object, sizes: Mapping[str, int]) -> Loaded:
         shape = BatchShape(**sizes)
         inputs = example_batch(model, ref.target, shape)
         if loss is None and (trained := with_targets(model, inputs, shape)) is not None:
-            return Loaded(ref, model, trained, None, returned_loss)
-        return Loaded(ref, model, inputs, None, loss)
+            return Loaded(ref, model, trained, None, returned_loss, is_made=True)
+        return Loaded(ref, model, inputs, None, loss, is_made=True)
     if sizes:
         raise ModelNotLoaded(
             f"{ref.target} makes its own batch, and its factory takes no argument {', '.join(sizes)}.",

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from explorer.engine.bench.measure import measure, measure_without_data
 from explorer.engine.bench.step import prepare, run_step
 from explorer.engine.compare.compare import compare
 from explorer.engine.device.memory_limit import failure_in_step
@@ -432,3 +433,13 @@ def test_targets_are_made_where_the_model_then_returns_its_loss(name: str, tmp_p
         assert name in loaded.inputs and next(iter(tree_leaves(output))).numel() == numbers
         assert torch.equal(loaded.loss(output), tree_leaves(output)[1])
     assert load(ModelRef(target=f"{path}:Plain")).inputs.shape == (2, 6), "no loss comes of it"
+
+
+def test_every_run_says_which_batch_it_took(tmp_path: Path) -> None:
+    path = tmp_path / "net.py"
+    path.write_text(TRAINED.replace("NAME", "targets"))
+    spec = RunSpec(model=ModelRef(target=f"{path}:Words"), n_repeats=1, optimizer="sgd")
+    texts = {measure_without_data(spec).batch, measure(spec).batch}
+    assert texts == {"int64[2, 64], int64[2, 64], made to fit with targets"}
+    path.write_text(GOOD)
+    assert measure_without_data(RunSpec(model=ModelRef(target=str(path)))).batch == "float32[2, 4]"
