@@ -33,7 +33,7 @@ from explorer.engine.model.loaded import types_of
 from explorer.engine.policy.apply import checkpointing_off, policy_of
 from explorer.engine.state.global_state import deterministic_kernels, preserve_global_state
 from explorer.engine.state.snapshot import StepSnapshot
-from explorer.engine.watch.scopes import compiler_off
+from explorer.engine.watch.modes import compiler_off
 from explorer.errors import BadInput
 from explorer.own_loop.record_step import place_of_caller
 from explorer.plan.names import listed

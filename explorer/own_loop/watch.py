@@ -30,7 +30,8 @@ from explorer.engine.bench.user_loop import LoopRecording
 from explorer.engine.device.device import path_of_rank, rank_text
 from explorer.engine.policy.several_models import Models, called_models, one_model
 from explorer.engine.state.snapshot import optimizers_of
-from explorer.engine.watch.scopes import ModuleHook, around_backward, never_compiled
+from explorer.engine.watch.modes import never_compiled
+from explorer.engine.watch.scopes import ModuleHook, around_backward
 from explorer.errors import BadInput, NotSaved, message_of
 from explorer.own_loop.heal import Healed, Healer
 from explorer.own_loop.record_step import RecordedRun, place_of_caller

@@ -214,6 +214,8 @@ class Measurement(Record):
     version."""
     ran_as_written: bool = False
     """True if a recorded step called compiled code (torch.compile), which ran uncompiled."""
+    ran_compiled: bool = False
+    """True if a recorded step ran compiled code: its bytes are the allocator's, and no block has any of them."""
     failure: Failure | None = None
     free_memory_bytes: Count | None = None
     """Free bytes of the device after the steps; None: not reported."""

@@ -1,8 +1,8 @@
 """No instrument ends a training: each call that one makes raises in turn, and the loop cannot tell.
 
 The calls are found by walking a run that succeeds: every call of a function of the explorer by a function of the
-explorer, by place. A profile function raises in it, so that nothing is patched. Beside torch.compile the other steps
-run compiled, and the recorded one says that it did not.
+explorer, by place. A profile function raises in it, so that nothing is patched. A compiled training runs compiled
+in every step, and the recorded one says so.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
 import explorer
+from explorer.errors import BadInput
 
 PACKAGE = str(Path(explorer.__file__).parent)
 CONSTRUCTORS = {"watch", "WatchRequest.steps", "Watch.__init__", "record_step", "RecordedStep.__init__"}
@@ -264,7 +265,7 @@ def compiler() -> Iterator[None]:
         ("model", "at"),
     ],
 )
-def test_only_the_recorded_step_runs_as_written_and_it_says_so(way: str, instrument: str, tmp_path: Path) -> None:
+def test_the_recorded_step_runs_compiled_and_says_so(way: str, instrument: str, tmp_path: Path) -> None:
     loop = CompiledLoop(way)
     recorded = {2}
     if instrument == "record_step":
@@ -281,13 +282,15 @@ def test_only_the_recorded_step_runs_as_written_and_it_says_so(way: str, instrum
         runs = list(watch.runs.values())
     while loop.number < N_STEPS:
         loop.take()
-    assert loop.ran == set(range(1, N_STEPS + 1)) - recorded
+    assert loop.ran == set(range(1, N_STEPS + 1))
     assert len(runs) == len(recorded)
     for run in runs:
-        assert run.measurement.ran_as_written
-        assert "torch.compile was off" in str(run)
-        # The blocks were seen, and so was the memory.
-        assert [cost.n_forward for cost in run.measurement.blocks if cost.fqn.endswith("blocks.1")] == [1]
+        assert run.measurement.ran_compiled and not run.measurement.ran_as_written
+        assert "The step ran compiled" in str(run)
+        # The memory was seen, and no block.
+        assert run.peak_bytes and not any(cost.n_forward for cost in run.measurement.blocks if "blocks.1" in cost.fqn)
+        with pytest.raises(BadInput):
+            run.plan("60%")
 
 
 @pytest.mark.usefixtures("compiler")
@@ -295,4 +298,4 @@ def test_a_step_without_compiled_code_says_nothing_of_it() -> None:
     loop = CompiledLoop("eager")
     with explorer.record_step(loop.net, loop.optimizer) as run:
         loop.take()
-    assert not run.measurement.ran_as_written and "torch.compile" not in str(run)
+    assert not run.measurement.ran_compiled and "compiled" not in str(run)

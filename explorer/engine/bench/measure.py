@@ -59,6 +59,7 @@ from explorer.engine.state.rng import RngState, seed_everything
 from explorer.errors import BadInput, ExplorerError, OutOfMemory, message_of
 from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.policy.presets import ladder
+from explorer.plan.predict.not_predicted import refuse_not_played
 from explorer.record.base import Record, to_msgpack
 from explorer.record.failure import is_out_of_memory
 from explorer.record.graph import ModelGraph
@@ -360,12 +361,12 @@ def measure_without_data(
 ) -> Measurement:
     """The predicted memory of the step of `spec`, tick by tick, without memory for the parameters.
 
-    The tracker sees every operator as in a measured step, but no kernel runs. If the spec names a card, CUDA's rules
-    are played, and the record says what the card holds. `step` is another step for the model of `spec`, and may set
-    the trainee's optimizer. Raises BadInput on CUDA, ModelNotLoaded and ModelFailed.
+    No kernel runs. If the spec names a card, CUDA's rules are played, and the record says what the card holds.
+    `step` may be another step, which may set the trainee's optimizer. Raises BadInput, ModelNotLoaded, ModelFailed.
     """
     if spec.device != "cpu":
         raise BadInput("A step without data is played on the CPU.", hint="Leave --device out.")
+    refuse_not_played(spec.policy)
     device, meter = device_of(torch.device("cpu")), Meter(report, 3)
 
     def cast(dtype: torch.dtype) -> torch.dtype:
@@ -396,5 +397,4 @@ def measure_without_data(
         run = replace(run, graph=graph_of_conditions(spec), batch=trainee.batch_text)
     if spec.card is not None:
         return replace(run, origin="predicted", card=memory_on(spec.card, run, first), warnings=(LEFT_OUT,))
-    texts = ON_THE_CPU if spec.autocast == "none" else (*ON_THE_CPU, CPU_AUTOCAST)
-    return replace(run, origin="predicted", warnings=texts)
+    return replace(run, origin="predicted", warnings=(*ON_THE_CPU, *([CPU_AUTOCAST] * (spec.autocast != "none"))))

@@ -7,6 +7,10 @@ The loop announces no phases, so hooks find the borders: a call of the model, th
 of an optimizer (torch's global hooks). Everything else is `between`. The user's state does not change: hooks are
 removed, no random number is drawn, no gradient is touched, and an exception reaches the user.
 
+Compiled code runs compiled, because as written it would compute other bits. torch would trace hooks into it, so at its
+first call the tracker steps aside: its hooks go, and from there on the allocator alone records. A compiled function
+that is no module may hold a whole step, whose phases are then unknown too.
+
 No forward runs again for the graph, and no model is loaded. The recording has names, kinds, calls, bytes and FLOPs, but
 not the tensors that each operation reads. An arrow therefore goes from the block that returned a tensor, or else from
 the last block that ran, to the tensor's next block. The recording does not show early stops of recomputes either, so a
@@ -51,7 +55,8 @@ from explorer.engine.policy.apply import policy_of
 from explorer.engine.state.snapshot import optimizers_of
 from explorer.engine.watch.block_facts import BlockFacts
 from explorer.engine.watch.checkpoint_error import failure_in_words
-from explorer.engine.watch.scopes import after_closure, around_backward, compiler_off, never_compiled
+from explorer.engine.watch.modes import before_compiled, is_call_of_module, never_compiled
+from explorer.engine.watch.scopes import after_closure, around_backward
 from explorer.engine.watch.storages import tensors_in_memory
 from explorer.engine.watch.tracker import FORWARD, Tracker
 from explorer.engine.watch.zero_grad import around_zero_grad
@@ -70,8 +75,11 @@ NOTE = "Arrows follow the tensors from call to call of a recorded step; addition
 class _LoopTracker(Tracker):
     """A tracker in which the first call of the model begins the forward phase."""
 
+    raises_trouble = False
     autocast: Autocast = "none"
     """Autocast at the call of the model."""
+    saw_compiled = False
+    """Whether compiled code ran."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -90,9 +98,12 @@ class _LoopTracker(Tracker):
 
         return noted
 
-    def _failed(self, error: Exception) -> None:
-        """Keeps the first error of the tracker. The training goes on."""
-        self.trouble = self.trouble or error
+    def meet_compiled(self) -> None:
+        """Removes the hooks of all modules and notes nothing more, apart from phases."""
+        self.saw_compiled = self.is_aside = True
+        self.scopes.close()
+        if self._phase in (BETWEEN, OPTIMIZER):
+            self.on_phase("forward")
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -117,9 +128,11 @@ class LoopRecording:
         self.optimizers = each_optimizer(optimizers)
         """Optimizers of the loop. Those that hold parameters of the model, or step during the record, join them."""
         self.device: Device = device_of(device_of_model(model))
-        self._open = ExitStack()
         self._zero_grad: tuple[int, bool] | None = None
         """Time of the last call of zero_grad in ns, and whether it drops gradients."""
+        self._open, self._borders = ExitStack(), ExitStack()
+        self._runs_as_written = False
+        """Whether a compiled function ran as written, because the caller had switched the compiler off."""
 
     def __enter__(self) -> None:
         """Starts the recording. Raises BadInput if another instrument is on: each would record the other."""
@@ -135,13 +148,14 @@ class LoopRecording:
         self._tracker = _LoopTracker(self._model, self.device.torch, before, segments=segments)
         self._recording = Recording(self._model, self._tracker, self.device)
         with ExitStack() as opened:
-            self._compiled = opened.enter_context(compiler_off())
+            opened.enter_context(before_compiled(self._step_aside))
             self._texts = opened.enter_context(_shown_warnings())
             opened.enter_context(self._recording)
             opened.callback(lambda: setattr(self._recording, "optimizers", self.optimizers))
             self._tracker.on_phase("between")
-            opened.enter_context(_borders(self._tracker, self._join))
-            opened.enter_context(around_zero_grad(self._zeroed))
+            self._borders.enter_context(_borders(self._tracker, self._join))
+            self._borders.enter_context(around_zero_grad(self._zeroed))
+            opened.callback(self._borders.close)
             self._open = opened.pop_all()
         atexit.register(self._open.close)  # a profiler that is still on when the interpreter ends crashes it
 
@@ -168,7 +182,8 @@ class LoopRecording:
             ),
             zero_grad_tick=self._zero_grad_tick(run.allocations),
             keeps_gradients=self._zero_grad is not None and not self._zero_grad[1],
-            ran_as_written=bool(self._compiled),
+            ran_as_written=self._runs_as_written,
+            ran_compiled=self._tracker.saw_compiled,
             failure=failure,
             free_memory_bytes=self.device.free_bytes(),
         )
@@ -184,6 +199,16 @@ class LoopRecording:
         if self._zero_grad is None or log is None:
             return None
         return max(0, bisect_right(log.time_ns, self._zero_grad[0] - self._tracker.begin_ns) - 1)
+
+    @never_compiled
+    def _step_aside(self, function: object, compiled: bool) -> None:
+        """A compiled function is called next."""
+        if not compiled:
+            self._runs_as_written = True
+            return
+        self._tracker.meet_compiled()
+        if not is_call_of_module(function):
+            self._borders.close()
 
     def close(self) -> None:
         """Removes all instruments."""
@@ -360,7 +385,8 @@ def _edges(tracker: Tracker, n_forwards: int) -> tuple[Edge, ...]:
 def _traits(modules: Mapping[str, nn.Module], tracker: Tracker) -> dict[str, set[Trait]]:
     """Traits from each module's kind and from operators that draw random numbers. Ancestors inherit both."""
     traits: dict[str, set[Trait]] = {fqn: set() for fqn in modules}
-    dice = {number for number, name in enumerate(tracker.op_names) if name and _draws(name)}
+    # The tag of fused attention ignores the dropout.
+    dice = {number for number in tracker.draws if "scaled_dot_product" not in tracker.op_names[number]}
     drawn = {tracker.fqns[block] for name, block, *_ in operators_of(tracker).tolist() if name in dice}
     for fqn, module in modules.items():
         inherited: set[Trait] = {"uses_rng"} if fqn in drawn else set()
@@ -371,12 +397,3 @@ def _traits(modules: Mapping[str, nn.Module], tracker: Tracker) -> dict[str, set
                 called = tracker.n_forward[tracker.scopes.index[holder]]
                 traits[holder] |= inherited if called else inherited - {"uses_rng"}
     return traits
-
-
-def _draws(name: str) -> bool:
-    """Whether the operator `name` draws random numbers. Fused attention is excluded: its tag ignores the dropout."""
-    namespace, packet, overload = (*name.split("."), "default")[:3]
-    if "scaled_dot_product" in name or not hasattr(torch.ops, namespace):
-        return False
-    operator = getattr(getattr(getattr(torch.ops, namespace), packet, None), overload, None)
-    return operator is not None and torch.Tag.nondeterministic_seeded in operator.tags

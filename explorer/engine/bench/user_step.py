@@ -25,7 +25,8 @@ from explorer.engine.policy.several_models import SeveralModels, called_models
 from explorer.engine.state.rng import RngState
 from explorer.engine.state.snapshot import StepSnapshot
 from explorer.engine.watch.checkpoint_error import in_words
-from explorer.engine.watch.scopes import around_backward, compiler_off
+from explorer.engine.watch.modes import compiler_off
+from explorer.engine.watch.scopes import around_backward
 from explorer.errors import BadInput, ModelFailed, OutOfMemory
 from explorer.record.allocations import Phase
 from explorer.record.failure import is_out_of_memory

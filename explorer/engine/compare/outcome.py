@@ -40,7 +40,7 @@ from explorer.engine.compare.programs import Program, SpecProgram, follow, input
 from explorer.engine.state.bits import same_bits
 from explorer.engine.state.rng import RngState
 from explorer.engine.state.state_diff import State, StateKey, same_state
-from explorer.engine.watch.scopes import DispatchMode
+from explorer.engine.watch.modes import DispatchMode
 from explorer.errors import said_by
 from explorer.record.comparison import RngDiff
 from explorer.record.policy import KEEP_ALL

@@ -36,7 +36,8 @@ from explorer.engine.state.bits import is_sparse_equal, laid_out_as, whole
 from explorer.engine.state.rng import seed_everything
 from explorer.engine.state.snapshot import ModelSnapshot, OptimizerSnapshot, SharedSnapshot
 from explorer.engine.state.state_diff import State, StateKey, plain_copy, read_state
-from explorer.engine.watch.scopes import after_closure, compiler_off
+from explorer.engine.watch.modes import compiler_off
+from explorer.engine.watch.scopes import after_closure
 from explorer.record.policy import KEEP_ALL
 from explorer.record.run import RunSpec
 

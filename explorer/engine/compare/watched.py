@@ -29,6 +29,7 @@ from explorer.engine.model.equal_models import plain_modules
 from explorer.engine.state.state_diff import State, StateKey, read_state, same_state, short_text
 from explorer.engine.watch.departures import Departures
 from explorer.engine.watch.entries import EntryWatch
+from explorer.engine.watch.modes import draws_numbers
 from explorer.engine.watch.scopes import BlockWatch, Frame
 from explorer.record.allocations import Phase
 from explorer.record.comparison import Comparison, ForwardDiff, MaskDiff, StateChange
@@ -193,7 +194,7 @@ def _n_unequal(first: Tensor, second: Tensor) -> int:
 
 def random_numbers(func: Any, args: Any, kwargs: Any, result: Any) -> Tensor | None:
     """The random numbers of one call, safe from later writes: masks as booleans, other numbers as copies."""
-    if torch.Tag.nondeterministic_seeded not in func.tags:
+    if not draws_numbers(func):
         return None
     kind = func.overloadpacket
     if kind in _WITH_MASK:

@@ -11,7 +11,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -68,7 +68,7 @@ def without_data(cast: Cast = as_built) -> Iterator[None]:
     def trunc_normal(tensor: Any, *args: Any, **kwargs: Any) -> Any:  # torch draws until the values fit
         return tensor if is_fake(tensor) else truncated(tensor, *args, **kwargs)
 
-    nn.Module._apply = _conversion()  # type: ignore[method-assign, assignment]
+    nn.Module._apply = _conversion(mode)  # type: ignore[method-assign, assignment]
     nn.Module.register_parameter = register  # type: ignore[method-assign, assignment]
     nn.init._no_grad_trunc_normal_ = trunc_normal
     _active += 1
@@ -88,10 +88,11 @@ def without_data(cast: Cast = as_built) -> Iterator[None]:
         quiet.setLevel(level)
 
 
-def _conversion() -> object:
+def _conversion(mode: FakeTensorMode) -> object:
     """A replacement of nn.Module._apply, which `model.bfloat16()` calls: each parameter is replaced by a new one.
 
-    torch would swap fake parameters in place, and refuses to while a fake mode refers to them.
+    torch would swap fake parameters in place, and refuses to while a fake mode refers to them. Parameters that were
+    built on meta become fake in `to_empty`, under `mode`.
     """
     converted: dict[int, tuple[object, Any]] = {}
     """By id: a parameter, and what it became. A tied parameter becomes one parameter."""
@@ -101,7 +102,7 @@ def _conversion() -> object:
             child._apply(change)
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                with torch.no_grad():
+                with torch.no_grad(), mode if parameter.is_meta else nullcontext():
                     new = converted.get(id(parameter), (None, None))[1]
                     new = nn.Parameter(change(parameter), parameter.requires_grad) if new is None else new
                 converted[id(parameter)] = parameter, new

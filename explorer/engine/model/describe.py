@@ -217,7 +217,8 @@ class _Notes:
         self._model, self._state_before = model, state_pictures(model)
 
     def close(self) -> None:
-        """Completes the notes; nothing more is watched."""
+        """Completes the notes; nothing more is watched. Raises ModelFailed if something could not be noted."""
+        self.watch.check()
         self.consecutive.forget()
         self.blocks.add_up_containers()
         self._moved = moved_traits(self._model, self._state_before)

@@ -45,6 +45,7 @@ from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.watch.collectives import Buckets, buffer_role, group_size
 from explorer.errors import BadInput
 from explorer.plan.card.step_on_card import memory_on
+from explorer.plan.predict.not_predicted import refuse_not_played
 from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.record.plan import Report, silent
 from explorer.record.run import RunSpec
@@ -97,6 +98,7 @@ def play_rank(
     """The predicted step of one rank. `look` gets the split model and its mesh after the step."""
     ranks, meter = spec.ranks, Meter(report, 3)
     assert ranks is not None
+    refuse_not_played(spec.policy)
     device = device_of(torch.device("cpu"))
 
     def cast(dtype: torch.dtype) -> torch.dtype:

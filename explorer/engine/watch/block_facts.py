@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from explorer.engine.policy.segments import Arguments, arguments_of, next_arguments, same_arguments
 from explorer.engine.watch.edges import DataFlow, Place
 from explorer.engine.watch.flops import formula
 from explorer.engine.watch.forward import NoteTaker, Operator, StorageName, dense, dense_tensors
+from explorer.engine.watch.modes import draws_numbers, packet_name, writes_arguments
 from explorer.engine.watch.state_changes import tensors_in
 from explorer.record.graph import Trait
 
@@ -159,9 +159,9 @@ class BlockNotes(NoteTaker):
             facts.traits.add("nested_outputs")
 
     def reads(self, op: Operator) -> None:
-        self._place = self._place_of(op.func.overloadpacket.__name__) if self.watch.stack else None
+        name = packet_name(op.func)
+        self._place = self._place_of(name) if self.watch.stack else None
         if self._place is not None:
-            name = op.func.overloadpacket.__name__
             for tensor in op.read:
                 self.flow.reads(self._place, tensor, shape_only=name.endswith("_like") or "new_" in name)
 
@@ -177,7 +177,7 @@ class BlockNotes(NoteTaker):
         stack = self.watch.stack
         self._made_in.update(dict.fromkeys(map(self.watch.name_at, op.made), tuple(stack) or ("",)))
         if self._place is not None:
-            self.flow.writes(self._place, op.written, op.made, mutable=op.func._schema.is_mutable)
+            self.flow.writes(self._place, op.written, op.made, mutable=writes_arguments(op.func))
             self._count(op)
             for fqn in stack:
                 self.facts[fqn].signature = hash((self.facts[fqn].signature, str(op.func)))
@@ -257,7 +257,7 @@ class Consecutive(NoteTaker):
 
     def reads(self, op: Operator) -> None:
         self._read(map(self.watch.name, op.read), self.watch.stack)
-        if torch.Tag.nondeterministic_seeded in op.func.tags or "_local_scalar_dense" in str(op.func):
+        if draws_numbers(op.func) or "_local_scalar_dense" in str(op.func):
             inside = {_parent(fqn) for fqn in self.watch.stack}
             for parent, last in self._last.items():
                 last.broken |= parent not in inside

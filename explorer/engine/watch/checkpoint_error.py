@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 from torch import nn
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointError
 
 from explorer.engine.device.memory_limit import failure_in_step
 from explorer.engine.state.rng import RngState
+from explorer.engine.watch.forward import dense, dense_tensors
+from explorer.engine.watch.modes import writes_arguments
 from explorer.engine.watch.scopes import BlockWatch, Frame, looking_at_saved
 from explorer.record.failure import Failure
 
@@ -71,6 +72,8 @@ def failure_in_words(error: BaseException, model: nn.Module) -> Failure:
 class _ThirdRun(BlockWatch):
     """The third run of the region: `saved` holds shape and origin of each saved tensor, in order."""
 
+    notes_higher_order = True
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
         self.saved: list[tuple[list[int], str]] = []
@@ -95,15 +98,15 @@ class _ThirdRun(BlockWatch):
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         result = func(*args, **(kwargs or {}))
         inside = f" in {self.running}" if self.running else ""
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
-                self._alive.append(leaf)  # a freed address would be reused
-                if func._schema.is_mutable or _identity(leaf) not in self._made:  # no alias of an earlier result
-                    self._made[_identity(leaf)] = f"{func} returned it{inside}"
+        for tensor in dense_tensors(result):
+            self._alive.append(tensor)  # a freed address would be reused
+            if writes_arguments(func) or _identity(tensor) not in self._made:  # no alias of an earlier result
+                self._made[_identity(tensor)] = f"{func} returned it{inside}"
         return result
 
     def _note(self, tensor: torch.Tensor) -> None:
-        self.saved.append((list(tensor.shape), self._made.get(_identity(tensor), "it went into the block")))
+        made = self._made.get(_identity(tensor)) if dense(tensor) else None
+        self.saved.append((list(tensor.shape), made or "it went into the block"))
 
 
 def _identity(tensor: torch.Tensor) -> tuple[object, ...]:

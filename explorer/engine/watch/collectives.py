@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from explorer.engine.watch.scopes import DispatchMode
+from explorer.engine.watch.modes import DispatchMode
 from explorer.engine.watch.storages import KnownTensor
 from explorer.record.allocations import CollectiveKind, Role
 

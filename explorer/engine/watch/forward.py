@@ -22,8 +22,11 @@ from torch import Tensor, nn
 from torch._C import _functorch  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import _disable_current_modes
 
-from explorer.engine.watch.scopes import BlockWatch, DispatchMode, ModuleHook, looking_at_saved, never_compiled
+from explorer.engine.watch.modes import DispatchMode, never_compiled
+from explorer.engine.watch.scopes import BlockWatch, ModuleHook, looking_at_saved
 from explorer.engine.watch.storages import tensors_of
+from explorer.errors import ExplorerError, ModelFailed, said_by
+from explorer.record.failure import is_out_of_memory
 
 StorageName = tuple[int, int]
 """Address of a storage, and the number of the operator that made it."""
@@ -75,9 +78,13 @@ class ForwardWatch(BlockWatch):
     With `lets_go` no tensor is kept for backward: forward needs little memory, but gradients inside the model fail.
     """
 
+    notes_higher_order = True
+
     def __init__(self, model: nn.Module, note_takers: Sequence[NoteTaker], *, lets_go: bool = False) -> None:
         super().__init__(model)
         self.stack: list[str] = []
+        self.trouble: Exception | None = None
+        """First error of a note-taker; nothing is noted after it. Raised at the end: torch may call from C++."""
         self._note_takers, self._listening = note_takers, note_takers
         self._lets_go = lets_go
         self._n_operators = 0
@@ -102,8 +109,27 @@ class ForwardWatch(BlockWatch):
 
     def __exit__(self, *exc: Any) -> None:
         self._open.__exit__(*exc)
-        for note_taker in self._note_takers:
-            note_taker.ended()
+        self._tell("ended")
+        if exc[0] is None:
+            self.check()
+
+    def check(self) -> None:
+        """Raises ModelFailed if a note-taker failed."""
+        if isinstance(self.trouble, ExplorerError) or (self.trouble and is_out_of_memory(self.trouble)):
+            raise self.trouble
+        if self.trouble is not None:
+            sentence = f"A forward of this model cannot be watched: {said_by(self.trouble)}."
+            hint = "Run it unwatched, with a policy of your own: explorer.apply_policy."
+            raise ModelFailed(sentence, hint=hint) from self.trouble
+
+    def _tell(self, event: str, *facts: object) -> None:
+        """Passes an event to the note-takers that listen."""
+        if self.trouble is None:
+            try:
+                for note_taker in self._listening:
+                    getattr(note_taker, event)(*facts)
+            except Exception as error:
+                self.trouble = error
 
     @contextmanager
     def of_loss(self) -> Iterator[None]:
@@ -127,43 +153,35 @@ class ForwardWatch(BlockWatch):
     def entered(self, block: int, frame: object, inputs: Any) -> None:
         if inputs is not None:  # None: a recompute inside forward, which is no call
             fqn, (args, kwargs) = self.scopes.fqns[block], inputs
-            for note_taker in self._note_takers:
-                note_taker.entered(fqn, args, kwargs)
+            self._tell("entered", fqn, args, kwargs)
             self.stack.append(fqn)
 
     @never_compiled
     def _begins(self, fqn: str, module: nn.Module, args: object, kwargs: object) -> None:
         with _disable_current_modes():  # other modes must see only the model's operators
-            for note_taker in self._note_takers:
-                note_taker.begins(fqn, args, kwargs)
+            self._tell("begins", fqn, args, kwargs)
 
     def left(self, block: int, frame: object, output: object) -> None:
         fqn = self.scopes.fqns[block]
         if self.stack[-1:] == [fqn]:
             self.stack.pop()
             with _disable_current_modes():
-                for note_taker in self._note_takers:
-                    note_taker.left(fqn, output)
+                self._tell("left", fqn, output)
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         kwargs = kwargs or {}
-        if func.namespace == "prim":  # asks a tensor subclass for its device
-            return func(*args, **kwargs)
         op = Operator(func, args, kwargs, dense_tensors((args, kwargs)))
-        for note_taker in self._listening:
-            note_taker.reads(op)
+        self._tell("reads", op)
         op.out = func(*args, **kwargs)
         op.written = dense_tensors(op.out)
         op.made = set(map(_address, op.written)) - set(map(_address, op.read))
         self._n_operators += 1
         self._made_by.update(dict.fromkeys(op.made, self._n_operators))
-        for note_taker in self._listening:
-            note_taker.ran(op)
+        self._tell("ran", op)
         return op.out
 
     def _save(self, tensor: Tensor) -> None:
-        for note_taker in self._listening:
-            note_taker.saved(tensor)
+        self._tell("saved", tensor)
 
 
 def _address(tensor: Tensor) -> int:
@@ -171,8 +189,9 @@ def _address(tensor: Tensor) -> int:
 
 
 def dense(tensor: Tensor) -> bool:
-    """Whether one storage is behind `tensor`: a sparse tensor has several, a tensor in `torch.func` is a wrapper."""
-    return tensor.layout == torch.strided and not _functorch.is_functorch_wrapped_tensor(tensor)
+    """Whether one storage is behind `tensor`: a sparse or nested one has several, one in `torch.func` is a wrapper."""
+    is_plain = tensor.layout == torch.strided and not tensor.is_nested
+    return is_plain and not _functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def dense_tensors(values: object) -> list[Tensor]:

@@ -31,6 +31,7 @@ from explorer.engine.device.without_data import is_without_data
 from explorer.engine.state.reachable import reachable_generators
 from explorer.engine.state.rng import generator_key, get_position, imported_numpy, state_bytes
 from explorer.engine.watch.forward import NoteTaker, Operator, StorageName, dense_tensors
+from explorer.engine.watch.modes import draws_numbers, is_composite, is_higher_order, writes_arguments
 from explorer.engine.watch.state_changes import RUNNING_STATISTICS, ContainerInputs, moved_traits, state_pictures
 from explorer.engine.watch.storages import tensors_of
 from explorer.plan.names import lineage
@@ -112,14 +113,13 @@ class RandomNumbers(NoteTaker):
             self.streams.setdefault((call.fqn, stream), []).append((before, after))
 
     def reads(self, op: Operator) -> None:
-        draws = torch.Tag.nondeterministic_seeded in op.func.tags
-        self._drawing = _generator_of(op) if draws else None
+        self._drawing = _generator_of(op) if draws_numbers(op.func) else None
         self._before = get_position(self._drawing) if self._drawing is not None else b""
 
     def ran(self, op: Operator) -> None:
         if self._drawing is not None:
             self._drew(op, self._drawing, self._before)
-        elif not torch._C._dispatch_has_kernel_for_dispatch_key(op.func.name(), "CompositeImplicitAutograd"):
+        elif not is_composite(op.func):
             for call in self._calls:
                 self.traits[call.fqn].discard("rng_last")
 
@@ -216,7 +216,7 @@ class ArgumentsAndState(NoteTaker):
                 containers.read.update(map(self.watch.name, op.read))
 
     def ran(self, op: Operator) -> None:
-        if op.func._schema.is_mutable:
+        if writes_arguments(op.func):
             for tensor in _written_into(op):
                 name = self.watch.name(tensor)
                 for fqn in self._takers_of.get(name, ()):
@@ -301,8 +301,10 @@ def _statistics(norm: nn.Module) -> list[tuple[int, int]]:
 def _only_updates(op: Operator) -> bool:
     """Whether `op` is a normalising operator of torch in training, which writes statistics but does not read them."""
     flags = ("training", "use_input_stats")
+    if is_higher_order(op.func) or "norm" not in str(op.func):
+        return False
     arguments = zip(op.func._schema.arguments, op.args)
-    return "norm" in str(op.func) and all(value for argument, value in arguments if argument.name in flags)
+    return all(value for argument, value in arguments if argument.name in flags)
 
 
 _CHECKPOINT_FUNCTIONS = {

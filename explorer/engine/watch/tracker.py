@@ -55,7 +55,8 @@ from explorer.engine.watch.collectives import (
     watching_resizes,
 )
 from explorer.engine.watch.flops import formula, lacks_formula
-from explorer.engine.watch.scopes import BlockWatch, DispatchMode, Frame, never_compiled
+from explorer.engine.watch.modes import DispatchMode, draws_numbers, is_in_place, is_noted, never_compiled
+from explorer.engine.watch.scopes import BlockWatch, Frame
 from explorer.engine.watch.storages import NONE, CallLog, KnownTensor, Storages
 from explorer.record.allocations import PHASES, CollectiveKind, Phase
 
@@ -96,9 +97,13 @@ class Tracker(BlockWatch):
     numbers stand in a list, which takes five in a third of an array's time.
     """
 
-    supports_higher_order_operators = True
+    selects_itself = True
     trouble: Exception | None = None
-    """Error of the tracker itself, if the step shall go on without the tracker; nothing is noted after it."""
+    """First error of the tracker itself; nothing is noted after it, and the step goes on."""
+    is_aside = False
+    """Whether the tracker notes nothing more: an error, or compiled code, whose kernels it would change."""
+    raises_trouble = True
+    """Whether the exit raises the error. Not earlier, because torch may call from C++."""
     with_gradient: set[str]
     """Names of the parameters whose gradient came in the step."""
 
@@ -114,8 +119,8 @@ class Tracker(BlockWatch):
         self.fqns = self.scopes.fqns
         self._local = self.scopes.local
         self.op_names: list[str] = [""]
-        self.uncounted: list[int] = []
-        """Indices into `op_names` of operators without a formula for FLOPs."""
+        self.uncounted, self.draws = list[int](), set[int]()
+        """Indices into `op_names` of operators without a formula for FLOPs, and of those that draw random numbers."""
         self.ops, self._rows = array("q"), list[int]()
         self.casts: list[int] = []
         """Operators that cast a parameter: autocast keeps the casts until its context ends."""
@@ -137,7 +142,7 @@ class Tracker(BlockWatch):
         self._dtensor = dtensor_type()
         self._phase = FORWARD
         self._operators: dict[int, tuple[int, Any, bool]] = {}
-        """Number, formula and `_is_in_place` by the operator's identity."""
+        """Number, formula and `is_in_place` by the operator's identity."""
         self._func_objects: list[object] = []
         """The operators, so that no identity is given away."""
         self._model = model
@@ -180,6 +185,8 @@ class Tracker(BlockWatch):
         del self._model
         self._numbers.clear()
         self.scopes.modules.clear()
+        if self.raises_trouble and self.trouble is not None and exc[0] is None:
+            raise self.trouble
 
     @never_compiled
     def on_phase(self, phase: Phase) -> None:
@@ -215,7 +222,7 @@ class Tracker(BlockWatch):
             return func._op(*args, **kwargs or {})
         kwargs, out = kwargs or {}, None
         try:
-            operator = VIEW if self.trouble else operator or self._learn(func)
+            operator = VIEW if self.is_aside else operator or self._learn(func)
             if operator is not VIEW:
                 frame: Any = self._local.frame
                 phase = self._phase_of(frame)
@@ -281,19 +288,21 @@ class Tracker(BlockWatch):
             self._failed(error)
 
     def _failed(self, error: Exception) -> None:
-        """Handles an error of the tracker itself, not of the operator."""
-        raise error
+        """Keeps the first error of the tracker itself, not of the operator."""
+        self.trouble, self.is_aside = self.trouble or error, True
 
-    def _learn(self, func: object) -> tuple[int, Any, bool]:
+    def _learn(self, func: Any) -> tuple[int, Any, bool]:
         """Number and formula of a new operator, and whether it returns the storages that it writes; or VIEW."""
-        if getattr(func, "is_view", False) and func is not LIFT:
+        if not is_noted(func) or (getattr(func, "is_view", False) and func is not LIFT):
             operator = VIEW
         else:
-            operator = (len(self.op_names), formula(func), _is_in_place(func))
+            operator = (len(self.op_names), formula(func), is_in_place(func))
             if lacks_formula(func):
                 self.uncounted.append(operator[0])
             if (kind := kind_of(func)) is not None:
                 self._kinds[operator[0]] = kind
+            if draws_numbers(func):
+                self.draws.add(operator[0])
             self.op_names.append(str(func))
         self._operators[id(func)] = operator
         self._func_objects.append(func)
@@ -334,12 +343,6 @@ class Tracker(BlockWatch):
         frame.first_node.append(_get_sequence_nr())
         frame.block.append(frame.stack[-1])
         return now_ns, phase
-
-
-def _is_in_place(func: object) -> bool:
-    """Whether no storage is born or resized: `mul_`, but not `resize_` and `set_`. Optimizers call little else."""
-    name = str(getattr(getattr(func, "_schema", None), "name", ""))
-    return name.endswith("_") and "resize" not in name and not name.endswith("::set_")
 
 
 def _wait() -> None:

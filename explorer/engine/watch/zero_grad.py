@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from explorer.engine.watch.scopes import never_compiled
+from explorer.engine.watch.modes import never_compiled
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
+from explorer.errors import BadInput
 from explorer.plan.names import innermost, is_within, listed, some, written_results
 from explorer.plan.predict.changes import units_around
 from explorer.plan.sizes import mib
@@ -58,17 +59,30 @@ def run_again_by_the_model(policy: Policy, graph: ModelGraph | None) -> str:
     )
 
 
-def not_covered(policy: Policy) -> str:
-    """A sentence on the parts of `policy` that the forecast does not cover; empty if it covers all of them."""
-    nested = {unit for pair in units_around(policy).items() if pair[1] for unit in (pair[0], *pair[1])}
+def _neither_forecast_nor_played(policy: Policy) -> list[str]:
+    """Parts of `policy` that only a real run shows: a tensor without data moves to no host, and loses no gradient."""
     parts = (
         ("offload", any(unit.action == "offload" for unit in policy.units)),
         ("reentrant checkpointing", policy.use_reentrant and bool(policy.units)),
-        ("kept operators inside or around another unit", any(unit.action == "save_ops" for unit in nested)),
-        ("units that share blocks and do not lie in each other", _overlap(policy)),
     )
-    named = [part for part, applies in parts if applies]
-    return f"The forecast does not cover {listed(named)}: press Run." if named else ""
+    return [part for part, applies in parts if applies]
+
+
+def refuse_not_played(policy: Policy) -> None:
+    """Raises BadInput for a policy with parts that a step without data does not show."""
+    if parts := _neither_forecast_nor_played(policy):
+        raise BadInput(f"A step without data does not show {listed(parts)}.", hint="Run it: leave --predict out.")
+
+
+def not_covered(policy: Policy) -> str:
+    """A sentence on the parts of `policy` that the forecast does not cover; empty if it covers all of them."""
+    nested = {unit for pair in units_around(policy).items() if pair[1] for unit in (pair[0], *pair[1])}
+    parts = _neither_forecast_nor_played(policy)
+    if any(unit.action == "save_ops" for unit in nested):
+        parts.append("kept operators inside or around another unit")
+    if _overlap(policy):
+        parts.append("units that share blocks and do not lie in each other")
+    return f"The forecast does not cover {listed(parts)}: press Run." if parts else ""
 
 
 def _overlap(policy: Policy) -> bool:
@@ -136,6 +150,8 @@ def no_baseline(run: Measurement) -> str:
     policy = run.spec.policy
     if not run.complete:
         return "Nothing is predicted from a run that was cut short. Measure one that fits."
+    if run.ran_compiled:
+        return "Nothing is predicted from a compiled step, whose blocks are not seen. Set TORCH_COMPILE_DISABLE=1."
     if not policy.units:
         return ""
     if run.allocations is None or not len(run.allocations.calls.block):

@@ -68,6 +68,7 @@ def peak_caveats(run: Measurement) -> tuple[str, ...]:
         "written, and a compiled step has another peak."
     )
     sentences = [as_written] if run.ran_as_written else []
+    sentences += [COMPILED] if run.ran_compiled else []
     sentences += [
         _unwatched(run),
         bytes_outside(run),
@@ -78,6 +79,10 @@ def peak_caveats(run: Measurement) -> tuple[str, ...]:
     return tuple(filter(None, sentences))
 
 
+COMPILED = (
+    "The step ran compiled, as without the recorder: the bytes are the allocator's, and compiled code has no blocks. "
+    "Record a step with TORCH_COMPILE_DISABLE=1 to see blocks and to plan."
+)
 DDP_BUCKETS = (
     "The peak is at least this figure: DistributedDataParallel holds its buckets in C++, up to one more copy of the "
     "gradients."
