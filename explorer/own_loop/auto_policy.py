@@ -22,13 +22,13 @@ from explorer.engine.bench.user_step import UserSteps
 from explorer.engine.policy.several_models import Models, one_model
 from explorer.errors import InvalidPolicy, OutOfMemory
 from explorer.own_loop.record_step import place_of_caller
+from explorer.plan.budget_text import DEVICE, check_budget, parse_budget
 from explorer.plan.card.cards import capacity_bytes, listed_card
 from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.planners.confirm import confirmed, within_budget
 from explorer.plan.planners.front import undominated
 from explorer.plan.planners.planner import Planner
 from explorer.plan.policy.presets import ladder
-from explorer.plan.sizes import DEVICE, check_budget, parse_budget
 from explorer.record.card import Card
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement, ratio_with_spread
@@ -67,7 +67,7 @@ def auto_policy(model: Models, step: Callable[[], object], budget: str | int | C
         planner = Planner(run, graph)
         limit = capacity_bytes(card) if card is not None else budget
         assert not isinstance(limit, Card)
-        asked = parse_budget(limit, planner.keep_all_bytes, run)
+        wish = parse_budget(limit, planner.keep_all_bytes, run)
 
         def recorded(policy: Policy) -> Measurement:
             run = steps.recorded(policy)
@@ -79,7 +79,7 @@ def auto_policy(model: Models, step: Callable[[], object], budget: str | int | C
                 )
             return run if card is None else replace(run, card=memory_on(card, run))
 
-        last = confirmed(planner, lambda planner: planner.within(asked), recorded)
+        last = confirmed(planner, lambda planner: planner.fulfil(wish), recorded)
         plan, told = last.tries[-1]
         times = None if refused else steps.in_turns((KEEP_ALL, plan.policy))
         ratio = ratio_with_spread(times[1].step, times[0].step) if times else None

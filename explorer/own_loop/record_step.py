@@ -24,12 +24,12 @@ from explorer.engine.device.device import path_of_rank
 from explorer.engine.policy.several_models import Models, one_model
 from explorer.errors import BadInput, message_of
 from explorer.jobs.run_file import stored_record, write, write_file
+from explorer.plan.budget_text import parse_budget
 from explorer.plan.card.cards import parse_card
 from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.memory.next_step import next_step
 from explorer.plan.planners.planner import Planner
 from explorer.plan.predict.forecaster import Forecaster
-from explorer.plan.sizes import parse_budget
 from explorer.plan.why.caveats import bytes_outside, peak_caveats, self_checkpointing
 from explorer.plan.why.checkpointing import checkpointing_lines
 from explorer.plan.why.peak import explain_one, peak_of_next_step
@@ -106,14 +106,16 @@ class RecordedRun:
         return Forecaster(self.measurement, self.measurement.graph).forecast(policy)
 
     def plan(self, budget: str) -> Plan:
-        """The cheapest policy under which the next steps stay below `budget`: `8GiB`, or `60%` of their peak.
+        """The cheapest policy under which the next steps stay below `budget`: `8GiB`, `60%` of their peak.
+
+        `+10 % time` is the least memory in that time.
 
         Pass its `policy` to explorer.apply_policy. Raises BadInput, with the least peak, for a budget below this peak.
         """
         graph = self.measurement.graph
         assert graph is not None, "every recorded step has its graph"
         planner = Planner(self.measurement, graph)
-        return planner.within(parse_budget(budget, planner.keep_all_bytes, self.measurement))
+        return planner.fulfil(parse_budget(budget, planner.keep_all_bytes, self.measurement))
 
     def on_card(self, card: str, *, allocator: str = "") -> CardMemory:
         """What this training would hold on a GPU, `b200` or `24GiB`, by torch's allocator. Origin: simulated.

@@ -166,6 +166,10 @@ class Wish(Record):
 
     budget_bytes: int | None = None
     more_time: float | None = None
+    understood: str = ""
+    """How the budget's text was read, in words; empty for a text with one meaning only."""
+    time_scale: float = 1.0
+    """Measured over predicted rerun time in runs of the same step: `more_time` is a share of measured time."""
     card: bool = False
     """What the card's allocator reserves stays within the card."""
     suggested: tuple[Policy, ...] = ()

@@ -149,7 +149,10 @@ def test_a_card_that_no_policy_fits_is_the_planners_sentence(wide: str) -> None:
     ("arguments", "sentence"),
     [
         ([], "needs one of --budget and --time"),
-        (["--budget", "1GiB", "--time", "+5%"], "needs one of"),
+        (["--budget", "+10 % time", "--time", "+5%"], "both limit the time"),
+        (["--budget", "card"], "none is named"),
+        (["--budget", "1000000"], "1000000 has no unit"),
+        (["--budget", ">60 MiB"], "the most that may be used"),
         (["--budget", "60XX"], "'60XX' is not a size"),
         (["--time", "10"], "'10' is not a share"),
         (["--card", "b200"], "this run does not predict for one"),

@@ -21,6 +21,7 @@ from explorer.cli.worker import check_writable, print_or_write, run_of, worker
 from explorer.errors import BadInput, InvalidPolicy
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Measure
+from explorer.plan.budget_text import check_budget, parse_budget
 from explorer.plan.card.cards import capacity_bytes
 from explorer.plan.planners.confirm import Confirmation, confirmed, within_budget
 from explorer.plan.planners.front import RankOffer, offers_on_ranks, splits_of
@@ -29,17 +30,17 @@ from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.file import evidence_of
 from explorer.plan.predict.baseline import keep_all_from
 from explorer.plan.predict.not_predicted import approximate, contradiction
-from explorer.plan.sizes import check_budget, parse_budget, parse_share
+from explorer.plan.sizes import parse_share
 from explorer.plan.why.collectives import repeated, sent_bytes
 from explorer.record.base import to_plain
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
-from explorer.record.plan import CostUnit, Plan
+from explorer.record.plan import CostUnit, Plan, Wish
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 from explorer.view.drawing.units import mib, percent
-from explorer.view.text.plan import certificate, in_words
+from explorer.view.text.plan import certificate, in_words, time_verdict
 from explorer.view.text.runs import did_not_fit
 
 FROM: dict[CostUnit, str] = {"ms": "measured times", "FLOPs": "counted FLOPs"}
@@ -51,10 +52,41 @@ class BudgetOptions:
     """The budget to plan for: memory, time or a card."""
 
     budget: Annotated[
-        str | None, typer.Option(metavar="SIZE|SHARE", help="1.5GiB, 60% of the peak with everything kept, or device.")
+        str | None,
+        typer.Option(
+            metavar="BUDGET", help="1.5GiB, 60% of the peak with everything kept, '+10% time', both, device or card."
+        ),
     ] = None
     time: Annotated[str | None, typer.Option(metavar="SHARE", help="+10%: the least memory in this time.")] = None
     out: PolicyOut = None
+
+    def check(self, spec: RunSpec) -> None:
+        """Says how a budget is read that leaves room for doubt. Raises BadInput, before a step is measured."""
+        if self.budget is None and self.time is None and spec.card is None:
+            raise BadInput(
+                "A plan needs one of --budget and --time.",
+                hint="--budget 60%, --time +10% for the least memory, or --predict --card b200.",
+            )
+        if self.time is not None:
+            parse_share(self.time)
+        if self.budget is None:
+            return
+        wish = check_budget(self.budget)
+        if wish.more_time is not None and self.time is not None:
+            raise BadInput("--budget and --time both limit the time.", hint="Leave --time out.")
+        if wish.card and spec.card is None:
+            raise BadInput("The budget is a card, and none is named.", hint="Add --predict --card b200.")
+        if wish.understood:
+            say(f"--budget {escape(self.budget)} is read as {escape(wish.understood)}.")
+
+    def resolved(self, spec: RunSpec, keep_all_bytes: int, first: Measurement) -> Wish:
+        """The wish of both options and of the card. Time alone is the least memory in this time, on a card too."""
+        wish = Wish() if self.budget is None else parse_budget(self.budget, keep_all_bytes, first)
+        more_time = wish.more_time if self.time is None else parse_share(self.time)
+        budgets = [] if wish.budget_bytes is None else [wish.budget_bytes]
+        if spec.card is not None and (budgets or more_time is None):
+            budgets.append(capacity_bytes(spec.card))
+        return replace(wish, budget_bytes=min(budgets, default=None), more_time=more_time, card=False)
 
 
 @verb
@@ -66,15 +98,7 @@ def plan(
 ) -> None:
     """The cheapest policy under a memory budget, with a proof, confirmed by a run. Exit 1: the run missed it."""
     spec = step.spec(model)
-    if (wish.budget is None and spec.card is None) if wish.time is None else wish.budget is not None:
-        raise BadInput(
-            "A plan needs one of --budget and --time.",
-            hint="--budget 60%, --time +10% for the least memory, or --predict --card b200.",
-        )
-    if wish.time is not None:
-        parse_share(wish.time)
-    if wish.budget is not None:
-        check_budget(wish.budget)
+    wish.check(spec)
     if spec.ranks is not None and not step.predict:
         raise BadInput("A plan for ranks is made of a prediction.", hint="Add --predict.")
     check_writable(wish.out)
@@ -138,13 +162,8 @@ def _solve(wish: BudgetOptions, spec: RunSpec, first: Measurement) -> Callable[[
     """The plan for the wish. A share of the memory is a share of the peak of the `first` run."""
 
     def solve(planner: Planner) -> Plan:
-        if wish.time is not None:
-            return planner.least_memory(parse_share(wish.time))
-        budgets = [] if spec.card is None else [capacity_bytes(spec.card)]
-        if wish.budget is not None:
-            whole = planner.keep_all_bytes if spec.ranks is None else first.step_peak_bytes or 0
-            budgets.append(parse_budget(wish.budget, whole, first))
-        return planner.within(min(budgets))
+        whole = planner.keep_all_bytes if spec.ranks is None else first.step_peak_bytes or 0
+        return planner.fulfil(wish.resolved(spec, whole, first))
 
     return solve
 
@@ -205,7 +224,12 @@ def _print(tries: Sequence[tuple[Plan, Measurement]], first: Measurement, *, met
         bounds.append(f"{mib(budget_bytes)} for the peak")
     if bounds:
         word = "[green]kept[/]" if met else "[bold red]missed[/]"
-        console.print(f"  Budget       {escape(', '.join(bounds))}, {word}")
+        console.print(f"  Budget       {escape(', '.join(bounds))}, {word}{_distance(chosen, run)}")
+    if chosen.time_budget is not None and chosen.cost_ratio is not None:
+        verdict = time_verdict(chosen.cost_ratio, chosen.time_budget)
+        measured = _measured_ratio(run)
+        ran = "" if measured is None else f"; measured: {time_verdict(measured, chosen.time_budget)}"
+        console.print(f"  Time limit   predicted: {verdict}{ran}")
     baseline_bytes = chosen.baseline_step_peak_bytes
     console.print(f"  Peak         {mib(chosen.step_peak_bytes)} predicted, {mib(run.step_peak_bytes)} {_origin(run)}")
     console.print(f"  Kept all     {mib(baseline_bytes)} {'predicted' if first.spec.policy.units else _origin(first)}")
@@ -260,9 +284,23 @@ def _origin(run: Measurement) -> str:
     return "measured" if run.origin == "measured" else "played without data"
 
 
-def _ran(run: Measurement) -> str:
+def _distance(chosen: Plan, run: Measurement) -> str:
+    """How far the peak of the run is from the budget for it; empty for a card, which bounds reserved bytes."""
+    if chosen.budget_bytes is None or run.step_peak_bytes is None or run.card is not None:
+        return ""
+    left = chosen.budget_bytes - run.step_peak_bytes
+    return f": {mib(abs(left))} {'over' if left < 0 else 'to spare'}"
+
+
+def _measured_ratio(run: Measurement) -> float | None:
+    """The step's time over that of keeping everything, run in turns."""
     before, after = (run.times.beside.median_ms, run.times.step.median_ms) if run.times else (None, None)
-    return f"; {percent(after / before - 1, signed=True)} measured, in turns" if before and after is not None else ""
+    return after / before if before and after is not None else None
+
+
+def _ran(run: Measurement) -> str:
+    ratio = _measured_ratio(run)
+    return "" if ratio is None else f"; {percent(ratio - 1, signed=True)} measured, in turns"
 
 
 def _policy_text(chosen: Plan, first: Measurement, run: Measurement, graph: ModelGraph) -> str:

@@ -44,15 +44,13 @@ def find_plans(run: Measurement, graph: ModelGraph, wish: Wish, report: Report, 
         if run.card is None or play is None:
             raise BadInput("The step is not predicted for a card.", hint="Choose a card among the options of the step.")
         return _for_card(planner, run.card.card, play, report)
-    if wish.budget_bytes is not None:
-        report(Progress(what="looking for the cheapest policy", done=0, total=0))
+    if wish.budget_bytes is not None or wish.more_time is not None:
+        aim = "least memory" if wish.budget_bytes is None else "cheapest policy"
+        report(Progress(what=f"looking for the {aim}", done=0, total=0))
         try:
-            return Front(plans=(planner.within(wish.budget_bytes),))
+            return Front(plans=(planner.fulfil(wish),))
         except BadInput as error:
             return Front(plans=(planner.floor(),), refusal=f"{error.sentence} {error.hint}".strip())
-    if wish.more_time is not None:
-        report(Progress(what="looking for the least memory", done=0, total=0))
-        return Front(plans=(planner.least_memory(wish.more_time),))
     plans: list[Plan] = []
     most = N_POINTS + 1 + len(list(planner.presets())) + N_BETWEEN
     for plan in chain(planner.front(N_POINTS), _at_presets(planner, plans), _between(planner, plans)):

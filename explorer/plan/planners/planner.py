@@ -39,11 +39,12 @@ from explorer.plan.sizes import distinct_texts, mib, mib_up
 from explorer.record.allocations import FIXED_ROLES, ROLES
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
-from explorer.record.plan import Certificate, Plan
+from explorer.record.plan import Certificate, Plan, Wish
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 
 FRONT_SECONDS = 2.5
 """Seconds for all points of the front together. Most points take much less: a person waits for them."""
+LEAST_TIME_SCALE = 1e-3
 MOST_WITH_EVERY_STRETCH = 150
 """Candidates that the integer program solves within a second: of a chain with more it gets few stretches."""
 
@@ -206,6 +207,29 @@ class Planner:
     def _cheapest(self, budget_bytes: int, *, seconds: float | None = None) -> Plan | None:
         limits = Limits(budget_bytes=budget_bytes, seconds=seconds or self._seconds)
         return self._best(limits, lambda plan: plan.extra_cost)
+
+    def fulfil(self, wish: Wish) -> Plan:
+        """The plan for a budget of memory, of time or of both. Raises BadInput, with what can be reached."""
+        # A scale of 0: steps were measured in which recomputing took no time.
+        most_time = None if wish.more_time is None else wish.more_time / max(wish.time_scale, LEAST_TIME_SCALE)
+        if wish.budget_bytes is None:
+            return self.least_memory(most_time or 0.0)
+        plan = self.within(wish.budget_bytes)
+        if most_time is None or plan.cost_ratio is None:
+            return plan
+        if plan.cost_ratio > (1 + most_time) * (1 + TOLERANCE):
+            raise self._not_both(wish, plan, self.least_memory(most_time))
+        return msgspec.structs.replace(plan, time_budget=most_time)
+
+    def _not_both(self, wish: Wish, plan: Plan, quick: Plan) -> BadInput:
+        more_time = 100 * ((plan.cost_ratio or 1.0) - 1) * wish.time_scale
+        asked, least = mib(wish.budget_bytes or 0), mib_up(quick.step_peak_bytes)
+        allowed = f"+{100 * (wish.more_time or 0.0):g} % time"
+        return BadInput(
+            f"No policy that was found needs at most {asked} and {allowed}: within {asked} the cheapest takes "
+            f"{more_time:+.1f} %, and within {allowed} the least peak is {least}.",
+            hint=f"Ask for {least}, or for +{math.ceil(more_time)} % time.",
+        )
 
     def _lowest(self, more_time: float | None, *, seconds: float | None = None) -> Plan:
         """The lowest peak, then the cheapest plan with it: the first solution may recompute units that free nothing."""

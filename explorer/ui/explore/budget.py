@@ -8,6 +8,7 @@ The idle worker finds the plans:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,13 +18,22 @@ from msgspec.structs import replace
 from explorer.errors import ExplorerError
 from explorer.jobs.client import Job
 from explorer.jobs.protocol import FindPlans
+from explorer.plan.budget_text import parse_budget
 from explorer.plan.catalogue import recorded_sample
 from explorer.plan.policy.presets import preset_titles
-from explorer.plan.sizes import parse_wish
 from explorer.record.graph import ModelGraph
 from explorer.record.plan import Forecast, Front, Plan, Wish
 from explorer.ui.components import live_slider
-from explorer.ui.explore.view import View, cost, cost_word, predicted, predicted_on_card, predicted_presets, view_of
+from explorer.ui.explore.view import (
+    View,
+    cost,
+    cost_word,
+    planned_time,
+    predicted,
+    predicted_on_card,
+    predicted_presets,
+    view_of,
+)
 from explorer.ui.explore.work import Budget, ExploreState
 from explorer.ui.session import backend
 from explorer.ui.session.repository import request_key, runs
@@ -99,8 +109,7 @@ def request_plan(state: ExploreState, view: View, graph: ModelGraph, text: str) 
         budget.none_because = "The baseline is not measured yet; a budget is planned from its timeline."
         return
     try:
-        for_card = run.card is not None and budget.text.lower() == words.CARD
-        budget.wish = Wish(card=True) if for_card else parse_wish(budget.text, run.step_peak_bytes)
+        budget.wish = parse_budget(budget.text, run.step_peak_bytes, run)
     except ExplorerError as error:
         budget.none_because = f"{error.sentence} {error.hint}".strip()
         return
@@ -109,21 +118,29 @@ def request_plan(state: ExploreState, view: View, graph: ModelGraph, text: str) 
         return
     recorded = recorded_sample(graph.model)
     plans = (*search_of(view).plans, *(recorded.front.plans if recorded is not None else ()))
-    wish = replace(budget.wish, suggested=tuple(dict.fromkeys(plan.policy for plan in plans)))
+    wish = replace(_planned(view, budget.wish), suggested=tuple(dict.fromkeys(plan.policy for plan in plans)))
     backend.free_worker()
     budget.job = backend.worker().submit(FindPlans(run=run, graph=graph, wish=wish), keep=False).id
+
+
+def _planned(view: View, wish: Wish) -> Wish:
+    """The wish as the planner counts time, so that the headline of its plan keeps the limit."""
+    if wish.more_time is None or cost_word(view) != "time":
+        return wish
+    more_time, scale = planned_time(view, wish.more_time)
+    return replace(wish, more_time=more_time, time_scale=scale)
 
 
 def _take_recorded_plan(state: ExploreState, view: View, graph: ModelGraph) -> None:
     """Draws the cheapest of the stand-in's plans within the budget: the worker is measuring and cannot plan."""
     budget = state.budget
     wish, front = budget.wish or Wish(), points(state, view, search_of(view))
-    if wish.budget_bytes is not None:
-        within = [point for point in front if point.peak_bytes <= wish.budget_bytes][-1:]
-    else:
-        within = [point for point in front if point.cost <= 1 + (wish.more_time or 0.0)][:1]
+    most_bytes = math.inf if wish.budget_bytes is None else wish.budget_bytes
+    most_cost = math.inf if wish.more_time is None else 1 + wish.more_time
+    within = [point for point in front if point.peak_bytes <= most_bytes and point.cost <= most_cost]
     if within:
-        budget.plan = within[0].plan
+        # The front runs from the least peak to the least cost.
+        budget.plan = within[0 if wish.budget_bytes is None else -1].plan
         draw_plan(state, graph, budget.plan)
     else:
         budget.none_because = words.NO_RECORDED_PLAN
@@ -289,15 +306,7 @@ def standing(
     policy = state.draft.spec.policy
     measured_peak = view.candidate.step_peak_bytes if view.candidate is not None else None
     peak = measured_peak if measured_peak is not None else forecast.step_peak_bytes
-    wish = state.budget.wish
-    budget = ""
-    if wish is not None and wish.budget_bytes is not None and peak is not None:
-        measured = measured_peak is not None and not view.predicted
-        budget = words.against_budget(peak, wish.budget_bytes, measured=measured)
-    step = view.candidate if policy.units else view.baseline
-    memory = step.card if step is not None else predicted_on_card(view, policy)
-    if wish is not None and wish.card and memory is not None:
-        budget = words.against_card(memory)
+    budget = _against_wish(state, view, forecast)
     plan = next((point.plan for point in front if point.plan.policy.units == policy.units), None)
     if plan is not None and policy.units:
         if view.plans:  # the proof is about the stand-in
@@ -312,6 +321,27 @@ def standing(
     if (best := better_point(state, view, front, forecast)) is not None:
         return f"{budget} {words.better(mib(best.peak_bytes), best.cost, ratio, cost_word(view))}".strip(), None
     return budget or words.AS_GOOD, None
+
+
+def _against_wish(state: ExploreState, view: View, forecast: Forecast) -> str:
+    """How the budget's text was read, and whether the drawn policy is within; empty without a budget."""
+    wish, policy = state.budget.wish, state.draft.spec.policy
+    if wish is None:
+        return ""
+    sentences = [words.understood(wish)]
+    peak, ratio = _drawn_figures(view, forecast)
+    measured = view.candidate is not None and not view.predicted
+    if not policy.units and ratio is None:
+        ratio = 1.0
+    if wish.budget_bytes is not None and peak is not None:
+        sentences.append(words.against_budget(peak, wish.budget_bytes, measured=measured))
+    if wish.more_time is not None and ratio is not None:
+        sentences.append(words.against_time(ratio, wish.more_time, cost_word(view), measured=measured))
+    step = view.candidate if policy.units else view.baseline
+    memory = step.card if step is not None else predicted_on_card(view, policy)
+    if wish.card and memory is not None:
+        sentences.append(words.against_card(memory))
+    return " ".join(filter(None, sentences))
 
 
 def better_point(state: ExploreState, view: View, front: tuple[PlanPoint, ...], forecast: Forecast) -> PlanPoint | None:

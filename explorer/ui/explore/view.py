@@ -241,6 +241,20 @@ def predicted(view: View, policy: Policy) -> Forecast:
     )
 
 
+def planned_time(view: View, more_time: float) -> tuple[float, float]:
+    """A limit of the page's time as the planner counts it: extra time over everything kept, and the scale of that time.
+
+    The headline's time is calibrated by measured steps and relative to the page's baseline. The planner has neither.
+    """
+    start, base = view.keep_all.run if view.keep_all else None, view.baseline
+    whole, of_base = (_step_ms(run) if run is not None else None for run in (start, base))
+    if start is not base and whole and of_base:
+        more_time = max((1 + more_time) * of_base / whole - 1, 0.0)
+    # Calibration scales the extra time of every policy by one factor: that of a step which takes twice as long.
+    twice = calibrated(Forecast(time_ratio=2.0), _measured_steps(view)).time_ratio
+    return more_time, (twice or 2.0) - 1
+
+
 def _uncalibrated(view: View, policy: Policy) -> Forecast:
     forecaster, start = _forecaster(view), view.keep_all
     if forecaster is None or start is None:

@@ -10,13 +10,11 @@ from explorer.plan.names import listed, operator_word, some
 from explorer.record.card import CardMemory
 from explorer.record.files import Export
 from explorer.record.graph import ModelGraph
-from explorer.record.plan import Forecast, Plan
+from explorer.record.plan import Forecast, Plan, Wish
 from explorer.record.policy import Action, Policy, Unit
 from explorer.view.drawing.units import change, count, mib, percent
 
 EXAMPLES, EXAMPLES_ON_CARD = "60 MiB, 50 %, +10 % time", "card, 60 MiB, 50 %"
-CARD = "card"
-"""The budget that stands for the card of a predicted step."""
 SLIDER = "Memory for time"
 SLIDER_FOLLOWS = "A slider over the cheapest plans follows here."
 START = "Type a budget, or drag the slider: the graph follows with the cheapest policy."
@@ -95,10 +93,34 @@ def search_progress(n: int, n_expected: int) -> str:
 
 def against_budget(peak_bytes: int, budget_bytes: int, *, measured: bool) -> str:
     """Markdown."""
+    colour = "green" if peak_bytes <= budget_bytes else "red"
     origin = "measured" if measured else "predicted"
-    if peak_bytes <= budget_bytes:
-        return f":green[{mib(peak_bytes)} {origin}: within {mib(budget_bytes)}.]"
-    return f":red[{mib(peak_bytes)} {origin}: {mib(peak_bytes - budget_bytes)} over {mib(budget_bytes)}.]"
+    return f":{colour}[{mib(peak_bytes)} {origin}: {bytes_verdict(peak_bytes, budget_bytes)}.]"
+
+
+def bytes_verdict(peak_bytes: int, budget_bytes: int) -> str:
+    """`within 60.0 MiB` or `2.5 MiB over 60.0 MiB`."""
+    over = peak_bytes - budget_bytes
+    return f"{mib(over)} over {mib(budget_bytes)}" if over > 0 else f"within {mib(budget_bytes)}"
+
+
+def against_time(ratio: float, more_time: float, counts: str, *, measured: bool) -> str:
+    """Markdown; `counts`: time, or FLOPs if the step is not timed."""
+    verdict, origin = time_verdict(ratio, more_time), "measured" if measured else "predicted"
+    colour = "green" if verdict.startswith("within") else "red"
+    return f":{colour}[{percent(ratio - 1, signed=True)} {counts} {origin}: {verdict}.]"
+
+
+def time_verdict(ratio: float, more_time: float) -> str:
+    """`within +10 %` or `1.2 % over +10 %`. Tenths of a percent count: no clock here tells smaller ones apart."""
+    limit = f"+{100 * more_time:.4g} %"
+    over = round(100 * (ratio - 1) - 100 * more_time, 1)
+    return f"{over:.1f} % over {limit}" if over > 0 else f"within {limit}"
+
+
+def understood(wish: Wish) -> str:
+    """How a budget was read that leaves room for doubt; else the empty string."""
+    return f"Read as {wish.understood}." if wish.understood else ""
 
 
 def against_card(memory: CardMemory) -> str:

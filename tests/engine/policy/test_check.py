@@ -47,7 +47,7 @@ def test_a_faulty_policy_says_what_is_wrong_and_changes_nothing(policy: Policy, 
 
 
 def test_what_is_no_model_and_what_is_no_policy_are_refused_in_one_sentence() -> None:
-    with pytest.raises(BadInput, match="A Module was expected and int was given"):
+    with pytest.raises(BadInput, match="A model was expected and int was given"):
         apply_policy(3, Policy())
     with pytest.raises(BadInput, match="A Policy was expected and str was given"):
         apply_policy(net(), "policy.yaml")

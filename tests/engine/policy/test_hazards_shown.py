@@ -126,7 +126,8 @@ def test_silently_another_step(trap: Trap) -> None:
     comparison = judged(trap.net, **trap.into)
     assert comparison.failure is None
     assert comparison.verdict == ("state moved" if trap.net in ("batch_norm", "counter") else "different")
-    assert comparison.causes[0].startswith(CAUSES.get(trap.net, ""))
+    # A read that came late stands before the hazard that explains it.
+    assert any(cause.startswith(CAUSES.get(trap.net, "")) for cause in comparison.causes[:2])
     _cured(trap)
 
 
@@ -155,7 +156,8 @@ def _cured(trap: Trap, *, full: bool = True) -> None:
 )
 def test_a_block_that_reads_what_blocks_share_is_named_among_the_causes(net: str, block: str, cause: str) -> None:
     comparison = judged(net, (block,))
-    assert comparison.verdict == "different" and comparison.causes[-1].startswith(cause)
+    assert comparison.verdict == "different" and comparison.causes[-2].startswith(cause)
+    assert comparison.causes[-1].startswith("The recompute first departs"), "evidence of where, behind the reason why"
 
 
 def test_no_preset_names_a_block_that_cannot_run_again() -> None:

@@ -1,4 +1,4 @@
-"""Budgets as people type them, the front plan by plan, plans held against their runs, and what a refused run says."""
+"""The front plan by plan, plans held against their runs, and what a refused run says."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from explorer.plan.planners.candidates import chain_stretches
 from explorer.plan.planners.confirm import MOST_PAIRS, MOST_PLANS_FOR_A_CARD, confirmed, refusal, within_budget
 from explorer.plan.planners.front import find_plans, undominated
 from explorer.plan.planners.planner import Planner
-from explorer.plan.sizes import parse_budget, parse_share, parse_wish
+from explorer.plan.sizes import mib_up
 from explorer.record import Failure, Measurement, Policy, RunSpec
 from explorer.record.card import Card
 from explorer.record.plan import Plan, Progress, Wish, silent
@@ -24,56 +24,6 @@ from tests.plan.planners.samples import graph_and_run, line_of
 from tests.view.builders import Chain, cut, measured
 
 MIB = 2**20
-
-
-@pytest.mark.parametrize(
-    ("text", "wish"),
-    [
-        ("60 MiB", Wish(budget_bytes=60 * MIB)),
-        (" 1.5gib ", Wish(budget_bytes=1536 * MIB)),
-        ("1,5 GiB", Wish(budget_bytes=1536 * MIB)),
-        ("123456B", Wish(budget_bytes=123456)),
-        ("50 %", Wish(budget_bytes=100 * MIB)),
-        ("50%", Wish(budget_bytes=100 * MIB)),
-        ("120 %", Wish(budget_bytes=240 * MIB)),
-        ("+10 % time", Wish(more_time=0.1)),
-        ("+10%", Wish(more_time=0.1)),
-        ("10 % time", Wish(more_time=0.1)),
-        ("+0 % time", Wish(more_time=0.0)),
-    ],
-)
-def test_a_budget_is_read_as_it_is_meant(text: str, wish: Wish) -> None:
-    assert parse_wish(text, 200 * MIB) == wish
-
-
-@pytest.mark.parametrize(
-    "text", ["-3", "abc", "", "60", "-5 MiB", "+60 MiB", "50 % MiB", "60 MB", "1e9 GiB", "nan %", "0 %", "10 time",
-             "60 MiB please", "+99999999 % time", "201%"],
-)  # fmt: skip
-def test_what_is_no_budget_gets_one_sentence(text: str) -> None:
-    with pytest.raises(BadInput) as caught:
-        parse_wish(text, 200 * MIB)
-    assert caught.value.sentence.endswith(".") and "\n" not in caught.value.sentence
-    assert caught.value.hint
-
-
-def test_budgets_as_people_write_them() -> None:
-    run = msgspec.structs.replace(measured(Chain()), free_memory_bytes=1600)
-    assert parse_budget("1.5GiB", 1, run) == 1.5 * 2**30
-    assert parse_budget("60%", 1000, run) == 600
-    assert parse_budget("device", 1000, run) == 1500
-    own = msgspec.structs.replace(run, origin="recorded")
-    assert own.allocations is not None
-    assert parse_budget("device", 1000, own) == 1500 + own.allocations.held_bytes[-1]
-    assert parse_share("+10%") == pytest.approx(0.1)
-    assert parse_budget(1234, 1000, run) == 1234
-    for wrong in ("0%", "-5%", "much", "0B", "60", "1000%", "99999999TiB", "+10%", "+10 % time", 0, -1):
-        with pytest.raises(BadInput):
-            parse_budget(wrong, 1000, run)
-    with pytest.raises(BadInput, match="does not say what its device had free"):
-        parse_budget("device", 1000, measured(Chain()))
-    with pytest.raises(BadInput, match="is not a share"):
-        parse_share("10")
 
 
 GRAPH = graphs.gpt(3)
@@ -116,6 +66,26 @@ def test_a_wish_is_answered_by_one_plan() -> None:
     assert plan.step_peak_bytes <= 40 * MIB == plan.budget_bytes and plan.policy.units
     (plan,) = find_plans(RUN, GRAPH, Wish(more_time=0.2), silent).plans
     assert plan.cost_ratio is not None and plan.cost_ratio <= 1.2 and plan.step_peak_bytes < (RUN.step_peak_bytes or 0)
+
+
+def test_both_limits_hold_or_the_refusal_names_what_each_allows() -> None:
+    planner = Planner(RUN, GRAPH)
+    roomy = planner.fulfil(Wish(budget_bytes=40 * MIB, more_time=1.0))
+    assert roomy.policy == planner.within(40 * MIB).policy and roomy.time_budget == 1.0
+    assert roomy.cost_ratio is not None and 1 < roomy.cost_ratio <= 2
+    least = planner.least_memory(0.01)
+    with pytest.raises(BadInput, match=r"within 40\.0 MiB the cheapest takes \+") as refused:
+        planner.fulfil(Wish(budget_bytes=40 * MIB, more_time=0.01))
+    assert f"the least peak is {mib_up(least.step_peak_bytes)}" in refused.value.sentence
+    assert least.step_peak_bytes > 40 * MIB
+    (shown,) = find_plans(RUN, GRAPH, Wish(budget_bytes=40 * MIB, more_time=0.01), silent).plans
+    assert shown.step_peak_bytes == planner.floor().step_peak_bytes, "refused beside the plan of the least peak"
+
+
+def test_a_limit_of_time_is_a_share_of_the_measured_scale() -> None:
+    planner = Planner(RUN, GRAPH)
+    slow = planner.fulfil(Wish(more_time=0.2, time_scale=2.0))
+    assert slow.policy == planner.least_memory(0.1).policy != planner.least_memory(0.2).policy
 
 
 def test_a_wish_that_cannot_be_is_told_what_can() -> None:
@@ -187,7 +157,7 @@ def test_a_plan_that_a_card_refuses_is_made_again_until_its_reserved_memory_fits
 
 def test_a_card_below_the_reserved_memory_of_every_policy_raises() -> None:
     floor = Planner(*reversed(line_of(CHAIN))).floor()
-    with pytest.raises(BadInput, match=r"can be reserved on small: the lowest peak .* o policy brings this step"):
+    with pytest.raises(BadInput, match=r"can be reserved on small: the lowest peak .* no policy brings this step"):
         plans_for_card(floor.step_peak_bytes, [])
 
 

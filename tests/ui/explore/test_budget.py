@@ -10,11 +10,11 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from explorer.jobs.protocol import Compare, FindPlans
-from explorer.record import Failure, Policy, RunSpec
-from explorer.record.measurement import Times
+from explorer.record import Comparison, Failure, ModelGraph, Policy, RunSpec
+from explorer.record.measurement import Samples, Times
 from explorer.record.plan import Forecast, Wish
 from explorer.ui.explore import blocks, budget, front
-from explorer.ui.explore.view import View, cost, predicted, predicted_presets, view_of
+from explorer.ui.explore.view import View, cost, planned_time, predicted, predicted_presets, view_of
 from explorer.ui.session.repository import KeyedRun
 from explorer.view.drawing.units import mib
 from explorer.view.text import plan as words
@@ -82,9 +82,53 @@ def test_a_typed_budget_is_drawn_and_undone(app: App) -> None:
         at = press(at, "undo")
         assert graph_data(at)["on"] == ["head"]
     at = typed(at, "+30 % time")
-    assert float(figures(at)["Step time"].split("×")[1].split()[0]) <= 1.3
+    assert time_ratio(at) <= 1.3
     (line,) = [one for one in at.markdown if words.BEST in one.value]
     assert "Proven" in line.help and "roven" not in texts(at), "the certificate is behind its help"
+
+
+def time_ratio(at: AppTest) -> float:
+    return float(figures(at)["Step time"].split("×")[1].split()[0])
+
+
+@pytest.mark.parametrize("slower", [None, 0.9, 2.0])
+def test_a_limit_of_time_is_kept_by_the_headline_with_and_without_a_stored_run(
+    app: App, monkeypatch: pytest.MonkeyPatch, slower: float | None
+) -> None:
+    """A run of another policy calibrates the predicted time of every policy: of the headline and of the search."""
+    compared = graphs.compared
+
+    def timed(graph: ModelGraph, spec: RunSpec) -> Comparison:
+        run = compared(graph, spec)
+        assert run.candidate.times is not None
+        ms = tuple((slower or 1.0) * ms for ms in run.candidate.times.step.ms)
+        times = msgspec.structs.replace(run.candidate.times, step=Samples(ms=ms))
+        return msgspec.structs.replace(run, candidate=msgspec.structs.replace(run.candidate, times=times))
+
+    monkeypatch.setattr(graphs, "compared", timed)
+    at = app()
+    if slower is not None:
+        at = press(say(at, on=list(ALL)), "run")
+    scale = planned_time(view_of(at.session_state["explore"]), 0.1)[1]
+    assert scale == 1 if slower is None else (scale > 1.1) == (slower > 1), "the run says another time"
+    for percent in (5, 10, 20, 30):
+        at = typed(at, f"+{percent} % time")
+        assert time_ratio(at) <= 1 + percent / 100 and f"within +{percent} %" in texts(at)
+    at = typed(at, "+10 % time")
+    at = say(at, on=list(ALL))
+    assert "% over +10 %" in texts(at) and time_ratio(at) > 1.1
+
+
+def test_the_line_says_how_a_budget_was_read_and_holds_both_limits(app: App) -> None:
+    at = typed(app(), "60mb, +90 % time")
+    assert "Read as at most 60.0 MiB, taking 1 mb for 1 MiB, and at most 90 % more time." in texts(at)
+    assert "within 60.0 MiB" in texts(at) and "within +90 %" in texts(at) and peak_bytes(at) <= 60 * MIB
+    at = typed(at, "40 MiB, +1 % time")
+    assert "within 40.0 MiB the cheapest takes" in refusals(at)[0]
+    at = typed(at, "half")
+    assert "Read as 50 % of the peak with everything kept." in texts(at) and peak_bytes(at) <= 52.25 * MIB
+    at = typed(at, "1000000")
+    assert "1000000 bytes?" in refusals(at)[0]
 
 
 def test_a_budget_that_keeping_everything_meets_or_nothing_meets_is_answered(
