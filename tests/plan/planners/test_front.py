@@ -84,8 +84,8 @@ def test_both_limits_hold_or_the_refusal_names_what_each_allows() -> None:
 
 def test_a_limit_of_time_is_a_share_of_the_measured_scale() -> None:
     planner = Planner(RUN, GRAPH)
-    slow = planner.fulfil(Wish(more_time=0.2, time_scale=2.0))
-    assert slow.policy == planner.least_memory(0.1).policy != planner.least_memory(0.2).policy
+    slow = planner.fulfil(Wish(more_time=0.5, time_scale=5.0))
+    assert slow.policy == planner.least_memory(0.1).policy != planner.least_memory(0.5).policy
 
 
 def test_a_wish_that_cannot_be_is_told_what_can() -> None:
