@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from explorer.engine.imaginary.run import NAME, run_on
+from explorer.engine.imaginary.run import NAME, run_on, sees_imaginary_card
 from explorer.engine.imaginary.torch_build import hint
 from explorer.errors import BadInput, message_of
 from explorer.jobs import run_file
@@ -26,6 +26,7 @@ from explorer.record.measurement import Measurement
 if TYPE_CHECKING:
     from explorer.own_loop.record_step import RecordedRun
 
+__all__ = ["run_again_on", "run_on_card", "needs_cuda", "sees_imaginary_card"]
 MOST_STEPS = 10
 NEEDS_CUDA = ("Torch not compiled with CUDA enabled", "Found no NVIDIA driver on your system")
 """What torch says where a script asks for a GPU: a CPU build, and a CUDA build without a driver."""
@@ -49,11 +50,6 @@ class StepsOnCard:
 
 class _Enough(BaseException):
     """Ends the script between two steps. Not an Exception, so that a script's own handlers let it through."""
-
-
-def is_on_card() -> bool:
-    """Whether this process sees an imaginary card."""
-    return NAME in os.environ
 
 
 def run_again_on(card: str, arguments: Sequence[str]) -> int:

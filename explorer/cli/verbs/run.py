@@ -170,9 +170,9 @@ def _interrupted(watch: Watch | None) -> typer.Exit:
 
 def _on_card(request: OnCardRequest, script: Path, arguments: list[str]) -> None:
     """Runs the script on an imaginary card, in a process of its own, and prints what it held there."""
-    from explorer.own_loop.on_card import is_on_card, run_again_on, run_on_card
+    from explorer.own_loop.on_card import run_again_on, run_on_card, sees_imaginary_card
 
-    if not is_on_card():
+    if not sees_imaginary_card():
         raise typer.Exit(run_again_on(request.card, ["run", *request.options(), str(script), "--", *arguments]))
     try:
         with redirect_stdout(sys.stderr if request.json else sys.stdout):

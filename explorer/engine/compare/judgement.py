@@ -40,6 +40,7 @@ from explorer.engine.compare.outcome import (
 from explorer.engine.compare.programs import Program, SpecProgram, StepProgram
 from explorer.engine.compare.watched import Forwards, RerunWatch, forward_difference, late_reads
 from explorer.engine.compare.without_checkpoint import outcome_without_checkpoint, sides_against
+from explorer.engine.imaginary.run import sees_imaginary_card
 from explorer.engine.state.state_diff import BEYOND, StateKey, leaves, same_state
 from explorer.engine.watch.checkpoint_error import failure_in_words
 from explorer.errors import Cancelled
@@ -55,6 +56,7 @@ from explorer.record.comparison import (
     TensorDiff,
 )
 
+NO_VALUES = "The card is imaginary: its kernels compute no values, so nothing can be compared."
 D = TypeVar("D", bound=TensorDiff)
 AnyProgram = TypeVar("AnyProgram", SpecProgram, StepProgram)
 
@@ -72,6 +74,8 @@ def judge_programs(
     `full` False leaves out rerun, float64 reference, further steps and evidence. `stage` is told what runs next.
     Errors of the baseline pass through.
     """
+    if sees_imaginary_card(of.baseline.spec.device):
+        return replace(of, reproducible=False, not_reproducible_because=NO_VALUES)
     stage("baseline, for its gradients")
     baseline.start()
     if isinstance(baseline, SpecProgram) and (lost := baseline.trainee.left_behind):

@@ -35,6 +35,11 @@ DEFAULT_CAPABILITY, DEFAULT_MULTIPROCESSORS = "8.0", 108
 """Of a card that is known by its size only: those of an A100."""
 
 
+def sees_imaginary_card(device: str = "cuda") -> bool:
+    """Whether this process sees an imaginary card and `device` is that card: without values, without times."""
+    return device == "cuda" and NAME in os.environ
+
+
 def environment(card: Card, *, n_cards: int = 1, trace: bool = False) -> dict[str, str]:
     """Variables that a process needs to see `n_cards` such cards; builds the stubs if they are not there.
 

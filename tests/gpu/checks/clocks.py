@@ -34,6 +34,7 @@ def wall_ms(bench: Bench, trainee: Trainee) -> float:
 
 
 def check_clock_skew(bench: Bench) -> None:
+    bench.needs_clock()
     skews = []
     for _ in range(5):
         with device_of(bench.torch).recorder() as recorder:
@@ -45,6 +46,7 @@ def check_clock_skew(bench: Bench) -> None:
 
 
 def check_events_against_the_wall(bench: Bench) -> None:
+    bench.needs_clock()
     with preserve_global_state():
         for sample, size in (("gpt", "small"), ("gpt", "gpu"), ("resnet", "gpu")):
             trainee = warm(bench, sample, size)
@@ -68,6 +70,7 @@ def busy_ms(trainee: Trainee) -> float:
 
 
 def check_instrumented_over_bare(bench: Bench) -> None:
+    bench.needs_clock()
     with preserve_global_state():
         for size in ("small", "gpu"):
             trainee, device = warm(bench, "gpt", size), device_of(bench.torch)

@@ -40,6 +40,7 @@ def check_random_policies(bench: Bench) -> None:
 
 def check_time_ratios(bench: Bench) -> None:
     """Baseline and policy take turns, so that a GPU that grows warm slows both."""
+    bench.needs_clock()
     errors = []
     for sample, name in bench.few(itertools.product(("gpt", "resnet", "unet", "vit"), ("all", "keep-products"))):
         spec = bench.spec(sample, "gpu", n_repeats=1 if bench.tiny else 10)

@@ -15,6 +15,7 @@ from tests.gpu.kit import Bench, Skipped
 
 
 def check_compiled_blocks(bench: Bench) -> None:
+    bench.needs_values()
     if bench.device == "cpu":
         raise Skipped("compiled blocks on a CPU are tested elsewhere")
     gradients = []
@@ -73,6 +74,7 @@ def check_attentions(bench: Bench) -> None:
 
 
 def check_cudnn_benchmark(bench: Bench) -> None:
+    bench.needs_values()
     before = torch.backends.cudnn.benchmark
     for on in (False, True):
         torch.backends.cudnn.benchmark = on

@@ -66,6 +66,7 @@ def build() -> tuple[nn.Module, torch.Tensor]:
 
 
 def check_an_assertion_is_a_result_and_the_worker_lives(bench: Bench) -> None:
+    bench.needs_values()
     worker = Worker()
     try:
         wrong = RunSpec(model=ModelRef(target=f"{Path(__file__).resolve()}:build"), device=bench.device, n_repeats=1)

@@ -29,6 +29,7 @@ class OnItsOwnStream(nn.Module):
 
 
 def check_blocks_on_streams_of_their_own(bench: Bench) -> None:
+    bench.needs_values()
     bench.needs_cuda()
 
     def build() -> tuple[nn.Module, Tensor]:
@@ -77,6 +78,8 @@ def check_peak_time_and_host_bytes(bench: Bench) -> None:
 
 
 def check_gradients(bench: Bench) -> None:
+    bench.needs_values()
+
     def build() -> tuple[nn.Module, torch.Tensor]:
         layers = (nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(8))
         return nn.Sequential(*layers).to(bench.torch), torch.randn(512, 256, device=bench.torch)
@@ -86,6 +89,7 @@ def check_gradients(bench: Bench) -> None:
 
 
 def check_bandwidth(bench: Bench) -> None:
+    bench.needs_clock()
     bench.needs_cuda()
     there = torch.empty(2**28, dtype=torch.uint8, device=bench.torch)
     here = torch.empty(2**28, dtype=torch.uint8, pin_memory=True)

@@ -42,6 +42,8 @@ class Chain(nn.Module):
 
 
 def check_generators_are_put_back(bench: Bench) -> None:
+    bench.needs_values()
+
     def build() -> tuple[nn.Module, Tensor]:
         return Chain(32, bench.torch).to(bench.torch), torch.randn(16, 32, device=bench.torch)
 
@@ -53,6 +55,7 @@ def check_generators_are_put_back(bench: Bench) -> None:
 
 
 def check_verdicts_of_the_sample_models(bench: Bench) -> None:
+    bench.needs_values()
     for sample in bench.samples():
         spec = bench.spec(sample)
         policy = preset("all", describe(spec.model, device=bench.device))
@@ -70,6 +73,7 @@ def check_verdicts_of_the_sample_models(bench: Bench) -> None:
 
 
 def check_noise_floor_without_deterministic_kernels(bench: Bench) -> None:
+    bench.needs_values()
     torch.manual_seed(0)
     table = nn.Embedding(64, 32).to(bench.torch)
     ids = torch.randint(0, 64, (4096,), device=bench.torch)
@@ -83,6 +87,7 @@ def check_noise_floor_without_deterministic_kernels(bench: Bench) -> None:
 
 
 def check_autocast(bench: Bench) -> None:
+    bench.needs_values()
     for autocast in ("bfloat16", "float16"):
         if bench.device == "cpu" and autocast == "float16":
             continue
@@ -95,6 +100,7 @@ def check_autocast(bench: Bench) -> None:
 
 def check_loss_scaling(bench: Bench) -> None:
     """A training loop with torch's own scaler: gradients, scale and weights with a policy are those without."""
+    bench.needs_values()
     if bench.device == "cpu":
         raise Skipped("float16 training needs a CUDA device")
     kept, again = (scaled_training(bench, policed=policed) for policed in (False, True))
@@ -122,6 +128,7 @@ def scaled_training(bench: Bench, *, policed: bool) -> tuple[list[Tensor], float
 
 def check_tf32(bench: Bench) -> None:
     """How far TF32 lies from float64, which is why runs are judged without."""
+    bench.needs_values()
     torch.manual_seed(0)
     convs = nn.Sequential(*(nn.Conv2d(16, 16, 3, padding=1) for _ in range(12))).to(bench.torch)
     x = torch.randn(4, 16, 32, 32, device=bench.torch)
