@@ -49,7 +49,7 @@ from explorer.engine.device.device import device_of
 from explorer.engine.device.memory_limit import failure_in_step, without_page_faults
 from explorer.engine.device.subprocess_call import call_in_subprocess
 from explorer.engine.device.without_data import cast_buffers, without_data
-from explorer.engine.imaginary.run import sees_imaginary_card
+from explorer.engine.imaginary.run import untimed
 from explorer.engine.model.conditions import torch_dtype
 from explorer.engine.model.describe import describe, describe_copy, graph_of_conditions
 from explorer.engine.model.load import load_for
@@ -98,8 +98,7 @@ class Meter:
     """Counts `total` steps of a job and reports each at its begin."""
 
     def __init__(self, report: Report, total: int) -> None:
-        self._report, self._total = report, total
-        self._done, self._part = 0, b""
+        self._report, self._total, self._done, self._part = report, total, 0, b""
 
     def __call__(self, what: str) -> None:
         done = min(self._done, self._total)
@@ -147,9 +146,9 @@ def measure_what_fits(spec: RunSpec, report: Report = silent, *, with_graph: boo
     """The run of `spec`, or the first policy of the ladder that fits if `spec` is out of memory.
 
     `refused` lists the earlier runs, beginning with `spec`: the least held bytes and the place of the refusal. The
-    baseline is composed from the run that fits (plan/predict/baseline.py). Each attempt has its process, as a process
-    does not return all memory. `with_graph`: as `measure_and_describe`. If no policy fits, the last attempt is returned
-    with its failure. Raises the errors of load and prepare, OutOfMemory if the system ended even the last attempt.
+    baseline is composed from the run that fits. Each attempt has its process: a process does not return all memory.
+    `with_graph`: as `measure_and_describe`. If no policy fits, the last attempt is returned with its failure. Raises
+    the errors of load and prepare, OutOfMemory if the system ended even the last attempt.
     """
     refused: list[Refused] = []
     function, graph = measure_and_describe if with_graph else measure, None
@@ -182,8 +181,6 @@ def _attempts(spec: RunSpec) -> Iterator[tuple[str, Policy]]:
 
 
 def _measure(specs: Sequence[RunSpec], report: Report, *, priced: bool, graph: bool = False) -> tuple[Measurement, ...]:
-    if sees_imaginary_card(specs[0].device):
-        specs = [replace(spec, n_repeats=0) for spec in specs]  # the card has no times
     meter = Meter(report, 1 + 2 * graph + n_reports(specs))
     with preserve_global_state():
         meter("loading the model")
@@ -201,7 +198,7 @@ def _measure(specs: Sequence[RunSpec], report: Report, *, priced: bool, graph: b
 
 def n_reports(specs: Sequence[RunSpec]) -> int:
     """Steps that a session of `specs` reports, if it warms the clock."""
-    n_repeats = specs[0].n_repeats
+    n_repeats = untimed(specs[0]).n_repeats
     return len(specs) * (N_RECORDED + n_repeats) + bool(n_repeats)
 
 
@@ -209,7 +206,7 @@ class Session:
     """Runs of one model under several policies: each is recorded, then all are timed in turns on one copy."""
 
     def __init__(self, specs: Sequence[RunSpec], loaded: Loaded, meter: Meter) -> None:
-        self._specs, self._loaded, self._meter = specs, loaded, meter
+        self._specs, self._loaded, self._meter = list(map(untimed, specs)), loaded, meter
         self._device = device_of(torch_device(specs[0]))
         self._recorded: list[Measurement] = []
         self._readings: list[Readings] = []

@@ -11,10 +11,13 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from explorer.engine.imaginary.build import build_stubs
 from explorer.engine.imaginary.torch_build import torch_build
 from explorer.plan.card.cards import capacity_bytes
 from explorer.record.card import Card
+from explorer.record.run import RunSpec
 
 NAME = "IMAGINARY_NAME"
 """The variable that tells a process that it sees an imaginary card: the card's name."""
@@ -38,6 +41,11 @@ DEFAULT_CAPABILITY, DEFAULT_MULTIPROCESSORS = "8.0", 108
 def sees_imaginary_card(device: str = "cuda") -> bool:
     """Whether this process sees an imaginary card and `device` is that card: without values, without times."""
     return device == "cuda" and NAME in os.environ
+
+
+def untimed(spec: RunSpec) -> RunSpec:
+    """`spec` without timed steps if its card is imaginary; else `spec`."""
+    return msgspec.structs.replace(spec, n_repeats=0) if sees_imaginary_card(spec.device) else spec
 
 
 def environment(card: Card, *, n_cards: int = 1, trace: bool = False) -> dict[str, str]:

@@ -117,7 +117,7 @@ void release(int device, size_t bytes) {
 
 size_t free_bytes(int device) { return card.bytes - card.taken - used[device]; }
 
-static Value *slot(const void *address) { return &values[((uintptr_t)address >> 3) * 2654435761u % VALUES]; }
+static Value *slot(const void *address) { return &values[((uintptr_t)address * 0x9E3779B97F4A7C15u >> 32) % VALUES]; }
 
 static const void *value_at(const void *address, size_t bytes) {
     Value *kept = slot(address);
