@@ -13,6 +13,9 @@ from explorer.engine.model.describe import describe
 from explorer.plan.policy.presets import preset
 from tests.gpu.kit import Bench
 
+LT_WORKSPACE = 2**20
+"""torch 2.11 keeps a workspace of cuBLASLt for each handle, and a run after a refusal may meet one more handle."""
+
 
 def check_refused_kept_and_done_recomputed(bench: Bench) -> None:
     bench.needs_cuda()
@@ -32,7 +35,9 @@ def check_refused_kept_and_done_recomputed(bench: Bench) -> None:
     left = torch.cuda.memory_allocated()
     bench.figure("left behind", left, "bytes")
     bench.expect(left < 128 * 2**20, f"{left} bytes are still allocated")
-    bench.expect(bench.measured(spec).step_peak_bytes == kept.step_peak_bytes, "the next run peaks elsewhere")
+    moved = (bench.measured(spec).step_peak_bytes or 0) - (kept.step_peak_bytes or 0)
+    bench.figure("the next run's peak lies higher by", moved, "bytes")
+    bench.expect(moved in (0, LT_WORKSPACE), f"the next run peaks {moved} bytes elsewhere")
 
 
 def check_real_refusal(bench: Bench) -> None:
