@@ -28,6 +28,7 @@ from explorer.plan.budget_text import parse_budget
 from explorer.plan.card.cards import parse_card
 from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.memory.next_step import next_step
+from explorer.plan.names import outermost
 from explorer.plan.planners.planner import Planner
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.why.caveats import bytes_outside, peak_caveats, self_checkpointing
@@ -69,7 +70,7 @@ class RecordedRun:
             "memory/peak_bytes": run.held_peak_bytes,
             "memory/reserved_bytes": reserved,
             "memory/saved_after_forward_bytes": run.saved_after_forward_bytes,
-            "recompute/blocks": sum(cost.n_recompute > 0 for cost in run.blocks),
+            "recompute/blocks": len(_ran_again(run)),
             "recompute/flops": run.recompute_flops,
         }
         return {name: float(value) for name, value in figures.items() if value is not None}
@@ -137,10 +138,15 @@ class RecordedRun:
         head = f"Recorded step of {run.recorded_in}: {word} {mib(self.peak_bytes)}{cut}"
         if peak_of_next_step(run):
             head += f", the next step {mib(next_step(run).step_peak_bytes or 0)} (predicted)"
-        again = sum(cost.n_recompute > 0 for cost in run.blocks)
+        again = len(_ran_again(run))
         ran = f"{count(again, 'block')} ran again for backward." if again else "No block ran again for backward."
         lines = [head, *self.why(), *([] if self_checkpointing(run) else [ran]), *peak_caveats(run)]
         return "\n  ".join([*lines, *checkpointing_lines(run)])
+
+
+def _ran_again(run: Measurement) -> list[str]:
+    """The outermost blocks that ran again: a block and the modules inside it are one."""
+    return outermost(cost.fqn for cost in run.blocks if cost.n_recompute)
 
 
 class RecordedStep(RecordedRun):

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Unit
+from explorer.record.policy import outermost as outermost
 
 Fqns = tuple[str, ...]
 """Blocks by name: those of one unit, of a stage, of a list of layers."""
@@ -39,10 +40,27 @@ def innermost(fqns: Iterable[str]) -> tuple[str, ...]:
     return tuple(fqn for fqn in named if fqn not in holders)
 
 
-def outermost(fqns: Iterable[str]) -> list[str]:
-    """The names of `fqns` that lie in no other name of `fqns`."""
-    named = dict.fromkeys(fqns)
-    return [fqn for fqn in named if not any(holder in named for holder in above(fqn))]
+def share_of_blocks(named: Iterable[str], counted: Collection[str]) -> str:
+    """`6 of 12 blocks`: recomputed blocks of the `counted` ones, which the block graph shows as its rows.
+
+    A block that is recomputed in part has its number behind a comma: `6 of 12 blocks, 2 in part`. Named blocks that
+    neither are in a counted block nor contain one are `1 more`. Without counted blocks: `6 blocks`.
+    """
+    chosen = outermost(named)
+    within = {fqn for fqn in counted if not set(lineage(fqn)).isdisjoint(chosen)}
+    holders = {holder: fqn for fqn in chosen for holder in above(fqn)}
+    in_part = [fqn for fqn in counted if fqn in holders and fqn not in within]
+    around_counted = {holder for fqn in counted for holder in lineage(fqn)}
+    others = [fqn for fqn in chosen if fqn not in around_counted and set(above(fqn)).isdisjoint(counted)]
+    if not counted:
+        return _blocks(len(chosen))
+    part = f", {len(in_part)} in part" if in_part else ""
+    more = f" and {len(others)} more" if others else ""
+    return f"{len(within) + len(in_part)} of {_blocks(len(counted))}{part}{more}"
+
+
+def _blocks(n: int) -> str:
+    return f"{n:,} block{'s' * (n != 1)}"
 
 
 def operator_word(name: str) -> str:

@@ -13,7 +13,7 @@ from explorer.errors import BadInput
 from explorer.record.base import Record
 from explorer.record.card import CardMemory
 from explorer.record.measurement import Measurement
-from explorer.record.policy import Policy
+from explorer.record.policy import Policy, outermost
 from explorer.record.run import PipelinePlan
 
 
@@ -287,7 +287,7 @@ class AutoPlan(Record):
         predicted = "" if self.predicted_time_ratio is None else f", x{self.predicted_time_ratio:.2f} predicted"
         lines = [
             *([] if self.kept else [self._miss]),
-            f"{_count(len(self.policy.units), 'unit')} recomputed.",
+            f"{_count(len(outermost(self.policy.blocks)), 'block')} recomputed.",
             f"Peak: {measured}, {self.predicted_peak_bytes:,} predicted.",
             f"Step time: {time}{predicted}.",
             f"Certificate, of what is predicted: {self.certificate}; bounded: {self.plan.bounded} bytes.",

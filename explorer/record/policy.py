@@ -78,6 +78,13 @@ class Policy(Record):
         return tuple(fqn for unit in self.units for fqn in unit.blocks)
 
 
+def outermost(fqns: Iterable[str]) -> list[str]:
+    """The names of `fqns` that lie in no other name of `fqns`."""
+    named = dict.fromkeys(fqns)
+    prefixes = {fqn: [fqn[:i] for i, letter in enumerate(fqn) if letter == "."] for fqn in named}
+    return [fqn for fqn in named if not (fqn and "" in named) and named.keys().isdisjoint(prefixes[fqn])]
+
+
 def _as_tuples(record: Record, *fields: str) -> None:
     """Lists become tuples, so that a record can be hashed. Raises InvalidPolicy for a name where names belong."""
     for name in fields:

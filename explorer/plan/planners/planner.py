@@ -18,6 +18,7 @@ import numpy as np
 
 from explorer.errors import BadInput
 from explorer.plan.memory.ledger import array_of, held, holders, in_place
+from explorer.plan.names import outermost
 from explorer.plan.planners.candidates import (
     Candidates,
     Named,
@@ -303,8 +304,8 @@ class Planner:
         floor = self.floor()
         least, fixed = floor.step_peak_bytes, self.fixed_bytes
         alone = f"; parameters, optimizer state, gradients and inputs alone hold {mib(fixed)}"
-        n_units = len(floor.policy.units)
-        recomputed = f", with {n_units or 'no'} unit{'s' * (n_units != 1)} recomputed"
+        n_blocks = len(outermost(floor.policy.blocks))
+        recomputed = f", with {n_blocks or 'no'} block{'s' * (n_blocks != 1)} recomputed"
         at = self._forecaster.at_peak(floor.policy)
         why = "" if at is None else f"That is held {in_place(at)}: {holders(at)}."
         budget, reached = distinct_texts(budget_bytes, least)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from explorer.plan.names import share_of_blocks
 from explorer.record.base import Origin
 from explorer.record.graph import Hazard
 from explorer.record.measurement import Measurement
@@ -52,10 +53,8 @@ class Drawn:
 
     @property
     def chosen(self) -> str:
-        """`6 of 12 blocks`: the chosen blocks, of the blocks that could be chosen if the graph is read."""
-        blocks = set(self.policy.blocks)
-        of_all = f"{len(blocks)} of " if self.worth else ""
-        return f"{of_all}{count(len(blocks | self.worth), 'block')}"
+        """`6 of 12 blocks`: the chosen blocks, of the blocks that presets count if the graph is read."""
+        return share_of_blocks(self.policy.blocks, self.worth)
 
 
 def cells(view: View, drawn: Drawn) -> tuple[Cell, ...]:

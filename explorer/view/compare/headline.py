@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from explorer.plan.names import outermost
 from explorer.record.comparison import Comparison
 from explorer.record.graph import Hazard
 from explorer.record.measurement import Measurement, Samples, ratio_with_spread
@@ -163,7 +164,7 @@ def _untrained(run: Comparison) -> str:
 
 
 def _policy(run: Measurement) -> Headline:
-    named = dict.fromkeys(run.spec.policy.blocks)
+    named = outermost(run.spec.policy.blocks)
     again = sum(1 for fqn in named if fqn in run.by_fqn and run.by_fqn[fqn].n_recompute)
     return Headline(
         key="n_recompute",

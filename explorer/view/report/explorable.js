@@ -118,6 +118,19 @@ async function appAddress() {
 
 // ---- the answer
 
+// As share_of_blocks of explorer/plan/names.py: recomputed blocks of those that presets count, and what is beside.
+function shareOfBlocks(named) {
+  const lies = (fqn, block) => !block || fqn === block || fqn.startsWith(`${block}.`);
+  const chosen = named.filter((fqn) => !named.some((other) => other !== fqn && lies(fqn, other)));
+  const whole = facts.counted.filter((fqn) => chosen.some((block) => lies(fqn, block)));
+  const part = facts.counted.filter((fqn) => !whole.includes(fqn) && chosen.some((block) => lies(block, fqn)));
+  const more = chosen.filter((block) => !facts.counted.some((fqn) => lies(fqn, block) || lies(block, fqn)));
+  const total = facts.counted.length, n = total ? whole.length + part.length : chosen.length;
+  const word = (total || n) === 1 ? "block" : "blocks";
+  return [total ? `${n} of ${total}` : `${n}`,
+    `${word}${total && part.length ? `, ${part.length} in part` : ""}${total && more.length ? ` and ${more.length} more` : ""}`];
+}
+
 function show(policy, { remember = true } = {}) {
   if (remember) page.undo.push(page.policy);
   page.policy = sorted(policy);
@@ -125,12 +138,12 @@ function show(policy, { remember = true } = {}) {
   const ratio = (value) => (value === null ? NO_FIGURE : `×${fixed(value, 2)}`);
   const size = (was, is) => (is === null ? [NO_FIGURE, ""] : !page.policy.length ? [mib(is), ""] : [fromTo(was, is), percent(is / was - 1)]);
   const hazards = hazardsOf(page.policy), gravest = hazards.find(([, kind]) => kind === "error") ?? hazards[0];
-  const n = on(page.policy).size, total = facts.order.length - 1;
+  const share = shareOfBlocks([...on(page.policy)]);
   figures([
     size(before.peak, now.peak), size(before.saved, now.saved),
     [ratio(now.flopRatio), now.flopRatio === null ? "" : `${percent(now.flopRatio - 1)}, counted`],
     [now.timeRatio === null ? NO_FIGURE : `≈ ${ratio(now.timeRatio)}`, "predicted"],
-    [`${n} of ${total}`, n === 1 ? "block" : "blocks"],
+    share,
     gravest ? [gravest[1] === "error" ? "unsafe" : "look", gravest[2]] : ["none known", "of single blocks"],
   ], gravest?.[1]);
   pick(".answer").textContent = now.refusal || sentence(before, now);

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from explorer.errors import InvalidPolicy
 from explorer.plan.challenges import peak_guesses
 from explorer.plan.hazards.hazards import hazards
+from explorer.plan.policy.counted import counted_units
 from explorer.plan.policy.file import dumps, file_of
 from explorer.plan.policy.presets import preset, preset_titles
 from explorer.plan.predict.baseline import keep_all_from
@@ -117,6 +118,7 @@ def _data(
         "plans": [_plan(plan) for plan in step.plans],
         "graph": _graph(graph, run),
         "order": [block.fqn for block in graph.blocks],
+        "counted": list(dict.fromkeys(fqn for unit in counted_units(graph) for fqn in unit)),
         "following": graph.next_in_turn,
         "hazards": _hazards(step, tables),
         "axis": [*narrowed_from(run), *byte_axis(largest)],

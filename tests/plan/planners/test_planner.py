@@ -144,7 +144,7 @@ def test_a_budget_that_nothing_reaches_says_what_can_be_reached() -> None:
     chosen = planner("unet")
     with pytest.raises(BadInput, match=r"below 1 B: the least that can be reached is .* alone hold"):
         chosen.within(1)
-    with pytest.raises(BadInput, match=r"units recomputed\. That is held at the .* of backward in .*: .* \(most in "):
+    with pytest.raises(BadInput, match=r"blocks? recomputed\. That is held at the .* of backward in .*: .* \(most in "):
         chosen.within(chosen.floor().step_peak_bytes - 2**20)
 
 

@@ -63,7 +63,10 @@ def test_the_last_figure_says_how_much_was_chosen_of_what_could_be() -> None:
     for comparison, policy, value, delta in (
         (None, Policy(), "0 of 6 blocks", "none chosen"),
         (None, Policy.recompute(ALL[:2]), "2 of 6 blocks", "chosen"),
-        (None, Policy.recompute([*ALL, "head"]), "7 of 7 blocks", "chosen"),
+        (None, Policy.recompute([*ALL, "head"]), "6 of 6 blocks and 1 more", "chosen"),
+        (None, Policy.recompute(["blocks"]), "6 of 6 blocks", "chosen"),
+        (None, Policy.recompute([ALL[0], "blocks.1.mlp", "blocks.1.norm1"]), "2 of 6 blocks, 1 in part", "chosen"),
+        (None, Policy.recompute([ALL[0], "blocks.0.mlp"]), "1 of 6 blocks", "chosen"),
         (both, SPEC.policy, "6 of 6 blocks", "all ran again"),
     ):
         last = figures(view(comparison, None), Drawn(policy=policy, worth=worth))[-1]
