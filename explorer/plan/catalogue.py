@@ -21,12 +21,15 @@ import ast
 import importlib.util
 import math
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeGuard, get_args
 
+from msgspec.structs import replace
+
 from explorer.errors import BadInput, UnreadableFile, message_of, nearest
+from explorer.plan.factory_text import FactoryArguments, Value, arguments_of_factory
 from explorer.record.base import Record, from_msgpack, from_plain
 from explorer.record.bounded_file import read_configuration, read_text
 from explorer.record.graph import ModelRef
@@ -36,18 +39,12 @@ from explorer.record.plan import Front
 
 LARGEST_SOURCE = 8 * 1024**2
 """Bytes of a Python file that is read as text."""
-Value = int | float | str | bool
 HUGGING_FACE = {"batch": 2, "length": 64}
 """Arguments that shape the example batch of a transformers model; all others go to its configuration."""
+BATCH = {**HUGGING_FACE, "side": 0}
+"""Arguments that shape the batch that is made for any other model; side 0: that of the model's settings, or found."""
 _NOT_OFFERED = ("use_cache", "tie_word_embeddings", "is_decoder", "is_encoder_decoder", "add_cross_attention")
 """Arguments of a configuration that the explorer sets itself, or that make another kind of model of it."""
-
-
-class FactoryArguments(Record):
-    """Arguments with what they usually are; words have choices."""
-
-    usual: dict[str, Value] = {}
-    choices: dict[str, tuple[str, ...]] = {}
 
 
 def factory_arguments(target: str) -> FactoryArguments:
@@ -61,7 +58,7 @@ def factory_arguments(target: str) -> FactoryArguments:
         }
         return FactoryArguments(usual={**HUGGING_FACE, **usual}, choices=arguments.choices)
     tree = _tree(target)
-    return FactoryArguments() if tree is None else _of_factory(tree, target.partition(":")[2] or "build")
+    return FactoryArguments() if tree is None else arguments_of_factory(tree, target.partition(":")[2] or "build")
 
 
 def _tree(target: str) -> ast.Module | None:
@@ -73,74 +70,6 @@ def _tree(target: str) -> ast.Module | None:
         return ast.parse(read_text(path, LARGEST_SOURCE))
     except (UnreadableFile, SyntaxError, ValueError, RecursionError, MemoryError):  # MemoryError: nested too deep
         return None
-
-
-def _of_factory(tree: ast.Module, name: str) -> FactoryArguments:
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            return _offered(_parameters(node))
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            return _of_class(node)
-    return FactoryArguments()
-
-
-def _of_class(node: ast.ClassDef) -> FactoryArguments:
-    """Its `__init__`, or without one the fields of its body, as dataclasses have them."""
-    for member in node.body:
-        if isinstance(member, ast.FunctionDef) and member.name == "__init__":
-            return _offered(_parameters(member))
-    return _offered(
-        (member.target.id, member.annotation, member.value)
-        for member in node.body
-        if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name) and member.value is not None
-    )
-
-
-_Parameter = tuple[str, ast.expr | None, ast.expr]
-"""Name, annotation, default."""
-
-
-def _parameters(node: ast.FunctionDef) -> Iterator[_Parameter]:
-    positional = [*node.args.posonlyargs, *node.args.args]
-    defaults = node.args.defaults
-    for argument, default in zip(positional[len(positional) - len(defaults) :], defaults, strict=True):
-        yield argument.arg, argument.annotation, default
-    for argument, keyword_default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
-        if keyword_default is not None:
-            yield argument.arg, argument.annotation, keyword_default
-
-
-def _offered(parameters: Iterator[_Parameter]) -> FactoryArguments:
-    usual: dict[str, Value] = {}
-    choices: dict[str, tuple[str, ...]] = {}
-    for name, annotation, default in parameters:
-        value, words = _literal(default), _words(annotation)
-        if isinstance(value, str) and value in words:
-            usual[name], choices[name] = value, words
-        elif isinstance(value, (bool, int, float)):
-            usual[name] = value
-    return FactoryArguments(usual=usual, choices=choices)
-
-
-def _literal(node: ast.expr) -> object:
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
-        return None
-
-
-def _words(annotation: ast.expr | None) -> tuple[str, ...]:
-    """`Literal["a", "b"]`, written out or as a string."""
-    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
-        try:
-            annotation = ast.parse(annotation.value, mode="eval").body
-        except SyntaxError:
-            return ()
-    if not isinstance(annotation, ast.Subscript) or not ast.unparse(annotation.value).endswith("Literal"):
-        return ()
-    inside = annotation.slice
-    words = [_literal(part) for part in (inside.elts if isinstance(inside, ast.Tuple) else [inside])]
-    return tuple(word for word in words if isinstance(word, str))
 
 
 def _of_configuration(config: str) -> FactoryArguments:
@@ -164,7 +93,7 @@ def _of_library(kind: str) -> FactoryArguments:
         for path in sorted(Path(folder).glob("models/*/configuration_*.py")):
             text = path.read_text(encoding="utf-8")
             if f"class {kind}(" in text:
-                return _of_factory(ast.parse(text), kind)
+                return arguments_of_factory(ast.parse(text), kind)
     return FactoryArguments()
 
 
@@ -232,7 +161,7 @@ def sample(path: Path) -> Sample:
     )
 
 
-def own_samples(targets: Iterable[str]) -> tuple[Sample, ...]:
+def own_samples(targets: Iterable[str], lesson: str = "Given on the command line.") -> tuple[Sample, ...]:
     """Models given by reference, each under a name that no other has; a file's SIZES are its sizes."""
     unique = tuple(dict.fromkeys(targets))
     short = {target: _short(target) for target in unique}
@@ -241,12 +170,20 @@ def own_samples(targets: Iterable[str]) -> tuple[Sample, ...]:
             name=target,
             target=target,
             title=short[target] if list(short.values()).count(short[target]) == 1 else target.replace(":", ", "),
-            lesson="Given on the command line.",
+            lesson=lesson,
             sizes=sizes_of(target),
-            arguments=factory_arguments(target),
+            arguments=_with_batch(target, factory_arguments(target)),
         )
         for target in unique
     )
+
+
+def _with_batch(target: str, arguments: FactoryArguments) -> FactoryArguments:
+    """`arguments` after those that shape a batch, which count where the factory makes none."""
+    if target.startswith("hf:") or target.endswith(".json"):
+        return arguments
+    shape = {name: value for name, value in BATCH.items() if name not in arguments.needed}
+    return replace(arguments, usual=shape | arguments.usual)
 
 
 def is_sizes(sizes: object) -> TypeGuard[dict[str, dict[str, Any]]]:

@@ -18,8 +18,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from streamlit.web.server.starlette.starlette_websocket import is_host_allowed
 
+from explorer.jobs.connection import is_same_user
 from explorer.ui import components
-from explorer.ui.session.address import visit_of
+from explorer.ui.session.address import SAME_USER, visit_of
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -68,6 +69,13 @@ class Visits:
                 message = {**message, "headers": headers}
             await send(message)
 
+        scope = {
+            **scope,
+            "headers": [
+                *_without_sign(scope),
+                (SIGN, b"yes" if is_same_user(scope.get("client"), scope.get("server")) else b"no"),
+            ],
+        }
         answer: ASGIApp = self.app if query is None else self.document
         if scope["type"] == "http" and scope["path"] == PREVIEW:
             answer = await asyncio.to_thread(answer_preview, Request(scope))
@@ -93,6 +101,17 @@ def is_sent_by_a_site(scope: Scope) -> bool:
     """Whether a page of another site or port sent the request, or a browser that only guesses a visit (prefetch)."""
     headers = Headers(scope=scope)
     return headers.get("sec-fetch-site", "none") not in ("none", "same-origin") or "sec-purpose" in headers
+
+
+SIGN = SAME_USER.encode()
+
+
+def _without_sign(scope: Scope) -> list[tuple[bytes, bytes]]:
+    return [(name, value) for name, value in scope.get("headers", ()) if name != SIGN]
+
+
+def _sign_of(scope: Scope) -> bytes:
+    return b"yes" if is_same_user(scope.get("client"), scope.get("server")) else b"no"
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:

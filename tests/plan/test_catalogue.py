@@ -119,7 +119,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     words = {"norm": ("layer", "batch"), "late": ("a", "b")}
     numbers = {"batch": 4, "width": 64, "dropout": 0.1, "bias": True, "shift": -1}
     assert factory_arguments(str(path)) == FactoryArguments(
-        usual={**numbers, "norm": "layer", "late": "b"}, choices=words
+        usual={**numbers, "norm": "layer", "late": "b"}, choices=words, needed=("n",)
     ), "a word without choices may be a path, and what has to be computed is not known"
     assert factory_arguments(f"{path}:Net").usual == {"width": 8, "depth": 2}
     assert factory_arguments(f"{path}:Config").usual == {"width": 8, "rate": 0.5}

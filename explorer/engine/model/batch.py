@@ -26,9 +26,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from explorer.engine.model.loaded import POSITIONAL, Loaded, OwnStep, call, copied, refuse_unopenable, shapes
+from explorer.engine.model.loaded import POSITIONAL, Loaded, OwnStep, call, copied, refuse_unopenable, said_at, shapes
 from explorer.engine.state.rng import RngState
-from explorer.errors import ModelNotLoaded, said_by
+from explorer.errors import ModelNotLoaded
 from explorer.record.failure import is_out_of_memory
 from explorer.record.graph import ModelRef
 
@@ -111,7 +111,7 @@ def example_batch(model: nn.Module, target: str, shape: BatchShape) -> object:
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            last = said_by(error)
+            last = said_at(error, target)
         else:
             generators.restore()
             return inputs

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from explorer.engine.device.memory_limit import process_memory_limit
 from explorer.engine.device.without_data import explained
 from explorer.engine.model.batch import SHAPE_ARGUMENTS, unpacked
-from explorer.engine.model.loaded import Loaded
+from explorer.engine.model.loaded import Loaded, said_at
 from explorer.engine.model.regions import add_regions
 from explorer.engine.state.rng import seed_everything
 from explorer.errors import BadInput, ExplorerError, ModelNotLoaded, UnreadableFile, message_of, nearest, said_by
@@ -83,7 +83,7 @@ def load(ref: ModelRef, *, seed: int = 0, limit_bytes: int | None = None) -> Loa
             raise
         listing = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
         raise ModelNotLoaded(
-            f"The factory of {ref.target} was called with ({listing}) and raised {said_by(error)}.",
+            f"The factory of {ref.target} was called with ({listing}) and raised {said_at(error, ref.target)}.",
             hint="Try it in Python with the same arguments.",
         ) from error
     if grad and not torch.is_grad_enabled():
@@ -277,7 +277,7 @@ def _from_file(where: str) -> object:
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ModelNotLoaded(
-            f"{where} was imported and raised {said_by(error)}.", hint="Run the file in Python first."
+            f"{where} was imported and raised {said_at(error, where)}.", hint="Run the file in Python first."
         ) from error
     finally:
         sys.path.remove(str(root))

@@ -8,10 +8,12 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -164,6 +166,14 @@ HOOKS_ARE_NEEDED = (
     "Torch refuses this transform beside saved-tensor hooks, which observing and checkpointing need. "
     "Use torch.autograd.grad(..., create_graph=True) there."
 )
+
+
+def said_at(error: BaseException, target: str) -> str:
+    """What `error` says, with the last line of the target's file on the way to the error."""
+    path, line = str(Path(target.partition(":")[0]).resolve()), 0
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        line = number if frame.f_code.co_filename == path else line
+    return f"{said_by(error)}, at line {line} of {Path(path).name}" if line else said_by(error)
 
 
 def _hint(error: BaseException, inputs: object) -> str:

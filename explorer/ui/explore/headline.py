@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from explorer.plan.names import share_of_blocks
-from explorer.record.base import Origin
 from explorer.record.graph import Hazard
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Forecast
@@ -14,16 +13,23 @@ from explorer.record.policy import Policy
 from explorer.ui.components import Cell
 from explorer.ui.explore.view import View
 from explorer.ui.shared.elements import escape
-from explorer.view.compare.headline import bytes_headline, danger, errors, headlines
-from explorer.view.drawing.units import NOT_MEASURED, count, median_ms, mib, percent, time_ratio
+from explorer.view.compare.before_run import (
+    COUNTED,
+    MEASURED,
+    PREDICTED,
+    PRESS,
+    bytes_before_run,
+    flops_before_run,
+    gradients_before_run,
+    headlines_of_part,
+    time_before_run,
+)
+from explorer.view.compare.headline import headlines
+from explorer.view.drawing.units import NOT_MEASURED, count
 from explorer.view.text import explore as glossary
 from explorer.view.text.explore import Freshness, Headline
 
-MEASURED: tuple[Origin, ...] = ("measured",)
-COUNTED: tuple[Origin, ...] = ("counted",)
-PREDICTED: tuple[Origin, ...] = ("predicted",)
 OPENED = "opened run"
-PRESS = "press Run"
 FOLLOWS = {
     Freshness.NOTHING: {"flop_ratio": "follows", "time_ratio": "follows"},
     Freshness.BEING_TIMED: {"time_ratio": "being timed"},
@@ -37,8 +43,6 @@ INSTEAD = {
 }
 """Text instead of a figure that no run can measure, by freshness."""
 COLOURS: dict[str, Literal["green", "red", "gray"]] = {"good": "green", "bad": "red", "neutral": "gray"}
-NOWHERE: tuple[Origin, ...] = ()
-"""Origin of a figure that says itself that it is unknown, or that is a person's choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +84,7 @@ def answer(view: View, drawn: Drawn, title: str = "") -> str:
     if not drawn.policy.units or not arrow:
         return ""
     time = values["time_ratio"].partition(" ±")[0]
-    costs = [f"{values['flop_ratio']} FLOPs", f"{time} time"]
+    costs = [f"{values['flop_ratio']} FLOPs", time if "timed" in time else f"{time} time"]
     price = ", ".join(cost for cost in costs if not cost.startswith(NOT_MEASURED))
     name = title or f"Recompute {drawn.chosen}"
     sentence = f"{name}: {before} to {after} for {price}; gradients {values['verdict']}."
@@ -91,7 +95,10 @@ def figures(view: View, drawn: Drawn) -> tuple[Headline, ...]:
     """Peak, saved, FLOPs, time, gradients, recomputed blocks: always six, so that nothing moves."""
     comparison = view.comparison
     if comparison is not None and not view.stale:
-        return tuple(_chosen(headline, drawn) for headline in headlines(comparison))
+        measured = headlines(comparison)
+        if view.is_part and comparison.comparable:
+            measured = headlines_of_part(comparison, goes_on=view.is_running)
+        return tuple(_chosen(headline, drawn) for headline in measured)
     before_run = _drawn(view.baseline or view.charted, drawn, INSTEAD.get(view.freshness))
     if view.graph is None and view.freshness is Freshness.NOTHING:  # Run has nothing to run
         return tuple(replace(figure, delta=figure.delta.replace(PRESS, "")) for figure in before_run)
@@ -133,11 +140,11 @@ def _drawn(base: Measurement | None, drawn: Drawn, instead: str | None) -> tuple
         of_base = "this policy" if base.spec.policy == policy else OPENED
     peak, saved = (base.step_peak_bytes, base.saved_after_forward_bytes) if base else (None, None)
     headlines = (
-        _bytes("step_peak_bytes", peak, forecast.step_peak_bytes, of_base),
-        _bytes("saved_after_forward_bytes", saved, forecast.saved_after_forward_bytes, of_base),
-        _flops(forecast.flop_ratio, is_base=base is not None and not policy.units),
-        _time(base, forecast, of_base),
-        _gradients(drawn.hazards),
+        bytes_before_run("step_peak_bytes", peak, forecast.step_peak_bytes, of_base),
+        bytes_before_run("saved_after_forward_bytes", saved, forecast.saved_after_forward_bytes, of_base),
+        flops_before_run(forecast.flop_ratio, is_base=base is not None and not policy.units),
+        time_before_run(base, forecast, of_base),
+        gradients_before_run(drawn.hazards),
         Headline(key="n_recompute", value=drawn.chosen, delta="chosen" if policy.units else "none chosen"),
     )
     if base is None or base.origin == "measured":
@@ -150,46 +157,4 @@ def _drawn(base: Measurement | None, drawn: Drawn, instead: str | None) -> tuple
             delta=instead or headline.delta if headline.delta == PRESS else headline.delta,
         )
         for headline in headlines
-    )
-
-
-def _bytes(key: str, base: int | None, predicted: int | None, of_base: str) -> Headline:
-    """Bytes of the baseline, and those predicted for the drawn policy."""
-    if base is None or predicted is None:
-        of, origin = (of_base, MEASURED) if base is not None else ("", NOWHERE)
-        return Headline(key=key, value=mib(base), delta=of, origin=origin)
-    headline = bytes_headline(key, base, predicted, predicted=True)
-    return headline if predicted != base else replace(headline, delta="no change")
-
-
-def _flops(ratio: float | None, *, is_base: bool) -> Headline:
-    """`is_base`: the drawn policy is the known baseline, which recomputes nothing."""
-    if ratio is not None:
-        value = f"≈ {percent(ratio - 1, signed=True)}"
-        return Headline(key="flop_ratio", value=value, delta="recomputed", origin=PREDICTED)
-    value, delta = ("+0 %", "nothing recomputed") if is_base else (NOT_MEASURED, PRESS)
-    return Headline(key="flop_ratio", value=value, delta=delta, origin=COUNTED if is_base else NOWHERE)
-
-
-def _gradients(hazards: tuple[Hazard, ...]) -> Headline:
-    """The verdict before a comparison; known errors are shown before a run."""
-    wrong = errors(hazards)
-    if not wrong:
-        return Headline(key="verdict", value="not compared", delta=PRESS)
-    n_errors = count(len(wrong), "known error")
-    return Headline(key="verdict", value="not safe", delta=n_errors, tone="bad", tooltip=danger(hazards))
-
-
-def _time(base: Measurement | None, forecast: Forecast, of_base: str) -> Headline:
-    median, ratio = base.times.step.median_ms if base and base.times else None, forecast.time_ratio
-    if median is None:
-        return Headline(key="time_ratio", value=NOT_MEASURED, delta=PRESS)
-    if ratio is None:
-        return Headline(key="time_ratio", value=median_ms(median), delta=of_base, origin=MEASURED)
-    return Headline(
-        key="time_ratio",
-        value=f"≈ {time_ratio(ratio, forecast.time_ratio_spread)}",
-        delta=f"≈ {median_ms(ratio * median)}",
-        origin=PREDICTED,
-        tooltip=f"{glossary.HEADLINES['time_ratio']} {glossary.TIME_PREDICTED}",
     )

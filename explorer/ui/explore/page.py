@@ -31,6 +31,7 @@ from explorer.ui.session.values import wait_unless_rerun, whole
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.elements import escape, last_failure, small_text, two_columns
 from explorer.ui.shared.model import model_row
+from explorer.ui.shared.open_model import open_model
 from explorer.ui.shared.run_bar import RunBar, run_bar
 from explorer.ui.shared.tour import OnPage, outdated, tour_offer, tour_panel
 from explorer.ui.shared.tour import current as current_tour
@@ -73,6 +74,8 @@ def page() -> None:
         horizontal=True, horizontal_alignment="right", gap="small", vertical_alignment="center", key="top"
     ):
         answer = st.container(width="stretch")
+        with st.container(width="content"):
+            open_model(draft, state.job)
         tour_offer()
     slot = st.container()  # unlike st.empty, a container keeps its old content until the new content is there
     left, right = two_columns("results")

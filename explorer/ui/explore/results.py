@@ -141,7 +141,10 @@ def _gradients(state: ExploreState, graph: ModelGraph | None, comparison: Compar
         small_text(Freshness.STALE)
     if comparison.failure is not None:
         failure_panel(comparison.failure, key="comparison")
-    gradients_panel(comparison)
+    if comparison.gradients or not comparison.comparable:
+        gradients_panel(comparison)
+    else:
+        st.caption(glossary.GRADIENTS_FOLLOW if state.job.id is not None else glossary.EMPTY)
 
 
 PARTS = ("step", "forward", "backward", "optimizer")

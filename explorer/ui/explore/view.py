@@ -58,6 +58,8 @@ class View:
     """Whether a job of the page is under way."""
     being_timed: bool = False
     """Whether the baseline is a part of a run that goes on: recorded, without times."""
+    is_part: bool = False
+    """Whether the comparison is a part of a run: recorded steps, perhaps judged gradients, and no times."""
     plans: tuple[Plan, ...] = ()
     """Plans of the stand-in, until the front of this machine's own run can be searched."""
     predicted: bool = False
@@ -100,6 +102,8 @@ class View:
             return Freshness.PREDICTED_STALE if self.stale else Freshness.PREDICTED_FRESH
         if self.stale:
             return Freshness.STALE
+        if self.is_part and self.comparison.comparable:
+            return Freshness.GOES_ON if self.is_running else Freshness.CUT_SHORT
         return Freshness.FRESH if self.comparison.comparable else Freshness.FAILED
 
     def _freshness_of_baseline(self) -> Freshness:
@@ -159,6 +163,7 @@ def view_of(state: ExploreState) -> View:
         stand_in=stand_in if missing else None,
         is_running=state.job.id is not None,
         being_timed=being_timed,
+        is_part=comparison is not None and (state.shown or "").startswith(work.PART),
         plans=plans,
         predicted=state.draft.predict,
     )

@@ -164,8 +164,11 @@ def take(state: ExploreState, job: Job) -> None:
 
 
 def take_part(state: ExploreState, job: Job) -> None:
-    """The graph or the recorded step of a run that goes on; times are not there yet."""
+    """The graph, the recorded steps or the judged gradients of a run that goes on; times are not there yet."""
     part = job.part
+    if isinstance(part, Comparison) and part.comparable and part.candidate.spec == state.draft.spec:
+        state.shown, state.tick = part_key(job.id), None
+        runs().records.add(state.shown, part)
     if not isinstance(job.request, Measure) or not isinstance(part, Measurement) or part.failure is not None:
         return
     spec = job.request.spec
@@ -176,9 +179,12 @@ def take_part(state: ExploreState, job: Job) -> None:
         runs().records.add(state.baseline, part)
 
 
+PART = "part of "
+
+
 def part_key(job_id: str | None) -> str:
-    """Key of the recorded step of a run that goes on."""
-    return f"part of {job_id}"
+    """Key of the part of a run that goes on, or that was cut short after this part."""
+    return f"{PART}{job_id}"
 
 
 def prepare(state: ExploreState) -> None:

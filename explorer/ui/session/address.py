@@ -24,6 +24,8 @@ from explorer.record.run import RunSpec
 
 LIMIT = 1_000_000
 """Bytes a link may unpack to."""
+SAME_USER = "x-checkpoint-explorer-same-user"
+"""Header with which server.py says whether a request comes from the user who started the app."""
 DEFAULT = RunSpec(model=ModelRef(target=""))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import streamlit as st
 from msgspec.structs import replace
 
-from explorer.errors import BadInput
+from explorer.errors import BadInput, ExplorerError
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import FindPlans
 from explorer.jobs.store import Store
@@ -22,7 +22,9 @@ from explorer.plan.catalogue import Sample, catalogue, default_size, own_samples
 from explorer.record.graph import ModelRef
 from explorer.record.plan import Wish
 from explorer.record.run import Device, RunSpec
+from explorer.ui.session.address import SAME_USER
 
+MOST_RECENT = 8
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 """Device files of a GPU's driver on Linux, and on Linux within Windows."""
 
@@ -47,20 +49,61 @@ def free_worker() -> None:
 
 
 @st.cache_resource(show_spinner=False)
-def samples() -> tuple[Sample, ...]:
-    """Models on offer: the sample models, and models named on the command line after `--model`.
-
-    The browser supplies neither code nor paths, but picks from this list.
-    """
+def _started_with() -> tuple[Sample, ...]:
+    """The sample models, and models named on the command line after `--model`."""
     shipped = catalogue()
     targets = {sample.target for sample in shipped}
     others = (target for target in flag_values("--model", sys.argv[1:]) if target not in targets)
     return (*own_samples(others), *shipped)
 
 
+@st.cache_resource(show_spinner=False)
+def opened() -> list[ModelRef]:
+    """Models that a person at this machine has opened on the page since the app was started, the newest first."""
+    return []
+
+
+def samples() -> tuple[Sample, ...]:
+    """Models on offer: those with which the app was started, and those that a person has opened on the page.
+
+    Links and run files pick from this list. Only `may_open` visitors add to the list.
+    """
+    started = _started_with()
+    targets = {sample.target for sample in started}
+    others = tuple(dict.fromkeys(model.target for model in opened() if model.target not in targets))
+    files = (Path(target.partition(":")[0]) for target in others)
+    return (*_opened_on_page(others, tuple(file.stat().st_mtime if file.is_file() else 0 for file in files)), *started)
+
+
+@st.cache_resource(show_spinner=False, max_entries=8)
+def _opened_on_page(targets: tuple[str, ...], dates: tuple[float, ...]) -> tuple[Sample, ...]:
+    """Read again when one of the files has another date."""
+    return own_samples(targets, "Opened on this page.")
+
+
+def may_open() -> bool:
+    """Whether the visitor is the person who started the app: opening a model runs its code with that person's rights.
+
+    server.py writes the header into each request; a browser cannot.
+    """
+    return st.context.headers.get(SAME_USER, "yes") == "yes"
+
+
+def recent_models() -> tuple[str, ...]:
+    """References of models that ran on this machine and are not on offer now, the newest first."""
+    offered = {sample.target for sample in samples()}
+    try:
+        rows = sorted(store().list(), key=lambda row: -row.created)
+    except ExplorerError:  # the Runs page says why the store cannot be read
+        return ()
+    models = [row.spec.model for row in rows if row.spec is not None and not row.imported]
+    targets = dict.fromkeys(model.target for model in models if not model.is_recorded)
+    return tuple(target for target in targets if target not in offered)[:MOST_RECENT]
+
+
 def weights() -> tuple[str, ...]:
-    """Files with weights that a model may start from, as named on the command line after `--weights`."""
-    files = flag_values("--weights", sys.argv[1:])
+    """Files with weights that a model may start from: named on the command line after `--weights`, or on the page."""
+    files = (*flag_values("--weights", sys.argv[1:]), *(model.weights for model in opened() if model.weights))
     return tuple(dict.fromkeys(str(Path(file).resolve()) for file in files))
 
 
@@ -113,7 +156,7 @@ def check_offered(model: ModelRef) -> None:
     if sample is None:
         raise BadInput(
             f"The model {model.target} is not offered here.",
-            hint=f"Start the app with `-- --model {model.target}` if you trust it.",
+            hint=f"If you trust it, type {model.target} under Open a model of yours.",
         )
     if model.weights and model.weights not in weights():
         raise BadInput(
@@ -123,7 +166,12 @@ def check_offered(model: ModelRef) -> None:
     if model.size is not None and model.size not in sample.sizes:
         raise BadInput(f"{sample.name} has no size {model.size}.", hint=f"It has {', '.join(sample.sizes) or 'none'}.")
     usual = sample.usual(model.size)
-    wrong = [name for name, value in model.arguments.items() if type(value) is not type(usual.get(name))]
+    typed = [each.arguments for each in opened() if each.target == model.target]
+    wrong = [
+        name
+        for name, value in model.arguments.items()
+        if type(value) is not type(usual.get(name)) and not any(arguments.get(name) == value for arguments in typed)
+    ]
     if wrong:
         raise BadInput(f"{sample.name} takes no argument {', '.join(wrong)} of that type.")
 

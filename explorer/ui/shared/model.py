@@ -93,12 +93,19 @@ def _lesson(sample: Sample | None) -> None:
 
 
 def _arguments(model: ModelRef, samples: tuple[Sample, ...], choose: Choose) -> None:
-    """The numbers that the factory takes, as the size sets them or as a person changed them."""
+    """The numbers of the model, folded in; nothing of a model without any."""
     sample = next((sample for sample in samples if sample.target == model.target), None)
-    usual = sample.usual(model.size) if sample else {}
-    chosen: dict[str, Any] = {}
+    if sample is not None and sample.usual(model.size):
+        with fold("Numbers of the model", key="arguments"):
+            st.caption("Arguments of the model's factory. Using others describes and measures the model again.")
+            arguments_form(sample, model, choose, key="argument")
+
+
+def arguments_form(sample: Sample, model: ModelRef, choose: Choose, *, key: str) -> None:
+    """The numbers that the factory takes, as the size sets them or as a person changed them."""
+    usual, chosen = sample.usual(model.size), dict[str, Any]()
     fields = {
-        name: bound(f"argument_{name}", model.arguments.get(name, value), partial(chosen.__setitem__, name))
+        name: bound(f"{key}_{name}", model.arguments.get(name, value), partial(chosen.__setitem__, name))
         for name, value in usual.items()
     }
 
@@ -106,19 +113,16 @@ def _arguments(model: ModelRef, samples: tuple[Sample, ...], choose: Choose) -> 
         for field in fields.values():
             field.on_change()
         now = {name: chosen.get(name, field.value) for name, field in fields.items()}
+        needed = {name: value for name, value in model.arguments.items() if name not in usual}
         changed = {name: value for name, value in now.items() if value != usual[name]}
-        choose(msgspec.structs.replace(model, arguments=changed))
+        choose(msgspec.structs.replace(model, arguments=needed | changed))
 
-    if not usual:
-        return
-    with fold("Numbers of the model", key="arguments"):
-        st.caption("Arguments of the model's factory. Using others describes and measures the model again.")
-        with st.form("arguments_form", border=False):
-            columns = st.columns(2)
-            for i, (name, field) in enumerate(fields.items()):
-                with columns[i % len(columns)]:
-                    _argument(name, usual[name], sample.arguments.choices.get(name, ()) if sample else (), field)
-            st.form_submit_button("Use these", icon=":material/check:", on_click=use)
+    with st.form(f"{key}s_form", border=False):
+        columns = st.columns(2)
+        for i, (name, field) in enumerate(fields.items()):
+            with columns[i % len(columns)]:
+                _argument(name, usual[name], sample.arguments.choices.get(name, ()), field)
+        st.form_submit_button("Use these", icon=":material/check:", on_click=use)
 
 
 def _argument(name: str, usual: Argument, choices: tuple[str, ...], field: Bound) -> None:

@@ -68,11 +68,31 @@ UNDO = "Take back the last change of the policy"
 REDO = "Make it again"
 SEARCH = "A name jumps to its block; a pattern such as blocks.*.mlp recomputes every block that it matches."
 PRESETS = "Replace the policy by a ready-made one; undo brings yours back."
-MODEL = "The sample models of this project and those given on the command line after `--model`."
+MODEL = "The sample models of this project, and those that you opened."
 SIZE = "`small` takes about a second a step on two CPU cores; `gpu` fills a few GiB of a data-centre GPU."
 WEIGHTS = (
     "Weights to begin from: .safetensors, or .pt. Offered are the files given on the command line after `--weights`; "
     "as built: those that the model's factory gives."
+)
+
+OPEN_MODEL = "Open a model of yours"
+OPEN_RIGHTS = "The app runs on this machine with your rights. Opening a model runs its code: open code that you trust."
+OPEN_ELSEWHERE = (
+    "Only the user who started the app opens models, in a browser on the same machine. "
+    "Others choose from those that the app was started with: `make app MODEL=path/to/file.py:factory`."
+)
+OPEN_FIELD = "Python file, `file.py:Class`, `package.module:factory` or `hf:` name"
+OPEN_EXAMPLES = "nets.py, nets.py:Net, hf:GPT2Config, then Enter"
+OPEN_HELP = (
+    "Paths count from the folder where the app was started; the list has the models found there and those that ran "
+    "lately. `hf:` takes a configuration class of transformers or a local config.json: random weights, no download."
+)
+OPEN_CHOICE = "Which of its models?"
+OPEN_WEIGHTS = "optional: a .safetensors or .pt file"
+OPEN_BATCH = "It takes a batch of {}."
+OPEN_NUMBERS = (
+    "Its numbers. batch, length and side (of a picture; 0: found) shape the batch that is made, where the model brings "
+    "none."
 )
 
 OPTIONS = {
@@ -166,6 +186,7 @@ FITTED = ":violet-badge[:material/memory: what fitted] Compared with the run tha
 ABOUT = "**Choose blocks that compute their activations again in backward, and see what a step saves and costs.**"
 GRAPH_FOLLOWS = "The model is being read: its graph comes first, then the recorded step."
 STEP_FOLLOWS = "The step is being recorded: its timeline comes next, then times."
+GRADIENTS_FOLLOW = "Both steps are recorded; every gradient is being compared."
 CHOOSE = "Choose blocks, then press **Run**."
 
 
@@ -202,6 +223,8 @@ class Freshness(StrEnum):
     )
     OPENED = CHOOSE
     FRESH = ":green-badge[:material/check: measured] Both runs kept everything."
+    GOES_ON = ":green-badge[:material/check: measured so far] Bytes first, then gradients, then times."
+    CUT_SHORT = ":gray-badge[:material/block: cut short] The run ended before everything was measured."
     FAILED = ":red-badge[:material/error: failed] A run was cut short: savings and equality are unknown."
     STALE = (
         ":orange-badge[:material/history: for the previous policy] These charts are older than the graph. "
@@ -213,6 +236,7 @@ ANSWERED = {
     Freshness.BEING_TIMED: ":violet-badge[:material/visibility: predicted] {} Steps are being timed.",
     Freshness.BASELINE: ":violet-badge[:material/visibility: predicted] {} Press **Run** to measure it.",
     Freshness.FRESH: ":green-badge[:material/check: measured] {}",
+    Freshness.GOES_ON: ":green-badge[:material/check: measured so far] {}",
     Freshness.PREDICTED_FRESH: ":violet-badge[:material/visibility: predicted] {} Nothing ran.",
 }
 """Frames of the page's answer, by the freshness of its figures."""

@@ -102,6 +102,29 @@ def test_a_refresh_finds_its_run_and_the_baseline_again(app: App, worker: FakeWo
     assert figures(again)["Step peak"] == "104.5 → 34.5 MiB" and "job" not in again.query_params
 
 
+def test_a_run_shows_its_bytes_then_its_gradients_then_its_times(app: App, worker: FakeWorker) -> None:
+    worker.slow = True
+    at = say(app(), on=list(ALL))
+    at.button(key="run").click().run()
+    (job,) = worker.of(Compare)
+    whole = graphs.compared(graphs.gpt(6), spec(at))
+    untimed = [msgspec.structs.replace(run, times=None) for run in (whole.baseline, whole.candidate)]
+    judged = msgspec.structs.replace(whole, baseline=untimed[0], candidate=untimed[1])
+    job.part = msgspec.structs.replace(judged, gradients=())
+    shown = figures(at.run())
+    assert shown["Step peak"] == "104.5 → 34.5 MiB" and "≈" not in shown["Saved after forward"] + shown["FLOPs"]
+    assert (shown["Gradients"], shown["Step time"]) == ("being compared", "being timed")
+    assert "measured so far" in texts(at)
+    job.part = judged
+    shown = figures(at.run())
+    assert (shown["Gradients"], shown["Step time"]) == ("bitwise equal", "being timed")
+    job.cancel()
+    shown = figures(settle(at))
+    assert shown["Step peak"] == "104.5 → 34.5 MiB" and shown["Step time"] == "not measured"
+    worker.slow = False
+    assert figures(press(at, "run"))["Step time"] != "not measured"
+
+
 def test_cancel_is_a_result_and_so_is_a_worker_that_forgot_the_job(app: App, worker: FakeWorker) -> None:
     worker.slow = True
     at = say(app(), on=list(ALL))
