@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from threading import Event, Lock
 from types import SimpleNamespace
 
@@ -125,18 +121,6 @@ def test_the_preview_answers_what_an_earlier_run_answers() -> None:
         return server.answer_preview(Request({"type": "http", "headers": [], "query_string": query})).status_code
 
     assert (status(), status(b"model=sample_models/gpt.py&size=gpu")) == (200, 204)
-
-
-FIRST_PICTURE = """import sys
-from streamlit.testing.v1 import AppTest
-at = AppTest.from_file("app.py", default_timeout=60).run()
-print(bool(at.get("bidi_component")), "pandas" in sys.modules)"""
-
-
-def test_the_first_picture_is_drawn_without_pandas(tmp_path: Path) -> None:
-    home = {**os.environ, "CHECKPOINT_EXPLORER_HOME": str(tmp_path)}
-    drawn = subprocess.run([sys.executable, "-c", FIRST_PICTURE], cwd=ROOT, env=home, capture_output=True, text=True)
-    assert drawn.stdout == "True False\n", drawn.stderr
 
 
 @pytest.mark.usefixtures("app")

@@ -119,10 +119,7 @@ def test_a_run_shows_its_bytes_then_its_gradients_then_its_times(app: App, worke
     shown = figures(at.run())
     assert (shown["Gradients"], shown["Step time"]) == ("bitwise equal", "being timed")
     job.cancel()
-    shown = figures(settle(at))
-    assert shown["Step peak"] == "104.5 → 34.5 MiB" and shown["Step time"] == "not measured"
-    worker.slow = False
-    assert figures(press(at, "run"))["Step time"] != "not measured"
+    assert figures(settle(at)) == shown | {"Step time": "not measured"}
 
 
 def test_cancel_is_a_result_and_so_is_a_worker_that_forgot_the_job(app: App, worker: FakeWorker) -> None:
