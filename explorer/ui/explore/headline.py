@@ -25,7 +25,7 @@ from explorer.view.compare.before_run import (
     time_before_run,
 )
 from explorer.view.compare.headline import headlines
-from explorer.view.drawing.units import NOT_MEASURED, count
+from explorer.view.drawing.units import NOT_MEASURED
 from explorer.view.text import explore as glossary
 from explorer.view.text.explore import Freshness, Headline
 

@@ -92,9 +92,7 @@ def time_ratio(at: AppTest) -> float:
 
 
 @pytest.mark.parametrize("slower", [None, 0.9, 2.0])
-def test_a_limit_of_time_is_kept_by_the_headline_with_and_without_a_stored_run(
-    app: App, monkeypatch: pytest.MonkeyPatch, slower: float | None
-) -> None:
+def test_a_limit_of_time_is_kept(app: App, monkeypatch: pytest.MonkeyPatch, slower: float | None) -> None:
     """A run of another policy calibrates the predicted time of every policy: of the headline and of the search."""
     compared = graphs.compared
 
@@ -131,9 +129,7 @@ def test_the_line_says_how_a_budget_was_read_and_holds_both_limits(app: App) -> 
     assert "1000000 bytes?" in refusals(at)[0]
 
 
-def test_a_budget_that_keeping_everything_meets_or_nothing_meets_is_answered(
-    app: App, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_budget_for_all_or_none(app: App, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     at = say(app(), on=["head"])
     for text in ("abc", "60"):
         at = typed(at, text)

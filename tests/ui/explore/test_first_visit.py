@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import Event, Lock
-from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -134,13 +133,6 @@ def test_visits_draw_one_at_a_time_until_tables_can_be_drawn(monkeypatch: pytest
     at.session_state["window"] = WINDOW
     at.run().run()
     assert alone == [True, False] and not turn.locked(), "the first run draws alone and loads pandas"
-
-
-def test_the_worker_of_a_new_server_waits_for_a_pause_between_visits(monkeypatch: pytest.MonkeyPatch) -> None:
-    visits = iter([True, True, False])
-    monkeypatch.setattr(server, "_visited", SimpleNamespace(wait=lambda seconds: next(visits), clear=lambda: None))
-    server.wait_for_pause()
-    assert not list(visits), "two visits, then none for PICTURE_S"
 
 
 def test_the_request_for_the_page_begins_what_its_window_joins(app: App, worker: FakeWorker) -> None:

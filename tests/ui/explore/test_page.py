@@ -57,9 +57,7 @@ from tests.ui.page_driver import (
         ({"model": "/etc/passwd.py:evil"}, r"/etc/passwd\.py\:evil is not offered here"),
     ],
 )
-def test_a_link_that_is_broken_or_names_another_model_says_so(
-    app: App, worker: FakeWorker, query: dict[str, str], reason: str
-) -> None:
+def test_a_broken_or_foreign_link_says_so(app: App, worker: FakeWorker, query: dict[str, str], reason: str) -> None:
     at = app(**query)
     assert reason in texts(at) and figures(at)["Step peak"] == "104.5 MiB"
     assert all(job.request.spec.model.target == "sample_models/gpt.py" for job in worker.of(Measure))
@@ -145,9 +143,7 @@ def test_a_model_whose_presets_choose_nothing_is_drawn_and_run(app: App, worker:
 @pytest.mark.parametrize(
     ("pressed", "marked", "undone"), [(False, ["blocks.1", "head"], ["head"]), (True, ["head"], [])]
 )
-def test_a_click_in_the_rerun_of_undo_counts_in_its_order(
-    app: App, pressed: bool, marked: list[str], undone: list[str]
-) -> None:
+def test_a_click_during_undo_counts_in_order(app: App, pressed: bool, marked: list[str], undone: list[str]) -> None:
     """Undo and a click on blocks.1 at once: undo takes back what was before it, or the click if that came first."""
     at = say(app(), on=["head"])
     if not pressed:
@@ -250,9 +246,7 @@ def opened_on(at: AppTest, run: RecordedStep, store: Store, tmp_path: Path) -> s
     return run_id
 
 
-def test_the_step_is_drawn_and_forecast_in_every_tab_and_nothing_runs(
-    app: App, worker: FakeWorker, store: Store, tmp_path: Path
-) -> None:
+def test_every_tab_is_drawn_and_nothing_runs(app: App, worker: FakeWorker, store: Store, tmp_path: Path) -> None:
     run = recorded()
     at = app(**to_query(run.measurement.spec))
     assert "recorded in a script" in texts(at), "the run is not here"
@@ -281,9 +275,7 @@ def test_the_step_is_drawn_and_forecast_in_every_tab_and_nothing_runs(
     assert not split.exception and "model is not here" in texts(split)
 
 
-def test_files_of_ranks_open_as_their_fullest_rank_with_all_beside_it(
-    app: App, worker: FakeWorker, store: Store
-) -> None:
+def test_files_of_ranks_open_as_their_fullest_rank(app: App, worker: FakeWorker, store: Store) -> None:
     light, full = (
         replace(run.measurement, rank=rank, n_ranks=3, recorded_in=f"train.py:7, step 2, rank {rank}")
         for rank, run in enumerate((recorded(Policy.recompute(["0", "1"])), recorded()))
@@ -315,9 +307,7 @@ def test_a_step_that_ran_with_a_policy_is_drawn_with_it(app: App, store: Store, 
 
 
 @pytest.mark.parametrize("in_step", [1, 2], ids=["with its timeline", "with what was held"])
-def test_a_step_that_memory_was_refused_in_opens(
-    app: App, worker: FakeWorker, store: Store, tmp_path: Path, in_step: int
-) -> None:
+def test_a_refused_step_opens(app: App, worker: FakeWorker, store: Store, tmp_path: Path, in_step: int) -> None:
     model, path = nn.Sequential(nn.Linear(64, 256), nn.Linear(256, 64)), tmp_path / "oom.explorer"
     optimizer = torch.optim.SGD(model.parameters())
     refusal = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4194304 bytes."

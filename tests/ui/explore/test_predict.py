@@ -225,9 +225,7 @@ def test_the_budget_may_be_the_card(app: App, worker: FakeWorker) -> None:
     assert "'card' is not a budget" in words(at)
 
 
-def test_a_model_that_cannot_be_predicted_is_one_sentence(
-    app: App, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unpredictable_model_is_one_sentence(app: App, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = "gpt.py cannot be predicted without its data: it decides by values that it computes."
 
     def answer(job: FakeJob) -> None:

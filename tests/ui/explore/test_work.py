@@ -108,13 +108,11 @@ def test_a_run_shows_its_bytes_then_its_gradients_then_its_times(app: App, worke
     at.button(key="run").click().run()
     (job,) = worker.of(Compare)
     whole = graphs.compared(graphs.gpt(6), spec(at))
-    untimed = [msgspec.structs.replace(run, times=None) for run in (whole.baseline, whole.candidate)]
-    judged = msgspec.structs.replace(whole, baseline=untimed[0], candidate=untimed[1])
+    judged = msgspec.structs.replace(whole, candidate=msgspec.structs.replace(whole.candidate, times=None))
     job.part = msgspec.structs.replace(judged, gradients=())
     shown = figures(at.run())
-    assert shown["Step peak"] == "104.5 → 34.5 MiB" and "≈" not in shown["Saved after forward"] + shown["FLOPs"]
+    assert "≈" not in "".join(shown.values()) and "measured so far" in texts(at)
     assert (shown["Gradients"], shown["Step time"]) == ("being compared", "being timed")
-    assert "measured so far" in texts(at)
     job.part = judged
     shown = figures(at.run())
     assert (shown["Gradients"], shown["Step time"]) == ("bitwise equal", "being timed")
@@ -152,9 +150,7 @@ def test_a_failure_is_a_result_and_the_page_lives_on(app: App, worker: FakeWorke
     assert figures(at)["Gradients"] == "bitwise equal" and "Asked for the moon" not in texts(at)
 
 
-def test_run_compares_with_what_fitted_and_a_refresh_measures_nothing_again(
-    app: App, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_compares_with_what_fitted(app: App, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything kept is refused at 90 MiB, every second block recomputed fits."""
     fitting, whole = Policy.recompute(["blocks.0", "blocks.2", "blocks.4"]), worker.answer
     refused = Refused(what="everything kept", policy=KEEP_ALL, held_peak_bytes=90 * MIB, failed_in="forward")

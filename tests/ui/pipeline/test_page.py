@@ -108,9 +108,7 @@ def test_a_broken_plan_in_a_link_says_so_and_the_page_works(visit: Open, query: 
     assert figures(at)["Plan"] == "2 stages"
 
 
-def test_a_rank_that_ends_is_named_in_every_tab_until_it_is_closed(
-    visit: Open, pipeline_worker: PipelineWorker
-) -> None:
+def test_a_rank_that_ends_is_named_in_every_tab(visit: Open, pipeline_worker: PipelineWorker) -> None:
     pipeline_worker.ended = Failure(kind="out of memory", sentence="Rank 1 failed in 1F2: out of memory."), 1
     at = run(visit())
     assert "rank 1" in texts(at) and figures(at)["Gradients"] == "not compared"
@@ -155,9 +153,7 @@ def test_a_model_is_priced_cut_in_two_and_run_and_an_older_run_is_never_shown_as
     assert len(pipeline_worker.of(RunPipeline)) == 1
 
 
-def test_a_model_that_is_only_predicted_is_not_split_until_predict_is_off(
-    visit: Open, pipeline_worker: PipelineWorker
-) -> None:
+def test_a_model_that_is_only_predicted_is_not_split(visit: Open, pipeline_worker: PipelineWorker) -> None:
     at = visit(predict="1")
     assert not pipeline_worker.jobs and at.button(key="pipeline_run").disabled
     assert "Stages are priced by real steps" in at.info[0].value and address(at)["predict"] == "1"
@@ -217,9 +213,7 @@ def split(session: dict[str, Any]) -> PipelineState:
 
 
 @pytest.mark.parametrize("rule", BALANCE)
-def test_a_rule_cuts_into_as_many_stages_as_there_are(
-    split: PipelineState, session: dict[str, Any], rule: CutRule
-) -> None:
+def test_a_rule_cuts_into_all_stages(split: PipelineState, session: dict[str, Any], rule: CutRule) -> None:
     uneven = (GRAPH.chain[:1], GRAPH.chain[1:2], GRAPH.chain[2:])
     pipeline_state.cut_at(split, GRAPH, uneven)
     session["pipeline_balance"] = rule

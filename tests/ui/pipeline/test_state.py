@@ -50,9 +50,7 @@ def can_undo(at: Any) -> bool:
 
 
 @pytest.mark.parametrize("touched", [False, True])
-def test_an_untouched_split_is_evened_out_once_blocks_are_priced(
-    visit: Open, pipeline_worker: PipelineWorker, touched: bool
-) -> None:
+def test_an_untouched_split_is_evened_out(visit: Open, pipeline_worker: PipelineWorker, touched: bool) -> None:
     pipeline_worker.prices = False
     at = visit(waiting=True)
     assert stages_at(at) == [len(stage) for stage in stages_by("by-parameters", GRAPH, 2)] == [5, 5]
@@ -82,9 +80,7 @@ def test_a_policy_from_elsewhere_is_drawn_and_keeps_the_click_under_way(visit: O
 @pytest.mark.parametrize(
     ("pressed", "cuts"), [(False, ["blocks.0>blocks.1", "blocks.4>blocks.5"]), (True, ["blocks.0>blocks.1"])]
 )
-def test_a_cut_in_the_rerun_of_a_redo_or_of_other_stages_counts_in_its_order(
-    visit: Open, pressed: bool, cuts: list[str]
-) -> None:
+def test_a_cut_during_a_redo_counts_in_order(visit: Open, pressed: bool, cuts: list[str]) -> None:
     at = say(visit(), cuts=["blocks.0>blocks.1"])
     at = say(at, cuts=CUT)
     before = graph_data(at)["cuts"]

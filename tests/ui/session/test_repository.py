@@ -108,9 +108,7 @@ def test_a_deleted_run_is_forgotten_also_if_another_window_deleted_it(known: Run
     assert known.measured(BASE) is None, "memory and store have it no more"
 
 
-def test_a_new_visit_reads_the_store_if_the_run_is_of_this_machine(
-    known: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_visit_reads_runs_of_this_machine(known: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     here = run()
     monkeypatch.setattr(repository.platform, "platform", lambda terse: here.environment.platform)
     elsewhere = replace(run(CANDIDATE), environment=replace(here.environment, platform="elsewhere"))
@@ -133,9 +131,7 @@ def test_a_comparison_with_a_baseline_that_recomputes_says_so_everywhere(runs_pa
     assert row["step peak"] == "34.5 → 90.0 MiB (6 blocks recomputed in the baseline)"
 
 
-def test_an_opened_run_of_a_model_that_is_not_offered_is_drawn_from_its_file_and_runs_nothing(
-    app: App, worker: FakeWorker, store: Store
-) -> None:
+def test_a_run_of_a_model_that_is_not_offered_runs_nothing(app: App, worker: FakeWorker, store: Store) -> None:
     at = app()
     n_jobs = len(worker.jobs)
     foreign = replace(SPEC, model=ModelRef(target="/tmp/evil.py:build"))
@@ -155,9 +151,7 @@ def test_an_opened_run_of_a_model_that_is_not_offered_is_drawn_from_its_file_and
     assert runs().graph(SPEC) == GRAPH, "a file does not say what an offered model looks like"
 
 
-def test_an_opened_run_brings_its_figures_back_on_its_own_page(
-    app: App, worker: FakeWorker, runs_page: App, store: Store
-) -> None:
+def test_an_opened_run_brings_its_figures(app: App, worker: FakeWorker, runs_page: App, store: Store) -> None:
     def state_of_the_page() -> None:
         from explorer.ui.pipeline import state
 

@@ -191,9 +191,7 @@ def test_models_come_from_the_command_line() -> None:
 
 @pytest.mark.parametrize("driver", [True, False])
 @pytest.mark.parametrize("build", ["2.13.0", "2.13.0+cpu"])
-def test_cuda_is_offered_with_a_driver_and_a_torch_that_knows_it(
-    monkeypatch: pytest.MonkeyPatch, driver: bool, build: str
-) -> None:
+def test_cuda_is_offered_with_its_driver(monkeypatch: pytest.MonkeyPatch, driver: bool, build: str) -> None:
     monkeypatch.setattr(backend, "_has_gpu", backend._has_gpu.__wrapped__)
     monkeypatch.setattr(backend, "_DRIVERS", ("/dev/null",) if driver else ())
     monkeypatch.setattr(backend.shutil, "which", lambda name: None)
@@ -203,9 +201,7 @@ def test_cuda_is_offered_with_a_driver_and_a_torch_that_knows_it(
 
 
 @pytest.mark.parametrize(("rerun", "counts"), [(None, 1), ([], 1), (["desk", "timer"], 1), (["timer"], 0)])
-def test_a_press_that_a_timer_brings_along_counts_in_its_own_rerun_alone(
-    monkeypatch: pytest.MonkeyPatch, rerun: list[str] | None, counts: int
-) -> None:
+def test_a_press_counts_once(monkeypatch: pytest.MonkeyPatch, rerun: list[str] | None, counts: int) -> None:
     """A button of the fragment `desk`: Streamlit calls its callback in the rerun of the fragment `timer` too."""
     presses: list[int] = []
     monkeypatch.setattr(values, "get_script_run_ctx", lambda: SimpleNamespace(fragment_ids_this_run=rerun))
@@ -316,9 +312,7 @@ def test_news_fire_the_timer_of_the_fragment_that_is_drawn(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("requested", "quiet"), [(None, True), (["bar"], True), (["bar", "desk"], False), (["desk"], False), ([], False)]
 )
-def test_charts_wait_until_the_graph_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch, requested: list[str] | None, quiet: bool
-) -> None:
+def test_charts_wait_for_the_graph(monkeypatch: pytest.MonkeyPatch, requested: list[str] | None, quiet: bool) -> None:
     """A slider that was dragged stood still: each of its moves waited for the charts of the move before."""
     requests, looks, moments = ScriptRequests(), [], iter(range(100))
     requests.request_rerun(RerunData(fragment_id="desk"))

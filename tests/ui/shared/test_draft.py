@@ -75,9 +75,7 @@ def test_every_decision_is_one_step_of_undo(draft: Draft, bar: Address) -> None:
 
 
 @pytest.mark.parametrize(("model", "message"), [(GPT.target, ""), ("/etc/passwd:build", "not offered here")])
-def test_a_link_without_a_size_or_with_a_foreign_model_is_about_the_usual_one(
-    bar: Address, model: str, message: str
-) -> None:
+def test_a_link_without_a_size_is_about_the_usual_one(bar: Address, model: str, message: str) -> None:
     bar["model"] = model
     draft = drafts.current()
     assert draft.spec == RunSpec(model=GPT) and message in draft.message and bool(message) == bool(draft.message)

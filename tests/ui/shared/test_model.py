@@ -69,7 +69,7 @@ def test_weights_are_offered_by_name_and_run_with_the_model(app: App, worker: Fa
     assert spec(at).model == ModelRef(target="sample_models/gpt.py", size="gpu"), "another size has other weights"
 
 
-def test_a_file_that_does_not_fit_is_one_sentence_and_can_be_taken_back(
+def test_a_wrong_file_is_one_sentence(
     app: App, worker: FakeWorker, started_with: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def answer(job: FakeJob) -> None:

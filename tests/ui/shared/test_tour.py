@@ -93,9 +93,7 @@ def test_a_step_offers_what_is_not_open_already(app: App) -> None:
         assert offers(step.key) == ["Open the GPT"] and ON_GPT in texts(at) and where(at) == step.key
 
 
-def test_a_page_opens_though_the_rerun_of_the_press_ends_before_its_button(
-    app: App, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_opens_though_the_rerun_of_the_press_ends(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when a plan arrives, or a run ends, while the page is drawn for the press."""
     at = app()
     at.session_state["tour"] = Tour(at=[step.key for step in STEPS].index("split"), offered=False)
