@@ -140,7 +140,8 @@ class RecordedRun:
             head += f", the next step {mib(next_step(run).step_peak_bytes or 0)} (predicted)"
         again = len(_ran_again(run))
         ran = f"{count(again, 'block')} ran again for backward." if again else "No block ran again for backward."
-        lines = [head, *self.why(), *([] if self_checkpointing(run) else [ran]), *peak_caveats(run)]
+        is_unknown = run.ran_compiled or bool(self_checkpointing(run))
+        lines = [head, *self.why(), *([] if is_unknown else [ran]), *peak_caveats(run)]
         return "\n  ".join([*lines, *checkpointing_lines(run)])
 
 

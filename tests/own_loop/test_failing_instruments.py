@@ -11,7 +11,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,9 +21,11 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
+from torch.utils.checkpoint import checkpoint
 
 import explorer
 from explorer.errors import BadInput
+from explorer.own_loop.record_step import RecordedRun
 
 PACKAGE = str(Path(explorer.__file__).parent)
 CONSTRUCTORS = {"watch", "WatchRequest.steps", "Watch.__init__", "record_step", "RecordedStep.__init__"}
@@ -289,8 +291,46 @@ def test_the_recorded_step_runs_compiled_and_says_so(way: str, instrument: str, 
         assert "The step ran compiled" in str(run)
         # The memory was seen, and no block.
         assert run.peak_bytes and not any(cost.n_forward for cost in run.measurement.blocks if "blocks.1" in cost.fqn)
-        with pytest.raises(BadInput):
+        with pytest.raises(BadInput, match="from a compiled step, whose blocks are not seen"):
             run.plan("60%")
+        # What cannot be known of compiled code is not said of its kernels, blocks and reruns.
+        assert not any(words in str(run) for words in ("inside kernels", "work memory of a kernel", "ran again for"))
+
+
+class Halves(nn.Module):
+    """A compiled block inside a block that runs as written, and blocks after it."""
+
+    def __init__(self, backend: Any) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        self.encoder[1].compile(backend=backend)
+        self.head = nn.Linear(8, 4096)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.encoder(x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_bytes_after_compiled_code_are_of_no_block_that_had_begun(checkpointed: bool) -> None:
+    model = Halves("eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if checkpointed:
+        plain = model.encoder.forward
+        model.encoder.forward = lambda x: checkpoint(plain, x, use_reentrant=False)  # type: ignore[method-assign]
+    for recorded in (False, True):
+        with explorer.record_step(model, optimizer) if recorded else nullcontext(RecordedRun()) as run:
+            model(torch.randn(64, 8, requires_grad=True)).square().mean().backward()
+            optimizer.step()
+    measurement = run.measurement
+    assert measurement.ran_compiled and measurement.allocations is not None
+    log = measurement.allocations
+    large = {log.blocks[block] for block, n in zip(log.block, log.n_bytes) if n == 64 * 4096 * 4}
+    assert large == {""}
+    phases = [span.phase for span in measurement.phases]
+    assert "recompute" not in phases[phases.index("forward") :]
+    assert "encoder" not in str(run)
 
 
 @pytest.mark.usefixtures("compiler")

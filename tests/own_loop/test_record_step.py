@@ -84,6 +84,16 @@ def test_weights_state_and_generators_are_bitwise_those_of_the_loop_without_it()
     assert run is not None and run.peak_bytes > 0
 
 
+def test_a_record_searches_the_objects_of_the_process_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process has 300,000 objects: each search costs as much as a step of small kernels."""
+    searches: list[str] = []
+    for name in ("get_objects", "get_referrers"):
+        plain = getattr(gc, name)
+        monkeypatch.setattr(gc, name, lambda *args, name=name, plain=plain: (searches.append(name), plain(*args))[1])
+    trained(recorded=True)
+    assert searches == ["get_referrers"]
+
+
 def test_tensors_that_a_compiler_keeps_have_no_memory_and_are_left_out() -> None:
     with FakeTensorMode():
         kept = torch.empty(BATCH, WIDTH)

@@ -1,4 +1,4 @@
-"""Recording of one step of a user's loop, with both instruments, and the block graph of the recorded step.
+"""Recording of one step of a user's loop, with both instruments.
 
     with ...:      zero_grad │ forward │ backward │ clip │ optimizer │ scheduler
     phase          between   │ forward │ backward │ between │ optimizer │ between
@@ -10,11 +10,6 @@ removed, no random number is drawn, no gradient is touched, and an exception rea
 Compiled code runs compiled, because as written it would compute other bits. torch would trace hooks into it, so at its
 first call the tracker steps aside: its hooks go, and from there on the allocator alone records. A compiled function
 that is no module may hold a whole step, whose phases are then unknown too.
-
-No forward runs again for the graph, and no model is loaded. The recording has names, kinds, calls, bytes and FLOPs, but
-not the tensors that each operation reads. An arrow therefore goes from the block that returned a tensor, or else from
-the last block that ran, to the tensor's next block. The recording does not show early stops of recomputes either, so a
-rerun counts whole.
 """
 
 from __future__ import annotations
@@ -23,8 +18,7 @@ import atexit
 import gc
 import warnings
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from time import time_ns
@@ -45,31 +39,27 @@ from explorer.engine.bench.memory import (
     tensors_before_step,
     unwatched_parameters,
 )
+from explorer.engine.bench.recorded_graph import recorded_graph
 from explorer.engine.bench.recording import Recording
 from explorer.engine.bench.step import segment_heads
-from explorer.engine.bench.timeline import operators_of
 from explorer.engine.device.device import Device, current_rank, device_of, device_of_model
-from explorer.engine.model.blocks import chain_of, has_running_statistics, module_fields, repeated_as
-from explorer.engine.model.loaded import types_of
 from explorer.engine.policy.apply import policy_of
+from explorer.engine.state.reachable import instances_in_memory
 from explorer.engine.state.snapshot import optimizers_of
-from explorer.engine.watch.block_facts import BlockFacts
 from explorer.engine.watch.checkpoint_error import failure_in_words
 from explorer.engine.watch.modes import before_compiled, is_call_of_module, never_compiled
 from explorer.engine.watch.scopes import after_closure, around_backward
-from explorer.engine.watch.storages import tensors_in_memory
-from explorer.engine.watch.tracker import FORWARD, Tracker
+from explorer.engine.watch.storages import lies_on
+from explorer.engine.watch.tracker import Tracker
 from explorer.engine.watch.zero_grad import around_zero_grad
 from explorer.errors import BadInput
-from explorer.plan.names import above, lineage
-from explorer.plan.why.caveats import DDP_BUCKETS, reruns_outside
+from explorer.plan.why.caveats import DDP_BUCKETS
 from explorer.record.allocations import PHASES, Allocations, PhaseSpan
-from explorer.record.graph import RECORDED, Autocast, Block, Edge, ModelGraph, ModelRef, Trait
-from explorer.record.measurement import MeasuredBlock, Measurement
+from explorer.record.graph import RECORDED, Autocast, ModelRef
+from explorer.record.measurement import Measurement
 from explorer.record.run import Optimizer, RunSpec
 
 BETWEEN, OPTIMIZER = PHASES.index("between"), PHASES.index("optimizer")
-NOTE = "Arrows follow the tensors from call to call of a recorded step; additions and other joins are not drawn."
 
 
 class _LoopTracker(Tracker):
@@ -102,8 +92,9 @@ class _LoopTracker(Tracker):
         """Removes the hooks of all modules and notes nothing more, apart from phases."""
         self.saw_compiled = self.is_aside = True
         self.scopes.close()
-        if self._phase in (BETWEEN, OPTIMIZER):
-            self.on_phase("forward")
+        frame = self.scopes.frame  # no hook will leave the blocks that run now: later bytes would count as theirs
+        frame.stack[1:], frame.reruns = [], []
+        self.on_phase("forward" if self._phase in (BETWEEN, OPTIMIZER) else PHASES[self._phase])
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -137,11 +128,12 @@ class LoopRecording:
     def __enter__(self) -> None:
         """Starts the recording. Raises BadInput if another instrument is on: each would record the other."""
         _refuse_other_instruments()
-        for optimizer in optimizers_of(self._model):
+        in_memory = instances_in_memory(torch.Tensor, torch.optim.Optimizer)  # one search: it takes most of the enter
+        for optimizer in optimizers_of(self._model, in_memory):
             self._join(optimizer)
         self._policy = policy_of(self._model)
         # Other tensors of Python on the device than the model's and the optimizer's count as input.
-        here = (tensor for tensor in tensors_in_memory() if tensor.device.type == self.device.torch.type)
+        here = (thing for thing in in_memory if lies_on(thing, self.device.torch))
         outside = unwatched_parameters(self._model, self.optimizers)
         before = [*outside, *tensors_before_step(self._model, self.optimizers, here)]
         segments = segment_heads(self._policy)
@@ -303,97 +295,3 @@ def _autocast() -> Autocast:
     if kind is None:
         return "none"
     return "float16" if torch.get_autocast_dtype(kind) is torch.float16 else "bfloat16"
-
-
-def recorded_graph(model: nn.Module, tracker: Tracker, costs: Sequence[MeasuredBlock], ref: ModelRef) -> ModelGraph:
-    """The graph of `model` in the tracked step. Bytes and FLOPs are those of one forward of the step."""
-    modules, n_bytes = dict(model.named_modules()), tracker.storages.n_bytes
-    n_forwards = max(1, costs[0].n_forward)
-    facts, traits = _facts(modules, tracker), _traits(modules, tracker)
-    repeats = repeated_as(modules, facts)
-    for fqn in reruns_outside(costs, policy_of(model).blocks):
-        traits[fqn].add("checkpoints_itself")
-    returned: dict[int, set[int]] = defaultdict(set)
-    for block, outputs in zip(tracker.calls.block, tracker.calls.outputs):
-        returned[block].update(outputs)
-    blocks = tuple(
-        Block(
-            **module_fields(cost.fqn, modules[cost.fqn]),
-            n_calls=-(-cost.n_forward // n_forwards),
-            output_bytes=sum(n_bytes[storage] for storage in returned[block]) // n_forwards,
-            saved_bytes=cost.saved_after_forward_bytes,
-            forward_flops=cost.forward_flops // n_forwards,
-            rerun_flops=cost.forward_flops // n_forwards,
-            traits=tuple(sorted(traits[cost.fqn])),
-            repeat_of=repeats.get(cost.fqn),
-        )
-        for block, cost in enumerate(costs)
-    )
-    return ModelGraph(
-        model=ref,
-        blocks=blocks,
-        edges=_edges(tracker, n_forwards),
-        chain=chain_of(modules, facts),
-        dtype=types_of(model).partition(",")[0] or "float32",
-        n_parameters=sum(parameter.numel() for parameter in model.parameters()),
-        note=NOTE,
-    )
-
-
-def _facts(modules: Mapping[str, nn.Module], tracker: Tracker) -> dict[str, BlockFacts]:
-    """Calls and operator signature of each block, for the chain and the search for repeated blocks."""
-    operators: dict[int, list[int]] = defaultdict(list)
-    for name, block, phase, *_ in operators_of(tracker).tolist():
-        if phase == FORWARD:
-            operators[block].append(name)
-    calls = tracker.calls.block
-    first_call = {block: number for number, block in zip(reversed(range(len(calls))), reversed(calls))}
-    facts: dict[str, BlockFacts] = {}
-    for block, (fqn, module) in reversed(list(enumerate(modules.items()))):
-        children = (f"{fqn}.{name}".lstrip(".") for name, _ in module.named_children())
-        # A module with several names is listed under its first name.
-        below = [facts[child].signature for child in children if child in modules]
-        signature = hash((tuple(operators[block]), *below))
-        facts[fqn] = BlockFacts(
-            n_calls=tracker.n_forward[block], first_call=first_call.get(block, 0), signature=signature
-        )
-    return facts
-
-
-def _edges(tracker: Tracker, n_forwards: int) -> tuple[Edge, ...]:
-    """Arrows between calls of blocks without called blocks inside, in the first forward of the step."""
-    log = tracker.calls
-    holders = {holder for fqn, n in zip(tracker.fqns, tracker.n_forward) if n for holder in above(fqn)}
-    made_by: dict[int, str] = {}
-    edges: dict[tuple[str, str], Edge] = {}
-    last = ""
-    for number in range(len(log.block) // n_forwards):
-        fqn = tracker.fqns[log.block[number]]
-        if fqn in holders:
-            continue
-        for storage in log.inputs[number]:
-            source = made_by.get(storage, last if storage >= tracker.storages.n_before_step else "")
-            if source and source != fqn and (source, fqn) not in edges:
-                edges[source, fqn] = Edge(
-                    source=source, target=fqn, n_bytes=tracker.storages.n_bytes[storage], data=storage
-                )
-        made_by.update(dict.fromkeys(log.outputs[number], fqn))
-        last = fqn
-    return tuple(edges.values())
-
-
-def _traits(modules: Mapping[str, nn.Module], tracker: Tracker) -> dict[str, set[Trait]]:
-    """Traits from each module's kind and from operators that draw random numbers. Ancestors inherit both."""
-    traits: dict[str, set[Trait]] = {fqn: set() for fqn in modules}
-    # The tag of fused attention ignores the dropout.
-    dice = {number for number in tracker.draws if "scaled_dot_product" not in tracker.op_names[number]}
-    drawn = {tracker.fqns[block] for name, block, *_ in operators_of(tracker).tolist() if name in dice}
-    for fqn, module in modules.items():
-        inherited: set[Trait] = {"uses_rng"} if fqn in drawn else set()
-        if has_running_statistics(module):
-            inherited.add("running_statistics")
-        for holder in lineage(fqn):
-            if holder in traits:
-                called = tracker.n_forward[tracker.scopes.index[holder]]
-                traits[holder] |= inherited if called else inherited - {"uses_rng"}
-    return traits

@@ -24,8 +24,8 @@ def module_fields(fqn: str, module: nn.Module) -> dict[str, Any]:
     return {
         "fqn": fqn,
         "kind": type(module).__name__,
-        "parameter_bytes": sum(map(n_bytes, module.parameters())),
-        "buffer_bytes": sum(map(n_bytes, module.buffers())),
+        "parameter_bytes": n_bytes(*module.parameters()),
+        "buffer_bytes": n_bytes(*module.buffers()),
         "own_parameters": tuple(
             f"{fqn}.{name}".lstrip(".") for name, parameter in module._parameters.items() if parameter is not None
         ),

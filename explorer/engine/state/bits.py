@@ -52,10 +52,11 @@ def parts(tensor: Tensor) -> tuple[Tensor, ...]:
         return tuple(_parts(tensor))
 
 
-def n_bytes(tensor: Tensor) -> int:
-    """Bytes of all parts; of a sharded tensor, the bytes in this process."""
+def n_bytes(*tensors: Tensor) -> int:
+    """Bytes of all parts of all tensors; of a sharded tensor, the bytes in this process."""
     with _unseen():
-        return sum(p.untyped_storage().nbytes() if p.is_quantized else p.nbytes for p in _parts(tensor))
+        pieces = (piece for tensor in tensors for piece in _parts(tensor))
+        return sum(piece.untyped_storage().nbytes() if piece.is_quantized else piece.nbytes for piece in pieces)
 
 
 def storages(tensor: Tensor) -> list[torch.UntypedStorage]:

@@ -12,6 +12,7 @@ that no code of the model uses: a data set in an imported file is no state of th
 from __future__ import annotations
 
 import functools
+import gc
 import numbers
 import sys
 import types
@@ -41,6 +42,19 @@ _OF_DATA = frozenset({"builtins", "types", "collections", "weakref", "queue", "_
 """Modules of the standard library whose objects hold a user's data."""
 _WITHOUT_STATE = sys.stdlib_module_names | {__name__.partition(".")[0]}
 """Packages that hold no state of a model. This package is named because a checkout is not installed."""
+
+
+def instances_in_memory(*bases: type) -> list[Any]:
+    """Every object of these classes and of their subclasses.
+
+    Every object refers to its class, so Python's own search for referrers finds the instances. A list of all 300,000
+    objects of a process takes three times as long.
+    """
+    classes: list[type] = list(bases)
+    for base in classes:
+        below: list[type] = type.__subclasses__(base)
+        classes += [kind for kind in below if kind not in classes]
+    return [thing for thing in gc.get_referrers(*classes) if issubclass(type(thing), bases)]
 
 
 def items(value: object) -> list[object] | None:

@@ -9,11 +9,10 @@ SharedSnapshot     compare        plain values on classes and in files, which al
 from __future__ import annotations
 
 import copy
-import gc
 import operator
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -33,6 +32,7 @@ from explorer.engine.state.reachable import (
     PLAIN,
     SharedNames,
     cells,
+    instances_in_memory,
     is_own_function,
     is_own_module,
     items,
@@ -244,10 +244,11 @@ def _is_refilled(value: object) -> bool:
     return isinstance(value, _CONTAINERS) and len(value) <= MAX_ITEMS
 
 
-def optimizers_of(model: nn.Module) -> list[Optimizer]:
-    """Every optimizer in memory that steps a parameter of the model."""
+def optimizers_of(model: nn.Module, objects: Sequence[object] | None = None) -> list[Optimizer]:
+    """The optimizers among `objects` that step a parameter of the model. None: among all objects in memory."""
     ids = {id(parameter) for parameter in model.parameters()}
-    optimizers = [thing for thing in gc.get_objects() if issubclass(type(thing), Optimizer)]
+    objects = instances_in_memory(Optimizer) if objects is None else objects
+    optimizers = [thing for thing in objects if isinstance(thing, Optimizer)]
     return [one for one in optimizers if any(id(p) in ids for group in one.param_groups for p in group["params"])]
 
 

@@ -6,7 +6,6 @@ a watcher must not keep storages alive.
 
 from __future__ import annotations
 
-import gc
 import weakref
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from explorer.engine.device.allocator import Ints
 from explorer.engine.state.bits import parts, storages
-from explorer.engine.state.reachable import data_inside
+from explorer.engine.state.reachable import data_inside, instances_in_memory
 from explorer.record.allocations import RANK_ROLES, ROLES, Calls, Role
 from explorer.record.base import column
 
@@ -240,7 +239,12 @@ def tensors_of(values: Any) -> list[torch.Tensor]:
 
 def tensors_in_memory() -> list[torch.Tensor]:
     """Every tensor with bytes that Python can reach; a compiler also keeps tensors without bytes."""
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor) and _has_bytes(thing)]
+    return [tensor for tensor in instances_in_memory(torch.Tensor) if _has_bytes(tensor)]
+
+
+def lies_on(value: object, device: torch.device) -> bool:
+    """Whether `value` is a tensor with bytes on a device of this kind."""
+    return isinstance(value, torch.Tensor) and value.device.type == device.type and _has_bytes(value)
 
 
 def _has_bytes(tensor: torch.Tensor) -> bool:

@@ -35,6 +35,7 @@ from explorer.plan.planners.solver import TOLERANCE
 from explorer.plan.planners.variables import Variables
 from explorer.plan.predict.calls import stash_bytes
 from explorer.plan.predict.forecaster import Forecaster
+from explorer.plan.predict.not_predicted import no_baseline
 from explorer.plan.predict.replay import graph_under
 from explorer.plan.sizes import distinct_texts, mib, mib_up
 from explorer.record.allocations import FIXED_ROLES, ROLES
@@ -74,7 +75,7 @@ class Planner:
         replay = self._forecaster.replay
         if baseline is None or replay is None:
             raise BadInput(
-                "A plan is made from a complete step with its timeline, and this run is none.",
+                no_baseline(run) or "A plan is made from a complete step with its timeline, and this run is none.",
                 hint="Measure again, with --policy keep-all or, where that does not fit, with --policy all.",
             )
         self._seconds = seconds

@@ -150,7 +150,7 @@ class Replay:
     def of(cls, measurement: Measurement, graph: ModelGraph | None) -> Replay | None:
         """The replay of `measurement`; None if it has no timeline, or a timeline without calls of blocks."""
         log = measurement.allocations
-        if log is None or not measurement.phases or not len(log.calls.block):
+        if log is None or not measurement.phases or not len(log.calls.block) or measurement.ran_compiled:
             return None
         order = sorted(range(len(log.blocks)), key=lambda i: tuple(log.blocks[i].split(".")))
         rank = np.empty(len(order), dtype=np.int64)

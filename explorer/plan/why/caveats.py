@@ -68,14 +68,11 @@ def peak_caveats(run: Measurement) -> tuple[str, ...]:
         "written, and a compiled step has another peak."
     )
     sentences = [as_written] if run.ran_as_written else []
-    sentences += [COMPILED] if run.ran_compiled else []
-    sentences += [
-        _unwatched(run),
-        bytes_outside(run),
-        _unattributed(run),
-        _of_the_library(run, log.ops),
-        _one_draw(run),
-    ]
+    sentences += [_unwatched(run), bytes_outside(run)]
+    if run.ran_compiled:
+        sentences.insert(0, COMPILED)
+    else:
+        sentences += [_unattributed(run), _of_the_library(run, log.ops), _one_draw(run)]
     return tuple(filter(None, sentences))
 
 

@@ -39,9 +39,9 @@ class _Unit:
 
 def checkpointing_rows(run: Measurement, graph: ModelGraph | None = None) -> list[Row]:
     """A row for each block that the model checkpoints by itself, or that looks as if it should. Equal neighbours share
-    a row. Empty if the model has neither a switch nor a checkpoint."""
+    a row. Empty if the model has neither a switch nor a checkpoint, and for a compiled step."""
     checkpoints = run.own_checkpointing
-    if checkpoints is None:
+    if checkpoints is None or run.ran_compiled:
         return []
     units = _units(run, checkpoints, graph or run.graph)
     rows = [(fqn, _row(fqn, unit, checkpoints)) for fqn, unit in units.items()]

@@ -84,7 +84,10 @@ def explain_one(run: Measurement, graph: ModelGraph | None = None) -> tuple[str,
     following = next_step(run)
     at = ledger(following)
     case = PeakCase(baseline=following, candidate=following, old=at, new=at, graph=graph or run.graph)
-    rules = RULES_OF_ONE if run.complete else RULES_OF_ONE[:2]
+    if run.ran_compiled:
+        rules: tuple[Callable[[PeakCase], str], ...] = (_stands, _optimizer_peak, _fixed_peak)
+    else:
+        rules = RULES_OF_ONE if run.complete else RULES_OF_ONE[:2]
     return tuple(filter(None, (peak_of_next_step(run), *(rule(case) for rule in rules))))
 
 
@@ -106,6 +109,8 @@ def _stands(case: PeakCase) -> str:
     named = dict(PLURAL)
     if not run.phases:
         named["unattributed"] = "bytes that are neither of the model nor its optimizer's"
+    elif run.ran_compiled:
+        named["unattributed"] = "bytes of compiled code"
     parts = [f"{named[role]} ({mib(size)})" for role, size in largest_roles(at) if size >= 0.01 * at.total_bytes]
     made_of = f"; it is made of {', '.join(parts)}" if parts else ""
     if run.complete:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import json
 import math
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from explorer.engine.state.reachable import (
     closure,
     data_inside,
+    instances_in_memory,
     is_of_author,
     is_own_function,
     is_own_module,
@@ -280,3 +282,25 @@ def test_a_structure_that_holds_itself_ends() -> None:
 def test_short_form(value: Any, short_form: str) -> None:
     kept: Tensor | Any = plain_copy(value)
     assert short_text(kept) == short_form
+
+
+class _Scaled(Tensor):
+    """A subclass of a user's own."""
+
+
+class _Slow(torch.optim.SGD):
+    """An optimizer of a user's own."""
+
+
+def test_every_instance_in_memory_is_found_as_a_list_of_all_objects_has_it() -> None:
+    weight = nn.Parameter(torch.zeros(2))
+    kept = [
+        weight,
+        torch.zeros(1),
+        torch.zeros(3).as_subclass(_Scaled),
+        _Slow([weight], lr=0.1),
+        nn.Linear(1, 1).weight,
+    ]
+    found = {id(thing) for thing in instances_in_memory(Tensor, torch.optim.Optimizer)}
+    listed = {id(thing) for thing in gc.get_objects() if issubclass(type(thing), (Tensor, torch.optim.Optimizer))}
+    assert found == listed >= {id(thing) for thing in kept}
