@@ -213,9 +213,12 @@ class Watch:
             self._reserve = None
 
     def _listen(self) -> None:
-        """Registers the watch's hook after the model's other hooks: a refusal removes a recorded step's hooks."""
+        """Registers the watch's hook after the model's other hooks: a refusal removes a recorded step's hooks.
+
+        A model compiled in place (`model.compile()`) has none: the compiler would cut its graph at the hook.
+        """
         self._forward_hooks.close()
-        for model in called_models(self._model):
+        for model in (each for each in called_models(self._model) if each._compiled_call_impl is None):
             hook = model.register_forward_hook(ModuleHook(self._after_forward), always_call=True)
             self._forward_hooks.callback(hook.remove)
 

@@ -11,7 +11,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,11 +21,8 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
-from torch.utils.checkpoint import checkpoint
 
 import explorer
-from explorer.errors import BadInput
-from explorer.own_loop.record_step import RecordedRun
 
 PACKAGE = str(Path(explorer.__file__).parent)
 CONSTRUCTORS = {"watch", "WatchRequest.steps", "Watch.__init__", "record_step", "RecordedStep.__init__"}
@@ -186,156 +183,3 @@ def test_the_training_goes_on_whichever_call_raises(instrument: Callable[[Loop, 
 def place(call: Call) -> str:
     callee, caller, line = call
     return f"{callee.co_qualname} called by {caller.co_qualname}:{line}"
-
-
-N_STEPS = 4
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x).relu()
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-
-class CompiledLoop:
-    """Steps of a net; `ran` holds the numbers of those in which compiled code ran."""
-
-    def __init__(self, way: str) -> None:
-        torch.manual_seed(0)
-        self.ran: set[int] = set()
-        self.number = 0
-        self.net: Any = Net()
-        self.optimizer = torch.optim.SGD(self.net.parameters(), 0.1)
-        self.called: Any = self.net
-        self.step: Callable[[], None] = self._step
-        if way in ("model", "wrapper", "fullgraph"):
-            self.called = torch.compile(self.net, backend=self._backend, fullgraph=way == "fullgraph")
-        elif way == "in place":
-            self.net.compile(backend=self._backend)
-        elif way == "blocks":
-            for block in self.net.blocks:
-                block.compile(backend=self._backend)
-        elif way == "whole step":
-            self.step = torch.compile(self._step, backend=self._backend)
-        self.watched = self.called if way == "wrapper" else self.net
-
-    def _backend(self, graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
-            self.ran.add(self.number)
-            return graph.forward(*args)
-
-        return run
-
-    def _step(self) -> None:
-        self.optimizer.zero_grad()
-        self.called(torch.ones(2, 8)).sum().backward()
-        self.optimizer.step()
-
-    def take(self) -> None:
-        self.number += 1
-        self.step()
-
-
-@pytest.fixture
-def compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.mark.usefixtures("compiler")
-@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
-@pytest.mark.parametrize(
-    ("way", "instrument"),
-    [
-        *((way, "record_step") for way in ("model", "wrapper", "in place", "blocks")),
-        *((way, "on_oom") for way in ("fullgraph", "whole step")),
-        ("model", "at"),
-    ],
-)
-def test_the_recorded_step_runs_compiled_and_says_so(way: str, instrument: str, tmp_path: Path) -> None:
-    loop = CompiledLoop(way)
-    recorded = {2}
-    if instrument == "record_step":
-        loop.take()
-        with explorer.record_step(loop.watched, loop.optimizer) as run:
-            loop.take()
-        runs = [run]
-    else:
-        recorded |= {1} if instrument == "on_oom" else set()
-        file = tmp_path / "oom.explorer" if instrument == "on_oom" else None
-        with explorer.watch(loop.watched, loop.optimizer, at=2, on_oom=file) as watch:
-            while loop.number < N_STEPS:
-                loop.take()
-        runs = list(watch.runs.values())
-    while loop.number < N_STEPS:
-        loop.take()
-    assert loop.ran == set(range(1, N_STEPS + 1))
-    assert len(runs) == len(recorded)
-    for run in runs:
-        assert run.measurement.ran_compiled and not run.measurement.ran_as_written
-        assert "The step ran compiled" in str(run)
-        # The memory was seen, and no block.
-        assert run.peak_bytes and not any(cost.n_forward for cost in run.measurement.blocks if "blocks.1" in cost.fqn)
-        with pytest.raises(BadInput, match="from a compiled step, whose blocks are not seen"):
-            run.plan("60%")
-        # What cannot be known of compiled code is not said of its kernels, blocks and reruns.
-        assert not any(words in str(run) for words in ("inside kernels", "work memory of a kernel", "ran again for"))
-
-
-class Halves(nn.Module):
-    """A compiled block inside a block that runs as written, and blocks after it."""
-
-    def __init__(self, backend: Any) -> None:
-        super().__init__()
-        self.encoder = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-        self.encoder[1].compile(backend=backend)
-        self.head = nn.Linear(8, 4096)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.encoder(x))  # type: ignore[no-any-return]
-
-
-@pytest.mark.usefixtures("compiler")
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("checkpointed", [False, True])
-def test_bytes_after_compiled_code_are_of_no_block_that_had_begun(checkpointed: bool) -> None:
-    model = Halves("eager")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    if checkpointed:
-        plain = model.encoder.forward
-        model.encoder.forward = lambda x: checkpoint(plain, x, use_reentrant=False)  # type: ignore[method-assign]
-    for recorded in (False, True):
-        with explorer.record_step(model, optimizer) if recorded else nullcontext(RecordedRun()) as run:
-            model(torch.randn(64, 8, requires_grad=True)).square().mean().backward()
-            optimizer.step()
-    measurement = run.measurement
-    assert measurement.ran_compiled and measurement.allocations is not None
-    log = measurement.allocations
-    large = {log.blocks[block] for block, n in zip(log.block, log.n_bytes) if n == 64 * 4096 * 4}
-    assert large == {""}
-    phases = [span.phase for span in measurement.phases]
-    assert "recompute" not in phases[phases.index("forward") :]
-    assert "encoder" not in str(run)
-
-
-@pytest.mark.usefixtures("compiler")
-def test_a_step_without_compiled_code_says_nothing_of_it() -> None:
-    loop = CompiledLoop("eager")
-    with explorer.record_step(loop.net, loop.optimizer) as run:
-        loop.take()
-    assert not run.measurement.ran_compiled and "compiled" not in str(run)

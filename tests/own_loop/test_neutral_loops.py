@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import explorer
+from explorer.errors import BadInput
 
 N_STEPS, RECORDED = 10, 3
 WIDTH = 16
@@ -46,9 +47,12 @@ class Loop:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2, **optimizer)
         self.called: Callable[[Tensor], Tensor] = self.model
         self.step: Callable[[Tensor], None] = self._step
+        self.is_compiled = backend is not None
         if backend is not None:
             if way == "model":
                 self.called = torch.compile(self.model, backend=backend)
+            elif way == "in place":
+                self.model.compile(backend=backend)
             elif way == "blocks":
                 for block in self.model:
                     block.compile(backend=backend)
@@ -140,6 +144,7 @@ LOOPS: dict[str, Callable[[Path], Loop]] = {
     "compiled, eager": lambda folder: Loop(folder, "eager"),
     "compiled, aot_eager": lambda folder: Loop(folder, "aot_eager"),
     "compiled, other bits": lambda folder: Loop(folder, rounds_otherwise),
+    "compiled in place": lambda folder: Loop(folder, rounds_otherwise, "in place"),
     "compiled blocks": lambda folder: Loop(folder, rounds_otherwise, "blocks"),
     "compiled step": lambda folder: Loop(folder, rounds_otherwise, "step"),
     "cond": Conditional,
@@ -153,8 +158,17 @@ LOOPS: dict[str, Callable[[Path], Loop]] = {
 
 def record(loop: Loop, steps: Iterator[None], at: int) -> None:
     for number, _ in enumerate(steps, 1):
-        with explorer.record_step(loop.model, loop.optimizer) if number == at else nullcontext():
+        with explorer.record_step(loop.model, loop.optimizer) if number == at else nullcontext() as run:
             loop.step(batch(number))
+        if run is not None:
+            assert run.peak_bytes and run.measurement.ran_compiled == loop.is_compiled == ("ran compiled" in str(run))
+        if run is not None and loop.is_compiled:
+            # What cannot be known of compiled code is not said of its kernels, blocks and reruns.
+            assert not any(
+                words in str(run) for words in ("inside kernels", "work memory of a kernel", "ran again for")
+            )
+            with pytest.raises(BadInput, match="from a compiled step, whose blocks are not seen"):
+                run.plan("60%")
 
 
 def watch(loop: Loop, steps: Iterator[None], folder: Path) -> None:
@@ -193,3 +207,21 @@ def test_no_instrument_changes_a_bit_of_a_training(name: str, tmp_path: Path) ->
     assert hashes(make, tmp_path, lambda loop, steps: record(loop, steps, at=RECORDED)) == bare
     assert hashes(make, tmp_path, lambda loop, steps: watch(loop, steps, tmp_path)) == bare
     assert torch._C._len_torch_dispatch_stack() == 0
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_bytes_after_compiled_code_are_of_no_block_that_had_begun(checkpointed: bool) -> None:
+    """The encoder runs as written and has begun when compiled code runs inside of it. The head comes later."""
+    torch._dynamo.reset()
+    encoder = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    encoder[1].compile(backend="eager")
+    model, plain = nn.Sequential(encoder, nn.Linear(8, 4096)), encoder.forward
+    if checkpointed:
+        encoder.forward = lambda x: checkpoint(plain, x, use_reentrant=False)  # type: ignore[method-assign, assignment]
+    with explorer.record_step(model) as run:
+        model(torch.randn(64, 8, requires_grad=True)).square().mean().backward()
+    log, phases = run.measurement.allocations, [span.phase for span in run.measurement.phases]
+    assert run.measurement.ran_compiled and log is not None
+    assert {log.blocks[block] for block, n in zip(log.block, log.n_bytes) if n == 64 * 4096 * 4} == {""}
+    assert "recompute" not in phases and "0" not in {word.strip(",.:") for word in str(run).split()}

@@ -76,14 +76,6 @@ def trained(*, recorded: bool) -> tuple[Loop, RecordedStep | None]:
     return loop, run
 
 
-def test_weights_state_and_generators_are_bitwise_those_of_the_loop_without_it() -> None:
-    (bare, _), (watched, run) = trained(recorded=False), trained(recorded=True)
-    left, right = carried(bare), carried(watched)
-    assert len(left) == len(right) > 20
-    assert all(torch.equal(a, b) for a, b in zip(left, right))
-    assert run is not None and run.peak_bytes > 0
-
-
 def test_a_record_searches_the_objects_of_the_process_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process has 300,000 objects: each search costs as much as a step of small kernels."""
     searches: list[str] = []
