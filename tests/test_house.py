@@ -65,6 +65,7 @@ ROOMS: dict[str, list[str]] = {
         "microbatches tape",
     ],
     "plan": [
+        "summary recognize",
         "export why planners guard",
         "policy",
         "hazards predict",

@@ -1,4 +1,4 @@
-"""The same verbs without a browser: `python -m explorer VERB`. Progress goes to stderr, the answer to stdout.
+"""The command line: `checkpoint-explorer FILE` or a verb. Progress goes to stderr, the answer to stdout.
 
 A verb is a function with `@verb` in a file of verbs/. `--help` reads its docstring from the source, because only the
 file of the verb that is asked for is imported.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import codecs
 import errno
+import re
 import shutil
 import sys
 from functools import cache
@@ -24,7 +25,9 @@ from explorer import __version__
 from explorer.cli import verbs
 from explorer.cli.command import COULD_NOT_RUN, escaped, say
 
-_ORDER = ("models", "graph", "check", "export", "measure", "compare", "plan", "pipeline", "run", "lab")
+_SHOW = "show"
+_OWN_OPTIONS = ("--help", "--version")
+_ORDER = ("show", "models", "graph", "check", "export", "measure", "compare", "plan", "pipeline", "run", "lab")
 """Order of the verbs in `--help`: the order of use. Other verbs follow."""
 _PLAIN: dict[str, Any] = {"pretty_exceptions_enable": False, "add_completion": False}
 _IN_ASCII = "explorer.in_ascii"
@@ -55,6 +58,12 @@ class _Verbs(TyperGroup):
         super().__init__(**settings)
         self.commands = {name: TyperCommand(name, help=docstring) for name, (_, docstring) in listed_verbs().items()}
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """A first word that is no verb is a file: `train.py` means `show train.py`."""
+        if args and args[0] not in self.commands and args[0] not in _OWN_OPTIONS and _is_file(args):
+            args = [_SHOW, *args]
+        return super().parse_args(ctx, args)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
         narrow = shutil.get_terminal_size().columns < _NARROW
@@ -62,6 +71,11 @@ class _Verbs(TyperGroup):
         file, _ = listed_verbs()[str(name)]
         shell.command(name)(getattr(import_module(f"{verbs.__name__}.{file}"), str(name)))
         return name, typer.main.get_command(shell), _with_number_of_ranks(rest)
+
+
+def _is_file(args: list[str]) -> bool:
+    """Whether one of `args` looks like a file or a model's name: a mistyped verb has no dot, colon or slash."""
+    return any(re.search(r"[./:]", arg) or Path(arg).exists() for arg in args)
 
 
 def _with_number_of_ranks(args: list[str]) -> list[str]:
@@ -72,7 +86,7 @@ def _with_number_of_ranks(args: list[str]) -> list[str]:
 
 
 app = typer.Typer(
-    name="explorer",
+    name="checkpoint-explorer",
     help="What activation checkpointing buys, what it costs, and whether the gradient is still the same.",
     no_args_is_help=True,
     cls=_Verbs,

@@ -17,15 +17,19 @@ from explorer.cli.worker import ask
 from explorer.errors import BadInput, nearest
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Describe
+from explorer.jobs.run_file import step_in
 from explorer.plan.card.allocator_options import parse_options
 from explorer.plan.card.cards import parse_card
 from explorer.plan.catalogue import default_size, sizes_of
+from explorer.plan.memory.next_step import next_step
 from explorer.plan.policy import read_policy
 from explorer.plan.policy.presets import PRESETS
+from explorer.plan.recognize import argument_value, set_pairs
 from explorer.plan.sizes import parse_bytes
 from explorer.record.base import Record, limits
 from explorer.record.files import PolicyFile, Reading
 from explorer.record.graph import ModelGraph, ModelRef
+from explorer.record.measurement import Measurement
 from explorer.record.policy import KEEP_ALL
 from explorer.record.run import N_REPEATS, Ranks, RunSpec
 
@@ -70,7 +74,7 @@ class ModelOptions:
 
         Raises BadInput for a `--set` that is not NAME=VALUE.
         """
-        arguments = {name: _value(value) for name, value in set_pairs(self.arguments).items()}
+        arguments = {name: argument_value(text) for name, text in set_pairs(self.arguments).items()}
         weights = "" if self.weights is None else str(self.weights.resolve())
         size = self.size or default_size(sizes_of(target))
         return ModelRef(target=target, size=size, arguments=arguments, weights=weights)
@@ -193,6 +197,12 @@ class KeepOptions:
     no_store: Annotated[bool, in_output("--no-store", help="Keep the run out of the store of runs.")] = False
 
 
+def recorded_step(name: str) -> Measurement | None:
+    """The step in a run file, or the step that follows a first one; None if `name` is no run file."""
+    step = step_in(name)
+    return None if step is None else next_step(step)
+
+
 def describe(worker: Worker, spec: RunSpec, *, without_data: bool = False) -> ModelGraph:
     """The graph of the model of `spec`. Raises RunFailed."""
     n_ranks = 1 if spec.ranks is None else spec.ranks.n_ranks
@@ -243,23 +253,3 @@ def chosen_file(worker: Worker, name: str, spec: RunSpec, *, without_data: bool 
     if name == "keep-all":
         return PolicyFile(policy=KEEP_ALL)
     return file_on(name, describe(worker, spec, without_data=without_data))
-
-
-def set_pairs(texts: list[str] | None) -> dict[str, str]:
-    """`["p=0.3"]` as `{"p": "0.3"}`. Raises BadInput that names every text that is not NAME=VALUE."""
-    pairs = [text.partition("=") for text in texts or ()]
-    if wrong := ["".join(pair) for pair in pairs if not pair[1] or not pair[0]]:
-        raise BadInput(f"--set takes NAME=VALUE and got {', '.join(wrong)}.", hint="For example --set n_layers=6.")
-    return {name: value for name, _, value in pairs}
-
-
-def _value(text: str) -> int | float | str | bool:
-    """`6`, `0.1`, `true` and `false` by their looks, else text."""
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from explorer.cli.command import answer_console, say, table_of
-from explorer.plan.memory.ledger import ledger
+from explorer.cli.command import Output, answer_console, print_json, say, table_of
+from explorer.plan.summary import Line, forecast_document, forecast_lines
 from explorer.plan.why.caveats import peak_caveats
 from explorer.plan.why.checkpointing import sides
 from explorer.plan.why.collectives import collective_rows, repeated, sent_bytes
 from explorer.plan.why.peak import explain_one
 from explorer.record.base import to_plain
 from explorer.record.card import CardMemory
-from explorer.record.comparison import Comparison, GradientDiff, TensorDiff
+from explorer.record.comparison import Comparison
 from explorer.record.history import MemoryHistory
 from explorer.record.measurement import Measurement, RecordedRanks
-from explorer.record.pipeline import PipelineRun, Share
+from explorer.record.pipeline import PipelineRun
 from explorer.record.plan import JointPlan, Wish, silent
+from explorer.record.policy import Policy
 from explorer.view.compare.cost import uncounted_in_words
-from explorer.view.compare.gradients import distance_in_words, moved_sentence, scope_sentence
+from explorer.view.compare.gradients import compared_tensors, distance_with_largest, moved_sentence, scope_sentence
 from explorer.view.compare.headline import headlines
 from explorer.view.drawing.rows import Row, chart_rows, row_sum
 from explorer.view.drawing.units import count, flops, from_to, mib, percent
 from explorer.view.memory.ranks import rank_rows, spread_of_ranks
 from explorer.view.pipeline.gantt import rank_table
-from explorer.view.pipeline.results import memory_chart
+from explorer.view.pipeline.results import memory_chart, moved_rows
 from explorer.view.text.pipeline import cap_outcome, within_cap
 from explorer.view.text.plan import in_words
 from explorer.view.text.runs import alive_rows, card_rows, history_notes, history_rows, refusal_rows, what_failed
@@ -38,6 +40,8 @@ from explorer.view.text.runs import alive_rows, card_rows, history_notes, histor
 if TYPE_CHECKING:
     from explorer.view.report.report import ReportOf
 
+_LABEL = 10
+"""Letters of a line's label."""
 _TONES = {"good": "green", "bad": "red", "neutral": "default"}
 _VERDICTS = {
     "bitwise equal": "green",
@@ -79,6 +83,29 @@ def card_figures(run: Measurement) -> dict[str, object]:
 def figures(run: Measurement) -> dict[str, object]:
     """The headline figures of a run and of its card, and the caveats of its peak."""
     return {**run.headlines(), "caveats": peak_caveats(run), **card_figures(run)}
+
+
+def print_lines(lines: Iterable[Line], console: Console | None = None) -> None:
+    """To stdout: a label and a text each. On a terminal they are as wide as it is; in a pipe no line is broken."""
+    console = console or answer_console()
+    if not console.is_terminal:
+        for label, text in lines:
+            console.print(escape(f"{label:<{_LABEL}}{text}"), soft_wrap=True)
+        return
+    table = Table.grid(padding=(0, 1))
+    table.add_column(min_width=_LABEL - 1, style="bold")
+    table.add_column(overflow="fold")
+    for label, text in lines:
+        table.add_row(label, escape(text))
+    console.print(table)
+
+
+def answer_forecast(step: Measurement, policy: Policy, output: Output) -> None:
+    """To stdout: a recorded step beside its forecast under `policy`."""
+    if output.json:
+        print_json({"baseline": figures(step), **forecast_document(step, policy)})
+    else:
+        print_lines(forecast_lines(step, policy))
 
 
 def print_card(console: Console, memory: CardMemory, whose: str = "") -> None:
@@ -140,11 +167,11 @@ def _verdict(console: Console, comparison: Comparison) -> None:
         failed = escape(what_failed(comparison))
         console.print(f"  [bold red]Failed[/]   the {failed}: nothing is bought, and nothing is proven.\n")
     colour = _VERDICTS[comparison.verdict]
-    console.print(f"  [bold]Verdict[/]  [{colour}]{comparison.verdict}[/]{_scope(comparison)}\n")
+    console.print(f"  [bold]Verdict[/]  [{colour}]{comparison.verdict}[/]{_dim(compared_tensors(comparison))}\n")
     worst = comparison.worst
     lines = [
         ("Moved", moved_sentence(comparison) if comparison.moved_twice or comparison.late_reads else ""),
-        ("Worst", "" if worst is None else f"{worst.name}: {_distance(worst)}"),
+        ("Worst", "" if worst is None else f"{worst.name}: {distance_with_largest(worst)}"),
         *(("Baseline", sentence) for sentence in sides(comparison)),
         *(("Likely", cause) for cause in comparison.causes),
         ("Why", comparison.not_reproducible_because),
@@ -212,26 +239,8 @@ def _cells(row: Row, run: Measurement, baseline: Measurement | None) -> dict[str
     }
 
 
-def _scope(comparison: Comparison) -> str:
-    """The compared tensors in words, for the line of the verdict."""
-    parts = [
-        (comparison.n_gradients, "gradient", ""),
-        (len(comparison.input_gradients), "input gradient", ""),
-        (len(comparison.buffers), "buffer", ""),
-        (len(comparison.parameters), "parameter", f" after {count(comparison.n_steps, 'step')}"),
-        (len(comparison.rng), "random generator", ""),
-        (comparison.n_carried, "remembered value", ""),
-    ]
-    compared = [count(n, what) + after for n, what, after in parts if n]
-    compared += ["the output in eval mode"] if comparison.eval_output else []
-    return f"  [dim]over {', '.join(compared)}[/]" if compared else ""
-
-
-def _distance(diff: TensorDiff) -> str:
-    words = distance_in_words(diff)
-    if diff.max_abs is None or diff.relative_norm is None or diff.n_nonfinite:
-        return words
-    return f"{words}, largest difference {diff.max_abs:.2g}"
+def _dim(text: str) -> str:
+    return f"  [dim]{escape(text)}[/]" if text else ""
 
 
 def print_pipeline(run: PipelineRun, joint: JointPlan | None = None) -> None:
@@ -260,40 +269,9 @@ def print_pipeline(run: PipelineRun, joint: JointPlan | None = None) -> None:
     if joint is not None and (outcome := cap_outcome(run, joint)):
         console.print(f"  [{'green' if within_cap(run, joint) else 'bold red'}]{escape(outcome)}[/]\n")
     if run.gradients:
-        console.print(_truth_table(run))
+        console.print(table_of(moved_rows(run)))
     for note in run.notes:
         console.print(f"  [dim]{escape(note)}[/]")
-
-
-def _truth_table(run: PipelineRun) -> Table:
-    """A row for each of the three causes: how many gradients it moved, and how far."""
-    rows = []
-    for share in get_args(Share):
-        diffs: list[GradientDiff] = [getattr(entry, share) for entry in run.gradients]
-        lost = sum(diff.presence == "baseline only" for diff in diffs)
-        worst = max((diff.relative_norm for diff in diffs if diff.relative_norm is not None), default=None)
-        row = {
-            "gradients": f"moved by {share}",
-            "bitwise equal": f"{sum(diff.bitwise for diff in diffs)} of {len(diffs)}",
-            "rounding": str(sum(diff.verdict == "rounding" for diff in diffs)),
-            "different": str(sum(diff.verdict == "different" for diff in diffs) - lost),
-            "never came": str(lost),
-            "furthest": "none known" if worst is None else f"{worst:.2g}",
-        }
-        rows.append(row)
-    return table_of(rows)
-
-
-def history_document(history: MemoryHistory) -> dict[str, object]:
-    """The figures of each device with its stranded bytes, and what is alive at its peak. Columns are left out."""
-    devices = []
-    for device, run in zip(history.devices, history.runs):
-        simulated = [{**to_plain(row), "stranded_bytes": row.stranded_bytes} for row in device.simulated]
-        at = ledger(run)
-        peak = {"peak_bytes": at.total_bytes, "peak_phase": run.peak_phase, "at_peak_by_module": at.by_block}
-        plain = {**to_plain(device), "simulated": simulated, "stranded_bytes": device.stranded_bytes, **peak}
-        devices.append(plain)
-    return {"devices": devices}
 
 
 def print_history(history: MemoryHistory) -> None:

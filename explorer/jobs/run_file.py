@@ -25,6 +25,7 @@ from explorer.errors import BadInput, NotSaved, UnreadableFile
 from explorer.record.base import Record, from_msgpack, to_msgpack
 from explorer.record.bounded_file import read_file, unpack
 from explorer.record.comparison import Comparison
+from explorer.record.files import RUN_MAGIC as MAGIC
 from explorer.record.graph import RECORDED, ModelGraph, ModelRef
 from explorer.record.history import MemoryHistory
 from explorer.record.measurement import Measurement, RecordedRanks
@@ -44,7 +45,6 @@ KINDS: dict[str, type[Record]] = {
 
 LATEST = 253_000_000_000.0
 """Last date that can be shown, in seconds since 1970: in the year 9987."""
-MAGIC = b"checkpoint-explorer run\n"
 VERSION = 1
 _VERSION = struct.Struct("<H")
 _LENGTH = struct.Struct("<Q")
@@ -228,6 +228,27 @@ def _in_words(policy: Policy) -> str:
     n_offload = sum(len(unit.blocks) for unit in policy.units if unit.action == "offload")
     counted = {"recompute": len(policy.blocks) - n_offload, "offload": n_offload}
     return ", ".join(f"{what} {n}" for what, n in counted.items() if n) or "keep all"
+
+
+def step_in(name: str) -> Measurement | None:
+    """The step in a run file, of ranks the fullest, of a comparison the baseline; None if `name` is no run file.
+
+    Raises UnreadableFile, and BadInput for a run without a step that a forecast can begin from.
+    """
+    path = Path(name)
+    files = [path] if path.is_file() else files_of_ranks(path)
+    if not files:
+        return None
+    with files[0].open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            return None
+    stored = open_files([read_path(file) for file in files])
+    record = _run_of(stored)
+    graph = graph_of(record)
+    step = getattr(record, "baseline", getattr(record, "fullest", record))
+    if not isinstance(step, Measurement) or (step.graph is None and graph is None):
+        raise BadInput(f"{name} holds a {stored.kind} without a model's graph.", hint="Record or measure a step again.")
+    return replace(step, graph=step.graph or graph)
 
 
 def files_of_ranks(path: Path) -> list[Path]:

@@ -7,7 +7,9 @@ because the process that starts the other one cannot import torch: its CUDA buil
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -100,6 +102,22 @@ def run_on_card(script: Path, arguments: Sequence[str], n_steps: int | None) -> 
             hint="Put explorer.watch(model) or explorer.record_step(model) into it.",
         )
     return result
+
+
+def file_of_module(name: str) -> Path:
+    """The file that `python -m name` runs. Raises BadInput if there is none."""
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except ImportError:
+        spec = None
+    finally:
+        sys.path.remove(str(Path.cwd()))
+    if spec is None or spec.origin is None:
+        raise BadInput(f"There is no module {name} to run.", hint="Give the name that `python -m` would be given.")
+    return Path(spec.origin)
 
 
 def needs_cuda(script: Path, error: Exception) -> BadInput | None:

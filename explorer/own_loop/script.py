@@ -1,4 +1,4 @@
-"""A training script under watch: `python -m explorer run train.py --at 2 --on-oom oom.explorer -- --lr 1e-4`.
+"""A training script under watch: `checkpoint-explorer run train.py --at 2 --on-oom oom.explorer -- --lr 1e-4`.
 
 The models are found at the script's optimizers: outermost modules that together hold the parameters of all of them.
 Until the first step has ended, each new optimizer adds its models. The script is neither read nor changed. Arguments,
@@ -8,6 +8,7 @@ name and folder are those of `python train.py`.
 from __future__ import annotations
 
 import gc
+import re
 import runpy
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,20 +32,27 @@ StepLog = Callable[[int, dict[str, float]], object]
 class ScriptUnderWatch:
     """Runs a script once. `watch` is None if the script made no optimizer of a model."""
 
-    def __init__(self, script: Path, log: StepLog | None = None, **request: Any) -> None:
-        """`request`: fields of WatchRequest. `log`: see `Watch.log_to`. Raises BadInput for a missing script."""
+    def __init__(self, script: Path, log: StepLog | None = None, is_module: bool = False, **request: Any) -> None:
+        """`request`: fields of WatchRequest. `log`: see `Watch.log_to`. `is_module`: run as `python -m`.
+
+        Raises BadInput for a missing script.
+        """
         if not script.is_file():
             raise BadInput(f"There is no script {script}.", hint="Give the file that `python` would be given.")
         self.watch: Watch | None = None
+        self._module = module_of(script, is_module=is_module)
         self._log = log
         self._optimizers: list[Optimizer] = []
         self._script, self._request = script, WatchRequest(**request)
 
     def run(self, arguments: Sequence[str]) -> None:
         """Runs the script. Its errors and SystemExit pass through; an out-of-memory passes after its file is saved."""
-        with _as_main(self._script, arguments), self._optimizers_seen(), self._first_backward_heard():
+        with _as_main(self._script, arguments, self._module), self._optimizers_seen(), self._first_backward_heard():
             try:
-                runpy.run_path(str(self._script), run_name="__main__")
+                if self._module:
+                    runpy.run_module(self._module, run_name="__main__", alter_sys=True)
+                else:
+                    runpy.run_path(str(self._script), run_name="__main__")
             except Exception as error:
                 if self.watch is not None:
                     self.watch.refused(error)
@@ -143,12 +151,28 @@ def _variable_of(model: nn.Module) -> str:
     return name
 
 
+def module_of(script: Path, *, is_module: bool = False) -> str:
+    """`package.train` for a module, and for a file that imports from its own package (`from . import`); else empty.
+
+    Python runs such a file only as `python -m package.train`.
+    """
+    names, folder = [script.stem], script.resolve().parent
+    while (folder / "__init__.py").is_file():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    if is_module:
+        return ".".join(names)
+    is_relative = re.search(r"^\s*from \.", script.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+    return ".".join(names) if is_relative and len(names) > 1 else ""
+
+
 @contextmanager
-def _as_main(script: Path, arguments: Sequence[str]) -> Iterator[None]:
+def _as_main(script: Path, arguments: Sequence[str], module: str) -> Iterator[None]:
     """Sets sys.argv and the first import path as Python does for a script, and restores both."""
     before = (sys.argv, sys.path[:])
     sys.argv = [str(script), *arguments]
-    sys.path.insert(0, str(script.resolve().parent))
+    depth = module.count(".") if module else 0
+    sys.path.insert(0, str(script.resolve().parents[depth]))
     try:
         yield
     finally:

@@ -158,7 +158,7 @@ class Watch:
         if self._healer is not None:
             self._healer.close()
         self._end(None)
-        if self._request.last and self.runs and not self._closed:
+        if (self._request.last or self._request.steady) and self.runs and not self._closed:
             self._write(max(self.runs))
         self._release_reserve()
         self._closed = True
@@ -300,7 +300,7 @@ class Watch:
                 warnings.warn(f"Step {step} is recorded and not logged. {message_of(trouble)}.", stacklevel=2)
         first = {number for number in self.runs if number <= self._worst_of}
         worst = max(sorted(first), key=lambda number: self.runs[number].peak_bytes, default=None)
-        dropped = set(self.runs) - {step} if self._request.last else first
+        dropped = set(self.runs) - {step} if self._request.last or self._request.steady else first
         for other in dropped - {worst} - self._steps:
             del self.runs[other]
             if other in self.written:
@@ -316,11 +316,16 @@ class Watch:
             self.written[step] = self.runs[step].save(path)
             for line in (f"Wrote step {step} to {path}.", *checkpointing_lines(self.runs[step].measurement)):
                 self._request.say(line)
+            self._request.recorded(self.runs[step].measurement, path)
         except NotSaved as trouble:  # a full disk, say: hours of training are worth more than this file
             warnings.warn(f"Step {step} is recorded and has no file. {trouble}", stacklevel=2)
+        except Exception as trouble:
+            warnings.warn(f"Step {step} is in {path} and not printed. {message_of(trouble)}.", stacklevel=2)
 
     def _is_requested(self, step: int) -> bool:
-        return step in self._steps or step <= self._worst_of or self._request.last
+        if self._request.last or (self._request.steady and step == 1):
+            return True
+        return step in self._steps or step <= self._worst_of
 
     def _begin(self) -> None:
         step = self.n_steps + 1

@@ -9,6 +9,7 @@ from numbers import Integral
 from pathlib import Path
 
 from explorer.errors import BadInput
+from explorer.record.measurement import Measurement
 
 HEAL = "heal"
 """The value of `on_oom` for a step that runs again."""
@@ -24,14 +25,20 @@ class WatchRequest:
     files: str = ""
     last: bool = False
     """Every step is recorded, and the last one that ended is kept."""
+    steady: bool = False
+    """Step 2 is recorded, whose optimizer has its state. Step 1 is kept if the training takes no other."""
     stop: bool = False
     """The training ends when the last requested step is recorded."""
     say: Callable[[str], object] = lambda text: None
     """Gets a sentence when a file is written."""
+    recorded: Callable[[Measurement, Path], object] = lambda run, path: None
+    """Gets each requested step as soon as its file is written. An error of it is a warning."""
 
     def steps(self) -> frozenset[int]:
         """The requested steps. Raises BadInput for the whole request, like `watch`."""
         at = tuple(self.at) if isinstance(self.at, Iterable) else (self.at,)
+        if self.steady:
+            at = (*at, 2)
         if not at and not self.worst_of and self.on_oom is None and not self.last:
             raise BadInput("Nothing to watch for.", hint="Give at=(2, 100), worst_of=20 or on_oom='oom.explorer'.")
         if not all(isinstance(step, Integral) and step >= 1 for step in at) or self.worst_of < 0:

@@ -15,6 +15,9 @@ from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy
 from explorer.record.run import PipelinePlan, Ranks, RunSpec
 
+RUN_MAGIC = b"checkpoint-explorer run\n"
+"""First bytes of a run file."""
+
 
 class Evidence(Record):
     """Figures measured when the policy was made. None: not measured."""

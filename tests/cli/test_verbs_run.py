@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import io
 import json
-import runpy
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from explorer.cli.verbs import lab as verb
+from explorer.cli.verbs import run as run_verb
 from explorer.jobs import run_file
 from explorer.jobs.client import Worker
 from explorer.jobs.store import Store
@@ -290,7 +289,9 @@ from beside import WIDTH
 if __name__ == "__main__":
     assert sys.argv == ["train.py", "--lr", "0.1", "--steps", sys.argv[4]], sys.argv
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Dropout(0.5), torch.nn.Linear(WIDTH, 1))
+    blocks = [torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Tanh()) for _ in range(4)]
+    ends = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, 1)
+    model = torch.nn.Sequential(ends[0], torch.nn.Dropout(0.5), *blocks, ends[1])
     optimizer = torch.optim.SGD(model.parameters(), lr=float(sys.argv[2]))
     for i in range(int(sys.argv[4])):
         optimizer.zero_grad()
@@ -310,52 +311,20 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def alone(*command: str) -> str:
-    """What the script prints without the verb, in this process."""
-    printed = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed), pytest.raises(SystemExit):
-        patch.setattr(sys, "argv", list(command))
-        patch.syspath_prepend(".")
-        runpy.run_path(command[0], run_name="__main__")
-    return printed.getvalue()
-
-
 def test_the_script_prints_what_it_prints_alone_and_the_step_is_written(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
     arguments = ("--lr", "0.1", "--steps", "3")
     watched = run("run", "train.py", "--at", "2", "--on-oom", "oom.explorer", "--", *arguments)
-    assert watched.stdout == alone("train.py", *arguments) != ""
+    alone = subprocess.run([sys.executable, "train.py", *arguments], capture_output=True, text=True, check=True).stdout
+    assert watched.stdout == alone != ""
     step = from_msgpack(run_file.read((folder / "step2.explorer").read_bytes()).record, Measurement)
     assert step.recorded_in == "train.py, step 2" and step.by_fqn["2"].n_forward == 1 and step.spec.optimizer == "sgd"
     assert "step 2" in watched.stderr and "step 1" not in watched.stderr
     assert [path.name for path in folder.glob("*.explorer")] == ["step2.explorer"], (
         "the first is recorded, not asked for"
     )
-
-
-DEAD = """
-import torch
-from torch.utils.checkpoint import checkpoint
-entry, block, head = (torch.nn.Linear(8, 8) for _ in range(3))
-model = torch.nn.ModuleList([entry.requires_grad_(False), block, head])
-model.forward = lambda x: head(checkpoint(block, entry(x), use_reentrant=True))
-optimizer = torch.optim.SGD([*block.parameters(), *head.parameters()], lr=0.1)
-for _ in range(2):
-    model(torch.randn(4, 8)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
-
-
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
-def test_a_dead_checkpoint_of_the_script_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text(DEAD)
-    said = " ".join(run("run", "train.py", "--at", "2").stderr.split())
-    assert "dead: no input requires a gradient" in said
-    assert "2 of 4 trainable parameters got no gradient in this step: 1.weight, 1.bias." in said
 
 
 def test_what_the_script_raises_is_shown_and_what_was_missed_is_said(
@@ -378,4 +347,26 @@ def test_a_script_without_an_optimizer_and_no_script_at_all_are_one_sentence(
     without = run("run", "none.py", "--at", "1", code=2)
     assert "made no optimizer" in without.stderr and without.stdout == "done\n"
     assert "no script" in run("run", "nowhere.py", "--at", "1", code=2).stderr
-    assert "Nothing to watch" in run("run", "none.py", code=2).stderr
+    assert "made no optimizer" in run("run", "none.py", code=2).stderr
+
+
+def test_one_command_and_the_verbs_on_its_record(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    text = run("train.py", "--", "--lr", "0.1", "--steps", "4").stdout
+    assert text.startswith("train.py is taken for a training script") and "e+" not in text, "it ends after the record"
+    assert all(f"\n{label} " in text for label in ("Step", "Peak", "Held by", "Fits", "Helps", "Next"))
+    document = read("step2.explorer", "--card", "t4")
+    assert document["peak_bytes"] == read("measure", "step2.explorer")["step_peak_bytes"]
+    assert document["peak_bytes"] == sum(document["held"].values()) < document["card"]["reserved_bytes"]
+    assert "801.0 MiB: no. It refuses" in run("--card", "801MiB", "step2.explorer").stdout
+    assert "is no step" in run("run", "train.py", "--at", "two", code=2).stderr
+    planned = read("plan", "step2.explorer", "--budget", "80%", "--out", "policy.yaml")
+    assert planned["met"] and "taken for a policy" in run("policy.yaml").stdout
+    for name in ("measure", "compare"):
+        forecast = read(name, "step2.explorer", "--policy", "policy.yaml")
+        assert forecast["forecast"]["step_peak_bytes"] == planned["plan"]["step_peak_bytes"]
+        assert forecast["gradients"] == "not judged" and forecast["forecast"]["flop_ratio"] > 1
+    assert "No such command" in run("mesure", code=2).stderr and run("step2.explorer", "--html", "page.html")
+    monkeypatch.setattr(run_verb, "summarize", None)
+    with pytest.warns(UserWarning, match="not printed"):
+        assert "e" in run("run", "train.py", "--", "--lr", "0.1", "--steps", "3").stdout, "the training goes on"

@@ -268,9 +268,3 @@ def test_a_loop_that_steps_by_hand_is_told_so_at_its_first_backward(tmp_path: Pa
     lines, status = lines_of(tmp_path, "--at", "2", "--", "3", "by-hand")
     notice = next(i for i, line in enumerate(lines) if "without an optimizer of torch" in line)
     assert lines.index("trained 1") > notice and status == 2
-
-
-@pytest.mark.parametrize("words", [("--at", "two"), ("--stop",), ("--at", "last", "--stop"), ()])
-def test_a_request_that_cannot_be_met_is_refused_before_the_script_runs(tmp_path: Path, words: tuple[str, ...]) -> None:
-    lines, status = lines_of(tmp_path, *words)
-    assert status == 2 and "trained 1" not in lines and any("Error" in line for line in lines)

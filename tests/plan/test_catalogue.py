@@ -30,6 +30,7 @@ from explorer.plan.catalogue import (
     settings,
 )
 from explorer.plan.challenges import CHALLENGES, is_about, marks, peak_guesses
+from explorer.plan.recognize import recognize
 from explorer.record.comparison import Comparison
 from explorer.record.lab import Theme
 from explorer.record.policy import Policy
@@ -37,6 +38,7 @@ from explorer.record.run import RunSpec
 from tests.graphs import compared, gpt
 from tests.lab.added import ONE_MORE, with_one_more
 
+NET = "from torch import nn\nexit()\nclass Block(nn.Module):\n    def forward(self): ...\n"
 SOURCE = '''"""A chain of linears.
 
 It teaches that depth costs memory.
@@ -245,3 +247,23 @@ def test_a_file_that_is_no_lesson_is_named_with_its_fault(
     monkeypatch.setattr(lessons_file, "LAB", with_one_more(tmp_path, ONE_MORE.replace(written, instead)))
     with pytest.raises(UnreadableFile, match=rf"one_more\.py cannot be read as a lesson: .*{fault}"):
         lessons()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kind", "member"),
+    [
+        ("net.py", f"{NET}class Net(nn.Module):\n    def __init__(self): self.a = Block()\n", "model", ":Net"),
+        ("made.py", f"{NET}def make_net(n=3): ...", "model", ":make_net"),
+        ("loop.py", f"{NET}for i in range(3):\n    loss.backward()\n", "script", ""),
+        ("hydra.py", "from lib import main\nif __name__ == '__main__':\n    main()\n", "script", ""),
+        ("config.json", '{"model_type": "gpt2"}', "model", ""),
+        ("p.yaml", "version: 1", "policy", ""),
+        ("x.lock", '{"packages": {}, "step": {}}', "lock", ""),
+        ("any.thing", "checkpoint-explorer run\nrest", "run", ""),
+        ("t.json", '{"traceEvents": []}', "history", ""),
+    ],
+)
+def test_a_file_is_recognized_by_its_text(tmp_path: Path, name: str, text: str, kind: str, member: str) -> None:
+    (file := tmp_path / name).write_text(text)
+    source = recognize(str(file))
+    assert (source.kind, source.target) == (kind, f"{file}{member}") and name in source.sentence

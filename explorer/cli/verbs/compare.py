@@ -18,8 +18,18 @@ from explorer.cli.command import (
     print_json,
     verb,
 )
-from explorer.cli.options import KeepOptions, Model, PolicyName, PolicyOut, RankStepOptions, bounded, describe, file_on
-from explorer.cli.report import document, print_record
+from explorer.cli.options import (
+    KeepOptions,
+    Model,
+    PolicyName,
+    PolicyOut,
+    RankStepOptions,
+    bounded,
+    describe,
+    file_on,
+    recorded_step,
+)
+from explorer.cli.report import answer_forecast, document, print_record
 from explorer.cli.worker import ask, check_writable, finish, print_or_write, run_of, worker
 from explorer.errors import BadInput
 from explorer.jobs.client import Worker
@@ -27,6 +37,7 @@ from explorer.jobs.protocol import Compare, Measure
 from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.file import evidence_of
 from explorer.record.comparison import Comparison, Verdict
+from explorer.record.measurement import Measurement
 from explorer.record.run import N_PROBES, RunSpec
 
 _CODES: dict[Verdict, int] = {
@@ -76,9 +87,12 @@ def compare(
         )
     if step.predict and (only.quick or only.n_probes is not None):
         raise BadInput("--predict runs nothing, so there is nothing to probe.", hint="Leave --quick and --probe out.")
+    check_writable(keep.save, only.out)
+    if (recorded := recorded_step(model)) is not None:
+        _answer_recorded(recorded, policy, only, output)
+        return
     spec = replace(spec, n_probes=N_PROBES if only.n_probes is None else only.n_probes)
     baseline = replace(spec, ranks=None)
-    check_writable(keep.save, only.out)
     with worker() as engine:
         graph = describe(engine, baseline, without_data=step.predict)
         candidate = step.with_policy(spec, file_on(policy or "keep-all", graph))
@@ -98,6 +112,14 @@ def compare(
             print_or_write(policy_file.dumps(file), only.out)
     finish(compared.candidate if step.predict else compared, compared.failure, keep.save, output)
     raise typer.Exit(EQUAL if step.predict else _CODES[compared.verdict])
+
+
+def _answer_recorded(step: Measurement, policy: str, only: CompareOptions, output: Output) -> None:
+    assert step.graph is not None, "step_in refuses other runs"
+    chosen = file_on(policy, step.graph).policy
+    answer_forecast(step, chosen, output)
+    if only.out is not None:
+        print_or_write(policy_file.dumps(policy_file.file_of(chosen, step.graph)), only.out)
 
 
 def _predicted(engine: Worker, baseline: RunSpec, candidate: RunSpec) -> Comparison:

@@ -10,12 +10,13 @@ from msgspec.structs import replace
 from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, RunFailed, answer_console, print_json, table_of, verb
-from explorer.cli.options import PolicyName, describe, file_on, set_pairs
+from explorer.cli.options import PolicyName, describe, file_on
 from explorer.cli.worker import ask, worker
 from explorer.errors import BadInput, nearest
 from explorer.jobs.protocol import Compare, RunLab
 from explorer.plan.catalogue import lesson_called, lessons, settings
 from explorer.plan.challenges import CHALLENGES, marks
+from explorer.plan.recognize import set_pairs
 from explorer.record.graph import ModelRef
 from explorer.record.lab import LabOutcome, Lesson
 from explorer.view.lab import lab_origins, lab_table

@@ -20,8 +20,9 @@ from explorer.cli.options import (
     file_on,
     in_limits,
     in_step,
+    recorded_step,
 )
-from explorer.cli.report import document, print_ranks, print_record
+from explorer.cli.report import answer_forecast, document, print_ranks, print_record
 from explorer.cli.worker import ask, check_writable, finish, worker
 from explorer.errors import BadInput
 from explorer.jobs.protocol import Measure, MeasureRanks, ProfileStages
@@ -70,8 +71,11 @@ def measure(
         spec = dataclasses.replace(step, n_ranks=None).spec(model)
         _answer_pipeline(spec, policy, (extra.n_stages, n_ranks // extra.n_stages), output)
         return
-    spec = _spec(model, step, extra)
     check_writable(keep.save)
+    if (recorded := recorded_step(model)) is not None:
+        _answer_recorded(recorded, policy, keep, output)
+        return
+    spec = _spec(model, step, extra)
     with worker() as engine:
         spec = step.with_policy(spec, chosen_file(engine, policy, spec, without_data=step.predict))
         if spec.ranks is not None:
@@ -93,6 +97,20 @@ def measure(
         print_record(measured)
     _say_what_did_not_fit(measured, graph)
     finish(with_graph(measured, graph), measured.failure, keep.save, output)
+
+
+def _answer_recorded(step: Measurement, policy: str, keep: KeepOptions, output: Output) -> None:
+    """The recorded step, or its forecast under a policy. A recorded step is not run again: its script has the model."""
+    assert step.graph is not None, "step_in refuses other runs"
+    chosen = file_on(policy, step.graph).policy
+    if chosen.units:
+        answer_forecast(step, chosen, output)
+        return
+    if output.json:
+        print_json(document(step))
+    else:
+        print_record(step)
+    finish(step, step.failure, keep.save, output)
 
 
 def _spec(model: str, step: RankStepOptions, extra: MeasureOptions) -> RunSpec:

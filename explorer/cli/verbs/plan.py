@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, RunFailed, answer_console, errors_to_stderr, print_json, say, verb
-from explorer.cli.options import Model, PolicyOut, RankStepOptions, describe
+from explorer.cli.options import Model, PolicyOut, RankStepOptions, describe, recorded_step
 from explorer.cli.report import figures, print_card
 from explorer.cli.worker import check_writable, print_or_write, run_of, worker
 from explorer.errors import BadInput, InvalidPolicy
@@ -31,6 +31,7 @@ from explorer.plan.policy.file import evidence_of
 from explorer.plan.predict.baseline import keep_all_from
 from explorer.plan.predict.not_predicted import approximate, contradiction
 from explorer.plan.sizes import parse_share
+from explorer.plan.summary import forecast_step
 from explorer.plan.why.collectives import repeated, sent_bytes
 from explorer.record.base import to_plain
 from explorer.record.comparison import Comparison
@@ -102,14 +103,8 @@ def plan(
     if spec.ranks is not None and not step.predict:
         raise BadInput("A plan for ranks is made of a prediction.", hint="Add --predict.")
     check_writable(wish.out)
-    with worker() as engine:
-        graph = describe(engine, spec, without_data=step.predict)
-        if spec.ranks is None:
-            others: list[RankOffer] = []
-            first = _first_run(engine, spec, graph, predict=step.predict)
-            last = _confirmed(engine, first, Planner(first, graph), _solve(wish, spec, first), predict=step.predict)
-        else:
-            first, last, others = _on_ranks(engine, spec, graph, wish, step.reshard)
+    first, last, others = _planned(model, spec, wish, step)
+    graph = last.planner.graph
     tries = last.tries
     chosen, run = tries[-1]
     met = within_budget(chosen, run)
@@ -127,6 +122,29 @@ def plan(
             print_or_write(_policy_text(chosen, first, run, graph), wish.out)
     if not met:
         raise typer.Exit(DIFFERENT)
+
+
+def _planned(
+    model: str, spec: RunSpec, wish: BudgetOptions, step: RankStepOptions
+) -> tuple[Measurement, Confirmation, list[RankOffer]]:
+    """The first run, the plan with its run, and offers for other splits over ranks."""
+    if (recorded := recorded_step(model)) is not None:
+        return recorded, _forecast(recorded, _solve(wish, spec, recorded)), []
+    with worker() as engine:
+        graph = describe(engine, spec, without_data=step.predict)
+        if spec.ranks is not None:
+            return _on_ranks(engine, spec, graph, wish, step.reshard)
+        first = _first_run(engine, spec, graph, predict=step.predict)
+        last = _confirmed(engine, first, Planner(first, graph), _solve(wish, spec, first), predict=step.predict)
+        return first, last, []
+
+
+def _forecast(step: Measurement, solve: Callable[[Planner], Plan]) -> Confirmation:
+    """The plan for a recorded step, which only its own script could run: the forecast takes the place of a run."""
+    assert step.graph is not None, "step_in refuses other runs"
+    planner = Planner(step, step.graph)
+    chosen = solve(planner)
+    return Confirmation(planner=planner, tries=((chosen, forecast_step(step, chosen.policy)),), refused=())
 
 
 def _first_run(engine: Worker, spec: RunSpec, graph: ModelGraph, *, predict: bool) -> Measurement:
@@ -281,6 +299,8 @@ def _instead(offer: RankOffer) -> str:
 
 
 def _origin(run: Measurement) -> str:
+    if run.spec.model.is_recorded:
+        return "recorded" if run.origin == "recorded" else "by the forecast's own timeline"
     return "measured" if run.origin == "measured" else "played without data"
 
 

@@ -1,4 +1,4 @@
-"""`python -m explorer report [RUN]`: a stored run as one HTML file; `gallery --out FOLDER`: samples and lessons.
+"""`checkpoint-explorer report [RUN]`: a run in the terminal, or as one HTML file; `gallery`: samples and lessons.
 
 Without RUN `report` lists the stored runs. It opens a memory snapshot or a profiler trace of torch too.
 """
@@ -15,9 +15,16 @@ from rich.markup import escape
 
 from explorer.cli.command import Output, answer_console, print_json, say, table_of, verb
 from explorer.cli.options import describe
-from explorer.cli.report import history_document, print_history, with_plans
+from explorer.cli.report import (
+    document,
+    print_history,
+    print_lines,
+    print_pipeline,
+    print_ranks,
+    print_record,
+    with_plans,
+)
 from explorer.cli.worker import ask, check_writable, make_folder, print_or_write, worker
-from explorer.errors import BadInput
 from explorer.jobs import run_file
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Measure, RunLab
@@ -26,10 +33,13 @@ from explorer.jobs.store import Store
 from explorer.plan.card.opened import is_history, read_history
 from explorer.plan.catalogue import Sample, catalogue, default_size, lessons, recorded_sample
 from explorer.plan.export.traces import RUN_EXPORTS, runs_in
-from explorer.record.base import from_msgpack
+from explorer.plan.summary import history_document, summarize, summary_lines
+from explorer.record.base import from_msgpack, to_plain
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelRef
 from explorer.record.history import MemoryHistory
+from explorer.record.measurement import Measurement, RecordedRanks
+from explorer.record.pipeline import PipelineRun
 from explorer.record.run import RunSpec
 from explorer.view.report.explorable import Exhibit, index_text, lesson_text
 from explorer.view.report.html import PLOTLY_FILE, plotly_js
@@ -45,7 +55,7 @@ ReportPath = Annotated[
 
 @verb
 def report(output: Output, run: Which = None, out: ReportPath = None) -> None:
-    """A run as one HTML file that answers a reader: blocks, presets and a budget to choose; no server, no network.
+    """A run in the terminal, or with --out as one HTML file that answers a reader: blocks, presets and a budget.
 
     A memory snapshot of torch is written as tables.
     A file name that ends in .perfetto.json or .speedscope.json writes the run's memory for these programs.
@@ -55,16 +65,37 @@ def report(output: Output, run: Which = None, out: ReportPath = None) -> None:
         return
     check_writable(out)
     reported = load_run(run)
-    if out is None and isinstance(reported.run, MemoryHistory):
-        if output.json:
-            print_json(history_document(reported.run))
-        else:
-            print_history(reported.run)
-        return
     if out is None:
-        raise BadInput(f"No file is named for the report of {run}.", hint="Give --out report.html.")
+        if output.json:
+            print_json(document_of(reported.run))
+        else:
+            print_run(reported.run, run)
+        return
     suffix = next((suffix for suffix in RUN_EXPORTS if out.name.endswith(suffix)), None)
     print_or_write(RUN_EXPORTS[suffix](runs_in(reported.run)) if suffix else report_text(with_plans(reported)), out)
+
+
+def print_run(run: Reported, name: str) -> None:
+    """To stdout: the lines of a step, the tables of a comparison, of a pipeline or of a snapshot."""
+    if isinstance(run, Measurement):
+        print_lines(summary_lines(summarize(run, name=name)))
+    elif isinstance(run, Comparison):
+        print_record(run)
+    elif isinstance(run, PipelineRun):
+        print_pipeline(run)
+    elif isinstance(run, RecordedRanks):
+        print_ranks(run)
+    else:
+        print_history(run)
+
+
+def document_of(run: Reported) -> dict[str, object]:
+    """The record with its headline figures."""
+    if isinstance(run, MemoryHistory):
+        return history_document(run)
+    if isinstance(run, (Measurement, Comparison)):
+        return document(run)
+    return {**run.headlines(), **to_plain(run)}
 
 
 def load_run(which: str) -> ReportOf:

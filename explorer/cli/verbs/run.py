@@ -1,11 +1,13 @@
-"""`python -m explorer run train.py --at 2 --on-oom oom.explorer -- --lr 1e-4`: a training script, under watch.
+"""`checkpoint-explorer run train.py --at 2 --on-oom oom.explorer -- --lr 1e-4`: a training script, under watch.
 
-With `--card h100` it runs on a card that is not there, see explorer/own_loop/on_card.py.
+Without options a good step is recorded and printed. With `--card h100` the script runs on a card that is not there, see
+explorer/own_loop/on_card.py.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +17,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from explorer.cli.command import COULD_NOT_RUN, DIFFERENT, Output, answer_console, print_json, say, verb
-from explorer.cli.report import print_record
+from explorer.cli.command import COULD_NOT_RUN, DIFFERENT, CleanConsole, Output, answer_console, print_json, say, verb
+from explorer.cli.report import print_lines, print_record
 from explorer.errors import BadInput, ExplorerError
 from explorer.jobs.run_file import stored_record, write, write_file
 from explorer.plan.names import listed
+from explorer.plan.summary import Summary, summarize, summary_document, summary_lines
 from explorer.record.measurement import Measurement
 from explorer.view.drawing.units import count, mib
 
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     from explorer.own_loop.on_card import StepsOnCard
     from explorer.own_loop.watch import Watch
 
-Script = Annotated[Path, typer.Argument(metavar="SCRIPT", help="A training script: what `python` would be given.")]
+Script = Annotated[str, typer.Argument(metavar="SCRIPT", help="A training script: what `python` would be given.")]
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="The script's own arguments.")]
 At = Annotated[
     list[str] | None,
@@ -42,6 +45,7 @@ OnOom = Annotated[
     typer.Option("--on-oom", metavar="FILE", help="Write what is held when memory is refused; `heal`: go on."),
 ]
 Files = Annotated[str, typer.Option("--out", metavar="PATTERN", help="Where a step is written; {step} is its number.")]
+Module = Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as for `python -m package.train`.")]
 OnCard = Annotated[
     str | None,
     typer.Option("--card", metavar="CARD", help="Run on a card that is not there: `h100` or `24GiB`. No GPU needed."),
@@ -79,15 +83,19 @@ class Chosen:
     on_oom: OnOom = None
     out: Files = "step{step}.explorer"
     stop: Stop = False
+    module: Module = False
+
+    @property
+    def is_plain(self) -> bool:
+        """True if no step is named: a good step is then recorded."""
+        return not self.at and self.on_oom is None and not self.worst_of
 
     def steps(self) -> tuple[int, ...]:
-        """The numbers in `--at`. Raises BadInput for what is neither a number nor `last`, and for an empty request."""
+        """The numbers in `--at`. Raises BadInput for what is neither a number nor `last`."""
         numbers = [step for step in self.at or () if step != "last"]
-        if not self.at and self.on_oom is None and not self.worst_of:
-            raise BadInput("Nothing to watch for.", hint="Give --at 2 for the second step, or --on-oom oom.explorer.")
         if wrong := [step for step in numbers if not step.isdecimal()]:
             raise BadInput(f"--at {wrong[0]} is no step.", hint="Give a number from 1 on, or `last`.")
-        if self.stop and ("last" in (self.at or ()) or not (numbers or self.worst_of)):
+        if self.stop and not self.is_plain and ("last" in (self.at or ()) or not (numbers or self.worst_of)):
             raise BadInput("--stop has no step to stop after.", hint="Give --at 2 or --worst-of 10 with it.")
         return tuple(map(int, numbers))
 
@@ -101,24 +109,50 @@ def run(
     card: OnCard = None,
     steps: Steps = None,
 ) -> None:
-    """A training script, unmodified, with chosen steps recorded. Under torchrun each rank writes its own files."""
+    """A training script, unmodified, with chosen steps recorded. Under torchrun each rank writes its own files.
+
+    Without --at, --worst-of and --on-oom a good step is recorded and printed: the second, if the training takes two.
+    """
+    path = Path(script)
+    if chosen.module:
+        from explorer.own_loop.on_card import file_of_module
+
+        path = file_of_module(script)
     if card is not None:
-        _on_card(OnCardRequest(card=card, steps=steps, out=chosen.out, json=output.json), script, arguments or [])
+        _on_card(OnCardRequest(card=card, steps=steps, out=chosen.out, json=output.json), path, arguments or [])
         return
-    if steps is not None or output.json:
+    if steps is not None or (output.json and not chosen.is_plain):
         raise BadInput("--steps and --json belong to --card.", hint="Add --card h100, or leave them out.")
-    _under_watch(script, arguments or [], chosen)
+    summaries: list[Summary] = []
+
+    def recorded(run: Measurement, file: Path) -> None:
+        summaries.append(summarize(run, name=str(file)))
+        if chosen.is_plain and not output.json:
+            print_lines(summary_lines(summaries[-1]))
+            sys.stdout.flush()
+        elif not chosen.is_plain:  # stdout is the script's own
+            print_lines(summary_lines(summaries[-1]), CleanConsole(stderr=True, highlight=False))
+
+    with redirect_stdout(sys.stderr if output.json else sys.stdout):
+        under_watch(path, arguments or [], chosen, recorded)
+    if output.json:
+        print_json(summary_document(summaries[-1]))
 
 
-def _under_watch(script: Path, arguments: list[str], chosen: Chosen) -> None:
-    """Runs the script in this process, with the chosen steps recorded."""
+def under_watch(
+    script: Path, arguments: list[str], chosen: Chosen, recorded: Callable[[Measurement, Path], None]
+) -> None:
+    """Runs the script in this process, with the chosen steps recorded. Raises BadInput if no step was."""
     steps = chosen.steps()
     from explorer.own_loop.on_card import needs_cuda
     from explorer.own_loop.script import ScriptUnderWatch  # torch: no other verb needs it in this process
 
     watched = ScriptUnderWatch(
         script,
+        is_module=chosen.module,
         at=steps,
+        steady=chosen.is_plain,
+        recorded=recorded,
         last="last" in (chosen.at or ()),
         worst_of=chosen.worst_of,
         on_oom=chosen.on_oom,
@@ -146,9 +180,16 @@ def _under_watch(script: Path, arguments: list[str], chosen: Chosen) -> None:
             f"{script} made no optimizer of a model's parameters, so no step could be found.",
             hint="Put explorer.watch(model) or explorer.record_step(model) into it.",
         )
-    missed = [step for step in steps if step not in watched.watch.written]
+    _check_written(script, watched.watch, chosen)
+
+
+def _check_written(script: Path, watch: Watch, chosen: Chosen) -> None:
+    """Raises BadInput for requested steps without a file."""
+    missed = [f"step {step}" for step in chosen.steps() if step not in watch.written]
+    if chosen.is_plain and not watch.written:
+        missed = ["any"]
     if missed:
-        n_taken, which = count(watched.watch.n_steps, "step"), listed([f"step {step}" for step in missed])
+        n_taken, which = count(watch.n_steps, "step"), listed(missed)
         raise BadInput(
             f"{script} took {n_taken}; no file was written of {which}.",
             hint="Steps are counted from 1, by the optimizer; a warning says why one that was taken is missing.",

@@ -168,6 +168,11 @@ class Planner:
             self._floor = self._lowest(None)
         return self._floor
 
+    @property
+    def graph(self) -> ModelGraph:
+        """The graph that the plans are for."""
+        return self._graph
+
     def within(self, budget_bytes: int, *, seconds: float | None = None) -> Plan:
         """The cheapest plan whose peak is within the budget. Raises BadInput, with the lowest peak, if none is."""
         plan = self._cheapest(budget_bytes, seconds=seconds)

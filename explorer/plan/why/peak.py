@@ -44,12 +44,12 @@ class PeakCase:
         return cost.saved_after_forward_bytes if cost else 0
 
 
-def toggled(case: PeakCase, fqn: str) -> str:
-    """The block a person would toggle to reach `fqn`: a repeated block, else its first entry of a container."""
+def toggled_block(fqn: str, graph: ModelGraph | None) -> str:
+    """The block that you would toggle to reach `fqn`: a repeated block, else its first entry of a container."""
     parts = fqn.split(".")
     entry = next((i for i, part in enumerate(parts) if part.isdecimal()), len(parts))
     usual = ".".join(parts[: entry + 1])
-    return next((block for block in lineage(fqn) if case.graph and block in case.graph.repeated), usual)
+    return next((block for block in lineage(fqn) if graph and block in graph.repeated), usual)
 
 
 def unit_name(fqns: tuple[str, ...]) -> str:
@@ -230,7 +230,7 @@ def _kept_activations(case: PeakCase) -> str:
     saved: dict[str, int] = {}
     for cell in case.new.cells:
         if cell.role == "saved activation" and not any(is_within(cell.block, fqn) for fqn in case.named):
-            block = toggled(case, cell.block)
+            block = toggled_block(cell.block, case.graph)
             saved[block] = saved.get(block, 0) + cell.n_bytes
     if not saved:
         return ""

@@ -267,3 +267,26 @@ def state_change_table(comparison: Comparison) -> list[dict[str, object]]:
         }
         for change in comparison.state_changes
     ]
+
+
+def compared_tensors(comparison: Comparison) -> str:
+    """`over 12 gradients, 3 buffers`; empty: nothing was compared."""
+    parts = [
+        (comparison.n_gradients, "gradient", ""),
+        (len(comparison.input_gradients), "input gradient", ""),
+        (len(comparison.buffers), "buffer", ""),
+        (len(comparison.parameters), "parameter", f" after {count(comparison.n_steps, 'step')}"),
+        (len(comparison.rng), "random generator", ""),
+        (comparison.n_carried, "remembered value", ""),
+    ]
+    compared = [count(n, what) + after for n, what, after in parts if n]
+    compared += ["the output in eval mode"] if comparison.eval_output else []
+    return f"over {', '.join(compared)}" if compared else ""
+
+
+def distance_with_largest(diff: TensorDiff) -> str:
+    """The distance in words, and the largest difference if all numbers are finite."""
+    words = distance_in_words(diff)
+    if diff.max_abs is None or diff.relative_norm is None or diff.n_nonfinite:
+        return words
+    return f"{words}, largest difference {diff.max_abs:.2g}"

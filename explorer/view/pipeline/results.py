@@ -239,6 +239,25 @@ def truth_table(run: PipelineRun) -> list[dict[str, object]]:
     ]
 
 
+def moved_rows(run: PipelineRun) -> list[dict[str, str]]:
+    """A row for each of the three causes: how many gradients it moved, and how far."""
+    rows = []
+    for share in SHARES:
+        diffs: list[TensorDiff] = [getattr(entry, share) for entry in run.gradients]
+        lost = sum(diff.presence == "baseline only" for diff in diffs)
+        worst = max((diff.relative_norm for diff in diffs if diff.relative_norm is not None), default=None)
+        row = {
+            "gradients": f"moved by {share}",
+            "bitwise equal": f"{sum(diff.bitwise for diff in diffs)} of {len(diffs)}",
+            "rounding": str(sum(diff.verdict == "rounding" for diff in diffs)),
+            "different": str(sum(diff.verdict == "different" for diff in diffs) - lost),
+            "never came": str(lost),
+            "furthest": "none known" if worst is None else f"{worst:.2g}",
+        }
+        rows.append(row)
+    return rows
+
+
 def _distance(diff: TensorDiff) -> str:
     if diff.bitwise:
         return "0 (bitwise)"

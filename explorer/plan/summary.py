@@ -1,0 +1,331 @@
+"""A step in about twelve lines: its peak and what holds it, whether it fits, the cheapest changes, the next command.
+
+`explain_one` in peak.py says why a peak is where it is, in sentences. Each line here has a label and figures, for the
+first look in a terminal. `Summary` has the same figures for a program.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from msgspec.structs import replace
+
+from explorer.errors import BadInput, ExplorerError
+from explorer.plan.card.step_on_card import memory_on
+from explorer.plan.memory.ledger import PLURAL, in_place, largest_roles, ledger
+from explorer.plan.memory.next_step import next_step
+from explorer.plan.names import some
+from explorer.plan.planners.planner import Planner
+from explorer.plan.predict.forecaster import Forecaster
+from explorer.plan.sizes import mib, mib_up
+from explorer.plan.why.caveats import bytes_outside, peak_caveats, why_not_predicted
+from explorer.plan.why.peak import toggled_block
+from explorer.record.allocations import Ledger
+from explorer.record.base import to_plain
+from explorer.record.card import Card, CardMemory
+from explorer.record.files import Lock, PolicyFile
+from explorer.record.graph import ModelGraph
+from explorer.record.history import MemoryHistory
+from explorer.record.measurement import Measurement
+from explorer.record.plan import Forecast, Plan
+from explorer.record.policy import Policy
+
+SHARES = (0.85, 0.7, 0.5)
+"""Budgets of the changes, as shares of the peak. The planner finds the cheapest policy under each."""
+NOT_JUDGED = "not judged"
+STATES = 4
+FULL = 0.5
+"""Share of the machine's memory above which a model's step is predicted and not run."""
+_MOST_HOLDERS = 4
+_SMALL_SHARE = 0.02
+
+Line = tuple[str, str]
+"""Label and text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A change of the step, with predicted figures."""
+
+    what: str
+    policy: Policy
+    peak_bytes: int
+    change_share: float
+    """Of the peak; below zero: the peak drops."""
+    cost_ratio: float | None
+    """Cost of the step over its cost without the change; None: unknown."""
+    cost_unit: Literal["ms", "FLOPs"]
+    gradients: str = NOT_JUDGED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """The figures behind the lines. Bytes of a first step are those of the step that follows it."""
+
+    model: str
+    n_parameters: int | None
+    step: str
+    batch: str
+    origin: str
+    device: str
+    peak_bytes: int | None
+    peak_is_lower_bound: bool
+    moment: str
+    held: dict[str, int]
+    """Bytes at the peak by role, the largest first."""
+    largest_blocks: dict[str, int]
+    """Saved activations at the peak by block, the largest first."""
+    total_memory_bytes: int | None
+    card: CardMemory | None
+    card_refused: str
+    """Why the card could not be filled; empty: it was, or none was asked for."""
+    changes: tuple[Change, ...]
+    no_change: str
+    """Why no change is offered; empty: there are some."""
+    caveats: tuple[str, ...]
+    failure: str
+    next: str
+
+
+def summarize(run: Measurement, *, name: str, card: Card | None = None) -> Summary:
+    """The summary of `run`. `name` is what a command line calls the run or its model."""
+    step = next_step(run)
+    at = ledger(step) if step.allocations is not None else None
+    on_card, refused = _on_card(run, card)
+    changes, no_change = _changes(step) if run.complete else ((), "The step was cut short, so no change is predicted.")
+    root = None if run.graph is None else run.graph.by_fqn[""]
+    return Summary(
+        model=run.spec.model.target if root is None else root.kind,
+        n_parameters=None if run.graph is None else run.graph.n_parameters,
+        step=run.recorded_in or f"one step of {run.spec.model.target} ({run.spec.optimizer})",
+        batch=run.batch,
+        origin=run.origin if step is run else "predicted from the first step",
+        device=f"{run.environment.device_name} ({run.environment.device})",
+        peak_bytes=step.held_peak_bytes,
+        peak_is_lower_bound=bool(bytes_outside(run)) or not run.complete,
+        moment="" if at is None else in_place(at),
+        held={} if at is None else dict(largest_roles(at)),
+        largest_blocks={} if at is None else _largest_blocks(at, run),
+        total_memory_bytes=run.environment.total_memory_bytes,
+        card=on_card,
+        card_refused=refused,
+        changes=changes,
+        no_change=no_change,
+        caveats=tuple(peak_caveats(run)),
+        failure="" if run.failure is None else run.failure.sentence,
+        next=_next_command(name, changes),
+    )
+
+
+def _on_card(run: Measurement, card: Card | None) -> tuple[CardMemory | None, str]:
+    """The step on `card`, or the reason why it could not be played there."""
+    if run.card is not None or card is None:
+        return run.card, ""
+    following = next_step(run)
+    try:
+        return memory_on(card, following, None if following is run else run), ""
+    except ExplorerError as error:
+        return None, str(error)
+
+
+def _largest_blocks(at: Ledger, run: Measurement) -> dict[str, int]:
+    saved: dict[str, int] = {}
+    for cell in at.cells:
+        if cell.role == "saved activation":
+            block = toggled_block(cell.block, run.graph)
+            saved[block] = saved.get(block, 0) + cell.n_bytes
+    return dict(sorted(saved.items(), key=lambda item: -item[1]))
+
+
+def _changes(step: Measurement) -> tuple[tuple[Change, ...], str]:
+    """The cheapest policies under SHARES of the peak, or the reason why there is none."""
+    if step.graph is None:
+        return (), "The run has no graph of its model, so no change is predicted."
+    by_peak: dict[int, Change] = {}
+    reason = ""
+    try:
+        planner = Planner(step, step.graph)
+        for share in SHARES:
+            plan = planner.within(int(planner.keep_all_bytes * share))
+            by_peak.setdefault(plan.step_peak_bytes, _change(plan))
+    except ExplorerError as error:  # no policy is below this share, so none is below the next
+        reason = str(error)
+    return tuple(by_peak.values()), "" if by_peak else reason
+
+
+def _change(plan: Plan) -> Change:
+    ratio = 1 + plan.extra_cost / plan.step_cost if plan.step_cost else None
+    return Change(
+        what=f"recompute {some(plan.policy.blocks)}",
+        policy=plan.policy,
+        peak_bytes=plan.step_peak_bytes,
+        change_share=plan.step_peak_bytes / max(plan.baseline_step_peak_bytes, 1) - 1,
+        cost_ratio=ratio,
+        cost_unit=plan.cost_unit,
+    )
+
+
+def _next_command(name: str, changes: tuple[Change, ...]) -> str:
+    """The command that writes the policy of the largest change, else the page of the run."""
+    if not changes:
+        return f"checkpoint-explorer report {shlex.quote(name)} --out report.html"
+    budget = mib_up(changes[-1].peak_bytes).replace(" ", "").replace(",", "")
+    return f"checkpoint-explorer plan {shlex.quote(name)} --budget {budget} --out policy.yaml"
+
+
+def summary_document(summary: Summary) -> dict[str, object]:
+    """The fields for a program. Of a card the figures, and not its lines over the step."""
+    card = summary.card
+    document = {field.name: getattr(summary, field.name) for field in fields(summary)}
+    if card is not None:
+        document["card"] = {"name": card.card.name, **card.headlines(), "refused": card.refused}
+    return document
+
+
+def summary_lines(summary: Summary) -> Iterator[Line]:
+    """The lines of a terminal, a label and a text each."""
+    size = "" if summary.n_parameters is None else f", {summary.n_parameters:,} parameters"
+    batch = f", batch {summary.batch}" if summary.batch else ""
+    yield "Step", f"{summary.model}{size}: {summary.step}{batch}, on {summary.device}"
+    if summary.failure:
+        yield "Refused", summary.failure
+    if summary.peak_bytes is not None:
+        bound = "at least " if summary.peak_is_lower_bound else ""
+        yield "Peak", f"{bound}{mib(summary.peak_bytes)} {summary.origin}, {summary.moment}"
+    if holders := held_text(summary):
+        yield "Held by", holders
+    yield "Fits", fits_text(summary)
+    for number, change in enumerate(summary.changes):
+        yield "Helps" if number == 0 else "", change_text(change)
+    if summary.no_change:
+        yield "Helps", summary.no_change
+    for caveat in summary.caveats[:2]:
+        yield "Note", caveat
+    yield "Next", summary.next
+
+
+def held_text(summary: Summary) -> str:
+    """`36.1 MiB saved activations (h.0 9.0 MiB, ...), 6.1 MiB optimizer state`."""
+    parts = []
+    for role, n_bytes in list(summary.held.items())[:_MOST_HOLDERS]:
+        if n_bytes < _SMALL_SHARE * (summary.peak_bytes or 0):
+            continue
+        part = f"{mib(n_bytes)} {PLURAL.get(role, role)}"  # type: ignore[call-overload]
+        if role == "saved activation":
+            blocks = list(summary.largest_blocks.items())[:3]
+            named = [f"{block or 'the model itself'} {mib(size)}" for block, size in blocks]
+            part += f" (most in {', '.join(named)})"
+        parts.append(part)
+    return ", ".join(parts)
+
+
+def fits_text(summary: Summary) -> str:
+    """Whether the step fits its own device, and the card that was asked for."""
+    card, peak = summary.card, summary.peak_bytes
+    if card is not None and card.refused is not None:
+        request = card.refused
+        block = f" of {request.block}" if request.block else ""
+        where = "before the first step" if request.tick == 0 else f"in {request.phase}{block}, step {request.step}"
+        return (
+            f"{card.card.name}: no. It refuses {mib(request.n_bytes)} {where}, with "
+            f"{mib(request.reserved_bytes)} reserved (simulated)"
+        )
+    if card is not None:
+        return f"{card.card.name}: yes, {mib(card.reserved_bytes)} reserved of {mib(card.card.total_bytes)} (simulated)"
+    if summary.card_refused:
+        return f"not known: {summary.card_refused}"
+    total = summary.total_memory_bytes
+    if total is None or peak is None:
+        return "not known for this machine; --card NAME says it for a GPU"
+    word = "no" if summary.failure or peak > total else "yes"
+    return f"this machine: {word}, {mib(peak)} of {mib(total)}; --card NAME says it for a GPU"
+
+
+def change_text(change: Change) -> str:
+    """`recompute h.0   10.6 MiB  -18 %  FLOPs +8 %  gradients not judged`."""
+    price = "price unknown"
+    if change.cost_ratio is not None and change.cost_unit == "ms":
+        price = f"time ×{change.cost_ratio:.2f} (predicted)"
+    elif change.cost_ratio is not None:
+        price = f"FLOPs +{change.cost_ratio - 1:.0%}".replace("%", " %")
+    share = f"{change.change_share:+.0%}".replace("%", " %").replace("-", "\N{MINUS SIGN}")
+    return f"{change.what}: {mib(change.peak_bytes)} ({share}), {price}, gradients {change.gradients}"
+
+
+def forecast_step(step: Measurement, policy: Policy) -> Measurement:
+    """The timeline of a recorded step under `policy`, predicted; figures by block are unknown.
+
+    Raises BadInput if the policy has no forecast.
+    """
+    predicted = Forecaster(step, step.graph).step(policy)
+    if predicted is None:
+        why = why_not_predicted(policy, step.graph, Forecast())
+        raise BadInput(f"The policy has no forecast on this step. {why}".strip(), hint="Run it in your own loop.")
+    return replace(predicted, graph=step.graph, blocks=())
+
+
+def forecast_document(step: Measurement, policy: Policy) -> dict[str, object]:
+    """The forecast of `policy` on a recorded step, for a program."""
+    forecast = Forecaster(step, step.graph).forecast(policy)
+    return {"policy": policy, "forecast": forecast, "gradients": NOT_JUDGED}
+
+
+def forecast_lines(step: Measurement, policy: Policy) -> Iterator[Line]:
+    """A recorded step beside its forecast under `policy`. Nothing runs, so no gradient is judged."""
+    forecast = Forecaster(step, step.graph).forecast(policy)
+    yield "Policy", f"recompute {some(policy.blocks)}" if policy.blocks else "everything kept"
+    yield "Peak", _from_to(step.step_peak_bytes, forecast.step_peak_bytes)
+    yield "Saved", _from_to(step.saved_after_forward_bytes, forecast.saved_after_forward_bytes)
+    flops = "not predicted" if forecast.flop_ratio is None else f"{forecast.flop_ratio - 1:+.0%}".replace("%", " %")
+    yield "FLOPs", flops
+    yield "Gradients", f"{NOT_JUDGED}: a recorded step is not run again; explorer.judge compares two steps of your loop"
+    if why := why_not_predicted(policy, step.graph, forecast):
+        yield "Note", why
+
+
+def _from_to(before: int | None, after: int | None) -> str:
+    if before is None or after is None:
+        return "not predicted"
+    change = f"{after / max(before, 1) - 1:+.0%}".replace("%", " %").replace("-", "\N{MINUS SIGN}")
+    return f"{mib(before)} recorded, {mib(after)} predicted ({change})"
+
+
+def policy_lines(file: PolicyFile, name: str) -> Iterator[Line]:
+    """A policy file, its evidence, and the command that checks it on its model."""
+    yield "Policy", f"recompute {some(file.policy.blocks)}" if file.policy.blocks else "everything kept"
+    if file.evidence is not None and file.evidence.step_peak_bytes is not None:
+        verdict = file.evidence.verdict or NOT_JUDGED
+        yield "Evidence", f"peak {mib(file.evidence.step_peak_bytes)} measured, gradients {verdict}"
+    target = "MODEL" if file.model is None or file.model.is_recorded else file.model.target
+    yield "Next", f"checkpoint-explorer check {shlex.quote(name)} {shlex.quote(target)}"
+
+
+def lock_lines(lock: Lock, name: str) -> Iterator[Line]:
+    """A lock, and the command that holds its step against the code of today."""
+    target = lock.run.model.target
+    yield "Lock", f"{target} under {lock.policy}: peak {mib(lock.step.peak_bytes)} predicted"
+    yield "Next", f"checkpoint-explorer lock {shlex.quote(target)} --check {shlex.quote(name)}"
+
+
+def history_document(history: MemoryHistory) -> dict[str, object]:
+    """The figures of each device with its stranded bytes, and what is alive at its peak. Columns are left out."""
+    devices = []
+    for device, run in zip(history.devices, history.runs):
+        simulated = [{**to_plain(row), "stranded_bytes": row.stranded_bytes} for row in device.simulated]
+        at = ledger(run)
+        peak = {"peak_bytes": at.total_bytes, "peak_phase": run.peak_phase, "at_peak_by_module": at.by_block}
+        plain = {**to_plain(device), "simulated": simulated, "stranded_bytes": device.stranded_bytes, **peak}
+        devices.append(plain)
+    return {"devices": devices}
+
+
+def is_too_large(graph: ModelGraph) -> bool:
+    """Whether a step of AdamW would take most of this machine's memory: weights, gradients and two moments."""
+    if not hasattr(os, "sysconf"):
+        return False
+    total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return STATES * graph.by_fqn[""].parameter_bytes > FULL * total_bytes
