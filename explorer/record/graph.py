@@ -40,6 +40,9 @@ Trait = Literal[
     "kept_region",  # torch_remat keeps what it saves, and replays what it is given
     "replayed",  # torch_remat runs it again, with the block around
     "checkpointing_layer",  # a layer that transformers can recompute by a flag of the layer
+    "departs",  # run again after the forward, on equal arguments, it returns something else or fails
+    "reads_late",  # its code reads a value that is another one after the forward: `late_reads`
+    "moves_shared",  # changes data outside of all modules whenever it runs: `moved_shared`
     "rng_last",  # its last operation draws random numbers: early stop may skip what it stored
 ]
 
@@ -130,6 +133,10 @@ class Block(Record):
     """The sibling before this block in a chain. Only this block uses the sibling's output, and its other inputs are
     inputs of the sibling. Both may be recomputed as one segment. Empty string: no sibling; None: not observed."""
     traits: tuple[Trait, ...] = ()
+    late_reads: tuple[str, ...] = ()
+    """Values that the code of the block reads and that differ once the forward is over, each with both values."""
+    moved_shared: tuple[str, ...] = ()
+    """Names of data outside of all modules that change whenever the block runs."""
     shares_parameters_with: tuple[str, ...] = ()
     repeat_of: str | None = None
     """First of a run of equal siblings in a container; None for the first itself and for the unique."""

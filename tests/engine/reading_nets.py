@@ -321,6 +321,11 @@ def lazy_table() -> Any:
 
 
 @harmless
+def losses_in_a_new_list() -> Any:
+    return Net(lambda: Block(lambda block: setattr(block, "state", [torch.ones(1)]) or 1.0)), plain_loss
+
+
+@harmless
 def norm_and_dropout() -> Any:
     def block() -> Block:
         block = Block(lambda block: 1.0)

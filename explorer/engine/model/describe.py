@@ -26,11 +26,12 @@ from explorer.engine.model.loaded import HOOKS_ARE_NEEDED, REFUSES_HOOKS, Loaded
 from explorer.engine.state.rng import RngState
 from explorer.engine.state.snapshot import SharedSnapshot
 from explorer.engine.watch.block_facts import BlockNotes, Consecutive
+from explorer.engine.watch.dry_rerun import DryRerun
 from explorer.engine.watch.edges import edges_and_joins
 from explorer.engine.watch.forward import ForwardWatch
 from explorer.engine.watch.rerun_traits import ArgumentsAndState, RandomNumbers, SelfCheckpointing
 from explorer.engine.watch.scopes import around_backward
-from explorer.engine.watch.state_changes import SharedTensors, moved_traits, state_pictures
+from explorer.engine.watch.state_changes import SharedTensors, moved_names, moved_traits, state_pictures
 from explorer.errors import BadInput, ExplorerError, ModelFailed, message_of
 from explorer.plan.names import is_within, lineage
 from explorer.record.failure import is_out_of_memory
@@ -208,12 +209,13 @@ def _under(loaded: Loaded, conditions: Conditions, device: Device) -> Loaded:
 class _Notes:
     """The note-takers of one forward."""
 
-    def __init__(self, model: nn.Module, *, lets_go: bool) -> None:
+    def __init__(self, model: nn.Module, *, lets_go: bool, reruns: bool = False) -> None:
+        """`reruns`: each block runs a second time afterwards, see dry_rerun.py."""
         self.blocks, self.consecutive = BlockNotes(model), Consecutive()
         self.random, self.state, self.checkpoints = RandomNumbers(model), ArgumentsAndState(model), SelfCheckpointing()
-        self.shared = SharedTensors(model)
+        self.shared, self.dry = SharedTensors(model), DryRerun(model) if reruns else None
         note_takers = (self.checkpoints, self.blocks, self.consecutive, self.random, self.state, self.shared)
-        self.watch = ForwardWatch(model, note_takers, lets_go=lets_go)
+        self.watch = ForwardWatch(model, (*note_takers, *([self.dry] if self.dry else ())), lets_go=lets_go)
         self._model, self._state_before = model, state_pictures(model)
 
     def close(self) -> None:
@@ -222,6 +224,7 @@ class _Notes:
         self.consecutive.forget()
         self.blocks.add_up_containers()
         self._moved = moved_traits(self._model, self._state_before)
+        self._moved_names = moved_names(self._model, self._state_before)
 
     def traits(self) -> dict[str, set[Trait]]:
         """Traits by block from operators, from the modules' kinds, and from changed state; the last two are inherited
@@ -239,24 +242,37 @@ class _Notes:
             for fqn in fqns:
                 traits[fqn].add(trait)
         for fqn, module in self.blocks.modules.items():
-            inherited = set(self._moved.get(fqn, ()))
+            inherited = self._inherited(fqn)
             if has_running_statistics(module):
                 inherited.add("running_statistics")
             for ancestor in lineage(fqn):
                 traits[ancestor] |= inherited
             if any(kind.__name__ == "GradientCheckpointingLayer" for kind in type(module).__mro__):
                 traits[fqn].add("checkpointing_layer")
+        for fqn, trait in list(self.dry.traits(traits)) if self.dry is not None else ():
+            traits[fqn].add(trait)
+        return traits
+
+    def _inherited(self, fqn: str) -> set[Trait]:
+        """Traits of moved state. An attribute that gets an equal value when its block runs again does not count."""
+        traits = set(self._moved.get(fqn, ()))
+        if self.dry is not None and self.dry.writes_the_same(fqn, self._moved_names.get(fqn, set())):
+            traits.discard("moves_attributes")
         return traits
 
 
 def _observe(loaded: Loaded, *, lets_go: bool) -> _Notes:
-    notes = _Notes(loaded.model, lets_go=lets_go)
+    notes = _Notes(loaded.model, lets_go=lets_go, reruns=not is_without_data())
     with blaming(loaded.ref, loaded.inputs, "forward"), torch.enable_grad(), notes.watch:
         output = loaded.output()
     with blaming(loaded.ref, loaded.inputs, "loss"), torch.enable_grad(), notes.watch.of_loss():
         loaded.loss(output)
     notes.close()
     notes.random.settle(_second_forward(loaded, notes.random) if notes.random.streams else None)
+    if notes.dry is not None:
+        notes.dry.run(lets_go=lets_go)
+        if notes.dry.late_reads:
+            notes.dry.settle(_second_dry_rerun(loaded, lets_go=lets_go))
     return notes
 
 
@@ -267,6 +283,19 @@ def _second_forward(loaded: Loaded, first: RandomNumbers) -> RandomNumbers | Non
         with torch.no_grad(), ForwardWatch(loaded.model, [second]):
             loaded.output()
     except Exception:  # the model ran once, and a second forward is no requirement
+        return None
+    return second
+
+
+def _second_dry_rerun(loaded: Loaded, *, lets_go: bool) -> DryRerun | None:
+    """The dry rerun of a second forward. None if it fails."""
+    second = DryRerun(loaded.model)
+    try:
+        with torch.enable_grad(), ForwardWatch(loaded.model, [second], lets_go=lets_go):
+            output = loaded.output()
+        loaded.loss(output)
+        second.run(lets_go=lets_go)
+    except Exception:  # as in _second_forward
         return None
     return second
 
@@ -314,6 +343,8 @@ def _block(fqn: str, notes: _Notes, traits: set[Trait], shares: tuple[str, ...],
         outputs_saved_in=blocks.saved_in(facts.returned),
         follows=notes.consecutive.follows(fqn),
         traits=tuple(sorted(traits)),
+        late_reads=tuple(notes.dry.late_reads.get(fqn, {}).values()) if notes.dry is not None else (),
+        moved_shared=tuple(notes.dry.moves_shared.get(fqn, ())) if notes.dry is not None else (),
         shares_parameters_with=shares,
         repeat_of=repeat_of,
     )

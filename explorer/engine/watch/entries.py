@@ -44,11 +44,11 @@ Place = tuple[str, str, bool]
 
 
 @dataclass
-class _Call:
+class EntryCall:
     """One call of a unit."""
 
-    wrap: Wrap
-    function: Callable[..., object]
+    block: str
+    """First block of the unit."""
     modules: tuple[nn.Module, ...]
     at_entry: dict[Place, object] | None = None
     """Plain copies of all values; None before the forward."""
@@ -79,8 +79,8 @@ class EntryWatch:
         ) -> object:
             if wrap.unit.action == "offload":
                 return run(wrap, function, modules, args, kwargs)
-            call = _Call(wrap, function, tuple(modules))
-            return run(wrap, partial(self._run, call), modules, args, kwargs)
+            call = EntryCall(wrap.fqn, tuple(modules))
+            return run(wrap, partial(self._run, call, function), modules, args, kwargs)
 
         units._run = watched
         try:
@@ -88,21 +88,35 @@ class EntryWatch:
         finally:
             units._run = run
 
-    def _run(self, call: _Call, *args: Any, **kwargs: Any) -> object:
-        values = self._look(call)
+    def _run(self, call: EntryCall, function: Callable[..., object], *args: Any, **kwargs: Any) -> object:
         if call.at_entry is not None:
-            with _disable_current_modes():
-                self._compare(call, values)
-            return call.function(*args, **kwargs)
-        call.at_entry = values
-        output = call.function(*args, **kwargs)
-        at_exit = self._look(call)
-        with _disable_current_modes():  # a comparison is no operator of the model
-            for place, value in at_exit.items():
-                call.moved[place] = [path for path, _, _ in differences_in(values.get(place), value)]
+            self.again(call)
+            return function(*args, **kwargs)
+        self.begin(call)
+        output = function(*args, **kwargs)
+        self.end(call)
         return output
 
-    def _look(self, call: _Call) -> dict[Place, object]:
+    def begin(self, call: EntryCall) -> None:
+        """The forward of a call begins."""
+        call.at_entry = self.look(call)
+
+    def end(self, call: EntryCall) -> None:
+        """The forward of a call is over."""
+        at_exit, at_entry = self.look(call), call.at_entry or {}
+        with _disable_current_modes():  # a comparison is no operator of the model
+            for place, value in at_exit.items():
+                call.moved[place] = [path for path, _, _ in differences_in(at_entry.get(place), value)]
+
+    def again(self, call: EntryCall) -> dict[Place, object]:
+        """The call runs again: adds to `reads`, and returns the values at this entry."""
+        values = self.look(call)
+        with _disable_current_modes():
+            self._compare(call, values)
+        return values
+
+    def look(self, call: EntryCall) -> dict[Place, object]:
+        """Plain copies of all values that the call may read, at this moment."""
         values: dict[Place, object] = {("", name, True): value for name, value in _settings()}
         images = self._images.later()
         code = self._code(call)
@@ -118,14 +132,18 @@ class EntryWatch:
                     values["", f"the context variable {variable.name}", True] = images.image(variable.get())
         return values
 
-    def _code(self, call: _Call) -> CodeReads:
+    def guards_itself(self, call: EntryCall) -> bool:
+        """Whether the code of the call asks if it runs again."""
+        return self._code(call).guards_itself
+
+    def _code(self, call: EntryCall) -> CodeReads:
         if call.modules not in self._codes:
             self._codes[call.modules] = CodeReads(call.modules)
         return self._codes[call.modules]
 
-    def _compare(self, call: _Call, values: dict[Place, object]) -> None:
+    def _compare(self, call: EntryCall, values: dict[Place, object]) -> None:
         assert call.at_entry is not None
-        block = call.wrap.fqn
+        block = call.block
         for place in {**call.at_entry, **values}:
             for path, forward, recompute in differences_in(call.at_entry.get(place), values.get(place)):
                 moved = any(_is_inside(path, part) or _is_inside(part, path) for part in call.moved.get(place, ()))
@@ -136,9 +154,9 @@ class EntryWatch:
                     )  # fmt: skip
                     self.reads.setdefault((block, read.owner, read.name), read)
 
-    def _is_read(self, call: _Call, place: Place, path: Path, *, moved: bool) -> bool:
+    def _is_read(self, call: EntryCall, place: Place, path: Path, *, moved: bool) -> bool:
         _, name, always = place
-        if moved and (always or self._code(call).guards_itself):
+        if moved and (always or self.guards_itself(call)):
             return False
         if always:
             return True

@@ -95,6 +95,16 @@ def state_pictures(model: nn.Module) -> StatePictures:
     return pictures
 
 
+def moved_names(model: nn.Module, before: StatePictures) -> dict[str, set[str]]:
+    """Names of the attributes and buffers that differ from `before`, by module."""
+    after = state_pictures(model)
+    moved: dict[str, set[str]] = defaultdict(set)
+    for fqn, name in before.keys() | after.keys():
+        if before.get((fqn, name)) != after.get((fqn, name)):
+            moved[fqn].add(name)
+    return moved
+
+
 def moved_traits(model: nn.Module, before: StatePictures, *, statistics: bool = False) -> dict[str, set[Trait]]:
     """Traits of the modules whose own buffers or attributes differ from `before`.
 

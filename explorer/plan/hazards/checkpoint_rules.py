@@ -3,8 +3,8 @@
 A rule is a row of the table at the end. What a row cannot say is a function, which stands in the table too.
 
 Every rule has a test that runs a tiny model into its trap and out again: tests/engine/policy/test_hazards_shown.py.
-Some traps show in no observed forward: a temperature changed between forward and backward, a mutated global. They have
-no rule here; the comparison finds them.
+Some traps show in no observed forward: a temperature that the training loop changes before backward. They have no rule
+here; the comparison finds them.
 """
 
 from __future__ import annotations

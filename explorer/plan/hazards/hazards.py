@@ -18,6 +18,7 @@ from explorer.plan.hazards.checkpoint_rules import (
     named_with,
     rerun_units,
 )
+from explorer.plan.hazards.dry_rerun_rules import DRY_RERUN_RULES
 from explorer.plan.names import innermost, is_within, lineage, some
 from explorer.plan.pipeline.schedules import SCHEDULES, sizes_of, unmet
 from explorer.record.graph import Hazard, ModelGraph
@@ -287,7 +288,7 @@ def hazards(
     """
     plan = plan if plan is not None or spec is None else spec.plan
     case = Case(graph, policy, plan, spec)
-    rules = POLICY_RULES
+    rules = POLICY_RULES + DRY_RERUN_RULES
     if policy.use_reentrant and policy.units:
         rules += REENTRANT_RULES
     if plan is not None:

@@ -8,10 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from explorer.engine.compare.compare import compare
+from explorer.engine.model.describe import describe, describe_loaded
+from explorer.engine.model.loaded import Loaded
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.watch.entries import EntryWatch
+from explorer.plan.hazards.hazards import hazards
+from explorer.record.graph import ModelRef
 from explorer.record.late_read import LateRead
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
@@ -38,6 +43,13 @@ def reads(kind: str, policy: Policy) -> Sequence[LateRead]:
     return list(watch.reads.values())
 
 
+def dry(model: nn.Module, x: Tensor) -> tuple[set[str], list[str]]:
+    """Traits and late reads of a described model, without any policy."""
+    loaded = Loaded(ModelRef(target="net.py"), model, (x,), (), lambda output, _: reading_nets.counting_loss(output, x))
+    blocks = describe_loaded(loaded, lambda: loaded, "cpu").blocks
+    return {trait for block in blocks for trait in block.traits}, [read for b in blocks for read in b.late_reads]
+
+
 @pytest.mark.parametrize("kind", reading_nets.LATE)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_value_that_changed_between_forward_and_recompute_is_named(kind: str, policy: str) -> None:
@@ -46,12 +58,18 @@ def test_a_value_that_changed_between_forward_and_recompute_is_named(kind: str, 
         pytest.skip("the recompute counts too: state that moves twice")
     assert late and any(name in f"{read.owner} {read.name}" for read in late), [read.sentence for read in late]
     assert all(read.in_forward != read.in_recompute for read in late)
+    model, (x, _), _ = reading_nets.net(kind)
+    assert kind == "backward_hook_counts" or any(name in read for read in dry(model, x)[1])
 
 
 @pytest.mark.parametrize("kind", reading_nets.HARMLESS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_no_code_reads_is_no_finding(kind: str, policy: str) -> None:
     assert not reads(kind, POLICIES[policy])
+    model, (x, _), _ = reading_nets.net(kind)
+    traits, _ = dry(model, x)
+    assert traits.isdisjoint({"departs", "reads_late", "moves_shared"})
+    assert kind != "losses_in_a_new_list" or "moves_attributes" not in traits
 
 
 @pytest.mark.parametrize("kind", ["guarded", "guarded_count", "guarded_by_graph_task", "guarded_by_stack"])
@@ -63,6 +81,7 @@ def test_code_that_guards_itself_is_no_finding(kind: str) -> None:
             watch.reads.clear()
             model(x).sum().backward()
     assert not watch.reads
+    assert dry(*hidden_nets.net(kind))[0].isdisjoint({"departs", "reads_late", "moves_shared"})
 
 
 @pytest.mark.parametrize("kind", ["root_counts", "package_counts_behind_the_last_saved_tensor"])
@@ -74,6 +93,8 @@ def test_a_comparison_is_not_green(kind: str) -> None:
     read = comparison.late_reads[0]
     assert int(read.in_recompute) > int(read.in_forward)
     assert any(f"reads {read.name} {read.in_recompute}" in cause for cause in comparison.causes)
+    fired = {hazard.rule for hazard in hazards(describe(spec.model), POLICIES["each"])}
+    assert "reads-late" in fired and ("moved-shared" in fired) == (kind != "root_counts")
 
 
 def test_a_cache_that_the_first_step_fills_is_equal() -> None:
