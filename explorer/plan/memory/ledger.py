@@ -99,12 +99,14 @@ def ledger(measurement: Measurement, tick: int | None = None) -> Ledger:
     span = span_at(measurement.phases, at)
     event = events(log)
     entry = int(event.entry[at])
+    # Compiled code has no blocks; the gradient that it makes is named after its parameter's block all the same.
+    is_in_block = entry >= 0 and not measurement.ran_compiled
     return Ledger(
         tick=at,
         phase=span.phase if span else None,
         phase_block=span.block if span else "",
         phase_share=_share(measurement.phases, span, at) if span else None,
-        at_block=log.blocks[log.block[entry]] if entry >= 0 else "",
+        at_block=log.blocks[log.block[entry]] if is_in_block else "",
         is_peak=at == peak,
         cells=cells_of(log, alive(log, at)),
     )

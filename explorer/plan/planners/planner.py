@@ -74,9 +74,10 @@ class Planner:
         baseline = self._forecaster.baseline
         replay = self._forecaster.replay
         if baseline is None or replay is None:
+            hint = "Measure again, with --policy keep-all or, where that does not fit, with --policy all."
             raise BadInput(
                 no_baseline(run) or "A plan is made from a complete step with its timeline, and this run is none.",
-                hint="Measure again, with --policy keep-all or, where that does not fit, with --policy all.",
+                hint="" if run.ran_compiled else hint,
             )
         self._seconds = seconds
         self._baseline, self._graph, self._replay = baseline, graph, replay
