@@ -36,6 +36,7 @@ from explorer.record.graph import ModelRef
 from explorer.record.lab import Lesson, Theme
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Front
+from explorer.record.run import RunSpec
 
 LARGEST_SOURCE = 8 * 1024**2
 """Bytes of a Python file that is read as text."""
@@ -142,7 +143,11 @@ def recorded_sample(model: ModelRef) -> RecordedSample | None:
         recorded = from_msgpack(zlib.decompress(packed), RecordedSample)
     except (OSError, ValueError, zlib.error, UnreadableFile):
         return None
-    return recorded if recorded.run.spec.model == model else None
+    if recorded.run.spec.model != model:
+        return None
+    # A comparison probes, a measurement does not: the number of probes may have changed since.
+    spec = replace(recorded.run.spec, n_probes=RunSpec(model=model).n_probes)
+    return replace(recorded, run=replace(recorded.run, spec=spec))
 
 
 def sample(path: Path) -> Sample:

@@ -196,7 +196,7 @@ def ranks_are_chosen_drawn_and_toggled(page: Page) -> None:
 def test_the_graph_follows_slider_typed_budget_and_ranks_and_a_run_keeps_the_budget(explore: Page) -> None:
     page = explore
     page.get_by_text("Type a budget, or drag").wait_for()
-    slider = settled(page).get_by_role("slider", name="Memory for time")
+    slider = settled(page).get_by_role("slider", name="Less memory, more time")
     box = slider.bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + box["width"] - 8, box["y"] + box["height"] / 2)

@@ -18,7 +18,7 @@ from explorer.ui import components
 from explorer.ui.components import catch_up
 from explorer.ui.explore.budget import SLIDER_KEY
 from explorer.ui.explore.view import View, block_prices, ledger_of, price_tag
-from explorer.ui.explore.work import ExploreState
+from explorer.ui.explore.work import Budget, ExploreState
 from explorer.ui.session import page_job, window
 from explorer.ui.session.repository import KeyedRun
 from explorer.ui.shared import draft as drafts
@@ -62,6 +62,7 @@ def tools(state: ExploreState, graph: ModelGraph, expected: Mapping[str, str]) -
 
 def _undo(state: ExploreState, graph: ModelGraph, *, forward: bool = False) -> None:
     catch_up(SLIDER_KEY)
+    state.budget = Budget()  # the text was about the policy that is taken back
     drafts.undo(state.draft, graph, forward=forward)
 
 

@@ -345,9 +345,10 @@ def _against_wish(state: ExploreState, view: View, forecast: Forecast) -> str:
 
 
 def better_point(state: ExploreState, view: View, front: tuple[PlanPoint, ...], forecast: Forecast) -> PlanPoint | None:
-    """The cheapest plan with at most the drawn policy's predicted peak, if it is cheaper by SMALLEST_GAIN or more."""
+    """The cheapest plan with at most the drawn policy's predicted peak, if it is cheaper by more than the spread."""
     ratio, peak = cost(view, forecast), forecast.step_peak_bytes
+    least = max(SMALLEST_GAIN, forecast.time_ratio_spread or 0.0)
     if ratio is None or peak is None or not state.draft.spec.policy.units:
         return None
-    within = (point for point in front if point.peak_bytes <= peak and point.cost < ratio - SMALLEST_GAIN)
+    within = (point for point in front if point.peak_bytes <= peak and point.cost < ratio - least)
     return min(within, key=lambda point: point.cost, default=None)

@@ -90,7 +90,7 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> Callable[[],
         st.caption(escape(answer))
     with st.container(height=height, border=False, gap=None, key="first"):
         place = st.container()
-        is_sketched = view.comparison is None and not (policy.units or axis == "time" or stacked or block or picked)
+        is_sketched = view.comparison is None and stacked and not (policy.units or axis == "time" or block or picked)
         if is_sketched:
             drawing = made_once(lambda: sketch(chart, height, dark=st.context.theme.type == "dark"), chart, height)
             first_picture(drawing, loaded=window.can_draw_charts(), take_loaded=window.note_plotly)
@@ -112,7 +112,7 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> Callable[[],
 
 def first_sketch(view: View, height: int, *, dark: bool) -> str:
     """HTML of the sketch that the panel of a first visit begins with; empty without a measured baseline."""
-    first = TimelineOptions(view=OF_BASELINE, axis="tick", stacked=False, block="", picked=None, why="")
+    first = TimelineOptions(view=OF_BASELINE, axis="tick", stacked=True, block="", picked=None, why="")
     if view.charted is None:
         return ""
     chart, _, _ = made_once(lambda: _picture(view, first), view.charted, None, str(first), dark=dark)
@@ -139,7 +139,7 @@ def _picture(view: View, options: TimelineOptions) -> tuple[Chart, str, str]:
             drawn = {"candidate": candidate}
         ((name, run),) = drawn.items()
         cursor = tick if tick_of == name else None
-        if options.stacked:
+        if options.stacked and not options.block:
             chart = by_block(run, axis=options.axis, cursor=cursor)
         else:
             chart = roles(run, block=options.block or None, axis=options.axis, cursor=cursor)
@@ -217,6 +217,7 @@ def _chart_options(baseline: Measurement, candidate: Measurement | None, choice:
         )
         stacked = choice != TWO and st.toggle(
             "Stacked by block",
+            value=True,
             key="memory_by_block",
             help="One band a block, piling up in forward and draining in backward; what runs again lies on top.",
         )

@@ -400,7 +400,8 @@ export default function ({ data: [data], parentElement, setStateValue }) {
     Object.assign(v, { on: new Set(), open: new Set(), cuts: new Set(), selected: "", seq: 0, pending: [], press: null })
     v.root.onclick = (event) => onClick(v, event)
     v.root.onkeydown = (event) => onKey(v, event)
-    v.root.onfocusin = ({ target }) => target.dataset.id !== undefined && rove(v, target.dataset.id, false)
+    // No property of this name is a handler in Chromium.
+    v.root.addEventListener("focusin", ({ target }) => target.dataset.id !== undefined && rove(v, target.dataset.id, false))
     v.onpress = (event) => onPress(v, event)
     for (const kind of OUTSIDE) document.addEventListener(kind, v.onpress, true)
     v.onresize = () => onResize(v)

@@ -183,7 +183,10 @@ NO_CLOCK = ":violet-badge[:material/visibility: predicted] Counted on steps with
 PREDICTED_ORIGIN = "Played without data, or computed from such a step: nothing was allocated and nothing was run."
 OPENED = ":violet-badge[:material/folder_open: opened run] Compared with this, not with everything kept:"
 FITTED = ":violet-badge[:material/memory: what fitted] Compared with the run that fitted, not with everything kept:"
-ABOUT = "**Choose blocks that compute their activations again in backward, and see what a step saves and costs.**"
+ABOUT = (
+    "**Choose blocks that compute their activations again in backward, and see what a training step saves and costs.** "
+    "Begin with this model, or with *Open a model of yours*."
+)
 GRAPH_FOLLOWS = "The model is being read: its graph comes first, then the recorded step."
 STEP_FOLLOWS = "The step is being recorded: its timeline comes next, then times."
 GRADIENTS_FOLLOW = "Both steps are recorded; every gradient is being compared."

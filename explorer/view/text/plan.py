@@ -15,7 +15,7 @@ from explorer.record.policy import Action, Policy, Unit
 from explorer.view.drawing.units import change, count, mib, percent
 
 EXAMPLES, EXAMPLES_ON_CARD = "60 MiB, 50 %, +10 % time", "card, 60 MiB, 50 %"
-SLIDER = "Memory for time"
+SLIDER = "Less memory, more time"
 SLIDER_FOLLOWS = "A slider over the cheapest plans follows here."
 START = "Type a budget, or drag the slider: the graph follows with the cheapest policy."
 EMPTY = "The cheapest plans follow once a baseline is measured and nothing else is under way."

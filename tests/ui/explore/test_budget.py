@@ -80,6 +80,7 @@ def test_a_typed_budget_is_drawn_and_undone(app: App) -> None:
         assert peak_bytes(at) <= most and f"within {mib(most)}" in texts(at)
         assert bool(graph_data(at)["on"]) == (most < 104 * MIB)
         at = press(at, "undo")
+        assert not widget(at, "text_input", "budget").value
         assert graph_data(at)["on"] == ["head"]
     at = typed(at, "+30 % time")
     assert time_ratio(at) <= 1.3

@@ -79,7 +79,7 @@ def test_the_recorded_run_is_drawn_at_once_and_answers(
     assert figures(at)["Step peak"] == mib(peak) and "recorded on another machine" in texts(at)
     assert "elsewhere" in str(component_data(at)) and at.button(key="tour_begin")
     assert at.get("plotly_chart") and len(slider(at)) > 3
-    assert "saved activation" in drawn_before_plotly(at)
+    assert "blocks.0" in drawn_before_plotly(at), "the pyramid of blocks is the first picture"
     assert graph_data(at)["geometry"]["rows"]
     at = say(at, on=["blocks.0"])
     assert "≈" in figures(at)["Step peak"] and "≈ ×" in figures(at)["Step time"]
@@ -167,7 +167,7 @@ def test_parts_of_the_own_run_take_its_place_and_clicks_stay(
     job.part = replace(own, times=None)
     at = at.run()
     assert "being timed" in texts(at) and "another machine" not in texts(at) and not drawn_before_plotly(at)
-    assert "saved activation" in drawn_before_plotly(say(at, on=[])), "the own timeline before its chart"
+    assert "bytes held" in drawn_before_plotly(say(at, on=[])), "the own timeline before its chart"
     assert figures(at)["Step peak"].startswith(mib(own.step_peak_bytes).partition(" ")[0])
     assert figures(at)["Step time"] == "being timed" and len(slider(at)) > 1
     job.finish(own)
