@@ -65,6 +65,8 @@ class Calls(Record):
     n_outputs: Column = field(default_factory=column)
     entries: Column = field(default_factory=column)
     """Entries of the tensors that went in, then of those that came out, call after call, where an entry holds them."""
+    line: Column = field(default_factory=column)
+    """Index into `Allocations.lines`, of the code that calls the model; 0 for blocks inside; empty: not recorded."""
 
 
 class Allocations(Record):
@@ -97,6 +99,12 @@ class Allocations(Record):
     """Index into `dtypes`, of the tensor that an operator returned first; empty: not recorded."""
     dtypes: tuple[str, ...] = ()
     """`float32`, `bool`; the empty string: no tensor is known."""
+    line: Column = field(default_factory=column)
+    """Index into `lines`, of the code that allocated, if no block below the model owns the entry; empty: not recorded.
+
+    An allocation of backward has the line whose forward made the autograd node."""
+    lines: tuple[str, ...] = ()
+    """`loss (train.py:41)`, function and line of the user's code; the empty string: unknown, or a block owns it."""
 
     @cached_property
     def held_bytes(self) -> Column:
@@ -147,6 +155,12 @@ class LedgerCell(Record):
     n_allocations: int
     largest_op: str
     """Operator that made the largest of them; the empty string: made before the step."""
+    line: str = ""
+    """The code that made them, if no block below the model owns them; see `Allocations.lines`."""
+
+    @property
+    def place(self) -> str:
+        return self.block or self.line or "the model itself"
 
 
 class Ledger(Record):

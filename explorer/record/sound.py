@@ -123,6 +123,8 @@ def _columns(log: Allocations) -> Iterator[str]:
         "block": (log.block, n_rows, len(log.blocks) - 1),
         "op": (log.op, n_rows, len(log.ops) - 1),
         "dtype": (log.dtype, n_rows if log.dtype else 0, len(log.dtypes) - 1),
+        "line": (log.line, n_rows if log.line else 0, len(log.lines) - 1),
+        "calls.line": (log.calls.line, len(log.calls.block) if log.calls.line else 0, len(log.lines) - 1),
         "weight_casts": (log.weight_casts, len(log.weight_casts), n_rows - 1),
         "released": (log.released, n_rows if len(log.released) else 0, end),
         "calls.block": (log.calls.block, len(log.calls.block), len(log.blocks) - 1),

@@ -44,12 +44,13 @@ from explorer.engine.model.loaded import call
 from explorer.engine.state.rng import RngState
 from explorer.engine.watch.storages import NONE
 from explorer.engine.watch.tracker import BACKWARD, FORWARD, RECOMPUTE, Tracker
-from explorer.record.allocations import PHASES, ROLES, Allocations, PhaseSpan
+from explorer.record.allocations import FIXED_ROLES, PHASES, ROLES, Allocations, PhaseSpan
 from explorer.record.base import Column
 from explorer.record.measurement import AllocatorPeaks, MeasuredBlock, Measurement
 from explorer.record.policy import Policy
 
 UNATTRIBUTED = ROLES.index("unattributed")
+_FIXED = [ROLES.index(role) for role in FIXED_ROLES]
 
 
 class Attribution(NamedTuple):
@@ -74,10 +75,7 @@ def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
     # 5., last sentence: no operator returns a generator's state.
     roles[~stored & _kept_for_backward(entries, phases, len(tick_ns))] = SAVED
     blocks = _blocks(entries, tracked, operator)
-    named = operator != NONE
-    ops = np.zeros(len(stored), dtype=np.int64)
-    ops[named] = tracked.op_name[operator[named]]
-    begin_ns = tracker.begin_ns
+    movable = (blocks == 0) & ~np.isin(roles, _FIXED)  # a gradient belongs to its parameter
     # Calls name storages by the tracker's numbers; the record knows entries only.
     entry_of = np.full(len(tracked.n_bytes), NONE, dtype=np.int64)
     entry_of[entries.storage[stored]] = np.flatnonzero(stored)
@@ -88,12 +86,14 @@ def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
         died=_column(entries.died),
         role=_column(roles),
         block=_column(blocks),
-        op=_column(ops),
+        op=_column(_by_operator(tracked.op_name, operator)),
         blocks=tracker.fqns,
         ops=tuple(tracker.op_names),
-        time_ns=_column(np.maximum(0, np.concatenate(([begin_ns], tick_ns)) - begin_ns)),
+        time_ns=_column(np.maximum(0, np.append(tracker.begin_ns, tick_ns) - tracker.begin_ns)),
         calls=tracker.calls.record(tick_ns, entry_of),
-        weight_casts=_column(np.flatnonzero(named & np.isin(operator, tracker.casts) & stored)),
+        line=_column(np.where(movable, _by_operator(tracked.op_line, operator), 0)),
+        lines=tuple(tracker.lines.texts),
+        weight_casts=_column(np.flatnonzero(np.isin(operator, tracker.casts) & stored)),
         dtype=_column(np.where(stored, tracked.dtype[entries.storage], 0)),
         dtypes=tuple("" if dtype is None else str(dtype).removeprefix("torch.") for dtype in tracker.storages.dtypes),
     )
@@ -126,6 +126,14 @@ def _operators(entries: Entries, tracked: TrackedStep, grain_ns: int) -> Ints:
     operators = np.where(inside, running, NONE)
     operators[stored] = tracked.made_by[entries.storage[stored]]
     return operators
+
+
+def _by_operator(values: Ints, operator: Ints) -> Ints:
+    """The value of each entry's operator, 0 without one."""
+    result = np.zeros(len(operator), dtype=np.int64)
+    named = operator != NONE
+    result[named] = values[operator[named]]
+    return result
 
 
 def _blocks(entries: Entries, tracked: TrackedStep, operator: Ints) -> Ints:

@@ -184,10 +184,10 @@ class TrackedStep:
         self.seen_ns, self.died_ns = as_ints(columns.seen_ns), as_ints(columns.died_ns)
         self.turns = as_ints(columns.turns)
         ops = operators_of(tracker)
-        self.op_name, self.op_block, self.op_phase, self.op_first_ns, self.op_last_ns = ops.T
+        self.op_name, self.op_block, self.op_phase, self.op_first_ns, self.op_last_ns, self.op_line = ops.T
         self.scene_ns, self.scene_phase, self.scene_rerun, self.scene_block = as_ints(tracker.scenes).reshape(-1, 4).T
         ends = [last_ns for *_, last_ns in tracker.collectives]
-        self.collectives_ns = ops[np.isin(self.op_last_ns, ends)][:, 3:].T
+        self.collectives_ns = ops[np.isin(self.op_last_ns, ends)][:, 3:5].T
         """Beginnings and ends."""
         self.borders = tracker.borders
         self.fqns = tracker.fqns

@@ -6,10 +6,7 @@ has no recompute yet. checkpoint_error.py answers an error of torch after the fa
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
-from pathlib import Path
-from types import FrameType
 from typing import NamedTuple
 
 import torch
@@ -19,9 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 from explorer.engine.state.bits import contents
 from explorer.engine.state.state_diff import short_text
+from explorer.engine.watch.lines import line_of_model
 from explorer.record.late_read import Departure
 
-_FOLDERS = tuple(str(path) for path in (Path(torch.__file__).parent, Path(__file__).parents[2]))
 _NOT_COMPARED = ("aten.detach.", "aten.alias.", "aten.empty", "aten.new_empty", "prim.")
 """Operators of torch's own checkpoint, which packs what the recompute saves, and operators without a result."""
 
@@ -93,14 +90,3 @@ def _sums(result: object) -> tuple[int, ...]:
 def _text(result: object) -> str:
     tensor = next((leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)), None)
     return short_text(tensor.detach()) if tensor is not None else short_text(result)
-
-
-def line_of_model() -> str:
-    """`net.py:14`: the innermost line outside of torch and this package; empty if there is none."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith((*_FOLDERS, "<")):
-            return f"{Path(file).name}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""

@@ -181,14 +181,16 @@ class CallLog:
 
     def __init__(self) -> None:
         self.block: list[int] = []
+        self.line: list[int] = []
         self.first_ns: list[int] = []
         self.last_ns: list[int] = []
         self.inputs: list[Sequence[int]] = []
         self.outputs: list[Sequence[int]] = []
 
-    def begin(self, block: int, storages: Sequence[int], now_ns: int) -> int:
+    def begin(self, block: int, storages: Sequence[int], now_ns: int, line: int) -> int:
         """Adds a call that begins now and returns its number."""
         self.block.append(block)
+        self.line.append(line)
         self.first_ns.append(now_ns)
         self.last_ns.append(UNENDED)
         self.inputs.append(storages)
@@ -209,6 +211,7 @@ class CallLog:
         inputs, outputs = ([entries_of(storages) for storages in side] for side in (self.inputs, self.outputs))
         return Calls(
             block=column(self.block),
+            line=column(self.line),
             first_tick=column(np.searchsorted(tick_ns, np.asarray(self.first_ns), side="right").tolist()),
             end_tick=column(np.searchsorted(tick_ns, np.asarray(self.last_ns), side="right").tolist()),
             n_inputs=column(len(entries) for entries in inputs),

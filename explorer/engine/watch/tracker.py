@@ -8,9 +8,10 @@ the operator's time, block, phase, returned storages and FLOPs. No bytes are sum
 allocator, see attribution.py.
 
 The mechanism.
-1. In forward and recompute the block is the innermost on the stack that scopes.py keeps for each thread.
-2. In backward an operator belongs to the block whose forward made its autograd node. A node carries the value of
-   autograd's counter at its creation, so the tracker notes the counter whenever a block is entered or left:
+1. In forward and recompute the block is the innermost on the stack that scopes.py keeps for each thread. Outside of
+   all blocks below the root, the line of the user's code is noted too (lines.py).
+2. In backward an operator belongs to the block and line whose forward made its autograd node. A node carries the value
+   of autograd's counter at its creation, so the tracker notes the counter whenever a block is entered or left:
 
        counter     0 ──────── 4 ─────────── 9 ──── 12        node number 6 in backward  ─▶  block 1
        block       embedding  │ block 1     │ head
@@ -19,10 +20,7 @@ The mechanism.
 4. A step of a small model runs thousands of operators in milliseconds, and a slow watcher would change the step. Views
    therefore cost one lookup; other operators and storages are appended to flat lists and analysed afterwards. A look
    at the clock costs as much as ten lookups among kernels, so one look dates all that happens at a moment.
-5. Autograd adds the gradients of a value that is used several times in place, unless other code holds them. Under a
-   dispatch mode it never does (can_accumulate_inplace in torch/csrc/autograd/input_buffer.cpp). A shared weight's
-   gradients then need memory for a sum: 5 to 13 % of the peak of a recurrent net. The tracker therefore repeats
-   autograd's test on the two gradients and adds in place if the test passes.
+5. Autograd adds the gradients of a value in place, unless other code holds them: see gradient_sums.py.
 6. A DTensor is passed on: its operators on shards, and the collectives between them, come here by themselves.
 """
 
@@ -34,7 +32,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from contextlib import ExitStack
-from functools import lru_cache, partial
+from functools import partial
 from time import time_ns
 from typing import Any, Self
 
@@ -55,23 +53,22 @@ from explorer.engine.watch.collectives import (
     watching_resizes,
 )
 from explorer.engine.watch.flops import formula, lacks_formula
-from explorer.engine.watch.modes import DispatchMode, draws_numbers, is_in_place, is_noted, never_compiled
+from explorer.engine.watch.gradient_sums import ADD, references_of_the_last_holder, sum_of_gradients
+from explorer.engine.watch.lines import Lines
+from explorer.engine.watch.modes import draws_numbers, is_in_place, is_noted, never_compiled
 from explorer.engine.watch.scopes import BlockWatch, Frame
 from explorer.engine.watch.storages import NONE, CallLog, KnownTensor, Storages
 from explorer.record.allocations import PHASES, CollectiveKind, Phase
 
-FORWARD, RECOMPUTE, BACKWARD = (PHASES.index(phase) for phase in ("forward", "recompute", "backward"))
-OP_COLUMNS = ("name", "block", "phase", "first_ns", "last_ns")
+FORWARD, RECOMPUTE, BACKWARD, OPTIMIZER = map(PHASES.index, ("forward", "recompute", "backward", "optimizer"))
+OP_COLUMNS = ("name", "block", "phase", "first_ns", "last_ns", "line")
 VIEW: tuple[int, Any, bool] = (NONE, None, True)
 """An operator that returns its argument's storage: no storage is born, nothing is computed or noted."""
 LIFT = torch.ops.aten.lift_fresh.default
 """A view by its schema, but the first operator on a tensor made from Python numbers."""
 CAST = torch.ops.aten._to_copy.default
-ADD = torch.ops.aten.add.Tensor
 CHUNKS = "fsdp.chunk_cat.default"
 """Copies gradients of whole parameters into the buffer of a reduce-scatter."""
-ADD_IN_PLACE = torch.ops.aten.add_.Tensor
-is_dense = torch.ops.aten.is_non_overlapping_and_dense.default
 NO_NUMBER = 2**62
 """Autograd gives AccumulateGrad the largest number: no block's forward made the node."""
 QUIET_NS = 5_000
@@ -79,14 +76,22 @@ QUIET_NS = 5_000
 
 
 class _Numbered(Frame):
-    """A thread's frame that also maps numbers of autograd nodes to blocks."""
+    """A thread's frame that also maps numbers of autograd nodes to blocks and lines."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first_node: list[int] = [0]
         self.block: list[int] = [0]
+        self.line: list[int] = [0]
+        self.next_node = 0
+        """Autograd's counter at the last entry of the lists."""
         self.calls: list[int] = []
         """CallLog numbers of the blocks on the stack, NONE outside of forward."""
+
+    def note(self, first_node: int, block: int, line: int) -> None:
+        self.first_node.append(first_node)
+        self.block.append(block)
+        self.line.append(line)
 
 
 class Tracker(BlockWatch):
@@ -129,7 +134,7 @@ class Tracker(BlockWatch):
         """Time, phase, recomputed block and innermost block of each change, in sequence."""
         self.borders: list[tuple[int, int]] = []
         """(phase, number of turns so far) at each announced border."""
-        self.calls = CallLog()
+        self.calls, self.lines = CallLog(), Lines()
         self.n_forward, self.n_recompute = ([0] * len(self.fqns) for _ in range(2))
         self.flops: dict[tuple[int, int], int] = defaultdict(int)
         """FLOPs by (phase, block), of the block's own operators only."""
@@ -169,7 +174,7 @@ class Tracker(BlockWatch):
             if self._distributed:
                 opened.enter_context(watching_resizes(self._resized))
             self._main = self.scopes.frame
-            self._main.first_node[0] = torch._C._autograd._get_sequence_nr()
+            self._main.first_node[0] = self._main.next_node = _get_sequence_nr()
             super().__enter__()
             self.begin_ns = time_ns()
             self._open = opened.pop_all()
@@ -202,7 +207,11 @@ class Tracker(BlockWatch):
         now_ns, phase = self._scene(frame)
         counts = self.n_recompute if phase == RECOMPUTE else self.n_forward
         counts[block] += 1
-        frame.calls.append(self.calls.begin(block, self.storages.of(inputs), now_ns) if phase == FORWARD else NONE)
+        if phase != FORWARD:
+            frame.calls.append(NONE)
+            return
+        line = 0 if block else self.lines.number(sys._getframe(1))
+        frame.calls.append(self.calls.begin(block, self.storages.of(inputs), now_ns, line))
 
     def left(self, block: int, frame: Any, output: object) -> None:
         now_ns, _ = self._scene(frame)
@@ -219,6 +228,8 @@ class Tracker(BlockWatch):
         # By identity: an operator of torch computes its hash in Python.
         operator = self._operators.get(id(func))
         if operator is VIEW:  # Rule 4: a view makes no storage and computes nothing.
+            if self._phase == FORWARD and self._local.frame.stack[-1] == 0:
+                self._line_now()
             return func._op(*args, **kwargs or {})
         kwargs, out = kwargs or {}, None
         try:
@@ -238,13 +249,11 @@ class Tracker(BlockWatch):
             return out
         last_ns = time_ns()
         try:
-            # Rules 1 and 2.
-            block = frame.stack[-1] if phase != BACKWARD else self._block_of_node(frame)
+            (block, line), first = self._place(frame, phase), self.storages.n_seen
             name, count, in_place = operator
-            self._rows += (name, block, phase, first_ns, last_ns)
+            self._rows += (name, block, phase, first_ns, last_ns, line)
             if count is not None:
                 self.flops[phase, block] += count(*args, **kwargs, out_val=out)
-            first = self.storages.n_seen
             if not in_place:
                 number = len(self._rows) // len(OP_COLUMNS) - 1
                 self.storages.see_all(out, number, last_ns)
@@ -314,19 +323,36 @@ class Tracker(BlockWatch):
             return RECOMPUTE
         return self._phase
 
-    def _block_of_node(self, frame: _Numbered) -> int:
-        """Block whose forward made the running autograd node; 0 if no node runs or its block is unknown."""
+    def _place(self, frame: _Numbered, phase: int) -> tuple[int, int]:
+        """Block and line of an operator by rules 1 and 2."""
+        if phase == BACKWARD:
+            return self._of_node(frame)
+        block = frame.stack[-1]
+        return block, 0 if block or phase == OPTIMIZER else self._line_now()
+
+    def _line_now(self) -> int:
+        """Number of the line that runs an operator outside of all modules below the root; notes its autograd nodes."""
+        line, next_node = self.lines.number(sys._getframe(1)), _get_sequence_nr()
+        frame: Any = self._local.frame
+        if next_node > frame.next_node:
+            frame.note(frame.next_node, 0, line)
+            frame.next_node = next_node
+        return line
+
+    def _of_node(self, frame: _Numbered) -> tuple[int, int]:
+        """Block and line that made the running autograd node in forward; zeros if no node runs or it is unknown."""
         node = _current_autograd_node()
         number = node._sequence_nr() if node is not None else NO_NUMBER
         if number >= NO_NUMBER:
-            return 0
+            return 0, 0
         if self._outer_task is None:
             self._outer_task = _current_graph_task_id()
         # On CUDA a recompute numbers its nodes in the autograd thread. Only reentrant checkpointing runs backward
         # through such nodes, in a separate graph task.
         if frame is not self._main and _current_graph_task_id() == self._outer_task:
             frame = self._main
-        return frame.block[max(0, bisect_right(frame.first_node, number) - 1)]
+        at = max(0, bisect_right(frame.first_node, number) - 1)
+        return frame.block[at], frame.line[at]
 
     def _gradient_came(self, name: str, parameter: torch.Tensor) -> None:
         self.with_gradient.add(name)
@@ -340,8 +366,8 @@ class Tracker(BlockWatch):
         if phase == RECOMPUTE:
             rerun = frame.reruns[-1] if frame.reruns else frame.stack[1]
         self.scenes += (now_ns, phase, rerun, frame.stack[-1])
-        frame.first_node.append(_get_sequence_nr())
-        frame.block.append(frame.stack[-1])
+        frame.next_node = _get_sequence_nr()
+        frame.note(frame.next_node, frame.stack[-1], 0)
         return now_ns, phase
 
 
@@ -349,50 +375,3 @@ def _wait() -> None:
     end_ns = time_ns() + QUIET_NS
     while time_ns() < end_ns:
         pass
-
-
-def sum_of_gradients(args: tuple[Any, ...], kwargs: dict[str, object]) -> torch.Tensor | None:
-    """The sum, in the storage of one gradient; None if autograd would not add in place: the caller then adds."""
-    alone = references_of_the_last_holder()
-    if kwargs or len(args) != 2 or alone is None or torch.is_grad_enabled():
-        return None
-    if not all(isinstance(part, torch.Tensor) and part.layout is torch.strided for part in args):
-        return None
-    references = [_references(args, i) for i in range(2)]
-    old, new = args
-    if old.shape != new.shape or old.dtype != new.dtype or not old.dim():
-        return None
-    for target, other, holders in ((old, new, references[0]), (new, old, references[1])):
-        if holders == alone and is_dense(target):
-            return ADD_IN_PLACE(target, other)  # type: ignore[no-any-return]
-    return None
-
-
-@lru_cache(maxsize=1)
-def references_of_the_last_holder() -> tuple[int, int, int] | None:
-    """Reference counts of a gradient, its storage and its Python object in a dispatch mode if only autograd's buffer
-    holds the gradient. A user's hook that keeps a gradient shows in the last count alone.
-
-    The counts depend on the torch version, so a tiny backward measures them. None if this torch has none.
-    """
-    if not hasattr(torch.Tensor, "_use_count") or not hasattr(torch._C, "_storage_Use_Count"):
-        return None
-    counts: list[tuple[int, int, int]] = []
-
-    class Watch(DispatchMode):
-        def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
-            if func is ADD and not torch.is_grad_enabled():
-                counts.append(_references(args, 0))
-            return func(*args, **(kwargs or {}))
-
-    with torch.enable_grad(), Watch():
-        weight = torch.ones(2, 2, requires_grad=True)
-        (torch.ones(2, 2) @ weight @ weight).sum().backward()
-    return counts[0] if counts else None
-
-
-def _references(args: tuple[Any, ...], i: int) -> tuple[int, int, int]:
-    """Reference counts of `args[i]`. No other variable here may hold the tensor."""
-    count: Any = args[i]._use_count
-    storage = args[i].untyped_storage()._cdata
-    return count(), torch._C._storage_Use_Count(storage), sys.getrefcount(args[i])  # type: ignore[attr-defined]

@@ -134,16 +134,18 @@ def cells_of(log: Allocations, entries: NDArray[np.intp]) -> tuple[LedgerCell, .
     if not len(entries):
         return ()
     sizes = array_of(log.n_bytes)[entries]
-    key = array_of(log.role)[entries] * len(log.blocks) + array_of(log.block)[entries]
+    line = array_of(log.line)[entries] if log.line else np.zeros(len(entries), dtype=np.int64)
+    key = (array_of(log.role)[entries] * len(log.blocks) + array_of(log.block)[entries]) * max(1, len(log.lines)) + line
     order = np.lexsort((-sizes, key))
-    entries, sizes, key = entries[order], sizes[order], key[order]
+    entries, sizes, key, line = entries[order], sizes[order], key[order], line[order]
     starts = np.flatnonzero(np.diff(key, prepend=-1))
     totals = np.add.reduceat(sizes, starts)
     counts = np.diff(starts, append=len(key))
     cells = [
         LedgerCell(
-            role=ROLES[int(key[start]) // len(log.blocks)],
-            block=log.blocks[int(key[start]) % len(log.blocks)],
+            role=ROLES[log.role[entries[start]]],
+            block=log.blocks[log.block[entries[start]]],
+            line=log.lines[line[start]] if log.lines else "",
             n_bytes=int(total),
             n_allocations=int(n),
             largest_op="" if log.born[entries[start]] == 0 else log.ops[log.op[entries[start]]],
@@ -199,6 +201,7 @@ def holders(at: Ledger) -> str:
     parts = []
     for role, n_bytes in largest_roles(at)[:3]:
         most = next(cell for cell in at.cells if cell.role == role)
-        where = f" ({'most ' if n_bytes > most.n_bytes else ''}in {most.block})" if most.block else ""
+        place = most.block or most.line
+        where = f" ({'most ' if n_bytes > most.n_bytes else ''}in {place})" if place else ""
         parts.append(f"{role} {mib(n_bytes)}{where}")
     return ", ".join(parts)

@@ -17,6 +17,7 @@ from explorer.plan.card.cards import capacity_bytes
 from explorer.plan.card.step_on_card import excess_bytes
 from explorer.plan.memory.ledger import holders, ledger
 from explorer.plan.memory.next_step import next_step
+from explorer.plan.memory.outside import outside_modules
 from explorer.plan.names import Fqns, is_within, listed
 from explorer.plan.planners.planner import Planner
 from explorer.plan.sizes import mib
@@ -170,7 +171,7 @@ def refusal(run: Measurement, whole: Measurement | None = None) -> tuple[str, ..
     if run.failure is None or run.allocations is None or not run.allocations.n_bytes:
         return ()
     at = ledger(run, max(run.allocations.born))  # right after the last granted allocation: a peak may lie before
-    held = f"Held then: {mib(at.total_bytes)}, of it {holders(at)}."
+    held = f"Held then: {mib(at.total_bytes)}, of it {holders(at)}. {outside_modules(at)}".strip()
     return (held, _fits(run, whole) if whole is not None else _could_go(run, at))
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from explorer.errors import BadInput
 from explorer.plan.memory.ledger import array_of, held, holders, in_place
+from explorer.plan.memory.outside import outside_modules
 from explorer.plan.names import outermost
 from explorer.plan.planners.candidates import (
     Candidates,
@@ -314,7 +315,7 @@ class Planner:
         n_blocks = len(outermost(floor.policy.blocks))
         recomputed = f", with {n_blocks or 'no'} block{'s' * (n_blocks != 1)} recomputed"
         at = self._forecaster.at_peak(floor.policy)
-        why = "" if at is None else f"That is held {in_place(at)}: {holders(at)}."
+        why = "" if at is None else f"That is held {in_place(at)}: {holders(at)}. {outside_modules(at)}".strip()
         budget, reached = distinct_texts(budget_bytes, least)
         certificate = floor.certificate
         # The bound holds for two levels of nesting only.

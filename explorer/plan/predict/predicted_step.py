@@ -157,6 +157,8 @@ def _timeline(
         op=column(log.op[life.entry] if life.entry >= 0 else blank[1] for life in written),
         blocks=blocks,
         ops=ops,
+        line=column(log.line[life.entry] if life.entry >= 0 else 0 for life in written) if log.line else column(),
+        lines=log.lines,
         time_ns=column(),
     )
     return allocations, tuple(spans)

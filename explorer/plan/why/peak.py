@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from explorer.plan.memory.ledger import PLURAL, in_place, largest_roles, ledger, place
 from explorer.plan.memory.next_step import new_bytes, next_step
+from explorer.plan.memory.outside import older_graphs, outside_modules, with_size
 from explorer.plan.names import is_within, lineage, listed, some
 from explorer.plan.predict.forecaster import prices, prices_of_keeping
 from explorer.plan.sizes import from_to, mib
@@ -87,7 +88,7 @@ def explain_one(run: Measurement, graph: ModelGraph | None = None) -> tuple[str,
     if run.ran_compiled:
         rules: tuple[Callable[[PeakCase], str], ...] = (_stands, _optimizer_peak, _fixed_peak)
     else:
-        rules = RULES_OF_ONE if run.complete else RULES_OF_ONE[:2]
+        rules = RULES_OF_ONE if run.complete else RULES_OF_ONE[:4]
     return tuple(filter(None, (peak_of_next_step(run), *(rule(case) for rule in rules))))
 
 
@@ -127,8 +128,15 @@ def _largest_part(case: PeakCase) -> str:
     if largest is None or not case.candidate.phases or largest.n_bytes < 0.25 * case.new.total_bytes:
         return ""
     made = f", the largest made by {largest.largest_op}" if largest.largest_op else ""
-    where = largest.block or "the model itself"
-    return f"{mib(largest.n_bytes)} of it are {PLURAL[largest.role]} of {where}{made}."
+    return f"{mib(largest.n_bytes)} of it are {PLURAL[largest.role]} of {largest.place}{made}."
+
+
+def _outside_modules(case: PeakCase) -> str:
+    return outside_modules(case.new)
+
+
+def _older_graphs(case: PeakCase) -> str:
+    return older_graphs(case.candidate)
 
 
 def _ran_again(case: PeakCase) -> str:
@@ -230,14 +238,16 @@ def _kept_activations(case: PeakCase) -> str:
     saved: dict[str, int] = {}
     for cell in case.new.cells:
         if cell.role == "saved activation" and not any(is_within(cell.block, fqn) for fqn in case.named):
-            block = toggled_block(cell.block, case.graph)
+            block = toggled_block(cell.block, case.graph) or cell.place
             saved[block] = saved.get(block, 0) + cell.n_bytes
     if not saved:
         return ""
     largest = sorted(saved.items(), key=lambda item: -item[1])[:3]
-    blocks = ", ".join(f"{block or 'the model itself'} ({mib(size)})" for block, size in largest)
-    n = f"{len(saved)} kept {'block' if len(saved) == 1 else 'blocks'}"
-    return f"{mib(sum(saved.values()))} of the peak are saved activations of {n}, most in {blocks}."
+    places = ", ".join(with_size(place, size) for place, size in largest)
+    n_blocks = sum(place in case.candidate.by_fqn for place in saved)
+    owners = [f"{n_blocks} kept {'block' if n_blocks == 1 else 'blocks'}"] if n_blocks else []
+    owners += ["code in no block"] if n_blocks < len(saved) else []
+    return f"{mib(sum(saved.values()))} of the peak are saved activations of {' and '.join(owners)}, most in {places}."
 
 
 def _saves_little(case: PeakCase) -> str:
@@ -306,6 +316,8 @@ RULES: tuple[Callable[[PeakCase], str], ...] = (
     _optimizer_peak,
     _fixed_peak,
     _own_recompute,
+    _older_graphs,
+    _outside_modules,
     _kept_activations,
     _saves_little,
     _first_block,
@@ -315,6 +327,8 @@ RULES: tuple[Callable[[PeakCase], str], ...] = (
 RULES_OF_ONE: tuple[Callable[[PeakCase], str], ...] = (
     _stands,
     _largest_part,
+    _older_graphs,
+    _outside_modules,
     _ran_again,
     _without_effect,
     _optimizer_peak,
@@ -324,4 +338,4 @@ RULES_OF_ONE: tuple[Callable[[PeakCase], str], ...] = (
     _wasted,
     _next_best,
 )
-"""The first two hold for a step that was cut short as well."""
+"""The first four hold for a step that was cut short as well."""

@@ -15,16 +15,8 @@ from explorer.engine.bench.recording import record, tracker_of
 from explorer.engine.bench.step import Trainee, prepare, run_step
 from explorer.engine.model.load import load
 from explorer.engine.state.global_state import preserve_global_state
-from explorer.engine.watch.tracker import (
-    ADD,
-    BACKWARD,
-    FORWARD,
-    OP_COLUMNS,
-    RECOMPUTE,
-    Tracker,
-    references_of_the_last_holder,
-    sum_of_gradients,
-)
+from explorer.engine.watch.gradient_sums import ADD, references_of_the_last_holder, sum_of_gradients
+from explorer.engine.watch.tracker import BACKWARD, FORWARD, OP_COLUMNS, RECOMPUTE, Tracker
 from explorer.plan.predict.replay import Call, Replay
 from explorer.record import Allocations, ModelRef, Policy, RunSpec
 from tests.engine.tiny_nets import ref
