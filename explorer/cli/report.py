@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from explorer.cli.command import Output, answer_console, print_json, say, table_of
+from explorer.plan.memory.outside import outside_policies, saved_beside
 from explorer.plan.summary import Line, forecast_document, forecast_lines
 from explorer.plan.why.caveats import peak_caveats
 from explorer.plan.why.checkpointing import sides
@@ -133,6 +134,8 @@ def print_record(record: Comparison | Measurement) -> None:
         phase = f", in {run.peak_phase}" if run.peak_phase else ""
         origin = " Predicted: nothing was allocated or run." if run.origin == "predicted" else ""
         console.print(f"  [dim]The peak is {mib(run.step_peak_bytes)}{phase}.{origin}[/]\n")
+        for sentence in outside_policies(run):
+            console.print(f"  {escape(sentence)}\n")
         console.print(_block_table(run))
     else:
         where = f" in {escape(run.failed_in)}" if run.failed_in else ""
@@ -217,14 +220,33 @@ def _figures(console: Console, record: Comparison | Measurement, run: Measuremen
 
 
 def _block_table(run: Measurement, baseline: Measurement | None = None) -> Table:
-    """A table with a line per block; consecutive blocks with the same figures share a line."""
-    lines = [(row.label, _cells(row, run, baseline)) for row in chart_rows(run)]
+    """A table with a line per block; consecutive blocks with the same figures share a line. Its rows add up to the run.
+
+    Bytes outside of these blocks have a row for each line of the user's code.
+    """
+    shown = chart_rows(run)
+    lines = [(row.label, _cells(row, run, baseline)) for row in shown]
     rows = []
     for (_, cells), group in groupby(lines, key=lambda line: (line[0].rpartition(".")[0], line[1])):
         labels = [label for label, _ in group]
         label = labels[0] if len(labels) == 1 else f"{labels[0]} to {labels[-1].rpartition('.')[2]}, each"
         rows.append({"block": label, **cells})
-    return table_of(rows)
+    return table_of([*rows, *_rows_outside(shown, run, baseline)])
+
+
+def _rows_outside(shown: Sequence[Row], run: Measurement, baseline: Measurement | None) -> list[dict[str, str]]:
+    """What is in none of the `shown` rows: saved bytes by line, and the forward FLOPs of all these lines together."""
+    blocks = {fqn for row in shown for fqn in row.fqns}
+    after = saved_beside(run, blocks)
+    before = after if baseline is None else saved_beside(baseline, blocks)
+    rows: list[dict[str, str]] = []
+    for place in dict.fromkeys((*before, *after)):
+        old, new = before.get(place, 0), after.get(place, 0)
+        rows.append({"block": place, "saved after forward": mib(new) if old == new else from_to(old, new, " → ")})
+    whole = run.by_fqn[""].forward_flops if "" in run.by_fqn else 0
+    if rest := whole - sum(row_sum(run, row, "forward_flops") for row in shown):
+        rows.append({"block": "code in no block", "forward": flops(rest)})
+    return rows
 
 
 def _cells(row: Row, run: Measurement, baseline: Measurement | None) -> dict[str, str]:

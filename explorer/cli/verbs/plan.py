@@ -23,6 +23,7 @@ from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Measure
 from explorer.plan.budget_text import check_budget, parse_budget
 from explorer.plan.card.cards import capacity_bytes
+from explorer.plan.memory.outside import outside_policies
 from explorer.plan.planners.confirm import Confirmation, confirmed, within_budget
 from explorer.plan.planners.front import RankOffer, offers_on_ranks, splits_of
 from explorer.plan.planners.planner import Planner
@@ -256,6 +257,8 @@ def _print(tries: Sequence[tuple[Plan, Measurement]], first: Measurement, *, met
         predicted = f"{percent(chosen.cost_ratio - 1, signed=True)}{spread} predicted"
         console.print(f"  Time         {predicted} from {FROM[chosen.cost_unit]}{_ran(run)}")
     console.print(f"  Certificate  {certificate(chosen)[0]} The proof is about the forecast; the run is what holds.")
+    for sentence in outside_policies(run):
+        console.print(f"  Outside      {escape(sentence)}")
     if run.card is not None:
         print_card(console, run.card)
     for warning in first.warnings if first.origin == "predicted" else ():

@@ -304,6 +304,8 @@ class Tracker(BlockWatch):
         """Number and formula of a new operator, and whether it returns the storages that it writes; or VIEW."""
         if not is_noted(func) or (getattr(func, "is_view", False) and func is not LIFT):
             operator = VIEW
+            if self._phase == FORWARD and self._local.frame.stack[-1] == 0:  # later calls do not come here
+                self._line_now()
         else:
             operator = (len(self.op_names), formula(func), is_in_place(func))
             if lacks_formula(func):

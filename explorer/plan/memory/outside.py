@@ -6,10 +6,12 @@ stand apart from ledger.py because the planner's refusal and the reasons of a ru
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
-from explorer.plan.memory.ledger import alive, array_of, peak_tick
-from explorer.plan.names import listed
+from explorer.plan.memory.ledger import alive, array_of, cells_of, ledger, peak_tick
+from explorer.plan.names import is_within, listed
 from explorer.plan.sizes import mib
 from explorer.record.allocations import ROLES, Allocations, Ledger
 from explorer.record.measurement import Measurement
@@ -33,6 +35,19 @@ def by_line(at: Ledger) -> dict[str, int]:
     """Bytes of each line outside of all blocks, largest first."""
     lines = {cell.line for cell in at.cells if cell.line}
     return {place: size for place, size in by_place(at).items() if place in lines}
+
+
+def saved_beside(run: Measurement, blocks: Collection[str]) -> dict[str, int]:
+    """Bytes saved after forward that lie in none of `blocks`, by place. With those of `blocks` they add up to all."""
+    log, border = run.allocations, run.forward_end_tick
+    if log is None or border is None:
+        return {}
+    totals: dict[str, int] = {}
+    entries = alive(log, border)
+    for cell in cells_of(log, entries[array_of(log.role)[entries] == SAVED]):
+        if not any(is_within(cell.block, block) for block in blocks):
+            totals[cell.place] = totals.get(cell.place, 0) + cell.n_bytes
+    return totals
 
 
 def with_size(place: str, size: int) -> str:
@@ -67,8 +82,9 @@ def older_graphs(run: Measurement) -> str:
     entries = alive(log, peak_tick(log))
     entries = entries[(array_of(log.role)[entries] == SAVED) & ~np.isin(entries, _outputs(log, calls))]
     sizes, born = array_of(log.n_bytes)[entries], array_of(log.born)[entries]
-    call_of = np.searchsorted(array_of(log.calls.first_tick)[calls], born, side="left") - 1
-    held = np.bincount(np.maximum(call_of, 0), sizes, len(calls)).astype(int).tolist()
+    call_of = np.maximum(np.searchsorted(array_of(log.calls.first_tick)[calls], born, side="left") - 1, 0)
+    inside = born <= array_of(log.calls.end_tick)[calls][call_of]  # what the loss saves comes after the call
+    held = np.bincount(call_of[inside], sizes[inside], len(calls)).astype(int).tolist()
     graphs = [(call, size) for call, size in zip(calls, held) if size > LEAST_GRAPH * sum(held)]
     earlier = graphs[:-1]
     if not earlier:
@@ -88,3 +104,9 @@ def _outputs(log: Allocations, calls: list[int]) -> list[int]:
     """Entries that the calls return: a variable may keep them without a graph."""
     ends = np.cumsum(array_of(log.calls.n_inputs) + array_of(log.calls.n_outputs)).tolist()
     return [entry for i in calls for entry in log.calls.entries[ends[i] - log.calls.n_outputs[i] : ends[i]]]
+
+
+def outside_policies(run: Measurement) -> list[str]:
+    """Both sentences for the peak of `run`, as far as they apply."""
+    sentences = [older_graphs(run), outside_modules(ledger(run)) if run.allocations is not None else ""]
+    return [sentence for sentence in sentences if sentence]

@@ -9,6 +9,7 @@ from typing import Any
 import streamlit as st
 
 from explorer.plan.memory.ledger import ledger
+from explorer.plan.memory.outside import by_place
 from explorer.plan.why.caveats import peak_caveats
 from explorer.plan.why.collectives import collective_rows, repeated, sent_bytes
 from explorer.plan.why.peak import explain, explain_one
@@ -28,7 +29,6 @@ from explorer.ui.shared.elements import escape, fold, frame, results_height, sma
 from explorer.ui.shared.tour import panel_height
 from explorer.view.drawing.axis import Axis, has_times
 from explorer.view.drawing.figure import Chart, Cursor, untitled
-from explorer.view.drawing.rows import ROOT_LABEL
 from explorer.view.drawing.sketch import sketch
 from explorer.view.drawing.units import mib
 from explorer.view.memory.blocks import ledger_chart, place
@@ -195,7 +195,7 @@ def _picked_moment(state: ExploreState, baseline: Measurement, candidate: Measur
     if alive is None or state.tick is None:
         return
     name, event = state.tick
-    largest = ", ".join(f"{fqn or ROOT_LABEL} {mib(size)}" for fqn, size in list(alive.by_block.items())[:3])
+    largest = ", ".join(f"{place} {mib(size)}" for place, size in list(by_place(alive).items())[:3])
     with st.container(horizontal=True, vertical_alignment="center", key="moment"):
         st.text(f"Event {event:,} of the {name}, {place(alive)}: {mib(alive.total_bytes)} held, most by {largest}.")
         st.button(

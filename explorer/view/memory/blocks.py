@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from explorer.plan.memory.ledger import array_of, belongs
+from explorer.plan.memory.outside import by_line, by_place
 from explorer.plan.names import is_within
 from explorer.record.allocations import ROLES, Ledger, Role
 from explorer.record.comparison import Comparison
@@ -185,14 +186,14 @@ def ledger_chart(ledger: Ledger, fqns: Sequence[str] = ()) -> Chart:
             series = replace(series, figures=figures, picks=[" ".join(fqn) for fqn in members])
             # A click finds a block, it does not single out a bar.
             add_bars(fig, labels, series, unselected={"marker": {"opacity": 1}})
-    largest = ", ".join(f"{block or ROOT_LABEL} {mib(size)}" for block, size in list(ledger.by_block.items())[:3])
+    largest = ", ".join(f"{place} {mib(size)}" for place, size in list(by_place(ledger).items())[:3])
     return Chart(
         name=f"alive {moment}",
         figure=bars(fig, f"bytes alive ({unit_name})"),
         alt=f"Stacked bars of the bytes alive {place(ledger)}: {mib(ledger.total_bytes)} in all. Largest: {largest}.",
         rows=lambda: [
             {
-                "block": cell.block or ROOT_LABEL,
+                "block": cell.block or cell.line or ROOT_LABEL,
                 "role": cell.role,
                 "bytes": cell.n_bytes,
                 "size": mib(cell.n_bytes),
@@ -220,15 +221,21 @@ def _natural(fqn: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in fqn.split(".")]
 
 
+MOST_LINES = 8
+"""Lines of code outside of all blocks that have a bar, the largest first."""
+
+
 def _grid(ledger: Ledger, fqns: Sequence[str]) -> tuple[list[str], list[tuple[str, ...]], list[dict[Role, int]]]:
     """Labels, fqns and bytes by role of each row that holds something."""
     in_model = set(fqns)
     rows = rows_of([*fqns, *sorted((block for block in ledger.by_block if block not in in_model), key=_natural)])
-    labels = [*(row.label for row in rows.rows), ROOT_LABEL]
-    members = [*(row.fqns for row in rows.rows), ("",)]
+    lines = list(by_line(ledger))[:MOST_LINES]
+    labels = [*(row.label for row in rows.rows), *lines, ROOT_LABEL]
+    members = [*(row.fqns for row in rows.rows), *[("",)] * len(lines), ("",)]
     sizes: list[dict[Role, int]] = [{} for _ in labels]
     for cell in ledger.cells:
-        row = sizes[rows.index(cell.block)]
+        in_line = cell.line in lines
+        row = sizes[len(rows.rows) + lines.index(cell.line) if in_line else rows.index(cell.block)]
         row[cell.role] = row.get(cell.role, 0) + cell.n_bytes
     full = [i for i, row in enumerate(sizes) if row]
     return [labels[i] for i in full], [members[i] for i in full], [sizes[i] for i in full]

@@ -159,7 +159,8 @@ def _event_words(log: Allocations, entry: int, sign: int) -> str:
     if entry < 0:
         return "held before the step"
     verb = "allocated" if sign > 0 else "freed"
-    block = log.blocks[log.block[entry]] or "the model itself"
+    line = log.lines[log.line[entry]] if log.line else ""
+    block = log.blocks[log.block[entry]] or line or "the model itself"
     op = log.ops[log.op[entry]]
     by = f" by {op}" if op and sign > 0 else ""
     return f"{verb} {mib(log.n_bytes[entry])} ({ROLES[log.role[entry]]}) in {block}{by}"

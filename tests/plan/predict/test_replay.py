@@ -134,15 +134,6 @@ def test_an_output_that_nobody_else_saves_leaves_with_the_block_that_is_given_it
     assert 1 not in leaving(shared)
 
 
-def test_a_segment_leaves_block_by_block_and_comes_back_at_once() -> None:
-    (call,) = saved_by_calls(REPLAY, ("layers.0", "layers.1"), stops_early=True)
-    (one,), (two,) = REPLAY.calls["layers.0"], REPLAY.calls["layers.1"]
-    assert REPLAY.size[call.entries].sum() == 2 * CHAIN.saved + CHAIN.output, "and the border between them"
-    assert call.inputs == one.inputs
-    border = call.entries == one.outputs[0]
-    assert call.freed_at[border].tolist() == [two.end + 1] and call.freed_at[~border].min() <= one.end
-
-
 @given(st.lists(st.tuples(st.integers(1, 99), st.integers(1, 20), st.integers(1, 9)), max_size=10))
 def test_most_at_once_is_found_by_walking_all_ticks(rows: list[tuple[int, int, int]]) -> None:
     size, born, length = (np.array(column, dtype=np.int64) for column in (zip(*rows) if rows else ([], [], [])))
