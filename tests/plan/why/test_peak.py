@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from explorer.plan.memory.ledger import ledger
-from explorer.plan.why.peak import PeakCase, explain, explain_one, toggled
+from explorer.plan.why.peak import PeakCase, explain, explain_one, toggled_block
 from explorer.record import Block, Comparison, Failure, ModelGraph, ModelRef, Policy
 from tests import graphs
 from tests.graphs import GRAPH, SPEC, changed, with_costs
@@ -173,4 +173,4 @@ def case(graph: ModelGraph | None = GRAPH) -> PeakCase:
 
 @pytest.mark.parametrize(("graph", "toggle"), [(GRAPH, "blocks.3"), (None, "blocks.3")])
 def test_what_a_person_toggles_to_reach_a_block(graph: ModelGraph | None, toggle: str) -> None:
-    assert toggled(case(graph), "blocks.3.mlp") == toggle and toggled(case(graph), "head") == "head"
+    assert toggled_block("blocks.3.mlp", graph) == toggle and toggled_block("head", graph) == "head"
