@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from explorer.cli.command import Output, answer_console, print_json, say, table_of
-from explorer.plan.memory.outside import outside_policies, saved_beside
+from explorer.plan.memory.outside import outside_policies
 from explorer.plan.summary import Line, forecast_document, forecast_lines
 from explorer.plan.why.caveats import peak_caveats
 from explorer.plan.why.checkpointing import sides
@@ -29,14 +29,23 @@ from explorer.record.policy import Policy
 from explorer.view.compare.cost import uncounted_in_words
 from explorer.view.compare.gradients import compared_tensors, distance_with_largest, moved_sentence, scope_sentence
 from explorer.view.compare.headline import headlines
-from explorer.view.drawing.rows import Row, chart_rows, row_sum
-from explorer.view.drawing.units import count, flops, from_to, mib, percent
+from explorer.view.drawing.rows import chart_rows
+from explorer.view.drawing.units import count, mib, percent
 from explorer.view.memory.ranks import rank_rows, spread_of_ranks
 from explorer.view.pipeline.gantt import rank_table
 from explorer.view.pipeline.results import memory_chart, moved_rows
 from explorer.view.text.pipeline import cap_outcome, within_cap
 from explorer.view.text.plan import in_words
-from explorer.view.text.runs import alive_rows, card_rows, history_notes, history_rows, refusal_rows, what_failed
+from explorer.view.text.runs import (
+    alive_rows,
+    card_rows,
+    history_notes,
+    history_rows,
+    refusal_rows,
+    row_cells,
+    rows_outside,
+    what_failed,
+)
 
 if TYPE_CHECKING:
     from explorer.view.report.report import ReportOf
@@ -225,40 +234,13 @@ def _block_table(run: Measurement, baseline: Measurement | None = None) -> Table
     Bytes outside of these blocks have a row for each line of the user's code.
     """
     shown = chart_rows(run)
-    lines = [(row.label, _cells(row, run, baseline)) for row in shown]
+    lines = [(row.label, row_cells(row, run, baseline)) for row in shown]
     rows = []
     for (_, cells), group in groupby(lines, key=lambda line: (line[0].rpartition(".")[0], line[1])):
         labels = [label for label, _ in group]
         label = labels[0] if len(labels) == 1 else f"{labels[0]} to {labels[-1].rpartition('.')[2]}, each"
         rows.append({"block": label, **cells})
-    return table_of([*rows, *_rows_outside(shown, run, baseline)])
-
-
-def _rows_outside(shown: Sequence[Row], run: Measurement, baseline: Measurement | None) -> list[dict[str, str]]:
-    """What is in none of the `shown` rows: saved bytes by line, and the forward FLOPs of all these lines together."""
-    blocks = {fqn for row in shown for fqn in row.fqns}
-    after = saved_beside(run, blocks)
-    before = after if baseline is None else saved_beside(baseline, blocks)
-    rows: list[dict[str, str]] = []
-    for place in dict.fromkeys((*before, *after)):
-        old, new = before.get(place, 0), after.get(place, 0)
-        rows.append({"block": place, "saved after forward": mib(new) if old == new else from_to(old, new, " → ")})
-    whole = run.by_fqn[""].forward_flops if "" in run.by_fqn else 0
-    if rest := whole - sum(row_sum(run, row, "forward_flops") for row in shown):
-        rows.append({"block": "code in no block", "forward": flops(rest)})
-    return rows
-
-
-def _cells(row: Row, run: Measurement, baseline: Measurement | None) -> dict[str, str]:
-    again, flops_again = row_sum(run, row, "n_recompute"), row_sum(run, row, "recompute_flops")
-    saved = row_sum(run, row, "saved_after_forward_bytes")
-    before = saved if baseline is None else row_sum(baseline, row, "saved_after_forward_bytes")
-    return {
-        "saved after forward": mib(saved) if before == saved else from_to(before, saved, " → "),
-        "forward": flops(row_sum(run, row, "forward_flops")),
-        "recompute": flops(flops_again) if again or flops_again else "",
-        "runs again": f"×{again}" if again else "inside" if flops_again else "",
-    }
+    return table_of([*rows, *rows_outside(shown, run, baseline)])
 
 
 def _dim(text: str) -> str:

@@ -5,19 +5,22 @@ at least 573.0 MiB, then refused        failed in the recompute of blocks.5
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from explorer.plan.card.allocator_options import COLLECTION
 from explorer.plan.card.cards import DRIVER_BYTES
 from explorer.plan.memory.ledger import alive, peak_tick
+from explorer.plan.memory.outside import saved_beside
+from explorer.plan.sizes import from_to
 from explorer.record.card import Card, CardMemory, OtherSetting, RefusedRequest, UnknownMemory
 from explorer.record.comparison import Comparison
 from explorer.record.failure import Failure
 from explorer.record.history import DeviceHistory, SimulatedHistory
 from explorer.record.measurement import Measurement
 from explorer.record.run import RunSpec
+from explorer.view.drawing.rows import Row, row_sum
 from explorer.view.drawing.units import NOT_MEASURED, count, flops, median_ms, mib, milliseconds, percent, time_ratio
 
 
@@ -321,3 +324,31 @@ def alive_rows(run: Measurement, by: Literal["module", "source line"]) -> list[d
         {by: name, "at the peak": mib(n_bytes), "share": percent(n_bytes / whole), "blocks": f"{n_blocks:,}"}
         for name, (n_bytes, n_blocks) in rows
     ]
+
+
+def rows_outside(shown: Sequence[Row], run: Measurement, baseline: Measurement | None) -> list[dict[str, str]]:
+    """What is in none of the `shown` rows: saved bytes by line, and the forward FLOPs of all these lines together."""
+    blocks = {fqn for row in shown for fqn in row.fqns}
+    after = saved_beside(run, blocks)
+    before = after if baseline is None else saved_beside(baseline, blocks)
+    rows: list[dict[str, str]] = []
+    for place in dict.fromkeys((*before, *after)):
+        old, new = before.get(place, 0), after.get(place, 0)
+        rows.append({"block": place, "saved after forward": mib(new) if old == new else from_to(old, new, " → ")})
+    whole = run.by_fqn[""].forward_flops if "" in run.by_fqn else 0
+    if rest := whole - sum(row_sum(run, row, "forward_flops") for row in shown):
+        rows.append({"block": "code in no block", "forward": flops(rest)})
+    return rows
+
+
+def row_cells(row: Row, run: Measurement, baseline: Measurement | None) -> dict[str, str]:
+    """The cells of a block in the table of blocks."""
+    again, flops_again = row_sum(run, row, "n_recompute"), row_sum(run, row, "recompute_flops")
+    saved = row_sum(run, row, "saved_after_forward_bytes")
+    before = saved if baseline is None else row_sum(baseline, row, "saved_after_forward_bytes")
+    return {
+        "saved after forward": mib(saved) if before == saved else from_to(before, saved, " → "),
+        "forward": flops(row_sum(run, row, "forward_flops")),
+        "recompute": flops(flops_again) if again or flops_again else "",
+        "runs again": f"×{again}" if again else "inside" if flops_again else "",
+    }
