@@ -137,6 +137,10 @@ def test_check_knows_under_which_conditions_the_policy_runs(shared: Worker, tiny
     assert "no block or parameter" in run("check", str(path), tiny, "--frozen", "blocs.0", code=2).stderr
 
 
+def test_check_takes_a_preset(shared: Worker, tiny: str) -> None:
+    assert read("check", "all", tiny)["hazards"] == read("check", "every-2", tiny)["hazards"] == []
+
+
 def test_arguments_of_the_factory_have_the_type_they_look_like() -> None:
     ref = ModelOptions(arguments=["a=6", "b=0.5", "c=true", "d=x=y", "e=-1e-3", "f="]).ref("m.py")
     assert ref.arguments == {"a": 6, "b": 0.5, "c": True, "d": "x=y", "e": -1e-3, "f": ""}
