@@ -24,7 +24,8 @@ from explorer.plan.card.snapshot import Snapshot
 from explorer.record.history import DeviceHistory
 
 BASE = 1 << 40
-FILES = sorted((Path(__file__).resolve().parents[2] / "golden" / "cuda_histories").glob("*.json.gz"))
+GOLDEN = Path(__file__).resolve().parents[2] / "golden"
+FILES = sorted((GOLDEN / "cuda_histories").glob("*.json.gz"))
 
 
 @dataclass
@@ -55,9 +56,20 @@ class Replay:
         self.curve.append(sums[1:])
 
 
-def devices(file: Path) -> list[dict[str, Any]]:
+def file_named(part: str) -> Path:
+    """The one history whose name has `part`."""
+    (file,) = [file for file in FILES if part in file.name]
+    return file
+
+
+def document(file: Path) -> dict[str, Any]:
     with gzip.open(file, "rt") as text:
-        loaded: list[dict[str, Any]] = json.load(text)["devices"]
+        loaded: dict[str, Any] = json.load(text)
+    return loaded
+
+
+def devices(file: Path) -> list[dict[str, Any]]:
+    loaded: list[dict[str, Any]] = document(file)["devices"]
     return loaded
 
 
@@ -153,7 +165,7 @@ def snapshot(device: dict[str, Any], allocator: CachingAllocator) -> dict[str, A
         sizes = {"allocated_size": allocated, "active_size": active, "frames": []}
         segments.append(_segment(start, n_bytes, stream, inside) | sizes)
     trace = [
-        event(device["kinds"][kind], address, n_bytes) | {"stream": stream, "time_us": i}
+        event(device["kinds"][kind], address, n_bytes) | {"stream": stream, "time_us": i, "device_free": 0}
         for i, (kind, address, n_bytes, stream) in enumerate(device["events"])
     ]
     return {"segments": segments, "device_traces": [trace], "allocator_settings": None, "external_annotations": []}

@@ -28,6 +28,7 @@ from tests.plan.card.histories import (
     RecordedProgram,
     block,
     event,
+    file_named,
     histories_of,
     replays,
     small_document,
@@ -100,7 +101,7 @@ def requested_peak(document: dict[str, Any], requested: int) -> int:
 
 def test_expandable_segments_reserve_less_where_much_was_stranded() -> None:
     """5.75 of 58.28 GB were stranded in this history."""
-    ((device, outcome),) = replays(FILES[8])
+    ((device, outcome),) = replays(file_named("ctx128_fullstep"))
     figures = history(snapshot(device, outcome.allocator))
     same, expandable = figures.simulated[:2]
     assert figures.stranded_bytes // MIB == 5752
