@@ -29,6 +29,8 @@ class Card(Record):
     """PYTORCH_CUDA_ALLOC_CONF; empty: torch's defaults."""
     cublas: str = ""
     """CUBLAS_WORKSPACE_CONFIG; empty: torch's default for the card."""
+    torch: str = ""
+    """Version of torch whose rules decide, such as `2.13`; empty: the installed one."""
 
 
 class RefusedRequest(Record):

@@ -40,6 +40,7 @@ from explorer.engine.bench.step import OnPhase, Trainee, ignore, prepare, run_st
 from explorer.engine.bench.timeline import as_ints
 from explorer.engine.device.allocator import AllocatorLog, Probe, Refusal, clock_skew_ns, peak_bytes, take_probe
 from explorer.engine.device.device import Device, device_of
+from explorer.engine.device.kernel_memory import KernelMemory
 from explorer.engine.device.memory_limit import failure_in_step, first_step, out_of_memory
 from explorer.engine.model.loaded import Loaded, types_of
 from explorer.engine.policy.offload import HOST
@@ -144,8 +145,9 @@ def recording_of(
 
 def tracker_of(trainee: Trainee, older: Sequence[KnownTensor] = ()) -> Tracker:
     """A tracker with the tensors that are in memory before the step, and `older` ones."""
-    segments = segment_heads(trainee.spec.policy)
-    return Tracker(trainee.model, trainee.device, [*trainee_tensors(trainee), *older], segments=segments)
+    segments, before = segment_heads(trainee.spec.policy), [*trainee_tensors(trainee), *older]
+    kernels = KernelMemory(trainee.spec.card) if is_without_data() else None
+    return Tracker(trainee.model, trainee.device, before, segments=segments, kernels=kernels)
 
 
 def under_tracker(trainee: Trainee) -> tuple[Tracker, OnPhase]:

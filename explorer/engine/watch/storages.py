@@ -157,6 +157,16 @@ class Storages:
         watched.index, watched.key, watched.n_bytes = index, key, n_bytes
         return index
 
+    def took(self, temporaries: Iterable[int], op: int, now_ns: int) -> None:
+        """Operator number `op` held memory of these bytes at the same time, and returned it."""
+        first = self.n_seen
+        for n_bytes in filter(None, temporaries):
+            self._births += (0, n_bytes, op, None)
+            self.n_seen += 1
+            self._turns += (self.n_seen, now_ns)
+        for number in range(self.n_seen, first, -1):
+            self._turns += (-number, now_ns)
+
     def of(self, values: object) -> list[int]:
         """Numbers of the watched storages behind the tensors in `values`, each once."""
         numbers: list[int] = []

@@ -3,8 +3,9 @@
 `total_bytes` is what torch reports. Where a message of torch is the source, it has two decimals of GiB, so the figure
 is known to 5 MiB. Drivers differ too: messages on A100 cards of 80 GB name 79.14 to 79.25 GiB.
 
-Workspaces of cuBLAS follow a rule. An operator whose kernel takes its results and nothing else is in RESULTS_ALONE. An
-operator whose kernel takes memory of a known kind is in UNKNOWN. All others are named as operators without a rule.
+Workspaces of cuBLAS and the scratch of some kernels follow rules (`torch_rules.py`, `kernel_scratch.py`). An operator
+whose kernel takes its results and nothing else is in RESULTS_ALONE. An operator whose kernel takes memory of a known
+kind is in UNKNOWN. All others are named as operators without a rule.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from explorer.errors import BadInput, nearest
+from explorer.plan.card.torch_rules import installed_torch
 from explorer.plan.names import operator_word
 from explorer.plan.sizes import mib, parse_bytes
 from explorer.record.allocations import Allocations
 from explorer.record.base import limits
 from explorer.record.card import Card, UnknownMemory
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+GIB = 1 << 30
 DRIVER_BYTES = (256 << 20, 800 << 20)
 """Assumed share of driver and context where it is not known. No source: the B200, the one card known, has 783 MiB."""
 
@@ -55,7 +57,7 @@ CARDS: dict[str, Card] = {
 def parse_card(text: str) -> Card:
     """The card named `text`, in any case and with or without spaces, or a card of that size (`24GiB`).
 
-    CUBLAS_WORKSPACE_CONFIG of this process decides its workspaces.
+    CUBLAS_WORKSPACE_CONFIG of this process and the installed torch decide its workspaces.
     Raises BadInput for other texts, and for a size that driver and context may fill alone.
     """
     if (card := listed_card(text)) is not None:
@@ -81,7 +83,7 @@ def listed_card(text: str) -> Card | None:
 
 
 def _as_set_here(card: Card) -> Card:
-    return replace(card, cublas=os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    return replace(card, cublas=os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""), torch=installed_torch())
 
 
 def capacity_bytes(card: Card) -> int:
@@ -142,18 +144,6 @@ upsample_bilinear2d_backward upsample_nearest2d upsample_nearest2d_backward var 
 zeros_like
 """))  # fmt: skip
 """Operators whose CUDA kernels take their results, and at most a few KiB for a reduction over many blocks."""
-
-
-def workspace_bytes(capability: str, setting: str = "") -> int:
-    """cuBLAS's workspace of one thread: `CUBLAS_WORKSPACE_CONFIG`, `:KiB:count` pairs, else torch's default.
-
-    The default is 32 MiB on capability 9.0 and `:4096:2:16:8` on others. Source: torch's notes on CUDA semantics,
-    "cuBLAS workspaces".
-    """
-    pairs = re.findall(r":(\d+):(\d+)", setting)
-    if pairs:
-        return sum(int(kib) * int(count) for kib, count in pairs) * KIB
-    return 32 * MIB if capability.startswith("9.") else (4096 * 2 + 16 * 8) * KIB
 
 
 def unknown_memory(log: Allocations, allocated: Sequence[int]) -> tuple[UnknownMemory, ...]:

@@ -27,7 +27,8 @@ from msgspec.structs import replace
 from explorer.errors import BadInput
 from explorer.plan.card.allocator_options import OTHER_OPTIONS, parse_options
 from explorer.plan.card.caching_allocator import CachedBlock, CachingAllocator, OutOfCardMemory
-from explorer.plan.card.cards import LARGEST_CARD, PRODUCTS, capacity_bytes, unknown_memory, workspace_bytes
+from explorer.plan.card.cards import LARGEST_CARD, PRODUCTS, capacity_bytes, unknown_memory
+from explorer.plan.card.torch_rules import lt_workspace_bytes, workspace_bytes
 from explorer.plan.memory.next_step import GRADIENT, STATE, replacements, survivors
 from explorer.record.allocations import Allocations, Phase, PhaseSpan
 from explorer.record.base import column

@@ -1,0 +1,90 @@
+"""What torch takes on a card beside its tensors, by version of torch and compute capability.
+
+The figures lie in `workspaces.json`, measured from torch's own CUDA build (`tests/golden/imaginary/make.py`). This file
+is apart from `cards.py` because it changes with each version of torch, the cards with the market.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+
+from explorer.errors import BadInput
+from explorer.record.card import Card
+
+KIB = 1 << 10
+TORCH_VERSIONS = ("2.11", "2.12", "2.13")
+"""Versions of torch whose rules are known, the newest last."""
+UNKNOWN_CAPABILITY = "8.0"
+"""Counts for a card of unknown capability."""
+
+
+class _Row(msgspec.Struct):
+    """What the products of one thread keep."""
+
+    cublas: int
+    cublas_lt: int
+    """Kept beside it by the first product that adds a bias; 0: such a product shares the other workspace."""
+
+
+def installed_torch() -> str:
+    """The version of TORCH_VERSIONS whose rules the installed torch follows, the nearest older one for other torches."""
+    try:
+        installed = _numbers(version("torch"))
+    except PackageNotFoundError:
+        return TORCH_VERSIONS[-1]
+    older = [known for known in TORCH_VERSIONS if _numbers(known) <= installed]
+    return older[-1] if older else TORCH_VERSIONS[0]
+
+
+def parse_torch(text: str) -> str:
+    """`2.13` of `2.13`, `2.13.0` or `2.13.0+cu130`; empty: the installed torch. Raises BadInput for other versions."""
+    if not text:
+        return installed_torch()
+    named = re.fullmatch(r"(\d+\.\d+)(\..*)?", text.strip())
+    if named is None or named[1] not in TORCH_VERSIONS:
+        known = ", ".join(TORCH_VERSIONS)
+        raise BadInput(f"The rules of torch {text[:60]!r} are not known here.", hint=f"Name one of {known}.")
+    return named[1]
+
+
+def workspace_bytes(card: Card) -> int:
+    """cuBLAS's workspace of one thread: CUBLAS_WORKSPACE_CONFIG, `:KiB:count` pairs, else torch's default."""
+    if (n_bytes := configured_bytes(card.cublas)) is not None:
+        return n_bytes
+    return _row(card).cublas
+
+
+def lt_workspace_bytes(card: Card) -> int:
+    """What the first product with a bias keeps for cuBLASLt in one thread, beside the workspace of cuBLAS."""
+    return _row(card).cublas_lt
+
+
+def configured_bytes(setting: str) -> int | None:
+    """The workspace of one thread by CUBLAS_WORKSPACE_CONFIG; None: the setting names none."""
+    pairs = re.findall(r":(\d+):(\d+)", setting)
+    return sum(int(kib) * int(count) for kib, count in pairs) * KIB if pairs else None
+
+
+def _row(card: Card) -> _Row:
+    """The row of the card's capability, of the nearest lower one if it was not measured."""
+    table = _table()
+    rows = table.get(card.torch) or table[installed_torch()]
+    capability = _numbers(card.capability or UNKNOWN_CAPABILITY)
+    lower = [name for name in rows if _numbers(name) <= capability]
+    return rows[max(lower or rows, key=_numbers)]
+
+
+@cache
+def _table() -> Mapping[str, Mapping[str, _Row]]:
+    text = (Path(__file__).parent / "workspaces.json").read_bytes()
+    return msgspec.json.decode(text, type=dict[str, dict[str, _Row]])
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
