@@ -20,6 +20,7 @@ from explorer.jobs.protocol import Describe
 from explorer.jobs.run_file import step_in
 from explorer.plan.card.allocator_options import parse_options
 from explorer.plan.card.cards import parse_card
+from explorer.plan.card.torch_rules import parse_torch
 from explorer.plan.catalogue import default_size, sizes_of
 from explorer.plan.memory.next_step import next_step
 from explorer.plan.policy import read_policy
@@ -132,18 +133,22 @@ class CardStepOptions(StepOptions):
         str | None, in_step(metavar="NAME|SIZE", help="With --predict: what this GPU holds. Such as b200 or 24GiB.")
     ] = None
     allocator: Annotated[str, in_step(metavar="OPTIONS", help="PYTORCH_CUDA_ALLOC_CONF of the card.")] = ""
+    torch: Annotated[
+        str, in_step(metavar="VERSION", help="Torch of the card, such as 2.11; by default the installed one.")
+    ] = ""
 
     def spec(self, target: str) -> RunSpec:
         spec = super().spec(target)
-        if self.card is None and not self.allocator:
+        if self.card is None and not self.allocator and not self.torch:
             return spec
         if self.card is None or not self.predict:
             raise BadInput(
-                "--card and --allocator say what a GPU would hold, and this run does not predict for one.",
+                "--card, --allocator and --torch say what a GPU would hold, and this run does not predict for one.",
                 hint="Add --predict --card b200, or leave them out.",
             )
         parse_options(self.allocator)
-        return replace(spec, card=replace(parse_card(self.card), options=self.allocator))
+        card = replace(parse_card(self.card), options=self.allocator, torch=parse_torch(self.torch))
+        return replace(spec, card=card)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -121,7 +121,7 @@ class CardMemory(Record):
         figures = ", ".join(f"{getattr(self, name):,} {name.removesuffix('_bytes')}" for name in FIGURES)
         refused = self.refused
         lines = [
-            f"{self.card.name}: {figures} bytes.",
+            f"{self.card.name}{f', torch {self.card.torch}' if self.card.torch else ''}: {figures} bytes.",
             *([f"Refused: {refused.n_bytes:,} bytes in {refused.block}, {refused.op}."] if refused else []),
             *([f"Not known: {'; '.join(part.what for part in self.unknown)}."] if self.unknown else []),
         ]

@@ -42,6 +42,7 @@ from explorer.engine.device.allocator import AllocatorLog, Probe, Refusal, clock
 from explorer.engine.device.device import Device, device_of
 from explorer.engine.device.kernel_memory import KernelMemory
 from explorer.engine.device.memory_limit import failure_in_step, first_step, out_of_memory
+from explorer.engine.device.without_data import is_without_data
 from explorer.engine.model.loaded import Loaded, types_of
 from explorer.engine.policy.offload import HOST
 from explorer.engine.state.rng import RngState

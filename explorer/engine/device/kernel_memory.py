@@ -72,7 +72,7 @@ class KernelMemory:
             return ()
         arguments = dict(zip(names, args)) | kwargs
         tensors = [value for value in arguments.values() if isinstance(value, Tensor)]
-        return rule(arguments, out) if all(map(is_fake, tensors)) else ()
+        return rule(arguments, out) if any(map(is_fake, tensors)) else ()
 
     def _learn(self, func: Any) -> tuple[tuple[str, ...], Any]:
         schema = getattr(func, "_schema", None)

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from explorer.errors import BadInput, nearest
+from explorer.plan.card.kernel_scratch import REDUCTIONS
 from explorer.plan.card.torch_rules import installed_torch
 from explorer.plan.names import operator_word
 from explorer.plan.sizes import mib, parse_bytes
@@ -101,7 +102,9 @@ UNKNOWN: tuple[tuple[str, str, int | None], ...] = (
     (r"(cudnn_|mkldnn_|slow_|thnn_)?_?conv.*|_?convolution.*", "workspaces of cuDNN for convolutions", None),
     (r".*(lstm|gru|rnn).*", "workspaces of cuDNN for recurrent layers", None),
     (r".*batch_norm.*", "what cuDNN's batch norm keeps for backward", None),
-    (r"native_(layer|group)_norm_backward", "partial sums of a norm's backward", 4),
+    (r"native_(layer|group)_norm_backward|native_group_norm", "partial sums of a norm", 4),
+    (r"logsumexp", "temporaries of logsumexp", None),
+    (r"bernoulli|normal", "temporaries of random draws", None),
     (r"embedding_dense_backward|_?index_put.*|index_add.*|_embedding_bag.*", "sorted indices of a scattered gradient",
      None),
     (r".*cudnn_attention.*", "workspaces of cuDNN for attention", None),
@@ -121,36 +124,40 @@ fill their tiles are padded to twice their size. Source: ATen/native/cuda and cu
 """
 RESULTS_ALONE = frozenset(re.findall(r"\w+", """
 abs _adaptive_avg_pool2d _adaptive_avg_pool2d_backward add addbmm addcdiv addcmul addmm addmv all amax amin any arange
-argmax argmin as_strided atan2 avg_pool2d avg_pool2d_backward baddbmm bernoulli binary_cross_entropy
+argmax argmin as_strided atan2 avg_pool2d avg_pool2d_backward baddbmm binary_cross_entropy
 binary_cross_entropy_backward bitwise_and bitwise_not bitwise_or bmm cat ceil celu clamp clamp_max clamp_min clone
-col2im constant_pad_nd contiguous copy cos cosh detach diagonal_backward div dot dropout elu elu_backward embedding
+constant_pad_nd contiguous copy cos cosh detach diagonal_backward div dot dropout elu elu_backward embedding
 empty empty_like empty_strided eq erf erfinv exp exp2 expand expm1 fill flip floor fmod full full_like _fused_adam
 _fused_adamw _fused_rms_norm _fused_sgd gather ge gelu gelu_backward glu glu_backward gt hardsigmoid
-hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward huber_loss huber_loss_backward im2col index
+hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward huber_loss huber_loss_backward index
 index_fill index_select isfinite isinf isnan kl_div le leaky_relu leaky_relu_backward lerp lift_fresh linalg_vector_norm
 linear linspace _local_scalar_dense log log10 log1p log2 log_sigmoid_backward log_sigmoid_forward _log_softmax
-_log_softmax_backward_data logical_and logical_not logical_or logsumexp lt masked_fill masked_scatter matmul max
+_log_softmax_backward_data logical_and logical_not logical_or lt masked_fill matmul max
 max_pool2d_with_indices max_pool2d_with_indices_backward maximum mean min minimum mish mish_backward mm mse_loss
-mse_loss_backward mul mv native_dropout native_dropout_backward native_group_norm native_layer_norm ne neg new_empty
+mse_loss_backward mul mv native_dropout native_dropout_backward native_layer_norm ne neg new_empty
 new_empty_strided new_full new_ones new_zeros nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward
-normal ones ones_like pow prod rand rand_like randint randn randn_like reciprocal reflection_pad1d reflection_pad2d relu
+ones ones_like pow rand rand_like randint randn randn_like reciprocal reflection_pad1d reflection_pad2d relu
 remainder repeat replication_pad2d _reshape_copy roll round rsqrt rsub scalar_tensor _scaled_dot_product_cudnn_attention
 _scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
 scatter scatter_add select_backward select_scatter sgn sigmoid sigmoid_backward sign silu silu_backward sin
 slice_backward slice_scatter smooth_l1_loss smooth_l1_loss_backward _softmax _softmax_backward_data softplus
 softplus_backward split sqrt square stack std sub sum tan tanh tanh_backward threshold_backward _to_copy tril
-tril_indices triu triu_indices trunc unfold_backward uniform _unsafe_index _unsafe_view upsample_bilinear2d
+tril_indices triu triu_indices trunc uniform _unsafe_index _unsafe_view upsample_bilinear2d
 upsample_bilinear2d_backward upsample_nearest2d upsample_nearest2d_backward var var_mean where xlogy zero zeros
 zeros_like
 """))  # fmt: skip
-"""Operators whose CUDA kernels take their results, and at most a few KiB for a reduction over many blocks."""
+"""Operators whose CUDA kernels take their results alone, or scratch by a rule of `engine/device/kernel_memory.py`.
+
+Held against torch's own code: `tests/golden/imaginary/scan.py`.
+"""
+SCRATCH = "scratch of reductions: how many multiprocessors the card has is not known"
 
 
-def unknown_memory(log: Allocations, allocated: Sequence[int]) -> tuple[UnknownMemory, ...]:
+def unknown_memory(log: Allocations, allocated: Sequence[int], card: Card) -> tuple[UnknownMemory, ...]:
     """Operators of a step whose memory no rule gives, by kind. `allocated`: bytes after each event; empty: refused."""
     kinds: dict[tuple[str, int | None], set[int]] = {}
     for number, op in enumerate(log.ops):
-        if kind := _kind(op):
+        if kind := _kind(op, card):
             kinds.setdefault(kind, set()).add(number)
     ticks: dict[int, int] = {}
     largest: dict[int, int] = {}
@@ -173,11 +180,13 @@ def unknown_memory(log: Allocations, allocated: Sequence[int]) -> tuple[UnknownM
     )
 
 
-def _kind(op: str) -> tuple[str, int | None] | None:
+def _kind(op: str, card: Card) -> tuple[str, int | None] | None:
     """The kind of memory that an operator may take, and the most as a multiple of its results; None: none."""
     library, name = op.partition(".")[0], operator_word(op).removesuffix("_")
     if library in WITHOUT_MEMORY:
         return None
+    if library == "aten" and name in REDUCTIONS and card.multiprocessors is None:
+        return SCRATCH, None
     if library == "aten" and (name in RESULTS_ALONE or name.startswith("_foreach_")):
         return None
     rows = ((what, most) for pattern, what, most in UNKNOWN if re.fullmatch(pattern, name))

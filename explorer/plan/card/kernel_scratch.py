@@ -29,6 +29,13 @@ HALF_BYTES = 2
 RESIDENT_THREADS = {"7.5": 1024, "8.6": 1536, "8.7": 1536, "8.9": 1536, "11.0": 1536, "12.0": 1536, "12.1": 1536}
 """Threads that a multiprocessor holds, by compute capability; 2,048 on all others. Source: CUDA programming guide."""
 
+REDUCTIONS = frozenset({
+    "sum", "mean", "nansum", "linalg_vector_norm", "amax", "amin", "max", "min", "argmax", "argmin", "std", "var",
+    "std_mean", "var_mean", "any", "all", "mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss",
+    "binary_cross_entropy",
+})  # fmt: skip
+"""Operators that take such scratch."""
+
 
 @dataclass(frozen=True)
 class Reduction:

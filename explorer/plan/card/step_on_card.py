@@ -9,7 +9,8 @@ A step of the record is taken as the loop that most people write:
 2. gradients of the step before are freed first (`zero_grad`);
 3. the optimizer's state is made when the first step reaches the optimizer, all of it at once, as torch's optimizers do;
    an optimizer that does otherwise needs a record of its first step;
-4. the first matrix product of a thread takes a workspace for cuBLAS; forward and backward are two threads.
+4. the first matrix product of a thread takes a workspace for cuBLAS, and up to torch 2.11 the first that adds a bias
+   takes one for cuBLASLt; forward and backward are two threads.
 
 In a step that a user's own loop recorded, lifetimes are those of the record:
 5. what is alive at the end of the step lives until the next step has made it again, as a variable does;
@@ -36,6 +37,7 @@ from explorer.record.card import Card, CardMemory, OtherSetting, RefusedRequest,
 from explorer.record.measurement import Measurement
 
 MOST_STEPS = 12
+COUNTER_BYTES = 4
 
 OTHER_KERNELS = "what CUDA's kernels and its foreach optimizers hold otherwise: the step ran on the CPU"
 
@@ -85,10 +87,10 @@ class _Play:
 
     program: _Program
     allocator: CachingAllocator
-    workspace: int
+    card: Card
     live: dict[int, CachedBlock] = field(default_factory=dict)
-    threads: set[bool] = field(default_factory=set)
-    """Threads that have a workspace: forward (False), backward (True)."""
+    workspaces: dict[tuple[bool, str], int] = field(default_factory=dict)
+    """Bytes by thread, forward (False) or backward (True), and by library."""
     requested: int = 0
     """Peak of the step, as `allocated` and `reserved`."""
     allocated: int = 0
@@ -160,17 +162,30 @@ class _Play:
 
     def _take(self, entry: int) -> None:
         log, self.entry = self.program.log, entry
-        if log.n_bytes[entry] == 0:
+        if log.n_bytes[entry] == 0 or self._is_counter(entry):
             return
         self.live[entry] = self.allocator.allocate(log.n_bytes[entry])
-        if PRODUCTS.search(log.ops[log.op[entry]]) and log.born[entry] > 0:
-            backward = self.program.phases[self.program.phase_of[self.tick]].phase in ("backward", "recompute")
-            if backward not in self.threads:
-                self.threads.add(backward)
-                self.allocator.allocate(self.workspace)
+        if log.born[entry] > 0 and (product := PRODUCTS.search(log.ops[log.op[entry]])):
+            self._take_workspaces(with_bias=product[1] == "addmm")
         self.requested = max(self.requested, self.allocator.requested_bytes)
         self.allocated = max(self.allocated, self.allocator.allocated_bytes)
         self.reserved = max(self.reserved, self.allocator.reserved_bytes)
+
+    def _is_counter(self, entry: int) -> bool:
+        """Whether an entry counts the steps of an optimizer of torch: the `foreach` form counts on the host."""
+        program = self.program
+        return not program.user_loop and program.role(entry) == STATE and program.log.n_bytes[entry] == COUNTER_BYTES
+
+    def _take_workspaces(self, *, with_bias: bool) -> None:
+        """A thread keeps the workspaces that its first product and its first product with a bias take (rule 4)."""
+        backward = self.program.phases[self.program.phase_of[self.tick]].phase in ("backward", "recompute")
+        wanted = {"cublas": workspace_bytes(self.card)}
+        if with_bias:
+            wanted["cublasLt"] = lt_workspace_bytes(self.card)
+        for library, n_bytes in wanted.items():
+            if n_bytes and (backward, library) not in self.workspaces:
+                self.workspaces[backward, library] = n_bytes
+                self.allocator.allocate(n_bytes)
 
 
 def memory_on(
@@ -201,8 +216,7 @@ def memory_on(
 def _memory(card: Card, programs: tuple[_Program, ...]) -> CardMemory:
     """The step of the last program, repeated; programs before it run once."""
     options = parse_options(card.options)
-    workspace = workspace_bytes(card.capability, card.cublas)
-    play = _Play(programs[0], CachingAllocator(capacity_bytes(card), options, total_bytes=card.total_bytes), workspace)
+    play = _Play(programs[0], CachingAllocator(capacity_bytes(card), options, total_bytes=card.total_bytes), card)
     refused, before = None, (-1, -1)
     try:
         play.opening()
@@ -221,10 +235,10 @@ def _memory(card: Card, programs: tuple[_Program, ...]) -> CardMemory:
         requested_bytes=play.requested,
         allocated_bytes=play.allocated,
         reserved_bytes=play.reserved,
-        workspace_bytes=len(play.threads) * play.workspace,
+        workspace_bytes=sum(play.workspaces.values()),
         n_steps=play.step,
         refused=refused,
-        unknown=unknown_memory(programs[-1].log, () if refused else play.allocated_line),
+        unknown=unknown_memory(programs[-1].log, () if refused else play.allocated_line, card),
         not_checked=options.played,
         not_played=options.not_played,
         reserved=column(play.reserved_line),

@@ -33,7 +33,7 @@ class _Row(msgspec.Struct):
 
 
 def installed_torch() -> str:
-    """The version of TORCH_VERSIONS whose rules the installed torch follows, the nearest older one for other torches."""
+    """The version of TORCH_VERSIONS that the installed torch follows: its own, else the nearest older one."""
     try:
         installed = _numbers(version("torch"))
     except PackageNotFoundError:

@@ -23,8 +23,9 @@ from explorer.engine.device.cuda_rules import FLOAT32, FLOAT32_RESULT, LOWER, LO
 from explorer.engine.device.without_data import without_data
 from explorer.engine.model.describe import describe
 from explorer.engine.watch.scopes import looking_at_saved
-from explorer.plan.card.cards import CARDS, RESULTS_ALONE, WITHOUT_RULE, parse_card, workspace_bytes
+from explorer.plan.card.cards import CARDS, RESULTS_ALONE, WITHOUT_RULE, parse_card
 from explorer.plan.card.step_on_card import memory_on
+from explorer.plan.card.torch_rules import workspace_bytes
 from explorer.plan.memory.ledger import ledger
 from explorer.plan.policy.presets import preset
 from explorer.plan.predict.forecaster import Forecaster
@@ -84,15 +85,20 @@ def test_a_smaller_card_empties_its_cache_or_names_the_refusal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("card", "setting", "n_bytes"),
-    [("b200", "", 8_519_680), ("h100", "", 32 * 2**20), ("24GiB", "", 8_519_680), ("24GiB", ":4096:8", 32 * 2**20)],
+    ("card", "version", "setting", "n_bytes"),
+    [
+        ("b200", "2.11", "", 8_519_680),
+        ("b200", "2.13", "", 32 * 2**20),
+        ("h100", "2.11", "", 32 * 2**20),
+        ("24GiB", "2.13", "", 8_519_680),
+        ("24GiB", "2.13", ":4096:8", 32 * 2**20),
+    ],
 )
 def test_workspaces_have_the_size_that_torch_asks_for(
-    card: str, setting: str, n_bytes: int, monkeypatch: pytest.MonkeyPatch
+    card: str, version: str, setting: str, n_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", setting)
-    here = parse_card(card)
-    assert workspace_bytes(here.capability, here.cublas) == n_bytes
+    assert workspace_bytes(replace(parse_card(card), torch=version)) == n_bytes
 
 
 def test_the_lists_of_autocast_are_those_of_the_installed_torch() -> None:

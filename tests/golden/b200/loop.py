@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from explorer.engine.bench.measure import measure_without_data
 from explorer.engine.bench.step import OnPhase, Trainee, autocast, step_with_optimizer, step_without_loss
@@ -18,6 +19,8 @@ from explorer.plan.card.cards import CARDS
 from explorer.record import Measurement, ModelRef, RunSpec
 
 HERE = Path(__file__).parent
+B200 = replace(CARDS["b200"], torch="2.11")
+"""The card and the torch of the rows."""
 ROWS: dict[str, dict[str, Any]] = {row["id"]: row for row in json.loads((HERE / "rows.json").read_text())["rows"]}
 
 
@@ -68,6 +71,6 @@ def simulated(row: dict[str, Any]) -> Measurement:
         model=ModelRef(target=f"{HERE / 'language_model.py'}:build", arguments=arguments),
         optimizer="none",
         autocast="bfloat16" if row["precision"] == "bf16" else "none",
-        card=CARDS["b200"],
+        card=B200,
     )
     return measure_without_data(spec, step=STEPS[row["scope"]])

@@ -3,132 +3,42 @@
     PYTHON -m tests.golden.imaginary.make
 
 PYTHON has a CUDA build of torch; no GPU is needed. It writes `torch-VERSION.json` beside this file and the version's
-rows of `explorer/plan/card/workspaces.json`. A real GPU's rows come from the same file: `PYTHON make.py --here`.
-
-A program is [operator, type, shapes of its tensors, other arguments, order of the first tensor's dimensions in memory].
+rows of `explorer/plan/card/workspaces.json`. Torch is imported on the card alone.
 """
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import torch
+from msgspec.structs import replace
+
+from explorer.engine.imaginary.run import run_on
+from explorer.engine.imaginary.torch_build import torch_build
+from explorer.plan.card.cards import CARDS
+from explorer.plan.card.kernel_scratch import resident_threads
 
 HERE = Path(__file__).parent
 WORKSPACES = HERE.parents[2] / "explorer" / "plan" / "card" / "workspaces.json"
-CARDS = {"7.5": 40, "8.0": 108, "8.6": 82, "8.9": 128, "9.0": 132, "10.0": 148, "10.3": 148, "11.0": 20, "12.0": 170}
-"""Compute capabilities, each with the multiprocessors of a card."""
-Program = list[Any]
-
-
-def programs() -> Iterator[Program]:
-    """Reductions along each axis, small to beyond 32-bit offsets, and the operators that take whole temporaries."""
-    for dtype in ("float32", "bfloat16"):
-        for rows in (64, 600, 1500, 2560, 8192, 32768, 1_000_000):
-            for columns in (1, 3, 64, 768, 1000, 4096, 50257):
-                if rows * columns <= 2**31:
-                    for dims in ([0], [1], [0, 1]):
-                        yield ["sum.dim_IntList", dtype, [[rows, columns]], [dims], None]
-        for name in ("mean.dim", "amax.default", "amin.default", "var.correction", "std.correction", "any.dims"):
-            for shape, dims in (([8, 1024, 768], [0, 1]), ([64, 32, 56, 56], [0, 2, 3]), ([5, 100_000], [1])):
-                yield [name, dtype, [shape], [dims], None]
-        for name in ("linalg_vector_norm.default", "max.dim", "argmax.default", "min.dim", "all.dim"):
-            arguments = [2, [0]] if name.startswith("linalg") else [0]
-            yield [name, dtype, [[8192, 768]], arguments, None]
-        for name in ("sum.default", "mean.default", "max.default", "any.default", "isinf.default"):
-            yield [name, dtype, [[1_000_003]], [], None]
-        yield ["sum.dim_IntList", dtype, [[16, 512, 64]], [[0, 1]], [2, 0, 1]]
-        yield ["sum.dim_IntList", dtype, [[64, 3, 224, 224]], [[0, 2, 3]], [0, 2, 3, 1]]
-        yield ["_softmax_backward_data.default", dtype, [[512, 1024], [512, 1024]], [-1, dtype], None]
-        yield ["_log_softmax_backward_data.default", dtype, [[512, 1024], [512, 1024]], [-1, dtype], None]
-        yield ["roll.default", dtype, [[512, 1024]], [[1, 1], [0, 1]], None]
-        for loss in ("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "binary_cross_entropy"):
-            for reduction in (0, 1, 2):
-                arguments = [None, reduction] if loss == "binary_cross_entropy" else [reduction]
-                yield [f"{loss}.default", dtype, [[512, 1024], [512, 1024]], arguments, None]
-    for dtype in ("bool", "int32", "int64", "float64"):
-        yield ["sum.dim_IntList", dtype, [[4096, 256]], [[0]], None]
-
-
-def call(program: Program, device: str) -> Any:
-    """A function that runs the operator on tensors that exist already."""
-    name, dtype, shapes, others, order = program
-    base, _, overload = name.partition(".")
-    operator = getattr(getattr(torch.ops.aten, base), overload)
-    tensors = [torch.empty(shape, dtype=getattr(torch, dtype), device=device) for shape in shapes]
-    if order is not None:
-        inverse = [order.index(at) for at in range(len(order))]
-        laid = torch.empty([shapes[0][at] for at in order], dtype=getattr(torch, dtype), device=device)
-        tensors[0] = laid.permute(inverse)
-    arguments = [getattr(torch, other) if isinstance(other, str) else other for other in others]
-    return operator, (*tensors, *arguments)
-
-
-def _held() -> tuple[int, int]:
-    held = torch.cuda.memory_stats()
-    return held["requested_bytes.all.peak"], held["requested_bytes.all.current"]
-
-
-def measured(program: Program) -> list[int]:
-    """Requested bytes that the operator holds at most, and after it."""
-    operator, arguments = call(program, "cuda")
-    torch.cuda.reset_peak_memory_stats()
-    _, before = _held()
-    kept = operator(*arguments)
-    peak, after = _held()
-    del kept
-    return [peak - before, after - before]
-
-
-def workspaces() -> list[int]:
-    """What the first product of this process keeps for cuBLAS, and the first one with a bias beside it."""
-    left = torch.empty(64, 64, device="cuda")
-    before = _held()[1]
-    product = torch.mm(left, left)
-    cublas = _held()[1] - before - product.nbytes
-    before = _held()[1]
-    biased = torch.addmm(left[0], left, left)
-    return [cublas, _held()[1] - before - biased.nbytes]
-
-
-def here() -> dict[str, Any]:
-    """What the card of this process shows."""
-    properties = torch.cuda.get_device_properties(0)
-    kept = workspaces()
-    return {
-        "capability": f"{properties.major}.{properties.minor}",
-        "multiprocessors": properties.multi_processor_count,
-        "workspaces": kept,
-        "held": [measured(program) for program in programs()],
-    }
+MULTIPROCESSORS = {
+    "7.5": 40, "8.0": 108, "8.6": 82, "8.9": 128, "9.0": 132, "10.0": 148, "10.3": 148, "11.0": 20, "12.0": 170
+}  # fmt: skip
+"""Of a card of each compute capability."""
 
 
 def main() -> None:
-    if "--here" in sys.argv:
-        print(json.dumps(here()))
-        return
-    from msgspec.structs import replace
-
-    from explorer.engine.imaginary.run import run_on
-    from explorer.plan.card.cards import CARDS as LISTED
-    from explorer.plan.card.kernel_scratch import resident_threads
-
-    version = ".".join(torch.__version__.split(".")[:2])
-    cards = []
-    for capability, n in CARDS.items():
-        card = replace(LISTED["b200"], capability=capability, multiprocessors=n, cublas="")
+    version = ".".join(torch_build().version.split(".")[:2])
+    rows = []
+    for capability, n in MULTIPROCESSORS.items():
+        card = replace(CARDS["b200"], capability=capability, multiprocessors=n, cublas="")
         threads = {"IMAGINARY_THREADS_PER_MULTIPROCESSOR": str(resident_threads(card))}
-        ran = run_on(card, [str(Path(__file__)), "--here"], threads, capture=True)
-        cards.append(json.loads(ran.stdout.splitlines()[-1]))
-        print(version, capability, cards[-1]["workspaces"], flush=True)
-    lines = [",\n".join(map(json.dumps, rows)) for rows in (programs(), cards)]
-    (HERE / f"torch-{version}.json").write_text(f'{{"programs": [\n{lines[0]}\n],\n"cards": [\n{lines[1]}\n]}}\n')
+        ran = run_on(card, [str(HERE / "operators.py")], threads, capture=True)
+        rows.append(json.loads(ran.stdout.splitlines()[-1]))
+        print(version, capability, rows[-1]["workspaces"], flush=True)
+    lines = ",\n".join(map(json.dumps, rows))
+    (HERE / f"torch-{version}.json").write_text(f"[\n{lines}\n]\n")
     known = json.loads(WORKSPACES.read_text()) if WORKSPACES.exists() else {}
-    known[version] = {card["capability"]: dict(zip(("cublas", "cublas_lt"), card["workspaces"])) for card in cards}
+    known[version] = {row["capability"]: dict(zip(("cublas", "cublas_lt"), row["workspaces"])) for row in rows}
     WORKSPACES.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
 
 

@@ -1,0 +1,102 @@
+"""Calls of single operators, and what torch's own CUDA code holds for each: run as a program, it prints its card's row.
+
+`make.py` runs it on imaginary cards; a real GPU prints its own row. This file needs torch alone.
+
+A program is [operator, type, shapes of its tensors, other arguments, order of the first tensor's dimensions in memory].
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+Program = list[Any]
+
+
+def programs() -> Iterator[Program]:
+    """Reductions along each axis, small to beyond 32-bit offsets, and the operators that take whole temporaries."""
+    for dtype in ("float32", "bfloat16"):
+        for rows in (64, 600, 1500, 2560, 8192, 32768, 1_000_000):
+            for columns in (1, 3, 64, 768, 1000, 4096, 50257):
+                if rows * columns <= 2**31:
+                    for dims in ([0], [1], [0, 1]):
+                        yield ["sum.dim_IntList", dtype, [[rows, columns]], [dims], None]
+        for name in ("mean.dim", "amax.default", "amin.default", "var.correction", "std.correction", "any.dims"):
+            for shape, dims in (([8, 1024, 768], [0, 1]), ([64, 32, 56, 56], [0, 2, 3]), ([5, 100_000], [1])):
+                yield [name, dtype, [shape], [dims], None]
+        for name in ("linalg_vector_norm.default", "max.dim", "argmax.default", "min.dim", "all.dim"):
+            arguments = [2, [0]] if name.startswith("linalg") else [0]
+            yield [name, dtype, [[8192, 768]], arguments, None]
+        for name in ("sum.default", "mean.default", "max.default", "any.default", "isinf.default"):
+            yield [name, dtype, [[1_000_003]], [], None]
+        yield ["sum.dim_IntList", dtype, [[16, 512, 64]], [[0, 1]], [2, 0, 1]]
+        yield ["sum.dim_IntList", dtype, [[64, 3, 224, 224]], [[0, 2, 3]], [0, 2, 3, 1]]
+        yield ["_softmax_backward_data.default", dtype, [[512, 1024], [512, 1024]], [-1, dtype], None]
+        yield ["_log_softmax_backward_data.default", dtype, [[512, 1024], [512, 1024]], [-1, dtype], None]
+        yield ["roll.default", dtype, [[512, 1024]], [[1, 1], [0, 1]], None]
+        for loss in ("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "binary_cross_entropy"):
+            for reduction in (0, 1, 2):
+                arguments = [None, reduction] if loss == "binary_cross_entropy" else [reduction]
+                yield [f"{loss}.default", dtype, [[512, 1024], [512, 1024]], arguments, None]
+    for dtype in ("bool", "int32", "int64", "float64"):
+        yield ["sum.dim_IntList", dtype, [[4096, 256]], [[0]], None]
+
+
+def call(program: Program, device: str) -> Any:
+    """A function that runs the operator on tensors that exist already."""
+    name, dtype, shapes, others, order = program
+    base, _, overload = name.partition(".")
+    operator = getattr(getattr(torch.ops.aten, base), overload)
+    tensors = [torch.empty(shape, dtype=getattr(torch, dtype), device=device) for shape in shapes]
+    if order is not None:
+        inverse = [order.index(at) for at in range(len(order))]
+        laid = torch.empty([shapes[0][at] for at in order], dtype=getattr(torch, dtype), device=device)
+        tensors[0] = laid.permute(inverse)
+    arguments = [getattr(torch, other) if isinstance(other, str) else other for other in others]
+    return operator, (*tensors, *arguments)
+
+
+def _held() -> tuple[int, int]:
+    held = torch.cuda.memory_stats()
+    return held["requested_bytes.all.peak"], held["requested_bytes.all.current"]
+
+
+def measured(program: Program) -> list[int]:
+    """Requested bytes that the operator holds at most, and after it."""
+    operator, arguments = call(program, "cuda")
+    torch.cuda.reset_peak_memory_stats()
+    _, before = _held()
+    kept = operator(*arguments)
+    peak, after = _held()
+    del kept
+    return [peak - before, after - before]
+
+
+def workspaces() -> list[int]:
+    """What the first product of this process keeps for cuBLAS, and the first one with a bias beside it."""
+    left = torch.empty(64, 64, device="cuda")
+    before = _held()[1]
+    product = torch.mm(left, left)
+    cublas = _held()[1] - before - product.nbytes
+    before = _held()[1]
+    biased = torch.addmm(left[0], left, left)
+    return [cublas, _held()[1] - before - biased.nbytes]
+
+
+def here() -> dict[str, Any]:
+    """What the card of this process shows."""
+    properties = torch.cuda.get_device_properties(0)
+    kept = workspaces()
+    return {
+        "capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "workspaces": kept,
+        "held": [measured(program) for program in programs()],
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(here()))
