@@ -36,13 +36,14 @@ DAMAGE = (
 _HINT = "Write it with torch.cuda.memory._dump_snapshot, and record with torch.cuda.memory._record_memory_history."
 USED = ("active_allocated", "active_pending_free", "active_awaiting_free")
 
-# Opcodes of protocols 2 to 5 with their arguments. A tuple holds two small numbers: nested tuples overflow the stack
-# when they are hashed. Not in here: strings and LONG_BINPUT, whose arguments need a look.
-_PLAIN = re.compile(
-    rb"(?:[}\])(\x94esuaN\x88\x89]|[hq].|K.K.\x86|K.M..\x86|K.|M..|[Jj]....|[\x95G].{8}"
-    rb"|\x8a(?:\x08.{8}|\x06.{6}|\x05.{5}|\x00|\x01.|\x02..|\x03...|\x04....|\x07.{7}|\x09.{9}))*+",
-    re.DOTALL,
-)
+# Opcodes of protocols 2 to 5 with their arguments. A pickler opens a frame between any two opcodes. A tuple holds two
+# numbers: nested tuples overflow the stack when they are hashed. Not in here: strings and LONG_BINPUT, whose arguments
+# need a look.
+_FRAME = rb"\x95.{8}"
+_NUMBER = rb"(?:K.|M..|J....|\x8a(?:\x08.{8}|\x06.{6}|\x05.{5}|\x00|\x01.|\x02..|\x03...|\x04....|\x07.{7}|\x09.{9}))"
+_PAIR = b"%b(?:%b)*%b(?:%b)*\x86" % (_NUMBER, _FRAME, _NUMBER, _FRAME)
+_OTHER = rb"[}\])(\x94esuaN\x88\x89]|[hq].|j....|G.{8}"
+_PLAIN = re.compile(b"(?:%b|%b|%b|%b)*+" % (_OTHER, _PAIR, _NUMBER, _FRAME), re.DOTALL)
 _SHORT_STRING, _STRING, _PUT, _STOP = 0x8C, ord("X"), ord("r"), ord(".")
 
 

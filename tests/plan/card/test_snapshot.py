@@ -3,7 +3,9 @@ in one sentence before anything of it runs."""
 
 from __future__ import annotations
 
+import gzip
 import pickle
+import pickletools
 import struct
 from copy import deepcopy
 from pathlib import Path
@@ -233,6 +235,40 @@ def test_damaged_files_are_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "a.pickle").write_bytes(data)
     assert is_history(data[:64])
     assert read_history(tmp_path / "a.pickle") == open_history(data, "a.pickle")
+
+
+@pytest.mark.parametrize("pool", [(0, 0), (0, 300), (70_000, 1), (1 << 33, 1 << 40)])
+@pytest.mark.parametrize("protocol", [4, 5])
+def test_a_frame_may_begin_between_any_two_opcodes(pool: tuple[int, int], protocol: int) -> None:
+    """A pickler begins a frame after each 64 KiB. Torch 2.13 writes a pair `pool_id` in every event."""
+    document, between = small_document(), 0
+    whole = snapshot_of(pickle.dumps(document))
+    document["more"] = [{"pool_id": (first, pool[1])} for first in [pool[0]] * 6000]
+    for n_shifted in range(24):
+        document["allocator_settings"]["shift"] = "x" * n_shifted
+        data = pickle.dumps(document, protocol=protocol)
+        opcodes = [opcode.name for opcode, _, _ in pickletools.genops(data)]
+        frames = [at for at, name in enumerate(opcodes) if name == "FRAME"][1:]
+        between += any("TUPLE2" in opcodes[at + 1 : at + 3] and opcodes[at - 1] in NUMBERS for at in frames)
+        assert snapshot_of(data) == whole, n_shifted
+    assert between > 0, "no frame began inside a pair"
+
+
+NUMBERS = ("BININT", "BININT1", "BININT2", "LONG1")
+TORCHS = sorted((Path(__file__).parents[2] / "golden" / "imaginary").glob("snapshot-*.pickle.gz"))
+
+
+@pytest.mark.parametrize("file", TORCHS, ids=lambda file: file.name)
+def test_files_that_torch_wrote_are_read(file: Path) -> None:
+    """A second count of the events, and of the bytes in use at the end, by Python's own unpickler."""
+    data = gzip.decompress(file.read_bytes())
+    document = pickle.loads(data)
+    (device,) = (read for read in snapshot_of(data).devices if read.events)
+    (trace,) = (entries for entries in document["device_traces"] if entries)
+    assert len(device.events) == sum(entry["action"] != "snapshot" and entry["size"] > 0 for entry in trace)
+    in_use = sum(segment["allocated_size"] for segment in document["segments"])
+    assert sum(block.n_bytes for block in device.blocks if not block.is_freed) == in_use
+    assert open_history(data, file.name).devices[0].allocated_bytes >= in_use
 
 
 def hostile_pickles(mark: Path) -> dict[str, bytes]:
