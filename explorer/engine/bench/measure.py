@@ -377,7 +377,7 @@ def measure_without_data(
             step(trainee, recording.tracker.on_phase)
         return recording
 
-    rules = cuda_rules(spec.card.capability) if spec.card is not None else nullcontext()
+    rules = cuda_rules(spec.card.capability, spec.card.torch) if spec.card is not None else nullcontext()
     with preserve_global_state(), without_data(cast), rules:
         meter("building the model without data")
         warm_checkpoint(device.torch)

@@ -70,8 +70,10 @@ Casts = dict[int, tuple[Tensor, Tensor]]
 
 
 @contextmanager
-def cuda_rules(capability: str = "") -> Iterator[None]:
-    """Operators inside follow the rules of a card of that compute capability (`9.0`); empty: of 8.0.
+def cuda_rules(capability: str = "", version: str = "") -> Iterator[None]:
+    """Operators inside follow the rules of a card of that compute capability (`9.0`) under that version of torch.
+
+    Empty: of 8.0, and of the newest version that is known.
 
     Not for use in a process that runs anything else meanwhile.
     """
@@ -79,7 +81,8 @@ def cuda_rules(capability: str = "") -> Iterator[None]:
     casts: Casts = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that an operator is replaced
-        rules = list(_rules(tuple(map(int, (capability or "8.0").split("."))), casts))
+        target = _Target(tuple(map(int, (capability or "8.0").split("."))), drops_by_sixteenths=version != "2.11")
+        rules = list(_rules(target, casts))
         names = torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCPU")
         casts_of_cpu = {name.removeprefix("aten::") for name in names}
         for name in casts_of_cpu - LEFT_TO_THE_CPU - {name for name, *_ in rules}:
@@ -101,7 +104,7 @@ def cuda_rules(capability: str = "") -> Iterator[None]:
         library._destroy()
 
 
-def _rules(capability: tuple[int, ...], casts: Casts) -> Iterator[tuple[str, Kernel, str]]:
+def _rules(target: _Target, casts: Casts) -> Iterator[tuple[str, Kernel, str]]:
     """(operator, implementation, dispatch key) of each rule."""
     for name in FLOAT32:
         yield name, _on_cast(operator(name), lambda _: Tensor.float), "AutocastCPU"
@@ -113,7 +116,7 @@ def _rules(capability: tuple[int, ...], casts: Casts) -> Iterator[tuple[str, Ker
         yield name, _on_cast(operator(name), _promoting), "AutocastCPU"
     yield "binary_cross_entropy", _refuse_binary_cross_entropy, "AutocastCPU"
     yield "dropout", _dropout, "AutogradCPU"
-    yield "scaled_dot_product_attention", partial(attention, capability), "AutogradCPU"
+    yield "scaled_dot_product_attention", partial(attention, target), "AutogradCPU"
     yield "_scaled_dot_product_flash_attention_backward", flash_backward, "AutogradCPU"
 
 
@@ -199,12 +202,21 @@ def _dropout(tensor: Tensor, p: float, train: bool) -> Tensor:
 
 ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 HALF = (torch.float16, torch.bfloat16)
-MOST_CUDNN_HEAD = 128
+MOST_CUDNN_HEAD = {(9, 0): 256}
+"""By compute capability, 128 on others. Measured on imaginary cards under torch 2.11 and 2.13."""
 MOST_FLASH_HEAD = 256
 FLASH_ROWS = 128
 """Rows of a query to which flash's backward pads its sums."""
 MASK_GRAIN = 8
 """Elements to which the memory-efficient kernel pads the rows of a mask."""
+
+
+class _Target(NamedTuple):
+    """What decides the kernel of an attention."""
+
+    capability: tuple[int, ...]
+    drops_by_sixteenths: bool
+    """Whether cuDNN takes chances of dropout that are multiples of 1/16 only: torch 2.11 asks it for any."""
 
 
 class _Call(NamedTuple):
@@ -240,11 +252,12 @@ class _Call(NamedTuple):
         return self.query.shape[1] == self.key.shape[1] == self.value.shape[1]
 
 
-def attention(capability: tuple[int, ...], *arguments: Any, **options: Any) -> Tensor:
-    """`scaled_dot_product_attention` on a card of that compute capability; the dispatcher leaves defaults out."""
+def attention(target: _Target, *arguments: Any, **options: Any) -> Tensor:
+    """`scaled_dot_product_attention` on such a card; the dispatcher leaves defaults out."""
+    capability = target.capability
     call = _Call(**dict(zip(ATTENTION, arguments)), **options)
     if _is_dense(call):
-        if _is_for_cudnn(call, capability):
+        if _is_for_cudnn(call, target):
             return _cudnn(call)
         if _is_for_flash(call, capability):
             return _flash(call)
@@ -266,14 +279,15 @@ def _is_dense(call: _Call) -> bool:
     )
 
 
-def _is_for_cudnn(call: _Call, capability: tuple[int, ...]) -> bool:
+def _is_for_cudnn(call: _Call, target: _Target) -> bool:
+    capability = target.capability
     heads = (call.head, call.value.shape[-1])
     return (
         capability[0] in (9, 10)
         and call.is_half
-        and all(head % 8 == 0 and head <= MOST_CUDNN_HEAD for head in heads)
+        and all(head % 8 == 0 and head <= MOST_CUDNN_HEAD.get(capability, 128) for head in heads)
         and call.key.shape[2] != 1
-        and not call.dropout_p * 16 % 1
+        and not (target.drops_by_sixteenths and call.dropout_p * 16 % 1)
         and not (call.dropout_p and call.query.shape[2] == 1)
     )
 

@@ -104,7 +104,7 @@ def play_rank(
     def cast(dtype: torch.dtype) -> torch.dtype:
         return cast_type(dtype, torch_dtype(spec))
 
-    rules = cuda_rules() if spec.card is not None else nullcontext()
+    rules = cuda_rules(spec.card.capability, spec.card.torch) if spec.card is not None else nullcontext()
     with preserve_global_state(), fake_group(rank, ranks.n_ranks), without_data(cast), rules, _WithoutData() as buckets:
         meter(f"rank {rank}: building the model without data")
         loaded = load_for(spec)

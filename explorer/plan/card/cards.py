@@ -148,7 +148,7 @@ zeros_like
 """))  # fmt: skip
 """Operators whose CUDA kernels take their results alone, or scratch by a rule of `engine/device/kernel_memory.py`.
 
-Held against torch's own code: `tests/golden/imaginary/scan.py`.
+Held against torch's own code on an imaginary card, by a dispatch mode over torch's own samples of operators.
 """
 SCRATCH = "scratch of reductions: how many multiprocessors the card has is not known"
 

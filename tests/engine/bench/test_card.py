@@ -182,7 +182,8 @@ FLASH, EFFICIENT, CUDNN, PLAIN = "Flash", "Efficient", "Cudnn", "plain operators
         ("9.0", torch.bfloat16, (4, 2, 64), "masked gqa", CUDNN),
         ("10.0", torch.float16, (4, 4, 64), "", CUDNN),
         ("9.0", torch.bfloat16, (4, 4, 64), "dropped", FLASH),  # a chance that is no multiple of 1/16
-        ("9.0", torch.bfloat16, (4, 4, 256), "", FLASH),
+        ("9.0", torch.bfloat16, (4, 4, 256), "", CUDNN),
+        ("10.0", torch.bfloat16, (4, 4, 256), "", FLASH),
         ("9.0", torch.float32, (4, 4, 64), "", EFFICIENT),
         ("7.5", torch.float16, (4, 4, 64), "", EFFICIENT),
         ("7.5", torch.bfloat16, (4, 4, 64), "", PLAIN),

@@ -13,11 +13,12 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
+from explorer.engine.device.cuda_rules import cuda_rules
 from explorer.engine.device.kernel_memory import PARTS, REDUCED_LOSSES, KernelMemory
 from explorer.plan.card.kernel_scratch import REDUCTIONS
 from explorer.plan.card.torch_rules import TORCH_VERSIONS, lt_workspace_bytes, workspace_bytes
 from explorer.record.card import Card
-from tests.golden.imaginary.operators import Program, call, programs
+from tests.golden.imaginary.operators import Program, attentions, call, kernel_of, programs
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "imaginary"
 ROWS: dict[str, list[dict[str, Any]]] = {
@@ -69,6 +70,19 @@ def test_workspaces_are_those_of_torch_on_a_card(version: str) -> None:
     for row in ROWS[version]:
         card = card_of(version, row)
         assert [workspace_bytes(card), lt_workspace_bytes(card)] == row["workspaces"], row["capability"]
+
+
+@pytest.mark.parametrize("version", [version for version in TORCH_VERSIONS if "attention" in ROWS[version][0]])
+def test_attention_takes_the_kernel_that_torch_takes_on_a_card(version: str) -> None:
+    wrong, kernels = [], set()
+    for row in ROWS[version]:
+        with cuda_rules(row["capability"], version), FakeTensorMode():
+            for attention, kernel in zip(attentions(), row["attention"], strict=True):
+                kernels.add(kernel)
+                if (here := kernel_of(attention, "cpu")) != kernel:
+                    wrong.append((row["capability"], attention, kernel, here))
+    assert not wrong, f"{len(wrong)}, the first: {wrong[:3]}"
+    assert kernels == {"", "flash", "efficient", "cudnn"}
 
 
 @pytest.mark.parametrize("loss", ["mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy"])

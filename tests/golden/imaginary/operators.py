@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 Program = list[Any]
 
@@ -43,6 +44,53 @@ def programs() -> Iterator[Program]:
                 yield [f"{loss}.default", dtype, [[512, 1024], [512, 1024]], arguments, None]
     for dtype in ("bool", "int32", "int64", "float64"):
         yield ["sum.dim_IntList", dtype, [[4096, 256]], [[0]], None]
+
+
+def attentions() -> Iterator[list[Any]]:
+    """[type, heads of the query, heads of key and value, width of a head, a word for each option]."""
+    for dtype in ("bfloat16", "float16", "float32"):
+        for width in (6, 64, 128, 160, 192, 200, 256, 264):
+            for options in ("", "masked", "dropped", "causal", "no gradient"):
+                yield [dtype, 4, 4, width, options]
+            yield [dtype, 4, 2, width, "grouped"]
+            yield [dtype, 4, 2, width, "grouped masked"]
+
+
+def attend(attention: list[Any], device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Result and query of an attention."""
+    dtype, n_heads, n_key_heads, width, options = attention
+    form = {"dtype": getattr(torch, dtype), "device": device, "requires_grad": "no gradient" not in options}
+    query = torch.empty(2, n_heads, 128, width, **form)
+    key, value = (torch.empty(2, n_key_heads, 128, width, **form) for _ in range(2))
+    mask = torch.ones(128, 128, dtype=torch.bool, device=device) if "masked" in options else None
+    dropout_p = 0.1 if "dropped" in options else 0.0
+    result = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, mask, dropout_p, "causal" in options, enable_gqa="grouped" in options
+    )
+    return result, query
+
+
+KERNELS = {
+    "_scaled_dot_product_cudnn_attention": "cudnn",
+    "_scaled_dot_product_flash_attention": "flash",
+    "_scaled_dot_product_efficient_attention": "efficient",
+}
+
+
+class _Named(TorchDispatchMode):
+    """The fused kernel that ran; empty: plain operators."""
+
+    name = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.name = KERNELS.get(func._opname, self.name)
+        return func(*args, **(kwargs or {}))
+
+
+def kernel_of(attention: list[Any], device: str) -> str:
+    with _Named() as named:
+        attend(attention, device)
+    return named.name
 
 
 def call(program: Program, device: str) -> Any:
@@ -94,6 +142,7 @@ def here() -> dict[str, Any]:
         "capability": f"{properties.major}.{properties.minor}",
         "multiprocessors": properties.multi_processor_count,
         "workspaces": kept,
+        "attention": [kernel_of(attention, "cuda") for attention in attentions()],
         "held": [measured(program) for program in programs()],
     }
 
