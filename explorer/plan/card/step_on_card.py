@@ -9,8 +9,8 @@ A step of the record is taken as the loop that most people write:
 2. gradients of the step before are freed first (`zero_grad`);
 3. the optimizer's state is made when the first step reaches the optimizer, all of it at once, as torch's optimizers do;
    an optimizer that does otherwise needs a record of its first step;
-4. the first matrix product of a thread takes a workspace for cuBLAS, and up to torch 2.11 the first that adds a bias
-   takes one for cuBLASLt; forward and backward are two threads.
+4. the first matrix product of a thread takes a workspace for cuBLAS; forward and backward are two threads;
+   up to torch 2.11 the first product that adds a bias takes one for cuBLASLt too.
 
 In a step that a user's own loop recorded, lifetimes are those of the record:
 5. what is alive at the end of the step lives until the next step has made it again, as a variable does;
