@@ -42,7 +42,6 @@ from torch._C import _current_autograd_node, _current_graph_task_id
 from torch._C._autograd import _get_sequence_nr
 from torch._ops import OpOverload
 
-from explorer.engine.device.kernel_memory import KernelMemory
 from explorer.engine.watch.collectives import (
     buffer_role,
     dtensor_type,
@@ -120,10 +119,8 @@ class Tracker(BlockWatch):
         before_step: Iterable[KnownTensor] = (),
         *,
         segments: Collection[str] = (),
-        kernels: KernelMemory | None = None,
     ) -> None:
         super().__init__(model, segments=segments, new_frame=_Numbered)
-        self._kernels = kernels
         self.fqns = self.scopes.fqns
         self._local = self.scopes.local
         self.op_names: list[str] = [""]
@@ -259,10 +256,7 @@ class Tracker(BlockWatch):
                 self.flops[phase, block] += count(*args, **kwargs, out_val=out)
             if not in_place:
                 number = len(self._rows) // len(OP_COLUMNS) - 1
-                scratch = () if self._kernels is None else self._kernels(func, args, kwargs, out)
-                self.storages.see_all(out, number, last_ns)
-                for n_bytes in scratch:
-                    self.storages.took(n_bytes, number, last_ns)
+                self.storages.see_results((func, args, kwargs, out), number, last_ns)
                 if func is CAST and args[0].is_leaf and args[0].requires_grad:
                     self.casts.append(number)
             if self._distributed:
