@@ -59,6 +59,7 @@ from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.state.rng import RngState, seed_everything
 from explorer.errors import BadInput, ExplorerError, OutOfMemory, message_of
 from explorer.plan.card.step_on_card import memory_on
+from explorer.plan.card.torch_rules import torch_of
 from explorer.plan.policy.presets import ladder
 from explorer.plan.predict.not_predicted import refuse_not_played
 from explorer.record.base import Record, to_msgpack
@@ -377,7 +378,7 @@ def measure_without_data(
             step(trainee, recording.tracker.on_phase)
         return recording
 
-    rules = cuda_rules(spec.card.capability, spec.card.torch) if spec.card is not None else nullcontext()
+    rules = cuda_rules(spec.card.capability, torch_of(spec.card)) if spec.card is not None else nullcontext()
     with preserve_global_state(), without_data(cast), rules:
         meter("building the model without data")
         warm_checkpoint(device.torch)

@@ -148,7 +148,7 @@ def tracker_of(trainee: Trainee, older: Sequence[KnownTensor] = ()) -> Tracker:
     """A tracker with the tensors that are in memory before the step, and `older` ones."""
     segments, before = segment_heads(trainee.spec.policy), [*trainee_tensors(trainee), *older]
     tracker = Tracker(trainee.model, trainee.device, before, segments=segments)
-    tracker.kernels = KernelMemory(trainee.spec.card) if is_without_data() else None
+    tracker.storages.kernels = KernelMemory(trainee.spec.card) if is_without_data() else None
     return tracker
 
 

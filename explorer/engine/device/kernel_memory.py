@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 
 from explorer.plan.card.kernel_scratch import Reduction, reduction_scratch
+from explorer.plan.card.torch_rules import torch_of
 from explorer.record.card import Card
 
 Scratch = tuple[tuple[int, ...], ...]
@@ -45,7 +46,7 @@ def _moments(tensor: Tensor) -> int:
 
 def _truth(tensor: Tensor, card: Card) -> int:
     """`any` and `all` leave a truth value; in torch 2.11 a value of the input's type."""
-    return tensor.element_size() if card.torch == "2.11" else 1
+    return tensor.element_size() if torch_of(card) == "2.11" else 1
 
 
 PARTS: dict[str, Callable[[Tensor, Card], int]] = {

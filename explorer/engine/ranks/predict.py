@@ -45,6 +45,7 @@ from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.watch.collectives import Buckets, buffer_role, group_size
 from explorer.errors import BadInput
 from explorer.plan.card.step_on_card import memory_on
+from explorer.plan.card.torch_rules import torch_of
 from explorer.plan.predict.not_predicted import refuse_not_played
 from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.record.plan import Report, silent
@@ -104,7 +105,7 @@ def play_rank(
     def cast(dtype: torch.dtype) -> torch.dtype:
         return cast_type(dtype, torch_dtype(spec))
 
-    rules = cuda_rules(spec.card.capability, spec.card.torch) if spec.card is not None else nullcontext()
+    rules = cuda_rules(spec.card.capability, torch_of(spec.card)) if spec.card is not None else nullcontext()
     with preserve_global_state(), fake_group(rank, ranks.n_ranks), without_data(cast), rules, _WithoutData() as buckets:
         meter(f"rank {rank}: building the model without data")
         loaded = load_for(spec)

@@ -20,6 +20,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from explorer.engine.device.allocator import Ints
+from explorer.engine.device.kernel_memory import KernelMemory
 from explorer.engine.state.bits import parts, storages
 from explorer.engine.state.reachable import data_inside, instances_in_memory
 from explorer.record.allocations import RANK_ROLES, ROLES, Calls, Role
@@ -65,6 +66,9 @@ class Storages:
     collector does not visit numbers. `made_by` is the operator that first returned a storage, NONE if the storage is
     older than the step. `turns` is the order of all births (number + 1) and deaths (its negative).
     """
+
+    kernels: KernelMemory | None = None
+    """In a step without data: what kernels hold beside their results."""
 
     def __init__(self, device: torch.device, owners: Mapping[str, int]) -> None:
         """`owners` are the blocks' numbers by fqn; a storage of an unknown block belongs to the model, number 0."""
@@ -124,6 +128,13 @@ class Storages:
     def _tag(self, index: int, role: Role, owner: str) -> None:
         if index != NONE and self._tags.get(index, UNTAGGED)[0] in BUFFERS:
             self._tags[index] = ROLES.index(role), self._owners.get(owner, 0)
+
+    def see_results(self, call: tuple[Any, Any, Any, Any], op: int, now_ns: int) -> None:
+        """As `see_all` with the operator, its arguments and result; what its kernel holds beside them is noted too."""
+        scratch = self.kernels(*call) if self.kernels else ()
+        self.see_all(call[-1], op, now_ns)
+        for group in scratch:
+            self.took(group, op, now_ns)
 
     def see_all(self, out: Any, op: int, now_ns: int) -> None:
         """Notes every storage in the result of operator number `op`, which ended at `now_ns`."""

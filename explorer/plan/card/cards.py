@@ -18,7 +18,6 @@ from msgspec.structs import replace
 
 from explorer.errors import BadInput, nearest
 from explorer.plan.card.kernel_scratch import REDUCTIONS
-from explorer.plan.card.torch_rules import installed_torch
 from explorer.plan.names import operator_word
 from explorer.plan.sizes import mib, parse_bytes
 from explorer.record.allocations import Allocations
@@ -58,7 +57,7 @@ CARDS: dict[str, Card] = {
 def parse_card(text: str) -> Card:
     """The card named `text`, in any case and with or without spaces, or a card of that size (`24GiB`).
 
-    CUBLAS_WORKSPACE_CONFIG of this process and the installed torch decide its workspaces.
+    CUBLAS_WORKSPACE_CONFIG of this process decides its workspaces.
     Raises BadInput for other texts, and for a size that driver and context may fill alone.
     """
     if (card := listed_card(text)) is not None:
@@ -84,7 +83,7 @@ def listed_card(text: str) -> Card | None:
 
 
 def _as_set_here(card: Card) -> Card:
-    return replace(card, cublas=os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""), torch=installed_torch())
+    return replace(card, cublas=os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
 
 
 def capacity_bytes(card: Card) -> int:

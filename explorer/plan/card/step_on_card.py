@@ -29,7 +29,7 @@ from explorer.errors import BadInput
 from explorer.plan.card.allocator_options import OTHER_OPTIONS, parse_options
 from explorer.plan.card.caching_allocator import CachedBlock, CachingAllocator, OutOfCardMemory
 from explorer.plan.card.cards import LARGEST_CARD, PRODUCTS, capacity_bytes, unknown_memory
-from explorer.plan.card.torch_rules import lt_workspace_bytes, workspace_bytes
+from explorer.plan.card.torch_rules import lt_workspace_bytes, torch_of, workspace_bytes
 from explorer.plan.memory.next_step import GRADIENT, STATE, replacements, survivors
 from explorer.record.allocations import Allocations, Phase, PhaseSpan
 from explorer.record.base import column
@@ -196,6 +196,7 @@ def memory_on(
     `first` is the step before it, in which the optimizer made its state; None: torch's optimizers make it at once.
     Raises BadInput if the run has no timeline, and for options that cannot be read.
     """
+    card = replace(card, torch=torch_of(card))
     programs = tuple(program_of(step) for step in (first, run) if step is not None)
     memory = _memory(card, programs)
     if run.origin == "recorded" and run.environment.device == "cpu":

@@ -42,10 +42,15 @@ def installed_torch() -> str:
     return older[-1] if older else TORCH_VERSIONS[0]
 
 
+def torch_of(card: Card) -> str:
+    """The version of torch of which the card's figures speak."""
+    return card.torch if card.torch in TORCH_VERSIONS else installed_torch()
+
+
 def parse_torch(text: str) -> str:
-    """`2.13` of `2.13`, `2.13.0` or `2.13.0+cu130`; empty: the installed torch. Raises BadInput for other versions."""
+    """`2.13` of `2.13`, `2.13.0` or `2.13.0+cu130`; empty stays empty. Raises BadInput for other versions."""
     if not text:
-        return installed_torch()
+        return ""
     named = re.fullmatch(r"(\d+\.\d+)(\..*)?", text.strip())
     if named is None or named[1] not in TORCH_VERSIONS:
         known = ", ".join(TORCH_VERSIONS)
@@ -73,8 +78,7 @@ def configured_bytes(setting: str) -> int | None:
 
 def _row(card: Card) -> _Row:
     """The row of the card's capability, of the nearest lower one if it was not measured."""
-    table = _table()
-    rows = table.get(card.torch) or table[installed_torch()]
+    rows = _table()[torch_of(card)]
     capability = _numbers(card.capability or UNKNOWN_CAPABILITY)
     lower = [name for name in rows if _numbers(name) <= capability]
     return rows[max(lower or rows, key=_numbers)]

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from explorer.plan.card.allocator_options import COLLECTION
 from explorer.plan.card.cards import DRIVER_BYTES
-from explorer.plan.card.torch_rules import installed_torch
+from explorer.plan.card.torch_rules import torch_of
 from explorer.plan.memory.ledger import alive, peak_tick
 from explorer.plan.memory.outside import saved_beside
 from explorer.plan.sizes import from_to
@@ -154,7 +154,7 @@ def card_rows(memory: CardMemory) -> dict[str, str]:
         "Requested": f"{mib(memory.requested_bytes)}, {mib(memory.workspace_bytes)} of it for workspaces of cuBLAS",
         "Allocated": mib(memory.allocated_bytes),
         "Reserved": f"{mib(memory.reserved_bytes)}, {mib(memory.stranded_bytes)} of it stranded",
-        "Card": f"{card_name(card)}; torch {card.torch or installed_torch()}; {driver}",
+        "Card": f"{card_name(card)}; torch {torch_of(card)}; {driver}",
         **left,
         **card_notes(memory),
     }
