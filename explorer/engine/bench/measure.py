@@ -377,6 +377,7 @@ def measure_without_data(
         with recording_of(trainee, device, data=False) as recording:
             step(trainee, recording.tracker.on_phase)
         return recording
+
     rules = cuda_rules(spec.card.capability, torch_of(spec.card)) if spec.card is not None else nullcontext()
     with preserve_global_state(), without_data(cast), rules:
         meter("building the model without data")
