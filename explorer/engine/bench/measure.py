@@ -272,10 +272,7 @@ class Session:
             self._recorded = [replace(run, warnings=(*run.warnings, text)) for run in self._recorded]
 
     def _go_on(self, begun: BegunSteps) -> None:
-        """Adds the readings of the steps, and the peaks that the allocator alone saw.
-
-        A peak far from the recorded one is read again.
-        """
+        """Adds the steps' readings and the allocator's peaks. A peak far from the recorded one is read again."""
         self._bench, n_repeats = bench_of(begun.trainee, self._device), self._specs[0].n_repeats
         for readings, times in zip(self._readings, begun.times):
             readings.steps += times[: n_repeats and max(1, n_repeats - N_BLOCK_ROUNDS)]
