@@ -202,7 +202,7 @@ def _dropout(tensor: Tensor, p: float, train: bool) -> Tensor:
 
 ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 HALF = (torch.float16, torch.bfloat16)
-MOST_CUDNN_HEAD = {(9, 0): 256}
+MOST_CUDNN_HEAD: dict[tuple[int, ...], int] = {(9, 0): 256}
 """By compute capability, 128 on others. Measured on imaginary cards under torch 2.11 and 2.13."""
 MOST_FLASH_HEAD = 256
 FLASH_ROWS = 128

@@ -158,7 +158,8 @@ def only_of(replay: Replay, calls: Sequence[SavedByCall]) -> tuple[Replay, list[
         )
         for call in calls
     ]
-    part = replace(replay, size=replay.size[entries], born=replay.born[entries], died=replay.died[entries])
+    sizes, born, died = replay.size[entries], replay.born[entries], replay.died[entries]
+    part = replace(replay, size=sizes, born=born, died=died, restored_until=replay.restored_until[entries])
     return part, numbered
 
 

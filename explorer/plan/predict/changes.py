@@ -255,7 +255,7 @@ def simulate(replay: Replay, nest: Nest, border: int | None) -> Simulation:
     lives = _merged(
         [
             Stretches(touched, born[touched], np.where(owner >= 0, freed_at, died)[touched]),
-            Stretches(absent, back_at[absent], died[absent]),
+            Stretches(absent, back_at[absent], replay.restored_until[absent]),
             kept,
         ],
         len(replay.line) + 2,

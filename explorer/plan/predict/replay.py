@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from explorer.plan.memory.ledger import Bytes, array_of, held
 from explorer.plan.names import above
-from explorer.record.allocations import PHASES, RANK_ROLES, ROLES, Calls, PhaseSpan
+from explorer.record.allocations import PHASES, RANK_ROLES, ROLES, Allocations, Calls, PhaseSpan
 from explorer.record.base import column
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
@@ -93,6 +93,7 @@ def let_go(
 
 FORWARD, RECOMPUTE, BACKWARD = (PHASES.index(phase) for phase in ("forward", "recompute", "backward"))
 SAVED, UNATTRIBUTED = ROLES.index("saved activation"), ROLES.index("unattributed")
+SUM = "aten.sum.dim_IntList"
 OF_RANKS = [ROLES.index(role) for role in RANK_ROLES]
 """FSDP2 gathers a unit before its rerun, and while the unit after it is in backward: no call of a block makes that."""
 
@@ -108,6 +109,8 @@ class Replay:
     born: Bytes
     died: Bytes
     role: Bytes
+    restored_until: Bytes
+    """The tick at which each entry dies if a rerun has made it again, see `_restored_until`."""
     op: Bytes
     """Index into `ops`."""
     ops: tuple[str, ...]
@@ -173,6 +176,7 @@ class Replay:
             born=born,
             died=array_of(log.died),
             role=array_of(log.role),
+            restored_until=_restored_until(log),
             op=array_of(log.op),
             ops=log.ops,
             by_birth=by_birth,
@@ -265,6 +269,31 @@ def _saved_in(calls: Mapping[str, Sequence[Call]], graph: ModelGraph | None) -> 
                 if len(entries) == len(savers):
                     saved_in.update(zip(entries, savers))
     return saved_in
+
+
+def _restored_until(log: Allocations) -> Bytes:
+    """Before the sum that brings a gradient to its shape, if an entry is measured to die after such a sum.
+
+    Autograd sums the results of a node after the node has returned, and releases what the node saved after that. A
+    tensor that a checkpoint has restored is held by the node's call alone.
+    """
+    born, died, role = array_of(log.born), array_of(log.died), array_of(log.role)
+    is_sum = np.isin(array_of(log.op), [i for i, name in enumerate(log.ops) if name == SUM])
+    ends = np.minimum(died, log.n_ticks + 1)
+    births, sum_events = np.zeros((2, log.n_ticks + 2), dtype=bool)
+    births[born] = True
+    sum_events[born[is_sum & (born > 0)]] = True
+    sum_events[ends[is_sum]] = True
+    before, begin = np.arange(log.n_ticks + 2), -1
+    for tick in range(1, log.n_ticks + 1):
+        follows = begin >= 0 and sum_events[tick - 1]
+        if sum_events[tick] and (births[tick] or follows):
+            begin = begin if follows else tick
+        elif births[tick]:
+            begin = -1
+        elif begin >= 0:
+            before[tick] = begin
+    return np.where(role == SAVED, before[ends], died)
 
 
 def _phase_of_tick(phases: tuple[PhaseSpan, ...], n_ticks: int) -> NDArray[np.int8]:
