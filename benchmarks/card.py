@@ -15,7 +15,7 @@ from explorer.plan.card.cards import CARDS, LARGEST_CARD
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.record import Measurement, ModelRef, Policy, RunSpec, Unit
 from explorer.record.card import Card
-from tests.golden.b200.loop import HERE, ROWS, simulated
+from tests.golden.b200.loop import LANGUAGE_MODEL, ROWS, simulated
 
 N_LAYERS = 32
 BACKWARD_OF_FORWARD = ROWS["memory-xl-s128-fp32-train"]["backward_ms"] / ROWS["memory-xl-s128-fp32-train"]["forward_ms"]
@@ -37,7 +37,7 @@ def held(row: dict[str, Any], run: Measurement) -> str:
 
 def prices() -> None:
     """FLOPs of a step with n segments over those of a step that keeps all, beside the rows that have times."""
-    model = ModelRef(target=f"{HERE / 'language_model.py'}:build", arguments={"size": "xl", "seq": 2048, "segments": 0})
+    model = ModelRef(target=f"{LANGUAGE_MODEL}:build", arguments={"size": "xl", "seq": 2048, "segments": 0})
     endless = Card(name="endless", total_bytes=LARGEST_CARD, capability="10.0")
     keep_all = measure_without_data(RunSpec(model=model, optimizer="none", card=endless))
     with without_data():

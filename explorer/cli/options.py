@@ -18,9 +18,7 @@ from explorer.errors import BadInput, nearest
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Describe
 from explorer.jobs.run_file import step_in
-from explorer.plan.card.allocator_options import parse_options
 from explorer.plan.card.cards import parse_card
-from explorer.plan.card.torch_rules import parse_torch
 from explorer.plan.catalogue import default_size, sizes_of
 from explorer.plan.memory.next_step import next_step
 from explorer.plan.policy import read_policy
@@ -146,9 +144,7 @@ class CardStepOptions(StepOptions):
                 "--card, --allocator and --torch say what a GPU would hold, and this run does not predict for one.",
                 hint="Add --predict --card b200, or leave them out.",
             )
-        parse_options(self.allocator)
-        card = replace(parse_card(self.card), options=self.allocator, torch=parse_torch(self.torch))
-        return replace(spec, card=card)
+        return replace(spec, card=parse_card(self.card, self.allocator, self.torch))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,9 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from explorer.errors import BadInput, nearest
+from explorer.plan.card.allocator_options import parse_options
 from explorer.plan.card.kernel_scratch import REDUCTIONS
+from explorer.plan.card.torch_rules import parse_torch
 from explorer.plan.names import operator_word
 from explorer.plan.sizes import mib, parse_bytes
 from explorer.record.allocations import Allocations
@@ -26,7 +28,7 @@ from explorer.record.card import Card, UnknownMemory
 
 GIB = 1 << 30
 DRIVER_BYTES = (256 << 20, 800 << 20)
-"""Assumed share of driver and context where it is not known. No source: the B200, the one card known, has 783 MiB."""
+"""Assumed share of driver and context where it is not known. No source: the B200 has 783 MiB, the H200 767 MiB."""
 
 LARGEST_CARD = limits(Card, "total_bytes")[1]
 
@@ -37,6 +39,10 @@ CARDS: dict[str, Card] = {
     ),
     # vllm-project/vllm, issue 27508
     "h100": Card(name="H100 80GB", total_bytes=int(79.11 * GIB), capability="9.0", multiprocessors=132),
+    # tests/golden/h200: total and the share of driver and context after a convolution, torch 2.11
+    "h200": Card(
+        name="H200", total_bytes=150_109_880_320, taken_bytes=804_061_184, capability="9.0", multiprocessors=132
+    ),
     # levihsu/OOTDiffusion, issue 235
     "a100-80gb": Card(name="A100 80GB", total_bytes=int(79.25 * GIB), capability="8.0", multiprocessors=108),
     # threestudio-project/threestudio, issue 402
@@ -54,12 +60,17 @@ CARDS: dict[str, Card] = {
 }
 
 
-def parse_card(text: str) -> Card:
+def parse_card(text: str, options: str = "", torch: str = "") -> Card:
     """The card named `text`, in any case and with or without spaces, or a card of that size (`24GiB`).
 
-    CUBLAS_WORKSPACE_CONFIG of this process decides its workspaces.
-    Raises BadInput for other texts, and for a size that driver and context may fill alone.
+    `options` are its allocator's, `torch` is its version. CUBLAS_WORKSPACE_CONFIG of this process decides its
+    workspaces. Raises BadInput for texts that cannot be read, and for a size that driver and context may fill alone.
     """
+    parse_options(options)
+    return replace(_card_named(text), options=options, torch=parse_torch(torch))
+
+
+def _card_named(text: str) -> Card:
     if (card := listed_card(text)) is not None:
         return card
     hint = f"Name one of {', '.join(CARDS)}, or the card's memory: 24GiB."

@@ -1,6 +1,6 @@
 """What torch takes on a card beside its tensors, by version of torch and compute capability.
 
-The figures lie in `workspaces.json`, measured from torch's own CUDA build (`tests/golden/imaginary/make.py`). This file
+The figures lie in `workspaces.json`, measured from torch's own CUDA build (`benchmarks/imaginary/make.py`). This file
 is apart from `cards.py` because it changes with each version of torch, the cards with the market.
 """
 

@@ -153,45 +153,6 @@ def test_dropout_keeps_a_mask_of_one_byte_an_element() -> None:
         assert kept_by(nn.Dropout(0.1).eval(), x) == []
 
 
-FLASH, EFFICIENT, CUDNN, PLAIN = "Flash", "Efficient", "Cudnn", "plain operators"
-
-
-@pytest.mark.parametrize(
-    ("capability", "dtype", "shape", "options", "kernel"),
-    [
-        ("8.0", torch.bfloat16, (4, 4, 64), "", FLASH),
-        ("8.0", torch.bfloat16, (4, 2, 64), "gqa", FLASH),
-        ("8.0", torch.bfloat16, (4, 4, 64), "masked", EFFICIENT),
-        ("8.0", torch.float32, (4, 4, 64), "", EFFICIENT),
-        ("8.0", torch.float32, (4, 4, 6), "", PLAIN),  # rows of 24 bytes
-        ("9.0", torch.bfloat16, (4, 2, 64), "masked gqa", CUDNN),
-        ("7.5", torch.bfloat16, (4, 4, 64), "", PLAIN),
-    ],
-)
-def test_the_kernel_of_attention_keeps_its_sums_and_trains(
-    capability: str, dtype: torch.dtype, shape: tuple[int, int, int], options: str, kernel: str
-) -> None:
-    n_heads, n_key_heads, head = shape
-    with cuda_rules(capability), FakeTensorMode():
-        q = torch.empty(2, n_heads, 128, head, dtype=dtype, requires_grad=True)
-        k, v = (torch.empty(2, n_key_heads, 128, head, dtype=dtype, requires_grad=True) for _ in range(2))
-        mask = torch.ones(128, 128, dtype=torch.bool) if "masked" in options else None
-
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            dropout_p = 0.1 if "dropped" in options else 0.0
-            return F.scaled_dot_product_attention(q, k, v, mask, dropout_p, enable_gqa="gqa" in options)
-
-        out, kept = attend(q, k, v), kept_by(attend, q, k, v)
-        if kernel == PLAIN:
-            assert 2 * n_heads * 128 * 128 in {n for _, n in kept}  # the softmax
-        else:
-            assert type(out.grad_fn).__name__.startswith(f"ScaledDotProduct{kernel}Attention")
-            assert (torch.float32, 2 * n_heads * 128) in kept  # the log-sum-exp
-            assert (dtype, q.numel()) in kept  # the output
-        out.sum().backward()
-        assert [t.grad is not None and t.grad.shape == t.shape for t in (q, k, v)] == [True] * 3
-
-
 def test_the_backward_of_flash_holds_its_sums_while_it_runs() -> None:
     """By hand, from `mha_bwd`: 40 rows are padded to 128, heads of 40 to 64, and two heads of keys serve four."""
     n_bytes: list[int] = []

@@ -13,12 +13,12 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.imaginary.operators import Program, attentions, call, kernel_of, programs
 from explorer.engine.device.cuda_rules import cuda_rules
 from explorer.engine.device.kernel_memory import PARTS, REDUCED_LOSSES, KernelMemory
 from explorer.plan.card.kernel_scratch import REDUCTIONS
 from explorer.plan.card.torch_rules import TORCH_VERSIONS, lt_workspace_bytes, workspace_bytes
 from explorer.record.card import Card
-from tests.golden.imaginary.operators import Program, attentions, call, kernel_of, programs
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "imaginary"
 ROWS: dict[str, list[dict[str, Any]]] = {

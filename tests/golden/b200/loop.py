@@ -19,6 +19,7 @@ from explorer.plan.card.cards import CARDS
 from explorer.record import Measurement, ModelRef, RunSpec
 
 HERE = Path(__file__).parent
+LANGUAGE_MODEL = HERE.parents[2] / "benchmarks" / "_b200_language_model.py"
 B200 = replace(CARDS["b200"], torch="2.11")
 """The card and the torch of the rows."""
 ROWS: dict[str, dict[str, Any]] = {row["id"]: row for row in json.loads((HERE / "rows.json").read_text())["rows"]}
@@ -68,7 +69,7 @@ def simulated(row: dict[str, Any]) -> Measurement:
     arguments = {"size": row["size"], "seq": row["seq"], "segments": row["segments"] or 0, "rows": row.get("rows", 4)}
     arguments |= {"reached": row["reached"]} if "reached" in row else {}
     spec = RunSpec(
-        model=ModelRef(target=f"{HERE / 'language_model.py'}:build", arguments=arguments),
+        model=ModelRef(target=f"{LANGUAGE_MODEL}:build", arguments=arguments),
         optimizer="none",
         autocast="bfloat16" if row["precision"] == "bf16" else "none",
         card=B200,

@@ -1,9 +1,9 @@
 """Measures what torch's own CUDA code takes beside its results, on imaginary cards, and writes it down.
 
-    PYTHON -m tests.golden.imaginary.make
+    PYTHON -m benchmarks.imaginary.make
 
-PYTHON has a CUDA build of torch; no GPU is needed. It writes `torch-VERSION.json` beside this file and the version's
-rows of `explorer/plan/card/workspaces.json`. Torch is imported on the card alone.
+PYTHON has a CUDA build of torch; no GPU is needed. It writes `tests/golden/imaginary/torch-VERSION.json` and the
+version's rows of `explorer/plan/card/workspaces.json`. Torch is imported on the card alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from explorer.plan.card.cards import CARDS
 from explorer.plan.card.kernel_scratch import resident_threads
 
 HERE = Path(__file__).parent
-WORKSPACES = HERE.parents[2] / "explorer" / "plan" / "card" / "workspaces.json"
+ROOT = HERE.parents[1]
+GOLDEN = ROOT / "tests" / "golden" / "imaginary"
+WORKSPACES = ROOT / "explorer" / "plan" / "card" / "workspaces.json"
 MULTIPROCESSORS = {
     "7.5": 40, "8.0": 108, "8.6": 82, "8.9": 128, "9.0": 132, "10.0": 148, "10.3": 148, "11.0": 20, "12.0": 170
 }  # fmt: skip
@@ -36,7 +38,7 @@ def main() -> None:
         rows.append(json.loads(ran.stdout.splitlines()[-1]))
         print(version, capability, rows[-1]["workspaces"], flush=True)
     lines = ",\n".join(map(json.dumps, rows))
-    (HERE / f"torch-{version}.json").write_text(f"[\n{lines}\n]\n")
+    (GOLDEN / f"torch-{version}.json").write_text(f"[\n{lines}\n]\n")
     known = json.loads(WORKSPACES.read_text()) if WORKSPACES.exists() else {}
     known[version] = {row["capability"]: dict(zip(("cublas", "cublas_lt"), row["workspaces"])) for row in rows}
     WORKSPACES.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
