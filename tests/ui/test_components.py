@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import msgspec
@@ -11,7 +12,10 @@ from hypothesis import strategies as st
 from streamlit.testing.v1 import AppTest
 
 from explorer.ui import components as bg
+from explorer.view.graph import browser
 from explorer.view.graph.geometry import layout
+from explorer.view.graph.labels import Label
+from explorer.view.graph.nesting import default_open, nest
 from tests import graphs
 
 IDS = ("a", "b", "c", "d")
@@ -175,3 +179,16 @@ def test_a_move_is_taken_over_once() -> None:
         at.session_state["sent"] = {"place": place, "version": version, "n": n}
         at.run()
         assert at.session_state["moved"] == moves
+
+
+def test_what_travels_is_small_even_for_a_thousand_blocks() -> None:
+    graph = graphs.gpt(125, n_inner=5)
+    labels = {block.fqn: Label(bytes="15.0 → 0.5 MiB", note="ran 2×", title=block.fqn) for block in graph.blocks}
+    paint = bg.Paint(labels=labels)
+    folded = bg.payload(layout(graph, default_open(graph)), bg.GraphMarks(), paint)
+    assert len(json.dumps(folded)) < 10_000
+    unfolded = bg.payload(layout(graph, list(nest(graph))), bg.GraphMarks(), paint)
+    assert len(unfolded["geometry"]["rows"]) > 1000
+    assert len(json.dumps(unfolded)) < 350_000
+    for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+        assert word not in browser.script(), "names reach the page as data only"

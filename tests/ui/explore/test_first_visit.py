@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from threading import Event, Lock
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -195,3 +200,22 @@ def test_a_stored_run_stands_in_for_a_changed_model_and_another_structure_ends_i
     at = at.run()
     assert figures(at)["Step peak"] == "not measured" and "moment ago" not in texts(at)
     assert len(graph_data(at)["geometry"]["rows"]) == len(other.children[""])
+
+
+FIRST_PICTURE = """import sys
+from streamlit.testing.v1 import AppTest
+at = AppTest.from_file("app.py", default_timeout=60).run()
+print(bool(at.get("bidi_component")), "pandas" in sys.modules)"""
+
+
+def test_the_first_picture_is_drawn_without_pandas(tmp_path: Path) -> None:
+    home = {**os.environ, "CHECKPOINT_EXPLORER_HOME": str(tmp_path)}
+    drawn = subprocess.run([sys.executable, "-c", FIRST_PICTURE], cwd=ROOT, env=home, capture_output=True, text=True)
+    assert drawn.stdout == "True False\n", drawn.stderr
+
+
+def test_the_worker_of_a_new_server_waits_for_a_pause_between_visits(monkeypatch: pytest.MonkeyPatch) -> None:
+    visits = iter([True, True, False])
+    monkeypatch.setattr(server, "_visited", SimpleNamespace(wait=lambda seconds: next(visits), clear=lambda: None))
+    server.wait_for_pause()
+    assert not list(visits), "two visits, then none for PICTURE_S"

@@ -6,11 +6,17 @@ record from elsewhere (undo, a link, an import, another model) is one thing to a
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import runpy
+import socket
+import threading
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -336,3 +342,28 @@ def test_a_browser_gets_every_message_whole() -> None:
     message.delta.new_element.markdown.body = 10_000_000 * " "
     populate_hash_if_needed(message)
     assert not message.metadata.cacheable
+
+
+def test_the_server_sends_small_messages_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page loads a hundred small files: each one waited 40 ms."""
+    monkeypatch.setattr(socket.socket, "accept", socket.socket.accept)  # put back at the end
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "Thread", lambda **_: SimpleNamespace(start=lambda: None))  # no worker
+        runpy.run_path(str(Path(__file__).parents[3] / "app.py"), run_name="served")
+
+    async def delays() -> int:
+        accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connection = writer.get_extra_info("socket")
+            accepted.set_result(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        listening = socket.socket(family=socket.AF_INET)  # as Streamlit makes it
+        listening.bind(("127.0.0.1", 0))
+        async with await asyncio.start_server(serve, sock=listening):
+            with socket.create_connection(listening.getsockname()):
+                return await accepted
+
+    with ThreadPoolExecutor(1) as thread:  # Playwright's loop runs in the one that ran browser tests
+        assert thread.submit(asyncio.run, delays()).result()
