@@ -83,7 +83,7 @@ def test_clicks_are_answered_and_join_fold_and_guess(opened: Open) -> None:
     assert forecast.flop_ratio is not None and forecast.time_ratio is not None
     assert cards[0].endswith(f"→ {mib(forecast.step_peak_bytes)}")
     assert cards[1].endswith(f"→ {mib(forecast.saved_after_forward_bytes)}")
-    assert cards[2:] == [f"×{forecast.flop_ratio:.2f}", f"≈ ×{forecast.time_ratio:.2f}", "1 of 151", "none known"]
+    assert cards[2:] == [f"×{forecast.flop_ratio:.2f}", f"≈ ×{forecast.time_ratio:.2f}", "1 of 12", "none known"]
     assert mib(forecast.step_peak_bytes) in page.locator(".answer").inner_text()
     block = page.locator('.blocks [data-id="blocks.1"]')
     assert block.get_attribute("aria-checked") == "true"

@@ -18,26 +18,16 @@ KEEP_ALL = 200 * MIB
 @pytest.mark.parametrize(
     ("text", "wish"),
     [
-        ("60 MiB", Wish(budget_bytes=60 * MIB)),
-        (" 1.5gib ", Wish(budget_bytes=1536 * MIB)),
-        ("1,5 GiB", Wish(budget_bytes=1536 * MIB)),
-        ("0,500 GiB", Wish(budget_bytes=512 * MIB)),
-        ("123456B", Wish(budget_bytes=123456)),
-        ("123456 bytes", Wish(budget_bytes=123456)),
-        ("1e2 MiB", Wish(budget_bytes=100 * MIB)),
-        ("60 mebibytes", Wish(budget_bytes=60 * MIB)),
-        ("50 %", Wish(budget_bytes=100 * MIB)),
-        ("50%", Wish(budget_bytes=100 * MIB)),
-        ("50 percent", Wish(budget_bytes=100 * MIB)),
-        ("50 % of the peak", Wish(budget_bytes=100 * MIB)),
-        ("120 %", Wish(budget_bytes=240 * MIB)),
-        ("+10 % time", Wish(more_time=0.1)),
-        ("+10%", Wish(more_time=0.1)),
-        ("10 % time", Wish(more_time=0.1)),
-        ("10 % slower", Wish(more_time=0.1)),
-        ("+0 % time", Wish(more_time=0.0)),
+        ("60 MiB", Wish(budget_bytes=60 * MIB)), (" 1.5gib ", Wish(budget_bytes=1536 * MIB)),
+        ("1,5 GiB", Wish(budget_bytes=1536 * MIB)), ("0,500 GiB", Wish(budget_bytes=512 * MIB)),
+        ("123456B", Wish(budget_bytes=123456)), ("123456 bytes", Wish(budget_bytes=123456)),
+        ("1e2 MiB", Wish(budget_bytes=100 * MIB)), ("60 mebibytes", Wish(budget_bytes=60 * MIB)),
+        ("50 %", Wish(budget_bytes=100 * MIB)), ("50%", Wish(budget_bytes=100 * MIB)),
+        ("50 percent", Wish(budget_bytes=100 * MIB)), ("50 % of the peak", Wish(budget_bytes=100 * MIB)),
+        ("120 %", Wish(budget_bytes=240 * MIB)), ("+10 % time", Wish(more_time=0.1)), ("+10%", Wish(more_time=0.1)),
+        ("10 % time", Wish(more_time=0.1)), ("10 % slower", Wish(more_time=0.1)), ("+0 % time", Wish(more_time=0.0)),
     ],
-)
+)  # fmt: skip
 def test_a_budget_with_one_meaning_is_read_without_a_word(text: str, wish: Wish) -> None:
     assert parse_wish(text, KEEP_ALL) == wish
 
@@ -45,27 +35,22 @@ def test_a_budget_with_one_meaning_is_read_without_a_word(text: str, wish: Wish)
 @pytest.mark.parametrize(
     ("text", "n_bytes", "understood"),
     [
-        ("512M", 512 * MIB, "512.0 MiB, taking 1 M for 1 MiB"),
-        ("1 g", 1024 * MIB, "1.00 GiB, taking 1 g for 1 GiB"),
+        ("512M", 512 * MIB, "512.0 MiB, taking 1 M for 1 MiB"), ("1 g", 1024 * MIB, "1.00 GiB, taking 1 g for 1 GiB"),
         ("512Mi", 512 * MIB, "512.0 MiB, taking 1 Mi for 1 MiB"),
         ("60mb", 60 * MIB, "60.0 MiB, taking 1 mb for 1 MiB"),
         ("0.06 GB", int(0.06 * 2**30), "61.4 MiB, taking 1 GB for 1 GiB"),
         ("1.5 GB", 1536 * MIB, "1.50 GiB, taking 1 GB for 1 GiB"),
         ("60 megabytes", 60 * MIB, "60.0 MiB, taking 1 megabytes for 1 MiB"),
-        ("1e9", 10**9, "1,000,000,000 bytes, 953.7 MiB"),
-        ("1E9", 10**9, "1,000,000,000 bytes, 953.7 MiB"),
-        ("1_000_000", 10**6, "1,000,000 bytes, 976.6 KiB"),
-        ("1,000 MiB", 1000 * MIB, "1,000.0 MiB"),
-        ("1 000 MiB", 1000 * MIB, "1,000.0 MiB"),
-        ("<60 MiB", 60 * MIB, "at most 60.0 MiB"),
-        ("≤ 60 MiB", 60 * MIB, "at most 60.0 MiB"),
-        ("At most 60 MiB", 60 * MIB, "at most 60.0 MiB"),
+        ("1e9", 10**9, "1,000,000,000 bytes, 953.7 MiB"), ("1E9", 10**9, "1,000,000,000 bytes, 953.7 MiB"),
+        ("1_000_000", 10**6, "1,000,000 bytes, 976.6 KiB"), ("1,000 MiB", 1000 * MIB, "1,000.0 MiB"),
+        ("1 000 MiB", 1000 * MIB, "1,000.0 MiB"), ("<60 MiB", 60 * MIB, "at most 60.0 MiB"),
+        ("≤ 60 MiB", 60 * MIB, "at most 60.0 MiB"), ("At most 60 MiB", 60 * MIB, "at most 60.0 MiB"),
         ("max 1 GB", 1024 * MIB, "1.00 GiB, taking 1 GB for 1 GiB"),
         ("half", 100 * MIB, "50 % of the peak with everything kept"),
         ("a quarter", 50 * MIB, "25 % of the peak with everything kept"),
         ("1/2", 100 * MIB, "50 % of the peak with everything kept"),
     ],
-)
+)  # fmt: skip
 def test_a_budget_that_leaves_room_for_doubt_says_how_it_is_read(text: str, n_bytes: int, understood: str) -> None:
     assert parse_wish(text, KEEP_ALL) == Wish(budget_bytes=n_bytes, understood=understood)
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from msgspec.structs import replace
+from rich.markup import escape
 
 from explorer.cli.command import (
     COULD_NOT_RUN,
@@ -14,6 +15,7 @@ from explorer.cli.command import (
     EQUAL,
     STATE_MOVED,
     Output,
+    answer_console,
     errors_to_stderr,
     print_json,
     verb,
@@ -36,6 +38,7 @@ from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Compare, Measure
 from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.file import evidence_of
+from explorer.plan.why.peak import explain
 from explorer.record.comparison import Comparison, Verdict
 from explorer.record.measurement import Measurement
 from explorer.record.run import N_PROBES, RunSpec
@@ -101,10 +104,13 @@ def compare(
         else:
             request = Compare(baseline=baseline, candidate=candidate, full=not only.quick)
             compared = ask(engine, request, keep=not keep.no_store)
+    why = explain(compared, graph) if compared.comparable else ()
     if output.json:
-        print_json(document(compared))
+        print_json({**document(compared), "why": list(why)})
     else:
         print_record(compared)
+        for sentence in why:
+            answer_console().print(f"  {escape(sentence)}")
     with errors_to_stderr(output):
         if only.out is not None:
             evidence, ranks = evidence_of(compared, graph), compared.candidate.spec.ranks

@@ -212,16 +212,23 @@ class _Costs:
     def of(self, unit: Unit) -> float:
         """The cost of a rerun of `unit` with early stop, and of the overhead of its checkpoints."""
         overhead = overhead_ms(self._baseline, unit) if self.unit == "ms" else 0.0
-        return self._again(unit, ()) + overhead
+        return self.again(unit, ()) + overhead
 
     def spared(self, unit: Unit, inside: Unit) -> float:
         """The cost that a rerun of `unit` saves because it ends where `inside` is entered."""
-        return self._again(unit, ()) - self._again(unit, (inside,))
+        return self.again(unit, ()) - self.again(unit, (inside,))
 
-    def _again(self, unit: Unit, inside: tuple[Unit, ...]) -> float:
+    def again(self, unit: Unit, inside: tuple[Unit, ...] = ()) -> float:
+        """The cost of a rerun of `unit` that ends where a unit of `inside` is entered."""
         if self.unit == "ms":
             return self._scale * (unit_ms(self._baseline, self._graph, unit, inside, KEEP_ALL) or 0.0)
         return float(unit_flops(self._baseline, self._graph, unit, inside, KEEP_ALL) or 0)
+
+
+def block_costs(baseline: Measurement, graph: ModelGraph, fqns: Iterable[str]) -> list[float]:
+    """The cost of running each block again, without the overhead of a checkpoint, in `Candidates.cost_unit`."""
+    costs = _Costs(baseline, graph)
+    return [costs.again(Unit(blocks=(fqn,))) for fqn in fqns]
 
 
 def offered_units(graph: ModelGraph, *, every_stretch: bool = False) -> list[Fqns]:

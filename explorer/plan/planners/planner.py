@@ -31,10 +31,12 @@ from explorer.plan.planners.candidates import (
 )
 from explorer.plan.planners.chain import ChainProgram, chain_program, is_chain_of_few
 from explorer.plan.planners.linear_memory import linear_reruns, linear_timeline
+from explorer.plan.planners.nested_chain import NestedChain, nested_chain
 from explorer.plan.planners.program import LEAST_SECONDS, ForecastChoices, Limits, Program, Solution
 from explorer.plan.planners.solver import TOLERANCE
 from explorer.plan.planners.variables import Variables
 from explorer.plan.predict.calls import stash_bytes
+from explorer.plan.predict.changes import units_around
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.predict.not_predicted import no_baseline
 from explorer.plan.predict.replay import graph_under
@@ -65,8 +67,11 @@ class Planner:
         *,
         among: Iterable[Named] | None = None,
         seconds: float = 3.0,
+        nested: bool = True,
     ) -> None:
         """`among`: the blocks, segments and units to choose from, by default all that `default_units` has.
+
+        `nested`: segments inside segments of a chain are tried too, unless `among` names the choices.
 
         Raises BadInput for a run without a complete timeline.
         """
@@ -84,6 +89,7 @@ class Planner:
         self._baseline, self._graph, self._replay = baseline, graph, replay
         self._among = None if among is None else [unit_of(named) for named in among]
         self._without: frozenset[Unit] = frozenset()
+        self._looks_inside = nested and among is None
         self._make_programs()
 
     def _make_programs(self) -> None:
@@ -92,6 +98,8 @@ class Planner:
         A chain has a quick program of every stretch. If its bytes are constant, no other program is needed.
         """
         self._floor: Plan | None = None
+        self._nested: NestedChain | None = None
+        self._looks_inside = self._looks_inside and not self._without
         stretches, units = None, self._among
         if units is None and is_chain_of_few(self._graph):
             stretches = self._of_chain(self._default_units(every_stretch=True))
@@ -193,10 +201,16 @@ class Planner:
         return self._lowest(more_time)
 
     def front(self, n_points: int = 10, *, seconds: float = FRONT_SECONDS) -> Iterator[Plan]:
-        """Plans from everything kept down to the floor, yielded when they are found.
+        """Plans from everything kept down to the least peak without segments inside segments, yielded when found.
 
+        Below it a step takes many times as long for little memory: a budget asks for such a plan.
         `seconds`: for all plans together but the floor. A plan leaves its unused time to later plans.
         """
+        if self._looks_inside:
+            flat = copy.copy(self)
+            flat._looks_inside, flat._floor = False, None
+            yield from flat.front(n_points, seconds=seconds)
+            return
         ends = time.monotonic() + seconds - self._seconds / 2
         lowest = min(program.lowest_bytes() for program in self._programs)
         last = self.within(self.keep_all_bytes)
@@ -252,6 +266,30 @@ class Planner:
         return msgspec.structs.replace(plan, time_budget=more_time)
 
     def _best(self, limits: Limits, value: Callable[[Plan], float]) -> Plan | None:
+        """The plan of least `value`: of the programs, or with segments inside segments of a chain."""
+        best = self._best_of_programs(limits, value)
+        nested = self._with_nested_segments(limits)
+        if nested is None or (best is not None and value(nested) >= value(best) * (1 - TOLERANCE)):
+            return best
+        return nested
+
+    def _with_nested_segments(self, limits: Limits) -> Plan | None:
+        """The best plan found with segments inside segments; nothing is proven of it. None without a chain."""
+        if self._looks_inside and self._nested is None:
+            self._nested = nested_chain(self._forecaster, self._graph, self.candidates)
+            self._looks_inside = self._nested is not None
+        judged = self._nested.solve(limits) if self._looks_inside and self._nested is not None else None
+        if judged is None:
+            return None
+        value = float(judged.peak_bytes) if limits.budget_bytes is None else judged.cost
+        nothing = Solution(chosen=(), value=value, bound=0.0, n_rows=0, n_solves=0)
+        depth = max((1 + len(around) for around in units_around(judged.policy).values()), default=0)
+        certificate = msgspec.structs.replace(
+            _certificate(self._programs[0], nothing), n_levels=max(depth, 2), inside_segments=True
+        )
+        return self._priced(judged.policy, judged.cost, certificate, limits.budget_bytes)
+
+    def _best_of_programs(self, limits: Limits, value: Callable[[Plan], float]) -> Plan | None:
         """The plan of least `value` of both programs, with a certificate about the choices of both."""
         plans: list[Plan] = []
         for program in self._programs:
@@ -292,7 +330,11 @@ class Planner:
         return tuple(tuple(sorted(number[unit] for unit in whole if unit in number)) for whole in wholes)
 
     def _plan(self, program: ForecastChoices, solution: Solution, *, budget_bytes: int | None) -> Plan:
-        candidates, policy = program.candidates, program.candidates.policy(solution.chosen)
+        candidates = program.candidates
+        policy, cost = candidates.policy(solution.chosen), candidates.cost(solution.chosen)
+        return self._priced(policy, cost, _certificate(program, solution), budget_bytes)
+
+    def _priced(self, policy: Policy, cost: float, certificate: Certificate, budget_bytes: int | None) -> Plan:
         forecast = self._forecaster.forecast(policy)
         assert forecast.step_peak_bytes is not None
         return Plan(
@@ -300,12 +342,12 @@ class Planner:
             budget_bytes=budget_bytes,
             step_peak_bytes=forecast.step_peak_bytes,
             baseline_step_peak_bytes=self.keep_all_bytes,
-            extra_cost=candidates.cost(solution.chosen),
-            step_cost=candidates.step_cost,
-            cost_unit=candidates.cost_unit,
+            extra_cost=cost,
+            step_cost=self.candidates.step_cost,
+            cost_unit=self.candidates.cost_unit,
             cost_ratio_spread=forecast.time_ratio_spread,
             flop_ratio=forecast.flop_ratio,
-            certificate=_certificate(program, solution),
+            certificate=certificate,
         )
 
     def _impossible(self, budget_bytes: int) -> BadInput:

@@ -13,13 +13,14 @@ from explorer.plan.memory.ledger import PLURAL, in_place, largest_roles, ledger,
 from explorer.plan.memory.next_step import new_bytes, next_step
 from explorer.plan.memory.outside import older_graphs, outside_modules, with_size
 from explorer.plan.names import is_within, lineage, listed, some
-from explorer.plan.predict.forecaster import prices, prices_of_keeping
+from explorer.plan.predict.forecaster import Forecaster, prices, prices_of_keeping
 from explorer.plan.sizes import from_to, mib
 from explorer.plan.why.caveats import in_words
 from explorer.record.allocations import FIXED_ROLES, Ledger
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
+from explorer.record.policy import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,8 @@ def signed(change: float) -> str:
 
 SMALL_CHANGE = 0.01
 """A change of the peak below one percent is said to be none."""
+FREES_LITTLE = 0.05
+"""A block that frees less than this share of what it saves is said to free almost nothing."""
 SMALL_BLOCK = 0.02
 """A block that saves less than this share of all saved activations is said to save little."""
 
@@ -260,6 +263,31 @@ def _saves_little(case: PeakCase) -> str:
     return f"{some(small)} {verb} little to begin with: {mib(total)} of {mib(whole)}."
 
 
+def frees_nothing(baseline: Measurement, policy: Policy, graph: ModelGraph | None) -> str:
+    """Which blocks of a policy free almost none of what they save, and who keeps it; empty if all free something."""
+    freed = Forecaster(baseline, graph).forecast(policy).freed_bytes
+    saved = {fqn: baseline.by_fqn[fqn].saved_after_forward_bytes or 0 for fqn in freed if fqn in baseline.by_fqn}
+    idle = [fqn for fqn, n_bytes in saved.items() if n_bytes and freed[fqn] < FREES_LITTLE * n_bytes]
+    if not idle or graph is None:
+        return ""
+    behind = dict.fromkeys(edge.target for edge in graph.edges if edge.source in idle and edge.target not in idle)
+    keep = "keeps" if len(behind) == 1 else "keep"
+    keeper = f"behind it {some(tuple(behind)) or 'the operations'} {keep}"
+    kept = sum(saved[fqn] - max(freed[fqn], 0) for fqn in idle)
+    verb, its = ("frees", "its") if len(idle) == 1 else ("free", "their")
+    return (
+        f"{some(tuple(idle))} {verb} almost nothing: {mib(kept)} that forward saves there stay. A checkpoint keeps "
+        f"{its} inputs, and {keeper} {its} outputs."
+    )
+
+
+def _frees_nothing(case: PeakCase) -> str:
+    policy = case.candidate.spec.policy
+    if not policy.units or case.baseline.spec.policy.units:
+        return ""
+    return frees_nothing(case.baseline, policy, case.graph)
+
+
 def _first_block(case: PeakCase) -> str:
     first = case.graph.chain[0] if case.graph and case.graph.chain else None
     input_bytes = case.old.by_role["input"]
@@ -320,6 +348,7 @@ RULES: tuple[Callable[[PeakCase], str], ...] = (
     _outside_modules,
     _kept_activations,
     _saves_little,
+    _frees_nothing,
     _first_block,
     _wasted,
     _next_best,

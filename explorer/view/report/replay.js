@@ -293,6 +293,8 @@ function costOf(step, units, outer) {
 function refusalOf(step, policy, outer) {
   const nested = [...outer].flat().some((unit) => unit.save_ops?.length);
   if (nested) return "The forecast does not cover kept operators inside or around another unit.";
+  const named = policy.flatMap((unit) => unit.blocks);
+  if (new Set(named).size < named.length) return "This page does not predict segments inside segments; the app does.";
   const strange = policy.find((unit) => !step.table.has(keyOf(unit)));
   if (strange) return `This page has no tables for ${strange.blocks.join(" and ")}${strange.save_ops?.length ? " with these operators" : ""}.`;
   return policy.map((unit) => step.table.get(keyOf(unit)).refusal).find(Boolean) ?? "";

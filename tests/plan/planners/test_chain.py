@@ -161,7 +161,9 @@ def unequal(n: int, seed: int, *, saved: int = 0) -> list[Size]:
 )
 def test_no_partition_into_segments_beats_the_plan(sizes: list[Size]) -> None:
     graph, run = chain_of(sizes)
-    is_the_best_of(Planner(run, graph), points(run, graph, map(policy_of, partitions(len(sizes)))), len(sizes))
+    is_the_best_of(
+        Planner(run, graph, nested=False), points(run, graph, map(policy_of, partitions(len(sizes)))), len(sizes)
+    )
 
 
 def test_no_choice_of_segments_and_of_modules_beats_the_plan() -> None:
@@ -176,7 +178,7 @@ def test_no_choice_of_segments_and_of_modules_beats_the_plan() -> None:
         for taken in itertools.product((False, True), repeat=len(free)):
             inside = [Unit(blocks=(f"body.{i}.act0",)) for i, one in zip(free, taken) if one]
             policies.append(Policy(units=(*policy_of(segments).units, *inside)))
-    is_the_best_of(Planner(run, graph), points(run, graph, policies), 4)
+    is_the_best_of(Planner(run, graph, nested=False), points(run, graph, policies), 4)
 
 
 @pytest.mark.parametrize(("n", "seed"), [(6, 3), (8, 0)])
@@ -185,7 +187,7 @@ def test_a_plan_of_a_chain_with_skips_costs_no_more_than_the_best_partition_and_
 ) -> None:
     """What later places hold is not constant there: the chain's program alone misses plans at half of a step's cost."""
     graph, run = chain_of(unequal(n, seed=seed, saved=2000), skips=True)
-    planner, every = Planner(run, graph), points(run, graph, map(policy_of, partitions(n)))
+    planner, every = Planner(run, graph, nested=False), points(run, graph, map(policy_of, partitions(n)))
     lowest, highest = min(peak for peak, _ in every), planner.keep_all_bytes
     for share in (0.9, 0.7, 0.5, 0.3, 0.1, 0.0):
         plan = planner.within(budget := round(lowest + share * (highest - lowest)))
@@ -218,7 +220,7 @@ def test_a_chain_of_equal_blocks_is_planned_at_least_as_well_as_by_hand(
     n: int, inner: int, lengths: tuple[list[int], ...]
 ) -> None:
     graph, run = chain_of([Size(saved=512 * KIB if inner else 0)] * n, inner=inner)
-    planner, every = Planner(run, graph), points(run, graph, map(by_hand, lengths))
+    planner, every = Planner(run, graph, nested=False), points(run, graph, map(by_hand, lengths))
     for peak, cost in every:
         plan = planner.within(peak)
         assert plan.step_peak_bytes <= peak

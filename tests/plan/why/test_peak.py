@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from explorer.engine.bench.measure import measure
 from explorer.plan.memory.ledger import ledger
-from explorer.plan.why.peak import PeakCase, explain, explain_one, toggled_block
+from explorer.plan.why.peak import PeakCase, explain, explain_one, frees_nothing, toggled_block
 from explorer.record import Block, Comparison, Failure, ModelGraph, ModelRef, Policy
 from tests import graphs
 from tests.graphs import GRAPH, SPEC, changed, with_costs
+from tests.plan.planners.samples import graph_and_run
 from tests.view.builders import MIB, Chain, chains, compared, measured
 
 
@@ -174,3 +176,14 @@ def case(graph: ModelGraph | None = GRAPH) -> PeakCase:
 @pytest.mark.parametrize(("graph", "toggle"), [(GRAPH, "blocks.3"), (None, "blocks.3")])
 def test_what_a_person_toggles_to_reach_a_block(graph: ModelGraph | None, toggle: str) -> None:
     assert toggled_block("blocks.3.mlp", graph) == toggle and toggled_block("head", graph) == "head"
+
+
+@pytest.mark.parametrize("blocks", [["blocks.0.norm1"], ["blocks.0.norm1", "blocks.1"], ["blocks.0"], []])
+def test_who_keeps_the_output_of_a_block_that_frees_nothing(blocks: list[str]) -> None:
+    graph, run = graph_and_run("gpt")
+    policy = Policy.recompute(blocks)
+    why = frees_nothing(run, policy, graph)
+    assert why.startswith("blocks.0.norm1 frees almost nothing: ") == ("blocks.0.norm1" in blocks) == bool(why)
+    assert not why or "behind it blocks.0.attention.qkv keeps its outputs" in why
+    both = Comparison(baseline=run, candidate=measure(msgspec.structs.replace(run.spec, policy=policy, n_repeats=0)))
+    assert not why or why in explain(both, graph)

@@ -1,0 +1,98 @@
+"""Segments inside segments: the recursion is held against Revolve's, plans against forecasts of every nesting."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from functools import cache
+
+import pytest
+from msgspec.structs import replace
+
+from explorer.engine.bench.measure import measure
+from explorer.engine.model.describe import describe
+from explorer.plan.planners.nested_chain import Revolve
+from explorer.plan.planners.planner import Planner
+from explorer.plan.policy.file import dumps, file_of, loads
+from explorer.record import Measurement, ModelGraph, ModelRef, RunSpec
+from tests.engine.bench import test_segments_inside
+
+
+@cache
+def revolve(n_blocks: int, n_slots: int) -> int:
+    """Forward runs of blocks that the optimal schedule takes, by Griewank and Walther's recursion."""
+    if n_blocks == 1:
+        return 1
+    if n_slots == 1:
+        return n_blocks * (n_blocks + 1) // 2
+    return min(k + revolve(n_blocks - k, n_slots - 1) + revolve(k, n_slots) for k in range(1, n_blocks))
+
+
+MOST = 32
+TAPE = 40
+"""Grains of a block's backward: no two fit, as Revolve has it."""
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_a_rerun_costs_what_revolve_costs_for_every_length_and_number_of_slots(*, equal: bool) -> None:
+    most = MOST if equal else 10
+    table = Revolve(forward=[1.0] * most, kept=[TAPE] * most, input=[1] * most, n_grains=TAPE + MOST + 1, equal=equal)
+    for n, n_slots in itertools.product(range(1, most + 1), range(1, MOST)):
+        assert table.again(0, n).cost[TAPE + n_slots] == revolve(n, n_slots), (n, n_slots)
+
+
+def least_by_hand(forward: list[float], kept: list[int], inputs: list[int], grains: int) -> float:
+    """The cheapest choice for unequal blocks, by plain recursion."""
+    n = len(forward)
+
+    @cache
+    def best(i: int, j: int, left: int, again: bool) -> float:
+        if left < 0:
+            return float("inf")
+        if i == j:
+            return 0.0
+        costs = [forward[i] * again + best(i + 1, j, left - kept[i], again)]
+        for s in range(i + 1, j + (not again)):
+            held = inputs[s] if s < n and s != j else 0
+            run = sum(forward[i:s]) * again
+            costs.append(run + best(s, j, left - held, again) + best(i, s, left, True))
+        return min(costs)
+
+    return best(0, n, grains, False)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_unequal_blocks_take_the_least_that_any_nesting_takes(seed: int) -> None:
+    dice = random.Random(seed)
+    n = 7
+    forward = [float(dice.randint(1, 5)) for _ in range(n)]
+    kept, inputs = [dice.randint(2, 9) for _ in range(n)], [dice.randint(1, 3) for _ in range(n)]
+    table = Revolve(forward=forward, kept=kept, input=inputs, n_grains=sum(kept))
+    for grains in range(sum(kept) + 1):
+        assert table.cost(grains) == least_by_hand(forward, kept, inputs, grains)
+    least = table.least_grains()
+    assert least is not None and table.cost(least) > table.cost(sum(kept)) == 0
+
+
+@cache
+def chain_step() -> tuple[Measurement, ModelGraph]:
+    model = ModelRef(target=f"{test_segments_inside.__file__}:sequential")
+    return measure(RunSpec(model=model, n_repeats=0, optimizer="sgd")), describe(model)
+
+
+def test_a_nested_plan_reaches_less_than_any_flat_one_and_its_run_holds_it() -> None:
+    run, graph = chain_step()
+    planner, flat = Planner(run, graph), Planner(run, graph, nested=False)
+    least = flat.floor().step_peak_bytes
+    assert planner.floor().step_peak_bytes < least and planner.floor().certificate.n_levels > 2
+    assert "nothing inside a segment" not in planner.floor().certificate.scope
+    for budget in ((least + planner.floor().step_peak_bytes) // 2, least, 2 * least):
+        plan = planner.within(budget)
+        held = measure(replace(run.spec, policy=plan.policy))
+        assert held.failure is None and held.step_peak_bytes == plan.step_peak_bytes <= budget
+        assert plan.flop_ratio is not None and held.total_flops == round(plan.flop_ratio * (run.total_flops or 0))
+        if budget >= least:
+            assert plan.extra_cost <= flat.within(budget).extra_cost * (1 + 1e-9)
+    assert all(len(point.policy.units) == 0 or point.certificate.n_levels == 2 for point in planner.front())
+    policy = planner.floor().policy
+    assert loads(dumps(file_of(policy, graph))).policy == policy, "a policy file keeps the nesting"
