@@ -80,10 +80,6 @@ def test_both_limits_hold_or_the_refusal_names_what_each_allows() -> None:
     assert least.step_peak_bytes > 40 * MIB
     (shown,) = find_plans(RUN, GRAPH, Wish(budget_bytes=40 * MIB, more_time=0.01), silent).plans
     assert shown.step_peak_bytes == planner.floor().step_peak_bytes, "refused beside the plan of the least peak"
-
-
-def test_a_limit_of_time_is_a_share_of_the_measured_scale() -> None:
-    planner = Planner(RUN, GRAPH)
     slow = planner.fulfil(Wish(more_time=0.5, time_scale=5.0))
     assert slow.policy == planner.least_memory(0.1).policy != planner.least_memory(0.5).policy
 

@@ -14,7 +14,7 @@ from explorer.engine.model.describe import describe
 from explorer.plan.planners.nested_chain import Revolve
 from explorer.plan.planners.planner import Planner
 from explorer.plan.policy.file import dumps, file_of, loads
-from explorer.record import Measurement, ModelGraph, ModelRef, RunSpec
+from explorer.record import ModelRef, RunSpec
 from tests.engine.bench import test_segments_inside
 
 
@@ -28,9 +28,7 @@ def revolve(n_blocks: int, n_slots: int) -> int:
     return min(k + revolve(n_blocks - k, n_slots - 1) + revolve(k, n_slots) for k in range(1, n_blocks))
 
 
-MOST = 32
-TAPE = 40
-"""Grains of a block's backward: no two fit, as Revolve has it."""
+MOST, TAPE = 32, 40  # grains of a block's backward: no two fit, as Revolve has it
 
 
 @pytest.mark.parametrize("equal", [True, False])
@@ -74,14 +72,9 @@ def test_unequal_blocks_take_the_least_that_any_nesting_takes(seed: int) -> None
     assert least is not None and table.cost(least) > table.cost(sum(kept)) == 0
 
 
-@cache
-def chain_step() -> tuple[Measurement, ModelGraph]:
-    model = ModelRef(target=f"{test_segments_inside.__file__}:sequential")
-    return measure(RunSpec(model=model, n_repeats=0, optimizer="sgd")), describe(model)
-
-
 def test_a_nested_plan_reaches_less_than_any_flat_one_and_its_run_holds_it() -> None:
-    run, graph = chain_step()
+    model = ModelRef(target=f"{test_segments_inside.__file__}:sequential")
+    run, graph = measure(RunSpec(model=model, n_repeats=0, optimizer="sgd")), describe(model)
     planner, flat = Planner(run, graph), Planner(run, graph, nested=False)
     least = flat.floor().step_peak_bytes
     assert planner.floor().step_peak_bytes < least and planner.floor().certificate.n_levels > 2
