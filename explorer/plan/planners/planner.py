@@ -49,7 +49,6 @@ from explorer.record.policy import KEEP_ALL, Policy, Unit
 
 FRONT_SECONDS = 2.5
 """Seconds for all points of the front together. Most points take much less: a person waits for them."""
-LEAST_TIME_SCALE = 1e-3
 MOST_WITH_EVERY_STRETCH = 150
 """Candidates that the integer program solves within a second: of a chain with more it gets few stretches."""
 
@@ -202,8 +201,6 @@ class Planner:
 
     def front(self, n_points: int = 10, *, seconds: float = FRONT_SECONDS) -> Iterator[Plan]:
         """Plans from everything kept down to the least peak without segments inside segments, yielded when found.
-
-        Below it a step takes many times as long for little memory: a budget asks for such a plan.
         `seconds`: for all plans together but the floor. A plan leaves its unused time to later plans.
         """
         if self._looks_inside:
@@ -233,8 +230,8 @@ class Planner:
 
     def fulfil(self, wish: Wish) -> Plan:
         """The plan for a budget of memory, of time or of both. Raises BadInput, with what can be reached."""
-        # A scale of 0: steps were measured in which recomputing took no time.
-        most_time = None if wish.more_time is None else wish.more_time / max(wish.time_scale, LEAST_TIME_SCALE)
+        # A scale of 0 says that recomputing took no time in the measured steps.
+        most_time = None if wish.more_time is None else wish.more_time / max(wish.time_scale, 1e-3)
         if wish.budget_bytes is None:
             return self.least_memory(most_time or 0.0)
         plan = self.within(wish.budget_bytes)
@@ -284,9 +281,8 @@ class Planner:
         value = float(judged.peak_bytes) if limits.budget_bytes is None else judged.cost
         nothing = Solution(chosen=(), value=value, bound=0.0, n_rows=0, n_solves=0)
         depth = max((1 + len(around) for around in units_around(judged.policy).values()), default=0)
-        certificate = msgspec.structs.replace(
-            _certificate(self._programs[0], nothing), n_levels=max(depth, 2), inside_segments=True
-        )
+        flat = _certificate(self._programs[0], nothing)
+        certificate = msgspec.structs.replace(flat, n_levels=max(depth, 2), inside_segments=True)
         return self._priced(judged.policy, judged.cost, certificate, limits.budget_bytes)
 
     def _best_of_programs(self, limits: Limits, value: Callable[[Plan], float]) -> Plan | None:

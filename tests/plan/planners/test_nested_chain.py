@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from functools import cache
 
 import pytest
@@ -37,39 +36,6 @@ def test_a_rerun_costs_what_revolve_costs_for_every_length_and_number_of_slots(*
     table = Revolve(forward=[1.0] * most, kept=[TAPE] * most, input=[1] * most, n_grains=TAPE + MOST + 1, equal=equal)
     for n, n_slots in itertools.product(range(1, most + 1), range(1, MOST)):
         assert table.again(0, n).cost[TAPE + n_slots] == revolve(n, n_slots), (n, n_slots)
-
-
-def least_by_hand(forward: list[float], kept: list[int], inputs: list[int], grains: int) -> float:
-    """The cheapest choice for unequal blocks, by plain recursion."""
-    n = len(forward)
-
-    @cache
-    def best(i: int, j: int, left: int, again: bool) -> float:
-        if left < 0:
-            return float("inf")
-        if i == j:
-            return 0.0
-        costs = [forward[i] * again + best(i + 1, j, left - kept[i], again)]
-        for s in range(i + 1, j + (not again)):
-            held = inputs[s] if s < n and s != j else 0
-            run = sum(forward[i:s]) * again
-            costs.append(run + best(s, j, left - held, again) + best(i, s, left, True))
-        return min(costs)
-
-    return best(0, n, grains, False)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_unequal_blocks_take_the_least_that_any_nesting_takes(seed: int) -> None:
-    dice = random.Random(seed)
-    n = 7
-    forward = [float(dice.randint(1, 5)) for _ in range(n)]
-    kept, inputs = [dice.randint(2, 9) for _ in range(n)], [dice.randint(1, 3) for _ in range(n)]
-    table = Revolve(forward=forward, kept=kept, input=inputs, n_grains=sum(kept))
-    for grains in range(sum(kept) + 1):
-        assert table.cost(grains) == least_by_hand(forward, kept, inputs, grains)
-    least = table.least_grains()
-    assert least is not None and table.cost(least) > table.cost(sum(kept)) == 0
 
 
 def test_a_nested_plan_reaches_less_than_any_flat_one_and_its_run_holds_it() -> None:
