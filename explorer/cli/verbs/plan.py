@@ -69,8 +69,7 @@ class BudgetOptions:
                 "A plan needs one of --budget and --time.",
                 hint="--budget 60%, --time +10% for the least memory, or --predict --card b200.",
             )
-        if self.time is not None:
-            parse_share(self.time)
+        parse_share(self.time or "0%")
         if self.budget is None:
             return
         wish = check_budget(self.budget)
@@ -240,15 +239,15 @@ def _print(tries: Sequence[tuple[Plan, Measurement]], first: Measurement, *, met
     card, budget_bytes = None if run.card is None else run.card.card, chosen.budget_bytes
     bounds = [] if card is None else [f"{mib(capacity_bytes(card))} for the reserved memory on {card.name}"]
     if budget_bytes is not None and (card is None or budget_bytes < capacity_bytes(card)):
-        bounds.append(f"{mib(budget_bytes)} for the peak")
+        over = (run.step_peak_bytes or 0) - budget_bytes
+        bounds.append(f"{mib(budget_bytes)} for the peak, {mib(abs(over))} {'over' if over > 0 else 'to spare'}")
     if bounds:
         word = "[green]kept[/]" if met else "[bold red]missed[/]"
-        console.print(f"  Budget       {escape(', '.join(bounds))}, {word}{_distance(chosen, run)}")
+        console.print(f"  Budget       {escape(', '.join(bounds))}, {word}")
     if chosen.time_budget is not None and chosen.cost_ratio is not None:
-        verdict = time_verdict(chosen.cost_ratio, chosen.time_budget)
         measured = _measured_ratio(run)
         ran = "" if measured is None else f"; measured: {time_verdict(measured, chosen.time_budget)}"
-        console.print(f"  Time limit   predicted: {verdict}{ran}")
+        console.print(f"  Time limit   predicted: {time_verdict(chosen.cost_ratio, chosen.time_budget)}{ran}")
     baseline_bytes = chosen.baseline_step_peak_bytes
     console.print(f"  Peak         {mib(chosen.step_peak_bytes)} predicted, {mib(run.step_peak_bytes)} {_origin(run)}")
     console.print(f"  Kept all     {mib(baseline_bytes)} {'predicted' if first.spec.policy.units else _origin(first)}")
@@ -305,14 +304,6 @@ def _origin(run: Measurement) -> str:
     if run.spec.model.is_recorded:
         return "recorded" if run.origin == "recorded" else "by the forecast's own timeline"
     return "measured" if run.origin == "measured" else "played without data"
-
-
-def _distance(chosen: Plan, run: Measurement) -> str:
-    """How far the peak of the run is from the budget for it; empty for a card, which bounds reserved bytes."""
-    if chosen.budget_bytes is None or run.step_peak_bytes is None or run.card is not None:
-        return ""
-    left = chosen.budget_bytes - run.step_peak_bytes
-    return f": {mib(abs(left))} {'over' if left < 0 else 'to spare'}"
 
 
 def _measured_ratio(run: Measurement) -> float | None:
