@@ -54,10 +54,7 @@ MOST_WITH_EVERY_STRETCH = 150
 
 
 class Planner:
-    """An integer program made from one measured step, which is solved once for each plan.
-
-    For a chain it is a program of every stretch of blocks. If a chain has many other choices, both programs are solved.
-    """
+    """An integer program made from one measured step; for a chain, of every stretch of its blocks."""
 
     def __init__(
         self,
