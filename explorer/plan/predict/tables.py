@@ -79,6 +79,8 @@ class StepTables(Record):
     n_bytes: Column
     born: Column
     died: Column
+    restored_until: Column
+    """The tick at which each entry dies if a rerun has made it again."""
     casts: Column
     forward_end_tick: int | None
     saved_after_forward_bytes: int | None
@@ -119,6 +121,7 @@ def step_tables(run: Measurement, graph: ModelGraph, units: Iterable[Unit] = ())
         n_bytes=column(replay.size.tolist()),
         born=column(replay.born.tolist()),
         died=column(replay.died.tolist()),
+        restored_until=column(replay.restored_until.tolist()),
         casts=column(replay.casts.tolist()),
         forward_end_tick=baseline.forward_end_tick,
         saved_after_forward_bytes=baseline.saved_after_forward_bytes,

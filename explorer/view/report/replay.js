@@ -162,7 +162,7 @@ function joined(stretches, length) {
 
 // The changes of the line, the bytes saved at the end of forward, and where each touched entry is.
 function simulate(step, nest) {
-  const { born, died, size, forward_end_tick: border } = step;
+  const { born, died, size, forward_end_tick: border, restored_until: restored } = step;
   const { until, never } = keptByContainers(step, nest);
   const { owner, leave, back } = absences(step, nest, never), kept = retained(step, nest, until);
   const gone = new Map(), lives = new Map(), changes = [], away = new Uint8Array(size.length);
@@ -170,12 +170,13 @@ function simulate(step, nest) {
   for (let entry = 0; entry < size.length; entry++) {
     const isFreed = owner[entry] >= 0, keeps = kept.get(entry);
     if (!isFreed && !keeps) continue;
-    const plain = !keeps && born[entry] <= leave[entry] && leave[entry] <= died[entry] && back[entry] <= died[entry];
+    const plain = !keeps && born[entry] <= leave[entry] && leave[entry] <= died[entry] && back[entry] <= died[entry]
+      && (!isFreed || restored[entry] === died[entry]);
     if (plain && leave[entry] < back[entry]) {
       gone.set(entry, [leave[entry], back[entry]]);
       changes.push([leave[entry], back[entry], -size[entry]]);
     } else if (!plain) {
-      const own = isFreed ? [[born[entry], leave[entry]], [back[entry], died[entry]]] : [[born[entry], died[entry]]];
+      const own = isFreed ? [[born[entry], leave[entry]], [back[entry], restored[entry]]] : [[born[entry], died[entry]]];
       const stretches = joined([...own, ...(keeps ?? [])], step.n_ticks + 3);
       if (stretches.length) lives.set(entry, stretches);
       changes.push([born[entry], died[entry], -size[entry]], ...stretches.map(([from, to]) => [from, to, size[entry]]));
