@@ -40,9 +40,9 @@ async function begin() {
   mark.textContent = origin
   line.textContent = words
   draw("strip", { cells })
+  draw("chart", { drawing: chart, loaded: true }, height)
   if (slider) draw("slider", slider)
   draw("graph", graph)
-  draw("chart", { drawing: chart, loaded: true }, height)
   wait()
 }
 
