@@ -39,6 +39,7 @@ WITH_A_POLICY = {
     "pipeline": [OWN, "--stages", "2", "--policy", "{file}"],
     "grade": ["gpt", "--policy", "{file}"],
     "check": ["{file}", OWN],
+    "show": ["{file}"],
 }
 WITHOUT_FILES = {
     "models": [],
@@ -137,6 +138,7 @@ def test_reports_of_hostile_runs_load_nothing(trap: Trap, tmp_path: Path, engine
         which = str(file) if i % 2 else Store().import_file(file.read_bytes())
         answers("report", which, "--out", str(tmp_path / "r.html"))
         assert "evil" in (text := (tmp_path / "r.html").read_text()) or "os:system" in text
+        answers("show", str(file), "--html", str(tmp_path / "s.html"))
     answers("report")
     assert not trap.mark.exists() and not engine.jobs
 
@@ -153,7 +155,9 @@ def test_verbs_with_hostile_files_load_the_model_of_the_command_line_alone(
             answers(verb, *(word.replace("{file}", str(file)) for word in arguments))
     for verb, arguments in WITHOUT_FILES.items():
         answers(verb, *(word.replace("{out}", str(tmp_path / "gallery")) for word in arguments))
-    said = [answers("lock", OWN, "--check", str(file)) for file in locks(trap, tmp_path)]
+    for lock in (hostile := locks(trap, tmp_path)):
+        answers("show", str(lock))
+    said = [answers("lock", OWN, "--check", str(lock)) for lock in hostile]
     assert sum("Give --parallelize as when" in text for text in said) == len(trap.texts), said
     for i, target in enumerate(FORMATS):
         answers("export", str(files[i % len(files)]), "--to", target)
@@ -175,7 +179,7 @@ def test_no_verb_hands_a_strangers_escapes_to_the_terminal(trap: Trap, tmp_path:
         path = tmp_path / f"{i}.run"
         path.write_bytes(run_file.write(hostile))
         Store().import_file(path.read_bytes())
-        said.append(answers("report", str(path)))
+        said += [answers("report", str(path)), answers("show", str(path))]
     said += [answers("report"), answers("report", "--json")]
     policy = tmp_path / "p.yaml"
     policy.write_text(policy_file.dumps(trap.filled(PolicyFile, ESCAPES)))
@@ -186,7 +190,8 @@ def test_no_verb_hands_a_strangers_escapes_to_the_terminal(trap: Trap, tmp_path:
     mine = msgspec.structs.replace(lock, run=msgspec.structs.replace(lock.run, model=ModelRef(target=OWN), ranks=None))
     for one in (lock, mine):
         (tmp_path / "l.lock").write_bytes(to_json(one))
-        said.append(answers("lock", OWN, "--check", str(tmp_path / "l.lock")))
+        path = str(tmp_path / "l.lock")
+        said += [answers("lock", OWN, "--check", path), answers("show", path)]
     strange = tmp_path / "strange.yaml"
     strange.write_text(f"version: 1\npolicy: {{}}\n{ascii(ESCAPES)}: 1\n")
     said.append(answers("export", str(strange), "--to", "torch"))
