@@ -269,7 +269,8 @@ def test_a_card_as_budget_bounds_what_its_allocator_reserves() -> None:
     plan = explorer.auto_policy(loop.model, loop.step, budget=card).require()
     assert plan.policy.units and plan.plan.bounded == "reserved" and plan.card is not None
     assert plan.card.refused is None and plan.card.reserved_bytes <= card.total_bytes
-    assert "bounded: reserved bytes" in str(plan) and f"small: {plan.card.requested_bytes:,} requested" in str(plan)
+    figures = f"small, torch {plan.card.card.torch}: {plan.card.requested_bytes:,} requested"
+    assert plan.card.card.torch and "bounded: reserved bytes" in str(plan) and figures in str(plan)
     undone = replace(plan, card=memory_on(card, run.measurement))
     assert not undone.kept
     with pytest.raises(BadInput, match="misses its card, small"):
