@@ -222,7 +222,7 @@ def test_the_budget_may_be_the_card(app: App, worker: FakeWorker) -> None:
     at = settle(widget(at, "text_input", "budget").set_value("card ").run())
     assert "o policy brings this step below 10.0 MiB" in words(at) or "No plan that was tried keeps" in words(at)
     at = settle(widget(switch(at, on=False), "text_input", "budget").set_value("card").run())
-    assert "'card' is not a budget" in words(at)
+    assert "not predicted for a card" in words(at)
 
 
 def test_an_unpredictable_model_is_one_sentence(app: App, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
