@@ -34,6 +34,12 @@ def held_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "go"
 
 
+SKETCH = """() => {
+    const sketch = document.querySelector(".sketch > svg");
+    const { x, y, width, height } = sketch ? sketch.getBoundingClientRect() : {};
+    return width ? { x, y, width, height } : false;
+}"""
+"""Where the sketch is drawn, once it is: a sketch that is drawn again has no place for a moment."""
 PLOT = """() => {
     const chart = document.querySelector(".st-key-first .js-plotly-plot"), { l, t, w, h } = chart._fullLayout._size
     const { x, y } = chart.getBoundingClientRect()
@@ -106,7 +112,7 @@ def test_a_first_visit_answers_before_the_worker_and_its_path_ends_with_a_policy
     first_words.wait_for(state="hidden")
     page.get_by_text("Choose blocks that compute their activations again").filter(visible=True).wait_for()
     page.get_by_role("treeitem").first.wait_for()
-    drawn = settled(page).locator(".sketch > svg").bounding_box()
+    drawn = settled(page).wait_for_function(SKETCH).json_value()
     assert places(page) == pytest.approx(preview, abs=1), "nothing moved"
     holds.clear()
     for route in held:
