@@ -51,9 +51,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """One Chromium for all tests."""
+    """One Chromium for all tests of this folder: Playwright's event loop runs as long, and no other test may have it."""
     from playwright.sync_api import sync_playwright
 
     path = find((SHELL, *NAMES))
@@ -65,7 +65,7 @@ def browser() -> Iterator[Browser]:
         started.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def context(browser: Browser) -> Iterator[BrowserContext]:
     """One cache for all tests: eight megabytes of scripts are read once. Animations take a tenth of the time."""
     context = browser.new_context(viewport=SIZE, accept_downloads=True, reduced_motion="reduce")
