@@ -206,18 +206,8 @@ class JointPlan(Record):
     """Step time in milliseconds; all figures of the record are predicted."""
     rank_bytes: tuple[int, ...]
     """Bytes on the device of each rank: its peak and the state of the optimizer."""
-    cuts_first_ms: float | None
-    """The quickest step of an even cut (by parameters, time or memory) whose policy is chosen afterwards; None: no such
-    plan fits."""
     n_judged: int
     """Number of plans whose step was simulated."""
-    bound_ms: float = 0.0
-    """Lower bound of the step by the same prices, for all cuts, microbatches and policies below the cap."""
-
-    @property
-    def gap(self) -> float:
-        """Share of the step above the bound: 0 is proven best."""
-        return max(1 - self.bound_ms / self.makespan_ms, 0.0) if self.makespan_ms else 0.0
 
 
 class Missed(Record):

@@ -53,7 +53,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """One Chromium for all tests of this folder: Playwright's event loop runs as long, and no other test may have it."""
+    """One Chromium for all tests of this folder. Playwright's event loop runs as long; no other test may have it."""
     from playwright.sync_api import sync_playwright
 
     path = find((SHELL, *NAMES))

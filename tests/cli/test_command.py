@@ -196,8 +196,7 @@ PLAN = pipelines.planned(GRAPH)
 def printed(capsys: pytest.CaptureFixture[str], cap_bytes: int | None = None, **changes: object) -> str:
     run = replace(pipelines.ran(GRAPH, RunSpec(model=GRAPH.model, plan=PLAN), n_moved=2), **changes)
     joint = None if cap_bytes is None else JointPlan(
-        plan=PLAN, policy=Policy(), cap_bytes=cap_bytes, makespan_ms=1.0, rank_bytes=(1,), cuts_first_ms=None,
-        n_judged=1,
+        plan=PLAN, policy=Policy(), cap_bytes=cap_bytes, makespan_ms=1.0, rank_bytes=(1,), n_judged=1,
     )  # fmt: skip
     print_pipeline(run, joint)
     return capsys.readouterr().out

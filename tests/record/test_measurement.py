@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from explorer.errors import BadInput
-from explorer.record import Failure, GradientDiff, ModelRef, PipelinePlan, Policy, RunSpec
+from explorer.record import Failure, GradientDiff, ModelRef, Policy, RunSpec
 from explorer.record.allocations import ROLES, Allocations, Ledger, LedgerCell, PhaseSpan
 from explorer.record.base import column
 from explorer.record.measurement import MeasuredBlock, Measurement, RecordedRanks, Samples, ratio_with_spread
 from explorer.record.pipeline import ActionTime, GradientShares, PipelineRun, PlayedSchedule, RankMemory, RankUse
-from explorer.record.plan import AutoPlan, Certificate, JointPlan, Plan, Price
+from explorer.record.plan import AutoPlan, Certificate, Plan, Price
 from tests.graphs import alive_at
 from tests.view.builders import HOST, MIB, Chain, measured
 
@@ -192,12 +192,6 @@ def test_what_a_plan_derives() -> None:
     assert PLAN.cost_ratio == 1.25 and replace(PLAN, step_cost=0.0).cost_ratio is None
     proven = [replace(PLAN, certificate=certificate(gap)).proven for gap in (0.0, 1e-3, 2e-3)]
     assert proven == [True, True, False], "within a thousandth"
-    joint = JointPlan(
-        plan=PipelinePlan(stages=(("a",),), n_microbatches=1), policy=Policy(), cap_bytes=1, makespan_ms=10.0,
-        rank_bytes=(1,), cuts_first_ms=None, n_judged=1, bound_ms=8.0,
-    )  # fmt: skip
-    assert joint.gap == pytest.approx(0.2)
-    assert replace(joint, bound_ms=11.0).gap == replace(joint, makespan_ms=0.0).gap == 0.0
 
 
 @pytest.mark.parametrize(

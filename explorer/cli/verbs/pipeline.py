@@ -27,7 +27,6 @@ from explorer.jobs.run_file import write_file
 from explorer.plan.export.torchrun import RESULTS, SCRIPT_FILE, run_files, spec_beside, torchrun_command
 from explorer.plan.pipeline.cuts import CutRule, atoms, check_stages, split_at_borders, stages_by, usual_rule
 from explorer.plan.pipeline.schedules import SCHEDULES, USUAL, default_ranks, fitting, rows_of
-from explorer.plan.planners.joint import lowered_cap
 from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.presets import is_preset
 from explorer.plan.sizes import parse_bytes
@@ -216,7 +215,7 @@ def _planned(
     lower = wish
     if held_bytes:
         say(f"A rank held {mib(held_bytes)} of {mib(wish.cap_bytes)}: planning again, the cap lowered by the excess.")
-        lower = lowered_cap(wish, held_bytes)
+        lower = replace(wish, cap_bytes=2 * wish.cap_bytes - held_bytes)
     joint: JointPlan = ask(engine, FindJointPlan(profile=profile, graph=graph, wish=lower))
     say(plan_sentence(joint))
     return replace(joint, cap_bytes=wish.cap_bytes)

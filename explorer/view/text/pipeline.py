@@ -6,9 +6,8 @@ from explorer.plan.pipeline.cuts import CutRule
 from explorer.plan.pipeline.schedules import SCHEDULES
 from explorer.record.pipeline import PipelineRun
 from explorer.record.plan import JointPlan
-from explorer.view.drawing.units import count, mib, percent
+from explorer.view.drawing.units import count, mib
 
-PROVEN_GAP = 1e-3
 STAGE = (
     "A stage is a run of consecutive blocks; each stage but the first waits for the one before it. Cut between two "
     "blocks of the graph, or give a number and let parameters be balanced."
@@ -89,8 +88,8 @@ LEGEND = (
     "and have the edge of the stage's colour in the graph."
 )
 CAP = (
-    "What every rank may hold, the optimizer's state included. The planner chooses cuts, microbatches and policy "
-    "together for the quickest step whose ranks all stay below this limit. Example: 200MiB."
+    "What every rank may hold, the optimizer's state included. The planner tries cuts, numbers of "
+    "microbatches and policies, and takes the quickest step whose ranks all stay below this limit. Example: 200MiB."
 )
 READ_TRUTH = (
     "Read downwards: full batch, then microbatches, then with recompute, then split; each row counts what this one "
@@ -112,14 +111,13 @@ KEEPS_ALL = "Everything is kept. Click a block to recompute it; the policy is th
 
 
 def plan_sentence(joint: JointPlan) -> str:
-    """Words for a plan below a cap: the choice, the cost of choosing cuts first, and the proof."""
+    """Words for a plan below a cap: what was chosen, and among how many."""
     stages = "+".join(str(len(stage)) for stage in joint.plan.stages)
-    first = "no even cut fits" if joint.cuts_first_ms is None else f"{joint.cuts_first_ms:.1f} ms with an even cut"
     return (
         f"Planned below {mib(joint.cap_bytes)} a rank: stages of {stages} blocks, {joint.plan.n_microbatches} "
         f"microbatches, {count(len(joint.policy.units), 'block')} recomputed; fullest rank "
-        f"{mib(max(joint.rank_bytes))}, step {joint.makespan_ms:.1f} ms ({first}), all predicted, the best of "
-        f"{joint.n_judged} plans. {_proof(joint)}"
+        f"{mib(max(joint.rank_bytes))}, step {joint.makespan_ms:.1f} ms, all predicted. The quickest of "
+        f"{joint.n_judged} plans that were tried."
     )
 
 
@@ -138,14 +136,3 @@ def cap_outcome(run: PipelineRun, joint: JointPlan) -> str:
     if met:
         return f"cap {mib(joint.cap_bytes)} kept: the fullest rank holds {size}"
     return f"cap {mib(joint.cap_bytes)} missed: rank {fullest.rank} needs {size}"
-
-
-def _proof(joint: JointPlan) -> str:
-    if not joint.bound_ms:
-        return ""
-    if joint.gap <= PROVEN_GAP:
-        return "Proven: by these prices no plan below the cap is quicker."
-    return (
-        f"Proven: by these prices no plan below the cap takes less than {joint.bound_ms:.1f} ms, "
-        f"so at most {percent(joint.gap)} of this step could be saved."
-    )

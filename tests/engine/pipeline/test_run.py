@@ -28,7 +28,7 @@ from explorer.engine.pipeline.torchrun_rank import check_world, network
 from explorer.errors import InvalidPlan
 from explorer.plan.export.torchrun import RESULTS, SCRIPT_FILE, SPEC_FILE, run_files, spec_beside
 from explorer.plan.pipeline.cuts import atoms
-from explorer.plan.planners.joint import joint_plan, lowered_cap
+from explorer.plan.planners.joint import joint_plan
 from explorer.record.plan import CapWish
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
@@ -48,7 +48,8 @@ def test_a_tight_cap_is_kept_by_real_ranks() -> None:
     wish = CapWish(asked=asked.plan, cap_bytes=int(0.75 * max(free.rank_bytes)), n_microbatches=4)
     held = []
     for _ in range(2):  # a forecast that was too low is corrected by what the run held
-        joint = joint_plan(profile, graph, wish if not held else lowered_cap(wish, held[-1]))
+        lowered = wish.cap_bytes if not held else 2 * wish.cap_bytes - held[-1]
+        joint = joint_plan(profile, graph, msgspec.structs.replace(wish, cap_bytes=lowered))
         assert joint.policy.units
         run = ran(msgspec.structs.replace(asked, plan=joint.plan, policy=joint.policy), "procs")
         assert run.failure is None, run.failure
