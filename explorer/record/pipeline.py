@@ -274,46 +274,6 @@ class PipelineRun(Record):
         }
 
 
-class LastBlock(Record):
-    """A split backward of the last block of a stage: its gradient was received, and no later block holds its graph.
-    Fields as in SplitCost."""
-
-    input_extra_bytes: int
-    held_bytes: int
-    """Held above entry while I runs in the blocks before it. When I ends, the bytes that W does not need are freed."""
-    owed_bytes: int
-    weight_extra_bytes: int
-    first_weight_extra_bytes: int
-
-
-class SplitCost(Record):
-    """A split backward, as in zero-bubble schedules: I for the input's gradient, W later for the weights' gradients.
-
-    I keeps the graph for W. W runs a non-reentrant checkpoint again for every group of parameters. Tensors that a
-    group does not read stay until the last group is done.
-    """
-
-    input_ms: float
-    """Recompute included, as in weight_ms."""
-    weight_ms: float
-    input_recompute_ms: float = 0.0
-    weight_recompute_ms: float = 0.0
-    weight_ms_per_block: float = 0.0
-    """Extra time of W per earlier block of the stage: each group of parameters walks the graph down to the input."""
-    input_extra_bytes: int = 0
-    """Highest above entry during I."""
-    owed_bytes: int = 0
-    """Held above entry after I, without the sent gradient: bytes that only W frees."""
-    weight_extra_bytes: int = 0
-    """Highest above entry during a W that finds gradients to add to."""
-    first_weight_extra_bytes: int = 0
-    """Highest above entry during the first W, which makes the parameters' gradients."""
-    weight_end_bytes: int = 0
-    """Held above entry after W while the graph lives, which is until the last block of the stage is done."""
-    last: LastBlock | None = None
-    """Costs as the last block of a stage; None: the same as inside a stage."""
-
-
 class ActionCost(Record):
     """Cost of one microbatch in one stage or block."""
 
@@ -332,8 +292,6 @@ class ActionCost(Record):
     """Highest above entry during the first backward, which makes the parameters' gradients."""
     sent_gradient_bytes: int | None = None
     """Bytes held by the sent gradients; a view holds its whole base. None: as many bytes as were received."""
-    split: SplitCost | None = None
-    """The same backward in two; None: not measured (a model's first stretch is never split, and torch may lack it)."""
 
 
 class BlockCost(Record):
@@ -363,7 +321,6 @@ class StageOverhead(Record):
 
     forward_ms: float = 0.0
     backward_ms: float = 0.0
-    input_ms: float = 0.0
 
 
 class PipelineProfile(Record):

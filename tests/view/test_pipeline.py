@@ -8,6 +8,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from explorer.plan.pipeline.clock import simulate
+from explorer.plan.pipeline.schedules import rows_of
 from explorer.plan.pipeline.stage_costs import predict
 from explorer.record import ModelRef, Policy, RunSpec
 from explorer.record.pipeline import PipelineRun, PlayedSchedule, RankMemory
@@ -60,7 +62,7 @@ def test_recompute_is_the_first_part_of_a_backward() -> None:
     place = [custom[0] for custom in backward.customdata].index(action.name)
     assert backward.base[place] == action.start_ms + action.recompute_ms
     assert backward.base[place] + backward.x[place] == pytest.approx(action.end_ms)
-    split = predict(pipelines.priced(GRAPH, SPEC), planned(GRAPH, 4, schedule="ZBVZeroBubble"), SPEC.policy)
+    split = simulate(rows_of(planned(GRAPH, 4, schedule="ZBVZeroBubble")))
     names = {trace.name for trace in bars(gantt(split).figure)}
     assert {"backward, input part", "backward, weight part"} <= names
 

@@ -38,8 +38,8 @@ ROUNDS = ("pricing blocks, kept", "pricing blocks, recomputed", "pricing blocks,
 N_TIMED = 3
 """Timed passes. Each pass runs two forwards of a stretch and one backward that adds to existing gradients."""
 N_SURVEY = 2
-N_BENCH = 2 + 2 * N_TIMED
-N_MEMORY = 4
+N_BENCH = 1 + N_TIMED
+N_MEMORY = 1
 """Numbers of passes: of the survey, of each bench, and with memory recorded."""
 MOST_IN_ONE = 4
 """Most equal stretches in one stage."""
@@ -120,8 +120,6 @@ class _Pricing:
         self._spec, self._loaded, self._keep_all, self._groups, self._meter = spec, loaded, keep_all, groups, meter
         self._begin_pass = partial(meter, ROUNDS[0])
         self.survey = survey(keep_all, self._begin_pass)
-        self._weight_ms_per_block = 0.0
-        """Of the stretches with everything kept."""
 
     def alike(self, policy: Policy, what: str) -> tuple[list[ActionCost], StageOverhead]:
         """The cost of every stretch, overhead included, under a policy that treats all stretches alike; and the
@@ -135,12 +133,9 @@ class _Pricing:
             for bench in (fine, long):
                 if bench is not None:
                     bench.time()
-        weight_ms_per_block = _weight_ms_per_block(fine, long, span)
-        if policy == KEEP_ALL:
-            self._weight_ms_per_block = weight_ms_per_block
-        costs = fine.costs(weight_ms_per_block)
-        forward, backward, input_part = (_joint_ms(fine, long, span, kind) for kind in "FBI")
-        overhead = StageOverhead(forward_ms=forward, backward_ms=backward, input_ms=input_part)
+        costs = fine.costs()
+        forward, backward = (_joint_ms(fine, long, span, kind) for kind in "FB")
+        overhead = StageOverhead(forward_ms=forward, backward_ms=backward)
         return [costs[kind] for kind in kinds], overhead
 
     def special(self, policy: Policy) -> dict[int, ActionCost]:
@@ -160,7 +155,7 @@ class _Pricing:
         bench = self._bench(policy, self._groups, surveyed, samples)
         for _ in range(N_TIMED):
             bench.time()
-        costs = bench.costs(self._weight_ms_per_block)
+        costs = bench.costs()
         return {j: costs[kinds[j]] for j in stretches}
 
     def _name_round(self, what: str, kinds: Sequence[int]) -> None:
@@ -203,19 +198,11 @@ def _joint_ms(fine: StageBench, long: StageBench | None, span: range, kind: str)
 
     `long` is one stage of the stretches `span` of `fine`. At most half of a stretch's time: readings are noisy.
     """
-    if long is None or (kind == "I" and (fine.split is None or long.split is None)):
+    if long is None:
         return 0.0
     single = [fine.least_ms(j, kind) for j in span]
     saved = max(sum(single) - long.least_ms(1, kind), 0.0)
     return min(saved / (len(single) - 1), statistics.mean(single) / 2)
-
-
-def _weight_ms_per_block(fine: StageBench, long: StageBench | None, span: range) -> float:
-    """Extra milliseconds of a stretch's W for every earlier stretch. The sum grows with the pairs of stretches."""
-    if long is None or fine.split is None or long.split is None:
-        return 0.0
-    single = [fine.ms(j, "W") for j in span]
-    return max(long.ms(1, "W") - sum(single), 0.0) / (len(single) * (len(single) - 1) / 2)
 
 
 def _mean(*overheads: StageOverhead) -> StageOverhead:
@@ -226,12 +213,8 @@ def _mean(*overheads: StageOverhead) -> StageOverhead:
 
 
 def _without(overhead: StageOverhead, cost: ActionCost) -> ActionCost:
-    split = cost.split
-    if split is not None:
-        split = replace(split, input_ms=max(split.input_ms - overhead.input_ms, 0.0))
     return replace(
         cost,
         forward_ms=max(cost.forward_ms - overhead.forward_ms, 0.0),
         backward_ms=max(cost.backward_ms - overhead.backward_ms, 0.0),
-        split=split,
     )

@@ -43,6 +43,7 @@ from explorer.errors import Cancelled, InvalidPlan, NotOnThisDevice
 from explorer.plan.export.torchrun import SPEC_FILE, run_key, tensor_file
 from explorer.plan.pipeline.actions import format_rows
 from explorer.plan.pipeline.clock import notes, schedule_of, simulate
+from explorer.plan.pipeline.schedules import splits_backward
 from explorer.plan.pipeline.stage_costs import predict, state_bytes
 from explorer.record.comparison import BufferDiff, GradientDiff
 from explorer.record.pipeline import (
@@ -88,7 +89,7 @@ def run_pipeline(
         loaded = load_for(spec)
         pipeline = build(spec, loaded)
         run = _before_the_step(pipeline, engine)
-        if profile is not None:
+        if profile is not None and not splits_backward(pipeline.plan):
             run = replace(run, predicted=predict(profile, pipeline.plan, spec.policy))
         try:
             if engine == "procs":

@@ -1,14 +1,12 @@
 """Measurement of the single stages of a pipeline: which stages are equal, and time and bytes of every action.
 
-The pipeline has two microbatches: the first backward makes the parameters' gradients, the second adds to them. Every
-backward is measured whole (B) and in two parts (I, W).
+The pipeline has two microbatches: the first backward makes the parameters' gradients, the second adds to them.
 
 Equal stages (the layers of a transformer) cost the same, so a few of each kind are timed alone, with recorded tensors
 at their borders. Equal stages have one make (classes, settings, parameters and inputs by shape, the functions between
 blocks) and hold the same bytes at every action. Experts with different tokens are not equal.
 
-A run of the whole model (engine/measure) does not replace this bench: it has no I and W. Rank peaks predicted without
-them were up to 30 % off, with them 2.5 % (schedules that split the backward, torch 2.13).
+A run of the whole model (engine/bench/measure) does not replace this bench: it has no borders of stages.
 """
 
 from __future__ import annotations
@@ -20,17 +18,15 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from msgspec.structs import replace
 from torch import Tensor
 
 from explorer.engine.pipeline.build import Pipeline
 from explorer.engine.pipeline.in_process import Mail, run_pass
-from explorer.engine.pipeline.stages import Contiguous, StageModule
+from explorer.engine.pipeline.stages import StageModule
 from explorer.engine.pipeline.tape import Meta
 from explorer.engine.state.bits import same_bits
-from explorer.errors import NotOnThisDevice
 from explorer.plan.pipeline.actions import Action, Rows
-from explorer.record.pipeline import ActionCost, ActionTime, LastBlock, RankMemory, SplitCost
+from explorer.record.pipeline import ActionCost, ActionTime, RankMemory
 
 N_MICROBATCHES = 2
 N_OF_A_KIND = 2
@@ -61,7 +57,7 @@ class Survey:
 
 def survey(pipeline: Pipeline, begin_pass: BeginPass) -> Survey:
     """Two passes over the whole `pipeline`, one stage a rank: the first reads the borders, the second the memory."""
-    pipeline = dataclasses.replace(pipeline, rows=_one_by_one("FB", len(pipeline.parts)))
+    pipeline = dataclasses.replace(pipeline, rows=_one_by_one(len(pipeline.parts)))
     inputs: dict[int, list[Tensor]] = {}
     passed: dict[int, int] = {}
     overwriting = set()
@@ -90,35 +86,24 @@ def survey(pipeline: Pipeline, begin_pass: BeginPass) -> Survey:
 
 
 class StageBench:
-    """Warm stages of a pipeline, with backward whole and split, one rank a stage, and the readings of all passes."""
+    """Warm stages of a pipeline, one rank a stage, and the readings of all passes."""
 
     def __init__(self, pipeline: Pipeline, surveyed: Survey, stages: Collection[int], begin_pass: BeginPass) -> None:
         """Readings of `stages` of one kind are pooled."""
         self._begin_pass, self._survey, self._stages = begin_pass, surveyed, stages
-        self.pipeline = dataclasses.replace(pipeline, rows=_one_by_one("FB", len(pipeline.parts)))
-        self.split: Pipeline | None = None
+        self.pipeline = dataclasses.replace(pipeline, rows=_one_by_one(len(pipeline.parts)))
         self._times: defaultdict[tuple[int, str], list[ActionTime]] = defaultdict(list)
-        self._run(self.pipeline)
-        split = dataclasses.replace(pipeline, rows=_one_by_one("FIW", len(pipeline.parts)))
-        try:
-            self._run(split)
-        except (NotOnThisDevice, RuntimeError):  # torch wraps errors of a split backward
-            return  # costs of other schedules stay valid, and a run with a split backward reports the error
-        self.split = split
+        self._run()
 
-    def _run(self, pipeline: Pipeline) -> tuple[ActionTime, ...]:
+    def _run(self) -> tuple[ActionTime, ...]:
         self._begin_pass()
-        return run_pass(pipeline, alone=(self._stages, self._survey.mail)).actions
+        return run_pass(self.pipeline, alone=(self._stages, self._survey.mail)).actions
 
     def time(self) -> None:
-        """Times one pass of each pipeline by the device's clock, and adds the readings to earlier readings."""
-        for pipeline in (self.pipeline, self.split):
-            if pipeline is None:
-                self._begin_pass()
-                continue
-            for time in self._run(pipeline):
-                if time.kind == "F" or time.microbatch:  # the first backward adds to nothing, all others do
-                    self._times[self._survey.kinds[time.stage], time.kind].append(time)
+        """Times one pass by the device's clock, and adds the readings to earlier readings."""
+        for time in self._run():
+            if time.kind == "F" or time.microbatch:  # the first backward adds to nothing, all others do
+                self._times[self._survey.kinds[time.stage], time.kind].append(time)
 
     def ms(self, stage: int, kind: str, what: str = "duration_ms") -> float:
         """Median over all readings of the stage's kind, in milliseconds; `what` is a field of ActionTime."""
@@ -128,28 +113,13 @@ class StageBench:
         """The quickest reading in milliseconds, where a busy machine shows least."""
         return min(time.duration_ms for time in self._times[self._survey.kinds[stage], kind])
 
-    def costs(self, weight_ms_per_block: float) -> dict[int, ActionCost]:
-        """Costs by kind, for the kinds of the bench's stages."""
+    def costs(self) -> dict[int, ActionCost]:
+        """Costs by kind, for the kinds of the bench's stages, after one pass with memory recorded."""
         kinds = sorted({self._survey.kinds[stage] for stage in self._stages})
-        whole = self._levels(self.pipeline, kinds)
-        costs = {stage: self._cost(stage, whole[stage]) for stage in kinds}
-        if self.split is None:
-            return costs
-        conditions = [self._levels(self.split, kinds, hook) for hook in (_release_gradients, _hold_outputs, None)]
-        for stage in kinds:
-            if stage:  # no rank waits for a gradient of the first stage
-                sent = (costs[stage].sent_gradient_bytes or 0) - self._survey.passed[stage]
-                split = self._split_cost(stage, [levels[stage] for levels in conditions], sent, weight_ms_per_block)
-                costs[stage] = replace(costs[stage], split=split)
-        return costs
-
-    def _levels(self, pipeline: Pipeline, stages: Collection[int], hook: Hook | None = None) -> dict[int, StageLevels]:
-        """Levels of `stages` by stage, in one pass under `hook`, a function that makes a hook of stages."""
         self._begin_pass()
-        references: list[object] = []
-        with _hooks(pipeline, hook and hook(references)):
-            trace = run_pass(pipeline, alone=(stages, self._survey.mail), memory=True)
-        return {memory.rank: levels_of(memory) for memory in trace.memory()}
+        trace = run_pass(self.pipeline, alone=(kinds, self._survey.mail), memory=True)
+        levels = {memory.rank: levels_of(memory) for memory in trace.memory()}
+        return {stage: self._cost(stage, levels[stage]) for stage in kinds}
 
     def _cost(self, stage: int, levels: StageLevels) -> ActionCost:
         forward, first_back, back = levels["F0"], levels["B0"], levels["B1"]
@@ -169,60 +139,6 @@ class StageBench:
             sent_gradient_bytes=max(back.left + forward.left - made, 0) if stage else 0,
         )
 
-    def _split_cost(
-        self, stage: int, conditions: list[StageLevels], sent: int, weight_ms_per_block: float
-    ) -> SplitCost:
-        """`conditions`: levels inside a longer stage, inside with the graph held, and at the end of a stage."""
-        inside, with_graph, end = conditions
-        return SplitCost(
-            input_ms=self.ms(stage, "I"),
-            weight_ms=self.ms(stage, "W"),
-            input_recompute_ms=self.ms(stage, "I", "recompute_ms"),
-            weight_recompute_ms=self.ms(stage, "W", "recompute_ms"),
-            weight_ms_per_block=weight_ms_per_block,
-            input_extra_bytes=inside["I1"].high,
-            owed_bytes=inside["I1"].left - sent,
-            weight_extra_bytes=inside["W1"].high,
-            first_weight_extra_bytes=inside["W0"].high,
-            weight_end_bytes=inside["W1"].left,
-            last=LastBlock(
-                input_extra_bytes=end["I1"].high,
-                held_bytes=with_graph["I1"].left - sent,
-                owed_bytes=end["I1"].left - sent,
-                weight_extra_bytes=end["W1"].high,
-                first_weight_extra_bytes=end["W0"].high,
-            ),
-        )
-
-
-Hook = Callable[[list[object]], Callable[..., object]]
-"""Makes a forward hook of a stage from the list of what the hook keeps alive."""
-
-
-def _hold_outputs(references: list[object]) -> Callable[..., None]:
-    """Every stage's output and graph stay held from outside, as while I goes on in the same stage."""
-    return lambda module, received, sent: references.extend((tensor, tensor.grad_fn) for tensor in sent)
-
-
-def _release_gradients(references: list[object]) -> Callable[..., tuple[Tensor, ...]]:
-    """Every graph stays held, and output gradients are held only by the backward that reads them."""
-
-    def hook(module: StageModule, received: tuple[Tensor, ...], sent: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        storages = {_storage(tensor) for tensor in received}
-        copies = tuple(CopiedGradient.apply(t) if t.requires_grad and _storage(t) not in storages else t for t in sent)
-        references.extend(tensor.grad_fn for tensor in copies)
-        return copies
-
-    return hook
-
-
-class CopiedGradient(Contiguous):
-    """Passes its input on. The gradient that goes back is a copy."""
-
-    @staticmethod
-    def backward(ctx: object, *gradients: Tensor) -> Tensor:
-        return gradients[0].clone()
-
 
 @contextmanager
 def _hooks(
@@ -238,9 +154,9 @@ def _hooks(
             hook.remove()
 
 
-def _one_by_one(kinds: str, n_stages: int) -> Rows:
+def _one_by_one(n_stages: int) -> Rows:
     """Rows that run one microbatch after the other. Forwards follow backwards, as in most of a schedule."""
-    order = [(kind, i) for i in range(N_MICROBATCHES) for kind in kinds]
+    order = [(kind, i) for i in range(N_MICROBATCHES) for kind in "FB"]
     return tuple(tuple(Action(stage, kind, i) for kind, i in order) for stage in range(n_stages))
 
 

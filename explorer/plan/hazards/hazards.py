@@ -20,7 +20,7 @@ from explorer.plan.hazards.checkpoint_rules import (
 )
 from explorer.plan.hazards.dry_rerun_rules import DRY_RERUN_RULES
 from explorer.plan.names import innermost, is_within, lineage, some
-from explorer.plan.pipeline.schedules import SCHEDULES, sizes_of, unmet
+from explorer.plan.pipeline.schedules import sizes_of, splits_backward, unmet
 from explorer.record.graph import Hazard, ModelGraph
 from explorer.record.policy import Policy
 from explorer.record.run import PipelinePlan, RunSpec
@@ -144,7 +144,7 @@ def reentrant_stage(case: Case) -> Iterator[Hazard]:
     plan = _plan(case)
     if not case.policy.use_reentrant or not case.rerun:
         return
-    split = splits_backward(case)
+    split = splits_backward(_plan(case))
     yield Hazard(
         rule="reentrant-stage", severity="error" if split else "warning", blocks=case.policy.blocks,
         sentence=f"Reentrant checkpointing fails under {plan.schedule_name}, which asks for input gradients apart."
@@ -184,13 +184,6 @@ def behind_frozen_stages(case: Case) -> tuple[str, ...]:
     names = [[fqn for fqn, stage in case.stage_of.items() if stage == j] for j in range(len(_plan(case).stages))]
     behind = [j for j in range(1, len(names)) if not any(_trains(case, fqn) for before in names[:j] for fqn in before)]
     return innermost(fqn for j in behind for fqn in names[j] if _trains(case, fqn))
-
-
-def splits_backward(case: Case) -> bool:
-    plan = _plan(case)
-    if plan.actions:
-        return any("I" in action for row in plan.actions for action in row)
-    return plan.schedule in SCHEDULES and SCHEDULES[plan.schedule].splits_backward
 
 
 def _trains_outside(case: Case) -> bool:
@@ -238,7 +231,7 @@ PIPELINE_RULES: tuple[Rule, ...] = (
         "{schedule} splits backward, and each part runs the block again: several recomputes a microbatch, and some "
         "ranks may hold more than with everything kept.",
         "Use 1F1B or Interleaved1F1B with recompute, or keep the blocks.",
-        lambda case: splits_backward(case) and _recomputes(case),
+        lambda case: splits_backward(_plan(case)) and _recomputes(case),
     ),
     Trap(
         "cache-between-microbatches", "error",
@@ -263,14 +256,14 @@ PIPELINE_RULES: tuple[Rule, ...] = (
         "Nothing before {blocks} trains. A schedule that splits backward then gives these blocks no gradient at all: "
         "torch takes weight gradients from the way to the stage's input.",
         "Use 1F1B or Interleaved1F1B, or put the frozen blocks and the first that trains into one stage.",
-        splits_backward,
+        lambda case: splits_backward(_plan(case)),
     ),
     Trap(
         "saved-ops-split", "error", named_with("save_ops"),
         "{blocks} keep results of operators (save_ops), which torch hands out once; {schedule} goes backward through "
         "the block several times and raises.",
         "Recompute these blocks whole, or use 1F1B or Interleaved1F1B.",
-        lambda case: splits_backward(case) and _recomputes(case),
+        lambda case: splits_backward(_plan(case)) and _recomputes(case),
     ),
     idle_ranks,
 )  # fmt: skip

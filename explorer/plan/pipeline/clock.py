@@ -19,26 +19,16 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from explorer.errors import InvalidPlan
 from explorer.plan.names import some
 from explorer.plan.pipeline.actions import Action, Rows, Triple, execution_order, needs, parse_rows, stage_ranks
 from explorer.plan.pipeline.cuts import left_out
-from explorer.plan.pipeline.schedules import rows_of, runs_1f1b
+from explorer.plan.pipeline.schedules import rows_of, runs_1f1b, splits_backward
 from explorer.record.base import Origin
-from explorer.record.pipeline import (
-    ActionCost,
-    ActionTime,
-    PipelineRun,
-    PlayedSchedule,
-    RankMemory,
-    RankUse,
-    SplitCost,
-    StageCost,
-)
+from explorer.record.pipeline import ActionCost, ActionTime, PipelineRun, PlayedSchedule, RankMemory, RankUse, StageCost
 from explorer.record.run import CheckpointMode, PipelineEngine, PipelinePlan
 
 Duration = Callable[[Action], float]
-Priced = tuple[ActionCost, SplitCost]
-"""Costs of a microbatch with an undivided backward, and with a split backward."""
 
 UNIT_MS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 """Forward, input gradient and weight gradient take one unit each, a full backward two."""
@@ -102,31 +92,29 @@ def played_schedule(
 
 
 def forecast(plan: PipelinePlan, costs: tuple[StageCost, ...]) -> PlayedSchedule:
-    """Plays the plan with these costs, memory by rank included. Raises InvalidPlan."""
+    """Plays the plan with these costs, memory by rank included. Raises InvalidPlan, also if a backward is split."""
     rows = rows_of(plan)
+    if splits_backward(plan):
+        raise InvalidPlan(
+            f"{plan.schedule_name} splits the backward (I, W): its time and memory are not predicted.",
+            hint="Press Run, or give the command without a prediction: the schedule is drawn as measured.",
+        )
     n = plan.n_microbatches
     chosen = [is_checkpointed(plan.checkpoint, i, n) for i in range(n)]
-    priced = [{False: priced_backward(stage.kept), True: priced_backward(stage.recomputed)} for stage in costs]
-    prices = [{on: _by_kind(cost) for on, cost in stage.items()} for stage in priced]
-    played = simulate(
-        rows,
-        lambda action: prices[action[0]][chosen[action[2]]][action[1]][0],
-        recompute=lambda action: prices[action[0]][chosen[action[2]]][action[1]][1],
-        origin="predicted",
-    )
-    memory = RankForecast(plan, costs, stage_ranks(rows), lambda stage, i: priced[stage][chosen[i]])
+
+    def cost_of(stage: int, microbatch: int) -> ActionCost:
+        return costs[stage].recomputed if chosen[microbatch] else costs[stage].kept
+
+    def duration_ms(action: Action) -> float:
+        cost = cost_of(action[0], action[2])
+        return cost.forward_ms if action[1] == "F" else cost.backward_ms
+
+    def recompute_ms(action: Action) -> float:
+        return 0.0 if action[1] == "F" else cost_of(action[0], action[2]).recompute_ms
+
+    played = simulate(rows, duration_ms, recompute=recompute_ms, origin="predicted")
+    memory = RankForecast(plan, costs, stage_ranks(rows), cost_of)
     return replace(played, memory=memory.ranks(len(rows), played.actions))
-
-
-def _by_kind(cost: Priced) -> dict[str, tuple[float, float]]:
-    """Milliseconds of each kind of action, and how many of them are recompute."""
-    whole, split = cost
-    return {
-        "F": (whole.forward_ms, 0.0),
-        "B": (whole.backward_ms, whole.recompute_ms),
-        "I": (split.input_ms, split.input_recompute_ms),
-        "W": (split.weight_ms, split.weight_recompute_ms),
-    }
 
 
 def is_checkpointed(checkpoint: CheckpointMode, microbatch: int, n_microbatches: int) -> bool:
@@ -157,25 +145,6 @@ def _critical_path(times: dict[Triple, ActionTime], blockers: dict[Triple, Tripl
     return tuple(reversed(path))
 
 
-def priced_backward(cost: ActionCost) -> Priced:
-    """The cost, and the cost of its split backward: measured, or else an estimate."""
-    return cost, cost.split or halves(cost)
-
-
-def halves(cost: ActionCost) -> SplitCost:
-    """An estimate without measurement: two equal halves of the plain backward, with recompute in both."""
-    each_ms = (cost.backward_ms - cost.recompute_ms) / 2 + cost.recompute_ms
-    return SplitCost(
-        input_ms=each_ms,
-        weight_ms=each_ms,
-        input_recompute_ms=cost.recompute_ms,
-        weight_recompute_ms=cost.recompute_ms,
-        input_extra_bytes=cost.backward_extra_bytes,
-        weight_extra_bytes=cost.backward_extra_bytes,
-        first_weight_extra_bytes=cost.first_backward_extra_bytes,
-    )
-
-
 @dataclass
 class RankForecast:
     """Memory of ranks, action by action. `home`: the rank of each stage; `cost_of(stage, microbatch)`: the cost of a
@@ -184,7 +153,7 @@ class RankForecast:
     plan: PipelinePlan
     costs: tuple[StageCost, ...]
     home: dict[int, int]
-    cost_of: Callable[[int, int], Priced]
+    cost_of: Callable[[int, int], ActionCost]
     _with_gradient: set[int] = field(default_factory=set)
 
     def ranks(self, n_ranks: int, times: Sequence[ActionTime]) -> tuple[RankMemory, ...]:
@@ -203,14 +172,6 @@ class RankForecast:
             samples += [(round(time.start_ms * 1e6), high, time.name), (round(time.end_ms * 1e6), now_bytes, "")]
         return RankMemory.of(rank, "predicted", samples, parameter_bytes=parameters, receive_bytes=buffers)
 
-    def peak_bytes(self, rank: int, row: Sequence[Triple]) -> int:
-        """Most that a rank holds while it does `row` (actions of one rank)."""
-        peak = now_bytes = sum(self._fixed(rank))
-        for action in row:
-            high, now_bytes = self._through(action, now_bytes)
-            peak = max(peak, high, now_bytes)
-        return peak
-
     def _fixed(self, rank: int) -> tuple[int, int]:
         """Parameters and receive buffers, held all the time."""
         stages = [self.costs[stage] for stage, home in self.home.items() if home == rank]
@@ -220,24 +181,19 @@ class RankForecast:
     def _through(self, action: Triple, now_bytes: int) -> tuple[int, int]:
         """Highest point of an action that begins with `held`, and what is held after it."""
         stage, kind, i = action
-        cost, split = self.cost_of(stage, i)
+        cost = self.cost_of(stage, i)
         if kind == "F":
             # An output for a stage of the same rank takes the place of that stage's buffer.
             replaced = self.costs[stage].gradient_receive_bytes if self._same_rank(stage, stage + 1) else 0
             return now_bytes + cost.forward_extra_bytes, now_bytes + cost.saved_bytes - replaced
-        if kind == "I":
-            # Of what it passes on, a whole backward sends a copy, and I the very gradient that came.
-            after = now_bytes + split.owed_bytes + self._sent_gradient(stage, i, cost, self.costs[stage].passed_bytes)
-            return now_bytes + split.input_extra_bytes, after
-        first = stage not in self._with_gradient
-        self._with_gradient.add(stage)
         after = now_bytes - cost.saved_bytes + self._sent_output(stage, i) + self.costs[stage].loss_bytes
-        after += self.costs[stage].gradient_bytes if first else 0
-        if kind == "W":
-            extra = split.first_weight_extra_bytes if first else split.weight_extra_bytes
-            return now_bytes + extra, after - split.owed_bytes
-        extra = cost.first_backward_extra_bytes if first else cost.backward_extra_bytes
-        return now_bytes + extra, after + self._sent_gradient(stage, i, cost, 0)
+        after += self._sent_gradient(stage, i, cost)
+        extra = cost.backward_extra_bytes
+        if stage not in self._with_gradient:
+            self._with_gradient.add(stage)
+            after += self.costs[stage].gradient_bytes
+            extra = cost.first_backward_extra_bytes
+        return now_bytes + extra, after
 
     def _sent_output(self, stage: int, i: int) -> int:
         """Bytes of an output that torch still holds when its microbatch is through; in_process.py has the rules."""
@@ -251,13 +207,13 @@ class RankForecast:
         released_bytes = size if 0 <= n_warm_up - 2 < m - n_warm_up == i else 0
         return taken_bytes - released_bytes
 
-    def _sent_gradient(self, stage: int, i: int, cost: ActionCost, passed: int) -> int:
+    def _sent_gradient(self, stage: int, i: int, cost: ActionCost) -> int:
         """Bytes of a gradient that torch holds after sending it; within the rank it takes the place of a buffer."""
         if stage == 0 or (runs_1f1b(self.plan) and i > 0):
             return 0
         received = self.costs[stage].receive_bytes
         sent = received if cost.sent_gradient_bytes is None else cost.sent_gradient_bytes
-        return sent - passed - (received if self._same_rank(stage, stage - 1) else 0)
+        return sent - (received if self._same_rank(stage, stage - 1) else 0)
 
     def _same_rank(self, stage: int, to: int) -> bool:
         return self.home.get(to) == self.home[stage]

@@ -329,6 +329,13 @@ def rank_counts(schedule: str, n_stages: int) -> tuple[int, ...]:
     return () if row is None else tuple(n for n in counts if not _misshapen(row, n_stages, n))
 
 
+def splits_backward(plan: PipelinePlan) -> bool:
+    """Whether backwards are done in two parts, I and W."""
+    if plan.actions:
+        return any("I" in action for row in plan.actions for action in row)
+    return plan.schedule in SCHEDULES and SCHEDULES[plan.schedule].splits_backward
+
+
 def runs_1f1b(plan: PipelinePlan) -> bool:
     """Whether torch's own 1F1B runs the plan, which holds fewer sent tensors than torch's other schedules."""
     return plan.schedule == "1F1B" and not plan.actions

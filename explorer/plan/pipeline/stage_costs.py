@@ -1,14 +1,4 @@
-"""Costs of stages from costs of blocks: a prediction for any cut, schedule, microbatch count and policy.
-
-A split backward is I for the gradient of a stage's input, and W later for the gradients of its weights.
-
-    kept        I frees nothing, because W needs the graph; I leaves the gradients at which W begins
-    recomputed  I runs the checkpoint forward; W runs the checkpoint again for every group of parameters. Tensors that
-                a group does not read stay until the last group is done, because the graph lives until then
-
-Within a stage I goes from the last block to the first, W from the first to the last. The first stage of a model has no
-input gradient: its I does nothing, and its W does the whole backward.
-"""
+"""Costs of stages from costs of blocks: a prediction for any cut, schedule, microbatch count and policy."""
 
 from __future__ import annotations
 
@@ -27,7 +17,6 @@ from explorer.record.pipeline import (
     PipelineProfile,
     PlayedSchedule,
     RankMemory,
-    SplitCost,
     StageCost,
     StageOverhead,
 )
@@ -36,7 +25,7 @@ from explorer.record.run import PipelinePlan, RunSpec
 
 
 def predict(profile: PipelineProfile, plan: PipelinePlan, policy: Policy) -> PlayedSchedule:
-    """Step time, bubble and memory by rank, before any run. Raises InvalidPlan.
+    """Step time, bubble and memory by rank, before any run. Raises InvalidPlan, also if a backward is split in two.
 
     Blocks that the policy recomputes count as recomputed whole, others as the profile measured them under it; a
     segment keeps its input only.
@@ -86,8 +75,8 @@ def stage_cost(
     under = _add_up(blocks, [_under(block, policy) for block in blocks], scale)
     return StageCost(
         stage=position.stage,
-        kept=_of_stage(position.stage, kept_costs, profile.overhead),
-        recomputed=_of_stage(position.stage, under, profile.overhead),
+        kept=_of_stage(kept_costs, profile.overhead),
+        recomputed=_of_stage(under, profile.overhead),
         parameter_bytes=sum(block.parameter_bytes for block in blocks),
         gradient_bytes=sum(block.gradient_bytes for block in blocks),
         receive_bytes=round(scale * position.before.output_bytes) if position.before is not None else 0,
@@ -104,16 +93,10 @@ def _under(block: BlockCost, policy: Policy) -> ActionCost:
     return block.recomputed if actions == {"recompute"} or block.chosen is None else block.chosen
 
 
-def _of_stage(stage: int, cost: ActionCost, overhead: StageOverhead) -> ActionCost:
+def _of_stage(cost: ActionCost, overhead: StageOverhead) -> ActionCost:
     """The cost of blocks as a stage, which adds the overhead of a stage once."""
     forward_ms, backward_ms = cost.forward_ms + overhead.forward_ms, cost.backward_ms + overhead.backward_ms
-    whole = replace(cost, forward_ms=forward_ms, backward_ms=backward_ms)
-    if stage == 0:
-        return replace(whole, split=all_in_weight(whole))
-    if cost.split is None:
-        return whole
-    split = replace(cost.split, input_ms=cost.split.input_ms + overhead.input_ms)
-    return replace(whole, split=split)
+    return replace(cost, forward_ms=forward_ms, backward_ms=backward_ms)
 
 
 def _parts(profile: PipelineProfile, plan: PipelinePlan) -> list[list[BlockCost]]:
@@ -160,7 +143,6 @@ def _segment(blocks: list[BlockCost]) -> BlockCost:
             backward_extra_bytes=again + last.recomputed.backward_extra_bytes,
             first_backward_extra_bytes=again + last.recomputed.first_backward_extra_bytes,
             sent_gradient_bytes=blocks[0].recomputed.sent_gradient_bytes,
-            split=as_one_checkpoint(blocks),
         ),
         parameter_bytes=sum(block.parameter_bytes for block in blocks),
         gradient_bytes=sum(block.gradient_bytes for block in blocks),
@@ -204,87 +186,4 @@ def _add_up(blocks: Sequence[BlockCost], costs: Sequence[ActionCost], scale: flo
         backward_extra_bytes=backward_extra,
         first_backward_extra_bytes=first_extra,
         sent_gradient_bytes=None if sent is None else round(scale * sent),
-        split=in_a_row(blocks, costs, scale),
-    )
-
-
-def all_in_weight(cost: ActionCost) -> SplitCost:
-    """The split backward of the first stage: W does the whole backward."""
-    return SplitCost(
-        input_ms=0.0,
-        weight_ms=cost.backward_ms,
-        weight_recompute_ms=cost.recompute_ms,
-        weight_extra_bytes=cost.backward_extra_bytes,
-        first_weight_extra_bytes=cost.first_backward_extra_bytes,
-    )
-
-
-def in_a_row(blocks: Sequence[BlockCost], costs: Sequence[ActionCost], scale: float) -> SplitCost | None:
-    """The split backward of consecutive blocks, for `scale` times the profile's microbatch; None: not all measured."""
-    splits = [cost.split for cost in costs if cost.split is not None]
-    if len(splits) < len(costs):
-        return None
-    *inner, last = splits
-    splits = [*inner, _at_the_end(last)]
-    # While I runs in earlier blocks, the last block still holds the bytes that it frees when I ends.
-    held = [*(split.owed_bytes for split in inner), last.owed_bytes if last.last is None else last.last.held_bytes]
-    weight_extra = first_extra = made = end = 0
-    for block, split in zip(blocks, splits, strict=True):
-        own = min(block.gradient_bytes, split.first_weight_extra_bytes)
-        first = own + round(scale * (split.first_weight_extra_bytes - own))
-        weight_extra = max(weight_extra, end + round(scale * split.weight_extra_bytes))
-        first_extra = max(first_extra, made + end + first)
-        made += block.gradient_bytes
-        end += round(scale * split.weight_end_bytes)
-    return SplitCost(
-        input_ms=scale * sum(split.input_ms for split in splits),
-        weight_ms=scale * sum(split.weight_ms + k * split.weight_ms_per_block for k, split in enumerate(splits)),
-        input_recompute_ms=scale * sum(split.input_recompute_ms for split in splits),
-        weight_recompute_ms=scale * sum(split.weight_recompute_ms for split in splits),
-        input_extra_bytes=max(
-            round(scale * (sum(held[k + 1 :]) + split.input_extra_bytes)) for k, split in enumerate(splits)
-        ),
-        owed_bytes=sum(round(scale * split.owed_bytes) for split in splits),
-        weight_extra_bytes=weight_extra,
-        first_weight_extra_bytes=first_extra,
-        weight_end_bytes=end,
-    )
-
-
-def _at_the_end(split: SplitCost) -> SplitCost:
-    """`split` with the bytes of the last block of a stage."""
-    if split.last is None:
-        return split
-    names = ("input_extra_bytes", "owed_bytes", "weight_extra_bytes", "first_weight_extra_bytes")
-    return replace(split, **{name: getattr(split.last, name) for name in names})
-
-
-def as_one_checkpoint(blocks: Sequence[BlockCost]) -> SplitCost | None:
-    """The split backward of a segment: every group of parameters of a block runs all blocks forward again."""
-    splits = [block.kept.split for block in blocks if block.kept.split is not None]
-    again = [block.recomputed.split for block in blocks if block.recomputed.split is not None]
-    if not len(splits) == len(again) == len(blocks):
-        return None
-    forward_ms = sum(block.kept.forward_ms for block in blocks)
-    saved = sum(block.kept.saved_bytes for block in blocks)
-    n_runs = [
-        split.weight_recompute_ms / split.input_recompute_ms if split.input_recompute_ms else 0.0 for split in again
-    ]
-    end = sum(
-        round(split.weight_end_bytes + n * (saved - block.kept.saved_bytes))
-        for split, n, block in zip(again, n_runs, blocks, strict=True)
-    )
-    highest = end + max(split.weight_extra_bytes - split.weight_end_bytes for split in again)
-    weight_ms = sum(split.weight_ms - split.weight_recompute_ms for split in again)
-    return SplitCost(
-        input_ms=forward_ms + sum(split.input_ms for split in splits),
-        weight_ms=weight_ms + sum(n_runs) * forward_ms,
-        input_recompute_ms=forward_ms,
-        weight_recompute_ms=sum(n_runs) * forward_ms,
-        weight_ms_per_block=sum(split.weight_ms_per_block for split in again),
-        input_extra_bytes=sum(block.kept.saved_bytes for block in blocks[:-1]) + again[-1].input_extra_bytes,
-        owed_bytes=sum(split.owed_bytes for split in again),
-        weight_extra_bytes=highest,
-        first_weight_extra_bytes=highest + sum(block.gradient_bytes for block in blocks),
-        weight_end_bytes=end,
     )

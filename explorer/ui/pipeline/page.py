@@ -18,6 +18,7 @@ from explorer.jobs.client import Job
 from explorer.jobs.protocol import Describe, FindJointPlan, ProfileStages, RunPipeline
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.pipeline.cuts import atoms, left_out
+from explorer.plan.pipeline.schedules import rows_of, splits_backward
 from explorer.plan.pipeline.stage_costs import predict
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.pipeline import PipelineProfile, PipelineRun, PlayedSchedule
@@ -131,11 +132,12 @@ def _split(split: PipelineState, graph: ModelGraph) -> Results:
 
 
 def _forecast(profile: PipelineProfile | None, plan: PipelinePlan, spec: RunSpec) -> tuple[PlayedSchedule | None, str]:
-    """The plan simulated from the profile, or the reason why the plan cannot run."""
+    """The plan simulated from the profile, or the reason why the plan cannot run. A split backward has no forecast."""
     if profile is None:
         return None, ""
     try:
-        return predict(profile, plan, spec.policy), ""
+        rows_of(plan)
+        return None if splits_backward(plan) else predict(profile, plan, spec.policy), ""
     except ExplorerError as error:
         return None, str(error)
 

@@ -12,6 +12,7 @@ import streamlit as st
 
 from explorer.errors import ExplorerError
 from explorer.plan.export.torchrun import NEEDS, run_files
+from explorer.plan.pipeline.schedules import splits_backward
 from explorer.plan.policy import file as policy_file
 from explorer.record.files import PolicyFile
 from explorer.record.graph import Hazard
@@ -91,12 +92,12 @@ def _schedule(results: Results) -> None:
     run = results.own_run
     measured = run.timing if run is not None else None
     shown = measured or results.forecast
-    if shown is None:
-        st.caption(words.EMPTY_SCHEDULE)
-        return
     for hazard in results.hazards:  # beside the schedule too, not only in the list of hazards
         if hazard.rule == "multiplied-recompute":
             st.warning(escape(f"{hazard.sentence} {hazard.remedy}"), icon=":material/warning:")
+    if shown is None:
+        st.caption(words.NOT_PREDICTED if splits_backward(results.plan) else words.EMPTY_SCHEDULE)
+        return
     predicted = run.predicted if run is not None and measured is not None else None
     small_text(words.NOT_YET if measured is None else words.MEASURED + words.THIN_ROWS * (predicted is not None))
     draw(gantt(shown, predicted), key="pipeline_gantt")

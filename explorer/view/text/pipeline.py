@@ -107,6 +107,9 @@ EMPTY_SCHEDULE = (
     "The price of each block is measured first, a few dozen steps of the model: seconds for a small one, minutes for a "
     "large one. The schedule is drawn from it; the bar below says how far it is."
 )
+NOT_PREDICTED = (
+    "This schedule splits the backward (I, W): its time and memory are not predicted. Press **Run** to measure them."
+)
 KEEPS_ALL = "Everything is kept. Click a block to recompute it; the policy is that of the Explore page."
 
 

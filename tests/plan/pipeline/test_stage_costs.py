@@ -12,18 +12,9 @@ from explorer.plan.pipeline.actions import format_rows
 from explorer.plan.pipeline.clock import UNIT_MS, forecast, out_of_order, schedule_of, simulate, transfers
 from explorer.plan.pipeline.cuts import left_out
 from explorer.plan.pipeline.schedules import SCHEDULES, gpipe, interleaved, one_f_one_b, rows_of
-from explorer.plan.pipeline.stage_costs import as_one_checkpoint, in_a_row, predict, stage_costs
+from explorer.plan.pipeline.stage_costs import predict, stage_costs
 from explorer.record.graph import ModelRef
-from explorer.record.pipeline import (
-    ActionCost,
-    ActionTime,
-    BlockCost,
-    LastBlock,
-    PipelineProfile,
-    SplitCost,
-    StageCost,
-    StageOverhead,
-)
+from explorer.record.pipeline import ActionCost, ActionTime, BlockCost, PipelineProfile, StageCost, StageOverhead
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import PipelinePlan, RunSpec
 from explorer.view.pipeline.gantt import link_table
@@ -73,26 +64,10 @@ def test_a_segment_keeps_its_input_only_and_runs_again_in_one_piece() -> None:
 
 def test_a_stage_pays_its_overhead_once() -> None:
     """It does not shrink with the microbatch: half the rows, half the blocks' time, all of the overhead."""
-    paid = replace(profile(), overhead=StageOverhead(forward_ms=0.5, backward_ms=0.25, input_ms=0.125))
+    paid = replace(profile(), overhead=StageOverhead(forward_ms=0.5, backward_ms=0.25))
     first, last = stage_costs(paid, plan(("b0",), ("b1", "b2", "b3"), n_microbatches=8), KEEP_ALL)
     assert (first.kept.forward_ms, first.kept.backward_ms) == (0.5 + 0.5, 1.0 + 0.25)
     assert (last.kept.forward_ms, last.kept.backward_ms) == (1.5 + 0.5, 3.0 + 0.25)
-    assert last.kept.split is None
-
-
-def test_the_first_stage_does_its_whole_backward_in_w() -> None:
-    first, last = stage_costs(split_profile(), plan(("b0", "b1"), ("b2", "b3")), Policy.recompute(["b1"]))
-    split = first.recomputed.split
-    assert split is not None
-    assert (split.input_ms, split.weight_ms, split.weight_recompute_ms) == (0.0, 5.0, 1.0)
-    assert split.weight_extra_bytes == first.recomputed.backward_extra_bytes
-    assert last.kept.split is not None
-    assert last.kept.split.input_ms == 2 * 1.5
-
-
-def split_profile() -> PipelineProfile:
-    half = replace(KEPT, split=SplitCost(input_ms=1.5, weight_ms=1.0))
-    return replace(profile(), blocks=tuple(replace(block, kept=half) for block in profile().blocks))
 
 
 def test_what_goes_through_a_stage_goes_through_all_of_it() -> None:
@@ -127,74 +102,14 @@ def test_what_is_recomputed_inside_a_block_is_said_to_be_left_out() -> None:
     assert "b2.mlp and 1 more)" in many and "b3.mlp" not in many
 
 
-SPLIT_KEPT = SplitCost(input_ms=1.0, weight_ms=1.0, input_extra_bytes=30, owed_bytes=20, weight_extra_bytes=10,
-                 first_weight_extra_bytes=18, weight_end_bytes=-40)  # fmt: skip
-SPLIT_AGAIN = SplitCost(input_ms=2.0, weight_ms=4.0, input_recompute_ms=1.0, weight_recompute_ms=3.0,
-                        weight_ms_per_block=0.5, input_extra_bytes=130, owed_bytes=50, weight_extra_bytes=300,
-                        first_weight_extra_bytes=308, weight_end_bytes=200)  # fmt: skip
 BLOCK = BlockCost(
     blocks=("b",),
-    kept=ActionCost(forward_ms=1.0, backward_ms=2.0, saved_bytes=100, split=SPLIT_KEPT),
-    recomputed=ActionCost(forward_ms=1.0, backward_ms=3.0, recompute_ms=1.0, saved_bytes=10, split=SPLIT_AGAIN),
+    kept=ActionCost(forward_ms=1.0, backward_ms=2.0, saved_bytes=100),
+    recomputed=ActionCost(forward_ms=1.0, backward_ms=3.0, recompute_ms=1.0, saved_bytes=10),
     parameter_bytes=8,
     gradient_bytes=8,
     output_bytes=10,
 )
-
-
-def test_recomputed_blocks_pile_up_until_the_last_one_is_done() -> None:
-    cost = in_a_row([BLOCK] * 3, [BLOCK.recomputed] * 3, 1.0)
-    assert cost is not None
-    assert cost.input_extra_bytes == 50 + 50 + 130
-    assert cost.owed_bytes == 150
-    assert cost.weight_extra_bytes == 200 + 200 + 300
-    assert cost.first_weight_extra_bytes == 2 * (200 + 8) + 308
-    assert cost.weight_ms == 3 * 4.0 + 0.5 * (0 + 1 + 2)
-    assert (cost.input_recompute_ms, cost.weight_recompute_ms) == (3.0, 9.0)
-
-
-def test_kept_blocks_free_as_they_go() -> None:
-    cost = in_a_row([BLOCK] * 2, [BLOCK.kept] * 2, 1.0)
-    assert cost is not None
-    assert (cost.weight_extra_bytes, cost.weight_end_bytes) == (10, -80)
-
-
-def test_the_last_block_lets_go_of_its_graph_when_i_ends() -> None:
-    last = LastBlock(
-        input_extra_bytes=25, held_bytes=15, owed_bytes=5, weight_extra_bytes=9, first_weight_extra_bytes=12
-    )
-    kept = replace(BLOCK.kept, split=replace(SPLIT_KEPT, last=last))
-    cost = in_a_row([BLOCK] * 2, [kept] * 2, 1.0)
-    assert cost is not None
-    assert cost.owed_bytes == 20 + 5
-    assert cost.input_extra_bytes == 15 + 30  # while I is in the first block, the last one still holds its graph
-    assert (cost.weight_extra_bytes, cost.first_weight_extra_bytes) == (10, 18)
-    alone = in_a_row([BLOCK], [kept], 1.0)
-    assert alone is not None
-    assert (alone.input_extra_bytes, alone.owed_bytes, alone.weight_extra_bytes) == (25, 5, 9)
-
-
-def test_a_microbatch_of_half_the_rows_makes_gradients_of_the_same_size() -> None:
-    cost = in_a_row([BLOCK], [BLOCK.recomputed], 0.5)
-    assert cost is not None
-    assert cost.first_weight_extra_bytes == 8 + 150
-    assert (cost.weight_extra_bytes, cost.owed_bytes, cost.input_ms) == (150, 25, 1.0)
-
-
-def test_one_block_without_a_measurement_leaves_the_stage_without() -> None:
-    bare = replace(BLOCK.kept, split=None)
-    assert in_a_row([BLOCK, BLOCK], [BLOCK.kept, bare], 1.0) is None
-    unknown = replace(BLOCK, recomputed=bare)
-    assert as_one_checkpoint([BLOCK, unknown]) is None
-
-
-def test_in_one_checkpoint_every_group_runs_all_blocks_again() -> None:
-    cost = as_one_checkpoint([BLOCK, BLOCK])
-    assert cost is not None
-    assert cost.input_recompute_ms == 2.0
-    assert cost.weight_recompute_ms == (3 + 3) * 2.0
-    assert cost.weight_ms == 1.0 + 1.0 + 12.0
-    assert cost.weight_end_bytes == 2 * (200 + 3 * 100)  # each of three groups leaves the other block's bytes as well
 
 
 ROWS = one_f_one_b(2, 1)
@@ -254,10 +169,11 @@ def test_nothing_starts_before_what_it_needs() -> None:
             assert time.start_ms >= ends[time.stage + 1, "B", time.microbatch]
 
 
-def test_a_split_backward_that_nobody_measured_is_two_halves() -> None:
-    plan = PipelinePlan(stages=(("x",),) * 4, n_microbatches=4, schedule="ZBVZeroBubble")
-    played = forecast(plan, tuple(cost(j) for j in range(4)))
-    assert {(time.duration_ms, time.recompute_ms) for time in played.actions if time.kind in "IW"} == {(2.0, 1.0)}
+@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if SCHEDULES[name].splits_backward])
+def test_a_split_backward_is_not_predicted(schedule: str) -> None:
+    four = plan(*((f"b{k}",) for k in range(4)), schedule=schedule)
+    with pytest.raises(InvalidPlan, match=f"{schedule} splits the backward .* not predicted"):
+        predict(profile(), four, KEEP_ALL)
 
 
 def test_memory_of_one_stage_by_hand() -> None:
@@ -268,25 +184,18 @@ def test_memory_of_one_stage_by_hand() -> None:
     assert (memory.peak_bytes, memory.peak_action) == (237, "0B0")
 
 
-def test_memory_of_a_split_backward_by_hand() -> None:
-    """Two stages of one rank: what the second sends stays in the rank, and takes the place of a buffer."""
-    split = SplitCost(input_ms=1.0, weight_ms=3.0, weight_recompute_ms=2.0, input_extra_bytes=40, owed_bytes=15,
-                      weight_extra_bytes=60, first_weight_extra_bytes=80)  # fmt: skip
+def test_memory_of_two_stages_of_one_rank_by_hand() -> None:
+    """What the second stage sends stays in the rank, and takes the place of a buffer."""
     first, second = cost(0, gradient_receive_bytes=5), cost(1, receive_bytes=5)
-    again = replace(second.recomputed, sent_gradient_bytes=6, split=split)
-    none = SplitCost(input_ms=0.0, weight_ms=2.0, weight_extra_bytes=20, first_weight_extra_bytes=30)
-    costs = (replace(first, recomputed=replace(first.recomputed, split=none)), replace(second, recomputed=again))
-    rows = (("0F0", "1F0", "1I0", "0I0", "1W0", "0W0"),)
-    plan = PipelinePlan(stages=(("x",), ("y",)), n_microbatches=1, schedule="ZBVZeroBubble", actions=rows)
-    played = forecast(plan, costs)
-    (memory,) = played.memory
-    # 14 parameters, 10 buffers. 0F0 +10 -5, 1F0 +10. 1I0 owes 15 and sends 6 for a buffer of 5. 0I0 nothing.
-    # 1W0 -10 -15 and 7 gradients. 0W0 -10, 7 gradients, and its output stays with whoever received it: 5.
-    after = [24, 29, 39, 55, 55, 37, 39]
-    high = [24 + 110, 29 + 110, 39 + 40, 55, 55 + 80, 37 + 30]
+    costs = (first, replace(second, recomputed=replace(second.recomputed, sent_gradient_bytes=6)))
+    rows = (("0F0", "1F0", "1B0", "0B0"),)
+    two = PipelinePlan(stages=(("x",), ("y",)), n_microbatches=1, schedule="Interleaved1F1B", actions=rows)
+    (memory,) = forecast(two, costs).memory
+    # 14 parameters, 10 buffers. 0F0 +10 -5, 1F0 +10. 1B0 -10, 7 gradients, sends 6 for a buffer of 5.
+    # 0B0 -10, 7 gradients, and its output stays with whoever received it: 5.
+    after = [24, 29, 39, 37, 39]
+    high = [24 + 110, 29 + 110, 39 + 125, 37 + 125]
     assert list(memory.held_bytes) == [after[0], *(held for pair in zip(high, after[1:]) for held in pair)]
-    by_name = {time.name: (time.duration_ms, time.recompute_ms) for time in played.actions}
-    assert (by_name["1I0"], by_name["0I0"], by_name["1W0"]) == ((1.0, 0.0), (0.0, 0.0), (3.0, 2.0))
 
 
 def test_what_passes_through_a_stage_is_held_once() -> None:
@@ -295,17 +204,15 @@ def test_what_passes_through_a_stage_is_held_once() -> None:
     for passed in (0, 2):
         middle = replace(cost(1, receive_bytes=5, gradient_receive_bytes=5), passed_bytes=passed)
         costs = (cost(0, gradient_receive_bytes=5), middle, cost(2, receive_bytes=5))
-        for kinds in ("B", "IW"):
-            rows = tuple(tuple(f"{j}{kind}0" for kind in f"F{kinds}") for j in range(3))
-            plan = PipelinePlan(stages=(("x",),) * 3, n_microbatches=1, checkpoint="never", actions=rows)
-            ends.append(forecast(plan, costs).memory[1].held_bytes[-1])
-    whole, split, whole_passed, split_passed = ends
-    assert whole == split == 14 + 10 + 5 + 5  # parameters and gradients, buffers, output and gradient sent
-    assert whole - whole_passed == 2  # the output; the gradient of what passes is a copy
-    assert split - split_passed == 4  # the output, and I sends on the very gradient that came
+        rows = tuple((f"{j}F0", f"{j}B0") for j in range(3))
+        three = PipelinePlan(stages=(("x",),) * 3, n_microbatches=1, checkpoint="never", actions=rows)
+        ends.append(forecast(three, costs).memory[1].held_bytes[-1])
+    whole, passed_on = ends
+    assert whole == 14 + 10 + 5 + 5  # parameters and gradients, buffers, output and gradient sent
+    assert whole - passed_on == 2  # the output; the gradient of what passes is a copy
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if not SCHEDULES[name].splits_backward])
 def test_every_schedule_ends_with_parameters_buffers_gradients_and_held_sends(schedule: str) -> None:
     n_stages = 2 if schedule in ("GPipe", "1F1B") else 4
     stages = tuple(

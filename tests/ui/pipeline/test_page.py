@@ -78,6 +78,7 @@ def test_a_schedule_says_what_it_needs_and_what_it_costs(visit: Open) -> None:
     assert len(stages_at(at)) == 4 and "pipeline_four" not in [button.key for button in at.button] and not at.warning
     splitting = settled(widget(at, "selectbox", "pipeline_schedule").set_value("ZBVZeroBubble").run())
     assert "splits backward" in splitting.warning[0].value
+    assert "not predicted" in texts(splitting) and not splitting.button(key="pipeline_run").disabled
     at = settled(widget(splitting, "number_input", "pipeline_stages").set_value(5).run())
     assert stages_at(at) == [2] * 5 and figures(at)["Plan"] == "5 stages"
     at = settled(widget(at, "selectbox", "pipeline_schedule").set_value("Interleaved1F1B").run())
