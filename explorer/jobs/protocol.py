@@ -20,7 +20,7 @@ from explorer.record.lab import LabOutcome
 from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.record.pipeline import PipelineProfile, PipelineRun
 from explorer.record.plan import CapWish, Front, JointPlan, Progress, Wish
-from explorer.record.run import Device, PipelineEngine, RunSpec
+from explorer.record.run import Device, RunSpec
 
 
 class Describe(Record, tag=True):
@@ -80,7 +80,6 @@ class RunPipeline(Record, tag=True):
     """-> PipelineRun: one step of `spec` under its plan, compared with the unsplit model."""
 
     spec: RunSpec
-    engine: PipelineEngine = "inproc"
     profile: PipelineProfile | None = None
     """Adds the prediction to the run."""
 

@@ -125,7 +125,7 @@ def _answer(request: protocol.Request, report: Report) -> Record:
         case protocol.RunPipeline():
             from explorer.engine.pipeline.run import run_pipeline
 
-            return run_pipeline(request.spec, request.engine, report, profile=request.profile)
+            return run_pipeline(request.spec, report, profile=request.profile)
         case protocol.OpenRanks():
             from explorer.engine.pipeline.run import open_results
 

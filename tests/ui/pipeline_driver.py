@@ -46,9 +46,9 @@ class PipelineWorker(FakeWorker):
             case FindJointPlan(profile=profile, graph=graph, wish=wish):
                 if not self.waits:
                     self.plan(job, lambda: joint_plan(profile, graph, wish))
-            case RunPipeline(spec=spec, engine=engine):
+            case RunPipeline(spec=spec):
                 if not self.waits:
-                    job.finish(self.run(spec, engine))
+                    job.finish(self.run(spec))
 
     def plan(self, job: FakeJob, look: Callable[[], JointPlan]) -> None:
         try:
@@ -56,8 +56,8 @@ class PipelineWorker(FakeWorker):
         except ExplorerError as error:
             job.finish(failure=Failure(kind="bad input", sentence=error.sentence, hint=error.hint))
 
-    def run(self, spec: RunSpec, engine: Any) -> Any:
-        ran = pipelines.ran(GRAPH, spec, engine=engine)
+    def run(self, spec: RunSpec) -> Any:
+        ran = pipelines.ran(GRAPH, spec)
         if self.ended is None:
             return ran
         failure, rank = self.ended
@@ -76,9 +76,9 @@ def policy(at: AppTest) -> Policy:
 
 
 def chosen(at: AppTest, name: str) -> Any:
-    """A choice of the plan, or the engine, as the page holds it."""
+    """A choice of the plan, as the page holds it."""
     split = at.session_state["pipeline"]
-    return getattr(split if name == "engine" else split.choices, name)
+    return getattr(split.choices, name)
 
 
 def press(at: AppTest, key: str) -> AppTest:

@@ -149,7 +149,7 @@ class EngineOptions:
     """The engine that runs the plan, and the files to write."""
 
     engine: Annotated[
-        Literal["inproc", "procs", "torchrun"], typer.Option(help="torchrun writes the run script instead of running.")
+        Literal["inproc", "torchrun"], typer.Option(help="torchrun writes the run script instead of running.")
     ] = "inproc"
     predict: Annotated[bool, typer.Option("--predict/--no-predict", help="Profile first, to predict.")] = True
     folder: Annotated[Path, typer.Option(metavar="DIR", help="Of the torchrun files.")] = Path("pipeline-run")
@@ -196,7 +196,7 @@ def pipeline(
             _write_plan(run.out, spec, graph)
             _write_run(spec, run.folder, output)
             return
-        request = RunPipeline(spec=spec, engine=run.engine, profile=profile)
+        request = RunPipeline(spec=spec, profile=profile)
         pipeline_run = ask(engine, request, keep=not keep.no_store)
         n_bytes = pipeline_run.fullest_bytes
         if wish is not None and n_bytes is not None and n_bytes > wish.cap_bytes:

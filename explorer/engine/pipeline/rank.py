@@ -1,8 +1,7 @@
 """One rank of a real pipelined run: torch.distributed.pipelining over gloo (CPU) or NCCL (one GPU a rank).
 
-Started by the worker's fork server (processes.py), or by torchrun on one or many machines (torchrun_rank.py). Every
-rank builds the same stages from the run spec and keeps the stages that it runs. It leaves a RankReport and the
-gradients and buffers of its stages in the output folder.
+Started by torchrun on one or many machines (torchrun_rank.py). Every rank builds the same stages from the run spec and
+keeps the stages that it runs. It leaves a RankReport and the gradients and buffers of its stages in the output folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A pipelined step by any engine, compared with the unsplit model. The page and the command line call this module.
+"""A pipelined step, compared with the unsplit model. The page and the command line call this module.
+
+Ranks take turns in this process. Real ranks are started by torchrun (torchrun_rank.py), and `open_results` reads the
+reports that they leave.
 
 The cause of a gradient difference shows in four runs from one state, each with one change:
 
@@ -13,7 +16,6 @@ and an error.
 from __future__ import annotations
 
 import statistics
-import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,18 +36,19 @@ from explorer.engine.model.loaded import Loaded, call
 from explorer.engine.pipeline.build import Pipeline, build, policy_of
 from explorer.engine.pipeline.in_process import run_pass
 from explorer.engine.pipeline.microbatches import KeyedRng, deferred_batch_norm, microbatches
-from explorer.engine.pipeline.processes import FailedRank, first_failure, reports_in, run_ranks
 from explorer.engine.pipeline.torch_adapter import cause_of
 from explorer.engine.state.bits import same_bits
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.state.rng import seed_everything
 from explorer.errors import Cancelled, InvalidPlan, NotOnThisDevice
-from explorer.plan.export.torchrun import SPEC_FILE, run_key, tensor_file
+from explorer.plan.export.torchrun import SPEC_FILE, report_file, run_key, tensor_file
 from explorer.plan.pipeline.actions import format_rows
 from explorer.plan.pipeline.clock import notes, schedule_of, simulate
 from explorer.plan.pipeline.schedules import splits_backward
 from explorer.plan.pipeline.stage_costs import predict, state_bytes
+from explorer.record.base import from_msgpack
 from explorer.record.comparison import BufferDiff, GradientDiff
+from explorer.record.failure import Failure
 from explorer.record.pipeline import (
     ActionTime,
     BufferShares,
@@ -60,6 +63,9 @@ from explorer.record.plan import Progress, Report, silent
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import PipelineEngine, RunSpec
 
+FailedRank = tuple[int, Failure]
+BETWEEN_RANKS = ("Connection closed by peer", "Connection reset by peer", "gloo", "NCCL", "TCPStore", "Broken pipe")
+"""Words of an error that another rank's end caused."""
 MOST_REPEATS = 3
 """Most timed passes, whatever RunSpec.n_repeats: each pass is a whole step of every rank."""
 
@@ -71,32 +77,22 @@ class StepTensors(NamedTuple):
     buffers: Tensors
 
 
-def run_pipeline(
-    spec: RunSpec, engine: PipelineEngine = "inproc", report: Report = silent, *, profile: PipelineProfile | None = None
-) -> PipelineRun:
+def run_pipeline(spec: RunSpec, report: Report = silent, *, profile: PipelineProfile | None = None) -> PipelineRun:
     """A step of `spec` under its plan, with gradients and buffers compared with three unsplit runs.
 
-    `profile` adds the prediction. An error of the model, the end of a rank and a lack of memory are results
-    (`failure`). Raises InvalidPlan and the errors of load and prepare.
+    `profile` adds the prediction. An error of the model and a lack of memory are results (`failure`).
+    Raises InvalidPlan and the errors of load and prepare.
     """
-    if engine not in ("inproc", "procs"):
-        raise InvalidPlan(
-            f"The engine {engine} does not start from here.",
-            hint="Use inproc or procs; for torchrun write the run script and open its results.",
-        )
     with preserve_global_state():
         report(Progress(what="building the stages", done=0, total=6))
         loaded = load_for(spec)
         pipeline = build(spec, loaded)
-        run = _before_the_step(pipeline, engine)
+        run = _before_the_step(pipeline, "inproc")
         if profile is not None and not splits_backward(pipeline.plan):
             run = replace(run, predicted=predict(profile, pipeline.plan, spec.policy))
         try:
-            if engine == "procs":
-                run, tensors = _by_processes(run, pipeline, report)
-            else:
-                with memory_limit(device_of(pipeline.trainee.device), pipeline.trainee):
-                    run, tensors = _in_one_process(run, pipeline, report)
+            with memory_limit(device_of(pipeline.trainee.device), pipeline.trainee):
+                run, tensors = _in_one_process(run, pipeline, report)
             run = _compared(run, tensors, pipeline, loaded, report)
         except (Cancelled, InvalidPlan, NotOnThisDevice):
             raise
@@ -152,17 +148,23 @@ def _in_one_process(run: PipelineRun, pipeline: Pipeline, report: Report) -> tup
     return run, tensors
 
 
-def _by_processes(run: PipelineRun, pipeline: Pipeline, report: Report) -> tuple[PipelineRun, StepTensors]:
-    """One process per rank. Raises NotOnThisDevice if there are fewer GPUs than ranks."""
-    n_ranks, n_devices = len(pipeline.rows), torch.cuda.device_count()
-    if pipeline.spec.device == "cuda" and n_ranks > n_devices:
-        raise NotOnThisDevice(
-            f"{n_ranks} ranks need a GPU each; this machine has {n_devices}.",
-            hint="Use the engine inproc, which measures every rank on one GPU.",
-        )
-    with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
-        reports, failed = run_ranks(pipeline.spec, n_ranks, Path(folder), report)
-        return _read(run, pipeline, reports, Path(folder), failed)
+def reports_in(folder: Path) -> dict[int, RankReport]:
+    """The reports that ranks left in `folder`, by rank."""
+    files = folder.glob(report_file(folder, "*").name)
+    reports = (from_msgpack(file.read_bytes(), RankReport) for file in files)
+    return {report.rank: report for report in sorted(reports, key=lambda report: report.rank)}
+
+
+def first_failure(reports: dict[int, RankReport]) -> FailedRank | None:
+    """The rank that ended early by an error no other rank caused, with its failure; None if no rank failed."""
+    failures = {rank: report.failure for rank, report in reports.items() if report.failure is not None}
+    if not failures:
+        return None
+    causes = [rank for rank, failure in failures.items() if not any(word in failure.sentence for word in BETWEEN_RANKS)]
+    rank = (causes or list(failures))[0]
+    failure, action = failures[rank], reports[rank].failed_action
+    sentence = f"Rank {rank} failed{f' in {action}' if action else ''}: {failure.sentence}"
+    return rank, replace(failure, sentence=sentence)
 
 
 def _read(

@@ -27,15 +27,7 @@ from explorer.record.run import PipelinePlan, RunSpec
 from explorer.ui.components import strip
 from explorer.ui.pipeline import state as pipeline_state
 from explorer.ui.pipeline.results import Results, result_tabs
-from explorer.ui.pipeline.split_panel import (
-    cap_panel,
-    cell,
-    cut_graph,
-    engine_picker,
-    split_panel,
-    take_plan,
-    take_stages,
-)
+from explorer.ui.pipeline.split_panel import cap_panel, cell, cut_graph, split_panel, take_plan, take_stages
 from explorer.ui.pipeline.state import PipelineState
 from explorer.ui.session import page_job, window
 from explorer.ui.session.repository import request_key, runs
@@ -161,11 +153,11 @@ def _trouble(split: PipelineState, results: Results | None, graph: ModelGraph | 
 
 
 def _bar(split: PipelineState, spec: RunSpec | None) -> None:
-    """Run, engine, progress, cancel. `spec` holds the plan; None: it cannot run."""
+    """Run, progress, cancel. `spec` holds the plan; None: it cannot run."""
 
     def start() -> None:
         if spec is not None:
-            page_job.start(split.job, RunPipeline(spec=spec, engine=split.engine, profile=profile_of(spec)))
+            page_job.start(split.job, RunPipeline(spec=spec, profile=profile_of(spec)))
 
     run_bar(
         split.job,
@@ -175,7 +167,7 @@ def _bar(split: PipelineState, spec: RunSpec | None) -> None:
             ready=spec is not None,
             start=start,
             take=partial(take, split),
-            idle=lambda: engine_picker(split),
+            idle=lambda: st.caption(words.IN_TURNS),
         ),
     )
 

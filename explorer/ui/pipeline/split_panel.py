@@ -162,20 +162,6 @@ def _cut(
         pipeline_state.cut_at(split, graph, stages)
 
 
-def engine_picker(split: PipelineState) -> None:
-    """Which executor plays the action list. All of them must give the same gradients."""
-    field = bound("pipeline_engine", split.engine, lambda engine: setattr(split, "engine", engine or split.engine))
-    st.segmented_control(
-        "Run it as",
-        list(words.ENGINES),
-        format_func=words.ENGINES.__getitem__,
-        default=field.value,
-        label_visibility="collapsed",
-        help=words.ENGINE_HELP,
-        **field.wired,
-    )
-
-
 def n_ranks_of(choices: PipelinePlan, n_stages: int) -> int:
     """Number of ranks: the chosen number if the schedule allows it, else the schedule's default."""
     if choices.actions:

@@ -25,7 +25,7 @@ from explorer.record.graph import ModelGraph
 from explorer.record.pipeline import PipelineRun
 from explorer.record.plan import JointPlan
 from explorer.record.policy import Policy
-from explorer.record.run import CheckpointMode, PipelineEngine, PipelinePlan
+from explorer.record.run import CheckpointMode, PipelinePlan
 from explorer.ui import components
 from explorer.ui.components import GraphMarks
 from explorer.ui.session import address, window
@@ -35,7 +35,6 @@ from explorer.ui.session.values import session_value
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.draft import Draft, History
 from explorer.view.graph.nesting import ancestors, default_open
-from explorer.view.text.pipeline import ENGINES
 
 WIDGET = "pipeline_graph"
 MOST_MICROBATCHES: int = limits(PipelinePlan, "n_microbatches")[1]
@@ -62,8 +61,6 @@ class PipelineState:
     """The draft that every page shares."""
     choices: PipelinePlan = USUAL
     """Microbatches, schedule and switches of the plan, without its stages; no number of ranks: the schedule's."""
-    engine: PipelineEngine = "inproc"
-    """Executor of the schedule."""
     marks: GraphMarks | None = None
     """State of the drawn graph, as the page knows it, with the cuts; None until the graph is drawn."""
     model: str = ""
@@ -106,8 +103,7 @@ def _first(draft: Draft) -> PipelineState:
 
 def _of_a_run(draft: Draft, run: PipelineRun, run_id: str) -> PipelineState:
     plan = run.spec.plan
-    engine: PipelineEngine = run.engine if run.engine in ENGINES else "inproc"
-    fresh = PipelineState(draft=draft, engine=engine, shown=run_id)
+    fresh = PipelineState(draft=draft, shown=run_id)
     if plan is not None:
         fresh.choices = msgspec.structs.replace(plan, stages=())
         if plan.schedule not in SCHEDULES:

@@ -59,11 +59,7 @@ BALANCE_HELP = (
     "Cut into the same number of stages so that the heaviest stage is as light as possible: by parameters, by "
     "measured forward and backward time, or by what a stage holds while its microbatches are in flight."
 )
-ENGINES = {"inproc": "one process", "procs": "one process a rank"}
-ENGINE_HELP = (
-    "**one process** plays every action in turn on this device. **one process a rank** is torch.distributed.pipelining "
-    "for real (gloo on CPU, NCCL with a GPU each). For several machines take the torchrun files from the tab Files."
-)
+IN_TURNS = "Ranks take turns on this device. For real ranks take the torchrun files from the tab Files."
 CHECKPOINT = (
     "Which microbatches recompute the blocks of the policy. **except_last** keeps the last one, whose backward starts "
     "at once under GPipe; the words are torchgpipe's."

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import copy
+import os
+import socket
+import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from explorer.child_process.forks import at_hand
 from explorer.engine.model.load import load
 from explorer.engine.model.loaded import Loaded
+from explorer.engine.pipeline import torchrun_rank
 from explorer.engine.pipeline.profile import profile_blocks
-from explorer.engine.pipeline.run import run_pipeline
+from explorer.engine.pipeline.run import open_results, run_pipeline
 from explorer.engine.pipeline.tape import Tape, record
+from explorer.plan.export.torchrun import RESULTS, SPEC_FILE, run_files
+from explorer.plan.pipeline.schedules import rows_of
 from explorer.record.base import from_json, to_json
 from explorer.record.graph import ModelRef
 from explorer.record.pipeline import PipelineProfile, PipelineRun
 from explorer.record.policy import KEEP_ALL, Policy
-from explorer.record.run import PipelineEngine, PipelinePlan, RunSpec
+from explorer.record.run import PipelinePlan, RunSpec
 from tests.engine.pipeline.pipeline_nets import CARRYING, LANGUAGE
 
 FILE = Path(__file__).with_name("pipeline_nets.py")
@@ -54,13 +62,56 @@ profile_of = cache(priced)
 
 
 @cache
-def _ran(plan_json: bytes, engine: PipelineEngine) -> PipelineRun:
-    return run_pipeline(from_json(plan_json, RunSpec), engine)
+def _ran(plan_json: bytes) -> PipelineRun:
+    return run_pipeline(from_json(plan_json, RunSpec))
 
 
-def ran(plan: RunSpec, engine: PipelineEngine = "inproc") -> PipelineRun:
+def ran(plan: RunSpec) -> PipelineRun:
     """The run of `plan`, made once a process."""
-    return _ran(to_json(plan), engine)
+    return _ran(to_json(plan))
+
+
+NEEDS = ["torch._dynamo", "explorer.engine.pipeline.rank"]
+
+
+def unpacked(plan: RunSpec, folder: Path) -> Path:
+    """The torchrun files, in a folder that was not there when they were written."""
+    files = run_files(plan)
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def rank_here(folder: str, world: dict[str, str], arguments: Sequence[str]) -> None:
+    """Body of the process of one rank that torchrun starts."""
+    os.chdir(folder)
+    os.environ.update(world)
+    sys.argv = list(arguments)
+    torchrun_rank.main()
+
+
+def ran_by_ranks(plan: RunSpec, folder: Path) -> PipelineRun:
+    """The run of real ranks, each in a process with the environment that torchrun gives it."""
+    packed, n_ranks = unpacked(plan, folder / "packed"), len(rows_of(plan.plan))
+    world = {"WORLD_SIZE": n_ranks, "LOCAL_WORLD_SIZE": n_ranks, "MASTER_PORT": free_port()}
+    names = {name: str(value) for name, value in world.items()} | {"MASTER_ADDR": "127.0.0.1"}
+    arguments = ("torchrun_rank", SPEC_FILE, "--out", RESULTS)
+    ranks = [
+        at_hand().start(rank_here, str(packed), {**names, "RANK": number, "LOCAL_RANK": number}, arguments, needs=NEEDS)
+        for number in map(str, range(n_ranks))
+    ]
+    for process in ranks:
+        process.wait()
+        process.close()
+    return open_results(plan, packed / RESULTS)
 
 
 def taped(net: str, chain: tuple[str, ...]) -> tuple[Loaded, Tape]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -26,21 +24,28 @@ from explorer.engine.pipeline.profile import profile_blocks
 from explorer.engine.pipeline.run import open_results
 from explorer.engine.pipeline.torchrun_rank import check_world, network
 from explorer.errors import InvalidPlan
-from explorer.plan.export.torchrun import RESULTS, SCRIPT_FILE, SPEC_FILE, run_files, spec_beside
+from explorer.plan.export.torchrun import RESULTS, SCRIPT_FILE, SPEC_FILE, spec_beside
 from explorer.plan.pipeline.cuts import atoms
 from explorer.plan.planners.joint import joint_plan
 from explorer.record.plan import CapWish
 from explorer.record.policy import Policy
-from explorer.record.run import RunSpec
 from tests.engine.pipeline.pipeline_nets import LANGUAGE, TROUBLE
-from tests.engine.pipeline.pipeline_runs import SOME, assert_split_is_exact, ran, spec
+from tests.engine.pipeline.pipeline_runs import (
+    NEEDS,
+    SOME,
+    assert_split_is_exact,
+    free_port,
+    ran,
+    rank_here,
+    spec,
+    unpacked,
+)
 
-NEEDS = ["torch._dynamo", "explorer.engine.pipeline.rank"]
 DEEP = ("tokens", *(f"blocks.{k}" for k in range(6)), "head")
 
 
 @pytest.mark.slow
-def test_a_tight_cap_is_kept_by_real_ranks() -> None:
+def test_a_tight_cap_is_kept() -> None:
     asked = spec("language", DEEP, 2, schedule="1F1B", arguments={"n_blocks": 6, "width": 64, "length": 32})
     graph = describe(asked.model)
     profile = profile_blocks(asked, atoms(graph), n_microbatches=4)
@@ -51,7 +56,7 @@ def test_a_tight_cap_is_kept_by_real_ranks() -> None:
         lowered = wish.cap_bytes if not held else 2 * wish.cap_bytes - held[-1]
         joint = joint_plan(profile, graph, msgspec.structs.replace(wish, cap_bytes=lowered))
         assert joint.policy.units
-        run = ran(msgspec.structs.replace(asked, plan=joint.plan, policy=joint.policy), "procs")
+        run = ran(msgspec.structs.replace(asked, plan=joint.plan, policy=joint.policy))
         assert run.failure is None, run.failure
         assert not run.moved
         held.append(run.fullest_bytes)
@@ -91,22 +96,6 @@ def test_shares_tell_recompute_from_splitting() -> None:
     assert all(shares.recompute.bitwise and shares.splitting.bitwise for shares in kept.gradients)
 
 
-def unpacked(plan: RunSpec, folder: Path) -> Path:
-    """The torchrun files, in a folder that was not there when they were written."""
-    files = run_files(plan)
-    folder.mkdir()
-    for name, text in files.items():
-        (folder / name).write_text(text)
-    return folder
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
-
-
 def torchrun_of(script: str, cwd: Path, *options: str) -> tuple[list[str], str]:
     """What the script asks torchrun for, and the PYTHONPATH that it sets; started from `cwd` by a shell alone."""
     python = cwd.parent / "python"
@@ -136,13 +125,6 @@ class RankHere:
 
     def wait(self, timeout: float) -> None:
         self.process.wait()
-
-
-def rank_here(folder: str, world: dict[str, str], arguments: Sequence[str]) -> None:
-    os.chdir(folder)
-    os.environ.update(world)
-    sys.argv = list(arguments)
-    torchrun_rank.main()
 
 
 def launched(arguments: list[str]) -> None:

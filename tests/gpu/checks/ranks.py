@@ -1,4 +1,4 @@
-"""Processes: a pipeline's ranks over NCCL, and a worker that lives on after a device-side assertion ended its job."""
+"""Processes: a pipeline in one process, and a worker that lives on after a device-side assertion ended its job."""
 
 from __future__ import annotations
 
@@ -10,36 +10,10 @@ from torch import nn
 
 from explorer.engine.model.describe import describe
 from explorer.engine.pipeline.run import run_pipeline
-from explorer.errors import ExplorerError
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Measure
 from explorer.record import Measurement, ModelRef, PipelinePlan, RunSpec
 from tests.gpu.kit import Bench
-
-
-def check_two_ranks(bench: Bench) -> None:
-    bench.needs_cuda()
-    spec = bench.spec("mlp")
-    chain = describe(spec.model, device=bench.device).chain
-    middle = len(chain) // 2
-    plan = PipelinePlan(stages=(chain[:middle], chain[middle:]), n_microbatches=4, schedule="1F1B")
-    spec = msgspec.structs.replace(spec, plan=plan)
-    bench.figure("GPUs", torch.cuda.device_count())
-    try:
-        run = run_pipeline(spec, engine="procs")
-    except ExplorerError as refused:
-        bench.figure("said", str(refused)[:200])
-        bench.expect(torch.cuda.device_count() < 2, f"two GPUs and a refusal: {refused}")
-        return
-    if run.failure is not None:
-        bench.figure("said", run.failure.sentence[:200])
-        bench.expect(torch.cuda.device_count() < 2, run.failure.sentence)
-        return
-    bench.figure("actions timed", len(run.actions))
-    bench.expect(all(action.end_ms >= action.start_ms for action in run.actions), "an action ends before it begins")
-    if run.wall is not None and run.composed is not None and run.composed.makespan_ms:
-        longer = run.wall.makespan_ms / run.composed.makespan_ms
-        bench.figure("step over the same actions with links that cost nothing", longer)  # near 1: NCCL is overlapped
 
 
 def check_one_process(bench: Bench) -> None:
