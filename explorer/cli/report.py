@@ -95,6 +95,12 @@ def figures(run: Measurement) -> dict[str, object]:
     return {**run.headlines(), "caveats": peak_caveats(run), **card_figures(run)}
 
 
+def print_model(target: str, batch: str) -> None:
+    """To stdout: the model and its batch, the first line of an answer that has no other title."""
+    text = f"  [dim]batch {escape(batch)}[/]" if batch else ""
+    answer_console().print(f"[bold]{escape(target)}[/]{text}")
+
+
 def print_lines(lines: Iterable[Line], console: Console | None = None) -> None:
     """To stdout: a label and a text each. On a terminal they are as wide as it is; in a pipe no line is broken."""
     console = console or answer_console()
@@ -247,15 +253,15 @@ def _dim(text: str) -> str:
     return f"  [dim]{escape(text)}[/]" if text else ""
 
 
-def print_pipeline(run: PipelineRun, joint: JointPlan | None = None) -> None:
-    """To stdout; `joint` is the plan that chose cuts and policy, if one did."""
+def print_pipeline(run: PipelineRun, joint: JointPlan | None = None, *, batch: str = "") -> None:
+    """To stdout; `joint` is the plan that chose cuts and policy, if one did; `batch`: its types and shapes."""
     console = answer_console()
     plan = run.spec.plan
     assert plan is not None
     shape = f"{len(plan.stages)} stages on {len(run.rows)} ranks, {plan.schedule_name}"
     console.print(
         f"\n[bold]{escape(run.spec.model.target)}[/]  {shape}, {plan.n_microbatches} microbatches  "
-        f"[dim]{run.engine}, {escape(run.environment.device_name)}[/]\n"
+        f"[dim]{f'batch {escape(batch)}, ' if batch else ''}{run.engine}, {escape(run.environment.device_name)}[/]\n"
     )
     if run.timing is not None:
         predicted = run.predicted

@@ -103,9 +103,14 @@ def _python(path: Path) -> Recognized:
     others = [name for name in (*functions, *classes) if name != member]
     otherwise = f"checkpoint-explorer {path}:{others[0]}" if others else f"checkpoint-explorer run {path}"
     if member in functions:
-        return _model(f"{path}:{member}", f"{path} is taken for a model, made by its function {member}.", otherwise)
+        only = "" if others else "only "
+        return _model(
+            f"{path}:{member}", f"{path} is taken for a model, made by its {only}function {member}.", otherwise
+        )
     if member:
-        return _model(f"{path}:{member}", f"{path} is taken for a model, its class {member}.", otherwise)
+        choice = f"its class {member}, the last that no other class builds; besides: {listed(others)}"
+        choice = choice if others else f"its only class {member}"
+        return _model(f"{path}:{member}", f"{path} is taken for a model, {choice}.", otherwise)
     if _runs_something(tree):
         sentence = f"{path} is taken for a training script: it has no model class, and runs code when it is started."
         return Recognized(kind="script", target=str(path), sentence=sentence, otherwise="")

@@ -215,6 +215,8 @@ class ModelGraph(Record, rename={"chain": "spine"}):  # its name in documents
     chain: tuple[str, ...] = ()
     """The consecutive blocks that together are the model, in execution order: what presets and stages count."""
     input_shapes: tuple[tuple[Count, ...], ...] = ()
+    batch: str = ""
+    """Types and shapes of the batch, and whether the explorer made it; the empty string: not recorded."""
     dtype: str = "float32"
     n_parameters: Count = 0
     device: str = ""

@@ -370,3 +370,41 @@ def test_one_command_and_the_verbs_on_its_record(folder: Path, monkeypatch: pyte
     monkeypatch.setattr(run_verb, "summarize", None)
     with pytest.warns(UserWarning, match="not printed"):
         assert "e" in run("run", "train.py", "--", "--lr", "0.1", "--steps", "3").stdout, "the training goes on"
+
+
+MADE = '''"""Takes its inference path without targets."""
+from torch import nn
+from torch.nn import functional as F
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.layers = nn.Embedding(16, 8), nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 16))
+
+    def forward(self, idx, targets=None):
+        out = self.layers(self.table(idx))
+        return out[:, -1:] if targets is None else (out, F.cross_entropy(out.flatten(0, 1), targets.flatten()))
+
+def build():
+    return Words()
+'''
+
+
+def test_the_first_line_of_every_answer_names_the_batch(tmp_path: Path) -> None:
+    """A made batch decides what is measured, so no verb keeps it to itself, a refusal included."""
+    (path := tmp_path / "net.py").write_text(MADE)
+    model, text = str(path), "int64[2, 64], int64[2, 64], made to fit with targets"
+    questions: tuple[tuple[str, ...], ...] = (
+        ("graph", model),
+        ("measure", model, "--predict"),
+        ("check", "layers.0", model),
+        ("plan", model, "--predict", "--budget", "100%"),
+        ("pipeline", model, "--stages", "2", "--no-predict", "--unkeyed"),
+    )
+    for question in questions:
+        first = next(line for line in run(*question).stdout.splitlines() if line.strip())
+        assert text in first, question
+    refused = run("plan", model, "--predict", "--budget", "1%", code=2)
+    assert text in refused.stdout.splitlines()[0]
+    assert text in str(read("graph", model)["batch"])
+    assert "made to fit with targets" in run("batch", model, "--predict", "--budget", "100KiB").stdout

@@ -267,3 +267,14 @@ def test_a_file_is_recognized_by_its_text(tmp_path: Path, name: str, text: str, 
     (file := tmp_path / name).write_text(text)
     source = recognize(str(file))
     assert (source.kind, source.target) == (kind, f"{file}{member}") and name in source.sentence
+
+
+def test_the_choice_among_several_models_is_named(tmp_path: Path) -> None:
+    (file := tmp_path / "net.py").write_text(f"{NET}class Net(nn.Module):\n    def __init__(self): self.a = Block()\n")
+    assert recognize(str(file)).sentence.endswith("its class Net, the last that no other class builds; besides: Block.")
+    file.write_text(NET)
+    assert recognize(str(file)).sentence.endswith("its only class Block.")
+    file.write_text(f"{NET}def make_net(n=3): ...")
+    assert "made by its function make_net" in recognize(str(file)).sentence
+    file.write_text("def make_net(n=3): ...")
+    assert "made by its only function make_net" in recognize(str(file)).sentence

@@ -127,6 +127,8 @@ def _print(argument: str, limit: int | None, predicted: Sized, confirmed: Measur
         f"The largest {argument} that fits in {escape(' and '.join(room))} is [bold]{predicted.size}[/]: "
         f"{mib(predicted.step_peak_bytes)} predicted, {mib(confirmed.step_peak_bytes)} {how}."
     )
+    if confirmed.batch:
+        console.print(f"[dim]It was run with {escape(confirmed.batch)}.[/]")
     if memory is not None:
         print_card(console, memory)
 
@@ -138,6 +140,7 @@ def _document(argument: str, limit: int | None, predicted: Sized, confirmed: Mea
         "budget_bytes": limit,
         "predicted_peak_bytes": predicted.step_peak_bytes,
         "step_peak_bytes": confirmed.step_peak_bytes,
+        "batch": confirmed.batch,
         "event_by_event": predicted.event_by_event,
         **card_figures(confirmed),
     }

@@ -50,7 +50,8 @@ def graph(model: Model, options: ModelOptions, output: Output, out: Out = None, 
         return
     console, root = answer_console(), graph.by_fqn[""]
     console.print(
-        f"\n[bold]{escape(graph.model.target)}[/]  [dim]{escape(root.kind)}, {graph.n_parameters:,} parameters, "
+        f"\n[bold]{escape(graph.model.target)}[/]  [dim]{escape(f'batch {graph.batch}, ' if graph.batch else '')}"
+        f"{escape(root.kind)}, {graph.n_parameters:,} parameters, "
         f"saves {mib(root.saved_bytes)} for backward, fingerprint {graph.fingerprint}[/]"
     )
     console.print(table_of(_cells(row, graph) for row in layout(graph, default_open(graph)).rows))

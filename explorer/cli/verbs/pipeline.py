@@ -204,7 +204,7 @@ def pipeline(
             spec = replace(spec, policy=joint.policy, plan=joint.plan)
             pipeline_run = ask(engine, replace(request, spec=spec), keep=not keep.no_store)
         _write_plan(run.out, spec, graph)
-    _answer(pipeline_run, keep, output, joint)
+    _answer(pipeline_run, keep, output, joint, graph.batch)
 
 
 def _planned(
@@ -249,13 +249,15 @@ def _write_run(spec: RunSpec, folder: Path, output: Output) -> None:
         say(escape(f"Wrote {folder / SCRIPT_FILE}. Open what it leaves with --results {folder / RESULTS}."))
 
 
-def _answer(run: PipelineRun, keep: KeepOptions, output: Output, joint: JointPlan | None = None) -> None:
+def _answer(
+    run: PipelineRun, keep: KeepOptions, output: Output, joint: JointPlan | None = None, batch: str = ""
+) -> None:
     met = None if joint is None else within_cap(run, joint)
     if output.json:
         planned = {} if joint is None else {"joint_plan": to_plain(joint), "cap_kept": met}
-        print_json({**run.headlines(), **to_plain(run), **planned})
+        print_json({**run.headlines(), **to_plain(run), **planned, "batch": batch})
     else:
-        print_pipeline(run, joint)
+        print_pipeline(run, joint, batch=batch)
     finish(run, run.failure, keep.save, output)
     if run.moved or met is False:
         raise typer.Exit(DIFFERENT)

@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, RunFailed, answer_console, errors_to_stderr, print_json, say, verb
 from explorer.cli.options import Model, PolicyOut, RankStepOptions, describe, recorded_step
-from explorer.cli.report import figures, print_card
+from explorer.cli.report import figures, print_card, print_model
 from explorer.cli.worker import check_writable, print_or_write, run_of, worker
 from explorer.errors import BadInput, InvalidPolicy
 from explorer.jobs.client import Worker
@@ -103,7 +103,7 @@ def plan(
     if spec.ranks is not None and not step.predict:
         raise BadInput("A plan for ranks is made of a prediction.", hint="Add --predict.")
     check_writable(wish.out)
-    first, last, others = _planned(model, spec, wish, step)
+    first, last, others = _planned(model, spec, wish, step, output)
     graph = last.planner.graph
     tries = last.tries
     chosen, run = tries[-1]
@@ -125,13 +125,15 @@ def plan(
 
 
 def _planned(
-    model: str, spec: RunSpec, wish: BudgetOptions, step: RankStepOptions
+    model: str, spec: RunSpec, wish: BudgetOptions, step: RankStepOptions, output: Output
 ) -> tuple[Measurement, Confirmation, list[RankOffer]]:
     """The first run, the plan with its run, and offers for other splits over ranks."""
     if (recorded := recorded_step(model)) is not None:
         return recorded, _forecast(recorded, _solve(wish, spec, recorded)), []
     with worker() as engine:
         graph = describe(engine, spec, without_data=step.predict)
+        if not output.json:
+            print_model(spec.model.target, graph.batch)  # a refusal follows it, too
         if spec.ranks is not None:
             return _on_ranks(engine, spec, graph, wish, step.reshard)
         first = _first_run(engine, spec, graph, predict=step.predict)
@@ -228,7 +230,13 @@ def _document(last: Confirmation, first: Measurement, *, met: bool) -> dict[str,
         return {**document, "card": {**to_plain(run.card), **run.card.headlines(), **capacity}}
 
     *missed, chosen = [part(*pair) for pair in last.tries]
-    beside = {"met": met, "first_run": figures(first), "missed": missed, "refused_segments": last.refused}
+    beside = {
+        "met": met,
+        "first_run": figures(first),
+        "missed": missed,
+        "refused_segments": last.refused,
+        "batch": first.batch,
+    }
     return {**chosen, **beside}
 
 

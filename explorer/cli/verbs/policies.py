@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, FIT_COLOURS, Output, answer_console, print_json, say, verb
 from explorer.cli.options import ConditionOptions, Out, PolicyPath, check_frozen, describe, say_messages
+from explorer.cli.report import print_model
 from explorer.cli.worker import check_writable, print_or_write, worker
 from explorer.errors import InvalidPolicy
 from explorer.plan.export.formats import FORMATS, exported
@@ -60,6 +61,7 @@ def check(
         verdict = {"fresh": not stale, "stale_because": stale, "fingerprint": graph.fingerprint}
         print_json({**verdict, "hazards": fired, "not_foretold_because": because, "read": read})
     else:
+        print_model(spec.model.target, graph.batch)
         print_hazards(stale, fired)
         if read is not None:
             say_messages(replace(read, changed=""))

@@ -26,16 +26,30 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from explorer.engine.model.loaded import POSITIONAL, Loaded, OwnStep, call, copied, refuse_unopenable, said_at, shapes
+from explorer.engine.model.loaded import (
+    POSITIONAL,
+    Loaded,
+    OwnStep,
+    call,
+    copied,
+    default_loss,
+    refuse_unopenable,
+    said_at,
+    shapes,
+)
 from explorer.engine.state.rng import RngState
 from explorer.errors import ModelNotLoaded
+from explorer.plan.names import listed
 from explorer.record.failure import is_out_of_memory
 from explorer.record.graph import ModelRef
 
 _WAYS = "Return the model, (model, inputs), (model, (inputs, targets), loss_function) or (model, step)."
 _SIDES = (64, 224, 28, 32, 96, 128, 256, 299, 512)
 _TARGETS = ("targets", "target", "labels", "label", "y")
-"""Names of optional arguments with which a forward returns its loss."""
+"""Names of optional arguments with which a forward usually returns its loss."""
+_SWITCHES = ("return_loss", "compute_loss")
+_MOST_ARGUMENTS = 6
+"""Optional arguments that are tried: each attempt runs a copy of the model."""
 _CONDITION_LENGTH = 77
 
 
@@ -67,9 +81,9 @@ def unpacked(ref: ModelRef, built: object, sizes: Mapping[str, int]) -> Loaded:
     if batch is None:
         shape = BatchShape(**sizes)
         inputs = example_batch(model, ref.target, shape)
-        if loss is None and (trained := with_targets(model, inputs, shape)) is not None:
-            return Loaded(ref, model, trained, None, returned_loss, is_made=True)
-        return Loaded(ref, model, inputs, None, loss, is_made=True)
+        if loss is None and (trained := with_targets(model, inputs)) is not None:
+            return Loaded(ref, model, trained, None, returned_loss, made=made_text(model, trained))
+        return Loaded(ref, model, inputs, None, loss, made=made_text(model, inputs))
     if sizes:
         raise ModelNotLoaded(
             f"{ref.target} makes its own batch, and its factory takes no argument {', '.join(sizes)}.",
@@ -123,37 +137,90 @@ def example_batch(model: nn.Module, target: str, shape: BatchShape) -> object:
     )
 
 
-def with_targets(model: nn.Module, inputs: object, shape: BatchShape) -> object:
-    """`inputs` with made targets for an optional argument of forward, with which the model returns its loss.
+def made_text(model: nn.Module, inputs: object) -> str:
+    """That the batch was made, with the arguments that were filled, and those left out that training usually gives."""
+    filled = [name for name in inputs if name != POSITIONAL] if isinstance(inputs, dict) else []
+    optional = _arguments(model, None, keywords=True)
+    usual = [name for name in optional if name in _TARGETS or ("mask" in name and not name.startswith("att"))]
+    left_out = [name for name in usual if name not in filled and "encoder" not in name]
+    parts = [f"{word} {listed(names)}" for word, names in (("with", filled), ("without", left_out)) if names]
+    return " ".join(["made to fit", *parts])
 
-    Without targets such a model takes its inference path. None: no argument is known, or none brings a loss.
+
+def with_targets(model: nn.Module, inputs: object) -> object:
+    """`inputs` with values for the optional arguments of forward with which the model returns its loss.
+
+    Without them such a model takes its inference path. None: no argument brings a loss.
     """
-    names = [name for name in _arguments(model, None, keywords=True) if name in _TARGETS]
-    if not names or (isinstance(inputs, dict) and names[0] in inputs):
+    named = inputs if isinstance(inputs, dict) else {POSITIONAL: (inputs,)}
+    optional = [name for name in _arguments(model, None, keywords=True) if name not in named]
+    optional = sorted(optional, key=lambda name: name not in _TARGETS)[:_MOST_ARGUMENTS]
+    switches = [name for name in _arguments(model, False, keywords=True) if name in _SWITCHES]
+    if not optional and not switches:
         return None
-    given = inputs if isinstance(inputs, dict) else {POSITIONAL: (inputs,)}
     generators = RngState.capture(model)
-    found = None
-    for targets in _targets(model, inputs):
-        attempt = {**given, names[0]: targets}
+    try:
+        probe = copied(model)
+        output = _output_of(probe, inputs)
+        if loss_in(output) is not None:  # that loss may be a part only, as of a router
+            optional, switches = [name for name in optional if name in _TARGETS], []
+        for choices in _fillings(optional, switches, inputs, output):
+            for arguments in choices:
+                taken = {**named, **arguments}
+                output = _output_of(probe, taken)
+                if loss_in(output) is not None:
+                    return taken
+                if output is not None:
+                    break  # the argument fits and is no target
+        return None
+    finally:
+        generators.restore()
+
+
+def _output_of(probe: nn.Module, inputs: object) -> object:
+    """What a throwaway copy returns: in train mode if only that brings a loss. None: it takes no such inputs."""
+    output: object = None
+    for trains in (False, True):
         with suppress(Exception), torch.no_grad():
-            if loss_in(call(copied(model).eval(), attempt)) is not None:
-                found = attempt
+            output = call(probe.train(trains), inputs)
+            if loss_in(output) is not None:
                 break
-    generators.restore()
-    return found
+    return output
 
 
-def _targets(model: nn.Module, inputs: object) -> Iterator[Tensor]:
-    """Candidates: the words themselves, a class for each example, then a tensor like the output."""
+def _fillings(
+    optional: list[str], switches: list[str], inputs: object, output: object
+) -> Iterator[Iterator[Mapping[str, object]]]:
+    """Of each optional argument, then of two together, the values to try; a switch is turned on."""
     first = next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
+    floating = (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point())
+    logits = next(floating, None)
+    masks = [name for name in optional if "mask" in name]
+    targets = [name for name in optional if name not in masks]
+    yield from (iter([{name: True}]) for name in switches)
+    yield from (({name: value} for value in _targets(first, logits)) for name in targets)
+    yield from (({name: value} for value in _masks(first, logits)) for name in masks)
+    for name in targets[:1] if masks else ():
+        yield ({name: value, masks[0]: mask} for value in _targets(first, logits) for mask in _masks(first, logits))
+
+
+def _targets(first: Tensor, logits: Tensor | None) -> Iterator[Tensor]:
+    """Candidates: the words themselves, a class for each example, then a tensor like the output."""
     if not first.is_floating_point():
         yield first.clone()
-    with suppress(Exception), torch.no_grad():
-        output = call(copied(model).eval(), inputs)
-        logits = next(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point())
+    if logits is not None and logits.dim():
         yield torch.randint(0, logits.shape[-1], logits.shape[:1])
         yield torch.randn(logits.shape)
+
+
+def _masks(first: Tensor, logits: Tensor | None) -> Iterator[Tensor]:
+    """Candidates for a mask that covers every second place: of the tokens, of the input, of the output."""
+    sizes = [first.shape[:2], first.shape, first.shape[:1] + first.shape[2:]]
+    sizes += [] if logits is None else [logits.shape[:2], logits.shape]
+    for size in dict.fromkeys(sizes):
+        half = torch.arange(size.numel()).reshape(size) % 2
+        yield half.bool()
+        yield half.float()
 
 
 def loss_in(output: object) -> Tensor | None:
@@ -166,8 +233,9 @@ def loss_in(output: object) -> Tensor | None:
 
 
 def returned_loss(output: object, targets: object) -> Any:
-    """The loss in the output of a model that was given its targets."""
-    return loss_in(output)
+    """The loss in the output of a model that was given its targets; else the usual loss, as in eval mode."""
+    loss = loss_in(output)
+    return default_loss(output) if loss is None else loss
 
 
 def _candidates(model: nn.Module, shape: BatchShape) -> Iterator[object]:

@@ -318,6 +318,7 @@ def _graph(loaded: Loaded, notes: _Notes) -> ModelGraph:
         cuts=cut_points(chain, facts, flow.data),
         chain=chain,
         input_shapes=shapes,
+        batch=loaded.batch_text,
         dtype=str(dtype).removeprefix("torch."),
         n_parameters=sum(parameter.numel() for parameter in loaded.model.parameters()),
     )

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from explorer.engine.device.memory_limit import process_memory_limit
 from explorer.engine.device.without_data import explained
-from explorer.engine.model.batch import SHAPE_ARGUMENTS, unpacked
+from explorer.engine.model.batch import SHAPE_ARGUMENTS, made_text, unpacked
 from explorer.engine.model.loaded import Loaded, said_at
 from explorer.engine.model.regions import add_regions
 from explorer.engine.state.rng import seed_everything
@@ -93,10 +93,19 @@ def load(ref: ModelRef, *, seed: int = 0, limit_bytes: int | None = None) -> Loa
             hint="Use `with torch.no_grad():` around the part that needs none, instead of torch.set_grad_enabled.",
         )
     loaded = unpacked(ref, built, of_batch)
+    if is_configuration(ref.target):
+        loaded = dataclasses.replace(loaded, made=made_text(loaded.model, loaded.inputs))
+    elif ref.target.endswith(".py") and (name := getattr(factory, "__name__", "build")) != "build":
+        loaded = dataclasses.replace(loaded, made=", ".join(filter(None, (loaded.made, f"by its only factory {name}"))))
     if ref.weights:
         _load_weights(loaded.model, ref.weights, ref.target)
     add_regions(loaded, lambda: load(ref, seed=seed))
     return loaded
+
+
+def is_configuration(target: str) -> bool:
+    """Whether `target` names a configuration of transformers."""
+    return target.startswith("hf:") or target.endswith(".json")
 
 
 def _value(text: int | float | str | bool) -> object:
@@ -111,7 +120,7 @@ def _value(text: int | float | str | bool) -> object:
 
 def _resolve(ref: ModelRef) -> tuple[Factory, dict[str, Any]]:
     """The factory of `ref` and the arguments to call it with. Raises ModelNotLoaded."""
-    if ref.target.startswith("hf:") or ref.target.endswith(".json"):
+    if is_configuration(ref.target):
         from explorer.engine.model.transformers import factory as hf_factory
 
         return hf_factory(ref.target.removeprefix("hf:")), dict(ref.arguments)

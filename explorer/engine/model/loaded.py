@@ -49,19 +49,15 @@ class Loaded:
     inputs: object
     targets: object
     loss_function: LossFunction | None
-    is_made: bool = False
-    """Whether the batch was made to fit, as the factory returned none."""
+    made: str = ""
+    """How the batch was made, if the factory returned none: `made to fit with targets`."""
     left_behind: str = ""
     """A sentence about parts of the model that a copy lacks."""
 
     @property
     def batch_text(self) -> str:
-        """Types and shapes of the batch, with the names of arguments that were filled; whether it was made."""
-        if isinstance(self.inputs, OwnStep):
-            return ""
-        names = [name for name in self.inputs if name != POSITIONAL] if isinstance(self.inputs, dict) else []
-        filled = f" with {listed(names)}" if names else ""
-        return f"{shapes(self.inputs)}{', made to fit' + filled if self.is_made else ''}"
+        """Types and shapes of the batch, and how it was made; empty for a step with a batch of its own."""
+        return "" if isinstance(self.inputs, OwnStep) else ", ".join(filter(None, (shapes(self.inputs), self.made)))
 
     def output(self) -> object:
         """The output for the whole batch."""

@@ -184,8 +184,9 @@ def _desk(state: ExploreState, slots: Slots) -> None:
         else:
             st.caption(glossary.NO_BLOCKS)
         graph_panel(state, facts, drawing)
-        if graph.note:
-            st.caption(graph.note)
+        is_made = "made to fit" in graph.batch
+        for note in filter(None, (graph.note, glossary.MADE_BATCH.format(graph.batch) if is_made else "")):
+            st.caption(escape(note))
         needs_rerun = state.charted not in (None, policy) or outdated(len(policy.units))  # an open part shows another
         if needs_rerun and wait_unless_rerun(ANSWER_S):
             st.rerun()

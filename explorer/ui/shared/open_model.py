@@ -185,8 +185,7 @@ def _state(opening: Opening, draft: Draft, job: PageJob) -> None:
     if job.run_failed and job.failure is not None:
         st.error(escape(f"{job.failure.sentence} {job.failure.hint}"), icon=":material/error:")
     elif graph is not None:
-        batch = ", ".join("×".join(map(str, shape)) for shape in graph.input_shapes)
-        small_text(f":green-badge[:material/check: open] {glossary.OPEN_BATCH.format(batch)}")
+        small_text(f":green-badge[:material/check: open] {glossary.OPEN_BATCH.format(escape(graph.batch))}")
     elif opening.is_reading:
         small_text(f":material/hourglass_top: {glossary.GRAPH_FOLLOWS}")
     sample = next((sample for sample in backend.samples() if sample.target == model.target), None)

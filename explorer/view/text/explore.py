@@ -90,6 +90,7 @@ OPEN_HELP = (
 OPEN_CHOICE = "Which of its models?"
 OPEN_WEIGHTS = "optional: a .safetensors or .pt file"
 OPEN_BATCH = "It takes a batch of {}."
+MADE_BATCH = "The model came without a batch: {}."
 OPEN_NUMBERS = (
     "Its numbers. batch, length and side (of a picture; 0: found) shape the batch that is made, where the model brings "
     "none."

@@ -17,6 +17,7 @@ from explorer.engine.bench.measure import measure, measure_without_data
 from explorer.engine.bench.step import prepare, run_step
 from explorer.engine.compare.compare import compare
 from explorer.engine.device.memory_limit import failure_in_step
+from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load, load_for
 from explorer.engine.model.loaded import shapes
 from explorer.engine.state.global_state import preserve_global_state
@@ -435,11 +436,86 @@ def test_targets_are_made_where_the_model_then_returns_its_loss(name: str, tmp_p
     assert load(ModelRef(target=f"{path}:Plain")).inputs.shape == (2, 6), "no loss comes of it"
 
 
+MASKED = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+class Base(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(16, 8), nn.Linear(8, 16)
+    def scored(self, idx, targets, mask):
+        loss = F.cross_entropy(self.head(self.table(idx)).flatten(0, 1), targets.flatten(), reduction="none")
+        return (loss * mask.flatten()).sum() / mask.sum()
+class Restored(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(6, 6)
+    def forward(self, x, mask=None):
+        return self.fc(x) if mask is None else (self.fc(x * ~mask), ((self.fc(x) - x)[mask] ** 2).mean())
+class Both(Base):
+    def forward(self, idx, targets=None, mask=None):
+        return self.head(self.table(idx)) if targets is None or mask is None else self.scored(idx, targets, mask)
+class Kept(Base):
+    def forward(self, idx, labels=None, attention_mask=None, loss_mask=None):
+        return None if labels is None else self.scored(idx, labels, 1.0 - idx * 0 if loss_mask is None else loss_mask)
+class Named(Base):
+    def forward(self, idx, next_words=None):
+        return self.head(self.table(idx)) if next_words is None else self.scored(idx, next_words, idx * 0 + 1.0)
+class Switched(Base):
+    def forward(self, idx, return_loss=False):
+        return self.scored(idx[:, :-1], idx[:, 1:], idx[:, 1:] * 0 + 1.0) if return_loss else self.head(self.table(idx))
+class OnlyInTraining(Base):
+    def forward(self, idx, targets=None):
+        out = self.head(self.table(idx))
+        return {"loss": self.scored(idx, targets, idx * 0 + 1.0)} if self.training and targets is not None else out
+class Attending(Base):
+    def forward(self, idx, mask=None):
+        return self.head(self.table(idx) if mask is None else self.table(idx) * mask[..., None])
+class Routed(Base):
+    def forward(self, idx, context=None):
+        out = self.head(self.table(idx))
+        return out, out.square().mean()
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "filled", "text"),
+    [
+        ("Restored", {"mask"}, "float32[2, 6], bool[2, 6], made to fit with mask"),
+        ("Both", {"targets", "mask"}, "int64[2, 64], int64[2, 64], bool[2, 64], made to fit with targets, mask"),
+        ("Kept", {"labels"}, "int64[2, 64], int64[2, 64], made to fit with labels without loss_mask"),
+        ("Named", {"next_words"}, "int64[2, 64], int64[2, 64], made to fit with next_words"),
+        ("Switched", {"return_loss"}, "int64[2, 64], made to fit with return_loss"),
+        ("OnlyInTraining", {"targets"}, "int64[2, 64], int64[2, 64], made to fit with targets"),
+        ("Attending", set(), "int64[2, 64], made to fit without mask"),
+        ("Routed", set(), "int64[2, 64], made to fit"),
+    ],
+)
+def test_optional_arguments_are_filled_where_a_loss_comes_of_it(
+    kind: str, filled: set[str], text: str, tmp_path: Path
+) -> None:
+    """A mask alone, or beside targets; a name of any kind; a switch. What is filled or left out is said."""
+    (path := tmp_path / "net.py").write_text(MASKED)
+    loaded = load(ModelRef(target=f"{path}:{kind}"))
+    names = set(loaded.inputs) - {"*"} if isinstance(loaded.inputs, dict) else set()
+    assert (names, loaded.batch_text) == (filled, text)
+    loaded.model.eval()
+    assert loaded.loss(loaded.output()).requires_grad, "eval mode may give no loss of its own"
+
+
+def test_a_choice_that_the_loader_made_is_named(tmp_path: Path) -> None:
+    (path := tmp_path / "net.py").write_text(MNIST.replace("SIDE", "28"))
+    assert load(ModelRef(target=str(path))).batch_text.endswith("made to fit, by its only factory Net")
+    loaded = load(ModelRef(target="hf:GPT2Config", arguments={"n_layer": 1, "n_embd": 8, "n_head": 1}))
+    assert loaded.batch_text.endswith("made to fit with input_ids, labels")
+
+
 def test_every_run_says_which_batch_it_took(tmp_path: Path) -> None:
     path = tmp_path / "net.py"
     path.write_text(TRAINED.replace("NAME", "targets"))
     spec = RunSpec(model=ModelRef(target=f"{path}:Words"), n_repeats=1, optimizer="sgd")
-    texts = {measure_without_data(spec).batch, measure(spec).batch}
+    texts = {measure_without_data(spec).batch, measure(spec).batch, describe(spec.model).batch}
     assert texts == {"int64[2, 64], int64[2, 64], made to fit with targets"}
     path.write_text(GOOD)
     assert measure_without_data(RunSpec(model=ModelRef(target=str(path)))).batch == "float32[2, 4]"
