@@ -12,6 +12,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from explorer.errors import brings
 from explorer.record.policy import Policy, Unit
 
 if TYPE_CHECKING:
@@ -59,6 +60,6 @@ def __getattr__(name: str) -> object:
         try:
             return getattr(import_module(_WHERE[name]), name)
         except ModuleNotFoundError as missing:
-            missing.add_note(f"explorer.{name} needs {missing.name}: pip install '.[loop]' brings what it needs.")
+            missing.add_note(f"explorer.{name} needs {missing.name}: {brings(str(missing.name))}.")
             raise
     raise AttributeError(f"module 'explorer' has no attribute {name!r}")

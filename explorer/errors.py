@@ -166,6 +166,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"Did you mean {' or '.join(close)}?" if close else ""
 
 
+def brings(module: str) -> str:
+    """What installs a module that could not be imported: the package itself, unless the module is a framework."""
+    if module in ("lightning", "transformers", "pytest"):
+        return f"pip install {module}"
+    extra = "[app]" if module in ("streamlit", "starlette", "torchviz", "graphviz") else ""
+    return f"pip install '.{extra}' in a clone of Checkpoint Explorer, or pip install 'FILE.whl{extra}' of its wheel"
+
+
 def _first_paragraph(text: str) -> str:
     """In one line: the first that is not empty, with the next where it ends in a colon."""
     words = ""

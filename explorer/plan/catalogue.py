@@ -64,7 +64,7 @@ def factory_arguments(target: str) -> FactoryArguments:
 
 def _tree(target: str) -> ast.Module | None:
     """The text of the Python file behind a reference; None: it cannot be read, of which opening the model says why."""
-    path = Path(target.partition(":")[0])
+    path = source_path(target)
     if path.suffix != ".py":
         return None
     try:
@@ -98,8 +98,20 @@ def _of_library(kind: str) -> FactoryArguments:
     return FactoryArguments()
 
 
-SAMPLES = Path(__file__).resolve().parents[2] / "sample_models"
-"""Beside the package in a checkout; absent where only the package is installed."""
+def beside_or_inside(name: str, folder: str = "") -> Path:
+    """A file or a folder that stands beside the package in a checkout, and inside the package in a wheel."""
+    inside = Path(__file__).resolve().parents[1] / folder / name
+    return inside if inside.exists() else Path(__file__).resolve().parents[2] / name
+
+
+SAMPLES = beside_or_inside("sample_models")
+
+
+def source_path(target: str) -> Path:
+    """The Python file of a reference. `sample_models/gpt.py` is found from any folder."""
+    path = Path(target.partition(":")[0])
+    is_sample = path.parent.name == SAMPLES.name and not path.is_absolute() and not path.exists()
+    return SAMPLES / path.name if is_sample else path
 
 
 class Sample(Record):

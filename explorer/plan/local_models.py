@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from explorer.errors import BadInput, ModelNotLoaded, UnreadableFile, message_of, nearest
-from explorer.plan.catalogue import factory_arguments, sizes_of
+from explorer.plan.catalogue import factory_arguments, sizes_of, source_path
 from explorer.plan.factory_text import Value
 from explorer.record.bounded_file import read_text
 
@@ -114,7 +114,7 @@ def choices_for(target: str) -> tuple[str, ...]:
                 hint="Type path/to/file.py, file.py:factory, package.module:factory or hf:GPT2Config.",
             )
         return (target,)
-    path = Path(where)
+    path = source_path(where)
     if not path.is_file():
         stems = [each.name for each in path.parent.glob("*.py")]
         raise BadInput(f"There is no file {path.resolve()}.", hint=nearest(path.name, stems))

@@ -21,7 +21,7 @@ from typing import Literal
 
 from explorer.errors import BadInput, UnreadableFile, message_of, nearest
 from explorer.plan.card.opened import is_history
-from explorer.plan.catalogue import LARGEST_SOURCE
+from explorer.plan.catalogue import LARGEST_SOURCE, source_path
 from explorer.plan.names import listed
 from explorer.record.bounded_file import read_text
 from explorer.record.files import RUN_MAGIC
@@ -60,11 +60,9 @@ def recognize(name: str) -> Recognized:
         return _model(name, f"{name} is taken for the model {member} of {where}.")
     if path.is_dir():
         return _folder(path)
-    if not path.is_file():
-        return _missing(path)
-    if path.suffix == ".py":
+    if path.suffix == ".py" and source_path(name).is_file():
         return _python(path)
-    return _data(path)
+    return _data(path) if path.is_file() else _missing(path)
 
 
 def _model(target: str, sentence: str, otherwise: str = "") -> Recognized:
@@ -89,7 +87,7 @@ def _missing(path: Path) -> Recognized:
 
 def _python(path: Path) -> Recognized:
     try:
-        tree = ast.parse(read_text(path, LARGEST_SOURCE))
+        tree = ast.parse(read_text(source_path(str(path)), LARGEST_SOURCE))
     except (UnreadableFile, SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise BadInput(f"{path} cannot be read as Python: {message_of(error)}.") from error
     classes, functions = _module_classes(tree), _factories(tree)

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from explorer.errors import BadInput, ExplorerError
 from explorer.plan.card.step_on_card import memory_on
+from explorer.plan.catalogue import default_size, sizes_of
 from explorer.plan.memory.ledger import PLURAL, in_place, largest_roles, ledger
 from explorer.plan.memory.next_step import next_step
 from explorer.plan.names import some
@@ -33,6 +34,7 @@ from explorer.record.history import MemoryHistory
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Forecast, Plan
 from explorer.record.policy import Policy
+from explorer.record.run import RunSpec
 
 SHARES = (0.85, 0.7, 0.5)
 """Budgets of the changes, as shares of the peak. The planner finds the cheapest policy under each."""
@@ -117,7 +119,7 @@ def summarize(run: Measurement, *, name: str, card: Card | None = None) -> Summa
         no_change=no_change,
         caveats=tuple(peak_caveats(run)),
         failure="" if run.failure is None else run.failure.sentence,
-        next=_next_command(name, changes),
+        next=_next_command(run.spec, name, changes),
     )
 
 
@@ -169,12 +171,29 @@ def _change(plan: Plan) -> Change:
     )
 
 
-def _next_command(name: str, changes: tuple[Change, ...]) -> str:
+def _next_command(spec: RunSpec, name: str, changes: tuple[Change, ...]) -> str:
     """The command that writes the policy of the largest change, else the page of the run."""
+    source = shlex.join([name, *_options(spec)]) if name == spec.model.target else shlex.quote(name)
     if not changes:
-        return f"checkpoint-explorer report {shlex.quote(name)} --out report.html"
+        return f"checkpoint-explorer {source} --html report.html"
     budget = mib_up(changes[-1].peak_bytes).replace(" ", "").replace(",", "")
-    return f"checkpoint-explorer plan {shlex.quote(name)} --budget {budget} --out policy.yaml"
+    return f"checkpoint-explorer plan {source} --budget {budget} --out policy.yaml"
+
+
+def _options(spec: RunSpec) -> list[str]:
+    """Options of the command line that ask for the model and the conditions of `spec`."""
+    model, usual = spec.model, RunSpec(model=spec.model)
+    options = [f"--set={name}={value}" for name, value in model.arguments.items()]
+    if model.size != default_size(sizes_of(model.target)):
+        options.append(f"--size={model.size}")
+    if model.weights:
+        options.append(f"--weights={model.weights}")
+    for field in ("seed", "device", "autocast", "mode", "dtype", "optimizer"):
+        if getattr(spec, field) != getattr(usual, field):
+            options.append(f"--{field}={getattr(spec, field)}")
+    if spec.n_accumulation != 1:
+        options.append(f"--accumulate={spec.n_accumulation}")
+    return [*options, *(f"--frozen={block}" for block in spec.frozen)]
 
 
 def summary_document(summary: Summary) -> dict[str, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from explorer.cli.verbs import lab as verb
+from explorer.cli.verbs import report as report_verb
 from explorer.cli.verbs import run as run_verb
 from explorer.jobs import run_file
 from explorer.jobs.client import Worker
@@ -408,3 +410,33 @@ def test_the_first_line_of_every_answer_names_the_batch(tmp_path: Path) -> None:
     assert text in refused.stdout.splitlines()[0]
     assert text in str(read("graph", model)["batch"])
     assert "made to fit with targets" in run("batch", model, "--predict", "--budget", "100KiB").stdout
+
+
+DEEP = """
+import torch
+from torch import nn
+SIZES = {"small": {"n": 4}, "gpu": {"n": 6}}
+def build(n):
+    return nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Tanh()) for _ in range(n))), torch.randn(512, 8)
+"""
+ONE = "import torch\ndef one(): return torch.nn.Linear(4, 4), torch.randn(2, 4)\n"
+
+
+def test_the_next_command_of_every_answer_runs_and_is_about_the_same_step(
+    shared: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("deep.py").write_text(DEEP)
+    Path("one.py").write_text(ONE)
+    options = ("--size=gpu", "--optimizer=sgd")
+    run("graph", "deep.py", "--size=gpu")  # a run is stored with the graph that is known
+    run("measure", "deep.py", *options)
+    stored = next(row.run_id for row in Store(shared.store_path).list() if row.model == "deep.py")
+    monkeypatch.setattr(report_verb, "Store", lambda: Store(shared.store_path))
+    for arguments in (("deep.py", *options), ("report", stored), ("one.py:one",), ("one.py:one", "--seed", "3")):
+        following = shlex.split(run(*arguments).stdout.splitlines()[-1])
+        assert following[:2] == ["Next", "checkpoint-explorer"]
+        run(*following[2:])
+        is_plan = "one.py:one" not in arguments
+        assert ("plan" in following and set(options) < set(following)) is is_plan
+        (tmp_path / ("policy.yaml" if is_plan else "report.html")).unlink()

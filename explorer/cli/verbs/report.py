@@ -78,7 +78,8 @@ def report(output: Output, run: Which = None, out: ReportPath = None) -> None:
 def print_run(run: Reported, name: str) -> None:
     """To stdout: the lines of a step, the tables of a comparison, of a pipeline or of a snapshot."""
     if isinstance(run, Measurement):
-        print_lines(summary_lines(summarize(run, name=name)))
+        is_stored_model = not Path(name).exists() and not run.spec.model.is_recorded
+        print_lines(summary_lines(summarize(run, name=run.spec.model.target if is_stored_model else name)))
     elif isinstance(run, Comparison):
         print_record(run)
     elif isinstance(run, PipelineRun):

@@ -42,14 +42,13 @@ from explorer.engine.model.loaded import Loaded, said_at
 from explorer.engine.model.regions import add_regions
 from explorer.engine.state.rng import seed_everything
 from explorer.errors import BadInput, ExplorerError, ModelNotLoaded, UnreadableFile, message_of, nearest, said_by
-from explorer.plan.catalogue import default_size, is_sizes
+from explorer.plan.catalogue import default_size, is_sizes, source_path
 from explorer.plan.names import listed
 from explorer.record.bounded_file import read_configuration
 from explorer.record.failure import is_out_of_memory
 from explorer.record.graph import ModelRef
 from explorer.record.run import RunSpec
 
-PROJECT = Path(__file__).resolve().parents[3]
 _STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model")
 """Keys under which training scripts store the weights in a checkpoint."""
 
@@ -266,9 +265,9 @@ def function_of(target: str) -> Factory:
 
 def _from_file(where: str) -> object:
     """The module of a file. Every call executes the file again, so that edits take effect."""
-    path = next((p for p in (Path(where), PROJECT / where) if p.is_file()), None)
-    if path is None:
-        stems = {path.stem for root in (Path(), PROJECT) for path in (root / where).parent.glob("*.py")}
+    path = source_path(where)
+    if not path.is_file():
+        stems = {each.stem for each in path.parent.glob("*.py")}
         near = nearest(Path(where).stem, stems).replace("?", ".py?")
         raise ModelNotLoaded(f"There is no file {where}.", hint=near or "Give a path from here, or an absolute one.")
     path = path.resolve()

@@ -11,6 +11,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from explorer.errors import InvalidPlan, UnreadableFile, message_of
+from explorer.plan.catalogue import source_path
 from explorer.plan.export.target import plan_in
 from explorer.plan.pipeline.actions import to_csv
 from explorer.plan.pipeline.schedules import rows_of
@@ -71,7 +72,7 @@ def run_files(spec: RunSpec) -> dict[str, str]:
 
 def packed_model(model: ModelRef) -> Path | None:
     """The file of a model that is one; None for a package's module and a configuration."""
-    path = Path(model.target.partition(".py:")[0] + ".py" if ".py:" in model.target else model.target)
+    path = source_path(model.target)
     return path if path.suffix == ".py" and path.is_file() else None
 
 

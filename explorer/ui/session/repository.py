@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from functools import cache
 from importlib import metadata
-from pathlib import Path
 from threading import Lock
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -23,6 +22,7 @@ from explorer.errors import ExplorerError
 from explorer.jobs import run_file
 from explorer.jobs.client import Job
 from explorer.jobs.store import StoredRun
+from explorer.plan.catalogue import source_path
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.record.base import Record, to_json
 from explorer.record.card import CardMemory
@@ -320,7 +320,7 @@ def _graph_key(model: ModelRef, device: Device, without_data: bool, conditions: 
 
 def is_current(run: StoredRun, target: str) -> bool:
     """Whether a stored run is younger than the file of its model."""
-    file = Path(target.partition(":")[0])
+    file = source_path(target)
     return run.kind in ("measurement", "comparison") and not (file.is_file() and file.stat().st_mtime > run.created)
 
 

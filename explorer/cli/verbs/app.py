@@ -1,0 +1,73 @@
+"""`checkpoint-explorer app [FILE]`: the page, in a browser on this machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlencode
+
+import typer
+
+from explorer.cli.command import Output, answer_console, verb
+from explorer.errors import BadInput, brings
+from explorer.plan.catalogue import beside_or_inside
+from explorer.plan.recognize import recognize
+
+FIRST_PORT, N_PORTS = 8501, 100
+
+OwnFile = Annotated[str | None, typer.Argument(metavar="FILE", help="A model that the page opens first.")]
+Weights = Annotated[Path | None, typer.Option(metavar="FILE", help="Weights that the page may start from.")]
+Predict = Annotated[bool, typer.Option("--predict", help="Begin without allocating a model.")]
+Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Of the loopback; by default the first free one.")]
+
+
+@verb
+def app(
+    output: Output,
+    file: OwnFile = None,
+    weights: Weights = None,
+    predict: Predict = False,
+    port: Port = None,
+) -> None:
+    """The page: choose what is recomputed, run it, compare. Opening a model runs its code with your rights."""
+    if find_spec("streamlit") is None:
+        raise BadInput("The page needs streamlit, which is not installed.", hint=f"{brings('streamlit')}.")
+    target = "" if file is None else _model(file)
+    if weights is not None and not weights.is_file():
+        raise BadInput(f"There is no file {weights} to read weights from.")
+    port = port or _free_port()
+    options = [f"--model={target}"] if target else []
+    options += [f"--weights={weights}"] if weights is not None else []
+    options += ["--predict"] if predict else []
+    query = f"?{urlencode({'model': target})}" if target else ""
+    answer_console().print(f"The page: http://localhost:{port}/{query}  Ctrl-C ends it.", markup=False)
+    sys.stdout.flush()
+    # -P: a person's own explorer.py in this folder would be imported instead of the library.
+    page = str(beside_or_inside("app.py", "page"))
+    start = [sys.executable, "-P", "-m", "streamlit", "run", page, f"--server.port={port}", "--", *options]
+    if hasattr(os, "fork"):
+        os.execv(sys.executable, start)
+    raise typer.Exit(subprocess.call(start))
+
+
+def _model(file: str) -> str:
+    """The reference of the model in `file`. Raises BadInput for a file of another kind."""
+    source = recognize(file)
+    if source.kind == "model":
+        return source.target
+    hint = f"checkpoint-explorer {file} answers on the terminal, and with --open as a page."
+    raise BadInput(f"{source.sentence} The page opens models.", hint=f"{source.otherwise or hint}")
+
+
+def _free_port() -> int:
+    """The first port from 8501 on that nobody listens at."""
+    for port in range(FIRST_PORT, FIRST_PORT + N_PORTS):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
+    raise BadInput(f"No port from {FIRST_PORT} to {FIRST_PORT + N_PORTS - 1} is free.", hint="Name one with --port.")

@@ -1,0 +1,153 @@
+"""The wheel, installed into an environment outside of the checkout: every command that the pages name, and the page.
+
+The libraries come from the environment of the tests by a .pth file, and the checkout is on no path.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from venv import EnvBuilder
+
+import pytest
+
+from tests.plan.card.histories import small_document
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+SOURCES = ("explorer", "sample_models", ".streamlit", "app.py", "setup.py", "pyproject.toml", "README.md", "LICENSE")
+_FENCE = re.compile(r"^```bash\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_COMMAND = re.compile(r"^(?:python -m explorer|checkpoint-explorer) (.*)$", re.MULTILINE)
+NET = """
+import torch
+from torch import nn
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix, self.norm = nn.Linear(16, 16), nn.LayerNorm(16)
+
+    def forward(self, x):
+        return x + torch.tanh(self.norm(self.mix(x)))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+def build():
+    return Net(), torch.randn(256, 16)
+"""
+TRAIN = """
+import argparse, torch
+from net import build
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float, default=1e-3)
+parser.add_argument("--batch-size", type=int, default=32)
+options = parser.parse_args()
+model, batch = build()
+optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
+for step in range(4):
+    optimizer.zero_grad()
+    model(batch).square().mean().backward()
+    optimizer.step()
+"""
+TRACE = '{"traceEvents": [{"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 1, "ts": 1,'
+TRACE += ' "args": {"Device Type": 1, "Device Id": 0, "Addr": 4096, "Bytes": 512, "Total Allocated": 512}}]}'
+NEEDS_CUDA_BUILD = "--card h100 train.py", "--card 24GiB --steps"
+"""Commands that run torch's CUDA build; without it they are refused in one sentence."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+def commands(page: Path) -> list[str]:
+    """The command lines in the examples of a page, without `app`, which never ends."""
+    lines = [line for code in _FENCE.findall(page.read_text()) for line in _COMMAND.findall(code)]
+    return [line for line in lines if not line.startswith("app")]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the environment's programs, with the wheel of this tree installed."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    source.mkdir()
+    for name in SOURCES:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, source / name)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(folder), str(source)]
+    subprocess.run(build, check=True)
+    (wheel,) = folder.glob("*.whl")
+    EnvBuilder(with_pip=False).create(folder / "env")
+    programs = folder / "env" / "bin"
+    install = [*pip, "--python", str(programs / "python"), "install", "--no-deps", "--no-index", str(wheel)]
+    subprocess.run(install, check=True)
+    (libraries,) = (folder / "env").glob("lib/python*/site-packages")
+    (libraries / "of_the_tests.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n")
+    return programs
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Of this process, without a way to the checkout."""
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return {**variables, "CHECKPOINT_EXPLORER_HOME": str(home), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Files of the names that the pages use."""
+    import pickle
+
+    place = tmp_path_factory.mktemp("elsewhere")
+    for name in ("net.py", "model.py", "models.py"):
+        (place / name).write_text(NET)
+    (place / "train.py").write_text(TRAIN)
+    (place / "trace.json").write_text(TRACE)
+    (place / "snapshot.pickle").write_bytes(pickle.dumps(small_document()))
+    yield place
+
+
+def call(programs: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(programs / "checkpoint-explorer"), *arguments]
+    return subprocess.run(command, cwd=folder, env=environment(folder / "home"), capture_output=True, text=True)
+
+
+def test_the_wheel_has_its_own_app_samples_and_version_and_no_file_of_the_checkout(
+    installed: Path, folder: Path
+) -> None:
+    ask = "import explorer, explorer.plan.catalogue as c, importlib.metadata as m; print(explorer.__file__, c.SAMPLES, "
+    ask += "c.beside_or_inside('app.py', 'page'), explorer.__version__ == m.version('checkpoint-explorer'), sep='\\n')"
+    command = [str(installed / "python"), "-c", ask]
+    answer = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, check=True)
+    *paths, same_version = answer.stdout.split()
+    assert same_version == "True" and len(paths) == 3
+    assert all(Path(path).is_relative_to(installed.parent) and Path(path).exists() for path in paths)
+    assert not [path for path in Path(paths[0]).parent.rglob("setup.py")]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.stem)
+def test_every_command_of_a_page_runs_from_another_folder(installed: Path, folder: Path, page: Path) -> None:
+    call(installed, folder, "compare", "models.py", "--policy", "all", "--out", "policy.yaml")
+    call(installed, folder, "run", "train.py", "--at", "2", "--stop", "--out", "run.explorer")
+    for command in commands(page):
+        words = ["run.explorer" if word == "RUN" else word for word in shlex.split(command, comments=True)]
+        answer = call(installed, folder, *words)
+        if any(text in command for text in NEEDS_CUDA_BUILD):
+            assert answer.returncode == 2 and "CUDA build" in answer.stderr, command
+        else:
+            assert answer.returncode in (0, 1), (command, answer.returncode, answer.stderr[-800:])
+            assert answer.stdout or "Wrote" in answer.stderr, command
+        assert "Traceback" not in answer.stderr, (command, answer.stderr)
