@@ -65,7 +65,7 @@ def _model(file: str) -> str:
 
 
 def _free_port() -> int:
-    """The first port from 8501 on that nobody listens at."""
+    """The first port from 8501 on that no program listens at."""
     for port in range(FIRST_PORT, FIRST_PORT + N_PORTS):
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) != 0:
