@@ -37,8 +37,8 @@ Trait = Literal[
     "nested_outputs",  # returns a dict, dataclass or nested structure
     "checkpoints_itself",  # the model runs it again for backward by its own means
     "replay_draws_again",  # torch_remat runs it again and sets no generator back
-    "kept_region",  # torch_remat keeps what it saves, and replays what it is given
-    "replayed",  # torch_remat runs it again, with the block around
+    "kept_region",  # in files of earlier versions: torch_remat keeps what it saves
+    "replayed",  # in files of earlier versions: torch_remat runs it again, with the block around
     "checkpointing_layer",  # a layer that transformers can recompute by a flag of the layer
     "departs",  # run again after the forward, on equal arguments, it returns something else or fails
     "reads_late",  # its code reads a value that is another one after the forward: `late_reads`
@@ -226,16 +226,10 @@ class ModelGraph(Record, rename={"chain": "spine"}):  # its name in documents
     conditions: Conditions = IN_TRAINING
     """Conditions of the observed forward. Of a recorded step they are not noted: its graph is observed in the step."""
 
-    def with_trait(self, trait: Trait) -> tuple[str, ...]:
-        """Blocks with a trait, in order."""
-        return tuple(block.fqn for block in self.blocks if trait in block.traits)
-
     @cached_property
     def checkpointed_by_itself(self) -> tuple[str, ...]:
-        """Blocks that the model runs again for backward, other than by torch_remat."""
-        replayed = {*self.with_trait("replayed")}
-        replayed |= {fqn.rpartition(".")[0] for fqn in replayed}  # a block whose whole forward is a region
-        return tuple(fqn for fqn in self.with_trait("checkpoints_itself") if fqn not in replayed)
+        """Blocks that the model runs again for backward."""
+        return tuple(block.fqn for block in self.blocks if "checkpoints_itself" in block.traits)
 
     @cached_property
     def by_fqn(self) -> dict[str, Block]:

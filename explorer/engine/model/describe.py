@@ -235,8 +235,6 @@ class _Notes:
         noted: dict[Trait, Iterable[str]] = {
             "checkpoints_itself": self.checkpoints.blocks,
             "replay_draws_again": self.checkpoints.without_rng,
-            "replayed": self.checkpoints.replayed,
-            "kept_region": self.checkpoints.kept_regions,
         }
         for trait, fqns in noted.items():
             for fqn in fqns:

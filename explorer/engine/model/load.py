@@ -39,7 +39,6 @@ from explorer.engine.device.memory_limit import process_memory_limit
 from explorer.engine.device.without_data import explained
 from explorer.engine.model.batch import SHAPE_ARGUMENTS, made_text, unpacked
 from explorer.engine.model.loaded import Loaded, said_at
-from explorer.engine.model.regions import add_regions
 from explorer.engine.state.rng import seed_everything
 from explorer.errors import BadInput, ExplorerError, ModelNotLoaded, UnreadableFile, message_of, nearest, said_by
 from explorer.plan.catalogue import default_size, is_sizes, source_path
@@ -98,7 +97,6 @@ def load(ref: ModelRef, *, seed: int = 0, limit_bytes: int | None = None) -> Loa
         loaded = dataclasses.replace(loaded, made=", ".join(filter(None, (loaded.made, f"by its only factory {name}"))))
     if ref.weights:
         _load_weights(loaded.model, ref.weights, ref.target)
-    add_regions(loaded, lambda: load(ref, seed=seed))
     return loaded
 
 

@@ -331,15 +331,11 @@ class SelfCheckpointing(NoteTaker):
     """
 
     def __init__(self) -> None:
-        self._stack: list[tuple[int, bool, list[bool]]] = []
-        """For each running block: checkpoint frames on the stack, whether a kept region is the innermost, and whether
-        each inner call went through a checkpoint."""
+        self._stack: list[tuple[int, list[bool]]] = []
+        """For each running block: checkpoint frames on the stack, and whether each inner call went through one."""
         self._checkpointed: dict[str, None] = {}
         self.without_rng: dict[str, None] = {}
         """Blocks that torch_remat runs again without hooks for external state."""
-        self.kept_regions: dict[str, None] = {}
-        self.replayed: dict[str, None] = {}
-        """Blocks that torch_remat runs again, with the block around."""
 
     @property
     def blocks(self) -> tuple[str, ...]:
@@ -349,22 +345,18 @@ class SelfCheckpointing(NoteTaker):
 
     def entered(self, fqn: str, args: object, kwargs: object) -> None:
         n_frames, remat = _checkpoint_frames(sys._getframe())
-        is_kept = remat is not None and remat.f_code.co_name == _REMAT_KEPT
-        if remat is not None and not is_kept:
-            self.replayed[fqn] = None
-            if not remat.f_locals.get("recompute_state_hooks"):
-                self.without_rng[fqn] = None
+        is_replayed = remat is not None and remat.f_code.co_name != _REMAT_KEPT
+        if remat is not None and is_replayed and not remat.f_locals.get("recompute_state_hooks"):
+            self.without_rng[fqn] = None
         if self._stack:
-            n_outside, inside_kept, through = self._stack[-1]
+            n_outside, through = self._stack[-1]
             through.append(n_frames > n_outside)
             if through[-1]:
                 self._checkpointed[fqn] = None
-            if is_kept and not inside_kept:
-                self.kept_regions[fqn] = None
-        self._stack.append((n_frames, is_kept, []))
+        self._stack.append((n_frames, []))
 
     def left(self, fqn: str, output: object) -> None:
-        *_, through = self._stack.pop()
+        _, through = self._stack.pop()
         if fqn and through and all(through):
             self._checkpointed[fqn] = None
             if any(inner.startswith(f"{fqn}.") for inner in self.without_rng):

@@ -289,33 +289,12 @@ def calls_of(
     if not run_again(graph, unit.blocks, policy):
         return []  # a checkpoint around blocks that save nothing is freed when forward returns
     calls = saved_by_calls(replay, unit.blocks, stops_early=policy.stops_early)
-    calls = without_replayed_inputs(replay, graph, calls)
     if unit.action == "save_ops":
         calls = [_with_results(replay, call, unit.save_ops) for call in calls]
     if policy.running_stats == "once" and graph is not None:
         norms = norms_below(graph, unit.blocks)
         calls = [_with_statistics(replay, norms, call, inside) for call in calls]
     return calls
-
-
-def without_replayed_inputs(
-    replay: Replay, graph: ModelGraph | None, calls: Sequence[SavedByCall]
-) -> list[SavedByCall]:
-    """`calls` without inputs that a replay of torch_remat makes before the rerun: those of kept regions.
-
-    A result of another kept region is not made again.
-    """
-    regions = () if graph is None else graph.with_trait("kept_region")
-    around = [fqn for fqn in regions if calls and is_within(calls[0].blocks[0], fqn)]
-    replayed = {entry for fqn in around for region in replay.calls.get(fqn, ()) for entry in region.inputs}
-    replayed -= {entry for fqn in regions for region in replay.calls.get(fqn, ()) for entry in region.outputs}
-    if not replayed:
-        return list(calls)
-    ends = [replay.forward_ends(call.first) for call in calls]
-    return [
-        replace(call, inputs=tuple(i for i in call.inputs if i not in replayed or replay.died[i] > end))
-        for call, end in zip(calls, ends)
-    ]
 
 
 def _with_statistics(replay: Replay, norms: Sequence[str], call: SavedByCall, inside: Collection[str]) -> SavedByCall:

@@ -16,15 +16,7 @@ from explorer.plan.memory.ledger import Bytes, cells_of, ledger
 from explorer.plan.memory.next_step import next_step
 from explorer.plan.names import Fqns, above, is_within, lineage
 from explorer.plan.predict.baseline import keep_all_from
-from explorer.plan.predict.calls import (
-    SavedByCall,
-    calls_of,
-    only_of,
-    results_unknown,
-    saved_by_calls,
-    stash_bytes,
-    without_replayed_inputs,
-)
+from explorer.plan.predict.calls import SavedByCall, calls_of, only_of, results_unknown, saved_by_calls, stash_bytes
 from explorer.plan.predict.changes import Simulation, joined, nest_of, simulate, units_around
 from explorer.plan.predict.not_predicted import not_covered, not_predicted, run_again_by_the_model
 from explorer.plan.predict.predicted_step import predicted_step
@@ -217,7 +209,7 @@ def prices(
 
 def _if_recomputed(measurement: Measurement, replay: Replay, fqn: str, graph: ModelGraph | None) -> Price | None:
     policy = measurement.spec.policy
-    calls = without_replayed_inputs(replay, graph, saved_by_calls(replay, (fqn,), stops_early=policy.stops_early))
+    calls = saved_by_calls(replay, (fqn,), stops_early=policy.stops_early)
     if not any(len(call.entries) for call in calls) or fqn not in measurement.by_fqn:
         return None
     part, calls = only_of(replay, calls)

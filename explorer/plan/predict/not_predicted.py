@@ -35,12 +35,6 @@ def not_predicted(policy: Policy, graph: ModelGraph | None) -> str:
             f"No peak is predicted: {some(handed)} are handed a cache, which the recompute fills a second time. "
             "Switch the cache off in training (use_cache=False)."
         )
-    replayed = tuple(fqn for fqn in policy.blocks if fqn in blocks and "replayed" in blocks[fqn].traits)
-    if replayed:
-        return (
-            f"No peak is predicted: torch_remat replays {some(replayed)} with the block around. A policy on a replayed "
-            "block frees nothing. Name a kept region, or the block around."
-        )
     return ""
 
 
