@@ -26,6 +26,7 @@ Role = Literal[
     "gathered parameter",
     "reduce-scatter buffer",
     "gradient bucket",
+    "cuBLAS workspace",
 ]
 ROLES: tuple[Role, ...] = get_args(Role)
 """Roles in stacking order, bottom first: torch's order of categories, with additional roles between them.
@@ -33,7 +34,15 @@ ROLES: tuple[Role, ...] = get_args(Role)
 Records hold indices: a new role stands last."""
 RANK_ROLES: tuple[Role, ...] = ("gathered parameter", "reduce-scatter buffer", "gradient bucket")
 """Buffers of FSDP2 and DDP."""
-FIXED_ROLES: tuple[Role, ...] = ("parameter", "buffer", "optimizer state", "gradient", "input", *RANK_ROLES)
+FIXED_ROLES: tuple[Role, ...] = (
+    "parameter",
+    "buffer",
+    "optimizer state",
+    "gradient",
+    "input",
+    *RANK_ROLES,
+    "cuBLAS workspace",
+)
 """Roles that recomputing cannot free."""
 
 Phase = Literal["forward", "recompute", "backward", "optimizer", "between"]

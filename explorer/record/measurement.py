@@ -99,7 +99,8 @@ class Environment(Record):
     tf32: tuple[str, ...] = ()
     """Kinds of operators that could use TensorFloat-32: `convolutions`, `recurrent layers`, `matrix products`."""
     allocator_settings: str = ""
-    """Settings of torch's caching allocator from the environment."""
+    """Variables that set torch's caching allocator and the workspaces of cuBLAS."""
+    capability: str = ""
 
 
 class AllocatorPeaks(Record):

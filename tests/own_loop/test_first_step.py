@@ -21,6 +21,7 @@ from explorer.plan.planners.confirm import refusal
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.sizes import mib
 from explorer.record import KEEP_ALL
+from explorer.record.allocations import ROLES
 from explorer.record.base import column
 from explorer.record.failure import Failure
 
@@ -227,6 +228,22 @@ def test_a_card_holds_what_the_two_first_steps_show(kind: Callable[[], Loop]) ->
     assert card.requested_bytes == expected.requested_bytes
     assert card.requested_bytes - card.workspace_bytes == second.peak_bytes
     assert card.reserved_bytes == expected.reserved_bytes
+
+
+def test_a_workspace_of_cublas_stays_and_a_card_takes_its_own() -> None:
+    """An entry as a GPU's first product makes it, as large as a weight that the step frees."""
+    run = Adam().recorded().measurement
+    log = run.allocations
+    assert log is not None
+    new = {"n_bytes": 2**25, "born": 2, "died": log.n_ticks + 1, "role": ROLES.index("cuBLAS workspace")}
+    longer = {name: column([*getattr(log, name), new.get(name, 0)]) for name in (*new, "block", "op", "dtype", "line")}
+    on_gpu = replace(run, allocations=replace(log, **longer))
+    following = next_step(on_gpu).allocations
+    assert following is not None and (following.born[len(log.born)], following.n_bytes[len(log.born)]) == (0, 2**25)
+    assert next_step(on_gpu).step_peak_bytes == (next_step(run).step_peak_bytes or 0) + 2**25
+    for played in ((next_step(run), next_step(on_gpu)), (run, on_gpu)):
+        without, with_it = (memory_on(parse_card("24GiB"), step).requested_bytes for step in played)
+        assert without == with_it
 
 
 def test_a_refusal_and_the_ladder_of_heal_take_the_next_step() -> None:

@@ -5,7 +5,8 @@ kernels too, but not the purpose of a byte. The tracker knows block, operator an
 see every storage.
 
 The idea. The timeline consists of the allocator's blocks alone, so its total is right by construction. The tracker
-only adds names to the blocks. A block without a name is shown as "unattributed".
+only adds names to the blocks. A block without a name is shown as "unattributed". A workspace of cuBLAS has no storage
+either: its size and its lifetime name it.
 
     allocator   pointer p   |alloc ........................ free|      |alloc .. free|
     tracker     storage s        ^ returned by mm, block 3                            (no storage: inside a kernel)
@@ -49,7 +50,7 @@ from explorer.record.base import Column
 from explorer.record.measurement import AllocatorPeaks, MeasuredBlock, Measurement
 from explorer.record.policy import Policy
 
-UNATTRIBUTED = ROLES.index("unattributed")
+UNATTRIBUTED, WORKSPACE = ROLES.index("unattributed"), ROLES.index("cuBLAS workspace")
 _FIXED = [ROLES.index(role) for role in FIXED_ROLES]
 
 
@@ -74,7 +75,8 @@ def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
     phases = _spans(tracked, tick_ns)
     # 5., last sentence: no operator returns a generator's state.
     roles[~stored & _kept_for_backward(entries, phases, len(tick_ns))] = SAVED
-    blocks = _blocks(entries, tracked, operator)
+    roles[entries.is_workspace] = WORKSPACE
+    blocks = np.where(entries.is_workspace, 0, _blocks(entries, tracked, operator))
     movable = (blocks == 0) & ~np.isin(roles, _FIXED)  # a gradient belongs to its parameter
     # Calls name storages by the tracker's numbers; the record knows entries only.
     entry_of = np.full(len(tracked.n_bytes), NONE, dtype=np.int64)

@@ -5,7 +5,7 @@ The tensors from before a step are the floor of every timeline, and they count t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from explorer.engine.bench.step import Trainee
-from explorer.engine.device.allocator import peak_bytes
+from explorer.engine.device.allocator import peak_bytes, workspaces_alive
 from explorer.engine.device.device import Device, current_rank, device_of
 from explorer.engine.device.memory_limit import failure_in_step
 from explorer.engine.state.bits import storages
@@ -138,6 +138,18 @@ class FirstPeak:
         self.n_bytes = max(earlier_bytes, peak_bytes(recorder.log, base_bytes))
 
 
+_Row = tuple[int, int, int]
+"""Bytes, role and block of an entry."""
+
+
+def _without_tensors(gpu: torch.device, tensors: Mapping[int, _Row]) -> list[_Row]:
+    """What the GPU holds beside tensors, given by address: cuBLAS's workspaces, and the rest."""
+    workspaces = workspaces_alive(gpu, tensors)
+    rest = torch.cuda.memory_allocated(gpu) - sum(row[0] for row in tensors.values()) - sum(workspaces)
+    rows = [(n_bytes, ROLES.index("cuBLAS workspace"), 0) for n_bytes in workspaces]
+    return [*rows, (rest, ROLES.index("unattributed"), 0)] if rest > 0 else rows
+
+
 def memory_at_refusal(
     model: nn.Module, optimizers: Optimizers, device: Device, *, where: str, error: Exception
 ) -> Measurement:
@@ -149,16 +161,15 @@ def memory_at_refusal(
     number = {fqn: i for i, fqn in enumerate(blocks)}
     tensors = tensors_before_step(model, optimizers, ())
     tensors += [KnownTensor(tensor, "unattributed", "") for tensor in tensors_in_memory()]
-    rows: dict[int, tuple[int, int, int]] = {}
+    rows: dict[int, _Row] = {}
     for entry in tensors:
         for storage in storages_of(entry) if entry.tensor.device.type == device.torch.type else ():
             row = (storage.nbytes(), ROLES.index(entry.role), number.get(entry.owner, 0))
             if storage.nbytes():
-                rows.setdefault(storage._cdata, row)
+                rows.setdefault(storage.data_ptr(), row)
     entries = list(rows.values())
     if device.torch.type == "cuda":
-        rest = torch.cuda.memory_allocated(device.torch) - sum(row[0] for row in entries)
-        entries += [(rest, ROLES.index("unattributed"), 0)] if rest > 0 else []
+        entries += _without_tensors(device.torch, rows)
     n_bytes, roles, owners = (column(values) for values in (zip(*entries) if entries else ((), (), ())))
     n, (rank, n_ranks) = len(entries), current_rank() or (None, None)
     return Measurement(

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from explorer.engine.device.allocator import AllocatorLog, Ints, Lifetimes
+from explorer.engine.device.allocator import AllocatorLog, Ints, Lifetimes, are_workspaces
 from explorer.engine.watch.storages import NONE
 from explorer.engine.watch.tracker import BACKWARD, FORWARD, OP_COLUMNS, RECOMPUTE, Tracker
 from explorer.record.allocations import PHASES, ROLES
@@ -32,6 +33,8 @@ class Entries:
     died: Ints
     storage: Ints
     """The tracker's number, or NONE."""
+    is_workspace: NDArray[np.bool_]
+    """Whether cuBLAS keeps the block for its later products."""
     time_ns: Ints
     """Time of the allocation, on the tracker's clock."""
     events: Ints
@@ -82,11 +85,23 @@ def _join(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: in
     return storage_of_block
 
 
-def _older(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """Bytes, deaths and storages of the entries from before the step, and times of deaths that the log lacks.
+class _Older(NamedTuple):
+    """Columns of the entries from before the step."""
 
-    A death is an event of the log, the log's length for never, or beyond for the deaths that the log lacks. CUDA
-    reports the frees. The CPU's profiler does not, so the tracker's deaths of storages are used.
+    n_bytes: Ints
+    died: Ints
+    """An event of the log, the log's length for never, or beyond for the deaths that the log lacks."""
+    storage: Ints
+    is_block: NDArray[np.bool_]
+    """Whether the entry is one block without a storage that has the size of a workspace of cuBLAS."""
+    lacking_ns: Ints
+    """Times of the deaths that the log lacks."""
+
+
+def _older(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: int) -> _Older:
+    """The entries from before the step.
+
+    CUDA reports the frees. The CPU's profiler does not, so the tracker's deaths of storages are used.
     """
     before = slice(0, tracked.n_before_step)
     end = len(log.time_ns)
@@ -96,7 +111,8 @@ def _older(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: i
         for i, number in enumerate(gone.tolist()):
             died[number] = end + 1 + i
         numbers = np.arange(tracked.n_before_step)
-        return as_ints(n_bytes), as_ints(died), numbers, tracked.died_ns[before][gone] + skew_ns
+        none = np.zeros(len(n_bytes), dtype=bool)
+        return _Older(as_ints(n_bytes), as_ints(died), numbers, none, tracked.died_ns[before][gone] + skew_ns)
     number_at = {pointer: i for i, pointer in enumerate(tracked.pointer[before].tolist())}
     frees = lived.older_frees
     for event, pointer, size in zip(frees.tolist(), log.pointer[frees].tolist(), (-log.n_bytes[frees]).tolist()):
@@ -106,14 +122,20 @@ def _older(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: i
         else:
             n_bytes.append(size)
             died.append(event)
-    # The rest of CUDA's base belongs to no tensor of the model: cuBLAS's workspace, other models of the process.
+    named = set(tracked.pointer[before].tolist())
+    blocks = [size for address, size in log.older_blocks if address not in named and size in log.workspace_sizes]
+    unnamed = [False] * len(n_bytes) + [True] * len(blocks)
+    n_bytes += blocks
+    died += [end] * len(blocks)
+    # The rest of CUDA's base belongs to no tensor of the model: other models of the process, for example.
     rest = log.base_bytes - sum(n_bytes)
     if rest > 0:
         n_bytes.append(rest)
         died.append(end)
+        unnamed.append(False)
     storage = np.full(len(n_bytes), NONE, dtype=np.int64)
     storage[before] = np.arange(tracked.n_before_step)
-    return as_ints(n_bytes), as_ints(died), storage, np.zeros(0, dtype=np.int64)
+    return _Older(as_ints(n_bytes), as_ints(died), storage, np.array(unnamed, dtype=bool), as_ints([]))
 
 
 def _unseen_frees(
@@ -146,24 +168,27 @@ def entries_of(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_n
     Events of the log are numbered 0..n-1 and n is "never". Deaths that the log lacks are numbered from n + 1.
     """
     n_events, storage = len(log.time_ns), _join(log, lived, tracked, skew_ns)
-    older_bytes, older_died, older_storage, older_ns = _older(log, lived, tracked, skew_ns)
+    older = _older(log, lived, tracked, skew_ns)
     unseen = _unseen_frees(log, lived, storage, tracked, skew_ns)
-    died, extra_ns = lived.died.copy(), np.concatenate((older_ns, as_ints(list(unseen.values()))))
-    died[list(unseen)] = n_events + 1 + len(older_ns) + np.arange(len(unseen))
+    died, extra_ns = lived.died.copy(), np.concatenate((older.lacking_ns, as_ints(list(unseen.values()))))
+    died[list(unseen)] = n_events + 1 + len(older.lacking_ns) + np.arange(len(unseen))
     counts = np.zeros(n_events + 1 + len(extra_ns), dtype=bool)
-    counts[lived.born] = counts[died] = counts[older_died] = True
+    counts[lived.born] = counts[died] = counts[older.died] = True
     counts[n_events] = False
     event_ns = np.concatenate((log.time_ns, [0], extra_ns)).astype(np.int64)
     events = np.flatnonzero(counts)
     in_time = events[np.argsort(event_ns[events], kind="stable")]
     tick = np.full(len(counts), len(in_time) + 1, dtype=np.int64)
     tick[in_time] = np.arange(1, len(in_time) + 1)
-    before = np.zeros(len(older_bytes), dtype=np.int64)
+    before = np.zeros(len(older.n_bytes), dtype=np.int64)
+    n_bytes = np.concatenate((older.n_bytes, log.n_bytes[lived.born]))
+    never_freed = np.concatenate((older.is_block, (storage == NONE) & (lived.died == n_events)))
     entries = Entries(
-        n_bytes=np.concatenate((older_bytes, log.n_bytes[lived.born])),
+        n_bytes=n_bytes,
         born=np.concatenate((before, tick[lived.born])),
-        died=tick[np.concatenate((older_died, died))],
-        storage=np.concatenate((older_storage, storage)),
+        died=tick[np.concatenate((older.died, died))],
+        storage=np.concatenate((older.storage, storage)),
+        is_workspace=are_workspaces(n_bytes, never_freed, log.workspace_sizes),
         time_ns=np.concatenate((before, log.time_ns[lived.born] - skew_ns)),
         events=in_time,
     )

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -34,6 +34,8 @@ from torch._C._profiler import RecordScope, _EventType
 from explorer.errors import NotOnThisDevice, UnreadableFile
 from explorer.plan.card.history import Books, start_of
 from explorer.plan.card.snapshot import DeviceSnapshot, snapshot_in
+from explorer.plan.card.torch_rules import lt_workspace_bytes, workspace_bytes
+from explorer.record.card import Card
 
 Ints = NDArray[np.int64]
 EMPTY: Ints = np.zeros(0, dtype=np.int64)
@@ -71,6 +73,10 @@ class AllocatorLog:
     """Resolution of the allocator's clock: an event may lie this far from its recorded time."""
     base_bytes: int | None = None
     """Requested bytes held before the first event; None if the allocator does not report them."""
+    older_blocks: tuple[tuple[int, int], ...] = ()
+    """Address and requested bytes of the blocks in `base_bytes` that are alive after the last event."""
+    workspace_sizes: tuple[int, int] = (0, 0)
+    """Bytes that a thread keeps for cuBLAS, and beside it for cuBLASLt; 0: none, or not known."""
     allocated: Ints | None = None
     """Allocated bytes before the first event and after each, derived (1.).
 
@@ -206,8 +212,45 @@ class CudaRecorder:
             snapshot = torch.cuda.memory._snapshot()
         finally:
             torch.cuda.memory._record_memory_history(None)
-        index = torch.cuda.current_device() if self.device.index is None else self.device.index
-        self.log = read_trace(snapshot, index, self._before, after)
+        log = read_trace(snapshot, _index(self.device), self._before, after)
+        self.log = replace(log, workspace_sizes=workspace_sizes(self.device))
+
+
+def workspace_sizes(device: torch.device) -> tuple[int, int]:
+    """`AllocatorLog.workspace_sizes` of this process on `device`."""
+    capability = "{}.{}".format(*torch.cuda.get_device_capability(device))
+    setting = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
+    card = Card(name="", total_bytes=0, capability=capability, cublas=setting)
+    return workspace_bytes(card), lt_workspace_bytes(card)
+
+
+def are_workspaces(n_bytes: Ints, unnamed: NDArray[np.bool_], sizes: tuple[int, int]) -> NDArray[np.bool_]:
+    """The `unnamed` blocks that cuBLAS keeps, by their size. cuBLASLt has at most one block for each of cuBLAS's."""
+    of_cublas, of_lt = (unnamed & (n_bytes == size) for size in sizes)
+    return of_cublas | of_lt & (np.cumsum(of_lt) <= of_cublas.sum())
+
+
+def workspaces_alive(device: torch.device, named: Collection[int]) -> list[int]:
+    """Bytes of the blocks that cuBLAS keeps on `device`, those at the addresses `named` left out."""
+    blocks = blocks_in(torch.cuda.memory_snapshot(), _index(device))
+    n_bytes = np.array([size for address, size in blocks.items() if address not in named], dtype=np.int64)
+    are = are_workspaces(n_bytes, np.ones(len(n_bytes), dtype=bool), workspace_sizes(device))
+    return [int(size) for size in n_bytes[are]]
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def blocks_in(segments: Sequence[dict[str, Any]], device: int) -> dict[int, int]:
+    """Requested bytes of the blocks that a snapshot's segments hold on `device`, by address."""
+    return {
+        block["address"]: block["requested_size"]
+        for segment in segments
+        if segment["device"] == device
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    }
 
 
 def read_trace(snapshot: dict[str, Any], device: int, before: dict[str, int], after: dict[str, int]) -> AllocatorLog:
@@ -218,6 +261,8 @@ def read_trace(snapshot: dict[str, Any], device: int, before: dict[str, int], af
     time_us = np.array([int(entry["time_us"]) for entry in moves], dtype=np.int64)
     n_bytes = np.array([signs[entry["action"]] * entry["size"] for entry in moves], dtype=np.int64)
     base_bytes = after["requested_bytes.all.current"] - int(n_bytes.sum())
+    younger = {entry["addr"] for entry in moves if entry["action"] == "alloc"}
+    alive = blocks_in(snapshot["segments"], device)
     allocated, reserved, contradiction = _curves(snapshot, device, after)
     refused = [Refusal(entry["size"], entry.get("device_free")) for entry in trace if entry["action"] == "oom"]
     return AllocatorLog(
@@ -227,6 +272,7 @@ def read_trace(snapshot: dict[str, Any], device: int, before: dict[str, int], af
         n_bytes=n_bytes,
         clock_grain_ns=CLOCK_GRAIN_NS,
         base_bytes=base_bytes,
+        older_blocks=tuple(block for block in alive.items() if block[0] not in younger),
         allocated=allocated,
         reserved=reserved,
         requested_peak_bytes=after["requested_bytes.all.peak"],

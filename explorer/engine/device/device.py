@@ -28,7 +28,12 @@ ClockName = Literal["process CPU time", "CUDA events"]
 Mark = Any
 """A moment on a clock: nanoseconds, or an event of CUDA."""
 DRIVER = Path("/proc/driver/nvidia/version")
-ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
+ALLOCATOR_SETTINGS = (
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "CUBLAS_WORKSPACE_CONFIG",
+)
 """Environment variables of the caching allocator: `PYTORCH_ALLOC_CONF=expandable_segments:True`."""
 
 
@@ -152,6 +157,7 @@ class CudaDevice:
             allocator_settings=" ".join(
                 f"{name}={os.environ[name]}" for name in ALLOCATOR_SETTINGS if name in os.environ
             ),
+            capability=f"{properties.major}.{properties.minor}",
         )
 
     def release(self) -> None:

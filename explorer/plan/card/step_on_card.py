@@ -10,7 +10,8 @@ A step of the record is taken as the loop that most people write:
 3. the optimizer's state is made when the first step reaches the optimizer, all of it at once, as torch's optimizers do;
    an optimizer that does otherwise needs a record of its first step;
 4. the first matrix product of a thread takes a workspace for cuBLAS; forward and backward are two threads;
-   up to torch 2.11 the first product that adds a bias takes one for cuBLASLt too.
+   up to torch 2.11 the first product that adds a bias takes one for cuBLASLt too. Those of a step that was recorded
+   on a GPU are left out: the card's own settings decide.
 
 In a step that a user's own loop recorded, lifetimes are those of the record:
 5. what is alive at the end of the step lives until the next step has made it again, as a variable does;
@@ -30,7 +31,7 @@ from explorer.plan.card.allocator_options import OTHER_OPTIONS, parse_options
 from explorer.plan.card.caching_allocator import CachedBlock, CachingAllocator, OutOfCardMemory
 from explorer.plan.card.cards import LARGEST_CARD, PRODUCTS, capacity_bytes, unknown_memory
 from explorer.plan.card.torch_rules import lt_workspace_bytes, torch_of, workspace_bytes
-from explorer.plan.memory.next_step import GRADIENT, STATE, replacements, survivors
+from explorer.plan.memory.next_step import GRADIENT, STATE, WORKSPACE, replacements, survivors
 from explorer.record.allocations import Allocations, Phase, PhaseSpan
 from explorer.record.base import column
 from explorer.record.card import Card, CardMemory, OtherSetting, RefusedRequest, UnknownMemory
@@ -67,12 +68,14 @@ def program_of(run: Measurement) -> _Program:
     if log is None:
         raise BadInput("A card is filled from a timeline, and this run has none.", hint="Run it again.")
     events: list[list[tuple[int, bool]]] = [[] for _ in range(log.n_ticks + 1)]
-    for entry, (born, died) in enumerate(zip(log.born, log.died)):
+    for entry, (born, died, role) in enumerate(zip(log.born, log.died, log.role)):
+        if role == WORKSPACE:
+            continue
         if born > 0:
             events[born].append((entry, True))
         if 0 < died <= log.n_ticks:
             events[died].append((entry, False))
-    first = [entry for entry, born in enumerate(log.born) if born == 0]
+    first = [entry for entry, born in enumerate(log.born) if born == 0 and log.role[entry] != WORKSPACE]
     phase_of = [0] * (log.n_ticks + 1)
     for index, span in enumerate(phases):
         phase_of[span.first_tick : span.end_tick] = [index] * (min(span.end_tick, log.n_ticks + 1) - span.first_tick)

@@ -16,8 +16,10 @@ import msgspec
 
 from explorer.errors import BadInput
 from explorer.record.card import Card
+from explorer.record.measurement import Environment
 
 KIB = 1 << 10
+CUBLAS_SETTING = "CUBLAS_WORKSPACE_CONFIG"
 TORCH_VERSIONS = ("2.11", "2.12", "2.13")
 """Versions of torch whose rules are known, the newest last."""
 UNKNOWN_CAPABILITY = "8.0"
@@ -74,6 +76,15 @@ def configured_bytes(setting: str) -> int | None:
     """The workspace of one thread by CUBLAS_WORKSPACE_CONFIG; None: the setting names none."""
     pairs = re.findall(r":(\d+):(\d+)", setting)
     return sum(int(kib) * int(count) for kib, count in pairs) * KIB if pairs else None
+
+
+def changed_workspace(environment: Environment) -> tuple[str, int, int] | None:
+    """The machine's CUBLAS_WORKSPACE_CONFIG, its bytes and torch's default; None: the machine has the default."""
+    setting = re.search(rf"{CUBLAS_SETTING}=(\S+)", environment.allocator_settings)
+    n_bytes = configured_bytes(setting[1]) if setting else None
+    release = ".".join(map(str, _numbers(environment.torch_version)))
+    default = workspace_bytes(Card(name="", total_bytes=0, capability=environment.capability, torch=release))
+    return None if setting is None or n_bytes is None or n_bytes == default else (setting[1], n_bytes, default)
 
 
 def _row(card: Card) -> _Row:

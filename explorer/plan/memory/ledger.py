@@ -168,6 +168,7 @@ PLURAL: dict[Role, str] = {
     "gathered parameter": "gathered parameters",
     "reduce-scatter buffer": "reduce-scatter buffers",
     "gradient bucket": "gradient buckets",
+    "cuBLAS workspace": "workspaces of cuBLAS",
 }
 
 

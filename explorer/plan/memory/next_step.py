@@ -9,7 +9,8 @@ the timeline of `next_step`. A step that made nothing new is its own next step, 
 
 What the step makes and leaves in memory goes on in one of four ways:
 1. It takes the place of an equal allocation that the step freed, as in every later step.
-2. State that was made by or after the optimizer's step is there from the next step's start, and is not made again.
+2. State that was made by or after the optimizer's step is there from the next step's start, and is not made again. So
+   are the workspaces that cuBLAS took for its first products.
 3. A tensor from before the optimizer's step is a variable. The old value lives until the next step makes the new one.
 4. Gradients live until `zero_grad`. A loop that zeroes them in place holds them from start to end.
 """
@@ -27,8 +28,8 @@ from explorer.record.allocations import RANK_ROLES, ROLES, Allocations, Role
 from explorer.record.base import Column, column
 from explorer.record.measurement import Measurement
 
-GRADIENT, STATE, INPUT, TEMPORARY = (
-    ROLES.index(role) for role in ("gradient", "optimizer state", "input", "temporary")
+GRADIENT, STATE, INPUT, TEMPORARY, WORKSPACE = (
+    ROLES.index(role) for role in ("gradient", "optimizer state", "input", "temporary", "cuBLAS workspace")
 )
 BUFFERS = {ROLES.index(role) for role in RANK_ROLES}
 
@@ -42,7 +43,8 @@ def replacements(log: Allocations) -> dict[int, int]:
     """Each entry from before the step that the step frees, with the entry of equal size that is left in its place."""
     left = defaultdict(list)
     for entry in survivors(log):
-        left[log.n_bytes[entry], log.role[entry] == GRADIENT].append(entry)
+        if log.role[entry] != WORKSPACE:
+            left[log.n_bytes[entry], log.role[entry] == GRADIENT].append(entry)
     replaced: dict[int, int] = {}
     for entry, (born, died) in enumerate(zip(log.born, log.died)):
         equal = left[log.n_bytes[entry], log.role[entry] == GRADIENT]
@@ -70,7 +72,7 @@ def next_step(run: Measurement) -> Measurement:
     for entry in new:
         if role[entry] == GRADIENT:
             older.update(_older_gradient(run, entry))
-        elif role[entry] == STATE or born[entry] >= optimizer:
+        elif role[entry] in (STATE, WORKSPACE) or born[entry] >= optimizer:
             born[entry] = 0
         else:
             older[entry] = outputs.get(entry, int(born[entry]))

@@ -8,11 +8,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
+from explorer.plan.card.torch_rules import CUBLAS_SETTING, changed_workspace
 from explorer.plan.memory.ledger import ledger
 from explorer.plan.names import above, is_within, listed, outermost, some
 from explorer.plan.predict.calls import results_of_views
 from explorer.plan.predict.not_predicted import approximate, no_baseline, not_predicted
 from explorer.plan.sizes import mib
+from explorer.record.allocations import ROLES
+from explorer.record.base import column
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import MeasuredBlock, Measurement
 from explorer.record.plan import Forecast
@@ -68,7 +73,7 @@ def peak_caveats(run: Measurement) -> tuple[str, ...]:
         "written, and a compiled step has another peak."
     )
     sentences = [as_written] if run.ran_as_written else []
-    sentences += [_unwatched(run), bytes_outside(run)]
+    sentences += [_workspaces(run), _unwatched(run), bytes_outside(run)]
     if run.ran_compiled:
         sentences.insert(0, COMPILED)
     else:
@@ -97,6 +102,23 @@ def bytes_outside(run: Measurement) -> str:
     if run.spec.device == "cpu" and any("convolution" in op for op in run.allocations.ops):
         return "The peak is at least this figure: oneDNN holds memory for convolutions that no instrument here sees."
     return ""
+
+
+def _workspaces(run: Measurement) -> str:
+    """A sentence on the step under torch's own workspaces of cuBLAS, where a setting changes them."""
+    log, changed = run.allocations, changed_workspace(run.environment)
+    held_bytes = ledger(run).by_role["cuBLAS workspace"]
+    if log is None or changed is None or not held_bytes:
+        return ""
+    setting, n_bytes, default_bytes = changed
+    role = ROLES.index("cuBLAS workspace")
+    sizes = [default_bytes if pair == (role, n_bytes) else pair[1] for pair in zip(log.role, log.n_bytes)]
+    default = replace(run, allocations=replace(log, n_bytes=column(sizes)))
+    return (
+        f"cuBLAS holds {mib(held_bytes)} of the peak, because {CUBLAS_SETTING} is {setting} here. With torch's default "
+        f"the step peaks at {mib(default.step_peak_bytes)}, and cuBLAS holds "
+        f"{mib(ledger(default).by_role['cuBLAS workspace'])} of it."
+    )
 
 
 def _unwatched(run: Measurement) -> str:

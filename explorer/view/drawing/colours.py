@@ -33,6 +33,7 @@ _ROLES: dict[Role, tuple[str, str]] = {
     "gathered parameter": ("#7A5AC8", "+"),
     "reduce-scatter buffer": ("#B0483A", "."),
     "gradient bucket": ("#5F8A1E", "\\"),
+    "cuBLAS workspace": ("#4E5FA8", "-"),
 }
 """Colour, and Plotly's pattern shape; `/` is recompute wherever a pattern is drawn."""
 ROLE_COLOURS: dict[Role, str] = {role: colour for role, (colour, _) in _ROLES.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -241,6 +242,23 @@ def test_blocks_are_joined_with_storages(name: str) -> None:
     log, storages, rows = JOINED[name]
     entries, _ = entries_of(log, lifetimes(log), storages, SKEW_NS)
     assert list(zip(*(c.tolist() for c in (entries.n_bytes, entries.born, entries.died, entries.storage)))) == rows
+
+
+def test_a_block_of_cublas_is_known_by_size_and_life() -> None:
+    """64 and 8 are the sizes. A tensor, a block that is freed and a second 8 beside one 64 are no workspaces."""
+    log = replace(
+        log_of((10, 1, 64), (20, 2, 64), (30, 2, -64), (40, 3, 64), (50, 4, 8), (60, 5, 8), base_bytes=64),
+        older_blocks=((7, 64),), workspace_sizes=(64, 8),
+    )  # fmt: skip
+    storages = seen((7, 64, 0, NONE), (3, 64, 45, NONE), n_before=1)
+    entries, _ = entries_of(log, lifetimes(log), storages, SKEW_NS)
+    rows = zip(entries.n_bytes.tolist(), entries.born.tolist(), entries.is_workspace.tolist())
+    in_step = [(64, 1, True), (64, 2, False), (64, 4, False), (8, 5, True), (8, 6, False)]
+    assert list(rows) == [(64, 0, False), *in_step]
+    longer = replace(log, older_blocks=((7, 64), (8, 64), (9, 60)), base_bytes=188)
+    entries, _ = entries_of(longer, lifetimes(longer), storages, SKEW_NS)
+    assert entries.is_workspace.tolist() == [False, True, False, True, False, False, True, True]
+    assert entries.n_bytes.tolist()[:3] == [64, 64, 60]
 
 
 def test_ticks_are_on_the_trackers_clock_and_earlier_events_go_into_the_base() -> None:

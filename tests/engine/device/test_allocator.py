@@ -289,6 +289,7 @@ def made_up_cuda(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     fakes = {
         "synchronize": lambda device: None,
         "get_allocator_backend": lambda: "native",
+        "get_device_capability": lambda device: (9, 0),
         "memory_stats": lambda device: next(stats),
         "reset_peak_memory_stats": lambda device: None,
         "memory._record_memory_history": record,

@@ -28,12 +28,12 @@ def test_the_environment_says_what_a_gpu_run_depends_on(monkeypatch: pytest.Monk
     version = tmp_path / "version"
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n")
     monkeypatch.setattr(edge, "DRIVER", version)
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(name="made up", total_memory=80 * GIB)
-    )
+    made_up = SimpleNamespace(name="made up", total_memory=80 * GIB, major=8, minor=9)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: made_up)
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     environment = CudaDevice(GPU).environment(1)
     assert (environment.cuda_version, environment.cudnn_version, environment.driver_version) == (
         "12.8",
@@ -41,7 +41,8 @@ def test_the_environment_says_what_a_gpu_run_depends_on(monkeypatch: pytest.Monk
         "550.54.15",
     )
     assert environment.tf32 == ("convolutions", "recurrent layers")
-    assert environment.allocator_settings == "PYTORCH_ALLOC_CONF=expandable_segments:True"
+    settings = "PYTORCH_ALLOC_CONF=expandable_segments:True CUBLAS_WORKSPACE_CONFIG=:4096:8"
+    assert (environment.allocator_settings, environment.capability) == (settings, "8.9")
     version.unlink()
     assert CudaDevice(GPU).environment(1).driver_version == ""
 

@@ -51,6 +51,30 @@ def test_a_large_share_that_is_nobodys_is_said_with_its_size() -> None:
     assert sentence.startswith(f"{100 * lost / max(log().held_bytes):.0f} % of the peak is unattributed")
 
 
+@pytest.mark.parametrize(("capability", "default"), [("8.0", 8519680), ("9.0", 33554432)])
+def test_the_peak_with_torchs_own_workspaces_stands_beside_that_of_a_setting(capability: str, default: int) -> None:
+    """By pencil: one workspace of 32 MiB is alive throughout, so the peak drops by the difference."""
+    n, workspace = log().n_ticks, 32 * 2**20
+    more = {
+        "n_bytes": workspace,
+        "born": 0,
+        "died": n + 1,
+        "role": ROLES.index("cuBLAS workspace"),
+        "block": 0,
+        "op": 0,
+    }
+    run = logged(**{name: column([*getattr(log(), name), value]) for name, value in more.items()})
+
+    def under(setting: str) -> tuple[str, ...]:
+        where = {"torch_version": "2.13.0+cu130", "capability": capability, "allocator_settings": setting}
+        return peak_caveats(msgspec.structs.replace(run, environment=msgspec.structs.replace(run.environment, **where)))
+
+    assert under("") == ()
+    sentences = under("PYTORCH_ALLOC_CONF=x CUBLAS_WORKSPACE_CONFIG=:4096:8")
+    peak = max(log().held_bytes) + default
+    assert sentences == () if default == workspace else f"peaks at {peak / 2**20:.1f} MiB" in sentences[0]
+
+
 def test_a_recorded_peak_that_misses_what_cpp_holds_is_the_least() -> None:
     recorded = msgspec.structs.replace(logged(ops=(*log().ops, "aten::convolution")), origin="recorded", graph=graph())
     (of_convolutions,) = peak_caveats(recorded)
