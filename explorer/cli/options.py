@@ -106,7 +106,7 @@ class StepOptions(ConditionOptions):
     n_accumulation: Annotated[int, _number("n_accumulation", "--accumulate", help="Microbatches of a step.")] = 1
     holds_output: Annotated[
         bool | None,
-        in_step("--hold-output/--drop-output", help="Whether the output is held to the end; by default for a card."),
+        in_step("--hold-output/--drop-output", help="Whether the output is held to the end; by default on a GPU."),
     ] = None
     n_repeats: Annotated[int, _number("n_repeats", "--repeats", help="Timed steps.")] = N_REPEATS
     n_threads: Annotated[int, _number("n_threads", "--threads", help="CPU threads.")] = 1

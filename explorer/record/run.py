@@ -122,7 +122,7 @@ class RunSpec(Record):
     card: Card | None = None
     """The GPU for which a step without data is predicted; None: the CPU."""
     holds_output: bool | None = None
-    """Whether a variable holds what the model returned until the step is over; None: for a card it does."""
+    """Whether a variable holds what the model returned until the step is over; None: on a GPU it does."""
     ranks: Ranks | None = None
     """Processes that share the step by FSDP2, DDP or tensor parallelism; None: one process."""
     memory_limit_bytes: Count | None = None
@@ -135,5 +135,6 @@ class RunSpec(Record):
 
     @property
     def output_is_held(self) -> bool:
-        """`holds_output`, or the default: on a card, where the memory counts."""
-        return self.card is not None if self.holds_output is None else self.holds_output
+        """`holds_output`, or the default: on a GPU, predicted or measured, because most loops hold it."""
+        on_gpu = self.card is not None or self.device == "cuda"
+        return on_gpu if self.holds_output is None else self.holds_output

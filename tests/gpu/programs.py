@@ -397,7 +397,7 @@ def write_history(name: str, out: Path, limit_bytes: int = 0) -> None:
 
     sample, size, policy, options = HISTORIES[name]
     ref = ModelRef(target=f"sample_models/{sample}.py", size=size)
-    spec = RunSpec(model=ref, policy=preset(policy, describe(ref)), device="cuda", **options)
+    spec = RunSpec(model=ref, policy=preset(policy, describe(ref)), device="cuda", holds_output=False, **options)
     if limit_bytes:
         torch.cuda.set_per_process_memory_fraction(limit_bytes / torch.cuda.get_device_properties(0).total_memory)
     torch.cuda.memory._record_memory_history(max_entries=1_000_000, context=None, stacks="python")

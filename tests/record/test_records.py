@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from explorer.errors import (
     BadInput,
@@ -25,9 +26,11 @@ from explorer.errors import (
 )
 from explorer.record import KEEP_ALL, Allocations, Measurement, ModelGraph, ModelRef, PhaseSpan, Policy, Unit
 from explorer.record.base import column, from_json, from_msgpack, from_plain, to_json, to_msgpack, to_plain
+from explorer.record.card import Card
 from explorer.record.failure import Failure, failure_of, is_out_of_memory
 from explorer.record.lab import Choice, Switch
 from explorer.record.measurement import RecordedRanks
+from explorer.record.run import RunSpec
 from explorer.record.sound import unsound
 from tests.graphs import block, gpt
 from tests.view.builders import compared, logs, measured, runs
@@ -254,3 +257,12 @@ def test_where_there_are_several_runs_the_one_at_fault_is_named() -> None:
     ranks = RecordedRanks(ranks=(msgspec.structs.replace(wrong, rank=3),), n_ranks=4, recorded_in="train.py:1")
     assert unsound(ranks).startswith("rank 3: role")
     assert unsound(msgspec.structs.replace(ranks, ranks=())) == "no rank"
+
+
+def test_a_gpu_holds_the_output_whether_it_is_measured_or_predicted() -> None:
+    spec = RunSpec(model=ModelRef(target="sample_models/gpt.py"))
+    card = Card(name="any", total_bytes=2**30)
+    on_gpu = replace(spec, device="cuda"), replace(spec, card=card)
+    assert [case.output_is_held for case in (spec, *on_gpu)] == [False, True, True]
+    for default in (spec, *on_gpu):
+        assert [replace(default, holds_output=chosen).output_is_held for chosen in (True, False)] == [True, False]

@@ -121,6 +121,15 @@ class Recording:
             warnings=tuple(doubts(self.log, max(allocations.held_bytes))),
         )
 
+    def with_exact_bytes(self, failure: Failure) -> Failure:
+        """`failure` with the bytes of the allocator's history, where memory ran out: torch's text rounds them."""
+        exact = self.log.refusal
+        if failure.kind != "out of memory" or exact is None:
+            return failure
+        # The least of the reported free bytes includes a limit's rest.
+        free = [n_bytes for n_bytes in (exact.free_bytes, failure.free_bytes) if n_bytes is not None]
+        return out_of_memory(Refusal(exact.asked_bytes, min(free, default=None)), failure.traceback)
+
     def _probe(self) -> None:
         with suppress(Exception):  # a device without memory has none for a probe either
             self._probes.append(take_probe(self._device.torch, number=len(self._probes)))
@@ -244,11 +253,8 @@ def record_step(trainee: Trainee, device: Device, failures: list[Failure]) -> Re
     HOST.restart()
     with _failures_in(failures, trainee.model), recording, memory_limit(device, trainee):
         run_step(trainee, recording.tracker.on_phase)
-    if len(failures) > before and failures[-1].kind == "out of memory" and (exact := recording.log.refusal) is not None:
-        # The history has the exact request; the least of the reported free bytes includes a limit's rest.
-        free = [n_bytes for n_bytes in (exact.free_bytes, failures[-1].free_bytes) if n_bytes is not None]
-        refusal = Refusal(exact.asked_bytes, min(free, default=None))
-        failures[-1] = out_of_memory(refusal, failures[-1].traceback)
+    if len(failures) > before:
+        failures[-1] = recording.with_exact_bytes(failures[-1])
     return recording
 
 

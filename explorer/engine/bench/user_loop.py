@@ -159,6 +159,7 @@ class LoopRecording:
         run = self._recording.measurement(spec)
         rank, n_ranks = current_rank() or (None, None)
         failure = failure_in_words(error, self._model) if isinstance(error, Exception) else None
+        failure = failure and self._recording.with_exact_bytes(failure)
         if isinstance(error, CheckpointError) and failure is not None:
             error.add_note(failure.sentence)  # torch's error in plain words
         self.measurement = replace(

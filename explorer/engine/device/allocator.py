@@ -59,6 +59,8 @@ class Refusal:
 
     asked_bytes: int | None
     free_bytes: int | None
+    is_rounded: bool = False
+    """Whether the figures are from torch's text, which rounds to hundredths of a MiB or GiB."""
 
 
 @dataclass(frozen=True, kw_only=True)

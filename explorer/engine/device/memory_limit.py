@@ -26,6 +26,7 @@ import torch
 
 from explorer.engine.device.allocator import Refusal
 from explorer.errors import NotOnThisDevice, OutOfMemory, message_of
+from explorer.plan.sizes import mib
 from explorer.record.failure import CPU_REFUSAL, Failure, failure_of, is_out_of_memory, refusal_behind
 
 try:
@@ -207,11 +208,13 @@ def refusal_of(error: BaseException) -> Refusal:
     """Bytes asked and free, as far as the error or its cause states them."""
     refusal = refusal_behind(error) or error
     if isinstance(refusal, OutOfMemory):
-        return Refusal(refusal.asked_bytes, refusal.free_bytes)
+        is_rounded = bool(_CUDA_REFUSAL.search(str(refusal.__cause__)))
+        return Refusal(refusal.asked_bytes, refusal.free_bytes, is_rounded)
     if words := CPU_REFUSAL.search(str(refusal)):
         return Refusal(int(words[1]), _free_here())
     if words := _CUDA_REFUSAL.search(str(refusal)):
-        return Refusal(int(float(words[1]) * _UNITS[words[2]]), int(float(words[3]) * _UNITS[words[4]]))
+        asked, free = (int(float(words[i]) * _UNITS[words[i + 1]]) for i in (1, 3))
+        return Refusal(asked, free, is_rounded=True)
     return Refusal(None, None)
 
 
@@ -235,8 +238,11 @@ def out_of_memory(refusal: Refusal, text: str) -> Failure:
 
 
 def _sentence(refusal: Refusal, who: str) -> str:
-    request = "more memory" if refusal.asked_bytes is None else f"{refusal.asked_bytes:,} bytes"
-    free = "" if refusal.free_bytes is None else f"; {refusal.free_bytes:,} bytes were free"
+    def size(n_bytes: int) -> str:
+        return f"about {mib(n_bytes)}" if refusal.is_rounded else f"{n_bytes:,} bytes"
+
+    request = "more memory" if refusal.asked_bytes is None else size(refusal.asked_bytes)
+    free = "" if refusal.free_bytes is None else f"; {size(refusal.free_bytes)} were free"
     return f"The {who} asked for {request} and was refused{free}."
 
 

@@ -19,7 +19,7 @@ from explorer.engine.device.memory_limit import failure_in_step, out_of_memory, 
 from explorer.engine.device.without_data import without_data
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import Loaded, load_for
-from explorer.errors import BadInput, Cancelled, InvalidPolicy, ModelFailed
+from explorer.errors import BadInput, Cancelled, InvalidPolicy, ModelFailed, OutOfMemory
 from explorer.record import Measurement, ModelRef, Policy, RunSpec
 from explorer.record.base import from_msgpack
 from explorer.record.plan import Progress
@@ -157,18 +157,27 @@ def test_the_callers_mistakes_are_raised() -> None:
         measure_pair(RunSpec(model=ref("chain")), RunSpec(model=ref("chain"), seed=1, dtype="float64"))
 
 
+TORCHS_REFUSAL = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.70 GiB of which 512.00 MiB is "
+    "free. Of the allocated memory 14.00 GiB is allocated by PyTorch"
+)
+"""Rounded to hundredths, as torch writes it."""
+
+
 def test_messages_of_torch_are_read_and_unknown_bytes_are_not_zero() -> None:
     cpu = failure_in_step(RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 4096 bytes."))
-    cuda = failure_in_step(torch.OutOfMemoryError(
-        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.70 GiB of which "
-        "512.00 MiB is free. Of the allocated memory 14.00 GiB is allocated by PyTorch"
-    ))  # fmt: skip
+    cuda = failure_in_step(torch.OutOfMemoryError(TORCHS_REFUSAL))
     unknown = failure_in_step(MemoryError())
     assert {failure.kind for failure in (cpu, cuda, unknown)} == {"out of memory"}
     assert cpu.asked_bytes == 4096
     assert (cuda.asked_bytes, cuda.free_bytes) == (2 * 2**30, 512 * 2**20)
     assert (unknown.asked_bytes, unknown.free_bytes) == (None, None) and "0 bytes" not in unknown.sentence
     assert "7 bytes were free" in out_of_memory(Refusal(None, 7), "").sentence
+    limit = OutOfMemory("CUDA out of memory.", asked_bytes=cuda.asked_bytes, free_bytes=0)
+    limit.__cause__ = torch.OutOfMemoryError(TORCHS_REFUSAL)
+    for rounded in (cuda, failure_in_step(limit)):
+        assert "asked for about 2.00 GiB" in rounded.sentence and " bytes" not in rounded.sentence
+    assert "4,096 bytes" in cpu.sentence
 
 
 class Broken(CpuDevice):

@@ -83,7 +83,7 @@ def test_a_tensor_as_large_as_a_workspace_is_none() -> None:
 
 
 @has_cuda_build
-def test_a_refused_step_names_them_too() -> None:
+def test_a_refused_step_names_them_too_and_its_request_to_the_byte() -> None:
     seen = values_on(
         replace(parse_card("24GiB"), capability="9.0"),
         "import explorer\n"
@@ -93,9 +93,11 @@ def test_a_refused_step_names_them_too() -> None:
         "optimizer = torch.optim.AdamW(model.parameters())\n"
         "model(torch.randn(8, 4096, device='cuda')).sum().backward(); optimizer.step()\n"
         "try:\n"
-        "    with explorer.record_step(model, optimizer) as run: model(torch.randn(2 << 20, 4096, device='cuda'))\n"
+        "    with explorer.record_step(model, optimizer) as run: model(torch.randn(1700001, 4096, device='cuda'))\n"
         "except torch.OutOfMemoryError: pass\n"
         "log = run.measurement.allocations\n"
-        "out['held'] = [n for n, role in zip(log.n_bytes, log.role) if ROLES[role] == 'cuBLAS workspace']",
+        "out['held'] = [n for n, role in zip(log.n_bytes, log.role) if ROLES[role] == 'cuBLAS workspace']\n"
+        "out['sentence'] = run.measurement.failure.sentence",
     )
     assert seen["held"] == [32 * MIB] * 2
+    assert f"{1700001 * 4096 * 4:,} bytes" in str(seen["sentence"]), "torch's text says 25.94 GiB"
