@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -19,9 +20,12 @@ from explorer.jobs.client import Worker
 from explorer.jobs.store import Store
 from explorer.plan.challenges import CHALLENGES, Challenge
 from explorer.plan.policy import file as policy_file
-from explorer.record import ROLES, Comparison, Measurement, ModelRef, Policy
-from explorer.record.base import from_msgpack
+from explorer.plan.predict.not_predicted import not_predicted
+from explorer.plan.why.caveats import why_not_predicted
+from explorer.record import ROLES, Comparison, Measurement, ModelGraph, ModelRef, Policy, Unit
+from explorer.record.base import from_msgpack, from_plain
 from explorer.record.pipeline import PipelineRun
+from explorer.record.plan import Forecast
 from tests.cli.asked import as_record, read, run
 
 pytestmark = pytest.mark.usefixtures("shared")
@@ -440,3 +444,36 @@ def test_the_next_command_of_every_answer_runs_and_is_about_the_same_step(
         is_plan = "one.py:one" not in arguments
         assert ("plan" in following and set(options) < set(following)) is is_plan
         (tmp_path / ("policy.yaml" if is_plan else "report.html")).unlink()
+
+
+POLICIES = {
+    "offload": (Policy(units=(Unit(blocks=("blocks.1",), action="offload"),)), "does not show offload"),
+    "lost gradients": (Policy.recompute(["blocks.0"], use_reentrant=True), "checkpoint of blocks.0 gets no input"),
+    "reentrant": (Policy.recompute(["blocks.1"], use_reentrant=True), ""),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_verb_asks_one_list_of_what_is_not_predicted(name: str, tiny: str, tmp_path: Path) -> None:
+    """What no play shows is refused alike, in the sentence of the list; a figure is a figure everywhere."""
+    policy, refusal = POLICIES[name]
+    graph = from_plain({k: v for k, v in read("graph", tiny).items() if k != "fingerprint"}, ModelGraph)
+    (file := tmp_path / "policy.yaml").write_text(policy_file.dumps(policy_file.file_of(policy, graph)))
+    peaks = []
+    for question in (
+        ("measure", tiny, "--predict", "--policy", str(file)),
+        ("compare", tiny, "--predict", "--policy", str(file)),
+        ("lock", tiny, "--policy", str(file)),
+        ("batch", tiny, "--predict", "--budget", "1MiB", "--argument", "width", "--policy", str(file)),
+    ):
+        if refusal:
+            assert refusal in " ".join(run(*question, code=2).stderr.split()), question
+        else:
+            peaks.append(run(*question).stdout)
+    if not refusal:
+        mib = re.search(r"Step peak +(\S+)", peaks[0])
+        assert mib is not None and f"→ {mib[1]}" in peaks[1]
+    checked = run("check", str(file), tiny, code=int(name == "lost gradients"))  # which is a hazard, too
+    forecast = not_predicted(policy, graph)  # what the page says of a policy that is only drawn
+    assert forecast == why_not_predicted(policy, graph, Forecast()) and forecast in checked.stderr
+    assert "does not cover" in forecast

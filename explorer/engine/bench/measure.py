@@ -57,6 +57,7 @@ from explorer.engine.model.loaded import Loaded, blaming, cast_type
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.state.rng import RngState, seed_everything
+from explorer.engine.watch.checkpoint_calls import lost_gradients_refused
 from explorer.errors import BadInput, ExplorerError, OutOfMemory, message_of
 from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.card.torch_rules import torch_of
@@ -381,7 +382,7 @@ def measure_without_data(
         warm_checkpoint(device.torch)
         loaded = load_for(spec)
         cast_buffers(loaded.model, cast)
-        with blaming(spec.model, loaded.inputs, "step without data"):
+        with blaming(spec.model, loaded.inputs, "step without data"), lost_gradients_refused():
             trainee, first = trainee_of(spec, loaded), None
             meter("playing a step")
             if step is step_without_loss:

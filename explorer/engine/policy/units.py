@@ -230,6 +230,11 @@ class _FirstThenAgain:
     def __init__(self, function: Callable[..., object], recomputing: Recomputing) -> None:
         self._function, self._recomputing = function, recomputing
         self._is_first = True
+        self.fqn = recomputing.fqn
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Those of the unit's modules."""
+        return (parameter for module in self._recomputing.modules for parameter in module.parameters())
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         if self._is_first:
@@ -295,7 +300,7 @@ class Recomputing:
         outside: OutsideRng | None = None,
         inside: AbstractContextManager[object] | None = None,
     ) -> None:
-        self._modules, self._fqn, self._outside, self._inside = modules, fqn, outside, inside
+        self.modules, self.fqn, self._outside, self._inside = modules, fqn, outside, inside
         self._hides_statistics = running_stats == "once"
         self._at_forward = outside.read() if outside else ()
         self._open: list[ExitStack] = []
@@ -304,11 +309,11 @@ class Recomputing:
     def __enter__(self) -> Self:
         with ExitStack() as opened:
             if self._hides_statistics:
-                opened.enter_context(_copied_statistics(self._modules))  # 5.
+                opened.enter_context(_copied_statistics(self.modules))  # 5.
             if self._outside is not None:  # 6. The step outside of this block has drawn more numbers.
                 opened.callback(self._outside.write, self._outside.read())
                 self._outside.write(self._at_forward)
-            opened.enter_context(_announced(self._fqn))
+            opened.enter_context(_announced(self.fqn))
             if self._inside is not None:
                 opened.enter_context(self._inside)
             self._open.append(opened.pop_all())

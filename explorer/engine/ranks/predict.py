@@ -42,6 +42,7 @@ from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import blaming, cast_type
 from explorer.engine.ranks.split import check_ranks, mesh_of, split_model
 from explorer.engine.state.global_state import preserve_global_state
+from explorer.engine.watch.checkpoint_calls import lost_gradients_refused
 from explorer.engine.watch.collectives import Buckets, buffer_role, group_size
 from explorer.errors import BadInput
 from explorer.plan.card.step_on_card import memory_on
@@ -110,7 +111,7 @@ def play_rank(
         meter(f"rank {rank}: building the model without data")
         loaded = load_for(spec)
         cast_buffers(loaded.model, cast)
-        with blaming(spec.model, loaded.inputs, "step without data"), _wrapped_without_data():
+        with blaming(spec.model, loaded.inputs, "step without data"), _wrapped_without_data(), lost_gradients_refused():
             mesh = mesh_of(ranks, "cpu")
             trainee = trainee_of(spec, loaded, lambda model: split_model(model, ranks, mesh))
             meter(f"rank {rank}: playing a step")

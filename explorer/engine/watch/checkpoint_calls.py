@@ -7,7 +7,7 @@ numbers stay the same. Helpers with an autograd Function of their own are seen b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from explorer.engine.policy.units import is_of_a_policy
 from explorer.engine.watch.collectives import dtensor_type
 from explorer.engine.watch.tracker import Tracker
 from explorer.plan.names import outermost
+from explorer.plan.predict.not_predicted import refuse_lost_gradients
 from explorer.record.checkpointing import CheckpointRegion, CheckpointSwitch, OwnCheckpointing
 
 Region = tuple[str, tuple[str, ...], bool]
@@ -46,6 +47,28 @@ class _Reentrant:
         return getattr(self._function, name)
 
 
+@contextmanager
+def lost_gradients_refused() -> Iterator[None]:
+    """Raises BadInput in a step whose policy runs weights under a reentrant checkpoint without a gradient."""
+
+    def checked(original: Any) -> object:
+        def apply(function: Any, preserve_rng_state: bool, *args: object) -> object:
+            is_unit = torch.is_grad_enabled() and is_of_a_policy(function, None)
+            if is_unit and _is_dead(args) and any(weight.requires_grad for weight in function.parameters()):
+                refuse_lost_gradients(function.fqn)
+            return original.apply(function, preserve_rng_state, *args)
+
+        return _Reentrant(original, apply)
+
+    with checkpoint_functions_replaced(checked, lambda original: original):
+        yield
+
+
+def _is_dead(arguments: Iterable[object]) -> bool:
+    """Whether no gradient passes. torch looks at the arguments themselves, and not into a list."""
+    return not any(isinstance(value, Tensor) and value.requires_grad for value in arguments)
+
+
 class CheckpointCalls:
     """Collects the checkpoint calls of a step that `tracker` watches."""
 
@@ -65,9 +88,7 @@ class CheckpointCalls:
             if not self._counts(function):
                 return original.apply(function, preserve_rng_state, *args)
             counted = _Counted(function)
-            # torch looks at the arguments themselves: a tensor inside of a list passes no gradient.
-            dead = not any(isinstance(value, Tensor) and value.requires_grad for value in args)
-            with self._region(counted, reentrant=True, dead=dead):
+            with self._region(counted, reentrant=True, dead=_is_dead(args)):
                 return original.apply(counted, preserve_rng_state, *args)
 
         return _Reentrant(original, apply)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from explorer.engine.bench.measure import measure_without_data
+from explorer.engine.bench.measure import measure, measure_without_data
 from explorer.errors import BadInput
+from explorer.plan.predict.calls import RNG_STATE_BYTES
 from explorer.plan.predict.not_predicted import not_covered
 from explorer.record import ModelRef, Policy, RunSpec, Unit
 
@@ -78,15 +79,75 @@ def test_a_model_built_on_meta_is_played_as_one_built_plainly(nets: Path, factor
     assert runs[0].step_peak_bytes == runs[1].step_peak_bytes
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [
-        Policy(units=(Unit(blocks=("up",), action="offload"),)),
-        Policy(units=(Unit(blocks=("up",)), Unit(blocks=("down",), action="offload"))),
-        Policy(units=(Unit(blocks=("up",)),), use_reentrant=True),
-    ],
-)
+OFFLOADED = [
+    Policy(units=(Unit(blocks=("up",), action="offload"),)),
+    Policy(units=(Unit(blocks=("up",)), Unit(blocks=("down",), action="offload"))),
+]
+
+
+@pytest.mark.parametrize("policy", OFFLOADED)
 def test_what_the_forecast_refuses_and_no_step_without_data_shows_is_not_played(nets: Path, policy: Policy) -> None:
     assert not_covered(policy)
-    with pytest.raises(BadInput, match="does not show"):
+    with pytest.raises(BadInput, match="does not show offload"):
         measure_without_data(RunSpec(model=ModelRef(target=f"{nets}:plain"), policy=policy))
+
+
+REENTRANT = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, frozen):
+        super().__init__()
+        self.embed = nn.Embedding(64, 32)
+        self.embed.requires_grad_(not frozen)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32)) for _ in range(4))
+        self.still = nn.Sequential(nn.Linear(32, 32)).requires_grad_(False)
+
+    def forward(self, ids):
+        x = self.still(self.embed(ids))
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+def _step(model):
+    ids = torch.randint(0, 64, (8, 16))
+    return model, lambda m: m(ids).square().mean()
+
+def trained(): return _step(Net(False))
+def frozen(): return _step(Net(True))
+def no_embedding():
+    model, x = nn.Sequential(*(nn.Linear(32, 32) for _ in range(4))), torch.randn(8, 32)
+    return model, lambda m: m(x).square().mean()
+"""
+
+
+@pytest.mark.parametrize(
+    ("factory", "blocks", "lost"),
+    [
+        ("trained", ("embed",), "embed"),
+        ("frozen", ("blocks.0", "blocks.2"), "blocks.0"),
+        ("frozen", ("still", "blocks.1"), ""),  # nothing in `still` trains
+        ("trained", ("blocks.0", "blocks.1", "blocks.2", "blocks.3"), ""),
+        ("trained", ("still", "blocks.3"), ""),
+        ("no_embedding", ("0", "2"), "0"),
+        ("no_embedding", ("1", "3"), ""),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:None of the inputs")  # of a block in which nothing trains
+def test_a_reentrant_policy_is_played_as_it_is_measured_unless_it_loses_gradients(
+    factory: str, blocks: tuple[str, ...], lost: str, tmp_path: Path
+) -> None:
+    """The forecast does not cover its backward, a play does: but for each checkpoint's state of the generator."""
+    (path := tmp_path / "nets.py").write_text(REENTRANT)
+    policy = Policy.recompute(blocks, use_reentrant=True)
+    spec = RunSpec(model=ModelRef(target=f"{path}:{factory}"), policy=policy, optimizer="sgd", n_repeats=0)
+    assert "reentrant" in not_covered(policy)
+    if lost:
+        with pytest.raises(BadInput, match=f"reentrant checkpoint of {lost} gets no input"):
+            measure_without_data(spec)
+        return
+    measured, played = measure(spec), measure_without_data(spec)
+    stashes = (measured.step_peak_bytes or 0) - (played.step_peak_bytes or 0)
+    assert stashes % RNG_STATE_BYTES < 256 and 0 <= stashes <= len(blocks) * RNG_STATE_BYTES + 256
+    assert played.total_flops == measured.total_flops
