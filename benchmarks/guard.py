@@ -12,9 +12,10 @@ import sys
 
 from msgspec.structs import replace
 
+from explorer.cli.verbs.lock import in_one_line
 from explorer.own_loop.guard import predicted_lock
 from explorer.plan.guard.lock import dumps, loads
-from explorer.plan.guard.moves import in_one_line, moves
+from explorer.plan.guard.moves import moves
 from explorer.record.graph import ModelRef
 from explorer.record.run import Ranks, RunSpec
 from tests.plan.guard.faulty_net import FAULTS

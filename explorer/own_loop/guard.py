@@ -26,8 +26,8 @@ from explorer.engine.model.describe import describe
 from explorer.errors import BadInput, nearest
 from explorer.own_loop.judge import Judged
 from explorer.plan.catalogue import default_size, sizes_of
-from explorer.plan.guard.lock import load, lock_of
-from explorer.plan.guard.moves import moves, runs_again, versions
+from explorer.plan.guard.lock import load, lock_of, runs_again
+from explorer.plan.guard.moves import moves, versions
 from explorer.plan.names import listed
 from explorer.plan.policy.block_names import matching
 from explorer.plan.policy.read_policy import named

@@ -106,14 +106,7 @@ MoveKind = Literal[
     "checkpoint added",
     "reruns",  # a block runs again more or less often
     "collectives",  # a block of a rank calls more or fewer of a kind, or larger ones
-    "result dtype",  # an operator's results in another type
-    "in place",  # an operator that wrote into its argument allocates, or the reverse
-    "result saved",  # an operator's results are kept for backward
-    "result freed",  # they are not kept any more
-    "operator added",
-    "operator removed",
-    "result size",
-    "flops",
+    "results",  # operators of a block allocate or keep other results
     "totals",  # figures of the whole step, last
 ]
 """Causes come before consequences."""

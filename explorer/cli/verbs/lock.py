@@ -7,6 +7,7 @@ line, and the lock's must equal them. Policy and conditions of the step come fro
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -20,9 +21,9 @@ from explorer.cli.worker import check_writable, print_or_write, run_of, worker
 from explorer.errors import BadInput, bounded
 from explorer.jobs.protocol import Measure
 from explorer.plan.guard import lock as lock_file
-from explorer.plan.guard.moves import markdown as table
 from explorer.plan.guard.moves import moves, versions
-from explorer.record.files import Lock
+from explorer.plan.sizes import mib
+from explorer.record.files import Lock, LockedBlock, Move
 from explorer.record.graph import ModelRef
 from explorer.record.run import RunSpec
 
@@ -84,7 +85,7 @@ def _check(old: Lock, markdown_file: Path | None, output: Output) -> None:
     if sentence := versions(old, new):
         say(escape(sentence))
     if markdown_file is not None:
-        print_or_write(table(old, new, changes), markdown_file)
+        print_or_write(markdown_of(old, new, changes), markdown_file)
     if changes:
         raise typer.Exit(DIFFERENT)
 
@@ -95,3 +96,38 @@ def _predicted(spec: RunSpec, policy: str) -> Lock:
         graph = describe(engine, spec, without_data=True)
         chosen = replace(spec, policy=file_on(policy, graph).policy)
         return lock_file.lock_of(run_of(engine, Measure(spec=chosen, without_data=True)), graph, policy)
+
+
+def in_one_line(changes: Sequence[Move]) -> str:
+    """The first cause, the first total, and the number of other causes."""
+    causes = [move.sentence.rstrip(".") for move in changes if move.kind != "totals"]
+    totals = [move.sentence.rstrip(".") for move in changes if move.kind == "totals"]
+    more = f" (and {len(causes) - 1} more)" if len(causes) > 1 else ""
+    return "; ".join((*causes[:1], *totals[:1])) + more
+
+
+def markdown_of(old: Lock, new: Lock, changes: Sequence[Move]) -> str:
+    """The moves as a list, and a table of the blocks whose figures differ: for the text of a pull request."""
+    if not changes:
+        return "The training step is as its lock says.\n"
+    lines = [f"**{in_one_line(changes)}**", "", *(f"- {move.sentence}" for move in changes), ""]
+    lines += ["| block | saved for backward | was | runs again | was |", "|---|---:|---:|---:|---:|"]
+    rows = [*_table(old, new)]
+    lines += rows[:_MOST_ROWS]
+    if len(rows) > _MOST_ROWS:
+        lines.append(f"| {len(rows) - _MOST_ROWS} more blocks | | | | |")
+    if sentence := versions(old, new):
+        lines += ["", sentence]
+    return "\n".join(lines) + "\n"
+
+
+_MOST_ROWS = 30
+
+
+def _table(old: Lock, new: Lock) -> Iterator[str]:
+    for fqn in dict.fromkeys((*old.blocks, *new.blocks)):
+        older, newer = old.blocks.get(fqn, LockedBlock()), new.blocks.get(fqn, LockedBlock())
+        if (older.saved_bytes, older.n_recompute) != (newer.saved_bytes, newer.n_recompute):
+            name = f"`{fqn}`" if fqn else "the model"
+            sizes = f"{mib(newer.saved_bytes)} | {mib(older.saved_bytes)}"
+            yield f"| {name} | {sizes} | {newer.n_recompute} | {older.n_recompute} |"

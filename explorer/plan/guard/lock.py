@@ -229,3 +229,16 @@ def _lines(value: object, indent: str, name: str = "", end: str = "") -> Iterato
     for i, (key, entry) in enumerate(value.items()):
         yield from _lines(entry, f"{indent}  ", key, "" if i == last else ",")
     yield f"{indent}}}{end}"
+
+
+def runs_again(lock: Lock, fqn: str) -> bool:
+    """Whether a block runs again in backward, or all of its code does: its children with FLOPs or saved bytes."""
+    if lock.blocks[fqn].n_recompute:
+        return True
+    inside = ((name, block) for name, block in lock.blocks.items() if name.rpartition(".")[0] == fqn)
+    children = [name for name, block in inside if _works(block)]
+    return bool(children) and all(runs_again(lock, child) for child in children)
+
+
+def _works(block: LockedBlock) -> bool:
+    return bool(block.n_forward) and bool(block.forward_flops or block.saved_bytes)

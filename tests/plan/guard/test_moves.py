@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from explorer.cli.verbs.lock import in_one_line, markdown_of
 from explorer.errors import UnreadableFile
 from explorer.own_loop.guard import predicted_lock
 from explorer.plan.guard.lock import dumps, load, loads
-from explorer.plan.guard.moves import in_one_line, markdown, moves, versions
+from explorer.plan.guard.moves import moves, versions
 from explorer.record.files import Lock
 from explorer.record.graph import ModelRef
 from explorer.record.run import Ranks, RunSpec
@@ -45,18 +46,25 @@ def test_a_fault_of_the_source_is_named_first(fault: str) -> None:
 
 def test_the_sentences_are_those_that_a_reviewer_reads() -> None:
     found = moves(clean(), replace(lock_with("softmax in float32"), run=clean().run))
-    assert in_one_line(found) == "blocks.1 now saves its softmax in float32 (was bfloat16): +256 B; Peak +0.6 %: " + (
-        "78.6 KiB → 79.1 KiB in backward"
-    )
-    assert "| `blocks.1` | 5.9 KiB | 5.4 KiB | 0 | 0 |" in markdown(clean(), lock_with("softmax in float32"), found)
+    cause, total = in_one_line(found).split("; ")
+    assert cause.startswith("blocks.1 has other results: softmax (float32) none → 512 B kept, softmax (bfloat16) 256 B")
+    assert cause.endswith(": +512 B") and total == "Peak +0.6 %: 78.6 KiB → 79.1 KiB in backward"
+    assert "| `blocks.1` | 5.9 KiB | 5.4 KiB | 0 | 0 |" in markdown_of(clean(), lock_with("softmax in float32"), found)
 
 
-def test_equal_siblings_share_a_sentence_and_equal_locks_have_none() -> None:
+def test_a_cause_comes_before_its_consequences() -> None:
+    found = moves(clean(), replace(lock_with("norm in float32"), run=clean().run))
+    assert found[0].kind == "dtype" and found[1].blocks == ("blocks.1.norm",)
+    wider = moves(clean(), replace(lock_with("wider batch"), run=clean().run))
+    assert {move.kind for move in wider[1:]} == {"totals"} and wider[0].kind == "inputs"
+
+
+def test_equal_blocks_share_a_sentence() -> None:
     recomputed = lock_with(policy="all")
     found = moves(clean(), replace(recomputed, policy=clean().policy))
-    assert [move.kind for move in found if move.kind != "totals"] == ["checkpoint added", "reruns"]
-    assert found[0].blocks == ("blocks.0", "blocks.1")
-    assert "Each of blocks.0 and blocks.1 (2 blocks) is recomputed now" in found[0].sentence
+    assert [move.kind for move in found if move.kind != "totals"] == ["checkpoint added"]
+    assert found[0].blocks == ("blocks.0", "blocks.1", "blocks.2")
+    assert "(3 blocks) is recomputed now" in found[0].sentence
     assert moves(clean(), recomputed)[0].kind == "conditions"
 
 
@@ -122,6 +130,6 @@ def test_resharding_that_was_switched_on_is_told_in_gathers(tmp_path: Path) -> N
         texts.append(dumps(predicted_lock(RunSpec(model=ModelRef(target=f"{path}:build"), ranks=ranks), "keep-all")))
     assert texts[0] == texts[1] and loads(texts[0]).step.rank == 0
     found = [move.sentence for move in moves(loads(texts[0]), loads(texts[2]))]
-    assert found[0] == "Each of 0 and 1 (2 blocks) has 1 all-gather in backward, had 0: +672 B in all."
+    assert found[0] == "Each of 0, 1 (2 blocks) has 1 all-gather in backward, had 0: +672 B in all."
     assert found[-1] == "all-gather: 2 times, 672 B in all became 4 times, 1.3 KiB in all."
     assert "collectives" not in dumps(clean()), "a lock of one process is as before"
