@@ -30,6 +30,7 @@ from explorer.engine.bench.user_loop import LoopRecording
 from explorer.engine.device.device import path_of_rank, rank_text
 from explorer.engine.policy.several_models import Models, called_models, one_model
 from explorer.engine.state.snapshot import optimizers_of
+from explorer.engine.watch.checkpoint_error import add_note
 from explorer.engine.watch.modes import never_compiled
 from explorer.engine.watch.scopes import ModuleHook, around_backward
 from explorer.errors import BadInput, NotSaved, message_of
@@ -108,13 +109,13 @@ class Watch:
             self._broken(trouble)
 
     def _open(self) -> None:
+        self._excepthook, sys.excepthook = sys.excepthook, self._uncaught
         if self.on_oom is not None:
             self.on_oom = path_of_rank(self.on_oom)
             for module in NEEDED_AT_REFUSAL:
                 with suppress(ImportError):  # the file says why it holds no plan
                     import_module(module)
             self._take_reserve()
-            self._excepthook, sys.excepthook = sys.excepthook, self._uncaught
             # Most loops fail in forward or backward. Their errors are caught while the frames hold the memory.
             self._listen()
             healing = self._healer.backward_listeners if self._healer else {}
@@ -181,8 +182,10 @@ class Watch:
     def refused(self, error: Exception) -> Path | None:
         """Writes the file of `on_oom` if `error` is the first out-of-memory, and returns its path.
 
-        For loops that catch the error. No other error is ever raised in its place.
+        torch's CheckpointError gets a note with the line at which the recompute departs. For loops that catch the
+        error. No other error is ever raised in its place.
         """
+        add_note(error, self._model)
         if self.on_oom is None or self._closed or self._is_refused:
             return None
         try:

@@ -161,7 +161,7 @@ class LoopRecording:
         failure = failure_in_words(error, self._model) if isinstance(error, Exception) else None
         failure = failure and self._recording.with_exact_bytes(failure)
         if isinstance(error, CheckpointError) and failure is not None:
-            error.add_note(failure.sentence)  # torch's error in plain words
+            error.add_note(failure.sentence)
         self.measurement = replace(
             run,
             origin="recorded",

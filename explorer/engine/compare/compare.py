@@ -11,7 +11,7 @@ from explorer.engine.bench.bench import BegunSteps
 from explorer.engine.bench.measure import Meter, Session, n_reports
 from explorer.engine.bench.recording import FurtherSteps, under_tracker
 from explorer.engine.bench.step import OnPhase, Trainee, forward_backward, prepare, refuse_other_settings
-from explorer.engine.compare.judgement import judge_programs
+from explorer.engine.compare.judgement import judge_programs, of_departure
 from explorer.engine.compare.probe import ProbeResult, probe
 from explorer.engine.compare.programs import SpecProgram
 from explorer.engine.compare.watched import RerunWatch
@@ -113,12 +113,7 @@ def _recorded(session: Session) -> Comparison:
 
 
 def _with_departure(comparison: Comparison, watches: list[RerunWatch]) -> Comparison:
-    """The failure of a recompute with the operator at which the recompute departed from forward."""
-    departures = [departure for watch in watches for departure in watch.departures.by_block.values()]
-    if comparison.failure is None or not departures:
-        return comparison
-    sentence = f"{comparison.failure.sentence} {departures[0].sentence}"
-    return replace(comparison, departures=tuple(departures), failure=replace(comparison.failure, sentence=sentence))
+    return of_departure(comparison, tuple(d for watch in watches for d in watch.departures.by_block.values()))
 
 
 def with_causes(comparison: Comparison) -> Comparison:

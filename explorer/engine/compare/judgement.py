@@ -38,7 +38,7 @@ from explorer.engine.compare.outcome import (
     unstable,
 )
 from explorer.engine.compare.programs import Program, SpecProgram, StepProgram
-from explorer.engine.compare.watched import Forwards, RerunWatch, forward_difference, late_reads
+from explorer.engine.compare.watched import Forwards, RerunDraws, RerunWatch, forward_difference, late_reads
 from explorer.engine.compare.without_checkpoint import outcome_without_checkpoint, sides_against
 from explorer.engine.imaginary.run import sees_imaginary_card
 from explorer.engine.state.state_diff import BEYOND, StateKey, leaves, same_state
@@ -55,6 +55,7 @@ from explorer.record.comparison import (
     StateChange,
     TensorDiff,
 )
+from explorer.record.late_read import Departure
 
 NO_VALUES = "The card is imaginary: its kernels compute no values, so nothing can be compared."
 D = TypeVar("D", bound=TensorDiff)
@@ -94,7 +95,8 @@ def judge_programs(
     except Cancelled:
         raise
     except Exception as error:  # a user's model may raise anything when it runs again
-        return replace(of, failure=failure_in_words(error, candidate.model))
+        of = replace(of, failure=failure_in_words(error, candidate.model))
+        return of_departure(of, _departures(candidate)) if isinstance(candidate, StepProgram) else of
     plain = None
     if full and isinstance(baseline, SpecProgram):
         if checkpoints_itself(of.baseline):
@@ -189,18 +191,43 @@ def _of_steps(
     of = replace(of, optimizer_settings=tuple(dict.fromkeys(pairs)))
     if same_gradients(*runs):
         return of
-    of = replace(of, forward=_forward_difference(*programs), untied=_untied(*programs))
+    departures = _departures(programs[1])
+    of = replace(of, forward=_forward_difference(*programs), untied=_untied(*programs), departures=departures)
     return replace(of, float64_distance=float64_distance(programs[1], exact, runs[0]) if exact else None)
+
+
+def of_departure(of: Comparison, departures: tuple[Departure, ...]) -> Comparison:
+    """`of`, whose failure also says at which operator the recompute departed from forward."""
+    if of.failure is None or not departures:
+        return of
+    sentence = f"{of.failure.sentence} {departures[0].sentence}"
+    return replace(of, departures=departures, failure=replace(of.failure, sentence=sentence))
+
+
+def _departures(program: StepProgram) -> tuple[Departure, ...]:
+    """Where recomputes of a user's step depart from forward, from one watched step; empty for a compiled program."""
+    if _is_compiled(program):
+        return ()
+    draws = RerunDraws(program.model)
+    with suppress(Exception):  # the step may fail as it did before: what was seen until then counts
+        program.start()
+        with draws:
+            program.step(program.model, program.batches["batch"])
+    return tuple(draws.departures.by_block.values())
+
+
+def _is_compiled(program: StepProgram) -> bool:
+    modules = list(program.model.modules())
+    return any(hasattr(thing, "_torchdynamo_orig_callable") for thing in (program.step, *modules)) or any(
+        module._compiled_call_impl is not None for module in modules
+    )
 
 
 def _forward_difference(*programs: StepProgram) -> ForwardDiff | None:
     """The forward difference, from one watched step of each; None if a program is compiled or fails."""
     sides = []
     for program in programs:
-        modules = list(program.model.modules())
-        if any(hasattr(thing, "_torchdynamo_orig_callable") for thing in (program.step, *modules)) or any(
-            module._compiled_call_impl is not None for module in modules
-        ):
+        if _is_compiled(program):
             return None
         forwards = Forwards(program.model)
         try:

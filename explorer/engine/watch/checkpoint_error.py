@@ -1,13 +1,14 @@
 """Translates torch's "tensor at position 46 has different metadata" into a block, an operator and a usual cause.
 
 Positions count the tensors that a checkpointed region saves for backward. torch does not record their operators, so
-the region runs a third time with a count and a stack of blocks. The step has failed already; generators are restored,
-but the third run moves any other state again.
+the region runs a third time. It counts, and notes blocks and lines of the user's code. The step has failed
+already; generators are restored, but the third run moves any other state again.
 """
 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from traceback import walk_tb
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.utils.checkpoint import CheckpointError
 from explorer.engine.device.memory_limit import failure_in_step
 from explorer.engine.state.rng import RngState
 from explorer.engine.watch.forward import dense, dense_tensors
+from explorer.engine.watch.lines import line_of_model
 from explorer.engine.watch.modes import writes_arguments
 from explorer.engine.watch.scopes import BlockWatch, Frame, looking_at_saved
 from explorer.record.failure import Failure
@@ -41,17 +43,18 @@ def in_words(error: BaseException, model: nn.Module) -> str:
     if not isinstance(error, CheckpointError):
         return ""
     mismatch = _MISMATCH.search(str(error))
-    region = _region(error)
-    third = _ThirdRun(model)
-    if region is not None:
-        third.run(*region)
+    third, place = _ThirdRun(model), ""
+    if (region := _region(error)) is not None:
+        frame, inputs = region
+        third.run(frame.recompute_fn, inputs)
+        place = _first_departure(frame, third.saved)
     of_block = f" of {third.block}" if third.block else ""
     if mismatch is None:
         counts = _COUNTS.search(str(error))
         work = (
             f"forward saved {counts[1]} tensors and the recompute {counts[2]}" if counts else "the recompute saved more"
         )
-        return f"The recompute{of_block} did other work than forward: {work}. Usual cause: {BRANCH}."
+        return f"The recompute{of_block} did other work than forward: {work}{place}. Usual cause: {BRANCH}."
     position, forward, again = int(mismatch[1]), mismatch[2], mismatch[3]
     # The third run does what the recompute did, but for sizes that grow with each run. The operator of forward is not
     # known: it may be another one.
@@ -61,6 +64,23 @@ def in_words(error: BaseException, model: nn.Module) -> str:
         f"The recompute{of_block} made another tensor than forward: saved tensor {position} was {_short(forward)} in "
         f"forward and {_short(again)} in the recompute{where}. Usual cause: {_cause(forward, again)}."
     )
+
+
+def add_note(error: BaseException, model: nn.Module) -> None:
+    """Adds the sentence to torch's CheckpointError, once. The error itself stays as it is, whatever goes wrong here."""
+    with suppress(Exception):
+        if not hasattr(error, "__notes__") and (sentence := in_words(error, model)):
+            error.add_note(sentence)
+
+
+def _first_departure(frame: Any, saved: list[tuple[list[int], str]]) -> str:
+    """The first saved tensor of the third run that is not the tensor of forward; empty where they are alike."""
+    forward = [list(metadata["shape"]) for metadata in frame.x_metadatas if isinstance(metadata, dict)]
+    pairs = zip(forward, saved)
+    i = next((i for i, (shape, again) in enumerate(pairs) if shape != again[0]), min(len(forward), len(saved)))
+    if i < len(saved):
+        return f"; they first part at saved tensor {i} of the recompute, where {saved[i][1]}"
+    return f"; the recompute saves nothing more where {saved[-1][1]}" if saved and i < len(forward) else ""
 
 
 def failure_in_words(error: BaseException, model: nn.Module) -> Failure:
@@ -98,6 +118,7 @@ class _ThirdRun(BlockWatch):
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         result = func(*args, **(kwargs or {}))
         inside = f" in {self.running}" if self.running else ""
+        inside += f" ({line})" if (line := line_of_model()) else ""
         for tensor in dense_tensors(result):
             self._alive.append(tensor)  # a freed address would be reused
             if writes_arguments(func) or _identity(tensor) not in self._made:  # no alias of an earlier result
@@ -114,12 +135,12 @@ def _identity(tensor: torch.Tensor) -> tuple[object, ...]:
     return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
 
 
-def _region(error: BaseException) -> tuple[object, object] | None:
-    """Function and arguments of the recompute that failed, from the frames of the error."""
+def _region(error: BaseException) -> tuple[Any, object] | None:
+    """torch's record of the checkpoint whose recompute failed, and its arguments, from the frames of the error."""
     for frame, _ in walk_tb(error.__traceback__):
         region: Any = frame.f_locals.get("frame")
         if frame.f_code.co_name == "unpack_hook" and hasattr(region, "recompute_fn") and "args" in frame.f_locals:
-            return region.recompute_fn, frame.f_locals["args"]
+            return region, frame.f_locals["args"]
     return None
 
 

@@ -92,3 +92,87 @@ def test_an_audit_names_the_line_of_the_models_own_checkpoint() -> None:
     model, x = Net(), torch.randn(8, 4)
     result = explorer.audit(model, lambda: model(x).sum().backward())
     assert line_of("counter") in result.departure and result.departure in repr(result)
+
+
+class Unlike(nn.Module):
+    """Does other work when it runs again: other rows, another type, fewer operators, more of them."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.fc, self.kind, self.n_calls = nn.Linear(4, 4), kind, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.n_calls += 1
+        is_first = self.n_calls == 1
+        y = self.fc(x)  # departs: fewer
+        if self.kind == "rows" and not is_first:
+            y = y[:3].clone()  # departs: rows
+        if self.kind == "type" and not is_first:
+            y = y.bfloat16()  # departs: type
+        if self.kind == "more" and not is_first:
+            y = torch.cat([y, y])  # departs: more
+        if self.kind == "fewer" and is_first:
+            y = y.sin()
+        return y.sin().float().sum(0, keepdim=True) + 0.0 * x
+
+
+def unlike(kind: str) -> tuple[nn.Module, Tensor, Callable[[], None]]:
+    block, x = Unlike(kind), torch.randn(8, 4, requires_grad=True)
+    run: Callable[..., Tensor] = checkpoint
+    return block, x, lambda: run(block, x, use_reentrant=False).sum().backward()
+
+
+@pytest.mark.parametrize("instrument", ["record_step", "watch of this step", "watch of another step", "caught"])
+@pytest.mark.parametrize("kind", ["rows", "type", "fewer", "more"])
+def test_torchs_own_error_in_a_users_loop_gets_one_note_with_the_line(kind: str, instrument: str) -> None:
+    """The exception stays torch's own: its kind, its text and its arguments."""
+    with pytest.raises(CheckpointError) as plain:
+        unlike(kind)[2]()
+    model, _, step = unlike(kind)
+    with pytest.raises(CheckpointError) as caught:
+        if instrument == "record_step":
+            with explorer.record_step(model):
+                step()
+        elif instrument == "caught":
+            watch = explorer.watch(model, at=(9,))
+            try:
+                step()
+            except CheckpointError as error:
+                watch.refused(error)
+                watch.refused(error)
+                watch.close()
+                raise
+        else:
+            with explorer.watch(model, at=(1 if instrument == "watch of this step" else 9,)):
+                step()
+    notes = getattr(caught.value, "__notes__", [])
+    assert len(notes) == 1 and line_of(kind) in notes[0], notes
+    assert (type(caught.value), caught.value.args) == (type(plain.value), plain.value.args)
+
+
+@pytest.mark.parametrize("kind", ["counter", "python", "dropout", "rows", "nothing"])
+def test_judge_names_the_line_at_which_the_candidates_recompute_departs(kind: str) -> None:
+    """In a cause, or in the reason why the candidate did not run; of equal steps there is nothing to say."""
+    STATE["calls"] = 0
+    block, x = Unlike(kind) if kind == "rows" else Block(kind), torch.randn(8, 4)
+    run: Callable[..., Tensor] = checkpoint
+
+    def kept(model: nn.Module, batch: Tensor) -> None:
+        reset(model)
+        model(batch).sum().backward()
+
+    def recomputed(model: nn.Module, batch: Tensor) -> None:
+        reset(model)
+        run(model, batch.requires_grad_(), use_reentrant=False, preserve_rng_state=False).sum().backward()
+
+    def reset(model: nn.Module) -> None:
+        STATE["calls"] = 0
+        random.seed(0)
+        if isinstance(model, Unlike):
+            model.n_calls = 0
+
+    verdict = explorer.judge(kept, recomputed, block, x)
+    text = repr(verdict)
+    assert ("departs from forward" in text) is (kind != "nothing"), text
+    if kind != "nothing":
+        assert line_of(kind) in text and verdict.verdict in ("different", "not comparable")
