@@ -21,6 +21,7 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from heapq import nsmallest
+from pathlib import Path
 
 LONGEST_MESSAGE = 300
 """Most characters that are repeated of a message raised by other code."""
@@ -172,6 +173,18 @@ def brings(module: str) -> str:
         return f"pip install {module}"
     extra = "[app]" if module in ("streamlit", "starlette", "torchviz", "graphviz") else ""
     return f"pip install '.{extra}' in a clone of Checkpoint Explorer, or pip install 'FILE.whl{extra}' of its wheel"
+
+
+def namesake(folder: Path) -> str:
+    """A sentence if `folder` has a module `explorer` that is not this library; else empty."""
+    here = Path(__file__).resolve().parent
+    for path in (folder / "explorer.py", folder / "explorer" / "__init__.py"):
+        if path.is_file() and path.resolve().parent != here:
+            return (
+                f"{path} has the name of the library that runs your code: `import explorer` finds the library. "
+                "Rename your file if your code imports it."
+            )
+    return ""
 
 
 def _first_paragraph(text: str) -> str:

@@ -136,7 +136,8 @@ class Forks:
         ours, servers = socket.socketpair()
         with servers:
             process = subprocess.Popen(
-                [sys.executable, "-m", "explorer.child_process.fork_server", str(servers.fileno()), *warm],
+                # -P: an explorer.py of the user in this folder would be imported instead of this package
+                [sys.executable, "-P", "-m", "explorer.child_process.fork_server", str(servers.fileno()), *warm],
                 stdin=subprocess.DEVNULL,
                 stdout=errors,  # output of a model
                 stderr=errors,

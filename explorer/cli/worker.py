@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +17,7 @@ from rich.progress import Progress as Bar
 from explorer.cli.command import CleanConsole, Output, RunFailed, clean, echo, errors_to_stderr, say
 from explorer.errors import NotSaved
 from explorer.jobs import run_file
-from explorer.jobs.client import Job, Worker
+from explorer.jobs.client import Job, Worker, WorkerHere
 from explorer.jobs.protocol import Measure, MeasureRanks, Request
 from explorer.jobs.worker import ENGINE
 from explorer.record.base import Record
@@ -31,7 +32,7 @@ _ONE_JOB = replace(ENGINE, warm=ENGINE.warm[:1])
 @contextmanager
 def worker() -> Iterator[Worker]:
     """A worker for this command, which loads torch at once and ends with the context."""
-    worker = Worker(program=_ONE_JOB)
+    worker = Worker(program=_ONE_JOB) if hasattr(os, "fork") else WorkerHere()
     try:
         worker.warm()
         yield worker

@@ -12,11 +12,12 @@ import atexit
 import itertools
 import secrets
 import shutil
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout, suppress
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -27,7 +28,7 @@ from explorer.jobs import protocol
 from explorer.jobs.job_process import JobProcess, new_folder
 from explorer.jobs.run_file import KINDS, graph_of, with_graph
 from explorer.jobs.store import Store, Turn, default_path
-from explorer.jobs.worker import ENGINE, WorkerProgram, settings
+from explorer.jobs.worker import ENGINE, WorkerProgram, answer, event_of, settings
 from explorer.record.base import Record, from_msgpack, from_plain, to_msgpack, to_plain
 from explorer.record.failure import Failure, failure_of
 from explorer.record.graph import ModelGraph
@@ -166,10 +167,13 @@ class Worker:
             self._folder = self._folder or new_folder()
             with self._server_words.open("wb") as errors:
                 self._forks = Forks.launch(self._program.warm, settings(), errors.fileno())
-            if self._thread is None:
-                atexit.register(self.close)
-                self._thread = threading.Thread(target=self._work, name="jobs", daemon=True)
-                self._thread.start()
+            self._begin()
+
+    def _begin(self) -> None:
+        if self._thread is None:
+            atexit.register(self.close)
+            self._thread = threading.Thread(target=self._work, name="jobs", daemon=True)
+            self._thread.start()
 
     @property
     def _server_words(self) -> Path:
@@ -344,6 +348,22 @@ def _graph_key(request: protocol.Request) -> str:
     spec = getattr(request, "spec", getattr(request, "candidate", None))
     conditions = getattr(request, "conditions", getattr(spec, "conditions", None))
     return repr((getattr(request, "without_data", False), protocol.models_of(request)[:1], conditions))
+
+
+class WorkerHere(Worker):
+    """Runs jobs in this process, on a system that cannot fork: a job takes its memory and its crashes with it."""
+
+    def warm(self) -> None:
+        """Nothing is started ahead."""
+        with self._changed:
+            self._begin()
+
+    def _run(self, job: Job) -> None:
+        graph = self._graphs.get(_graph_key(job.request))
+        submitted = protocol.Submit(request=job.request, keep=job._keep, graph=graph)
+        with redirect_stdout(sys.stderr):
+            event = event_of(answer, submitted, str(self.store_path), lambda progress: self._heard(job, progress))
+        self._end(job, event)
 
 
 def _cancelled(sentence: str) -> Failure:

@@ -6,7 +6,6 @@ anything: a model reference inside it is a string.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -264,7 +263,9 @@ class Turn:
 
     def comes(self) -> bool:
         """Whether no other process has the turn. Then it is this one's."""
-        with suppress(OSError):  # a file system without locks
+        with suppress(OSError, ImportError):  # a file system, or a system, without locks
+            import fcntl
+
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

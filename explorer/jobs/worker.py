@@ -193,17 +193,22 @@ def work(answer: Answers, store_path: str, submitted: protocol.Submit, folder: s
             raise Cancelled("The run was cancelled.")
         protocol.write_frame(events, protocol.Reported(progress=progress))
 
+    event = event_of(answer, submitted, store_path, report)
+    if os.getpid() == pid:
+        protocol.write_frame(events, event)
+
+
+def event_of(answer: Answers, submitted: protocol.Submit, store_path: str, report: Report) -> protocol.Event:
+    """The result of a request, which is in the store then, or the failure."""
     try:
         report(Progress(what="starting", done=0, total=0))
         result = answer(submitted.request, report)
         result = with_graph(result, graph_of(result) or submitted.graph)
         encoded = to_msgpack(result)
         run_id, warning = _keep(result, encoded, store_path) if submitted.keep else (None, "")
-        event: protocol.Event = protocol.Finished(result=encoded, run_id=run_id, warning=warning)
+        return protocol.Finished(result=encoded, run_id=run_id, warning=warning)
     except BaseException as error:  # a model may raise SystemExit, or its own exception
-        event = protocol.Failed(failure=failure_of(error, in_step=False))
-    if os.getpid() == pid:
-        protocol.write_frame(events, event)
+        return protocol.Failed(failure=failure_of(error, in_step=False))
 
 
 def _keep(result: Record, encoded: bytes, store_path: str) -> tuple[str | None, str]:

@@ -59,7 +59,9 @@ def run_again_on(card: str, arguments: Sequence[str]) -> int:
 
     Raises BadInput for an unknown card and without torch's CUDA build.
     """
-    return run_on(parse_card(card), ["-m", "explorer", *arguments]).returncode
+    paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+    env = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return run_on(parse_card(card), ["-P", "-m", "explorer", *arguments], env).returncode
 
 
 def run_on_card(script: Path, arguments: Sequence[str], n_steps: int | None) -> StepsOnCard:

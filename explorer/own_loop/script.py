@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from explorer.engine.policy.several_models import one_model
 from explorer.engine.watch.scopes import around_backward
-from explorer.errors import BadInput
+from explorer.errors import BadInput, namesake
 from explorer.own_loop.watch import Watch
 from explorer.own_loop.watch_request import WatchRequest
 
@@ -47,6 +47,8 @@ class ScriptUnderWatch:
 
     def run(self, arguments: Sequence[str]) -> None:
         """Runs the script. Its errors and SystemExit pass through; an out-of-memory passes after its file is saved."""
+        if sentence := namesake(self._script.resolve().parent):
+            self._request.say(sentence)
         with _as_main(self._script, arguments, self._module), self._optimizers_seen(), self._first_backward_heard():
             try:
                 if self._module:

@@ -39,6 +39,8 @@ def call_in_subprocess(function: Callable[..., Kind], *arguments: object, report
     Raises the function's error if it is of explorer/errors.py, and what `report` raises. Raises Crashed if the process
     ended otherwise.
     """
+    if not hasattr(os, "fork"):
+        return function(*arguments, report)
     last = Progress(what="starting", done=0, total=0)
     where = (function.__module__, function.__qualname__)
     with (

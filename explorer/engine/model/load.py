@@ -40,7 +40,16 @@ from explorer.engine.device.without_data import explained
 from explorer.engine.model.batch import SHAPE_ARGUMENTS, made_text, unpacked
 from explorer.engine.model.loaded import Loaded, said_at
 from explorer.engine.state.rng import seed_everything
-from explorer.errors import BadInput, ExplorerError, ModelNotLoaded, UnreadableFile, message_of, nearest, said_by
+from explorer.errors import (
+    BadInput,
+    ExplorerError,
+    ModelNotLoaded,
+    UnreadableFile,
+    message_of,
+    namesake,
+    nearest,
+    said_by,
+)
 from explorer.plan.catalogue import default_size, is_sizes, source_path
 from explorer.plan.names import listed
 from explorer.record.bounded_file import read_configuration
@@ -283,7 +292,8 @@ def _from_file(where: str) -> object:
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ModelNotLoaded(
-            f"{where} was imported and raised {said_at(error, where)}.", hint="Run the file in Python first."
+            f"{where} was imported and raised {said_at(error, where)}.",
+            hint=namesake(root) or "Run the file in Python first.",
         ) from error
     finally:
         sys.path.remove(str(root))

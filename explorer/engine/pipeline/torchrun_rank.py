@@ -8,7 +8,6 @@ No process watches these ranks, so each rank keeps the time limit and writes its
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import socket
 import struct
@@ -84,6 +83,8 @@ def network(environment: Mapping[str, str]) -> dict[str, str]:
 
     By default gloo takes the address of the host's name, which many machines resolve to themselves.
     """
+    import fcntl  # not on every system, and this is for several machines
+
     several = environment["WORLD_SIZE"] != environment.get("LOCAL_WORLD_SIZE", environment["WORLD_SIZE"])
     if not several or "GLOO_SOCKET_IFNAME" in environment:
         return {}
