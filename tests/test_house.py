@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from explorer import errors
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -488,6 +490,31 @@ def test_the_app_process_never_imports_torch_and_the_package_is_cheap() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "set()"
+
+
+MOST_OWN_LOOP_MODULES = 90
+
+
+@pytest.mark.parametrize("name", ["record_step", "watch", "judge", "auto_policy"])
+def test_an_instrument_loads_no_planner_and_no_report(name: str) -> None:
+    """Every rank of somebody's training imports it."""
+    check = (
+        f"import sys, explorer; explorer.{name}; print(*(m for m in sys.modules if m.partition('.')[0] in "
+        "('explorer', 'plotly', 'streamlit', 'highspy', 'rich')))"
+    )
+    ran = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=True)
+    modules = ran.stdout.split()
+    heavy = (
+        "plotly",
+        "streamlit",
+        "highspy",
+        "rich",
+        "explorer.view",
+        "explorer.plan.planners",
+        "explorer.plan.predict",
+    )
+    assert not [module for module in modules if module.startswith(heavy)]
+    assert 0 < len(modules) < MOST_OWN_LOOP_MODULES, sorted(modules)
 
 
 def test_top_level_holds_what_was_agreed() -> None:

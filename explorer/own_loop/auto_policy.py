@@ -14,7 +14,6 @@ Demand: https://github.com/pytorch/pytorch/issues/32219
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -24,19 +23,11 @@ from explorer.errors import InvalidPolicy, OutOfMemory
 from explorer.own_loop.record_step import place_of_caller
 from explorer.plan.budget_text import DEVICE, check_budget, parse_budget
 from explorer.plan.card.cards import capacity_bytes, listed_card
-from explorer.plan.card.step_on_card import memory_on
-from explorer.plan.planners.confirm import confirmed, within_budget
-from explorer.plan.planners.front import undominated
-from explorer.plan.planners.planner import Planner
-from explorer.plan.policy.presets import ladder
 from explorer.record.card import Card
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement, ratio_with_spread
 from explorer.record.plan import AutoPlan, Missed
 from explorer.record.policy import KEEP_ALL, Policy
-
-if TYPE_CHECKING:
-    pass
 
 
 def auto_policy(model: Models, step: Callable[[], object], budget: str | int | Card = DEVICE) -> AutoPlan:
@@ -58,6 +49,11 @@ def auto_policy(model: Models, step: Callable[[], object], budget: str | int | C
     also for a step that cannot be repeated or has no backward, and for a model with a policy. Raises OutOfMemory if no
     policy fits.
     """
+    from explorer.plan.card.step_on_card import memory_on
+    from explorer.plan.planners.confirm import confirmed, within_budget
+    from explorer.plan.planners.front import undominated
+    from explorer.plan.planners.planner import Planner
+
     card = listed_card(budget) if isinstance(budget, str) else budget if isinstance(budget, Card) else None
     if isinstance(budget, str) and card is None:
         check_budget(budget)
@@ -72,11 +68,9 @@ def auto_policy(model: Models, step: Callable[[], object], budget: str | int | C
         def recorded(policy: Policy) -> Measurement:
             run = steps.recorded(policy)
             if run is None:
-                raise OutOfMemory(
-                    "The step does not fit on this device under the plan for it "
-                    f"({', '.join(refused) or 'keeping all'} was tried before).",
-                    hint="Give a lower budget.",
-                )
+                before = f"{', '.join(refused) or 'keeping all'} was tried before"
+                sentence = f"The step does not fit on this device under the plan for it ({before})."
+                raise OutOfMemory(sentence, hint="Give a lower budget.")
             return run if card is None else replace(run, card=memory_on(card, run))
 
         last = confirmed(planner, lambda planner: planner.fulfil(wish), recorded)
@@ -103,6 +97,8 @@ def auto_policy(model: Models, step: Callable[[], object], budget: str | int | C
 
 def _first_that_fits(steps: UserSteps, graph: ModelGraph) -> tuple[Measurement, list[str]]:
     """The timed run with everything kept, or of the ladder's first rung that fits; and the names of refused rungs."""
+    from explorer.plan.policy.presets import ladder
+
     refused: list[str] = []
     rungs = [(f"{name} recomputed", policy) for name, policy in ladder(graph)]
     for name, policy in [("everything kept", KEEP_ALL), *rungs]:

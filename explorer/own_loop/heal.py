@@ -40,10 +40,6 @@ from explorer.errors import BadInput, ExplorerError, message_of
 from explorer.own_loop.record_step import RecordedRun
 from explorer.own_loop.second_run import ForwardCall, NotHealed, StateBefore, autocast_contexts, computed_tensors, walk
 from explorer.plan.names import listed
-from explorer.plan.planners.planner import Planner
-from explorer.plan.policy import presets
-from explorer.plan.policy.presets import preset
-from explorer.plan.predict.forecaster import Forecaster
 from explorer.record.failure import is_out_of_memory
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy
@@ -253,6 +249,8 @@ class Healer:
             self.refusal = self._record(error)
         if not self._has_ladder and self.refusal is not None and self.refusal.graph is not None:
             self._has_ladder = True
+            from explorer.plan.policy.presets import preset
+
             with suppress(ExplorerError):
                 self._plans = [(preset("all", self.refusal.graph), None)]
 
@@ -329,12 +327,16 @@ def ladder(run: Measurement) -> list[tuple[Policy, float | None]]:
 
     Plans alone would not do: no plan lowers a peak that lies in the optimizer's step, and forward may still be refused.
     """
+    from explorer.plan.planners.planner import Planner
+    from explorer.plan.policy import presets
+    from explorer.plan.predict.forecaster import Forecaster
+
     if run.graph is None or not run.complete:
         return []
     policies = [plan.policy for plan in Planner(run, run.graph).front(POINTS, seconds=SECONDS)]
     for name in ("every-8", "every-4", "every-2", "sqrt"):
         with suppress(ExplorerError):  # no block is one to recompute by itself
-            policies.append(preset(name, run.graph))
+            policies.append(presets.preset(name, run.graph))
     policies.extend(policy for _, policy in presets.ladder(run.graph))
     forecaster = Forecaster(run, run.graph)
     forecasts = [(policy, forecaster.forecast(policy)) for policy in policies if "" not in policy.blocks]

@@ -36,10 +36,8 @@ from explorer.engine.state.snapshot import StepSnapshot
 from explorer.engine.watch.modes import compiler_off
 from explorer.errors import BadInput
 from explorer.own_loop.record_step import place_of_caller
+from explorer.plan.memory.reruns import checkpoints_itself, in_words, self_checkpointing
 from explorer.plan.names import listed
-from explorer.plan.why.caveats import in_words, self_checkpointing
-from explorer.plan.why.checkpointing import checkpointing_lines, checkpoints_itself, sides
-from explorer.plan.why.gradients import causes
 from explorer.record.comparison import BufferDiff, Comparison, GradientDiff, ParameterDiff, TensorDiff, Verdict
 from explorer.record.graph import ModelRef
 from explorer.record.measurement import Measurement
@@ -79,6 +77,8 @@ class Judged:
             raise AssertionError(str(self))
 
     def __repr__(self) -> str:
+        from explorer.plan.why.checkpointing import sides
+
         comparison = self.comparison
         n_equal, n, what = comparison.n_bitwise_equal, comparison.n_gradients, "gradients are equal bit by bit"
         if not n:
@@ -134,6 +134,8 @@ def judge_steps(
             "Neither step left a gradient in the model that it was given.",
             hint="Let each step run backward, on the model and the batch that are its arguments.",
         )
+    from explorer.plan.why.gradients import causes
+
     return Judged(replace(comparison, causes=causes(comparison)))
 
 
@@ -199,6 +201,8 @@ class Audit:
         return False if self.other_draws else None
 
     def __repr__(self) -> str:
+        from explorer.plan.why.checkpointing import checkpointing_lines
+
         again = f"{in_words(self.measurement)}." if self.reruns else "The model runs nothing again by itself."
         lines = [again, *checkpointing_lines(self.measurement)]
         if not checkpoints_itself(self.measurement):

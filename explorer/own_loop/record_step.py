@@ -1,6 +1,7 @@
 """`with explorer.record_step(model, optimizer) as run:` around one step of the caller's loop.
 
 The result is like a measured run: the page opens its file, the Runs list stores the run, every policy can be forecast.
+Every rank of a training imports this file: planner, forecasts and the report are imported where they are asked for.
 Demand: https://github.com/pytorch/pytorch/issues/32101
 """
 
@@ -23,23 +24,11 @@ from explorer.engine.bench.user_loop import LoopRecording
 from explorer.engine.device.device import path_of_rank
 from explorer.engine.policy.several_models import Models, one_model
 from explorer.errors import BadInput, message_of
-from explorer.jobs.run_file import stored_record, write, write_file
-from explorer.plan.budget_text import parse_budget
-from explorer.plan.card.cards import parse_card
-from explorer.plan.card.step_on_card import memory_on
-from explorer.plan.memory.next_step import next_step
 from explorer.plan.names import outermost
-from explorer.plan.planners.planner import Planner
-from explorer.plan.predict.forecaster import Forecaster
-from explorer.plan.why.caveats import bytes_outside, peak_caveats, self_checkpointing
-from explorer.plan.why.checkpointing import checkpointing_lines
-from explorer.plan.why.peak import explain_one, peak_of_next_step
 from explorer.record.card import CardMemory
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Forecast, Plan
 from explorer.record.policy import Policy
-from explorer.view.drawing.units import count, mib
-from explorer.view.report.report import ReportOf, report_text
 
 
 class RecordedRun:
@@ -77,6 +66,8 @@ class RecordedRun:
 
     def why(self) -> tuple[str, ...]:
         """Sentences on the peak's moment, its parts, and ways to lower the peak, most important first."""
+        from explorer.plan.why.peak import explain_one
+
         return explain_one(self.measurement)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -85,10 +76,14 @@ class RecordedRun:
         Under torchrun each rank writes a file, `step.rank3.explorer`. Returns the path that was written.
         A step without a recording is a warning, here and in `report`, so that the training goes on.
         """
+        from explorer.jobs.run_file import stored_record, write
+
         return self._written(path, lambda run: write(stored_record(run)))
 
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Writes one HTML file to share, which needs no server and no network. Raises NotSaved."""
+        from explorer.view.report.report import ReportOf, report_text
+
         return self._written(
             path, lambda run: report_text(ReportOf(run=run, name=run.recorded_in, created=time.time())).encode()
         )
@@ -97,6 +92,8 @@ class RecordedRun:
         if self._measurement is None:
             warnings.warn(f"{path} is not written. {self._why_not}", stacklevel=3)
             return Path(path)
+        from explorer.jobs.run_file import write_file
+
         return write_file(path_of_rank(Path(path)), content(self._measurement))
 
     def forecast(self, policy: Policy) -> Forecast:
@@ -104,6 +101,8 @@ class RecordedRun:
 
         The first step of a training makes the optimizer's state, which later steps hold from their start.
         """
+        from explorer.plan.predict.forecaster import Forecaster
+
         return Forecaster(self.measurement, self.measurement.graph).forecast(policy)
 
     def plan(self, budget: str) -> Plan:
@@ -113,6 +112,9 @@ class RecordedRun:
 
         Pass its `policy` to explorer.apply_policy. Raises BadInput, with the least peak, for a budget below this peak.
         """
+        from explorer.plan.budget_text import parse_budget
+        from explorer.plan.planners.planner import Planner
+
         graph = self.measurement.graph
         assert graph is not None, "every recorded step has its graph"
         planner = Planner(self.measurement, graph)
@@ -124,6 +126,10 @@ class RecordedRun:
         Lifetimes are those of the record. A step that ran on the CPU has the tensors of the CPU's kernels.
         `allocator` is PYTORCH_CUDA_ALLOC_CONF. Raises BadInput for an unknown card or options that cannot be read.
         """
+        from explorer.plan.card.cards import parse_card
+        from explorer.plan.card.step_on_card import memory_on
+        from explorer.plan.memory.next_step import next_step
+
         run = self.measurement
         following = next_step(run)
         first = None if following is run else run
@@ -132,6 +138,14 @@ class RecordedRun:
     def __repr__(self) -> str:
         if self._measurement is None:
             return self._why_not
+        from explorer.plan.memory.next_step import next_step
+        from explorer.plan.memory.reruns import self_checkpointing
+        from explorer.plan.sizes import mib
+        from explorer.plan.why.caveats import bytes_outside, peak_caveats
+        from explorer.plan.why.checkpointing import checkpointing_lines
+        from explorer.plan.why.peak import peak_of_next_step
+        from explorer.view.drawing.units import count
+
         run = self._measurement
         cut = "" if run.failure is None else f", then it failed: {run.failure.sentence}"
         word = "at least" if cut else "peak at least" if bytes_outside(run) else "peak"

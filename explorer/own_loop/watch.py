@@ -18,7 +18,7 @@ from contextlib import ExitStack, suppress
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from msgspec.structs import replace
@@ -34,14 +34,14 @@ from explorer.engine.watch.checkpoint_error import add_note
 from explorer.engine.watch.modes import never_compiled
 from explorer.engine.watch.scopes import ModuleHook, around_backward
 from explorer.errors import BadInput, NotSaved, message_of
-from explorer.own_loop.heal import Healed, Healer
 from explorer.own_loop.record_step import RecordedRun, place_of_caller
 from explorer.own_loop.turns import Turns
 from explorer.own_loop.watch_request import HEAL, WatchRequest
-from explorer.plan.planners.confirm import refusal
-from explorer.plan.why.checkpointing import checkpointing_lines
 from explorer.record.failure import is_out_of_memory
 from explorer.record.measurement import Measurement
+
+if TYPE_CHECKING:
+    from explorer.own_loop.heal import Healed, Healer
 
 NEEDED_AT_REFUSAL = ("highspy", "numpy.ma")
 """Late imports of a plan. After a refusal of memory, a library finds no room."""
@@ -92,7 +92,9 @@ class Watch:
         self._request = request
         self._steps, self._worst_of, self._files = request.steps(), request.worst_of, request.files
         self.on_oom = None if request.on_oom is None else Path(FAILED if request.on_oom == HEAL else request.on_oom)
-        self._healer = Healer(model, self._record_of) if request.on_oom == HEAL else None
+        if request.on_oom is not None:
+            import_module("explorer.plan.planners.confirm")  # for `_refusal`: no import where memory is short
+        self._healer = _healer(model, self._record_of) if request.on_oom == HEAL else None
         self._log: Callable[[int, dict[str, float]], object] | None = None
         self._model, self._optimizers = model, optimizer
         self._turns: Turns | None = None
@@ -314,6 +316,8 @@ class Watch:
     def _write(self, step: int) -> None:
         if not self._files or step in self.written:
             return
+        from explorer.plan.why.checkpointing import checkpointing_lines
+
         try:
             path = path_of_rank(Path(self._files.replace("{step}", str(step))))
             self.written[step] = self.runs[step].save(path)
@@ -383,8 +387,16 @@ def _without_wrapper(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
+def _healer(model: nn.Module, record: Callable[[Exception], Measurement]) -> Healer:
+    from explorer.own_loop.heal import Healer
+
+    return Healer(model, record)
+
+
 def _refusal(run: Measurement, whole: Measurement | None) -> tuple[str, ...]:
     """Sentences on a refusal, the held bytes first: a plan may need more memory, or a library, than there is."""
+    from explorer.plan.planners.confirm import refusal
+
     try:
         return refusal(run, whole)
     except Exception as trouble:

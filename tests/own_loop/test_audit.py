@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 import explorer
 from explorer.errors import BadInput
 from explorer.plan.hazards.hazards import hazards
+from explorer.plan.memory.reruns import in_words, self_checkpointing
 from explorer.plan.planners.planner import Planner
 from explorer.plan.predict.forecaster import Forecaster
-from explorer.plan.why.caveats import in_words, self_checkpointing
 from explorer.record import Policy
 from explorer.record.plan import Forecast
 from tests.engine.graphs import graph_of

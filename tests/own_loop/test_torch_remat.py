@@ -8,8 +8,8 @@ from torch import nn
 
 import explorer
 from explorer.plan.hazards.hazards import hazards
+from explorer.plan.memory.reruns import self_checkpointing
 from explorer.plan.predict.not_predicted import run_again_by_the_model
-from explorer.plan.why.caveats import self_checkpointing
 from explorer.record import KEEP_ALL, Policy
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.run import RunSpec

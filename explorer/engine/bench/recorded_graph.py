@@ -19,8 +19,8 @@ from explorer.engine.model.loaded import types_of
 from explorer.engine.policy.apply import policy_of
 from explorer.engine.watch.block_facts import BlockFacts
 from explorer.engine.watch.tracker import FORWARD, Tracker
+from explorer.plan.memory.reruns import reruns_outside
 from explorer.plan.names import above, lineage
-from explorer.plan.why.caveats import reruns_outside
 from explorer.record.graph import Block, Edge, ModelGraph, ModelRef, Trait
 from explorer.record.measurement import MeasuredBlock
 

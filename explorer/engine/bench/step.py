@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from explorer.engine.model.conditions import autocast_of, under_conditions
 from explorer.engine.model.equal_models import separate_copy
-from explorer.engine.model.load import function_of, load_for
 from explorer.engine.model.loaded import Loaded, call, refuse_sparse_under_adamw
 from explorer.engine.policy.apply import PolicyHandle, apply_policy
 from explorer.engine.state.rng import seed_everything
@@ -70,6 +69,8 @@ def prepare(spec: RunSpec, loaded: Loaded | None = None) -> Trainee:
     generator are set; `state.global_state` restores both.
     Raises BadInput (unknown frozen fqn, indivisible batch), NotOnThisDevice, and what load and apply_policy raise.
     """
+    from explorer.engine.model.load import load_for  # a step of the user's own script loads nothing
+
     return trainee_of(spec, separate_copy(loaded, seed=spec.seed) if loaded else load_for(spec))
 
 
@@ -163,6 +164,8 @@ def step_without_loss(trainee: Trainee, on_phase: OnPhase) -> list[torch.Tensor]
 
 def step_with_optimizer(target: str) -> Callable[[Trainee, OnPhase], object]:
     """The usual step with the optimizer that `target` (`file.py:Class`) makes of the parameters in the first step."""
+    from explorer.engine.model.load import function_of
+
     make: Callable[..., Any] = function_of(target)
 
     def step(trainee: Trainee, on_phase: OnPhase) -> list[torch.Tensor]:

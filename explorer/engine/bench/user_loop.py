@@ -53,7 +53,6 @@ from explorer.engine.watch.storages import lies_on
 from explorer.engine.watch.tracker import Tracker
 from explorer.engine.watch.zero_grad import around_zero_grad
 from explorer.errors import BadInput
-from explorer.plan.why.caveats import DDP_BUCKETS
 from explorer.record.allocations import PHASES, Allocations, PhaseSpan
 from explorer.record.graph import RECORDED, Autocast, ModelRef
 from explorer.record.measurement import Measurement
@@ -273,6 +272,8 @@ def _outer_buckets(model: nn.Module) -> Iterator[str]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         wrappers = (thing for thing in gc.get_objects() if issubclass(type(thing), DistributedDataParallel))
         if any(part is model for wrapper in wrappers if wrapper is not model for part in wrapper.modules()):
+            from explorer.plan.why.caveats import DDP_BUCKETS
+
             yield DDP_BUCKETS
 
 

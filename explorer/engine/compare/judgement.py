@@ -40,11 +40,10 @@ from explorer.engine.compare.outcome import (
 from explorer.engine.compare.programs import Program, SpecProgram, StepProgram
 from explorer.engine.compare.watched import Forwards, RerunDraws, RerunWatch, forward_difference, late_reads
 from explorer.engine.compare.without_checkpoint import outcome_without_checkpoint, sides_against
-from explorer.engine.imaginary.run import sees_imaginary_card
 from explorer.engine.state.state_diff import BEYOND, StateKey, leaves, same_state
 from explorer.engine.watch.checkpoint_error import failure_in_words
 from explorer.errors import Cancelled
-from explorer.plan.why.checkpointing import checkpoints_itself
+from explorer.plan.memory.reruns import checkpoints_itself
 from explorer.record.comparison import (
     ROUNDING_FACTOR,
     BufferDiff,
@@ -75,6 +74,8 @@ def judge_programs(
     `full` False leaves out rerun, float64 reference, further steps and evidence. `stage` is told what runs next.
     Errors of the baseline pass through.
     """
+    from explorer.engine.imaginary.run import sees_imaginary_card
+
     if sees_imaginary_card(of.baseline.spec.device):
         return replace(of, reproducible=False, not_reproducible_because=NO_VALUES)
     stage("baseline, for its gradients")

@@ -32,8 +32,6 @@ from numpy.typing import NDArray
 from torch._C._profiler import RecordScope, _EventType
 
 from explorer.errors import NotOnThisDevice, UnreadableFile
-from explorer.plan.card.history import Books, start_of
-from explorer.plan.card.snapshot import DeviceSnapshot, snapshot_in
 from explorer.plan.card.torch_rules import lt_workspace_bytes, workspace_bytes
 from explorer.record.card import Card
 
@@ -291,6 +289,9 @@ def _curves(snapshot: dict[str, Any], number: int, after: dict[str, int]) -> tup
     try:
         of_device = [segment for segment in snapshot["segments"] if segment["device"] == number]
         traces = [[]] * number + [snapshot["device_traces"][number]]
+        from explorer.plan.card.history import Books, start_of
+        from explorer.plan.card.snapshot import DeviceSnapshot, snapshot_in
+
         whole = snapshot_in({**snapshot, "segments": of_device, "device_traces": traces})
         device = next(iter(whole.devices), DeviceSnapshot(device=number))
         books = Books(start_of(device, whole.options), whole.options)

@@ -21,7 +21,6 @@ from explorer.engine.device.without_data import is_without_data
 from explorer.engine.model.blocks import chain_of, cut_points, has_running_statistics, module_fields, repeated_as
 from explorer.engine.model.conditions import autocast_of, under_conditions, unknown_names
 from explorer.engine.model.equal_models import deep_copy
-from explorer.engine.model.load import load, load_for
 from explorer.engine.model.loaded import HOOKS_ARE_NEEDED, REFUSES_HOOKS, Loaded, blaming, refuse_unopenable
 from explorer.engine.state.rng import RngState
 from explorer.engine.state.snapshot import SharedSnapshot
@@ -53,6 +52,8 @@ def describe(
     The forward runs on `device`, or on the CPU if there is no such device or a forward does not fit. In the last case
     `note` names the reason. Raises ModelNotLoaded and ModelFailed. The random generators are restored.
     """
+    from explorer.engine.model.load import load  # a step of the user's own script loads nothing
+
     rng = RngState.capture()
     try:
         report(Progress(what=f"loading {ref.target}", done=0, total=2))
@@ -172,6 +173,8 @@ def graph_of_conditions(spec: RunSpec, loaded: Loaded | None = None) -> ModelGra
         return None
 
     def another() -> Loaded:
+        from explorer.engine.model.load import load_for
+
         return load_for(spec)
 
     with suppress(Exception):

@@ -21,7 +21,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from explorer.engine.model.load import load
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.state.bits import same_bits, storages, whole
 from explorer.engine.state.state_diff import read_state, same_state
@@ -113,6 +112,8 @@ def _starts_alike(first: Tensor, second: Tensor) -> bool:
 
 def separate_copy(loaded: Loaded, *, seed: int) -> Loaded:
     """`loaded` in its first state, with a separate model and batch. `loaded` must not have run before."""
+    from explorer.engine.model.load import load  # a step of the user's own script loads nothing
+
     with warnings.catch_warnings(action="ignore"):  # the first build showed the same warnings
         built = load(loaded.ref, seed=seed)
     if is_equal_start(loaded, built):

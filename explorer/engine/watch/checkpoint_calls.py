@@ -20,7 +20,6 @@ from explorer.engine.policy.units import is_of_a_policy
 from explorer.engine.watch.collectives import dtensor_type
 from explorer.engine.watch.tracker import Tracker
 from explorer.plan.names import outermost
-from explorer.plan.predict.not_predicted import refuse_lost_gradients
 from explorer.record.checkpointing import CheckpointRegion, CheckpointSwitch, OwnCheckpointing
 
 Region = tuple[str, tuple[str, ...], bool]
@@ -55,6 +54,8 @@ def lost_gradients_refused() -> Iterator[None]:
         def apply(function: Any, preserve_rng_state: bool, *args: object) -> object:
             is_unit = torch.is_grad_enabled() and is_of_a_policy(function, None)
             if is_unit and _is_dead(args) and any(weight.requires_grad for weight in function.parameters()):
+                from explorer.plan.predict.not_predicted import refuse_lost_gradients
+
                 refuse_lost_gradients(function.fqn)
             return original.apply(function, preserve_rng_state, *args)
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from explorer.plan.memory.reruns import self_checkpointing
 from explorer.plan.names import above, is_within, lineage, listed, outermost
-from explorer.plan.why.caveats import self_checkpointing
 from explorer.record.checkpointing import CheckpointRegion, OwnCheckpointing
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
@@ -54,12 +54,6 @@ def checkpointing_rows(run: Measurement, graph: ModelGraph | None = None) -> lis
         name = fqns[0] if len(fqns) == 1 else f"{fqns[0]} to {fqns[-1].rpartition('.')[2]}, each of {len(fqns)}"
         grouped.append({"block": name, **row})
     return grouped
-
-
-def checkpoints_itself(run: Measurement) -> bool:
-    """Whether the model checkpoints anything. A checkpoint that is dead was called, and nothing ran again."""
-    checkpoints = run.own_checkpointing
-    return bool(self_checkpointing(run) or (checkpoints is not None and checkpoints.regions))
 
 
 def sides(comparison: Comparison, baseline: str = "baseline") -> Iterator[str]:

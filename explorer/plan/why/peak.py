@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from explorer.plan.memory.ledger import PLURAL, in_place, largest_roles, ledger, place
 from explorer.plan.memory.next_step import new_bytes, next_step
 from explorer.plan.memory.outside import older_graphs, outside_modules, with_size
+from explorer.plan.memory.reruns import in_words
 from explorer.plan.names import is_within, lineage, listed, some
 from explorer.plan.predict.forecaster import Forecaster, prices, prices_of_keeping
 from explorer.plan.sizes import from_to, mib
-from explorer.plan.why.caveats import in_words
 from explorer.record.allocations import FIXED_ROLES, Ledger
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from explorer.plan.why.caveats import in_words, peak_caveats, reruns_outside, self_checkpointing, why_not_predicted
+from explorer.plan.memory.reruns import in_words, reruns_outside, self_checkpointing
+from explorer.plan.why.caveats import peak_caveats, why_not_predicted
 from explorer.plan.why.gradients import causes, patterns
 from explorer.record.allocations import ROLES, Allocations
 from explorer.record.base import column
