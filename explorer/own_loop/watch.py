@@ -94,7 +94,9 @@ class Watch:
         self.on_oom = None if request.on_oom is None else Path(FAILED if request.on_oom == HEAL else request.on_oom)
         if request.on_oom is not None:
             import_module("explorer.plan.planners.confirm")  # for `_refusal`: no import where memory is short
-        self._healer = _healer(model, self._record_of) if request.on_oom == HEAL else None
+        self._healer: Healer | None = None
+        if request.on_oom == HEAL:
+            self._healer = import_module("explorer.own_loop.heal").Healer(model, self._record_of)
         self._log: Callable[[int, dict[str, float]], object] | None = None
         self._model, self._optimizers = model, optimizer
         self._turns: Turns | None = None
@@ -385,12 +387,6 @@ def _without_wrapper(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):  # accelerate's wrapper
         optimizer = inner
     return optimizer
-
-
-def _healer(model: nn.Module, record: Callable[[Exception], Measurement]) -> Healer:
-    from explorer.own_loop.heal import Healer
-
-    return Healer(model, record)
 
 
 def _refusal(run: Measurement, whole: Measurement | None) -> tuple[str, ...]:
