@@ -196,12 +196,18 @@ OWN_FILES = {
     "engine/device/subprocess_call.py": "our own child",
     "engine/device/device.py": "/proc",
     "engine/device/memory_limit.py": "/proc",
+    "engine/imaginary/build.py": "the package",
+    "engine/imaginary/torch_build.py": "the installed torch",
     "engine/model/load.py": "the model, which is code",
     "engine/pipeline/processes.py": "our own ranks",
     "engine/ranks/real.py": "our own ranks",
     "jobs/client.py": "our own worker",
+    "jobs/connection.py": "/proc",
     "jobs/store.py": "our own database",
+    "own_loop/on_card.py": "our own folder",
+    "own_loop/script.py": "the script, which is run",
     "own_loop/second_run.py": "our own folder",
+    "plan/card/torch_rules.py": "the package",
     "plan/catalogue.py": "the package",
     "plan/export/torch_file.py": "the package",
     "plan/export/torchrun.py": "the package",
@@ -214,7 +220,7 @@ OWN_FILES = {
     "view/report/html.py": "the package",
 }
 OPENS = re.compile(
-    r"\.read_(?:text|bytes)\(|(?<!def )\bopen\(|decompress|\bjson\.load\(|\byaml\.(?:safe_)?load|pickle\.loads?\("
+    r"\.read_(?:text|bytes)\(|(?<!def )(?<!webbrowser\.)\bopen\(|decompress|\bjson\.load\(|\byaml\.(?:safe_)?load|pickle\.loads?\("
 )
 
 

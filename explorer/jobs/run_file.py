@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from explorer.errors import BadInput, NotSaved, UnreadableFile
 from explorer.record.base import Record, from_msgpack, to_msgpack
-from explorer.record.bounded_file import read_file, unpack
+from explorer.record.bounded_file import read_file, read_start, unpack
 from explorer.record.comparison import Comparison
 from explorer.record.files import RUN_MAGIC as MAGIC
 from explorer.record.graph import RECORDED, ModelGraph, ModelRef
@@ -239,9 +239,8 @@ def step_in(name: str) -> Measurement | None:
     files = [path] if path.is_file() else files_of_ranks(path)
     if not files:
         return None
-    with files[0].open("rb") as file:
-        if file.read(len(MAGIC)) != MAGIC:
-            return None
+    if read_start(files[0], len(MAGIC)) != MAGIC:
+        return None
     stored = open_files([read_path(file) for file in files])
     record = _run_of(stored)
     graph = graph_of(record)

@@ -23,7 +23,7 @@ from explorer.errors import BadInput, UnreadableFile, message_of, nearest
 from explorer.plan.card.opened import is_history
 from explorer.plan.catalogue import LARGEST_SOURCE, source_path
 from explorer.plan.names import listed
-from explorer.record.bounded_file import read_text
+from explorer.record.bounded_file import read_start, read_text
 from explorer.record.files import RUN_MAGIC
 
 Kind = Literal["script", "model", "run", "history", "lock", "policy"]
@@ -185,8 +185,7 @@ def _factories(tree: ast.Module) -> list[str]:
 
 
 def _data(path: Path) -> Recognized:
-    with path.open("rb") as file:
-        head = file.read(4096)
+    head = read_start(path, 4096)
     if head.startswith(RUN_MAGIC):
         sentence = f"{path} is taken for a run of Checkpoint Explorer."
         return Recognized(kind="run", target=str(path), sentence=sentence, otherwise="")

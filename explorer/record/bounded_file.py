@@ -31,8 +31,17 @@ _KINDS = {
 }
 
 
+def read_start(path: str | os.PathLike[str], n_bytes: int) -> bytes:
+    """The first bytes of a regular file, at most `n_bytes`. Raises UnreadableFile for any other kind of file."""
+    return _read(path, n_bytes, whole=False, hint="")
+
+
 def read_file(path: str | os.PathLike[str], most_bytes: int, *, hint: str = "") -> bytes:
     """The bytes of a regular file. Raises UnreadableFile for any other kind of file, and for more than `most_bytes`."""
+    return _read(path, most_bytes, whole=True, hint=hint)
+
+
+def _read(path: str | os.PathLike[str], most_bytes: int, *, whole: bool, hint: str) -> bytes:
     try:
         # Without O_NONBLOCK the call waits until another process writes into a named pipe.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -47,14 +56,14 @@ def read_file(path: str | os.PathLike[str], most_bytes: int, *, hint: str = "") 
                 hint=hint or "Write its content into a file first.",
             )
         data = b""
-        if info.st_size <= most_bytes:
+        if info.st_size <= most_bytes or not whole:
             with os.fdopen(handle, "rb", closefd=False) as file:
-                data = file.read(most_bytes + 1)
+                data = file.read(most_bytes + whole)
     except OSError as error:
         raise UnreadableFile(f"{path} cannot be read: {_reason(error)}.", hint=hint) from error
     finally:
         os.close(handle)
-    if max(info.st_size, len(data)) > most_bytes:
+    if whole and max(info.st_size, len(data)) > most_bytes:
         raise UnreadableFile(f"{path} has more than {most_bytes:,} bytes, the most that are read.", hint=hint)
     return data
 

@@ -63,7 +63,7 @@ def new_app(tmp_path: Path) -> Iterator[Served]:
 
 
 MOST_CONTROLS = 35
-LEAST_PLOT, MOST_ABOVE = 420, 120
+LEAST_PLOT, MOST_ABOVE = 400, 120
 """Pixels of height of the timeline's plot, and of all that stands above it in its column, at 1440 x 900."""
 
 

@@ -7,7 +7,7 @@ The numbers of rules are those of plan/predict/__init__.py, which this file appl
 A factor is 1 if a unit is recomputed and 0 if it is kept, or one of two auxiliary factors between 0 and 1:
 
     absence(entry)   at most the sum of the units that free the entry before t (rule 1).
-                     At most the sum of the units that restore it after t (rule 1).
+                     At most the sum of the units that restore it after t, unless it is let go before t (rule 1).
                      At most 1 minus each unit that keeps it as an input meanwhile (rule 2).
     presence(entry)  At least each unit that keeps the entry beyond its measured end (rules 2 and 6).
 
@@ -152,7 +152,10 @@ class _Changes:
         every = np.concatenate(parts) if parts else np.zeros((0, 4), dtype=np.int64)
         alone = n_uses[every[:, 0]] == 1
         entry, leave, back, of_unit = every[alone].T
-        self.simple = np.column_stack((np.maximum(leave, born[entry]), back, -size[entry], of_unit))
+        until, died = self.replay.restored_until[entry], self.replay.died[entry]
+        absent = np.column_stack((np.maximum(leave, born[entry]), back, -size[entry], of_unit))
+        let_go = np.column_stack((np.maximum(until, back), died, -size[entry], of_unit))
+        self.simple = np.concatenate((absent, let_go))
         for shared, leave_, back_, unit in every[~alone].tolist():
             self.gaps[shared].append(_Gap(unit, leave_, back_))
 
@@ -160,21 +163,24 @@ class _Changes:
         """Adds the changes of a shared entry, one for each stretch between two events."""
         gaps, retained = self.gaps.get(entry, []), self.retained.get(entry, [])
         born, died, size = (int(of[entry]) for of in (self.replay.born, self.replay.died, self.replay.size))
-        events = {born, died}
+        until = int(self.replay.restored_until[entry])
+        events = {born, until, died}
         for gap in gaps:
             events |= {gap.leave, gap.back}
         for retention in retained:
             events |= {retention.until, retention.backward_begins, *(begins for _, begins in retention.around)}
         ticks = sorted(tick for tick in events if tick >= born)
         for first, end in zip(ticks, ticks[1:]):
-            factor = self._absence(first, gaps, retained) if first < died else self._presence(first, retained)
+            let_go = first >= until
+            factor = self._absence(first, gaps, retained, let_go) if first < died else self._presence(first, retained)
             if factor is not None:
                 self.rows.append((first, end, -size if first < died else size, factor))
 
-    def _absence(self, tick: int, gaps: list[_Gap], retained: list[_Retention]) -> int | None:
-        """The factor of an entry's absence at `tick`; None if no unit frees it there."""
+    def _absence(self, tick: int, gaps: list[_Gap], retained: list[_Retention], let_go: bool) -> int | None:
+        """The factor of an entry's absence at `tick`; None if no unit frees it there. `let_go`: what was restored is gone
+        again."""
         freeing = frozenset(gap.unit for gap in gaps if gap.leave <= tick)
-        restoring = frozenset(gap.unit for gap in gaps if gap.back > tick)
+        restoring = freeing if let_go else frozenset(gap.unit for gap in gaps if gap.back > tick)
         if not freeing or not restoring:
             return None
         outer, inner = _keepers_at(tick, retained)

@@ -125,7 +125,7 @@ def _tour(state: ExploreState, view: View) -> None:
     on_page = OnPage(
         model=state.draft.spec.model,
         baseline=view.baseline,
-        comparison=view.comparison if view.candidate is not None else None,
+        comparison=view.comparison if view.candidate is not None and not view.is_part else None,
         predicted_bytes=presets["all"][1].step_peak_bytes if "all" in presets else None,
         n_units=len(policy.units),
         is_read=graph is not None or state.job.id is None,
