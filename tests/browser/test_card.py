@@ -54,7 +54,7 @@ def test_a_card_follows_each_toggle_with_the_figures_of_the_command_line(page: P
     sides = said_by_the_command_line(model, "b200")
     assert sides["baseline"].workspace_bytes == 2 * (32 << 20), "tests/conftest.py sets CUBLAS_WORKSPACE_CONFIG"
     page.get_by_text(card_answer({"baseline": sides["baseline"]})).first.wait_for()
-    page.get_by_text("reserved on the card").first.wait_for()
+    page.get_by_text("can be reserved, above this picture").first.wait_for()
 
     press(page, page.locator('[data-id="layers"]').get_by_role("button", name="Recompute all"))
     drawn = {"baseline": sides["baseline"], "drawn policy": sides["candidate"]}
