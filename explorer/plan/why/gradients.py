@@ -203,11 +203,12 @@ def _masks(comparison: Comparison) -> Iterator[str]:
 def _hazards(comparison: Comparison, fired: Sequence[Hazard], causes_seen: str) -> Iterator[str]:
     """Hazards of a block or a unit that differs, unless a cause with evidence names the block.
 
-    A block without a tensor that was compared (a shared queue, say) differs in the blocks around it alone.
+    A block without a tensor that was compared (a shared queue, say) differs in the blocks around it alone. That a dry
+    rerun departs names no cause, so it comes last.
     """
     names = [diff.name for diff in comparison.all_diffs]
     wrong = [diff.name for diff in comparison.all_diffs if diff.verdict == "different"]
-    for hazard in fired:
+    for hazard in sorted(fired, key=lambda hazard: hazard.rule == "departs"):
         blocks = [block for block in hazard.blocks if not re.search(rf"(?<![\w.]){re.escape(block)}\b", causes_seen)]
         around = [*blocks, *(unit for unit in comparison.candidate.spec.policy.blocks for block in blocks
                              if is_within(block, unit))]  # fmt: skip
