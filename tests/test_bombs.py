@@ -220,7 +220,8 @@ OWN_FILES = {
     "view/report/html.py": "the package",
 }
 OPENS = re.compile(
-    r"\.read_(?:text|bytes)\(|(?<!def )(?<!webbrowser\.)\bopen\(|decompress|\bjson\.load\(|\byaml\.(?:safe_)?load|pickle\.loads?\("
+    r"\.read_(?:text|bytes)\(|(?<!def )(?<!webbrowser\.)\bopen\(|decompress|"
+    r"\bjson\.load\(|\byaml\.(?:safe_)?load|pickle\.loads?\("
 )
 
 
