@@ -177,8 +177,10 @@ class _Changes:
                 self.rows.append((first, end, -size if first < died else size, factor))
 
     def _absence(self, tick: int, gaps: list[_Gap], retained: list[_Retention], let_go: bool) -> int | None:
-        """The factor of an entry's absence at `tick`; None if no unit frees it there. `let_go`: what was restored is gone
-        again."""
+        """The factor of an entry's absence at `tick`; None if no unit frees it there.
+
+        `let_go`: the entry is gone again where it was restored.
+        """
         freeing = frozenset(gap.unit for gap in gaps if gap.leave <= tick)
         restoring = freeing if let_go else frozenset(gap.unit for gap in gaps if gap.back > tick)
         if not freeing or not restoring:
