@@ -18,9 +18,11 @@ from explorer.plan.why.caveats import peak_caveats
 from explorer.plan.why.checkpointing import sides
 from explorer.plan.why.collectives import collective_rows, repeated, sent_bytes
 from explorer.plan.why.peak import explain_one
+from explorer.plan.why.worth import worth_recomputing
 from explorer.record.base import to_plain
 from explorer.record.card import CardMemory
 from explorer.record.comparison import Comparison
+from explorer.record.graph import ModelGraph
 from explorer.record.history import MemoryHistory
 from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.record.pipeline import PipelineRun
@@ -157,6 +159,12 @@ def print_record(record: Comparison | Measurement) -> None:
         console.print(f"  [bold red]Failed[/]{where}: the step has no peak, only what was held until then.\n")
     for warning in run.warnings:
         console.print(f"  [yellow]Warning[/]  {escape(warning)}")
+
+
+def print_worth(run: Measurement, graph: ModelGraph | None) -> None:
+    """To stdout: which kinds of submodules are worth recomputing, and why the others are not."""
+    if rows := worth_recomputing(run, graph):
+        answer_console().print(table_of(rows))
 
 
 def print_ranks(ranks: RecordedRanks) -> None:

@@ -410,10 +410,12 @@ def test_the_first_line_of_every_answer_names_the_batch(tmp_path: Path) -> None:
         ("pipeline", model, "--stages", "2", "--no-predict", "--unkeyed"),
     )
     for question in questions:
-        first = next(line for line in run(*question).stdout.splitlines() if line.strip())
+        answer = run(*question).stdout
+        first = next(line for line in answer.splitlines() if line.strip())
         assert text in first, question
+        assert ("worth recomputing?" in answer) is (question[0] in ("measure", "plan"))
     refused = run("plan", model, "--predict", "--budget", "1%", code=2)
-    assert text in refused.stdout.splitlines()[0]
+    assert text in refused.stderr
     assert text in str(read("graph", model)["batch"])
     assert "made to fit with targets" in run("batch", model, "--predict", "--budget", "100KiB").stdout
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import suppress
 from typing import Annotated
 
 from msgspec.structs import replace
 from rich.markup import escape
 
-from explorer.cli.command import Output, answer_console, print_json, say, table_of, verb
+from explorer.cli.command import Output, RunFailed, answer_console, print_json, say, table_of, verb
 from explorer.cli.options import (
     KeepOptions,
     Model,
@@ -22,7 +23,7 @@ from explorer.cli.options import (
     in_step,
     recorded_step,
 )
-from explorer.cli.report import answer_forecast, document, print_ranks, print_record
+from explorer.cli.report import answer_forecast, document, print_ranks, print_record, print_worth
 from explorer.cli.worker import ask, check_writable, finish, worker
 from explorer.errors import BadInput
 from explorer.jobs.protocol import Measure, MeasureRanks, ProfileStages
@@ -89,12 +90,15 @@ def measure(
             return
         run = Measure(spec=spec, until_it_fits=extra.fit, without_data=step.predict, own_optimizer=extra.own_optimizer)
         measured: Measurement = ask(engine, run, keep=not (keep.no_store or step.predict))
-        is_described = measured.refused or keep.save is not None  # the report of a saved run forecasts policies
-        graph = describe(engine, spec, without_data=step.predict) if is_described else None
+        graph = None
+        if not spec.policy.units or measured.refused or keep.save is not None:  # a report forecasts policies, too
+            with suppress(RunFailed):
+                graph = describe(engine, spec, without_data=step.predict)
     if output.json:
         print_json(document(measured))
     else:
         print_record(measured)
+        print_worth(measured, graph)
     _say_what_did_not_fit(measured, graph)
     finish(with_graph(measured, graph), measured.failure, keep.save, output)
 
@@ -110,6 +114,7 @@ def _answer_recorded(step: Measurement, policy: str, keep: KeepOptions, output: 
         print_json(document(step))
     else:
         print_record(step)
+        print_worth(step, step.graph)
     finish(step, step.failure, keep.save, output)
 
 

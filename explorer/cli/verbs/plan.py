@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, RunFailed, answer_console, errors_to_stderr, print_json, say, verb
 from explorer.cli.options import Model, PolicyOut, RankStepOptions, describe, recorded_step
-from explorer.cli.report import figures, print_card, print_model
+from explorer.cli.report import figures, print_card, print_model, print_worth
 from explorer.cli.worker import check_writable, print_or_write, run_of, worker
 from explorer.errors import BadInput, InvalidPolicy
 from explorer.jobs.client import Worker
@@ -103,7 +103,7 @@ def plan(
     if spec.ranks is not None and not step.predict:
         raise BadInput("A plan for ranks is made of a prediction.", hint="Add --predict.")
     check_writable(wish.out)
-    first, last, others = _planned(model, spec, wish, step, output)
+    first, last, others = _planned(model, spec, wish, step)
     graph = last.planner.graph
     tries = last.tries
     chosen, run = tries[-1]
@@ -113,8 +113,10 @@ def plan(
         on_ranks = {} if spec.ranks is None else _ranks_document(run, others)
         print_json({**_document(last, first, met=met), **on_ranks, "approximate": doubt, "contradiction": against})
     else:
+        print_model(spec.model.target, first.batch)
         _print(tries, first, met=met)
         _print_ranks(run, others)
+        print_worth(first, graph)
         for sentence in filter(None, (doubt, against)):
             answer_console().print(f"  [yellow]{escape(sentence)}[/]")
     with errors_to_stderr(output):
@@ -125,15 +127,14 @@ def plan(
 
 
 def _planned(
-    model: str, spec: RunSpec, wish: BudgetOptions, step: RankStepOptions, output: Output
+    model: str, spec: RunSpec, wish: BudgetOptions, step: RankStepOptions
 ) -> tuple[Measurement, Confirmation, list[RankOffer]]:
     """The first run, the plan with its run, and offers for other splits over ranks."""
     if (recorded := recorded_step(model)) is not None:
         return recorded, _forecast(recorded, _solve(wish, spec, recorded)), []
     with worker() as engine:
         graph = describe(engine, spec, without_data=step.predict)
-        if not output.json:
-            print_model(spec.model.target, graph.batch)  # a refusal follows it, too
+        say(escape(f"batch {graph.batch}"))  # before a refusal, too
         if spec.ranks is not None:
             return _on_ranks(engine, spec, graph, wish, step.reshard)
         first = _first_run(engine, spec, graph, predict=step.predict)
