@@ -46,7 +46,8 @@ RINGS: dict[str, tuple[set[str], set[str]]] = {
 }
 # msgspec is where records come from: whoever makes a changed copy of one may name it (`structs.replace`).
 LATE = {
-    "explorer/jobs/worker.py": {"engine", "lab", "plan"},
+    "explorer/jobs/worker.py": {"engine"},
+    "explorer/jobs/answers.py": {"engine", "lab", "plan"},
     "explorer/cli/verbs/run.py": {"own_loop"},
     "explorer/__init__.py": {"engine", "own_loop", "plan"},
 }
@@ -246,8 +247,8 @@ def test_files_stay_small() -> None:
 
 
 BUDGETS = {
-    "record": 18000, "plan": 126500, "engine": 152000, "jobs": 11500, "child_process": 4000,
-    "view": 54000, "ui": 58500, "lab": 22000, "own_loop": 19000, "cli": 23500,
+    "record": 17500, "plan": 124500, "engine": 152000, "jobs": 11500, "child_process": 4000,
+    "view": 53500, "ui": 58000, "lab": 21200, "own_loop": 14700, "cli": 23500,
 }  # fmt: skip
 """Tokens of each ring at most. A line budget was answered by denser lines, so lines may grow and tokens may not."""
 TESTS_BUDGET = 49500

@@ -212,7 +212,7 @@ class Worker:
 
     def _turn(self, job: Job) -> AbstractContextManager[Turn | None]:
         """The turn of a job whose result is stored; of any other job, none."""
-        if job._keep and protocol.RESULTS[type(job.request)] in KINDS.values():
+        if job._keep and protocol.ROWS[type(job.request)].result in KINDS.values():
             with suppress(OSError, ValueError):  # a model's name that is no path
                 return Turn(self.store_path, protocol.run_key(job.request))
         return nullcontext()
@@ -260,7 +260,7 @@ class Worker:
                 seconds = protocol.time_limit_s(job.request) + self._grace_s
                 self._kill_later(job, seconds, failure_of(protocol.timed_out(job.request), in_step=False))
         if progress.part:
-            part = from_msgpack(progress.part, protocol.RESULTS[type(job.request)])
+            part = from_msgpack(progress.part, protocol.ROWS[type(job.request)].result)
             if job.part is not None and graph_of(part) is None:  # a page that looks late sees the last part alone
                 part = with_graph(part, graph_of(job.part))
             job.part = part
@@ -273,7 +273,7 @@ class Worker:
         if isinstance(answer, protocol.Failed):
             self._finish(job, failure=job._if_killed or self._with_words(answer.failure))
         elif isinstance(answer, protocol.Finished):
-            kind = protocol.RESULTS[type(job.request)]
+            kind = protocol.ROWS[type(job.request)].result
             result = from_msgpack(answer.result, kind)  # a long timeline takes a while to read
             with self._changed:
                 job.result, job.run_id, job.warning = result, answer.run_id, answer.warning

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 import sys
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from explorer.errors import TimedOut, UnreadableFile
 from explorer.record.base import Count, Record, from_msgpack, to_msgpack
@@ -140,18 +140,33 @@ Request = (
     | RunLab
 )
 
-RESULTS: dict[type[Record], type[Record]] = {
-    Describe: ModelGraph,
-    Measure: Measurement,
-    MeasureRanks: RecordedRanks,
-    Compare: Comparison,
-    DrawAutograd: AutogradPictures,
-    RunPipeline: PipelineRun,
-    OpenRanks: PipelineRun,
-    ProfileStages: PipelineProfile,
-    FindPlans: Front,
-    FindJointPlan: JointPlan,
-    RunLab: LabOutcome,
+
+class RequestRow(NamedTuple):
+    """All that differs between requests. A request is one row here, and the function that the row names."""
+
+    function: str
+    """Name of the function in answers.py that answers it, called as `function(request, report)`."""
+    result: type[Record]
+    pages: tuple[str, ...]
+    """Pages that start it as their job and find it again after a refresh."""
+    doing: str = ""
+    """Words of its progress on these pages."""
+
+
+ROWS: dict[type[Record], RequestRow] = {
+    Describe: RequestRow("describe", ModelGraph, ("explore", "pipeline"), "Reading the model"),
+    Measure: RequestRow("measure", Measurement, ("explore",), "Measuring the baseline"),
+    MeasureRanks: RequestRow("measure_ranks", RecordedRanks, ("explore",), "Playing the ranks"),
+    Compare: RequestRow("compare", Comparison, ("explore",), "Running baseline and candidate"),
+    DrawAutograd: RequestRow("draw_autograd", AutogradPictures, ("explore",), "Drawing the autograd graph"),
+    RunPipeline: RequestRow(
+        "run_pipeline", PipelineRun, ("pipeline",), "Running the pipelined step and the unsplit ones"
+    ),
+    OpenRanks: RequestRow("open_ranks", PipelineRun, ()),
+    ProfileStages: RequestRow("profile_stages", PipelineProfile, ("pipeline",), "Measuring what each block costs"),
+    FindPlans: RequestRow("find_plans", Front, ()),
+    FindJointPlan: RequestRow("find_joint_plan", JointPlan, ("pipeline",), "Planning below the cap"),
+    RunLab: RequestRow("run_lab", LabOutcome, ("lab",), "Running"),
 }
 
 

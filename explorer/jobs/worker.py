@@ -1,6 +1,7 @@
 """The worker: answers every request in a separate, warm and clean process.
 
-In this room only this file imports the engine, inside functions. Only the fork server and its jobs hold torch.
+In this room only this file and answers.py import the engine, inside functions. Only the fork server and its jobs hold
+torch.
 """
 
 from __future__ import annotations
@@ -11,24 +12,19 @@ import select
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
-from msgspec.structs import replace
 
 from explorer.child_process.forks import WARM
 from explorer.errors import Cancelled, NotSaved
-from explorer.jobs import protocol
+from explorer.jobs import answers, protocol
 from explorer.jobs.run_file import graph_of, is_kept, with_graph
 from explorer.jobs.store import Store, make_private_folder
 from explorer.record.base import Record, from_msgpack, to_msgpack
 from explorer.record.failure import failure_of
-from explorer.record.measurement import Measurement
 from explorer.record.plan import Progress, Report
-from explorer.record.policy import Policy
-from explorer.record.run import Ranks, RunSpec
 
 
 def answer(request: protocol.Request, report: Report) -> Record:
@@ -37,107 +33,9 @@ def answer(request: protocol.Request, report: Report) -> Record:
     from explorer.engine.device.subprocess_call import one_thread_between_steps
 
     one_thread_between_steps()
+    function = getattr(answers, protocol.ROWS[type(request)].function)
     with machine_memory_limit():
-        return _answer(request, report)
-
-
-def _described(request: protocol.Describe, report: Report) -> Record:
-    from explorer.engine.device.without_data import fake_group, without_data
-    from explorer.engine.model.describe import describe
-
-    group = fake_group(0, request.n_ranks) if request.n_ranks > 1 else nullcontext()
-    with group, without_data() if request.without_data else nullcontext():
-        return describe(
-            request.model, seed=request.seed, device=request.device, conditions=request.conditions, report=report
-        )
-
-
-def _measured(request: protocol.Measure, report: Report) -> Record:
-    from explorer.engine.bench import measure as ways
-
-    if request.own_optimizer:
-        from explorer.engine.bench.step import step_with_optimizer
-
-        return ways.measure_without_data(request.spec, report, step_with_optimizer(request.own_optimizer))
-    if request.without_data:
-        return ways.measure_without_data(request.spec, report)
-    if request.beside_keep_all:
-        return ways.measure_beside_keep_all(request.spec, report)
-    if request.until_it_fits:
-        return ways.measure_what_fits(request.spec, report, with_graph=request.with_graph)
-    return ways.measure(request.spec, report)
-
-
-def _plans(request: protocol.FindPlans, report: Report) -> Record:
-    from explorer.plan.planners.front import find_plans
-
-    def played(policy: Policy) -> Measurement:
-        from explorer.engine.bench.measure import measure_without_data
-
-        spec = replace(request.run.spec, policy=policy)
-        if spec == request.run.spec:
-            return request.run
-        if spec.ranks is not None:
-            from explorer.engine.ranks.predict import predict_ranks
-
-            return predict_ranks(spec, report).fullest
-        return measure_without_data(spec, report)
-
-    return find_plans(request.run, request.graph, request.wish, report, played)
-
-
-def _on_ranks(request: protocol.MeasureRanks, report: Report) -> Record:
-    if request.without_data:
-        from explorer.engine.ranks.predict import predict_ranks
-
-        return predict_ranks(request.spec, report)
-    from explorer.engine.ranks.real import measure_ranks
-
-    return measure_ranks(request.spec, report)
-
-
-def _answer(request: protocol.Request, report: Report) -> Record:
-    match request:
-        case protocol.Describe():
-            return _described(request, report)
-        case protocol.Measure():
-            return _measured(request, report)
-        case protocol.MeasureRanks():
-            return _on_ranks(request, report)
-        case protocol.Compare(candidate=RunSpec(ranks=Ranks())):
-            from explorer.engine.ranks.compare import compare_ranks
-
-            return compare_ranks(request.candidate, report)
-        case protocol.Compare():
-            from explorer.engine.compare.compare import compare
-
-            return compare(request.baseline, request.candidate, full=request.full, report=report)
-        case protocol.DrawAutograd():
-            from explorer.engine.bench.other_tools import draw_autograd
-
-            return draw_autograd(request.spec, request.block, report)
-        case protocol.FindPlans():
-            return _plans(request, report)
-        case protocol.RunLab():
-            from explorer.lab.run import run_lab
-
-            return run_lab(request.name, request.switches, device=request.device, model=request.model, report=report)
-        case protocol.RunPipeline():
-            from explorer.engine.pipeline.run import run_pipeline
-
-            return run_pipeline(request.spec, report, profile=request.profile)
-        case protocol.OpenRanks():
-            from explorer.engine.pipeline.run import open_results
-
-            return open_results(request.spec, Path(request.folder), report)
-        case protocol.ProfileStages():
-            from explorer.engine.pipeline.profile import profile_blocks
-
-            return profile_blocks(request.spec, request.groups, report, n_microbatches=request.n_microbatches)
-        case protocol.FindJointPlan():
-            from explorer.plan.planners.joint import joint_plan
-
-            return joint_plan(request.profile, request.graph, request.wish, report)
+        return function(request, report)  # type: ignore[no-any-return]
 
 
 def needs_of(request: protocol.Request) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ def page() -> None:
     """The whole page."""
     with whole():
         state = session_value("lab", LabState, _first)
-        page_job.attach(state.job, (RunLab,))
+        page_job.attach(state.job, "lab")
         page_job.settle(state.job, partial(_take, state))
     if state.in_gallery:
         _gallery(state)

@@ -10,17 +10,18 @@ import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from msgspec.structs import replace
 
 from explorer.child_process.forks import WARM
+from explorer.jobs import answers
 from explorer.jobs.client import Job, Worker
-from explorer.jobs.protocol import RESULTS, Compare, Describe, Measure, Request, RunLab
+from explorer.jobs.protocol import ROWS, Compare, Describe, Measure, Request, RunLab
 from explorer.jobs.worker import ENGINE, needs_of, settings
 from explorer.record import Measurement, ModelRef, Policy, RunSpec
-from explorer.record.base import to_plain
+from explorer.record.base import Record, to_plain
 from tests.jobs import hostile_nets
 from tests.jobs.fake_worker import LONG_S, finish, wait_gone
 
@@ -29,7 +30,14 @@ NETS = Path(hostile_nets.__file__)
 
 
 def test_every_request_has_a_kind_of_result() -> None:
-    assert RESULTS.keys() == set(get_args(Request))
+    assert ROWS.keys() == set(get_args(Request))
+
+
+@pytest.mark.parametrize("kind", get_args(Request))
+def test_a_row_names_the_function_of_its_request(kind: type[Record]) -> None:
+    function = getattr(answers, ROWS[kind].function)
+    assert next(iter(get_type_hints(function).values())) is kind
+    assert bool(ROWS[kind].pages) == bool(ROWS[kind].doing)
 
 
 def test_a_first_graph_does_not_wait_for_what_only_runs_need() -> None:

@@ -99,7 +99,7 @@ def page() -> None:
 
 def _take_over(state: ExploreState) -> None:
     """Takes over results of jobs, clicks in the graph and earlier runs, and starts what the page needs."""
-    page_job.attach(state.job, work.REQUESTS)
+    page_job.attach(state.job, "explore")
     page_job.take_part(state.job, partial(work.take_part, state))
     page_job.settle(state.job, partial(work.take, state))
     if (graph := drawn_graph(state)) is not None:

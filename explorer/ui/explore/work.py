@@ -132,9 +132,6 @@ def follow_selection(state: ExploreState, graph: ModelGraph) -> None:
         state.looked_at, state.view = selected, BY_ROLE if selected else None
 
 
-REQUESTS = (Describe, Measure, MeasureRanks, Compare, DrawAutograd)
-
-
 def take(state: ExploreState, job: Job) -> None:
     """The result of a finished job."""
     key, result = job.run_id or job.id, cast(Any, job.result)

@@ -43,7 +43,6 @@ from explorer.view.pipeline.headline import figures
 from explorer.view.text import pipeline as words
 from explorer.view.text.explore import Headline
 
-REQUESTS = (Describe, ProfileStages, FindJointPlan, RunPipeline)
 """What the worker does here. A request is the key of its result: figures return as soon as a plan is drawn again."""
 
 
@@ -51,7 +50,7 @@ def page() -> None:
     """The whole page, top to bottom. The Explore page shares model, policy and options."""
     with whole():
         split = pipeline_state.current()
-        page_job.attach(split.job, REQUESTS)
+        page_job.attach(split.job, "pipeline")
         page_job.settle(split.job, partial(take, split))
         prepare(split)
         graph = None if split.draft.predict else drafts.graph_of(split.draft)  # stages are priced by real steps

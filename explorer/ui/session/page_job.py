@@ -19,7 +19,7 @@ import streamlit as st
 
 from explorer.errors import ExplorerError
 from explorer.jobs.client import Job
-from explorer.jobs.protocol import Request, models_of, specs_of
+from explorer.jobs.protocol import ROWS, Request, models_of, specs_of
 from explorer.record.base import Record
 from explorer.record.failure import Failure
 from explorer.ui.session import backend
@@ -60,11 +60,11 @@ class PageJob:
         return self.failure is not None and not self.refused
 
 
-def attach(life: PageJob, kinds: tuple[type, ...]) -> None:
-    """Restores, after a refresh, the page's job from the address bar if the job is one of `kinds`."""
+def attach(life: PageJob, page: str) -> None:
+    """Restores, after a refresh, the job from the address bar if `page` starts such jobs."""
     job_id = st.query_params.get("job")
     job = backend.worker().job(job_id) if job_id and life.id is None else None
-    if job is not None and isinstance(job.request, kinds):
+    if job is not None and page in ROWS[type(job.request)].pages:
         life.id, life.what = job.id, type(job.request).__name__
     _name_in_address(life)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import streamlit as st
 
 from explorer.jobs.client import Job
+from explorer.jobs.protocol import ROWS
 from explorer.ui.session import page_job
 from explorer.ui.session.page_job import PageJob, Take
 from explorer.ui.session.values import timer, whole
@@ -22,18 +23,6 @@ from explorer.ui.shared.elements import escape, on_primary
 RUN_WIDTH = 140
 LOOK_EVERY_S = 1.0
 """Between two looks at the progress; parts and the end of a job are looked at when they are there."""
-DOING = {
-    "Describe": "Reading the model",
-    "Measure": "Measuring the baseline",
-    "MeasureRanks": "Playing the ranks",
-    "Compare": "Running baseline and candidate",
-    "DrawAutograd": "Drawing the autograd graph",
-    "ProfileStages": "Measuring what each block costs",
-    "FindJointPlan": "Planning below the cap",
-    "RunPipeline": "Running the pipelined step and the unsplit ones",
-    "RunLab": "Running",
-}
-"""Words for a job, by the request's name."""
 PREDICTING = "Playing it without data"
 CANCELLING = "Cancelling: it stops within seconds, at its next step or by force"
 
@@ -127,5 +116,5 @@ def in_words(life: PageJob, job: Job) -> str:
         return CANCELLING
     progress = job.progress
     share = f" ({progress.done} of {progress.total})" if progress.total else ""
-    doing = PREDICTING if getattr(job.request, "without_data", False) else DOING[life.what]
+    doing = PREDICTING if getattr(job.request, "without_data", False) else ROWS[type(job.request)].doing
     return f"{doing}: {escape(progress.what)}{share}"

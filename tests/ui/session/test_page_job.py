@@ -91,11 +91,11 @@ def test_a_refresh_finds_its_job_and_takes_no_other_pages(worker: FakeWorker, ad
     page_job.start(PageJob(), COMPARE)
     (job,) = worker.jobs.values()
     refreshed, other = PageJob(), PageJob()
-    page_job.attach(refreshed, (Compare,))
+    page_job.attach(refreshed, "explore")
     assert (refreshed.id, refreshed.what) == (job.id, "Compare")
-    page_job.attach(other, (RunLab,))
+    page_job.attach(other, "lab")
     assert other.id is None and "job" not in address
-    page_job.attach(refreshed, (Compare,))
+    page_job.attach(refreshed, "explore")
     assert address["job"] == job.id, "whoever comes back to the page finds it named again"
 
 

@@ -176,7 +176,7 @@ def test_an_opened_run_brings_its_figures(app: App, worker: FakeWorker, runs_pag
     opened = AppTest.from_function(state_of_the_page, default_timeout=60)
     opened.session_state[OPENED] = at.session_state[OPENED]
     split = opened.run().session_state["pipeline"]
-    assert (split.shown, split.places, split.choices.n_microbatches, split.engine) == (run_id, [3], 8, "inproc")
+    assert (split.shown, split.places, split.choices.n_microbatches) == (run_id, [3], 8)
     assert split.draft.spec == SPEC and OPENED not in opened.session_state
 
 

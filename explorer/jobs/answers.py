@@ -1,0 +1,130 @@
+"""The functions that answer requests, one a row of protocol.ROWS, each called as `function(request, report)`.
+
+They import engine, lab and planners when they are called, and turn fields of a request into arguments.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from explorer.jobs.protocol import (
+    Compare,
+    Describe,
+    DrawAutograd,
+    FindJointPlan,
+    FindPlans,
+    Measure,
+    MeasureRanks,
+    OpenRanks,
+    ProfileStages,
+    RunLab,
+    RunPipeline,
+)
+from explorer.record.base import Record
+from explorer.record.measurement import Measurement
+from explorer.record.plan import Report
+from explorer.record.policy import Policy
+
+
+def describe(request: Describe, report: Report) -> Record:
+    from explorer.engine.device.without_data import fake_group, without_data
+    from explorer.engine.model import describe as describing
+
+    group = fake_group(0, request.n_ranks) if request.n_ranks > 1 else nullcontext()
+    with group, without_data() if request.without_data else nullcontext():
+        return describing.describe(
+            request.model, seed=request.seed, device=request.device, conditions=request.conditions, report=report
+        )
+
+
+def measure(request: Measure, report: Report) -> Record:
+    from explorer.engine.bench import measure as ways
+
+    if request.own_optimizer:
+        from explorer.engine.bench.step import step_with_optimizer
+
+        return ways.measure_without_data(request.spec, report, step_with_optimizer(request.own_optimizer))
+    if request.without_data:
+        return ways.measure_without_data(request.spec, report)
+    if request.beside_keep_all:
+        return ways.measure_beside_keep_all(request.spec, report)
+    if request.until_it_fits:
+        return ways.measure_what_fits(request.spec, report, with_graph=request.with_graph)
+    return ways.measure(request.spec, report)
+
+
+def find_plans(request: FindPlans, report: Report) -> Record:
+    from explorer.plan.planners import front
+
+    def played(policy: Policy) -> Measurement:
+        from explorer.engine.bench.measure import measure_without_data
+
+        spec = replace(request.run.spec, policy=policy)
+        if spec == request.run.spec:
+            return request.run
+        if spec.ranks is not None:
+            from explorer.engine.ranks.predict import predict_ranks
+
+            return predict_ranks(spec, report).fullest
+        return measure_without_data(spec, report)
+
+    return front.find_plans(request.run, request.graph, request.wish, report, played)
+
+
+def measure_ranks(request: MeasureRanks, report: Report) -> Record:
+    if request.without_data:
+        from explorer.engine.ranks.predict import predict_ranks
+
+        return predict_ranks(request.spec, report)
+    from explorer.engine.ranks import real
+
+    return real.measure_ranks(request.spec, report)
+
+
+def compare(request: Compare, report: Report) -> Record:
+    if request.candidate.ranks is not None:
+        from explorer.engine.ranks.compare import compare_ranks
+
+        return compare_ranks(request.candidate, report)
+    from explorer.engine.compare import compare as comparing
+
+    return comparing.compare(request.baseline, request.candidate, full=request.full, report=report)
+
+
+def draw_autograd(request: DrawAutograd, report: Report) -> Record:
+    from explorer.engine.bench import other_tools
+
+    return other_tools.draw_autograd(request.spec, request.block, report)
+
+
+def run_lab(request: RunLab, report: Report) -> Record:
+    from explorer.lab import run
+
+    return run.run_lab(request.name, request.switches, device=request.device, model=request.model, report=report)
+
+
+def run_pipeline(request: RunPipeline, report: Report) -> Record:
+    from explorer.engine.pipeline import run
+
+    return run.run_pipeline(request.spec, report, profile=request.profile)
+
+
+def open_ranks(request: OpenRanks, report: Report) -> Record:
+    from explorer.engine.pipeline.run import open_results
+
+    return open_results(request.spec, Path(request.folder), report)
+
+
+def profile_stages(request: ProfileStages, report: Report) -> Record:
+    from explorer.engine.pipeline.profile import profile_blocks
+
+    return profile_blocks(request.spec, request.groups, report, n_microbatches=request.n_microbatches)
+
+
+def find_joint_plan(request: FindJointPlan, report: Report) -> Record:
+    from explorer.plan.planners.joint import joint_plan
+
+    return joint_plan(request.profile, request.graph, request.wish, report)
