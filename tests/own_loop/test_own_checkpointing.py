@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -9,11 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed._composable import checkpoint as composable_checkpoint
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl,
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import explorer
-from explorer.plan.why.checkpointing import Row, checkpointing_rows, untrained
+from explorer.plan.why.checkpointing import Row, checkpointing_lines, checkpointing_rows, untrained
 from explorer.record import Measurement
 
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
@@ -324,3 +329,62 @@ def test_timm_on_and_off() -> None:
     model.set_grad_checkpointing()
     rows = checkpointing_rows(recorded(model, step))
     assert [row["that is"] for row in rows] == ["alive"] and "blocks" in str(rows[0]["block"])
+
+
+class Switched(nn.Module):
+    """A block with transformers' switch, as the Trainer turns it on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.gradient_checkpointing = nn.Linear(8, 8), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gradient_checkpointing and self.training:
+            return checkpoint(self.fc, x, use_reentrant=False).tanh()  # type: ignore[no-any-return]
+        return self.fc(x).tanh()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("has_policy", [False, True])
+@pytest.mark.parametrize("switch", [False, True])
+@pytest.mark.parametrize("fsdp", [False, True])
+def test_checkpointing_that_is_on_twice_is_said_before_and_in_the_step(
+    fsdp: bool, switch: bool, has_policy: bool
+) -> None:
+    """FSDP's wrapper, the Trainer's switch and a policy: two of them on one block each add a forward."""
+    model = nn.Sequential(*(Switched() for _ in range(3)))
+    for block in model:
+        block.gradient_checkpointing = switch
+    if fsdp:
+        apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, Switched))
+    x = torch.randn(4, 8, requires_grad=True)
+    policy = explorer.Policy.recompute(["0", "1"] if has_policy else [])
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        handle = explorer.apply_policy(model, policy)
+    before = " ".join(str(warning.message) for warning in shown)
+    with handle:
+        run = recorded(model, lambda: model(x).sum().backward())
+    said = "several checkpoints" in "\n".join(checkpointing_lines(run))
+    n_on = fsdp + switch + has_policy
+    assert said is (n_on > 1), checkpointing_lines(run)
+    assert ("adds a forward" in before) is (has_policy and n_on > 1), before
+    assert ("FSDP" in before) is (has_policy and fsdp) and ("gradient_checkpointing" in before) is (
+        has_policy and switch
+    )
+    model.eval()
+    if not fsdp:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            explorer.apply_policy(model, policy).undo()  # a switch does nothing in eval mode
+
+
+def test_checkpoints_inside_each_other_on_purpose_are_no_doubling() -> None:
+    inner, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), torch.randn(4, 8, requires_grad=True)
+    model = nn.Sequential(inner, nn.Linear(8, 8), nn.Tanh())
+
+    def outer(x: Tensor) -> Tensor:
+        run: Callable[..., Tensor] = checkpoint
+        return model[2](model[1](run(inner, x, use_reentrant=False)))  # type: ignore[no-any-return]
+
+    run = recorded(model, lambda: checkpoint(outer, x, use_reentrant=False).sum().backward())
+    assert "several checkpoints" not in "\n".join(checkpointing_lines(run))

@@ -22,6 +22,7 @@ from explorer.engine.policy.several_models import Models, one_model
 from explorer.engine.policy.units import Wrap, operator, replacements, runs_its_children, wraps_on
 from explorer.engine.state.rng import OutsideRng, generators_of
 from explorer.errors import BadInput, InvalidPolicy, nearest
+from explorer.plan.names import is_within, some
 from explorer.plan.policy.block_names import differences, expanded, shape_of
 from explorer.record.policy import KEEP_ALL, Action, DeterminismCheck, Policy, RunningStats, Unit
 
@@ -109,6 +110,9 @@ def apply_policy(
             hint="Undo the first one with `handle.undo()`, or name all units in one policy.",
         )
     _check(policy, modules)
+    is_users_call = not str(sys._getframe(1).f_globals.get("__name__")).startswith("explorer.")
+    if is_users_call and (sentence := _checkpointed_already(policy, modules)):
+        warnings.warn(sentence, stacklevel=2)
     for module, name, function in replacements(modules, wraps):
         handle._before.append((module, name, module.__dict__.get(name, _MISSING)))
         module.__dict__[name] = function
@@ -147,6 +151,29 @@ def _check(policy: Policy, modules: dict[str, nn.Module]) -> None:
     if faults:
         count = f"The policy has {len(faults)} faults: " if len(faults) > 1 else "The policy cannot be applied: "
         raise InvalidPolicy(count + "; ".join(faults) + ".", hint="The model is unchanged.")
+
+
+def _checkpointed_already(policy: Policy, modules: dict[str, nn.Module]) -> str:
+    """A sentence on units that other checkpointing recomputes too: FSDP's wrapper, a switch as of the Trainer."""
+    wrapped = [fqn for fqn, module in modules.items() if type(module).__name__ == "CheckpointWrapper"]
+    switches = [
+        (fqn, name) for fqn, module in modules.items() for name in SWITCHES
+        if module.training and getattr(module, name, None) is True
+    ]  # fmt: skip
+    places = [(fqn, "FSDP's activation checkpointing") for fqn in wrapped]
+    places += [(fqn, f"the switch {name}") for fqn, name in switches]
+    found: dict[str, None] = {}
+    blocks: dict[str, None] = {}
+    for unit in policy.blocks:
+        of_unit = [source for fqn, source in places if is_within(fqn, unit) or is_within(unit, fqn)]
+        found.update(dict.fromkeys(of_unit))
+        blocks.update({unit: None} if of_unit else {})
+    if not blocks:
+        return ""
+    return (
+        f"{some(tuple(blocks))} of the policy may run again for {' and for '.join(found)}, too: each checkpoint "
+        "around a block adds a forward. Leave one of them on."
+    )
 
 
 def _close(name: str, names: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from explorer.plan.memory.reruns import self_checkpointing
-from explorer.plan.names import above, is_within, lineage, listed, outermost
+from explorer.plan.names import above, is_within, lineage, listed, outermost, some
 from explorer.record.checkpointing import CheckpointRegion, OwnCheckpointing
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
@@ -114,7 +114,33 @@ def checkpointing_lines(run: Measurement) -> list[str]:
         texts = [list(rows[0]), *([str(cell) for cell in row.values()] for row in rows)]
         widths = [max(len(text[i]) for text in texts) for i in range(len(texts[0]))]
         lines += ["  " + "  ".join(map(str.ljust, text, widths)).rstrip() for text in texts]
-    return [*lines, *filter(None, [untrained(run)])]
+    return [*lines, *filter(None, [untrained(run), stacked(run)])]
+
+
+def stacked(run: Measurement) -> str:
+    """A sentence on blocks with more than one checkpoint around a call: FSDP's, a switch, a policy; or empty."""
+    checkpoints = run.own_checkpointing
+    if checkpoints is None:
+        return ""
+    calls: dict[str, int] = {}
+    called = [cost.fqn for cost in run.blocks if cost.n_forward]
+    for region in checkpoints.regions:
+        for fqn in _covered(region, called):
+            block = fqn.replace("._checkpoint_wrapped_module", "")  # of FSDP's wrapper, around the same block
+            calls[block] = calls.get(block, 0) + region.n_calls
+    units = run.spec.policy.blocks
+
+    def is_stacked(fqn: str, n_calls: int) -> bool:
+        is_in_unit = any(is_within(fqn, unit) or is_within(unit, fqn) for unit in units)
+        return is_in_unit or (fqn in run.by_fqn and n_calls > run.by_fqn[fqn].n_forward)
+
+    again = tuple(fqn for fqn, n_calls in calls.items() if is_stacked(fqn, n_calls))
+    if not again:
+        return ""
+    return (
+        f"{some(again)}: several checkpoints around one call (the policy's, FSDP's, a switch's, the model's own). "
+        "Each adds a forward: leave one of them on."
+    )
 
 
 def _units(run: Measurement, checkpoints: OwnCheckpointing, graph: ModelGraph | None) -> dict[str, _Unit]:
