@@ -132,7 +132,7 @@ def stacked(run: Measurement) -> str:
 
     def is_stacked(fqn: str, n_calls: int) -> bool:
         is_in_unit = any(is_within(fqn, unit) or is_within(unit, fqn) for unit in units)
-        return is_in_unit or (fqn in run.by_fqn and n_calls > run.by_fqn[fqn].n_forward)
+        return is_in_unit or (fqn in run.by_fqn and n_calls > max(1, run.by_fqn[fqn].n_forward))
 
     again = tuple(fqn for fqn, n_calls in calls.items() if is_stacked(fqn, n_calls))
     if not again:
