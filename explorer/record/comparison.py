@@ -53,6 +53,8 @@ class TensorDiff(Record):
     tiny: float | None = None
     """Floor that scales with the run: float32 epsilon times the median gradient norm of the reference. For a parameter
     that both optimizers moved with equal gradients: a quarter of the epsilon of its type times its norm."""
+    never_rounds: str = ""
+    """Why a difference of this tensor is not judged as rounding, whatever the errors are; empty: the errors decide."""
 
     @property
     def verdict(self) -> Verdict:
@@ -61,7 +63,7 @@ class TensorDiff(Record):
             return "different"
         if self.bitwise:
             return "bitwise equal"
-        if self.n_nonfinite or self.candidate_error is None or self.baseline_error is None:
+        if self.never_rounds or self.n_nonfinite or self.candidate_error is None or self.baseline_error is None:
             return "different"
         allowed = ROUNDING_FACTOR * max(self.baseline_error, self.noise or 0.0, self.tiny or 0.0)
         return "rounding" if self.candidate_error <= allowed else "different"

@@ -48,6 +48,14 @@ def test_ten_times_the_largest_scale_is_the_border_of_rounding(scale: str, times
     assert gradient(bitwise=False, candidate_error=times * 3e-6, **scales).verdict == verdict
 
 
+def test_a_reason_against_rounding_decides_whatever_the_errors_are() -> None:
+    rounded = gradient(bitwise=False, **ROUNDED)
+    reason = "A recompute moved it a second time."
+    assert rounded.verdict == "rounding"
+    assert msgspec.structs.replace(rounded, never_rounds=reason).verdict == "different"
+    assert gradient(bitwise=True, never_rounds=reason).verdict == "bitwise equal"
+
+
 def test_without_a_reference_only_bits_count() -> None:
     assert gradient(bitwise=False, max_abs=1e-30).verdict == "different"
 

@@ -117,7 +117,8 @@ def difference(
         far = 0 if same else (baseline.to(torch.int64) - candidate.to(torch.int64)).abs().max()
         return replace(diff, bitwise=same, max_abs=float(far))
     distances = _no_distances(baseline) if same else _distances(baseline, candidate)
-    return replace(diff, bitwise=same, **distances, **_against(yardstick, name, baseline, candidate))
+    diff = replace(diff, bitwise=same, **distances, **_against(yardstick, name, baseline, candidate))
+    return replace(diff, never_rounds="") if same else diff
 
 
 def relative_distance(expected: Tensors, actual: Tensors) -> float | None:
@@ -223,8 +224,8 @@ def _cosine(left: Tensor, right: Tensor, norms: tuple[float, float]) -> float | 
     return max(-1.0, min(1.0, float(inner.real)))
 
 
-def _against(yardstick: Yardstick, name: str, baseline: Tensor, candidate: Tensor) -> dict[str, float | None]:
-    distances: dict[str, float | None] = {}
+def _against(yardstick: Yardstick, name: str, baseline: Tensor, candidate: Tensor) -> dict[str, float | str | None]:
+    distances: dict[str, float | str | None] = {}
     rerun = yardstick.rerun.get(name)
     if rerun is not None and rerun.shape == baseline.shape:
         noise = _norm(in_double(baseline) - in_double(rerun))
@@ -234,7 +235,7 @@ def _against(yardstick: Yardstick, name: str, baseline: Tensor, candidate: Tenso
         return distances
     baseline_error, candidate_error = yardstick.errors(name, reference, baseline, candidate)
     if not yardstick.trusts(reference, baseline_error) or not math.isfinite(candidate_error):
-        return distances
+        return {**distances, "never_rounds": "The step in float64 did not follow this tensor closely enough to judge."}
     return {
         **distances,
         "baseline_error": baseline_error,

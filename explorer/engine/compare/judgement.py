@@ -296,7 +296,7 @@ def _of_outcomes(
     )
     twice = set(map(_name_of, of.state_changes))
     nothing_rounds = all(diff.bitwise for diff in (*gradients, *of_inputs, *later))
-    coarse = yardsticks.epsilon if nothing_rounds else 0.0
+    finer_than = yardsticks.epsilon if nothing_rounds else None
     buffers = differences(BufferDiff, base.buffers, cand.buffers, yardsticks.of("buffers"))
     carried = state_differences(base, cand, yardsticks, unlike | foreign)
     parameters = parameter_differences(base, cand, yardsticks, (*gradients, *later))
@@ -305,39 +305,38 @@ def _of_outcomes(
         gradients=gradients,
         input_gradients=of_inputs,
         later_gradients=later,
-        buffers=_never_rounding(twice, _in_own_type(coarse, buffers)),
-        parameters=_in_own_type(coarse, parameters),
+        buffers=_with_reasons(twice, finer_than, buffers),
+        parameters=_with_reasons((), finer_than, parameters),
         n_steps=base.n_steps,
         trains_in_backward=bool(base.trained & base.moved.keys()),
         rng=rng_differences(base, cand),
         eval_output=_eval_difference(base, cand, yardsticks),
         loss_equal=None if base.loss is None or cand.loss is None else base.loss == cand.loss,
-        carried=_never_rounding(twice, _in_own_type(coarse, carried)),
+        carried=_with_reasons(twice, finer_than, carried),
         n_carried=max((len(state.keys() - (unlike | foreign)) for state in base.states), default=0),
         unjudged=_names(unlike | moved),
     )
 
 
-def _never_rounding(names: Collection[str], diffs: tuple[D, ...]) -> tuple[D, ...]:
-    """Clears `candidate_error` of state that a recompute moved twice: such a difference is never rounding."""
-    return tuple(replace(diff, candidate_error=None) if diff.name in names else diff for diff in diffs)
+def _with_reasons(moved_twice: Collection[str], finer_than: float | None, diffs: tuple[D, ...]) -> tuple[D, ...]:
+    """`diffs` of state, with the reasons why a difference is no rounding; TensorDiff.verdict decides by them.
 
-
-def _in_own_type(coarse: float, diffs: tuple[D, ...]) -> tuple[D, ...]:
-    """Clears `candidate_error` of state in a type finer than the run's if the state is further apart than its own
-    type rounds. `coarse` is the epsilon of a run whose gradients are all equal; 0 for any other run.
-
-    Under autocast the baseline's state is far from float64. With equal gradients, that distance explains nothing.
+    `finer_than`: epsilon of a run whose gradients are all equal; None for any other run. Under autocast the baseline's
+    state is far from float64. With equal gradients, that distance explains nothing.
     """
 
-    def differs(diff: TensorDiff) -> bool:
-        if diff.candidate_error is None or isinstance(diff, ParameterDiff) and diff.trained:
-            return False
+    def reason(diff: TensorDiff) -> str:
+        if diff.name in moved_twice:
+            return "A recompute moved it a second time."
+        if finer_than is None or diff.candidate_error is None or (isinstance(diff, ParameterDiff) and diff.trained):
+            return diff.never_rounds
         epsilon = max(torch.finfo(getattr(torch, diff.dtype)).eps, torch.finfo(torch.float32).eps)
         far = math.inf if diff.relative_norm is None else diff.relative_norm
-        return epsilon < coarse and far > ROUNDING_FACTOR * epsilon
+        if epsilon < finer_than and far > ROUNDING_FACTOR * epsilon:
+            return f"All gradients are equal, and {diff.dtype} rounds less than this difference."
+        return diff.never_rounds
 
-    return tuple(replace(diff, candidate_error=None) if differs(diff) else diff for diff in diffs)
+    return tuple(diff if diff.bitwise else replace(diff, never_rounds=reason(diff)) for diff in diffs)
 
 
 def _eval_difference(baseline: Outcome, candidate: Outcome, yardsticks: Yardsticks) -> TensorDiff | None:

@@ -140,6 +140,7 @@ def test_a_reference_that_went_another_way_excuses_nothing() -> None:
     baseline, other = torch.randn(2, 200, generator=generator)
     diff = judged(baseline, baseline * 1.1, reference=other.double())
     assert (diff.candidate_error, diff.verdict) == (None, "different")
+    assert "float64 did not follow" in diff.never_rounds
 
 
 def test_a_gradient_that_is_zero_in_exact_arithmetic_has_a_reference() -> None:
