@@ -114,12 +114,14 @@ def _saved_by_call(
     inputs, flags = members[0].inputs, replay.in_containers.get(unit[0], ())
     # The first operator that reads an input is often the last of backward: what it saves lives until it has run.
     runs_last = any(is_within(fqn, block) for i in inputs for fqn in replay.saved_in.get(i, ()) for block in unit)
+    last_birth = int(births.max(initial=begins)) + (runs_last and len(births) > 0)
+    held, returned = np.union1d(saved, saved_outputs).astype(np.int64), (*own_outputs, *saved_outputs)
     return SavedByCall(
         first=first,
         entries=saved,
         freed_at=leaves,
         backward_begins=begins,
-        backward_ends=_ends(died, saved, own_outputs, births.max(initial=begins) + (runs_last and len(births) > 0)),
+        backward_ends=_ends(died, held, returned, last_birth),
         end=end,
         rerun_ends=last if stops_early else end,
         inputs=inputs,
@@ -197,9 +199,12 @@ def _births_below(replay: Replay, fqn: str) -> Bytes:
     return replay.backward_births[fqn]
 
 
-def _ends(died: Bytes, saved: NDArray[np.intp], own_outputs: Sequence[int], ends: int) -> int:
-    """The tick at which the last of `saved` dies, at least `ends`. Code may hold an output longer, such as the loss."""
-    ends = int(died[saved[~np.isin(saved, own_outputs)]].max(initial=ends))
+def _ends(died: Bytes, saved: NDArray[np.intp], outputs: Sequence[int], ends: int) -> int:
+    """The tick at which the last of `saved` dies, at least `ends`. Other code may hold an output longer, or the loss.
+
+    The node that reads an output runs to its end: that of a ReLU is read by the last node of backward.
+    """
+    ends = int(died[saved[~np.isin(saved, outputs)]].max(initial=ends))
     return max(ends, min(int(died[saved].max(initial=0)), ends + 1))
 
 

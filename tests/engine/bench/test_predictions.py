@@ -365,3 +365,25 @@ def test_a_larger_step_to_the_byte_and_every_policy_of_it(
     assert forecast.step_peak_bytes == pytest.approx(
         measure(replace(real.spec, policy=policy)).step_peak_bytes, rel=1e-3
     )
+
+
+ACTIVATED = """
+import torch
+from torch import nn
+
+
+def build(kind="ReLU", between="Identity"):
+    behind = nn.Flatten(1) if between == "Flatten" else getattr(nn, between)()
+    block = nn.Sequential(nn.Linear(64, 64), nn.Softmax(-1) if kind == "Softmax" else getattr(nn, kind)())
+    model = nn.Sequential(nn.Linear(64, 64), block, behind, nn.Linear(64, 8))
+    return model, (torch.randn(512, 64), torch.randint(8, (512,))), nn.functional.cross_entropy
+"""
+
+
+@pytest.mark.parametrize("between", ["Identity", "Flatten", "Dropout"])
+@pytest.mark.parametrize("kind", ["ReLU", "Tanh", "Sigmoid", "Softmax", "GELU", "Dropout"])
+def test_a_block_that_saves_what_it_returns(tmp_path: Path, kind: str, between: str) -> None:
+    """Its input, which forward alone would let go, stays until the node that reads the output has run."""
+    graph, base = graph_and_run(written(tmp_path, ACTIVATED, kind=kind, between=between), mode="eval")  # type: ignore[arg-type]
+    for unit in ("1.1", "1.0", "1"):
+        holds(graph, base, Policy.recompute([unit]), within_bytes=64)
