@@ -15,7 +15,7 @@ from explorer.cli.command import Output, answer_console, print_json, say, table_
 from explorer.plan.memory.outside import outside_policies
 from explorer.plan.summary import Line, forecast_document, forecast_lines
 from explorer.plan.why.caveats import peak_caveats
-from explorer.plan.why.checkpointing import sides
+from explorer.plan.why.checkpointing import not_comparable_because, sides
 from explorer.plan.why.collectives import collective_rows, repeated, sent_bytes
 from explorer.plan.why.peak import explain_one
 from explorer.plan.why.worth import worth_recomputing
@@ -200,7 +200,7 @@ def _verdict(console: Console, comparison: Comparison) -> None:
         ("Worst", "" if worst is None else f"{worst.name}: {distance_with_largest(worst)}"),
         *(("Baseline", sentence) for sentence in sides(comparison)),
         *(("Likely", cause) for cause in comparison.causes),
-        ("Why", comparison.not_reproducible_because),
+        ("Why", not_comparable_because(comparison)),
         ("Scope", scope_sentence(comparison)),
     ]
     lines = [(word, text) for word, text in lines if text]

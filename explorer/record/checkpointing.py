@@ -53,3 +53,5 @@ class WithoutCheckpoint(Record):
 
     baseline: tuple[str, ...] = ()
     candidate: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    """Parameters that get a gradient in that step, and none in the baseline: no training to be equal to."""

@@ -285,7 +285,7 @@ class Comparison(Record):
             return "not comparable"
         if "different" in trained:
             return "different"
-        if "not comparable" in trained:
+        if "not comparable" in trained or (self.without_checkpoint and self.without_checkpoint.lost):
             return "not comparable"
         if self.moved_twice or self.late_reads or any(mask.n_mismatched for mask in self.masks):
             return "different" if "rounding" in trained else "state moved"

@@ -47,7 +47,9 @@ def sides_against(
     of_switches = {key for state in plain.states for key in state if key[1] in SWITCHES}
     left_out = {*unjudged, *of_switches}
     names = [dict.fromkeys(_differing(plain, run, yardsticks, left_out)) for run in runs]
-    return WithoutCheckpoint(baseline=tuple(names[0]), candidate=tuple(names[1]))
+    base = runs[0].gradients
+    lost = tuple(name for name, gradient in plain.gradients.items() if gradient is not None and base.get(name) is None)
+    return WithoutCheckpoint(baseline=tuple(names[0]), candidate=tuple(names[1]), lost=lost)
 
 
 def _differing(plain: Outcome, run: Outcome, yardsticks: Yardsticks, left_out: Collection[StateKey]) -> Iterator[str]:

@@ -85,6 +85,17 @@ def sides(comparison: Comparison, baseline: str = "baseline") -> Iterator[str]:
         yield f"The candidate differs {without} in {listed(alone)}; the {baseline} does not."
 
 
+def not_comparable_because(comparison: Comparison) -> str:
+    """The reason in a sentence; empty if neither the baseline nor its own checkpoint is to blame."""
+    plain = comparison.without_checkpoint
+    if plain is None or not plain.lost or comparison.not_reproducible_because:
+        return comparison.not_reproducible_because
+    return (
+        f"The model's own checkpoint loses the gradients of {len(plain.lost):,} of {len(comparison.gradients):,} "
+        "trainable parameters, so the baseline is no training to compare with. Mend that first."
+    )
+
+
 def moved_in(comparison: Comparison) -> str:
     """The side whose state is not that of the step without any checkpoint; empty if unknown or the candidate."""
     plain = comparison.without_checkpoint

@@ -13,7 +13,7 @@ from typing import get_args
 import plotly.graph_objects as go
 
 from explorer.plan.names import listed
-from explorer.plan.why.checkpointing import moved_in
+from explorer.plan.why.checkpointing import moved_in, not_comparable_because
 from explorer.record.comparison import Comparison, StateDiff, TensorDiff, Verdict
 from explorer.view.drawing.colours import VERDICT_COLOURS, VERDICT_SYMBOLS
 from explorer.view.drawing.figure import Chart, bold, empty, figure
@@ -129,7 +129,7 @@ def verdict_sentence(comparison: Comparison) -> str:
     """`bitwise equal: 54 of 54 gradients`, or the verdict and the worst tensor."""
     n = comparison.n_gradients
     if comparison.verdict == "not comparable":
-        return f"not comparable: {comparison.not_reproducible_because or 'no gradient on either side'}"
+        return f"not comparable: {not_comparable_because(comparison) or 'no gradient on either side'}"
     lost = len(comparison.untrained)
     untrained = f"; {count(lost, 'trainable parameter')} without a gradient in the baseline" if lost else ""
     if comparison.verdict == "state moved":

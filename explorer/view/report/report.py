@@ -14,7 +14,7 @@ from html import escape
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.memory.ledger import ledger
 from explorer.plan.why.caveats import peak_caveats
-from explorer.plan.why.checkpointing import checkpointing_rows, sides
+from explorer.plan.why.checkpointing import checkpointing_rows, not_comparable_because, sides
 from explorer.plan.why.peak import explain, explain_one
 from explorer.record.comparison import Comparison
 from explorer.record.failure import Failure
@@ -258,7 +258,7 @@ def _verdict(run: Run) -> Iterator[str]:
     tone = {"bitwise equal": "good", "rounding": ""}.get(run.verdict, "bad")
     yield f'<p><b class="{tone}">{escape(verdict_sentence(run))}</b></p>'
     yield from map(paragraph, (*sides(run), *run.causes))
-    yield paragraph(run.not_reproducible_because)
+    yield paragraph(not_comparable_because(run))
     yield paragraph(scope_sentence(run), "quiet")
     yield drawn(gradient_chart(run)) if run.gradients else ""
     if wrong := [row for row in diff_table(run.buffers) if row["verdict"] != "bitwise equal"]:

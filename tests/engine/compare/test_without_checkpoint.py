@@ -14,7 +14,7 @@ from explorer.engine.compare.programs import SpecProgram
 from explorer.engine.model.load import load_for
 from explorer.engine.state.global_state import deterministic_kernels, preserve_global_state
 from explorer.plan.why.checkpointing import moved_in, sides
-from explorer.record.checkpointing import CheckpointRegion, OwnCheckpointing
+from explorer.record.checkpointing import CheckpointRegion, OwnCheckpointing, WithoutCheckpoint
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelRef
 from explorer.record.measurement import Measurement
@@ -131,11 +131,13 @@ def test_gradients_that_the_models_own_helper_spoils_in_both_runs_are_named(comp
 def test_gradients_that_are_missing_in_both_runs_are_in_the_verdict(compared: Any) -> None:
     comparison = compared("dead")
     lost = {f"blocks.{i}.linear.{name}" for i in range(2) for name in ("weight", "bias")}
-    assert comparison.verdict == "bitwise equal" and set(comparison.untrained) == lost
+    assert comparison.verdict == "not comparable" and set(comparison.untrained) == lost
     assert set(comparison.without_checkpoint.baseline) == set(comparison.without_checkpoint.candidate) == lost
-    assert verdict_sentence(comparison) == (
-        "2 of 2 gradients bitwise equal; 4 trainable parameters without a gradient in the baseline"
+    assert verdict_sentence(comparison).startswith(
+        "not comparable: The model's own checkpoint loses the gradients of 4 of 6 trainable parameters"
     )
+    unused = replace(comparison, without_checkpoint=WithoutCheckpoint())
+    assert unused.verdict == "bitwise equal", "a parameter that no step uses is no fault of a checkpoint"
     assert next(sides(comparison)).startswith("4 of 6 trainable parameters get no gradient in the baseline: blocks.0.")
     assert comparison.headlines()["n_untrained"] == 4
 
