@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from explorer.engine.imaginary.run import NAME, run_on, sees_imaginary_card
-from explorer.engine.imaginary.torch_build import hint
+from explorer.engine.imaginary.torch_build import torch_build
 from explorer.errors import BadInput, message_of
 from explorer.jobs import run_file
 from explorer.plan.card.cards import parse_card
@@ -28,10 +29,11 @@ from explorer.record.measurement import Measurement
 if TYPE_CHECKING:
     from explorer.own_loop.record_step import RecordedRun
 
-__all__ = ["run_again_on", "run_on_card", "needs_cuda", "sees_imaginary_card"]
+__all__ = ["run_again_on", "run_on_card", "asks_for_cuda", "check_cuda_build", "sees_imaginary_card"]
 MOST_STEPS = 10
 NEEDS_CUDA = ("Torch not compiled with CUDA enabled", "Found no NVIDIA driver on your system")
 """What torch says where a script asks for a GPU: a CPU build, and a CUDA build without a driver."""
+_CUDA_LIBRARY = re.compile(r"lib(cu\w+|nv\w+|nccl)\.so")
 
 
 @dataclass(kw_only=True)
@@ -122,14 +124,18 @@ def file_of_module(name: str) -> Path:
     return Path(spec.origin)
 
 
-def needs_cuda(script: Path, error: Exception) -> BadInput | None:
-    """The sentence for a script that asks for a GPU where torch has none; None: it failed for another reason."""
-    if not any(text in str(error) for text in NEEDS_CUDA):
-        return None
-    import torch
+def asks_for_cuda(error: Exception) -> bool:
+    """Whether a script failed because there is no GPU. torch's CUDA build is not even imported without a driver."""
+    is_missing = isinstance(error, (ImportError, OSError)) and _CUDA_LIBRARY.search(str(error)) is not None
+    return is_missing or any(text in str(error) for text in NEEDS_CUDA)
 
-    release = torch.__version__.partition("+")[0]
-    return BadInput(
-        f"{script} asks for a GPU, and torch {torch.__version__} finds none here.",
-        hint=f"{hint(release)} There, python -m explorer run --card h100 {script} runs it on an imaginary card.",
-    )
+
+def check_cuda_build(script: Path) -> None:
+    """Raises BadInput for a script that asks for a GPU if the installed torch has no imaginary card either."""
+    try:
+        torch_build()
+    except BadInput as error:
+        raise BadInput(
+            f"{script} asks for a GPU, and the installed torch finds none here. {error.sentence}",
+            hint=f"{error.hint} There, checkpoint-explorer {script} runs it on an imaginary card.",
+        ) from error

@@ -12,7 +12,7 @@ import re
 import runpy
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,17 +23,40 @@ from torch.optim import Optimizer
 from explorer.engine.policy.several_models import one_model
 from explorer.engine.watch.scopes import around_backward
 from explorer.errors import BadInput, namesake
+from explorer.jobs import run_file
 from explorer.own_loop.watch import Watch
 from explorer.own_loop.watch_request import WatchRequest
+from explorer.own_loop.workers import watched_workers
+from explorer.record.base import from_msgpack
+from explorer.record.measurement import Measurement
 
 StepLog = Callable[[int, dict[str, float]], object]
+
+
+_running: list[ScriptUnderWatch] = []
+"""The script that runs in this process, if one does."""
+
+
+@contextmanager
+def in_worker(script: Path, request: WatchRequest) -> Iterator[ScriptUnderWatch]:
+    """Watches a process that the script started. A forked one has the hooks of the process that it came from."""
+    watched = _running[0] if _running else ScriptUnderWatch(script, request=request)
+    with closing(watched) if _running else watched.watching():
+        yield watched
 
 
 class ScriptUnderWatch:
     """Runs a script once. `watch` is None if the script made no optimizer of a model."""
 
-    def __init__(self, script: Path, log: StepLog | None = None, is_module: bool = False, **request: Any) -> None:
-        """`request`: fields of WatchRequest. `log`: see `Watch.log_to`. `is_module`: run as `python -m`.
+    def __init__(
+        self,
+        script: Path,
+        log: StepLog | None = None,
+        is_module: bool = False,
+        request: WatchRequest | None = None,
+        **fields: Any,
+    ) -> None:
+        """`fields`: those of `request`. `log`: see `Watch.log_to`. `is_module`: run as `python -m`.
 
         Raises BadInput for a missing script.
         """
@@ -43,25 +66,56 @@ class ScriptUnderWatch:
         self._module = module_of(script, is_module=is_module)
         self._log = log
         self._optimizers: list[Optimizer] = []
-        self._script, self._request = script, WatchRequest(**request)
+        self._script, self._request = script, request or WatchRequest(**fields)
+        self._in_workers: dict[int, Path] = {}
+
+    @property
+    def written(self) -> dict[int, Path]:
+        """Files of requested steps; if processes of the script took the steps, those of the first rank."""
+        return self._in_workers if self.watch is None else self.watch.written
+
+    @property
+    def n_steps(self) -> int:
+        """Steps that have ended, as far as they are known."""
+        return max(self._in_workers, default=0) if self.watch is None else self.watch.n_steps
 
     def run(self, arguments: Sequence[str]) -> None:
         """Runs the script. Its errors and SystemExit pass through; an out-of-memory passes after its file is saved."""
         if sentence := namesake(self._script.resolve().parent):
             self._request.say(sentence)
-        with _as_main(self._script, arguments, self._module), self._optimizers_seen(), self._first_backward_heard():
+        with (
+            _as_main(self._script, arguments, self._module),
+            self.watching(),
+            watched_workers(self._script, self._request, in_worker) as self._in_workers,
+        ):
+            if self._module:
+                runpy.run_module(self._module, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(str(self._script), run_name="__main__")
+        if self.watch is None and self._in_workers:
+            path = self._in_workers[max(self._in_workers)]
+            self._request.recorded(from_msgpack(run_file.read(path.read_bytes()).record, Measurement), path)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watches the models of the optimizers that are made meanwhile in this process."""
+        before = _running.copy()
+        with self._optimizers_seen(), self._first_backward_heard():
+            _running[:] = [self]
             try:
-                if self._module:
-                    runpy.run_module(self._module, run_name="__main__", alter_sys=True)
-                else:
-                    runpy.run_path(str(self._script), run_name="__main__")
+                yield
             except Exception as error:
                 if self.watch is not None:
                     self.watch.refused(error)
                 raise
             finally:
-                if self.watch is not None:
-                    self.watch.close()
+                _running[:] = before
+                self.close()
+
+    def close(self) -> None:
+        """Ends the watch; a step that is still wanted is written."""
+        if self.watch is not None:
+            self.watch.close()
 
     def _watch(self, optimizer: Optimizer) -> None:
         """Watches the models of all optimizers so far. A watch that has seen no step yet is replaced."""

@@ -114,6 +114,12 @@ def source_path(target: str) -> Path:
     return SAMPLES / path.name if is_sample else path
 
 
+def is_younger(created: float, target: str) -> bool:
+    """Whether a run of that date was made with the file of the model as it is now."""
+    path = source_path(target)
+    return not path.is_file() or path.stat().st_mtime <= created
+
+
 class Sample(Record):
     """A sample model that can be loaded."""
 

@@ -19,7 +19,7 @@ from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.catalogue import default_size, sizes_of
 from explorer.plan.memory.ledger import PLURAL, in_place, largest_roles, ledger
 from explorer.plan.memory.next_step import next_step
-from explorer.plan.names import some
+from explorer.plan.names import listed, some
 from explorer.plan.planners.planner import Planner
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.sizes import mib, mib_up
@@ -99,13 +99,12 @@ def summarize(run: Measurement, *, name: str, card: Card | None = None) -> Summa
     at = ledger(step) if step.allocations is not None else None
     on_card, refused = _on_card(run, card)
     changes, no_change = _changes(step) if run.complete else ((), "The step was cut short, so no change is predicted.")
-    root = None if run.graph is None else run.graph.by_fqn[""]
     return Summary(
-        model=run.spec.model.target if root is None else root.kind,
+        model=run.spec.model.target if run.graph is None else _name_of(run.graph),
         n_parameters=None if run.graph is None else run.graph.n_parameters,
         step=run.recorded_in or f"one step of {run.spec.model.target} ({run.spec.optimizer})",
         batch=run.batch,
-        origin=run.origin if step is run else "predicted from the first step",
+        origin=run.origin if step is run else "predicted for the step after it",
         device=f"{run.environment.device_name} ({run.environment.device})",
         peak_bytes=step.held_peak_bytes,
         peak_is_lower_bound=bool(bytes_outside(run)) or not run.complete,
@@ -121,6 +120,13 @@ def summarize(run: Measurement, *, name: str, card: Card | None = None) -> Summa
         failure="" if run.failure is None else run.failure.sentence,
         next=_next_command(run.spec, name, changes),
     )
+
+
+def _name_of(graph: ModelGraph) -> str:
+    """The class of the model; of several models that one step trains, the class and the name of each."""
+    if graph.by_fqn[""].kind != "SeveralModels":
+        return graph.by_fqn[""].kind
+    return listed([f"{block.kind} {block.fqn}" for block in graph.blocks if block.fqn and "." not in block.fqn])
 
 
 def _on_card(run: Measurement, card: Card | None) -> tuple[CardMemory | None, str]:
@@ -155,7 +161,7 @@ def _changes(step: Measurement) -> tuple[tuple[Change, ...], str]:
             plan = planner.within(int(planner.keep_all_bytes * share))
             by_peak.setdefault(plan.step_peak_bytes, _change(plan))
     except ExplorerError as error:  # no policy is below this share, so none is below the next
-        reason = str(error)
+        reason = f"{error.sentence.partition('. ')[0].rstrip('.')}."
     return tuple(by_peak.values()), "" if by_peak else reason
 
 
@@ -261,7 +267,8 @@ def fits_text(summary: Summary) -> str:
     if total is None or peak is None:
         return "not known for this machine; --card NAME says it for a GPU"
     word = "no" if summary.failure or peak > total else "yes"
-    return f"this machine: {word}, {mib(peak)} of {mib(total)}; --card NAME says it for a GPU"
+    place = "this machine" if summary.device.endswith("(cpu)") else summary.device
+    return f"{place}: {word}, {mib(peak)} of {mib(total)}; --card NAME says it for a GPU"
 
 
 def change_text(change: Change) -> str:

@@ -7,8 +7,8 @@ explorer/own_loop/on_card.py.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from traceback import print_exception
@@ -18,7 +18,7 @@ import typer
 from rich.markup import escape
 
 from explorer.cli.command import COULD_NOT_RUN, DIFFERENT, CleanConsole, Output, answer_console, print_json, say, verb
-from explorer.cli.report import print_lines, print_record
+from explorer.cli.report import print_lines
 from explorer.errors import BadInput, ExplorerError
 from explorer.jobs.run_file import stored_record, write, write_file
 from explorer.plan.names import listed
@@ -28,7 +28,7 @@ from explorer.view.drawing.units import count, mib
 
 if TYPE_CHECKING:
     from explorer.own_loop.on_card import StepsOnCard
-    from explorer.own_loop.watch import Watch
+    from explorer.own_loop.script import ScriptUnderWatch
 
 Script = Annotated[str, typer.Argument(metavar="SCRIPT", help="A training script: what `python` would be given.")]
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="The script's own arguments.")]
@@ -53,6 +53,10 @@ OnCard = Annotated[
 Steps = Annotated[
     int | None, typer.Option("--steps", min=1, help="With --card: end after so many steps, not when the peak repeats.")
 ]
+
+
+USUAL_CARD = "h100"
+"""For a script that asks for a GPU on a machine without one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,10 +137,28 @@ def run(
         elif not chosen.is_plain:  # stdout is the script's own
             print_lines(summary_lines(summaries[-1]), CleanConsole(stderr=True, highlight=False))
 
-    with redirect_stdout(sys.stderr if output.json else sys.stdout):
+    request = OnCardRequest(card=USUAL_CARD, steps=None, out=chosen.out, json=output.json)
+    with redirect_stdout(sys.stderr if output.json else sys.stdout), card_if_asked(request, path, arguments or []):
         under_watch(path, arguments or [], chosen, recorded)
     if output.json:
         print_json(summary_document(summaries[-1]))
+
+
+@contextmanager
+def card_if_asked(request: OnCardRequest, script: Path, arguments: list[str]) -> Iterator[None]:
+    """Runs a script that asks for a GPU on an imaginary card if there is none. Raises BadInput if neither is here."""
+    from explorer.own_loop.on_card import check_cuda_build
+
+    try:
+        yield
+    except _NoGpu:
+        check_cuda_build(script)
+        _say_now(f"{script} asks for a GPU, and there is none here: it runs on an imaginary {request.card}.")
+        _on_card(request, script, arguments)
+
+
+class _NoGpu(Exception):
+    """A script asked for a GPU, and there is none."""
 
 
 def under_watch(
@@ -144,8 +166,14 @@ def under_watch(
 ) -> None:
     """Runs the script in this process, with the chosen steps recorded. Raises BadInput if no step was."""
     steps = chosen.steps()
-    from explorer.own_loop.on_card import needs_cuda
-    from explorer.own_loop.script import ScriptUnderWatch  # torch: no other verb needs it in this process
+    from explorer.own_loop.on_card import asks_for_cuda
+
+    try:
+        from explorer.own_loop.script import ScriptUnderWatch  # torch: no other verb needs it in this process
+    except (ImportError, OSError) as error:
+        if asks_for_cuda(error):
+            raise _NoGpu from error
+        raise
 
     watched = ScriptUnderWatch(
         script,
@@ -166,24 +194,24 @@ def under_watch(
         if ended.code:
             raise
     except KeyboardInterrupt:
-        raise _interrupted(watched.watch) from None
+        raise _interrupted(watched) from None
     except ExplorerError:
         raise
     except Exception as error:  # the script's own, shown as Python shows it
-        if (without_gpu := needs_cuda(script, error)) is not None:
-            raise without_gpu from error
+        if asks_for_cuda(error):
+            raise _NoGpu from error
         print_exception(error)
         sys.stdout.flush()
         raise typer.Exit(DIFFERENT) from None
-    if watched.watch is None:
+    if watched.watch is None and not watched.written:
         raise BadInput(
             f"{script} made no optimizer of a model's parameters, so no step could be found.",
             hint="Put explorer.watch(model) or explorer.record_step(model) into it.",
         )
-    _check_written(script, watched.watch, chosen)
+    _check_written(script, watched, chosen)
 
 
-def _check_written(script: Path, watch: Watch, chosen: Chosen) -> None:
+def _check_written(script: Path, watch: ScriptUnderWatch, chosen: Chosen) -> None:
     """Raises BadInput for requested steps without a file."""
     missed = [f"step {step}" for step in chosen.steps() if step not in watch.written]
     if chosen.is_plain and not watch.written:
@@ -202,10 +230,9 @@ def _say_now(text: str) -> None:
     sys.stdout.flush()
 
 
-def _interrupted(watch: Watch | None) -> typer.Exit:
-    files = [f"step {step} in {path}" for step, path in watch.written.items()] if watch is not None else []
-    n_steps = watch.n_steps if watch is not None else 0
-    _say_now(f"Interrupted after {count(n_steps, 'step')}. Kept: {listed(files) or 'no record'}.")
+def _interrupted(watch: ScriptUnderWatch) -> typer.Exit:
+    files = [f"step {step} in {path}" for step, path in watch.written.items()]
+    _say_now(f"Interrupted after {count(watch.n_steps, 'step')}. Kept: {listed(files) or 'no record'}.")
     return typer.Exit(COULD_NOT_RUN)
 
 
@@ -225,6 +252,7 @@ def _on_card(request: OnCardRequest, script: Path, arguments: list[str]) -> None
         sys.stdout.flush()
         raise typer.Exit(DIFFERENT) from None
     step = result.refused or (None if result.last is None else result.last.measurement)
+    path = Path()
     if step is not None:
         number = len(result.peaks) + (result.refused is not None)
         path = write_file(Path(request.out.replace("{step}", str(number))), write(stored_record(step)))
@@ -232,20 +260,18 @@ def _on_card(request: OnCardRequest, script: Path, arguments: list[str]) -> None
     if request.json:
         print_json({"card": result.card, "peaks": result.peaks, "refused": result.refusal or None})
     else:
-        _print_steps(result, step, script.name)
+        _print_steps(result, script.name)
+        if step is not None:
+            print_lines(summary_lines(summarize(step, name=str(path))))
+        if result.refusal:
+            answer_console().print(f"Refused   {result.refusal}", markup=False)
     if result.refusal:
         raise typer.Exit(DIFFERENT)
 
 
-def _print_steps(result: StepsOnCard, step: Measurement | None, script: str) -> None:
+def _print_steps(result: StepsOnCard, script: str) -> None:
     console = answer_console()
-    console.print(f"\n  [bold]{escape(script)} on {escape(result.card)}[/]")
-    console.print("  [dim]torch's own CUDA code. No kernel ran: values are zeros, and times say nothing.[/]\n")
+    console.print(f"[bold]{escape(script)} on {escape(result.card)}[/]: torch's own CUDA code.")
+    console.print("No kernel ran: values are zeros, and times say nothing.")
     for number, (allocated, reserved) in enumerate(result.peaks, 1):
-        console.print(f"  Step {number}: {mib(allocated)} allocated, {mib(reserved)} reserved")
-    if step is not None:
-        print_record(step)
-    if result.refusal:
-        console.print(f"  [bold red]Refused[/]  {escape(result.refusal)}")
-    else:
-        console.print("  [bold green]Fits[/]  every request was granted.")
+        console.print(f"Step {number}: {mib(allocated)} allocated, {mib(reserved)} reserved")

@@ -9,7 +9,7 @@ import dataclasses
 import sys
 import tempfile
 import webbrowser
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated
@@ -24,11 +24,14 @@ from explorer.cli.report import print_lines, with_plans
 from explorer.cli.verbs.report import document_of, load_run, print_run
 from explorer.cli.worker import ask, check_writable, print_or_write, worker
 from explorer.jobs.protocol import Measure
+from explorer.jobs.store import Store
 from explorer.plan.card.cards import parse_card
+from explorer.plan.catalogue import is_younger
 from explorer.plan.guard import lock as lock_file
 from explorer.plan.policy import file as policy_file
 from explorer.plan.recognize import recognize
 from explorer.plan.summary import (
+    Change,
     Line,
     is_too_large,
     lock_lines,
@@ -39,6 +42,7 @@ from explorer.plan.summary import (
 )
 from explorer.record.base import Record
 from explorer.record.measurement import Measurement, RecordedRanks
+from explorer.record.run import RunSpec
 from explorer.view.report.report import ReportOf, report_text
 
 File = Annotated[
@@ -97,6 +101,8 @@ def _answer(of: ReportOf, name: str, options: ShowOptions, output: Output) -> No
     step = run.fullest if isinstance(run, RecordedRanks) else run
     if isinstance(step, Measurement):
         summary = summarize(step, name=name, card=None if options.card is None else parse_card(options.card))
+        if summary.changes and not step.spec.model.is_recorded:
+            summary = dataclasses.replace(summary, changes=tuple(_proven(summary.changes, step.spec)))
         if output.json:
             print_json(summary_document(summary))
         else:
@@ -111,6 +117,20 @@ def _answer(of: ReportOf, name: str, options: ShowOptions, output: Output) -> No
     print_or_write(report_text(with_plans(of)), page)
     if options.open_page:
         webbrowser.open(page.resolve().as_uri())
+
+
+def _proven(changes: Iterable[Change], spec: RunSpec) -> Iterator[Change]:
+    """Each change with the verdict of the newest comparison of its policy on this model and step, if one is stored."""
+    runs = sorted(Store().list(), key=lambda run: run.created)
+    compared = [run for run in runs if run.spec is not None and run.headlines.get("verdict") and not run.imported]
+    for change in changes:
+        request = replace(spec, policy=change.policy)
+        for run in compared:
+            assert run.spec is not None
+            same = replace(run.spec, n_repeats=request.n_repeats, n_probes=request.n_probes) == request
+            if same and is_younger(run.created, spec.model.target):
+                change = dataclasses.replace(change, gradients=str(run.headlines["verdict"]))
+        yield change
 
 
 def _measured(target: str, options: ShowOptions) -> Measurement:
@@ -130,11 +150,13 @@ def _measured(target: str, options: ShowOptions) -> Measurement:
 
 def _show_script(script: Path, options: ShowOptions, output: Output, arguments: list[str]) -> None:
     """Runs the script until a good step is recorded, and answers from the record."""
-    from explorer.cli.verbs.run import Chosen, under_watch
+    from explorer.cli.verbs.run import USUAL_CARD, Chosen, OnCardRequest, card_if_asked, under_watch
 
+    chosen = Chosen(stop=True)
     recorded: list[tuple[Measurement, Path]] = []
-    with redirect_stdout(sys.stderr if output.json else sys.stdout):
-        under_watch(script, arguments, Chosen(stop=True), lambda run, path: recorded.append((run, path)))
+    request = OnCardRequest(card=options.card or USUAL_CARD, steps=None, out=chosen.out, json=output.json)
+    with redirect_stdout(sys.stderr if output.json else sys.stdout), card_if_asked(request, script, arguments):
+        under_watch(script, arguments, chosen, lambda run, path: recorded.append((run, path)))
     run, path = recorded[-1]
     _answer(ReportOf(run=run, name=run.recorded_in), str(path), options, output)
 

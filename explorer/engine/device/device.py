@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from msgspec.structs import replace
 from torch import nn
 
@@ -232,9 +233,16 @@ def device_of_model(model: nn.Module) -> torch.device:
 
 
 def current_rank() -> tuple[int, int] | None:
-    """Rank of this process and the number of ranks; None for a process that runs alone."""
+    """Rank of this process and the number of ranks; None for a process that runs alone.
+
+    torchrun names both to a process. Workers of torch.multiprocessing know them from their process group.
+    """
     n_ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    return (int(os.environ.get("RANK", "0")), n_ranks) if n_ranks > 1 else None
+    if n_ranks > 1:
+        return int(os.environ.get("RANK", "0")), n_ranks
+    if not dist.is_available() or not dist.is_initialized() or dist.get_backend() == "fake":
+        return None
+    return (dist.get_rank(), dist.get_world_size()) if dist.get_world_size() > 1 else None
 
 
 def path_of_rank(path: Path) -> Path:

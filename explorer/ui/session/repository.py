@@ -22,7 +22,7 @@ from explorer.errors import ExplorerError
 from explorer.jobs import run_file
 from explorer.jobs.client import Job
 from explorer.jobs.store import StoredRun
-from explorer.plan.catalogue import source_path
+from explorer.plan.catalogue import is_younger
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.record.base import Record, to_json
 from explorer.record.card import CardMemory
@@ -320,8 +320,7 @@ def _graph_key(model: ModelRef, device: Device, without_data: bool, conditions: 
 
 def is_current(run: StoredRun, target: str) -> bool:
     """Whether a stored run is younger than the file of its model."""
-    file = source_path(target)
-    return run.kind in ("measurement", "comparison") and not (file.is_file() and file.stat().st_mtime > run.created)
+    return run.kind in ("measurement", "comparison") and is_younger(run.created, target)
 
 
 def is_imported(run_id: str) -> bool:

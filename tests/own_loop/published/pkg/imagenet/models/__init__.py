@@ -1,0 +1,3 @@
+from .mlp_mixer import Mixer
+
+__all__ = ["Mixer"]
