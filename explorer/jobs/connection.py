@@ -6,14 +6,27 @@ A page on the loopback answers every user of the machine: the address alone does
 from __future__ import annotations
 
 import os
+import socket
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 
+from explorer.errors import BadInput
+
+FIRST_PORT, N_PORTS = 8501, 100
 Address = tuple[str, int | None] | None
 """Host and port of an end of a connection, as ASGI has them."""
 SOCKETS = ("/proc/net/tcp", "/proc/net/tcp6")
 """Linux lists every connection there with the user that has it."""
+
+
+def free_port() -> int:
+    """The first port of the loopback from 8501 on that no program listens at. Raises BadInput if there is none."""
+    for port in range(FIRST_PORT, FIRST_PORT + N_PORTS):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
+    raise BadInput(f"No port from {FIRST_PORT} to {FIRST_PORT + N_PORTS - 1} is free.", hint="Name one with --port.")
 
 
 def is_same_user(client: Address, server: Address) -> bool:

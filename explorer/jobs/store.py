@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import platformdirs
+from msgspec.structs import replace
 
 from explorer.errors import BadInput, NotSaved, UnreadableFile, message_of, nearest
 from explorer.jobs import run_file
@@ -95,6 +96,22 @@ class Store:
             with suppress(OSError):
                 stats.append((file.stat().st_size, file.stat().st_mtime_ns))
         return tuple(stats)
+
+    def verdict_on(self, spec: RunSpec) -> str:
+        """The verdict of the newest comparison of this machine with `spec`, however often it was timed and probed.
+
+        Empty if there is none, or none with the file of the model as it is now.
+        """
+
+        def untimed(each: RunSpec | None) -> RunSpec | None:
+            return None if each is None else replace(each, n_repeats=0, n_probes=0)
+
+        file = Path(spec.model.target.partition(":")[0])
+        changed = file.stat().st_mtime if file.is_file() else 0.0
+        rows = [row for row in self.list() if row.headlines.get("verdict") and not row.imported]
+        same = [row for row in rows if row.created >= changed and untimed(row.spec) == untimed(spec)]
+        newest = max(same, key=lambda row: row.created, default=None)
+        return "" if newest is None else str(newest.headlines["verdict"])
 
     def list(self) -> tuple[StoredRun, ...]:
         """All runs, the newest first. Raises UnreadableFile."""

@@ -75,6 +75,11 @@ class ScriptUnderWatch:
         return self._in_workers if self.watch is None else self.watch.written
 
     @property
+    def found_model(self) -> bool:
+        """Whether the script, or a process of it, made an optimizer of a model's parameters."""
+        return self.watch is not None or bool(self._in_workers)
+
+    @property
     def n_steps(self) -> int:
         """Steps that have ended, as far as they are known."""
         return max(self._in_workers, default=0) if self.watch is None else self.watch.n_steps

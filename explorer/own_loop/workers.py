@@ -58,16 +58,18 @@ class WatchedFunction:
 
 @contextmanager
 def watched_workers(script: Path, request: WatchRequest, watching: Watching) -> Iterator[dict[int, Path]]:
-    """Wraps what the script's processes call in `watching`, which a process finds by its name. After the script, the yielded dictionary has a record of each step."""
+    """Wraps what the script's processes call in `watching`, which they find by its name.
+
+    After the script, the yielded dictionary has a record of each step."""
     plain = BaseProcess.__init__
     written: dict[int, Path] = {}
     with tempfile.TemporaryDirectory() as folder:
 
         def wrapped(function: Callable[..., object]) -> WatchedFunction:
             # The caller's functions stay here: they cannot be pickled.
-            picklable = replace(request, say=say_in_worker, recorded=_print_nothing)
+            quiet = replace(request, say=say_in_worker, recorded=_print_nothing)
             return WatchedFunction(
-                function=function, watching=watching, script=script, request=picklable, folder=Path(folder)
+                function=function, watching=watching, script=script, request=quiet, folder=Path(folder)
             )
 
         def made(process: BaseProcess, *args: Any, **kwargs: Any) -> None:

@@ -65,6 +65,15 @@ def recognize(name: str) -> Recognized:
     return _data(path) if path.is_file() else _missing(path)
 
 
+def model_in(name: str) -> str:
+    """The reference of the model in a file. Raises BadInput for a file of another kind."""
+    source = recognize(name)
+    if source.kind != "model":
+        hint = f"checkpoint-explorer {name} answers on the terminal, and with --open as a page."
+        raise BadInput(f"{source.sentence} It holds no model to open.", hint=source.otherwise or hint)
+    return source.target
+
+
 def _model(target: str, sentence: str, otherwise: str = "") -> Recognized:
     return Recognized(kind="model", target=target, sentence=sentence, otherwise=otherwise)
 
@@ -102,9 +111,8 @@ def _python(path: Path) -> Recognized:
     otherwise = f"checkpoint-explorer {path}:{others[0]}" if others else f"checkpoint-explorer run {path}"
     if member in functions:
         only = "" if others else "only "
-        return _model(
-            f"{path}:{member}", f"{path} is taken for a model, made by its {only}function {member}.", otherwise
-        )
+        target = str(path) if member == "build" else f"{path}:{member}"  # `build` is found without its name
+        return _model(target, f"{path} is taken for a model, made by its {only}function {member}.", otherwise)
     if member:
         choice = f"its class {member}, the last that no other class builds; besides: {listed(others)}"
         choice = choice if others else f"its only class {member}"

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from dataclasses import replace as evolve
 from typing import Literal
 
 from msgspec.structs import replace
@@ -120,6 +121,12 @@ def summarize(run: Measurement, *, name: str, card: Card | None = None) -> Summa
         failure="" if run.failure is None else run.failure.sentence,
         next=_next_command(run.spec, name, changes),
     )
+
+
+def judged(summary: Summary, verdicts: Sequence[str]) -> Summary:
+    """`summary` with what comparisons found of the gradients of each change; empty: none is known."""
+    changes = zip(summary.changes, verdicts)
+    return evolve(summary, changes=tuple(evolve(each, gradients=text or NOT_JUDGED) for each, text in changes))
 
 
 def _name_of(graph: ModelGraph) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import gc
 import json
+import os
 import re
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ import pytest
 from explorer.cli.verbs import lab as verb
 from explorer.cli.verbs import report as report_verb
 from explorer.cli.verbs import run as run_verb
+from explorer.cli.verbs import show as show_verb
 from explorer.jobs import run_file
 from explorer.jobs.client import Worker
 from explorer.jobs.store import Store
@@ -25,6 +28,7 @@ from explorer.plan.predict.not_predicted import not_predicted
 from explorer.plan.why.caveats import why_not_predicted
 from explorer.record import ROLES, Comparison, Measurement, ModelGraph, ModelRef, Policy, Unit
 from explorer.record.base import from_msgpack, from_plain
+from explorer.record.files import PolicyFile
 from explorer.record.pipeline import PipelineRun
 from explorer.record.plan import Forecast
 from tests.cli.asked import as_record, read, run
@@ -447,7 +451,28 @@ def test_the_next_command_of_every_answer_runs_and_is_about_the_same_step(
         run(*following[2:])
         is_plan = "one.py:one" not in arguments
         assert ("plan" in following and set(options) < set(following)) is is_plan
-        (tmp_path / ("policy.yaml" if is_plan else "report.html")).unlink()
+        (tmp_path / ("policy.yaml" if is_plan else "report.html")).rename("last")
+
+
+def test_gradients_are_not_judged_until_a_comparison_of_the_file_as_it_is_has_judged_them(
+    shared: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(show_verb, "Store", lambda: Store(shared.store_path))
+    Path("judged.py").write_text(DEEP)
+    changes = read("judged.py", "--optimizer", "sgd")["changes"]
+    assert {change["gradients"] for change in changes} == {"not judged"}
+    policy = PolicyFile(policy=from_plain(changes[-1]["policy"], Policy))
+    Path("policy.yaml").write_text(policy_file.dumps(policy))
+    run("compare", "judged.py", "--policy", "policy.yaml", "--optimizer", "sgd")
+    document = read("judged.py", "--optimizer", "sgd")
+    verdicts = {change["peak_bytes"]: change["gradients"] for change in document["changes"]}
+    assert verdicts[changes[-1]["peak_bytes"]] == "bitwise equal"
+    other = read("judged.py", "--optimizer", "adamw")["changes"]
+    assert {change["gradients"] for change in other} == {"not judged"}
+    os.utime("judged.py", (time.time() + 60,) * 2)
+    later = read("judged.py", "--optimizer", "sgd")["changes"]
+    assert {change["gradients"] for change in later} == {"not judged"}
 
 
 POLICIES = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -15,10 +14,9 @@ import typer
 
 from explorer.cli.command import Output, answer_console, verb
 from explorer.errors import BadInput, brings
+from explorer.jobs.connection import free_port
 from explorer.plan.catalogue import beside_or_inside
-from explorer.plan.recognize import recognize
-
-FIRST_PORT, N_PORTS = 8501, 100
+from explorer.plan.recognize import model_in
 
 OwnFile = Annotated[str | None, typer.Argument(metavar="FILE", help="A model that the page opens first.")]
 Weights = Annotated[Path | None, typer.Option(metavar="FILE", help="Weights that the page may start from.")]
@@ -37,10 +35,10 @@ def app(
     """The page: choose what is recomputed, run it, compare. Opening a model runs its code with your rights."""
     if find_spec("streamlit") is None:
         raise BadInput("The page needs streamlit, which is not installed.", hint=f"{brings('streamlit')}.")
-    target = "" if file is None else _model(file)
+    target = "" if file is None else model_in(file)
     if weights is not None and not weights.is_file():
         raise BadInput(f"There is no file {weights} to read weights from.")
-    port = port or _free_port()
+    port = port or free_port()
     options = [f"--model={target}"] if target else []
     options += [f"--weights={weights}"] if weights is not None else []
     options += ["--predict"] if predict else []
@@ -53,21 +51,3 @@ def app(
     if hasattr(os, "fork"):
         os.execv(sys.executable, start)
     raise typer.Exit(subprocess.call(start))
-
-
-def _model(file: str) -> str:
-    """The reference of the model in `file`. Raises BadInput for a file of another kind."""
-    source = recognize(file)
-    if source.kind == "model":
-        return source.target
-    hint = f"checkpoint-explorer {file} answers on the terminal, and with --open as a page."
-    raise BadInput(f"{source.sentence} The page opens models.", hint=f"{source.otherwise or hint}")
-
-
-def _free_port() -> int:
-    """The first port from 8501 on that no program listens at."""
-    for port in range(FIRST_PORT, FIRST_PORT + N_PORTS):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) != 0:
-                return port
-    raise BadInput(f"No port from {FIRST_PORT} to {FIRST_PORT + N_PORTS - 1} is free.", hint="Name one with --port.")

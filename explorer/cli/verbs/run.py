@@ -147,18 +147,16 @@ def run(
 @contextmanager
 def card_if_asked(request: OnCardRequest, script: Path, arguments: list[str]) -> Iterator[None]:
     """Runs a script that asks for a GPU on an imaginary card if there is none. Raises BadInput if neither is here."""
-    from explorer.own_loop.on_card import check_cuda_build
+    from explorer.own_loop.on_card import asks_for_cuda, check_cuda_build
 
     try:
         yield
-    except _NoGpu:
+    except Exception as error:  # torch's CUDA build is not even imported without a driver
+        if not asks_for_cuda(error):
+            raise
         check_cuda_build(script)
         _say_now(f"{script} asks for a GPU, and there is none here: it runs on an imaginary {request.card}.")
         _on_card(request, script, arguments)
-
-
-class _NoGpu(Exception):
-    """A script asked for a GPU, and there is none."""
 
 
 def under_watch(
@@ -167,13 +165,7 @@ def under_watch(
     """Runs the script in this process, with the chosen steps recorded. Raises BadInput if no step was."""
     steps = chosen.steps()
     from explorer.own_loop.on_card import asks_for_cuda
-
-    try:
-        from explorer.own_loop.script import ScriptUnderWatch  # torch: no other verb needs it in this process
-    except (ImportError, OSError) as error:
-        if asks_for_cuda(error):
-            raise _NoGpu from error
-        raise
+    from explorer.own_loop.script import ScriptUnderWatch  # torch: no other verb needs it in this process
 
     watched = ScriptUnderWatch(
         script,
@@ -199,11 +191,11 @@ def under_watch(
         raise
     except Exception as error:  # the script's own, shown as Python shows it
         if asks_for_cuda(error):
-            raise _NoGpu from error
+            raise
         print_exception(error)
         sys.stdout.flush()
         raise typer.Exit(DIFFERENT) from None
-    if watched.watch is None and not watched.written:
+    if not watched.found_model:
         raise BadInput(
             f"{script} made no optimizer of a model's parameters, so no step could be found.",
             hint="Put explorer.watch(model) or explorer.record_step(model) into it.",

@@ -9,7 +9,7 @@ import dataclasses
 import sys
 import tempfile
 import webbrowser
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated
@@ -26,14 +26,13 @@ from explorer.cli.worker import ask, check_writable, print_or_write, worker
 from explorer.jobs.protocol import Measure
 from explorer.jobs.store import Store
 from explorer.plan.card.cards import parse_card
-from explorer.plan.catalogue import is_younger
 from explorer.plan.guard import lock as lock_file
 from explorer.plan.policy import file as policy_file
 from explorer.plan.recognize import recognize
 from explorer.plan.summary import (
-    Change,
     Line,
     is_too_large,
+    judged,
     lock_lines,
     policy_lines,
     summarize,
@@ -42,7 +41,6 @@ from explorer.plan.summary import (
 )
 from explorer.record.base import Record
 from explorer.record.measurement import Measurement, RecordedRanks
-from explorer.record.run import RunSpec
 from explorer.view.report.report import ReportOf, report_text
 
 File = Annotated[
@@ -101,8 +99,8 @@ def _answer(of: ReportOf, name: str, options: ShowOptions, output: Output) -> No
     step = run.fullest if isinstance(run, RecordedRanks) else run
     if isinstance(step, Measurement):
         summary = summarize(step, name=name, card=None if options.card is None else parse_card(options.card))
-        if summary.changes and not step.spec.model.is_recorded:
-            summary = dataclasses.replace(summary, changes=tuple(_proven(summary.changes, step.spec)))
+        verdicts = [Store().verdict_on(replace(step.spec, policy=change.policy)) for change in summary.changes]
+        summary = judged(summary, verdicts)
         if output.json:
             print_json(summary_document(summary))
         else:
@@ -117,20 +115,6 @@ def _answer(of: ReportOf, name: str, options: ShowOptions, output: Output) -> No
     print_or_write(report_text(with_plans(of)), page)
     if options.open_page:
         webbrowser.open(page.resolve().as_uri())
-
-
-def _proven(changes: Iterable[Change], spec: RunSpec) -> Iterator[Change]:
-    """Each change with the verdict of the newest comparison of its policy on this model and step, if one is stored."""
-    runs = sorted(Store().list(), key=lambda run: run.created)
-    compared = [run for run in runs if run.spec is not None and run.headlines.get("verdict") and not run.imported]
-    for change in changes:
-        request = replace(spec, policy=change.policy)
-        for run in compared:
-            assert run.spec is not None
-            same = replace(run.spec, n_repeats=request.n_repeats, n_probes=request.n_probes) == request
-            if same and is_younger(run.created, spec.model.target):
-                change = dataclasses.replace(change, gradients=str(run.headlines["verdict"]))
-        yield change
 
 
 def _measured(target: str, options: ShowOptions) -> Measurement:
