@@ -25,7 +25,7 @@ from explorer import __version__
 from explorer.cli import verbs
 from explorer.cli.command import COULD_NOT_RUN, escaped, say
 
-_SHOW, _RUN, _STOP = "show", "run", "--stop"
+_SHOW = "show"
 _OWN_OPTIONS = ("--help", "--version")
 _ORDER = ("show", "models", "graph", "check", "export", "measure", "compare", "plan", "pipeline", "run", "lab")
 """Order of the verbs in `--help`: the order of use. Other verbs follow."""
@@ -61,7 +61,7 @@ class _Verbs(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """A first word that is no verb is a file: `train.py` means `show train.py`. `-m pkg.train` is a script too."""
         if args[:1] == ["-m"]:
-            args = [_RUN, _STOP, *args]
+            args = ["run", "--stop", *args]
         if args and args[0] not in self.commands and args[0] not in _OWN_OPTIONS and _is_file(args):
             args = [_SHOW, *args]
         return super().parse_args(ctx, args)

@@ -7,25 +7,26 @@ name and folder are those of `python train.py`.
 
 from __future__ import annotations
 
-import gc
+import os
 import re
 import runpy
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from torch import nn
 from torch.optim import Optimizer
 
-from explorer.engine.policy.several_models import one_model
+from explorer.engine.policy.several_models import models_of, named_models, one_model
 from explorer.engine.watch.scopes import around_backward
 from explorer.errors import BadInput, namesake
 from explorer.jobs import run_file
 from explorer.own_loop.watch import Watch
-from explorer.own_loop.watch_request import WatchRequest
+from explorer.own_loop.watch_request import WatchRequest, no_answer
 from explorer.own_loop.workers import watched_workers
 from explorer.record.base import from_msgpack
 from explorer.record.measurement import Measurement
@@ -38,11 +39,18 @@ _running: list[ScriptUnderWatch] = []
 
 
 @contextmanager
-def in_worker(script: Path, request: WatchRequest) -> Iterator[ScriptUnderWatch]:
-    """Watches a process that the script started. A forked one has the hooks of the process that it came from."""
+def in_worker(script: Path, request: WatchRequest, folder: Path) -> Iterator[None]:
+    """Watches a process that the script started, which leaves the names of its files in `folder`.
+
+    A forked process has the hooks of the process that it came from.
+    """
     watched = _running[0] if _running else ScriptUnderWatch(script, request=request)
-    with closing(watched) if _running else watched.watching():
-        yield watched
+    try:
+        with closing(watched) if _running else watched.watching():
+            yield
+    finally:
+        lines = [f"{step} {path.resolve()}\n" for step, path in watched.written.items()]
+        (folder / str(os.getpid())).write_text("".join(lines))
 
 
 class ScriptUnderWatch:
@@ -88,18 +96,27 @@ class ScriptUnderWatch:
         """Runs the script. Its errors and SystemExit pass through; an out-of-memory passes after its file is saved."""
         if sentence := namesake(self._script.resolve().parent):
             self._request.say(sentence)
-        with (
-            _as_main(self._script, arguments, self._module),
-            self.watching(),
-            watched_workers(self._script, self._request, in_worker) as self._in_workers,
-        ):
-            if self._module:
-                runpy.run_module(self._module, run_name="__main__", alter_sys=True)
-            else:
-                runpy.run_path(str(self._script), run_name="__main__")
-        if self.watch is None and self._in_workers:
-            path = self._in_workers[max(self._in_workers)]
-            self._request.recorded(from_msgpack(run_file.read(path.read_bytes()).record, Measurement), path)
+        quiet = replace(self._request, say=no_answer, recorded=no_answer)
+        with tempfile.TemporaryDirectory() as folder:
+            workers = watched_workers(partial(in_worker, self._script, quiet, Path(folder)))
+            try:
+                with _as_main(self._script, arguments, self._module), self.watching(), workers:
+                    if self._module:
+                        runpy.run_module(self._module, run_name="__main__", alter_sys=True)
+                    else:
+                        runpy.run_path(str(self._script), run_name="__main__")
+            finally:
+                self._take_from_workers(Path(folder))
+
+    def _take_from_workers(self, folder: Path) -> None:
+        """The files that processes of the script have written: of each step that of the first rank."""
+        lines = [line for note in folder.iterdir() for line in note.read_text().splitlines()]
+        for line in sorted(lines, reverse=True):
+            step, _, path = line.partition(" ")
+            self._in_workers[int(step)] = Path(os.path.relpath(path))
+        for step, file in self._in_workers.items():
+            self._request.say(f"Wrote step {step} to {file}.")
+            self._request.recorded(from_msgpack(run_file.read(file.read_bytes()).record, Measurement), file)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -163,53 +180,6 @@ class ScriptUnderWatch:
             yield
         finally:
             Optimizer.__init__ = plain  # type: ignore[method-assign]
-
-
-def models_of(optimizers: Iterable[Optimizer]) -> list[nn.Module]:
-    """Outermost modules that hold the parameters of `optimizers`, the one with the most first; empty: none lives."""
-    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
-    trained = {id(parameter) for group in groups for parameter in group["params"]}
-    modules = [
-        thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module) and "_parameters" in vars(thing)
-    ]
-    held = [({id(parameter) for parameter in module.parameters()}, module) for module in modules]
-    models: list[nn.Module] = []
-    while trained:
-        size = {id(module): (len(trained & own), sum(1 for _ in module.modules())) for own, module in held}
-        own, model = max(held, key=lambda pair: size[id(pair[1])], default=(set(), None))
-        if model is None or not trained & own:
-            break
-        models.append(model)
-        trained -= own
-    return models
-
-
-def named_models(models: Sequence[nn.Module]) -> nn.Module | dict[str, nn.Module]:
-    """One model as it is; several by the names of variables in the running code, else by their class."""
-    if len(models) == 1:
-        return models[0]
-    named: dict[str, nn.Module] = {}
-    for model in models:
-        name = _variable_of(model) or type(model).__name__.lower()
-        free = (f"{name}{number or ''}" for number in range(len(models) + 1))
-        named[next(text for text in free if text not in named)] = model
-    return named
-
-
-def _variable_of(model: nn.Module) -> str:
-    """Name of the variable that holds `model`, or of an attribute of `self`; empty if no running code has one.
-
-    The outermost code has the name that its author reads; helpers call every model the same.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    name = ""
-    while frame is not None:
-        if str(frame.f_globals.get("__name__")).partition(".")[0] not in ("explorer", "torch", "runpy"):
-            variables = {**getattr(frame.f_locals.get("self"), "__dict__", {}), **frame.f_locals}
-            variables.pop("self", None)
-            name = next((variable for variable, value in variables.items() if value is model), name)
-        frame = frame.f_back
-    return name
 
 
 def module_of(script: Path, *, is_module: bool = False) -> str:

@@ -15,6 +15,10 @@ HEAL = "heal"
 """The value of `on_oom` for a step that runs again."""
 
 
+def no_answer(*_: object) -> None:
+    """For a caller that wants no news. A named function, because a request is pickled into other processes."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class WatchRequest:
     """Arguments of `watch`."""
@@ -29,9 +33,9 @@ class WatchRequest:
     """Step 2 is recorded, whose optimizer has its state. Step 1 is kept if the training takes no other."""
     stop: bool = False
     """The training ends when the last requested step is recorded."""
-    say: Callable[[str], object] = lambda text: None
+    say: Callable[[str], object] = no_answer
     """Gets a sentence when a file is written."""
-    recorded: Callable[[Measurement, Path], object] = lambda run, path: None
+    recorded: Callable[[Measurement, Path], object] = no_answer
     """Gets each requested step as soon as its file is written. An error of it is a warning."""
 
     def steps(self) -> frozenset[int]:

@@ -34,8 +34,8 @@ COMMANDS = {
     "spawned workers": (".", "spawned.py"),
 }
 MODELS = {
-    "gan": "Generator netG and Discriminator netD",
-    "seq2seq": "AttnDecoderRNN attn_decoder1 and EncoderRNN encoder1",
+    "gan": "Generator netG, Discriminator netD",
+    "seq2seq": "AttnDecoderRNN attn_decoder1, EncoderRNN encoder1",
     "spawned workers": "DistributedDataParallel",
     "configuration": "TextCNN",
 }

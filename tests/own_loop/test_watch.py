@@ -18,9 +18,10 @@ from torch.optim import optimizer as torch_optimizer
 
 import explorer
 from explorer.engine.device.memory_limit import process_memory_limit
+from explorer.engine.policy.several_models import models_of
 from explorer.errors import BadInput, OutOfMemory
 from explorer.jobs.run_file import read
-from explorer.own_loop.script import ScriptUnderWatch, models_of
+from explorer.own_loop.script import ScriptUnderWatch
 from explorer.record import Measurement
 from explorer.record.base import from_msgpack
 from tests.own_loop.test_record_step import Loop, carried

@@ -20,7 +20,6 @@ from explorer.plan.recognize import model_in
 
 OwnFile = Annotated[str | None, typer.Argument(metavar="FILE", help="A model that the page opens first.")]
 Weights = Annotated[Path | None, typer.Option(metavar="FILE", help="Weights that the page may start from.")]
-Predict = Annotated[bool, typer.Option("--predict", help="Begin without allocating a model.")]
 Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Of the loopback; by default the first free one.")]
 
 
@@ -29,19 +28,15 @@ def app(
     output: Output,
     file: OwnFile = None,
     weights: Weights = None,
-    predict: Predict = False,
     port: Port = None,
 ) -> None:
     """The page: choose what is recomputed, run it, compare. Opening a model runs its code with your rights."""
     if find_spec("streamlit") is None:
         raise BadInput("The page needs streamlit, which is not installed.", hint=f"{brings('streamlit')}.")
     target = "" if file is None else model_in(file)
-    if weights is not None and not weights.is_file():
-        raise BadInput(f"There is no file {weights} to read weights from.")
     port = port or free_port()
     options = [f"--model={target}"] if target else []
     options += [f"--weights={weights}"] if weights is not None else []
-    options += ["--predict"] if predict else []
     query = f"?{urlencode({'model': target})}" if target else ""
     answer_console().print(f"The page: http://localhost:{port}/{query}  Ctrl-C ends it.", markup=False)
     sys.stdout.flush()

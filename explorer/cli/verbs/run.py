@@ -262,8 +262,7 @@ def _on_card(request: OnCardRequest, script: Path, arguments: list[str]) -> None
 
 
 def _print_steps(result: StepsOnCard, script: str) -> None:
-    console = answer_console()
-    console.print(f"[bold]{escape(script)} on {escape(result.card)}[/]: torch's own CUDA code.")
-    console.print("No kernel ran: values are zeros, and times say nothing.")
+    lines = [f"{script} on {result.card}: torch's own CUDA code.", "No kernel ran: values are zeros, no time is known."]
     for number, (allocated, reserved) in enumerate(result.peaks, 1):
-        console.print(f"Step {number}: {mib(allocated)} allocated, {mib(reserved)} reserved")
+        lines.append(f"Step {number}: {mib(allocated)} allocated, {mib(reserved)} reserved")
+    answer_console().print("\n".join(lines), markup=False)
