@@ -114,8 +114,8 @@ class ScriptUnderWatch:
         for line in sorted(lines, reverse=True):
             step, _, path = line.partition(" ")
             self._in_workers[int(step)] = Path(os.path.relpath(path))
-        for step, file in self._in_workers.items():
-            self._request.say(f"Wrote step {step} to {file}.")
+        for number, file in self._in_workers.items():
+            self._request.say(f"Wrote step {number} to {file}.")
             self._request.recorded(from_msgpack(run_file.read(file.read_bytes()).record, Measurement), file)
 
     @contextmanager

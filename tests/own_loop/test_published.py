@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -18,7 +17,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PUBLISHED = Path(__file__).parent / "published"
+PUBLISHED = Path(__file__).parent / "published.md"
+_FILE = re.compile(r"^## (\S+)\n\n```\w+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 COMMANDS = {
     "gpt with a configurator": ("gpt", "train.py", "--", "config/tiny.py", "--device=cpu", "--compile=False"),
     "loop over images": (".", "vision.py", "--", "-b", "4"),
@@ -45,7 +45,11 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(shutil.copytree(PUBLISHED, tmp_path_factory.mktemp("published") / "scripts"))
+    place = tmp_path_factory.mktemp("published")
+    for name, text in _FILE.findall(PUBLISHED.read_text()):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(text)
+    return place
 
 
 def answer(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,6 +42,4 @@ def app(
     # -P: a person's own explorer.py in this folder would be imported instead of the library.
     page = str(beside_or_inside("app.py", "page"))
     start = [sys.executable, "-P", "-m", "streamlit", "run", page, f"--server.port={port}", "--", *options]
-    if hasattr(os, "fork"):
-        os.execv(sys.executable, start)
-    raise typer.Exit(subprocess.call(start))
+    os.execv(sys.executable, start)

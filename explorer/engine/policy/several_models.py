@@ -53,15 +53,18 @@ def models_of(optimizers: Iterable[Optimizer]) -> list[nn.Module]:
     modules = [
         thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module) and "_parameters" in vars(thing)
     ]
-    held = [({id(parameter) for parameter in module.parameters()}, module) for module in modules]
+    parameters_of = [({id(parameter) for parameter in module.parameters()}, module) for module in modules]
     models: list[nn.Module] = []
     while trained:
-        size = {id(module): (len(trained & own), sum(1 for _ in module.modules())) for own, module in held}
-        own, model = max(held, key=lambda pair: size[id(pair[1])], default=(set(), None))
-        if model is None or not trained & own:
+        size = {
+            id(module): (len(trained & parameters), sum(1 for _ in module.modules()))
+            for parameters, module in parameters_of
+        }
+        parameters, model = max(parameters_of, key=lambda pair: size[id(pair[1])], default=(set(), None))
+        if model is None or not trained & parameters:
             break
         models.append(model)
-        trained -= own
+        trained -= parameters
     return models
 
 

@@ -1,3 +1,0 @@
-from .mlp_mixer import Mixer
-
-__all__ = ["Mixer"]
