@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 import typer
 
-from explorer.cli.command import Output, answer_console, verb
+from explorer.cli.command import answer_console, verb
 from explorer.errors import BadInput, brings
 from explorer.jobs.connection import free_port
 from explorer.plan.catalogue import beside_or_inside
@@ -24,7 +24,6 @@ Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Of the loopbac
 
 @verb
 def app(
-    output: Output,
     file: OwnFile = None,
     weights: Weights = None,
     port: Port = None,
@@ -34,8 +33,7 @@ def app(
         raise BadInput("The page needs streamlit, which is not installed.", hint=f"{brings('streamlit')}.")
     target = "" if file is None else model_in(file)
     port = port or free_port()
-    options = [f"--model={target}"] if target else []
-    options += [f"--weights={weights}"] if weights is not None else []
+    options = [f"--model={target}", f"--weights={weights or ''}"]
     query = f"?{urlencode({'model': target})}" if target else ""
     answer_console().print(f"The page: http://localhost:{port}/{query}  Ctrl-C ends it.", markup=False)
     sys.stdout.flush()

@@ -113,10 +113,10 @@ def predicts() -> bool:
 
 
 def flag_values(flag: str, arguments: list[str]) -> tuple[str, ...]:
-    """The values of every `--model REF` and `--model=REF`, for the flag `--model`."""
+    """The values of every `--model REF` and `--model=REF`, for the flag `--model`; an empty one says nothing."""
     values = [following for word, following in zip(arguments, arguments[1:]) if word == flag]
     values += [word.removeprefix(f"{flag}=") for word in arguments if word.startswith(f"{flag}=")]
-    return tuple(values)
+    return tuple(filter(None, values))
 
 
 def devices(drawn: Device) -> tuple[Device, ...]:
