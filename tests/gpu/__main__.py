@@ -25,6 +25,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("gpu-report"))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--patience", type=float, default=1.0, help="multiplies every limit of time")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--mark", default="", help=argparse.SUPPRESS)
     parser.add_argument("--only", nargs="*", default=[])
@@ -36,7 +37,8 @@ def main() -> int:
     if asked.child:
         run_child(out, asked.child, asked.mark, asked.only, Bench(asked.device, out, asked.tiny))
         return 0
-    results = run_all(out, ["--device", asked.device, *(["--tiny"] if asked.tiny else [])], wanted=asked.only)
+    child = ["--device", asked.device, *(["--tiny"] if asked.tiny else [])]
+    results = run_all(out, child, wanted=asked.only, patience=asked.patience)
     print(*(f"{result.outcome:8} {result.check}" for result in results), f"{out / 'report.md'}", sep="\n")
     return int(any(result.outcome in ("failed", "crashed") for result in results))
 

@@ -18,12 +18,13 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import torch
 
 from explorer.engine.device.device import device_of
-from tests.gpu.kit import Bench, Check, Figure, Result, attempt
+from tests.gpu.kit import Bench, Check, Figure, Outcome, Result, attempt
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKS = Path(__file__).parent / "checks"
@@ -40,6 +41,9 @@ A file may also use what the files before it left over. Checks that have not beg
 OTHER_SHARE_S = 30.0
 """Seconds of a file that SHARES_S does not name."""
 CHECK_LIMIT_S = 150.0
+CRASHED: Outcome = "crashed"
+SKIPPED: Outcome = "skipped"
+"""Also of a check that the end of its file's time cut short: nothing is known of it."""
 
 
 def files(folder: Path = CHECKS) -> list[str]:
@@ -60,45 +64,64 @@ def variants(file: str, package: str = PACKAGE) -> tuple[dict[str, str], ...]:
 
 
 def run_all(
-    out: Path, arguments: Sequence[str], *, wanted: Sequence[str] = (), folder: Path = CHECKS, package: str = PACKAGE
+    out: Path,
+    arguments: Sequence[str],
+    *,
+    wanted: Sequence[str] = (),
+    folder: Path = CHECKS,
+    package: str = PACKAGE,
+    patience: float = 1.0,
 ) -> list[Result]:
-    """`arguments` are those of the child: device, tiny. Every result is in the report as soon as it is there."""
+    """`arguments` are those of the child: device, tiny. Every result is in the report as soon as it is there.
+
+    `patience` multiplies every limit of time, for a machine that is not paid by the minute.
+    """
     out.mkdir(parents=True, exist_ok=True)
     (out / RESULTS).write_text("")
     ends = time.monotonic()
     for file in [file for file in files(folder) if not wanted or file in wanted]:
-        ends += SHARES_S.get(file, OTHER_SHARE_S)
+        ends += patience * SHARES_S.get(file, OTHER_SHARE_S)
+        limits = Limits(ends, patience * CHECK_LIMIT_S)
         for variant in variants(file, package):
-            _run_file(out, file, variant, arguments, package, ends)
+            _run_file(out, f"{package}:{file}", variant, arguments, limits)
     return results(out)
 
 
-def _run_file(
-    out: Path, file: str, variant: dict[str, str], arguments: Sequence[str], package: str, ends: float
-) -> None:
+class Limits(NamedTuple):
+    """On the clock of `time.monotonic`."""
+
+    ends: float
+    """Of the file."""
+    check_s: float
+    """Of a check. The check that reaches it hangs."""
+
+
+def _run_file(out: Path, place: str, variant: dict[str, str], arguments: Sequence[str], limits: Limits) -> None:
+    package, _, file = place.partition(":")
     mark = "".join(f" [{name}={value}]" for name, value in variant.items())
     names = [name + mark for name in checks_of(file, package)]
     while left := [name for name in names if name not in {result.check for result in results(out)}]:
-        rest_s = ends - time.monotonic()
+        rest_s = limits.ends - time.monotonic()
         if rest_s <= 0:
             for name in left:
                 add(out, Result(name, "skipped", said=f"the time for {file} was over"))
             break
-        command = [sys.executable, "-m", "tests.gpu", "--child", f"{package}:{file}", "--out", str(out), *arguments]
+        command = [sys.executable, "-m", "tests.gpu", "--child", place, "--out", str(out), *arguments]
         command += ["--mark", mark, "--only", *left]
         seconds = time.monotonic()
         try:
             done = subprocess.run(
                 command, cwd=ROOT, env={**os.environ, **variant}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                timeout=min(CHECK_LIMIT_S, rest_s), check=False,
+                timeout=min(limits.check_s, rest_s), check=False,
             )  # fmt: skip
-            ended, words = f"its process ended with {done.returncode}", done.stderr
+            outcome, ended, words = CRASHED, f"its process ended with {done.returncode}", done.stderr
         except subprocess.TimeoutExpired as error:
+            outcome = CRASHED if rest_s > limits.check_s else SKIPPED
             ended, words = f"no result after {error.timeout:.0f} s", error.stderr or b""
         after = {result.check for result in results(out)}
         if under_way := [name for name in left if name not in after][:1]:
             tail = words.decode(errors="replace")[-4000:]
-            add(out, Result(under_way[0], "crashed", time.monotonic() - seconds, said=f"{ended}\n{tail}"))
+            add(out, Result(under_way[0], outcome, time.monotonic() - seconds, said=f"{ended}\n{tail}"))
     write_report(out, results(out))
 
 

@@ -63,7 +63,7 @@ def unsound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_suite_goes_on_after_everything(unsound: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    results = run_all(out, ["--device", "cpu", "--tiny"], folder=unsound, package="unsound_checks")
+    results = run_all(out, ["--device", "cpu", "--tiny"], folder=unsound, package="unsound_checks", patience=10)
     outcomes = {result.check.removeprefix("unsound.check_"): result.outcome for result in results}
     expected = {
         "passes": "passed",
@@ -89,6 +89,22 @@ def test_what_no_longer_fits_into_the_time_is_said(
     monkeypatch.setattr(runner, "OTHER_SHARE_S", 0.0)
     results = run_all(tmp_path / "out", [], folder=unsound, package="unsound_checks")
     assert {result.outcome for result in results} == {"skipped"} and "was over" in results[0].said
+
+
+@pytest.mark.parametrize(
+    ("share_s", "check_s", "patience", "outcome"),
+    [(0.2, 30.0, 1.0, "skipped"), (30.0, 0.2, 1.0, "crashed"), (0.02, 0.01, 10.0, "crashed")],
+    ids=["the file's time was over", "it hangs", "limits are multiplied"],
+)
+def test_a_check_that_did_not_get_its_time_is_no_failure(
+    unsound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share_s: float, check_s: float, patience: float,
+    outcome: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(runner, "OTHER_SHARE_S", share_s)
+    monkeypatch.setattr(runner, "CHECK_LIMIT_S", check_s)
+    monkeypatch.setattr(runner, "checks_of", lambda file, package: {"unsound.check_passes": None})
+    (result,) = run_all(tmp_path / "out", [], folder=unsound, package="unsound_checks", patience=patience)
+    assert result.outcome == outcome and "no result after 0 s" in result.said
 
 
 def test_without_cuda_it_is_skipped_with_the_reason(

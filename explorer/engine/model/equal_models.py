@@ -117,7 +117,8 @@ def separate_copy(loaded: Loaded, *, seed: int) -> Loaded:
     with warnings.catch_warnings(action="ignore"):  # the first build showed the same warnings
         built = load(loaded.ref, seed=seed)
     if is_equal_start(loaded, built):
-        return replace(built, inputs=copy_batch(built.inputs), targets=copy_batch(built.targets))
+        inputs, targets = copy_batch((built.inputs, built.targets))
+        return replace(built, inputs=inputs, targets=targets)
     return deep_copy(loaded)
 
 
@@ -159,10 +160,15 @@ def is_equal_start(first: Loaded, second: Loaded) -> bool:
 
 
 def copy_batch(batch: object) -> Any:
-    """Copies of every tensor, with the same `requires_grad`."""
+    """Copies of every tensor, with the same `requires_grad`. A tensor that occurs twice has one copy."""
+    copies: dict[int, Tensor] = {}
 
     def copied(leaf: object) -> object:
-        return leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if id(leaf) not in copies:
+            copies[id(leaf)] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
+        return copies[id(leaf)]
 
     return tree_map(copied, batch)
 

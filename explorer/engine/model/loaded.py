@@ -108,10 +108,14 @@ def move_to(loaded: Loaded, device: torch.device | str, dtype: torch.dtype | Non
     def cast(tensor: Tensor) -> Tensor:
         return tensor.to(device=device, dtype=cast_type(tensor.dtype, dtype))
 
+    copies: dict[int, Tensor] = {}  # a tensor that is input and target stays one
+
     def moved(leaf: object) -> object:
         if not isinstance(leaf, Tensor) or (leaf.device == torch.device(device) and dtype is None):
             return leaf
-        return cast(leaf.detach()).requires_grad_(leaf.requires_grad)
+        if id(leaf) not in copies:
+            copies[id(leaf)] = cast(leaf.detach()).requires_grad_(leaf.requires_grad)
+        return copies[id(leaf)]
 
     model = loaded.model
     tensors = [*model.parameters(), *model.buffers()]

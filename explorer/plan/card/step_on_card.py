@@ -39,6 +39,7 @@ from explorer.record.measurement import Measurement
 
 MOST_STEPS = 12
 COUNTER_BYTES = 4
+EFFICIENT, SEED_BYTES = "_scaled_dot_product_efficient_attention.default", 8
 
 OTHER_KERNELS = "what CUDA's kernels and its foreach optimizers hold otherwise: the step ran on the CPU"
 
@@ -69,7 +70,7 @@ def program_of(run: Measurement) -> _Program:
         raise BadInput("A card is filled from a timeline, and this run has none.", hint="Run it again.")
     events: list[list[tuple[int, bool]]] = [[] for _ in range(log.n_ticks + 1)]
     for entry, (born, died, role) in enumerate(zip(log.born, log.died, log.role)):
-        if role == WORKSPACE:
+        if role == WORKSPACE or _is_on_host(log, entry):
             continue
         if born > 0:
             events[born].append((entry, True))
@@ -82,6 +83,11 @@ def program_of(run: Measurement) -> _Program:
     program = _Program(log, first, events, phase_of, phases, user_loop)
     program.replaced.update(replacements(log))
     return program
+
+
+def _is_on_host(log: Allocations, entry: int) -> bool:
+    """Whether the entry is a generator's seed or offset that the memory-efficient attention returns."""
+    return log.n_bytes[entry] == SEED_BYTES and EFFICIENT in log.ops[log.op[entry]]
 
 
 @dataclass

@@ -30,7 +30,7 @@ def lines(name: str) -> dict[str, Any]:
 
 
 STEPS = lines("steps.jsonl.gz")
-QUICK = [*product(("mlp", "gpt"), ("keep-all", "every-2"), ("none", "bfloat16"))]
+QUICK = [*product(("mlp", "gpt", "vit"), ("keep-all", "every-2"), ("none", "bfloat16"))]
 
 
 def test_the_first_products_take_the_workspaces_of_the_rules() -> None:

@@ -13,6 +13,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from explorer.engine.bench.step import forward_backward, prepare, run_step
 from explorer.engine.model.describe import describe
 from explorer.engine.model.equal_models import (
+    copy_batch,
     inside,
     is_equal_start,
     lost_state,
@@ -78,6 +79,15 @@ def test_a_move_changes_floats_and_leaves_whole_numbers() -> None:
     assert {p.dtype for p in placed.model.parameters()} == {torch.float64}
     assert placed.inputs.dtype == placed.targets.dtype == torch.int64
     assert placed.loss(placed.output()).dtype == torch.float64
+
+
+def test_a_batch_whose_inputs_are_its_targets_has_one_copy() -> None:
+    x = torch.randn(4, 8)
+    loaded = Loaded(ModelRef(target="any"), nn.Linear(8, 8), x, (x, x.clone()), torch.sub)
+    placed = move_to(loaded, "cpu", torch.float64)
+    assert placed.inputs is placed.targets[0] is not placed.targets[1] and placed.inputs is not x
+    inputs, targets = copy_batch((x, [x, x.clone()]))
+    assert inputs is targets[0] is not targets[1] and inputs is not x and torch.equal(inputs, x)
 
 
 class Said(nn.Module):

@@ -70,6 +70,7 @@ def check_a_limit_does_not_slow_the_step(bench: Bench) -> None:
 def check_host_memory_of_a_comparison(bench: Bench) -> None:
     import resource
 
+    bench.needs_values()  # without them a comparison ends after its measurements
     spec = bench.spec("gpt", "gpu")
     graph = describe(spec.model, device=bench.device)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
