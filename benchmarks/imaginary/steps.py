@@ -132,7 +132,7 @@ def answers(chosen: Sequence[Row]) -> Iterator[tuple[Row, dict[str, Any]]]:
         for row, line in zip(group, lines, strict=False):
             yield row, json.loads(line)
         for row in group[len(lines) :]:
-            yield row, {"error": ran.stderr[-1000:]}
+            yield row, {"error": ran.stderr[-400:]}
 
 
 def print_answers(text: str) -> None:
