@@ -373,6 +373,20 @@ def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return (function.end_lineno or 0) - function.lineno + 1 - told
 
 
+NESTED_CONDITIONS = {"engine": 2, "own_loop": 1, "view": 1}
+"""Conditional expressions that hold another one, at most; a ring's number goes down, never up."""
+
+
+def test_a_condition_holds_no_other_condition() -> None:
+    nested: dict[str, list[str]] = defaultdict(list)
+    for path in sources():
+        for node in nodes(path):
+            inner = (part for part in ast.walk(node) if part is not node)
+            if isinstance(node, ast.IfExp) and any(isinstance(part, ast.IfExp) for part in inner):
+                nested[ring_of(module_of(path)) or ""].append(f"{name_of(path)}:{node.lineno}")
+    assert not {ring: lines for ring, lines in nested.items() if len(lines) > NESTED_CONDITIONS.get(ring, 0)}
+
+
 def test_functions_fit_a_screen() -> None:
     long = [f"{path}:{node.lineno} {node.name}: {n}" for path, node in functions() if (n := body_lines(node)) > 45]
     assert not long, "\n".join(long)
@@ -464,7 +478,6 @@ def words_used() -> Counter[str]:
 def test_every_public_name_is_used() -> None:
     """Used by the product: a name that only tests know is dead."""
     exempt = {"app", "about"}  # found by their decorator
-    exempt |= {"at_size"}  # a step at a size that nobody ran: no page and no verb asks for it yet
     dead = [
         f"{name_of(path)}:{line} {name}"
         for name, path, line in public_definitions()

@@ -173,9 +173,12 @@ class RankStepOptions(CardStepOptions):
             return spec
         if self.fsdp and self.ddp:
             raise BadInput("A model is wrapped by --fsdp or by --ddp, not by both.", hint="Leave one of them out.")
+        data: Literal["fsdp", "ddp", "none"] = "ddp" if self.ddp else "none"
+        if self.fsdp:
+            data = "fsdp"
         ranks = Ranks(
             n_ranks=self.n_ranks or self.n_tensor,
-            data="fsdp" if self.fsdp else "ddp" if self.ddp else "none",
+            data=data,
             reshard=self.reshard is not False,
             n_tensor=self.n_tensor,
             parallelize=self.parallelize,

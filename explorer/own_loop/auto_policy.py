@@ -54,9 +54,7 @@ def auto_policy(model: Models, step: Callable[[], object], budget: str | int | C
     from explorer.plan.planners.front import undominated
     from explorer.plan.planners.planner import Planner
 
-    card = listed_card(budget) if isinstance(budget, str) else budget if isinstance(budget, Card) else None
-    if isinstance(budget, str) and card is None:
-        check_budget(budget)
+    card = _card_of(budget)
     with UserSteps(one_model(model), step, place_of_caller()) as steps:
         graph = steps.graph()
         run, refused = _first_that_fits(steps, graph)
@@ -93,6 +91,16 @@ def auto_policy(model: Models, step: Callable[[], object], budget: str | int | C
         refused_segments=last.refused,
         card=told.card,
     )
+
+
+def _card_of(budget: str | int | Card) -> Card | None:
+    """The card that is the budget; None: the budget is bytes or text. Raises BadInput for a text that is neither."""
+    if not isinstance(budget, str):
+        return budget if isinstance(budget, Card) else None
+    card = listed_card(budget)
+    if card is None:
+        check_budget(budget)
+    return card
 
 
 def _first_that_fits(steps: UserSteps, graph: ModelGraph) -> tuple[Measurement, list[str]]:

@@ -159,7 +159,9 @@ def _run(where: str, model: nn.Module) -> Measurement:
 
 
 def _line(diff: TensorDiff, *, is_later: bool) -> str:
-    what = "after the steps" if isinstance(diff, ParameterDiff) else "of the last step" if is_later else ""
+    what = "of the last step" if is_later else ""
+    if isinstance(diff, ParameterDiff):
+        what = "after the steps"
     name = f"{_KINDS.get(type(diff), '')} {diff.name} {what}".strip()
     if diff.presence in ("baseline only", "candidate only"):
         return f"{name}: of the {'reference' if diff.presence == 'baseline only' else 'candidate'} alone"

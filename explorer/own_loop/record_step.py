@@ -148,7 +148,9 @@ class RecordedRun:
 
         run = self._measurement
         cut = "" if run.failure is None else f", then it failed: {run.failure.sentence}"
-        word = "at least" if cut else "peak at least" if bytes_outside(run) else "peak"
+        word = "peak at least" if bytes_outside(run) else "peak"
+        if cut:
+            word = "at least"
         head = f"Recorded step of {run.recorded_in}: {word} {mib(self.peak_bytes)}{cut}"
         if peak_of_next_step(run):
             head += f", the next step {mib(next_step(run).step_peak_bytes or 0)} (predicted)"

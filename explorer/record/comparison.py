@@ -385,10 +385,10 @@ class Comparison(Record):
         }
 
 
-def _badness(diff: TensorDiff, scale: float, *, in_first: bool) -> tuple[int, bool, bool, float]:
-    rank = 3 if diff.presence != "both" else 2 if diff.n_nonfinite_mismatch else int(diff.verdict == "different")
+def _badness(diff: TensorDiff, scale: float, *, in_first: bool) -> tuple[bool, bool, bool, bool, bool, float]:
     far = diff.relative_norm if diff.relative_norm is not None else (diff.max_abs or 0.0)
-    return rank, not _is_noise(diff, scale), in_first, far
+    absent, mismatched = diff.presence != "both", diff.n_nonfinite_mismatch > 0
+    return absent, mismatched, diff.verdict == "different", not _is_noise(diff, scale), in_first, far
 
 
 def _is_noise(diff: TensorDiff, scale: float) -> bool:

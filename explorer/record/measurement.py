@@ -245,7 +245,9 @@ class Measurement(Record):
             return ""
         last = max(self.allocations.born, default=0)
         span = next((span for span in self.phases if last < span.end_tick), None)
-        return "" if span is None else f"the recompute of {span.block}" if span.block else span.phase
+        if span is None:
+            return ""
+        return f"the recompute of {span.block}" if span.block else span.phase
 
     @cached_property
     def held_peak_bytes(self) -> int | None:

@@ -121,7 +121,8 @@ def _not_even_one(least: Sized, spec: RunSpec, argument: str, limit: int | None)
 def _print(argument: str, limit: int | None, predicted: Sized, confirmed: Measurement) -> None:
     console, memory = answer_console(), confirmed.card
     room = [] if limit is None else [mib(limit)]
-    room += [] if memory is None else [card_name(memory.card)]
+    if memory is not None:
+        room.append(card_name(memory.card))
     how = "played without data" if confirmed.origin == "predicted" else "measured"
     console.print(
         f"The largest {argument} that fits in {escape(' and '.join(room))} is [bold]{predicted.size}[/]: "

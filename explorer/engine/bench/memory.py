@@ -64,7 +64,9 @@ def optimizer_tensors(model: nn.Module, optimizers: Optimizers) -> list[KnownTen
 
 def each_optimizer(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
     """One optimizer, several or none as a list. Raises BadInput for anything else."""
-    several = [] if optimizers is None else optimizers if isinstance(optimizers, (list, tuple)) else [optimizers]
+    if optimizers is None:
+        return []
+    several = optimizers if isinstance(optimizers, (list, tuple)) else [optimizers]
     for optimizer in several:
         if not hasattr(optimizer, "state") or not hasattr(optimizer, "param_groups"):
             raise BadInput(

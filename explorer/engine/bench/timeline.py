@@ -156,7 +156,9 @@ def _unseen_frees(
         born_ns = log.time_ns[lived.born[block]] - skew_ns
         inside = np.flatnonzero((first_ns <= born_ns) & (born_ns <= last_ns))
         number = storage[block]
-        died_ns = tracked.died_ns[number] if number != NONE else last_ns[inside[0]] if len(inside) else NONE
+        died_ns = last_ns[inside[0]] if len(inside) else NONE
+        if number != NONE:
+            died_ns = tracked.died_ns[number]
         if died_ns != NONE:
             frees[block] = min(int(died_ns) + skew_ns, int(ends_ns[block]))
     return frees

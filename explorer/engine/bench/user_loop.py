@@ -210,7 +210,8 @@ class LoopRecording:
     def _spec(self, phases: Sequence[PhaseSpan]) -> RunSpec:
         n_backwards = sum(span.phase == "forward" for span in phases)
         kind = type(self.optimizers[0] if self.optimizers else None).__name__.lower()
-        optimizer: Optimizer = "adamw" if kind == "adamw" else "sgd" if kind == "sgd" else "none"
+        by_class: dict[str, Optimizer] = {"adamw": "adamw", "sgd": "sgd"}
+        optimizer = by_class.get(kind, "none")
         return RunSpec(
             model=ModelRef(target=f"{RECORDED}{self._where}"),
             policy=self._policy,

@@ -36,7 +36,9 @@ def parameter_differences(
         rounding[diff.name] = rounding.get(diff.name, True) and diff.verdict in ("bitwise equal", "rounding")
         unequal |= set() if diff.bitwise else {diff.name}
     equal = set(baseline.trained) if candidate.led else {diff.name for diff in gradients} - unequal
-    explained = rounding.keys() if baseline.stepped is None else set() if baseline.stepped else unequal
+    explained = set[str]() if baseline.stepped else unequal
+    if baseline.stepped is None:
+        explained = set(rounding)
     before = baseline.after[-2] if len(baseline.after) > 1 else {}
     alone = {name: before[name] for name in equal if name in before and name not in baseline.moved}
     yardstick = dataclasses.replace(yardsticks.of("parameters"), before=alone)

@@ -135,7 +135,9 @@ def relative_distance(expected: Tensors, actual: Tensors) -> float | None:
         elif other is not None:
             gaps.append(_norm(other))
     gap, scale = math.hypot(*gaps), math.hypot(*scales)
-    distance = gap / scale if scale else 0.0 if not gap else math.nan
+    if not scale:
+        return None if gap else 0.0
+    distance = gap / scale
     return distance if math.isfinite(distance) else None
 
 

@@ -215,8 +215,10 @@ def _is_of_torch(name: str) -> bool:
 
 
 def _label(key: object, i: int) -> str:
-    plain = key is None or isinstance(key, (bool, int, float, str, bytes, tuple)) and "0x" not in repr(key)
-    return str(key) if isinstance(key, str) else repr(key) if plain else f"#{i}"
+    if isinstance(key, str):
+        return key
+    plain = key is None or isinstance(key, (bool, int, float, bytes, tuple)) and "0x" not in repr(key)
+    return repr(key) if plain else f"#{i}"
 
 
 def same_state(left: object, right: object) -> bool:

@@ -83,7 +83,8 @@ def _joined(changes: Iterable[_BlockMove]) -> Iterator[Move]:
         groups[move.kind, move.words][move.block] = move.n_bytes
     for (kind, words), sizes in groups.items():
         subject, n_bytes = next(iter(sizes)) or "The model", sum(sizes.values())
-        size = f": {'+' if n_bytes > 0 else ''}{mib(n_bytes)}" if n_bytes else ""
+        sign = "+" if n_bytes > 0 else ""
+        size = f": {sign}{mib(n_bytes)}" if n_bytes else ""
         if len(sizes) > 1:
             subject = f"Each of {listed(list(sizes))} ({len(sizes)} blocks)"
             size = f"{size} in all" if size else ""

@@ -150,7 +150,8 @@ def takes_from_outside(case: Case) -> tuple[str, ...]:
         n_stored = 0
         for block in named if unit.action != "offload" else ():
             if "takes_stored" in block.traits:
-                blocks += [] if n_stored else [block.fqn]
+                if not n_stored:
+                    blocks.append(block.fqn)
                 n_stored = max(n_stored - 1, 0)
             n_stored += "stores_tensors" in block.traits
     return tuple(blocks)

@@ -182,7 +182,11 @@ def place(at: Ledger) -> str:
         return "the optimizer step"
     if at.phase == "between":
         return "the loop's own code between the phases"
-    part = "start" if at.phase_share < 0.1 else "end" if at.phase_share > 0.9 else "middle"
+    part = "middle"
+    if at.phase_share < 0.1:
+        part = "start"
+    elif at.phase_share > 0.9:
+        part = "end"
     return f"the {part} of {at.phase}" + (f" in {at.at_block}" if at.at_block else "")
 
 
@@ -203,6 +207,7 @@ def holders(at: Ledger) -> str:
     for role, n_bytes in largest_roles(at)[:3]:
         most = next(cell for cell in at.cells if cell.role == role)
         place = most.block or most.line
-        where = f" ({'most ' if n_bytes > most.n_bytes else ''}in {place})" if place else ""
+        share = "most " if n_bytes > most.n_bytes else ""
+        where = f" ({share}in {place})" if place else ""
         parts.append(f"{role} {mib(n_bytes)}{where}")
     return ", ".join(parts)

@@ -184,7 +184,9 @@ def _around(units: Sequence[Unit]) -> tuple[tuple[int, ...], ...]:
 
 def unit_of(named: Named) -> Unit:
     """The unit that a block, a segment or a unit stands for."""
-    return named if isinstance(named, Unit) else Unit(blocks=(named,) if isinstance(named, str) else named)
+    if isinstance(named, Unit):
+        return named
+    return Unit(blocks=(named,) if isinstance(named, str) else named)
 
 
 def _calls(replay: Replay, graph: ModelGraph, unit: Unit) -> list[SavedByCall]:

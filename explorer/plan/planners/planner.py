@@ -1,8 +1,9 @@
 """The planner: the cheapest policy whose peak stays below a budget, or the lowest peak within a step time.
-planner = Planner(run, graph)             # any measured step that fits
-planner.within(budget_bytes)              # -> Plan
-planner.least_memory(0.10)                # -> Plan: at most ten percent more time
-planner.front()                           # -> Plans between everything kept and the floor
+
+planner = Planner(run, graph)         # any measured step that fits
+planner.within(budget_bytes)          # -> Plan
+planner.least_memory(0.10)            # -> Plan: at most ten percent more time
+planner.front()                       # -> Plans between everything kept and the floor
 """
 
 from __future__ import annotations

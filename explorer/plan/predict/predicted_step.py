@@ -21,7 +21,7 @@ from explorer.plan.predict.calls import COUNTER_BYTES
 from explorer.plan.predict.changes import Nest, Simulation, rerun_events
 from explorer.plan.predict.replay import Replay
 from explorer.record.allocations import ROLES, Allocations, Phase, PhaseSpan
-from explorer.record.base import column
+from explorer.record.base import Column, column
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy
 
@@ -114,8 +114,17 @@ def _write_rerun(written: list[_Life], replay: Replay, nest: Nest, i: int, resto
     for _, end, n_bytes in call.copies:
         written.append(_Life(-1, n_bytes, UNATTRIBUTED, again(0), (end, FREE, 0, 0)))
     rest = call.statistics_bytes - sum(n_bytes for _, _, n_bytes in call.copies)
-    for n_bytes in [COUNTER_BYTES] * (rest // COUNTER_BYTES) if call.copies else [rest] if rest else []:
+    counters = [rest] if rest else []
+    if call.copies:
+        counters = [COUNTER_BYTES] * (rest // COUNTER_BYTES)
+    for n_bytes in counters:
         written.append(_Life(-1, n_bytes, UNATTRIBUTED, again(0), again(last + 1)))
+
+
+def _lines(log: Allocations, written: Sequence[_Life]) -> Column:
+    if not log.line:
+        return column()
+    return column(log.line[life.entry] if life.entry >= 0 else 0 for life in written)
 
 
 def _timeline(
@@ -157,7 +166,7 @@ def _timeline(
         op=column(log.op[life.entry] if life.entry >= 0 else blank[1] for life in written),
         blocks=blocks,
         ops=ops,
-        line=column(log.line[life.entry] if life.entry >= 0 else 0 for life in written) if log.line else column(),
+        line=_lines(log, written),
         lines=log.lines,
         time_ns=column(),
     )

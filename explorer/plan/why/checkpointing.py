@@ -214,7 +214,9 @@ def _row(fqn: str, unit: _Unit, checkpoints: OwnCheckpointing) -> Row:
     switch = next((switch for name in lineage(fqn) for switch in checkpoints.switches if switch.block == name), None)
     in_eval = any(is_within(fqn, block) for block in checkpoints.in_eval) or (switch is not None and not switch.trains)
     without = sum(is_within(name, fqn) for name in checkpoints.without_gradient)
-    state = "none" if switch is None else f"{switch.name} {'on' if switch.is_on else 'off'}"
+    state = "none"
+    if switch is not None:
+        state = f"{switch.name} {'on' if switch.is_on else 'off'}"
     return {
         "switch": state,
         "called": unit.n_calls,

@@ -248,8 +248,11 @@ def _kept_activations(case: PeakCase) -> str:
     largest = sorted(saved.items(), key=lambda item: -item[1])[:3]
     places = ", ".join(with_size(place, size) for place, size in largest)
     n_blocks = sum(place in case.candidate.by_fqn for place in saved)
-    owners = [f"{n_blocks} kept {'block' if n_blocks == 1 else 'blocks'}"] if n_blocks else []
-    owners += ["code in no block"] if n_blocks < len(saved) else []
+    owners = []
+    if n_blocks:
+        owners.append(f"{n_blocks} kept {'block' if n_blocks == 1 else 'blocks'}")
+    if n_blocks < len(saved):
+        owners.append("code in no block")
     return f"{mib(sum(saved.values()))} of the peak are saved activations of {' and '.join(owners)}, most in {places}."
 
 

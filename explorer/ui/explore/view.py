@@ -359,6 +359,7 @@ def block_prices(start: KeyedRun | None, graph: ModelGraph, fqns: Iterable[str])
 def price_tag(price: Price) -> str:
     """Effect of a toggle in a few words: `peak −12 MiB for +1 % FLOPs`."""
     moved = price.peak_change_bytes
-    peak = "peak stays" if not moved else f"peak {MINUS if moved < 0 else '+'}{mib(abs(moved))}"
+    sign = MINUS if moved < 0 else "+"
+    peak = f"peak {sign}{mib(abs(moved))}" if moved else "peak stays"
     share = price.share_of_step_flops
     return peak if not share or share < 0.0005 else f"{peak} for {percent(share, signed=True)} FLOPs"

@@ -113,7 +113,9 @@ def _schedule(results: Results) -> None:
 def _memory(results: Results) -> None:
     run = results.own_run
     measured = run is not None and bool(run.memory)
-    memory = run.memory if run is not None and measured else (results.forecast.memory if results.forecast else ())
+    memory = results.forecast.memory if results.forecast else ()
+    if run is not None and measured:
+        memory = run.memory
     if not memory:
         st.caption("Memory by rank is neither measured nor predicted yet.")
         return

@@ -90,7 +90,9 @@ def finished(chart: Chart, height: int | None = None) -> Chart:
 def _custom(point: Mapping[str, Any]) -> object:
     custom = point.get("customdata")
     fields = list(custom.values()) if isinstance(custom, dict) else custom
-    return [written(entry) if isinstance(entry, str) else entry for entry in fields] if fields else fields
+    if not fields:
+        return fields
+    return [written(entry) if isinstance(entry, str) else entry for entry in fields]
 
 
 def _twin(chart: Chart, key: str) -> None:

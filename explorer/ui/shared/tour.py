@@ -97,7 +97,9 @@ def tour_panel(on_page: OnPage, draft: Draft, choose_model: Callable[[ModelRef],
         tour.running_stats = draft.spec.policy.running_stats
     with st.container(border=True, key="tour"):
         small_text(f":blue-badge[{tour.at + 1} of {len(STEPS)}] **{step.title}**")
-        needed = RESNET if step.key == "batchnorm" else GPT if step.key in _ON_GPT else None
+        needed = GPT if step.key in _ON_GPT else None
+        if step.key == "batchnorm":
+            needed = RESNET
         is_elsewhere = needed is not None and (on_page.is_pipeline or on_page.model.target != needed.target)
         st.markdown(_text(step, on_page) if needed is not GPT or not is_elsewhere else ON_GPT)
         if needed is not None and is_elsewhere:

@@ -266,7 +266,9 @@ def _symbol(point: RunPoint, symbol: str, *, ahead: bool) -> str:
 
 def _hover_of_run(point: RunPoint, *, ahead: bool) -> tuple[str, str, str, str]:
     spread = f" ± {point.spread_ms:,.1f}" if point.spread_ms is not None else ""
-    stands = "on the front" if ahead else point.verdict if point.verdict in UNSAFE else "beaten by another run"
+    stands = point.verdict if point.verdict in UNSAFE else "beaten by another run"
+    if ahead:
+        stands = "on the front"
     return (
         point.name,
         f"{mib(point.peak_bytes)}, {point.step_ms:,.1f}{spread} ms, measured",

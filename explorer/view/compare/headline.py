@@ -105,9 +105,16 @@ def bytes_headline(key: str, old: int | None, new: int | None, *, predicted: boo
         key=key,
         value=from_to(old, new, f" → {'≈ ' * predicted}"),
         delta="no ratio" if moved is None else percent(moved, signed=True),
-        tone="neutral" if not moved else "good" if moved < 0 else "bad",
+        tone=_tone(moved),
         origin=("predicted",) if predicted else ("measured",),
     )
+
+
+def _tone(moved: float | None) -> Tone:
+    """Bad if the figure grew, good if it went down."""
+    if not moved:
+        return "neutral"
+    return "bad" if moved > 0 else "good"
 
 
 def _flops(base: Measurement, cand: Measurement) -> Headline:
@@ -116,7 +123,7 @@ def _flops(base: Measurement, cand: Measurement) -> Headline:
         key="flop_ratio",
         value=f"{percent(moved, signed=True)}" if moved is not None else NOT_MEASURED,
         delta=f"{flops(cand.recompute_flops)} recomputed" if cand.recompute_flops is not None else "",
-        tone="neutral" if not moved else "bad" if moved > 0 else "good",
+        tone=_tone(moved),
         origin=("counted",),
         tooltip=_flops_tooltip(cand),
     )
@@ -126,11 +133,14 @@ def _time(base: Measurement, cand: Measurement) -> Headline:
     old, new = (run.times.step if run.times else Samples() for run in (base, cand))
     ratio = ratio_with_spread(new, old)
     doubt = doubt_of_ratio(new, old)
+    tone: Tone = "neutral"
+    if ratio is not None and not doubt:
+        tone = "bad" if ratio[0] > 1 else "good"
     return Headline(
         key="time_ratio",
         value=NOT_MEASURED if ratio is None else time_ratio(*ratio),
         delta="" if ratio is None else doubt or milliseconds(new),
-        tone="neutral" if doubt or ratio is None else "bad" if ratio[0] > 1 else "good",
+        tone=tone,
         origin=("measured",),
     )
 

@@ -85,7 +85,9 @@ def percent(share: float | None, *, signed: bool = False) -> str:
         return f"{_sign(value)}<0.1 %"
     digits = 0 if abs(value) >= 99.95 or (signed and abs(value) >= 10) else 1
     text = f"{abs(value):,.{digits}f} %"
-    return f"{_sign(value)}{text}" if signed else f"{MINUS if value < 0 else ''}{text}"
+    if signed:
+        return f"{_sign(value)}{text}"
+    return f"{MINUS if value < 0 else ''}{text}"
 
 
 def percent_whole(share: float) -> str:
@@ -99,7 +101,9 @@ def change(old: int | float | None, new: int | float | None) -> float | None:
 
 
 def _sign(value: float) -> str:
-    return MINUS if value < 0 else "+" if value > 0 else ""
+    if value < 0:
+        return MINUS
+    return "+" if value > 0 else ""
 
 
 def _count_unit(n: int | float) -> tuple[float, str]:

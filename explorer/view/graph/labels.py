@@ -144,7 +144,9 @@ def _held(facts: Facts, fqn: str) -> int | None:
 
 def _arrow(saved: int, after: int | None, *, measured: bool) -> str:
     """`15.0 → 0.5 MiB`; `≈` marks a prediction, `?` unknown bytes."""
-    return f"{mib(saved)} → ?" if after is None else from_to(saved, after, " → " if measured else " → ≈ ")
+    if after is None:
+        return f"{mib(saved)} → ?"
+    return from_to(saved, after, " → " if measured else " → ≈ ")
 
 
 def _change(facts: Facts, fqn: str, on: set[str]) -> str:

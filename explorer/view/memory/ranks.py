@@ -74,7 +74,8 @@ def ranks_at_peak(ranks: RecordedRanks) -> Chart:
 def spread_of_ranks(ranks: RecordedRanks) -> str:
     """A sentence on the fullest rank, its lead over the lowest rank, and the ranks without a file."""
     predicted = any(run.origin == "predicted" for run in ranks.ranks)
-    missing = f" {'Not played:' if predicted else 'No file of'} {_named(ranks.missing)}." if ranks.missing else ""
+    word = "Not played:" if predicted else "No file of"
+    missing = f" {word} {_named(ranks.missing)}." if ranks.missing else ""
     recorded = [run for run in ranks.ranks if run.held_peak_bytes is not None]
     if not recorded:
         return f"No rank recorded what it held.{missing}"

@@ -150,7 +150,9 @@ def hover_fields(run: Measurement, log: Allocations, ticks: Indices) -> list[lis
     for tick in ticks.tolist():
         at = int(np.searchsorted(first, tick, side="right"))
         span = run.phases[at - 1] if at else None
-        phase = "" if span is None else f"{span.phase} of {span.block}" if span.block else span.phase
+        phase: str = "" if span is None else span.phase
+        if span is not None and span.block:
+            phase = f"{phase} of {span.block}"
         words.append([phase or "before the step", _event_words(log, int(event.entry[tick]), int(event.sign[tick]))])
     return words
 

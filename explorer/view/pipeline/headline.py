@@ -15,7 +15,7 @@ def figures(
     """Always five, so that nothing moves. `run` is that of this plan; `before` an older one, for comparison."""
     measured = run.timing if run is not None else None
     shown = measured or forecast
-    predicted = (run.predicted if run is not None else None) if measured else None
+    predicted = run.predicted if run is not None and measured else None
     old = before.timing if before is not None else None
     numbers = ""
     if plan is not None:
@@ -81,7 +81,9 @@ def _against(run: PipelineRun | None, shown: PlayedSchedule | None, predicted: P
 
 
 def _peak(run: PipelineRun | None, forecast: PlayedSchedule | None) -> Headline:
-    memory = run.memory if run is not None and run.memory else (forecast.memory if forecast else ())
+    memory = forecast.memory if forecast else ()
+    if run is not None and run.memory:
+        memory = run.memory
     worst = fullest(memory)
     if worst is None:
         return Headline(label="Highest peak", value=NOT_MEASURED, delta="of any rank", tooltip=words.PEAK)

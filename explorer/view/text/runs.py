@@ -231,7 +231,9 @@ def _outcome(memory: CardMemory, setting: OtherSetting) -> str:
     if memory.refused is not None:
         return f"fits, {mib(setting.reserved_bytes)} reserved,"
     saved = memory.reserved_bytes - setting.reserved_bytes
-    return f"{mib(abs(saved))} {'less' if saved > 0 else 'more'} reserved" if saved else "as much reserved"
+    if not saved:
+        return "as much reserved"
+    return f"{mib(abs(saved))} {'less' if saved > 0 else 'more'} reserved"
 
 
 def refusal_sentence(refused: RefusedRequest) -> str:
@@ -347,9 +349,12 @@ def row_cells(row: Row, run: Measurement, baseline: Measurement | None) -> dict[
     again, flops_again = row_sum(run, row, "n_recompute"), row_sum(run, row, "recompute_flops")
     saved = row_sum(run, row, "saved_after_forward_bytes")
     before = saved if baseline is None else row_sum(baseline, row, "saved_after_forward_bytes")
+    times = "inside" if flops_again else ""
+    if again:
+        times = f"×{again}"
     return {
         "saved after forward": mib(saved) if before == saved else from_to(before, saved, " → "),
         "forward": flops(row_sum(run, row, "forward_flops")),
         "recompute": flops(flops_again) if again or flops_again else "",
-        "runs again": f"×{again}" if again else "inside" if flops_again else "",
+        "runs again": times,
     }
