@@ -58,6 +58,7 @@ from explorer.engine.policy.apply import apply_policy
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.state.rng import RngState, seed_everything
 from explorer.engine.watch.checkpoint_calls import lost_gradients_refused
+from explorer.engine.watch.real_bytes import RealBytes
 from explorer.errors import BadInput, ExplorerError, OutOfMemory, message_of
 from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.card.torch_rules import torch_of
@@ -377,7 +378,7 @@ def measure_without_data(
         return recording
 
     rules = cuda_rules(spec.card.capability, torch_of(spec.card)) if spec.card is not None else nullcontext()
-    with preserve_global_state(), without_data(cast), rules:
+    with preserve_global_state(), without_data(cast), rules, RealBytes(spec.model.target):
         meter("building the model without data")
         warm_checkpoint(device.torch)
         loaded = load_for(spec)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import msgspec
 import torch
@@ -28,6 +28,7 @@ from explorer.engine.watch.block_facts import BlockNotes, Consecutive
 from explorer.engine.watch.dry_rerun import DryRerun
 from explorer.engine.watch.edges import edges_and_joins
 from explorer.engine.watch.forward import ForwardWatch
+from explorer.engine.watch.real_bytes import RealBytes
 from explorer.engine.watch.rerun_traits import ArgumentsAndState, RandomNumbers, SelfCheckpointing
 from explorer.engine.watch.scopes import around_backward
 from explorer.engine.watch.state_changes import SharedTensors, moved_names, moved_traits, state_pictures
@@ -57,10 +58,11 @@ def describe(
     rng = RngState.capture()
     try:
         report(Progress(what=f"loading {ref.target}", done=0, total=2))
-        loaded = load(ref, seed=seed)
-        report(Progress(what="watching one forward", done=1, total=2))
-        where: Device = "cpu" if device == "cuda" and not torch.cuda.is_available() else device
-        return describe_loaded(loaded, lambda: load(ref, seed=seed), where, conditions)
+        with RealBytes(ref.target) if is_without_data() else nullcontext():
+            loaded = load(ref, seed=seed)
+            report(Progress(what="watching one forward", done=1, total=2))
+            where: Device = "cpu" if device == "cuda" and not torch.cuda.is_available() else device
+            return describe_loaded(loaded, lambda: load(ref, seed=seed), where, conditions)
     finally:
         rng.restore()
 

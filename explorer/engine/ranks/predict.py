@@ -44,6 +44,7 @@ from explorer.engine.ranks.split import check_ranks, mesh_of, split_model
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.watch.checkpoint_calls import lost_gradients_refused
 from explorer.engine.watch.collectives import Buckets, buffer_role, group_size
+from explorer.engine.watch.real_bytes import RealBytes
 from explorer.errors import BadInput
 from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.card.torch_rules import torch_of
@@ -109,7 +110,8 @@ def play_rank(
     rules = cuda_rules(spec.card.capability, torch_of(spec.card)) if spec.card is not None else nullcontext()
     with preserve_global_state(), fake_group(rank, ranks.n_ranks), without_data(cast), rules, _WithoutData() as buckets:
         meter(f"rank {rank}: building the model without data")
-        loaded = load_for(spec)
+        with RealBytes(spec.model.target):
+            loaded = load_for(spec)
         cast_buffers(loaded.model, cast)
         with blaming(spec.model, loaded.inputs, "step without data"), _wrapped_without_data(), lost_gradients_refused():
             mesh = mesh_of(ranks, "cpu")

@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from explorer.engine.bench.measure import measure, measure_without_data
-from explorer.errors import BadInput
+from explorer.engine.device.without_data import without_data
+from explorer.engine.model.describe import describe
+from explorer.engine.watch import real_bytes
+from explorer.errors import BadInput, ModelFailed
 from explorer.plan.predict.calls import RNG_STATE_BYTES
 from explorer.plan.predict.not_predicted import not_covered
 from explorer.record import ModelRef, Policy, RunSpec, Unit
@@ -151,3 +155,70 @@ def test_a_reentrant_policy_is_played_as_it_is_measured_unless_it_loses_gradient
     stashes = (measured.step_peak_bytes or 0) - (played.step_peak_bytes or 0)
     assert stashes % RNG_STATE_BYTES < 256 and 0 <= stashes <= len(blocks) * RNG_STATE_BYTES + 256
     assert played.total_flops == measured.total_flops
+
+
+REAL = """
+import numpy, torch
+from torch import nn
+
+SIDE = 1500  # 9 MB each
+
+class Net(nn.Module):
+    def __init__(self, make):
+        super().__init__()
+        self.fc = nn.Linear(SIDE, 8)
+        self.make, self.kept = make, []
+
+    def forward(self, x):
+        for i in range(8):
+            weight = self.make(i)
+            self.kept.append(weight)
+            x = x + 0.0 * weight[0]
+        return self.fc(x)
+
+def _step(make):
+    model, x = Net(make), torch.randn(2, SIDE)
+    return model, lambda m: m(x).square().mean()
+
+def ones(): return _step(lambda i: torch.ones(SIDE, SIDE))  # here: ones
+def drawn(): return _step(lambda i: torch.rand(SIDE, SIDE))  # here: drawn
+def like_meta():
+    meta = torch.empty(SIDE, SIDE, device="meta")
+    return _step(lambda i: torch.zeros_like(meta, device="cpu"))  # here: like_meta
+def from_numpy():
+    return _step(lambda i: torch.from_numpy(numpy.ones((SIDE, SIDE), numpy.float32)).mul(1.0))  # here: from_numpy
+def loaded(): return _step(lambda i: torch.load(FILE))  # here: loaded
+def in_factory():
+    tensors = [torch.ones(SIDE, SIDE) * i for i in range(8)]  # here: in_factory
+    return _step(lambda i: tensors[i])
+def one_huge(): return _step(lambda i: torch.ones(400_000, 1_000_000).sum() * torch.ones(SIDE, SIDE))  # here: one_huge
+def freed():
+    step = _step(lambda i: torch.ones(SIDE, SIDE))
+    step[0].kept = type("Nothing", (), {"append": lambda self, x: None})()
+    return step
+"""
+
+
+@pytest.fixture
+def real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    torch.save(torch.ones(1500, 1500), tmp_path / "w.pt")
+    (path := tmp_path / "real.py").write_text(REAL.replace("FILE", repr(str(tmp_path / "w.pt"))))
+    monkeypatch.setattr(real_bytes, "available_bytes", lambda: 80 * 2**20)
+    return path
+
+
+@pytest.mark.parametrize("how", ["play", "describe"])
+@pytest.mark.parametrize("factory", ["ones", "drawn", "like_meta", "from_numpy", "loaded", "in_factory", "one_huge"])
+def test_real_tensors_are_refused_with_their_place_before_memory_is_full(factory: str, how: str, real: Path) -> None:
+    ref = ModelRef(target=f"{real}:{factory}")
+    line = next(i for i, text in enumerate(real.read_text().splitlines(), 1) if text.endswith(f"# here: {factory}"))
+    with pytest.raises(ModelFailed, match=f"of real tensors at real.py:{line}, though it is played without data"):
+        if how == "play":
+            measure_without_data(RunSpec(model=ref, optimizer="sgd"))
+        else:
+            with without_data():
+                describe(ref)
+
+
+def test_real_tensors_that_come_and_go_are_played(real: Path) -> None:
+    assert measure_without_data(RunSpec(model=ModelRef(target=f"{real}:freed"), optimizer="sgd")).step_peak_bytes
