@@ -52,7 +52,8 @@ def test_torch_sees_the_card_of_the_table(name: str) -> None:
         card,
         "p = torch.cuda.get_device_properties(0)\n"
         "out.update(name=p.name, n_bytes=p.total_memory, capability=f'{p.major}.{p.minor}',"
-        "free=torch.cuda.mem_get_info()[0], multiprocessors=p.multi_processor_count, count=torch.cuda.device_count())",
+        "free=torch.cuda.mem_get_info()[0], multiprocessors=p.multi_processor_count, count=torch.cuda.device_count())\n"
+        "torch.sort(torch.randn(5000, device='cuda')); torch.cuda.synchronize()",  # cub asks for the kernel's version
     )
     assert (seen["name"], seen["n_bytes"], seen["capability"]) == (
         f"{card.name} (imaginary)",

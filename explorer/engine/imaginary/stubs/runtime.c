@@ -320,8 +320,16 @@ typedef struct {
     size_t shared, constants, local;
     int threads_per_block, registers, ptx, binary, cache, dynamic_shared, rest[23];
 } FunctionAttributes;
+/* Torch's wheels have kernels for these (torch.cuda.get_arch_list, 2.11 and 2.13). A card runs the nearest lower ones,
+   and cub refuses a version for which it was not compiled. */
+static int compiled_for(int version) {
+    static const int versions[] = {120, 100, 90, 86, 80, 75};
+    for (size_t i = 0; i < sizeof versions / sizeof *versions; i++)
+        if (versions[i] <= version) return versions[i];
+    return 75;
+}
 Status cudaFuncGetAttributes(FunctionAttributes *out, const void *function) {
-    int version = 10 * card.major + card.minor;
+    int version = compiled_for(10 * card.major + card.minor);
     *out = (FunctionAttributes){.threads_per_block = 1024, .registers = 32, .ptx = version, .binary = version, .dynamic_shared = 49152};
     return SUCCESS;
 }
