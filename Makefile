@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Tests run side by side, one worker a core; from four cores on five, as the two groups of browser tests mostly wait.
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); [ $$n -ge 4 ] && echo 5 || echo $$n)
 
-.PHONY: app test quick check bench gallery gpu card film browser clean
+.PHONY: app test quick check bench docs gallery gpu card film browser clean
 
 app: .venv/.app          ## start the app on http://localhost:8501; MODEL=path/file.py:factory offers a model of yours, WEIGHTS=FILE its weights
 	$(BIN)/streamlit run app.py $(if $(MODEL)$(WEIGHTS),--) $(if $(MODEL),--model $(MODEL)) $(if $(WEIGHTS),--weights $(WEIGHTS))
@@ -35,6 +35,9 @@ gallery: .venv/.app      ## sample models and lessons as pages without a server:
 film: .venv/.test browser ## the pictures at the top of the README, taken from the real page
 	$(BIN)/python .github/film.py
 
+docs: .venv/.docs        ## the documents as a site in site/, every link checked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir site
+
 browser: .venv/.test
 	@$(BIN)/python tests/browser/chromium.py
 
@@ -46,6 +49,11 @@ browser: .venv/.test
 .venv/.test: .venv/.app tests/requirements.txt tests/frameworks.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/frameworks.txt
+	@touch $@
+
+.venv/.docs: docs/requirements.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt
 	@touch $@
 
 # The CUDA build is the wheel without a local version (===), and the stubs stand for the nvidia wheels (--no-deps).

@@ -17,6 +17,7 @@ from pathlib import Path
 from venv import EnvBuilder
 
 import pytest
+import yaml
 
 from tests.plan.card.histories import small_document
 
@@ -214,3 +215,20 @@ def test_a_module_that_is_called_explorer_too_is_named(installed: Path, folder: 
     assert call(installed, tmp_path, "net.py").returncode == 0
     refused = call(installed, tmp_path, "wrong.py")
     assert refused.returncode == 2 and "Rename your file" in refused.stderr
+
+
+def test_the_action_and_the_hook_run_in_a_plain_shell(installed: Path, folder: Path, tmp_path: Path) -> None:
+    (step,) = yaml.safe_load((ROOT / ".github/actions/lock/action.yml").read_text())["runs"]["steps"]
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    shutil.copy(folder / "net.py", tmp_path / "net.py")
+    assert call(installed, tmp_path, "lock", "net.py", "--out", "explorer.lock").returncode == 0
+    variables = {**environment(tmp_path), "MODEL": "net.py", "LOCK": "explorer.lock"}
+    variables["PATH"] = f"{installed}:{variables['PATH']}"
+    lines = (step["run"], f"{hook['entry']} net.py --check explorer.lock")
+
+    def codes() -> list[int]:
+        return [subprocess.run(["bash", "-ec", line], cwd=tmp_path, env=variables).returncode for line in lines]
+
+    assert codes() == [0, 0]
+    (tmp_path / "net.py").write_text(NET.replace("range(4)", "range(5)"))
+    assert codes() == [1, 1]
