@@ -42,7 +42,6 @@ WARM = (
     "explorer.engine.bench.other_tools",
     "explorer.lab.run",
     "explorer.engine.pipeline.run",
-    "explorer.engine.pipeline.rank",
     "explorer.engine.pipeline.profile",
 )
 """Modules that the server imports while it is idle. No import may start a thread of torch or CUDA."""
