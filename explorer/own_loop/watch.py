@@ -113,8 +113,8 @@ class Watch:
             self._broken(trouble)
 
     def _open(self) -> None:
-        self._excepthook, sys.excepthook = sys.excepthook, self._uncaught
-        if self.on_oom is not None:
+        if self.on_oom is not None:  # else a watch that is not closed would hold a model that its loop lets go
+            self._excepthook, sys.excepthook = sys.excepthook, self._uncaught
             self.on_oom = path_of_rank(self.on_oom)
             for module in NEEDED_AT_REFUSAL:
                 with suppress(ImportError):  # the file says why it holds no plan

@@ -55,7 +55,7 @@ def test_a_lock_that_moved_fails_with_its_sentences(guard: Guard, tmp_path: Path
     path = tmp_path / "net.lock"
     path.write_text(dumps(predicted_lock(RunSpec(model=ModelRef(target=NET)), "keep-all")))
     guard(NET).same_as_lock(path)
-    with pytest.raises(AssertionError, match="blocks.1 now saves results of clone"):
+    with pytest.raises(AssertionError, match=r"blocks.1 has other results: clone \(bfloat16\) none"):
         guard(NET, set={"fault": "another copy"}).same_as_lock(path)
 
 
@@ -82,5 +82,5 @@ def test_the_workflow_fails_in_a_shell_and_writes_what_moved(tmp_path: Path, mon
     monkeypatch.setattr(verb, "run_of", lambda _, request: measure_without_data(request.spec))
     ran = CliRunner().invoke(app, arguments, terminal_width=120)
     assert ran.exit_code == 1, ran.output
-    assert "blocks.1 now saves results of clone (bfloat16): +256 B." in ran.stdout
+    assert "blocks.1 has other results: clone (bfloat16) none → 256 B kept: +256 B." in ran.stdout
     assert "| `blocks.1` | 5.6 KiB | 5.4 KiB | 0 | 0 |" in (tmp_path / "summary.md").read_text()
