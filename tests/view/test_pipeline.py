@@ -8,10 +8,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from explorer.plan.pipeline.clock import simulate
+from explorer.plan.pipeline.clock import notes, simulate
 from explorer.plan.pipeline.schedules import rows_of
 from explorer.plan.pipeline.stage_costs import predict
 from explorer.record import ModelRef, Policy, RunSpec
+from explorer.record.base import from_msgpack, to_msgpack
 from explorer.record.pipeline import PipelineRun, PlayedSchedule, RankMemory
 from explorer.view.pipeline.gantt import gantt, rank_table
 from explorer.view.pipeline.headline import figures, fullest
@@ -202,3 +203,10 @@ def test_a_run_is_held_against_its_prediction() -> None:
     assert peak.delta.startswith(f"predicted {peak.value}, + ") and peak.delta.endswith("optimizer")
     at_once = run_of(wall=run.composed)
     assert figures(at_once, None, PLAN_HEADLINE, before=None)[0].delta.endswith("with free links")
+
+
+def test_a_stored_run_of_the_former_engine_procs_still_opens() -> None:
+    stored = ran(GRAPH, replace(SPEC, plan=PLAN), engine="procs")
+    run = from_msgpack(to_msgpack(stored), PipelineRun)
+    assert run == stored and run.engine == "procs"
+    assert "Ranks ran at once on this machine" in notes(run)[0]

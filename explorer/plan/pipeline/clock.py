@@ -97,7 +97,7 @@ def forecast(plan: PipelinePlan, costs: tuple[StageCost, ...]) -> PlayedSchedule
     if splits_backward(plan):
         raise InvalidPlan(
             f"{plan.schedule_name} splits the backward (I, W): its time and memory are not predicted.",
-            hint="Press Run, or give the command without a prediction: the schedule is drawn as measured.",
+            hint="Press Run: the schedule is drawn as measured. 1F1B and Interleaved1F1B are predicted.",
         )
     n = plan.n_microbatches
     chosen = [is_checkpointed(plan.checkpoint, i, n) for i in range(n)]
