@@ -21,6 +21,7 @@ from explorer.engine.model.describe import describe
 from explorer.engine.ranks.predict import predict_ranks
 from explorer.engine.ranks.real import measure_rank
 from explorer.plan.policy.presets import preset
+from explorer.plan.predict.calls import RNG_STATE_BYTES
 from explorer.record.allocations import ROLES, Allocations
 from explorer.record.base import from_msgpack, to_msgpack
 from explorer.record.graph import ModelRef
@@ -73,7 +74,8 @@ class Difference:
 
     @property
     def n_bytes(self) -> int:
-        return self.predicted_bytes - self.real_bytes
+        """Apart from whole states of generators, which are predicted and which no tracker of a real step sees."""
+        return (self.predicted_bytes - self.real_bytes) % RNG_STATE_BYTES
 
 
 def differences(cells: Sequence[Cell]) -> Iterator[Difference]:

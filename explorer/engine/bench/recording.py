@@ -42,7 +42,7 @@ from explorer.engine.device.allocator import AllocatorLog, Probe, Refusal, clock
 from explorer.engine.device.device import Device, device_of
 from explorer.engine.device.kernel_memory import KernelMemory
 from explorer.engine.device.memory_limit import failure_in_step, first_step, out_of_memory
-from explorer.engine.device.without_data import is_without_data
+from explorer.engine.device.without_data import generator_states_as_results, is_without_data
 from explorer.engine.model.loaded import Loaded, types_of
 from explorer.engine.policy.offload import HOST
 from explorer.engine.state.rng import RngState
@@ -76,6 +76,8 @@ class Recording:
         self._model, self._device = model, device
         self._checkpoints = CheckpointCalls(model, tracker)
         self._recorder = device.recorder() if data else None
+        self.keeps_generator_states = False
+        """Whether the step's device is the CPU, whose memory holds them, and no allocator shows them."""
         self._probes: list[Probe] = []
         self._open = ExitStack()
 
@@ -85,6 +87,8 @@ class Recording:
                 opened.enter_context(self._recorder)
                 opened.callback(self._probe)
                 self._probe()
+            if self.keeps_generator_states:
+                opened.enter_context(generator_states_as_results())
             opened.enter_context(self.tracker)
             opened.enter_context(self._checkpoints.watching())
             opened.callback(self._name_results)
@@ -150,6 +154,7 @@ def recording_of(
     trainee.model.zero_grad(set_to_none=True)
     recording = Recording(trainee.model, tracker_of(trainee, older), device, data=data)
     recording.optimizers = trainee.optimizer
+    recording.keeps_generator_states = not data and trainee.spec.card is None
     return recording
 
 

@@ -88,6 +88,20 @@ def without_data(cast: Cast = as_built) -> Iterator[None]:
         quiet.setLevel(level)
 
 
+@contextmanager
+def generator_states_as_results() -> Iterator[None]:
+    """Makes the state of the CPU's generator the result of an operator, so that a tracker sees it live and die.
+
+    Each torch.utils.checkpoint call keeps the state until its backward, in memory of the step's own device.
+    """
+    plain = torch.get_rng_state
+    torch.get_rng_state = lambda: plain().clone()
+    try:
+        yield
+    finally:
+        torch.get_rng_state = plain
+
+
 def _conversion(mode: FakeTensorMode) -> object:
     """A replacement of nn.Module._apply, which `model.bfloat16()` calls: each parameter is replaced by a new one.
 

@@ -20,6 +20,7 @@ from explorer.engine.device.without_data import without_data
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import Loaded, load_for
 from explorer.errors import BadInput, Cancelled, InvalidPolicy, ModelFailed, OutOfMemory
+from explorer.plan.predict.calls import RNG_STATE_BYTES
 from explorer.record import Measurement, ModelRef, Policy, RunSpec
 from explorer.record.base import from_msgpack
 from explorer.record.plan import Progress
@@ -249,9 +250,13 @@ def costs(run: Measurement) -> list[tuple[str, int, int, int, int]]:
 
 
 def nearly(predicted: Measurement, real: Measurement) -> bool:
-    """Equal but for the few bytes of the loss and of numbers that kernels were given as tensors."""
+    """Equal but for the few bytes of the loss and of numbers that kernels were given as tensors.
+
+    The tracker of a real step does not see the generator's state that each live checkpoint keeps.
+    """
     peak, tracked = predicted.step_peak_bytes, real.peaks.tracker_peak_bytes
-    return peak is not None and tracked is not None and abs(peak - tracked) <= 8
+    kept = RNG_STATE_BYTES * len(real.spec.policy.units)
+    return peak is not None and tracked is not None and abs(peak - tracked - kept) <= 8
 
 
 @pytest.mark.parametrize("policy", [Policy(), Policy.recompute(["blocks.0"])], ids=["kept", "recomputed"])
