@@ -79,6 +79,9 @@ def test_one_command_answers_for_an_unmodified_script(folder: Path, kind: str) -
     assert document["model"] == MODELS.get(kind, document["model"])
     assert document["step"].split(", ")[1] == "step 2" and document["next"].startswith("checkpoint-explorer ")
     assert all(change["gradients"] == "not judged" for change in document["changes"])
+    if kind == "spawned workers":
+        records = sorted(path.name for path in (folder / place).glob("step2.rank*"))
+        assert records == ["step2.rank0.explorer", "step2.rank1.explorer"], "each process wrote its own"
 
 
 def test_the_terminal_has_about_twelve_lines_and_the_next_command_runs(folder: Path) -> None:
