@@ -164,8 +164,17 @@ def _factories_in(module: object) -> list[str]:
     """
     public = {name: value for name, value in vars(module).items() if callable(value) and not name.startswith("_")}
     own = [name for name, value in public.items() if getattr(value, "__module__", "") == vars(module).get("__name__")]
-    models = [name for name in own if name != "main" and not dataclasses.is_dataclass(public[name])]
+    models = [
+        name for name in own
+        if name != "main" and not dataclasses.is_dataclass(public[name]) and not _is_of_a_script(public[name])
+    ]  # fmt: skip
     return models or list(public)
+
+
+def _is_of_a_script(function: object) -> bool:
+    """Whether a function reads the command line or trains, by the names in its code."""
+    names = getattr(getattr(function, "__code__", None), "co_names", ())
+    return not {"parse_args", "parse_known_args", "ArgumentParser", "backward"}.isdisjoint(names)
 
 
 def _factory(module: object, name: str) -> Factory | None:

@@ -519,3 +519,18 @@ def test_every_run_says_which_batch_it_took(tmp_path: Path) -> None:
     assert texts == {"int64[2, 64], int64[2, 64], made to fit with targets"}
     path.write_text(GOOD)
     assert measure_without_data(RunSpec(model=ModelRef(target=str(path)))).batch == "float32[2, 4]"
+
+
+def test_a_training_script_offers_its_model_alone(tmp_path: Path) -> None:
+    """A dataclass, imported names, functions that parse arguments or train make no model."""
+    (path := tmp_path / "train.py").write_text(
+        "import argparse\nfrom dataclasses import dataclass\nfrom torch.nn import Linear, Module\n"
+        "from torch.optim import AdamW\n"
+        "@dataclass\nclass Config:\n    width: int = 4\n"
+        "class Net(Module):\n    def __init__(self):\n        super().__init__()\n        self.fc = Linear(4, 4)\n"
+        "    def forward(self, x):\n        return self.fc(x)\n"
+        "def arguments():\n    return argparse.ArgumentParser().parse_args()\n"
+        "def train(args):\n    Net()(args).sum().backward()\n"
+        "def main():\n    train(arguments())\n"
+    )
+    assert type(load(ModelRef(target=str(path))).model).__name__ == "Net"
