@@ -50,6 +50,22 @@ class StepsOnCard:
     """The first refused request in words; empty: everything was granted."""
     repeats: bool = False
     """Whether the last step peaks where the step before it did."""
+    branches: dict[str, None] = field(default_factory=dict)
+    """Lines of the script that branched on values of the card, which are zeros."""
+
+    @property
+    def document(self) -> dict[str, object]:
+        """What `--json` prints."""
+        refused = self.refusal or None
+        return {"card": self.card, "peaks": self.peaks, "refused": refused, "branches": list(self.branches)}
+
+    @property
+    def branch_lines(self) -> list[str]:
+        """`branches` as lines to print; empty if there are none."""
+        if not self.branches:
+            return []
+        notice = "The script branched on values, which are not computed here: a real card may take another way."
+        return [notice, *(f"  {line}" for line in self.branches)]
 
 
 class _Enough(BaseException):
@@ -71,6 +87,7 @@ def run_on_card(script: Path, arguments: Sequence[str], n_steps: int | None) -> 
 
     Raises BadInput if the script makes no optimizer of a model's parameters.
     """
+    from explorer.engine.imaginary.value_branches import value_branches
     from explorer.own_loop.script import ScriptUnderWatch  # torch, like all that comes with it
 
     result = StepsOnCard(card=os.environ[NAME])
@@ -89,7 +106,8 @@ def run_on_card(script: Path, arguments: Sequence[str], n_steps: int | None) -> 
         steps = range(1, (n_steps or MOST_STEPS) + 1)
         watched = ScriptUnderWatch(script, at=steps, on_oom=oom, files="", log=step_ended)
         try:
-            watched.run(arguments)
+            with value_branches() as result.branches:
+                watched.run(arguments)
         except _Enough:
             pass
         except Exception as error:

@@ -250,7 +250,7 @@ def _on_card(request: OnCardRequest, script: Path, arguments: list[str]) -> None
         path = write_file(Path(request.out.replace("{step}", str(number))), write(stored_record(step)))
         say(escape(f"Wrote the last step to {path}."))
     if request.json:
-        print_json({"card": result.card, "peaks": result.peaks, "refused": result.refusal or None})
+        print_json(result.document)
     else:
         _print_steps(result, script.name)
         if step is not None:
@@ -265,4 +265,4 @@ def _print_steps(result: StepsOnCard, script: str) -> None:
     lines = [f"{script} on {result.card}: torch's own CUDA code.", "No kernel ran: values are zeros, no time is known."]
     for number, (allocated, reserved) in enumerate(result.peaks, 1):
         lines.append(f"Step {number}: {mib(allocated)} allocated, {mib(reserved)} reserved")
-    answer_console().print("\n".join(lines), markup=False)
+    answer_console().print("\n".join([*lines, *result.branch_lines]), markup=False)
