@@ -14,6 +14,7 @@ from explorer.jobs.protocol import (
     Compare,
     Describe,
     DrawAutograd,
+    FindFit,
     FindJointPlan,
     FindPlans,
     Measure,
@@ -92,6 +93,12 @@ def compare(request: Compare, report: Report) -> Record:
     from explorer.engine.compare import compare as comparing
 
     return comparing.compare(request.baseline, request.candidate, full=request.full, report=report)
+
+
+def find_fit(request: FindFit, report: Report) -> Record:
+    from explorer.engine.compare.fit import fit
+
+    return fit(request.spec, request.budget_bytes, report)
 
 
 def draw_autograd(request: DrawAutograd, report: Report) -> Record:

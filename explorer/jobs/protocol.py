@@ -15,6 +15,7 @@ from explorer.errors import TimedOut, UnreadableFile
 from explorer.record.base import Count, Record, from_msgpack, to_msgpack
 from explorer.record.comparison import Comparison
 from explorer.record.failure import Failure
+from explorer.record.fit import Fit
 from explorer.record.graph import IN_TRAINING, AutogradPictures, Conditions, ModelGraph, ModelRef
 from explorer.record.lab import LabOutcome
 from explorer.record.measurement import Measurement, RecordedRanks
@@ -67,6 +68,13 @@ class Compare(Record, tag=True):
     candidate: RunSpec
     full: bool = True
     """False leaves out rerun, float64 reference, masks and state audit: gradients and buffers only."""
+
+
+class FindFit(Record, tag=True):
+    """-> Fit: what would make the step of `spec` fit its card or its budget, each lever played and judged."""
+
+    spec: RunSpec
+    budget_bytes: Count | None = None
 
 
 class DrawAutograd(Record, tag=True):
@@ -131,6 +139,7 @@ Request = (
     | Measure
     | MeasureRanks
     | Compare
+    | FindFit
     | DrawAutograd
     | RunPipeline
     | OpenRanks
@@ -158,6 +167,7 @@ ROWS: dict[type[Record], RequestRow] = {
     Measure: RequestRow("measure", Measurement, ("explore",), "Measuring the baseline"),
     MeasureRanks: RequestRow("measure_ranks", RecordedRanks, ("explore",), "Playing the ranks"),
     Compare: RequestRow("compare", Comparison, ("explore",), "Running baseline and candidate"),
+    FindFit: RequestRow("find_fit", Fit, ()),
     DrawAutograd: RequestRow("draw_autograd", AutogradPictures, ("explore",), "Drawing the autograd graph"),
     RunPipeline: RequestRow(
         "run_pipeline", PipelineRun, ("pipeline",), "Running the pipelined step and the unsplit ones"

@@ -80,6 +80,8 @@ class PipelinePlan(Record):
 Device = Literal["cpu", "cuda"]
 Optimizer = Literal["adamw", "sgd", "none"]
 """`none`: backward only, nothing is stepped."""
+OptimizerForm = Literal["default", "for-loop", "foreach", "fused"]
+"""How torch computes the optimizer's step: one parameter after the other, all at once, or in one kernel."""
 N_REPEATS = 5
 """Timed steps by default."""
 
@@ -105,6 +107,8 @@ class RunSpec(Record):
     forward_only: bool = False
     """Forward and loss without gradients: no backward, no optimizer, nothing to recompute."""
     optimizer: Optimizer = "adamw"
+    optimizer_form: OptimizerForm = "default"
+    """default: torch's choice, which is `foreach` on a GPU and `for-loop` on a CPU."""
     learning_rate: Number = 1e-3
     momentum: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
     """Momentum; used by SGD only."""

@@ -222,9 +222,9 @@ def torch_device(spec: RunSpec) -> torch.device:
 
 
 def build_optimizer(model: nn.Module, spec: RunSpec) -> torch.optim.Optimizer | None:
-    """torch's AdamW or SGD with torch's defaults for the device; None for backward only.
+    """torch's AdamW or SGD in the form of the spec; None for backward only.
 
-    A step for a card takes `foreach`, torch's default on CUDA: the temporaries of all parameters are alive at once.
+    By default a step for a card takes `foreach`, as torch does on CUDA: all parameters' temporaries are alive at once.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
@@ -232,13 +232,21 @@ def build_optimizer(model: nn.Module, spec: RunSpec) -> torch.optim.Optimizer | 
             "The run trains nothing: no parameter of the model requires a gradient.",
             hint="Freeze fewer blocks." if spec.frozen else "Give the model trainable parameters.",
         )
-    foreach = True if spec.card is not None else None
+    foreach, fused = _form(spec)
     if spec.optimizer == "adamw":
         refuse_sparse_under_adamw(model)
-        return torch.optim.AdamW(parameters, lr=spec.learning_rate, foreach=foreach)
+        return torch.optim.AdamW(parameters, lr=spec.learning_rate, foreach=foreach, fused=fused)
     if spec.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=spec.learning_rate, momentum=spec.momentum, foreach=foreach)
+        rate, momentum = spec.learning_rate, spec.momentum
+        return torch.optim.SGD(parameters, lr=rate, momentum=momentum, foreach=foreach, fused=fused)
     return None
+
+
+def _form(spec: RunSpec) -> tuple[bool | None, bool | None]:
+    """torch's arguments `foreach` and `fused` for the form of `spec`; None leaves the choice to torch."""
+    if spec.optimizer_form == "default":
+        return (True if spec.card is not None else None), None
+    return spec.optimizer_form == "foreach", spec.optimizer_form == "fused"
 
 
 def split(inputs: object, targets: object, n_parts: int) -> list[tuple[object, object]]:

@@ -68,6 +68,12 @@ def load_for(spec: RunSpec) -> Loaded:
     return load(spec.model, seed=spec.seed, limit_bytes=spec.memory_limit_bytes if spec.device == "cpu" else None)
 
 
+def takes_argument(ref: ModelRef, name: str) -> bool:
+    """Whether the factory of `ref` has a parameter `name`; every Hugging Face configuration has all settings."""
+    factory, _ = _resolve(ref)
+    return ref.target.startswith("hf:") or name in _parameters(factory)
+
+
 def load(ref: ModelRef, *, seed: int = 0, limit_bytes: int | None = None) -> Loaded:
     """Builds the model of `ref` with every generator seeded first.
 

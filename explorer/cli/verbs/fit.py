@@ -1,0 +1,96 @@
+"""`fit MODEL --card 24GiB`: what would make a step fit, every lever played, priced and judged."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import typer
+from msgspec.structs import replace
+from rich.console import Console
+from rich.markup import escape
+
+from explorer.cli.command import DIFFERENT, Output, answer_console, print_json, table_of, verb
+from explorer.cli.options import Model, StepOptions
+from explorer.cli.report import print_lines, print_model
+from explorer.cli.worker import ask, worker
+from explorer.errors import BadInput
+from explorer.jobs.protocol import FindFit
+from explorer.plan import levers
+from explorer.plan.budget_text import parse_wish
+from explorer.plan.card.cards import parse_card
+from explorer.record.base import to_plain
+from explorer.record.fit import Fit, LeverRow
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FitOptions:
+    """What the step has to fit, and which levers are shown."""
+
+    card: Annotated[str | None, typer.Option(metavar="NAME|SIZE", help="A GPU, such as b200 or 24GiB.")] = None
+    budget: Annotated[str | None, typer.Option(metavar="SIZE", help="Limit of the peak, such as 1.5GiB.")] = None
+    bitwise: Annotated[bool, typer.Option("--bitwise", help="Hide what does not keep gradients bitwise.")] = False
+
+    def limit_bytes(self) -> int | None:
+        """Bytes of the budget. Raises BadInput for shares and times."""
+        if self.budget is None:
+            return None
+        wish = parse_wish(self.budget, keep_all_bytes=0)
+        if not wish.budget_bytes or wish.more_time is not None:
+            raise BadInput(f"The budget to fit is a size, and {self.budget!r} is none.", hint="Such as 8GiB.")
+        return wish.budget_bytes
+
+
+@verb
+def fit(model: Model, step: StepOptions, wish: FitOptions, output: Output) -> None:
+    """What would make a step fit: each lever played, priced in FLOPs, its gradients judged. Exit 1: nothing fits."""
+    spec = step.spec(model)
+    if wish.card is not None:
+        spec = replace(spec, card=parse_card(wish.card, "", ""))
+    limit_bytes = wish.limit_bytes()
+    with worker() as engine:
+        answer: Fit = ask(engine, FindFit(spec=spec, budget_bytes=limit_bytes))
+    shown = levers.bitwise_only(answer) if wish.bitwise else answer
+    if output.json:
+        print_json(_document(shown))
+    else:
+        print_model(spec.model.target, shown.batch)
+        _print(answer_console(), shown)
+    if not (shown.as_is.fits or any(row.step.fits for row in (*shown.rows, *shown.combinations))):
+        raise typer.Exit(DIFFERENT)
+
+
+def _document(fit: Fit) -> dict[str, object]:
+    def row(row: LeverRow) -> dict[str, object]:
+        ratio = levers.price(row.step, fit.as_is)
+        derived = {
+            "title": levers.title(row),
+            "saved_bytes": fit.as_is.needed_bytes - row.step.needed_bytes,
+            "flop_ratio": None if row.step.total_flops is None else ratio,
+            "script": list(levers.script_lines(row)),
+        }
+        return {**derived, **to_plain(row)}
+
+    rows, combinations = ([row(each) for each in rows] for rows in (fit.rows, fit.combinations))
+    return {**to_plain(fit), "rows": rows, "combinations": combinations}
+
+
+def _print(console: Console, fit: Fit) -> None:
+    print_lines([("As it is", levers.as_is_text(fit))], console)
+    for heading, rows in (("Single levers", fit.rows), ("Together", fit.combinations)):
+        if rows:
+            console.print(f"\n[bold]{heading}[/]")
+            console.print(table_of(levers.row_cells(row, fit.as_is) for row in rows))
+    if not fit.rows:
+        console.print("\nNo lever is left to show.")
+    for row in (*fit.rows, *fit.combinations):
+        console.print(f"[bold]{escape(levers.title(row))}[/]")
+        for line in levers.script_lines(row):
+            console.print(f"    {escape(line)}")
+        if row.judgement.reason:
+            console.print(f"    [dim]{escape(row.judgement.reason)}[/]")
+    notes = [(row.lever, row.reason) for row in fit.left_out]
+    console.print()
+    print_lines([("Judged on", levers.judged_text(fit))], console)
+    print_lines([("Left out", f"{lever}: {reason}") for lever, reason in notes], console)
+    print_lines([("Note", warning) for warning in fit.warnings], console)

@@ -1,0 +1,281 @@
+"""Levers that lower the peak of a step: how each changes the step and the user's script, and how rows of them rank.
+
+Nothing here computes the bytes of a lever. engine/compare/fit.py plays each changed step and judges it by real steps.
+`summary.py` has the changes of a recorded step, which cannot be played.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import product
+from typing import NamedTuple, get_args
+
+from msgspec.structs import replace
+
+from explorer.plan.card.cards import capacity_bytes
+from explorer.plan.names import some
+from explorer.plan.sizes import mib
+from explorer.record.fit import Effect, Fit, LeverRow, PlayedStep
+from explorer.record.policy import Policy
+from explorer.record.run import RunSpec
+
+RECOMPUTE = "recompute"
+ATTENTION = "attn_implementation"
+"""Argument of a factory, and setting of a Hugging Face configuration, that chooses the attention."""
+SDPA = "sdpa"
+MINUS = "\N{MINUS SIGN}"
+EFFECTS: tuple[Effect, ...] = get_args(Effect)
+
+
+class Lever(NamedTuple):
+    """A change of a step. `change` returns None for a step that the lever does not change."""
+
+    key: str
+    group: str
+    """Of a group, a combination has one lever at most."""
+    title: str
+    change: Callable[[RunSpec], RunSpec | None]
+    line: str
+    """For the user's script. `{optimizer}`, `{device}` and `{n}` are those of the changed step."""
+
+
+def _for_loop(spec: RunSpec) -> RunSpec | None:
+    default_is_foreach = spec.optimizer_form == "default" and (spec.card is not None or spec.device == "cuda")
+    if spec.optimizer == "none" or not (default_is_foreach or spec.optimizer_form == "foreach"):
+        return None
+    return replace(spec, optimizer_form="for-loop")
+
+
+def _fused(spec: RunSpec) -> RunSpec | None:
+    if spec.optimizer == "none" or spec.optimizer_form == "fused":
+        return None
+    return replace(spec, optimizer_form="fused")
+
+
+def _sgd(spec: RunSpec) -> RunSpec | None:
+    return replace(spec, optimizer="sgd") if spec.optimizer == "adamw" else None
+
+
+def _accumulate(spec: RunSpec) -> RunSpec | None:
+    return replace(spec, n_accumulation=2 * spec.n_accumulation)
+
+
+def _autocast(spec: RunSpec) -> RunSpec | None:
+    is_full = spec.autocast == "none" and spec.dtype in ("own", "float32")
+    return replace(spec, autocast="bfloat16") if is_full else None
+
+
+def _bfloat16(spec: RunSpec) -> RunSpec | None:
+    is_full = spec.autocast == "none" and spec.dtype in ("own", "float32")
+    return replace(spec, dtype="bfloat16") if is_full else None
+
+
+def _attention(spec: RunSpec) -> RunSpec | None:
+    arguments = spec.model.arguments
+    if arguments.get(ATTENTION) == SDPA:
+        return None
+    return replace(spec, model=replace(spec.model, arguments={**arguments, ATTENTION: SDPA}))
+
+
+LEVERS = (
+    Lever("foreach", "optimizer", "optimizer with foreach=False", _for_loop, "{optimizer}, foreach=False)"),
+    Lever("fused", "optimizer", "optimizer with fused=True", _fused, "{optimizer}, fused=True)"),
+    Lever("sgd", "optimizer", "SGD instead of AdamW", _sgd, "{optimizer})"),
+    Lever(
+        "accumulate",
+        "batch",
+        "half the batch, accumulated twice",
+        _accumulate,
+        "for part in batch.chunk({n}): (loss_of(model, part) / {n}).backward()",
+    ),
+    Lever(
+        "autocast",
+        "precision",
+        "bfloat16 by autocast",
+        _autocast,
+        'with torch.autocast("{device}", dtype=torch.bfloat16): loss = loss_of(model, batch)',
+    ),
+    Lever("dtype", "precision", "bfloat16 weights and state", _bfloat16, "model = model.to(torch.bfloat16)"),
+    Lever(
+        "attention",
+        "attention",
+        "attention by scaled_dot_product_attention",
+        _attention,
+        f'model = build({ATTENTION}="{SDPA}")',
+    ),
+)
+BY_KEY = {lever.key: lever for lever in LEVERS}
+_OPTIMIZERS = {
+    "adamw": "torch.optim.AdamW(model.parameters(), lr=lr",
+    "sgd": "torch.optim.SGD(model.parameters(), lr=lr",
+}
+
+
+def levers_for(spec: RunSpec, *, has_attention: bool) -> Iterator[tuple[Lever, RunSpec]]:
+    """The levers that change the step of `spec`, and the changed steps. `has_attention`: the model has the switch."""
+    for lever in LEVERS:
+        changed = lever.change(spec)
+        if changed is not None and (has_attention or lever.key != "attention"):
+            yield lever, changed
+
+
+def under(spec: RunSpec, keys: Iterable[str], policy: Policy | None = None) -> RunSpec:
+    """The step of `spec` under several levers, and under `policy` if one of them recomputes."""
+    for key in keys:
+        if key == RECOMPUTE:
+            assert policy is not None, "recomputing needs a policy"
+            spec = replace(spec, policy=policy)
+        else:
+            spec = BY_KEY[key].change(spec) or spec
+    return spec
+
+
+def price(step: PlayedStep, as_is: PlayedStep) -> float:
+    """Counted FLOPs over those of the step as it is; infinite if they are not counted."""
+    if step.total_flops is None or not as_is.total_flops:
+        return math.inf
+    return step.total_flops / as_is.total_flops
+
+
+def severity(row: LeverRow) -> int:
+    """Place of the row's effect on gradients, 0 for bitwise equal."""
+    return EFFECTS.index(row.judgement.effect)
+
+
+def ranked(rows: Iterable[LeverRow], as_is: PlayedStep) -> tuple[LeverRow, ...]:
+    """Rows that fit first; then by price; at equal price by the effect on gradients, then by bytes."""
+
+    def key(row: LeverRow) -> tuple[bool, float, int, int, tuple[str, ...]]:
+        return not row.step.fits, price(row.step, as_is), severity(row), row.step.needed_bytes, row.levers
+
+    return tuple(sorted(rows, key=key))
+
+
+def undominated(rows: Sequence[LeverRow], as_is: PlayedStep) -> tuple[LeverRow, ...]:
+    """`rows` without rows that another row beats in price or gradients and equals in the other.
+
+    Of rows that are equal in both, the row with the fewest levers stays, then the row with the lowest peak.
+    """
+    best: list[LeverRow] = []
+    order = sorted(
+        rows, key=lambda row: (price(row.step, as_is), severity(row), len(row.levers), row.step.needed_bytes)
+    )
+    for row in order:
+        if not best or severity(row) < min(map(severity, best)):
+            best.append(row)
+    return tuple(best)
+
+
+def combinations(rows: Iterable[LeverRow], as_is: PlayedStep) -> list[tuple[LeverRow, ...]]:
+    """Sets of single levers with at most one of a group, the mildest first, then the smallest.
+
+    Within a group, a lever is left out if another saves as many bytes at no higher price and no worse gradients. The
+    empty set is the step as it is, which recomputing alone may bring down.
+    """
+    saving = [row for row in rows if row.step.needed_bytes < as_is.needed_bytes and row.levers != (RECOMPUTE,)]
+    groups: dict[str, list[LeverRow]] = {}
+    for row in saving:
+        groups.setdefault(BY_KEY[row.levers[0]].group, []).append(row)
+    options = [[None, *_not_beaten(group, as_is)] for group in groups.values()]
+    sets = [tuple(row for row in chosen if row is not None) for chosen in product(*options)]
+    return sorted(sets, key=lambda chosen: (max(map(severity, chosen), default=0), len(chosen)))
+
+
+def _not_beaten(group: Sequence[LeverRow], as_is: PlayedStep) -> list[LeverRow]:
+    def figures(row: LeverRow) -> tuple[float, int, int]:
+        return price(row.step, as_is), severity(row), row.step.needed_bytes
+
+    def beats(other: LeverRow, row: LeverRow) -> bool:
+        no_worse = all(left <= right for left, right in zip(figures(other), figures(row)))
+        return no_worse and (figures(other) != figures(row) or group.index(other) < group.index(row))
+
+    return [row for row in group if not any(beats(other, row) for other in group if other is not row)]
+
+
+def bitwise_only(fit: Fit) -> Fit:
+    """`fit` without rows whose gradients are not bitwise equal, or were not judged."""
+    rows, combined = (
+        tuple(row for row in rows if row.judgement.effect == "bitwise") for rows in (fit.rows, fit.combinations)
+    )
+    return replace(fit, rows=rows, combinations=combined)
+
+
+def title(row: LeverRow) -> str:
+    """`SGD instead of AdamW + recompute h.0, h.1`."""
+    return " + ".join(_title(key, row.step.spec) for key in row.levers)
+
+
+def _title(key: str, spec: RunSpec) -> str:
+    if key != RECOMPUTE:
+        return BY_KEY[key].title
+    return f"recompute {some(tuple(dict.fromkeys(spec.policy.blocks))) or 'no block'}"
+
+
+def row_cells(row: LeverRow, as_is: PlayedStep) -> dict[str, str]:
+    """The row of a table: figures by their heading."""
+    step = row.step
+    on_card = {} if step.reserved_bytes is None else {"reserved": mib(step.reserved_bytes)}
+    allocated = step.step_peak_bytes if step.allocated_bytes is None else step.allocated_bytes
+    ratio = price(step, as_is)
+    return {
+        "lever": title(row),
+        "peak": mib(allocated),
+        **on_card,
+        "saved": mib(as_is.needed_bytes - step.needed_bytes),
+        "FLOPs": "not counted" if ratio == math.inf else f"{ratio - 1:+.1%}".replace("%", " %").replace("-", MINUS),
+        "fits": "yes" if step.fits else "no",
+        "gradients": _effect_text(row),
+    }
+
+
+def _effect_text(row: LeverRow) -> str:
+    judgement = row.judgement
+    if judgement.effect in ("bitwise", "not judged") or judgement.distance is None:
+        return judgement.effect
+    return f"{judgement.effect}, {judgement.distance:.0e} of a norm"
+
+
+def as_is_text(fit: Fit) -> str:
+    """`217.0 MiB, which does not fit in 150.0 MiB`."""
+    step, card = fit.as_is, fit.as_is.spec.card
+    peak = mib(step.step_peak_bytes)
+    if step.reserved_bytes is not None:
+        peak += f" of tensors, {mib(step.reserved_bytes)} reserved"
+    rooms = [] if fit.budget_bytes is None else [mib(fit.budget_bytes)]
+    rooms += [] if card is None else [f"{card.name} ({mib(capacity_bytes(card))} for the allocator)"]
+    return f"{peak}, which {'fits' if step.fits else 'does not fit'} in {' and '.join(rooms) or 'this machine'}"
+
+
+def judged_text(fit: Fit) -> str:
+    """The step that was run to judge."""
+    if fit.judged_on is None:
+        return "nothing: no size of the model can be run here in a few seconds"
+    model = fit.judged_on.model
+    size = f" of size {model.size}" if model.size else ""
+    arguments = "".join(f", {name}={value}" for name, value in model.arguments.items())
+    same = fit.judged_on.model == fit.as_is.spec.model
+    return f"two real steps of {'the same model' if same else model.target + size + arguments} on this CPU"
+
+
+def script_lines(row: LeverRow) -> tuple[str, ...]:
+    """The lines of the user's script that switch the levers of a row on."""
+    spec = row.step.spec
+    optimizer = f"optimizer = {_OPTIMIZERS.get(spec.optimizer, '')}"
+    device = "cuda" if spec.card is not None else spec.device
+    lines = []
+    for key in row.levers:
+        if key == RECOMPUTE:
+            lines.append(f"explorer.apply_policy(model, {_policy_code(spec.policy)})")
+        else:
+            lines.append(BY_KEY[key].line.format(optimizer=optimizer, device=device, n=spec.n_accumulation))
+    return tuple(lines)
+
+
+def _policy_code(policy: Policy) -> str:
+    """The policy as an expression of Python; a plan changes no option of a policy."""
+    if all(unit.action == "recompute" for unit in policy.units):
+        names = [unit.blocks[0] if len(unit.blocks) == 1 else unit.blocks for unit in policy.units]
+        return f"explorer.Policy.recompute({names})"
+    units = [f"explorer.Unit(blocks={u.blocks}, action={u.action!r}, save_ops={u.save_ops})" for u in policy.units]
+    return f"explorer.Policy(units=[{', '.join(units)}])"

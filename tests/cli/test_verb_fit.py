@@ -1,0 +1,54 @@
+"""The verb fit: the step as it is, ranked levers with their price and gradients, and the lines that switch them on."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.asked import read, run
+
+pytestmark = pytest.mark.usefixtures("shared")
+
+MLP = ("fit", "sample_models/mlp.py", "--set", "batch=64", "--set", "n_layers=4")
+
+
+def test_each_lever_has_its_price_its_gradients_and_its_line() -> None:
+    printed = run(*MLP, "--budget", "1100KiB").stdout
+    assert "which does not fit in 1.1 MiB" in printed
+    for line in (
+        "optimizer = torch.optim.SGD(model.parameters(), lr=lr)",
+        "model = model.to(torch.bfloat16)",
+        'with torch.autocast("cpu", dtype=torch.bfloat16): loss = loss_of(model, batch)',
+    ):
+        assert f"    {line}\n" in printed
+    row = next(line for line in printed.splitlines() if "SGD instead of AdamW" in line)
+    assert "+0.0 %" in row and "different" in row
+    assert "Judged on two real steps of the same model on this CPU" in printed
+
+
+def test_the_document_has_every_figure_of_the_rows() -> None:
+    document = read(*MLP, "--budget", "1100KiB")
+    as_is, rows = document["as_is"], document["rows"]
+    assert not as_is["fits"] and document["budget_bytes"] == 1100 * 1024
+    assert [row["step"]["fits"] for row in rows] == sorted((row["step"]["fits"] for row in rows), reverse=True)
+    for row in rows:
+        assert row["saved_bytes"] == as_is["step_peak_bytes"] - row["step"]["step_peak_bytes"] > 0
+        assert row["flop_ratio"] == row["step"]["total_flops"] / as_is["total_flops"] and row["script"]
+
+
+def test_what_is_not_bitwise_can_be_hidden_and_nothing_that_fits_is_exit_1() -> None:
+    document = read(*MLP, "--budget", "1100KiB", "--bitwise", code=1)
+    assert not document["combinations"]
+    assert all(row["judgement"]["effect"] == "bitwise" for row in document["rows"])
+
+
+def test_a_card_adds_what_is_reserved() -> None:
+    printed = run(*MLP, "--card", "24GiB").stdout
+    assert "reserved, which fits in a card of 24.00 GiB" in printed
+    document = read(*MLP, "--card", "24GiB")
+    assert all(row["step"]["allocated_bytes"] <= row["step"]["reserved_bytes"] for row in document["rows"])
+
+
+def test_a_budget_that_is_no_size_and_a_step_without_backward_are_one_sentence(tiny: str) -> None:
+    for budget in ("+10% time", "60%"):
+        assert "is a size" in run("fit", tiny, "--budget", budget, code=2).stderr
+    assert "Traceback" not in run("fit", "no_such_file.py", code=2).stderr

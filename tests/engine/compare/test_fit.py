@@ -1,0 +1,177 @@
+"""Levers on a step: each is really applied, holds what its play said, and is judged by real steps."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from explorer.engine.bench.measure import measure, measure_without_data
+from explorer.engine.compare.fit import Judge, compare_specs, fit
+from explorer.errors import BadInput
+from explorer.plan import levers
+from explorer.plan.card.cards import capacity_bytes, parse_card
+from explorer.record.fit import Fit, LeverRow, PlayedStep
+from explorer.record.graph import ModelRef
+from explorer.record.measurement import Measurement
+from explorer.record.plan import silent
+from explorer.record.policy import Policy
+from explorer.record.run import Ranks, RunSpec
+
+MODELS = {
+    "gpt": {"n_layers": 2, "width": 32, "n_heads": 2, "length": 16, "batch": 4, "vocabulary": 64},
+    "resnet": {"width": 8, "blocks_per_stage": 2, "n_stages": 2, "side": 32, "batch": 16},
+    "recurrent": {"length": 8, "width": 64, "expansion": 2, "batch": 8, "vocabulary": 32},
+    "mlp": {"n_layers": 4, "width": 256, "batch": 16},
+}
+"""Of the last two the peak lies in the optimizer."""
+
+
+def spec_of(name: str, **fields: object) -> RunSpec:
+    model = ModelRef(target=f"sample_models/{name}.py", size="small", arguments=MODELS[name])
+    return RunSpec(model=model, n_repeats=0, n_probes=0, **fields)  # type: ignore[arg-type]
+
+
+MOST_TICKS = 12
+"""Events between birth and death of what a convolution takes for itself."""
+
+
+def tensors_peak(run: Measurement) -> int:
+    """The peak without what a convolution's kernel takes and returns inside: no step without data knows of it."""
+    log = run.allocations
+    assert log is not None
+    line = [0] * (log.n_ticks + 2)
+    for n_bytes, born, died, op in zip(log.n_bytes, log.born, log.died, log.op):
+        if "convolution" in log.ops[op] and 0 < died - born < MOST_TICKS:
+            continue
+        line[born] += n_bytes
+        line[died if 0 < died <= log.n_ticks else log.n_ticks + 1] -= n_bytes
+    return max(accumulate(line))
+
+
+LEVERS = [lever for lever in levers.LEVERS if lever.key != "attention"]
+
+
+@pytest.mark.parametrize("lever", LEVERS, ids=lambda lever: lever.key)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_lever_holds_what_its_play_said(name: str, lever: levers.Lever) -> None:
+    changed = lever.change(spec_of(name, optimizer_form="foreach"))
+    assert changed is not None
+    played, measured = measure_without_data(changed), measure(changed)
+    assert measured.failure is None
+    assert played.step_peak_bytes == pytest.approx(tensors_peak(measured), rel=1e-3)
+    assert name == "resnet" or tensors_peak(measured) == measured.step_peak_bytes
+    assert played.total_flops == measured.total_flops
+
+
+def test_the_form_of_an_optimizer_is_applied() -> None:
+    """Of a small model without large activations `foreach` holds the temporaries of all parameters at once."""
+    peaks = {
+        form: measure(spec_of("mlp", optimizer_form=form)).step_peak_bytes
+        for form in ("default", "for-loop", "foreach", "fused")
+    }
+    assert peaks["default"] == peaks["for-loop"], "torch's default on a CPU"
+    assert peaks["fused"] < peaks["for-loop"] < peaks["foreach"]
+
+
+@pytest.fixture(scope="module")
+def over_budget() -> Fit:
+    """Dropout is off: then halves of the batch add up to the batch."""
+    spec = spec_of("gpt")
+    arguments = {**spec.model.arguments, "dropout": 0.0, "batch": 8, "length": 32}
+    spec = replace(spec, model=replace(spec.model, arguments=arguments))
+    peak_bytes = measure_without_data(spec).step_peak_bytes or 0
+    return fit(spec, int(0.55 * peak_bytes))
+
+
+def test_real_steps_decide_what_a_lever_does_to_gradients(over_budget: Fit) -> None:
+    effects = {row.levers: row.judgement.effect for row in over_budget.rows}
+    assert not over_budget.as_is.fits and over_budget.judged_on is not None
+    assert effects["recompute",] == "bitwise"
+    assert effects["accumulate",] == "rounding"
+    assert effects["autocast",] == effects["dtype",] == "different"
+
+
+def test_every_row_is_a_step_that_was_played_whole(over_budget: Fit) -> None:
+    for row in (*over_budget.rows, *over_budget.combinations):
+        played = measure_without_data(row.step.spec)
+        assert (played.step_peak_bytes, played.total_flops) == (row.step.step_peak_bytes, row.step.total_flops)
+        assert row.step.fits == (row.step.step_peak_bytes <= (over_budget.budget_bytes or 0))
+        assert row.step.step_peak_bytes < over_budget.as_is.step_peak_bytes
+
+
+def test_a_combination_is_cheaper_or_milder_than_every_lever_that_fits(over_budget: Fit) -> None:
+    as_is, singles = over_budget.as_is, [row for row in over_budget.rows if row.step.fits]
+    for row in over_budget.combinations:
+        assert row.step.fits and len(row.levers) > 1 and row.judgement.effect != "not judged"
+        for single in singles:
+            cheaper = levers.price(row.step, as_is) < levers.price(single.step, as_is)
+            assert cheaper or levers.severity(row) < levers.severity(single)
+
+
+def test_dropout_and_batch_norm_do_not_survive_halving_the_batch() -> None:
+    for name, kind in (("gpt", "Dropout"), ("resnet", "BatchNorm2d")):
+        spec = spec_of(name)
+        halved = levers.under(spec, ["accumulate"])
+        row = LeverRow(levers=("accumulate",), step=PlayedStep(spec=halved, step_peak_bytes=1))
+        row = Judge(spec, silent).judged(row)
+        assert row.judgement.effect == "different" and kind in row.judgement.reason
+
+
+def test_the_form_of_the_optimizer_rounds_and_another_optimizer_differs() -> None:
+    foreach = spec_of("mlp", optimizer_form="foreach")
+    assert compare_specs(foreach, foreach).verdict == "bitwise equal"
+    forms = [compare_specs(foreach, replace(foreach, optimizer_form=form)) for form in ("for-loop", "fused")]
+    assert {comparison.verdict for comparison in forms} <= {"bitwise equal", "rounding"}
+    other = compare_specs(foreach, replace(foreach, optimizer="sgd"))
+    assert other.verdict == "different" and all(diff.bitwise for diff in other.gradients)
+
+
+def test_a_card_names_what_it_would_reserve_without_end() -> None:
+    card, spec = parse_card("860MiB", "", ""), spec_of("mlp")
+    wide = replace(spec.model, arguments={**MODELS["mlp"], "width": 1024})
+    result = fit(replace(spec, model=wide, card=card))
+    as_is, (row,) = result.as_is, [row for row in result.rows if row.levers == ("sgd",)]
+    assert not as_is.fits and as_is.reserved_bytes is not None and as_is.reserved_bytes > capacity_bytes(card)
+    assert row.step.needed_bytes == row.step.reserved_bytes and row.step.reserved_bytes < as_is.reserved_bytes
+    reasons = {row.lever: row.reason for row in result.left_out}
+    assert "the allocator reserves no less" in reasons["optimizer with foreach=False"]
+    assert result.judged_on is not None and result.judged_on.card is None
+    assert result.judged_on.optimizer_form == "foreach", "torch's default on a card"
+
+
+UNEVEN = """
+import torch
+from torch import nn
+
+
+def build():
+    return nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 8)), torch.randn(3, 8)
+
+
+def huge():
+    return nn.Sequential(nn.Linear(30_000, 30_000), nn.ReLU(), nn.Linear(30_000, 8)), torch.randn(4, 30_000)
+"""
+
+
+def test_a_batch_that_cannot_be_halved_is_left_out_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "uneven.py").write_text(UNEVEN)
+    result = fit(RunSpec(model=ModelRef(target=f"{tmp_path}/uneven.py:build"), n_repeats=0))
+    reasons = {row.lever: row.reason for row in result.left_out}
+    assert "batch of 3 samples cannot be split" in reasons["half the batch, accumulated twice"]
+
+
+def test_a_step_too_large_for_this_machine_is_played_and_not_judged(tmp_path: Path) -> None:
+    (tmp_path / "uneven.py").write_text(UNEVEN)
+    result = fit(RunSpec(model=ModelRef(target=f"{tmp_path}/uneven.py:huge"), card=parse_card("80GiB", "", "")))
+    assert result.rows and result.judged_on is None
+    assert {row.judgement.effect for row in result.rows} == {"not judged"}
+    assert all("No size of the model" in row.judgement.reason for row in result.rows)
+
+
+def test_other_steps_are_refused_in_one_sentence() -> None:
+    for changes in ({"policy": Policy.recompute(["0"])}, {"forward_only": True}, {"ranks": Ranks(n_ranks=2)}):
+        with pytest.raises(BadInput, match="whole training step of one process"):
+            fit(replace(spec_of("mlp"), **changes))
