@@ -17,6 +17,7 @@ from explorer.plan.card.cards import capacity_bytes
 from explorer.plan.names import some
 from explorer.plan.sizes import mib
 from explorer.record.fit import Effect, Fit, LeverRow, PlayedStep
+from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 
@@ -37,7 +38,7 @@ class Lever(NamedTuple):
     title: str
     change: Callable[[RunSpec], RunSpec | None]
     line: str
-    """For the user's script. `{optimizer}`, `{device}` and `{n}` are those of the changed step."""
+    """For the user's script. `{optimizer}`, `{device}`, `{n}` and `{factory}` are those of the changed step."""
 
 
 def _for_loop(spec: RunSpec) -> RunSpec | None:
@@ -102,7 +103,7 @@ LEVERS = (
         "attention",
         "attention by scaled_dot_product_attention",
         _attention,
-        f'model = build({ATTENTION}="{SDPA}")',
+        f'model = {{factory}}({ATTENTION}="{SDPA}")',
     ),
 )
 BY_KEY = {lever.key: lever for lever in LEVERS}
@@ -263,13 +264,19 @@ def script_lines(row: LeverRow) -> tuple[str, ...]:
     spec = row.step.spec
     optimizer = f"optimizer = {_OPTIMIZERS.get(spec.optimizer, '')}"
     device = "cuda" if spec.card is not None else spec.device
+    factory = "AutoModel.from_pretrained" if spec.model.target.startswith("hf:") else _factory(spec.model)
+    words = {"optimizer": optimizer, "device": device, "n": spec.n_accumulation, "factory": factory}
     lines = []
     for key in row.levers:
         if key == RECOMPUTE:
             lines.append(f"explorer.apply_policy(model, {_policy_code(spec.policy)})")
         else:
-            lines.append(BY_KEY[key].line.format(optimizer=optimizer, device=device, n=spec.n_accumulation))
+            lines.append(BY_KEY[key].line.format_map(words))
     return tuple(lines)
+
+
+def _factory(model: ModelRef) -> str:
+    return model.target.partition(":")[2] or "build"
 
 
 def _policy_code(policy: Policy) -> str:

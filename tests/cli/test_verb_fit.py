@@ -11,6 +11,7 @@ pytestmark = pytest.mark.usefixtures("shared")
 MLP = ("fit", "sample_models/mlp.py", "--set", "batch=64", "--set", "n_layers=4")
 
 
+@pytest.mark.slow
 def test_each_lever_has_its_price_its_gradients_and_its_line() -> None:
     printed = run(*MLP, "--budget", "1100KiB").stdout
     assert "which does not fit in 1.1 MiB" in printed

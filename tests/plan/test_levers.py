@@ -110,6 +110,13 @@ def test_levers_together_are_the_changes_one_after_the_other() -> None:
     assert (spec.optimizer, spec.n_accumulation, spec.policy) == ("sgd", 2, policy)
 
 
+def test_the_line_of_the_attention_names_the_factory() -> None:
+    for target, call in (("hf:LlamaConfig", "AutoModel.from_pretrained"), ("nets.py:gpt", "gpt"), ("nets.py", "build")):
+        step = PlayedStep(spec=RunSpec(model=ModelRef(target=target)), step_peak_bytes=1)
+        (line,) = levers.script_lines(LeverRow(levers=("attention",), step=step))
+        assert line == f'model = {call}(attn_implementation="sdpa")'
+
+
 def test_the_line_of_a_policy_is_the_policy() -> None:
     import explorer
 

@@ -56,8 +56,6 @@ MOST_SETS = 24
 FEW = {"batch": 2, "length": 32}
 """Arguments of a batch that can be judged."""
 EFFECTS: dict[str, Effect] = {"bitwise equal": "bitwise", "rounding": "rounding", "not comparable": "not judged"}
-SAME_IN_FLOAT64 = 1e-9
-"""Share of a norm: two programs of the same mathematics are nearer."""
 BY_HALVES = "Each half is computed alone: the model draws random numbers, or its loss is no mean over samples."
 NO_SIZE = "No size of the model can be run here in a few seconds."
 
@@ -305,9 +303,8 @@ class Judge:
         if comparison.optimizer_settings:
             name, before, after = comparison.optimizer_settings[0]
             return f"The optimizer makes another step of the gradients: {name} is {after} instead of {before}."
-        far = comparison.float64_distance
-        if changed.autocast != small.autocast and far is not None and far < SAME_IN_FLOAT64:
-            return f"In float64 both steps are the same, to {far:.0e} of a norm: {changed.autocast} rounds more."
+        if changed.autocast != small.autocast:
+            return f"Products are made in {changed.autocast}, which rounds more."
         if changed.n_accumulation != small.n_accumulation:
             kinds = dict.fromkeys(kind for kind in self._kinds.values() if "Dropout" in kind or "BatchNorm" in kind)
             return f"Each half is computed alone, and the model has {listed([*kinds])}." if kinds else BY_HALVES

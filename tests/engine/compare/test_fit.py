@@ -54,6 +54,7 @@ def tensors_peak(run: Measurement) -> int:
 LEVERS = [lever for lever in levers.LEVERS if lever.key != "attention"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lever", LEVERS, ids=lambda lever: lever.key)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_lever_holds_what_its_play_said(name: str, lever: levers.Lever) -> None:
@@ -86,6 +87,7 @@ def over_budget() -> Fit:
     return fit(spec, int(0.55 * peak_bytes))
 
 
+@pytest.mark.slow
 def test_real_steps_decide_what_a_lever_does_to_gradients(over_budget: Fit) -> None:
     effects = {row.levers: row.judgement.effect for row in over_budget.rows}
     assert not over_budget.as_is.fits and over_budget.judged_on is not None
@@ -94,6 +96,7 @@ def test_real_steps_decide_what_a_lever_does_to_gradients(over_budget: Fit) -> N
     assert effects["autocast",] == effects["dtype",] == "different"
 
 
+@pytest.mark.slow
 def test_every_row_is_a_step_that_was_played_whole(over_budget: Fit) -> None:
     for row in (*over_budget.rows, *over_budget.combinations):
         played = measure_without_data(row.step.spec)
@@ -102,6 +105,7 @@ def test_every_row_is_a_step_that_was_played_whole(over_budget: Fit) -> None:
         assert row.step.step_peak_bytes < over_budget.as_is.step_peak_bytes
 
 
+@pytest.mark.slow
 def test_a_combination_is_cheaper_or_milder_than_every_lever_that_fits(over_budget: Fit) -> None:
     as_is, singles = over_budget.as_is, [row for row in over_budget.rows if row.step.fits]
     for row in over_budget.combinations:
@@ -111,6 +115,7 @@ def test_a_combination_is_cheaper_or_milder_than_every_lever_that_fits(over_budg
             assert cheaper or levers.severity(row) < levers.severity(single)
 
 
+@pytest.mark.slow
 def test_dropout_and_batch_norm_do_not_survive_halving_the_batch() -> None:
     for name, kind in (("gpt", "Dropout"), ("resnet", "BatchNorm2d")):
         spec = spec_of(name)
@@ -120,6 +125,7 @@ def test_dropout_and_batch_norm_do_not_survive_halving_the_batch() -> None:
         assert row.judgement.effect == "different" and kind in row.judgement.reason
 
 
+@pytest.mark.slow
 def test_the_form_of_the_optimizer_rounds_and_another_optimizer_differs() -> None:
     foreach = spec_of("mlp", optimizer_form="foreach")
     assert compare_specs(foreach, foreach).verdict == "bitwise equal"
@@ -129,6 +135,7 @@ def test_the_form_of_the_optimizer_rounds_and_another_optimizer_differs() -> Non
     assert other.verdict == "different" and all(diff.bitwise for diff in other.gradients)
 
 
+@pytest.mark.slow
 def test_a_card_names_what_it_would_reserve_without_end() -> None:
     card, spec = parse_card("860MiB", "", ""), spec_of("mlp")
     wide = replace(spec.model, arguments={**MODELS["mlp"], "width": 1024})
@@ -140,6 +147,50 @@ def test_a_card_names_what_it_would_reserve_without_end() -> None:
     assert "the allocator reserves no less" in reasons["optimizer with foreach=False"]
     assert result.judged_on is not None and result.judged_on.card is None
     assert result.judged_on.optimizer_form == "foreach", "torch's default on a card"
+
+
+SWITCH = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Attention(nn.Module):
+    def __init__(self, attn_implementation):
+        super().__init__()
+        self.qkv, self.fused = nn.Linear(32, 96), attn_implementation == "sdpa"
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 16)).permute(2, 0, 3, 1, 4)
+        if self.fused:
+            mixed = F.scaled_dot_product_attention(q, k, v)
+        else:
+            mixed = (q @ k.transpose(-2, -1) / 4).softmax(-1) @ v
+        return x + mixed.transpose(1, 2).flatten(2)
+
+
+def build(attn_implementation="eager"):
+    return nn.Sequential(*(Attention(attn_implementation) for _ in range(3))), torch.randn(2, 128, 32)
+"""
+
+
+@pytest.mark.slow
+def test_a_switch_of_the_attention_is_tried_where_the_model_has_one(tmp_path: Path) -> None:
+    (tmp_path / "switch.py").write_text(SWITCH)
+    own = RunSpec(model=ModelRef(target=f"{tmp_path}/switch.py:build"), n_repeats=0)
+    small = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+    arguments = {**small, "vocab_size": 64, "length": 64, "attn_implementation": "eager"}
+    llama = replace(own, model=ModelRef(target="hf:LlamaConfig", arguments=arguments))
+    for spec in (own, llama):
+        (row,) = [row for row in fit(spec).rows if row.levers == ("attention",)]
+        measured = measure(row.step.spec)
+        assert row.step.step_peak_bytes == pytest.approx(measured.step_peak_bytes, rel=1e-3)
+        assert row.judgement.effect == "rounding"
+    assert not levers_named(fit(spec_of("mlp")), "attention"), "an MLP has no such argument"
+
+
+def levers_named(result: Fit, key: str) -> list[LeverRow]:
+    return [row for row in result.rows if key in row.levers]
 
 
 UNEVEN = """
@@ -156,6 +207,7 @@ def huge():
 """
 
 
+@pytest.mark.slow
 def test_a_batch_that_cannot_be_halved_is_left_out_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "uneven.py").write_text(UNEVEN)
     result = fit(RunSpec(model=ModelRef(target=f"{tmp_path}/uneven.py:build"), n_repeats=0))
@@ -163,6 +215,7 @@ def test_a_batch_that_cannot_be_halved_is_left_out_with_the_reason(tmp_path: Pat
     assert "batch of 3 samples cannot be split" in reasons["half the batch, accumulated twice"]
 
 
+@pytest.mark.slow
 def test_a_step_too_large_for_this_machine_is_played_and_not_judged(tmp_path: Path) -> None:
     (tmp_path / "uneven.py").write_text(UNEVEN)
     result = fit(RunSpec(model=ModelRef(target=f"{tmp_path}/uneven.py:huge"), card=parse_card("80GiB", "", "")))
