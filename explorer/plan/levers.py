@@ -63,13 +63,15 @@ def _accumulate(spec: RunSpec) -> RunSpec | None:
 
 
 def _autocast(spec: RunSpec) -> RunSpec | None:
-    is_full = spec.autocast == "none" and spec.dtype in ("own", "float32")
-    return replace(spec, autocast="bfloat16") if is_full else None
+    return replace(spec, autocast="bfloat16") if _is_float32(spec) else None
 
 
 def _bfloat16(spec: RunSpec) -> RunSpec | None:
-    is_full = spec.autocast == "none" and spec.dtype in ("own", "float32")
-    return replace(spec, dtype="bfloat16") if is_full else None
+    return replace(spec, dtype="bfloat16") if _is_float32(spec) else None
+
+
+def _is_float32(spec: RunSpec) -> bool:
+    return spec.autocast == "none" and spec.dtype in ("own", "float32")
 
 
 def _attention(spec: RunSpec) -> RunSpec | None:
