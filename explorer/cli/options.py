@@ -103,6 +103,9 @@ class StepOptions(ConditionOptions):
         in_step(help="Of parameters and floating inputs; own: as the model is built."),
     ] = "own"
     optimizer: Annotated[Literal["adamw", "sgd", "none"], in_step(help="none: backward only.")] = "adamw"
+    optimizer_form: Annotated[
+        Literal["default", "for-loop", "foreach", "fused"], in_step(help="How torch computes it, as by foreach=True.")
+    ] = "default"
     n_accumulation: Annotated[int, _number("n_accumulation", "--accumulate", help="Microbatches of a step.")] = 1
     holds_output: Annotated[
         bool | None,
@@ -116,9 +119,9 @@ class StepOptions(ConditionOptions):
     ] = 600.0
 
     def spec(self, target: str) -> RunSpec:
-        equal = ("dtype", "optimizer", "n_accumulation", "holds_output", "n_repeats", "n_threads", "time_limit_s")
+        equal = ("dtype", "optimizer", "optimizer_form", "n_accumulation", "holds_output", "n_repeats", "n_threads")
         limit_bytes = None if self.memory_limit is None else parse_bytes(self.memory_limit)
-        fields = {name: getattr(self, name) for name in equal}
+        fields = {name: getattr(self, name) for name in (*equal, "time_limit_s")}
         return replace(super().spec(target), memory_limit_bytes=limit_bytes, **fields)
 
 

@@ -17,7 +17,6 @@ from explorer.plan.card.cards import capacity_bytes
 from explorer.plan.names import some
 from explorer.plan.sizes import mib
 from explorer.record.fit import Effect, Fit, LeverRow, PlayedStep
-from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 
@@ -266,7 +265,8 @@ def script_lines(row: LeverRow) -> tuple[str, ...]:
     spec = row.step.spec
     optimizer = f"optimizer = {_OPTIMIZERS.get(spec.optimizer, '')}"
     device = "cuda" if spec.card is not None else spec.device
-    factory = "AutoModel.from_pretrained" if spec.model.target.startswith("hf:") else _factory(spec.model)
+    target = spec.model.target
+    factory = "AutoModel.from_pretrained" if target.startswith("hf:") else target.partition(":")[2] or "build"
     words = {"optimizer": optimizer, "device": device, "n": spec.n_accumulation, "factory": factory}
     lines = []
     for key in row.levers:
@@ -275,10 +275,6 @@ def script_lines(row: LeverRow) -> tuple[str, ...]:
         else:
             lines.append(BY_KEY[key].line.format_map(words))
     return tuple(lines)
-
-
-def _factory(model: ModelRef) -> str:
-    return model.target.partition(":")[2] or "build"
 
 
 def _policy_code(policy: Policy) -> str:

@@ -201,9 +201,9 @@ def _options(spec: RunSpec) -> list[str]:
         options.append(f"--size={model.size}")
     if model.weights:
         options.append(f"--weights={model.weights}")
-    for field in ("seed", "device", "autocast", "mode", "dtype", "optimizer"):
+    for field in ("seed", "device", "autocast", "mode", "dtype", "optimizer", "optimizer_form"):
         if getattr(spec, field) != getattr(usual, field):
-            options.append(f"--{field}={getattr(spec, field)}")
+            options.append(f"--{field.replace('_', '-')}={getattr(spec, field)}")
     if spec.n_accumulation != 1:
         options.append(f"--accumulate={spec.n_accumulation}")
     return [*options, *(f"--frozen={block}" for block in spec.frozen)]

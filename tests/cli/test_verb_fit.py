@@ -53,3 +53,10 @@ def test_a_budget_that_is_no_size_and_a_step_without_backward_are_one_sentence(t
     for budget in ("+10% time", "60%"):
         assert "is a size" in run("fit", tiny, "--budget", budget, code=2).stderr
     assert "Traceback" not in run("fit", "no_such_file.py", code=2).stderr
+
+
+def test_a_step_that_is_fused_already_is_played_as_it_is() -> None:
+    document = read(*MLP, "--optimizer-form", "fused")
+    assert document["as_is"]["spec"]["optimizer_form"] == document["judged_on"]["optimizer_form"] == "fused"
+    offered = {key for row in document["rows"] for key in row["levers"]}
+    assert not offered & {"foreach", "fused"}

@@ -55,6 +55,7 @@ def test_a_caching_allocators_peaks_stand_beside_the_drawn_one() -> None:
 def test_conditions_say_what_is_not_usual_and_nothing_else() -> None:
     spec = RunSpec(model=ModelRef(target="m.py", size="small", arguments={"n": 4}))
     assert conditions(spec) == "small, n=4, cpu"
+    assert conditions(replace(spec, optimizer_form="fused")) == "small, n=4, cpu, fused optimizer"
     other = msgspec.structs.replace(
         spec, autocast="bfloat16", optimizer="sgd", momentum=0.9, frozen=("a",), n_threads=2
     )

@@ -89,8 +89,7 @@ def _print(console: Console, fit: Fit) -> None:
             console.print(f"    {escape(line)}")
         if row.judgement.reason:
             console.print(f"    [dim]{escape(row.judgement.reason)}[/]")
-    notes = [(row.lever, row.reason) for row in fit.left_out]
     console.print()
     print_lines([("Judged on", levers.judged_text(fit))], console)
-    print_lines([("Left out", f"{lever}: {reason}") for lever, reason in notes], console)
+    print_lines([("Left out", f"{row.lever}: {row.reason}") for row in fit.left_out], console)
     print_lines([("Note", warning) for warning in fit.warnings], console)

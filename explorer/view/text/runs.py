@@ -121,6 +121,7 @@ def conditions(spec: RunSpec) -> str:
     named += ["" if spec.autocast == usual.autocast else f"{spec.autocast} autocast"]
     named += ["" if spec.mode == usual.mode else f"{spec.mode} mode", "forward alone" if spec.forward_only else ""]
     named += ["" if spec.optimizer == usual.optimizer else f"optimizer {spec.optimizer}"]
+    named += ["" if spec.optimizer_form == usual.optimizer_form else f"{spec.optimizer_form} optimizer"]
     named += [f"momentum {spec.momentum:g}" if spec.optimizer == "sgd" and spec.momentum else ""]
     named += ["" if spec.n_accumulation == 1 else f"{spec.n_accumulation} microbatches"]
     named += [f"frozen {', '.join(spec.frozen)}" if spec.frozen else ""]
