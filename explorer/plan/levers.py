@@ -172,10 +172,11 @@ def undominated(rows: Sequence[LeverRow], as_is: PlayedStep) -> tuple[LeverRow, 
 def combinations(rows: Iterable[LeverRow], as_is: PlayedStep) -> list[tuple[LeverRow, ...]]:
     """Sets of single levers with at most one of a group, the mildest first, then the smallest.
 
+    A lever that alone saves nothing may save bytes where recompute has moved the peak, into the optimizer for example.
     Within a group, a lever is left out if another saves as many bytes at no higher price and no worse gradients. The
     empty set is the step as it is, which recomputing alone may bring down.
     """
-    saving = [row for row in rows if row.step.needed_bytes < as_is.needed_bytes and row.levers != (RECOMPUTE,)]
+    saving = [row for row in rows if row.step.needed_bytes <= as_is.needed_bytes and row.levers != (RECOMPUTE,)]
     groups: dict[str, list[LeverRow]] = {}
     for row in saving:
         groups.setdefault(BY_KEY[row.levers[0]].group, []).append(row)

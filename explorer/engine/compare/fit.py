@@ -51,7 +51,7 @@ MOST_FLOPS = 5e9
 """FLOPs of a step that is judged: some dozen such steps take seconds on one CPU core."""
 COPIES = 8
 """Peaks of a step for which memory must be free before it is judged: two models, their snapshots, and float64."""
-MOST_SETS = 24
+MOST_SETS = 12
 """Sets of levers that are played."""
 FEW = {"batch": 2, "length": 32}
 """Arguments of a batch that can be judged."""
@@ -71,6 +71,8 @@ def fit(spec: RunSpec, budget_bytes: int | None = None, report: Report = silent)
     rows, left_out = player.singles()
     small = None if not rows else player.small()
     judge = Judge(small, report)
+    if player.as_is.fits:
+        rows = [row for row in rows if player.saves(row)]
     rows = [judge.judged(row) for row in rows]
     combined = [] if player.as_is.fits else player.combined(rows)
     combined = [row for row in combined if len(row.levers) > 1]
@@ -79,7 +81,7 @@ def fit(spec: RunSpec, budget_bytes: int | None = None, report: Report = silent)
         as_is=player.as_is,
         budget_bytes=budget_bytes,
         batch=player.run.batch,
-        rows=levers.ranked(rows, player.as_is),
+        rows=levers.ranked(filter(player.saves, rows), player.as_is),
         combinations=levers.ranked(offered, player.as_is),
         left_out=tuple(left_out),
         judged_on=small,
@@ -131,7 +133,7 @@ class Player:
         self._report(Progress(what=what, done=0, total=0))
 
     def singles(self) -> tuple[list[LeverRow], list[LeftOut]]:
-        """A row for each lever that lowers the peak, and why the other levers have none."""
+        """A row for each lever that could be played, and which of them are not offered alone, with the reason."""
         rows, left_out = [], []
         with_switch = takes_argument(self.spec.model, levers.ATTENTION)
         for lever, spec in levers.levers_for(self.spec, has_attention=with_switch):
@@ -148,8 +150,11 @@ class Player:
             raise
         except ExplorerError as error:
             left_out.append(LeftOut(lever="recompute by the planner", reason=error.sentence))
-        lower = [row for row in rows if row.step.needed_bytes < self.as_is.needed_bytes]
-        return lower, [*left_out, *(self._saves_nothing(row) for row in rows if row not in lower)]
+        return rows, [*left_out, *(self._saves_nothing(row) for row in rows if not self.saves(row))]
+
+    def saves(self, row: LeverRow) -> bool:
+        """Whether the step under the row needs less memory."""
+        return row.step.needed_bytes < self.as_is.needed_bytes
 
     def _saves_nothing(self, row: LeverRow) -> LeftOut:
         less = self.as_is.step_peak_bytes - row.step.step_peak_bytes

@@ -149,6 +149,25 @@ def test_a_card_names_what_it_would_reserve_without_end() -> None:
     assert result.judged_on.optimizer_form == "foreach", "torch's default on a card"
 
 
+@pytest.mark.slow
+def test_a_lever_that_alone_saves_nothing_helps_where_recompute_has_moved_the_peak() -> None:
+    """The peak lies in backward. Below it lies that of the optimizer, with temporaries of all parameters."""
+
+    def at(batch: int) -> RunSpec:
+        spec = spec_of("mlp", optimizer_form="foreach")
+        arguments = {**spec.model.arguments, "n_layers": 8, "width": 128, "batch": batch}
+        return replace(spec, model=replace(spec.model, arguments=arguments))
+
+    optimizer = measure_without_data(at(2))
+    assert optimizer.peak_phase == "optimizer"
+    result = fit(at(192), (optimizer.step_peak_bytes or 0) - 1)
+    assert result.as_is.fits is False and result.combinations
+    reasons = {row.lever: row.reason for row in result.left_out}
+    assert reasons["optimizer with foreach=False"] == reasons["optimizer with fused=True"] == "It saves nothing here."
+    mild = [row for row in result.combinations if row.judgement.effect in ("bitwise", "rounding")]
+    assert any({"foreach", "fused"} & set(row.levers) and levers.RECOMPUTE in row.levers for row in mild)
+
+
 SWITCH = """
 import torch
 from torch import nn
