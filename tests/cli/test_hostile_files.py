@@ -49,8 +49,9 @@ WITHOUT_FILES = {
     "lab": ["dropout"],
     "lock": [OWN],
 }
-ELSEWHERE = {"report", "export", "run"}
-"""Reports and exports have tests of their own below; `run` runs its owner's script and reads no other file."""
+ELSEWHERE = {"report", "export", "run", "app"}
+"""Reports and exports have tests of their own below; `run` runs its owner's script and `app` offers its owner's model:
+neither reads another file."""
 
 
 class Refusing(FakeWorker):
