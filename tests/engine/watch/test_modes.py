@@ -46,6 +46,7 @@ from explorer.engine.watch.modes import (
     packet_name,
     writes_arguments,
 )
+from explorer.engine.watch.real_bytes import RealBytes
 from explorer.engine.watch.scopes import BlockWatch
 from explorer.engine.watch.tracker import Tracker
 from explorer.errors import ModelFailed
@@ -65,6 +66,7 @@ MODES: dict[type, Callable[[nn.Module], Any]] = {
     _WithoutData: lambda model: _WithoutData(),
     SameDraws: lambda model: SameDraws(torch.float32),
     Branches: lambda model: Branches(),
+    RealBytes: lambda model: RealBytes("net.py:build"),
 }
 REPLAYS = {SameBranches}
 """Replays decisions of `Branches`, and raises where there are none."""
