@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -49,16 +49,22 @@ def deterministic_kernels(*, strict: bool = False) -> Iterator[None]:
     fill, benchmark = _FRESH_MEMORY.fill_uninitialized_memory, cudnn.benchmark
     torch.use_deterministic_algorithms(True, warn_only=not strict)
     _FRESH_MEMORY.fill_uninitialized_memory = False  # costs a write of every tensor, and hides early reads
-    cudnn.benchmark = False
+    _set(cudnn, "benchmark", False)
     try:
         with warnings.catch_warnings():
             for words in ("does not have a deterministic implementation", "defaults to a non-deterministic algorithm"):
                 warnings.filterwarnings("ignore", message=f".*{words}.*")
             yield
     finally:
-        cudnn.benchmark = benchmark
+        _set(cudnn, "benchmark", benchmark)
         _FRESH_MEMORY.fill_uninitialized_memory = fill
         torch.use_deterministic_algorithms(algorithms, warn_only=warn_only)
+
+
+def _set(switches: object, name: str, value: object) -> None:
+    """Sets a switch of torch.backends, also where torch.testing has forbidden it (`disable_global_flags`)."""
+    with getattr(torch.backends, "__allow_nonbracketed_mutation", nullcontext)():
+        setattr(switches, name, value)
 
 
 def tf32_kinds() -> tuple[str, ...]:
@@ -76,8 +82,8 @@ def without_tf32() -> Iterator[None]:
     cudnn: Any = torch.backends.cudnn
     with ExitStack() as stack:
         try:
-            stack.callback(setattr, cudnn, "allow_tf32", cudnn.allow_tf32)
-            cudnn.allow_tf32 = False
+            stack.callback(_set, cudnn, "allow_tf32", cudnn.allow_tf32)
+            _set(cudnn, "allow_tf32", False)
         except RuntimeError:
             _switch_off(stack, "convolutions", "recurrent layers")
         try:
@@ -90,8 +96,8 @@ def without_tf32() -> Iterator[None]:
 
 def _switch_off(stack: ExitStack, *kinds: str) -> None:
     for switch in (_switches()[kind] for kind in kinds):
-        stack.callback(setattr, switch, "fp32_precision", switch.fp32_precision)
-        switch.fp32_precision = "ieee"
+        stack.callback(_set, switch, "fp32_precision", switch.fp32_precision)
+        _set(switch, "fp32_precision", "ieee")
 
 
 def _switches() -> dict[str, Any]:

@@ -197,3 +197,15 @@ def test_a_seed_decides_everything(seed: int) -> None:
     draws(net)
     seed_everything(seed)
     assert RngState.capture().positions() == first
+
+
+@pytest.mark.parametrize("change", [deterministic_kernels, without_tf32])
+def test_switches_change_where_torch_forbids_it(change: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever imports torch's test suite calls `torch.backends.disable_global_flags()`, and judges all the same."""
+    backends: Any = torch.backends
+    before = cudnn.benchmark, cudnn.allow_tf32
+    with monkeypatch.context() as patched:
+        patched.setattr(backends.m, "__allow_nonbracketed_mutation_flag", False)
+        with change():
+            assert not (cudnn.benchmark if change is deterministic_kernels else cudnn.allow_tf32)
+        assert (cudnn.benchmark, cudnn.allow_tf32) == before and backends.flags_frozen()
