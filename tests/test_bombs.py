@@ -199,7 +199,7 @@ OWN_FILES = {
     "engine/imaginary/build.py": "the package",
     "engine/imaginary/torch_build.py": "the installed torch",
     "engine/model/load.py": "the model, which is code",
-    "engine/pipeline/processes.py": "our own ranks",
+    "engine/pipeline/run.py": "our own ranks",
     "engine/ranks/real.py": "our own ranks",
     "jobs/client.py": "our own worker",
     "jobs/connection.py": "/proc",

@@ -31,7 +31,7 @@ def test_figures_of_a_step_are_asserted_in_words(guard: Guard) -> None:
     step = guard(NET, policy="*.1")
     step.peak_below("1 MiB")
     with pytest.raises(
-        AssertionError, match=r"peak is 7\d\.\d KiB, not below 64.0 KiB. In backward it holds optimizer"
+        AssertionError, match=r"peak is 8\d\.\d KiB, not below 64.0 KiB. In recompute it holds optimizer"
     ):
         step.peak_below("64 KiB")
     step.recomputes("blocks.1")
