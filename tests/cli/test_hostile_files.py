@@ -45,6 +45,7 @@ WITHOUT_FILES = {
     "models": [],
     "graph": [OWN],
     "plan": [OWN, "--budget", "1MiB"],
+    "fit": [OWN, "--budget", "1MiB"],
     "gallery": ["--out", "{out}"],
     "lab": ["dropout"],
     "lock": [OWN],
