@@ -18,6 +18,7 @@ from explorer.errors import BadInput, nearest
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Describe
 from explorer.jobs.run_file import step_in
+from explorer.plan.budget_text import check_budget
 from explorer.plan.card.cards import parse_card
 from explorer.plan.catalogue import default_size, sizes_of
 from explorer.plan.memory.next_step import next_step
@@ -260,3 +261,13 @@ def chosen_file(worker: Worker, name: str, spec: RunSpec, *, without_data: bool 
     if name == "keep-all":
         return PolicyFile(policy=KEEP_ALL)
     return file_on(name, describe(worker, spec, without_data=without_data))
+
+
+def size_limit(budget: str) -> int:
+    """Bytes of a budget; says how it is read where that leaves room for doubt. Raises BadInput for shares and time."""
+    wish = check_budget(budget)
+    if not wish.budget_bytes or wish.more_time is not None:
+        raise BadInput(f"The budget here is a size, and {budget!r} is none.", hint="Such as 8GiB.")
+    if wish.understood:
+        say(f"--budget {escape(budget)} is read as {escape(wish.understood)}.")
+    return wish.budget_bytes

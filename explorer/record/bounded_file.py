@@ -58,7 +58,7 @@ def _read(path: str | os.PathLike[str], most_bytes: int, *, whole: bool, hint: s
         data = b""
         if info.st_size <= most_bytes or not whole:
             with os.fdopen(handle, "rb", closefd=False) as file:
-                data = file.read(most_bytes + whole)
+                data = file.read(most_bytes + 1 if whole else most_bytes)  # one more shows that it has grown
     except OSError as error:
         raise UnreadableFile(f"{path} cannot be read: {_reason(error)}.", hint=hint) from error
     finally:

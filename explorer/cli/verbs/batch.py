@@ -13,12 +13,11 @@ from msgspec.structs import replace
 from rich.markup import escape
 
 from explorer.cli.command import Output, RunFailed, answer_console, print_json, say, verb
-from explorer.cli.options import CardStepOptions, Model, PolicyName, chosen_file
+from explorer.cli.options import CardStepOptions, Model, PolicyName, chosen_file, size_limit
 from explorer.cli.report import card_figures, print_card
 from explorer.cli.worker import run_of, worker
 from explorer.errors import BadInput
 from explorer.jobs.protocol import Measure
-from explorer.plan.budget_text import parse_wish
 from explorer.plan.card.cards import capacity_bytes
 from explorer.plan.card.step_on_card import is_granted, reserved_bytes
 from explorer.plan.planners.confirm import within_bytes
@@ -52,7 +51,7 @@ def batch(
     spec, argument = step.spec(model), wish.argument
     if wish.budget is None and spec.card is None:
         raise BadInput("A batch needs a budget.", hint="Give --budget 8GiB, or --predict --card b200.")
-    limit = None if wish.budget is None else _limit(wish.budget)
+    limit = None if wish.budget is None else size_limit(wish.budget)
     with worker() as engine:
         small = _at(spec, argument, SMALL[0])
         chosen = chosen_file(engine, policy, small, without_data=step.predict).policy
@@ -78,16 +77,6 @@ def batch(
         say("[yellow]The small runs differ in their allocations: this is a line through their peaks, and rougher.[/]")
     if not within_bytes(confirmed, limit):
         say(f"[yellow]The run that should confirm it needs more than there is: take a smaller {argument}.[/]")
-
-
-def _limit(budget: str) -> int:
-    """Bytes of a budget; says how it is read where that leaves room for doubt. Raises BadInput for shares and time."""
-    wish = parse_wish(budget, keep_all_bytes=0)
-    if not wish.budget_bytes or wish.more_time is not None:
-        raise BadInput(f"The budget of a batch is a size, and {budget!r} is none.", hint="Such as 8GiB.")
-    if wish.understood:
-        say(f"--budget {escape(budget)} is read as {escape(wish.understood)}.")
-    return wish.budget_bytes
 
 
 def _fits(sized: Sized, spec: RunSpec, limit: int | None) -> bool:

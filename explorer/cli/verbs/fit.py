@@ -11,13 +11,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, answer_console, print_json, table_of, verb
-from explorer.cli.options import Model, StepOptions
+from explorer.cli.options import Model, StepOptions, size_limit
 from explorer.cli.report import print_lines, print_model
 from explorer.cli.worker import ask, worker
-from explorer.errors import BadInput
 from explorer.jobs.protocol import FindFit
 from explorer.plan import levers
-from explorer.plan.budget_text import parse_wish
 from explorer.plan.card.cards import parse_card
 from explorer.record.base import to_plain
 from explorer.record.fit import Fit, LeverRow
@@ -31,15 +29,6 @@ class FitOptions:
     budget: Annotated[str | None, typer.Option(metavar="SIZE", help="Limit of the peak, such as 1.5GiB.")] = None
     bitwise: Annotated[bool, typer.Option("--bitwise", help="Hide what does not keep gradients bitwise.")] = False
 
-    def limit_bytes(self) -> int | None:
-        """Bytes of the budget. Raises BadInput for shares and times."""
-        if self.budget is None:
-            return None
-        wish = parse_wish(self.budget, keep_all_bytes=0)
-        if not wish.budget_bytes or wish.more_time is not None:
-            raise BadInput(f"The budget to fit is a size, and {self.budget!r} is none.", hint="Such as 8GiB.")
-        return wish.budget_bytes
-
 
 @verb
 def fit(model: Model, step: StepOptions, wish: FitOptions, output: Output) -> None:
@@ -47,7 +36,7 @@ def fit(model: Model, step: StepOptions, wish: FitOptions, output: Output) -> No
     spec = step.spec(model)
     if wish.card is not None:
         spec = replace(spec, card=parse_card(wish.card, "", ""))
-    limit_bytes = wish.limit_bytes()
+    limit_bytes = None if wish.budget is None else size_limit(wish.budget)
     with worker() as engine:
         answer: Fit = ask(engine, FindFit(spec=spec, budget_bytes=limit_bytes))
     shown = levers.bitwise_only(answer) if wish.bitwise else answer

@@ -115,13 +115,13 @@ def _saved_by_call(
     # The first operator that reads an input is often the last of backward: what it saves lives until it has run.
     runs_last = any(is_within(fqn, block) for i in inputs for fqn in replay.saved_in.get(i, ()) for block in unit)
     last_birth = int(births.max(initial=begins)) + (runs_last and len(births) > 0)
-    held, returned = np.union1d(saved, saved_outputs).astype(np.int64), (*own_outputs, *saved_outputs)
+    every = np.union1d(saved, saved_outputs).astype(np.int64)
     return SavedByCall(
         first=first,
         entries=saved,
         freed_at=leaves,
         backward_begins=begins,
-        backward_ends=_ends(died, held, returned, last_birth),
+        backward_ends=_ends(died, every, (*own_outputs, *saved_outputs), last_birth),
         end=end,
         rerun_ends=last if stops_early else end,
         inputs=inputs,
@@ -200,9 +200,10 @@ def _births_below(replay: Replay, fqn: str) -> Bytes:
 
 
 def _ends(died: Bytes, saved: NDArray[np.intp], outputs: Sequence[int], ends: int) -> int:
-    """The tick at which the last of `saved` dies, at least `ends`. Other code may hold an output longer, or the loss.
+    """The tick at which the last of `saved` dies, at least `ends`.
 
-    The node that reads an output runs to its end: that of a ReLU is read by the last node of backward.
+    Of `outputs` at most the tick after `ends` counts, since other code may hold one longer, as a loop holds its loss.
+    An output may be what the last node of backward reads, as that of a ReLU: the node runs to its end.
     """
     ends = int(died[saved[~np.isin(saved, outputs)]].max(initial=ends))
     return max(ends, min(int(died[saved].max(initial=0)), ends + 1))
