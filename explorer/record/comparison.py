@@ -263,6 +263,7 @@ class Comparison(Record):
     """True if the baseline equals its rerun bit by bit; None: not checked."""
     not_reproducible_because: str = ""
     reference: Literal["float64", "none"] = "none"
+    """The scale of rounding. none: no bit differs, or no float64 run can be a reference."""
     no_reference_because: str = ""
     """Why the float64 run is no reference, if it was tried. Every difference then counts as different."""
     causes: tuple[str, ...] = ()

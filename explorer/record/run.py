@@ -82,7 +82,7 @@ Optimizer = Literal["adamw", "sgd", "none"]
 """`none`: backward only, nothing is stepped."""
 OptimizerForm = Literal["default", "for-loop", "foreach", "fused"]
 """How torch computes the optimizer's step: one parameter after the other, all at once, or in one kernel."""
-N_REPEATS = 5
+N_REPEATS = 3
 """Timed steps by default."""
 
 MOST_PROBES = 10_000

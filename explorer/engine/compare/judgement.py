@@ -3,6 +3,7 @@
     baseline ─▶ candidate ─▶ baseline in float64 ─▶ candidate, watched ─▶ baseline again
                              └ rounding             └ masks, state        └ noise floor
 
+Float64 runs if a bit differs, and the watched step if no earlier step was watched.
 Gradients, buffers and parameters are compared tensor by tensor; state that a model carries to its next step, leaf by
 leaf. Tensors and floats are compared with float64, other values must be equal. An attribute in which two runs of the
 baseline differ (an address, a clock) is left out and named.
@@ -33,6 +34,7 @@ from explorer.engine.compare.outcome import (
     reference,
     rng_differences,
     same_gradients,
+    same_outcome,
     same_output,
     unequal_state,
     unstable,
@@ -114,11 +116,12 @@ def judge_programs(
 def _with_evidence(
     of: Comparison, programs: tuple[Program, Program], runs: tuple[Outcome, Outcome], stage: Callable[[str], None]
 ) -> tuple[Comparison, Outcome | None]:
-    """`of` with the evidence of further runs, and the outcome of the baseline in float64."""
-    (baseline, candidate), (base, cand) = programs, runs
-    stage("baseline in float64: how far is it from exact?")
-    exact, because = reference(baseline, base, evaluates=not same_output(base, cand))
-    of = replace(of, reference="float64" if exact else "none", no_reference_because=because)
+    """`of` with the evidence of further runs, and the outcome of the baseline in float64 if a bit differs."""
+    (baseline, candidate), (base, cand), exact = programs, runs, None
+    if not same_outcome(base, cand):
+        stage("baseline in float64: how far is it from exact?")
+        exact, because = reference(baseline, base, evaluates=not same_output(base, cand))
+        of = replace(of, reference="float64" if exact else "none", no_reference_because=because)
     if isinstance(baseline, StepProgram) and isinstance(candidate, StepProgram):
         of = _of_steps(of, (baseline, candidate), runs, exact)
     elif isinstance(candidate, SpecProgram) and candidate.spec.policy.units:

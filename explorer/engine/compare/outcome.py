@@ -5,8 +5,8 @@
       ─▶ optimizer, and more steps ─▶ parameters ─▶ output in eval mode
 
 A user's step runs its optimizer itself: its buffers and generators are read after the optimizer.
-A comparison has the outcomes of three or more runs. One of them is in float64 (`reference`): the distance of the
-baseline from exact is the scale of rounding.
+A comparison has the outcomes of three or more runs. If the sides differ, one more is in float64 (`reference`): the
+distance of the baseline from exact is the scale of rounding.
 
 A float64 run must draw the numbers and take the branches of the run in the model's type. `SameDraws` draws in that
 type: `rand_like` takes two words of the stream for float64, and one for float32. `SameBranches` replays which ReLU
@@ -186,6 +186,13 @@ def unequal_state(left: State, right: State) -> list[StateKey]:
 def same_gradients(left: Outcome, right: Outcome) -> bool:
     """Whether all gradients of the first backward are equal in every bit."""
     return all(_same(left.gradients.get(name), gradient) for name, gradient in right.gradients.items())
+
+
+def same_outcome(left: Outcome, right: Outcome) -> bool:
+    """Whether everything that a verdict compares is equal in every bit: no difference needs the scale of rounding."""
+    if not_reproducible_because(left, right) or unstable(left, right):
+        return False
+    return all(_same(left.moved.get(name), right.moved.get(name)) for name in {**left.moved, **right.moved})
 
 
 def same_output(left: Outcome, right: Outcome) -> bool:

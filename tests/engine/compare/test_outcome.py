@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from explorer.engine.compare.compare import compare
-from explorer.engine.compare.outcome import N_STEPS, Outcome, not_reproducible_because, outcome_of
+from explorer.engine.compare.outcome import N_STEPS, Outcome, not_reproducible_because, outcome_of, reference
 from explorer.engine.compare.probe import ProbedStep, probe, probed_step
 from explorer.engine.compare.programs import SpecProgram
 from explorer.engine.compare.unit_calls import Inputs
@@ -37,6 +37,20 @@ def test_running_statistics_change_buffers_alone() -> None:
     assert comparison.eval_output is not None and comparison.eval_output.verdict == "different"
     counter = next(diff for diff in comparison.buffers if diff.name == "1.trap.num_batches_tracked")
     assert counter.max_abs == 1.0
+    assert comparison.reference == "float64", "gradients are equal, and a buffer is not"
+
+
+@pytest.mark.parametrize(
+    ("net", "words"),
+    [("another_way_in_float64", "source without a seed"), ("float32_alone", "does not run in float64: RuntimeError")],
+)
+def test_a_run_that_float64_does_not_repeat_is_no_reference(net: str, words: str) -> None:
+    """Numbers of a source that no seed governs are others in float64."""
+    spec, _ = pair(net, ("1",))
+    exact, because = reference(SpecProgram(spec, load_for(spec)), outcome(spec))
+    assert exact is None and words in because
+    comparison = judged(net, ("1",))
+    assert (comparison.verdict, comparison.no_reference_because) == ("bitwise equal", ""), "no difference needs it"
 
 
 def test_what_adamw_makes_of_rounding_is_rounding() -> None:
