@@ -188,7 +188,7 @@ def ranks_are_chosen_drawn_and_toggled(page: Page) -> None:
     confirm_marks(page, re.compile(r"^4 of 4 blocks$"))
     page.locator(".figure .value").first.get_by_text("≈").wait_for()
     press(page, page.get_by_role("button", name="Predict", exact=True))
-    page.get_by_text("Both runs").first.wait_for()
+    page.get_by_text("Candidate", exact=True).first.wait_for()
     bars.get_by_text("recomputed", exact=True).wait_for()
     assert page.get_by_test_id("stException").count() == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -19,13 +20,13 @@ from explorer.record.card import Card
 from explorer.record.measurement import RecordedRanks
 from explorer.view.compare.headline import headlines
 from explorer.view.drawing.axis import MAX_POINTS, positions
-from explorer.view.drawing.figure import bold
+from explorer.view.drawing.figure import Chart, bold
 from explorer.view.drawing.units import byte_axis
 from explorer.view.memory.bands import ALLOCATED, RESERVED
 from explorer.view.memory.blocks import MOST, NOTHING, REST, operators_chart
 from explorer.view.memory.card import add_card, card_chart
 from explorer.view.memory.ranks import MOST_LINES, rank_rows, ranks_at_peak, ranks_over_time, spread_of_ranks
-from explorer.view.memory.stacked import roles
+from explorer.view.memory.stacked import Ghost, by_block, roles
 from explorer.view.memory.timeline import NAME, NO_TIMELINE, add_predicted, timeline
 from tests.view.builders import MIB, Chain, compared, cut, measured, on_cuda, runs
 from tests.view.reports import of_rank, ranks
@@ -46,6 +47,38 @@ def test_the_drawn_peak_is_the_headline_to_the_byte(baseline: Measurement, candi
         assert run.allocations is not None
         assert run.allocations.peak_tick in [point[1] for point in peaks]
         assert run.allocations.held_bytes[peaks[0][1]] == run.step_peak_bytes
+
+
+@pytest.mark.parametrize("draw", [by_block, roles])
+@settings(max_examples=12, deadline=None)
+@given(one=runs(), other=runs())
+def test_the_other_run_is_an_outline_on_the_same_axes(
+    draw: Callable[..., Chart], one: Measurement, other: Measurement
+) -> None:
+    fig = draw(one, ghost=Ghost(name="baseline", run=other, of="candidate")).figure
+    (outline,) = [trace for trace in fig.data if trace.name == "baseline"]
+    (total,) = [trace for trace in fig.data if trace.name == "total"]
+    unit, unit_name = byte_axis(max(one.step_peak_bytes, other.step_peak_bytes))
+    assert unit_name in fig.layout.yaxis.title.text
+    assert max(outline.y) * unit == pytest.approx(other.step_peak_bytes)
+    assert max(total.y) * unit == pytest.approx(one.step_peak_bytes)
+    swapped = draw(other, ghost=Ghost(name="candidate", run=one, of="baseline")).figure
+    assert swapped.layout.yaxis.range == pytest.approx(fig.layout.yaxis.range), "flipping moves no axis"
+    cached = draw(one, ghost=Ghost(name="baseline", run=on_cuda(other), of="candidate")).figure
+    swapped = draw(on_cuda(other), ghost=Ghost(name="candidate", run=one, of="baseline")).figure
+    assert swapped.layout.yaxis.range == pytest.approx(cached.layout.yaxis.range), "nor do the allocator's curves"
+    marked = {note.text.split("\n")[-1] for note in fig.layout.annotations}
+    assert {"baseline", "candidate"} <= marked
+
+
+def test_a_run_that_was_cut_short_lies_on_the_events_of_the_whole_one() -> None:
+    whole, short = measured(), cut(measured(), 20)
+    short = replace(short, failure=Failure(kind="model raised", sentence="It raised."))
+    fig = by_block(short, ghost=Ghost(name="baseline", run=whole, of="candidate")).figure
+    (outline,) = [trace for trace in fig.data if trace.name == "baseline"]
+    (total,) = [trace for trace in fig.data if trace.name == "total"]
+    alone = by_block(whole).figure
+    assert max(outline.x) == max(alone.data[-1].x) > max(total.x)
 
 
 def test_every_drawn_height_is_the_held_bytes_of_its_tick() -> None:

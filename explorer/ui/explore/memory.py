@@ -19,7 +19,7 @@ from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy
 from explorer.ui.components import first_picture
 from explorer.ui.explore.view import View, ledger_of, predicted_line, predicted_on_card
-from explorer.ui.explore.work import BY_ROLE, ExploreState
+from explorer.ui.explore.work import ExploreState
 from explorer.ui.session import window
 from explorer.ui.session.repository import runs
 from explorer.ui.session.values import bound
@@ -34,15 +34,17 @@ from explorer.view.drawing.units import mib
 from explorer.view.memory.blocks import ledger_chart, place
 from explorer.view.memory.card import add_card, card_chart, cards_of
 from explorer.view.memory.ranks import ranks_at_peak
-from explorer.view.memory.stacked import by_block, roles
-from explorer.view.memory.timeline import add_predicted, timeline
+from explorer.view.memory.stacked import Ghost, by_block, roles
+from explorer.view.memory.timeline import add_predicted, pair_answer
 from explorer.view.text import explore as glossary
 from explorer.view.text.runs import notes_of_cards
 
 ABOVE = 108
 """Pixels of the tabs, the title and the choices above the chart."""
 LEAST_HEIGHT = 240
-TWO, OF_BASELINE, OF_CANDIDATE = "Both runs", "Baseline", "Candidate"
+OF_CANDIDATE, OF_BASELINE = "Candidate", "Baseline"
+"""The run that is drawn in colour; the other run of a comparison is an outline behind it."""
+RUN_OF = {OF_CANDIDATE: "candidate", OF_BASELINE: "baseline"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,7 @@ class TimelineOptions:
     block: str
     picked: Cursor
     why: str
-    """The reason that stands in the place of figures under the title of both runs."""
+    """The reason that stands in the place of figures under the title of a comparison."""
 
 
 def memory_panel(state: ExploreState, view: View, *, block: str) -> Callable[[], None]:
@@ -69,14 +71,13 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> Callable[[],
         return lambda: None
     candidate, policy = view.comparison.candidate if view.comparison else None, state.draft.spec.policy
     _card(baseline, candidate, predicted_on_card(view, policy) if view.candidate is None else None)
-    views = [TWO, OF_BASELINE, OF_CANDIDATE] if candidate else [OF_BASELINE]
     _picked_moment(state, baseline, candidate)
     with st.container(horizontal=True, gap="small", vertical_alignment="center", key="memory_views"):
         title = st.container(width="stretch", gap=None)
-        choice = _view_picker(state, views)
-        axis, stacked = _chart_options(baseline, candidate, choice)
+        choice = _view_picker(state, candidate)
+        axis, stacked = _chart_options(baseline, candidate)
     height = max(results_height() - ABOVE - panel_height(), LEAST_HEIGHT)
-    why = next(iter(_reasons(state, view, baseline)), "") if choice == TWO else ""
+    why = next(iter(_reasons(state, view, baseline)), "") if choice == OF_CANDIDATE else ""
     options = TimelineOptions(view=choice, axis=axis, stacked=stacked, block=block, picked=picked, why=why)
     measured, question, answer = made_once(lambda: _picture(view, options), baseline, candidate, str(options))
     chart = _with_prediction(measured, view, policy, options)
@@ -84,7 +85,7 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> Callable[[],
     def pick(custom: list[Any] | None) -> None:
         state.tick = picked_event(custom, choice) or state.tick
 
-    key = f"memory_{views.index(choice or views[0])}_{axis}{'_blocks' if stacked else ''}"
+    key = f"memory_{RUN_OF[choice]}_{axis}{'_blocks' if stacked else ''}"
     with title:
         st.markdown(f"**{escape(question)}**")
         st.caption(escape(answer))
@@ -103,7 +104,7 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> Callable[[],
             picture(chart, key=key, height=height, act=pick)
         twin(chart, key=key)
         reasons = _reasons(state, view, baseline)
-        _why(reasons[1:] if choice == TWO else reasons)
+        _why(reasons[1:] if choice == OF_CANDIDATE else reasons)
         _ranks(view, candidate or baseline if choice != OF_BASELINE else baseline)
         _alive(baseline, candidate, picked, lambda fqns: _select(state, graph, fqns))
 
@@ -121,30 +122,30 @@ def first_sketch(view: View, height: int, *, dark: bool) -> str:
 
 def picked_event(custom: list[Any] | None, choice: str) -> Cursor:
     """Run and event of a clicked point; None for a point that is no event, such as the mark of a collective."""
-    if not custom or custom[0] not in ("run", "baseline", "candidate"):
+    if not custom or custom[0] not in ("run", *RUN_OF.values()):
         return None
-    return "candidate" if choice == OF_CANDIDATE or custom[0] == "candidate" else "baseline", int(custom[1])
+    name = RUN_OF[choice] if custom[0] == "run" else custom[0]
+    return name, int(custom[1])
 
 
 def _picture(view: View, options: TimelineOptions) -> tuple[Chart, str, str]:
     """The chart of what was measured without its title, the question and the answer of the title."""
     candidate, baseline = view.comparison.candidate if view.comparison else None, view.charted
     assert baseline is not None, "the panel is empty without one"
-    drawn, (tick_of, tick) = {"baseline": baseline}, options.picked or ("", 0)
-    if options.view == TWO and candidate is not None:
-        drawn["candidate"] = candidate
-        chart = timeline(baseline, candidate, axis=options.axis, cursor=options.picked)
+    runs = {"baseline": baseline} | ({"candidate": candidate} if candidate is not None else {})
+    name = RUN_OF[options.view]
+    (picked_run, tick) = options.picked or ("", 0)
+    looks: dict[str, Any] = {"axis": options.axis, "cursor": tick if picked_run == name else None}
+    for other in runs.keys() - {name}:
+        looks["ghost"] = Ghost(name=other, run=runs[other], of=name)
+    if options.stacked and not options.block:
+        chart = by_block(runs[name], **looks)
     else:
-        if options.view == OF_CANDIDATE and candidate is not None:
-            drawn = {"candidate": candidate}
-        ((name, run),) = drawn.items()
-        cursor = tick if tick_of == name else None
-        if options.stacked and not options.block:
-            chart = by_block(run, axis=options.axis, cursor=cursor)
-        else:
-            chart = roles(run, block=options.block or None, axis=options.axis, cursor=cursor)
-    add_card(chart, drawn)
+        chart = roles(runs[name], block=options.block or None, **looks)
+    add_card(chart, runs)
     question, answer = untitled(chart.figure)
+    if candidate is not None and not options.block:
+        answer = pair_answer(baseline, candidate)
     return chart, question, options.why or answer
 
 
@@ -175,9 +176,9 @@ def _with_prediction(chart: Chart, view: View, policy: Policy, options: Timeline
     baseline, start = view.charted, view.keep_all
     if baseline is None or start is None or start.run.spec != baseline.spec or not policy.units:
         return chart
-    if view.candidate is not None or options.view == OF_CANDIDATE:
+    if view.candidate is not None:
         return chart
-    over = view.comparison.candidate if view.comparison is not None and options.view == TWO else None
+    over = view.comparison.candidate if view.comparison is not None and options.view == OF_CANDIDATE else None
 
     def dashed() -> Chart:
         if (line := predicted_line(view, policy)) is None:
@@ -206,8 +207,8 @@ def _picked_moment(state: ExploreState, baseline: Measurement, candidate: Measur
         )
 
 
-def _chart_options(baseline: Measurement, candidate: Measurement | None, choice: str) -> tuple[Axis, bool]:
-    """The axis of the chart, and whether the areas of a single run are blocks instead of roles."""
+def _chart_options(baseline: Measurement, candidate: Measurement | None) -> tuple[Axis, bool]:
+    """The axis of the chart, and whether its areas are blocks instead of roles."""
     with st.popover("Chart", icon=":material/tune:", key="memory_options"):
         timed = st.toggle(
             "Axis in time",
@@ -215,7 +216,7 @@ def _chart_options(baseline: Measurement, candidate: Measurement | None, choice:
             help="Milliseconds, phase by phase as in steps without recording.",
             disabled=not has_times(baseline, candidate),
         )
-        stacked = choice != TWO and st.toggle(
+        stacked = st.toggle(
             "Stacked by block",
             value=True,
             key="memory_by_block",
@@ -224,12 +225,13 @@ def _chart_options(baseline: Measurement, candidate: Measurement | None, choice:
     return "time" if timed else "tick", stacked
 
 
-def _view_picker(state: ExploreState, views: list[str]) -> str:
-    """The run or the runs to draw; a single choice needs no control."""
-    if len(views) == 1:
-        return views[0]
-    chosen = views[-1] if state.view == BY_ROLE else state.view
-    field = bound("memory_view", chosen if chosen in views else views[0], lambda view: setattr(state, "view", view))
+def _view_picker(state: ExploreState, candidate: Measurement | None) -> str:
+    """The run to draw; a single choice needs no control."""
+    if candidate is None or candidate.allocations is None:
+        return OF_BASELINE
+    views = [OF_CANDIDATE, OF_BASELINE]
+    chosen = state.view if state.view in views else views[0]
+    field = bound("memory_view", chosen, lambda view: setattr(state, "view", view))
     st.segmented_control("View", views, default=field.value, required=True, label_visibility="collapsed", **field.wired)
     return str(field.value)
 
@@ -239,7 +241,6 @@ def _select(state: ExploreState, graph: ModelGraph | None, fqns: list[str]) -> N
     fqn = next((fqn for fqn in fqns if graph is not None and fqn in graph.by_fqn and fqn), None)
     if graph is not None and fqn is not None:
         drafts.select(state.draft, graph, fqn)
-        state.looked_at = fqn  # the chart stays as it is
 
 
 def _alive(

@@ -108,7 +108,6 @@ def _take_over(state: ExploreState) -> None:
     work.prepare(state)
     state.charted = None
     if graph is not None:
-        work.follow_selection(state, graph)
         work.recall(state)
         budget.settle(state, graph)
         state.draft.redraw = False

@@ -34,7 +34,6 @@ from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.draft import Draft
 from explorer.view.text.explore import stand_in_text
 
-BY_ROLE = "by role"
 """The view of the memory chart that shows a selected block; None: both runs."""
 
 
@@ -79,9 +78,7 @@ class ExploreState:
     to_measure: list[Policy] = field(default_factory=list)
     """Policies waiting to run, in order."""
     view: str | None = None
-    """Which memory chart a person chose, or BY_ROLE; None: the usual one."""
-    looked_at: str = ""
-    """The selected block that `view` was last set for."""
+    """Which run a person chose for the memory chart; None: the usual one."""
     warning: str = ""
     """Reason why the store could not keep the last run."""
     doubt: str = ""
@@ -123,13 +120,6 @@ def _show(state: ExploreState, run: OpenedRun) -> None:
         state.shown = run.run_id
     else:
         state.baseline = run.run_id
-
-
-def follow_selection(state: ExploreState, graph: ModelGraph) -> None:
-    """Shows the block selected in the graph in the memory chart by role; without a selection, both runs."""
-    selected: str = drafts.marks_of(state.draft, graph).selected
-    if selected != state.looked_at:
-        state.looked_at, state.view = selected, BY_ROLE if selected else None
 
 
 def take(state: ExploreState, job: Job) -> None:

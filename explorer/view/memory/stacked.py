@@ -35,8 +35,8 @@ from explorer.view.drawing.colours import ROLE_COLOURS, ROLE_PATTERNS, stage_col
 from explorer.view.drawing.figure import HOVER_ALONG_X, ON_AREA, PICKABLE, Chart, bold, empty, figure, mark_cursor
 from explorer.view.drawing.rows import ROOT_LABEL, block_names, rows_of
 from explorer.view.drawing.units import byte_axis, mib, percent_whole
-from explorer.view.memory.bands import add_bands, add_counters
-from explorer.view.memory.timeline import NO_TIMELINE, hover_fields, peak_place
+from explorer.view.memory.bands import add_bands, add_counters, counters
+from explorer.view.memory.timeline import NO_TIMELINE, add_ghost, hover_fields, peak_place
 from explorer.view.text.runs import peak_and_end
 
 FILL, PALE = 0.5, 0.22
@@ -167,10 +167,26 @@ class Stack:
     """Share of the peak from which a layer has a line in the legend."""
     counters: bool = False
     """Whether the curves of the allocator are drawn above."""
+    ghost: Ghost | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ghost:
+    """The other run of a pair, drawn as an outline on the same axes."""
+
+    name: str
+    run: Measurement
+    of: str
+    """Name of the run that is drawn in colour."""
 
 
 def roles(
-    measurement: Measurement, *, block: str | None = None, axis: Axis = "tick", cursor: int | None = None
+    measurement: Measurement,
+    *,
+    block: str | None = None,
+    axis: Axis = "tick",
+    cursor: int | None = None,
+    ghost: Ghost | None = None,
 ) -> Chart:
     """Chart of the held bytes of a run by role; roles that hold nothing in the whole step are left out.
 
@@ -193,8 +209,9 @@ def roles(
     if inside is not None:
         layers += [_layer(role, line, pale=True) for role, line in zip(ROLES, held_by_role(log, ~inside))]
     stack = Stack(
-        name=name, question=question, answer=answer, layers=_filled(layers), lines=by_role, counters=block is None
-    )
+        name=name, question=question, answer=answer, layers=_filled(layers), lines=by_role, counters=block is None,
+        ghost=ghost,
+    )  # fmt: skip
     parts = ", ".join(f"{role} {mib(int(line[peak]))}" for role, line in zip(ROLES, lines) if line[peak])
     return Chart(
         name=name,
@@ -205,7 +222,9 @@ def roles(
     )
 
 
-def by_block(measurement: Measurement, *, axis: Axis = "tick", cursor: int | None = None) -> Chart:
+def by_block(
+    measurement: Measurement, *, axis: Axis = "tick", cursor: int | None = None, ghost: Ghost | None = None
+) -> Chart:
     """Chart of the held bytes of a run by block; the bands add up to the total at every drawn point."""
     name, question, log = "bytes by block", "Which blocks are the bytes held for?", measurement.allocations
     if log is None:
@@ -215,7 +234,7 @@ def by_block(measurement: Measurement, *, axis: Axis = "tick", cursor: int | Non
     peak, place = int(held(log).argmax()), peak_place(measurement)
     stack = Stack(
         name=name, question=question, answer=f"peak {peak_and_end(measurement)}, {place}", layers=layers, lines=lines,
-        most_listed=5, least_named=LEAST_NAMED,
+        most_listed=5, least_named=LEAST_NAMED, ghost=ghost,
     )  # fmt: skip
     largest = sorted(((int(line[peak]), name) for name, line in lines), reverse=True)[:4]
     parts = ", ".join(f"{name} {mib(size)}" for size, name in largest)
@@ -234,26 +253,32 @@ def _no_chart(name: str, question: str, heading: str) -> Chart:
 
 def _picture(run: Measurement, stack: Stack, axis: Axis, cursor: int | None) -> go.Figure:
     """The layers at every event. The trace "total" has customdata ["run", tick] for clicks."""
-    log = run.allocations
+    log, ghost = run.allocations, stack.ghost
     assert log is not None, "its layers are drawn"
-    axis = "tick" if not has_times(run) else axis
+    pair = [run] if ghost is None else [run, ghost.run]
+    axis = "tick" if not has_times(*pair) else axis
+    counted = next((each for each in pair if each.complete), run)
     total = held(log)
     # Ticks shared by all layers, so that the layers add up: extremes of the total, and each layer's highest point.
     tops = [int(layer.line.argmax()) for layer in stack.layers]
     ticks = with_points(minmax(total, MAX_POINTS - len(tops)), tops, log.n_ticks + 1)
-    x = positions(run, log, run, axis=axis)
-    unit, unit_name = byte_axis(int(total.max()))
+    x = positions(run, log, counted, axis=axis)
+    highest = max(each.held_peak_bytes or 0 for each in pair)
+    unit, unit_name = byte_axis(highest)
     fig = figure(stack.question, stack.answer, height=480)
     add_bands(fig, run, x, pale=False)
-    top = HEADROOM * float(total.max()) / unit
+    curves = [curve for each in pair for curve in counters(each).values()] if stack.counters else []
+    top = HEADROOM * max([highest, *(int(curve.max()) for curve in curves)]) / unit
     heights = np.stack([layer.line[ticks] for layer in stack.layers]) / unit
     add_areas(fig, stack.layers, x[ticks], heights, least=stack.least_named * top)
     fig.add_trace(total_line(run, ticks, x[ticks], unit, parts_at(ticks, stack.lines, stack.most_listed)))
+    if ghost is not None:
+        add_ghost(fig, {ghost.of: run, ghost.name: ghost.run}, counted, axis=axis)
     if stack.counters:
-        top = max(top, HEADROOM * add_counters(fig, run, x, unit))
+        add_counters(fig, run, x, unit)
     fig.update_layout(
         yaxis={"title": {"text": f"bytes held ({unit_name})"}, "range": [0, top]},
-        xaxis=axis_layout(axis, run),
+        xaxis=axis_layout(axis, counted),
         legend={"traceorder": "normal"},
         **HOVER_ALONG_X,
     )

@@ -29,6 +29,8 @@ from explorer.view.text.runs import peak_and_end, peaks_in_words
 
 ROOM_ABOVE = 1.1
 """Least height of the axis over the top of a predicted line, which carries a label."""
+LABEL_MARGIN = 86
+"""Pixels at the right of the plot for the words at a peak."""
 NO_TIMELINE = "The memory timeline was not measured on this device."
 
 
@@ -41,7 +43,7 @@ def timeline(
 ) -> Chart:
     """Chart of the bytes that one or two runs held over the step."""
     runs = {"baseline": baseline} | ({"candidate": candidate} if candidate is not None else {})
-    answer = _answer(baseline, candidate)
+    answer = pair_answer(baseline, candidate)
     question = "Where is the peak?" if candidate is None else "Where is the peak, how much lower?"
     fig = empty(question, NO_TIMELINE)
     if any(run.allocations is not None for run in runs.values()):
@@ -90,18 +92,32 @@ def _draw(fig: go.Figure, runs: dict[str, Measurement], axis: Axis, cursor: Curs
     single = len(logs) == 1
     counted = {name: x for name, x in places.items() if single or runs[name].card is not None}
     counters_end = [add_counters(fig, runs[name], x, unit, of="" if single else name) for name, x in counted.items()]
-    tops = [_mark_peak(fig, name, runs[name], x, unit) for name, x in places.items()]
-    if len(tops) == 2 and abs(tops[0] - tops[1]) < 0.14 * max(tops):  # close: the higher label is above
-        up = 17 if tops[0] >= tops[1] else -17
-        fig.layout.annotations[-2].yshift, fig.layout.annotations[-1].yshift = up, -up
+    tops = _mark_peaks(fig, runs, places, unit)
     if cursor is not None and cursor[0] in places:
         mark_cursor(fig, cursor[1], places[cursor[0]])
     fig.update_layout(
         yaxis={"title": {"text": f"bytes held ({unit_name})"}, "range": [0, 1.22 * max(*tops, *counters_end, 0.0)]},
         xaxis=axis_layout(axis, drawn, of=f" of the {first}" * (len(logs) > 1)),
-        margin={"r": 86},
+        margin={"r": LABEL_MARGIN},
         **HOVER_ALONG_X,
     )
+
+
+def add_ghost(fig: go.Figure, runs: dict[str, Measurement], counted: Measurement, *, axis: Axis) -> None:
+    """Draws the second of two runs as an outline over the first, and marks both peaks.
+
+    Events of the axis "tick" are counted in `counted`, one of the two.
+    """
+    unit, _ = byte_axis(max(run.held_peak_bytes or 0 for run in runs.values()))
+    logs = {name: run.allocations for name, run in runs.items() if run.allocations is not None}
+    places = {name: positions(runs[name], log, counted, axis=axis) for name, log in logs.items()}
+    ghost = list(runs)[-1]
+    if ghost in places:
+        outline = _line(ghost, runs[ghost], places[ghost], unit, dash="solid")
+        outline.update(mode="lines", line_width=1.5, hoverinfo="skip", hovertemplate=None)
+        fig.add_trace(outline)
+    _mark_peaks(fig, runs, places, unit)
+    fig.update_layout(margin={"r": LABEL_MARGIN})
 
 
 def _counted(runs: dict[str, Measurement], names: list[str]) -> str:
@@ -187,6 +203,15 @@ def _line(name: str, run: Measurement, x: Positions, unit: int, *, dash: str) ->
     )  # fmt: skip
 
 
+def _mark_peaks(fig: go.Figure, runs: dict[str, Measurement], places: dict[str, Positions], unit: int) -> list[float]:
+    """Marks the peak of each run; returns their heights. Where two are close, the label of the higher is above."""
+    tops = [_mark_peak(fig, name, runs[name], x, unit) for name, x in places.items()]
+    if len(tops) == 2 and abs(tops[0] - tops[1]) < 0.14 * max(tops):
+        up = 17 if tops[0] >= tops[1] else -17
+        fig.layout.annotations[-2].yshift, fig.layout.annotations[-1].yshift = up, -up
+    return tops
+
+
 def _mark_peak(fig: go.Figure, name: str, run: Measurement, x: Positions, unit: int) -> float:
     """Draws a marker, the value and a thin line at the peak; returns the peak's height on the axis."""
     assert run.allocations is not None
@@ -211,7 +236,7 @@ def _mark_peak(fig: go.Figure, name: str, run: Measurement, x: Positions, unit: 
     return top
 
 
-def _answer(baseline: Measurement, candidate: Measurement | None) -> str:
+def pair_answer(baseline: Measurement, candidate: Measurement | None) -> str:
     if candidate is None:
         peaks = peaks_in_words(baseline)
         return f"{peak_and_end(baseline)}, {peak_place(baseline)}" + (f"; {peaks}" if peaks else "")

@@ -114,7 +114,7 @@ def test_the_drawn_policy_is_played_by_the_button_in_place_of_run(app: App, work
     assert strip_cells(at)[5]["delta"] == "all would run again", "nothing ran"
     assert "Everything that was played without data" in words(at)
     assert "Nothing ran\\." in words(at) or "Nothing ran." in words(at)
-    assert "Both runs" in at.segmented_control[0].options
+    assert "Candidate" in at.segmented_control[0].options
     at = settle(widget(at, "text_input", "budget").set_value("500 MiB").run())
     at = say(at, on=ALL[:2])
     assert f"{mib(played.step_peak_bytes)} predicted: within 500.0 MiB" in words(at) and figures(at) == strip
