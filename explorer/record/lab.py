@@ -111,6 +111,14 @@ class LabChart(Record):
     unit: str = ""
 
 
+class LessonPicture(Record):
+    """What one run of a lesson with its usual switches showed: for its card."""
+
+    chart: LabChart
+    answer: str
+    """The last finding of that run, which concludes it."""
+
+
 class LabOutcome(Record):
     """The results of one run of an experiment."""
 

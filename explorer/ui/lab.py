@@ -15,7 +15,7 @@ import streamlit as st
 from explorer.jobs.client import Job
 from explorer.jobs.protocol import RunLab
 from explorer.plan.catalogue import lesson_called, lessons, settings
-from explorer.record.lab import LabOutcome, Lesson
+from explorer.record.lab import LabOutcome, Lesson, LessonPicture
 from explorer.record.run import Device
 from explorer.ui.session import address, backend, page_job, window
 from explorer.ui.session.page_job import PageJob
@@ -23,12 +23,12 @@ from explorer.ui.session.repository import request_key, runs
 from explorer.ui.session.values import bound, go_to, once_a_press, select, session_value, whole
 from explorer.ui.shared import tour
 from explorer.ui.shared.charts import picture
-from explorer.ui.shared.elements import escape, frame, last_failure
+from explorer.ui.shared.elements import escape, frame, last_failure, small_text
 from explorer.ui.shared.run_bar import RunBar, run_bar
-from explorer.view.lab import lab_chart, lab_origins, recorded_charts, sketch
+from explorer.view.lab import lab_chart, lab_origins, recorded_pictures, sketch
 from explorer.view.text.lab import GLOSSARY, OFFER
 
-CARD_WIDTH = 280
+CARD_WIDTH = 300
 ORIGINS = {
     "counted": "Counted exactly: operations, calls, tensors.",
     "measured": "Read off this run: values of tensors, or the allocator's own events.",
@@ -109,22 +109,28 @@ def _first() -> LabState:
 
 
 def _gallery(state: LabState) -> None:
-    """A card for each experiment: the picture of a recorded run, and the button that opens the experiment."""
-    charts = recorded_charts()
+    """A card for each experiment: picture and answer of a recorded run, and the button that opens the experiment."""
+    pictures = recorded_pictures()
     with st.container(horizontal=True, vertical_alignment="center"):
-        st.caption("Each picture is one recorded run of an experiment. An experiment that is opened runs here.")
+        st.caption("Picture and answer of each card are of a recorded run. An experiment that is opened runs here.")
         _guided_path()
     for theme in dict.fromkeys(lesson.theme for lesson in lessons()):
         st.markdown(f"**{theme}**")
         with st.container(horizontal=True, gap="small"):
             for lesson in (lesson for lesson in lessons() if lesson.theme == theme):
                 with st.container(border=True, width=CARD_WIDTH, gap="xsmall", key=f"lab_card_{lesson.name}"):
-                    if (chart := charts.get(lesson.name)) is not None:
-                        st.image(sketch(chart), width="stretch", alt=f"Shape of the answer to: {chart.title}")
-                    st.button(
-                        lesson.title, key=f"lab_open_{lesson.name}", type="tertiary", help=lesson.question,
-                        on_click=_open, args=(state, lesson.name),
-                    )  # fmt: skip
+                    _card(state, lesson, pictures.get(lesson.name))
+
+
+def _card(state: LabState, lesson: Lesson, picture: LessonPicture | None) -> None:
+    """Title, question, picture and answer of an experiment; a lesson of one's own has no recorded run."""
+    opened = partial(_open, state, lesson.name)
+    st.button(f"**{lesson.title}**", key=f"lab_open_{lesson.name}", type="tertiary", on_click=opened)
+    st.caption(escape(lesson.question))
+    if picture is None:
+        return
+    st.image(sketch(picture.chart), width="stretch", alt=f"Shape of the answer to: {picture.chart.title}")
+    small_text(escape(picture.answer))
 
 
 def _guided_path() -> None:

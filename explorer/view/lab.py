@@ -9,7 +9,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from explorer.record.base import from_json
-from explorer.record.lab import LabChart, LabFigure, LabOutcome, LabSeries, RowOutcome
+from explorer.record.lab import LabChart, LabFigure, LabOutcome, LabSeries, LessonPicture, RowOutcome
 from explorer.view.drawing.colours import DASHES, PHASE_COLOURS, RECOMPUTE, RUN_COLOURS, stage_colour, stage_pattern
 from explorer.view.drawing.figure import Chart, bars, bold, empty, figure, hatch
 from explorer.view.drawing.units import NOT_MEASURED, byte_axis, count, flop_axis, flops, mib, percent
@@ -56,15 +56,17 @@ def lab_chart(outcome: LabOutcome) -> Chart:
 
 
 PICTURES = Path(__file__).parent / "lab_pictures.json"
-"""Charts of one run of each lesson, by name: `python -m tests.golden.make lessons` records them."""
+"""A `LessonPicture` of each lesson, by name: `python -m tests.golden.make lessons` records them."""
 WIDTH, HEIGHT = 240, 96
 MOST_BARS = 8
+LEAST_BAR = 2.0
+"""Length of a bar of zero, so that a run that came out equal is seen; a run without a result has none."""
 
 
 @cache
-def recorded_charts() -> dict[str, LabChart]:
-    """The chart of one run of each lesson with its usual switches."""
-    return from_json(PICTURES.read_bytes(), dict[str, LabChart])
+def recorded_pictures() -> dict[str, LessonPicture]:
+    """Chart and answer of one run of each lesson with its usual switches."""
+    return from_json(PICTURES.read_bytes(), dict[str, LessonPicture])
 
 
 def sketch(chart: LabChart) -> str:
@@ -98,7 +100,7 @@ def _sketched_bars(chart: LabChart, largest: float) -> list[str]:
     bars, ends = [], [0.0] * rows
     for index, series in enumerate(chart.series):
         for row in range(rows):
-            length = abs(series.y[row] or 0.0) * scale
+            length = max(abs(series.y[row] or 0.0) * scale, 0.0 if series.y[row] is None else LEAST_BAR)
             top = (row * per_row + (0 if stacked else index)) * thick
             bars.append(
                 f'<rect x="{ends[row]:.1f}" y="{top + thick * 0.12:.1f}" width="{length:.1f}" '

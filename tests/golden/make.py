@@ -3,7 +3,7 @@
     python -m tests.golden.make cpu          # writes tests/golden/cpu.msgpack
     python -m tests.golden.make cuda         # the same on a CUDA machine: tests/golden/cuda.msgpack
     python -m tests.golden.make samples      # sample_models/recorded/*.run, which the page shows on a first visit
-    python -m tests.golden.make lessons      # explorer/view/lab_pictures.json: the pictures of the lab's gallery
+    python -m tests.golden.make lessons      # explorer/view/lab_pictures.json: what the cards of the Lab show
 
 Figures of time and bytes in it are those of the machine that made it; the tests check laws, not those figures.
 """
@@ -26,6 +26,7 @@ from explorer.plan.catalogue import lessons as all_lessons
 from explorer.plan.planners.front import find_plans
 from explorer.record import Measurement, ModelRef, Policy, RunSpec
 from explorer.record.base import to_json, to_msgpack
+from explorer.record.lab import LessonPicture
 from explorer.record.plan import Wish, silent
 from explorer.view.lab import PICTURES
 
@@ -57,7 +58,8 @@ def lessons() -> None:
     pictures = {}
     for lesson in all_lessons():
         switches = {switch.name: switch.default for switch in lesson.switches}
-        pictures[lesson.name] = run_lab(lesson.name, switches).chart
+        outcome = run_lab(lesson.name, switches)
+        pictures[lesson.name] = LessonPicture(chart=outcome.chart, answer=outcome.findings[-1])
     PICTURES.write_bytes(msgspec.json.format(to_json(pictures), indent=1) + b"\n")
     print(f"{PICTURES}: {PICTURES.stat().st_size:,} bytes, {len(pictures)} lessons")
 

@@ -16,6 +16,8 @@ from explorer.record.failure import Failure
 from explorer.record.lab import LabChart, LabOutcome, LabRow, LabSeries
 from explorer.ui import lab
 from explorer.ui.session import backend
+from explorer.ui.shared.elements import escape
+from explorer.view.lab import recorded_pictures
 from tests import graphs
 from tests.lab.added import with_one_more
 from tests.ui.fake_worker import FakeJob, FakeWorker
@@ -144,3 +146,11 @@ def test_a_lesson_added_as_a_file_is_offered(open_lab: App, tmp_path: Path, monk
     at = open_lab(experiment="one-more")
     assert "Traps: One more lesson" in at.selectbox(key="lab_experiment").options
     assert "Can a lesson be added as a file?" in texts(at) and "Which switch?" in [radio.label for radio in at.radio]
+
+
+def test_a_card_asks_draws_and_answers_as_a_recorded_run(open_lab: App) -> None:
+    shown = texts(open_lab(device="cpu"))
+    pictures = recorded_pictures()
+    assert list(pictures) == [lesson.name for lesson in lessons()], "`python -m tests.golden.make lessons` records them"
+    for lesson in lessons():
+        assert escape(lesson.question) in shown and escape(pictures[lesson.name].answer) in shown
