@@ -120,6 +120,12 @@ def test_two_roles_differ_by_pattern_or_to_every_eye() -> None:
     assert len({(colours.stage_colour(j), colours.stage_pattern(j)) for j in range(40)}) == 40
 
 
+def test_the_stages_of_a_usual_split_wear_no_colour_of_a_phase() -> None:
+    for stage, phase in itertools.product(range(6), ("forward", "backward", "recompute")):
+        one, other = colours.stage_colour(stage), colours.PHASE_COLOURS[phase]
+        assert np.linalg.norm(oklab(linear(one)) - oklab(linear(other))) > 0.1, (stage, phase)
+
+
 def test_every_text_reaches_four_and_a_half_to_one() -> None:
     assert colours.contrast(colours.QUIET_TEXT["light"], colours.LIGHT_PAGE) >= 4.5
     assert colours.contrast(colours.QUIET_TEXT["dark"], colours.DARK_PAGE) >= 4.5

@@ -67,8 +67,11 @@ VERDICT_COLOURS: dict[Verdict, str] = {verdict: colour for verdict, (colour, _) 
 VERDICT_SYMBOLS: dict[Verdict, str] = {verdict: symbol for verdict, (_, symbol) in _VERDICTS.items()}
 
 STAGE_COLOURS: tuple[str, ...] = (
-    "#3B6FB6", "#D9730D", "#2E9E6B", "#B85C9E", "#927200", "#2098AE", "#C9404F", "#6B7785", "#7E62C6", "#9A7B5B",
+    "#7E62C6", "#2098AE", "#B85C9E", "#9A7B5B", "#C9404F", "#6B7785", "#927200", "#3B6FB6", "#2E9E6B", "#D9730D",
 )  # fmt: skip
+"""The last four look like phases: a split of six stages or fewer wears no colour of forward, backward or recompute."""
+ALLOCATOR = {"allocated": "#9A7B5B", "reserved": "#7E62C6"}
+"""Bytes of an allocator's live blocks, and of its segments."""
 STAGE_PATTERNS: tuple[str, ...] = ("", "/", "\\", "x", "-", "|", "+", ".")
 """Ten colours and eight patterns: stage j takes j modulo each, so forty stages in a row look different."""
 

@@ -18,6 +18,7 @@ from explorer.record.allocations import PHASES, Collective, CollectiveKind, Phas
 from explorer.record.measurement import Measurement
 from explorer.view.drawing.axis import MAX_POINTS, Positions, minmax
 from explorer.view.drawing.colours import (
+    ALLOCATOR,
     PHASE_COLOURS,
     PHASE_PATTERNS,
     ROLE_COLOURS,
@@ -149,7 +150,7 @@ def _label(fig: go.Figure, run: Measurement, x: Positions) -> set[Phase]:
 
 
 ALLOCATED, RESERVED, ON_CARD = "allocated", "reserved", "reserved on the card"
-_COLOURS = {ALLOCATED: STAGE_COLOURS[9], RESERVED: STAGE_COLOURS[8], ON_CARD: STAGE_COLOURS[8]}
+_COLOURS = {ALLOCATED: ALLOCATOR["allocated"], RESERVED: ALLOCATOR["reserved"], ON_CARD: ALLOCATOR["reserved"]}
 
 
 def counters(run: Measurement) -> dict[str, Bytes]:

@@ -19,7 +19,7 @@ from explorer.plan.card.cards import capacity_bytes
 from explorer.record.card import CardMemory
 from explorer.record.measurement import Measurement
 from explorer.view.drawing.axis import positions
-from explorer.view.drawing.colours import STAGE_COLOURS, VERDICT_COLOURS, ink
+from explorer.view.drawing.colours import ALLOCATOR, VERDICT_COLOURS, ink
 from explorer.view.drawing.figure import Chart, add_bars, bars, bold, byte_series, figure
 from explorer.view.drawing.units import byte_axis, mib
 from explorer.view.text.runs import card_name, headroom_text, operator_place
@@ -30,8 +30,8 @@ IN_REACH = 2.0
 ALLOCATED, STRANDED = "allocated", "stranded"
 PARTS = {
     "driver and context": ("rgba(128, 128, 128, 0.6)", "."),
-    ALLOCATED: (STAGE_COLOURS[9], ""),
-    STRANDED: (STAGE_COLOURS[8], "/"),
+    ALLOCATED: (ALLOCATOR["allocated"], ""),
+    STRANDED: (ALLOCATOR["reserved"], "/"),
     "free": ("rgba(128, 128, 128, 0.18)", ""),
     "refused segment": (REFUSED, "x"),
 }
