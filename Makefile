@@ -57,11 +57,14 @@ browser: .venv/.test
 	@touch $@
 
 # The CUDA build is the wheel without a local version (===), and the stubs stand for the nvidia wheels (--no-deps).
-.card/.ready: requirements.txt tests/gpu/imaginary.txt
+.card/.torch: requirements.txt
 	test -x .card/bin/python || $(PYTHON) -m venv .card
-	.card/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	@.card/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
 		"torch===$(patsubst torch==%,%,$(filter torch==%,$(file < requirements.txt)))" \
 		|| { echo "Nothing was judged: no wheel of torch's CUDA build could be had."; exit 1; }
+	@touch $@
+
+.card/.ready: .card/.torch tests/gpu/imaginary.txt
 	.card/bin/python -m pip install --quiet --disable-pip-version-check -r tests/gpu/imaginary.txt
 	@touch $@
 

@@ -45,7 +45,7 @@ def test_a_build_without_cuda_is_refused_with_the_command_that_installs_the_othe
 
 
 @has_cuda_build
-@pytest.mark.parametrize("name", CARDS)
+@pytest.mark.parametrize("name", ["t4", "rtx4090", "h100"])  # a process takes seconds, and the table is data
 def test_torch_sees_the_card_of_the_table(name: str) -> None:
     card = CARDS[name]
     seen = values_on(
@@ -122,20 +122,19 @@ def test_two_cards_have_memory_of_their_own() -> None:
     assert hidden == {"n": 1}
 
 
-STEP = """
+STEPS = """
 from torch import nn
-torch.manual_seed(0)
-model = {model}.cuda()
-optimizer = torch.optim.AdamW(model.parameters())
-for _ in range(3):
-    x = torch.randn({shape}, device="cuda")
-    result = model(x)
-    result = result[0] if isinstance(result, tuple) else result
-    result.float().square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-out["peak"] = torch.cuda.max_memory_allocated()
-out["function"] = type(result.grad_fn).__name__
+def peak(model, shape):
+    optimizer = torch.optim.AdamW(model.cuda().parameters())
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    for _ in range(3):
+        result = model(torch.randn(*shape, device="cuda"))
+        result = result[0] if isinstance(result, tuple) else result
+        result.float().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.cuda.max_memory_allocated() - before
 """
 LAYERS = {
     "linear": ("nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.1), nn.LayerNorm(64))", "8, 64"),
@@ -150,10 +149,10 @@ LAYERS = {
 
 
 @has_cuda_build
-@pytest.mark.parametrize("layer", LAYERS)
-def test_a_layer_trains(layer: str) -> None:
-    model, shape = LAYERS[layer]
-    assert values_on(parse_card("a100-40gb"), STEP.format(model=model, shape=shape))["peak"]
+def test_layers_train() -> None:
+    lines = [f"out['{name}'] = peak({model}, ({shape}))" for name, (model, shape) in LAYERS.items()]
+    seen = values_on(parse_card("a100-40gb"), "\n".join([STEPS, *lines]))
+    assert seen.keys() == LAYERS.keys() and all(seen.values()), seen
 
 
 @has_cuda_build
