@@ -27,6 +27,7 @@ from explorer.plan.policy.presets import PRESETS
 from explorer.plan.recognize import argument_value, set_pairs
 from explorer.plan.sizes import parse_bytes
 from explorer.record.base import Record, limits
+from explorer.record.card import Card
 from explorer.record.files import PolicyFile, Reading
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.measurement import Measurement
@@ -138,17 +139,27 @@ class CardStepOptions(StepOptions):
     torch: Annotated[
         str, in_step(metavar="VERSION", help="Torch of the card, such as 2.11; by default the installed one.")
     ] = ""
+    n_steps: Annotated[
+        int | None, bounded(Card, "n_steps", "--steps", panel="Step", help="Steps on the card, if they do not repeat.")
+    ] = None
 
     def spec(self, target: str) -> RunSpec:
         spec = super().spec(target)
-        if self.card is None and not self.allocator and not self.torch:
+        if self.card is None and not (self.allocator or self.torch or self.n_steps):
             return spec
         if self.card is None or not self.predict:
             raise BadInput(
-                "--card, --allocator and --torch say what a GPU would hold, and this run does not predict for one.",
+                "--card, --allocator, --torch and --steps are of a GPU, and this run does not predict for one.",
                 hint="Add --predict --card b200, or leave them out.",
             )
-        return replace(spec, card=parse_card(self.card, self.allocator, self.torch))
+        return replace(spec, card=self.parsed_card())
+
+    def parsed_card(self) -> Card | None:
+        """The card with its settings; None: none is named. Raises BadInput for a text that cannot be read."""
+        if self.card is None:
+            return None
+        card = parse_card(self.card, self.allocator, self.torch)
+        return card if self.n_steps is None else replace(card, n_steps=self.n_steps)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,11 +120,12 @@ class RecordedRun:
         planner = Planner(self.measurement, graph)
         return planner.fulfil(parse_budget(budget, planner.keep_all_bytes, self.measurement))
 
-    def on_card(self, card: str, *, allocator: str = "") -> CardMemory:
+    def on_card(self, card: str, *, allocator: str = "", n_steps: int = 12) -> CardMemory:
         """What this training would hold on a GPU, `b200` or `24GiB`, by torch's allocator. Origin: simulated.
 
         Lifetimes are those of the record. A step that ran on the CPU has the tensors of the CPU's kernels.
-        `allocator` is PYTORCH_CUDA_ALLOC_CONF. Raises BadInput for an unknown card or options that cannot be read.
+        `allocator` is PYTORCH_CUDA_ALLOC_CONF, `n_steps` the most that are played if they do not repeat. Raises
+        BadInput for an unknown card or options that cannot be read.
         """
         from explorer.plan.card.cards import parse_card
         from explorer.plan.card.step_on_card import memory_on
@@ -133,7 +134,7 @@ class RecordedRun:
         run = self.measurement
         following = next_step(run)
         first = None if following is run else run
-        return memory_on(replace(parse_card(card), options=allocator), following, first)
+        return memory_on(replace(parse_card(card), options=allocator, n_steps=n_steps), following, first)
 
     def __repr__(self) -> str:
         if self._measurement is None:

@@ -20,7 +20,9 @@ class Card(Record):
     total_bytes: Annotated[int, Meta(ge=2**20, le=2**50)]
     """As torch reports it: `torch.cuda.get_device_properties(0).total_memory`."""
     taken_bytes: Count | None = None
-    """What driver and context take before the first tensor; None: not known for this card."""
+    """What driver and context take once a forward ran; None: not known for this card."""
+    taken_in_backward_bytes: Count | None = None
+    """What they take from the first backward on; None: as in forward."""
     capability: str = ""
     """Compute capability, such as `9.0`; empty: unknown."""
     multiprocessors: Count | None = None
@@ -31,6 +33,13 @@ class Card(Record):
     """CUBLAS_WORKSPACE_CONFIG; empty: torch's default for the card."""
     torch: str = ""
     """Version of torch whose rules decide, such as `2.13`; empty: the installed one."""
+    n_steps: Annotated[int, Meta(ge=2, le=1000)] = 12
+    """Steps that are played at most."""
+
+    @property
+    def driver_bytes(self) -> int | None:
+        """What driver and context take in a training; None: not known for this card."""
+        return self.taken_bytes if self.taken_in_backward_bytes is None else self.taken_in_backward_bytes
 
 
 class RefusedRequest(Record):
@@ -78,9 +87,10 @@ class UnknownMemory(Record):
 
 
 class CardMemory(Record):
-    """What a card holds at the peaks of a step that has been repeated until nothing changes any more.
+    """What a card holds at the peaks of a step that is repeated until it finds the memory of a step before.
 
-    Names as in `torch.cuda.memory_stats`. If the card refused a request, the peaks are those up to it.
+    Names as in `torch.cuda.memory_stats`. If steps differ, the peaks are the largest of the steps that repeat, or of
+    all steps after the first if none repeats. If the card refused a request, the peaks are those up to it.
     """
 
     card: Card
@@ -90,10 +100,13 @@ class CardMemory(Record):
     """The blocks handed out for it."""
     reserved_bytes: Count
     """The segments taken from the driver, at their peak: a cache that is emptied on the way counts until then."""
+    least_allocated_bytes: Count | None = None
+    """The least peak of these steps; None: a file of an earlier version."""
+    least_reserved_bytes: Count | None = None
     workspace_bytes: Count = 0
     """Workspaces of cuBLAS, part of the three figures above."""
     n_steps: Count = 0
-    """Steps until the reserved memory stood still, at most 12: a step that never settles is taken as it is then."""
+    """Steps that were played."""
     refused: RefusedRequest | None = None
     unknown: tuple[UnknownMemory, ...] = ()
     not_checked: tuple[str, ...] = ()
@@ -112,9 +125,10 @@ class CardMemory(Record):
     @property
     def headroom_bytes(self) -> int | None:
         """What is left of the card; None: a request was refused, or the driver's share is not known."""
-        if self.refused is not None or self.card.taken_bytes is None:
+        driver_bytes = self.card.driver_bytes
+        if self.refused is not None or driver_bytes is None:
             return None
-        return self.card.total_bytes - self.card.taken_bytes - self.reserved_bytes
+        return self.card.total_bytes - driver_bytes - self.reserved_bytes
 
     def __str__(self) -> str:
         """The figures in bytes, the refused request, and what they leave out."""

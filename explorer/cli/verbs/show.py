@@ -25,7 +25,6 @@ from explorer.cli.verbs.report import document_of, load_run, print_run
 from explorer.cli.worker import ask, check_writable, print_or_write, worker
 from explorer.jobs.protocol import Measure
 from explorer.jobs.store import Store
-from explorer.plan.card.cards import parse_card
 from explorer.plan.guard import lock as lock_file
 from explorer.plan.policy import file as policy_file
 from explorer.plan.recognize import recognize
@@ -70,8 +69,7 @@ def show(file: File, options: ShowOptions, output: Output, script_arguments: Scr
     A training script is run until a good step is recorded. A model takes one step. Other files are opened.
     """
     check_writable(options.html)
-    if options.card is not None:
-        parse_card(options.card)
+    options.parsed_card()
     source = recognize(file)
     if output.json:
         say(escape(source.first_line))
@@ -98,7 +96,7 @@ def _answer(of: ReportOf, name: str, options: ShowOptions, output: Output) -> No
     run = of.run
     step = run.fullest if isinstance(run, RecordedRanks) else run
     if isinstance(step, Measurement):
-        summary = summarize(step, name=name, card=None if options.card is None else parse_card(options.card))
+        summary = summarize(step, name=name, card=options.parsed_card())
         verdicts = [Store().verdict_on(replace(step.spec, policy=change.policy)) for change in summary.changes]
         summary = judged(summary, verdicts)
         if output.json:
@@ -120,7 +118,8 @@ def _answer(of: ReportOf, name: str, options: ShowOptions, output: Output) -> No
 def _measured(target: str, options: ShowOptions) -> Measurement:
     """One step of a model: run here, or predicted where the model is too large for this machine."""
     spec = replace(
-        dataclasses.replace(options, card=None, allocator="").spec(target), n_repeats=min(options.n_repeats, 3)
+        dataclasses.replace(options, card=None, allocator="", torch="", n_steps=None).spec(target),
+        n_repeats=min(options.n_repeats, 3),
     )
     with worker() as engine:
         graph = describe(engine, spec, without_data=True)

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 
-from explorer.plan.card.kernel_scratch import PARTS, Reduction, reduction_scratch
+from explorer.plan.card.kernel_scratch import Reduction, reduction_scratch
+from explorer.plan.card.torch_rules import torch_of
 from explorer.record.card import Card
 
 Scratch = tuple[tuple[int, ...], ...]
@@ -30,6 +31,34 @@ REDUCED_LOSSES = {
     aten.huber_loss.default: "values alone",
 }
 """What a reduced loss makes beside its result. `values alone`: the result is born with one element."""
+
+
+VALUE_AND_INDEX, MOMENTS = 16, 16
+"""Bytes of a value with its index, and of a mean with its variance and count."""
+
+
+def _accumulator(tensor: Tensor) -> int:
+    """Bytes in which sums of such elements are added."""
+    return 4 if tensor.is_floating_point() and tensor.element_size() <= 4 else 8
+
+
+def _moments(tensor: Tensor) -> int:
+    return MOMENTS * _accumulator(tensor) // 4
+
+
+def _truth(tensor: Tensor, card: Card) -> int:
+    """`any` and `all` leave a truth value; in torch 2.11 a value of the input's type."""
+    return tensor.element_size() if torch_of(card) == "2.11" else 1
+
+
+PARTS: dict[str, Callable[[Tensor, Card], int]] = {
+    **dict.fromkeys(("sum", "mean", "nansum", "linalg_vector_norm"), lambda tensor, _: _accumulator(tensor)),
+    **dict.fromkeys(("amax", "amin", "max", "min"), lambda tensor, _: tensor.element_size()),
+    **dict.fromkeys(("max.dim", "min.dim", "argmax", "argmin"), lambda tensor, _: VALUE_AND_INDEX),
+    **dict.fromkeys(("std", "var", "std_mean", "var_mean"), lambda tensor, _: _moments(tensor)),
+    **dict.fromkeys(("any", "all"), _truth),
+}
+"""What a block of threads leaves for a result, by operator, of the input tensor."""
 
 
 class KernelMemory:

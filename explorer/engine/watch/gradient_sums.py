@@ -1,23 +1,54 @@
-"""The sum of two gradients of one value, in place as autograd adds them.
+"""What autograd writes in place, in place also under a dispatch mode: sums of gradients, and gradients of selections.
 
 Autograd adds the gradients of a value that is used several times in place, unless other code holds them. Under a
 dispatch mode it never does (can_accumulate_inplace in torch/csrc/autograd/input_buffer.cpp). A shared weight's
 gradients then need memory for a sum: 5 to 13 % of the peak of a recurrent net. The tracker therefore repeats
 autograd's test on the two gradients and adds in place if the test passes.
+
+The gradient of a selection (`max`, `sort`, `gather`, `x[index]`) is written into a tensor of zeros. Under a dispatch
+mode it is written into a copy of these zeros (isTensorSubclassLike in torch/csrc/autograd/FunctionsManual.cpp).
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from functools import lru_cache
 from typing import Any
 
 import torch
+from torch._C import _current_autograd_node
 
 from explorer.engine.watch.modes import DispatchMode
 
-ADD, ADD_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
+aten = torch.ops.aten
+ADD, ADD_IN_PLACE = aten.add.Tensor, aten.add_.Tensor
+FILLS = {
+    aten.scatter.src: aten.scatter_.src,
+    aten.scatter_add.default: aten.scatter_add_.default,
+    aten.index_add.default: aten.index_add_.default,
+    aten.index_put.default: aten.index_put_.default,
+    aten.put.default: aten.put_.default,
+    aten.masked_scatter.default: aten.masked_scatter_.default,
+}
+"""What writes the gradient of a selection, and its form in place."""
+IN_PLACE = {id(func) for func in (ADD, *FILLS)}
+"""By identity: an operator of torch computes its hash in Python."""
+SELECTIONS = re.compile(
+    r"(Max|Min|Median|Nanmedian|Mode|Kthvalue|Sort|Topk|Cummax|Cummin|Gather|Index|IndexSelect|Take|MaskedSelect)"
+    r"Backward\d"
+)
+"""Names of nodes of autograd. Other nodes, and functions of the user, write into tensors that are not theirs."""
 is_dense = torch.ops.aten.is_non_overlapping_and_dense.default
+
+
+def in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, object]) -> torch.Tensor | None:
+    """The result of an operator of IN_PLACE as autograd makes it without a mode; None: the operator has to run."""
+    if func is ADD:
+        return sum_of_gradients(args, kwargs)
+    if torch.is_grad_enabled() or not SELECTIONS.fullmatch(type(_current_autograd_node()).__name__):
+        return None
+    return FILLS[func](*args, **kwargs)  # type: ignore[no-any-return]
 
 
 def sum_of_gradients(args: tuple[Any, ...], kwargs: dict[str, object]) -> torch.Tensor | None:

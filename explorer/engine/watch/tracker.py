@@ -20,7 +20,7 @@ The mechanism.
 4. A step of a small model runs thousands of operators in milliseconds, and a slow watcher would change the step. Views
    therefore cost one lookup; other operators and storages are appended to flat lists and analysed afterwards. A look
    at the clock costs as much as ten lookups among kernels, so one look dates all that happens at a moment.
-5. Autograd adds the gradients of a value in place, unless other code holds them: see gradient_sums.py.
+5. Autograd writes some gradients in place, and never does under a dispatch mode: see gradient_sums.py.
 6. A DTensor is passed on: its operators on shards, and the collectives between them, come here by themselves.
 """
 
@@ -53,7 +53,7 @@ from explorer.engine.watch.collectives import (
     watching_resizes,
 )
 from explorer.engine.watch.flops import formula, lacks_formula
-from explorer.engine.watch.gradient_sums import ADD, references_of_the_last_holder, sum_of_gradients
+from explorer.engine.watch.gradient_sums import IN_PLACE, in_place, references_of_the_last_holder
 from explorer.engine.watch.lines import Lines
 from explorer.engine.watch.modes import draws_numbers, is_in_place, is_noted, never_compiled
 from explorer.engine.watch.scopes import BlockWatch, Frame
@@ -238,8 +238,8 @@ class Tracker(BlockWatch):
                 frame: Any = self._local.frame
                 phase = self._phase_of(frame)
                 first_ns = time_ns()
-                if func is ADD and phase == BACKWARD:  # Rule 5.
-                    out = sum_of_gradients(args, kwargs)
+                if phase == BACKWARD and id(func) in IN_PLACE:  # Rule 5.
+                    out = in_place(func, args, kwargs)
         except Exception as error:
             self._failed(error)
             operator = VIEW
@@ -250,11 +250,11 @@ class Tracker(BlockWatch):
         last_ns = time_ns()
         try:
             (block, line), first = self._place(frame, phase), self.storages.n_seen
-            name, count, in_place = operator
+            name, count, is_in_place_form = operator
             self._rows += (name, block, phase, first_ns, last_ns, line)
             if count is not None:
                 self.flops[phase, block] += count(*args, **kwargs, out_val=out)
-            if not in_place:
+            if not is_in_place_form:
                 number = len(self._rows) // len(OP_COLUMNS) - 1
                 self.storages.see_results((func, args, kwargs, out), number, last_ns)
                 if func is CAST and args[0].is_leaf and args[0].requires_grad:

@@ -9,12 +9,10 @@ Source: setReduceConfig and gpu_reduce_kernel in ATen/native/cuda/Reduce.cuh of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
-from explorer.plan.card.torch_rules import UNKNOWN_CAPABILITY, torch_of
+from explorer.plan.card.torch_rules import UNKNOWN_CAPABILITY
 from explorer.record.card import Card
 
 WARP = 32
@@ -192,31 +190,3 @@ def _block(wide: int, high: int, most: int) -> tuple[int, int]:
 
 def _power_below(size: int) -> int:
     return 1 << (max(size, 1).bit_length() - 1)
-
-
-VALUE_AND_INDEX, MOMENTS = 16, 16
-"""Bytes of a value with its index, and of a mean with its variance and count."""
-
-
-def _accumulator(tensor: Any) -> int:
-    """Bytes in which sums of such elements are added."""
-    return 4 if tensor.is_floating_point() and tensor.element_size() <= 4 else 8
-
-
-def _moments(tensor: Any) -> int:
-    return MOMENTS * _accumulator(tensor) // 4
-
-
-def _truth(tensor: Any, card: Card) -> int:
-    """`any` and `all` leave a truth value; in torch 2.11 a value of the input's type."""
-    return tensor.element_size() if torch_of(card) == "2.11" else 1
-
-
-PARTS: dict[str, Callable[[Any, Card], int]] = {
-    **dict.fromkeys(("sum", "mean", "nansum", "linalg_vector_norm"), lambda tensor, _: _accumulator(tensor)),
-    **dict.fromkeys(("amax", "amin", "max", "min"), lambda tensor, _: tensor.element_size()),
-    **dict.fromkeys(("max.dim", "min.dim", "argmax", "argmin"), lambda tensor, _: VALUE_AND_INDEX),
-    **dict.fromkeys(("std", "var", "std_mean", "var_mean"), lambda tensor, _: _moments(tensor)),
-    **dict.fromkeys(("any", "all"), _truth),
-}
-"""What a block of threads leaves for a result, by operator, of the input tensor. Torch is not imported here."""

@@ -1,8 +1,9 @@
 """A step's allocations sent through the caching allocator: what the card would hold, or the request that it refuses.
 
 The step is repeated, because its first run differs from the later ones: the optimizer has no state yet, no gradients
-are freed at its start, and the cache is empty. The repetition ends when the reserved memory stands still, or after
-twelve steps.
+are freed at its start, and the cache is empty. The repetition ends when a step leaves every block where a step before
+left it, because all later steps then repeat too. An optimizer that makes its state in new memory may never get there:
+its steps differ, and the answer is an interval over them.
 
 A step of the record is taken as the loop that most people write:
 1. parameters, buffers and the batch exist before the step, in the order of the record;
@@ -37,7 +38,6 @@ from explorer.record.base import column
 from explorer.record.card import Card, CardMemory, OtherSetting, RefusedRequest, UnknownMemory
 from explorer.record.measurement import Measurement
 
-MOST_STEPS = 12
 COUNTER_BYTES = 4
 EFFICIENT, SEED_BYTES = "_scaled_dot_product_efficient_attention.default", 8
 
@@ -110,6 +110,10 @@ class _Play:
     step: int = 0
     tick: int = 0
     entry: int = -1
+    peaks: list[tuple[int, int]] = field(default_factory=list)
+    """Allocated and reserved peak of each step."""
+    layouts: dict[int, int] = field(default_factory=dict)
+    """Steps by the hash of where every block was at their end."""
 
     def opening(self) -> None:
         for entry in self.program.first:
@@ -122,9 +126,12 @@ class _Play:
         self.requested, self.allocated, self.reserved = 0, 0, self.allocator.reserved_bytes
         self._begin()
         self.reserved_line, self.allocated_line = [], []
-        optimizer = next((span.first_tick for span in program.phases if span.phase == "optimizer"), None)
+        first_ticks = {span.phase: span.first_tick for span in reversed(program.phases)}
+        optimizer, backward = first_ticks.get("optimizer"), first_ticks.get("backward")
         for tick, events in enumerate(program.events):
             self.tick = tick
+            if tick == backward:
+                self.allocator.capacity_bytes = capacity_bytes(self.card)
             if self.step == 1 and optimizer is not None and tick == max(optimizer, 1):
                 for entry in program.first:
                     if program.role(entry) == STATE:
@@ -138,6 +145,13 @@ class _Play:
                     self.allocator.release(self.live.pop(entry))
             self.reserved_line.append(self.allocator.reserved_bytes)
             self.allocated_line.append(self.allocator.allocated_bytes)
+        self.peaks.append((self.allocated, self.reserved))
+
+    def equal_step(self) -> int:
+        """The step before that left every block where the last one left it; 0: none did."""
+        live = frozenset((entry, block.address, block.n_bytes) for entry, block in self.live.items())
+        before = self.layouts.setdefault(hash((live, self.allocator.reserved_bytes)), self.step)
+        return before if before < self.step else 0
 
     def _begin(self) -> None:
         """Frees what the step before left, and lets its survivors stand for what they replaced."""
@@ -226,25 +240,29 @@ def memory_on(
 def _memory(card: Card, programs: tuple[_Program, ...]) -> CardMemory:
     """The step of the last program, repeated; programs before it run once."""
     options = parse_options(card.options)
-    play = _Play(programs[0], CachingAllocator(capacity_bytes(card), options, total_bytes=card.total_bytes), card)
-    refused, before = None, (-1, -1)
+    in_forward = capacity_bytes(replace(card, taken_in_backward_bytes=None))
+    play = _Play(programs[0], CachingAllocator(in_forward, options, total_bytes=card.total_bytes), card)
+    refused = None
     try:
         play.opening()
         for program in programs[1:]:
             play.run()
             play.follow(program)
-        while play.step < MOST_STEPS:
+        equal = 0
+        while not equal and play.step < card.n_steps:
             play.run()
-            if (state := (play.allocated, play.allocator.reserved_bytes)) == before:
-                break
-            before = state
+            equal = play.equal_step()
+        peaks = play.peaks[equal or 1 :]
     except OutOfCardMemory as error:
-        refused = _refusal(play, error.n_bytes)
+        refused, peaks = _refusal(play, error.n_bytes), [(play.allocated, play.reserved)]
+    allocated, reserved = zip(*peaks)
     return CardMemory(
         card=card,
         requested_bytes=play.requested,
-        allocated_bytes=play.allocated,
-        reserved_bytes=play.reserved,
+        allocated_bytes=max(allocated),
+        reserved_bytes=max(reserved),
+        least_allocated_bytes=min(allocated),
+        least_reserved_bytes=min(reserved),
         workspace_bytes=sum(play.workspaces.values()),
         n_steps=play.step,
         refused=refused,

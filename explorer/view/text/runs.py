@@ -146,19 +146,25 @@ def card_rows(memory: CardMemory) -> dict[str, str]:
     """What a card holds, figure by figure, and what is not known of it."""
     card = memory.card
     driver = (
-        f"{mib(card.taken_bytes)} of driver and context"
-        if card.taken_bytes is not None
+        f"{mib(card.driver_bytes)} of driver and context"
+        if card.driver_bytes is not None
         else f"driver and context are assumed to take {mib(DRIVER_BYTES[0])} to {mib(DRIVER_BYTES[1])}"
     )
     left = {} if memory.refused is not None else {"Left": headroom_text(memory)}
     return {
         "Requested": f"{mib(memory.requested_bytes)}, {mib(memory.workspace_bytes)} of it for workspaces of cuBLAS",
-        "Allocated": mib(memory.allocated_bytes),
-        "Reserved": f"{mib(memory.reserved_bytes)}, {mib(memory.stranded_bytes)} of it stranded",
+        "Allocated": over_steps(memory, memory.least_allocated_bytes, memory.allocated_bytes),
+        "Reserved": f"{over_steps(memory, memory.least_reserved_bytes, memory.reserved_bytes)}, "
+        f"{mib(memory.stranded_bytes)} of it stranded",
         "Card": f"{card_name(card)}; torch {torch_of(card)}; {driver}",
         **left,
         **card_notes(memory),
     }
+
+
+def over_steps(memory: CardMemory, least: int | None, most: int) -> str:
+    """`3,104.5 MiB`, or `3,083.1 to 3,104.5 MiB over 12 steps` where steps differ."""
+    return mib(most) if least in (None, most) else f"{mib(least)} to {mib(most)} over {memory.n_steps} steps"
 
 
 def card_name(card: Card) -> str:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from explorer.engine.imaginary.run import run_on
 from explorer.engine.imaginary.torch_build import torch_build
 from explorer.errors import BadInput
-from explorer.plan.card.cards import CARDS, parse_card
+from explorer.plan.card.cards import CARDS, capacity_bytes, parse_card
 from explorer.record.card import Card
 
 
@@ -61,7 +61,7 @@ def test_torch_sees_the_card_of_the_table(name: str) -> None:
         card.capability,
     )
     assert (seen["multiprocessors"], seen["count"]) == (card.multiprocessors, 1)
-    assert card.taken_bytes is None or seen["free"] == card.total_bytes - card.taken_bytes
+    assert seen["free"] == capacity_bytes(card)
 
 
 @has_cuda_build

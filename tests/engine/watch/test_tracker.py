@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from explorer.engine.bench.recording import record, tracker_of
 from explorer.engine.bench.step import Trainee, prepare, run_step
+from explorer.engine.device.allocator import CpuRecorder
 from explorer.engine.model.load import load
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.watch.gradient_sums import ADD, references_of_the_last_holder, sum_of_gradients
@@ -197,6 +200,65 @@ def test_what_differs_in_shape_or_type_is_added_as_asked() -> None:
         assert sum_of_gradients((torch.ones(2), 1.0), {}) is None
         assert sum_of_gradients((torch.ones(2).to_sparse(), torch.ones(2).to_sparse()), {}) is None
     assert sum_of_gradients((torch.ones(2), torch.ones(2)), {}) is None  # a forward's sum
+
+
+class OwnScatter(torch.autograd.Function):
+    """Its backward writes into a copy, as the user asked."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        rows = torch.arange(len(gradient))[:, None].expand_as(gradient)
+        return torch.zeros_like(gradient).scatter(0, rows, gradient)
+
+
+ROWS, COLUMNS = torch.arange(3), torch.arange(96).reshape(4, 24)
+SELECTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "max": lambda x: x.max(-1)[0],
+    "min": lambda x: x.min(0)[0],
+    "sort": lambda x: x.sort()[0],
+    "topk": lambda x: x.topk(3)[0],
+    "kthvalue": lambda x: x.kthvalue(2)[0],
+    "median": lambda x: x.median(0)[0],
+    "mode": lambda x: x.mode(0)[0],
+    "cummax": lambda x: x.cummax(0)[0],
+    "gather": lambda x: x.gather(1, COLUMNS),
+    "take_along_dim": lambda x: torch.take_along_dim(x, COLUMNS, 1),
+    "index": lambda x: x[ROWS],
+    "index_select": lambda x: x.index_select(0, ROWS),
+    "take": lambda x: x.take(COLUMNS),
+    "masked_select": lambda x: x.masked_select(x > 0.2),
+    "index_put, which is no selection": lambda x: (x * 2).index_put((ROWS,), x[:3] * 3),
+    "put, which is no selection": lambda x: (x * 2).put(ROWS, x[:3, 0]),
+    "index_add, which is no selection": lambda x: (x * 2).index_add(0, ROWS, x[:3]),
+    "scatter_reduce, which is no selection": lambda x: (x * 2).scatter_reduce(1, COLUMNS, x[:, :24], "amax"),
+    "a function of the user": OwnScatter.apply,
+}
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_the_gradient_of_a_selection_takes_the_memory_that_it_takes_without_a_tracker(name: str) -> None:
+    """By the profiler's own events, and to the same bits."""
+
+    def taken(mode: Any) -> tuple[list[int], torch.Tensor]:
+        x = torch.linspace(-1, 1, 4 * 256).reshape(4, 256).requires_grad_()
+        total = SELECTIONS[name](x).square().sum()
+        with CpuRecorder() as recorder, mode as tracker:
+            if tracker is not None:
+                tracker.on_phase("backward")
+            total.backward()
+        assert x.grad is not None
+        return [size for size in recorder.log.n_bytes if size >= 1024], x.grad
+
+    taken(nullcontext())
+    (plain, expected), (tracked, gradient) = (
+        taken(mode) for mode in (nullcontext(), Tracker(torch.nn.Identity(), torch.device("cpu")))
+    )
+    assert tracked == plain and plain
+    assert torch.equal(gradient, expected)
 
 
 WIDE = {"width": 64, "length": 64}
