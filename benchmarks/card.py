@@ -30,9 +30,15 @@ def held(row: dict[str, Any], run: Measurement) -> str:
             f"refused {refused.n_bytes / 2**30:.2f} GiB in {refused.block}, {refused.op}: "
             f"{refused.allocated_bytes:,} bytes allocated, {refused.free_bytes / 2**30:.2f} GiB reserved and free"
         )
-    allocated = memory.allocated_bytes / row["peak_allocated_bytes"] - 1
-    reserved = memory.reserved_bytes / row["peak_reserved_bytes"] - 1
-    return f"allocated {allocated:+9.4%}  reserved {reserved:+9.4%}"
+    spans = (
+        (least / row[f"peak_{name}_bytes"] - 1, most / row[f"peak_{name}_bytes"] - 1)
+        for name, least, most in (
+            ("allocated", memory.least_allocated_bytes, memory.allocated_bytes),
+            ("reserved", memory.least_reserved_bytes, memory.reserved_bytes),
+        )
+    )
+    texts = (f"{most:+9.4%}" if least == most else f"{least:+9.4%} to {most:+9.4%}" for least, most in spans)
+    return "allocated {}  reserved {}".format(*texts)
 
 
 def prices() -> None:
