@@ -33,17 +33,18 @@ REDUCED_LOSSES = {
 """What a reduced loss makes beside its result. `values alone`: the result is born with one element."""
 
 
-VALUE_AND_INDEX, MOMENTS = 16, 16
-"""Bytes of a value with its index, and of a mean with its variance and count."""
+VALUE_AND_INDEX = 16
+"""Bytes of a value with its index."""
 
 
-def _accumulator(tensor: Tensor) -> int:
+def _accumulator(tensor: Tensor, _: Card) -> int:
     """Bytes in which sums of such elements are added."""
     return 4 if tensor.is_floating_point() and tensor.element_size() <= 4 else 8
 
 
-def _moments(tensor: Tensor) -> int:
-    return MOMENTS * _accumulator(tensor) // 4
+def _moments(tensor: Tensor, card: Card) -> int:
+    """A mean with its variance and count."""
+    return 4 * _accumulator(tensor, card)
 
 
 def _truth(tensor: Tensor, card: Card) -> int:
@@ -51,13 +52,14 @@ def _truth(tensor: Tensor, card: Card) -> int:
     return tensor.element_size() if torch_of(card) == "2.11" else 1
 
 
-PARTS: dict[str, Callable[[Tensor, Card], int]] = {
-    **dict.fromkeys(("sum", "mean", "nansum", "linalg_vector_norm"), lambda tensor, _: _accumulator(tensor)),
-    **dict.fromkeys(("amax", "amin", "max", "min"), lambda tensor, _: tensor.element_size()),
-    **dict.fromkeys(("max.dim", "min.dim", "argmax", "argmin"), lambda tensor, _: VALUE_AND_INDEX),
-    **dict.fromkeys(("std", "var", "std_mean", "var_mean"), lambda tensor, _: _moments(tensor)),
-    **dict.fromkeys(("any", "all"), _truth),
+_PARTS: dict[str, Callable[[Tensor, Card], int]] = {
+    "sum mean nansum linalg_vector_norm": _accumulator,
+    "amax amin max min": lambda tensor, _: tensor.element_size(),
+    "max.dim min.dim argmax argmin": lambda tensor, _: VALUE_AND_INDEX,
+    "std var std_mean var_mean": _moments,
+    "any all": _truth,
 }
+PARTS = {name: part for names, part in _PARTS.items() for name in names.split()}
 """What a block of threads leaves for a result, by operator, of the input tensor."""
 
 
