@@ -28,6 +28,8 @@ from explorer.record import KEEP_ALL, ModelRef, RunSpec
 from explorer.record.card import Card
 
 Row = dict[str, str]
+OWN_ADAMW = "own-adamw"
+"""An optimizer that makes its state in new memory: every step has other addresses."""
 CHOICES: dict[str, tuple[str, ...]] = {
     "model": (
         *(f"sample_models/{name}.py" for name in ("gpt", "mlp", "resnet", "unet", "recurrent", "tied_lm", "vit")),
@@ -36,7 +38,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     ),
     "policy": ("keep-all", "all", "every-2", "sqrt", "keep-products"),
     "autocast": ("none", "bfloat16"),
-    "step": ("forward", "none", "adamw", "sgd"),
+    "step": ("forward", "none", "adamw", "sgd", OWN_ADAMW),
     "capability": ("7.5", "8.0", "8.9", "9.0", "10.0"),
     "options": (
         "",
@@ -83,12 +85,12 @@ def spec_of(row: Row) -> RunSpec:
     from explorer.plan.policy.presets import preset
 
     model = ModelRef(target=row["model"], size="small" if row["model"].startswith("sample_models") else None)
-    is_forward = row["step"] == "forward"
+    is_forward, is_own = row["step"] == "forward", row["step"] == OWN_ADAMW
     return RunSpec(
         model=model,
         policy=KEEP_ALL if is_forward else preset(row["policy"], describe(model)),
         autocast=row["autocast"],  # type: ignore[arg-type]
-        optimizer="none" if is_forward else row["step"],  # type: ignore[arg-type]
+        optimizer="none" if is_forward or is_own else row["step"],  # type: ignore[arg-type]
         forward_only=is_forward,
         n_repeats=0,
         card=card_of(row),
@@ -96,28 +98,34 @@ def spec_of(row: Row) -> RunSpec:
 
 
 def answer(row: Row) -> dict[str, Any]:
-    """Allocated and reserved peaks of the row's last step: predicted, and counted by torch on this process's card."""
+    """Allocated and reserved peaks of the row's last step: predicted, and counted by torch on this process's card.
+
+    Those of all steps after the first if no step is like another.
+    """
     import torch
 
     from explorer.engine.bench.measure import measure_without_data
-    from explorer.engine.bench.step import prepare, run_step
+    from explorer.engine.bench.step import ignore, prepare, step_without_loss
+    from tests.golden.b200.loop import STEPS
 
-    spec = spec_of(row)
-    memory = measure_without_data(spec).card
+    is_own = row["step"] == OWN_ADAMW
+    spec, step = spec_of(row), STEPS["forward+loss+backward+AdamW"] if is_own else step_without_loss
+    memory = measure_without_data(spec, step=step).card
     assert memory is not None and memory.refused is None, memory
     assert torch.cuda.memory_reserved() == 0, "the prediction, or the row before it, left memory on the card"
     trainee = prepare(replace(spec, card=None, device="cuda", holds_output=True))
     peaks = []
     for _ in range(N_STEPS):
         torch.cuda.reset_peak_memory_stats()
-        run_step(trainee)
+        step(trainee, ignore)
         peaks.append([torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()])
     del trainee
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     unknown = [part.what for part in memory.unknown]
-    return {"predicted": [memory.allocated_bytes, memory.reserved_bytes], "counted": peaks[-1], "unknown": unknown}
+    counted = [max(column) for column in zip(*peaks[1:])] if is_own else peaks[-1]
+    return {"predicted": [memory.allocated_bytes, memory.reserved_bytes], "counted": counted, "unknown": unknown}
 
 
 def answers(chosen: Sequence[Row]) -> Iterator[tuple[Row, dict[str, Any]]]:

@@ -61,32 +61,3 @@ def test_two_ranks_train_in_a_process_each(tmp_path: Path) -> None:
     assert {line for line in ran.stdout.splitlines() if line.startswith("rank")} == {
         "rank 0 of 2 True", "rank 1 of 2 True"
     }  # fmt: skip
-
-
-OWN_OPTIMIZER = """
-from msgspec.structs import replace
-from explorer.engine.bench.measure import measure_without_data
-from explorer.engine.bench.step import prepare
-from explorer.plan.card.cards import CARDS
-from explorer.record import ModelRef, RunSpec
-from tests.golden.b200.loop import STEPS
-step, n = STEPS["forward+loss+backward+AdamW"], 10
-spec = RunSpec(model=ModelRef(target="benchmarks/_b200_language_model.py:build", arguments={"seq": 128}),
-               optimizer="none", n_repeats=0, holds_output=True)
-memory = measure_without_data(replace(spec, card=replace(CARDS["b200"], cublas="", n_steps=n)), step=step).card
-out["predicted"] = [memory.least_allocated_bytes, memory.allocated_bytes, memory.reserved_bytes]
-trainee, out["counted"] = prepare(replace(spec, device="cuda")), []
-for _ in range(n):
-    torch.cuda.reset_peak_memory_stats()
-    step(trainee, lambda phase: None)
-    out["counted"].append([torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()])
-"""
-
-
-@has_cuda_build
-def test_the_interval_over_steps_of_an_optimizer_out_of_place_is_torchs() -> None:
-    """Every step has other addresses, so an allocation that is wrong in the first step shows in all that follow."""
-    seen = values_on(parse_card("b200"), OWN_OPTIMIZER, CUBLAS_WORKSPACE_CONFIG="")
-    allocated, reserved = zip(*seen["counted"][1:], strict=True)  # type: ignore[index]
-    assert seen["predicted"] == [min(allocated), max(allocated), reserved[-1]]
-    assert len(set(allocated)) > 5, "the steps differ"

@@ -65,10 +65,7 @@ STEPS = {
 
 
 def simulated(row: dict[str, Any]) -> Measurement:
-    """The row's step without data on a B200; `step` is the step that was read.
-
-    Two GPUs sum gradients in place: each holds what one alone would.
-    """
+    """The row's step without data on a B200. Two GPUs sum gradients in place: each holds what one alone would."""
     arguments = {"size": row["size"], "seq": row["seq"], "segments": row["segments"] or 0, "rows": row.get("rows", 4)}
     arguments |= {"reached": row["reached"]} if "reached" in row else {}
     spec = RunSpec(
