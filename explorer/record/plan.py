@@ -96,7 +96,9 @@ class Certificate(Record):
     def scope(self) -> str:
         """`1 module and 496 segments of up to 32 blocks, at most one inside another`: what could be chosen."""
         n_modules = self.n_candidates - self.n_segments - self.n_keeping
-        length = f" of up to {self.longest_segment} blocks" if self.longest_segment else ""
+        longest = self.longest_segment
+        lengths = "up to" if self.n_segments >= longest * (longest - 1) // 2 else "some lengths up to"
+        length = f" of {lengths} {longest} blocks" if longest else ""
         counted = [
             *([_count(n_modules, "module")] if n_modules or not self.n_candidates else []),
             *([f"{_count(self.n_segments, 'segment')}{length}"] if self.n_segments else []),

@@ -166,6 +166,8 @@ def test_a_sentence_names_what_could_be_chosen_and_how_deep_it_nests() -> None:
     chain = replace(certificate(0.0, 497), n_segments=496, longest_segment=32, inside_segments=False)
     assert chain.scope == "1 module and 496 segments of up to 32 blocks, nothing inside a segment"
     assert chain.scope in str(chain)
+    thinned = replace(chain, n_candidates=496, n_segments=495)
+    assert thinned.scope.startswith("1 module and 495 segments of some lengths up to 32 blocks, ")
     both = replace(chain, inside_segments=True, beside=chain.scope)
     assert both.scope == "1 module and 496 segments of up to 32 blocks", "the other choices are among these"
     assert (

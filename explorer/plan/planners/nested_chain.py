@@ -36,7 +36,7 @@ LEAST_BLOCKS = 4
 MOST_BLOCKS = 40
 """A longer chain of unequal blocks would take seconds."""
 MOST_EQUAL_BLOCKS = 200
-N_GRAINS, N_GRAINS_UNEQUAL = 1024, 256
+N_GRAINS, N_GRAINS_UNEQUAL, MOST_GRAINS = 1024, 256, 8192
 EQUAL = 0.02
 """Blocks whose costs and bytes differ by a smaller share are equal."""
 N_ABOVE_THE_LEAST = 8
@@ -230,13 +230,15 @@ def nested_chain(forecaster: Forecaster, graph: ModelGraph, candidates: Candidat
     if equal:
         forward = [float(np.mean(forward))] * len(chain)
         kept, inputs = [max(kept[:-1])] * len(chain), [max(inputs[1:])] * len(chain)
-    n_grains = N_GRAINS if equal else N_GRAINS_UNEQUAL
-    grain = max((sum(kept) + max(inputs)) / n_grains, 1.0)
+    most_bytes, input_bytes = sum(kept) + max(inputs), max(inputs[1:])
+    grain = max(most_bytes / (N_GRAINS if equal else N_GRAINS_UNEQUAL), 1.0)
+    if equal:  # an input is a whole number of grains: a tight plan holds many inputs and one kept block
+        grain = max(input_bytes / math.ceil(input_bytes / grain), most_bytes / MOST_GRAINS)
     revolve = Revolve(
         forward=forward,
         kept=[round(size / grain) for size in kept],
         input=[round(size / grain) for size in inputs],
-        n_grains=n_grains,
+        n_grains=math.ceil(most_bytes / grain),
         equal=equal,
     )
     return NestedChain(
