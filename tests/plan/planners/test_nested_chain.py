@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -35,16 +34,6 @@ def revolve(n_blocks: int, n_slots: int) -> int:
     return min(k + revolve(n_blocks - k, n_slots - 1) + revolve(k, n_slots) for k in range(1, n_blocks))
 
 
-def schedule(first: int, n_blocks: int, n_slots: int) -> Iterator[tuple[int, int]]:
-    """First and end of the segments of an optimal schedule, outer ones first."""
-    while n_blocks > 1:
-        runs = {k: k + revolve(n_blocks - k, max(n_slots - 1, 1)) + revolve(k, n_slots) for k in range(1, n_blocks)}
-        length = n_blocks - 1 if n_slots == 1 else min(runs, key=runs.__getitem__)
-        yield first, first + length
-        yield from schedule(first, length, n_slots)
-        first, n_blocks, n_slots = first + length, n_blocks - length, n_slots - 1
-
-
 MOST, TAPE = 64, 80  # grains of a block's backward: no two fit, as Revolve has it
 
 
@@ -59,14 +48,13 @@ def test_a_rerun_costs_what_revolve_costs_for_every_length_and_number_of_slots(*
 @pytest.mark.parametrize("n_blocks", [4, 13, 33, MOST])
 def test_a_plan_of_an_equal_chain_runs_as_much_again_as_revolve_for_every_number_of_slots(n_blocks: int) -> None:
     graph, run = chain_of([Size(saved=TAPE * MIB, output=MIB)] * n_blocks)
-    untimed = tuple(replace(block, forward=Samples()) for block in run.blocks)
-    run = replace(run, times=None, blocks=untimed)
-    planner, forecaster = Planner(run, graph), Forecaster(run, graph)
-    for n_slots in range(1, n_blocks):
-        forecast = forecaster.forecast(policy_of(list(schedule(0, n_blocks, n_slots))))
-        assert forecast.step_peak_bytes is not None
-        plan = planner.within(forecast.step_peak_bytes)
-        assert plan.extra_cost == pytest.approx(100 * (revolve(n_blocks, n_slots) - n_blocks)), n_slots
+    run = replace(run, times=None, blocks=tuple(replace(block, forward=Samples()) for block in run.blocks))
+    planner, forecaster, n = Planner(run, graph), Forecaster(run, graph), n_blocks
+    table = Revolve(forward=[1.0] * n, kept=[TAPE] * n, input=[1] * n, n_grains=TAPE + n, equal=True)
+    for n_slots in range(1, n):
+        peak_bytes = forecaster.peak_bytes(policy_of(table.segments(TAPE + n_slots))) or 0
+        plan = planner.within(peak_bytes)
+        assert plan.extra_cost == pytest.approx(100 * (revolve(n, n_slots) - n)), n_slots
     with pytest.raises(BadInput, match=r"^Among .* no policy"):
         planner.within(planner.floor().step_peak_bytes - 1)
 
