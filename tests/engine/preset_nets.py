@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 from explorer.record.graph import ModelRef
 
@@ -167,37 +169,43 @@ def decoder(twice: bool = False) -> tuple[nn.Module, Tensor]:
 
 
 class Pair(nn.Module):
-    """An LSTM reads, another one writes."""
+    """An LSTM reads, another one writes: the whole sequence at once, or by a cell that is called for each word."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_cell: bool) -> None:
         super().__init__()
-        self.encoder, self.decoder = nn.LSTM(WIDTH, WIDTH, batch_first=True), nn.LSTM(WIDTH, WIDTH, batch_first=True)
-        self.head = nn.Linear(WIDTH, 3)
+        self.encoder, self.head, self.by_cell = nn.LSTM(WIDTH, WIDTH, batch_first=True), nn.Linear(WIDTH, 3), by_cell
+        self.decoder = nn.LSTMCell(WIDTH, WIDTH) if by_cell else nn.LSTM(WIDTH, WIDTH, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.decoder(x, self.encoder(x)[1])[0])
+        memory, state = self.encoder(x)
+        if not self.by_cell:
+            return self.head(self.decoder(x, state)[0])
+        states = [[part[0] for part in state]]
+        for word in x.unbind(1):
+            states.append(self.decoder(word, states[-1]))
+        return self.head(memory + torch.stack([hidden for hidden, _ in states[1:]], 1))
 
 
-def lstm_pair() -> tuple[nn.Module, Tensor]:
-    return Pair(), torch.randn(4, 12, WIDTH)
+def lstm_pair(by_cell: bool = False) -> tuple[nn.Module, Tensor]:
+    return Pair(by_cell=by_cell), torch.randn(4, 12, WIDTH)
 
 
 class Adversary(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, norm: Callable[[nn.Module], nn.Module]) -> None:
         super().__init__()
         self.generator = nn.Sequential(
             nn.ConvTranspose2d(8, 8, 4), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.ConvTranspose2d(8, 3, 4, 2, 1)
         )
-        self.critic = nn.Sequential(
-            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.LeakyReLU(0.2), nn.Conv2d(8, 1, 4)
-        )
+        convs = norm(nn.Conv2d(3, 8, 3, padding=1)), norm(nn.Conv2d(8, 1, 4))
+        self.critic = nn.Sequential(convs[0], nn.BatchNorm2d(8), nn.LeakyReLU(0.2), convs[1])
 
     def forward(self, x: Tensor) -> Tensor:
         return self.critic(self.generator(x))
 
 
-def gan() -> tuple[nn.Module, Tensor]:
-    return Adversary(), torch.randn(8, 8, 1, 1)
+def gan(spectral: bool = False) -> tuple[nn.Module, Tensor]:
+    """`spectral`: each forward of the critic moves the vectors that normalize its weights."""
+    return Adversary(spectral_norm if spectral else lambda conv: conv), torch.randn(8, 8, 1, 1)
 
 
 class Stemmed(nn.Module):

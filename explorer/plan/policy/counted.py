@@ -84,7 +84,7 @@ def _candidates(graph: ModelGraph) -> list[str]:
             candidates.update(dict.fromkeys(inside))
         elif fqn in repeated:
             candidates.update(dict.fromkeys(skipped.get(fqn, (fqn,))))
-        elif graph.children[fqn] and block.saved_bytes >= least > 0 or (not least and block.n_calls):
+        elif block.n_calls and block.saved_bytes >= least:
             candidates[fqn] = None
     return list(candidates) if skipped else [part for fqn in candidates for part in _parts(graph, fqn)]
 

@@ -61,20 +61,14 @@ def test_sqrt_makes_segments_that_cover_a_sequential_in_order(n_layers: int) -> 
     assert len(policy.units) == round(math.sqrt(n_layers))
     lengths = [len(unit.blocks) for unit in policy.units]
     assert max(lengths) - min(lengths) <= 1
+    assert policy == preset("sqrt", in_turn(n_layers)), "layers of a list that hand on are joined as well"
+    assert hazards(in_turn(n_layers), policy) == ()
 
 
 def in_turn(n_layers: int, *, apart: int | None = None) -> ModelGraph:
     """Layers in a ModuleList of which each hands on to the next, but for the one numbered `apart`."""
     follows = {f"blocks.{i}": {"follows": f"blocks.{i - 1}" if i not in (0, apart) else ""} for i in range(n_layers)}
     return changed(gpt(n_layers), **{fqn.replace(".", "__"): fields for fqn, fields in follows.items()})
-
-
-@settings(max_examples=25, deadline=None)
-@given(n_layers=integers(2, 200))
-def test_sqrt_makes_the_same_segments_of_a_list_whose_layers_hand_on(n_layers: int) -> None:
-    policy = preset("sqrt", in_turn(n_layers))
-    assert policy == preset("sqrt", sequential(n_layers))
-    assert hazards(in_turn(n_layers), policy) == ()
 
 
 def test_no_segment_reaches_over_a_place_where_more_happens() -> None:
@@ -141,9 +135,8 @@ def test_in_place_of_a_block_in_error_stand_those_in_it_or_the_one_around_it() -
 def chain(n_operators: int, in_place: frozenset[int]) -> ModelGraph:
     """A Sequential of single operators, the model itself."""
     fqns = tuple(str(i) for i in range(n_operators))
-    operators = [
-        block(fqn, "Linear", 0.5, traits=("changes_inputs",) if i in in_place else ()) for i, fqn in enumerate(fqns)
-    ]
+    traits = [("changes_inputs",) if i in in_place else () for i in range(n_operators)]
+    operators = [block(fqn, "Linear", 0.5, traits=of_one) for fqn, of_one in zip(fqns, traits)]
     root = block("", "Sequential", 0.5 * n_operators)
     return graph_of(root, *operators, chain=fqns)
 
@@ -167,9 +160,8 @@ def test_a_chain_of_operators_is_recomputed_in_segments_none_of_which_writes_int
 
 
 def test_lone_operators_in_a_forward_of_ones_own_are_not_worth_it() -> None:
-    flat = msgspec.structs.replace(
-        chain(9, frozenset()), blocks=(block("", "UNet", 9.0), *chain(9, frozenset()).blocks[1:])
-    )
+    ops = chain(9, frozenset())
+    flat = msgspec.structs.replace(ops, blocks=(block("", "UNet", 9.0), *ops.blocks[1:]))
     with pytest.raises(InvalidPolicy, match="each is a single operation.*Gather"):
         preset("all", flat)
     lstm = changed(flat, **{"3": {"saved_bytes": 8 * MIB}})
@@ -270,10 +262,8 @@ def test_actions_and_options_stay() -> None:
 
 def test_two_units_become_one_segment() -> None:
     policy = Policy.recompute(["blocks.0", "blocks.1", "blocks.3"])
-    assert [unit.blocks for unit in joined(policy, "blocks.0", "blocks.1").units] == [
-        ("blocks.0", "blocks.1"),
-        ("blocks.3",),
-    ]
+    units = joined(policy, "blocks.0", "blocks.1").units
+    assert [unit.blocks for unit in units] == [("blocks.0", "blocks.1"), ("blocks.3",)]
     assert joined(policy, "blocks.0", "blocks.2") == policy
 
 
