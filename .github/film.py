@@ -60,7 +60,7 @@ def scenes(page: Page) -> Iterator[Scene]:
     every.click()
     page.locator(".figure .value").get_by_text("≈").first.wait_for()
     yield _shot(settled(page), "2 · The forecast answers at once", 2600)
-    run = page.get_by_role("button", name="Run", exact=True)
+    run = page.locator(".st-key-run button:visible")
     yield _pointed(page, run, "3 · Run real training steps of both")
     settled(page)
     run.click()

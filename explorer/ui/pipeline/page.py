@@ -114,6 +114,8 @@ def _split(split: PipelineState, graph: ModelGraph) -> Results:
     return Results(
         spec=full,
         plan=plan,
+        graph=graph,
+        profile=profile,
         run=run,
         fresh=fresh,
         forecast=forecast,

@@ -15,13 +15,14 @@ from explorer.plan.export.torchrun import NEEDS, run_files
 from explorer.plan.pipeline.schedules import splits_backward
 from explorer.plan.policy import file as policy_file
 from explorer.record.files import PolicyFile
-from explorer.record.graph import Hazard
-from explorer.record.pipeline import PipelineRun, PlayedSchedule
+from explorer.record.graph import Hazard, ModelGraph
+from explorer.record.pipeline import PipelineProfile, PipelineRun, PlayedSchedule
 from explorer.record.run import PipelinePlan, RunSpec
+from explorer.ui.pipeline.equal_ranks import schedules_table
 from explorer.ui.pipeline.state import PipelineState
 from explorer.ui.session import backend
 from explorer.ui.session.repository import runs
-from explorer.ui.shared.charts import draw
+from explorer.ui.shared.charts import draw, made_once
 from explorer.ui.shared.download import Offer, download, report_button
 from explorer.ui.shared.elements import escape, failure_panel, fold, frame, hazards_panel, small_text
 from explorer.view.compare.headline import danger
@@ -40,6 +41,8 @@ class Results:
     spec: RunSpec
     """With the plan."""
     plan: PipelinePlan
+    graph: ModelGraph
+    profile: PipelineProfile | None
     run: PipelineRun | None
     """The last run; if `fresh`, a run of this plan."""
     fresh: bool
@@ -105,9 +108,24 @@ def _schedule(results: Results) -> None:
     for note in run.notes if run is not None else ():
         st.text(note)
     frame(rank_table(shown, predicted), key="pipeline_ranks_busy", alt="Busy and idle time of each rank")
+    _schedules(results, len(shown.ranks))
     if run is not None and run.wall is not None and (waits := link_table(run.wall, run.stages)):
         st.caption(words.LINKS)
         frame(waits, key="pipeline_links", alt="Waits for transfers")
+
+
+def _schedules(results: Results, n_ranks: int) -> None:
+    """Draws the table of all schedules on the ranks of the drawn plan."""
+    profile, plan = results.profile, results.plan
+    if profile is None:
+        return
+    policy = results.spec.policy
+    rows = made_once(
+        lambda: schedules_table(profile, results.graph, plan, policy, n_ranks), profile, str(plan), policy, n_ranks
+    )
+    title = f"All schedules on {count(n_ranks, 'rank')}, {count(plan.n_microbatches, 'microbatch', 'microbatches')}"
+    st.markdown(f"**{title}**", help=words.EQUAL_RANKS)
+    frame(rows, key="pipeline_schedules", alt=title)
 
 
 def _memory(results: Results) -> None:

@@ -25,6 +25,7 @@ from explorer.record.run import OWN_SCHEDULE, CheckpointMode, PipelinePlan
 from explorer.ui import components
 from explorer.ui.components import Cell
 from explorer.ui.pipeline import state as pipeline_state
+from explorer.ui.pipeline.equal_ranks import stages_for
 from explorer.ui.pipeline.state import MOST_MICROBATCHES, PipelineState
 from explorer.ui.session import page_job, window
 from explorer.ui.session.repository import runs
@@ -71,7 +72,7 @@ def split_panel(split: PipelineState, graph: ModelGraph, profile: PipelineProfil
             "Microbatches", 1, MOST_MICROBATCHES, number.value, help=words.MICROBATCH, width=MICROBATCHES_WIDTH,
             **number.wired,
         )  # fmt: skip
-        schedule_picker(split, len(stages))
+        schedule_picker(split, graph, profile, len(stages))
     _tools(split, graph, profile)
     return plan_of(split, stages)
 
@@ -91,7 +92,7 @@ def _tools(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | N
         drafts.undo_buttons(
             split.history,
             partial(pipeline_state.undo, split, graph),
-            ("Take back the last cut or toggle", "Make it again"),
+            ("Take back the last cut or toggle (Ctrl+Z)", "Make it again (Ctrl+Y)"),
             prefix="pipeline_",
         )
         with st.popover("More", key="pipeline_more", help="Recompute, dropout, BatchNorm"):
@@ -172,13 +173,22 @@ def n_ranks_of(choices: PipelinePlan, n_stages: int) -> int:
     return default_ranks(choices.schedule, n_stages)
 
 
-def schedule_picker(split: PipelineState, n_stages: int) -> None:
-    """The schedule's name, and how many ranks share the stages."""
+def schedule_picker(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None, n_stages: int) -> None:
+    """The schedule's name, and how many ranks share the stages. Another schedule keeps the ranks where it can."""
     drawn = OWN_SCHEDULE if split.choices.actions else split.choices.schedule  # a stored run may bring its own
     names = list(dict.fromkeys([*SCHEDULES, drawn]))
-    field = bound("pipeline_schedule", drawn, lambda name: _choose_schedule(split, name))
-    select("Schedule", names, field, help=words.SCHEDULE)
     n_ranks = n_ranks_of(split.choices, n_stages)
+
+    def choose(name: str) -> None:
+        _choose_schedule(split, name)
+        if n_ranks in rank_counts(name, n_stages):
+            pipeline_state.choose(split, "n_ranks", n_ranks if n_ranks != default_ranks(name, n_stages) else None)
+        elif n_ranks > 1 and stages_for(name, n_ranks) <= len(atoms(graph)):
+            pipeline_state.choose(split, "n_ranks", None)
+            take_stages(split, graph, profile, stages_for(name, n_ranks))
+
+    field = bound("pipeline_schedule", drawn, choose)
+    select("Schedule", names, field, help=words.SCHEDULE)
     allowed = () if split.choices.actions else rank_counts(split.choices.schedule, n_stages)
     offered = sorted({*allowed, n_ranks})
     number = bound("pipeline_n_ranks", n_ranks, lambda n: pipeline_state.choose(split, "n_ranks", n))

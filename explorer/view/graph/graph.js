@@ -381,6 +381,19 @@ function onKey(v, event) {
   moves[key]()
 }
 
+// A button's own shortcut of Streamlit also acts on a person who types: in a field Ctrl+Z takes back letters.
+function onHistory(event) {
+  if (!(event.ctrlKey || event.metaKey) || event.altKey) return
+  const key = event.key.toLowerCase()
+  if (key !== "z" && key !== "y") return
+  if (event.composedPath()[0].closest?.("input:not([type=range]), textarea, [contenteditable]")) return
+  const name = key === "y" || event.shiftKey ? "redo" : "undo"
+  const pressed = document.querySelector(`[class$="${name}"] button, [class*="${name} "] button`)
+  if (!pressed) return
+  event.preventDefault()
+  pressed.click()
+}
+
 const level = (v, id) => Number(v.nodes.get(id).box.getAttribute("aria-level"))
 
 // The server cannot see the window: it is told at first, and when the page is laid out for a much different one.
@@ -404,6 +417,8 @@ export default function ({ data: [data], parentElement, setStateValue }) {
     v.root.addEventListener("focusin", ({ target }) => target.dataset.id !== undefined && rove(v, target.dataset.id, false))
     v.onpress = (event) => onPress(v, event)
     for (const kind of OUTSIDE) document.addEventListener(kind, v.onpress, true)
+    v.onhistory = (event) => onHistory(event)
+    document.addEventListener("keydown", v.onhistory)
     v.onresize = () => onResize(v)
     window.addEventListener("resize", v.onresize)
     views.set(parentElement, v)
@@ -440,6 +455,7 @@ export default function ({ data: [data], parentElement, setStateValue }) {
   return () => {
     if (parentElement.isConnected) return // rule 6
     for (const kind of OUTSIDE) document.removeEventListener(kind, v.onpress, true)
+    document.removeEventListener("keydown", v.onhistory)
     window.removeEventListener("resize", v.onresize)
     views.delete(parentElement)
   }

@@ -114,7 +114,7 @@ def add_ghost(fig: go.Figure, runs: dict[str, Measurement], counted: Measurement
     ghost = list(runs)[-1]
     if ghost in places:
         outline = _line(ghost, runs[ghost], places[ghost], unit, dash="solid")
-        outline.update(mode="lines", line_width=1.5, hoverinfo="skip", hovertemplate=None)
+        outline.update(mode="lines", line_width=1.5, hovertemplate=bold("%{customdata[2]}") + f" held, {ghost}")
         fig.add_trace(outline)
     _mark_peaks(fig, runs, places, unit)
     fig.update_layout(margin={"r": LABEL_MARGIN})

@@ -64,8 +64,8 @@ ORIGIN = {
 }
 
 RUN = "Runs real training steps of baseline and candidate from the same start, in turns, and compares every gradient."
-UNDO = "Take back the last change of the policy"
-REDO = "Make it again"
+UNDO = "Take back the last change of the policy (Ctrl+Z)"
+REDO = "Make it again (Ctrl+Y)"
 SEARCH = "A name jumps to its block; a pattern such as blocks.*.mlp recomputes every block that it matches."
 PRESETS = "Replace the policy by a ready-made one; undo brings yours back."
 MODEL = "The sample models of this project, and those that you opened."

@@ -21,6 +21,10 @@ SCHEDULE = " ".join(
     ("Who does what in which order.", *(f"{schedule.name}: {schedule.words}." for schedule in SCHEDULES.values()))
 )
 RANKS = f"{RANK} Schedules that put several stages on a rank leave the number open; for the others there is only one."
+EQUAL_RANKS = (
+    "The model is cut for each schedule: one stage a rank, or two where a rank holds several. So the schedule is all "
+    "that differs, beside the cuts that it needs."
+)
 STEP = "Time from the first to the last action, every rank on a machine of its own, without the optimizer."
 WALL = (
     "Wall time from the first to the last action as the ranks' own clocks read it, with links, waiting and contention. "

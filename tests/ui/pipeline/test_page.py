@@ -73,15 +73,17 @@ def test_a_schedule_says_what_it_needs_and_what_it_costs(visit: Open) -> None:
     """Every block of the made-up profile takes the same time."""
     at = say(visit(), on=["blocks.1"])
     at = settled(widget(at, "selectbox", "pipeline_schedule").set_value("Interleaved1F1B").run())
+    assert len(stages_at(at)) == 4 and widget(at, "selectbox", "pipeline_n_ranks").value == 2, "the ranks stay"
+    at = settled(widget(at, "number_input", "pipeline_stages").set_value(2).run())
     assert "All stages are on one rank" in at.info[0].value
     at = press(at, "pipeline_four")
     assert len(stages_at(at)) == 4 and "pipeline_four" not in [button.key for button in at.button] and not at.warning
     splitting = settled(widget(at, "selectbox", "pipeline_schedule").set_value("ZBVZeroBubble").run())
     assert "splits backward" in splitting.warning[0].value
     assert "not predicted" in texts(splitting) and not splitting.button(key="pipeline_run").disabled
-    at = settled(widget(splitting, "number_input", "pipeline_stages").set_value(5).run())
+    at = settled(widget(splitting, "selectbox", "pipeline_schedule").set_value("Interleaved1F1B").run())
+    at = settled(widget(at, "number_input", "pipeline_stages").set_value(5).run())
     assert stages_at(at) == [2] * 5 and figures(at)["Plan"] == "5 stages"
-    at = settled(widget(at, "selectbox", "pipeline_schedule").set_value("Interleaved1F1B").run())
     assert "5 stages" in at.error[0].value
     assert at.button(key="pipeline_run").disabled
     assert offered(at) == [POLICY] and "These files need a plan that can run." in texts(at)
@@ -246,7 +248,7 @@ def test_ranks_are_chosen_where_the_schedule_leaves_them_open(visit: Open) -> No
     assert widget(at, "selectbox", "pipeline_n_ranks").disabled
     at = settled(widget(at, "selectbox", "pipeline_schedule").set_value("Interleaved1F1B").run())
     ranks = widget(at, "selectbox", "pipeline_n_ranks")
-    assert (ranks.options, ranks.value) == (["1", "2"], 2)
+    assert (ranks.options, ranks.value) == (["1", "2", "4"], 4), "the four ranks of 1F1B stay"
     at = settled(ranks.set_value(1).run())
     assert "one rank" in at.info[0].value
     assert address(at)["ranks"] == "1"
