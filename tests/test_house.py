@@ -251,7 +251,7 @@ BUDGETS = {
     "view": 53500, "ui": 58000, "lab": 21200, "own_loop": 14700, "cli": 24335,
 }  # fmt: skip
 """Tokens of each ring at most. A line budget was answered by denser lines, so lines may grow and tokens may not."""
-TESTS_BUDGET = 49870
+TESTS_BUDGET = 50100
 """Lines of all tests at most."""
 TOKENS = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 

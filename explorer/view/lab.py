@@ -100,7 +100,9 @@ def _sketched_bars(chart: LabChart, largest: float) -> list[str]:
     bars, ends = [], [0.0] * rows
     for index, series in enumerate(chart.series):
         for row in range(rows):
-            length = max(abs(series.y[row] or 0.0) * scale, 0.0 if series.y[row] is None else LEAST_BAR)
+            if (value := series.y[row]) is None:
+                continue
+            length = max(abs(value) * scale, LEAST_BAR)
             top = (row * per_row + (0 if stacked else index)) * thick
             bars.append(
                 f'<rect x="{ends[row]:.1f}" y="{top + thick * 0.12:.1f}" width="{length:.1f}" '
