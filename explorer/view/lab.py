@@ -59,8 +59,6 @@ PICTURES = Path(__file__).parent / "lab_pictures.json"
 """A `LessonPicture` of each lesson, by name: `python -m tests.golden.make lessons` records them."""
 WIDTH, HEIGHT = 240, 96
 MOST_BARS = 8
-LEAST_BAR = 2.0
-"""Length of a bar of zero, so that a run that came out equal is seen; a run without a result has none."""
 
 
 @cache
@@ -102,7 +100,7 @@ def _sketched_bars(chart: LabChart, largest: float) -> list[str]:
         for row in range(rows):
             if (value := series.y[row]) is None:
                 continue
-            length = max(abs(value) * scale, LEAST_BAR)
+            length = max(abs(value) * scale, 2.0)  # a run that came out equal is seen
             top = (row * per_row + (0 if stacked else index)) * thick
             bars.append(
                 f'<rect x="{ends[row]:.1f}" y="{top + thick * 0.12:.1f}" width="{length:.1f}" '
