@@ -46,6 +46,47 @@ def programs() -> Iterator[Program]:
         yield ["sum.dim_IntList", dtype, [[4096, 256]], [[0]], None]
 
 
+NORMS = ((8, 8, 196, 2), (8, 64, 1, 2), (4, 64, 1024, 8), (2, 320, 9, 32))
+"""Samples, channels, places and groups."""
+HEADS = (
+    (2, 4, 130, 200, 0.0),
+    (3, 2, 300, 1000, 0.1),
+    (20, 30, 70, 400, 0.0),
+    (1, 5, 1, 1000, 0.0),
+    (2, 1, 96, 77, 0.0),
+)
+"""Batch, heads, queries, keys and the chance of dropout of an attention."""
+
+
+def temporaries() -> Iterator[Program]:
+    """Group norm, forward and backward, and the backward of the memory-efficient attention.
+
+    A tuple among the arguments is a tensor: its type, its shape, and the host if torch keeps it there.
+    """
+    for dtype in ("float32", "bfloat16"):
+        for n, channels, places, groups in NORMS:
+            image, weight, group = (dtype, [n, channels, places]), (dtype, [channels]), (dtype, [n, groups])
+            sizes = (n, channels, places, groups)
+            yield ["native_group_norm.default", dtype, [], [image, weight, weight, *sizes, 1e-5], None]
+            yield ["native_group_norm.default", dtype, [], [image, None, None, *sizes, 1e-5], None]
+            for mask in ([True, True, True], [True, False, False], [False, True, True]):
+                norm = [image, image, group, group, weight, *sizes, mask]
+                yield ["native_group_norm_backward.default", dtype, [], norm, None]
+    for dtype in ("float32", "float16", "bfloat16"):
+        for head in (8, 64, 72, 96, 104, 128, 136, 256, 264):
+            for form in HEADS:
+                yield _attention_backward(dtype, head, *form)
+
+
+def _attention_backward(dtype: str, head: int, *sizes: Any) -> Program:
+    n, heads, queries, keys, dropout_p = sizes
+    query, key = (dtype, [n, heads, queries, head]), (dtype, [n, heads, keys, head])
+    sums = ("float32", [n, heads, -(-queries // 32) * 32])
+    seed: tuple[Any, ...] = ("int64", [], "cpu")
+    arguments = [query, query, key, key, None, query, sums, seed, seed, dropout_p, [True, True, True, False], False]
+    return ["_scaled_dot_product_efficient_attention_backward.default", dtype, [], arguments, None]
+
+
 def attentions() -> Iterator[list[Any]]:
     """[type, heads of the query, heads of key and value, width of a head, a word for each option]."""
     for dtype in ("bfloat16", "float16", "float32"):
@@ -103,8 +144,14 @@ def call(program: Program, device: str) -> Any:
         inverse = [order.index(at) for at in range(len(order))]
         laid = torch.empty([shapes[0][at] for at in order], dtype=getattr(torch, dtype), device=device)
         tensors[0] = laid.permute(inverse)
-    arguments = [getattr(torch, other) if isinstance(other, str) else other for other in others]
-    return operator, (*tensors, *arguments)
+    return operator, (*tensors, *(_argument(other, device) for other in others))
+
+
+def _argument(other: Any, device: str) -> Any:
+    if isinstance(other, tuple):
+        dtype, shape, *host = other
+        return torch.empty(shape, dtype=getattr(torch, dtype), device=host[0] if host else device)
+    return getattr(torch, other) if isinstance(other, str) else other
 
 
 def _held() -> tuple[int, int]:
@@ -112,9 +159,20 @@ def _held() -> tuple[int, int]:
     return held["requested_bytes.all.peak"], held["requested_bytes.all.current"]
 
 
+def _is_refused(operator: Any, arguments: tuple[Any, ...]) -> bool:
+    """Whether torch has no kernel for the type on this card; the first call also makes what a process keeps."""
+    try:
+        operator(*arguments)
+    except RuntimeError:
+        return True
+    return False
+
+
 def measured(program: Program) -> list[int]:
-    """Requested bytes that the operator holds at most, and after it."""
+    """Requested bytes that the operator holds at most, and after it; empty: refused."""
     operator, arguments = call(program, "cuda")
+    if _is_refused(operator, arguments):
+        return []
     torch.cuda.reset_peak_memory_stats()
     _, before = _held()
     kept = operator(*arguments)
@@ -144,6 +202,7 @@ def here() -> dict[str, Any]:
         "workspaces": kept,
         "attention": [kernel_of(attention, "cuda") for attention in attentions()],
         "held": [measured(program) for program in programs()],
+        "temporaries": [measured(program) for program in temporaries()],
     }
 
 

@@ -1,10 +1,11 @@
 """`--card` against torch's own CUDA code: whole steps on imaginary cards, every pair of choices at least once.
 
-    PYTHON -m benchmarks.imaginary.steps [MOST]
+    PYTHON -m benchmarks.imaginary.steps [MOST] [WORD...]
 
 PYTHON has a CUDA build of torch; no GPU is needed. A row is a model, a policy, a type, an optimizer, a capability and a
 setting of the allocator. `--card` predicts its allocated and reserved peak without data. Then torch's own code takes
-the step twelve times on a card of that capability, and its allocator's counters are the truth. `MOST`: rows at most.
+the step twelve times on a card of that capability, and its allocator's counters are the truth. `MOST`: rows at most,
+0: all. WORDs: rows that have one of them, such as `:llama` or `unet`.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
         "garbage_collection_threshold:0.8",
     ),
 }
+
 N_STEPS = 12
 
 
@@ -115,17 +117,35 @@ def answer(row: Row) -> dict[str, Any]:
     assert torch.cuda.memory_reserved() == 0, "the prediction, or the row before it, left memory on the card"
     trainee = prepare(replace(spec, card=None, device="cuda", holds_output=True))
     peaks = []
-    for _ in range(N_STEPS):
-        torch.cuda.reset_peak_memory_stats()
-        step(trainee, ignore)
-        peaks.append([torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()])
+    with _full_masks():
+        for _ in range(N_STEPS):
+            torch.cuda.reset_peak_memory_stats()
+            step(trainee, ignore)
+            peaks.append([torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()])
     del trainee
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
-    unknown = [part.what for part in memory.unknown]
+    unknown = [f"{part.what} ({', '.join(part.ops)})" for part in memory.unknown]
     counted = [max(column) for column in zip(*peaks[1:])] if is_own else peaks[-1]
     return {"predicted": [memory.allocated_bytes, memory.reserved_bytes], "counted": counted, "unknown": unknown}
+
+
+def _full_masks() -> Any:
+    """Answers yes where a library asks whether a mask is all ones, as those of these batches are.
+
+    A real card would read its values and say so; an imaginary one has none.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class FullMasks(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function is torch.Tensor.__bool__ and args[0].is_cuda:
+                return True
+            return function(*args, **(kwargs or {}))
+
+    return FullMasks()
 
 
 def answers(chosen: Sequence[Row]) -> Iterator[tuple[Row, dict[str, Any]]]:
@@ -151,9 +171,10 @@ def print_answers(text: str) -> None:
             print(json.dumps({"left out": str(error)[:200]}), flush=True)
 
 
-def main(most: int | None) -> None:
+def main(most: int, words: Sequence[str]) -> None:
     outcomes: Counter[str] = Counter()
-    for row, result in answers(rows(most)):
+    chosen = [row for row in rows(most or None) if not words or any(word in " ".join(row.values()) for word in words)]
+    for row, result in answers(chosen):
         name = " ".join(row.values()).strip()
         if "counted" not in result:
             outcomes["left out"] += 1
@@ -172,4 +193,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--answer"]:
         print_answers(sys.argv[2])
     else:
-        main(int(sys.argv[1]) if len(sys.argv) > 1 else None)
+        main(int(sys.argv[1]) if len(sys.argv) > 1 else 0, sys.argv[2:])

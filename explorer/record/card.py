@@ -79,7 +79,7 @@ class UnknownMemory(Record):
     what: str
     least_bytes: Count = 0
     most_bytes: Count | None = None
-    """None: no bound is known."""
+    """None: no bound is known. Records of earlier versions have some."""
     ops: tuple[str, ...] = ()
     """Operators of the step that may take it."""
     room_bytes: Count | None = None

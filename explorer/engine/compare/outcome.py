@@ -300,11 +300,12 @@ def most_common_type(gradients: Tensors) -> torch.dtype:
     return types.most_common(1)[0][0] if types else torch.get_default_dtype()
 
 
-_DRAWS = frozenset({
-    "aten::rand", "aten::randn", "aten::rand_like", "aten::randn_like", "aten::normal", "aten::normal_functional",
-    "aten::uniform", "aten::exponential", "aten::log_normal", "aten::cauchy", "aten::geometric", "aten::multinomial",
-    "aten::bernoulli",
-})  # fmt: skip
+_DRAWS = frozenset(
+    str.split("""
+aten::rand aten::randn aten::rand_like aten::randn_like aten::normal aten::normal_functional aten::uniform
+aten::exponential aten::log_normal aten::cauchy aten::geometric aten::multinomial aten::bernoulli
+""")
+)
 """Operators whose result is random numbers alone: a draw in a narrower type gives the same numbers, rounded."""
 
 

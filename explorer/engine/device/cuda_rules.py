@@ -12,8 +12,7 @@ a. cuDNN's on cards of capability 9 and 10, whose wheels bring cuDNN 9.15.1 or l
 b. flash, in half precision without a mask;
 c. the memory-efficient kernel, with rows that the card's matrix units can load, without grouped queries;
 d. plain operators.
-All but the last keep their log-sum-exp in float32. Flash's backward also holds sums in float32 while it runs
-(`mha_bwd` of flash_api.cpp). cuDNN's is not public, and the efficient one's depends on the variant of the kernel.
+All but the last keep their log-sum-exp in float32. What their backward holds while it runs is in kernel_memory.py.
 """
 
 from __future__ import annotations
@@ -117,7 +116,6 @@ def _rules(target: _Target, casts: Casts) -> Iterator[tuple[str, Kernel, str]]:
     yield "binary_cross_entropy", _refuse_binary_cross_entropy, "AutocastCPU"
     yield "dropout", _dropout, "AutogradCPU"
     yield "scaled_dot_product_attention", partial(attention, target), "AutogradCPU"
-    yield "_scaled_dot_product_flash_attention_backward", flash_backward, "AutogradCPU"
 
 
 def operator(name: str) -> object:
@@ -205,8 +203,6 @@ HALF = (torch.float16, torch.bfloat16)
 MOST_CUDNN_HEAD: dict[tuple[int, ...], int] = {(9, 0): 256}
 """By compute capability, 128 on others. Measured on imaginary cards under torch 2.11 and 2.13."""
 MOST_FLASH_HEAD = 256
-FLASH_ROWS = 128
-"""Rows of a query to which flash's backward pads its sums."""
 MASK_GRAIN = 8
 """Elements to which the memory-efficient kernel pads the rows of a mask."""
 
@@ -331,23 +327,6 @@ def _flash(call: _Call) -> Tensor:
         *padded, call.dropout_p, call.is_causal, False, scale=scale
     )[0]
     return output[..., : call.head] if output.shape[-1] != call.head else output
-
-
-def flash_backward(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """`_scaled_dot_product_flash_attention_backward` with the tensors that it makes for itself, in its order."""
-    gradient, query, key = arguments[:3]
-    with torch._C._AutoDispatchBelowAutograd():
-        results: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_backward(
-            *arguments, **options
-        )
-        n_batch, n_heads, length, head = query.shape
-        rows, wide = -(-length // FLASH_ROWS) * FLASH_ROWS, -(-head // 32) * 32 if head <= 128 else -(-head // 64) * 64
-        sums = [torch.empty(n_batch, n_heads, rows), torch.empty(n_batch, rows, n_heads, wide)]
-        if key.shape[1] != n_heads:  # the gradients of shared heads are summed from one of each
-            sums += [torch.empty(n_batch, key.shape[2], n_heads, head, dtype=query.dtype) for _ in ("key", "value")]
-        if not gradient.transpose(1, 2).is_contiguous():
-            sums.append(gradient.transpose(1, 2).contiguous())
-    return results
 
 
 def _efficient(call: _Call) -> Tensor:

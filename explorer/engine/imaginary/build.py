@@ -26,30 +26,30 @@ CORE = "libimaginary.so"
 OPENED_BY_NAME = ("libcuda.so.1", "libnvidia-ml.so.1")
 """Libraries that torch opens when it needs them; no library of torch is linked to NVML."""
 MAKES_HANDLE = re.compile(r"(cublas|cusparse|cusolver|cufft|curand|cudnn|nvrtc)\w*[cC]reate\w*")
-WANTS_MEMORY: tuple[tuple[str, int, str], ...] = (
-    (r"cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize", 9, "size_t"),
-    (r"cudnnGetBatchNormalizationBackwardExWorkspaceSize", 11, "size_t"),
-    (r"cudnnGetBatchNormalizationTrainingExReserveSpaceSize", 6, "size_t"),
-    (r"cudnnGetConvolution\w+WorkspaceSize", 7, "size_t"),
-    (r"cudnnGetCTCLossWorkspaceSize", 9, "size_t"),
-    (r"cudnnGetCTCLossWorkspaceSize_v8", 6, "size_t"),
-    (r"cudnnDropoutGetStatesSize", 2, "size_t"),
-    (r"cufftXtMakePlanMany", 13, "size_t"),
-    (r"cusparseX\w+sort_bufferSizeExt", 7, "size_t"),
-    (r"cusparseSpM[VM]_bufferSize|cusparseSpSV_bufferSize", 10, "size_t"),
-    (r"cusparse(SpMM|SDDMM|SpSM)_bufferSize", 11, "size_t"),
-    (r"cusparse[SDCZ]bsrsm2_bufferSize", 12, "int"),
-    (r"cusparse[SDCZ]bsrsv2_bufferSize", 11, "int"),
-    (r"cusolverDn[SDCZ](geqrf|potrf|getrf)_bufferSize", 6, "int"),
-    (r"cusolverDn[SDCZ]gesvd_bufferSize", 4, "int"),
-    (r"cusolverDn[SDCZ]gesvdj_bufferSize", 12, "int"),
-    (r"cusolverDn[SDCZ]gesvdjBatched_bufferSize", 11, "int"),
-    (r"cusolverDn[SDCZ](or|un)gqr_bufferSize", 8, "int"),
-    (r"cusolverDn[SDCZ](or|un)mqr_bufferSize", 12, "int"),
-    (r"cusolverDn[SDCZ](sy|he)evd_bufferSize", 8, "int"),
-    (r"cusolverDn[SDCZ](sy|he)evj(Batched)?_bufferSize", 8, "int"),
-    (r"cusolverDn[SDCZ]sytrf_bufferSize", 5, "int"),
-)  # fmt: skip
+WANTS_MEMORY = list(map(str.split, r"""
+cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize 9 size_t
+cudnnGetBatchNormalizationBackwardExWorkspaceSize 11 size_t
+cudnnGetBatchNormalizationTrainingExReserveSpaceSize 6 size_t
+cudnnGetConvolution\w+WorkspaceSize 7 size_t
+cudnnGetCTCLossWorkspaceSize 9 size_t
+cudnnGetCTCLossWorkspaceSize_v8 6 size_t
+cudnnDropoutGetStatesSize 2 size_t
+cufftXtMakePlanMany 13 size_t
+cusparseX\w+sort_bufferSizeExt 7 size_t
+cusparseSpM[VM]_bufferSize|cusparseSpSV_bufferSize 10 size_t
+cusparse(SpMM|SDDMM|SpSM)_bufferSize 11 size_t
+cusparse[SDCZ]bsrsm2_bufferSize 12 int
+cusparse[SDCZ]bsrsv2_bufferSize 11 int
+cusolverDn[SDCZ](geqrf|potrf|getrf)_bufferSize 6 int
+cusolverDn[SDCZ]gesvd_bufferSize 4 int
+cusolverDn[SDCZ]gesvdj_bufferSize 12 int
+cusolverDn[SDCZ]gesvdjBatched_bufferSize 11 int
+cusolverDn[SDCZ](or|un)gqr_bufferSize 8 int
+cusolverDn[SDCZ](or|un)mqr_bufferSize 12 int
+cusolverDn[SDCZ](sy|he)evd_bufferSize 8 int
+cusolverDn[SDCZ](sy|he)evj(Batched)?_bufferSize 8 int
+cusolverDn[SDCZ]sytrf_bufferSize 5 int
+""".strip().splitlines()))  # fmt: skip
 """Functions that answer how much memory another one wants: their name, the position of the answer, its type.
 
 Integers and pointers take the same registers and places of the stack in their order, whatever their types.
@@ -112,7 +112,7 @@ def generated(functions: Iterable[str]) -> str:
         call = f'return imaginary_stub("{function}");'
         if rule is not None:
             _, position, kind = rule
-            before = "".join(f"long a{i}, " for i in range(1, position))
+            before = "".join(f"long a{i}, " for i in range(1, int(position)))
             lines.append(f"WEAK Status {function}({before}{kind} *out) {{ *out = 0; {call} }}")
         elif MAKES_HANDLE.fullmatch(function):
             lines.append(f"WEAK Status {function}(void **out) {{ *out = new_handle(); {call} }}")

@@ -33,12 +33,14 @@ Arguments = Mapping[int | str, object]
 """The arguments of one call: by position, then by keyword."""
 _CONSTANTS = (int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _SHAPE_QUERIES = frozenset(
-    {"shape", "device", "dtype", "layout", "ndim", "requires_grad", "is_cpu", "is_cuda", "is_meta", "is_sparse"}
-    | {"is_quantized", "itemsize", "nbytes", "size", "dim", "stride", "numel", "nelement", "ndimension", "get_device"}
-    | {"element_size", "is_contiguous", "is_floating_point", "is_complex", "__len__", "__hash__"}
+    str.split("""
+shape device dtype layout ndim requires_grad is_cpu is_cuda is_meta is_sparse is_quantized itemsize nbytes size
+dim stride numel nelement ndimension get_device element_size is_contiguous is_floating_point is_complex __len__
+__hash__
+""")
 )
 """Attributes and methods that a stand-in answers."""
-_CONVERSIONS = frozenset({"to", "type", "type_as", "float", "double", "half", "bfloat16", "cpu", "cuda"})
+_CONVERSIONS = frozenset(str.split("to type type_as float double half bfloat16 cpu cuda"))
 """Methods that return the stand-in itself if there is nothing to convert."""
 _ONE_BY_ONE = "Recompute these blocks one by one, each as a unit of its own."
 

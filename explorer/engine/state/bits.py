@@ -24,11 +24,13 @@ _NOT_MADE = (UninitializedBuffer, UninitializedParameter)
 _PLAIN = (Tensor, torch.nn.Parameter)
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer type of each element size, in which bits are compared and counted."""
+_BY_ROWS = Tensor.crow_indices, Tensor.col_indices, Tensor.values
+_BY_COLUMNS = Tensor.ccol_indices, Tensor.row_indices, Tensor.values
 _COMPRESSED = {
-    torch.sparse_csr: (Tensor.crow_indices, Tensor.col_indices, Tensor.values),
-    torch.sparse_bsr: (Tensor.crow_indices, Tensor.col_indices, Tensor.values),
-    torch.sparse_csc: (Tensor.ccol_indices, Tensor.row_indices, Tensor.values),
-    torch.sparse_bsc: (Tensor.ccol_indices, Tensor.row_indices, Tensor.values),
+    torch.sparse_csr: _BY_ROWS,
+    torch.sparse_bsr: _BY_ROWS,
+    torch.sparse_csc: _BY_COLUMNS,
+    torch.sparse_bsc: _BY_COLUMNS,
     torch.sparse_coo: (Tensor._indices, Tensor._values),
 }
 

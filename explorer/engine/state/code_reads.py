@@ -38,7 +38,7 @@ from explorer.engine.state.reachable import (
 from explorer.engine.state.state_diff import Path
 
 _MOST_FUNCTIONS = 2000
-_MUTATORS = frozenset({"append", "extend", "add", "update", "insert", "appendleft", "clear", "discard", "remove"})
+_MUTATORS = frozenset(str.split("append extend add update insert appendleft clear discard remove"))
 """Methods that change a container. As a statement, such a call uses no value of the container."""
 _GUARDS = frozenset({"is_recomputing", "_current_graph_task_id", "recompute_fn", "unpack_hook"})
 """Names by which code finds out that it runs inside a recompute: of this package, of torch, and on the stack."""

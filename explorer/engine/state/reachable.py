@@ -37,8 +37,11 @@ _DEEPEST = 6
 OF_TORCH = frozenset(vars(nn.Module()))
 """Names in a module's __dict__ that torch sets."""
 OF_TORCH_OR_POLICY = OF_TORCH | {"forward", "_call_impl", "_compiled_call_impl"}
-_OF_DATA = frozenset({"builtins", "types", "collections", "weakref", "queue", "_queue", "_thread", "array", "random",
-                      "itertools", "__main__"})  # fmt: skip
+_OF_DATA = frozenset(
+    str.split("""
+builtins types collections weakref queue _queue _thread array random itertools __main__
+""")
+)
 """Modules of the standard library whose objects hold a user's data."""
 _WITHOUT_STATE = sys.stdlib_module_names | {__name__.partition(".")[0]}
 """Packages that hold no state of a model. This package is named because a checkout is not installed."""

@@ -119,53 +119,47 @@ WITHOUT_RULE = "operators without a rule"
 WITHOUT_MEMORY = ("", "prim", "profiler")
 """Libraries of operators that take nothing; empty: no operator."""
 
-UNKNOWN: tuple[tuple[str, str, int | None], ...] = (
-    (r"(cudnn_|mkldnn_|slow_|thnn_)?_?conv.*|_?convolution.*", "workspaces of cuDNN for convolutions", None),
-    (r".*(lstm|gru|rnn).*", "workspaces of cuDNN for recurrent layers", None),
-    (r".*batch_norm.*", "what cuDNN's batch norm keeps for backward", None),
-    (r"native_(layer|group)_norm_backward|native_group_norm", "partial sums of a norm", 4),
-    (r"logsumexp", "temporaries of logsumexp", None),
-    (r"bernoulli|normal", "temporaries of random draws", None),
-    (r"embedding_dense_backward|_?index_put.*|index_add.*|_embedding_bag.*", "sorted indices of a scattered gradient",
-     None),
-    (r".*cudnn_attention.*", "workspaces of cuDNN for attention", None),
-    (r".*attention.*backward.*", "temporaries of the fused attention's backward", 4),
+UNKNOWN: tuple[tuple[str, str], ...] = (
+    (r"(cudnn_|mkldnn_|slow_|thnn_)?_?conv.*|_?convolution.*", "workspaces of cuDNN for convolutions"),
+    (r".*(lstm|gru|rnn).*", "workspaces of cuDNN for recurrent layers"),
+    (r".*batch_norm.*", "what cuDNN's batch norm keeps for backward"),
+    (r"native_layer_norm_backward|_fused_rms_norm_backward", "partial sums of a norm of more than 65,536 rows"),
+    (r"logsumexp", "temporaries of logsumexp"),
+    (r"bernoulli|normal", "temporaries of random draws"),
+    (r"embedding_dense_backward|_?index_put.*|index_add.*|_embedding_bag.*", "sorted indices of a scattered gradient"),
+    (r".*cudnn_attention.*", "workspaces of cuDNN for attention"),
     (r"sort|topk|kthvalue|median|mode|_?unique.*|multinomial|randperm.*|(log)?cum.*|_cum.*|nonzero.*|masked_select"
-     r"|bincount|histc|repeat_interleave", "temporaries of sorts and scans", None),
-    (r"_?linalg_.*|cholesky.*|triangular_solve|geqrf|ormqr", "workspaces of cuSOLVER", None),
-    (r"_fft_.*", "workspaces of cuFFT", None),
+     r"|bincount|histc|repeat_interleave", "temporaries of sorts and scans"),
+    (r"_?linalg_.*|cholesky.*|triangular_solve|geqrf|ormqr", "workspaces of cuSOLVER"),
+    (r"_fft_.*", "workspaces of cuFFT"),
     (r".*grouped_mm|.*scaled_mm.*|.*sparse.*|quantiz.*|fake_quant.*",
-     "temporaries of grouped, sparse or quantised products", None),
+     "temporaries of grouped, sparse or quantised products"),
 )  # fmt: skip
-"""Operators whose CUDA kernels take memory of a known kind: the kind, and the most over the results of one call.
-
-None: no bound but what the card has left. A norm's partial sums cover a row at least: two tensors of its gradient in
-float32, four times a half one. The memory-efficient attention sums three gradients in float32. Rows and heads that half
-fill their tiles are padded to twice their size. Source: ATen/native/cuda and cudnn.
-"""
+"""Operators whose CUDA kernels take memory of a known kind, without a bound. Source: ATen/native/cuda and cudnn."""
 RESULTS_ALONE = frozenset(re.findall(r"\w+", """
 abs _adaptive_avg_pool2d _adaptive_avg_pool2d_backward add addbmm addcdiv addcmul addmm addmv all amax amin any arange
 argmax argmin as_strided atan2 avg_pool2d avg_pool2d_backward baddbmm binary_cross_entropy
 binary_cross_entropy_backward bitwise_and bitwise_not bitwise_or bmm cat ceil celu clamp clamp_max clamp_min clone
-constant_pad_nd contiguous copy cos cosh detach diagonal_backward div dot dropout elu elu_backward embedding
-empty empty_like empty_strided eq erf erfinv exp exp2 expand expm1 fill flip floor fmod full full_like _fused_adam
-_fused_adamw _fused_rms_norm _fused_sgd gather ge gelu gelu_backward glu glu_backward gt hardsigmoid
-hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward huber_loss huber_loss_backward index
-index_fill index_select isfinite isinf isnan kl_div le leaky_relu leaky_relu_backward lerp lift_fresh linalg_vector_norm
-linear linspace _local_scalar_dense log log10 log1p log2 log_sigmoid_backward log_sigmoid_forward _log_softmax
-_log_softmax_backward_data logical_and logical_not logical_or lt masked_fill matmul max
-max_pool2d_with_indices max_pool2d_with_indices_backward maximum mean min minimum mish mish_backward mm mse_loss
-mse_loss_backward mul mv native_dropout native_dropout_backward native_layer_norm ne neg new_empty
-new_empty_strided new_full new_ones new_zeros nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward
-ones ones_like pow rand rand_like randint randn randn_like reciprocal reflection_pad1d reflection_pad2d relu
-remainder repeat replication_pad2d _reshape_copy roll round rsqrt rsub scalar_tensor _scaled_dot_product_cudnn_attention
-_scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
-scatter scatter_add select_backward select_scatter sgn sigmoid sigmoid_backward sign silu silu_backward sin
-slice_backward slice_scatter smooth_l1_loss smooth_l1_loss_backward _softmax _softmax_backward_data softplus
-softplus_backward split sqrt square stack std sub sum tan tanh tanh_backward threshold_backward _to_copy tril
-tril_indices triu triu_indices trunc uniform _unsafe_index _unsafe_view upsample_bilinear2d
-upsample_bilinear2d_backward upsample_nearest2d upsample_nearest2d_backward var var_mean where xlogy zero zeros
-zeros_like
+constant_pad_nd contiguous copy cos cosh detach diagonal_backward div dot dropout elu elu_backward embedding empty
+empty_like empty_strided eq erf erfinv exp exp2 expand expm1 fill flip floor fmod full full_like _fused_adam
+_fused_adamw _fused_rms_norm _fused_sgd gather ge gelu gelu_backward glu glu_backward gt
+hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward huber_loss
+huber_loss_backward index index_fill index_select isfinite isinf isnan kl_div le leaky_relu leaky_relu_backward lerp
+lift_fresh linalg_vector_norm linear linspace _local_scalar_dense log log10 log1p log2 log_sigmoid_backward
+log_sigmoid_forward _log_softmax _log_softmax_backward_data logical_and logical_not logical_or lt masked_fill matmul
+max max_pool2d_with_indices max_pool2d_with_indices_backward maximum mean min minimum mish mish_backward mm mse_loss
+mse_loss_backward mul mv native_dropout native_dropout_backward native_group_norm native_group_norm_backward
+native_layer_norm ne neg new_empty new_empty_strided new_full new_ones new_zeros
+nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward ones ones_like pow rand rand_like randint
+randn randn_like reciprocal reflection_pad1d reflection_pad2d relu remainder repeat replication_pad2d _reshape_copy
+roll round rsqrt rsub scalar_tensor _scaled_dot_product_cudnn_attention _scaled_dot_product_efficient_attention
+_scaled_dot_product_efficient_attention_backward _scaled_dot_product_flash_attention
+_scaled_dot_product_flash_attention_backward scatter scatter_add select_backward select_scatter sgn sigmoid
+sigmoid_backward sign silu silu_backward sin slice_backward slice_scatter smooth_l1_loss smooth_l1_loss_backward
+_softmax _softmax_backward_data softplus softplus_backward split sqrt square stack std sub sum tan tanh tanh_backward
+threshold_backward _to_copy tril tril_indices triu triu_indices trunc uniform _unsafe_index _unsafe_view
+upsample_bilinear2d upsample_bilinear2d_backward upsample_nearest2d upsample_nearest2d_backward var var_mean where
+xlogy zero zeros zeros_like
 """))  # fmt: skip
 """Operators whose CUDA kernels take their results alone, or scratch by a rule of `engine/device/kernel_memory.py`.
 
@@ -176,39 +170,32 @@ SCRATCH = "scratch of reductions: how many multiprocessors the card has is not k
 
 def unknown_memory(log: Allocations, allocated: Sequence[int], card: Card) -> tuple[UnknownMemory, ...]:
     """Operators of a step whose memory no rule gives, by kind. `allocated`: bytes after each event; empty: refused."""
-    kinds: dict[tuple[str, int | None], set[int]] = {}
+    kinds: dict[str, set[int]] = {}
     for number, op in enumerate(log.ops):
         if kind := _kind(op, card):
             kinds.setdefault(kind, set()).add(number)
     ticks: dict[int, int] = {}
-    largest: dict[int, int] = {}
-    """Bytes that one call returns at most, by operator: its results are events one after the other."""
-    call, last, n_bytes = -1, -1, 0
-    for born, number, size in sorted(zip(log.born, log.op, log.n_bytes)):
+    for born, number in zip(log.born, log.op):
         if 0 < born < len(allocated):
             ticks[number] = max(ticks.get(number, 0), allocated[born])
-        n_bytes = n_bytes + size if (number, born) == (call, last + 1) else size
-        call, last, largest[number] = number, born, max(largest.get(number, 0), n_bytes)
     peak = max(allocated, default=0)
     return tuple(
         UnknownMemory(
             what=what,
-            most_bytes=None if most is None else most * max(largest.get(number, 0) for number in numbers),
             ops=tuple(sorted({operator_word(log.ops[number]) for number in numbers})[:MOST_NAMES]),
             room_bytes=min((peak - ticks[number] for number in numbers if number in ticks), default=None),
         )
-        for (what, most), numbers in kinds.items()
+        for what, numbers in kinds.items()
     )
 
 
-def _kind(op: str, card: Card) -> tuple[str, int | None] | None:
-    """The kind of memory that an operator may take, and the most as a multiple of its results; None: none."""
+def _kind(op: str, card: Card) -> str:
+    """The kind of memory that an operator may take; empty: none."""
     library, name = op.partition(".")[0], operator_word(op).removesuffix("_")
     if library in WITHOUT_MEMORY:
-        return None
+        return ""
     if library == "aten" and name in REDUCTIONS and card.multiprocessors is None:
-        return SCRATCH, None
+        return SCRATCH
     if library == "aten" and (name in RESULTS_ALONE or name.startswith("_foreach_")):
-        return None
-    rows = ((what, most) for pattern, what, most in UNKNOWN if re.fullmatch(pattern, name))
-    return next(rows, (WITHOUT_RULE, None))
+        return ""
+    return next((what for pattern, what in UNKNOWN if re.fullmatch(pattern, name)), WITHOUT_RULE)

@@ -190,3 +190,23 @@ def _block(wide: int, high: int, most: int) -> tuple[int, int]:
 
 def _power_below(size: int) -> int:
     return 1 << (max(size, 1).bit_length() - 1)
+
+
+LITTLE_SHARED_MEMORY = "8.6 8.9 12.0 12.1"
+
+
+def attention_tile(card: Card, head: int, dropout_p: float, *, is_half: bool) -> tuple[int, int, bool]:
+    """Of the memory-efficient backward: queries and columns of a block of threads, whether it sums keys' gradients too.
+
+    Torch takes the first variant whose shared memory a multiprocessor has. Measured by `benchmarks/imaginary`.
+    """
+    capability = card.capability or UNKNOWN_CAPABILITY
+    has_little = capability in LITTLE_SHARED_MEMORY
+    if head <= 64 or (not is_half and (has_little or capability == "7.5")):
+        return 64, 64, False
+    if head > 128 or not is_half or capability == "7.5":
+        return 128, 64, is_half and head > 128
+    if not has_little:
+        return 128, 128, False
+    has_room = head <= 96 and not dropout_p and capability[0] == "8"
+    return (128, 64, False) if has_room else (64, 64, True)

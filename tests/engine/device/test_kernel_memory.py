@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.imaginary.operators import Program, attentions, call, kernel_of, programs
+from benchmarks.imaginary.operators import Program, attentions, call, kernel_of, programs, temporaries
 from explorer.engine.device.cuda_rules import cuda_rules
 from explorer.engine.device.kernel_memory import PARTS, REDUCED_LOSSES, KernelMemory
 from explorer.plan.card.kernel_scratch import REDUCTIONS
@@ -65,6 +65,20 @@ def test_operators_hold_what_torch_holds_on_a_card(version: str) -> None:
     assert n_scratch > 1000, "programs without scratch would judge nothing"
 
 
+@pytest.mark.parametrize("version", [version for version in TORCH_VERSIONS if "temporaries" in ROWS[version][0]])
+def test_norms_and_attention_hold_in_backward_what_torch_holds_on_a_card(version: str) -> None:
+    called = [(program, without_data(program)) for program in temporaries()]
+    wrong, n_judged = [], 0
+    for row in ROWS[version]:
+        card = card_of(version, row)
+        for (program, operation), held in zip(called, row["temporaries"], strict=True):
+            n_judged += bool(held)
+            if held and (here := held_by(operation, card)) != held:
+                wrong.append((row["capability"], program, held, here))
+    assert not wrong, f"{len(wrong)} of {n_judged}, the first: {wrong[:3]}"
+    assert n_judged > 1000, "torch refuses bfloat16 on 7.5 alone"
+
+
 @pytest.mark.parametrize("version", TORCH_VERSIONS)
 def test_workspaces_are_those_of_torch_on_a_card(version: str) -> None:
     for row in ROWS[version]:
@@ -97,7 +111,7 @@ def test_a_reduced_loss_keeps_the_storage_that_the_cpu_keeps(loss: str, reductio
 
 
 def test_every_operator_with_a_rule_is_unknown_on_a_card_without_multiprocessors() -> None:
-    assert {name.partition(".")[0] for name in PARTS} | {loss._opname for loss in REDUCED_LOSSES} == REDUCTIONS
+    assert {name.partition(".")[0] for name in PARTS} | {*REDUCED_LOSSES} == REDUCTIONS
 
 
 def test_a_card_without_multiprocessors_has_no_figure_for_scratch() -> None:
