@@ -29,7 +29,6 @@ from explorer.plan.why.peak import toggled_block
 from explorer.record.allocations import Ledger
 from explorer.record.base import to_plain
 from explorer.record.card import Card, CardMemory
-from explorer.record.files import Lock, PolicyFile
 from explorer.record.graph import ModelGraph
 from explorer.record.history import MemoryHistory
 from explorer.record.measurement import Measurement
@@ -40,6 +39,14 @@ from explorer.record.run import RunSpec
 SHARES = (0.85, 0.7, 0.5)
 """Budgets of the changes, as shares of the peak. The planner finds the cheapest policy under each."""
 NOT_JUDGED = "not judged"
+LOWERED_BY = {
+    "cuBLAS workspace": "CUBLAS_WORKSPACE_CONFIG=:16:8 leaves 128 KiB a thread, and products may be slower",
+    "optimizer state": "an optimizer with less state, or FSDP2, lowers it",
+    "parameter": "FSDP2 or a smaller type lowers them",
+    "gradient": "FSDP2 or a smaller type lowers them",
+    "input": "a smaller batch lowers them",
+}
+"""What lowers the roles that no policy does."""
 STATES = 4
 FULL = 0.5
 """Share of the machine's memory above which a model's step is predicted and not run."""
@@ -88,7 +95,7 @@ class Summary:
     """Why the card could not be filled; empty: it was, or none was asked for."""
     changes: tuple[Change, ...]
     no_change: str
-    """Why no change is offered; empty: there are some."""
+    """Why no change is offered, or what else would help; may be empty."""
     caveats: tuple[str, ...]
     failure: str
     next: str
@@ -99,6 +106,7 @@ def summarize(run: Measurement, *, name: str, card: Card | None = None) -> Summa
     step = next_step(run)
     at = ledger(step) if step.allocations is not None else None
     on_card, refused = _on_card(run, card)
+    held: dict[str, int] = {} if at is None else dict(largest_roles(at))
     changes, no_change = _changes(step) if run.complete else ((), "The step was cut short, so no change is predicted.")
     return Summary(
         model=run.spec.model.target if run.graph is None else _name_of(run.graph),
@@ -110,13 +118,13 @@ def summarize(run: Measurement, *, name: str, card: Card | None = None) -> Summa
         peak_bytes=step.held_peak_bytes,
         peak_is_lower_bound=bool(bytes_outside(run)) or not run.complete,
         moment="" if at is None else in_place(at),
-        held={} if at is None else dict(largest_roles(at)),
+        held=held,
         largest_blocks={} if at is None else _largest_blocks(at, run),
         total_memory_bytes=run.environment.total_memory_bytes,
         card=on_card,
         card_refused=refused,
         changes=changes,
-        no_change=no_change,
+        no_change=_fixed(held) or no_change,
         caveats=tuple(peak_caveats(run)),
         failure="" if run.failure is None else run.failure.sentence,
         next=_next_command(run.spec, name, changes),
@@ -154,6 +162,18 @@ def _largest_blocks(at: Ledger, run: Measurement) -> dict[str, int]:
             block = toggled_block(cell.block, run.graph)
             saved[block] = saved.get(block, 0) + cell.n_bytes
     return dict(sorted(saved.items(), key=lambda item: -item[1]))
+
+
+def _fixed(held: dict[str, int]) -> str:
+    """A sentence on the bytes that no policy lowers, if they are most of the peak; else empty."""
+    fixed = {role: n_bytes for role, n_bytes in held.items() if role in LOWERED_BY}
+    if 2 * sum(fixed.values()) <= sum(held.values()):
+        return ""
+    largest = max(fixed, key=fixed.__getitem__)
+    return (
+        f"No policy lowers {mib(sum(fixed.values()))} of the peak, of it {mib(fixed[largest])} {PLURAL.get(largest)}: "  # type: ignore[call-overload]
+        f"{LOWERED_BY[largest]}."
+    )
 
 
 def _changes(step: Measurement) -> tuple[tuple[Change, ...], str]:
@@ -234,7 +254,7 @@ def summary_lines(summary: Summary) -> Iterator[Line]:
     for number, change in enumerate(summary.changes):
         yield "Helps" if number == 0 else "", change_text(change)
     if summary.no_change:
-        yield "Helps", summary.no_change
+        yield "" if summary.changes else "Helps", summary.no_change
     for caveat in summary.caveats[:2]:
         yield "Note", caveat
     yield "Next", summary.next
@@ -325,23 +345,6 @@ def _from_to(before: int | None, after: int | None) -> str:
         return "not predicted"
     change = f"{after / max(before, 1) - 1:+.0%}".replace("%", " %").replace("-", "\N{MINUS SIGN}")
     return f"{mib(before)} recorded, {mib(after)} predicted ({change})"
-
-
-def policy_lines(file: PolicyFile, name: str) -> Iterator[Line]:
-    """A policy file, its evidence, and the command that checks it on its model."""
-    yield "Policy", f"recompute {some(file.policy.blocks)}" if file.policy.blocks else "everything kept"
-    if file.evidence is not None and file.evidence.step_peak_bytes is not None:
-        verdict = file.evidence.verdict or NOT_JUDGED
-        yield "Evidence", f"peak {mib(file.evidence.step_peak_bytes)} measured, gradients {verdict}"
-    target = "MODEL" if file.model is None or file.model.is_recorded else file.model.target
-    yield "Next", f"checkpoint-explorer check {shlex.quote(name)} {shlex.quote(target)}"
-
-
-def lock_lines(lock: Lock, name: str) -> Iterator[Line]:
-    """A lock, and the command that holds its step against the code of today."""
-    target = lock.run.model.target
-    yield "Lock", f"{target} under {lock.policy}: peak {mib(lock.step.peak_bytes)} predicted"
-    yield "Next", f"checkpoint-explorer lock {shlex.quote(target)} --check {shlex.quote(name)}"
 
 
 def history_document(history: MemoryHistory) -> dict[str, object]:

@@ -6,19 +6,14 @@ The second method for the size of a model is the script's own: each prints the n
 from __future__ import annotations
 
 import json
-import os
 import re
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-PUBLISHED = Path(__file__).parent / "published.md"
-_FILE = re.compile(r"^## (\S+)\n\n```\w+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+from tests.own_loop.published import answer, scripts_of
+
 COMMANDS = {
     "gpt with a configurator": ("gpt", "train.py", "--", "config/tiny.py", "--device=cpu", "--compile=False"),
     "loop over images": (".", "vision.py", "--", "-b", "4"),
@@ -45,20 +40,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("published")
-    for name, text in _FILE.findall(PUBLISHED.read_text()):
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_text(text)
-    return place
-
-
-def answer(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CHECKPOINT_EXPLORER_HOME": str(folder), "MASTER_PORT": port}
-    command = [sys.executable, "-P", "-m", "explorer", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    return scripts_of("published.md", tmp_path_factory.mktemp("published"))
 
 
 def as_document(arguments: tuple[str, ...]) -> list[str]:

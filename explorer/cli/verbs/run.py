@@ -6,6 +6,7 @@ explorer/own_loop/on_card.py.
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -20,10 +21,10 @@ from rich.markup import escape
 from explorer.cli.command import COULD_NOT_RUN, DIFFERENT, CleanConsole, Output, answer_console, print_json, say, verb
 from explorer.cli.report import print_lines
 from explorer.errors import BadInput, ExplorerError
-from explorer.jobs.run_file import stored_record, write, write_file
 from explorer.plan.names import listed
-from explorer.plan.summary import Summary, summarize, summary_document, summary_lines
+from explorer.plan.summary import Line, Summary, summarize, summary_document, summary_lines
 from explorer.record.measurement import Measurement
+from explorer.record.on_card import OnCardRequest
 from explorer.view.drawing.units import count, mib
 
 if TYPE_CHECKING:
@@ -53,29 +54,14 @@ OnCard = Annotated[
 Steps = Annotated[
     int | None, typer.Option("--steps", min=1, help="With --card: end after so many steps, not when the peak repeats.")
 ]
+Ranks = Annotated[
+    int | None,
+    typer.Option("--ranks", min=1, max=16, help="With --card: so many ranks as by torchrun, a card each."),
+]
 
 
 USUAL_CARD = "h100"
 """For a script that asks for a GPU on a machine without one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnCardRequest:
-    """Options of `run --card`."""
-
-    card: str
-    steps: int | None
-    out: str
-    json: bool
-
-    def options(self) -> list[str]:
-        """As the command line has them."""
-        options = ["--card", self.card, "--out", self.out]
-        if self.steps is not None:
-            options += ["--steps", str(self.steps)]
-        if self.json:
-            options.append("--json")
-        return options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,21 +98,19 @@ def run(
     arguments: Arguments = None,
     card: OnCard = None,
     steps: Steps = None,
+    ranks: Ranks = None,
 ) -> None:
     """A training script, unmodified, with chosen steps recorded. Under torchrun each rank writes its own files.
 
     Without --at, --worst-of and --on-oom a good step is recorded and printed: the second, if the training takes two.
     """
-    path = Path(script)
-    if chosen.module:
-        from explorer.own_loop.on_card import file_of_module
-
-        path = file_of_module(script)
+    path = file_of_module(script) if chosen.module else Path(script)
+    request = OnCardRequest(card=card or USUAL_CARD, steps=steps, ranks=ranks, out=chosen.out, json=output.json)
     if card is not None:
-        _on_card(OnCardRequest(card=card, steps=steps, out=chosen.out, json=output.json), path, arguments or [])
+        _on_card(request, path, arguments or [])
         return
-    if steps is not None or (output.json and not chosen.is_plain):
-        raise BadInput("--steps and --json belong to --card.", hint="Add --card h100, or leave them out.")
+    if steps is not None or ranks is not None or (output.json and not chosen.is_plain):
+        raise BadInput("--steps, --ranks and --json belong to --card.", hint="Add --card h100, or leave them out.")
     summaries: list[Summary] = []
 
     def recorded(run: Measurement, file: Path) -> None:
@@ -137,11 +121,26 @@ def run(
         elif not chosen.is_plain:  # stdout is the script's own
             print_lines(summary_lines(summaries[-1]), CleanConsole(stderr=True, highlight=False))
 
-    request = OnCardRequest(card=USUAL_CARD, steps=None, out=chosen.out, json=output.json)
     with redirect_stdout(sys.stderr if output.json else sys.stdout), card_if_asked(request, path, arguments or []):
         under_watch(path, arguments or [], chosen, recorded)
     if output.json:
         print_json(summary_document(summaries[-1]))
+
+
+def file_of_module(name: str) -> Path:
+    """The file that `python -m name` runs. Raises BadInput if there is none."""
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except ImportError:
+        spec = None
+    finally:
+        sys.path.remove(str(Path.cwd()))
+    if spec is None or spec.origin is None:
+        raise BadInput(f"There is no module {name} to run.", hint="Give the name that `python -m` would be given.")
+    return Path(spec.origin)
 
 
 @contextmanager
@@ -229,40 +228,44 @@ def _interrupted(watch: ScriptUnderWatch) -> typer.Exit:
 
 
 def _on_card(request: OnCardRequest, script: Path, arguments: list[str]) -> None:
-    """Runs the script on an imaginary card, in a process of its own, and prints what it held there."""
-    from explorer.own_loop.on_card import run_again_on, run_on_card, sees_imaginary_card
+    """Runs the script on imaginary cards, in processes of their own, and prints what it held there."""
+    from explorer.own_loop.on_card import steps_on_card
 
-    if not sees_imaginary_card():
-        raise typer.Exit(run_again_on(request.card, ["run", *request.options(), str(script), "--", *arguments]))
-    try:
-        with redirect_stdout(sys.stderr if request.json else sys.stdout):
-            result = run_on_card(script, arguments, request.steps)
-    except ExplorerError:
-        raise
-    except Exception as error:
-        print_exception(error)
-        sys.stdout.flush()
-        raise typer.Exit(DIFFERENT) from None
-    step = result.refused or (None if result.last is None else result.last.measurement)
-    path = Path()
-    if step is not None:
-        number = len(result.peaks) + (result.refused is not None)
-        path = write_file(Path(request.out.replace("{step}", str(number))), write(stored_record(step)))
-        say(escape(f"Wrote the last step to {path}."))
+    ranks = steps_on_card(request, script, arguments)
+    fullest = max(ranks, key=lambda rank: (bool(rank.refusal), max(rank.peaks, default=(0, 0))))
+    for rank in ranks:
+        if rank.file:
+            say(escape(f"Wrote the last step to {rank.file}."))
+    summary = None if fullest.last is None else summarize(fullest.last, name=fullest.file)
     if request.json:
-        print_json(result.document)
+        step = summary and summary_document(summary)
+        print_json({**fullest.document, "step": step, "ranks": [rank.document for rank in ranks]})
     else:
-        _print_steps(result, script.name)
-        if step is not None:
-            print_lines(summary_lines(summarize(step, name=str(path))))
-        if result.refusal:
-            answer_console().print(f"Refused   {result.refusal}", markup=False)
-    if result.refusal:
+        _print_steps(ranks, fullest, script.name)
+        if summary is not None:
+            print_lines(summary_lines(summary))
+        if fullest.refusal:
+            print_lines([_refusal_line(fullest.refusal, summary)])
+    if fullest.refusal:
         raise typer.Exit(DIFFERENT)
 
 
-def _print_steps(result: StepsOnCard, script: str) -> None:
-    lines = [f"{script} on {result.card}: torch's own CUDA code.", "No kernel ran: values are zeros, no time is known."]
-    for number, (allocated, reserved) in enumerate(result.peaks, 1):
-        lines.append(f"Step {number}: {mib(allocated)} allocated, {mib(reserved)} reserved")
-    answer_console().print("\n".join([*lines, *result.branch_lines]), markup=False)
+def _refusal_line(refusal: str, summary: Summary | None) -> Line:
+    """The refusal; behind a summary, which has its first sentence, the rest."""
+    return ("Refused", refusal) if summary is None else ("Then", refusal.removeprefix(summary.failure).strip())
+
+
+def _print_steps(ranks: list[StepsOnCard], fullest: StepsOnCard, script: str) -> None:
+    lines = [
+        f"{script} on {fullest.card}: torch's own CUDA code.",
+        "No kernel ran: values are zeros, no time is known.",
+    ]
+    for number, result in enumerate(ranks):
+        rank = f"Rank {number}, step" if len(ranks) > 1 else "Step"
+        for step, (allocated, reserved) in enumerate(result.peaks, 1):
+            lines.append(f"{rank} {step}: {mib(allocated)} allocated, {mib(reserved)} reserved")
+        if result.refusal and result is not fullest:
+            lines.append(f"{rank} {len(result.peaks) + 1} was refused too")
+    if fullest.branches:
+        lines.append("The script branched on values, which are not computed here: a real card may take another way.")
+    answer_console().print("\n".join([*lines, *(f"  {line}" for line in fullest.branches)]), markup=False)

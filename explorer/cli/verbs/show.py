@@ -28,19 +28,12 @@ from explorer.jobs.store import Store
 from explorer.plan.guard import lock as lock_file
 from explorer.plan.policy import file as policy_file
 from explorer.plan.recognize import recognize
-from explorer.plan.summary import (
-    Line,
-    is_too_large,
-    judged,
-    lock_lines,
-    policy_lines,
-    summarize,
-    summary_document,
-    summary_lines,
-)
+from explorer.plan.summary import Line, is_too_large, judged, summarize, summary_document, summary_lines
 from explorer.record.base import Record
 from explorer.record.measurement import Measurement, RecordedRanks
+from explorer.record.on_card import OnCardRequest
 from explorer.view.report.report import ReportOf, report_text
+from explorer.view.text.files import lock_lines, policy_lines
 
 File = Annotated[
     str,
@@ -133,11 +126,11 @@ def _measured(target: str, options: ShowOptions) -> Measurement:
 
 def _show_script(script: Path, options: ShowOptions, output: Output, arguments: list[str]) -> None:
     """Runs the script until a good step is recorded, and answers from the record."""
-    from explorer.cli.verbs.run import USUAL_CARD, Chosen, OnCardRequest, card_if_asked, under_watch
+    from explorer.cli.verbs.run import USUAL_CARD, Chosen, card_if_asked, under_watch
 
     chosen = Chosen(stop=True)
     recorded: list[tuple[Measurement, Path]] = []
-    request = OnCardRequest(card=options.card or USUAL_CARD, steps=None, out=chosen.out, json=output.json)
+    request = OnCardRequest(card=options.card or USUAL_CARD, out=chosen.out, json=output.json)
     with redirect_stdout(sys.stderr if output.json else sys.stdout), card_if_asked(request, script, arguments):
         under_watch(script, arguments, chosen, lambda run, path: recorded.append((run, path)))
     run, path = recorded[-1]

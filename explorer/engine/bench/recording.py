@@ -126,13 +126,15 @@ class Recording:
         )
 
     def with_exact_bytes(self, failure: Failure) -> Failure:
-        """`failure` with the bytes of the allocator's history, where memory ran out: torch's text rounds them."""
-        exact = self.log.refusal
-        if failure.kind != "out of memory" or exact is None:
+        """`failure` with operator, block and exact bytes, where memory ran out: torch's text rounds the bytes."""
+        if failure.kind != "out of memory":
             return failure
-        # The least of the reported free bytes includes a limit's rest.
-        free = [n_bytes for n_bytes in (exact.free_bytes, failure.free_bytes) if n_bytes is not None]
-        return out_of_memory(Refusal(exact.asked_bytes, min(free, default=None)), failure.traceback)
+        if (exact := self.log.refusal) is not None:
+            # The least of the reported free bytes includes a limit's rest.
+            free = [n_bytes for n_bytes in (exact.free_bytes, failure.free_bytes) if n_bytes is not None]
+            failure = out_of_memory(Refusal(exact.asked_bytes, min(free, default=None)), failure.traceback)
+        place = self.tracker.refused_in
+        return replace(failure, sentence=failure.sentence.replace(" and was refused", f"{place} and was refused"))
 
     def _probe(self) -> None:
         with suppress(Exception):  # a device without memory has none for a probe either

@@ -20,6 +20,9 @@ CUDA_SYMBOL = re.compile(
     r"(__cuda|cuda|cublas|cusparse|cusolver|cufft|curand|cudnn|cupti|nccl|nvrtc|nvshmem|cu[A-Z])\w+"
 )
 CUDA_LIBRARY = re.compile(r"lib(cu|nccl|nvrtc|nvshmem|nvJit|nvToolsExt)\w*\.so\.\d+")
+NEEDS_CUDA = ("Torch not compiled with CUDA enabled", "Found no NVIDIA driver on your system")
+"""What torch says where a script asks for a GPU: a CPU build, and a CUDA build without a driver."""
+_CUDA_LIBRARY = re.compile(r"lib(cu\w+|nv\w+|nccl)\.so")
 CUDA_MAJOR = "13"
 SYMBOL = struct.Struct("<IBBHQQ")
 """An entry of a symbol table: name, kind, visibility, section, value, size (ELF-64 specification, figure 3)."""
@@ -75,13 +78,30 @@ def hint(release: str) -> str:
     )
 
 
+def asks_for_cuda(error: Exception) -> bool:
+    """Whether a script failed because there is no GPU. torch's CUDA build is not even imported without a driver."""
+    is_missing = isinstance(error, (ImportError, OSError)) and _CUDA_LIBRARY.search(str(error)) is not None
+    return is_missing or any(text in str(error) for text in NEEDS_CUDA)
+
+
+def check_cuda_build(script: Path) -> None:
+    """Raises BadInput for a script that asks for a GPU if the installed torch has no imaginary card either."""
+    try:
+        torch_build()
+    except BadInput as error:
+        raise BadInput(
+            f"{script} asks for a GPU, and the installed torch finds none here. {error.sentence}",
+            hint=f"{error.hint} There, checkpoint-explorer {script} runs it on an imaginary card.",
+        ) from error
+
+
 def _pinned(name: str, requirements: list[str]) -> tuple[int, int, int] | None:
     pattern = re.compile(rf"nvidia-{name}-cu\d+==(\d+)\.(\d+)\.(\d+)")
-    found_versions = [match for text in requirements if (match := pattern.match(text))]
-    if not found_versions:
-        return None
-    major, minor, patch = map(int, found_versions[0].groups())
-    return major, minor, patch
+    for text in requirements:
+        if match := pattern.match(text):
+            major, minor, patch = map(int, match.groups())
+            return major, minor, patch
+    return None
 
 
 def needs_of(build: TorchBuild) -> Needs:

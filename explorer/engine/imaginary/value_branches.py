@@ -39,7 +39,6 @@ def value_branches() -> Iterator[dict[str, None]]:
 def _watched(owner: object, name: str, lines: dict[str, None], *, always: bool) -> Iterator[None]:
     """Replaces a function that reads a tensor. The new one does the same and adds the line of its caller."""
     original: Callable[..., object] = getattr(owner, name)
-    is_own = name in vars(owner)
 
     @wraps(original)
     def read(tensor: object, *args: object, **options: object) -> object:
@@ -53,10 +52,7 @@ def _watched(owner: object, name: str, lines: dict[str, None], *, always: bool) 
     try:
         yield
     finally:
-        if is_own:
-            setattr(owner, name, original)
-        else:
-            delattr(owner, name)
+        setattr(owner, name, original)
 
 
 def _line(frame: FrameType) -> str:

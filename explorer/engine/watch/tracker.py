@@ -31,7 +31,7 @@ from array import array
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from time import time_ns
 from typing import Any, Self
@@ -59,6 +59,7 @@ from explorer.engine.watch.modes import draws_numbers, is_in_place, is_noted, ne
 from explorer.engine.watch.scopes import BlockWatch, Frame
 from explorer.engine.watch.storages import NONE, CallLog, KnownTensor, Storages
 from explorer.record.allocations import PHASES, CollectiveKind, Phase
+from explorer.record.failure import is_out_of_memory
 
 FORWARD, RECOMPUTE, BACKWARD, OPTIMIZER = map(PHASES.index, ("forward", "recompute", "backward", "optimizer"))
 OP_COLUMNS = ("name", "block", "phase", "first_ns", "last_ns", "line")
@@ -109,6 +110,8 @@ class Tracker(BlockWatch):
     """Whether the tracker notes nothing more: an error, or compiled code, whose kernels it would change."""
     raises_trouble = True
     """Whether the exit raises the error. Not earlier, because torch may call from C++."""
+    refused_in = ""
+    """Operator and block of the last request for memory that was refused, as part of a sentence."""
     with_gradient: set[str]
     """Names of the parameters whose gradient came in the step."""
 
@@ -225,8 +228,7 @@ class Tracker(BlockWatch):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
         if self._dtensor in types:  # Rule 6.
             return NotImplemented
-        # By identity: an operator of torch computes its hash in Python.
-        operator = self._operators.get(id(func))
+        operator = self._operators.get(id(func))  # by identity: torch computes an operator's hash in Python
         if operator is VIEW:  # Rule 4: a view makes no storage and computes nothing.
             if self._phase == FORWARD and self._local.frame.stack[-1] == 0:
                 self._line_now()
@@ -244,7 +246,11 @@ class Tracker(BlockWatch):
             self._failed(error)
             operator = VIEW
         if out is None:
-            out = (func._op if type(func) is OpOverload else func)(*args, **kwargs)  # without a frame of Python
+            try:
+                out = (func._op if type(func) is OpOverload else func)(*args, **kwargs)  # without a frame of Python
+            except Exception as error:
+                self._failed_in(func, error)
+                raise
         if operator is VIEW:
             return out
         last_ns = time_ns()
@@ -260,17 +266,17 @@ class Tracker(BlockWatch):
                 if func is CAST and args[0].is_leaf and args[0].requires_grad:
                     self.casts.append(number)
             if self._distributed:
-                self._note_buffers(first, name, block, (args, out))
-                if name in self._kinds:
-                    counted = (payload_bytes(args, out), group_size((*args, *kwargs.values())))
-                    self.collectives.append((self._kinds[name], *counted, self._unit(block), phase, last_ns))
+                self._note_distributed(first, (name, block, phase, last_ns), (args, kwargs, out))
         except Exception as error:
             self._failed(error)
         return out
 
-    def _note_buffers(self, first: int, operator: int, block: int, call: tuple[Any, object]) -> None:
-        """Names the storages since number `first` if FSDP2 or DDP allocated them, and gradients before a reduction."""
-        args, out = call
+    def _note_distributed(self, first: int, row: tuple[int, int, int, int], call: tuple[Any, Any, object]) -> None:
+        """Notes a collective. Names gradients before a reduction, and storages since `first` of FSDP2 or DDP."""
+        (operator, block, phase, last_ns), (args, kwargs, out) = row, call
+        if operator in self._kinds:
+            counted = (payload_bytes(args, out), group_size((*args, *kwargs.values())))
+            self.collectives.append((self._kinds[operator], *counted, self._unit(block), phase, last_ns))
         if self.storages.n_seen > first and (role := buffer_role(getattr(out, "dtype", None))) is not None:
             self.storages.name_since(first, role, self._unit(block))
         if self.op_names[operator] == CHUNKS:
@@ -324,6 +330,14 @@ class Tracker(BlockWatch):
         if frame.reruns or (self._phase == BACKWARD and len(frame.stack) > 1):
             return RECOMPUTE
         return self._phase
+
+    def _failed_in(self, operator: object, error: Exception) -> None:
+        with suppress(Exception):  # the error of the step is the one that is raised
+            if is_out_of_memory(error):
+                frame: Any = self._local.frame
+                block, line = self._place(frame, self._phase_of(frame))
+                place = self.fqns[block] or self.lines.texts[line] or f"the {PHASES[self._phase]}"
+                self.refused_in = f" in {operator} of {place}"
 
     def _place(self, frame: _Numbered, phase: int) -> tuple[int, int]:
         """Block and line of an operator by rules 1 and 2."""
