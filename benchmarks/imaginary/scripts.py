@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from explorer.errors import BadInput
-from tests.own_loop.published import LARGE, on_card, scripts_of
+from tests.own_loop.published import ARGUMENTS, on_card, scripts_of
 
 CARDS = ("h100", "24GiB")
 
@@ -26,8 +26,8 @@ def main(chosen: list[str]) -> int:
     )
     with tempfile.TemporaryDirectory() as name:
         folder = scripts_of("cuda_scripts.md", Path(name))
-        for script in chosen or LARGE:
-            usual, larger = LARGE[script]
+        for script in chosen or ARGUMENTS:
+            _, usual, larger = ARGUMENTS[script]
             for card, arguments in zip((*CARDS, CARDS[-1]), (usual, usual, f"{usual} {larger}")):
                 print(f"| `{script} {arguments}` | {card} |{_row(folder, card, script, arguments)}", flush=True)
     return 0

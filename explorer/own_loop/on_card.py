@@ -20,16 +20,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from explorer.engine.imaginary.run import NAME, run_on
-from explorer.engine.imaginary.torch_build import asks_for_cuda, check_cuda_build
+from explorer.engine.imaginary.torch_build import check_cuda_build
 from explorer.errors import BadInput, message_of
 from explorer.jobs import run_file
+from explorer.jobs.on_card import OnCardRequest
 from explorer.plan.card.cards import parse_card
 from explorer.record.base import from_json, from_msgpack, to_json, to_msgpack
 from explorer.record.failure import is_out_of_memory
 from explorer.record.measurement import Measurement
-from explorer.record.on_card import OnCardRequest
 
-__all__ = ["asks_for_cuda", "check_cuda_build", "steps_on_card"]
+__all__ = ["check_cuda_build", "steps_on_card"]
 MOST_STEPS = 10
 _TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--no-python")
 

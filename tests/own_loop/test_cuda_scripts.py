@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.imaginary.test_run import has_cuda_build
-from tests.own_loop.published import LARGE, RANKS, SMALL, on_card, scripts_of
+from tests.own_loop.published import ARGUMENTS, RANKS, on_card, scripts_of
 
 NEEDS = {"trainer.py": "transformers", "lit.py": "lightning", "accumulate.py": "tqdm"}
 ROUNDING = 1 << 20
@@ -32,10 +32,10 @@ def needed_library(script: str) -> None:
         pytest.skip(f"{script} needs {NEEDS[script]}")
 
 
-@pytest.mark.parametrize("script", SMALL)
+@pytest.mark.parametrize("script", ARGUMENTS)
 def test_the_peak_of_an_unmodified_script_and_what_holds_it(folder: Path, script: str) -> None:
     needed_library(script)
-    ran = on_card(folder, "h100", script, SMALL[script])
+    ran = on_card(folder, "h100", script, ARGUMENTS[script][0])
     assert ran.returncode == 0, ran.stderr[-3000:]
     document = json.loads(ran.stdout)
     step, ranks = document["step"], document["ranks"]
@@ -50,10 +50,10 @@ def test_the_peak_of_an_unmodified_script_and_what_holds_it(folder: Path, script
     assert all("-packages" not in line for line in document["branches"])
 
 
-@pytest.mark.parametrize("script", LARGE)
+@pytest.mark.parametrize("script", ARGUMENTS)
 def test_a_refusal_names_operator_block_and_bytes(folder: Path, script: str) -> None:
     needed_library(script)
-    ran = on_card(folder, "24GiB", script, " ".join(LARGE[script]))
+    ran = on_card(folder, "24GiB", script, " ".join(ARGUMENTS[script][1:]))
     assert ran.returncode == 1, ran.stderr[-3000:]
     document = json.loads(ran.stdout)
     refused, step = document["refused"], document["step"]

@@ -21,10 +21,11 @@ from rich.markup import escape
 from explorer.cli.command import COULD_NOT_RUN, DIFFERENT, CleanConsole, Output, answer_console, print_json, say, verb
 from explorer.cli.report import print_lines
 from explorer.errors import BadInput, ExplorerError
+from explorer.jobs.on_card import OnCardRequest
 from explorer.plan.names import listed
 from explorer.plan.summary import Line, Summary, summarize, summary_document, summary_lines
+from explorer.record.failure import asks_for_cuda
 from explorer.record.measurement import Measurement
-from explorer.record.on_card import OnCardRequest
 from explorer.view.drawing.units import count, mib
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def file_of_module(name: str) -> Path:
 @contextmanager
 def card_if_asked(request: OnCardRequest, script: Path, arguments: list[str]) -> Iterator[None]:
     """Runs a script that asks for a GPU on an imaginary card if there is none. Raises BadInput if neither is here."""
-    from explorer.own_loop.on_card import asks_for_cuda, check_cuda_build
+    from explorer.own_loop.on_card import check_cuda_build
 
     try:
         yield
@@ -163,7 +164,6 @@ def under_watch(
 ) -> None:
     """Runs the script in this process, with the chosen steps recorded. Raises BadInput if no step was."""
     steps = chosen.steps()
-    from explorer.own_loop.on_card import asks_for_cuda
     from explorer.own_loop.script import ScriptUnderWatch  # torch: no other verb needs it in this process
 
     watched = ScriptUnderWatch(

@@ -23,6 +23,7 @@ from explorer.cli.options import CardStepOptions, describe
 from explorer.cli.report import print_lines, with_plans
 from explorer.cli.verbs.report import document_of, load_run, print_run
 from explorer.cli.worker import ask, check_writable, print_or_write, worker
+from explorer.jobs.on_card import OnCardRequest
 from explorer.jobs.protocol import Measure
 from explorer.jobs.store import Store
 from explorer.plan.guard import lock as lock_file
@@ -31,7 +32,6 @@ from explorer.plan.recognize import recognize
 from explorer.plan.summary import Line, is_too_large, judged, summarize, summary_document, summary_lines
 from explorer.record.base import Record
 from explorer.record.measurement import Measurement, RecordedRanks
-from explorer.record.on_card import OnCardRequest
 from explorer.view.report.report import ReportOf, report_text
 from explorer.view.text.files import lock_lines, policy_lines
 

@@ -57,7 +57,6 @@ def environment(card: Card, *, n_cards: int = 1, trace: bool = False) -> dict[st
     capability = card.capability or DEFAULT_CAPABILITY
     major, minor = capability.split(".")
     shared, shared_block, threads, blocks = MULTIPROCESSOR.get(capability, MULTIPROCESSOR[DEFAULT_CAPABILITY])
-    cudnn, nccl = torch.cudnn, torch.nccl
     values: dict[str, object] = {
         "NAME": f"{card.name} (imaginary)",
         "BYTES": card.total_bytes,
@@ -71,8 +70,8 @@ def environment(card: Card, *, n_cards: int = 1, trace: bool = False) -> dict[st
         "BLOCKS_PER_MULTIPROCESSOR": blocks,
         "COUNT": n_cards,
         "TRACE": int(trace),
-        "CUDNN_VERSION": 10000 * cudnn[0] + 100 * cudnn[1] + cudnn[2],
-        "NCCL_VERSION": 10000 * nccl[0] + 100 * nccl[1] + nccl[2],
+        "CUDNN_VERSION": int("{}{:02}{:02}".format(*torch.cudnn)),
+        "NCCL_VERSION": int("{}{:02}{:02}".format(*torch.nccl)),
     }
     variables = {f"IMAGINARY_{name}": str(value) for name, value in values.items()}
     preloaded = [*map(str, build_stubs()), *filter(None, [os.environ.get("LD_PRELOAD")])]

@@ -20,9 +20,6 @@ CUDA_SYMBOL = re.compile(
     r"(__cuda|cuda|cublas|cusparse|cusolver|cufft|curand|cudnn|cupti|nccl|nvrtc|nvshmem|cu[A-Z])\w+"
 )
 CUDA_LIBRARY = re.compile(r"lib(cu|nccl|nvrtc|nvshmem|nvJit|nvToolsExt)\w*\.so\.\d+")
-NEEDS_CUDA = ("Torch not compiled with CUDA enabled", "Found no NVIDIA driver on your system")
-"""What torch says where a script asks for a GPU: a CPU build, and a CUDA build without a driver."""
-_CUDA_LIBRARY = re.compile(r"lib(cu\w+|nv\w+|nccl)\.so")
 CUDA_MAJOR = "13"
 SYMBOL = struct.Struct("<IBBHQQ")
 """An entry of a symbol table: name, kind, visibility, section, value, size (ELF-64 specification, figure 3)."""
@@ -76,12 +73,6 @@ def hint(release: str) -> str:
         f"The CUDA build, in an environment of its own: pip install torch=={release} --index-url "
         "https://download.pytorch.org/whl/cu130. It needs no GPU."
     )
-
-
-def asks_for_cuda(error: Exception) -> bool:
-    """Whether a script failed because there is no GPU. torch's CUDA build is not even imported without a driver."""
-    is_missing = isinstance(error, (ImportError, OSError)) and _CUDA_LIBRARY.search(str(error)) is not None
-    return is_missing or any(text in str(error) for text in NEEDS_CUDA)
 
 
 def check_cuda_build(script: Path) -> None:

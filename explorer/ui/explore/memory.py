@@ -28,7 +28,7 @@ from explorer.ui.shared.charts import draw, finished, made_once, picture, twin
 from explorer.ui.shared.elements import escape, fold, frame, results_height, small_text
 from explorer.ui.shared.tour import panel_height
 from explorer.view.drawing.axis import Axis, has_times
-from explorer.view.drawing.figure import Chart, Cursor, untitled
+from explorer.view.drawing.figure import Chart, Cursor
 from explorer.view.drawing.sketch import sketch
 from explorer.view.drawing.units import mib
 from explorer.view.memory.blocks import ledger_chart, place
@@ -143,7 +143,7 @@ def _picture(view: View, options: TimelineOptions) -> tuple[Chart, str, str]:
     else:
         chart = roles(runs[name], block=options.block or None, **looks)
     add_card(chart, runs)
-    question, answer = untitled(chart.figure)
+    question, answer = _untitled(chart.figure)
     if candidate is not None and not options.block:
         answer = pair_answer(baseline, candidate)
     return chart, question, options.why or answer
@@ -287,3 +287,10 @@ def _card(baseline: Measurement, candidate: Measurement | None, drawn: CardMemor
         for title, note in notes_of_cards(memories):
             text = f"**{title}:** {escape(note)}"
             small_text(f":red[{text}]" if title == "Refused" else text)
+
+
+def _untitled(fig: Any) -> tuple[str, str]:
+    """Takes question and answer off the figure, for a page that writes both above it; returns both."""
+    title, answer = fig.layout.title.text or "", fig.layout.title.subtitle.text or ""
+    fig.update_layout(title={"text": "", "subtitle": {"text": ""}}, margin_t=8)
+    return title, answer

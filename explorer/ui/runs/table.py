@@ -13,9 +13,9 @@ from explorer.jobs.store import StoredRun
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.ui.session.values import session_value
 from explorer.view.compare.front import RunPoint
-from explorer.view.drawing.units import MIB, count, from_to, mib
+from explorer.view.drawing.units import MIB, NOT_MEASURED, count, from_to, mib
 from explorer.view.text.plan import in_words
-from explorer.view.text.runs import conditions, stored_flops, stored_peak, stored_time
+from explorer.view.text.runs import conditions, stored_flops, stored_time
 
 MOST_ROWS, HEIGHT = 12, 380
 """More rows than these scroll, within so many pixels."""
@@ -176,3 +176,11 @@ def _point(run: StoredRun, figures: dict[str, Any], labels: tuple[str, Policy, s
         verdict=verdict,
         keeps_all=not policy.units,
     )
+
+
+def stored_peak(headlines: dict[str, object]) -> str:
+    """The peak of a measurement from its stored headline figures."""
+    peak, least = headlines.get("step_peak_bytes"), headlines.get("held_peak_bytes")
+    if isinstance(peak, int):
+        return mib(peak)
+    return f"at least {mib(least)}, then failed" if isinstance(least, int) else NOT_MEASURED

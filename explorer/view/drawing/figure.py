@@ -120,13 +120,6 @@ def size(fig: go.Figure, height: int) -> None:
     fig.update_layout(height=height, legend_y=-42 / max(height - margin.t - margin.b, 60))
 
 
-def untitled(fig: go.Figure) -> tuple[str, str]:
-    """Takes question and answer off the figure, for a page that writes both above it; returns both."""
-    title, answer = fig.layout.title.text or "", fig.layout.title.subtitle.text or ""
-    fig.update_layout(title={"text": "", "subtitle": {"text": ""}}, margin_t=8)
-    return title, answer
-
-
 def empty(question: str, reason: str) -> go.Figure:
     """A figure that says why it is empty: unknown is `not measured`, never zero."""
     fig = figure(question, height=220)

@@ -82,14 +82,6 @@ def who_failed(comparison: Comparison) -> str:
     return what_failed(comparison).partition(" in the ")[0].partition(" in ")[0]
 
 
-def stored_peak(headlines: dict[str, object]) -> str:
-    """The peak of a measurement from its stored headline figures."""
-    peak, least = headlines.get("step_peak_bytes"), headlines.get("held_peak_bytes")
-    if isinstance(peak, int):
-        return mib(peak)
-    return f"at least {mib(least)}, then failed" if isinstance(least, int) else NOT_MEASURED
-
-
 def did_not_fit(run: Measurement, whole: Measurement | None) -> str:
     """Words for the runs refused before `run` fitted, and for the baseline's peak if known; else the empty string.
 
