@@ -204,3 +204,14 @@ def _in_one_line(text: str) -> str:
 
 def _rebuild(kind: type[ExplorerError], sentence: str, hint: str) -> ExplorerError:
     return kind(sentence, hint=hint)
+
+
+NEEDS_CUDA = ("Torch not compiled with CUDA enabled", "Found no NVIDIA driver on your system")
+"""What torch says where a script asks for a GPU: a CPU build, and a CUDA build without a driver."""
+_CUDA_LIBRARY = re.compile(r"lib(cu\w+|nv\w+|nccl)\.so")
+
+
+def asks_for_cuda(error: Exception) -> bool:
+    """Whether a script failed because there is no GPU. torch's CUDA build is not even imported without a driver."""
+    is_missing = isinstance(error, (ImportError, OSError)) and _CUDA_LIBRARY.search(str(error)) is not None
+    return is_missing or any(text in str(error) for text in NEEDS_CUDA)

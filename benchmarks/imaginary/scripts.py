@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 
 from explorer.errors import BadInput
-from tests.own_loop.published import ARGUMENTS, on_card, scripts_of
+from tests.own_loop.test_cuda_scripts import ARGUMENTS, SCRIPTS, on_card
+from tests.own_loop.test_published import scripts_of
 
 CARDS = ("h100", "24GiB")
 
@@ -25,7 +26,7 @@ def main(chosen: list[str]) -> int:
         "| script | card | allocated, reserved | held by | refused | seconds |\n|---|---|---|---|---|---|", flush=True
     )
     with tempfile.TemporaryDirectory() as name:
-        folder = scripts_of("cuda_scripts.md", Path(name))
+        folder = scripts_of(SCRIPTS, Path(name))
         for script in chosen or ARGUMENTS:
             _, usual, larger = ARGUMENTS[script]
             for card, arguments in zip((*CARDS, CARDS[-1]), (usual, usual, f"{usual} {larger}")):

@@ -1,7 +1,13 @@
-"""What `run --card` is asked for: it crosses to the processes that see an imaginary card."""
+"""What `run` is asked for: the file of a module, and a card, which crosses to the processes that see it."""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from explorer.errors import BadInput
 from explorer.record.base import Record
 
 
@@ -13,3 +19,16 @@ class OnCardRequest(Record):
     json: bool
     steps: int | None = None
     ranks: int | None = None
+
+
+def file_of_module(name: str) -> Path:
+    """The file that `python -m name` runs, with the folder of this process on the path. Raises BadInput if none."""
+    sys.path.insert(0, str(Path.cwd()))
+    spec = None
+    with suppress(ImportError):
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    if spec is None or spec.origin is None:
+        raise BadInput(f"There is no module {name} to run.", hint="Give the name that `python -m` would be given.")
+    return Path(spec.origin)

@@ -78,17 +78,6 @@ CPU_REFUSAL = re.compile(r"memory: you tried to allocate (\d+) bytes")
 """Message of torch's CPU allocator, which raises a plain RuntimeError that only its text distinguishes."""
 
 
-NEEDS_CUDA = ("Torch not compiled with CUDA enabled", "Found no NVIDIA driver on your system")
-"""What torch says where a script asks for a GPU: a CPU build, and a CUDA build without a driver."""
-_CUDA_LIBRARY = re.compile(r"lib(cu\w+|nv\w+|nccl)\.so")
-
-
-def asks_for_cuda(error: Exception) -> bool:
-    """Whether a script failed because there is no GPU. torch's CUDA build is not even imported without a driver."""
-    is_missing = isinstance(error, (ImportError, OSError)) and _CUDA_LIBRARY.search(str(error)) is not None
-    return is_missing or any(text in str(error) for text in NEEDS_CUDA)
-
-
 def is_out_of_memory(error: BaseException) -> bool:
     """True if memory ran out, in `error` or in an error that caused it."""
     return refusal_behind(error) is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -49,12 +48,9 @@ def test_without_the_cuda_build_one_sentence_says_how_to_get_it(options: tuple[s
 
 
 @has_cuda_build
-def test_a_script_ends_when_its_peak_repeats(tmp_path: Path) -> None:
+def test_a_script_on_a_card_says_where_it_ran(tmp_path: Path) -> None:
     ran = explorer(tmp_path, "--card", "h100", "--out", "last.explorer", "train.py", "--", "4096")
     assert ran.returncode == 0, ran.stderr[-3000:]
-    steps = [line for line in ran.stdout.splitlines() if "allocated" in line]
-    peaks = [line.partition(":")[2] for line in steps]
-    assert 3 <= len(steps) <= 10 and peaks[-1] == peaks[-2] != peaks[0]
     assert "loss 0.0" in ran.stdout and "Refused" not in ran.stdout and "(imaginary)" in ran.stdout
     assert (tmp_path / "last.explorer").exists()
     assert "branched on values" not in ran.stdout, "the script reads its loss to print it, GradScaler looks for NaN"
@@ -70,15 +66,5 @@ def test_lines_that_branch_on_values_are_named(tmp_path: Path) -> None:
     ran = explorer(tmp_path, "--card", "h100", "--steps", "2", "train.py", "--", "8", script=script)
     assert ran.returncode == 0, ran.stderr[-3000:]
     places = [line.strip().partition(": ")[0] for line in ran.stdout.splitlines() if line.startswith("  train.py:")]
-    assert "branched on values" in ran.stdout
+    assert "branched on values" in ran.stdout and ran.stdout.count(" reserved\n") == 2
     assert places == [f"train.py:{number}" for number in (first, first + 2, first + 3)]
-
-
-@has_cuda_build
-def test_a_script_ends_after_its_steps_or_at_a_refusal(tmp_path: Path) -> None:
-    some = explorer(tmp_path, "--card", "h100", "--steps", "2", "--json", "train.py", "--", "64")
-    assert len(json.loads(some.stdout.splitlines()[-1])["peaks"]) == 2, some.stderr[-3000:]
-    refused = explorer(tmp_path, "--card", "1GiB", "train.py", "--", "65536")
-    text = " ".join(refused.stdout.split())
-    assert refused.returncode == 1 and "Refused" in text
-    assert "Traceback" not in refused.stderr

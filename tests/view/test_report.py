@@ -24,7 +24,7 @@ from explorer.record import Comparison, Failure, Measurement, RunSpec
 from explorer.record.base import Record, from_msgpack, from_plain
 from explorer.record.lab import LabChart, LabOutcome, LabSeries
 from explorer.record.pipeline import PipelineRun
-from explorer.ui.runs.table import stored_peak
+from explorer.ui.runs.table import stored_peak, stored_time
 from explorer.view.compare.cost import time_answer
 from explorer.view.compare.gradients import gradient_chart, mask_table, rng_table, seal, state_change_table
 from explorer.view.compare.headline import headlines
@@ -41,7 +41,7 @@ from explorer.view.pipeline.results import memory_chart
 from explorer.view.report.explorable import Exhibit, index_text, lesson_text
 from explorer.view.report.html import document, picture, plotly_js
 from explorer.view.report.report import ReportOf, environment, failure_boxes, report_text
-from explorer.view.text.runs import conditions, figures_of, refusal_rows, stored_flops, stored_time
+from explorer.view.text.runs import conditions, figures_of, refusal_rows, stored_flops
 from tests import graphs, mutations
 from tests.graphs import GRAPH
 from tests.plan.card.histories import small_document

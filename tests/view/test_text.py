@@ -16,6 +16,7 @@ from explorer.record import KEEP_ALL, Comparison, Failure, Measurement, ModelRef
 from explorer.record.pipeline import RankMemory
 from explorer.record.plan import Certificate, Forecast, JointPlan, Plan
 from explorer.record.policy import Unit
+from explorer.ui.runs.table import stored_time
 from explorer.view.compare.headline import headlines
 from explorer.view.drawing.units import MIB
 from explorer.view.memory.timeline import timeline
@@ -23,15 +24,7 @@ from explorer.view.text import pipeline as words
 from explorer.view.text.lab import GLOSSARY
 from explorer.view.text.pipeline import cap_outcome, plan_sentence, within_cap
 from explorer.view.text.plan import certificate, expected, in_words
-from explorer.view.text.runs import (
-    conditions,
-    figures_of,
-    peak_and_end,
-    stored_flops,
-    stored_time,
-    what_failed,
-    who_failed,
-)
+from explorer.view.text.runs import conditions, figures_of, peak_and_end, stored_flops, what_failed, who_failed
 from tests import graphs, pipelines
 from tests.graphs import GRAPH
 from tests.view.builders import Book, Chain, compared, measured, on_cuda

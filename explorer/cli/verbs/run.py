@@ -6,7 +6,6 @@ explorer/own_loop/on_card.py.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -20,11 +19,10 @@ from rich.markup import escape
 
 from explorer.cli.command import COULD_NOT_RUN, DIFFERENT, CleanConsole, Output, answer_console, print_json, say, verb
 from explorer.cli.report import print_lines
-from explorer.errors import BadInput, ExplorerError
-from explorer.jobs.on_card import OnCardRequest
+from explorer.errors import BadInput, ExplorerError, asks_for_cuda
+from explorer.jobs.on_card import OnCardRequest, file_of_module
 from explorer.plan.names import listed
 from explorer.plan.summary import Line, Summary, summarize, summary_document, summary_lines
-from explorer.record.failure import asks_for_cuda
 from explorer.record.measurement import Measurement
 from explorer.view.drawing.units import count, mib
 
@@ -126,22 +124,6 @@ def run(
         under_watch(path, arguments or [], chosen, recorded)
     if output.json:
         print_json(summary_document(summaries[-1]))
-
-
-def file_of_module(name: str) -> Path:
-    """The file that `python -m name` runs. Raises BadInput if there is none."""
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.submodule_search_locations is not None:
-            spec = importlib.util.find_spec(f"{name}.__main__")
-    except ImportError:
-        spec = None
-    finally:
-        sys.path.remove(str(Path.cwd()))
-    if spec is None or spec.origin is None:
-        raise BadInput(f"There is no module {name} to run.", hint="Give the name that `python -m` would be given.")
-    return Path(spec.origin)
 
 
 @contextmanager

@@ -8,16 +8,14 @@ that it wants no memory.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
+import json
 import os
 import re
-import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from explorer.child_process.compiler import compile_library, compiler_command
 from explorer.engine.imaginary.torch_build import Needs, TorchBuild, needs_of, torch_build
 from explorer.errors import BadInput
 
@@ -26,30 +24,7 @@ CORE = "libimaginary.so"
 OPENED_BY_NAME = ("libcuda.so.1", "libnvidia-ml.so.1")
 """Libraries that torch opens when it needs them; no library of torch is linked to NVML."""
 MAKES_HANDLE = re.compile(r"(cublas|cusparse|cusolver|cufft|curand|cudnn|nvrtc)\w*[cC]reate\w*")
-WANTS_MEMORY = list(map(str.split, r"""
-cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize 9 size_t
-cudnnGetBatchNormalizationBackwardExWorkspaceSize 11 size_t
-cudnnGetBatchNormalizationTrainingExReserveSpaceSize 6 size_t
-cudnnGetConvolution\w+WorkspaceSize 7 size_t
-cudnnGetCTCLossWorkspaceSize 9 size_t
-cudnnGetCTCLossWorkspaceSize_v8 6 size_t
-cudnnDropoutGetStatesSize 2 size_t
-cufftXtMakePlanMany 13 size_t
-cusparseX\w+sort_bufferSizeExt 7 size_t
-cusparseSpM[VM]_bufferSize|cusparseSpSV_bufferSize 10 size_t
-cusparse(SpMM|SDDMM|SpSM)_bufferSize 11 size_t
-cusparse[SDCZ]bsrsm2_bufferSize 12 int
-cusparse[SDCZ]bsrsv2_bufferSize 11 int
-cusolverDn[SDCZ](geqrf|potrf|getrf)_bufferSize 6 int
-cusolverDn[SDCZ]gesvd_bufferSize 4 int
-cusolverDn[SDCZ]gesvdj_bufferSize 12 int
-cusolverDn[SDCZ]gesvdjBatched_bufferSize 11 int
-cusolverDn[SDCZ](or|un)gqr_bufferSize 8 int
-cusolverDn[SDCZ](or|un)mqr_bufferSize 12 int
-cusolverDn[SDCZ](sy|he)evd_bufferSize 8 int
-cusolverDn[SDCZ](sy|he)evj(Batched)?_bufferSize 8 int
-cusolverDn[SDCZ]sytrf_bufferSize 5 int
-""".strip().splitlines()))  # fmt: skip
+WANTS_MEMORY: list[tuple[str, int, str]] = json.loads((SOURCES / "wants_memory.json").read_text())
 """Functions that answer how much memory another one wants: their name, the position of the answer, its type.
 
 Integers and pointers take the same registers and places of the stack in their order, whatever their types.
@@ -86,7 +61,7 @@ def _hash_of_sources() -> str:
 
 
 def _build(torch: TorchBuild, folder: Path) -> None:
-    compiler, needs = _compiler(), needs_of(torch)
+    compiler, needs = compiler_command(), needs_of(torch)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as name:
         work = Path(name)
@@ -94,7 +69,8 @@ def _build(torch: TorchBuild, folder: Path) -> None:
         made = work / "made"
         made.mkdir()
         sources = sorted(SOURCES.glob("*.c"))
-        _compile(compiler, made / CORE, [*map(str, sources), str(work / "generated.c"), "-ldl", "-lpthread"])
+        options = [f"-I{SOURCES}", *map(str, sources), str(work / "generated.c"), "-ldl", "-lpthread"]
+        compile_library(compiler, made / CORE, options)
         for library in {*needs.versions, *OPENED_BY_NAME}:
             _empty_library(compiler, work, made / library, needs)
         try:
@@ -130,29 +106,4 @@ def _empty_library(compiler: list[str], work: Path, library: Path, needs: Needs)
     first = "".join(f"{node} {{ {f'global: {marker};' if not i else ''} }};\n" for i, node in enumerate(nodes))
     versions.write_text(first)
     options = [f"-Wl,--version-script={versions}"] if nodes else []
-    _compile(compiler, library, [str(source), "-Wl,--no-as-needed", str(library.parent / CORE), *options])
-
-
-def _compile(compiler: list[str], library: Path, arguments: list[str]) -> None:
-    command = [*compiler, "-shared", "-fPIC", "-O1", "-w", f"-I{SOURCES}", "-Wl,-rpath,$ORIGIN"]
-    command += [f"-Wl,-soname,{library.name}", "-o", str(library), *arguments]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    if ran.returncode:
-        last = (ran.stderr.strip().splitlines() or ["no message"])[-1]
-        raise BadInput(
-            f"The C compiler {compiler[0]!r} could not build the stubs of the imaginary card: {last[:200]}",
-            hint="CC names another compiler; pip install ziglang brings one.",
-        )
-
-
-def _compiler() -> list[str]:
-    """CC, the machine's C compiler, or that of the `ziglang` wheel."""
-    for name in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
-        if name and shutil.which(name.split()[0]):
-            return name.split()
-    if importlib.util.find_spec("ziglang") is not None:
-        return [sys.executable, "-m", "ziglang", "cc"]
-    raise BadInput(
-        "The stubs of the imaginary card are compiled, and no C compiler was found.",
-        hint="Install gcc or clang, or: pip install ziglang.",
-    )
+    compile_library(compiler, library, [str(source), "-Wl,--no-as-needed", str(library.parent / CORE), *options])

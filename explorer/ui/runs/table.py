@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -13,9 +13,9 @@ from explorer.jobs.store import StoredRun
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.ui.session.values import session_value
 from explorer.view.compare.front import RunPoint
-from explorer.view.drawing.units import MIB, NOT_MEASURED, count, from_to, mib
+from explorer.view.drawing.units import MIB, NOT_MEASURED, count, from_to, median_ms, mib, time_ratio
 from explorer.view.text.plan import in_words
-from explorer.view.text.runs import conditions, stored_flops, stored_time
+from explorer.view.text.runs import conditions, stored_flops
 
 MOST_ROWS, HEIGHT = 12, 380
 """More rows than these scroll, within so many pixels."""
@@ -184,3 +184,12 @@ def stored_peak(headlines: dict[str, object]) -> str:
     if isinstance(peak, int):
         return mib(peak)
     return f"at least {mib(least)}, then failed" if isinstance(least, int) else NOT_MEASURED
+
+
+def stored_time(headlines: Mapping[str, Any]) -> str:
+    """`×1.25 ± 0.02` against the baseline, or the time of a step; the empty string: neither is known."""
+    if (ratio := headlines.get("time_ratio")) is not None:
+        return time_ratio(ratio, headlines.get("time_ratio_spread"))
+    if (ms := headlines.get("step_ms")) is not None:
+        return median_ms(ms)
+    return ""

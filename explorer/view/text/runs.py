@@ -22,7 +22,7 @@ from explorer.record.history import DeviceHistory, SimulatedHistory
 from explorer.record.measurement import Measurement
 from explorer.record.run import RunSpec
 from explorer.view.drawing.rows import Row, row_sum
-from explorer.view.drawing.units import NOT_MEASURED, count, flops, median_ms, mib, milliseconds, percent, time_ratio
+from explorer.view.drawing.units import NOT_MEASURED, count, flops, mib, milliseconds, percent
 
 
 def figures_of(run: Measurement) -> dict[str, str]:
@@ -45,15 +45,6 @@ def stored_flops(headlines: Mapping[str, Any]) -> str:
     parts = [headlines.get(f"{phase}_flops") for phase in ("forward", "recompute", "backward")]
     numbers = [part for part in parts if part is not None]
     return flops(sum(numbers)) if numbers else ""
-
-
-def stored_time(headlines: Mapping[str, Any]) -> str:
-    """`×1.25 ± 0.02` against the baseline, or the time of a step; the empty string: neither is known."""
-    if (ratio := headlines.get("time_ratio")) is not None:
-        return time_ratio(ratio, headlines.get("time_ratio_spread"))
-    if (ms := headlines.get("step_ms")) is not None:
-        return median_ms(ms)
-    return ""
 
 
 def peak_in_words(run: Measurement) -> str:

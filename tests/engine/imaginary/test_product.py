@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from explorer.engine.imaginary.run import run_on
 from explorer.plan.card.cards import parse_card
 from tests.engine.imaginary.test_run import has_cuda_build, values_on
 
@@ -29,35 +26,3 @@ def test_a_comparison_has_bytes_and_neither_values_nor_times() -> None:
     assert seen["times"] == [False, False] and "imaginary" in str(seen["where"])
     (kept, counted), (recomputed, counted_again) = seen["peaks"]  # type: ignore[misc]
     assert kept == counted > recomputed == counted_again
-
-
-RANK = """
-import os, torch
-from torch import nn
-import torch.distributed as dist
-rank = int(os.environ["RANK"])
-torch.cuda.set_device(rank)
-dist.init_process_group("nccl")
-from torch.nn.parallel import DistributedDataParallel
-model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8)).cuda())
-optimizer = torch.optim.AdamW(model.parameters())
-for _ in range(2):
-    model(torch.randn(4, 64, device="cuda")).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-names = [None] * 2
-dist.all_gather_object(names, rank)
-print("rank", rank, "of", dist.get_world_size(), torch.cuda.max_memory_allocated() > 0, flush=True)
-dist.destroy_process_group()
-"""
-
-
-@has_cuda_build
-def test_two_ranks_train_in_a_process_each(tmp_path: Path) -> None:
-    (tmp_path / "rank.py").write_text(RANK)
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "rank.py")]
-    ran = run_on(parse_card("a100-80gb"), torchrun, n_cards=2, capture=True)
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    assert {line for line in ran.stdout.splitlines() if line.startswith("rank")} == {
-        "rank 0 of 2 True", "rank 1 of 2 True"
-    }  # fmt: skip
