@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,8 +21,7 @@ class OnCardRequest(Record):
 
 
 def file_of_module(name: str) -> Path:
-    """The file that `python -m name` runs, with the folder of this process on the path. Raises BadInput if none."""
-    sys.path.insert(0, str(Path.cwd()))
+    """The file that `python -m name` runs. Raises BadInput if there is none."""
     spec = None
     with suppress(ImportError):
         spec = importlib.util.find_spec(name)

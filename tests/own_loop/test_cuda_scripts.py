@@ -18,8 +18,7 @@ ARGUMENTS: dict[str, tuple[str, str, str]] = json.loads(dict(_FILE.findall(SCRIP
 """Of each script: for a small step, of a usual size, and to add for a refusal on 24 GiB."""
 NEEDS = {"trainer.py": "transformers", "lit.py": "lightning", "accumulate.py": "tqdm"}
 RANKS = {"ddp.py": "2", "fsdp.py": "2", "lit.py": "2"}
-ROUNDING = 1 << 20
-"""The allocator counts blocks of 512 bytes, the timeline the bytes that were asked for."""
+ROUNDING = 1 << 20  # the allocator counts blocks of 512 bytes, the timeline the bytes that were asked for
 INSTALLED = [name for name in ARGUMENTS if importlib.util.find_spec(NEEDS.get(name, "torch"))]
 pytestmark = [has_cuda_build, pytest.mark.slow]
 
@@ -55,8 +54,7 @@ def test_the_peak_of_an_unmodified_script_and_what_holds_it(folder: Path, script
 def test_a_refusal_names_operator_block_and_bytes(folder: Path, script: str) -> None:
     ran = on_card(folder, "24GiB", script, " ".join(ARGUMENTS[script][1:]))
     assert ran.returncode == 1, ran.stderr[-3000:]
-    document = json.loads(ran.stdout)
-    refused, step = document["refused"], document["step"]
+    refused, step = (json.loads(ran.stdout)[name] for name in ("refused", "step"))
     asked = re.search(r"asked for ([\d,]+) bytes in \S+ of (.+) and was refused; ([\d,]+) bytes were free", refused)
     assert asked is not None and f"Held then: {step['peak_bytes'] / 2**30:.2f} GiB" in refused, refused
     n_bytes, free = (int(asked[i].replace(",", "")) for i in (1, 3))

@@ -103,6 +103,8 @@ def run(
 
     Without --at, --worst-of and --on-oom a good step is recorded and printed: the second, if the training takes two.
     """
+    if chosen.module:
+        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
     path = file_of_module(script) if chosen.module else Path(script)
     request = OnCardRequest(card=card or USUAL_CARD, steps=steps, ranks=ranks, out=chosen.out, json=output.json)
     if card is not None:
