@@ -143,7 +143,9 @@ def _picture(view: View, options: TimelineOptions) -> tuple[Chart, str, str]:
     else:
         chart = roles(runs[name], block=options.block or None, **looks)
     add_card(chart, runs)
-    question, answer = _untitled(chart.figure)
+    title = chart.figure.layout.title  # the page writes question and answer above the figure
+    question, answer = title.text or "", title.subtitle.text or ""
+    chart.figure.update_layout(title_text="", title_subtitle_text="", margin_t=8)
     if candidate is not None and not options.block:
         answer = pair_answer(baseline, candidate)
     return chart, question, options.why or answer
@@ -287,10 +289,3 @@ def _card(baseline: Measurement, candidate: Measurement | None, drawn: CardMemor
         for title, note in notes_of_cards(memories):
             text = f"**{title}:** {escape(note)}"
             small_text(f":red[{text}]" if title == "Refused" else text)
-
-
-def _untitled(fig: Any) -> tuple[str, str]:
-    """Takes question and answer off the figure, for a page that writes both above it; returns both."""
-    title, answer = fig.layout.title.text or "", fig.layout.title.subtitle.text or ""
-    fig.update_layout(title={"text": "", "subtitle": {"text": ""}}, margin_t=8)
-    return title, answer
