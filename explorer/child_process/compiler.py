@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -36,3 +37,13 @@ def compiler_command() -> list[str]:
         "The stubs of the imaginary card are compiled, and no C compiler was found.",
         hint="Install gcc or clang, or: pip install ziglang.",
     )
+
+
+def folder_of_libraries() -> Path:
+    """The user's cache folder, where a preloaded library may lie: the loader takes spaces and colons for separators."""
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    folder = Path(home) / "checkpoint-explorer" / "imaginary"
+    if re.search(r"[\s:]", str(folder)):
+        why = f"The stubs of the imaginary card cannot lie in {str(folder)!r}: its name has a space or a colon."
+        raise BadInput(why, hint="Set XDG_CACHE_HOME to another folder.")
+    return folder

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from explorer.child_process.compiler import compile_library, compiler_command
+from explorer.child_process.compiler import compile_library, compiler_command, folder_of_libraries
 from explorer.engine.imaginary.torch_build import Needs, TorchBuild, needs_of, torch_build
-from explorer.errors import BadInput
 
 SOURCES = Path(__file__).parent / "stubs"
 CORE = "libimaginary.so"
@@ -38,21 +36,11 @@ def build_stubs() -> tuple[Path, ...]:
     Raises BadInput if torch, a compiler or the reader of ELF files is missing.
     """
     torch = torch_build()
-    folder = _cache() / f"torch-{torch.version}-{_hash_of_sources()}"
+    folder = folder_of_libraries() / f"torch-{torch.version}-{_hash_of_sources()}"
     if not folder.is_dir():
         _build(torch, folder)
     others = sorted(path for path in folder.iterdir() if path.name != CORE)
     return (folder / CORE, *others)
-
-
-def _cache() -> Path:
-    """The user's cache folder, where a preloaded library may lie: the loader takes spaces and colons for separators."""
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    folder = Path(home) / "checkpoint-explorer" / "imaginary"
-    if re.search(r"[\s:]", str(folder)):
-        why = f"The stubs of the imaginary card cannot lie in {str(folder)!r}: its name has a space or a colon."
-        raise BadInput(why, hint="Set XDG_CACHE_HOME to another folder.")
-    return folder
 
 
 def _hash_of_sources() -> str:
@@ -88,7 +76,7 @@ def generated(functions: Iterable[str]) -> str:
         call = f'return imaginary_stub("{function}");'
         if rule is not None:
             _, position, kind = rule
-            before = "".join(f"long a{i}, " for i in range(1, int(position)))
+            before = "".join(f"long a{i}, " for i in range(1, position))
             lines.append(f"WEAK Status {function}({before}{kind} *out) {{ *out = 0; {call} }}")
         elif MAKES_HANDLE.fullmatch(function):
             lines.append(f"WEAK Status {function}(void **out) {{ *out = new_handle(); {call} }}")
