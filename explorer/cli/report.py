@@ -161,6 +161,15 @@ def print_record(record: Comparison | Measurement) -> None:
         console.print(f"  [yellow]Warning[/]  {escape(warning)}")
 
 
+def answer_step(run: Measurement, graph: ModelGraph | None, output: Output) -> None:
+    """To stdout: the step, and which kinds of submodules are worth recomputing."""
+    if output.json:
+        print_json({**document(run), "worth_recomputing": worth_recomputing(run, graph)})
+    else:
+        print_record(run)
+        print_worth(run, graph)
+
+
 def print_worth(run: Measurement, graph: ModelGraph | None) -> None:
     """To stdout: which kinds of submodules are worth recomputing, and why the others are not."""
     if rows := worth_recomputing(run, graph):

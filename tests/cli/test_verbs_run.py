@@ -417,9 +417,12 @@ def test_the_first_line_of_every_answer_names_the_batch(tmp_path: Path) -> None:
         answer = run(*question).stdout
         first = next(line for line in answer.splitlines() if line.strip())
         assert text in first, question
-        assert ("worth recomputing?" in answer) is (question[0] in ("measure", "plan"))
+        explains = question[0] in ("measure", "plan")
+        assert ("worth recomputing?" in answer) is explains
+        assert bool(read(*question).get("worth_recomputing")) is explains
     refused = run("plan", model, "--predict", "--budget", "1%", code=2)
-    assert text in refused.stderr
+    reasons = [row["why no gain"] for row in read("measure", model, "--predict")["worth_recomputing"]]
+    assert text in refused.stderr and any(reasons) and all(reason in refused.stderr for reason in reasons)
     assert text in str(read("graph", model)["batch"])
     assert "made to fit with targets" in run("batch", model, "--predict", "--budget", "100KiB").stdout
 

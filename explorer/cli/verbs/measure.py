@@ -23,7 +23,8 @@ from explorer.cli.options import (
     in_step,
     recorded_step,
 )
-from explorer.cli.report import answer_forecast, document, print_ranks, print_record, print_worth
+from explorer.cli.report import answer_forecast, answer_step
+from explorer.cli.verbs.report import answer_run
 from explorer.cli.worker import ask, check_writable, finish, worker
 from explorer.errors import BadInput
 from explorer.jobs.protocol import Measure, MeasureRanks, ProfileStages
@@ -34,7 +35,7 @@ from explorer.plan.pipeline.stage_costs import predict
 from explorer.plan.predict.baseline import keep_all_from
 from explorer.record.base import to_plain
 from explorer.record.graph import ModelGraph
-from explorer.record.measurement import Measurement, RecordedRanks
+from explorer.record.measurement import Measurement
 from explorer.record.run import PipelinePlan, RunSpec
 from explorer.view.drawing.units import count
 from explorer.view.pipeline.results import memory_chart
@@ -80,12 +81,8 @@ def measure(
     with worker() as engine:
         spec = step.with_policy(spec, chosen_file(engine, policy, spec, without_data=step.predict))
         if spec.ranks is not None:
-            request = MeasureRanks(spec=spec, without_data=step.predict)
-            on_ranks: RecordedRanks = ask(engine, request, keep=not keep.no_store)
-            if output.json:
-                print_json({**on_ranks.headlines(), **to_plain(on_ranks)})
-            else:
-                print_ranks(on_ranks)
+            on_ranks = ask(engine, MeasureRanks(spec=spec, without_data=step.predict), keep=not keep.no_store)
+            answer_run(on_ranks, model, output)
             finish(on_ranks, None, keep.save, output)
             return
         run = Measure(spec=spec, until_it_fits=extra.fit, without_data=step.predict, own_optimizer=extra.own_optimizer)
@@ -94,11 +91,7 @@ def measure(
         if not spec.policy.units or measured.refused or keep.save is not None:  # a report forecasts policies, too
             with suppress(RunFailed):
                 graph = describe(engine, spec, without_data=step.predict)
-    if output.json:
-        print_json(document(measured))
-    else:
-        print_record(measured)
-        print_worth(measured, graph)
+    answer_step(measured, graph, output)
     _say_what_did_not_fit(measured, graph)
     finish(with_graph(measured, graph), measured.failure, keep.save, output)
 
@@ -109,13 +102,9 @@ def _answer_recorded(step: Measurement, policy: str, keep: KeepOptions, output: 
     chosen = file_on(policy, step.graph).policy
     if chosen.units:
         answer_forecast(step, chosen, output)
-        return
-    if output.json:
-        print_json(document(step))
     else:
-        print_record(step)
-        print_worth(step, step.graph)
-    finish(step, step.failure, keep.save, output)
+        answer_step(step, step.graph, output)
+        finish(step, step.failure, keep.save, output)
 
 
 def _spec(model: str, step: RankStepOptions, extra: MeasureOptions) -> RunSpec:

@@ -34,6 +34,7 @@ from explorer.plan.predict.not_predicted import approximate, contradiction
 from explorer.plan.sizes import parse_share
 from explorer.plan.summary import forecast_step
 from explorer.plan.why.collectives import repeated, sent_bytes
+from explorer.plan.why.worth import worth_recomputing
 from explorer.record.base import to_plain
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
@@ -105,8 +106,7 @@ def plan(
     check_writable(wish.out)
     first, last, others = _planned(model, spec, wish, step)
     graph = last.planner.graph
-    tries = last.tries
-    chosen, run = tries[-1]
+    chosen, run = last.tries[-1]
     met = within_budget(chosen, run)
     against, doubt = contradiction(chosen.step_peak_bytes, run, graph, first), approximate(chosen.policy, graph, run)
     if output.json:
@@ -114,7 +114,7 @@ def plan(
         print_json({**_document(last, first, met=met), **on_ranks, "approximate": doubt, "contradiction": against})
     else:
         print_model(spec.model.target, first.batch)
-        _print(tries, first, met=met)
+        _print(chosen, run, first, met=met)
         _print_ranks(run, others)
         print_worth(first, graph)
         for sentence in filter(None, (doubt, against)):
@@ -184,7 +184,12 @@ def _solve(wish: BudgetOptions, spec: RunSpec, first: Measurement) -> Callable[[
 
     def solve(planner: Planner) -> Plan:
         whole = planner.keep_all_bytes if spec.ranks is None else first.step_peak_bytes or 0
-        return planner.fulfil(wish.resolved(spec, whole, first))
+        try:
+            return planner.fulfil(wish.resolved(spec, whole, first))
+        except BadInput:
+            for row in worth_recomputing(first, planner.graph):
+                say(escape(f"{row['worth recomputing?']}: {row['change']} {row['why no gain']}"))
+            raise
 
     return solve
 
@@ -222,27 +227,31 @@ def _confirmed(
 
 def _document(last: Confirmation, first: Measurement, *, met: bool) -> dict[str, object]:
     def part(chosen: Plan, run: Measurement) -> dict[str, object]:
-        derived = {"cost_ratio": chosen.cost_ratio, "proven": chosen.proven}
-        document: dict[str, object] = {"plan": {**to_plain(chosen), **derived}, "measured": figures(run)}
+        plain = {**to_plain(chosen), "cost_ratio": chosen.cost_ratio, "proven": chosen.proven}
+        document: dict[str, object] = {"plan": plain, "measured": figures(run)}
         if run.card is None:
             return document
-        bounded = None if chosen.budget_bytes is None else "reserved_bytes"
-        capacity = {"bounded": bounded, "capacity_bytes": capacity_bytes(run.card.card)}
-        return {**document, "card": {**to_plain(run.card), **run.card.headlines(), **capacity}}
+        document["card"] = {
+            **to_plain(run.card),
+            **run.card.headlines(),
+            "bounded": None if chosen.budget_bytes is None else "reserved_bytes",
+            "capacity_bytes": capacity_bytes(run.card.card),
+        }
+        return document
 
     *missed, chosen = [part(*pair) for pair in last.tries]
-    beside = {
+    return {
+        **chosen,
         "met": met,
         "first_run": figures(first),
         "missed": missed,
         "refused_segments": last.refused,
         "batch": first.batch,
+        "worth_recomputing": worth_recomputing(first, last.planner.graph),
     }
-    return {**chosen, **beside}
 
 
-def _print(tries: Sequence[tuple[Plan, Measurement]], first: Measurement, *, met: bool) -> None:
-    chosen, run = tries[-1]
+def _print(chosen: Plan, run: Measurement, first: Measurement, *, met: bool) -> None:
     console = answer_console()
     console.print(f"[bold]{escape(in_words(chosen.policy))}[/]")
     card, budget_bytes = None if run.card is None else run.card.card, chosen.budget_bytes

@@ -66,13 +66,18 @@ def report(output: Output, run: Which = None, out: ReportPath = None) -> None:
     check_writable(out)
     reported = load_run(run)
     if out is None:
-        if output.json:
-            print_json(document_of(reported.run))
-        else:
-            print_run(reported.run, run)
+        answer_run(reported.run, run, output)
         return
     suffix = next((suffix for suffix in RUN_EXPORTS if out.name.endswith(suffix)), None)
     print_or_write(RUN_EXPORTS[suffix](runs_in(reported.run)) if suffix else report_text(with_plans(reported)), out)
+
+
+def answer_run(run: Reported, name: str, output: Output) -> None:
+    """To stdout: the run, as text or as JSON."""
+    if output.json:
+        print_json(document_of(run))
+    else:
+        print_run(run, name)
 
 
 def print_run(run: Reported, name: str) -> None:

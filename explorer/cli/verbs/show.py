@@ -21,7 +21,7 @@ from rich.markup import escape
 from explorer.cli.command import Output, answer_console, print_json, say, verb
 from explorer.cli.options import CardStepOptions, describe
 from explorer.cli.report import print_lines, with_plans
-from explorer.cli.verbs.report import document_of, load_run, print_run
+from explorer.cli.verbs.report import answer_run, load_run
 from explorer.cli.worker import ask, check_writable, print_or_write, worker
 from explorer.jobs.on_card import OnCardRequest
 from explorer.jobs.protocol import Measure
@@ -30,7 +30,6 @@ from explorer.plan.guard import lock as lock_file
 from explorer.plan.policy import file as policy_file
 from explorer.plan.recognize import recognize
 from explorer.plan.summary import Line, is_too_large, judged, summarize, summary_document, summary_lines
-from explorer.record.base import Record
 from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.view.report.report import ReportOf, report_text
 from explorer.view.text.files import lock_lines, policy_lines
@@ -90,16 +89,11 @@ def _answer(of: ReportOf, name: str, options: ShowOptions, output: Output) -> No
     step = run.fullest if isinstance(run, RecordedRanks) else run
     if isinstance(step, Measurement):
         summary = summarize(step, name=name, card=options.parsed_card())
-        verdicts = [Store().verdict_on(replace(step.spec, policy=change.policy)) for change in summary.changes]
-        summary = judged(summary, verdicts)
-        if output.json:
-            print_json(summary_document(summary))
-        else:
-            print_lines(summary_lines(summary))
-    elif output.json:
-        print_json(document_of(run))
+        specs = [replace(step.spec, policy=change.policy) for change in summary.changes]
+        summary = judged(summary, list(map(Store().verdict_on, specs)))
+        _answer_lines(summary_document(summary), summary_lines(summary), output)
     else:
-        print_run(run, name)
+        answer_run(run, name, output)
     if options.html is None and not options.open_page:
         return
     page = options.html or Path(tempfile.mkdtemp(prefix="checkpoint-explorer-")) / "report.html"
@@ -137,7 +131,7 @@ def _show_script(script: Path, options: ShowOptions, output: Output, arguments: 
     _answer(ReportOf(run=run, name=run.recorded_in), str(path), options, output)
 
 
-def _answer_lines(record: Record, lines: Iterable[Line], output: Output) -> None:
+def _answer_lines(record: object, lines: Iterable[Line], output: Output) -> None:
     if output.json:
         print_json(record)
     else:
