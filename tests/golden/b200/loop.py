@@ -64,14 +64,18 @@ STEPS = {
 }
 
 
-def simulated(row: dict[str, Any]) -> Measurement:
-    """The row's step without data on a B200. Two GPUs sum gradients in place: each holds what one alone would."""
+def spec_of(row: dict[str, Any]) -> RunSpec:
+    """The row's step on a B200. Two GPUs sum gradients in place: each holds what one alone would."""
     arguments = {"size": row["size"], "seq": row["seq"], "segments": row["segments"] or 0, "rows": row.get("rows", 4)}
     arguments |= {"reached": row["reached"]} if "reached" in row else {}
-    spec = RunSpec(
+    return RunSpec(
         model=ModelRef(target=f"{LANGUAGE_MODEL}:build", arguments=arguments),
         optimizer="none",
         autocast="bfloat16" if row["precision"] == "bf16" else "none",
         card=replace(B200, n_steps=row.get("step", B200.n_steps)),
     )
-    return measure_without_data(spec, step=STEPS[row["scope"]])
+
+
+def simulated(row: dict[str, Any]) -> Measurement:
+    """The row's step without data."""
+    return measure_without_data(spec_of(row), step=STEPS[row["scope"]])
