@@ -26,3 +26,33 @@ def test_a_comparison_has_bytes_and_neither_values_nor_times() -> None:
     assert seen["times"] == [False, False] and "imaginary" in str(seen["where"])
     (kept, counted), (recomputed, counted_again) = seen["peaks"]  # type: ignore[misc]
     assert kept == counted > recomputed == counted_again
+
+
+RECORDED = """
+import os
+os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)  # a setting counts on every card
+import explorer
+from torch import nn
+model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(3))).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+x = torch.randn(512, 64, device="cuda")
+def step():
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+step()
+with explorer.record_step(model, optimizer) as run:
+    step()
+peaks = run.measurement.peaks
+out["allocator"] = [peaks.allocated_peak_bytes, peaks.reserved_peak_bytes]
+out["played"] = [run.on_card("h100").headlines()[name] for name in ("allocated_bytes", "reserved_bytes")]
+out["budget"] = [explorer.auto_policy(model, step, budget=card).card.allocated_bytes for card in ("h100", "t4")]
+"""
+
+
+@has_cuda_build
+def test_a_step_recorded_there_is_played_on_a_card_to_the_byte() -> None:
+    seen = values_on(parse_card("h100"), RECORDED)
+    assert seen["played"] == seen["allocator"]
+    on_h100, on_t4 = seen["budget"]  # type: ignore[misc]
+    assert on_h100 - on_t4 == 2 * (33_554_432 - 8_519_680), "the workspaces of two threads, torch 2.13"
