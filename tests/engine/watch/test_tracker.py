@@ -221,7 +221,6 @@ SELECTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "index_select": lambda x: x.index_select(0, ROWS), "take": lambda x: x.take(COLUMNS),
     "masked_select": lambda x: x.masked_select(x > 0.2), "a function of the user": OwnScatter.apply,
     "no selection: index_put": lambda x: (x * 2).index_put((ROWS,), x * 3),
-    "no selection: put": lambda x: (x * 2).put(ROWS, x[:, 0]),
     "no selection: index_add": lambda x: (x * 2).index_add(0, ROWS[:3], x[:3]),
     "no selection: scatter_reduce": lambda x: (x * 2).scatter_reduce(1, COLUMNS, x[:, :24], "amax"),
 }  # fmt: skip

@@ -84,8 +84,7 @@ def test_a_recorded_peak_that_misses_what_cpp_holds_is_the_least() -> None:
     (of_buckets,) = peak_caveats(msgspec.structs.replace(recorded, graph=parallel))
     assert "at least" in of_convolutions and "oneDNN" in of_convolutions
     assert "at least" in of_buckets and "buckets in C++" in of_buckets
-    (of_prediction,) = peak_caveats(msgspec.structs.replace(recorded, origin="predicted"))
-    assert "at least" in of_prediction and "67 % more in bfloat16" in of_prediction
+    assert "67 % more in bfloat16" in peak_caveats(msgspec.structs.replace(recorded, origin="predicted"))[0]
     measured_alone = msgspec.structs.replace(recorded, origin="measured")
     assert peak_caveats(measured_alone) == (), "its processes have no reducer, and torch's allocator is seen"
 
