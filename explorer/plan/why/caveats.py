@@ -56,8 +56,8 @@ DDP_BUCKETS = (
 
 
 WORK_OF_CONVOLUTIONS = (
-    "The peak is at least this figure: oneDNN's work memory for convolutions is not in it. Nets that were measured held "
-    "0 to 1 % more in float32, and 6 to 67 % more in bfloat16."
+    "The peak is at least this figure: oneDNN's work memory for convolutions is not in it. Nets that were measured "
+    "held 0 to 1 % more in float32, and 6 to 67 % more in bfloat16."
 )
 
 
