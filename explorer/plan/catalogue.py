@@ -163,8 +163,9 @@ def recorded_sample(model: ModelRef) -> RecordedSample | None:
         return None
     if recorded.run.spec.model != model:
         return None
-    # A comparison probes, a measurement does not: the number of probes may have changed since.
-    spec = replace(recorded.run.spec, n_probes=RunSpec(model=model).n_probes)
+    # How often blocks are probed and steps are timed may have changed since.
+    usual = RunSpec(model=model)
+    spec = replace(recorded.run.spec, n_probes=usual.n_probes, n_repeats=usual.n_repeats)
     return replace(recorded, run=replace(recorded.run, spec=spec))
 
 

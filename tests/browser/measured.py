@@ -13,8 +13,6 @@ from tests.browser.settled import press, settled
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-RUN = re.compile("^(Run|Predict) Shortcut")
-"""Name of the button in the bar; "Run file" is another."""
 ANSWERED = re.compile(r"; gradients (?!not (compared|safe))")
 """The headline of a policy that was measured."""
 APP = Path(__file__).resolve().parent.parent.parent / "app.py"
@@ -38,7 +36,7 @@ def compared(page: Page) -> None:
     layers = page.locator('[data-id="layers"]')
     while not layers.locator(".count").get_by_text(re.compile(r"^(\d+) of \1$")).is_visible():
         press(page, layers.get_by_role("button", name="Recompute all"))
-    press(page, page.get_by_role("button", name=RUN))
+    press(page, page.get_by_role("button", name="Run", exact=True))
     page.get_by_text(ANSWERED).wait_for()
     page.wait_for_function("() => !location.search.includes('job=')")  # the store may have shown an earlier run of it
     page.get_by_test_id("stPlotlyChart").first.wait_for()
@@ -71,7 +69,7 @@ def guided(page: Page, saved: Path) -> Iterator[str]:
         elif step.key == "toggle":
             press(page, page.locator('[data-id="blocks"]').get_by_role("button", name="Recompute all"))
         elif step.key == "run":
-            press(page, page.get_by_role("button", name=RUN))
+            press(page, page.get_by_role("button", name="Run", exact=True))
         elif step.key == "take":
             press(page, page.get_by_role("button", name="Policy file"))
             with page.expect_download() as download:

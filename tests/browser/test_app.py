@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from explorer.view.drawing.colours import CURSOR
-from tests.browser.measured import ANSWERED, RUN, confirm_marks, stacks_when_narrow
+from tests.browser.measured import ANSWERED, confirm_marks, stacks_when_narrow
 from tests.browser.served import Served
 from tests.browser.settled import press, settled
 
@@ -41,7 +41,7 @@ def test_a_policy_is_toggled_run_compared_found_after_a_refresh_and_hidden_from_
     page.locator('[data-id="head"]').click()  # no other test of this app runs the policy
     confirm_marks(page, re.compile(r"^4 of 4 blocks and 1 more$"))
     page.locator(".figure .value").first.get_by_text("≈").wait_for()
-    press(page, page.get_by_role("button", name=RUN))
+    press(page, page.get_by_role("button", name="Run", exact=True))
     page.get_by_role("button", name="Cancel").wait_for()
     page.wait_for_url("**job=**")
     page.reload()  # finds the run under way
@@ -186,7 +186,7 @@ def ranks_are_chosen_drawn_and_toggled(page: Page) -> None:
     settled(page).locator('[data-id="layers"]').get_by_role("button", name="Recompute all").click()
     confirm_marks(page, re.compile(r"^4 of 4 blocks$"))
     page.locator(".figure .value").first.get_by_text("≈").wait_for()
-    press(page, page.get_by_role("button", name=RUN))
+    press(page, page.get_by_role("button", name="Predict", exact=True))
     page.get_by_text("Candidate", exact=True).first.wait_for()
     bars.get_by_text("recomputed", exact=True).wait_for()
     assert page.get_by_test_id("stException").count() == 0
@@ -224,7 +224,7 @@ def test_the_graph_follows_slider_typed_budget_and_ranks_and_a_run_keeps_the_bud
     page.get_by_text("predicted: within").wait_for()
     page.locator(".figure .value").first.get_by_text("≈").wait_for()
     confirm_marks(page, re.compile(r"^[1-9]\d* of 4 blocks"))
-    press(page, page.get_by_role("button", name=RUN))
+    press(page, page.get_by_role("button", name="Run", exact=True))
     page.get_by_text("measured: within").wait_for()
     press(page, page.get_by_role("tab", name="Budget"))
     page.locator(".st-key-front .scatterlayer .point").first.wait_for()

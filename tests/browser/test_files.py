@@ -19,7 +19,7 @@ from explorer.ui.session.address import from_query
 from explorer.view.drawing.units import mib
 from explorer.view.report.report import ReportOf, report_text
 from tests.browser.forecasts_in_page import bundled
-from tests.browser.measured import ANSWERED, RUN, confirm_marks, measured
+from tests.browser.measured import ANSWERED, confirm_marks, measured
 from tests.browser.served import Served
 from tests.browser.settled import press, settled
 from tests.cli.asked import read
@@ -42,7 +42,7 @@ def test_policy_run_and_picture_leave_and_come_back(page: Page, app: Served, tmp
     head = page.locator('[data-id="head"]')
     head.click()
     confirm_marks(page, re.compile(r"^0 of 4 blocks and 1 more$"))
-    press(page, page.get_by_role("button", name=RUN))
+    press(page, page.get_by_role("button", name="Run", exact=True))
     page.get_by_text(ANSWERED).wait_for()
 
     press(page, page.get_by_role("button", name="Policy file"))

@@ -54,9 +54,10 @@ def preview() -> str:
         for part, (html, css, js) in sources.items()
     )
     script = f"const parts = {{ {', '.join(parts)} }}\n{_text('preview.js')}"
+    first = ABOUT.split("**")[1]
     return (
         f'<style>{_text("preview.css")}</style><div id="preview">'
-        f'<p id="first-words"><span><b>{ABOUT.strip("*")}</b> <mark></mark> <i></i></span></p></div>'
+        f'<p id="first-words"><span><b>{first}</b> <mark></mark> <i></i></span></p></div>'
         f"<script>{{ {script} }}</script>"
     )
 

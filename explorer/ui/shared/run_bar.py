@@ -20,8 +20,7 @@ from explorer.ui.session.page_job import PageJob, Take
 from explorer.ui.session.values import timer, whole
 from explorer.ui.shared.elements import escape, on_primary
 
-RUN_WIDTH = 170
-RUN_KEY = "Ctrl+Enter"
+RUN_WIDTH = 140
 LOOK_EVERY_S = 1.0
 """Between two looks at the progress; parts and the end of a job are looked at when they are there."""
 PREDICTING = "Playing it without data"
@@ -69,7 +68,6 @@ def _bar(life: PageJob, bar: RunBar) -> None:
             width=RUN_WIDTH,
             disabled=off,
             help=bar.help,
-            shortcut=RUN_KEY,
             on_click=lambda: setattr(life, "requested", True),
         )
         with st.container(width="stretch"):

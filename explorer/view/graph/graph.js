@@ -381,14 +381,15 @@ function onKey(v, event) {
   moves[key]()
 }
 
-// A button's own shortcut of Streamlit also acts on a person who types: in a field Ctrl+Z takes back letters.
-function onHistory(event) {
+// Streamlit's own shortcuts also act on a person who types, where Ctrl+Z takes back letters; and their hints are faint.
+const SHORTCUTS = { z: "undo", "shift+z": "redo", y: "redo", enter: "run" }
+
+function onShortcut(event) {
   if (!(event.ctrlKey || event.metaKey) || event.altKey) return
-  const key = event.key.toLowerCase()
-  if (key !== "z" && key !== "y") return
-  if (event.composedPath()[0].closest?.("input:not([type=range]), textarea, [contenteditable]")) return
-  const name = key === "y" || event.shiftKey ? "redo" : "undo"
-  const pressed = document.querySelector(`[class$="${name}"] button, [class*="${name} "] button`)
+  const name = SHORTCUTS[(event.shiftKey ? "shift+" : "") + event.key.toLowerCase()]
+  if (!name || event.composedPath()[0].closest?.("input:not([type=range]), textarea, [contenteditable]")) return
+  const found = document.querySelectorAll(`.st-key-${name} button, .st-key-pipeline_${name} button`)
+  const pressed = [...found].find((button) => button.checkVisibility() && !button.disabled)
   if (!pressed) return
   event.preventDefault()
   pressed.click()
@@ -417,8 +418,8 @@ export default function ({ data: [data], parentElement, setStateValue }) {
     v.root.addEventListener("focusin", ({ target }) => target.dataset.id !== undefined && rove(v, target.dataset.id, false))
     v.onpress = (event) => onPress(v, event)
     for (const kind of OUTSIDE) document.addEventListener(kind, v.onpress, true)
-    v.onhistory = (event) => onHistory(event)
-    document.addEventListener("keydown", v.onhistory)
+    v.onshortcut = (event) => onShortcut(event)
+    document.addEventListener("keydown", v.onshortcut)
     v.onresize = () => onResize(v)
     window.addEventListener("resize", v.onresize)
     views.set(parentElement, v)
@@ -455,7 +456,7 @@ export default function ({ data: [data], parentElement, setStateValue }) {
   return () => {
     if (parentElement.isConnected) return // rule 6
     for (const kind of OUTSIDE) document.removeEventListener(kind, v.onpress, true)
-    document.removeEventListener("keydown", v.onhistory)
+    document.removeEventListener("keydown", v.onshortcut)
     window.removeEventListener("resize", v.onresize)
     views.delete(parentElement)
   }

@@ -63,7 +63,7 @@ ORIGIN = {
     "recorded": "Recorded by the same instruments in one step of a script.",
 }
 
-RUN = "Runs real training steps of baseline and candidate from the same start, in turns, and compares every gradient."
+RUN = "Runs real training steps of baseline and candidate in turns, and compares every gradient (Ctrl+Enter)."
 UNDO = "Take back the last change of the policy (Ctrl+Z)"
 REDO = "Make it again (Ctrl+Y)"
 SEARCH = "A name jumps to its block; a pattern such as blocks.*.mlp recomputes every block that it matches."

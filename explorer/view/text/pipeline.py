@@ -73,7 +73,7 @@ KEYED = (
     "so the gradients, depend on the split."
 )
 DEFERRED = "Running statistics of BatchNorm move once per batch instead of once per microbatch."
-RUN = "Runs the pipelined step for real, and the unsplit model beside it, and compares every gradient."
+RUN = "Runs the pipelined step for real, and the unsplit model beside it, and compares every gradient (Ctrl+Enter)."
 
 NOT_YET = ":gray-badge[:material/timeline: predicted] Drawn from the price of each block. **Run** measures this plan."
 MEASURED = ":green-badge[:material/check: measured]"
