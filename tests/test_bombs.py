@@ -202,6 +202,7 @@ OWN_FILES = {
     "engine/pipeline/run.py": "our own ranks",
     "engine/ranks/real.py": "our own ranks",
     "jobs/client.py": "our own worker",
+    "engine/imaginary/objects.py": "ranks of one script",
     "jobs/connection.py": "/proc",
     "jobs/store.py": "our own database",
     "own_loop/on_card.py": "our own folder",

@@ -167,7 +167,7 @@ def _flash_backward(arguments: Arguments, *_: object) -> Scratch:
     query, key = arguments["query"], arguments["key"]
     n_batch, n_heads, length, head = query.shape
     sums = 4 * n_batch * n_heads * _up(length, FLASH_ROWS)
-    buffers = sums, sums * _up(head, 32 if head <= 128 else 64)
+    buffers: tuple[int, ...] = sums, sums * _up(head, 32 if head <= 128 else 64)
     if key.shape[1] != n_heads:
         buffers += (key.nbytes // key.shape[1] * n_heads,) * 2
     return (buffers + _copy(arguments["grad_out"]),)
