@@ -45,6 +45,9 @@ def in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, object]) -> tor
         return sum_of_gradients(args, kwargs)
     if torch.is_grad_enabled() or not SELECTIONS.fullmatch(type(_current_autograd_node()).__name__):
         return None
+    alone = references_of_the_last_holder()
+    if alone is None or _references(args, 0)[1:] != alone[1:]:  # a user's hook runs within the same node
+        return None
     return FILLS[func](*args, **kwargs)  # type: ignore[no-any-return]
 
 

@@ -241,6 +241,27 @@ def test_the_gradient_of_a_selection_takes_the_memory_that_it_takes_without_a_tr
     assert tracked == plain and plain and torch.equal(gradient, expected)
 
 
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_a_hook_of_a_selection_may_hold_what_it_copies(name: str) -> None:
+    """A hook runs within the node of autograd, and its tensors are the user's: `scatter` copies them."""
+    held, ones = torch.zeros(4, 24), torch.ones(4, 24)
+
+    def hook(gradient: torch.Tensor) -> None:
+        held.scatter(1, COLUMNS % 24, ones)
+        held[:2].scatter_add(1, COLUMNS[:2] % 24, ones)
+        held.index_add(0, ROWS, ones)
+        held.index_put((ROWS,), ones)
+        held.view(-1).put(COLUMNS.view(-1), ones)
+        held.masked_scatter(ones > 0, ones)
+
+    with Tracker(torch.nn.Identity(), torch.device("cpu")) as tracker:
+        out = SELECTIONS[name](torch.linspace(-1, 1, 1024).reshape(4, 256).requires_grad_())
+        out.register_hook(hook)
+        tracker.on_phase("backward")
+        out.sum().backward()
+    assert not held.any()
+
+
 WIDE = {"width": 64, "length": 64}
 
 
