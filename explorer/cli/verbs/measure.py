@@ -54,6 +54,9 @@ class MeasureOptions:
         int | None,
         bounded(PipelinePlan, "n_ranks", "--pp", panel="Ranks", help="With --predict: stages of a pipeline."),
     ] = None
+    verify: Annotated[
+        bool, in_step("--verify", help="With --card: torch's CUDA build takes the step on an imaginary card, too.")
+    ] = False
     fit: Annotated[bool, in_limits("--fit", help="Out of memory: recompute ever more until it fits.")] = False
 
 
@@ -91,9 +94,15 @@ def measure(
         if not spec.policy.units or measured.refused or keep.save is not None:  # a report forecasts policies, too
             with suppress(RunFailed):
                 graph = describe(engine, spec, without_data=step.predict)
-    answer_step(measured, graph, output)
+    answer_step(measured, graph, output, _counted(spec) if extra.verify else None)
     _say_what_did_not_fit(measured, graph)
     finish(with_graph(measured, graph), measured.failure, keep.save, output)
+
+
+def _counted(spec: RunSpec) -> tuple[int, int]:
+    from explorer.own_loop.counted import counted_on_card
+
+    return counted_on_card(spec)
 
 
 def _answer_recorded(step: Measurement, policy: str, keep: KeepOptions, output: Output) -> None:
@@ -112,6 +121,11 @@ def _spec(model: str, step: RankStepOptions, extra: MeasureOptions) -> RunSpec:
     spec = replace(step.spec(model), forward_only=extra.forward_only)
     if (step.predict or spec.ranks) and extra.fit:
         raise BadInput("--predict and ranks have nothing to fit.", hint="Leave --fit out.")
+    if extra.verify and (not step.predict or spec.card is None or spec.ranks or extra.own_optimizer):
+        raise BadInput(
+            "--verify takes a step again that is predicted for a card, with an optimizer of torch.",
+            hint="Add --predict --card h100, and leave --own-optimizer and --ranks out.",
+        )
     if extra.own_optimizer:
         if not step.predict or spec.ranks or extra.forward_only:
             raise BadInput(

@@ -193,6 +193,15 @@ def notes_of_cards(memories: Mapping[str, CardMemory]) -> list[tuple[str, str]]:
     ]
 
 
+def counted_text(memory: CardMemory, allocated_bytes: int, reserved_bytes: int) -> str:
+    """What torch's own code counted on an imaginary card beside what is predicted, to the byte."""
+    predicted = f"predicted: {memory.allocated_bytes:,} and {memory.reserved_bytes:,}"
+    return (
+        f"Counted by torch's own CUDA code on an imaginary {memory.card.name}: {allocated_bytes:,} bytes allocated and "
+        f"{reserved_bytes:,} reserved ({predicted})."
+    )
+
+
 def unknown_text(part: UnknownMemory) -> str:
     """`workspaces of cuDNN for convolutions (convolution): 0 MiB to what the card has left; the peak stays`."""
     if not part.ops:
