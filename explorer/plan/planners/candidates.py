@@ -16,6 +16,7 @@ Offload is no candidate: transfers to the host are not measured.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,8 @@ MOST_SEGMENTS = 24
 """Limit of stretches in the integer program: a length that would exceed the limit is not offered."""
 MOST_STRETCHES = 1200
 """Limit of stretches in a chain (all of 49 blocks): above the limit only lengths in equal ratios are offered."""
+MOST_NEAR = 400
+"""Stretches near the segments of a plan, about."""
 MOST_CHOICES = 2000
 """Choices of all places of a chain together; each is forecast once."""
 MOST_PARTS = 2
@@ -315,12 +318,36 @@ def _of_few_lengths(chains: Sequence[Fqns]) -> Iterator[Fqns]:
 def _of_all_lengths(chains: Sequence[Fqns]) -> Iterator[Fqns]:
     longest = max(map(len, chains), default=0)
     lengths: Iterable[int] = range(2, longest + 1)
-    n_lengths = longest - 1
-    while sum(len(list(_windows(chains, length))) for length in lengths) > MOST_STRETCHES and n_lengths > 1:
-        n_lengths -= 1
+    if n_stretches(chains) > MOST_STRETCHES:
+        n_lengths = MOST_STRETCHES // sum(map(len, chains))
         lengths = np.unique(np.geomspace(2, longest, n_lengths).round().astype(int)).tolist()
     for length in lengths:
         yield from _windows(chains, length)
+
+
+def n_stretches(chains: Iterable[Fqns]) -> int:
+    """Number of all stretches of two blocks or more."""
+    return sum(len(chain) * (len(chain) - 1) // 2 for chain in chains)
+
+
+def units_near(graph: ModelGraph, policy: Policy) -> Iterator[Unit]:
+    """Segments whose ends lie near those of the policy's units in a chain, or of one unit less, of equal lengths.
+
+    The equal units are the chain's first blocks. Up to three neighbours may become one segment.
+    """
+    for chain in chain_stretches(graph):
+        place = {fqn: i for i, fqn in enumerate(chain)}
+        inside = [unit.blocks for unit in policy.units if unit.blocks[0] in place]
+        units = sorted((place[blocks[0]], place[blocks[-1]] + 1) for blocks in inside)
+        reach = int((MOST_NEAR / (3 * len(units) or 1)) ** 0.5 / 2)
+        near = range(-reach, reach + 1)
+        borders = np.linspace(0, sum(map(len, inside)), len(units)).astype(int).tolist()
+        stretches = {
+            chain[max(start + i, 0) : end + j]
+            for some in (units, list(itertools.pairwise(borders)))
+            for n, (start, _) in enumerate(some) for _, end in some[n : n + 3] for i in near for j in near
+        }  # fmt: skip
+        yield from (Unit(blocks=stretch) for stretch in stretches if len(stretch) > 1)
 
 
 def _windows(chains: Sequence[Fqns], length: int) -> Iterator[Fqns]:

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from explorer.plan.names import Fqns, is_within, lineage
-from explorer.plan.planners.candidates import MOST_CHOICES, Candidates, chain_stretches
+from explorer.plan.planners.candidates import MOST_CHOICES, Candidates, chain_stretches, n_stretches
 from explorer.plan.planners.program import LEAST_SECONDS, ForecastChoices, Limits, Solution
 from explorer.plan.planners.solver import TOLERANCE
 from explorer.plan.predict.calls import saved_by_calls
@@ -84,6 +84,8 @@ class ChainProgram(ForecastChoices):
     items: Sequence[Item]
     """Each place has an item without candidates, which keeps the place."""
     n_places: int
+    n_stretches: int
+    """Number of all stretches of the chains, candidates or not."""
     behind: float
     """Peak bytes between forward and backward of all places."""
     grain: float
@@ -127,13 +129,13 @@ class ChainProgram(ForecastChoices):
 
     def _lowest(self, most_cost: float, ends: float) -> Solution:
         """The lowest peak of the choices that cost at most `most_cost`."""
-        bound, low = self._least_budget(most_cost, ends)
+        self.bound, low = self._least_budget(most_cost, ends)
         if low is not None:
             self.peak(low.chosen)
         cost = self.candidates.cost
         within = {chosen: peak for chosen, peak in self._peaks.items() if cost(chosen) <= most_cost}
         best = min(within, key=lambda chosen: (within[chosen], cost(chosen)))
-        return self._solution(best, float(within[best]), bound)
+        return self._solution(best, float(within[best]), self.bound)
 
     def _least_budget(self, most_cost: float, ends: float) -> tuple[float, Cheapest | None]:
         """The least feasible budget by bisection over whole bytes, and a choice within the budget."""
@@ -232,7 +234,8 @@ def chain_program(forecaster: Forecaster, graph: ModelGraph, candidates: Candida
     """The program of a chain; None if the model is no chain of few choices."""
     replay = forecaster.replay
     assert replay is not None, "the step has a timeline"
-    blocks = _blocks(replay, candidates, chain_stretches(graph))
+    chains = chain_stretches(graph)
+    blocks = _blocks(replay, candidates, chains)
     choices = None if blocks is None else _choices(candidates, blocks)
     ticks = None if blocks is None else _place_of_tick(replay, blocks)
     if blocks is None or choices is None or ticks is None:
@@ -267,6 +270,7 @@ def chain_program(forecaster: Forecaster, graph: ModelGraph, candidates: Candida
         line=replay.line,
         items=tuple(items),
         n_places=len(blocks),
+        n_stretches=n_stretches(chains),
         behind=behind,
         grain=grain,
     )

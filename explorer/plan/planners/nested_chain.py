@@ -80,6 +80,8 @@ class Revolve:
     """True if all blocks are equal: a stretch is then known by its length."""
     _again: dict[tuple[int, int], Table] = field(default_factory=dict)
     _first: list[Table] = field(default_factory=list)
+    _longest: list[Table] = field(default_factory=list)
+    """As `_first`; of pieces of equal cost the longest, whose late rerun is beside the fewest kept blocks."""
 
     def __post_init__(self) -> None:
         n = len(self.forward)
@@ -87,13 +89,14 @@ class Revolve:
         for length in range(1, n + 1):
             for i in range(1 if self.equal else n - length + 1):
                 self._again[i, i + length] = self._best_of(i, i + length, nothing)
-        self._first = [nothing] * (n + 1)
+        self._first, self._longest = [nothing] * (n + 1), [nothing] * (n + 1)
         for i in range(n - 1, -1, -1):
             pieces = [(0, _after(self._first[i + 1].cost, self.kept[i]))]
             for s in range(i + 1, n + 1):
                 held = self.input[s] if s < n else 0
                 pieces.append((s, _after(self._first[s].cost, held) + self.again(i, s).cost))
             self._first[i] = _least(pieces)
+            self._longest[i] = _least(pieces[::-1])
 
     def again(self, i: int, j: int) -> Table:
         """The table of a rerun of blocks `i` to before `j`; its pieces are relative to `i`."""
@@ -119,12 +122,15 @@ class Revolve:
         """The cost of the best choice within `grains`."""
         return float(self._first[0].cost[grains])
 
-    def segments(self, grains: int) -> list[tuple[int, int]]:
-        """First and end of each segment of the best choice within `grains`, outer ones first."""
-        i, n, left = 0, len(self.forward), grains
+    def segments(self, grains: int, *, longest: bool = False) -> list[tuple[int, int]]:
+        """First and end of each segment of the best choice within `grains`, outer ones first.
+
+        Of choices with equal costs the one that begins with kept blocks, or with the longest segment.
+        """
+        i, n, left, first = 0, len(self.forward), grains, self._longest if longest else self._first
         segments: list[tuple[int, int]] = []
         while i < n:
-            s = int(self._first[i].piece[left])
+            s = int(first[i].piece[left])
             if s:
                 segments += [(i, s), *self._inside(i, s, left)]
                 left -= self.input[s] if s < n else 0
@@ -202,8 +208,11 @@ class NestedChain:
         return min(within, key=lambda judged: (judged.peak_bytes, judged.cost), default=None)
 
     def _judge(self, grains: int) -> NestedChoice | None:
-        """The forecast of the best choice within `grains`; None if it is not predicted."""
-        segments = tuple(self.revolve.segments(grains))
+        """The lower forecast of the best choices within `grains`; None if none is predicted."""
+        judged = [self._forecast(tuple(self.revolve.segments(grains, longest=longest))) for longest in (False, True)]
+        return min(filter(None, judged), key=lambda choice: choice.peak_bytes, default=None)
+
+    def _forecast(self, segments: tuple[tuple[int, int], ...]) -> NestedChoice | None:
         if segments not in self._judged:
             policy = Policy(units=tuple(Unit(blocks=self.chain[first:end]) for first, end in segments))
             forecast = self.forecaster.forecast(policy)

@@ -13,15 +13,15 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import msgspec
 import numpy as np
 
 from explorer.errors import BadInput
-from explorer.plan.memory.ledger import array_of, held, holders, in_place
-from explorer.plan.memory.outside import outside_modules
-from explorer.plan.names import outermost
+from explorer.plan.memory.ledger import array_of, held
 from explorer.plan.planners.candidates import (
+    MOST_STRETCHES,
     Candidates,
     Named,
     beside_every_stretch,
@@ -29,7 +29,9 @@ from explorer.plan.planners.candidates import (
     default_units,
     preset_units,
     unit_of,
+    units_near,
 )
+from explorer.plan.planners.certificate import certificate_of, refusal
 from explorer.plan.planners.chain import ChainProgram, chain_program, is_chain_of_few
 from explorer.plan.planners.linear_memory import linear_reruns, linear_timeline
 from explorer.plan.planners.nested_chain import NestedChain, nested_chain
@@ -41,7 +43,7 @@ from explorer.plan.predict.changes import units_around
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.predict.not_predicted import no_baseline
 from explorer.plan.predict.replay import graph_under
-from explorer.plan.sizes import distinct_texts, mib, mib_up
+from explorer.plan.sizes import mib, mib_up
 from explorer.record.allocations import FIXED_ROLES, ROLES
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
@@ -95,7 +97,6 @@ class Planner:
         A chain has a quick program of every stretch. If its bytes are constant, no other program is needed.
         """
         self._floor: Plan | None = None
-        self._nested: NestedChain | None = None
         self._looks_inside = self._looks_inside and not self._without
         stretches, units = None, self._among
         if units is None and is_chain_of_few(self._graph):
@@ -264,22 +265,51 @@ class Planner:
         """The plan of least `value`: of the programs, or with segments inside segments of a chain."""
         best = self._best_of_programs(limits, value)
         nested = self._with_nested_segments(limits)
-        if nested is None or (best is not None and value(nested) >= value(best) * (1 - TOLERANCE)):
+        if nested is not None and (best is None or value(nested) < value(best) * (1 - TOLERANCE)):
+            best = nested
+        if best is None or best.certificate.n_levels > 2 or not self._looks_inside:
             return best
-        return nested
+        return self._of_lengths_between(best, limits, value)
+
+    def _of_lengths_between(self, best: Plan, limits: Limits, value: Callable[[Plan], float]) -> Plan:
+        """`best`, or a better plan of segments near its own: a long chain's program leaves out most lengths.
+
+        The segments near the better plan are tried in turn, until nothing changes.
+        """
+        first, before = self._programs[0], math.inf
+        if not isinstance(first, ChainProgram) or first.n_stretches <= MOST_STRETCHES:
+            return best
+        bound = min(program.bound for program in self._programs)
+        singles = [unit for unit in first.candidates.number if len(unit.blocks) == 1]
+        while value(best) < before * (1 - TOLERANCE):
+            before = value(best)
+            program = self._of_chain([*singles, *units_near(self._graph, best.policy)])
+            solution = None if program is None else program.solve(limits)
+            if program is None or solution is None:
+                break
+            solution = replace(solution, bound=min(solution.bound, bound))
+            plan = self._plan(program, solution, budget_bytes=limits.budget_bytes)
+            if value(plan) > before * (1 + TOLERANCE):
+                break
+            certificate = msgspec.structs.replace(
+                plan.certificate, beside=certificate_of(first, replace(solution, chosen=())).scope
+            )
+            best = msgspec.structs.replace(plan, certificate=certificate)
+        return best
+
+    @cached_property
+    def _nested(self) -> NestedChain | None:
+        return nested_chain(self._forecaster, self._graph, self.candidates)
 
     def _with_nested_segments(self, limits: Limits) -> Plan | None:
         """The best plan found with segments inside segments; nothing is proven of it. None without a chain."""
-        if self._looks_inside and self._nested is None:
-            self._nested = nested_chain(self._forecaster, self._graph, self.candidates)
-            self._looks_inside = self._nested is not None
         judged = self._nested.solve(limits) if self._looks_inside and self._nested is not None else None
         if judged is None:
             return None
         value = float(judged.peak_bytes) if limits.budget_bytes is None else judged.cost
         nothing = Solution(chosen=(), value=value, bound=0.0, n_rows=0, n_solves=0)
         depth = max((1 + len(around) for around in units_around(judged.policy).values()), default=0)
-        flat = _certificate(self._programs[0], nothing)
+        flat = certificate_of(self._programs[0], nothing)
         certificate = msgspec.structs.replace(flat, n_levels=max(depth, 2), inside_segments=True)
         return self._priced(judged.policy, judged.cost, certificate, limits.budget_bytes)
 
@@ -307,9 +337,9 @@ class Planner:
             n_solves=sum(certificate.n_solves for certificate in solved),
         )
         certificate = msgspec.structs.replace(
-            _certificate(self._program, solution),
+            certificate_of(self._program, solution),
             n_levels=best.certificate.n_levels,
-            beside=_certificate(self._programs[0], solution).scope,
+            beside=certificate_of(self._programs[0], solution).scope,
         )
         return msgspec.structs.replace(best, certificate=certificate)
 
@@ -326,7 +356,7 @@ class Planner:
     def _plan(self, program: ForecastChoices, solution: Solution, *, budget_bytes: int | None) -> Plan:
         candidates = program.candidates
         policy, cost = candidates.policy(solution.chosen), candidates.cost(solution.chosen)
-        return self._priced(policy, cost, _certificate(program, solution), budget_bytes)
+        return self._priced(policy, cost, certificate_of(program, solution), budget_bytes)
 
     def _priced(self, policy: Policy, cost: float, certificate: Certificate, budget_bytes: int | None) -> Plan:
         forecast = self._forecaster.forecast(policy)
@@ -346,25 +376,7 @@ class Planner:
 
     def _impossible(self, budget_bytes: int) -> BadInput:
         floor = self.floor()
-        least, fixed = floor.step_peak_bytes, self.fixed_bytes
-        alone = f"; parameters, optimizer state, gradients and inputs alone hold {mib(fixed)}"
-        n_blocks = len(outermost(floor.policy.blocks))
-        recomputed = f", with {n_blocks or 'no'} block{'s' * (n_blocks != 1)} recomputed"
-        at = self._forecaster.at_peak(floor.policy)
-        why = "" if at is None else f"That is held {in_place(at)}: {holders(at)}. {outside_modules(at)}".strip()
-        budget, reached = distinct_texts(budget_bytes, least)
-        certificate = floor.certificate
-        # The bound holds for two levels of nesting only.
-        bound = certificate.bound if certificate.n_levels == 2 else 0.0
-        brings = "brings" if max(bound, fixed) > budget_bytes else "was found that brings"
-        can_be_reached = "can be reached" if bound and certificate.gap <= TOLERANCE else "was found"
-        # What no recompute can free holds for every policy, and what the search found for the choices it looked at.
-        no_policy = "No policy" if budget_bytes < fixed else f"Among {certificate.scope}, no policy"
-        return BadInput(
-            f"{no_policy} {brings} this step below {budget}: the least that {can_be_reached} is {reached}"
-            f"{alone if budget_bytes < fixed else recomputed}. {why}".strip(),
-            hint=f"Ask for {mib_up(least)} or more, or take a smaller batch.",
-        )
+        return refusal(budget_bytes, floor, self.fixed_bytes, self._forecaster.at_peak(floor.policy))
 
     @property
     def fixed_bytes(self) -> int:
@@ -381,20 +393,3 @@ def _without_solver(program: ForecastChoices, most_cost: float | None) -> Soluti
     within = [chosen for chosen in program.suggested if most_cost is None or cost(chosen) <= most_cost]
     chosen = min([(), *within], key=program.peak)
     return Solution(chosen=chosen, value=program.peak(chosen), bound=0.0, n_rows=0, n_solves=0)
-
-
-def _certificate(program: ForecastChoices, solution: Solution) -> Certificate:
-    units, around = list(program.candidates.number), program.candidates.around
-    lengths = [len(unit.blocks) for unit in units if len(unit.blocks) > 1 and not unit.save_ops]
-    return Certificate(
-        bound=solution.bound,
-        gap=solution.gap,
-        n_candidates=len(units),
-        n_rows=solution.n_rows,
-        n_solves=solution.n_solves,
-        n_segments=len(lengths),
-        n_keeping=sum(bool(unit.save_ops) for unit in units),
-        longest_segment=max(lengths, default=0),
-        inside_segments=isinstance(program, Program),
-        n_levels=max([2, *(1 + len(set(solution.chosen).intersection(around[i])) for i in solution.chosen)]),
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from explorer.plan.predict.forecaster import Forecaster
 from explorer.record import MeasuredBlock, Measurement, ModelGraph, ModelRef, RunSpec, Samples, Times
 from explorer.record.policy import Policy, Unit
 from tests.graphs import block, graph_of
-from tests.view.builders import HOST, Book
+from tests.view.builders import HOST, MIB, Book
 
 KIB = 1024
 
@@ -229,3 +230,30 @@ def test_a_chain_of_equal_blocks_is_planned_at_least_as_well_as_by_hand(
     floor = planner.floor()
     assert floor.step_peak_bytes <= min(peak for peak, _ in every)
     assert f"{n * (n - 1) // 2} segments of up to {n} blocks" in floor.certificate.scope
+
+
+@pytest.mark.parametrize("share", [0.75, 0.5, 0.4])
+def test_no_cut_by_hand_of_a_long_chain_is_cheaper(share: float) -> None:
+    """All lengths of 96 blocks are too many for one program; those near its plan are offered to the next."""
+    n_blocks = 96
+    graph, run = chain_of([Size(saved=8 * MIB, output=MIB)] * n_blocks)
+    planner, forecaster = Planner(run, graph), Forecaster(run, graph)
+    budget = int(planner.keep_all_bytes * share)
+
+    def cost(ends: tuple[int, ...]) -> float:
+        forecast = forecaster.forecast(policy_of(list(itertools.pairwise((0, *ends)))))
+        assert forecast.step_peak_bytes is not None and forecast.time_ratio is not None
+        return forecast.time_ratio if forecast.step_peak_bytes <= budget else math.inf
+
+    equal = (tuple(range(length, n * length + 1, length)) for n in range(1, 7) for length in range(2, n_blocks // n))
+    best: tuple[int, ...] = min(equal, key=cost)
+    before: tuple[int, ...] = ()
+    while best != before:
+        before = best
+        moved = ((*best[:k], best[k] + by, *best[k + 1 :]) for k in range(len(best)) for by in (-4, -2, -1, 1, 2, 4))
+        best = min(
+            (best, *(ends for ends in moved if list(ends) == sorted({*ends} - {0}) and ends[-1] <= n_blocks)), key=cost
+        )
+    plan = planner.within(budget)
+    assert plan.cost_ratio <= cost(best) * (1 + 1e-6) < math.inf
+    assert "of some lengths up to" in str(plan.certificate)
