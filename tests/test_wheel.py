@@ -67,7 +67,7 @@ for step in range(4):
 """
 TRACE = '{"traceEvents": [{"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 1, "ts": 1,'
 TRACE += ' "args": {"Device Type": 1, "Device Id": 0, "Addr": 4096, "Bytes": 512, "Total Allocated": 512}}]}'
-NEEDS_CUDA_BUILD = "--card h100 train.py", "--card 24GiB --steps"
+NEEDS_CUDA_BUILD = "--card h100 train.py", "--card h100 --ranks", "--verify", "--card 24GiB --steps"
 """Commands that run torch's CUDA build; without it they are refused in one sentence."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -88,13 +88,14 @@ def measure(
             answer_run(on_ranks, model, output)
             finish(on_ranks, None, keep.save, output)
             return
+        counted = _counted(spec) if extra.verify else None
         run = Measure(spec=spec, until_it_fits=extra.fit, without_data=step.predict, own_optimizer=extra.own_optimizer)
         measured: Measurement = ask(engine, run, keep=not (keep.no_store or step.predict))
         graph = None
         if not spec.policy.units or measured.refused or keep.save is not None:  # a report forecasts policies, too
             with suppress(RunFailed):
                 graph = describe(engine, spec, without_data=step.predict)
-    answer_step(measured, graph, output, _counted(spec) if extra.verify else None)
+    answer_step(measured, graph, output, counted)
     _say_what_did_not_fit(measured, graph)
     finish(with_graph(measured, graph), measured.failure, keep.save, output)
 
