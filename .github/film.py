@@ -20,6 +20,7 @@ from PIL import Image
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
+from explorer.view.text.plan import SLIDER  # noqa: E402
 from tests.browser.chromium import find  # noqa: E402
 from tests.browser.measured import ANSWERED  # noqa: E402
 from tests.browser.served import ROOT, launch, start  # noqa: E402
@@ -67,6 +68,7 @@ def scenes(page: Page) -> Iterator[Scene]:
     page.get_by_test_id("stProgress").wait_for()
     yield _shot(page, "3 · Run real training steps of both", 1300)
     page.get_by_text(ANSWERED).wait_for()
+    page.wait_for_function("() => !location.search.includes('job=')")  # its times, too
     _planned(page)
     yield _shot(settled(page), "4 · Compare: memory, cost, gradients", 3400)
     for tab, words, answer in (
@@ -85,7 +87,7 @@ def scenes(page: Page) -> Iterator[Scene]:
 def _planned(page: Page) -> None:
     """Waits for all plans of the slider. The pointer rests where it shows no help."""
     page.mouse.move(4, 300)
-    page.get_by_role("slider", name="Memory for time").wait_for()
+    page.get_by_role("slider", name=SLIDER).wait_for()
     page.get_by_text("Finding plans").wait_for(state="hidden")
 
 

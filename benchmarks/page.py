@@ -27,6 +27,8 @@ sys.path[:0] = [str(ROOT / "tests" / "browser"), str(ROOT)]
 from chromium import find  # noqa: E402
 from served import GRAPH_PAGE, Served, launch, start  # noqa: E402
 
+from explorer.view.text.plan import SLIDER  # noqa: E402
+
 BUDGET_MS = {"click to confirmed": "150", "page ready": "3000", "Run to progress": "700", "charts drawn": ""}
 MANY_MS = {
     300: {"click to confirmed": "150"},
@@ -224,7 +226,7 @@ def _clicked(page: Any, block: str, clicks: int, *, pause_ms: int = 100) -> tupl
 def _dragged(page: Any) -> list[float]:
     """Milliseconds between two changes of the figures while the slider is dragged to its other end and back."""
     page.wait_for_timeout(1000)
-    box = page.get_by_role("slider", name="Memory for time").bounding_box()
+    box = page.get_by_role("slider", name=SLIDER).bounding_box()
     page.evaluate(CHANGES)
     at, began = box["x"] + box["width"] - 8, time.perf_counter()
     page.mouse.move(at, box["y"] + box["height"] / 2)

@@ -13,7 +13,7 @@ from tests.browser.settled import press, settled
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-ANSWERED = re.compile(r"; gradients (?!not (compared|safe))")
+ANSWERED = re.compile(r"; gradients (?!not (compared|safe)|being compared)")
 """The headline of a policy that was measured."""
 APP = Path(__file__).resolve().parent.parent.parent / "app.py"
 
