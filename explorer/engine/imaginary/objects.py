@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
+from unittest.mock import patch
 
 from torch import distributed
 from torch.distributed import ProcessGroup, distributed_c10d
@@ -18,7 +19,7 @@ from torch.distributed import ProcessGroup, distributed_c10d
 @contextmanager
 def broadcast_objects() -> Iterator[None]:
     """Replaces `torch.distributed.broadcast_object_list` until the exit."""
-    plain, numbers = distributed.broadcast_object_list, defaultdict[str, Iterator[int]](count)
+    numbers = defaultdict[str, Iterator[int]](count)
 
     def broadcast(
         object_list: list[object],
@@ -36,8 +37,5 @@ def broadcast_objects() -> Iterator[None]:
         else:
             object_list[:] = pickle.loads(store.get(key))
 
-    distributed.broadcast_object_list = broadcast
-    try:
+    with patch.object(distributed, "broadcast_object_list", broadcast):
         yield
-    finally:
-        distributed.broadcast_object_list = plain

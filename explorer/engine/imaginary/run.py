@@ -22,7 +22,7 @@ from explorer.record.run import RunSpec
 NAME = "IMAGINARY_NAME"
 """The variable that tells a process that it sees an imaginary card: the card's name."""
 KIB = 1 << 10
-MULTIPROCESSOR = {capability: tuple(map(int, figures)) for capability, *figures in map(str.split, """\
+_TABLE = """\
 7.0   96  96 2048 32
 7.5   64  64 1024 16
 8.0  164 163 2048 32
@@ -31,7 +31,8 @@ MULTIPROCESSOR = {capability: tuple(map(int, figures)) for capability, *figures 
 9.0  228 227 2048 32
 10.0 228 227 2048 32
 12.0 100  99 1536 24
-""".splitlines())}  # fmt: skip
+"""
+MULTIPROCESSOR = {name: tuple(map(int, figures)) for name, *figures in map(str.split, _TABLE.splitlines())}
 """By compute capability: KiB of shared memory of a multiprocessor and of a block, threads and blocks of a
 multiprocessor. Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"."""
 DEFAULT_CAPABILITY, DEFAULT_MULTIPROCESSORS = "8.0", 108

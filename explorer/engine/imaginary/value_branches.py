@@ -16,13 +16,15 @@ from contextlib import ExitStack, contextmanager
 from functools import wraps
 from pathlib import Path
 from types import FrameType
+from unittest.mock import patch
 
 import torch
+from torch import Tensor
 
 _BRANCH = re.compile(r"\b(if|elif|while|assert)\b")
 _LIBRARY = str(Path(torch.__file__).parent)
-_TRUTH = ((torch.Tensor, "__bool__"), (torch.Tensor, "nonzero"), (torch.Tensor, "masked_select"), (torch, "nonzero"))
-_NUMBERS = ((torch.Tensor, "item"), (torch.Tensor, "tolist"), (torch.Tensor, "__float__"), (torch.Tensor, "__int__"))
+_TRUTH = ((Tensor, "__bool__"), (Tensor, "nonzero"), (Tensor, "masked_select"), (torch, "nonzero"))
+_NUMBERS = ((Tensor, "item"), (Tensor, "tolist"), (Tensor, "__float__"), (Tensor, "__int__"))
 
 
 @contextmanager
@@ -42,17 +44,14 @@ def _watched(owner: object, name: str, lines: dict[str, None], *, always: bool) 
 
     @wraps(original)
     def read(tensor: object, *args: object, **options: object) -> object:
-        if isinstance(tensor, torch.Tensor) and tensor.device.type == "cuda":
+        if isinstance(tensor, Tensor) and tensor.device.type == "cuda":
             text = _line(sys._getframe(1))
             if text and (always or _BRANCH.search(text)):
                 lines.setdefault(text)
         return original(tensor, *args, **options)
 
-    setattr(owner, name, read)
-    try:
+    with patch.object(owner, name, read):  # an inherited function is inherited again
         yield
-    finally:
-        setattr(owner, name, original)
 
 
 def _line(frame: FrameType) -> str:

@@ -23,10 +23,13 @@ from explorer.engine.watch.modes import DispatchMode
 
 aten = torch.ops.aten
 ADD, ADD_IN_PLACE = aten.add.Tensor, aten.add_.Tensor
-_FILLS = "scatter.src scatter_add.default index_add.default index_put.default put.default masked_scatter.default"
 FILLS = {
-    getattr(getattr(aten, base), overload): getattr(getattr(aten, f"{base}_"), overload)
-    for base, _, overload in (name.partition(".") for name in _FILLS.split())
+    aten.scatter.src: aten.scatter_.src,
+    aten.scatter_add.default: aten.scatter_add_.default,
+    aten.index_add.default: aten.index_add_.default,
+    aten.index_put.default: aten.index_put_.default,
+    aten.put.default: aten.put_.default,
+    aten.masked_scatter.default: aten.masked_scatter_.default,
 }
 """What writes the gradient of a selection, and its form in place."""
 IN_PLACE = {id(func) for func in (ADD, *FILLS)}

@@ -192,7 +192,7 @@ def _power_below(size: int) -> int:
     return 1 << (max(size, 1).bit_length() - 1)
 
 
-LITTLE_SHARED_MEMORY = "8.6 8.9 12.0 12.1"
+LITTLE_SHARED_MEMORY = {"8.6", "8.9", "12.0", "12.1"}
 
 
 def attention_tile(card: Card, head: int, dropout_p: float, *, is_half: bool) -> tuple[int, int, bool]:

@@ -135,13 +135,12 @@ def _picture(view: View, options: TimelineOptions) -> tuple[Chart, str, str]:
     runs = {"baseline": baseline} | ({"candidate": candidate} if candidate is not None else {})
     name = RUN_OF[options.view]
     (picked_run, tick) = options.picked or ("", 0)
-    looks: dict[str, Any] = {"axis": options.axis, "cursor": tick if picked_run == name else None}
-    for other in runs.keys() - {name}:
-        looks["ghost"] = Ghost(name=other, run=runs[other], of=name)
+    cursor = tick if picked_run == name else None
+    ghost = next((Ghost(name=other, run=run, of=name) for other, run in runs.items() if other != name), None)
     if options.stacked and not options.block:
-        chart = by_block(runs[name], **looks)
+        chart = by_block(runs[name], axis=options.axis, cursor=cursor, ghost=ghost)
     else:
-        chart = roles(runs[name], block=options.block or None, **looks)
+        chart = roles(runs[name], block=options.block or None, axis=options.axis, cursor=cursor, ghost=ghost)
     add_card(chart, runs)
     title = chart.figure.layout.title  # the page writes question and answer above the figure
     question, answer = title.text or "", title.subtitle.text or ""
